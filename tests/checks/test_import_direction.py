@@ -56,8 +56,9 @@ LAYERS = {
     "core/swap": {"core/node", "core/pods", "domain", "domain/pods", "domain/reboot", "domain/swap", "ports"},
     "core/fleet": {"domain", "domain/fleet", "ports"},
     "adapters/process": {"domain"},
-    "adapters/kube": {"adapters/process", "domain", "domain/fleet", "domain/reboot", "ports"},
-    "adapters/prometheus": {"adapters/process", "domain", "domain/fleet", "ports"},
+    "adapters/http": {"adapters/process"},
+    "adapters/kube": {"adapters/http", "adapters/process", "domain", "domain/fleet", "domain/reboot", "ports"},
+    "adapters/prometheus": {"adapters/http", "adapters/process", "domain", "domain/fleet", "ports"},
     "adapters/host": {"adapters/process", "domain", "domain/health", "domain/reboot", "ports"},
     "adapters/report": {"adapters/host", "adapters/process", "domain", "domain/fleet", "domain/health", "ports"},
 }

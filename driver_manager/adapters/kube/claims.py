@@ -36,7 +36,7 @@ def claims_in(api: KubeApi, namespaces: Iterable[str], named: Iterable[tuple[str
         path = f"{_DRA}/{version}/namespaces/{namespace}/resourceclaims"
         names = sorted({name for there, name in wanted if there == namespace})
         try:
-            body = api.call("GET", path, LIST_CLAIMS, passing=_UNLISTED if names else frozenset())
+            body = api.whole_list(path, LIST_CLAIMS, _UNLISTED if names else frozenset())
         except Answer as answer:
             found += _each(api, path, names, answer)
             continue

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
+from urllib.parse import urlencode
 
 from driver_manager.adapters.kube import in_pod
-from driver_manager.adapters.kube.answers import Answer, causes, retry_after_s, status_message
-from driver_manager.adapters.kube.retries import CONNECT_S, Retries, Transient, error_for
+from driver_manager.adapters.kube.answers import EXPIRED, Answer, causes, retry_after_s, status_message
+from driver_manager.adapters.kube.objects import other_object, text_of, typed, understood
+from driver_manager.adapters.kube.retries import ATTEMPT_S, CONNECT_S, Retries, Transient, error_for
 from driver_manager.adapters.kube.transport import (
     CredentialsUnreadable,
     Response,
@@ -24,13 +28,27 @@ from driver_manager.adapters.kube.transport import (
     Unreachable,
     WireRequest,
 )
-from driver_manager.domain.errors import ConfigError, WatchBroken
+from driver_manager.domain.errors import ApiUnavailable, ConfigError, WatchBroken, WatchExpired
 from driver_manager.domain.frozen import Frozen
 from driver_manager.ports.base import Clock, Reporter
+
+MAX_PAGES = 1000
+"""Of one list: 500,000 objects in pages of 500. Kubernetes supports 150,000 pods in a cluster."""
+
+WHOLE_PAGES = 50
+"""Of a list that is asked for without a limit. API servers answer it with one page, a proxy may not."""
+
+RESTARTS = 3
+"""How often a list begins again that the server lets expire between its pages."""
+
+MAX_LINE_BYTES = 8 * 1024 * 1024
+"""Of one event of a watch, which holds one object. etcd takes 1.5 MiB for an object; JSON needs a few times as much."""
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
+
+NO_TURNSTILE: AbstractContextManager[Any] = contextlib.nullcontext()
 
 Body = Mapping[str, Any] | list[dict[str, Any]]
 
@@ -38,6 +56,7 @@ _NAMESPACE = re.compile(r"/namespaces/([^/?]+)/")
 _OUT_OF_DATE = frozenset({9, 10})
 """X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED (OpenSSL, x509_vfy.h)."""
 
+_CHECK_SERVER = "Check what answers for the API server."
 _MEND_DATES = "Renew the API server's certificate, or set this node's clock if that is wrong; the next run tries again."
 _MEND_SOURCE = "Check the file or the plugin that the token comes from; the next run tries again."
 _MEND_TRUST = "Correct the server's address and its CA (certificate-authority) in the kubeconfig."
@@ -117,18 +136,73 @@ class KubeApi:
         """
         may_end = is_interruptible or method == "GET"
         request = _Request(method, path, _named(what, path), body, content_type, passing, may_end)
-        return self._retries.run(lambda: self._answer(request), self._renewed, only_once=only_once)
+        body = self._retries.run(lambda: self._answer(request), self._renewed, only_once=only_once)
+        if other := other_object(method, path, body):
+            raise ApiUnavailable(f"{request.what}: {other}", _CHECK_SERVER)
+        return body
+
+    def pages(
+        self,
+        path: str,
+        what: str,
+        turnstile: AbstractContextManager[Any] = NO_TURNSTILE,
+        passing: frozenset[int] = frozenset(),
+        most: int = MAX_PAGES,
+    ) -> Generator[dict[str, Any], None, None]:
+        """The pages of a list as they are answered. `turnstile` is held while one page is read.
+
+        Raises as `call`, WatchExpired where the list takes too long for the server, and ApiUnavailable after `most`.
+        """
+        token = ""
+        for _ in range(most):
+            page_path = f"{path}{'&' if '?' in path else '?'}{urlencode({'continue': token})}" if token else path
+            with turnstile:
+                try:
+                    body = self.call("GET", page_path, what, passing=passing | ({EXPIRED} if token else set()))
+                except Answer as answer:
+                    if answer.status != EXPIRED or EXPIRED in passing:
+                        raise
+                    raise WatchExpired(f"{what}: {answer.message}", "No action needed; it is retried.") from answer
+            yield body
+            token = understood(lambda page: text_of(page.get("metadata") or {}, "continue"), body)
+            if not token:
+                return
+        raise ApiUnavailable(f"{what}: the list has more than {most} pages", _CHECK_SERVER)
+
+    def whole_list(self, path: str, what: str, passing: frozenset[int] = frozenset()) -> dict[str, Any]:
+        """A list with the items of all its pages; those after the first may take the budget, or ATTEMPT_S if longer.
+
+        Raises as `call`.
+        """
+        for _ in range(RESTARTS):
+            with contextlib.suppress(WatchExpired):
+                return self._whole_list(path, what, passing)
+        raise ApiUnavailable(f"{what}: each list expired before its end", "Run it again.")
+
+    def _whole_list(self, path: str, what: str, passing: frozenset[int]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        items: list[Any] = []
+        end_s = math.inf
+        for page in self.pages(path, what, passing=passing, most=WHOLE_PAGES):
+            if self._clock.monotonic() >= end_s:
+                raise ApiUnavailable(f"{what}: the list did not end in time", _CHECK_SERVER)
+            if not found:
+                end_s = self._clock.monotonic() + max(ATTEMPT_S, self._retry_budget_s)
+            found = found or page
+            items += understood(lambda one: typed(one.get("items"), list, []), page)
+        return {**found, "items": items}
 
     def stream(
-        self, path: str, what: str, silence_s: float, opened: Callable[[], None] = lambda: None
+        self, path: str, what: str, silence_s: float, limit_s: float, opened: Callable[[], None] = lambda: None
     ) -> Generator[bytes, None, None]:
-        """Whole lines of a watch, which is taken for dead after `silence_s` seconds without a byte.
+        """Whole lines of a watch. It counts as broken after `silence_s` seconds without a byte, or `limit_s` in total.
 
         `opened` is called once the server has taken it. Raises as `call`, WatchExpired, and WatchBroken when it is cut.
         """
         response = self._retries.run(lambda: self._open(path, _named(what, path), silence_s), self._renewed)
-        opened()
         try:
+            opened()
+            response.allow(silence_s, limit_s)
             yield from self._lines(response)
         finally:
             response.close()
@@ -153,7 +227,6 @@ class KubeApi:
             if response.status >= 300:
                 with contextlib.closing(response):
                     self._refuse_error(response, what, is_watch=True)
-        response.allow_silence(silence_s)
         return response
 
     def _refuse_error(self, response: Response, what: str, *, is_watch: bool = False) -> None:
@@ -164,21 +237,27 @@ class KubeApi:
 
     def _lines(self, response: Response) -> Generator[bytes, None, None]:
         """Whole lines of the stream. Raises WatchBroken when it is cut, Terminated when we are to end."""
-        buffer = b""
+        buffer = bytearray()
         while True:
             try:
                 with self._clock.interruptible():
                     chunk = response.read_some()
             except StreamSilent:
-                raise WatchBroken("the watch received nothing more", "") from None
+                raise WatchBroken("the watch received nothing more, or did not end in time", "") from None
             except StreamCut as error:
                 raise WatchBroken(f"the watch was interrupted ({error})", "") from error
             if not chunk:
                 if buffer.strip():
                     raise WatchBroken("the watch was cut in the middle of a line", "")
                 return
-            *lines, buffer = (buffer + chunk).split(b"\n")
-            yield from (line for line in lines if line.strip())
+            first, line_feed, rest = chunk.partition(b"\n")
+            buffer += first
+            if len(buffer) > MAX_LINE_BYTES:
+                raise WatchBroken(f"the watch sent an event of more than {MAX_LINE_BYTES // 2**20} MiB", "")
+            if line_feed:
+                *lines, rest = (bytes(buffer), *rest.split(b"\n"))
+                buffer = bytearray(rest)
+                yield from (line for line in lines if line.strip())
 
     def _renewed(self) -> bool:
         """Whether the credentials were read again, after a 401: a rotated token is on disk before the old one ends."""

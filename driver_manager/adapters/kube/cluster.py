@@ -21,7 +21,7 @@ from driver_manager.adapters.kube.answers import (
 from driver_manager.adapters.kube.bodies import about_node, event, node_patch
 from driver_manager.adapters.kube.claims import claims_in
 from driver_manager.adapters.kube.client import JSON_PATCH, MERGE_PATCH, Body, KubeApi
-from driver_manager.adapters.kube.objects import as_node, as_pod, as_versioned, understood
+from driver_manager.adapters.kube.objects import MAX_NAME_CHARS, as_node, as_pod, as_versioned, understood
 from driver_manager.adapters.kube.overlapping import answers
 from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.kube.watching import BOOKMARK, DELETED, PRESENT, events, sent
@@ -31,7 +31,9 @@ from driver_manager.domain.errors import (
     Conflict,
     ManagerError,
     NodeMissing,
+    WatchBroken,
 )
+from driver_manager.domain.escaping import one_line
 from driver_manager.domain.json_patch import Operation
 from driver_manager.domain.node import FIELD_MANAGER, Node, NodeChange
 from driver_manager.domain.pod import Claim, Pod, PodList
@@ -105,7 +107,11 @@ class KubeCluster:
             if kind == DELETED:
                 raise self._missing()
             if kind in PRESENT:
-                yield sent(as_node, thing)
+                node = sent(as_node, thing)
+                if node.name != self._node_name:
+                    seen = one_line(node.name[:MAX_NAME_CHARS])
+                    raise WatchBroken(f"the watch of node {self._node_name} sent node {seen}", "")
+                yield node
 
     def pods(self, *, recent: bool = False) -> PodList:
         """See the port."""
@@ -118,7 +124,7 @@ class KubeCluster:
         return replace(understood(_as_pod_list, body), namespace=self._namespace)
 
     def _list_pods(self, query: str, passing: frozenset[int] = frozenset()) -> dict[str, Any]:
-        return self._api.call("GET", f"{self._pods}?{query}", "list pods", passing=passing)
+        return self._api.whole_list(f"{self._pods}?{query}", "list pods", passing)
 
     def _narrowed(self, query: str, refusal: ApiRefused) -> dict[str, Any]:
         """The pods of our home alone, from now on. Raises `refusal`, that of all pods, where these may not be read."""

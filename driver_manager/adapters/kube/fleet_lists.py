@@ -5,23 +5,18 @@ Owns how a list goes on from page to page. Decides nothing.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 from urllib.parse import urlencode
 
-from driver_manager.adapters.kube.answers import EXPIRED, Answer
-from driver_manager.adapters.kube.client import KubeApi
+from driver_manager.adapters.kube.client import NO_TURNSTILE, KubeApi
 from driver_manager.adapters.kube.fleet_objects import Reader
 from driver_manager.adapters.kube.fleet_paths import collection, qualified
 from driver_manager.adapters.kube.objects import as_versioned, understood
-from driver_manager.domain.errors import WatchExpired
 from driver_manager.ports.fleet import Item, Listed, Subject
 
 PAGE = 500
-
-NO_TURNSTILE: AbstractContextManager[Any] = contextlib.nullcontext()
 
 
 def listed(
@@ -50,21 +45,9 @@ def pages(
     passing: frozenset[int] = frozenset(),
 ) -> Iterator[Mapping[str, Any]]:
     """The pages of such a list as they are answered. Raises as `listed`."""
-    what, token = f"list {qualified(subject.kind)}", ""
-    while True:
-        query = {"limit": str(PAGE), **label_selector(subject), **({"continue": token} if token else {})}
-        with turnstile:
-            try:
-                path = f"{collection(subject)}?{urlencode(query)}"
-                body = api.call("GET", path, what, passing=passing | {EXPIRED})
-            except Answer as answer:
-                if answer.status != EXPIRED:
-                    raise
-                raise WatchExpired(f"{what}: {answer.message}", "No action needed; it is retried.") from answer
-            yield body
-        token = understood(lambda page: str((page.get("metadata") or {}).get("continue") or ""), body)
-        if not token:
-            return
+    query = {"limit": str(PAGE), **label_selector(subject)}
+    path = f"{collection(subject)}?{urlencode(query)}"
+    return api.pages(path, f"list {qualified(subject.kind)}", turnstile, passing)
 
 
 def label_selector(subject: Subject) -> dict[str, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import http.client
 import select
-import socket
 import ssl
 import time
 from collections import deque
@@ -18,7 +17,9 @@ from dataclasses import replace
 from email.message import Message
 from pathlib import Path
 
+from driver_manager.adapters.http.bounded import CHUNK_BYTES, Bounded, BoundedHttps, TooLarge, whole
 from driver_manager.adapters.kube.transport import (
+    MAX_BODY_BYTES,
     CredentialsUnreadable,
     Response,
     StreamCut,
@@ -34,7 +35,6 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 HOST, PORT = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
 TOKEN, AUTHORITY = "token", "ca.crt"  # the name of a file
 PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
-CHUNK_BYTES = 65536
 
 
 def is_in_pod(account: Path, environ: Mapping[str, str]) -> bool:
@@ -52,7 +52,7 @@ class InPod:
 
     def __init__(self, account: Path, environ: Mapping[str, str]) -> None:
         """Raises ConfigError for a service account that cannot be used."""
-        self._kept: deque[http.client.HTTPConnection] = deque()
+        self._kept: deque[Bounded] = deque()
         self._account = account
         self._host, self._port = _address(environ)
         self._trust: ssl.SSLContext | None = None
@@ -68,15 +68,11 @@ class InPod:
             headers = {**request.headers, "Authorization": f"Bearer {self._token()}"}
         except (OSError, ValueError) as error:
             raise CredentialsUnreadable(_said(error)) from error
-        begun_s = time.monotonic()
+        end_s = time.monotonic() + read_s
         connection = (None if request.stream else self._idle()) or self._connected(connect_s)
         try:
-            left_s = read_s - (time.monotonic() - begun_s)
-            if left_s <= 0:
-                raise TimeoutError("no time was left after connecting")
-            connection.sock.settimeout(left_s)
-            return self._asked(connection, replace(request, headers=headers))
-        except (OSError, http.client.HTTPException) as error:
+            return self._asked(connection, replace(request, headers=headers), end_s)
+        except (OSError, http.client.HTTPException, TooLarge) as error:
             connection.close()
             raise Unreachable(_why(error)) from error
         except BaseException:  # what is left of the answer must not be taken for the next one
@@ -90,9 +86,9 @@ class InPod:
         self._check()
         return True
 
-    def connection(self, trust: ssl.SSLContext, connect_s: float) -> http.client.HTTPConnection:
+    def connection(self, trust: ssl.SSLContext, connect_s: float) -> Bounded:
         """A connection yet to be opened."""
-        return http.client.HTTPSConnection(self._host, self._port, timeout=connect_s, context=trust)
+        return BoundedHttps(self._host, self._port, timeout=connect_s, context=trust)
 
     def _close_kept(self) -> None:
         while self._kept:
@@ -124,7 +120,7 @@ class InPod:
                 raise ValueError(f"its CA certificate cannot be read: {error}") from error
         return trust
 
-    def _idle(self) -> http.client.HTTPConnection | None:
+    def _idle(self) -> Bounded | None:
         """A kept connection, unless its server has ended it, or sent what nobody asked for."""
         try:
             connection = self._kept.pop()
@@ -137,7 +133,7 @@ class InPod:
             return None
         return connection
 
-    def _connected(self, connect_s: float) -> http.client.HTTPConnection:
+    def _connected(self, connect_s: float) -> Bounded:
         """A new connection. Raises Unreachable, CredentialsUnreadable."""
         try:
             connection = self.connection(self._context(), connect_s)
@@ -159,14 +155,15 @@ class InPod:
             raise
         return connection
 
-    def _asked(self, connection: http.client.HTTPConnection, request: WireRequest) -> Response:
-        """The answer on `connection`, which is kept where it can serve again. Raises as http.client."""
-        sock = connection.sock
+    def _asked(self, connection: Bounded, request: WireRequest, end_s: float) -> Response:
+        """The answer on `connection`, which is kept where it can serve again. Raises as http.client, and TooLarge."""
+        connection.sock.settimeout(_left_s(end_s, "connecting"))
         connection.request(request.method, request.path, request.body, dict(request.headers))
+        connection.sock.settimeout(_left_s(end_s, "sending"))
         response = connection.getresponse()
         if request.stream:
-            return _Stream(response, connection, sock)
-        data = response.read()
+            return _Stream(response, connection)
+        data = _body(response)
         if response.will_close:
             connection.close()
         else:
@@ -185,7 +182,7 @@ class _Whole(Frozen):
         """See the port."""
         return b""
 
-    def allow_silence(self, silence_s: float) -> None:
+    def allow(self, silence_s: float, total_s: float) -> None:
         """See the port."""
 
     def close(self) -> None:
@@ -195,12 +192,9 @@ class _Whole(Frozen):
 class _Stream:
     """An answer whose body comes as it comes."""
 
-    def __init__(
-        self, response: http.client.HTTPResponse, connection: http.client.HTTPConnection, sock: socket.socket
-    ) -> None:
+    def __init__(self, response: http.client.HTTPResponse, connection: Bounded) -> None:
         self._response = response
         self._connection = connection
-        self._sock = sock
         self.status = response.status
         self.headers: Message = response.headers
 
@@ -208,8 +202,8 @@ class _Stream:
     def data(self) -> bytes:
         """See the port."""
         try:
-            return self._response.read()
-        except (OSError, http.client.HTTPException) as error:
+            return _body(self._response)
+        except (OSError, http.client.HTTPException, TooLarge) as error:
             raise StreamCut(type(error).__name__) from error
 
     def read_some(self) -> bytes:
@@ -224,14 +218,30 @@ class _Stream:
             raise StreamCut("IncompleteRead")
         return chunk
 
-    def allow_silence(self, silence_s: float) -> None:
+    def allow(self, silence_s: float, total_s: float) -> None:
         """See the port."""
-        self._sock.settimeout(silence_s)
+        self._connection.limit.allow(silence_s, total_s)
 
     def close(self) -> None:
         """See the port."""
         self._response.close()
         self._connection.close()
+
+
+def _left_s(end_s: float, after: str) -> float:
+    """The seconds until `end_s`. Raises TimeoutError."""
+    left_s = end_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError(f"no time was left after {after}")
+    return left_s
+
+
+def _body(response: http.client.HTTPResponse) -> bytes:
+    """The whole body. Raises as http.client, and TooLarge."""
+    data = whole(response.read, MAX_BODY_BYTES)
+    if response.length:  # http.client ends quietly there, unless it reads all at once
+        raise http.client.IncompleteRead(data, response.length)
+    return data
 
 
 def _address(environ: Mapping[str, str]) -> tuple[str, int]:

@@ -8,17 +8,28 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import ssl
+import time
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import urllib3
-from urllib3.connection import HTTPConnection
-from urllib3.exceptions import HTTPError, MaxRetryError, NewConnectionError, ReadTimeoutError
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    HTTPError,
+    MaxRetryError,
+    NameResolutionError,
+    NewConnectionError,
+    ReadTimeoutError,
+)
 
+from driver_manager.adapters.http.bounded import CHUNK_BYTES, Bounded, TooLarge, connected, whole
 from driver_manager.adapters.kube import in_pod
 from driver_manager.adapters.kube.answers import FORBIDDEN, UNAUTHENTICATED
 from driver_manager.adapters.kube.transport import (
+    MAX_BODY_BYTES,
     CredentialsUnreadable,
     Response,
     StreamCut,
@@ -27,9 +38,12 @@ from driver_manager.adapters.kube.transport import (
     WireRequest,
     no_way,
 )
+from driver_manager.adapters.process.aside import within
 from driver_manager.domain.errors import ConfigError
 
-CHUNK_BYTES = 65536
+CREDENTIALS_S = 60.0
+"""For reading a kubeconfig: a credential plugin (exec) or an identity provider may ask people to log in."""
+
 _NO_CREDENTIALS = (
     "A credential plugin (exec) that is not installed here provides none: use a token, from `kubectl create token`."
 )
@@ -37,12 +51,38 @@ _NO_FILE = "No configuration found"
 """What the client says where no file is there (kubernetes.config.kube_config); of a bad one it says what is wrong."""
 
 
+class _Bounded(Bounded, HTTPConnection):
+    """A connection of urllib3 within limits. Of an HTTPS proxy, each wait is limited, but not the total."""
+
+    def _new_conn(self) -> socket.socket:
+        try:
+            return connected((self._dns_host, self.port), self.timeout or 0.0, None, self.socket_options or ())
+        except socket.gaierror as error:
+            raise NameResolutionError(self.host, self, error) from error
+        except TimeoutError as error:
+            raise ConnectTimeoutError(self, f"{error}") from error
+        except OSError as error:
+            raise NewConnectionError(self, f"Failed to establish a new connection: {error}") from error
+
+
+class _BoundedHttps(_Bounded, HTTPSConnection):
+    """The same with TLS."""
+
+
+class _Pool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _Bounded
+
+
+class _HttpsPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _BoundedHttps
+
+
 class Library:
     """See `driver_manager.adapters.kube.transport.Transport`."""
 
     def __init__(self, client: Any, make: Callable[[], Any] | None = None) -> None:
         """`client` is a configured kubernetes ApiClient; `make` makes another from where its credentials came from."""
-        self._client = client
+        self._client = _bounded(client)
         self._make = make
 
     @property
@@ -53,22 +93,26 @@ class Library:
     def send(self, request: WireRequest, *, connect_s: float, read_s: float) -> Response:
         """See the port. Raises ConfigError where the server refuses a request without any credentials, too."""
         configuration = self._client.configuration
-        authorization = _authorization(configuration)
+        begun_s = time.monotonic()
+        authorization = _authorization(configuration, read_s)
+        read_s = max(0.0, read_s - (time.monotonic() - begun_s))
         headers = {**request.headers, **authorization}
         try:
+            # What says that it is compressed was not asked for, and could be small on the wire and large here.
             response = self._client.rest_client.pool_manager.request(
                 request.method,
                 configuration.host + request.path,
                 body=request.body,
                 headers=headers,
                 timeout=urllib3.Timeout(connect=connect_s, read=read_s, total=read_s),
-                preload_content=not request.stream,
+                preload_content=False,
+                decode_content=False,
                 retries=False,
                 redirect=False,
             )
-        except (HTTPError, OSError) as error:
+            answer = _Response(response, is_whole=not request.stream)
+        except (HTTPError, OSError, TooLarge) as error:
             raise _unreachable(error) from error
-        answer = _Response(response)
         if answer.status in (UNAUTHENTICATED, FORBIDDEN) and not (authorization or configuration.cert_file):
             answer.close()
             raise ConfigError("the API server requires credentials, and the kubeconfig has none", _NO_CREDENTIALS)
@@ -78,7 +122,7 @@ class Library:
         """See the port."""
         if self._make is None:
             return False
-        fresh = self._make()
+        fresh = _bounded(self._make())
         self._client.rest_client.pool_manager.clear()
         self._client = fresh
         return True
@@ -87,19 +131,28 @@ class Library:
 class _Response:
     """See `driver_manager.adapters.kube.transport.Response`."""
 
-    def __init__(self, response: Any) -> None:
+    def __init__(self, response: Any, *, is_whole: bool) -> None:
+        """Raises as urllib3, and TooLarge, where the answer `is_whole`: then its body is read now."""
         self._response = response
+        self._connection = response.connection
         self.status: int = response.status
         self.headers: Mapping[str, str] = response.headers
+        self._data = self._read() if is_whole else None
 
     @property
     def data(self) -> bytes:
         """See the port."""
         try:
-            data: bytes = self._response.data
-        except (HTTPError, OSError) as error:
+            return self._read() if self._data is None else self._data
+        except (HTTPError, OSError, TooLarge) as error:
             raise StreamCut(type(error).__name__) from error
-        return data
+
+    def _read(self) -> bytes:
+        try:
+            return whole(self._response.read, MAX_BODY_BYTES)
+        except BaseException:  # what is left of the answer must not be taken for the next one
+            self._response.close()
+            raise
 
     def read_some(self) -> bytes:
         """See the port."""
@@ -111,11 +164,10 @@ class _Response:
             raise StreamCut(type(error).__name__) from error
         return chunk
 
-    def allow_silence(self, silence_s: float) -> None:
+    def allow(self, silence_s: float, total_s: float) -> None:
         """See the port."""
-        connection = self._response.connection
-        if isinstance(connection, HTTPConnection) and connection.sock is not None:
-            connection.sock.settimeout(silence_s)
+        if isinstance(self._connection, Bounded):
+            self._connection.limit.allow(silence_s, total_s)
 
     def close(self) -> None:
         """See the port."""
@@ -127,7 +179,7 @@ def load(kubeconfig: str | None) -> Library:
 
     Raises ConfigError when there is none or it cannot be used.
     """
-    return Library(_client(kubeconfig), lambda: _client(kubeconfig))
+    return Library(_loaded(kubeconfig), lambda: _loaded(kubeconfig))
 
 
 def namespace_of(kubeconfig: str | None) -> str:
@@ -141,6 +193,24 @@ def namespace_of(kubeconfig: str | None) -> str:
     except Exception:  # noqa: BLE001  # as below; who connects by the same file says what is wrong with it
         return ""
     return found if type(found) is str else ""
+
+
+def _bounded(client: Any) -> Any:
+    """`client`, whose connections end within their limits from now on."""
+    pools = client.rest_client.pool_manager
+    if type(pools) in {urllib3.PoolManager, urllib3.ProxyManager}:  # those of a SOCKS proxy know how to reach it
+        pools.pool_classes_by_scheme = {"http": _Pool, "https": _HttpsPool}
+    return client
+
+
+def _loaded(kubeconfig: str | None) -> Any:
+    """As `_client`. The library waits without a limit for plugins and identity providers."""
+    try:
+        with _unlogged():
+            return within(CREDENTIALS_S, lambda: _client(kubeconfig))
+    except TimeoutError as error:
+        why = f"its credential plugin or identity provider gave no credentials: {error}"
+        raise ConfigError(*no_way(kubeconfig or "", why)) from error
 
 
 def _client(kubeconfig: str | None) -> Any:
@@ -217,14 +287,18 @@ def _refuse_junk(configuration: Any) -> None:
         raise ValueError(f"its client certificate and key cannot be read: {error}") from error
 
 
-def _authorization(configuration: Any) -> dict[str, str]:
-    """The header with the token, if there is one; the client reads it anew now and then.
+def _authorization(configuration: Any, limit_s: float) -> dict[str, str]:
+    """The header with the token, if there is one; the client reads it anew now and then, within `limit_s` seconds.
 
     Raises CredentialsUnreadable.
     """
+
+    def read() -> Any:
+        return configuration.get_api_key_with_prefix("BearerToken", "authorization")
+
     try:
         with _unlogged():
-            token = configuration.get_api_key_with_prefix("BearerToken", "authorization")
+            token = within(limit_s, read) if configuration.refresh_api_key_hook else read()
     except Exception as error:  # as when the client is made
         raise CredentialsUnreadable(_said(error)) from error
     return {"Authorization": token} if token else {}

@@ -11,8 +11,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from driver_manager.domain.errors import ApiUnavailable
+from driver_manager.domain.escaping import one_line
 from driver_manager.domain.node import Node
 from driver_manager.domain.pod import Claim, Pod
 
@@ -26,6 +28,26 @@ _ANNOTATION = re.compile(r"metadata\.annotations\['(.+)'\]")
 NOT_MADE = ("ContainerCreating", "PodInitializing")
 """Why a container waits that the kubelet has not made yet, or has removed (kubernetes, pkg/kubelet/kubelet_pods.go)."""
 
+KINDS = {
+    "controllerrevisions": "ControllerRevision",
+    "daemonsets": "DaemonSet",
+    "driverrollouts": "DriverRollout",
+    "leases": "Lease",
+    "nodes": "Node",
+    "pods": "Pod",
+    "resourceclaims": "ResourceClaim",
+}
+"""The kind of the objects of each resource that is read."""
+
+MAX_NAME_CHARS = 600
+"""Of a kind, a namespace and a name in a message; a name has 253 characters at most."""
+
+_PATH = re.compile(
+    r"/(?:api|apis/[^/?]+)/[^/?]+(?:/namespaces/(?P<namespace>[^/?]+))?/(?P<plural>[^/?]+)"
+    r"(?:/(?P<name>[^/?]+)(?:/status)?)?(?:\?.*)?"
+)
+"""Of one object, or of a list without a name (kubernetes.io, "API URIs")."""
+
 T = TypeVar("T")
 
 
@@ -38,6 +60,25 @@ def understood(read: Callable[[Mapping[str, Any]], T], body: Mapping[str, Any]) 
             f"the API server's answer is not the object that was asked for ({type(error).__name__})",
             "Check that the kubeconfig points to a Kubernetes API server.",
         ) from error
+
+
+def other_object(method: str, path: str, body: Mapping[str, Any]) -> str:
+    """How the answer to a read or a patch of `path` differs from the object or the list at it; "" if it does not.
+
+    A cache or a proxy before the API server can mix answers up.
+    """
+    found = _PATH.fullmatch(path)
+    if method not in {"GET", "PATCH"} or found is None or found["plural"] not in KINDS:
+        return ""
+    kind = KINDS[found["plural"]] + ("" if found["name"] else "List")
+    metadata = body.get("metadata") if found["name"] else {}
+    got = metadata if isinstance(metadata, dict) else {}
+    wanted = {key: unquote(found[key]) for key in ("namespace", "name") if found["name"] and found[key]}
+    if body.get("kind") == kind and all(got.get(key) == value for key, value in wanted.items()):
+        return ""
+    names = "/".join(wanted.values()), "/".join(str(got.get(key)) for key in wanted)
+    asked, answered = (" ".join(filter(None, words)) for words in ((kind, names[0]), (str(body.get("kind")), names[1])))
+    return f"the API server was asked for {asked} and answered with {one_line(answered[:MAX_NAME_CHARS])}"
 
 
 def as_versioned(item: Mapping[str, Any]) -> tuple[str, Mapping[str, str]]:

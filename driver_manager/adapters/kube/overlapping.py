@@ -6,12 +6,12 @@ open must not keep a process.
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable, Generator, Iterable
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
+from driver_manager.adapters.process.aside import start_unsignalled
 from driver_manager.adapters.process.thread_clock import ThreadClock
 from driver_manager.ports.base import Clock
 
@@ -41,12 +41,7 @@ class _Crew(Generic[T, A]):
             # The end of the process waits for no such thread.
             thread = threading.Thread(target=self._work, args=(self._maker(self._clock),), name="request", daemon=True)
             self._threads.append(thread)
-            # A signal has to find the main thread, which alone ends a wait for it: a thread inherits what is blocked.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGALRM))
-            try:
-                thread.start()
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            start_unsignalled(thread)
         self.under_way += 1
         self._todo.put((item,))
 

@@ -12,6 +12,11 @@ from typing import Protocol
 
 from driver_manager.domain.frozen import Frozen
 
+MAX_BODY_BYTES = 32 * 1024 * 1024
+"""Of one answer. The largest that a cluster gives for a good reason is a page of 500 Nodes or the list of a node's pods
+(500 at most on common platforms), with up to about 30 KiB for each object.
+"""
+
 
 class Unreachable(Exception):
     """No answer, or half of one. `doubt` is set where the server's certificate is not believed."""
@@ -73,8 +78,8 @@ class Response(Protocol):
         """The next bytes of a stream as they come, b"" at its end. Raises StreamSilent, StreamCut."""
         ...
 
-    def allow_silence(self, silence_s: float) -> None:
-        """From now on, wait up to `silence_s` seconds for the next byte."""
+    def allow(self, silence_s: float, total_s: float) -> None:
+        """From now on, wait up to `silence_s` seconds for each next byte of a stream, and `total_s` for its end."""
         ...
 
     def close(self) -> None:
@@ -88,9 +93,10 @@ class Transport(Protocol):
     def send(self, request: WireRequest, *, connect_s: float, read_s: float) -> Response:
         """The answer, whole unless it is a stream. Nothing is repeated, no redirection is followed.
 
-        `connect_s` bounds, in seconds, the connection and its TLS each, `read_s` all that until the answer begins, and
-        each wait for a byte after that. Raises Unreachable, CredentialsUnreadable, and ValueError where the credentials
-        hold what no header can.
+        `connect_s` limits, in seconds, the connection and its TLS each. `read_s` limits all of it, from the connection
+        to the end of the answer; for a stream, until `allow` gives it more. A body of more than MAX_BODY_BYTES counts
+        as no answer. Raises Unreachable, CredentialsUnreadable, and ValueError where the credentials hold what no
+        header can.
         """
         ...
 

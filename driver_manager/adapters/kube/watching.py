@@ -18,6 +18,9 @@ WATCH_SILENCE_S = 90.0
 PRESENT = frozenset({"ADDED", "MODIFIED"})
 DELETED, BOOKMARK = "DELETED", "BOOKMARK"
 
+END_S = 1.0
+"""How much later than asked for a server may end a watch."""
+
 T = TypeVar("T")
 
 
@@ -34,15 +37,17 @@ def events(  # noqa: PLR0913, PLR0917  # the parts of one request
 
     Raises as KubeApi, WatchExpired, WatchBroken.
     """
+    asked_s = max(1, round(timeout_s))
     options = {
         **query,
         "watch": "1",
         "resourceVersion": resource_version,
         "allowWatchBookmarks": "true",
-        "timeoutSeconds": str(max(1, round(timeout_s))),
+        "timeoutSeconds": str(asked_s),
     }
-    silence_s = min(WATCH_SILENCE_S, timeout_s + 1.0)
-    with closing(api.stream(f"{path}?{urlencode(options)}", what, silence_s, opened)) as lines:
+    limit_s = asked_s + END_S
+    silence_s = min(WATCH_SILENCE_S, limit_s)
+    with closing(api.stream(f"{path}?{urlencode(options)}", what, silence_s, limit_s, opened)) as lines:
         for line in lines:
             yield _as_event(line)
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import socket
 import ssl
-import threading
 import time
 from urllib.parse import urlencode, urlsplit
 
+from driver_manager.adapters.http.bounded import Bounded, BoundedHttps, TooLarge, whole
 from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricQuestion, answer_of
 
 LIMIT_S = 10.0
-"""Of one query, from the connection to the end of the answer. Finding the address by its name is not in it."""
+"""Of one query, from the connection to the end of the answer. A slow connection and a slow TLS handshake may take so
+long each.
+"""
 
 MAX_BYTES = 256 * 1024
 """Of an answer; one that is longer is no single number."""
@@ -30,51 +31,36 @@ def ask(question: MetricQuestion, limit_s: float = LIMIT_S) -> tuple[MetricAnswe
     asked_s = time.time()
     try:
         status, body = _got(question, limit_s)
+    except TooLarge as error:
+        return MetricAnswer(asked_s, problem=str(error)), True
     except (OSError, http.client.HTTPException, ValueError) as error:
         why = _why(error, limit_s)
         return MetricAnswer(asked_s, problem=f"{_host(question)} cannot be queried: {why}"), False
-    if len(body) > MAX_BYTES:
-        return MetricAnswer(asked_s, problem=f"the answer has more than {MAX_BYTES // 1024} KiB"), True
     return answer_of(status, body, asked_s), True
 
 
 def _got(question: MetricQuestion, limit_s: float) -> tuple[int, bytes]:
-    """Status and body, of which there may be one byte too much. Raises OSError, HTTPException, ValueError."""
+    """Status and body. Raises OSError, HTTPException, ValueError, TooLarge."""
     parts = urlsplit(question.url)
     host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
     words = urlencode({"query": question.query, "timeout": f"{limit_s:g}s"})
+    end_s = time.monotonic() + limit_s
     connection = (
-        http.client.HTTPSConnection(host, port, timeout=limit_s, context=ssl.create_default_context())
+        BoundedHttps(host, port, timeout=limit_s, context=ssl.create_default_context())
         if parts.scheme == "https"
-        else http.client.HTTPConnection(host, port, timeout=limit_s)
+        else Bounded(host, port, timeout=limit_s)
     )
-    # A socket's own limit is for each of its waits: who sends a byte now and then would never reach it.
-    is_late = threading.Event()
-    alarm = threading.Timer(limit_s, _cut, (connection, is_late))
-    alarm.daemon = True
     with contextlib.closing(connection):
-        alarm.start()
-        try:
-            connection.connect()
-            connection.request(
-                "GET", f"{parts.path.rstrip('/')}/api/v1/query?{words}", headers={"Accept": "application/json"}
-            )
-            answer = connection.getresponse()
-            found = answer.status, answer.read(MAX_BYTES + 1)
-        finally:
-            alarm.cancel()
-            if is_late.is_set():
-                raise TimeoutError
-    return found
-
-
-def _cut(connection: http.client.HTTPConnection, is_late: threading.Event) -> None:
-    """End whatever the connection waits for."""
-    is_late.set()
-    sock = connection.sock
-    if sock is not None:
-        with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
+        connection.connect()
+        left_s = end_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        connection.sock.settimeout(left_s)
+        connection.request(
+            "GET", f"{parts.path.rstrip('/')}/api/v1/query?{words}", headers={"Accept": "application/json"}
+        )
+        answer = connection.getresponse()
+        return answer.status, whole(answer.read, MAX_BYTES)
 
 
 def _host(question: MetricQuestion) -> str:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube.leases import LEASE as LEASE_NAME
 from driver_manager.adapters.kube.leases import LeaseSlots
 from driver_manager.adapters.kube.library import Library
 from driver_manager.core.swap.observe import Identity, observe
@@ -46,9 +47,11 @@ class Response:
         self._left = data
         self.connection = None
 
-    def read1(self, amount: int) -> bytes:
+    def read(self, amount: int) -> bytes:
         chunk, self._left = self._left[:amount], self._left[amount:]
         return chunk
+
+    read1 = read
 
     def close(self) -> None:
         self._left = b""
@@ -84,7 +87,9 @@ def _server(data: bytes) -> Server:
 
 
 def _cluster(server: Server) -> KubeCluster:
-    configuration = SimpleNamespace(host="http://fuzz", get_api_key_with_prefix=lambda *_: "Bearer token")
+    configuration = SimpleNamespace(
+        host="http://fuzz", refresh_api_key_hook=None, get_api_key_with_prefix=lambda *_: "Bearer token"
+    )
     client = SimpleNamespace(configuration=configuration, rest_client=SimpleNamespace(pool_manager=server))
     return KubeCluster(Library(client), "node-1", FakeClock(), RecordingReporter(), BUDGET_S)
 
@@ -145,6 +150,7 @@ def read_and_plan(data: bytes) -> None:
 
 
 NODE = {
+    "kind": "Node",
     "metadata": {
         "name": "node-1",
         "uid": "uid-1",
@@ -204,17 +210,20 @@ POD = {
         "resourceClaimStatuses": [{"name": "t", "resourceClaimName": "made"}],
     },
 }
-PODS = {"metadata": {"resourceVersion": "9"}, "items": [POD]}
+PODS = {"kind": "PodList", "metadata": {"resourceVersion": "9"}, "items": [POD]}
 CLAIM = {
     "metadata": {"name": "claim", "namespace": "tenant"},
     "spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "npu.rebellions.ai"}}]}},
     "status": {"allocation": {"devices": {"results": [{"request": "r", "driver": "npu"}]}}},
 }
 LEASE = {
+    "kind": "Lease",
     "metadata": {
+        "name": LEASE_NAME,
+        "namespace": "npu-operator",
         "resourceVersion": "3",
         "annotations": {ASCEND.keys.reboot_slots: encode_slots(Slots((SlotHolder("node-1", "uid-1", "boot-0", 1),)))},
-    }
+    },
 }
 STATUS = {
     "kind": "Status",
@@ -234,7 +243,7 @@ WATCHED = [{"type": "MODIFIED", "object": POD}, {"type": "BOOKMARK", "object": {
 SEEDS = (
     _answers(0, NODE),
     _answers(1, PODS),
-    _answers(2, {"versions": [{"version": "v1"}]}, {"items": [CLAIM]}),
+    _answers(2, {"versions": [{"version": "v1"}]}, {"kind": "ResourceClaimList", "items": [CLAIM]}),
     bytes([3]) + parts((1, "0" + "".join(json.dumps(event) + "\n" for event in WATCHED))),
     bytes([4]) + parts((1, "0" + json.dumps({"type": "MODIFIED", "object": NODE}) + "\n")),
     bytes([3]) + parts((1, "0" + json.dumps({"type": "ERROR", "object": STATUS}) + "\n")),

@@ -74,7 +74,11 @@ FINDINGS = [
     ("module-file", b"\0" + many_tables(), "two thousand tables of the same bytes"),
     ("api-answers", answer(5, {"metadata": [1]}), "a Lease whose metadata is a list"),
     ("api-answers", bytes([5]) + parts(*((1, "0" + json.dumps(body)) for body in (LEASE, {}))), "no Node behind it"),
-    ("api-answers", answer(0, {**NODE, "metadata": {"name": "n", "labels": {"a": 1}}}), "a label that is a number"),
+    (
+        "api-answers",
+        answer(0, {**NODE, "metadata": {"name": "node-1", "labels": {"a": 1}}}),
+        "a label that is a number",
+    ),
     ("api-answers", answer(0, {"metadata": {"name": 7}}), "a name that is a number"),
     ("api-answers", answer(1, {**PODS, "items": [{**POD, "status": {"phase": 1}}]}), "a phase that is a number"),
     ("api-answers", answer(1, {**PODS, "metadata": {"resourceVersion": 9}}), "a version that is a number"),

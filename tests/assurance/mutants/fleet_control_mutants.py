@@ -186,9 +186,9 @@ FLEET_CONTROL_MUTANTS = (
     Mutant(
         "first-page-only",
         "a list that comes in pages is read to its last page",
-        "adapters/kube/fleet_lists.py",
-        "        if not token:\n",
-        "        if body:\n",
+        "adapters/kube/client.py",
+        "            if not token:\n",
+        "            if body:\n",
         (CLUSTER + "test_a_list_comes_in_pages_and_is_told_as_one",),
     ),
 )

@@ -193,6 +193,15 @@ class ClusterContract:
         (listed,) = target.cluster(name).pods().pods
         assert (listed.name, listed.selector_keys) == (pod, frozenset({KEY}))
 
+    def test_a_list_that_comes_in_pages_is_whole(self, target: Target) -> None:
+        name = target.make_node()
+        pods = {target.make_pod(name) for _ in range(5)}
+        path = f"/api/v1/pods?fieldSelector=spec.nodeName%3D{name}&limit=2"
+        cluster = target.cluster(name)
+        found = cluster.api.whole_list(path, "list pods")["items"]
+        assert (len(found), {one["metadata"]["name"] for one in found}) == (5, pods)
+        assert cluster.traffic() == (3, 0)
+
     def test_a_pod_that_is_told_to_end_says_by_when_it_should_have(self, target: Target) -> None:
         name = target.make_node()
         pod = target.make_pod(name, grace_s=600)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import http.client
 import ssl
 from pathlib import Path
 
+from driver_manager.adapters.http.bounded import Bounded
 from driver_manager.adapters.kube.in_pod import AUTHORITY, HOST, PORT, TOKEN, InPod
 
 
@@ -25,8 +25,8 @@ def variables(port: int) -> dict[str, str]:
 class PlainInPod(InPod):
     """The product's own transport, but for TLS."""
 
-    def connection(self, _: ssl.SSLContext, connect_s: float) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(self._host, self._port, timeout=connect_s)
+    def connection(self, _: ssl.SSLContext, connect_s: float) -> Bounded:
+        return Bounded(self._host, self._port, timeout=connect_s)
 
     def _context(self) -> ssl.SSLContext:
         (self._account / AUTHORITY).read_bytes()

@@ -15,6 +15,7 @@ from kubernetes import client as kube_client
 
 from driver_manager.adapters.kube.cluster import KubeCluster
 from driver_manager.adapters.kube.library import Library
+from driver_manager.adapters.kube.objects import KINDS
 from driver_manager.adapters.kube.transport import Transport
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.plain_pod import PlainInPod, make_account, variables
@@ -65,6 +66,13 @@ class Request:
     body: Any
 
 
+def with_kind(path: str, body: Any) -> Any:
+    """`body` as the object or the list that a real server has at `path`, which always names its kind."""
+    *_, before, last = urlsplit(path).path.removesuffix("/status").split("/")
+    kind = KINDS[before] if before in KINDS else f"{KINDS[last]}List" if last in KINDS else ""
+    return {"kind": kind, **body} if kind and isinstance(body, dict) else body
+
+
 class Scripted:
     """A server that gives its answers in order, then the last one again, and the port that talks to it."""
 
@@ -109,7 +117,7 @@ class Scripted:
         headers = {name.lower(): value for name, value in handler.headers.items()}
         self.requests.append(Request(handler.command, url.path, parse_qs(url.query), headers, body))
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        data = answer.body if isinstance(answer.body, bytes) else json.dumps(answer.body).encode()
+        data = answer.body if isinstance(answer.body, bytes) else json.dumps(with_kind(url.path, answer.body)).encode()
         handler.send_response(answer.status)
         for name, value in answer.headers.items():
             handler.send_header(name, value)

@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from io import BytesIO
 from itertools import count
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.support.selection import examples
 SLICE_S = 0.1
 CLIENTS = examples(1_000)
 BUDGET_S = 60.0
+NODE = b'{"kind": "Node", "metadata": {"name": "n"}}'
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class _Server:
     def __init__(self, outage: Outage, clock: FakeClock) -> None:
         self.rest_client = self.pool_manager = self.configuration = self
         self.host = "http://server.invalid"
+        self.refresh_api_key_hook = None
         self.asked_at_s: list[float] = []
         self._begun_s = clock.now
         self._outage = outage
@@ -64,9 +67,9 @@ class _Server:
         since_s = self._clock.now - self._begun_s
         self.asked_at_s.append(since_s)
         if since_s >= self._outage.seconds:
-            return HTTPResponse(b"{}", status=200)
+            return HTTPResponse(BytesIO(NODE), status=200, preload_content=False)
         headers = {"Retry-After": str(self._outage.retry_after_s)} if self._outage.retry_after_s else {}
-        return HTTPResponse(b"{}", HTTPHeaderDict(headers), self._outage.status)
+        return HTTPResponse(BytesIO(b"{}"), HTTPHeaderDict(headers), self._outage.status, preload_content=False)
 
 
 def requests_s(outage: Outage, numbers: Iterable[Callable[[], float]]) -> list[list[float]]:

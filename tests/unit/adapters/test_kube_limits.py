@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import socket
 import ssl
 import threading
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from kubernetes import client as kube_client
 
+from driver_manager.adapters.http.bounded import Bounded
 from driver_manager.adapters.kube.client import KubeApi, load_client
 from driver_manager.adapters.kube.cluster import KubeCluster
 from driver_manager.adapters.kube.library import Library
@@ -51,14 +51,14 @@ class SilentInPod(PlainInPod):
         super().__init__(make_account(folder, "t"), variables(1))
         self._noted = noted
 
-    def connection(self, _: ssl.SSLContext, connect_s: float) -> http.client.HTTPConnection:
+    def connection(self, _: ssl.SSLContext, connect_s: float) -> Bounded:
         noted = self._noted
 
         class Socket:
             def settimeout(self, read_s: float) -> None:
                 noted.read_s.append(read_s)
 
-        class Connection(http.client.HTTPConnection):
+        class Connection(Bounded):
             def connect(self) -> None:
                 noted.connect_s.append(connect_s)
                 self.sock = Socket()
@@ -117,7 +117,7 @@ def test_what_connecting_took_is_not_there_for_the_answer(tmp_path: Path) -> Non
     """Or else a request could take several times as long as its sender reckons with."""
 
     class Slow(PlainInPod):
-        def _connected(self, connect_s: float) -> http.client.HTTPConnection:
+        def _connected(self, connect_s: float) -> Bounded:
             time.sleep(0.3)
             return super()._connected(connect_s)
 

@@ -6,11 +6,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kubernetes import client as kube_client
+from urllib3 import HTTPResponse
 from urllib3.exceptions import NewConnectionError
 
 from driver_manager.adapters.kube import client as own_client
@@ -146,12 +148,13 @@ class Away:
         self.asked_at_s.append(self._clock.now)
         if self._clock.now < self._back_at_s:
             raise NewConnectionError(None, "refused: [Errno 111] Connection refused")  # type: ignore[arg-type]
-        return Given()
+        return given()
 
 
-class Given:
-    status, headers = 200, dict[str, str]()
-    data = b'{"metadata": {"name": "n", "uid": "u"}}'
+def given() -> HTTPResponse:
+    """The Node, as urllib3 gives it."""
+    body = b'{"kind": "Node", "metadata": {"name": "n", "uid": "u"}}'
+    return HTTPResponse(BytesIO(body), status=200, preload_content=False)
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.5, 0.999])

@@ -1,0 +1,1 @@
+"""HTTP as the product fetches it: with limits."""
