@@ -131,12 +131,14 @@ class HostFiles:
         """Why `open_lock` would fail at `path`, "" if it seems that it would not. Writes nothing."""
         try:
             with place(self.root, path) as where:
-                os.close(open_in(where, os.O_RDONLY | os.O_NONBLOCK))
+                file = open_in(where, os.O_RDONLY | os.O_NONBLOCK)
         except FileNotFoundError:
             return self.why_not_writable(path)
         except OSError as error:
             return f"{path} cannot be opened: {error.strerror}"
-        return ""
+        is_folder = stat.S_ISDIR(os.fstat(file).st_mode)
+        os.close(file)
+        return f"{path} is a folder" if is_folder else ""
 
     def create(self, path: str, text: str, mode: int = 0o644) -> bool:
         """Whether the file was made, whole: False where something is there already. Raises ConfigError."""
@@ -235,15 +237,17 @@ def _why_not(where: Place, path: str, *, tries: bool) -> str:
     status = os.fstatvfs(where.folder)
     if status.f_flag & os.ST_RDONLY:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(where.path))
+    if not os.access(".", os.W_OK | os.X_OK, dir_fd=where.folder, effective_ids=True):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(where.path))
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISDIR(os.stat(where.name, dir_fd=where.folder, follow_symlinks=False).st_mode):
             return f"{path} is a folder"
         _refuse_kept(where)
     free_bytes = status.f_bavail * status.f_frsize
     if free_bytes < MIN_FREE_BYTES:
-        return f"{where.path.parent} has only {free_bytes} bytes left"
+        return f"the file system of {path} has only {free_bytes} bytes left"
     if status.f_files and status.f_favail < MIN_FREE_INODES:  # file systems without a table of inodes report 0 of them
-        return f"{where.path.parent} has room for only {status.f_favail} more files"
+        return f"the file system of {path} has only {status.f_favail} inodes left"
     if tries:
         _try(where)
     return ""

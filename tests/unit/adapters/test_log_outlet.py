@@ -123,8 +123,8 @@ def test_a_slow_reader_misses_nothing() -> None:
 
     def read_slowly() -> None:
         while f"line {LINES - 1} ".encode() not in read:
-            read.extend(os.read(reader, 32768))
-            time.sleep(0.002)
+            read.extend(os.read(reader, 8192))
+            time.sleep(0.01)
 
     thread = threading.Thread(target=read_slowly, daemon=True)
     thread.start()
