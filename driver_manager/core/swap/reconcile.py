@@ -246,14 +246,14 @@ class _Run:
     def _prepare(self, now: Situation, decided: Plan, state: StateWriter) -> None:
         """Raise PreflightFailed for a missing right or a file that cannot be written; say what is worth a warning.
 
-        Files are tried and evictions rehearsed once.
+        Evictions are rehearsed once.
         """
         if _waits_after_failure(decided):  # whatever comes then is looked at then
             return
         _check_rights(self._ports, decided, state)
+        _check_files(self._ports, now, decided)
         plans_again = any(isinstance(step, PlanAgain) for step in decided.steps)
         if not plans_again and not self._is_rehearsed:
-            _check_files(self._ports, now, decided)
             decided = rehearsed(self._ports, decided)
             self._is_rehearsed = True
         for warning in decided.warnings:
