@@ -95,12 +95,10 @@ class HostPaths(Frozen):
         """The file that the one rebooter of the host holds locked, "" where there is none."""
         return f"{self.rebooter_record}.lock" if self.rebooter_record else ""
 
-    @property
     def locks(self) -> tuple[str, ...]:
         """The files that a run holds locked; they are opened, never replaced."""
         return self.work_lock, self.effect_lock, self.client_lock
 
-    @property
     def records(self) -> tuple[str, ...]:
         """The files that a run replaces or removes, where a failure would come after its first effect."""
         ours = (self.state_file, self.load_record, self.owner_note, self.failure_note, self.bindings)

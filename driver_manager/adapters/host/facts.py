@@ -102,7 +102,7 @@ def _read_host(  # noqa: PLR0913  # as above
         marker_problem=marker_problem,
         reboot_wish=_reboot_wish(files, paths.reboot_wish),
         enforces_signatures=enforces_signatures(roots.sys),
-        unwritable=unwritable(files, profile, (*paths.records, *artifacts)),
+        unwritable=unwritable(files, profile, (*paths.records(), *artifacts)),
         active_services=services.active(roots.sys, profile.host_services),
         permanent=kmod.permanent(roots.proc, modules),
         are_modules_frozen=_text(roots.proc / "sys/kernel/modules_disabled") == "1",
@@ -121,7 +121,7 @@ def unwritable(files: HostFiles, profile: Profile, paths: Iterable[str], *, trie
     """
     known, tried = profile.paths, set[str]()
     evidence = f"{known.evidence}/any"
-    found = {path: files.why_no_lock(path) for path in known.locks}
+    found = {path: files.why_no_lock(path) for path in known.locks()}
     for path in dict.fromkeys((*paths, *([evidence] if known.evidence else []))):
         folder = path.rpartition("/")[0]
         found[path] = files.why_not_writable(path, tries=tries and folder not in tried)

@@ -56,6 +56,8 @@ def run(
     Raises nothing: 127 not found, 126 not runnable, 124 timed out.
     """
     orphans, end_s = Orphans(), time.monotonic() + timeout_s
+    out: bytes | None
+    err: bytes | None
     try:
         process = subprocess.Popen(
             list(argv),

@@ -21,7 +21,6 @@ from typing import TextIO
 
 import pytest
 
-from driver_manager.adapters.report import log as module
 from driver_manager.adapters.report.log import LogForm, LogReporter
 from driver_manager.domain.errors import ExitCode
 from tests.support.fakes.pace import patient
@@ -161,7 +160,7 @@ def test_a_reader_that_went_ends_no_run() -> None:
 def test_the_two_lines_of_a_failure_wait_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     with os.fdopen(writer, "w") as stream:
-        monkeypatch.setattr(module.sys, "stderr", stream)
+        monkeypatch.setattr(sys, "stderr", stream)
         fill(LogForm(as_json=True).reporter(lambda: 0.0))
         assert LogForm(as_json=True).fail(lambda: 0.0, ExitCode.USAGE, "what", "remedy") == ExitCode.USAGE
     os.close(reader)

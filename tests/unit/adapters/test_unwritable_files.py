@@ -132,7 +132,7 @@ def test_what_only_a_write_meets_is_found_by_one_that_is_taken_back(
 
     for call in ("rename", "fsync"):
         with monkeypatch.context() as patched:
-            patched.setattr(module.os, call, over_quota)
+            patched.setattr(os, call, over_quota)
             assert files.why_not_writable(RECORD) == ""
             assert files.why_not_writable(RECORD, tries=True) == f"{RECORD} cannot be written: Disk quota exceeded"
             with pytest.raises(ConfigError, match="Disk quota exceeded"):
@@ -150,12 +150,12 @@ def test_a_small_file_system_with_few_inodes_left_is_refused_before_the_last_is_
 def test_each_record_lock_and_the_evidence_of_a_profile_is_looked_at(host: Path) -> None:
     paths = PROFILE.paths
     evidence = f"{paths.evidence}/any"
-    for path in (*paths.records, *paths.locks, evidence):
+    for path in (*paths.records(), *paths.locks(), evidence):
         with contextlib.suppress(FileNotFoundError):
             (host / path.lstrip("/")).unlink()
         (host / path.lstrip("/")).mkdir(parents=True)
-    found = unwritable(HostFiles(host, host / "proc"), PROFILE, paths.records)
-    assert found.keys() == {*paths.records, *paths.locks, evidence}
+    found = unwritable(HostFiles(host, host / "proc"), PROFILE, paths.records())
+    assert found.keys() == {*paths.records(), *paths.locks(), evidence}
 
 
 def test_each_file_of_a_profile_that_a_run_keeps_is_a_record_or_a_lock() -> None:
@@ -163,6 +163,6 @@ def test_each_file_of_a_profile_that_a_run_keeps_is_a_record_or_a_lock() -> None
     names = {name for name in dir(type(paths)) if isinstance(getattr(type(paths), name), property)}
     # Figures for metrics, and what health-watch, the rebooter and people write: no run fails without these.
     others = {"run_figures", "health_record", "mute_file", "ready_withdrawn", "rebooter_lock", "reboot_wish"}
-    known = {*paths.records, *paths.locks}
-    assert {name for name in names - {"records", "locks"} if getattr(paths, name) not in known} == others
+    known = {*paths.records(), *paths.locks()}
+    assert {name for name in names if getattr(paths, name) not in known} == others
     assert {asdict(paths)[name] for name in ("state_file", "load_record")} < known
