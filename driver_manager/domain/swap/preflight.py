@@ -385,11 +385,11 @@ def _permanent(now: Situation) -> tuple[Check, ...]:
 def written_files(now: Situation) -> tuple[str, ...]:
     """The host's files that the run writes, removes or locks after its first effect, and cannot do without."""
     paths, policy = now.profile.paths, now.policy
-    found = [paths.work_lock, paths.effect_lock, paths.owner_note, paths.failure_note, *now.host.artifacts]
+    found = [*now.host.artifacts, paths.owner_note, paths.failure_note, paths.work_lock, paths.effect_lock]
     if policy.mode is Mode.VFIO or now.host.bindings:
         found.append(paths.bindings)
     if policy.mode is Mode.CONTAINER and policy.loader is Loader.MANAGER:
-        found += [paths.state_file, paths.load_record]
+        found = [paths.state_file, paths.load_record, *found]
     if policy.mode is Mode.CONTAINER and policy.loader in (Loader.MANAGER, Loader.KMM):
         found += [paths.client_record, paths.client_lock]
     return tuple(dict.fromkeys(found))
@@ -402,7 +402,7 @@ def host_files(now: Situation, unwritable: Mapping[str, str]) -> Check:
     return Check(
         "host files",
         not found,
-        "; ".join(found) or f"the files in {folder} can be written and there is room for them",
+        several(found, "; ") or f"the files in {folder} can be written and there is room for them",
         f"Mount the vendor's folder of the host ({folder}) read-write, free some space, remove what is in the place of "
         "each file.",
     )
