@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
+from driver_manager.adapters.process import orphans
 from driver_manager.adapters.report.log import LogForm
 from driver_manager.domain.errors import ManagerError
 
@@ -35,7 +36,7 @@ def become(target: str, document: Mapping[str, Any], log: LogForm) -> NoReturn:
     """
     # Inheritable on purpose: the next program of this process reads it.
     descriptor = os.memfd_create("driver-manager", 0)
-    os.write(descriptor, handed(document, log))
+    os.write(descriptor, handed(document, log, adopts=orphans.adopts()))
     os.lseek(descriptor, 0, os.SEEK_SET)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     sys.stdout.flush()
@@ -43,10 +44,10 @@ def become(target: str, document: Mapping[str, Any], log: LogForm) -> NoReturn:
     os.execv(sys.executable, _argv(target, descriptor))  # noqa: S606  # without a shell is what is wanted
 
 
-def handed(document: Mapping[str, Any], log: LogForm) -> bytes:
-    """What a lean interpreter of this version is handed over."""
+def handed(document: Mapping[str, Any], log: LogForm, *, adopts: bool = False) -> bytes:
+    """What a lean interpreter of this version is handed over; `adopts`: it is this process, and orphans come to it."""
     path = [entry for entry in sys.path if entry]
-    return json.dumps({"path": path, "log": asdict(log), "document": document}).encode()
+    return json.dumps({"path": path, "log": asdict(log), "adopts": adopts, "document": document}).encode()
 
 
 def child_argv(target: str) -> list[str]:
@@ -64,6 +65,8 @@ def main(target: str, descriptor: str) -> int:
         handed = json.loads(file.read(MAX_DOCUMENT_BYTES))
     # Behind the standard library, for what a loop imports only in need.
     sys.path += [entry for entry in handed["path"] if entry not in sys.path]
+    if handed["adopts"]:
+        orphans.has_adopted()
     log = LogForm(**handed["log"])
     try:
         return int(importlib.import_module(target).run(handed["document"], log))

@@ -9,10 +9,13 @@ from typing import Any
 
 import click
 
+from driver_manager.adapters.report.log import outlet_of
 from driver_manager.adapters.report.terminal import for_terminal
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.escaping import json_text, words_on_one_line
 from driver_manager.ports.base import Reporter
+
+PRINT_S = 10.0
 
 
 def in_form(output: str, body: Any, text: Callable[[Any], str]) -> str:
@@ -35,9 +38,20 @@ def put(text: str) -> None:
 
 
 def put_after(text: str, log: Reporter) -> None:
-    """The same at the end of a command that changed something: what was done is done, printed or not."""
+    """The same at the end of a command that changed something: what was done is done, printed or not.
+
+    A reader that does not read holds the end of the command for `PRINT_S` seconds at most.
+    """
     try:
-        put(text)
+        outlet = outlet_of(sys.stdout)
+        if outlet is None:
+            put(text)
+        elif outlet.push(f"{for_terminal(text)}\n".encode(errors="backslashreplace"), PRINT_S):
+            log.warn(f"standard output was not read within {PRINT_S:g} s: the result is not printed")
+    except BrokenPipeError:
+        _to_nowhere()
+    except OSError as error:
+        log.warn(unwritable(error).what)
     except ConfigError as error:
         log.warn(f"{error.what}. {error.remedy}")
 

@@ -15,6 +15,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 NEVER_TAKES = "sandbox"
 """The command that takes no signal, and starts processes that would inherit a blocked one."""
 
+
+STARTS_NO_TOOL = frozenset({NEVER_TAKES, "rollout", "profile", "completion"})
+"""Commands that need not see what a tool leaves behind."""
+
 FIRST_PID = 1
 """The process of a container for which the kernel drops signals that nobody takes (pid_namespaces(7))."""
 
@@ -29,6 +33,10 @@ def entry() -> None:
     if not _is_loop(words):
         gc.set_threshold(COLLECT_AFTER)
     _fill_streams()
+    if words and words[0] not in STARTS_NO_TOOL:
+        from driver_manager.adapters.process.orphans import adopt  # noqa: PLC0415  # signals come first
+
+        adopt()
     from driver_manager.cli import main  # noqa: PLC0415  # a tenth of a second, in which a signal may come
 
     main.entry()

@@ -178,7 +178,7 @@ class Host(Frozen):
     reboot_wish: RebootWish | None = None
     granted_reboot: str | None = ""
     enforces_signatures: bool = False
-    state_problem: str = ""
+    unwritable: Mapping[str, str] = field(default_factory=dict)
     active_services: tuple[str, ...] = ()
     permanent: Mapping[str, str] = field(default_factory=dict)
     are_modules_frozen: bool = False

@@ -103,6 +103,18 @@ class HostPaths(Frozen):
         """The file that the one rebooter of the host holds locked, "" where there is none."""
         return f"{self.rebooter_record}.lock" if self.rebooter_record else ""
 
+    def locks(self) -> tuple[str, ...]:
+        """The files that a run holds locked; they are opened, never replaced."""
+        return self.work_lock, self.effect_lock, self.client_lock
+
+    def records(self, run: str = "") -> tuple[str, ...]:
+        """The files that a run replaces or removes, where a failure would come after its first effect.
+
+        `run` is the record that the journal names: a run that goes on replaces it.
+        """
+        ours = (self.state_file, self.load_record, self.owner_note, self.failure_note, self.bindings)
+        return (*ours, self.client_record, *([self.run_record(run)] if run else []))
+
     def _of_ours(self, name: str) -> str:
         """A file beside our load record: in the vendor's folder under /run, gone with the boot."""
         return f"{self.load_record.rpartition('/')[0]}/{name}"

@@ -215,6 +215,13 @@ class HostSystem(Protocol):
         """
         ...
 
+    def unwritable(self, paths: tuple[str, ...]) -> Mapping[str, str]:
+        """Why each of `paths`, or a lock or the evidence of the profile, cannot be written, where it cannot.
+
+        Found out by writing, renaming and removing a file beside it. Never raises.
+        """
+        ...
+
     def exists(self, path: str) -> bool:
         """Whether there is a file at `path`. Raises ConfigError."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,6 +84,7 @@ def _read_host(  # noqa: PLR0913  # as above
     old = run.driver if run else journal.driver if journal else None
     if old is not None and run is None:
         old = OldDriver(old.version)
+    artifacts = tuple(path for path in _artifacts(profile) if files.exists(path))
     version = next((modules[name].version for name in profile.modules.roots if name in modules), "")
     root = driver_root or paths.driver_root
     slots = look(files, roots.proc, root, wanted, kernel) if may_have_slots(profile, files.real(root)) else None
@@ -97,7 +99,7 @@ def _read_host(  # noqa: PLR0913  # as above
         digest=digest,
         digest_problem=digest_problem,
         root_mounts=_root_mounts(roots, files.real(paths.driver_root)),
-        artifacts=tuple(path for path in _artifacts(profile) if files.exists(path)),
+        artifacts=artifacts,
         host_driver=sources.host_driver(),
         source=sources.wanted(driver_root) if loads else sources.shipped(driver_root) if ships else None,
         previous_source=sources.before(driver_root, old, record, digest, version),
@@ -108,7 +110,7 @@ def _read_host(  # noqa: PLR0913  # as above
         reboot_wish=_reboot_wish(files, paths.reboot_wish),
         granted_reboot=_granted_reboot(files, paths.rebooter_record, this_boot),
         enforces_signatures=enforces_signatures(roots.sys),
-        state_problem=files.why_not_writable(paths.state_file),
+        unwritable=unwritable(files, profile, (*paths.records(journal.record if journal else ""), *artifacts)),
         active_services=services.active(roots.sys, profile.host_services),
         permanent=kmod.permanent(roots.proc, modules),
         are_modules_frozen=_text(roots.proc / "sys/kernel/modules_disabled") == "1",
@@ -119,6 +121,21 @@ def _read_host(  # noqa: PLR0913  # as above
         firmware_path=firmware.custom_path(roots.sys) if paths.firmware else "",
         run_record=run,
     )
+
+
+def unwritable(files: HostFiles, profile: Profile, paths: Iterable[str], *, tries: bool = False) -> Mapping[str, str]:
+    """Why a run cannot write, remove or lock each file of `paths`, of the profile's locks and evidence where it cannot.
+
+    `tries`: write a file in each folder to find out.
+    """
+    known, tried = profile.paths, set[str]()
+    evidence = f"{known.evidence}/any"
+    found = {path: files.why_no_lock(path) for path in known.locks()}
+    for path in dict.fromkeys((*paths, *([evidence] if known.evidence else []))):
+        folder = path.rpartition("/")[0]
+        found[path] = files.why_not_writable(path, tries=tries and folder not in tried)
+        tried.add(folder)
+    return {path: why for path, why in found.items() if why}
 
 
 def _failure(files: HostFiles, path: str, this_boot: str) -> PastFailure | None:

@@ -22,6 +22,7 @@ from driver_manager.domain.errors import ConfigError
 MAX_READ_BYTES = 64 * 1024
 
 MIN_FREE_BYTES = 64 * 1024
+MIN_FREE_INODES = 16
 """More than the few files take that a run writes."""
 
 OWN_ROOT = Path("/")
@@ -116,12 +117,28 @@ class HostFiles:
         with _told(path):
             self._writable(path, lambda where: replace_in(where, text, mode), missing=Missing.MAKE)
 
-    def why_not_writable(self, path: str) -> str:
-        """Why a small file cannot be written at `path`, "" if it seems that it can. Writes nothing."""
+    def why_not_writable(self, path: str, *, tries: bool = False) -> str:
+        """Why a small file at `path` cannot be replaced or removed, "" if it seems that it can. Writes nothing.
+
+        `tries`: write a file in its folder, rename it and remove it, which also finds quotas and security modules.
+        """
         try:
-            return self._writable(path, lambda where: _why_no_room(where, path), missing=Missing.STOP)
+            return self._writable(path, lambda where: _why_not(where, path, tries=tries), missing=Missing.STOP)
         except OSError as error:
             return f"{path} cannot be written: {error.strerror}"
+
+    def why_no_lock(self, path: str) -> str:
+        """Why `open_lock` would fail at `path`, "" if it seems that it would not. Writes nothing."""
+        try:
+            with place(self.root, path) as where:
+                file = open_in(where, os.O_RDONLY | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return self.why_not_writable(path)
+        except OSError as error:
+            return f"{path} cannot be opened: {error.strerror}"
+        is_folder = stat.S_ISDIR(os.fstat(file).st_mode)
+        os.close(file)
+        return f"{path} is a folder" if is_folder else ""
 
     def create(self, path: str, text: str, mode: int = 0o644) -> bool:
         """Whether the file was made, whole: False where something is there already. Raises ConfigError."""
@@ -212,18 +229,60 @@ def _told(path: str) -> Generator[None, None, None]:
         ) from error
 
 
-def _why_no_room(where: Place, path: str) -> str:
-    """Why there is none for a file at the place, which is `path` on the host or the first of it that is missing.
+def _why_not(where: Place, path: str, *, tries: bool) -> str:
+    """Why no file can take the place, which is `path` on the host or the first of it that is missing.
 
-    Raises OSError (EROFS) for a read-only file system."""
-    with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISDIR(os.stat(where.name, dir_fd=where.folder, follow_symlinks=False).st_mode):
-            return f"{path} is a folder"
+    Raises OSError, EROFS for a read-only file system.
+    """
     status = os.fstatvfs(where.folder)
     if status.f_flag & os.ST_RDONLY:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(where.path))
+    if not os.access(".", os.W_OK | os.X_OK, dir_fd=where.folder, effective_ids=True):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(where.path))
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISDIR(os.stat(where.name, dir_fd=where.folder, follow_symlinks=False).st_mode):
+            return f"{path} is a folder"
+        _refuse_kept(where)
     free_bytes = status.f_bavail * status.f_frsize
-    return "" if free_bytes >= MIN_FREE_BYTES else f"{where.path.parent} has only {free_bytes} bytes left"
+    if free_bytes < MIN_FREE_BYTES:
+        return f"the file system of {path} has only {free_bytes} bytes left"
+    if status.f_files and status.f_favail < MIN_FREE_INODES:  # file systems without a table of inodes report 0 of them
+        return f"the file system of {path} has only {status.f_favail} inodes left"
+    if tries:
+        _try(where)
+    return ""
+
+
+def _refuse_kept(where: Place) -> None:
+    """Raise OSError for a file that can be neither replaced nor removed: immutable, append-only or a mount point.
+
+    rmdir(2) checks what unlink(2) and rename(2) check, before it refuses to remove what is not a folder.
+    """
+    try:
+        os.rmdir(where.name, dir_fd=where.folder)
+    except NotADirectoryError:
+        file = open_in(where, os.O_PATH)
+        try:
+            if _mount_id(file) != _mount_id(where.folder):
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(where.path)) from None
+        finally:
+            os.close(file)
+
+
+def _mount_id(descriptor: int) -> str:
+    """The mount of an open file (proc(5), fdinfo)."""
+    lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
+    return next(line for line in lines if line.startswith("mnt_id:"))
+
+
+def _try(where: Place) -> None:
+    """Write, rename and remove a file in the folder of the place. Raises OSError."""
+    name = _written_beside(where, "\0" * MIN_FREE_BYTES, 0o600)
+    try:
+        _rename(where, name, f"{name}.tried")
+        name = f"{name}.tried"
+    finally:
+        _unlink(where, name)
 
 
 def _open_writable(where: Place) -> int:

@@ -123,7 +123,7 @@ class HostRebooter(RebootFiles):
         """See the port. A command that was killed, or hangs, may have told the host before."""
         try:
             enter = in_host(self._roots.proc)
-            result = run([*enter, *self._command], timeout_s=COMMAND_TIMEOUT_S, env=host_path())
+            result = run([*enter, *self._command], timeout_s=COMMAND_TIMEOUT_S, env=host_path(), may_leave=True)
         except ManagerError as error:
             return RebootAnswer(error.what, is_refused=True)
         is_refused = result.status > 0 and result.status != TIMED_OUT

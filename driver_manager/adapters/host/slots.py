@@ -167,6 +167,8 @@ def look(files: HostFiles, proc: Path, root: str, digest: str, kernel: str) -> S
     )
     here = files.path(root, follow_last=False)
     obstacle, remedy = ("", "") if here.is_symlink() else _obstacle(proc, files.real(root))
+    if wanted and not obstacle:
+        obstacle, remedy = _why_no_flip(files, root)
     return StagedSlots(
         root.rstrip("/"),
         slots,
@@ -202,6 +204,14 @@ def _obstacle(proc: Path, root: str) -> tuple[str, str]:
         f"{points[-1]} is a mount point: {root} cannot be pointed at a slot",
         "Unmount it on the host; where a driver container mounts it, delete that pod first.",
     )
+
+
+def _why_no_flip(files: HostFiles, root: str) -> tuple[str, str]:
+    """Why the files that a flip writes cannot be written, and what to do; "" and "" where they can."""
+    above, folder = root.rstrip("/").rpartition("/")[0], folder_of(root)
+    refused = (files.why_not_writable(path) for path in (f"{above}/{FLIP}", f"{folder}/{PREVIOUS}"))
+    why = next(filter(None, refused), "") or files.why_no_lock(f"{folder}/{LOCK}")
+    return why, f"Mount {above} of the host read-write and free some space." if why else ""
 
 
 def _slot(path: Path, digest: str | None, kernel: str) -> StagedSlot:

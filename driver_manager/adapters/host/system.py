@@ -9,6 +9,7 @@ from pathlib import Path
 
 from driver_manager.adapters.host import mounts, services
 from driver_manager.adapters.host.evidence import EvidenceFolder, holders_within, with_surroundings
+from driver_manager.adapters.host.facts import unwritable
 from driver_manager.adapters.host.fence import Ownership
 from driver_manager.adapters.host.holders import LOOK_S, Looks, bound_to, find_holders
 from driver_manager.adapters.host.loads import load_text
@@ -264,6 +265,10 @@ class LinuxHost:
             text = self._files.read(self._profile.paths.health_record) or ""
             return recorded(text, boot_id(self._roots)).evidence
         return ()
+
+    def unwritable(self, paths: tuple[str, ...]) -> Mapping[str, str]:
+        """See the port."""
+        return unwritable(self._files, self._profile, paths, tries=True)
 
     def exists(self, path: str) -> bool:
         """See the port."""

@@ -18,6 +18,11 @@ def this_process(boot_id: str) -> Owner:
     return _owner(os.getpid(), Path("/proc/self"), boot_id)
 
 
+def of(pid: int) -> Owner:
+    """A process of our own pid namespace."""
+    return _owner(pid, Path(f"/proc/{pid}"), "")
+
+
 def lives(owner: Owner, host_proc: Path) -> bool | None:
     """Whether the process `owner` is still there, seen from our own pid namespace or from the host's /proc.
 

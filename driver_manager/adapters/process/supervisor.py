@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from driver_manager.adapters.process import identity
 from driver_manager.adapters.process.loop_clock import LoopClock
+from driver_manager.adapters.process.orphans import Orphans
 from driver_manager.adapters.process.tools import environment, last_words
 from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.journal import Owner
@@ -29,9 +30,6 @@ SUSPENDED_S = 1.0
 CLEAR_POLL_S = 0.02
 CHUNK_BYTES = 16 * 1024
 NOT_RUNNABLE, NOT_FOUND = NO_TOOL
-INIT_PID = 1
-ANYBODY = 1
-"""waitpid(2) takes the negative of a group, and -1 for any child."""
 
 
 class StillStuckError(Exception):
@@ -92,6 +90,7 @@ class Supervisor:
         if stuck is not None:
             raise StillStuckError(stuck.pid)
         end = self._clock.monotonic() + timeout_s
+        orphans = Orphans()
         child = _Child(self._clock, argv, environment(env), given)
         try:
             status = child.wait(end)
@@ -101,21 +100,23 @@ class Supervisor:
         finally:
             child.kill()
             child.close()
-        self._clear(child.group)
-        if os.getpid() == INIT_PID:
-            _reap(ANYBODY)  # what left the tool's group is ours when its parent ends: a container has no other init
+        self._clear(child.group, orphans)
         if child.is_cut:
             return Ran(0, "", "", is_cut=True)
         if status is None:
             return Ran(TIMED_OUT, "", f"{argv[0]}: timed out after {timeout_s:g} s")
         return Ran(status, child.out.text(), child.err.text())
 
-    def _clear(self, group: int) -> None:
-        """Wait a moment until the killed group is gone; one that stays is stuck."""
+    def _clear(self, group: int, orphans: Orphans) -> None:
+        """Wait a moment until the killed group is gone, and what left it with its parent; one that stays is stuck."""
         end = self._clock.monotonic() + KILL_S
-        while (left := _left_of(group)) is not None:
+        while True:
+            in_group, orphan = _left_of(group), orphans.end(group)
+            left = in_group or orphan
+            if left is None:
+                return
             if self._clock.monotonic() >= end:
-                self._stuck, self._group = left, group
+                self._stuck, self._group = left, group if in_group else 0
                 self._abandoned += 1
                 return
             self._clock.turn(min(end, self._clock.monotonic() + CLEAR_POLL_S))
@@ -262,7 +263,7 @@ def _left_of(group: int) -> Owner | None:
 
 
 def _reap(group: int) -> None:
-    """Reap our own children of the group that ended; `ANYBODY` for all our children."""
+    """Reap our own children of the group that ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass

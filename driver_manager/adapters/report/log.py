@@ -1,7 +1,13 @@
-"""The Reporter port: human text on a terminal, JSON lines otherwise. One transition, one line, on standard error."""
+"""The Reporter port: human text on a terminal, JSON lines otherwise. One transition, one line, on standard error.
+
+A reader that does not read stops nobody: a line that does not fit into its pipe is dropped, and counted for later.
+"""
 
 from __future__ import annotations
 
+import os
+import select
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +21,73 @@ from driver_manager.domain.frozen import Frozen
 
 LEVELS = ("debug", "info", "warning", "error")
 _COLOURS = {"warning": YELLOW, "error": RED}
+
+PATIENCE_S = 0.2
+"""How long a line waits for a reader that has kept up so far. One that has not costs no time."""
+
+ATOMIC_BYTES = 4096
+"""A pipe that poll(2) calls writable takes this much without a wait (pipe(7), PIPE_BUF)."""
+
+
+class Outlet:
+    """A pipe, socket or terminal at `descriptor`, written to without waiting for its reader.
+
+    The descriptor is shared with other processes, so it stays as it is: a pipe is opened again for writes that do not
+    wait. What cannot be opened again gets no more at a time than poll(2) promises room for.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._most_bytes: int | None = None
+        try:
+            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            self._descriptor = os.open(f"/proc/self/fd/{descriptor}", flags)
+        except OSError:
+            self._descriptor, self._most_bytes = descriptor, ATOMIC_BYTES
+        self._poll = select.poll()
+        self._poll.register(self._descriptor, select.POLLOUT)
+        self._rest = b""
+        self._dropped = 0
+
+    def put(self, line: bytes, notice: Callable[[int], bytes]) -> None:
+        """Write `line`, or drop it; after a drop `notice` of their number goes before it. Raises OSError."""
+        patience_s = 0.0 if self._dropped else PATIENCE_S
+        whole = (notice(self._dropped) if self._dropped else b"") + line
+        self._rest = self.push(self._rest, patience_s)
+        left = whole if self._rest else self.push(whole, patience_s)
+        if len(left) < len(whole):
+            self._rest, self._dropped = left, 0
+        elif line.endswith(b"\n"):
+            self._dropped += 1
+
+    def push(self, text: bytes, patience_s: float) -> bytes:
+        """What of `text` finds no room within that time, b"" if all of it is written. Raises OSError."""
+        end_s = time.monotonic() + patience_s
+        while text and self._poll.poll(max(0.0, end_s - time.monotonic()) * 1000):
+            try:
+                text = text[os.write(self._descriptor, text[: self._most_bytes]) :]
+            except BlockingIOError:
+                if time.monotonic() >= end_s:
+                    break
+        return text
+
+
+_OUTLETS: dict[tuple[int, int, int], Outlet] = {}
+"""By descriptor, device and inode: a process has several reporters, and one number of dropped lines."""
+
+
+def outlet_of(stream: TextIO) -> Outlet | None:
+    """Where the text of `stream` is written without a wait; None for a file, which has no reader that could stop it."""
+    try:
+        descriptor = stream.fileno()
+        found = os.fstat(descriptor)
+    except (OSError, ValueError, AttributeError):
+        return None
+    if not (stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode) or os.isatty(descriptor)):
+        return None
+    key = descriptor, found.st_dev, found.st_ino
+    if key not in _OUTLETS:
+        _OUTLETS[key] = Outlet(descriptor)
+    return _OUTLETS[key]
 
 
 class LogReporter:
@@ -54,28 +127,40 @@ class LogReporter:
     def _write(self, level: str, text: str, **fields: Any) -> None:
         if LEVELS.index(level) < self._least:
             return
+        self._emit(self._line(level, text, **fields))
+
+    def _line(self, level: str, text: str, **fields: Any) -> str:
         text = text if self._json else one_line(text)  # JSON spells everything out by itself
         # Not by datetime: a third of a MiB for a loop that prints a line a day.
         seconds, ms = divmod(int(self._wall() * 1000), 1000)
         now = time.gmtime(seconds)
         if self._json:
             at = f"{time.strftime('%Y-%m-%dT%H:%M:%S', now)}.{ms:03d}+00:00"
-            line = json_text({"time": at, "level": level, "message": text, **fields})
-        else:
-            line = f"{time.strftime('%H:%M:%S', now)}.{ms:03d} {self._mark(level)}{text}"
-        self._emit(line + "\n")
+            return json_text({"time": at, "level": level, "message": text, **fields}) + "\n"
+        return f"{time.strftime('%H:%M:%S', now)}.{ms:03d} {self._mark(level)}{text}\n"
 
     def _emit(self, text: str) -> None:
         if self._is_writing:  # a signal handler speaks in the middle of a line, which the stream does not allow
             return
         self._is_writing = True
         try:
+            outlet = outlet_of(self._stream)
+            if outlet is not None:
+                outlet.put(self._encoded(text), self._notice)
+                return
             self._stream.write(text)
             self._stream.flush()
         except (OSError, ValueError):
             return  # a closed log must not end a run that holds a node
         finally:
             self._is_writing = False
+
+    def _encoded(self, text: str) -> bytes:
+        return text.encode(self._stream.encoding or "utf-8", errors="backslashreplace")
+
+    def _notice(self, dropped: int) -> bytes:
+        what = "1 line was dropped" if dropped == 1 else f"{dropped} lines were dropped"
+        return self._encoded(self._line("warning", f"{what}: the reader of this log did not read"))
 
 
 class LogForm(Frozen):

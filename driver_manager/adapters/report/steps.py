@@ -61,9 +61,12 @@ class StepList(LogReporter):
         if LEVELS.index(level) < self._least:
             return
         with self._lock:
-            indent = "  " if self._present is not None else ""
-            self._emit(f"{ERASE_LINE}{indent}{self._mark(level)}{one_line(text)}\n")
+            self._emit(self._line(level, text))
             self._draw()
+
+    def _line(self, level: str, text: str, **_: Any) -> str:
+        indent = "  " if self._present is not None else ""
+        return f"{ERASE_LINE}{indent}{self._mark(level)}{one_line(text)}\n"
 
     def _settle(self, mark: str, colour: str) -> None:
         """What was the present step becomes a line that stays."""

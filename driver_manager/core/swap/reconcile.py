@@ -41,12 +41,14 @@ from driver_manager.domain.swap.driver_state import is_owned_elsewhere
 from driver_manager.domain.swap.obstacles import HOLDERS, STUCK
 from driver_manager.domain.swap.plan import Decision, Plan, PlanAgain
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.preflight import access, remedies, rights
+from driver_manager.domain.swap.preflight import access, host_files, remedies, rights, written_files
 from driver_manager.domain.swap.retry_wait import AFTER_FAILURE, disturbs, noted, time_of_day, wait_s
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.base import PATCH_NODES
-from driver_manager.domain.swap.steps.modules import LoadModules, UnloadModules
-from driver_manager.domain.swap.steps.node import StandDown
+from driver_manager.domain.swap.steps.devices import KeepBindings
+from driver_manager.domain.swap.steps.modules import LoadModules, RecordDigest, UnloadModules
+from driver_manager.domain.swap.steps.mounts import RemoveArtifacts
+from driver_manager.domain.swap.steps.node import StandDown, TakeNode
 from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads
 from driver_manager.domain.swap.steps.reboot import EndWithoutReboot, HoldForReboot
 from driver_manager.domain.swap.steps.waits import WaitAfterFailure
@@ -184,7 +186,7 @@ class _Run:
                 self._waited |= {AFTER_FAILURE}
                 now, decided = decide(ports, obs, self._profile, self._policy, self._waited)
             settler.state.reached("preflight")
-            self._prepare(decided, settler.state)
+            self._prepare(now, decided, settler.state)
             self._warm(decided)
             waited_for = Executor(RunContext(ports, now, settler, self._fence, self._deadline), decided).run()
         except (Conflict, OwnedElsewhere):
@@ -243,11 +245,15 @@ class _Run:
         _show_blindness(error, self._ports, self._profile, self._here)
         return replace(_plain(error), changed=True)
 
-    def _prepare(self, decided: Plan, state: StateWriter) -> None:
-        """Raise PreflightFailed for a missing right; say what is worth a warning. Evictions are rehearsed once."""
+    def _prepare(self, now: Situation, decided: Plan, state: StateWriter) -> None:
+        """Raise PreflightFailed for a missing right or a file that cannot be written; say what is worth a warning.
+
+        Evictions are rehearsed once.
+        """
         if _waits_after_failure(decided):  # whatever comes then is looked at then
             return
         _check_rights(self._ports, decided, state)
+        _check_files(self._ports, now, decided)
         plans_again = any(isinstance(step, PlanAgain) for step in decided.steps)
         if not plans_again and not self._is_rehearsed:
             decided = rehearsed(self._ports, decided)
@@ -313,6 +319,17 @@ def _check_rights(ports: Ports, decided: Plan, state: StateWriter) -> None:
     if missing:
         what = "; ".join(check.what for check in missing)
         raise PreflightFailed(f"preflight: {what}", remedies(missing))
+
+
+def _check_files(ports: Ports, now: Situation, decided: Plan) -> None:
+    """Raise PreflightFailed for a file of the host that a step will write and cannot: found out by writing beside it.
+
+    What only gives the node back is never refused.
+    """
+    if any(isinstance(step, TakeNode | RemoveArtifacts | KeepBindings | RecordDigest) for step in decided.steps):
+        check = host_files(now, ports.host.unwritable(written_files(now)))
+        if not check.ok:
+            raise PreflightFailed(f"preflight: {check.what}", check.remedy)
 
 
 def _was_taken_since(obs: Observation, ports: Ports, profile: Profile) -> bool:

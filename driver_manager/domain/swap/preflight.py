@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.frozen import Frozen
@@ -50,8 +50,8 @@ def checks(now: Situation, *, keeps_driver: bool = False) -> tuple[Check, ...]:
         *versions(now),
         _users(now),
         *(() if keeps_driver else (*_frozen(now), *_permanent(now))),
-        # Where the container loads, we write no file, but what an earlier one left has to go.
-        *((_state(now),) if now.policy.loader is Loader.MANAGER or now.host.artifacts else ()),
+        host_files(now, now.host.unwritable),
+        *_evidence(now),
     )
 
 
@@ -382,11 +382,36 @@ def _permanent(now: Situation) -> tuple[Check, ...]:
     )
 
 
-def _state(now: Situation) -> Check:
+def written_files(now: Situation) -> tuple[str, ...]:
+    """The host's files that the run writes, removes or locks after its first effect, and cannot do without."""
+    paths, policy = now.profile.paths, now.policy
+    found = [*now.host.artifacts, paths.owner_note, paths.failure_note, paths.work_lock, paths.effect_lock]
+    if now.obs.journal is not None and now.obs.journal.record:
+        found.append(paths.run_record(now.obs.journal.record))
+    if policy.mode is Mode.VFIO or now.host.bindings:
+        found.append(paths.bindings)
+    if policy.mode is Mode.CONTAINER and policy.loader is Loader.MANAGER:
+        found = [paths.state_file, paths.load_record, *found]
+    if policy.mode is Mode.CONTAINER and policy.loader in (Loader.MANAGER, Loader.KMM):
+        found += [paths.client_record, paths.client_lock]
+    return tuple(dict.fromkeys(found))
+
+
+def host_files(now: Situation, unwritable: Mapping[str, str]) -> Check:
+    """Whether the run can write its files; `unwritable` says why it cannot, by path."""
     folder = now.profile.paths.state_file.rpartition("/")[0]
+    found = dict.fromkeys(unwritable[path] for path in written_files(now) if path in unwritable)
     return Check(
-        "state file",
-        not now.host.state_problem,
-        now.host.state_problem or "the folder of the state file can be written and has room",
-        f"Mount the vendor's folder of the host ({folder}) read-write, free some space, remove what is in its place.",
+        "host files",
+        not found,
+        several(found, "; ") or f"the files in {folder} can be written and there is room for them",
+        f"Mount the vendor's folder of the host ({folder}) read-write, free some space, remove what is in the place of "
+        "each file.",
     )
+
+
+def _evidence(now: Situation) -> tuple[Check, ...]:
+    """What a run does without: it unloads the driver with no evidence kept."""
+    folder = now.profile.paths.evidence
+    found = (why for path, why in now.host.unwritable.items() if folder and path.rpartition("/")[0] == folder)
+    return tuple(Check("evidence", None, f"no evidence would be kept: {why}") for why in found)

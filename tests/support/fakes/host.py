@@ -73,6 +73,7 @@ class FakeHost:
     is_owned: bool = False
     evidence: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     evidence_error: Exception | None = None
+    refused_files: dict[str, str] = field(default_factory=dict)
     permanent: dict[str, str] = field(default_factory=dict)
     are_modules_frozen: bool = False
     given: dict[str, str] = field(default_factory=dict)
@@ -217,6 +218,9 @@ class FakeHost:
     def exists(self, path: str) -> bool:
         with self.killer.call(f"exists {path}"):
             return path in self.files
+
+    def unwritable(self, paths: tuple[str, ...]) -> Mapping[str, str]:
+        return {path: why for path, why in self.refused_files.items() if path in paths}
 
     def write_text(self, path: str, text: str, *, is_secret: bool = False) -> None:
         with self.killer.call(f"write {path}", effect=True):

@@ -80,7 +80,7 @@ def test_what_is_no_file_in_the_state_files_place_stops_the_run(tree: Tree, kind
     found = tree.read()
     assert found.digest is None
     assert found.digest_problem
-    assert (f"{PATHS.state_file} is a folder" == found.state_problem) is (kind == "folder")
+    assert (f"{PATHS.state_file} is a folder" == found.unwritable.get(PATHS.state_file)) is (kind == "folder")
 
 
 # load record

@@ -131,7 +131,8 @@ def test_the_tool_gets_a_short_environment_and_no_descriptor_of_ours(
 ) -> None:
     monkeypatch.setenv("SECRET", "token")
     ran = Supervisor(clock).run(["/usr/bin/env"], {"LD_LIBRARY_PATH": "/x"}, 10.0)
-    assert {line.partition("=")[0] for line in ran.out.splitlines()} == {"PATH", "LC_ALL", "LD_LIBRARY_PATH"}
+    names = {line.partition("=")[0] for line in ran.out.splitlines()}
+    assert names == {"PATH", "LC_ALL", "STARTED_BY", "LD_LIBRARY_PATH"}
     opened = Supervisor(clock).run(["/bin/ls", "/proc/self/fd"], {}, 10.0).out.split()
     assert opened == ["0", "1", "2", "3"], "3 is ls itself looking"
     assert Supervisor(clock).run(["/bin/cat"], {}, 10.0).out == "", "its input is empty"
@@ -289,11 +290,12 @@ def test_a_wait_may_be_longer_than_poll_can_tell(clock: LoopClock, tool: StandIn
 AS_INIT = """
 import ctypes, os, sys
 from pathlib import Path
-from driver_manager.adapters.process import supervisor
+from driver_manager.adapters.process import orphans, supervisor
 from driver_manager.adapters.process.loop_clock import LoopClock
-PR_SET_CHILD_SUBREAPER = 36
-assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
-supervisor.INIT_PID = os.getpid() if sys.argv[1] == "init" else 0
+assert ctypes.CDLL(None).prctl(orphans.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+orphans.INIT_PID = os.getpid() if sys.argv[1] == "init" else 0
+if sys.argv[1] == "reaper":
+    orphans.adopt()
 clock = LoopClock()
 clock.install()
 ran = supervisor.Supervisor(clock).run(["/bin/sh", "-c", sys.argv[2]], {}, 10.0)
@@ -303,8 +305,8 @@ print(len(left))
 """
 
 
-@pytest.mark.parametrize(("role", "left"), [("init", "0\n"), ("another process", "1\n")])
-def test_the_init_process_of_a_container_reaps_also_what_left_the_tools_group(
+@pytest.mark.parametrize(("role", "left"), [("init", "0\n"), ("reaper", "0\n"), ("another process", "1\n")])
+def test_a_process_that_orphans_come_to_reaps_also_what_left_the_tools_group(
     tmp_path: Path, role: str, left: str
 ) -> None:
     gone = tmp_path / "gone"

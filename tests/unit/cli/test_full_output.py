@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
 from collections.abc import Generator
@@ -38,6 +40,26 @@ def into_a_full_device(node: ByHand, *argv: str, also_stderr: bool = False) -> s
         )
 
 
+def into_an_unread_pipe(node: ByHand, *argv: str) -> subprocess.CompletedProcess[str]:
+    """The command with a standard output that is full, and whose reader does not read."""
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, b"x" * fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ))
+        return subprocess.run(
+            [sys.executable, "-m", "driver_manager", *argv],
+            cwd=REPOSITORY,
+            env=node.environment(LOG_FORMAT="text"),
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
 @pytest.mark.submission
 @pytest.mark.shares(3)
 @pytest.mark.parametrize(
@@ -71,12 +93,16 @@ def test_with_nowhere_to_write_at_all_the_exit_code_still_tells(node: ByHand, wo
 
 
 @pytest.mark.submission
+@pytest.mark.shares(3)
 def test_a_run_that_is_done_is_done_though_nobody_can_read_of_it(node: ByHand) -> None:
     argv = ("--driver-load", "manager", "--driver-root", "/opt/none", "-o", "json")
     refused = into_a_full_device(node, "reconcile-driver-state", *argv)
     assert refused.returncode == ExitCode.PREFLIGHT_FAILED, refused.stderr
     given = into_a_full_device(node, "restore")
     assert given.returncode == ExitCode.DONE, given.stderr
+    unread = into_an_unread_pipe(node, "restore", "-o", "json")
+    assert unread.returncode == ExitCode.DONE, unread.stderr
+    assert "warning: standard output was not read within 10 s: the result is not printed" in unread.stderr
     for done in (refused, given):
         assert "Traceback" not in done.stderr
         assert f"warning: {FULL}" in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -28,12 +29,19 @@ INTERVAL = ("--interval", "50ms")
 class Watch:
     """A running `health-watch`; its log is in a file."""
 
-    def __init__(self, tree: AscendTree, folder: Path, *options: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        tree: AscendTree,
+        folder: Path,
+        *options: str,
+        env: dict[str, str] | None = None,
+        stderr: int | None = None,
+    ) -> None:
         self.log = folder / f"log-{len(list(folder.glob('log-*')))}"
         argv = [sys.executable, "-m", "driver_manager", "health-watch", *tree.options, *options]
         environment = {"PATH": os.environ["PATH"], "TERMINATION_LOG": "/absent", **(env or {})}
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(argv, stderr=log, env=environment)
+            self.process = subprocess.Popen(argv, stderr=log if stderr is None else stderr, env=environment)
 
     @property
     def lines(self) -> list[str]:
@@ -75,8 +83,8 @@ Start = Callable[..., Watch]
 def start(tree: AscendTree, tmp_path: Path) -> Iterator[Start]:
     started: list[Watch] = []
 
-    def begin(*options: str, env: dict[str, str] | None = None) -> Watch:
-        started.append(Watch(tree, tmp_path, *options, env=env))
+    def begin(*options: str, env: dict[str, str] | None = None, stderr: int | None = None) -> Watch:
+        started.append(Watch(tree, tmp_path, *options, env=env, stderr=stderr))
         return started[-1]
 
     yield begin
@@ -137,6 +145,25 @@ def test_sigterm_ends_within_a_second_and_leaves_markers_and_no_process(
     assert (tree.is_ready, tree.marker) == before
     assert "markers stay as they are" in watch.lines[-1]
     wait_until(lambda: not any(map(is_alive, tree.tool.starts)), lambda: "no probe is left")
+
+
+@pytest.mark.submission
+@pytest.mark.shares(3)
+def test_a_log_that_nobody_reads_delays_neither_samples_nor_the_end(tree: AscendTree, start: Start) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"x" * fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ))
+    try:
+        tree.tool.be("critical")
+        watch = start(*INTERVAL, stderr=writer)
+        wait_until(lambda: tree.marker is not None, lambda: "the wedge is declared")
+        sampled = len(tree.tool.starts)
+        wait_until(lambda: len(tree.tool.starts) > sampled, lambda: "the watch goes on")
+        status, took_s = watch.end()
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert (status, tree.is_ready) == (0, False)
+    assert took_s < patient(1.5)
 
 
 @pytest.mark.submission

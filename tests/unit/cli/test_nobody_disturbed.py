@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from driver_manager import settings
+from driver_manager.adapters.host import files
+from driver_manager.adapters.host.openat import Place
 from driver_manager.cli import wiring
 from driver_manager.cli.main import run
 from driver_manager.domain.errors import ExitCode
@@ -116,6 +118,51 @@ def test_a_frozen_kernel_is_refused_by_preflight_and_by_the_run(
     assert run(["reconcile-driver-state"]) == ExitCode.PREFLIGHT_FAILED
     assert untouched(node) == before
     assert patches(node) == 1, "what the Node shows"
+
+
+PATHS = PROFILE.paths
+
+
+@pytest.mark.submission
+@pytest.mark.shares(3)
+@pytest.mark.parametrize(
+    "path", [PATHS.load_record, PATHS.failure_note, PATHS.owner_note, PATHS.effect_lock, PATHS.client_record]
+)
+def test_a_folder_in_the_place_of_a_file_of_ours_stops_the_run_before_anything_is_changed(
+    node: ByHand, capfd: pytest.CaptureFixture[str], path: str
+) -> None:
+    place = node.tree.root / path.lstrip("/")
+    place.unlink(missing_ok=True)
+    (place / "kept").mkdir(parents=True)
+    before, said = untouched(node), f"{path} is a folder"
+    assert run(["preflight"]) == ExitCode.PREFLIGHT_FAILED
+    assert f"✗ host files: {said}" in capfd.readouterr().out
+    for command in ("plan", "reconcile-driver-state", "reconcile-driver-state"):
+        assert run([command]) == ExitCode.PREFLIGHT_FAILED
+        assert f"preflight: {said}" in capfd.readouterr().err
+    assert (node.tree.driver_version, untouched(node)) == (OLD, before)
+    assert patches(node) == 1, "what the Node shows"
+    (place / "kept").rmdir()
+    place.rmdir()
+    assert run(["reconcile-driver-state"]) == ExitCode.DONE
+    assert node.tree.driver_version == NEW
+
+
+@pytest.mark.submission
+def test_what_only_a_write_would_meet_is_met_by_the_run_before_anything_is_changed(
+    node: ByHand, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, real = untouched(node), files._written_beside
+
+    def over_quota(where: Place, text: str, mode: int) -> str:
+        if str(where.path).startswith(f"{node.tree.root}/run/rbln/"):
+            raise OSError(122, "Disk quota exceeded")
+        return real(where, text, mode)
+
+    monkeypatch.setattr(files, "_written_beside", over_quota)
+    assert run(["reconcile-driver-state"]) == ExitCode.PREFLIGHT_FAILED
+    assert "cannot be written: Disk quota exceeded" in capfd.readouterr().err
+    assert (node.tree.driver_version, untouched(node)) == (OLD, before)
 
 
 EVICTING = (

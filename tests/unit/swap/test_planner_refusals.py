@@ -37,7 +37,7 @@ from tests.support.fakes.builders import (
 )
 from tests.support.fakes.plans import ASCEND_LOADED, CONTAINER, MANAGER
 
-FULL = host(state_problem="/run is full", artifacts=(PROFILE.paths.state_file,))
+FULL = host(unwritable={PROFILE.paths.state_file: "/run is full"}, artifacts=(PROFILE.paths.state_file,))
 
 
 @pytest.mark.parametrize(

@@ -204,9 +204,10 @@ def test_a_signature_matters_where_the_kernel_asks_for_it(signed: bool | None, e
 def test_a_state_file_that_cannot_be_written_stops_whoever_has_to_write_or_remove_one(
     policy: Policy, artifacts: tuple[str, ...], stops: bool
 ) -> None:
-    full = host(source=source(), artifacts=artifacts, state_problem="/run/rbln has only 0 bytes left")
+    why = "/run/rbln has only 0 bytes left"
+    full = host(source=source(), artifacts=artifacts, unwritable={PROFILE.paths.state_file: why})
     found = problems(Situation.of(observation(host=full), PROFILE, policy))
-    assert [(problem.name, problem.what) for problem in found] == [("state file", full.state_problem)] * stops
+    assert [(problem.name, problem.what) for problem in found] == [("host files", why)] * stops
     assert all("free some space" in problem.remedy for problem in found)
 
 
