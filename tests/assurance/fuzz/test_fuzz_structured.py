@@ -14,7 +14,8 @@ from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.domain import wire
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.health.parsers import npu_smi
-from driver_manager.domain.pods import labels
+from driver_manager.domain.pods import journal_check, labels
+from driver_manager.domain.reboot.record import Pending
 from tests.assurance.fuzz import target as targets_form
 from tests.assurance.fuzz.mutation import amplified, mutated
 from tests.assurance.fuzz.target import Form, Target, TooSlowError, check
@@ -149,6 +150,21 @@ def test_a_reader_that_believes_a_count_is_caught(monkeypatch: pytest.MonkeyPatc
 def test_a_pause_that_outgrows_a_label_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError):
         reads_with(TARGETS["labels"], monkeypatch, lambda value, paused: f"{value}_{paused}", "paused_form", labels)
+
+
+def test_a_run_that_does_what_any_record_says_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError):
+        reads_with(TARGETS["forged-journal"], monkeypatch, lambda said, _: said, "_with_commands", journal_check)
+
+
+def test_a_run_that_restores_any_label_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError, match="no label of the profile"):
+        reads_with(TARGETS["forged-journal"], monkeypatch, lambda *_: True, "_may_be_paused", journal_check)
+
+
+def test_a_rebooter_that_believes_the_annotations_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError, match="nobody approved"):
+        reads_with(TARGETS["forged-grant"], monkeypatch, property(lambda _: True), "is_granted", Pending)
 
 
 def test_a_slow_reader_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

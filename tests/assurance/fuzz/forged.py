@@ -1,0 +1,259 @@
+"""Targets that forge state: a journal and annotations on a Node, and records on its host, of the right types.
+
+The input chooses the values, so that each journal and record can be read. Then whole runs go over them, on the fakes.
+A finding is an effect on the host that no honest run of the same profile has, killed wherever it may be, or a reboot
+without a grant in the record of the host.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, TypeVar
+
+from driver_manager.domain import host_record
+from driver_manager.domain.bindings import Binding
+from driver_manager.domain.host_paths import RUN_RECORD
+from driver_manager.domain.host_record import HostRecord
+from driver_manager.domain.journal import Journal, OldDriver, Owner, encode
+from driver_manager.domain.reboot import record as reboot_record
+from driver_manager.domain.reboot.record import Pending, RebootRequest, Record
+from driver_manager.domain.reboot.state import RebootPolicy
+from tests.assurance.fuzz.target import Form, Target
+from tests.support.fakes.builders import EXPORTER, NEW_DIGEST, OLD_DIGEST, PAUSED, PLUGIN
+from tests.support.fakes.pci import function
+from tests.support.fakes.reboot_world import KEYS, Fleet
+from tests.support.fakes.scenarios import GATE, OLD_ROOT, replace_with_more_of_the_profile
+from tests.support.fakes.world import World
+
+EVIL_ROOT, EVIL_VERSION = "/var/lib/kubelet/pods/6f1c/volumes/kubernetes.io~empty-dir/scratch", "6.6"
+RUN, BOOT = "boot-1:1:99:99", "boot-1"
+SERVICE, DEVICE = "rbln_daemon.service", function().address
+WORDS = (
+    "", "true", "false", PAUSED, f"gold_{PAUSED}", "gold", "\n", "-C/x", "../x", "/", "reboot.target", "dccp",
+    EVIL_ROOT, OLD_ROOT, "/opt/new", SERVICE, "generic_npu", "rebellions", "rebellions_peer", "usb_storage", "1.0",
+    "2.0", EVIL_VERSION, BOOT, "boot-0", OLD_DIGEST, NEW_DIGEST, "\x1b[2J", PLUGIN, EXPORTER, GATE,
+    "example.com/foo", "kubernetes.io/hostname", "driver-a", "rbln-system/driver-a", RUN, "rebellions.depth",
+    "rebellions.x", "1\ninstall rebellions /usr/bin/touch /x", "driver-manager", "vfio-pci", DEVICE, "0000:00:1f.0",
+    "x" * 70, "é",
+)  # fmt: skip
+NUMBERS = (0, 1, 7, 65_535, 2**31)
+RUNS = 3
+
+T = TypeVar("T")
+
+
+class Choices:
+    """What the bytes of an input choose, one after the other; where they end, the first of what there is."""
+
+    def __init__(self, data: bytes) -> None:
+        self._left = iter(data)
+
+    def one(self, among: Sequence[T]) -> T:
+        """One of them."""
+        return among[next(self._left, 0) % len(among)]
+
+    def word(self, *likely: str) -> str:
+        """Any word, or half of the time one that an honest run might have written."""
+        return self.one(likely or WORDS) if self.one((True, False)) else self.one(WORDS)
+
+    def words(self, *likely: str) -> tuple[str, ...]:
+        """Up to three words."""
+        return tuple(self.word(*likely) for _ in range(self.one(range(4))))
+
+    def texts(self, *likely: str) -> dict[str, str]:
+        """Words by words."""
+        return {word: self.one(WORDS) for word in self.words(*likely)}
+
+    def driver(self) -> OldDriver | None:
+        """A driver to go back to."""
+        if not self.one((True, False)):
+            return None
+        return OldDriver(
+            self.word("1.0", EVIL_VERSION),
+            self.word(OLD_ROOT, EVIL_ROOT),
+            self.words("rebellions", "generic_npu"),
+            self.word(OLD_DIGEST),
+            self.texts("rebellions.depth", "rebellions.mode"),
+        )
+
+    def devices(self) -> tuple[Binding, ...]:
+        """Original bindings."""
+        return tuple(
+            Binding(word, self.one(WORDS), self.one(WORDS), self.one(NUMBERS[:4]))
+            for word in (self.word(DEVICE) for _ in range(self.one(range(3))))
+        )
+
+    def owner(self) -> Owner:
+        """A pod or a process, of any kind."""
+        numbers = {name: self.one(NUMBERS) for name in ("pid", "start_ticks", "pid_namespace")}
+        return Owner(self.one(WORDS), self.one(WORDS), boot_id=self.one(WORDS), **numbers)
+
+
+def journal_of(choices: Choices) -> Journal:
+    """A journal of the right types; each version of the form is among them."""
+    return Journal(
+        owner=choices.owner(),
+        boot_id=choices.word(BOOT),
+        labels=choices.texts(PLUGIN, EXPORTER),
+        gates={key: choices.one((None, *WORDS)) for key in choices.words(GATE)},
+        cordoned=choices.one((False, True)),
+        driver=choices.driver(),
+        services=choices.words(SERVICE, "reboot.target"),
+        removed=choices.words("generic_npu", "dccp"),
+        cordon_manager=choices.one(WORDS),
+        node_uid=choices.one(WORDS),
+        step=choices.one(WORDS),
+        begin=choices.one(WORDS),
+        cleared=choices.one(WORDS),
+        devices=choices.devices(),
+        record=choices.word(RUN, ""),
+    )
+
+
+def record_of(choices: Choices) -> HostRecord | None:
+    """A record that a run of this boot may have left, with any content; None where there is none."""
+    if not choices.one((False, True)):
+        return None
+    return HostRecord(
+        choices.one((BOOT, "boot-0")),
+        RUN,
+        choices.words(SERVICE, "reboot.target"),
+        choices.words("generic_npu", "dccp"),
+        choices.driver(),
+        choices.devices(),
+    )
+
+
+def _replacing() -> World:
+    """Services, modules, parameters, gates and a device: all that a journal can speak of."""
+    world = replace_with_more_of_the_profile()
+    world.policy = replace(world.policy, stop_host_services=True)
+    world.host.services = {SERVICE: True}
+    world.host.pci.put(function(driver="rebellions"))
+    return world
+
+
+def _current() -> World:
+    world = _replacing()
+    world.host.put_driver("2.0", world.digest, peer=False)
+    return world
+
+
+def _failing() -> World:
+    world = _replacing()
+    world.host.broken = {"2.0"}
+    return world
+
+
+WORLDS: tuple[Callable[[], World], ...] = (_replacing, _current, _failing)
+
+
+@cache
+def honest_effects() -> frozenset[str]:
+    """What honest runs of the profile do, each killed at each of its effects and followed by others."""
+    found = set[str]()
+    for make in WORLDS:
+        at = 0
+        while True:
+            world = make()
+            world.killer.kill_at(at, after=True)
+            was_killed = world.run() is None
+            for _ in range(RUNS):
+                world.next_process()
+                world.run()
+            found |= {_kind(effect) for effect in world.killer.effects}
+            if not was_killed:
+                break
+            at += 1
+    # By root's own record, a device that is the vendor's is given what it had, whatever that was.
+    return frozenset({*found, "event", "patch", f"override {DEVICE}", f"virtual {DEVICE}"})
+
+
+def _kind(effect: str) -> str:
+    """The effect, without the name of the run and without what an administrator may have chosen for a device."""
+    if RUN_RECORD in effect:
+        return f"{effect.partition(' ')[0]} a record"
+    return " ".join(effect.split(" ")[:2]) if effect.startswith(("override ", "virtual ")) else effect
+
+
+def run_on_forged_state(data: bytes) -> None:
+    """Whole runs on a node whose journal, and whose record on the host, were forged."""
+    choices = Choices(data)
+    world = choices.one(WORLDS)()
+    said, record = journal_of(choices), record_of(choices)
+    world.host.offers[EVIL_ROOT] = EVIL_VERSION
+    world.cluster.edit({PLUGIN: choices.one(("true", PAUSED, f"gold_{PAUSED}")), "example.com/foo": PAUSED})
+    before = world.state().labels
+    world.cluster.edit(annotations={world.profile.keys.journal: encode(said)})
+    if record is not None:
+        world.host.files[world.profile.paths.run_record(RUN)] = host_record.encode(record)
+    for _ in range(RUNS):
+        assert world.run() is not None
+        _check_given(world.host.given)
+        assert record is not None or EVIL_VERSION not in world.host.loaded.values(), "a folder that the Node names"
+        world.next_process()
+    more = {_kind(effect) for effect in world.killer.effects} - honest_effects()
+    assert not more, f"no honest run does this: {more}"
+    after = world.state().labels
+    changed = {key for key in {**before, **after} if before.get(key) != after.get(key)}
+    deploy = world.profile.deploy
+    strange = {key for key in changed if not key.startswith(deploy.prefix) and key not in deploy.on_unless_false}
+    assert not strange, f"no label of the profile: {strange}"
+    assert all(text.isprintable() for _, text, _ in world.cluster.posted)
+
+
+def _check_given(given: Mapping[str, str]) -> None:
+    """Raise AssertionError unless a load was given the parameters of the profile alone, by one line for a module."""
+    names = {f"{name}.{word.partition('=')[0]}" for name, line in given.items() for word in shlex.split(line)}
+    assert names <= {"rebellions.mode", "rebellions.depth"}, given
+    assert not any("\n" in line for line in given.values()), given
+
+
+REBOOTS = RebootPolicy("", KEYS, cordon=True, clear_workloads=True)
+
+
+def _pending(choices: Choices, boot: str, uid: str) -> Pending | None:
+    """A reboot under way that was not granted in this boot: what nobody but root could write is left out."""
+    if not choices.one((False, True)):
+        return None
+    is_of_now = choices.one((True, False))
+    request = RebootRequest(boot if is_of_now else "boot-0", choices.one(("upgrade", "health")), choices.one(NUMBERS))
+    started_s = 0 if is_of_now else choices.one(NUMBERS)
+    return Pending(
+        request, choices.one((uid, *WORDS)), started_s, choices.one((False, True)), choices.one((False, True))
+    )
+
+
+def round_on_a_forged_grant(data: bytes) -> None:
+    """A rebooter on a Node with forged annotations of a grant, and no approval: it does not reboot."""
+    choices, fleet = Choices(data), Fleet(1, REBOOTS)
+    (machine,) = fleet.machines
+    if choices.one((True, False)):
+        machine.request()
+    current = machine.cluster.current
+    assert current is not None
+    boot = machine.host.boot_id
+    notes: dict[str, Any] = {KEYS.approve_reboot: None}
+    for key in (KEYS.pre_reboot_boot_id, KEYS.reboot_in_progress):
+        notes[key] = choices.one((None, boot, "upgrade", "health", "true", *WORDS))
+    machine.cluster.edit(annotations=notes)
+    pending = _pending(choices, boot, current.uid)
+    if choices.one((False, True)):
+        machine.host.text = reboot_record.encode(Record(pending=pending, escalated=choices.one(WORDS)))
+    for _ in range(RUNS):
+        machine.round()
+        assert machine.host.commands == [], "a reboot that nobody approved"
+    assert json.dumps(dict(machine.notes)).isascii()
+
+
+SPREAD = tuple(bytes((at * step + at // 7) % 256 for at in range(90)) for step in (1, 3, 7, 11, 29, 73))
+"""Inputs that choose differently at each place."""
+
+TARGETS = (
+    Target("forged-journal", run_on_forged_state, (b"", b"\1", b"\2", *SPREAD), Form.BYTES, allowed=(), runs=150),
+    Target("forged-grant", round_on_a_forged_grant, (b"", b"\0\1\1", *SPREAD), Form.BYTES, allowed=(), runs=150),
+)
