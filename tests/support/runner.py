@@ -130,7 +130,7 @@ def lanes(run: str, pythons: dict[str, str]) -> list[list[Part]]:
     """The parts of a run's tests, in lanes that begin together. `pythons` are other interpreters by their release."""
     unit = Part("unit", ("tests/unit",), workers())
     checks = Part("checks", ("tests/checks", "tests/assurance/fuzz"), workers())
-    mutants = Part("mutants", ("tests/assurance/mutants",), workers() if run == RELEASE else ())
+    mutants = Part("mutants", ("tests/assurance/mutants",), workers() if run == RELEASE else (), niceness=-5)
     cluster = Part("cluster", ("tests/system/cluster",), ("-n", "2", "--dist", "loadfile"), tiers=("cluster",))
     if run == QUICK:
         return [

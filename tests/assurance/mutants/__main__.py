@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import as_completed
 
@@ -59,13 +60,16 @@ def tried(drawn: draw.Draw, jobs: int, end: float) -> int:
     """Print the draw, try what fits before `end` and print what survived. 1 where something did."""
     print(drawn, flush=True)
     wanted = {mutant.name: mutant for mutant in drawn.in_turn()}
-    with Laboratory(jobs) as laboratory:
+    with Laboratory(jobs, end + draw.MORE_SECONDS) as laboratory:
         outcome = draw.try_in_time(list(wanted.values()), laboratory.verdict, jobs, end)
-    bad = [one for one in outcome.verdicts if one.end is not End.KILLED]
+    ends = Counter(one.end for one in outcome.verdicts)
+    bad = [one for one in outcome.verdicts if one.end not in (End.KILLED, End.UNDECIDED)]
     for one in bad:
         print(f"{wanted[one.mutant].shown()}\n  {one.end.value}: {one.says}\n  again: scripts/mutants {one.mutant}")
-    killed = f"{len(outcome.verdicts) - len(bad)} of {len(outcome.verdicts)} killed"
-    print(f"mutants: {killed}" + (f", {len(outcome.left_out)} left out for lack of time" if outcome.left_out else ""))
+    said = f"mutants: {ends[End.KILLED]} of {len(outcome.verdicts)} killed"
+    if ends[End.UNDECIDED]:
+        said += f", {ends[End.UNDECIDED]} not decided in time"
+    print(said + (f", {len(outcome.left_out)} left out for lack of time" if outcome.left_out else ""))
     return 1 if bad else 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import compileall
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -44,12 +45,13 @@ ALL_PASSED, SOME_FAILED, NO_END = 0, 1, None
 
 
 class End(Enum):
-    """How it ended for a mutant. Only `KILLED` is right."""
+    """How it ended for a mutant. Only `KILLED` is right. `UNDECIDED` is nothing wrong: the time was over."""
 
     KILLED = "killed"
     SURVIVED = "survived"
     BROKEN = "broken"
     NO_END = "no end"
+    UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True)
@@ -97,10 +99,11 @@ class Bench:
 
 
 class Laboratory:
-    """Tests mutants, `jobs` at a time, while the context lasts."""
+    """Tests mutants, `jobs` at a time, while the context lasts. What is under way at `until` is left undecided."""
 
-    def __init__(self, jobs: int) -> None:
+    def __init__(self, jobs: int, until: float = math.inf) -> None:
         self._jobs = jobs
+        self._until = until
         self._idle: SimpleQueue[Bench] = SimpleQueue()
 
     def __enter__(self) -> Laboratory:
@@ -129,15 +132,17 @@ class Laboratory:
 
     def _control(self, tests: tuple[str, ...]) -> str:
         with self._taken() as bench:
-            status, said = bench.pytest(tests, CONTROL_LIMIT_S)
+            status, said = bench.pytest(tests, self._seconds(CONTROL_LIMIT_S))
         return "" if status == ALL_PASSED else said or f"status {status}"
 
     def _ended(self, mutant: Mutant) -> tuple[End, str]:
         try:
             with self._taken() as bench, bench.holding(mutant):
-                status, said = bench.pytest(mutant.tests, mutant.limit_s)
+                status, said = bench.pytest(mutant.tests, self._seconds(mutant.limit_s))
         except NoLongerAppliesError as error:
             return End.BROKEN, str(error)
+        if status is NO_END and self._is_over():
+            return End.UNDECIDED, "the time was over"
         if status is NO_END:
             return End.KILLED if mutant.hangs else End.NO_END, f"the tests come to no end within {mutant.limit_s} s"
         if status == SOME_FAILED:
@@ -157,15 +162,26 @@ class Laboratory:
         if end is End.SURVIVED and mutant.farther:
             mutant = replace(mutant, tests=mutant.farther, limit_s=FAR_LIMIT_S)
             end, says = self._ended(mutant)
-        if end is End.SURVIVED or end is End.KILLED:
+        if end in (End.SURVIVED, End.KILLED, End.UNDECIDED):
             return end, says
         begun = time.monotonic()
-        if problem := self._control(mutant.tests):
+        problem = self._control(mutant.tests)
+        if problem and self._is_over():
+            return End.UNDECIDED, "the time was over"
+        if problem:
             return end, f"{says}; without it: {problem}"
         seconds = time.monotonic() - begun
         if end is End.NO_END and seconds > mutant.limit_s / 3:
             return self._ended(replace(mutant, limit_s=round(3 * seconds) + LIMIT_S, hangs=True))
         return End.KILLED, says.partition(":")[0]
+
+    def _seconds(self, limit_s: int) -> int:
+        """`limit_s`, or what is left until the end: at least one second, as 0 would set no limit."""
+        left_s = self._until - time.monotonic()
+        return limit_s if left_s > limit_s else max(1, math.ceil(left_s))
+
+    def _is_over(self) -> bool:
+        return time.monotonic() >= self._until
 
     @contextlib.contextmanager
     def _taken(self) -> Iterator[Bench]:

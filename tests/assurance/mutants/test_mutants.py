@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -121,6 +122,18 @@ def test_a_mutant_made_by_rule_is_killed_by_a_farther_test(laboratory: Laborator
     mutant = LineMutant("far", "", FITTING.path, FITTING.search, FITTING.replace, near, at=at, farther=FITTING.tests)
     assert laboratory.verdict(mutant).result().end is End.KILLED
     assert laboratory.verdict(replace(mutant, farther=())).result().end is End.SURVIVED
+
+
+@pytest.mark.parametrize("hangs_in", ["nearest", "farther"])
+def test_what_is_under_way_when_the_time_is_over_is_undecided(hangs_in: str) -> None:
+    late = by_rule("__import__('time').sleep(3600)\n")
+    if hangs_in == "farther":
+        near = ("unit/domain/test_window.py",)
+        late = replace(late, tests=near, farther=late.tests)
+    begun = time.monotonic()
+    with Laboratory(1, begun + 5) as laboratory:
+        assert laboratory.verdict(late).result().end is End.UNDECIDED
+    assert time.monotonic() - begun < late.limit_s / 2
 
 
 HANGING = replace(

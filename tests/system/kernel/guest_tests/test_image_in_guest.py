@@ -47,6 +47,7 @@ def test_the_image_swaps_the_real_modules_of_the_host_and_gives_every_label_back
     assert_given_back(command)
 
 
+@pytest.mark.shares(3)
 def test_the_sample_driver_container_follows_an_upgrade(command: Command, roots: DriverRoots) -> None:
     old_driver(roots)
     cleared = command.run("reconcile-driver-state", DRIVER_LOAD="container")

@@ -22,7 +22,7 @@ from tests.support.selection import Share, parsed
 
 pytestmark = pytest.mark.usefixtures("guest_kernel")
 
-SWAPS, FEWER_SWAPS = 10, 4
+SWAPS, FEWER_SWAPS = 10, 2
 """Eight seconds each: all in a release, fewer in a submission."""
 DIGESTS = {OLD_VERSION: "sha256:" + "0" * 64, NEW_VERSION: "sha256:" + "f" * 64}
 VARIANTS = {OLD_VERSION: "v1", NEW_VERSION: "v2"}
