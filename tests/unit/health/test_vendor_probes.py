@@ -107,6 +107,11 @@ def test_a_partitioned_gpu_is_one_pci_function() -> None:
     assert parse("amd-smi-list", 0, out, "", ("0000:c4:00.0", "0000:c5:00.0")).health is Health.UNHEALTHY
 
 
+def test_a_gpu_that_takes_no_work_is_not_healthy() -> None:
+    found = parse("amd-smi-list", 0, json.dumps([json.loads(AMD)[0] | {"kfd_id": "N/A"}]), "", ("0000:c4:00.0",))
+    assert (found.health, found.reason) == (Health.UNKNOWN, "gpu 0 is without a kfd_id")
+
+
 def tt(**board: Any) -> str:
     body = json.loads(TT)
     body["device_info"][0]["board_info"] |= board

@@ -12,7 +12,10 @@ from driver_manager.domain.probe_result import DeviceVerdict, Health, ProbeResul
 
 
 def listing(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
-    """`amd-smi list --json`: a partitioned GPU is in it once for each partition, with one address."""
+    """`amd-smi list --json`: a partitioned GPU is in it once for each partition, with one address.
+
+    A GPU whose `kfd_id` is N/A takes no work: the kernel's compute driver does not have it, or the tool may not ask.
+    """
     failed = failure("amd-smi", status, last_line)
     if failed is not None:
         return failed
@@ -24,4 +27,7 @@ def listing(status: int, out: str, last_line: str, present: tuple[str, ...]) -> 
 
 
 def _gpu(body: dict[str, object]) -> DeviceVerdict:
-    return DeviceVerdict(f"gpu {int(str(body['gpu']))}", Health.HEALTHY, "listed", pci_address(str(body["bdf"])))
+    name, address = f"gpu {int(str(body['gpu']))}", pci_address(str(body["bdf"]))
+    if body.get("kfd_id") == "N/A":
+        return DeviceVerdict(name, Health.UNKNOWN, "without a kfd_id", address)
+    return DeviceVerdict(name, Health.HEALTHY, "listed", address)
