@@ -26,9 +26,16 @@ CORDON_MARK = "true"
 """Value of the annotation that marks a cordon as a driver manager's; operators look at the key only."""
 
 
+BY_HAND = frozenset({"kubectl-cordon", "kubectl-drain", "kubectl-edit", "kubectl-patch"})
+"""The field managers of kubectl's commands by which a person cordons (kubernetes/kubectl, pkg/cmd: fieldManager)."""
+
+
 def has_managers_cordon(node: Node, profile: Profile) -> bool:
-    """Whether the node is cordoned and the cordon is marked as that of a run; the rebooter's is none."""
-    return node.unschedulable and _is_marked(node, profile)
+    """Whether the node is cordoned and the cordon is marked as that of a run; the rebooter's is none.
+
+    A cordon that a person has set is never a run's: many accounts can write the mark, which is an annotation.
+    """
+    return node.unschedulable and _is_marked(node, profile) and node.cordon_manager not in BY_HAND
 
 
 def has_rebooters_cordon(node: Node, profile: Profile) -> bool:
@@ -254,8 +261,11 @@ def _cordon_is_as_on(node: Node) -> tuple[Operation, ...]:
 def _was_set_anew(node: Node, journal: Journal) -> bool:
     """Whether an administrator lifted our cordon and set it again: it is no longer ours, whatever the mark says.
 
-    A Node that was made again from a copy is on record for whoever made it.
+    A Node that was made again from a copy is on record for whoever made it. By hand it is set anew whatever the journal
+    has: no run cordons by kubectl.
     """
+    if node.cordon_manager in BY_HAND:
+        return True
     is_told = bool(journal.cordon_manager and node.cordon_manager)
     is_same_node = journal.node_uid in ("", node.uid)
     return is_told and is_same_node and journal.cordon_manager != node.cordon_manager

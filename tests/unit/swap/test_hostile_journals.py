@@ -97,6 +97,18 @@ def test_a_forged_journal_sets_no_label_and_keeps_none_paused() -> None:
     assert all(text.isprintable() for _, text, _ in world.cluster.posted)
 
 
+@pytest.mark.parametrize("body", [None, {"cordoned": True}, {"cordoned": True, "cordonManager": "kubectl-cordon"}])
+def test_no_mark_and_no_journal_lifts_an_administrators_cordon(body: dict[str, Any] | None) -> None:
+    world = SCENARIOS["current"]()
+    world.cluster.edit(cordon=True, annotations={PROFILE.keys.cordon: "true"})
+    assert world.cluster.current is not None
+    world.cluster.current = replace(world.cluster.current, cordon_manager="kubectl-cordon")
+    if body is not None:
+        forged(world, body)
+    assert world.run() is not None
+    assert world.state().unschedulable
+
+
 @pytest.mark.parametrize(
     "owner",
     [7, {}, {"pid": "7"}, {"pod": "a", "uid": "b"}, {"pod": "../x", "uid": "driver-b"}, {"pod": "n/p", "uid": "a\nb"}],

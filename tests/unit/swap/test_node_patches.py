@@ -224,7 +224,9 @@ def cordoned_by(manager: str, **annotations: str) -> Node:
         (FIELD_MANAGER, FIELD_MANAGER, True),
         (FIELD_MANAGER, "kubectl-cordon", False),
         (FIELD_MANAGER, "", True),
-        ("", "kubectl-cordon", True),
+        ("", "kubectl-cordon", False),
+        ("", "another-manager", True),
+        ("kubectl-edit", "kubectl-edit", False),
         ("", "", True),
         ("another-manager", "another-manager", True),
         ("another-manager", "kubectl-cordon", False),
@@ -239,6 +241,13 @@ def test_a_cordon_that_somebody_set_anew_meanwhile_is_theirs_where_the_server_te
     assert annotations == {JOURNAL: None, CORDON: None}, "the mark goes either way: the cordon is no manager's any more"
 
 
+@pytest.mark.parametrize("by", sorted(node_patches.BY_HAND))
+def test_a_cordon_that_a_person_set_is_not_adopted_whatever_the_mark_says(by: str) -> None:
+    marked = node(unschedulable=True, annotations=MARKED, cordon_manager=by)
+    assert not taken(node=marked).journal.cordoned
+    assert node_patches.decoded_journal(marked, PROFILE, SOMEBODY) is None
+
+
 def test_an_adopted_cordon_is_on_record_for_whoever_set_it() -> None:
     adopted = taken(node=node(unschedulable=True, annotations=MARKED, cordon_manager="another-manager")).journal
     assert (adopted.cordoned, adopted.cordon_manager) == (True, "another-manager")
@@ -249,10 +258,12 @@ def test_an_adopted_cordon_is_on_record_for_whoever_set_it() -> None:
 def test_a_resumed_run_goes_by_the_first_ones_record_so_that_a_cordon_set_in_between_stays() -> None:
     first = taken().journal
     assert first.cordon_manager == FIELD_MANAGER
-    between = node(PAUSED_LABELS, annotations=MARKED, unschedulable=True, cordon_manager="kubectl-cordon")
+    between = node(PAUSED_LABELS, annotations=MARKED, unschedulable=True, cordon_manager="another-manager")
     resumed = taken(node=between, journal=first, me=SOMEBODY).journal
     assert resumed.cordon_manager == FIELD_MANAGER
-    assert release(cordoned_by("kubectl-cordon"), resumed, PROFILE).unschedulable is None
+    assert release(cordoned_by("another-manager"), resumed, PROFILE).unschedulable is None
+    by_hand = taken(node=replace(between, cordon_manager="kubectl-cordon"), journal=first, me=SOMEBODY).journal
+    assert release(cordoned_by("kubectl-cordon"), by_hand, PROFILE).unschedulable is None
 
 
 def test_a_journal_of_a_run_that_cordoned_nothing_has_no_manager() -> None:
