@@ -278,9 +278,10 @@ def _mount_id(descriptor: int) -> str:
 def _try(where: Place) -> None:
     """Write, rename and remove a file in the folder of the place. Raises OSError."""
     name = _written_beside(where, "\0" * MIN_FREE_BYTES, 0o600)
+    other = _random_name(where)
     try:
-        _rename(where, name, f"{name}.tried")
-        name = f"{name}.tried"
+        _rename(where, name, other)
+        name = other
     finally:
         _unlink(where, name)
 
@@ -361,7 +362,7 @@ def _unlink(where: Place, name: str) -> None:
 
 def _written_beside(where: Place, text: str, mode: int) -> str:
     """The name of a new file with `text` in the folder of the place, on disk."""
-    temporary = f".{where.name}.{os.urandom(6).hex()}"
+    temporary = _random_name(where)
     beside = replace(where, name=temporary)
     descriptor = open_in(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -374,6 +375,11 @@ def _written_beside(where: Place, text: str, mode: int) -> str:
         _unlink(where, temporary)
         raise
     return temporary
+
+
+def _random_name(where: Place) -> str:
+    """A name beside that of the place, which nobody else takes."""
+    return f".{where.name}.{os.urandom(6).hex()}"
 
 
 def _sync_folder(where: Place) -> None:

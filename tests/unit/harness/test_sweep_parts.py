@@ -81,12 +81,13 @@ def test_the_end_of_our_own_copy_is_no_effect_and_that_of_a_tool_is(argv: list[s
         while Path(f"/proc/{pid}/cmdline").read_bytes() != words:  # none at all while it becomes the tool
             pass
         assert effect_of("os.kill", (pid, 9), AROUND) == effect.format(pid=pid)
+        assert effect_of("os.killpg", (pid, 9), AROUND) == effect.format(pid=pid).replace("kill", "killpg")
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        ended = effect_of("os.kill", (pid, 9), AROUND)
+        ended = [effect_of(event, (pid, 9), AROUND) for event in ("os.kill", "os.killpg")]
         os.waitpid(pid, 0)
-    assert ended == "", "nothing is left to be changed"
+    assert ended == ["", ""], "nothing is left to be changed"
 
 
 THREE_WRITES = """
@@ -130,11 +131,14 @@ def test_what_a_copy_of_the_process_does_is_an_effect_and_both_die_there(
 
 def test_a_name_in_an_open_folder_is_found_there(tmp_path: Path) -> None:
     (tmp_path / "there").write_text("")
+    (tmp_path / "folder").mkdir()
     folder = os.open(tmp_path, os.O_PATH)
     around = replace(AROUND, host=str(tmp_path))
     try:
         assert effect_of("os.remove", ("there", folder), around) == "remove /there"
         assert effect_of("os.remove", ("gone", folder), around) == ""
+        assert effect_of("os.rmdir", ("there", folder), around) == "", "a file is no folder"
+        assert effect_of("os.rmdir", ("folder", folder), around) == "rmdir /folder"
         assert effect_of("os.rename", (".there.0123456789ab", "there", folder, folder), around) == "rename /.there.*"
     finally:
         os.close(folder)

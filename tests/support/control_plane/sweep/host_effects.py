@@ -85,7 +85,7 @@ def effect_of(event: str, args: tuple[Any, ...], around: Surroundings) -> str:
         return _program([os.fsdecode(word) for word in args[1]], around)
     if event.startswith("ctypes."):
         return _library(event, args)
-    if event.startswith(_HARMLESS) or (event == "os.kill" and _is_own_copy(args[0])):
+    if event.startswith(_HARMLESS) or (event in ("os.kill", "os.killpg") and _is_own_copy(args[0])):
         return ""
     return _changed(event, args, around)
 
@@ -117,6 +117,8 @@ def _changed(event: str, args: tuple[Any, ...], around: Surroundings) -> str:
         return ""
     if event in _TAKING_AWAY and not os.path.lexists(path):
         return ""
+    if event == "os.rmdir" and (Path(path).is_symlink() or not Path(path).is_dir()):
+        return ""  # the kernel refuses it: ENOTDIR, rmdir(2)
     return _at(event.removeprefix("os."), path, around)
 
 
