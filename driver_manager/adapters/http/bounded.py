@@ -102,7 +102,6 @@ class BoundedAnswer(http.client.HTTPResponse):
         line = self.fp.readline(CHUNK_BYTES + 1)
         found = _CHUNK.fullmatch(line)
         if found is None:
-            self._close_conn()
             raise ValueError("the line before a chunk has no size")
         return int(found[1], 16)
 

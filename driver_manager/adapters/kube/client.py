@@ -40,8 +40,8 @@ WHOLE_PAGES = 50
 """Of a list that is asked for without a limit. API servers answer it with one page, a proxy may not."""
 
 MAX_LIST_BYTES = 2 * 1024 * 1024 * 1024
-"""Of all pages of a list: 14 KiB for each of 150,000 pods. A list that is asked for without a limit may have no more than
-MAX_BODY_BYTES, in one page or in many.
+"""Of all pages of a list: 14 KiB for each of 150,000 pods. A list that is asked for without a limit may have no more
+than MAX_BODY_BYTES, in one page or in many.
 """
 
 RESTARTS = 3
@@ -150,12 +150,13 @@ class KubeApi:
             raise ApiUnavailable(f"{request.what}: {other}", _CHECK_SERVER)
         return body
 
-    def pages(
+    def pages(  # noqa: PLR0913  # what a list may be, and how much of it is read
         self,
         path: str,
         what: str,
         turnstile: AbstractContextManager[Any] = NO_TURNSTILE,
         passing: frozenset[int] = frozenset(),
+        *,
         most: int = MAX_PAGES,
         most_bytes: int = MAX_LIST_BYTES,
     ) -> Generator[dict[str, Any], None, None]:

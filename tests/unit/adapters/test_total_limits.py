@@ -207,9 +207,7 @@ def answered_with(head: bytes, way: Way, identity: tuple[bytes, ssl.SSLContext])
 
 
 @pytest.mark.parametrize("line", BAD_CHUNKS, ids=lambda line: repr(line[:20]))
-def test_a_chunk_without_a_size_ends_the_answer(
-    line: bytes, way: Way, identity: tuple[bytes, ssl.SSLContext]
-) -> None:
+def test_a_chunk_without_a_size_ends_the_answer(line: bytes, way: Way, identity: tuple[bytes, ssl.SSLContext]) -> None:
     said = answered_with(CHUNKED + line + b"\r\n", way, identity)
     assert "IncompleteRead(0 bytes read)" in said
 
