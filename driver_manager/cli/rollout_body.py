@@ -15,7 +15,6 @@ from driver_manager.domain.fleet.model import Fleet
 from driver_manager.domain.fleet.status_form import INVALID_SPEC
 from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.listing import several
-from driver_manager.domain.wire import LAST_MOMENT_S
 from driver_manager.ports.fleet import Leader
 
 Json = dict[str, Any]
@@ -87,7 +86,7 @@ def counts(nodes: Iterable[NodeView]) -> dict[str, int]:
 
 def moment(wall_s: float | None) -> str | None:
     """A moment as the API writes it; the last that a calendar shows for one that none does."""
-    return None if wall_s is None else timestamps.written(min(max(wall_s, 0.0), LAST_MOMENT_S))
+    return None if wall_s is None else timestamps.written(wall_s)
 
 
 def _began(shown: Shown, target: str) -> float | None:

@@ -115,6 +115,10 @@ class HostPaths(Frozen):
         ours = (self.state_file, self.load_record, self.owner_note, self.failure_note, self.bindings)
         return (*ours, self.client_record, *([self.run_record(run)] if run else []))
 
+    def reboot_files(self) -> tuple[str, ...]:
+        """The files by which a run asks for a reboot, removed in the next boot; none where it never asks."""
+        return (self.reboot_marker, self.reboot_wish) if self.reboot_marker else ()
+
     def _of_ours(self, name: str) -> str:
         """A file beside our load record: in the vendor's folder under /run, gone with the boot."""
         return f"{self.load_record.rpartition('/')[0]}/{name}"

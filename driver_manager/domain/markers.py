@@ -9,7 +9,7 @@ import re
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.frozen import Frozen
-from driver_manager.domain.wire import Form, parsed
+from driver_manager.domain.wire import LAST_MOMENT_S, Form, parsed
 
 UPGRADE = "upgrade"
 RECOVERY = "recovery"
@@ -85,7 +85,7 @@ def decode(text: str) -> Marker:
         from_driver=body.text("from", ""),
         to_driver=body.text("to", ""),
         writer=body.text("writer", ""),
-        written_s=body.whole("time", 0),
+        written_s=body.whole("time", 0, least=0, most=LAST_MOMENT_S),
         evidence=body.texts("evidence", ()),
     )
 

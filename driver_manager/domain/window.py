@@ -13,7 +13,7 @@ from typing import Any
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.frozen import Frozen
-from driver_manager.domain.wire import Fields, Form
+from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form
 
 FORM = Form("a window", ConfigError, "Run the same version of driver-manager everywhere.")
 
@@ -62,6 +62,12 @@ class Window(Frozen):
     seconds: float
     parts: Mapping[Part, float] = field(default_factory=dict)
     is_open: bool = False
+
+    @property
+    def is_of_this_era(self) -> bool:
+        """True if it begins and ends at moments that a calendar has, and its parts are no longer than that."""
+        ends_s = self.began_s + self.seconds
+        return 0.0 <= self.began_s <= ends_s <= LAST_MOMENT_S and sum(self.parts.values()) <= LAST_MOMENT_S
 
     def to_json(self) -> dict[str, Any]:
         """The form of all documents that hold one."""
@@ -120,14 +126,20 @@ def from_json(body: Mapping[str, Any]) -> Window:
 
 
 def read_in(body: Fields, key: str = "window") -> Window | None:
-    """The window in the field `key`, None where there is none. Raises as `body`."""
-    return read(body.fields(key)) if key in body else None
+    """The window in the field `key`, None where there is none. Raises as `body`, also for one of no era of ours."""
+    found = read(body.fields(key)) if key in body else None
+    if found is not None and not found.is_of_this_era:
+        raise body.bad(key, "times of this era")
+    return found
 
 
-def kept_in(body: Fields) -> Window | None:
-    """The same where a form that is not understood is worth no failure: the rest of the document counts."""
+def kept_in(body: Fields, key: str = "window") -> Window | None:
+    """The same where a form that is not understood is worth no failure: the rest of the document counts.
+
+    Whoever acts on the window asks it whether it is of this era.
+    """
     try:
-        return read_in(body)
+        return read(body.fields(key)) if key in body else None
     except ConfigError:
         return None
 

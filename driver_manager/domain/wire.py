@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.escaping import writable
+from driver_manager.domain.escaping import shortened, writable
 from driver_manager.domain.frozen import Frozen
 
 MAX_VALUE_CHARS = 80
@@ -20,6 +20,9 @@ MAX_VALUE_CHARS = 80
 
 LAST_MOMENT_S = 253_402_300_799
 """The end of the year 9999, in seconds since the epoch: the last moment that a calendar can show."""
+
+MIN_WHOLE, MAX_WHOLE = -(2**63), 2**64 - 1
+"""The whole numbers of a document, where its field has no narrower bounds: a larger one is no float either."""
 
 TEXT, WHOLE, FLAG, OBJECT = "a text", "a whole number", "true or false", "an object"
 
@@ -123,12 +126,13 @@ class Fields(Frozen):
         return value
 
     def whole(self, key: str, default: int | None = None, *, least: int | None = None, most: int | None = None) -> int:
-        """A whole number, from `least` to `most`."""
+        """A whole number, from `least` to `most`, of 64 bits at most."""
         if default is not None and key not in self.body:
             return default
         expected = f"{WHOLE} from {least} to {most}" if least is not None else WHOLE
         value = self._value(key, expected)
-        if type(value) is not int or (least is not None and value < least) or (most is not None and value > most):
+        low, high = MIN_WHOLE if least is None else least, MAX_WHOLE if most is None else most
+        if type(value) is not int or not low <= value <= high:
             raise self.bad(key, expected)
         return value
 
@@ -156,7 +160,7 @@ class Fields(Frozen):
         """An object whose values are texts."""
         found = self.fields(key)
         if any(type(value) is not str for value in found.body.values()):
-            raise self._refused(f"{self.at}{key} holds something other than texts")
+            raise self._refused(f"{self._named(key)} holds something other than texts")
         return {writable(name): writable(value) for name, value in found.body.items()}
 
     def fields(self, key: str) -> Fields:
@@ -164,29 +168,33 @@ class Fields(Frozen):
         value = self._value(key, OBJECT)
         if type(value) is not dict:
             raise self.bad(key, OBJECT)
-        return Fields(self.form, value, f"{self.at}{key}.")
+        return Fields(self.form, value, f"{self._named(key)}.")
 
     def each(self, key: str) -> tuple[Fields, ...]:
         """The fields of each object in a list."""
         objects = self._items(key, dict, "objects")
-        return tuple(Fields(self.form, one, f"{self.at}{key}[{number}].") for number, one in enumerate(objects))
+        return tuple(Fields(self.form, one, f"{self._named(key)}[{number}].") for number, one in enumerate(objects))
 
     def bad(self, key: str, expected: str) -> ConfigError:
         """The error for a field that is not what was expected."""
-        return self._refused(f"{self.at}{key} is {in_brief(self.body.get(key))}, expected {expected}")
+        return self._refused(f"{self._named(key)} is {in_brief(self.body.get(key))}, expected {expected}")
 
     def _items(self, key: str, kind: type, of: str, default: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
         if default is not None and key not in self.body:
             return default
         value = self._value(key, f"a list of {of}")
         if type(value) is not list or any(type(item) is not kind for item in value):
-            raise self._refused(f"{self.at}{key} is not a list of {of}")
+            raise self._refused(f"{self._named(key)} is not a list of {of}")
         return tuple(value)
 
     def _value(self, key: str, expected: str) -> Any:
         if key not in self.body:
-            raise self._refused(f"{self.at}{key} is missing, expected {expected}")
+            raise self._refused(f"{self._named(key)} is missing, expected {expected}")
         return self.body[key]
+
+    def _named(self, key: str) -> str:
+        """Where the field is, for a message: a name that the writer chose is cut where it is long."""
+        return f"{self.at}{shortened(key, MAX_VALUE_CHARS)}"
 
     def _refused(self, why: str) -> ConfigError:
         return self.form.refused(why)

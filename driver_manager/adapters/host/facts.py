@@ -110,7 +110,9 @@ def _read_host(  # noqa: PLR0913  # as above
         reboot_wish=_reboot_wish(files, paths.reboot_wish),
         granted_reboot=_granted_reboot(files, paths.rebooter_record, this_boot),
         enforces_signatures=enforces_signatures(roots.sys),
-        unwritable=unwritable(files, profile, (*paths.records(journal.record if journal else ""), *artifacts)),
+        unwritable=unwritable(
+            files, profile, (*paths.records(journal.record if journal else ""), *artifacts, *paths.reboot_files())
+        ),
         active_services=services.active(roots.sys, profile.host_services),
         permanent=kmod.permanent(roots.proc, modules),
         are_modules_frozen=_text(roots.proc / "sys/kernel/modules_disabled") == "1",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import http.client
 import io
+import re
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -18,6 +19,12 @@ from typing import Any
 from driver_manager.adapters.process.aside import within
 
 CHUNK_BYTES = 65536
+
+_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;.*)?\r?\n", re.DOTALL)
+"""The line before a chunk: its size and extensions (RFC 9112, 7.1). Some servers pad the size with spaces."""
+
+_LENGTH = re.compile(r"[0-9]{1,19}")
+"""A Content-Length (RFC 9110, 8.6)."""
 
 
 class TooLarge(Exception):
@@ -75,6 +82,28 @@ class BoundedAnswer(http.client.HTTPResponse):
         self.limit = Limit(timeout_s)
         reader = _BoundedReader(self.fp.detach(), sock, self.limit)
         self.fp = io.BufferedReader(reader)
+
+    def begin(self) -> None:
+        """See http.client, which takes a Content-Length that is none for an answer without one.
+
+        Raises HTTPException for it.
+        """
+        super().begin()
+        lengths = {length.strip() for length in self.headers.get_all("Content-Length", [])}
+        if len(lengths) > 1 or not all(map(_LENGTH.fullmatch, lengths)):
+            raise http.client.HTTPException("the answer's Content-Length is not one number")
+
+    def _read_next_chunk_size(self) -> int:
+        """The size of the next chunk. Raises ValueError, of which http.client makes an IncompleteRead.
+
+        Replaces a method of http.client, which takes all that `int` takes: a read of a chunk of negative size has no
+        limit.
+        """
+        line = self.fp.readline(CHUNK_BYTES + 1)
+        found = _CHUNK.fullmatch(line)
+        if found is None:
+            raise ValueError("the line before a chunk has no size")
+        return int(found[1], 16)
 
 
 class Bounded(http.client.HTTPConnection):

@@ -20,6 +20,7 @@ from driver_manager.adapters.kube.answers import EXPIRED, Answer, causes, retry_
 from driver_manager.adapters.kube.objects import other_object, text_of, typed, understood
 from driver_manager.adapters.kube.retries import ATTEMPT_S, CONNECT_S, Retries, Transient, error_for
 from driver_manager.adapters.kube.transport import (
+    MAX_BODY_BYTES,
     CredentialsUnreadable,
     Response,
     StreamCut,
@@ -37,6 +38,11 @@ MAX_PAGES = 1000
 
 WHOLE_PAGES = 50
 """Of a list that is asked for without a limit. API servers answer it with one page, a proxy may not."""
+
+MAX_LIST_BYTES = 2 * 1024 * 1024 * 1024
+"""Of all pages of a list: 14 KiB for each of 150,000 pods. A list that is asked for without a limit may have no more
+than MAX_BODY_BYTES, in one page or in many.
+"""
 
 RESTARTS = 3
 """How often a list begins again that the server lets expire between its pages."""
@@ -88,6 +94,9 @@ class _Request(Frozen):
 
 class KubeApi:
     """One API server. `limit_retries` may lower the budgets at any time."""
+
+    _received_bytes = 0
+    """Of all bodies that were answers to calls."""
 
     def __init__(self, transport: Transport, clock: Clock, reporter: Reporter, retry_budget_s: float) -> None:
         self._transport = transport
@@ -141,20 +150,24 @@ class KubeApi:
             raise ApiUnavailable(f"{request.what}: {other}", _CHECK_SERVER)
         return body
 
-    def pages(
+    def pages(  # noqa: PLR0913  # what a list may be, and how much of it is read
         self,
         path: str,
         what: str,
         turnstile: AbstractContextManager[Any] = NO_TURNSTILE,
         passing: frozenset[int] = frozenset(),
+        *,
         most: int = MAX_PAGES,
+        most_bytes: int = MAX_LIST_BYTES,
     ) -> Generator[dict[str, Any], None, None]:
         """The pages of a list as they are answered. `turnstile` is held while one page is read.
 
-        Raises as `call`, WatchExpired where the list takes too long for the server, and ApiUnavailable after `most`.
+        Raises as `call`, WatchExpired where the list takes too long for the server, and ApiUnavailable after `most`, or
+        `most_bytes` in total.
         """
-        token = ""
+        token, left_bytes = "", most_bytes
         for _ in range(most):
+            before_bytes = self._received_bytes
             page_path = f"{path}{'&' if '?' in path else '?'}{urlencode({'continue': token})}" if token else path
             with turnstile:
                 try:
@@ -163,6 +176,9 @@ class KubeApi:
                     if answer.status != EXPIRED or EXPIRED in passing:
                         raise
                     raise WatchExpired(f"{what}: {answer.message}", "No action needed; it is retried.") from answer
+            left_bytes -= self._received_bytes - before_bytes
+            if left_bytes < 0:
+                raise ApiUnavailable(f"{what}: the list has more than {most_bytes // 2**20} MiB", _CHECK_SERVER)
             yield body
             token = understood(lambda page: text_of(page.get("metadata") or {}, "continue"), body)
             if not token:
@@ -183,7 +199,7 @@ class KubeApi:
         found: dict[str, Any] = {}
         items: list[Any] = []
         end_s = math.inf
-        for page in self.pages(path, what, passing=passing, most=WHOLE_PAGES):
+        for page in self.pages(path, what, passing=passing, most=WHOLE_PAGES, most_bytes=MAX_BODY_BYTES):
             if self._clock.monotonic() >= end_s:
                 raise ApiUnavailable(f"{what}: the list did not end in time", _CHECK_SERVER)
             if not found:
@@ -218,6 +234,7 @@ class KubeApi:
             message, why = status_message(response.data), causes(response.data)
             raise Answer(response.status, message, why, asked_s, request.what)
         self._refuse_error(response, request.what)
+        self._received_bytes += len(response.data)
         return _json_object(response.data)
 
     def _open(self, path: str, what: str, silence_s: float) -> Response:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
+from driver_manager.domain import timestamps
 from driver_manager.domain.errors import ApiUnavailable
 from driver_manager.domain.escaping import one_line
 from driver_manager.domain.node import Node
@@ -48,6 +48,9 @@ _PATH = re.compile(
 )
 """Of one object, or of a list without a name (kubernetes.io, "API URIs")."""
 
+MAX_NUMBER = 2**63 - 1
+"""Numbers of Kubernetes are int64 (kubernetes, api-conventions, "Primitive types")."""
+
 T = TypeVar("T")
 
 
@@ -55,7 +58,7 @@ def understood(read: Callable[[Mapping[str, Any]], T], body: Mapping[str, Any]) 
     """`read(body)`. Raises ApiUnavailable for an answer that is not the object that was asked for."""
     try:
         return read(body)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise ApiUnavailable(
             f"the API server's answer is not the object that was asked for ({type(error).__name__})",
             "Check that the kubeconfig points to a Kubernetes API server.",
@@ -98,18 +101,12 @@ def texts_of(body: Mapping[str, Any], key: str) -> Mapping[str, str]:
     return {typed(name, str, ""): typed(value, str, "") for name, value in found.items()}
 
 
-def _seconds(stamp: str) -> float | None:
-    """Seconds since the epoch of a time as the API writes it (RFC 3339); None for what is none."""
-    try:
-        return datetime.fromisoformat(stamp).timestamp()
-    except (ValueError, OverflowError):
-        return None
-
-
 def typed(value: Any, kind: type[T], default: T) -> T:
-    """`value`, `default` where it is null. Raises TypeError."""
+    """`value`, `default` where it is null. Raises TypeError, and ValueError for a number of more than 64 bits."""
     if value is None:
         return default
+    if type(value) is int and not -MAX_NUMBER <= value <= MAX_NUMBER:
+        raise ValueError("a number of more than 64 bits")
     if type(value) is not kind:
         raise TypeError(f"{type(value).__name__} is not {kind.__name__}")
     return value
@@ -167,7 +164,7 @@ def as_pod(item: Mapping[str, Any]) -> Pod:
         static_uid=annotations.get(MIRROR_ANNOTATION, ""),
         deleting=bool(metadata.get("deletionTimestamp")),
         grace_period_s=None if grace is None else typed(grace, int, 0),
-        due_s=_seconds(text_of(metadata, "deletionTimestamp")),
+        due_s=timestamps.seconds_of(text_of(metadata, "deletionTimestamp")),
         finalizers=tuple(typed(one, str, "") for one in typed(metadata.get("finalizers"), list, [])),
         reason=text_of(status, "reason"),
         host_paths=tuple(text_of(volume["hostPath"], "path") for volume in volumes if volume.get("hostPath")),
@@ -333,7 +330,7 @@ def _started_s(spec: Mapping[str, Any], status: Mapping[str, Any]) -> float | No
     staying = {one.get("name") for one in spec.get("initContainers") or [] if one.get("restartPolicy") == "Always"}
     inits = (one for one in status.get("initContainerStatuses") or [] if one.get("name") in staying)
     running = ((one.get("state") or {}).get("running") for one in (*(status.get("containerStatuses") or []), *inits))
-    moments = (_seconds(text_of(one, "startedAt")) for one in running if one)
+    moments = (timestamps.seconds_of(text_of(one, "startedAt")) for one in running if one)
     return min((moment for moment in moments if moment is not None), default=None)
 
 

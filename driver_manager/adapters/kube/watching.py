@@ -56,7 +56,7 @@ def sent(read: Callable[[Mapping[str, Any]], T], thing: Mapping[str, Any]) -> T:
     """`read(thing)` of a watch's object. Raises WatchBroken for what is not such an object."""
     try:
         return read(thing)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise _strange(error) from error
 
 

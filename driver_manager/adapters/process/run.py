@@ -1,18 +1,21 @@
 """Runs a tool: argv list, no shell, a timeout, a short environment, bounded output.
 
-What it starts ends with it, and keeps nobody waiting by an output that it holds open.
+What it starts ends with it, and keeps nobody waiting by an output that it holds open. What it prints beyond the limit
+is read and let go, so that it can go on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
 from driver_manager.adapters.process.orphans import Orphans
+from driver_manager.adapters.process.output import Output
 from driver_manager.adapters.process.tools import environment, last_words
 from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.tool_status import NO_TOOL, TIMED_OUT
@@ -22,6 +25,9 @@ TOOL_TIMEOUT_S = 60.0
 KILLED_S = 1.0
 LOOK_S = 0.1
 """Between two looks whether a tool has ended whose output is still open."""
+
+FIRST_LOOK_S = 0.001
+"""Before the first look at a tool that has closed its outputs and has not ended; each next pause is twice as long."""
 
 CLEAR_POLL_S = 0.01
 
@@ -56,8 +62,6 @@ def run(
     Raises nothing: 127 not found, 126 not runnable, 124 timed out.
     """
     orphans, end_s = Orphans(), time.monotonic() + timeout_s
-    out: bytes | None
-    err: bytes | None
     try:
         process = subprocess.Popen(
             list(argv),
@@ -72,24 +76,67 @@ def run(
         return Result(NOT_FOUND, "", f"{argv[0]}: not found")
     except (OSError, ValueError) as error:
         return Result(NOT_RUNNABLE, "", f"{argv[0]}: {error}")
-    while True:
-        try:
-            out, err = process.communicate(timeout=max(0.0, min(LOOK_S, end_s - time.monotonic())))
-            has_ended = True
-        except subprocess.TimeoutExpired as error:
-            out, err, has_ended = error.output, error.stderr, _has_ended(process)
-            if not has_ended and time.monotonic() < end_s:
-                continue
-        break
-    if has_ended and may_leave:
-        process.wait(KILLED_S)
-    elif process.returncode is None:
-        out, err = _end(process, orphans)
-    else:
-        _clear(orphans)
+    with _Outputs(process) as outputs:
+        has_ended = _ends_before(process, outputs, end_s)
+        if has_ended and (may_leave or outputs.are_over):
+            process.wait(KILLED_S)
+        else:
+            _end(process, orphans, outputs)
+        if not may_leave or not has_ended:
+            _clear(orphans)
     if not has_ended:
         return Result(TIMED_OUT, "", f"{argv[0]}: timed out after {timeout_s:g} s")
-    return Result(process.returncode, _text(out), _text(err))
+    return Result(process.returncode, outputs.out.text(), outputs.err.text())
+
+
+class _Outputs:
+    """Both outputs of a tool; the pipes are closed with it."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._pipes = [pipe for pipe in (process.stdout, process.stderr) if pipe is not None]
+        self.out, self.err = (Output(pipe.fileno(), OUTPUT_CHARS) for pipe in self._pipes)
+
+    def __enter__(self) -> _Outputs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+
+    @property
+    def are_over(self) -> bool:
+        """True if nothing has either of them open any more."""
+        return self.out.is_over and self.err.is_over
+
+    def take(self, within_s: float) -> None:
+        """Wait for something to come on one of them, and take it: at most one chunk of each."""
+        seen = select.poll()
+        by_reader = {output.reader: output for output in (self.out, self.err) if not output.is_over}
+        for reader in by_reader:
+            seen.register(reader, select.POLLIN)
+        for reader, _ in seen.poll(within_s * 1000):
+            by_reader[reader].read()
+
+    def drain(self) -> None:
+        """Take what is left in the pipes."""
+        self.out.drain()
+        self.err.drain()
+
+
+def _ends_before(process: subprocess.Popen[bytes], outputs: _Outputs, end_s: float) -> bool:
+    """Whether the tool ends before `end_s`, in monotonic seconds. Its outputs are read meanwhile."""
+    look_s = FIRST_LOOK_S
+    while not _has_ended(process):
+        left_s = end_s - time.monotonic()
+        if left_s <= 0:
+            return False
+        if outputs.are_over:
+            time.sleep(min(look_s, left_s))
+            look_s = min(look_s * 2, LOOK_S)
+        else:
+            outputs.take(min(LOOK_S, left_s))
+    outputs.drain()
+    return True
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
@@ -97,8 +144,8 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _end(process: subprocess.Popen[bytes], orphans: Orphans) -> tuple[bytes | None, bytes | None]:
-    """Kill the whole session of a child and its orphans; the output.
+def _end(process: subprocess.Popen[bytes], orphans: Orphans, outputs: _Outputs) -> None:
+    """Kill the whole session of a child and its orphans.
 
     One in uninterruptible sleep survives that: it is left, never waited for.
     """
@@ -108,13 +155,7 @@ def _end(process: subprocess.Popen[bytes], orphans: Orphans) -> tuple[bytes | No
     while not _has_ended(process) and time.monotonic() < end_s:
         time.sleep(CLEAR_POLL_S)  # until then its children are its own
     _clear(orphans, process.pid)
-    try:
-        found = process.communicate(timeout=KILLED_S)
-    except subprocess.TimeoutExpired as error:
-        process.poll()
-        return error.output, error.stderr
-    _clear(orphans)
-    return found
+    process.poll()
 
 
 def _clear(orphans: Orphans, tool: int = 0) -> None:
@@ -122,7 +163,3 @@ def _clear(orphans: Orphans, tool: int = 0) -> None:
     end_s = time.monotonic() + KILLED_S
     while orphans.end(tool) is not None and time.monotonic() < end_s:
         time.sleep(CLEAR_POLL_S)
-
-
-def _text(raw: bytes | None) -> str:
-    return (raw or b"")[:OUTPUT_CHARS].decode(errors="replace")

@@ -17,6 +17,7 @@ from typing import NoReturn
 from driver_manager.adapters.process import identity
 from driver_manager.adapters.process.loop_clock import LoopClock
 from driver_manager.adapters.process.orphans import Orphans
+from driver_manager.adapters.process.output import Output
 from driver_manager.adapters.process.tools import environment, last_words
 from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.journal import Owner
@@ -28,7 +29,6 @@ TERM_S = 2.0
 KILL_S = 1.0
 SUSPENDED_S = 1.0
 CLEAR_POLL_S = 0.02
-CHUNK_BYTES = 16 * 1024
 NOT_RUNNABLE, NOT_FOUND = NO_TOOL
 
 
@@ -122,54 +122,30 @@ class Supervisor:
             self._clock.turn(min(end, self._clock.monotonic() + CLEAR_POLL_S))
 
 
-class _Stream:
+class _Stream(Output):
     """One output of a child, up to a limit."""
 
-    def __init__(self, clock: LoopClock, limit: int) -> None:
-        self.reader, self.writer = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self.reader, False)
-        self.is_cut = False
-        self._limit = limit
-        self._kept = bytearray()
+    def __init__(self, clock: LoopClock, limit_bytes: int) -> None:
+        reader, self.writer = os.pipe2(os.O_CLOEXEC)
+        super().__init__(reader, limit_bytes)
         self._clock = clock
-        self._is_open = True
-        clock.watch(self.reader, select.POLLIN, self.read)
-
-    def read(self) -> None:
-        """Take what is there, at most one chunk; at its end it is no longer watched."""
-        try:
-            chunk = os.read(self.reader, CHUNK_BYTES)
-        except BlockingIOError:
-            return
-        if not chunk:
-            self._unwatch()
-            return
-        room = self._limit - len(self._kept)
-        self._kept += chunk[:room]
-        self.is_cut = self.is_cut or len(chunk) > room
-
-    def drain(self) -> None:
-        """Take what the child left in the pipe: no more than a pipe holds, whoever still writes."""
-        for _ in range(PIPE_BYTES // CHUNK_BYTES):
-            self.read()
+        self._is_watched = True
+        clock.watch(reader, select.POLLIN, self._take)
 
     def close(self) -> None:
         """Let go of both ends."""
         self._unwatch()
         os.close(self.reader)
 
-    def text(self) -> str:
-        """What was printed."""
-        return self._kept.decode(errors="replace")
+    def _take(self) -> None:
+        self.read()
+        if self.is_over:
+            self._unwatch()
 
     def _unwatch(self) -> None:
-        if self._is_open:
-            self._is_open = False
+        if self._is_watched:
+            self._is_watched = False
             self._clock.unwatch(self.reader)
-
-
-PIPE_BYTES = 64 * 1024
-"""What a pipe holds (pipe(7))."""
 
 
 class _Child:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from driver_manager.domain import resource_versions
 from driver_manager.domain.fleet.acts import MarkNode
 from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricQuestion
 from driver_manager.domain.fleet.model import (
@@ -48,7 +49,8 @@ def is_older(version: str, than: str) -> bool:
 
     Both are numbers that grow (kubernetes.io, API concepts, Resource versions); one that is none is believed.
     """
-    return version.isdigit() and than.isdigit() and int(version) < int(than)
+    one, other = resource_versions.number(version), resource_versions.number(than)
+    return one is not None and other is not None and one < other
 
 
 @dataclass

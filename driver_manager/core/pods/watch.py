@@ -12,6 +12,7 @@ from contextlib import closing
 from typing import Generic, TypeVar
 
 from driver_manager.core.pods.saying import said_meanwhile
+from driver_manager.domain import resource_versions
 from driver_manager.domain.backoff import around_s
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, PodsRemain, WatchBroken, WatchExpired
@@ -216,7 +217,8 @@ def _has_reached(version: str, other: str) -> bool:
 
     A server's versions are those of its one etcd, whatever they belong to (kubernetes.io, "Resource versions").
     """
-    return version.isdecimal() and other.isdecimal() and int(version) >= int(other)
+    seen, written = resource_versions.number(version), resource_versions.number(other)
+    return seen is not None and written is not None and seen >= written
 
 
 class NodeWait(_Wait[Node]):

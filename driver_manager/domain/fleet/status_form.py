@@ -127,7 +127,7 @@ def _head(phase: Phase, why: tuple[str, str], old: Mapping[str, Any], generation
                 "type": kind,
                 "status": str(held),
                 "observedGeneration": generation,
-                "lastTransitionTime": _since(before.get(kind, {}), str(held)) or _moment(now_s),
+                "lastTransitionTime": _since(before.get(kind, {}), str(held)) or timestamps.written(now_s),
                 "reason": why[0],
                 "message": message,
             }
@@ -162,8 +162,8 @@ def _memory(memory: Memory) -> Json:
         "history": [
             {
                 "revision": past.revision,
-                "began": _moment(past.began_s),
-                **({} if past.ended_s is None else {"ended": _moment(past.ended_s)}),
+                "began": timestamps.written(past.began_s),
+                **({} if past.ended_s is None else {"ended": timestamps.written(past.ended_s)}),
                 "outcome": shortened(one_line(past.outcome), MAX_REASON_CHARS),
             }
             for past in memory.history[-MAX_KEPT:]
@@ -178,7 +178,7 @@ def _wave(one: WaveView) -> Json:
         "name": one.name,
         "total": sum(one.counts.values()),
         **{_COUNTS[place]: one.counts.get(place, 0) for place in Place},
-        **({} if one.ended_s is None else {"ended": _moment(one.ended_s)}),
+        **({} if one.ended_s is None else {"ended": timestamps.written(one.ended_s)}),
     }
 
 
@@ -205,7 +205,7 @@ def _named(nodes: Iterable[NodeView]) -> list[Json]:
             "node": node.name,
             "reason": _reason(node.reason),
             "wave": node.wave,
-            **({} if node.since_s is None else {"since": _moment(node.since_s)}),
+            **({} if node.since_s is None else {"since": timestamps.written(node.since_s)}),
         }
         for node in longest[:MAX_NAMED]
     ]
@@ -225,8 +225,3 @@ def _grouped(nodes: Iterable[NodeView]) -> list[Json]:
 
 def _reason(text: str) -> str:
     return shortened(one_line(text), MAX_REASON_CHARS)
-
-
-def _moment(seconds: float) -> str:
-    """A time as the API writes it; what no calendar can show is the nearest that one can."""
-    return timestamps.written(min(max(seconds, 0.0), LAST_MOMENT_S))

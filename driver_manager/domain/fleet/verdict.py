@@ -23,6 +23,7 @@ from driver_manager.domain.fleet.model import (
 )
 from driver_manager.domain.fleet.record import NodeRecord
 from driver_manager.domain.fleet.task_pods import Clears
+from driver_manager.domain.wire import LAST_MOMENT_S
 
 GOING = frozenset({Place.WAITING, Place.UNDER_WAY})
 """The places of nodes that a wave has not ended for."""
@@ -158,7 +159,5 @@ def failing(member: Member, record: NodeRecord, terms: Terms, why: str) -> Verdi
 
 def moment(wall_s: float) -> str:
     """A moment in a reason."""
-    try:
-        return timestamps.written(wall_s)
-    except (OverflowError, ValueError, OSError):  # a record written by a clock that is off by ages
-        return "an unknown time"
+    # A record may be written by a clock that is off by ages.
+    return timestamps.written(wall_s) if 0.0 <= wall_s <= LAST_MOMENT_S else "an unknown time"

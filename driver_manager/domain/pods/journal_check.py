@@ -27,7 +27,7 @@ from driver_manager.domain.pods import labels as label_rules
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.selectors import KEY_PATTERN, is_label_value
 from driver_manager.domain.window import Window
-from driver_manager.domain.wire import LAST_MOMENT_S, in_brief
+from driver_manager.domain.wire import in_brief
 
 _MODULE = re.compile(r"[A-Za-z0-9_]{1,55}")
 """A name as /sys/module has it: MODULE_NAME_LEN is 56 with its end (include/linux/module.h)."""
@@ -249,7 +249,7 @@ def _driver(said: OldDriver | None, check: _Check) -> OldDriver | None:
 
 
 def _is_window(window: Window | None) -> bool:
-    return window is None or (0 <= window.began_s <= LAST_MOMENT_S and window.seconds <= LAST_MOMENT_S)
+    return window is None or window.is_of_this_era
 
 
 def _is_request(request: kmm.KmmRequest | None) -> bool:

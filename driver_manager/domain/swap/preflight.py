@@ -9,6 +9,7 @@ from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.host import DriverSource, Host, MissingFirmware, ModuleFile
 from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.listing import several
+from driver_manager.domain.markers import UPGRADE
 from driver_manager.domain.modules import driver_version, is_own, users
 from driver_manager.domain.policy import Loader, Mode, Policy
 from driver_manager.domain.profile import ChangeBy, Profile, Strategy
@@ -386,6 +387,7 @@ def written_files(now: Situation) -> tuple[str, ...]:
     """The host's files that the run writes, removes or locks after its first effect, and cannot do without."""
     paths, policy = now.profile.paths, now.policy
     found = [*now.host.artifacts, paths.owner_note, paths.failure_note, paths.work_lock, paths.effect_lock]
+    found += _reboot_files(now)
     if now.obs.journal is not None and now.obs.journal.record:
         found.append(paths.run_record(now.obs.journal.record))
     if policy.mode is Mode.VFIO or now.host.bindings:
@@ -395,6 +397,13 @@ def written_files(now: Situation) -> tuple[str, ...]:
     if policy.mode is Mode.CONTAINER and policy.loader in (Loader.MANAGER, Loader.KMM):
         found += [paths.client_record, paths.client_lock]
     return tuple(dict.fromkeys(found))
+
+
+def _reboot_files(now: Situation) -> list[str]:
+    """What an earlier boot or an earlier wish asked for by: it is removed after the driver was changed."""
+    paths, marker = now.profile.paths, now.host.marker
+    is_ours = marker is not None and (marker.reason == UPGRADE or marker.is_stale(now.host.boot_id))
+    return [*([paths.reboot_marker] if is_ours else []), *([paths.reboot_wish] if now.host.reboot_wish else [])]
 
 
 def host_files(now: Situation, unwritable: Mapping[str, str]) -> Check:

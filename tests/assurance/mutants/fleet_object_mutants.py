@@ -79,8 +79,8 @@ FLEET_OBJECT_MUTANTS = (
         "rollout-condition-always-new",
         "a condition keeps the time at which its status changed",
         "domain/fleet/status_form.py",
-        "_since(before.get(kind, {}), str(held)) or _moment(now_s)",
-        "_moment(now_s)",
+        "_since(before.get(kind, {}), str(held)) or timestamps.written(now_s)",
+        "timestamps.written(now_s)",
         (STATUS + "test_a_condition_keeps_its_time_while_its_status_stays_whatever_else_changes",),
     ),
     Mutant(

@@ -405,3 +405,15 @@ def test_with_a_half_loaded_driver_the_journal_knows_the_way_back(
     offer(tree, monkeypatch, old="1.0", new="2.0")
     load(tree.root / "sys", half, version="2.0\n")
     assert way_back(tree, OLD) == "/opt/old"
+
+
+def test_the_files_that_ask_for_a_reboot_are_looked_at_where_the_profile_has_them(tree: Tree) -> None:
+    paths = ASCEND.paths
+    for path in paths.reboot_files():
+        (tree.root / path.lstrip("/")).mkdir(parents=True)
+    found = tree.read(ASCEND).unwritable
+    assert {path: found.get(path) for path in (paths.reboot_marker, paths.reboot_wish)} == {
+        paths.reboot_marker: f"{paths.reboot_marker} is a folder",
+        paths.reboot_wish: f"{paths.reboot_wish} is a folder",
+    }
+    assert PROFILE.paths.reboot_files() == ()

@@ -144,6 +144,25 @@ def test_a_list_without_an_end_is_given_up(api: Scripted) -> None:
     assert len(api.requests) == client.WHOLE_PAGES
 
 
+def test_all_pages_together_have_the_limit_of_one_answer(api: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "MAX_BODY_BYTES", 3 * 2**20)
+    large = {**pod(1), "spec": {"nodeName": "n" * 2**20}}
+    api.answer(page([large], "t"))
+    with pytest.raises(ApiUnavailable, match="list pods: the list has more than 3 MiB"):
+        api.cluster.pods()
+    assert len(api.requests) == 3
+
+
+def test_pages_of_a_fleet_have_one_limit_too(api: Scripted) -> None:
+    large = {**pod(1), "spec": {"nodeName": "n" * 2**20}}
+    api.answer(page([large], "t"))
+    got = api.cluster.api.pages("/api/v1/pods", "list pods", most_bytes=5 * 2**20)
+    assert next(got)["items"]
+    with pytest.raises(ApiUnavailable, match="the list has more than 5 MiB"):
+        list(got)
+    assert len(api.requests) == 5
+
+
 def test_pages_that_come_too_slowly_are_given_up(api: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     real = KubeApi.call
 

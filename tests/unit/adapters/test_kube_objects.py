@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from driver_manager.adapters.kube import fleet_desk, fleet_objects, leadership, watching
 from driver_manager.adapters.kube import objects as kube_objects
 from driver_manager.adapters.kube.objects import as_claim, as_node, as_pod
+from driver_manager.domain.errors import ApiUnavailable, WatchBroken
 from driver_manager.domain.pod import Claim, Pod
 
 ATOM = "rebellions.ai/ATOM"
@@ -186,6 +188,7 @@ def test_an_empty_dir_is_seen_whatever_is_in_it(volumes: Any, has: bool) -> None
         ("", None),
         ("soon", None),
         ("9999-99-99T00:00:00Z", None),
+        ("9999-12-31T23:59:59-23:59", None),
     ],
 )
 def test_a_pod_that_was_told_to_end_is_known_with_when_that_is_due(stamp: str | None, due_s: float | None) -> None:
@@ -506,3 +509,31 @@ def ran(*moments: str | None) -> list[dict[str, Any]]:
 def test_a_pod_runs_since_the_first_of_its_containers_does(status: Any, started_s: float | None) -> None:
     spec = {"initContainers": [{"name": "c0"}, {"name": "c1", "restartPolicy": "Always"}]}
     assert pod(spec=spec, status=status).started_s == started_s
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**400, -(10**400)])
+@pytest.mark.parametrize(
+    ("read", "body"),
+    [
+        (as_pod, lambda number: {"metadata": {"name": "p"}, "spec": {"terminationGracePeriodSeconds": number}}),
+        (as_pod, lambda number: {"metadata": {"name": "p", "deletionGracePeriodSeconds": number}}),
+        (leadership._as_record, lambda number: {"spec": {"leaseDurationSeconds": number}}),
+        (leadership._as_record, lambda number: {"spec": {"leaseTransitions": number}}),
+        (fleet_desk._as_leader, lambda number: {"spec": {"leaseDurationSeconds": number}}),
+        (
+            fleet_objects.as_daemon_set,
+            lambda number: {"metadata": {"name": "d"}, "status": {"desiredNumberScheduled": number}},
+        ),
+    ],
+)
+def test_a_number_that_no_field_holds_is_no_answer(read: Any, body: Any, number: int) -> None:
+    with pytest.raises(ApiUnavailable, match="not the object that was asked for"):
+        kube_objects.understood(read, body(number))
+    with pytest.raises(WatchBroken, match="not an event"):
+        watching.sent(read, body(number))
+
+
+def test_a_number_that_cannot_be_converted_is_no_answer() -> None:
+    for guard, refusal in ((kube_objects.understood, ApiUnavailable), (watching.sent, WatchBroken)):
+        with pytest.raises(refusal):
+            guard(lambda body: float(body["n"]), {"n": 10**400})

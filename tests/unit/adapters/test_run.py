@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -72,6 +73,56 @@ def test_a_tool_that_cannot_run_is_a_status_not_an_exception(argv: list[str], st
 def test_output_is_bounded_and_bytes_that_are_no_text_are_replaced() -> None:
     result = run(python(r"import sys; sys.stdout.buffer.write(b'\xff' * 5_000_000)"))
     assert result.out == "\ufffd" * OUTPUT_CHARS
+
+
+PRINTING = """
+import resource, sys, time
+from driver_manager.adapters.process.run import run
+begun_s = time.monotonic()
+before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+ran = run(["sh", "-c", sys.argv[1]], timeout_s=float(sys.argv[2]))
+more_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
+print(ran.status, len(ran.out), len(ran.err), more_kib // 1024, time.monotonic() - begun_s)
+"""
+
+
+def printed(script: str, limit_s: float) -> tuple[list[int], float, float]:
+    """Status, characters of both outputs; MiB of memory that reading them took, and seconds."""
+    argv = [sys.executable, "-c", PRINTING, script, str(limit_s)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
+    status, out, err, more_mib, took_s = done.stdout.split()
+    return [int(status), int(out), int(err)], float(more_mib), float(took_s)
+
+
+@pytest.mark.submission
+@pytest.mark.parametrize("to", ["", " >&2"], ids=["out", "err"])
+def test_a_tool_that_prints_too_much_goes_on_and_its_output_takes_no_memory(to: str) -> None:
+    found, more_mib, _ = printed(f"head -c 300M /dev/zero{to}; exit 3", 60.0)
+    assert found == ([3, 0, OUTPUT_CHARS] if to else [3, OUTPUT_CHARS, 0])
+    assert more_mib < 40
+
+
+@pytest.mark.submission
+@pytest.mark.shares(3)
+def test_a_tool_that_prints_without_an_end_is_killed_in_time() -> None:
+    found, more_mib, took_s = printed("cat /dev/zero", 0.5)
+    assert found[:2] == [TIMED_OUT, 0]
+    assert more_mib < 40
+    assert took_s < patient(0.5 + KILLED_S)
+
+
+@pytest.mark.submission
+def test_an_output_that_a_child_goes_on_writing_keeps_nobody_waiting() -> None:
+    found, more_mib, took_s = printed("echo begun; cat /dev/zero & exit 3", 60.0)
+    assert found[0] == 3
+    assert more_mib < 40
+    assert took_s < patient(2 * KILLED_S)
+
+
+@pytest.mark.submission
+def test_a_tool_that_closes_its_outputs_is_waited_for() -> None:
+    assert run(["sh", "-c", "echo out; exec >&- 2>&-; sleep 0.3; exit 3"]) == Result(3, "out\n", "")
+    assert run(["sh", "-c", "exec >&- 2>&-; sleep 60"], timeout_s=0.3).status == TIMED_OUT
 
 
 @pytest.mark.parametrize(

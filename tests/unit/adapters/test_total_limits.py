@@ -193,6 +193,67 @@ def test_a_body_without_an_end_is_not_read_to_it(
         way(there.port).send(GET, connect_s=30.0, read_s=60.0)
 
 
+BAD_CHUNKS = [b"-1", b"-5", b"+5", b" 5", b"0x5", b"5_0", b"", b";5", b"5 5", b"f" * 17, b"5" * 70_000]
+"""Lines before a chunk: `int` takes most of them, and of a negative size all that comes would be read at once."""
+
+BAD_LENGTHS = [b"-1", b"+2", b"2_0", b"0x2", b"two", b"2, 3", b"2\r\nContent-Length: 3"]
+
+
+def answered_with(head: bytes, way: Way, identity: tuple[bytes, ssl.SSLContext]) -> str:
+    """Why an answer that begins with `head` counts for none."""
+    with server(answering(head + b"{}" + b" " * 2**21), identity[1]) as there, pytest.raises(Unreachable) as caught:
+        way(there.port).send(GET, connect_s=30.0, read_s=30.0)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("line", BAD_CHUNKS, ids=lambda line: repr(line[:20]))
+def test_a_chunk_without_a_size_ends_the_answer(line: bytes, way: Way, identity: tuple[bytes, ssl.SSLContext]) -> None:
+    said = answered_with(CHUNKED + line + b"\r\n", way, identity)
+    assert "IncompleteRead(0 bytes read)" in said
+
+
+@pytest.mark.parametrize("length", BAD_LENGTHS, ids=repr)
+def test_an_answer_whose_length_is_no_number_is_none(
+    length: bytes, way: Way, identity: tuple[bytes, ssl.SSLContext]
+) -> None:
+    said = answered_with(OK + b"Content-Length: " + length + b"\r\n\r\n", way, identity)
+    assert "Content-Length is not one number" in said
+
+
+@pytest.mark.parametrize("line", [b"2", b"02", b"2  ", b"2;a=b", b"2 ; a"], ids=repr)
+def test_a_chunk_with_padding_and_extensions_is_read(
+    line: bytes, way: Way, identity: tuple[bytes, ssl.SSLContext]
+) -> None:
+    whole_body = CHUNKED + line + b"\r\n{}\r\n0\r\n\r\n"
+    with server(answering(whole_body), identity[1]) as there:
+        assert way(there.port).send(GET, connect_s=30.0, read_s=30.0).data == b"{}"
+
+
+def test_a_chunk_without_a_size_is_tried_again_and_ends_as_no_answer(
+    way: Way, identity: tuple[bytes, ssl.SSLContext]
+) -> None:
+    with server(answering(CHUNKED + b"-5\r\n{}\r\n"), identity[1]) as there:
+        cluster = KubeCluster(way(there.port), "n", SystemClock(), RecordingReporter(), 1.0)
+        with pytest.raises(ApiUnavailable, match="no usable answer within 1 s"):
+            cluster.node()
+
+
+@pytest.mark.parametrize("line", BAD_CHUNKS[:6], ids=repr)
+def test_a_chunk_without_a_size_ends_a_watch(line: bytes, way: Way, identity: tuple[bytes, ssl.SSLContext]) -> None:
+    with server(answering(CHUNKED + line + b"\r\n" + b"\n" * 2**16), identity[1]) as there:
+        cluster = KubeCluster(way(there.port), "n", SystemClock(), RecordingReporter(), 30.0)
+        with pytest.raises(WatchBroken, match="the watch was interrupted"):
+            list(cluster.watch_pods("1", 60.0))
+
+
+@pytest.mark.parametrize("line", BAD_CHUNKS[:6], ids=repr)
+def test_a_chunk_without_a_size_is_no_answer_of_a_prometheus_server(line: bytes) -> None:
+    with server(answering(CHUNKED + line + b"\r\n" + b" " * 2**21)) as there:
+        answer, is_reached = ask(MetricQuestion(f"http://127.0.0.1:{there.port}", "q"), 30.0)
+    assert answer.problem.endswith("cannot be queried: IncompleteRead")
+    assert not is_reached
+
+
 def test_a_body_at_the_limit_is_read_and_the_connection_serves_again(
     way: Way, identity: tuple[bytes, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,6 +80,16 @@ def test_garbage_is_no_generation(text: str) -> None:
         decode(text)
 
 
+@pytest.mark.parametrize("ready", ["9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59", "soon", ""])
+def test_a_time_that_no_calendar_has_is_not_known(ready: str) -> None:
+    assert decode(encode(FIRST).replace("2023-11-14T22:15:01Z", ready)).ready_s == 0.0
+
+
+def test_files_that_were_written_before_the_calendar_are_shown_within_it() -> None:
+    found = seen_now(replace(SEEN, marked_s=(-1e15,)), None, NOW_S)
+    assert decode(encode(found)).ready_s == 0.0
+
+
 moments = st.floats(0, 2 * NOW_S, allow_nan=False)
 sightings = st.builds(
     Sighting,

@@ -262,3 +262,9 @@ def test_an_owner_is_named_for_people() -> None:
     assert str(Owner("ns/a", "u1")) == "pod ns/a"
     assert str(Owner("ns/a", "u1", pid=7)) == "pod ns/a"
     assert str(Owner(pid=7)) == "process 7 run by hand"
+
+
+def test_the_name_of_a_gate_that_is_too_long_is_cut_in_the_error() -> None:
+    with pytest.raises(JournalUnreadable, match=r"gates\.xxx") as caught:
+        journals.decode(json.dumps(GOOD | {"gates": {"x" * 100_000: 5}}))
+    assert len(caught.value.what) < 300

@@ -13,7 +13,7 @@ from driver_manager.domain.journal import Journal, OldDriver, Owner, cleared_by
 from driver_manager.domain.kmm import KmmModule, KmmRequest
 from driver_manager.domain.pod import Pod
 from driver_manager.domain.pods.journal_check import Checked, checked, runs_manager
-from driver_manager.domain.window import Window
+from driver_manager.domain.window import Part, Window
 from tests.support.fakes.builders import DRIVER, EXPORTER, PAUSED, PLUGIN, PROFILE, driver_pod, pod
 from tests.support.fakes.scenarios import GATE, LONG_VALUE
 
@@ -97,6 +97,10 @@ def driver(**fields: Any) -> dict[str, Any]:
         ("begin", {"begin": LINES}, {"begin": ""}),
         ("cleared", {"cleared": LINES}, {"cleared": ""}),
         ("window", {"window": Window(1e300, 1.0)}, {"window": None}),
+        ("window", {"window": Window(0.0, 1e300)}, {"window": None}),
+        ("window", {"window": Window(253_402_300_000.0, 1_000.0)}, {"window": None}),
+        ("window", {"window": Window(0.0, 1.0, {Part.EVICT: 1.7e308})}, {"window": None}),
+        ("window", {"window": Window(0.0, 1.0, {Part.EVICT: 1.7e308, Part.LOAD: 1.7e308})}, {"window": None}),
         ("kmm", {"kmm": KmmRequest(KmmModule("a/b", "c.d", "1"), "", "", "")}, {"kmm": None}),
         ("kmm", {"kmm": KmmRequest(KmmModule("a", "b", "1 2"), "", "", "")}, {"kmm": None}),
     ],

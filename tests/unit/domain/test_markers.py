@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.domain.markers import MAX_CHARS, REASONS, Marker, MarkerUnreadable, decode, encode
+from driver_manager.domain.wire import LAST_MOMENT_S
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("marker-v*.json"))
 GOOD: dict[str, Any] = json.loads(GOLDEN[0].read_text())
@@ -24,7 +25,7 @@ MARKERS = st.builds(
     from_driver=TEXT,
     to_driver=TEXT,
     writer=TEXT,
-    written_s=st.integers(0, 2**40),
+    written_s=st.integers(0, LAST_MOMENT_S),
     evidence=st.lists(TEXT, max_size=3).map(tuple),
 )
 JSON = st.recursive(
@@ -77,6 +78,8 @@ def test_plain_text_that_names_a_reason_is_an_older_operators(text: str, reason:
         ({"bootId": 7}, "bootId is 7"),
         ({"time": "now"}, "time is 'now'"),
         ({"evidence": "text"}, "evidence is not a list"),
+        ({"time": 10**20}, "time is 100000000000000000000, expected a whole number from 0 to 253402300799"),
+        ({"time": -1}, "time is -1, expected a whole number from 0"),
     ],
 )
 def test_a_field_that_is_not_what_it_should_be_is_named(change: dict[str, Any], said: str) -> None:

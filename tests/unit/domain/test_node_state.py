@@ -19,6 +19,7 @@ from driver_manager.domain.escaping import GAP, shortened
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.node import NodeChange
 from driver_manager.domain.node_state import LastOutcome, LastOutcomeUnreadable, NodeState
+from driver_manager.domain.window import Part, Window
 from tests.support.fakes.builders import PROFILE, PROFILES, node
 from tests.support.fakes.builders import host as a_host
 from tests.support.fakes.cluster import changed_by
@@ -301,3 +302,19 @@ def test_a_moment_is_read_as_it_was_written(wall_s: int) -> None:
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-01-02", "2026-01-02T03:04:05"])
 def test_what_is_no_moment_of_a_known_zone_is_none(text: str) -> None:
     assert timestamps.seconds_of(text) is None
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        Window(1.0, 1.0, {Part.EVICT: 1.7e308}),
+        Window(1.0, 1.0, {Part.EVICT: 1.7e308, Part.LOAD: 1.7e308}),
+        Window(1.0, 1.7e308),
+        Window(-1.0, 1.0),
+        Window(1e300, 1.0),
+    ],
+)
+def test_an_outcome_with_a_window_of_no_era_of_ours_is_garbage(window: Window) -> None:
+    text = json.dumps(json.loads(node_state.encode(FAILED)) | {"window": window.to_json()})
+    with pytest.raises(LastOutcomeUnreadable, match="window is an object, expected times of this era"):
+        node_state.decode(text)

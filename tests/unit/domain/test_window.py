@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.window import Part, Window, WindowMeter, expected, read
-from driver_manager.domain.wire import Form
+from driver_manager.domain.wire import LAST_MOMENT_S, Form
 from tests.support.fakes.windows import WINDOWS
 
 WALL_S = 1_700_000_000.0
@@ -126,6 +126,23 @@ def test_garbage_is_refused(key: str) -> None:
     body = {**Window(1.0, 2.0).to_json(), key: "x"}
     with pytest.raises(ConfigError, match=key):
         of(json.dumps({"schema": 1, **body}))
+
+
+@pytest.mark.parametrize(
+    ("window", "is_it"),
+    [
+        (Window(0.0, 0.0), True),
+        (Window(1.0, 3.0, {Part.LOAD: 3.0}), True),
+        (Window(LAST_MOMENT_S - 1.0, 1.0, {Part.LOAD: LAST_MOMENT_S}), True),
+        (Window(LAST_MOMENT_S, 1.0), False),
+        (Window(-1.0, 1.0), False),
+        (Window(1.0, 1e300), False),
+        (Window(1.0, 1.0, {Part.LOAD: LAST_MOMENT_S + 1.0}), False),
+        (Window(1.0, 1.0, {Part.LOAD: 1.7e308, Part.EVICT: 1.7e308}), False),
+    ],
+)
+def test_a_window_of_this_era_is_within_the_calendar(window: Window, is_it: bool) -> None:
+    assert window.is_of_this_era is is_it
 
 
 # words

@@ -153,6 +153,10 @@ def opened(**body: Any) -> Fields:
         (lambda found: found.whole("a"), 1.0, "a is 1.0, expected a whole number"),
         (lambda found: found.whole("a", least=1, most=5), 0, "a is 0, expected a whole number from 1 to 5"),
         (lambda found: found.whole("a", least=1, most=5), 6, "a is 6, expected a whole number from 1 to 5"),
+        (lambda found: found.whole("a"), 2**64, "a is 18446744073709551616, expected a whole number"),
+        (lambda found: found.whole("a"), -(2**63) - 1, "a is -9223372036854775809, expected a whole number"),
+        (lambda found: found.whole("a"), 10**400, "a is 1000"),
+        (lambda found: found.whole("a", least=0), 10**400, "a is 1000"),
         (lambda found: found.seconds("a"), True, "a is True, expected a number of seconds"),
         (lambda found: found.seconds("a"), math.inf, "a is inf, expected a number of seconds"),
         (lambda found: found.seconds("a"), 10**400, "a is 1000"),
@@ -225,3 +229,21 @@ def test_what_is_no_object_is_refused(text: str) -> None:
     for form in FORMS.values():
         with pytest.raises(form.unreadable, match="cannot be read: not "):
             form.read(text)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda found, key: found.text(key),
+        lambda found, key: found.fields("b").fields(key).fields(key).text("c"),
+        lambda found, key: found.texts(key),
+        lambda found, key: found.texts_by_name(key),
+        lambda found, key: found.text(key + "x"),
+    ],
+)
+def test_a_long_name_of_a_field_is_cut_in_a_message(read: Callable[[Fields, str], object]) -> None:
+    key = "k" * 100_000
+    with pytest.raises(ConfigError) as caught:
+        read(opened(**{key: {"x": 1}, "b": {key: {key: 5}}}), key)
+    assert len(caught.value.what) < 400
+    assert "k" * 70 in caught.value.what

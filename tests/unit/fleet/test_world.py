@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.core.fleet.world import NODES, FleetWorld
+from driver_manager.core.fleet.world import NODES, FleetWorld, is_older
 from driver_manager.domain import selectors
 from driver_manager.domain.fleet.model import (
     DaemonSetFacts,
@@ -230,3 +231,19 @@ def test_in_whatever_order_changes_arrive_the_newest_is_known(order: list[int], 
         else:
             known.apply(Seen(NODES, node(version=number, boot_id=str(number))))
     assert seen(known).nodes[0].boot_id == "8"
+
+
+@pytest.mark.parametrize(
+    ("version", "than", "is_it"),
+    [
+        ("9", "10", True),
+        ("10", "9", False),
+        ("9", "9", False),
+        ("\u00b2", "9", False),
+        ("9", "\u00b2", False),
+        ("9", "1" * 5_000, False),
+        ("", "9", False),
+    ],
+)
+def test_only_numbers_are_older_and_any_other_version_is_believed(version: str, than: str, is_it: bool) -> None:
+    assert is_older(version, than) is is_it

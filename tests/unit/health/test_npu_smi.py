@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -245,3 +246,10 @@ def test_a_chip_without_a_bus_id_among_chips_with_one_is_no_chip(word: str, heal
 @given(st.text(alphabet="|+-= \n0O K:.1aNPU", max_size=400))
 def test_no_text_breaks_the_table_parser(text: str) -> None:
     assert table(text).health in Health
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_chips_of_which_no_bus_id_can_be_read_are_not_counted(name: str) -> None:
+    blind = re.sub(r"[0-9A-F]{4}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-7]", "NA          ", golden(name))
+    result = table(blind, functions(name))
+    assert (result.health, result.reason) == (Health.UNKNOWN, "no device has a PCI address that can be read")

@@ -173,3 +173,24 @@ def test_half_a_character_in_json_can_be_written() -> None:
     result = parse("rbln-smi", 0, out, "last line")
     assert [(device.name, device.reason) for device in result.devices] == [("rbln0?", "bad?")]
     assert result.reason.encode() == b"rbln0? is bad?"
+
+
+@pytest.mark.parametrize("parser", ["amd-smi-list", "rbln-smi"])
+@pytest.mark.parametrize("present", [(), BOTH[:1], BOTH, (*BOTH, "0000:c3:00.0")], ids=len)
+def test_a_tool_whose_addresses_cannot_be_read_does_not_tell_which_functions_it_serves(
+    parser: str, present: tuple[str, ...]
+) -> None:
+    result = parse(parser, 0, ADDRESSED[parser](("N/A", "N/A")), "said", present)
+    assert (result.health, result.reason) == (Health.UNKNOWN, "no device has a PCI address that can be read")
+    assert len(result.devices) == 2
+
+
+def test_the_same_gpu_twice_without_an_address_is_not_two() -> None:
+    out = json.dumps([{"gpu": 0, "bdf": "N/A", "kfd_id": 1}] * 2)
+    assert parse("amd-smi-list", 0, out, "said", BOTH).health is Health.UNKNOWN
+
+
+def test_a_bad_device_without_an_address_counts() -> None:
+    body = {"devices": [{"name": "rbln0", "status": "hung", "pci": {"bus_id": "N/A"}}]}
+    result = parse("rbln-smi", 0, json.dumps(body), "said", BOTH)
+    assert (result.health, result.reason) == (Health.UNHEALTHY, "rbln0 is hung")

@@ -15,7 +15,7 @@ from driver_manager.domain.reboot.slots import SlotHolder, Slots, SlotsUnreadabl
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("slots-v*.json"))
 NAMES = st.text(min_size=1, max_size=9).filter(lambda name: name not in (".", ".."))
-HOLDER = st.builds(SlotHolder, NAMES, st.sampled_from("abcdefgh"), st.text(max_size=9), st.integers(0))
+HOLDER = st.builds(SlotHolder, NAMES, st.sampled_from("abcdefgh"), st.text(max_size=9), st.integers(0, 2**64 - 1))
 
 
 def taken(*uids: str) -> Slots:

@@ -10,11 +10,22 @@ import pytest
 from driver_manager.cli.preflight import _text
 from driver_manager.domain import selectors
 from driver_manager.domain.host import DriverSource, MissingFirmware, Module, ModuleFile
+from driver_manager.domain.markers import Marker
 from driver_manager.domain.policy import EvictionRules, Loader, Policy
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.reboot_wish import RebootWish
 from driver_manager.domain.swap.plan import Decision, PlanAgain
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.preflight import Check, access, checks, problems, remedies, rights, rights_to_replace
+from driver_manager.domain.swap.preflight import (
+    Check,
+    access,
+    checks,
+    host_files,
+    problems,
+    remedies,
+    rights,
+    rights_to_replace,
+)
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.base import Step
 from driver_manager.domain.swap.steps.modules import LoadModules, RecordDigest, WaitForDevice
@@ -305,3 +316,24 @@ def test_foreign_text_moves_no_cursor_on_the_screen() -> None:
     screen = _text((check,), [check])
     assert "said \\x1b[2J" in screen
     assert "look at \\x07" in screen
+
+
+@pytest.mark.parametrize(
+    ("marker", "wish", "named"),
+    [
+        (None, None, ()),
+        (Marker("upgrade", "boot-0"), None, (ASCEND.paths.reboot_marker,)),
+        (Marker("recovery", "boot-0"), None, (ASCEND.paths.reboot_marker,)),
+        (Marker("upgrade", "boot-1"), None, (ASCEND.paths.reboot_marker,)),
+        (Marker("recovery", "boot-1"), None, ()),
+        (None, RebootWish("boot-0", "node-1", "d", False), (ASCEND.paths.reboot_wish,)),
+    ],
+)
+def test_a_request_of_a_reboot_that_cannot_be_removed_is_found_before_the_driver_is_changed(
+    marker: Marker | None, wish: RebootWish | None, named: tuple[str, ...]
+) -> None:
+    unwritable = {path: f"{path} cannot be removed" for path in ASCEND.paths.reboot_files()}
+    now = Situation.of(observation(host=host(marker=marker, reboot_wish=wish)), ASCEND, Policy())
+    check = host_files(now, unwritable)
+    assert check.ok is not bool(named)
+    assert all(f"{path} cannot be removed" in check.what for path in named)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from driver_manager.domain.escaping import writable
-from driver_manager.domain.health.parsers.verdicts import failure, unhealthy, unknown, whole
+from driver_manager.domain.health.parsers.verdicts import counted, failure, unhealthy, unknown
 from driver_manager.domain.probe_result import DeviceVerdict, Health, ProbeResult
 
 ALIVE = "alive"
@@ -29,7 +29,7 @@ def status(status: int, out: str, last_line: str, present: tuple[str, ...]) -> P
         return unknown("furiosa-smi printed unexpected output")
     if len({npu.name for npu in found}) < len(found):
         return unknown("furiosa-smi printed an NPU twice")
-    return replace(whole(found, present), busy=busy) if found else unhealthy("furiosa-smi sees no device")
+    return replace(counted(found, present), busy=busy) if found else unhealthy("furiosa-smi sees no device")
 
 
 def _is_at_work(body: dict[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from driver_manager.domain.health.parsers.verdicts import (
     ENDED_FROM_OUTSIDE,
+    counted,
     partial,
     pci_address,
     unhealthy,
@@ -99,7 +100,7 @@ def listing(status: int, out: str, last_line: str, present: tuple[str, ...]) -> 
         devices += [DeviceVerdict(f"npu {card} chip {chip}", Health.HEALTHY, "listed") for chip in range(chips)]
     if not devices:
         return unhealthy("npu-smi sees no device")
-    result = whole(tuple(devices), present)
+    result = counted(tuple(devices), present)
     if result.health is Health.HEALTHY and len(names) // 2 < len(present):
         lists = f"npu-smi lists {len(devices)} chip(s) on {len(names) // 2} card(s)"
         return replace(result, health=Health.UNKNOWN, reason=f"{lists}; unknown if on all {len(present)} PCI devices")

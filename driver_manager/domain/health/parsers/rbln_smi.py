@@ -6,7 +6,14 @@ import json
 from dataclasses import replace
 
 from driver_manager.domain.escaping import writable
-from driver_manager.domain.health.parsers.verdicts import ENDED_FROM_OUTSIDE, pci_address, unhealthy, unknown, whole
+from driver_manager.domain.health.parsers.verdicts import (
+    ENDED_FROM_OUTSIDE,
+    counted,
+    pci_address,
+    unhealthy,
+    unknown,
+    whole,
+)
 from driver_manager.domain.probe_result import DeviceVerdict, Health, ProbeResult
 
 _NAMED_BY = ("npu", "name", "uuid", "device", "pci")
@@ -23,13 +30,16 @@ def devices(status: int, out: str, last_line: str, present: tuple[str, ...]) -> 
         body = json.loads(out)
         found = tuple(_device(one) for one in body["devices"])
         names = {tuple(str(one.get(key)) for key in _NAMED_BY) for one in body["devices"]}
+        prints_addresses = any("pci" in one for one in body["devices"])
         count = len(body.get("contexts") or ())
     except (ValueError, KeyError, TypeError, RecursionError):
         return unknown("rbln-smi printed unexpected output")
     if len(names) < len(found):
         return unknown("rbln-smi printed a device twice")
     busy = (f"{count} context(s)",) if count else ()
-    return replace(whole(found, present), busy=busy) if found else unhealthy("rbln-smi sees no device")
+    if not found:
+        return unhealthy("rbln-smi sees no device")
+    return replace(whole(found, present) if prints_addresses else counted(found, present), busy=busy)
 
 
 def _device(body: dict[str, object]) -> DeviceVerdict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from driver_manager.domain.probe_result import DeviceVerdict, Health, ProbeResult
 
@@ -42,19 +43,30 @@ def whole(devices: tuple[DeviceVerdict, ...], present: tuple[str, ...]) -> Probe
     """The sample of `devices`; `present` are the PCI functions that the driver should serve.
 
     Each function must be among the devices, by its address: a function may hold two devices (Ascend 310P), so that
-    their number says nothing. Where some devices have an address, one without it stands for no function; it still
-    counts if it is bad. Where none has one (Furiosa), the number is all there is to compare.
+    their number says nothing. One without an address stands for no function; it still counts if it is bad. Where none
+    has one that can be read, which functions are served is unknown.
     """
     seen = {device.address for device in devices} - {""}
-    if seen:
-        devices = tuple(one for one in devices if one.address or one.health is not Health.HEALTHY)
-        absent = tuple(address for address in present if address not in seen)
-        lacks = len(absent)
-    else:
-        absent, lacks = (), max(0, len(present) - len(devices))
-    lacking = f"{len(present) - lacks} of {len(present)} PCI devices seen" if lacks else ""
-    lacking += "".join(f"; {address} missing" for address in absent)
-    devices += tuple(_missing(address) for address in absent)
+    if devices and not seen:
+        result = _judged(devices, "")
+        unclear = "no device has a PCI address that can be read"
+        return replace(result, health=Health.UNKNOWN, reason=unclear) if result.health is Health.HEALTHY else result
+    devices = tuple(one for one in devices if one.address or one.health is not Health.HEALTHY)
+    absent = tuple(address for address in present if address not in seen)
+    lacking = _lacking(len(absent), present) + "".join(f"; {address} missing" for address in absent)
+    return _judged((*devices, *(_missing(address) for address in absent)), lacking)
+
+
+def counted(devices: tuple[DeviceVerdict, ...], present: tuple[str, ...]) -> ProbeResult:
+    """The same for a tool that prints no addresses: the number of devices is all there is to compare."""
+    return _judged(devices, _lacking(max(0, len(present) - len(devices)), present))
+
+
+def _lacking(count: int, present: tuple[str, ...]) -> str:
+    return f"{len(present) - count} of {len(present)} PCI devices seen" if count else ""
+
+
+def _judged(devices: tuple[DeviceVerdict, ...], lacking: str) -> ProbeResult:
     bad = [f"{device.name} is {device.reason}" for device in devices if device.health is Health.UNHEALTHY]
     if bad or lacking:
         return ProbeResult(Health.UNHEALTHY, lacking or "; ".join(bad), devices)
