@@ -405,3 +405,15 @@ def test_with_a_half_loaded_driver_the_journal_knows_the_way_back(
     offer(tree, monkeypatch, old="1.0", new="2.0")
     load(tree.root / "sys", half, version="2.0\n")
     assert way_back(tree, OLD) == "/opt/old"
+
+
+def test_records_of_this_boot_that_the_journal_does_not_name_are_read(tree: Tree) -> None:
+    named, left = (replace(OLD, record=f"{OLD.boot_id}:1:{pid}:9") for pid in (7, 8))
+    before = replace(left, record="boot-0:1:9:9", boot_id="boot-0")
+    for one in (named, left, before):
+        tree.put(PATHS.run_record(one.record), host_record.encode(host_record.of(one)))
+    tree.put(PATHS.run_record("garbage"), "{")
+    tree.put(PATHS.run_record("another"), host_record.encode(host_record.of(left)))
+    found = tree.read(driver_root="/opt/new", loads=True, journal=named)
+    assert found.run_record == host_record.of(named)
+    assert found.left_records == (host_record.of(left),)
