@@ -56,7 +56,7 @@ def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, values:
             "Run restore on the node, in a pod with its root at /host; the record there names what to undo.",
         )
     change = release(session.node, journal, session.profile) if journal else NodeChange()
-    if not dry_run and journal is not None and not change.is_empty:
+    if not dry_run and journal is not None and (obs.left or not change.is_empty):
         _give_back(session, obs, journal)
         if obs.host is not None:
             with contextlib.suppress(ManagerError):  # metrics that are out of date are no reason to fail
@@ -94,7 +94,8 @@ def _facts(session: Session, *, ignore_journal: bool) -> tuple[Observation, Jour
         if not ignore_journal:
             raise
         bare = replace(node, annotations={name: value for name, value in node.annotations.items() if name != key})
-        obs = replace(session.observe(bare, tolerant=True), node=node)
+        obs = replace(session.observe(bare, tolerant=True), node=node, journal=None)
+    obs = replace(obs, left=())  # the labels alone: what records have to undo is left to the next run
     decoded = decoded_journal(node, session.profile, obs.me)
     if decoded is None and key in node.annotations:
         decoded = Journal(owner=obs.me, boot_id="")
@@ -110,7 +111,7 @@ def _render(obs: Observation, profile: Profile, change: NodeChange, output: str,
         body["rebooterCordon"] = has_rebooters_cordon(obs.node, profile)
         return json_text({**body, "dryRun": dry_run}, indent=2)
     stays = _rebooters_cordon(obs.node, profile)
-    if change.is_empty:
+    if change.is_empty and not obs.left:
         nothing = (
             f"nothing to release on node {obs.node.name}: no journal, no paused label, no cordon by driver-manager"
         )

@@ -23,7 +23,7 @@ from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogForm, LogReporter
 from driver_manager.adapters.report.terminal import is_capable
 from driver_manager.cli.loaders import kmm_module, loader
-from driver_manager.core.swap.observe import Identity, Reading, observe, strictly
+from driver_manager.core.swap.observe import Identity, Reading, observe, strictly, warn_of_left
 from driver_manager.domain import selectors
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import ConfigError, ManagerError
@@ -228,9 +228,10 @@ class Session:
         return replace(obs, owner_alive=None) if is_unsure else obs
 
     def warn_of_refused(self, obs: Observation) -> None:
-        """Warn of each field of the node's journal that is ignored."""
+        """Warn of each field of the node's journal that is ignored, and of records on the host that it lacks."""
         for one in obs.refused:
             self.log.warn(str(one))
+        warn_of_left(obs.left, self.log, set())
 
     def observer(self) -> Callable[[], Observation]:
         """Observes with the Node already read first, read again at each later call: for a run that follows the pods.

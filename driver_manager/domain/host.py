@@ -155,6 +155,7 @@ class Host(Frozen):
     machines.
     `removable` are loaded modules that have to go before the driver is loaded, and whatever holds them.
     `run_record` is what the run of the node's journal has to undo, None where that has no record in this boot.
+    `left_records` are those of this boot that the journal does not name, of runs that may still live.
     `firmware_path` is where the kernel looks for firmware first; None where it cannot be told to.
     """
 
@@ -189,3 +190,4 @@ class Host(Frozen):
     removable: Mapping[str, Module] = field(default_factory=dict)
     firmware_path: str | None = ""
     run_record: HostRecord | None = None
+    left_records: tuple[HostRecord, ...] = ()

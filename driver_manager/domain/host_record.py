@@ -1,19 +1,28 @@
 """What a run that took the node has to undo on the host: a file there that only root can write.
 
 Owns its JSON form. The Node's journal names the record of its run. It
-lies under /run and is bound to its boot: a boot starts the services, and loads and binds everything anew. Pure.
+lies under /run and is bound to its boot: a boot starts the services, and loads and binds everything anew.
+
+A record of this boot that no journal names is still root's own word: the journal was lost, or its run was killed
+between the record and the patch. Once that run has ended, the next one undoes what the record has. Pure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from driver_manager.domain import bindings
 from driver_manager.domain.bindings import Binding
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.frozen import Frozen
-from driver_manager.domain.journal import Journal, OldDriver, driver_in, driver_to_json
+from driver_manager.domain.journal import Journal, OldDriver, Owner, driver_in, driver_to_json
+from driver_manager.domain.kmm import KmmRequest, request_in
+from driver_manager.domain.listing import several
 from driver_manager.domain.wire import Form
+
+MOST_DIGITS = 20
+"""Of a number in the name of a run."""
 
 
 class HostRecord(Frozen):
@@ -25,6 +34,25 @@ class HostRecord(Frozen):
     removed: tuple[str, ...] = ()
     driver: OldDriver | None = None
     devices: tuple[Binding, ...] = ()
+    kmm: KmmRequest | None = None
+
+    @property
+    def owner(self) -> Owner | None:
+        """The process of the run, None where its name is not that of a process."""
+        boot_id, *numbers = self.run.split(":")
+        if not boot_id or len(numbers) != len(("namespace", "pid", "start")) or not all(map(_is_number, numbers)):
+            return None
+        namespace, pid, start = map(int, numbers)
+        return Owner(pid=pid, start_ticks=start, pid_namespace=namespace, boot_id=boot_id)
+
+    def __str__(self) -> str:
+        """What the record has to undo, for people."""
+        parts = [f"start {name}" for name in self.services]
+        parts += [f"load {name}" for name in self.removed]
+        parts += [f"restore {one.address}" for one in self.devices]
+        if self.driver is not None:
+            parts.append(f"go back to driver {self.driver.version or '(no version)'}")
+        return several(parts) if parts else "nothing"
 
 
 class HostRecordUnreadable(ConfigError):
@@ -41,7 +69,13 @@ FORM = Form(
 def of(journal: Journal) -> HostRecord:
     """The record that belongs to `journal`."""
     return HostRecord(
-        journal.boot_id, journal.record, journal.services, journal.removed, journal.driver, journal.devices
+        journal.boot_id,
+        journal.record,
+        journal.services,
+        journal.removed,
+        journal.driver,
+        journal.devices,
+        journal.kmm,
     )
 
 
@@ -55,6 +89,8 @@ def encode(record: HostRecord) -> str:
         "driver": driver_to_json(record.driver) if record.driver is not None else None,
         "devices": bindings.to_json(record.devices),
     }
+    if record.kmm is not None:
+        body["kmm"] = record.kmm.to_json()
     return FORM.write(body) + "\n"
 
 
@@ -68,6 +104,7 @@ def decode(text: str) -> HostRecord:
         removed=body.texts("removed"),
         driver=None if body.is_null("driver") else driver_in(body.fields("driver")),
         devices=bindings.read_in(body),
+        kmm=request_in(body.fields("kmm")) if "kmm" in body else None,
     )
 
 
@@ -78,3 +115,26 @@ def noted(text: str, boot_id: str, run: str) -> HostRecord | None:
     except HostRecordUnreadable:
         return None
     return found if found is not None and (found.boot_id, found.run) == (boot_id, run) else None
+
+
+def left_over(text: str, boot_id: str, but: str) -> HostRecord | None:
+    """The record in `text` where it is one of this boot, and not that of the run `but`: anything else is none."""
+    try:
+        found = decode(text) if text else None
+    except HostRecordUnreadable:
+        return None
+    return found if found is not None and found.boot_id == boot_id and found.run != but else None
+
+
+def lost_driver(records: Iterable[HostRecord], *, is_loaded: bool, digest: str | None) -> OldDriver | None:
+    """The driver to go back to by `records` that no journal names.
+
+    None where a driver is loaded and its `digest` recorded: the run had not begun to replace it, or had succeeded.
+    """
+    if is_loaded and digest is not None:
+        return None
+    return next((one.driver for one in records if one.driver is not None), None)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS

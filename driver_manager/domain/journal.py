@@ -79,8 +79,8 @@ class Journal(Frozen):
     `cleared` is the revision of the driver pod that is to come, once nobody but the present one uses the device.
     `window` is what the run that wrote this had measured by then, None where it had told nobody to go.
 
-    `record` names the record on the host that has what is to be undone there, "" where nothing is. The annotation has
-    `services`, `removed`, `devices` and more than the version of `driver` only as an older version wrote it.
+    `record` names the record on the host that has what is to be undone there; "" only as an older version wrote it, as
+    are `services`, `removed`, `devices` and more than the version of `driver` in the annotation.
 
     For the reader alone: `begin` is when the node was taken, as `timestamps` writes it, by this run or the earlier one
     that it goes on from; `step` names the step that wrote this.
@@ -103,11 +103,6 @@ class Journal(Frozen):
     devices: tuple[Binding, ...] = ()
     kmm: KmmRequest | None = None
     record: str = ""
-
-    @property
-    def has_to_undo(self) -> bool:
-        """True if there is something to undo on the host."""
-        return bool(self.services or self.removed or self.devices or self.driver)
 
     @property
     def paused(self) -> frozenset[str]:

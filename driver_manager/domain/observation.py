@@ -8,6 +8,7 @@ from enum import Enum
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.host import Holder, Host
+from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, Owner, Refused
 from driver_manager.domain.node import Node
 from driver_manager.domain.pod import Claim, Pod, PodList
@@ -33,7 +34,8 @@ class Observation(Frozen):
     tells. `installed_digest` is what the driver container of our own pod records, where that is another than `digest`.
     `has_unread_claims`: pods hold claims that we may not read, and nobody is to be evicted for them. `at`: when.
     `group_holders` have an IOMMU group open that is about to change hands. `refused` are the fields of the node's
-    journal that `journal` is without.
+    journal that `journal` is without. `left` are records of ended runs that the node's journal does not name: what they
+    have to undo is in `journal`.
     """
 
     node: Node
@@ -53,3 +55,9 @@ class Observation(Frozen):
     at: Moment = field(default_factory=Moment)
     group_holders: tuple[Holder, ...] = ()
     refused: tuple[Refused, ...] = ()
+    left: tuple[HostRecord, ...] = ()
+
+    @property
+    def is_resumed(self) -> bool:
+        """True if a run of this boot left the node taken: the host has its record, whatever the Node says."""
+        return self.host is not None and (self.host.run_record is not None or bool(self.left))

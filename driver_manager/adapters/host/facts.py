@@ -24,8 +24,10 @@ from driver_manager.domain.digest import is_digest
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.failure import PastFailure, noted
 from driver_manager.domain.host import Host, LoadRecord
+from driver_manager.domain.host_paths import RUN_RECORD, HostPaths
 from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, OldDriver
+from driver_manager.domain.modules import has_root
 from driver_manager.domain.profile import Modules, Profile
 from driver_manager.domain.reboot import record as reboot_record
 from driver_manager.domain.reboot.record import RecordUnreadable
@@ -81,9 +83,11 @@ def _read_host(  # noqa: PLR0913  # as above
     marker, marker_problem = read_marker(files, paths.reboot_marker)
     record = _record(files, paths.load_record, this_boot)
     run = _run_record(files, paths.run_record(journal.record), this_boot, journal.record) if journal else None
-    old = run.driver if run else journal.driver if journal else None
-    if old is not None and run is None:
-        old = OldDriver(old.version)
+    left = _left_records(files, paths, this_boot, journal.record if run is not None and journal is not None else "")
+    old = run.driver if run is not None else None
+    old = old or host_record.lost_driver(left, is_loaded=has_root(modules, profile.modules), digest=digest)
+    if old is None and journal is not None and journal.driver is not None:
+        old = OldDriver(journal.driver.version)  # of a root that this host knows without the Node
     artifacts = tuple(path for path in _artifacts(profile) if files.exists(path))
     version = next((modules[name].version for name in profile.modules.roots if name in modules), "")
     root = driver_root or paths.driver_root
@@ -122,6 +126,7 @@ def _read_host(  # noqa: PLR0913  # as above
         removable=kmod.driver_modules(roots.sys, Modules(profile.modules.conflicting_removable)),
         firmware_path=firmware.custom_path(roots.sys) if paths.firmware else "",
         run_record=run,
+        left_records=left,
     )
 
 
@@ -154,6 +159,23 @@ def _run_record(files: HostFiles, path: str, this_boot: str, run: str) -> HostRe
         return host_record.noted(files.read(path, MAX_BINDINGS_BYTES) or "", this_boot, run) if run else None
     except OSError:
         return None
+
+
+def _left_records(files: HostFiles, paths: HostPaths, this_boot: str, but: str) -> tuple[HostRecord, ...]:
+    """The records of this boot but that of the run `but`; garbage is none."""
+    folder, found = paths.run_record("").rpartition("/")[0], list[HostRecord]()
+    try:
+        names = sorted(name for name in files.names(folder) if name.startswith(RUN_RECORD) and name.endswith(".json"))
+    except OSError:
+        return ()
+    for name in names:
+        try:
+            record = host_record.left_over(files.read(f"{folder}/{name}", MAX_BINDINGS_BYTES) or "", this_boot, but)
+        except OSError:
+            continue
+        if record is not None and paths.run_record(record.run) == f"{folder}/{name}":
+            found.append(record)
+    return tuple(found)
 
 
 def _bindings(files: HostFiles, path: str, this_boot: str) -> tuple[Binding, ...]:

@@ -12,7 +12,7 @@ from typing import assert_never
 
 from driver_manager.core.node.cas import patch_until_current
 from driver_manager.core.swap.context import RunContext
-from driver_manager.domain import timestamps
+from driver_manager.domain import host_record, timestamps
 from driver_manager.domain.errors import Conflict, OwnedElsewhere, StandingDown, Terminated
 from driver_manager.domain.journal import Journal
 from driver_manager.domain.node import Node, NodeChange
@@ -103,6 +103,8 @@ class NodeSteps:
             written, change = longer(node, journal)
             if not change.is_empty:
                 written, change = self._noted(written, change, step)
+                if host_record.of(written) != host_record.of(journal):
+                    settler.record(written)
                 settler.took(written)
             return change
 

@@ -16,20 +16,30 @@ from driver_manager.domain.digest import FROM_ENVIRONMENT, is_digest
 from driver_manager.domain.errors import ApiRefused, ConfigError, ManagerError
 from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.host import UNREAD, Holder, Host
+from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, Owner, Refused
 from driver_manager.domain.modules import users_of
 from driver_manager.domain.node import Node, is_this_host
 from driver_manager.domain.observation import Observation, Part
 from driver_manager.domain.pod import Claim, Pod, PodList
-from driver_manager.domain.pods.journal_check import journal_on, runs_manager, with_record, without_commands
+from driver_manager.domain.pods.journal_check import (
+    Checked,
+    journal_on,
+    runs_manager,
+    with_left,
+    with_record,
+    without_commands,
+)
 from driver_manager.domain.pods.operands import named
 from driver_manager.domain.pods.workloads import names_of_claims, namespaces_with_claims
 from driver_manager.domain.policy import Mode
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.swap.node_patches import decoded_journal
 from driver_manager.domain.swap.planner import wants_users
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.vfio_return import nodes_to_return
 from driver_manager.domain.swap.vfio_rows import nodes_in_doubt
+from driver_manager.ports.base import Reporter
 from driver_manager.ports.node import Ports
 
 HOLDERS_S = 60.0
@@ -150,6 +160,16 @@ def report_refused(refused: Iterable[Refused], ports: Ports, said: set[str]) -> 
             ports.cluster.post_event(events.JOURNAL_FIELD_IGNORED, str(one), warning=True)
 
 
+def warn_of_left(left: Iterable[HostRecord], reporter: Reporter, said: set[str]) -> None:
+    """Warn of each record on the host that the node's journal does not name; once for those in `said`."""
+    for one in left:
+        if one.run not in said:
+            said.add(one.run)
+            reporter.warn(
+                f"an ended run left a record on the host that the node's journal does not name; to undo: {one}"
+            )
+
+
 def _with_group_holders(now: Situation, ports: Ports) -> Situation:
     """With who has the devices open that are about to change hands; as it is where there are none."""
     nodes = nodes_in_doubt(now) if now.policy.mode is Mode.VFIO else nodes_to_return(now)
@@ -217,6 +237,9 @@ def observe(  # noqa: PLR0913  # the facts that become one value here
         found = (
             with_record(found, host.run_record, host.boot_id, profile) if host is not None else without_commands(found)
         )
+    left = _left(host, process_lives) if host is not None else ()
+    if host is not None and left:
+        found = with_left(found or _lost_journal(node, profile, left), left, host, profile)
     journal, refused = (found.journal, found.refused) if found is not None else (None, ())
     return Observation(
         node=node,
@@ -240,4 +263,20 @@ def observe(  # noqa: PLR0913  # the facts that become one value here
         enclosing_uid=identity.enclosing_uid,
         at=at or Moment(),
         refused=refused,
+        left=left,
     )
+
+
+def _left(host: Host, process_lives: Callable[[Owner], bool | None]) -> tuple[HostRecord, ...]:
+    """The records that the node's journal does not name, of runs that have ended.
+
+    A run writes its record before the patch that names it: what may still live is left alone.
+    """
+    owners = ((one, one.owner) for one in host.left_records)
+    return tuple(one for one, owner in owners if owner is not None and process_lives(owner) is False)
+
+
+def _lost_journal(node: Node, profile: Profile, left: tuple[HostRecord, ...]) -> Checked:
+    """The journal of a run that left only its record on the host: with the labels that are paused, as they tell."""
+    owner = left[-1].owner or Owner()
+    return Checked(decoded_journal(node, profile, owner) or Journal(owner, ""))

@@ -12,7 +12,7 @@ from driver_manager.core.pods.eviction import Evictor
 from driver_manager.core.swap.context import RunContext
 from driver_manager.core.swap.executor import Executor
 from driver_manager.core.swap.fence import Fence
-from driver_manager.core.swap.observe import look_closer, report_refused
+from driver_manager.core.swap.observe import look_closer, report_refused, warn_of_left
 from driver_manager.core.swap.settling import Settler
 from driver_manager.core.swap.state_writer import StateWriter
 from driver_manager.core.swap.summary import measured, state_after, summary
@@ -168,6 +168,7 @@ class _Run:
         """Plan and execute once. Raises Again, Conflict where nothing new was taken, OwnedElsewhere."""
         ports = self._ports
         report_refused(obs.refused, ports, self._said_refused)
+        warn_of_left(obs.left, ports.reporter, self._said_refused)
         may_load = self._policy.loader is not Loader.NONE
         settler = Settler(ports, self._profile, obs, self._policy.kmm, may_load=may_load)
         if obs.host is not None:

@@ -46,6 +46,7 @@ class Settler:
         self._obs = obs
         self._kmm = kmm
         self._may_load = may_load
+        self._left = obs.left
         self._held: Journal | None = None
         self._taken: Node | None = None
         self._is_given_back = False
@@ -81,13 +82,17 @@ class Settler:
             self._host.write_text(path, host_record.encode(host_record.of(journal)), is_secret=True)
 
     def remove_record(self, journal: Journal | None, but: str = "") -> None:
-        """Remove the record that `journal` names, which the Node names no more; one that stays costs some bytes."""
-        if journal is None or journal.record in ("", but):
-            return
-        try:
-            self._host.remove(self._profile.paths.run_record(journal.record))
-        except ManagerError as error:
-            self._reporter.warn(error.what)
+        """Remove the record that `journal` names, which the Node names no more, and those that no journal named.
+
+        One that stays is undone once more by the next run.
+        """
+        runs = {journal.record if journal is not None else "", *(one.run for one in self._left)} - {"", but}
+        self._left = ()
+        for run in sorted(runs):
+            try:
+                self._host.remove(self._profile.paths.run_record(run))
+            except ManagerError as error:
+                self._reporter.warn(error.what)
 
     @property
     def has_given_back(self) -> bool:

@@ -9,17 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import reduce
 from typing import Any, TypeVar
 
 from driver_manager.domain import journal as journals
 from driver_manager.domain import kmm
+from driver_manager.domain.bindings import merged
 from driver_manager.domain.digest import is_digest
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.frozen import Frozen
-from driver_manager.domain.host_record import HostRecord
+from driver_manager.domain.host import Host
+from driver_manager.domain.host_record import HostRecord, lost_driver
 from driver_manager.domain.journal import MAX_LINE_CHARS, Journal, OldDriver, Owner, Refused, Written, is_line, is_owner
 from driver_manager.domain.listing import several
-from driver_manager.domain.modules import is_own
+from driver_manager.domain.modules import has_root, is_own
 from driver_manager.domain.node import Node
 from driver_manager.domain.parameters import kept
 from driver_manager.domain.pod import PROGRAM, ROLLOUT, Pod
@@ -105,7 +108,8 @@ def with_record(found: Checked, record: HostRecord | None, boot_id: str, profile
     """`found` of a node whose host was read, in the boot `boot_id`: with what its `record` has to undo.
 
     Without one, what the journal itself asks for is left out, and named: an older version wrote that on the Node. So is
-    a record that this boot should have, and has not.
+    a record that this boot should have, and has not. The old driver and the request to KMM come from a record alone:
+    they decide what is unloaded and loaded.
     """
     journal = found.journal
     if record is not None:
@@ -115,13 +119,44 @@ def with_record(found: Checked, record: HostRecord | None, boot_id: str, profile
             removed=record.removed,
             driver=record.driver,
             devices=record.devices,
+            kmm=record.kmm,
         )
-        check = _Check(profile, found.refused)
+        check = _Check(profile, (*found.refused, *_other_request(journal, record.kmm)))
         return Checked(_with_commands(whole, check), tuple(check.refused))
     left = without_commands(found)
     lost = journal.record and journal.boot_id == boot_id
     missing = (Refused("hostRecord", "this host has no such record; only labels and cordon are restored"),)
-    return Checked(replace(left.journal, record=""), (*left.refused, *(missing if lost else ())))
+    bare = replace(left.journal, driver=None, kmm=None, record="")
+    return Checked(bare, (*left.refused, *(missing if lost else ()), *_other_request(journal, None)))
+
+
+def with_left(found: Checked, records: Iterable[HostRecord], host: Host, profile: Profile) -> Checked:
+    """`found` with what `records` of ended runs of this boot have to undo too, which its journal does not name."""
+    journal, records = found.journal, tuple(records)
+    lost = lost_driver(records, is_loaded=has_root(host.modules, profile.modules), digest=host.digest)
+    whole = replace(
+        journal,
+        boot_id=host.boot_id,
+        services=_united(journal.services, *(one.services for one in records)),
+        removed=_united(journal.removed, *(one.removed for one in records)),
+        driver=journal.driver or lost,
+        devices=reduce(merged, (one.devices for one in records), journal.devices),
+        kmm=journal.kmm or next((one.kmm for one in records if one.kmm is not None), None),
+    )
+    check = _Check(profile, found.refused)
+    return Checked(_with_commands(whole, check), tuple(check.refused))
+
+
+def _united(*names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted({name for some in names for name in some}))
+
+
+def _other_request(journal: Journal, recorded: kmm.KmmRequest | None) -> tuple[Refused, ...]:
+    """What the Node says that KMM was asked for, where the host has no record of that."""
+    if journal.kmm is None or journal.kmm == recorded:
+        return ()
+    module = journal.kmm.module
+    return (Refused("kmm", f"no record on the host has this request for version {module.version} of {module}"),)
 
 
 def without_commands(found: Checked) -> Checked:
@@ -133,8 +168,9 @@ def without_commands(found: Checked) -> Checked:
         "removed": several(f"{name} is not loaded" for name in journal.removed),
         "devices": several(f"{in_brief(one.address)} is not restored" for one in journal.devices),
     }
-    if driver is not None and (driver.root or driver.modules or driver.parameters):
-        texts["driver"] = f"{several(driver.modules)} of {driver.root or 'an unknown root'} is not loaded again"
+    if driver is not None and not journal.record:
+        what = several(driver.modules) or f"version {driver.version or '(none)'}"
+        texts["driver"] = f"{what} of {driver.root or 'an unknown root'} is not loaded again"
     refused = tuple(Refused(field, f"{why}: {text}") for field, text in texts.items() if text)
     bare = replace(
         journal,

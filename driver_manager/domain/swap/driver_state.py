@@ -18,7 +18,10 @@ from driver_manager.domain.swap.situation import Situation
 
 
 def is_host_driver(now: Situation) -> bool:
-    """Whether the host has a driver of its own. A digest, or a journal that knows a driver, is an installer's trace."""
+    """Whether the host has a driver of its own. A digest, or a record that knows a driver, is an installer's trace.
+
+    The journal of an observation knows a driver by the host's record alone, never by what the Node says.
+    """
     traced = (
         now.host.digest is not None
         or bool(now.host.digest_problem)

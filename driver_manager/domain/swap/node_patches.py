@@ -113,7 +113,7 @@ def take(  # noqa: PLR0913  # what becomes one journal here
         devices=original_bindings(obs, bindings),
         kmm=obs.journal.kmm if obs.journal else None,
     )
-    journal = replace(journal, record=obs.me.process if journal.has_to_undo else "")
+    journal = replace(journal, record=obs.me.process)
     annotations: dict[str, str | None] = {profile.keys.journal: encode(journal)}
     if sets_cordon:
         annotations[profile.keys.cordon] = CORDON_MARK
@@ -290,7 +290,7 @@ def original_bindings(obs: Observation, bindings: tuple[Binding, ...] = ()) -> t
 
 
 def _old_driver(obs: Observation, profile: Profile) -> OldDriver | None:
-    """The driver to go back to. Of one boot the first journal knows: what is loaded later may be a failed attempt."""
+    """The driver to go back to. Of one boot the first record knows: what is loaded later may be a failed attempt."""
     host, known = obs.host, obs.journal.driver if obs.journal else None
     if host is None or not has_root(host.modules, profile.modules):
         return known

@@ -63,7 +63,7 @@ def wait_for_holders(now: Situation, found: tuple[Workload, ...]) -> tuple[AnySt
 
 def is_undisturbed(now: Situation) -> bool:
     """Whether nobody was made to leave so far: no run holds the node, and this one asked nobody to go."""
-    return now.obs.journal is None and now.waited <= {HOLDERS, STUCK, AFTER_FAILURE}
+    return not now.obs.is_resumed and now.waited <= {HOLDERS, STUCK, AFTER_FAILURE}
 
 
 def holders_in_the_way(now: Situation, found: tuple[Workload, ...]) -> tuple[Holder, ...]:

@@ -70,9 +70,11 @@ def plan_reboot_driver(now: Situation) -> Plan:
 
 
 def _is_half_loaded(now: Situation) -> bool:
-    """Whether a run of this boot died while it loaded the driver: the node is taken for nothing else."""
-    journal, host = now.obs.journal, now.host
-    is_ours = journal is not None and journal.boot_id == host.boot_id and now.policy.loader is Loader.MANAGER
+    """Whether a run of this boot died while it loaded the driver: the node is taken for nothing else.
+
+    By its record on the host: a journal alone may be forged, and the driver that is loaded is then not ours.
+    """
+    host, is_ours = now.host, now.obs.is_resumed and now.policy.loader is Loader.MANAGER
     return is_ours and is_loaded(host, now.profile) and host.digest is None and not host.digest_problem
 
 

@@ -48,8 +48,8 @@ _PASSING = (ApiUnavailable, Conflict, NodeMissing, OwnedElsewhere, RebootRequire
 def wait_first(now: Situation, decided: Plan) -> Plan:
     """`decided`, with a wait before everything else where it would disturb somebody for what failed a moment ago."""
     past = now.host.failure
-    # Whoever is paused already shall not stay so any longer.
-    if past is None or AFTER_FAILURE in now.waited or now.obs.journal is not None or not disturbs(decided):
+    # Whoever is paused already shall not stay so any longer: by a run of this host, as its record shows.
+    if past is None or AFTER_FAILURE in now.waited or now.obs.is_resumed or not disturbs(decided):
         return decided
     left_s = _left_s(now, past)
     if left_s <= 0 or not _is_unchanged(now, past):

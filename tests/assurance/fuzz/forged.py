@@ -19,11 +19,12 @@ from driver_manager.domain.bindings import Binding
 from driver_manager.domain.host_paths import RUN_RECORD
 from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, OldDriver, Owner, encode
+from driver_manager.domain.policy import Loader, Policy
 from driver_manager.domain.reboot import record as reboot_record
 from driver_manager.domain.reboot.record import Pending, RebootRequest, Record
 from driver_manager.domain.reboot.state import RebootPolicy
 from tests.assurance.fuzz.target import Form, Target
-from tests.support.fakes.builders import EXPORTER, NEW_DIGEST, OLD_DIGEST, PAUSED, PLUGIN
+from tests.support.fakes.builders import ASCEND, EXPORTER, NEW_DIGEST, OLD_DIGEST, PAUSED, PLUGIN
 from tests.support.fakes.pci import function
 from tests.support.fakes.reboot_world import KEYS, Fleet
 from tests.support.fakes.scenarios import GATE, OLD_ROOT, replace_with_more_of_the_profile
@@ -149,28 +150,78 @@ def _failing() -> World:
     return world
 
 
-WORLDS: tuple[Callable[[], World], ...] = (_replacing, _current, _failing)
+def _with_own_driver() -> World:
+    """The host has a driver of its own, and a container would bring one."""
+    world = _replacing()
+    world.policy = replace(world.policy, loader=Loader.CONTAINER)
+    world.host.host_driver = "/lib/modules/x/rebellions.ko"
+    for path in (world.profile.paths.state_file, world.profile.paths.load_record):
+        world.host.files.pop(path, None)
+    return world
+
+
+def _never_unloaded() -> World:
+    """Only a reboot replaces the driver that the host has loaded."""
+    world = World({}, Policy(loader=Loader.MANAGER, no_wait=True), profile=ASCEND, driver_root="/opt/new", gate="x")
+    world.host.loaded |= dict.fromkeys(ASCEND.modules.roots, "1.0")
+    world.host.offers = {"/opt/new": "2.0"}
+    return world
+
+
+def _not_loaded() -> World:
+    world = _never_unloaded()
+    world.host.loaded.clear()
+    return world
+
+
+def _not_loading() -> World:
+    world = _not_loaded()
+    world.host.broken = {"2.0"}
+    return world
+
+
+MakeWorld = Callable[[], World]
+OF_ONE_DRIVER: tuple[MakeWorld, ...] = (_replacing, _current, _failing)
+WORLDS: tuple[MakeWorld, ...] = (*OF_ONE_DRIVER, _with_own_driver, _never_unloaded)
+BY_RECORD: Mapping[MakeWorld, tuple[MakeWorld, ...]] = {
+    _with_own_driver: (_with_own_driver, *OF_ONE_DRIVER),
+    _never_unloaded: (_never_unloaded, _not_loaded, _not_loading),
+}
+"""Worlds in which a record on the host, root's own word, may make the driver one that a run has loaded."""
+
+
+def _honest(make: MakeWorld, *, has_record: bool) -> tuple[MakeWorld, ...]:
+    """The worlds whose honest runs show what one in the world of `make` may do."""
+    if make in OF_ONE_DRIVER:
+        return OF_ONE_DRIVER
+    return BY_RECORD[make] if has_record else (make,)
 
 
 @cache
-def honest_effects() -> frozenset[str]:
+def honest_effects(makes: tuple[MakeWorld, ...]) -> frozenset[str]:
     """What honest runs of the profile do, each killed at each of its effects and followed by others."""
     found = set[str]()
-    for make in WORLDS:
+    for make in makes:
         at = 0
         while True:
             world = make()
             world.killer.kill_at(at, after=True)
             was_killed = world.run() is None
             for _ in range(RUNS):
+                found |= _kinds(world)
                 world.next_process()
                 world.run()
-            found |= {_kind(effect) for effect in world.killer.effects}
+            found |= _kinds(world)
             if not was_killed:
                 break
             at += 1
     # By root's own record, a device that is the vendor's is given what it had, whatever that was.
     return frozenset({*found, "event", "patch", f"override {DEVICE}", f"virtual {DEVICE}"})
+
+
+def _kinds(world: World) -> set[str]:
+    """The effects of the process that runs, or has run last: those of the one before are forgotten by then."""
+    return {_kind(effect) for effect in world.killer.effects}
 
 
 def _kind(effect: str) -> str:
@@ -183,7 +234,8 @@ def _kind(effect: str) -> str:
 def run_on_forged_state(data: bytes) -> None:
     """Whole runs on a node whose journal, and whose record on the host, were forged."""
     choices = Choices(data)
-    world = choices.one(WORLDS)()
+    make = choices.one(WORLDS)
+    world = make()
     said, record = journal_of(choices), record_of(choices)
     world.host.offers[EVIL_ROOT] = EVIL_VERSION
     world.cluster.edit({PLUGIN: choices.one(("true", PAUSED, f"gold_{PAUSED}")), "example.com/foo": PAUSED})
@@ -191,17 +243,20 @@ def run_on_forged_state(data: bytes) -> None:
     world.cluster.edit(annotations={world.profile.keys.journal: encode(said)})
     if record is not None:
         world.host.files[world.profile.paths.run_record(RUN)] = host_record.encode(record)
+    done = set[str]()
     for _ in range(RUNS):
         assert world.run() is not None
+        done |= _kinds(world)
         _check_given(world.host.given)
         assert record is not None or EVIL_VERSION not in world.host.loaded.values(), "a folder that the Node names"
         world.next_process()
-    more = {_kind(effect) for effect in world.killer.effects} - honest_effects()
+    more = done - honest_effects(_honest(make, has_record=record is not None))
     assert not more, f"no honest run does this: {more}"
     after = world.state().labels
     changed = {key for key in {**before, **after} if before.get(key) != after.get(key)}
     deploy = world.profile.deploy
-    strange = {key for key in changed if not key.startswith(deploy.prefix) and key not in deploy.on_unless_false}
+    ours = {*deploy.on_unless_false, *world.profile.keys.names}
+    strange = {key for key in changed - ours if not deploy.prefix or not key.startswith(deploy.prefix)}
     assert not strange, f"no label of the profile: {strange}"
     assert all(text.isprintable() for _, text, _ in world.cluster.posted)
 
@@ -253,7 +308,8 @@ def round_on_a_forged_grant(data: bytes) -> None:
 SPREAD = tuple(bytes((at * step + at // 7) % 256 for at in range(90)) for step in (1, 3, 7, 11, 29, 73))
 """Inputs that choose differently at each place."""
 
+EACH_WORLD = tuple(bytes([at]) for at in range(len(WORLDS)))
 TARGETS = (
-    Target("forged-journal", run_on_forged_state, (b"", b"\1", b"\2", *SPREAD), Form.BYTES, allowed=(), runs=150),
+    Target("forged-journal", run_on_forged_state, (*EACH_WORLD, *SPREAD), Form.BYTES, allowed=(), runs=150),
     Target("forged-grant", round_on_a_forged_grant, (b"", b"\0\1\1", *SPREAD), Form.BYTES, allowed=(), runs=150),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.assurance.mutants.mutant import Mutant
 
+HOSTILE = "unit/swap/test_hostile_journals.py::"
 NODE_MUTANTS = (
     Mutant(
         "two-patch-pause",
@@ -426,5 +427,61 @@ NODE_MUTANTS = (
         "    return min(LAST_S, LEAST_S * doubled) + asked_s + random * window_s",
         "    return max(asked_s, min(LAST_S, LEAST_S * doubled) + random * min(LAST_S, window_s))",
         ("unit/adapters/test_retry_storm.py::test_the_servers_wish_is_a_floor_and_the_pauses_grow_up_to_a_bound",),
+    ),
+    Mutant(
+        "old-driver-of-the-node",
+        "the old driver and the request to KMM are known from the host's record alone",
+        "domain/pods/journal_check.py",
+        'replace(left.journal, driver=None, kmm=None, record="")',
+        'replace(left.journal, record="")',
+        (f"{HOSTILE}test_a_driver_that_only_the_node_names_is_no_trace_of_an_installer",),
+    ),
+    Mutant(
+        "request-to-kmm-of-the-node",
+        "a request to KMM that only the Node has keeps no node",
+        "domain/pods/journal_check.py",
+        'replace(left.journal, driver=None, kmm=None, record="")',
+        'replace(left.journal, driver=None, record="")',
+        (f"{HOSTILE}test_a_forged_request_to_kmm_keeps_no_node",),
+    ),
+    Mutant(
+        "half-loaded-by-the-nodes-word",
+        "only a record on the host shows that a run died while it loaded the driver",
+        "domain/swap/reboot_rows.py",
+        "now.host, now.obs.is_resumed and ",
+        "now.host, now.obs.journal is not None and ",
+        (f"{HOSTILE}test_a_forged_journal_makes_no_driver_a_half_loaded_one",),
+    ),
+    Mutant(
+        "record-of-a-live-run",
+        "the record of a run that may still live is left alone",
+        "core/swap/observe.py",
+        "process_lives(owner) is False)",
+        "process_lives(owner) is not None)",
+        (f"{HOSTILE}test_the_record_of_a_run_that_lives_is_left_alone",),
+    ),
+    Mutant(
+        "record-that-no-journal-names",
+        "a record on the host is undone even if no journal names it",
+        "core/swap/observe.py",
+        "    if host is not None and left:\n",
+        "    if host is not None and left and found is not None:\n",
+        (f"{HOSTILE}test_a_record_that_no_journal_names_is_undone_and_removed",),
+    ),
+    Mutant(
+        "driver-of-a-released-node",
+        "a record that outlived the release does not choose the driver to go back to",
+        "domain/host_record.py",
+        "    if is_loaded and digest is not None:\n",
+        "    if is_loaded and digest is None:\n",
+        (f"{HOSTILE}test_a_record_that_outlived_the_release_does_not_choose_the_driver_to_go_back_to",),
+    ),
+    Mutant(
+        "kmm-asked-without-a-record",
+        "what KMM is asked for is on the host before it is asked",
+        "core/swap/node_steps.py",
+        "                    settler.record(written)\n",
+        "                    pass\n",
+        ("unit/swap/test_reconcile_kmm.py::test_what_kmm_is_asked_for_is_on_the_host_before_it_is_asked",),
     ),
 )

@@ -84,9 +84,17 @@ PATIENCE_MUTANTS = (
         "waits-while-paused",
         "a run does not wait on a node that is paused already",
         "domain/swap/retry_wait.py",
-        " or now.obs.journal is not None or not disturbs(decided):\n",
+        " or now.obs.is_resumed or not disturbs(decided):\n",
         " or not disturbs(decided):\n",
         (f"{RETRY_WAIT}::test_only_a_plan_that_would_disturb_somebody_waits",),
+    ),
+    Mutant(
+        "no-wait-for-a-journal-alone",
+        "a journal without its record on the host skips no wait",
+        "domain/swap/retry_wait.py",
+        " or now.obs.is_resumed or ",
+        " or now.obs.journal is not None or ",
+        ("unit/swap/test_hostile_journals.py::test_a_forged_journal_skips_no_wait_after_a_failure",),
     ),
     Mutant(
         "failure-of-another-boot",

@@ -12,10 +12,11 @@ from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleBusy, ModuleFailed, ModuleStuck, OwnedElsewhere
 from driver_manager.domain.failure import noted
 from driver_manager.domain.host import DriverSource, Holder, Host, LoadRecord, Module, ModuleFile
+from driver_manager.domain.host_paths import RUN_RECORD
 from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.markers import Marker
-from driver_manager.domain.modules import closure
+from driver_manager.domain.modules import closure, has_root
 from driver_manager.domain.probe_result import Health, ProbeResult
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.reboot import record as reboot_record
@@ -327,8 +328,10 @@ class FakeHost:
         with self.killer.call("host"):
             record = self._record()
             paths, run = self.profile.paths, self._run_record(journal.record if journal else "")
-            old = run.driver if run else None
+            left = self._left_records(run.run if run else "")
             digest = self.files.get(paths.state_file)
+            is_loaded = has_root(self._modules(), self.profile.modules)
+            old = (run.driver if run else None) or host_record.lost_driver(left, is_loaded=is_loaded, digest=digest)
             candidates = [(self.slots.path(old.digest), old.version), (old.root, old.version)] if old else []
             if self.root in self.loaded:
                 loaded = self.loaded[self.root]
@@ -363,11 +366,17 @@ class FakeHost:
                 removable={name: Module(name, "", 0) for name in sorted(self.foreign)},
                 firmware_path=self.firmware_path,
                 run_record=run,
+                left_records=left,
             )
 
     def _run_record(self, run: str) -> HostRecord | None:
         text = self.files.get(self.profile.paths.run_record(run), "")
         return host_record.noted(text, self.boot_id, run) if run else None
+
+    def _left_records(self, but: str) -> tuple[HostRecord, ...]:
+        texts = (self.files[path] for path in sorted(self.files) if RUN_RECORD in path)
+        found = (host_record.left_over(text, self.boot_id, but) for text in texts)
+        return tuple(one for one in found if one is not None)
 
     def _record(self) -> LoadRecord | None:
         body = json.loads(self.files.get(self.profile.paths.load_record, "null"))

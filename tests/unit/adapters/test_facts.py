@@ -417,3 +417,15 @@ def test_the_files_that_ask_for_a_reboot_are_looked_at_where_the_profile_has_the
         paths.reboot_wish: f"{paths.reboot_wish} is a folder",
     }
     assert PROFILE.paths.reboot_files() == ()
+
+
+def test_records_of_this_boot_that_the_journal_does_not_name_are_read(tree: Tree) -> None:
+    named, left = (replace(OLD, record=f"{OLD.boot_id}:1:{pid}:9") for pid in (7, 8))
+    before = replace(left, record="boot-0:1:9:9", boot_id="boot-0")
+    for one in (named, left, before):
+        tree.put(PATHS.run_record(one.record), host_record.encode(host_record.of(one)))
+    tree.put(PATHS.run_record("garbage"), "{")
+    tree.put(PATHS.run_record("another"), host_record.encode(host_record.of(left)))
+    found = tree.read(driver_root="/opt/new", loads=True, journal=named)
+    assert found.run_record == host_record.of(named)
+    assert found.left_records == (host_record.of(left),)

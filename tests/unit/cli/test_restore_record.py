@@ -66,6 +66,33 @@ def test_on_the_node_the_record_is_undone_and_removed(node: ByHand, capfd: pytes
     assert (label(node), SERVICE in node.tree.services, path.exists()) == ("true", True, False)
 
 
+def test_a_record_that_no_journal_names_is_undone_too(node: ByHand, capfd: pytest.CaptureFixture[str]) -> None:
+    path = taken(node, has_record=True)
+    left = Journal(GONE, node.tree.boot_id, services=(SERVICE,), record=f"{node.tree.boot_id}:1:9:9")
+    path.unlink()
+    path = node.tree.root / PROFILE.paths.run_record(left.record).lstrip("/")
+    path.write_text(host_record.encode(host_record.of(left)))
+    node.cluster.store.patch("nodes", NODE, without_annotations)
+    assert run(["restore"]) == ExitCode.DONE
+    shown = capfd.readouterr()
+    assert f"started host service {SERVICE}" in shown.out
+    assert f"does not name; to undo: start {SERVICE}" in shown.err
+    assert (label(node), SERVICE in node.tree.services, path.exists()) == ("true", True, False)
+
+
+def without_annotations(found: dict[str, Any]) -> dict[str, Any]:
+    return {**found, "metadata": {**found["metadata"], "annotations": {}}}
+
+
+def test_records_stay_where_the_journal_is_ignored(node: ByHand) -> None:
+    taken(node, has_record=False)
+    left = Journal(GONE, node.tree.boot_id, services=(SERVICE,), record=f"{node.tree.boot_id}:1:9:9")
+    path = node.tree.root / PROFILE.paths.run_record(left.record).lstrip("/")
+    path.write_text(host_record.encode(host_record.of(left)))
+    assert run(["restore", "--ignore-journal"]) == ExitCode.DONE
+    assert (label(node), path.exists()) == ("true", True)
+
+
 def test_away_from_the_node_a_record_is_refused_unless_the_journal_is_ignored(
     node: ByHand, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,6 +80,7 @@ def test_with_a_record_on_the_host_the_node_has_facts_only(journal: Journal, run
     assert found == replace(journal, record=run, services=(), removed=(), devices=(), driver=driver)
     assert json.loads(text)["v"] == 3
     record = host_record.of(replace(journal, record=run))
+    assert record.kmm == journal.kmm
     assert host_record.decode(host_record.encode(record)) == record
     assert host_record.noted(host_record.encode(record), journal.boot_id, run) == record
     assert host_record.noted(host_record.encode(record), journal.boot_id, f"{run}x") is None
@@ -268,3 +269,15 @@ def test_the_name_of_a_gate_that_is_too_long_is_cut_in_the_error() -> None:
     with pytest.raises(JournalUnreadable, match=r"gates\.xxx") as caught:
         journals.decode(json.dumps(GOOD | {"gates": {"x" * 100_000: 5}}))
     assert len(caught.value.what) < 300
+
+
+def test_a_record_names_the_process_of_its_run() -> None:
+    owner = Owner(pid=7, start_ticks=123, pid_namespace=4026532501, boot_id="boot-1")
+    assert host_record.HostRecord("boot-1", owner.process).owner == owner
+
+
+@pytest.mark.parametrize(
+    "run", ["", "run-1", "boot-1:1:7", "boot-1:1:7:x", "boot-1:1:-7:9", ":1:7:9", f"b:1:{'9' * 99}:9"]
+)
+def test_a_record_without_the_name_of_a_process_has_no_owner(run: str) -> None:
+    assert host_record.HostRecord("boot-1", run).owner is None

@@ -18,7 +18,9 @@ from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.events import JOURNAL_FIELD_IGNORED
 from driver_manager.domain.journal import Journal, OldDriver, Owner, encode
 from driver_manager.domain.pod import Pod
-from tests.support.fakes.builders import EXPORTER, OLD_DIGEST, PAUSED, PLUGIN, PROFILE, journal, pod
+from driver_manager.domain.policy import Loader, Policy
+from driver_manager.domain.swap.retry_wait import FIRST_S
+from tests.support.fakes.builders import ASCEND, EXPORTER, OLD_DIGEST, PAUSED, PLUGIN, PROFILE, journal, pod
 from tests.support.fakes.scenarios import GATE, LABELS, OLD_ROOT, SCENARIOS
 from tests.support.fakes.world import World
 from tests.support.selection import examples
@@ -32,10 +34,14 @@ RUN = "boot-1:1:99:99"
 
 def forged(world: World, body: Mapping[str, Any]) -> World:
     """`world` with a journal of these fields on its Node."""
-    owner = {"pod": GONE.pod, "uid": GONE.pod_uid}
-    known = {"v": 1, "bootId": world.host.boot_id, "owner": owner, "labels": {}, "cordoned": False}
-    world.cluster.edit(annotations={KEY: json.dumps({**known, **body})})
+    world.cluster.edit(annotations={KEY: json.dumps({**forged_body(world), **body})})
     return world
+
+
+def forged_body(world: World) -> dict[str, Any]:
+    """A journal of this boot that asks for nothing."""
+    owner = {"pod": GONE.pod, "uid": GONE.pod_uid}
+    return {"v": 1, "bootId": world.host.boot_id, "owner": owner, "labels": {}, "cordoned": False}
 
 
 def ignored(world: World) -> list[str]:
@@ -146,6 +152,103 @@ def test_a_journal_that_cannot_be_read_ends_the_run(text: str) -> None:
     outcome = world.run()
     assert outcome is not None
     assert outcome.exit_code is ExitCode.USAGE
+
+
+# what only the record on the host may say
+
+
+def own_driver() -> World:
+    """The host has, and has loaded, a driver of its own."""
+    world = World(LABELS, Policy(loader=Loader.CONTAINER))
+    world.host.loaded["rebellions"] = "1.0"
+    world.host.host_driver = "/lib/modules/x/rebellions.ko"
+    return world
+
+
+def never_unloaded() -> World:
+    """The host has loaded a driver that only a reboot replaces, and another one is wanted."""
+    world = World({}, Policy(loader=Loader.MANAGER, no_wait=True), profile=ASCEND, driver_root="/opt/new", gate="x")
+    world.host.loaded |= dict.fromkeys(ASCEND.modules.roots, "1.0")
+    world.host.offers = {"/opt/new": "2.0"}
+    return world
+
+
+@pytest.mark.parametrize("body", [{"driver": {"version": "1.0"}, "hostRecord": RUN}, {"driver": old(root=EVIL)}])
+def test_a_driver_that_only_the_node_names_is_no_trace_of_an_installer(body: dict[str, Any]) -> None:
+    world = forged(own_driver(), body)
+    outcome = world.run()
+    assert outcome is not None
+    assert outcome.exit_code is ExitCode.STANDING_DOWN
+    assert set(world.killer.effects) == {"event", "patch"}
+    assert world.host.loaded == {"rebellions": "1.0"}
+
+
+@pytest.mark.parametrize("body", [{}, {"driver": {"version": "1.0"}, "hostRecord": RUN}])
+def test_a_forged_journal_makes_no_driver_a_half_loaded_one(body: dict[str, Any]) -> None:
+    world = never_unloaded()
+    world.cluster.edit(annotations={ASCEND.keys.journal: json.dumps({**forged_body(world), **body})})
+    outcome = world.run()
+    assert outcome is not None
+    assert outcome.exit_code is ExitCode.REBOOT_REQUIRED
+    assert ASCEND.paths.reboot_marker in world.host.files
+    assert not [effect for effect in world.killer.effects if effect.startswith("load ")]
+
+
+def test_a_run_that_dies_while_it_loads_into_a_fresh_kernel_is_gone_on_from() -> None:
+    undisturbed = never_unloaded()
+    undisturbed.host.loaded.clear()
+    undisturbed.run()
+    effects = undisturbed.killer.effects
+    for at in range(effects.index("patch"), effects.index("patch", effects.index("patch") + 1)):
+        world = never_unloaded()
+        world.host.loaded.clear()
+        world.killer.kill_at(at, after=True)
+        assert world.run() is None
+        world.next_process()
+        outcome = world.run()
+        assert outcome is not None
+        assert (outcome.exit_code, records(world)) == (ExitCode.DONE, {}), effects[at]
+
+
+@pytest.mark.parametrize("body", [None, {"driver": {"version": "6.6"}, "hostRecord": "x"}])
+def test_a_forged_version_does_not_replace_the_old_driver(body: dict[str, Any] | None) -> None:
+    world = failing()
+    if body is not None:
+        forged(world, body)
+    world.killer.at("unload rebellions", world.killer.die, after=True)
+    assert world.run() is None
+    (record,) = map(host_record.decode, records(world).values())
+    assert record.driver is not None
+    assert (record.driver.version, record.driver.root) == ("1.0", OLD_ROOT)
+    world.next_process()
+    outcome = world.run()
+    assert outcome is not None
+    assert "the old driver 1.0 is loaded again" in outcome.what
+
+
+def test_a_forged_request_to_kmm_keeps_no_node() -> None:
+    world = SCENARIOS["current"]()
+    world.cluster.edit({PLUGIN: PAUSED, "kmm.node.kubernetes.io/version-module.a.b": "1"})
+    request = {"namespace": "a", "name": "b", "version": "1", "bootId": "boot-1", "load": "y", "shown": ""}
+    forged(world, {"labels": {PLUGIN: "true"}, "kmm": request})
+    outcome = world.run()
+    assert outcome is not None
+    assert outcome.exit_code is ExitCode.DONE
+    assert world.state().labels[PLUGIN] == "true"
+    assert KEY not in world.state().annotations
+    assert ignored(world) == ["kmm"]
+
+
+def test_a_forged_journal_skips_no_wait_after_a_failure() -> None:
+    world = failing()
+    first = world.run()
+    assert first is not None
+    assert first.exit_code is ExitCode.MODULE_FAILED
+    world.next_process()
+    failed_s = world.clock.monotonic()
+    forged(world, {})
+    world.run()
+    assert world.clock.monotonic() - failed_s >= FIRST_S
 
 
 # journals of older versions
@@ -287,6 +390,75 @@ def test_a_record_that_cannot_be_written_leaves_the_node_as_it_was(monkeypatch: 
     assert (after.labels, after.annotations, after.modules) == (before.labels, before.annotations, before.modules)
 
 
+def half_done() -> World:
+    """A run was killed after it had stopped the service and unloaded the driver."""
+    world = SCENARIOS["replace_with_host_services"]()
+    world.killer.at("unload rebellions", world.killer.die, after=True)
+    assert world.run() is None
+    world.next_process()
+    return world
+
+
+def without_journal(world: World) -> World:
+    world.cluster.edit(annotations={KEY: None})
+    return world
+
+
+@pytest.mark.parametrize("spoil", [without_journal, lambda world: forged(world, {})], ids=["deleted", "replaced"])
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_record_that_no_journal_names_is_undone_and_removed(spoil: Callable[[World], World], breaks: bool) -> None:
+    world = half_done()
+    if breaks:
+        world.host.broken = {"2.0"}
+    assert spoil(world).run() is not None
+    assert world.host.services == {"rbln_daemon.service": True}
+    assert world.host.loaded["rebellions"] == ("1.0" if breaks else "2.0")
+    assert records(world) == {}
+    (said,) = [text for text in world.reporter.warnings if "does not name" in text]
+    assert "start rbln_daemon.service, go back to driver 1.0" in said
+    world.next_process()
+    world.run()
+    assert not any(value.endswith(PAUSED) for value in world.state().labels.values())
+
+
+def test_the_record_of_a_run_that_lives_is_left_alone() -> None:
+    world = half_done()
+    (record,) = map(host_record.decode, records(world).values())
+    assert record.owner is not None
+    world.running.add(record.owner)
+    without_journal(world).run()
+    assert host_record.encode(record) in records(world).values()
+    assert world.host.services == {"rbln_daemon.service": False}
+    assert not [text for text in world.reporter.warnings if "does not name" in text]
+
+
+def test_a_record_that_outlived_the_release_does_not_choose_the_driver_to_go_back_to() -> None:
+    world = SCENARIOS["replace_with_host_services"]()
+    at = next(
+        at
+        for at, one in enumerate(undisturbed_effects("replace_with_host_services"))
+        if "remove" in one and "manager.run-" in one
+    )
+    world.killer.kill_at(at, after=False)
+    assert world.run() is None
+    assert (len(records(world)), KEY in world.state().annotations) == (1, False)
+    world.next_process()
+    (record,) = map(host_record.decode, records(world).values())
+    obs = world.observe()
+    assert record.driver is not None
+    assert obs.left == (record,)
+    assert obs.journal is not None
+    assert (obs.journal.driver, obs.journal.services) == (None, record.services)
+
+
+def test_a_record_of_another_boot_that_no_journal_names_is_not_undone() -> None:
+    world = half_done()
+    (path,) = records(world)
+    world.host.files[path] = json.dumps({**json.loads(world.host.files[path]), "bootId": "boot-0"})
+    without_journal(world).run()
+    assert world.host.services == {"rbln_daemon.service": False}
+
+
 # any journal of the right types
 
 WORDS = st.sampled_from(
@@ -323,15 +495,16 @@ FORGED_ON = {"current": SCENARIOS["current"], "more": SCENARIOS["replace_with_mo
 @cache
 def honest_effects(name: str) -> frozenset[str]:
     """What honest runs of the scenario do on the host, alone and after each other."""
-    world = FORGED_ON[name]()
+    world, found = FORGED_ON[name](), set[str]()
     for _ in range(3):
         world.run()
-        world.next_process()
-    return frozenset(without_run(effect) for effect in world.killer.effects)
+        found |= set(map(without_run, world.killer.effects))
+        world.next_process()  # forgets the effects of the one before
+    return frozenset(found)
 
 
 def without_run(effect: str) -> str:
-    return "a record" if "driver-manager.run-" in effect else effect
+    return f"{effect.partition(' ')[0]} a record" if "driver-manager.run-" in effect else effect
 
 
 @pytest.mark.submission
@@ -346,12 +519,14 @@ def test_no_forged_journal_does_what_an_honest_one_of_the_profile_could_not(
     world.host.offers[EVIL] = "1.0"
     before = world.state().labels
     world.cluster.edit(annotations={KEY: encode(said)})
+    done = set[str]()
     for _ in range(4):
         outcome = world.run()
         assert outcome is not None
+        done |= set(map(without_run, world.killer.effects))
         world.next_process()
     # Nothing on the host: what it has to undo is not on the Node.
-    assert {without_run(effect) for effect in world.killer.effects} <= honest_effects(name) | {"event", "patch"}
+    assert done <= honest_effects(name) | {"event", "patch"}
     assert EVIL not in str(world.host.given)
     changed = {key for key in {**before, **world.state().labels} if before.get(key) != world.state().labels.get(key)}
     assert changed <= {PLUGIN, GATE}, "no label but the profile's own"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from driver_manager.domain import host_record
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.policy import Loader, Policy
 from driver_manager.domain.reboot.patches import REBOOT_STATE
@@ -62,8 +63,10 @@ def test_a_fresh_boot_loads_a_driver_of_strategy_reboot() -> None:
 def test_a_node_that_a_dead_run_left_taken_is_given_back_before_a_reboot_is_waited_for(
     policy: Policy, digest: str | None, boot_id: str
 ) -> None:
-    facts = host(**ASCEND_LOADED, digest=digest, source=source())
-    found = plan(Situation.of(observation(host=facts, journal=journal(boot_id=boot_id)), ASCEND, policy))
+    left = journal(boot_id=boot_id, record="boot-1:1:9:9")
+    record = host_record.of(left) if boot_id == "boot-1" else None  # a boot takes it away
+    facts = host(**ASCEND_LOADED, digest=digest, source=source(), run_record=record)
+    found = plan(Situation.of(observation(host=facts, journal=left), ASCEND, policy))
     kinds = [type(step) for step in found.steps]
     if policy is MANAGER and digest is None and boot_id == "boot-1":
         assert found.decision is Decision.NOT_LOADED
@@ -74,6 +77,12 @@ def test_a_node_that_a_dead_run_left_taken_is_given_back_before_a_reboot_is_wait
         assert kinds == [GiveBack]
     else:
         assert kinds == [RequestReboot, GiveBack, HoldForReboot]
+
+
+def test_a_driver_of_unknown_origin_is_half_loaded_by_no_journal_alone() -> None:
+    facts = host(**ASCEND_LOADED, digest=None, source=source())
+    found = plan(Situation.of(observation(host=facts, journal=journal()), ASCEND, MANAGER))
+    assert [type(step) for step in found.steps] == [RequestReboot, GiveBack, HoldForReboot]
 
 
 def test_where_a_container_loads_nothing_is_taken_for_it() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from driver_manager.core.swap.kmm_handoff import KERNEL_LOOK_S
+from driver_manager.domain import host_record
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.journal import Journal, Owner, decode
 from driver_manager.domain.kmm import NAME_OF_MODULE, KmmRequest
@@ -68,6 +69,23 @@ def test_kmm_changes_the_driver_of_a_node_that_is_cleared() -> None:
     assert world.host.mounts == [ROOT_MOUNT], "the driver's root is KMM's"
     ours = [name for name in world.killer.effects if name.split()[0] in ("load", "unload", "reload", "unmount")]
     assert ours == []
+
+
+def test_what_kmm_is_asked_for_is_on_the_host_before_it_is_asked() -> None:
+    world, _ = kmm_world()
+    patches = [at for at, effect in enumerate(first_effects()) if effect == "patch"]
+    asked = next(at for at in patches if first_effects()[at - 1].startswith("write ") and at != patches[0])
+    world.killer.kill_at(asked, after=False)
+    assert world.run() is None
+    (text,) = (text for path, text in world.host.files.items() if "driver-manager.run-" in path)
+    assert host_record.decode(text).kmm == KmmRequest(MODULE, "boot-1", "1:1", "1.0")
+    assert ASKED not in world.state().labels or world.state().labels[ASKED] == "1.0"
+
+
+def first_effects() -> list[str]:
+    world, _ = kmm_world()
+    run(world)
+    return world.killer.effects
 
 
 def test_the_version_is_asked_in_one_patch_with_the_journal_after_the_operands_left() -> None:
@@ -634,7 +652,8 @@ def test_no_device_is_given_away_while_kmm_is_at_work() -> None:
 
 def test_a_node_is_cleared_for_another_version_than_the_first_that_was_asked() -> None:
     world, kmm = kmm_world(loaded="", asked="", ready="")
-    world.killer.kill_at(first_load().index("patch", 1), after=True)
+    patches = [at for at, effect in enumerate(first_load()) if effect == "patch"]
+    world.killer.kill_at(patches[1], after=True)
     assert world.run() is None
     kmm.settle(60.0)
     assert MODULE.is_ready(world.state().labels)

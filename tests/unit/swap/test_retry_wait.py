@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from driver_manager.domain import host_record
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import (
     ApiUnavailable,
@@ -155,7 +156,16 @@ def test_a_run_that_was_let_go_does_not_wait_again() -> None:
         ({"host": host(digest=NEW_DIGEST)}, CONTAINER, False),
         ({"host": host(modules={}, digest=None, source=source())}, MANAGER, False),
         ({"node": node(TAKEN, unschedulable=True), "journal": journal()}, CONTAINER, False),
-        ({"node": node(unschedulable=True), "journal": journal(labels={}, cordoned=True)}, CONTAINER, False),
+        (
+            {
+                "node": node(unschedulable=True),
+                "journal": journal(labels={}, cordoned=True),
+                "host": host(run_record=host_record.of(journal(record="boot-1:1:9:9"))),
+            },
+            CONTAINER,
+            False,
+        ),
+        ({"node": node(unschedulable=True), "journal": journal(labels={}, cordoned=True)}, CONTAINER, True),
     ],
     ids=[
         "pause",
@@ -167,6 +177,7 @@ def test_a_run_that_was_let_go_does_not_wait_again() -> None:
         "load-alone",
         "taken-already",
         "cordoned-already",
+        "cordoned-by-the-nodes-word-alone",
     ],
 )
 def test_only_a_plan_that_would_disturb_somebody_waits(fields: dict[str, Any], policy: Policy, waits: bool) -> None:
