@@ -216,7 +216,8 @@ def honest_effects(makes: tuple[MakeWorld, ...]) -> frozenset[str]:
                 break
             at += 1
     # By root's own record, a device that is the vendor's is given what it had, whatever that was.
-    return frozenset({*found, "event", "patch", f"override {DEVICE}", f"virtual {DEVICE}"})
+    of_devices = {f"override {DEVICE}", f"virtual {DEVICE}", f"remove {makes[0]().profile.paths.bindings}"}
+    return frozenset({*found, "event", "patch", *of_devices})
 
 
 def _kinds(world: World) -> set[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from driver_manager.cli.main import run
+from driver_manager.domain import host_record
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.journal import Journal, Owner, encode
 from driver_manager.domain.kmm import KmmModule, KmmRequest
@@ -36,7 +37,10 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ByHand, N
         for name, value in found.environment(NODE_NAME=NODE, **env).items():
             monkeypatch.setenv(name, value)
         request = KmmRequest(MODULE, found.tree.boot_id, "7", "1.0")
-        journal = Journal(Owner(pid=1, boot_id="over"), found.tree.boot_id, {PLUGIN: "true"}, kmm=request)
+        owner = Owner(pid=1, boot_id="over")
+        journal = Journal(owner, found.tree.boot_id, {PLUGIN: "true"}, kmm=request, record="run-1")
+        record = found.tree.root / PROFILE.paths.run_record("run-1").lstrip("/")
+        record.write_text(host_record.encode(host_record.of(journal)))
         change(found, annotations={PROFILE.keys.journal: encode(journal)}, labels=AT_WORK)
         with signals_kept():
             yield found
