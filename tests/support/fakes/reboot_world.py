@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -61,6 +62,7 @@ class FakeRebootHost:
     no_way_in: str = ""
     refusal: str = ""
     no_sysrq: str = ""
+    turn: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def boot_id(self) -> str:
@@ -88,7 +90,8 @@ class FakeRebootHost:
             return self.remembered()
 
     def keep(self, record: Record, seen: Record | None = None) -> None:
-        with self.machine.killer.call("keep", effect=True):
+        # Nobody comes between the look and the write: one rebooter of a host holds its lock.
+        with self.machine.killer.call("keep", effect=True), self.turn:
             if seen is not None and self.remembered() != seen:
                 raise Conflict("another process has replaced the record", "")
             self.text = reboot_record.encode(record)
