@@ -211,11 +211,14 @@ class Rebooter:
             started_s = max(started_s, before.pending.started_s + 1)
         approved = is_approved(node, self._policy.keys)
         self._keep(replace(before, pending=Pending(request, node.uid, started_s=started_s, approved=approved)))
+        change = granted(state)
         try:
-            self._patch(granted(state), node.resource_version)
+            self._patch(change, node.resource_version)
         except Conflict:
-            # This patch granted nothing, whatever the annotations say now. Another process' may have.
-            self._keep(before)
+            # Not so where the answer to this patch was lost, and it was sent again: then the Node has all of it.
+            there = self._ports.cluster.node().annotations
+            if any(there.get(key) != value for key, value in change.annotations.items()):
+                self._keep(before)
             raise
 
     def _count(self, state: RebootState, _: str) -> None:
