@@ -361,6 +361,8 @@ class Rebooter:
 
     def _leave_slot(self, uids: set[str]) -> None:
         seen = self._ports.slots.read(self._policy.max_concurrent)
+        if not seen.version:  # no Lease: asked twice, as a slot that is not released now stays
+            seen = self._ports.slots.read(self._policy.max_concurrent)
         if seen.problem:
             raise SlotsUnreadable(f"the slot cannot be released: {seen.problem}", "Fix or delete the Lease.")
         # By name as well: the record may have come with a copy of another node's disk.
