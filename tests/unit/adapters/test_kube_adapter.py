@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +27,6 @@ from driver_manager.domain.node import NodeChange
 from driver_manager.domain.pod_changes import PodEvent, PodEventKind
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.scripted_api import BUDGET_S, IN_POD, TRANSPORTS, Answer, Scripted, api_client, transport_to
-
-
-@pytest.fixture(scope="module", params=TRANSPORTS)
-def running(request: pytest.FixtureRequest) -> Iterator[Scripted]:
-    scripted = Scripted(request.param)
-    yield scripted
-    scripted.close()
-
-
-@pytest.fixture
-def api(running: Scripted) -> Scripted:
-    """The one server, with nothing asked yet and a new port."""
-    running.start_over()
-    return running
 
 
 def status(message: str) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,23 +18,10 @@ from driver_manager.adapters.kube.objects import other_object
 from driver_manager.domain.errors import ApiUnavailable, WatchBroken
 from driver_manager.domain.node import NodeChange
 from tests.support.fakes.builders import ASCEND
-from tests.support.fakes.scripted_api import NODE, TRANSPORTS, Answer, Scripted
+from tests.support.fakes.scripted_api import NODE, Answer, Scripted
 from tests.support.selection import examples
 
 OTHER = {**NODE, "metadata": {**NODE["metadata"], "name": "other"}}
-
-
-@pytest.fixture(scope="module", params=TRANSPORTS)
-def running(request: pytest.FixtureRequest) -> Iterator[Scripted]:
-    scripted = Scripted(request.param)
-    yield scripted
-    scripted.close()
-
-
-@pytest.fixture
-def api(running: Scripted) -> Scripted:
-    running.start_over()
-    return running
 
 
 def named(kind: str, name: Any, namespace: Any = None) -> dict[str, Any]:

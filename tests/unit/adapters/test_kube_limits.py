@@ -6,7 +6,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -154,13 +154,6 @@ class Signalled(FakeClock):
             yield
         finally:
             self.is_open = False
-
-
-@pytest.fixture(scope="module", params=TRANSPORTS)
-def running(request: pytest.FixtureRequest) -> Iterator[Scripted]:
-    scripted = Scripted(request.param)
-    yield scripted
-    scripted.close()
 
 
 def test_reads_end_with_sigterm_and_writes_do_not(running: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:

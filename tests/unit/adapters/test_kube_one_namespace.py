@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from driver_manager.domain.errors import ApiRefused
-from tests.support.fakes.scripted_api import TRANSPORTS, Answer, Scripted
+from tests.support.fakes.scripted_api import Answer, Scripted
 
 HOME = "rbln-system"
 EVERYWHERE, AT_HOME = "/api/v1/pods", f"/api/v1/namespaces/{HOME}/pods"
 POD = {"metadata": {"name": "p", "namespace": HOME, "uid": "u"}}
 PODS = {"metadata": {"resourceVersion": "9"}, "items": [POD]}
 FORBIDDEN = Answer(403, {"kind": "Status", "message": 'cannot list resource "pods" at the cluster scope'})
-
-
-@pytest.fixture(scope="module", params=TRANSPORTS)
-def running(request: pytest.FixtureRequest) -> Iterator[Scripted]:
-    scripted = Scripted(request.param)
-    yield scripted
-    scripted.close()
 
 
 @pytest.fixture

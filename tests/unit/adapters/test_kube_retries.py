@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from io import BytesIO
@@ -27,7 +27,7 @@ from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ConfigError
 from driver_manager.domain.node import NodeChange
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.plain_pod import PlainInPod, make_account, variables
-from tests.support.fakes.scripted_api import BUDGET_S, IN_POD, TRANSPORTS, Answer, Scripted
+from tests.support.fakes.scripted_api import BUDGET_S, IN_POD, Answer, Scripted
 
 MOST_ATTEMPTS_IN_60_S = 29
 """Five pauses of at least 0.1, 0.2, 0.4, 0.8 and 1.6 s, then one each 2.5 s."""
@@ -36,20 +36,6 @@ LONGEST_PAUSE_S = 60.1
 """A Retry-After is believed up to 30 s, and spread over as much again."""
 
 NOW = datetime(2026, 11, 22, 1, 0, tzinfo=UTC)
-
-
-@pytest.fixture(scope="module", params=TRANSPORTS)
-def running(request: pytest.FixtureRequest) -> Iterator[Scripted]:
-    scripted = Scripted(request.param)
-    yield scripted
-    scripted.close()
-
-
-@pytest.fixture
-def api(running: Scripted) -> Scripted:
-    """The one server, with nothing asked yet and a new port."""
-    running.start_over()
-    return running
 
 
 def status(message: str) -> dict[str, str]:

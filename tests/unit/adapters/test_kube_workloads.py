@@ -22,24 +22,10 @@ from driver_manager.domain.errors import (
 from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.pod import Claim, Pod
 from driver_manager.domain.pod_changes import Eviction, EvictionOutcome
-from tests.support.fakes.scripted_api import BUDGET_S, IN_POD, TRANSPORTS, Answer, Scripted
+from tests.support.fakes.scripted_api import BUDGET_S, IN_POD, Answer, Scripted
 
 POD = Pod("tenant", "web-0", "uid-1")
 ACCEPTED, GONE, BLOCKED = EvictionOutcome.ACCEPTED, EvictionOutcome.GONE, EvictionOutcome.BLOCKED
-
-
-@pytest.fixture(scope="module", params=TRANSPORTS)
-def running(request: pytest.FixtureRequest) -> Iterator[Scripted]:
-    scripted = Scripted(request.param)
-    yield scripted
-    scripted.close()
-
-
-@pytest.fixture
-def api(running: Scripted) -> Scripted:
-    """The one server, with nothing asked yet and a new port."""
-    running.start_over()
-    return running
 
 
 def status(message: str, **fields: Any) -> dict[str, Any]:
