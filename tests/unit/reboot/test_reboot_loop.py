@@ -6,15 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.domain.errors import Terminated
+from driver_manager.core.reboot.loop import Rebooter
+from driver_manager.domain.errors import Conflict, Terminated
 from driver_manager.domain.markers import Marker, encode
 from driver_manager.domain.reboot.decision import RebootAct
 from driver_manager.domain.reboot.patches import CORDON_FOR_REBOOT, REBOOT_STATE
+from driver_manager.domain.reboot.slots import SlotsSeen
 from driver_manager.domain.reboot.state import RebootPolicy
 from driver_manager.domain.reboot.windows import parse
 from tests.support.fakes.killer import Killer
 from tests.support.fakes.reboot_checks import grant_of
-from tests.support.fakes.reboot_world import APPROVE, KEYS, Fleet, Machine, check_clean, check_rebooted_once
+from tests.support.fakes.reboot_world import APPROVE, KEYS, FakeSlots, Fleet, Machine, check_clean, check_rebooted_once
 
 POLICY = RebootPolicy("", KEYS)
 
@@ -458,6 +460,37 @@ def test_a_grant_forged_before_the_driver_is_back_goes_and_the_slot_stays() -> N
     assert machine.notes[KEYS.reboot_in_progress] == "upgrade"
     assert machine.fleet.holders == ["node-0"]
     machine.host.serves = True
+    machine.fleet.settle()
+    check_rebooted_once(machine)
+
+
+def test_a_grant_whose_answer_was_lost_is_not_taken_back() -> None:
+    def conflict() -> None:
+        raise Conflict("the patch was sent again and met its own change", "")
+
+    def lose_the_answer(killer: Killer) -> None:
+        killer.at("patch", lambda: None, after=True)  # the request is announced
+        killer.at("patch", conflict, after=True)
+
+    machine = one().request()
+    machine.round_with(lose_the_answer)
+    assert sum(KEYS.pre_reboot_boot_id in patch.annotations for patch in machine.cluster.patches) == 1
+    machine.fleet.settle()
+    check_rebooted_once(machine)
+
+
+def test_a_lease_that_is_answered_as_absent_once_keeps_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent, leave_slot, read = list[SlotsSeen](), Rebooter._leave_slot, FakeSlots.read
+
+    def leave(self: Rebooter, uids: set[str]) -> None:
+        absent.append(SlotsSeen())
+        leave_slot(self, uids)
+
+    monkeypatch.setattr(Rebooter, "_leave_slot", leave)
+    monkeypatch.setattr(FakeSlots, "read", lambda self, limit: absent.pop() if absent else read(self, limit))
+    machine = one().request()
+    machine.round()
+    assert machine.fleet.holders == ["node-0"]
     machine.fleet.settle()
     check_rebooted_once(machine)
 
