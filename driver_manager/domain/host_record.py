@@ -1,7 +1,7 @@
 """What a run that took the node has to undo on the host: a file there that only root can write.
 
-Owns its JSON form. The Node's journal names the record of its run. It
-lies under /run and is bound to its boot: a boot starts the services, and loads and binds everything anew.
+Owns its JSON form. The Node's journal names the record of its run. It lies under /run and is bound to its boot: a boot
+starts the services, and loads and binds everything again.
 
 A record of this boot that no journal names is still root's own word: the journal was lost, or its run was killed
 between the record and the patch. Once that run has ended, the next one undoes what the record has. Pure.
@@ -19,10 +19,7 @@ from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.journal import Journal, OldDriver, Owner, driver_in, driver_to_json
 from driver_manager.domain.kmm import KmmRequest, request_in
 from driver_manager.domain.listing import several
-from driver_manager.domain.wire import Form
-
-MOST_DIGITS = 20
-"""Of a number in the name of a run."""
+from driver_manager.domain.wire import Form, decimal
 
 
 class HostRecord(Frozen):
@@ -39,11 +36,11 @@ class HostRecord(Frozen):
     @property
     def owner(self) -> Owner | None:
         """The process of the run, None where its name is not that of a process."""
-        boot_id, *numbers = self.run.split(":")
-        if not boot_id or len(numbers) != len(("namespace", "pid", "start")) or not all(map(_is_number, numbers)):
-            return None
-        namespace, pid, start = map(int, numbers)
-        return Owner(pid=pid, start_ticks=start, pid_namespace=namespace, boot_id=boot_id)
+        boot_id, *words = self.run.split(":")
+        match tuple(map(decimal, words)):
+            case (int() as namespace, int() as pid, int() as start) if boot_id:
+                return Owner(pid=pid, start_ticks=start, pid_namespace=namespace, boot_id=boot_id)
+        return None
 
     def __str__(self) -> str:
         """What the record has to undo, for people."""
@@ -108,22 +105,20 @@ def decode(text: str) -> HostRecord:
     )
 
 
-def noted(text: str, boot_id: str, run: str) -> HostRecord | None:
-    """The record in `text` where it is that of this run and boot: anything else is none."""
+def noted(text: str, boot_id: str) -> HostRecord | None:
+    """The record in `text` where it is of this boot: anything else is none."""
     try:
         found = decode(text) if text else None
     except HostRecordUnreadable:
         return None
-    return found if found is not None and (found.boot_id, found.run) == (boot_id, run) else None
+    return found if found is not None and found.boot_id == boot_id else None
 
 
-def left_over(text: str, boot_id: str, but: str) -> HostRecord | None:
-    """The record in `text` where it is one of this boot, and not that of the run `but`: anything else is none."""
-    try:
-        found = decode(text) if text else None
-    except HostRecordUnreadable:
-        return None
-    return found if found is not None and found.boot_id == boot_id and found.run != but else None
+def parted(records: Iterable[HostRecord], run: str) -> tuple[HostRecord | None, tuple[HostRecord, ...]]:
+    """The record of the run `run`, None where it is not among `records` or no run is named, and the others."""
+    records = tuple(records)
+    named = next((one for one in records if run and one.run == run), None)
+    return named, tuple(one for one in records if one is not named)
 
 
 def lost_driver(records: Iterable[HostRecord], *, is_loaded: bool, digest: str | None) -> OldDriver | None:
@@ -134,7 +129,3 @@ def lost_driver(records: Iterable[HostRecord], *, is_loaded: bool, digest: str |
     if is_loaded and digest is not None:
         return None
     return next((one.driver for one in records if one.driver is not None), None)
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS

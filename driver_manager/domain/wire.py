@@ -24,6 +24,9 @@ LAST_MOMENT_S = 253_402_300_799
 MIN_WHOLE, MAX_WHOLE = -(2**63), 2**64 - 1
 """The whole numbers of a document, where its field has no narrower bounds: a larger one is no float either."""
 
+MAX_DIGITS = 20
+"""Of a number of 64 bits."""
+
 TEXT, WHOLE, FLAG, OBJECT = "a text", "a whole number", "true or false", "an object"
 
 
@@ -33,6 +36,11 @@ def parsed(text: str) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def decimal(text: str) -> int | None:
+    """The whole number of 64 bits at most that `text` is, in ASCII digits alone; None for anything else."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS else None
 
 
 class Form(Frozen):

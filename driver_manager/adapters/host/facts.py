@@ -82,8 +82,7 @@ def _read_host(  # noqa: PLR0913  # as above
     digest, digest_problem = _digest(files, paths.state_file)
     marker, marker_problem = read_marker(files, paths.reboot_marker)
     record = _record(files, paths.load_record, this_boot)
-    run = _run_record(files, paths.run_record(journal.record), this_boot, journal.record) if journal else None
-    left = _left_records(files, paths, this_boot, journal.record if run is not None and journal is not None else "")
+    run, left = host_record.parted(_run_records(files, paths, this_boot), journal.record if journal else "")
     old = run.driver if run is not None else None
     old = old or host_record.lost_driver(left, is_loaded=has_root(modules, profile.modules), digest=digest)
     if old is None and journal is not None and journal.driver is not None:
@@ -153,16 +152,8 @@ def _failure(files: HostFiles, path: str, this_boot: str) -> PastFailure | None:
         return None
 
 
-def _run_record(files: HostFiles, path: str, this_boot: str, run: str) -> HostRecord | None:
-    """What the run that the node's journal names has to undo; None for garbage, and for other boots and runs."""
-    try:
-        return host_record.noted(files.read(path, MAX_BINDINGS_BYTES) or "", this_boot, run) if run else None
-    except OSError:
-        return None
-
-
-def _left_records(files: HostFiles, paths: HostPaths, this_boot: str, but: str) -> tuple[HostRecord, ...]:
-    """The records of this boot but that of the run `but`; garbage is none."""
+def _run_records(files: HostFiles, paths: HostPaths, this_boot: str) -> tuple[HostRecord, ...]:
+    """What runs of this boot have to undo; garbage is none, and so is a record in the file of another run."""
     folder, found = paths.run_record("").rpartition("/")[0], list[HostRecord]()
     try:
         names = sorted(name for name in files.names(folder) if name.startswith(RUN_RECORD) and name.endswith(".json"))
@@ -170,7 +161,7 @@ def _left_records(files: HostFiles, paths: HostPaths, this_boot: str, but: str) 
         return ()
     for name in names:
         try:
-            record = host_record.left_over(files.read(f"{folder}/{name}", MAX_BINDINGS_BYTES) or "", this_boot, but)
+            record = host_record.noted(files.read(f"{folder}/{name}", MAX_BINDINGS_BYTES) or "", this_boot)
         except OSError:
             continue
         if record is not None and paths.run_record(record.run) == f"{folder}/{name}":

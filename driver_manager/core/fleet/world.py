@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from driver_manager.domain import resource_versions
 from driver_manager.domain.fleet.acts import MarkNode
 from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricQuestion
 from driver_manager.domain.fleet.model import (
@@ -25,6 +24,7 @@ from driver_manager.domain.fleet.model import (
 from driver_manager.domain.fleet.orphans import orphans
 from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.domain.fleet.task_pods import TASKS
+from driver_manager.domain.wire import decimal
 from driver_manager.ports.fleet import (
     Answered,
     Change,
@@ -49,7 +49,7 @@ def is_older(version: str, than: str) -> bool:
 
     Both are numbers that grow (kubernetes.io, API concepts, Resource versions); one that is none is believed.
     """
-    one, other = resource_versions.number(version), resource_versions.number(than)
+    one, other = decimal(version), decimal(than)
     return one is not None and other is not None and one < other
 
 

@@ -12,7 +12,6 @@ from contextlib import closing
 from typing import Generic, TypeVar
 
 from driver_manager.core.pods.saying import said_meanwhile
-from driver_manager.domain import resource_versions
 from driver_manager.domain.backoff import around_s
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, PodsRemain, WatchBroken, WatchExpired
@@ -22,6 +21,7 @@ from driver_manager.domain.node import Node
 from driver_manager.domain.pod import Pod, PodList
 from driver_manager.domain.pod_changes import PodEvent, PodEventKind
 from driver_manager.domain.pods.operands import why_still_there
+from driver_manager.domain.wire import decimal
 from driver_manager.ports.base import Clock, Reporter
 from driver_manager.ports.node import Cluster
 
@@ -217,7 +217,7 @@ def _has_reached(version: str, other: str) -> bool:
 
     A server's versions are those of its one etcd, whatever they belong to (kubernetes.io, "Resource versions").
     """
-    seen, written = resource_versions.number(version), resource_versions.number(other)
+    seen, written = decimal(version), decimal(other)
     return seen is not None and written is not None and seen >= written
 
 

@@ -327,8 +327,8 @@ class FakeHost:
         """All facts of the host, as one read. The way back is the journaled driver's, else the loaded one's."""
         with self.killer.call("host"):
             record = self._record()
-            paths, run = self.profile.paths, self._run_record(journal.record if journal else "")
-            left = self._left_records(run.run if run else "")
+            paths = self.profile.paths
+            run, left = host_record.parted(self._run_records(), journal.record if journal else "")
             digest = self.files.get(paths.state_file)
             is_loaded = has_root(self._modules(), self.profile.modules)
             old = (run.driver if run else None) or host_record.lost_driver(left, is_loaded=is_loaded, digest=digest)
@@ -369,14 +369,10 @@ class FakeHost:
                 left_records=left,
             )
 
-    def _run_record(self, run: str) -> HostRecord | None:
-        text = self.files.get(self.profile.paths.run_record(run), "")
-        return host_record.noted(text, self.boot_id, run) if run else None
-
-    def _left_records(self, but: str) -> tuple[HostRecord, ...]:
-        texts = (self.files[path] for path in sorted(self.files) if RUN_RECORD in path)
-        found = (host_record.left_over(text, self.boot_id, but) for text in texts)
-        return tuple(one for one in found if one is not None)
+    def _run_records(self) -> tuple[HostRecord, ...]:
+        paths = (path for path in sorted(self.files) if RUN_RECORD in path)
+        found = ((path, host_record.noted(self.files[path], self.boot_id)) for path in paths)
+        return tuple(one for path, one in found if one is not None and path == self.profile.paths.run_record(one.run))
 
     def _record(self) -> LoadRecord | None:
         body = json.loads(self.files.get(self.profile.paths.load_record, "null"))

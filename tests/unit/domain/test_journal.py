@@ -82,9 +82,10 @@ def test_with_a_record_on_the_host_the_node_has_facts_only(journal: Journal, run
     record = host_record.of(replace(journal, record=run))
     assert record.kmm == journal.kmm
     assert host_record.decode(host_record.encode(record)) == record
-    assert host_record.noted(host_record.encode(record), journal.boot_id, run) == record
-    assert host_record.noted(host_record.encode(record), journal.boot_id, f"{run}x") is None
-    assert host_record.noted(host_record.encode(record), f"{journal.boot_id}x", run) is None
+    assert host_record.noted(host_record.encode(record), journal.boot_id) == record
+    assert host_record.noted(host_record.encode(record), f"{journal.boot_id}x") is None
+    assert host_record.parted([record], run) == (record, ())
+    assert host_record.parted([record], f"{run}x") == (None, (record,))
 
 
 @given(JOURNALS)

@@ -1,14 +1,14 @@
-"""Versions are compared as numbers where they are some; any other text is none, and no crash."""
+"""What others write is a number where it is one, as a resourceVersion is; any other text is none, and no crash."""
 
 from __future__ import annotations
 
 import pytest
 
-from driver_manager.domain.resource_versions import number
+from driver_manager.domain.wire import decimal
 
 
 @pytest.mark.parametrize(
-    ("version", "found"),
+    ("text", "found"),
     [
         ("7", 7),
         ("007", 7),
@@ -22,5 +22,5 @@ from driver_manager.domain.resource_versions import number
         ("9" * 5_000, None),
     ],
 )
-def test_a_version_is_a_number_of_64_bits_or_none(version: str, found: int | None) -> None:
-    assert number(version) == found
+def test_a_text_is_a_number_of_64_bits_or_none(text: str, found: int | None) -> None:
+    assert decimal(text) == found
