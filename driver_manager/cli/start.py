@@ -15,7 +15,6 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 NEVER_TAKES = "sandbox"
 """The command that takes no signal, and starts processes that would inherit a blocked one."""
 
-
 STARTS_NO_TOOL = frozenset({NEVER_TAKES, "rollout", "profile", "completion"})
 """Commands that need not see what a tool leaves behind."""
 

@@ -121,7 +121,7 @@ class Refused(Frozen):
 
 
 class Written(Frozen):
-    """A journal as an annotation has it, whoever wrote it: `journal_check` makes one of it that a run may act on.
+    """A journal as an annotation has it, not checked: `journal_check` makes one of it that a run may act on.
 
     `refused` are fields that could not be read and that the rest is read without.
     """

@@ -136,7 +136,7 @@ def read_in(body: Fields, key: str = "window") -> Window | None:
 def kept_in(body: Fields, key: str = "window") -> Window | None:
     """The same where a form that is not understood is worth no failure: the rest of the document counts.
 
-    Whoever acts on the window asks it whether it is of this era.
+    What acts on the window asks it whether it is of this era.
     """
     try:
         return read(body.fields(key)) if key in body else None

@@ -378,7 +378,7 @@ def _written_beside(where: Place, text: str, mode: int) -> str:
 
 
 def _random_name(where: Place) -> str:
-    """A name beside that of the place, which nobody else takes."""
+    """A name beside that of the place, which no other file has."""
     return f".{where.name}.{os.urandom(6).hex()}"
 
 

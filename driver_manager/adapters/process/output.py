@@ -1,4 +1,4 @@
-"""One output of a command, read as it comes and kept up to a limit: what it prints beyond that is read and let go.
+"""One output of a command, read as it comes and kept up to a limit: what it prints beyond that is read and discarded.
 
 Owns no process: who waits for the command says when to read.
 """
@@ -35,7 +35,7 @@ class Output:
         return len(chunk)
 
     def drain(self) -> None:
-        """Take what a command left in the pipe that has ended: no more than a pipe holds, whoever still writes."""
+        """Take what a command left in the pipe that has ended: a pipe full at most, even if something still writes."""
         left_bytes = fcntl.fcntl(self.reader, fcntl.F_GETPIPE_SZ)
         while left_bytes > 0 and (taken := self.read()):
             left_bytes -= taken

@@ -1,7 +1,7 @@
 """Runs a tool: argv list, no shell, a timeout, a short environment, bounded output.
 
-What it starts ends with it, and keeps nobody waiting by an output that it holds open. What it prints beyond the limit
-is read and let go, so that it can go on.
+What the tool starts ends with it, and delays no run by an output that it holds open. What the tool prints beyond the
+limit is read and discarded, so that it can go on.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The Reporter port: human text on a terminal, JSON lines otherwise. One transition, one line, on standard error.
 
-A reader that does not read stops nobody: a line that does not fit into its pipe is dropped, and counted for later.
+A reader that does not read holds up no run: a line that does not fit into its pipe is dropped, and counted for later.
 """
 
 from __future__ import annotations

@@ -112,8 +112,8 @@ def take(  # noqa: PLR0913  # what becomes one journal here
         window=obs.journal.window if obs.journal else None,
         devices=original_bindings(obs, bindings),
         kmm=obs.journal.kmm if obs.journal else None,
+        record=obs.me.process,
     )
-    journal = replace(journal, record=obs.me.process)
     annotations: dict[str, str | None] = {profile.keys.journal: encode(journal)}
     if sets_cordon:
         annotations[profile.keys.cordon] = CORDON_MARK
@@ -261,8 +261,8 @@ def _cordon_is_as_on(node: Node) -> tuple[Operation, ...]:
 def _was_set_anew(node: Node, journal: Journal) -> bool:
     """Whether an administrator lifted our cordon and set it again: it is no longer ours, whatever the mark says.
 
-    A Node that was made again from a copy is on record for whoever made it. By hand it is set anew whatever the journal
-    has: no run cordons by kubectl.
+    A Node that was made again from a copy is on record for its maker. A cordon by a command of kubectl is never ours,
+    whatever the journal has: no run cordons by kubectl.
     """
     if node.cordon_manager in BY_HAND:
         return True

@@ -48,7 +48,7 @@ _PASSING = (ApiUnavailable, Conflict, NodeMissing, OwnedElsewhere, RebootRequire
 def wait_first(now: Situation, decided: Plan) -> Plan:
     """`decided`, with a wait before everything else where it would disturb somebody for what failed a moment ago."""
     past = now.host.failure
-    # Whoever is paused already shall not stay so any longer: by a run of this host, as its record shows.
+    # What a run of this host has paused already, as its record shows, must not stay paused any longer.
     if past is None or AFTER_FAILURE in now.waited or now.obs.is_resumed or not disturbs(decided):
         return decided
     left_s = _left_s(now, past)
