@@ -31,8 +31,11 @@ ANNOTATIONS = {
 WRITTEN_BY_OTHERS = ("upgrade_enabled", "skip", "mute_until", "reboot_slots")
 """Operators and people write these; the last is an annotation of a Lease."""
 
-RESERVED = ("journal", "pre_reboot_boot_id", "reboot_in_progress")
-"""Journal and grant: only the manager's accounts and people with the verb `write-journal` write them."""
+RESERVED = ("journal", "cordon", "rollout", "pre_reboot_boot_id", "reboot_in_progress")
+"""Journal, mark of our cordon, record of a rollout and grant.
+
+Only the manager's accounts and people with the verb `write-journal` write them.
+"""
 
 CORDONS = ("node", "rebooter")
 
@@ -73,7 +76,11 @@ _Folded.add_representer(
 
 def patches(vendor: str, profile: Profile) -> list[Json]:
     """What the overlay lays over the component, for the accounts that begin with `vendor`."""
-    accounts = [f"{vendor}-driver", *([f"{vendor}-driver-rebooter"] if profile.strategy is Strategy.REBOOT else [])]
+    accounts = [
+        f"{vendor}-driver",
+        f"{vendor}-driver-rollout",
+        *([f"{vendor}-driver-rebooter"] if profile.strategy is Strategy.REBOOT else []),
+    ]
     subjects = [{"kind": "ServiceAccount", "name": name, "namespace": profile.namespace} for name in accounts]
     # In any namespace, with any further prefix: an account that only has such a name is narrowed, and gets nothing.
     pattern = f"^system:serviceaccount:[^:]+:(.+-)?{vendor}-driver(-rebooter|-rollout)?$"

@@ -158,7 +158,7 @@ def forged() -> Iterator[tuple[str, str, Sender, Change, str]]:
         for sender in (run, rebooter, rollout):
             for what, change in FOREIGN:
                 yield vendor, f"{what}, by {sender.name}", sender, change, "this account cannot change"
-        outcome = note(keys.cordon)
+        outcome = note(keys.last_outcome)
         by_kubectl = "kubectl create token --bound-object-kind=Pod"
         for name in ("driver", "driver-rebooter"):
             yield vendor, f"the token of another node, {name}", account(vendor, name, OTHER), outcome, "is for node n2"
@@ -181,7 +181,9 @@ def forged() -> Iterator[tuple[str, str, Sender, Change, str]]:
         for sender in senders if vendor in ("ascend", "rebellions") else (PROBLEM_DETECTOR,):
             for key in filter(None, (keys.journal, keys.pre_reboot_boot_id, keys.reboot_in_progress)):
                 yield vendor, f"{sender.name} and {key}", sender, note(key, "forged"), RESERVED
-        yield vendor, "a journal is removed", PROBLEM_DETECTOR, note(keys.journal, None), RESERVED
+        for key in (keys.journal, keys.cordon, keys.rollout):
+            yield vendor, f"{key} is forged", PROBLEM_DETECTOR, note(key, "forged"), RESERVED
+            yield vendor, f"{key} is removed", PROBLEM_DETECTOR, note(key, None), RESERVED
 
 
 RESERVED = "annotations: "

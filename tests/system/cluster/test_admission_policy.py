@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from driver_manager.profiles import builtin
+from scripts.releasing.admission import RESERVED
 from scripts.releasing.kustomize import Json, only, render, render_with_namespace
 from tests.support.control_plane.api import Api, ApiError, gone, wait_until
 from tests.support.control_plane.forked_commands import ForkServer
@@ -260,5 +262,6 @@ def denied_to_others(webhook: Webhook, name: str) -> bool:
 def _touches(old: Json, new: Json) -> bool:
     """True if a reserved annotation changes."""
     before, after = (one["metadata"].get("annotations", {}) for one in (old, new))
-    reserved = (JOURNAL, "npu.openfuyao.com/pre-reboot-bootid", "npu.openfuyao.com/reboot-in-progress")
+    keys = [builtin()[name].keys for name in ("rebellions", "ascend")]
+    reserved = [getattr(one, field) for one in keys for field in RESERVED]
     return any(before.get(key) != after.get(key) for key in reserved)
