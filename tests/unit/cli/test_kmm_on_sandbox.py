@@ -74,6 +74,12 @@ def test_a_node_is_restored_by_hand_only_once_kmm_is_done(
     assert run(["restore", *more]) == ExitCode.DONE
 
 
+def test_a_request_that_only_the_node_names_does_not_keep_it_from_being_restored(node: ByHand) -> None:
+    (node.tree.root / PROFILE.paths.run_record("run-1").lstrip("/")).unlink()
+    assert run(["restore"]) == ExitCode.DONE
+    assert metadata(node)["labels"][PLUGIN] == "true"
+
+
 def test_who_is_sure_restores_it_all_the_same(node: ByHand) -> None:
     assert run(["restore", "--take-over"]) == ExitCode.DONE
     assert metadata(node)["labels"][PLUGIN] == "true"
