@@ -35,7 +35,7 @@ class HostTree(Frozen):
 
     def build(self) -> None:
         """Lay out a host with one device on PCI and no driver."""
-        for folder in ("etc", "sys/module", "dev", "run", "proc/1", "proc/sys/kernel/random", "lib/modules"):
+        for folder in ("etc", "sys/module", "dev", "run", "proc/1", "proc/sys/kernel/random", "lib/modules", "var/lib"):
             (self.root / folder).mkdir(parents=True)
         self._write("etc/machine-id", MACHINE_ID)
         self._write("proc/sys/kernel/osrelease", KERNEL)

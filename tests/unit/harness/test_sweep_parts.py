@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -52,6 +53,8 @@ WRITE, READ = os.O_WRONLY | os.O_CREAT, os.O_RDONLY
         ("os.kill", (123, 9), "os.kill (123, 9)"),
         ("os.system", (b"true",), "system true"),
         ("os.fork", (), ""),
+        ("fcntl.fcntl", (7, fcntl.F_GETPIPE_SZ, None), ""),
+        ("fcntl.fcntl", (7, fcntl.F_SETFL, 2048), f"fcntl.fcntl (7, {fcntl.F_SETFL}, 2048)"),
         ("subprocess.Popen", ("rmmod", ["rmmod", "rebellions"], None, None), "run rmmod rebellions"),
         ("subprocess.Popen", ("x", ["/sbin/umount", "--", "/h/run/d"], None, None), "run umount -- /run/d"),
         ("subprocess.Popen", ("x", ["modinfo", "/h/a.ko"], None, None), ""),

@@ -7,6 +7,7 @@ reference, sys.addaudithook (PEP 578). Runs inside the process under test; must 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 from dataclasses import dataclass
@@ -56,6 +57,9 @@ _HARMLESS = (
     "urllib.",
 )
 _READING = ("modinfo", "rbln-smi", "npu-smi")
+_ASKING = (fcntl.F_GETFD, fcntl.F_GETFL, fcntl.F_GETPIPE_SZ)
+"""Commands of fcntl(2) that only ask."""
+
 _MAKING = {"os.mkdir": os.path.isdir}
 _TAKING_AWAY = ("os.remove", "os.rmdir")
 _FOLDER = {"os.remove": 1, "os.rmdir": 1, "os.mkdir": 2, "os.rename": 2, "os.link": 2, "os.symlink": 2}
@@ -86,6 +90,8 @@ def effect_of(event: str, args: tuple[Any, ...], around: Surroundings) -> str:
     if event.startswith("ctypes."):
         return _library(event, args)
     if event.startswith(_HARMLESS) or (event in ("os.kill", "os.killpg") and _is_own_copy(args[0])):
+        return ""
+    if event == "fcntl.fcntl" and args[1] in _ASKING:
         return ""
     return _changed(event, args, around)
 
