@@ -48,7 +48,7 @@ ELSEWHERE = {
     "kubectl label namespace": "only after Helm's --create-namespace",
     "kubectl apply --server-side -f deploy/charts": "only before an upgrade by Helm",
     "kubectl annotate node N npu.openfuyao.com/approve-reboot": "Ascend's: test_rebooter_on_node.py",
-    "kubectl create clusterrole": "for Kubernetes 1.30 and newer: tests/system/cluster/test_admission_policy.py has the verb",
+    "kubectl create clusterrole": "from Kubernetes 1.30 on: tests/system/cluster/test_admission_policy.py has the verb",
     "driver-manager restore": "only after a killed run: tests/system/cluster/test_going_back.py",
 }
 """Why a command of the page that is not in a console block is not run here, by how it begins."""
