@@ -155,7 +155,7 @@ def lanes(run: str, pythons: dict[str, str]) -> list[list[Part]]:
     node = Part("node", ("tests/system/node",), tiers=("node",))
     image = Part("image", ("tests/system/image",), tiers=("image", "cluster"))
     kernel = Part("kernel", ("tests/system/kernel",), tiers=("kernel", "image", "cluster"), niceness=-5)
-    return [[unit, *others, checks, mutants, counting], [cluster, sweep], [node], [image, kernel]]
+    return [[unit, *others, mutants, counting], [cluster, sweep], [node, checks], [image, kernel]]
 
 
 class Interrupted(Exception):

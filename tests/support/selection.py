@@ -4,7 +4,7 @@
 
 - `quick`: without the tests that are marked `submission` or `release`, at most three cases of a parametrised function,
   and a fifth of each property's examples.
-- `submission`: without those that are marked `release`. One share of what is divided, and half of the examples.
+- `submission`: without those that are marked `release`. One share of what is divided, and a third of the examples.
 - `release`, the default: everything.
 
 What takes long is divided into shares, and a submission takes one of them. The number of the checkout's commits decides
@@ -29,7 +29,7 @@ from tests.support.git import git
 
 RUNS = ("quick", "submission", "release")
 QUICK_CASES = 3
-EXAMPLES_PER = {"quick": 5, "submission": 2, "release": 1}
+EXAMPLES_PER = {"quick": 5, "submission": 3, "release": 1}
 """A run tries one of so many examples of a property."""
 
 FEWEST_EXAMPLES = 10

@@ -152,6 +152,10 @@ class Verdicts:
         self._key = ""
         self._has_passed = False
 
+    def pytest_unconfigure(self) -> None:
+        """Stop: what the interpreter does while it ends is nobody's, and this module may be taken apart by then."""
+        self._seen.is_looking = False
+
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Look no further where no check is collected: each file that is opened would cost some microseconds."""
         self._seen.is_looking = any(inputs_of(item) for item in session.items)

@@ -62,7 +62,7 @@ def test_consecutive_commits_take_all_shares_in_turn(monkeypatch: pytest.MonkeyP
     ("run", "wanted"),
     [
         ("release", {1: 1, 25: 25, 60: 60, 500: 500}),
-        ("submission", {1: 1, 25: 12, 60: 30, 500: 250}),
+        ("submission", {1: 1, 25: 10, 60: 20, 500: 166}),
         ("quick", {1: 1, 25: FEWEST_EXAMPLES, 60: 12, 500: 100}),
     ],
 )
