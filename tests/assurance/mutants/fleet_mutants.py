@@ -333,7 +333,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-believes-the-future",
-        "a start whose time lies in the future does not count as fresh",
+        "a start with a time in the future does not count as fresh",
         PATH + "restarts.py",
         " or is_ahead",
         "",

@@ -86,7 +86,7 @@ STATUS = (
     Field(
         "started",
         Kind.LIST,
-        "nodes that the rollout has started and that are not done; what the Node says of another start does not count",
+        "nodes that the rollout has started and that are not done; a start that only a Node shows does not count",
         fields=STARTED,
     ),
     Field("wave", Kind.WHOLE, "number of the current wave, from 1"),

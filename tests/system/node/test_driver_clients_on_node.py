@@ -40,7 +40,7 @@ def uid(pod: Json) -> str:
     return str(pod["metadata"]["uid"])
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_client_is_restarted_once_by_the_watch_after_the_ready_marker(drivers: Drivers, team: OtherTeam) -> None:
     (client,), (bystander,) = team.running(EXPORTER), team.running(BYSTANDER)
     drivers.want(drivers.other_version(), HEALTH_WATCH_INTERVAL="1s")

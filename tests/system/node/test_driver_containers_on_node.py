@@ -15,7 +15,7 @@ from tests.support.node.machine import Machine
 from tests.support.node.node_init import NAME
 from tests.support.node.vendor_containers import ASCEND_MODULE, VERSIONS, ExampleClone, Vendor, said_in
 
-pytestmark = pytest.mark.shares(3)
+pytestmark = pytest.mark.shares(6)
 """Together, as they share a node of their own."""
 
 OLD, NEW = VERSIONS

@@ -29,7 +29,7 @@ from tests.support.node.machine import Machine
 from tests.support.node.node_init import NAME
 from tests.support.node.patience import wait_until
 
-pytestmark = pytest.mark.shares(3)
+pytestmark = pytest.mark.shares(6)
 """Together, as they share a node of their own."""
 
 PAGE = DOCS / "install.md"

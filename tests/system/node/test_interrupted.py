@@ -26,7 +26,7 @@ def ends_as_undisturbed(held: Drivers, row: Row, before: Seen) -> Seen:
     return after
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 @pytest.mark.parametrize("times", [1, 4])
 def test_a_killed_run_is_followed_by_the_containers_restart(held: Drivers, table: Table, times: int) -> None:
     waiting_run(held)
@@ -40,7 +40,7 @@ def test_a_killed_run_is_followed_by_the_containers_restart(held: Drivers, table
     held.wait_serving()
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_deleted_pod_gives_back_and_its_successor_goes_on(held: Drivers, table: Table) -> None:
     with table.row(Action.POD_DELETED) as row:
         before = held.delete_pod()
@@ -57,7 +57,7 @@ def test_a_force_deleted_pod_is_followed_by_its_successor(held: Drivers, table: 
     held.wait_serving()
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_restarted_kubelet_ends_the_operand_and_the_run_waits_for_its_processes(held: Drivers, table: Table) -> None:
     """A kubelet admits its pods again when it starts, and refuses the one whose label is paused by now.
 
@@ -99,7 +99,7 @@ def test_a_restarted_containerd_does_not_interrupt_a_run(held: Drivers, table: T
     held.wait_serving()
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_an_api_server_that_is_gone_for_a_while_is_waited_for(held: Drivers, table: Table) -> None:
     before, process = held.a_pod(), waiting_run(held)
     with table.row(Action.API_SERVER) as row:

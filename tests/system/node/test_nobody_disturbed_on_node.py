@@ -105,7 +105,7 @@ def wait_retried(drivers: Drivers, times: int) -> None:
     wait_until(lambda: (pod := drivers.pod()) and pod.restarts >= times, f"{times} retries")
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_process_of_the_host_on_the_device_disturbs_nobody_in_three_retries(
     busy: Busy, holder: Daemon, table: Table
 ) -> None:
@@ -125,7 +125,7 @@ def test_a_process_of_the_host_on_the_device_disturbs_nobody_in_three_retries(
     drivers.wait_serving()
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_pod_that_no_label_moves_is_found_before_anybody_is_paused(busy: Busy, table: Table) -> None:
     drivers = busy.drivers
     container = {"name": "one", "image": OPERAND, "imagePullPolicy": "Never", "args": [stopping_after(0)]}
@@ -150,7 +150,7 @@ def test_a_pod_that_no_label_moves_is_found_before_anybody_is_paused(busy: Busy,
     drivers.wait_serving()
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_the_pod_of_a_vfio_manager_has_the_driver_uninstalled(drivers: Drivers, table: Table) -> None:
     """With the rights and the mounts of an older operator's manifest; its own label is never paused."""
     drivers.add_operand("device-plugin", stopping_after(0))

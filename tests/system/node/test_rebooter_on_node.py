@@ -117,7 +117,7 @@ def rebooter(machine: Machine) -> Iterator[Rebooter]:
     made.remove()
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_the_command_runs_among_the_hosts_namespaces_and_a_refusal_is_one(rebooter: Rebooter, table: Table) -> None:
     rebooter.apply(host_pid=False)
     rebooter.request()

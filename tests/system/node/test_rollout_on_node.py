@@ -16,7 +16,7 @@ ACTS = ["create pods", "patch nodes", "create pods", "delete pods", "patch nodes
 """Looked at, taken, cleared, restarted, done."""
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_kubectl_set_env_takes_a_node_through_a_rollout(drivers: Drivers, table: Table) -> None:
     drivers.add_operand(OPERAND, stopping_after(0))
     drivers.offer_devices(1)

@@ -122,7 +122,7 @@ def parts_of(
     return tuple(parts)
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_users_pods_leave_as_their_budget_allows(drivers: Drivers, table: Table) -> None:
     """Two pods that use the accelerator, of which the budget lets one go; the other leaves when it lets both."""
     drivers.offer_devices(2)

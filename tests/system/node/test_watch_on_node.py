@@ -62,7 +62,7 @@ def evidence(drivers: Drivers) -> list[Path]:
     return sorted(folder.glob("*-rebellions-wedge.txt")) if folder.is_dir() else []
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_wedge_is_seen_by_kubectl_and_so_is_its_end(watched: Drivers) -> None:
     chip = Chip(watched)
     chip.say(f"echo '{json.dumps(WELL)}'")

@@ -34,7 +34,7 @@ def used(drivers: Drivers) -> Iterator[Drivers]:
     drivers.wait_serving()
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_staged_driver_takes_a_third_of_the_time_of_one_that_its_container_loads(used: Drivers, table: Table) -> None:
     found: dict[Loads, Json] = {}
     for how in Loads:

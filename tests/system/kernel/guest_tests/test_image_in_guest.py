@@ -26,6 +26,7 @@ SAMPLE_DRIVER = str(Path("images/sample-driver/sample-driver").resolve())
 READY = Path("/run/rbln/validations/.driver-ctr-ready")
 
 
+@pytest.mark.shares(3)
 def test_the_image_swaps_the_real_modules_of_the_host_and_gives_every_label_back(
     command: Command, roots: DriverRoots
 ) -> None:

@@ -38,6 +38,7 @@ def content(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.shares(3)
 def test_swaps_back_and_forth_keep_every_label_and_every_byte(command: Command, roots: DriverRoots) -> None:
     swaps = SWAPS if parsed(os.environ[SHARE_VARIABLE]) == Share() else FEWER_SWAPS
     with contextlib.ExitStack() as stack:

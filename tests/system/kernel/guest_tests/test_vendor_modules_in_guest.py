@@ -175,6 +175,7 @@ def test_where_one_of_them_does_not_load_all_of_the_old_driver_come_back_in_orde
 REMOVABLE = f'conflicting_removable = ["{CONFLICTING}"]\n'
 
 
+@pytest.mark.shares(3)
 def test_a_conflicting_module_goes_for_the_driver_and_stays_away_while_that_is_loaded(
     command: Command, furiosa: Vendor, kernel_log: KernelLog, conflicting: str
 ) -> None:
@@ -189,6 +190,7 @@ def test_a_conflicting_module_goes_for_the_driver_and_stays_away_while_that_is_l
     assert_released(command)
 
 
+@pytest.mark.shares(3)
 def test_where_no_driver_comes_of_it_the_conflicting_module_comes_back(
     command: Command, furiosa: Vendor, kernel_log: KernelLog, conflicting: str
 ) -> None:

@@ -173,6 +173,7 @@ def test_a_group_that_is_not_viable_is_refused_before_the_first_change(edu: Comm
     assert (freed.code, drivers()) == (0, all_on(VFIO)), freed.err
 
 
+@pytest.mark.shares(3)
 def test_a_run_killed_at_its_effects_on_the_devices_is_finished_by_the_next(
     edu: Command, roots: DriverRoots, tmp_path: Path
 ) -> None:
