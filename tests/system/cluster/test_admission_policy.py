@@ -32,7 +32,7 @@ from tests.support.deploy.rights import BOUND_KINDS, user
 from tests.support.deploy.vapcheck import Sender, Webhook, enforced, reviewed, update
 from tests.support.docs.rollout_object import definition
 
-pytestmark = [pytest.mark.submission, pytest.mark.shares(3)]
+pytestmark = [pytest.mark.submission, pytest.mark.shares(6)]
 
 IN_PLACE = render_with_namespace("rebellions")
 ROLLOUT = render("rebellions/rollout")

@@ -144,7 +144,7 @@ def bench(fault_setup: FaultSetup) -> Iterator[Bench]:
         yield Bench(fault_setup, stack)
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 @pytest.mark.parametrize(
     ("mutate", "cell"),
     [

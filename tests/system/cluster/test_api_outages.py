@@ -59,7 +59,7 @@ def command_runner(
     return made
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_server_that_is_gone_for_3_s_while_pods_are_waited_for_is_back_in_time(
     command_runner: CommandRunner, proxy: Proxy, operands: OperandsFactory
 ) -> None:
@@ -82,7 +82,7 @@ def test_a_server_that_is_gone_for_3_s_while_pods_are_waited_for_is_back_in_time
     assert len(proxy.exchanges("watch", "pods")) <= 5
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_server_that_is_gone_for_longer_than_told_leaves_the_node_to_the_next_run(
     command_runner: CommandRunner, proxy: Proxy
 ) -> None:
@@ -99,7 +99,7 @@ def test_a_server_that_is_gone_for_longer_than_told_leaves_the_node_to_the_next_
     assert_untouched(command_runner, labels)
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_an_expired_certificate_is_named_and_waited_for(command_runner: CommandRunner, proxy: Proxy) -> None:
     proxy.identity.present("expired", handshakes=3)
     ended = command_runner.reconcile()
@@ -107,7 +107,7 @@ def test_an_expired_certificate_is_named_and_waited_for(command_runner: CommandR
     assert "certificate is out of date: certificate has expired" in ended.err
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_certificate_that_stays_expired_ends_with_exit_code_8_and_its_own_remedy(
     command_runner: CommandRunner, proxy: Proxy
 ) -> None:
@@ -128,7 +128,7 @@ def test_an_unknown_ca_is_a_configuration_error_at_once(command_runner: CommandR
     assert proxy.exchanges() == []
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_server_that_was_trusted_once_may_be_so_again(command_runner: CommandRunner, proxy: Proxy) -> None:
     proxy.add(Fault(Certificate("strange", handshakes=2), "patch", "nodes"))
     ended = command_runner.reconcile()

@@ -79,7 +79,7 @@ def test_a_bad_profile_file_names_the_key(one: CommandRunner, tmp_path: Path, te
     _assert_lost_nothing(one, one.reconcile(PROFILE_FILE=str(path)), 2, *words)
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 @pytest.mark.parametrize(
     ("journal", "words"),
     [

@@ -159,7 +159,7 @@ def test_the_journal_carries_the_node_from_one_pod_to_the_next(scene: Scene) -> 
     wait_until(lambda: not scene.clear_pods(), "its pod is gone", 60)
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_node_that_cannot_be_cleared_keeps_its_driver_pod(scene: Scene) -> None:
     scene.node.kubelet.stop_after(OPERAND, NEVER)
     pod, clears = scene.begin()
@@ -177,7 +177,7 @@ def test_a_node_that_cannot_be_cleared_keeps_its_driver_pod(scene: Scene) -> Non
     wait_until(lambda: scene.phase() == "Halted", "it halts", 60)
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_deleted_object_gives_the_node_back(scene: Scene) -> None:
     scene.node.kubelet.stop_after(OPERAND, NEVER)
     _, clears = scene.begin()

@@ -85,7 +85,7 @@ def test_the_api_server_knows_every_field_and_a_wrong_one_is_refused(admin_api: 
             assert "alowed" in str(refusal(lambda broken=broken: apply(admin_api, broken)))  # type: ignore[misc]
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 @pytest.mark.usefixtures("served")
 @pytest.mark.parametrize(
     ("account", "may_use", "constraint"),

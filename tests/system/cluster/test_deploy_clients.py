@@ -79,7 +79,7 @@ def clients(control_plane: ControlPlane, admin_api: Api, shipped: None, dra: Non
         yield Clients(watched)
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_the_rights_of_the_component_are_enough_and_no_users_pod_is_evicted(clients: Clients) -> None:
     assert clients.restarted() == ""
     clients.client.wait_state("gone")
@@ -88,7 +88,7 @@ def test_the_rights_of_the_component_are_enough_and_no_users_pod_is_evicted(clie
     assert event["message"].endswith(f"{clients.user.namespace}/mine"), "the claim that survives is named"
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 @pytest.mark.parametrize("right", NEEDED, ids=shown)
 def test_every_right_of_the_component_is_needed(admin_api: Api, clients: Clients, right: Right) -> None:
     with without(admin_api, OBJECTS, ACCOUNT, right):

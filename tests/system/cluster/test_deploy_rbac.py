@@ -178,14 +178,14 @@ PATHS: tuple[Callable[[Case], str], ...] = (
 )
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 @pytest.mark.usefixtures("dra")
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.__name__)
 def test_the_agents_rights_are_enough(case: GroundFactory, path: Callable[[Case], str]) -> None:
     assert path(case()) == ""
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 @pytest.mark.usefixtures("dra")
 @pytest.mark.parametrize("right", rights_of(AGENT, AGENT_ACCOUNT), ids=shown)
 def test_every_right_of_the_agent_is_needed(admin_api: Api, case: GroundFactory, right: Right) -> None:
@@ -233,7 +233,7 @@ WATCH_RIGHTS = [
 ]
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 @pytest.mark.parametrize("right", WATCH_RIGHTS, ids=shown)
 def test_every_right_of_health_watch_is_needed(admin_api: Api, watched: WatchedNode, right: Right) -> None:
     with without(admin_api, AGENT, AGENT_ACCOUNT, right):
@@ -363,7 +363,7 @@ def test_the_rebooters_rights_are_enough(ascend: AscendFactory) -> None:
     assert rebooted(ascend(REBOOTER_ACCOUNT)) == ""
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 @pytest.mark.parametrize("right", rights_of(REBOOTER, REBOOTER_ACCOUNT), ids=shown)
 def test_every_right_of_the_rebooter_is_needed(admin_api: Api, ascend: AscendFactory, right: Right) -> None:
     with without(admin_api, REBOOTER, REBOOTER_ACCOUNT, right):

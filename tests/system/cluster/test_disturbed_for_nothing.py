@@ -69,7 +69,7 @@ def fail(one: CommandRunner) -> None:
     assert json.loads((one.tree.root / NOTE.lstrip("/")).read_text())["attempts"] == 1
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_process_of_the_host_disturbs_nobody_in_three_retries(
     one: CommandRunner, placed: Operands, workloads: WorkloadsFactory
 ) -> None:
@@ -142,7 +142,7 @@ def test_a_bare_pod_that_a_deploy_label_placed_takes_the_consent_of_a_bare_pod(
 # after a failure
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_the_next_run_waits_says_until_when_and_ends_at_once_when_it_is_told_to(
     one: CommandRunner, placed: Operands
 ) -> None:
@@ -160,7 +160,7 @@ def test_the_next_run_waits_says_until_when_and_ends_at_once_when_it_is_told_to(
     assert state(one) == before
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_the_wait_is_over_after_half_a_minute_and_longer_the_next_time(one: CommandRunner, placed: Operands) -> None:
     fail(one)
     began = time.monotonic()
@@ -174,7 +174,7 @@ def test_the_wait_is_over_after_half_a_minute_and_longer_the_next_time(one: Comm
     run.terminate()
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_deploy_label_that_is_switched_off_ends_the_wait(one: CommandRunner, placed: Operands) -> None:
     fail(one)
     (one.tree.root / "sys/module/rebellions/refcnt").write_text("0\n")
@@ -189,7 +189,7 @@ def test_a_deploy_label_that_is_switched_off_ends_the_wait(one: CommandRunner, p
     assert node_of(one).labels()[placed.deploy_labels["metrics-exporter"]] == "false"
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 @pytest.mark.parametrize(
     "change",
     [{"FORCE_REINSTALL": "true"}, {"DRIVER_CONFIG_DIGEST": "digest-of-another"}, {"RETRY_WAIT": "0s"}],

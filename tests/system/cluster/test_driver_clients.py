@@ -112,7 +112,7 @@ def notes(watched: WatchedNode) -> dict[str, str]:
     return found
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_the_watch_restarts_a_client_once_when_the_driver_is_ready_and_not_before(
     watched: WatchedNode, client: Client
 ) -> None:
@@ -141,7 +141,7 @@ def test_the_watch_restarts_a_client_once_when_the_driver_is_ready_and_not_befor
     assert shown["digest"] == OLD_DIGEST
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_run_that_loads_the_driver_restarts_its_clients_after_the_node_is_given_back(
     watched: WatchedNode, client: Client
 ) -> None:
@@ -161,7 +161,7 @@ def test_a_run_that_loads_the_driver_restarts_its_clients_after_the_node_is_give
     assert len(evictions(world)) == 1
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_run_that_was_killed_after_its_eviction_is_finished_before_there_is_a_successor(
     watched: WatchedNode, client: Client
 ) -> None:

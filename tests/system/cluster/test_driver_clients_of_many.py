@@ -247,7 +247,7 @@ def generation(scene: NodeScene) -> Json:
     return dict(json.loads(scene.node.read()["metadata"]["annotations"].get(PROFILE.keys.generation, "{}")))
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_each_nodes_client_is_restarted_once_and_after_its_own_driver_is_ready(
     upgrade: Upgrade, control_plane: ControlPlane
 ) -> None:
@@ -265,7 +265,7 @@ def test_each_nodes_client_is_restarted_once_and_after_its_own_driver_is_ready(
     assert min(ended.values()) < max(ready.values()), "no node waits for the slowest"
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_daemon_set_that_is_rolled_meanwhile_leaves_no_client_of_an_earlier_driver(
     upgrade: Upgrade, control_plane: ControlPlane
 ) -> None:

@@ -66,7 +66,7 @@ def warnings(text: str) -> list[str]:
     return [json.loads(line)["message"] for line in text.splitlines() if WARNING in line]
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_an_operators_init_container_runs_unchanged(
     settle: SettleDropin, operands: OperandsFactory, workloads: WorkloadsFactory, generation: str
@@ -119,7 +119,7 @@ def test_a_first_generation_run_that_would_have_to_read_claims_names_the_right(
     assert (driver_node.tree.driver_version, driver_node.node.labels(), holder.state()) == (OLD, labels, "Running")
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 @pytest.mark.parametrize(
     ("generation", "names"),
     [
@@ -170,7 +170,7 @@ def modules(driver_node: DriverNode) -> set[str]:
     return {entry.name for entry in (driver_node.tree.root / "sys/module").iterdir()} - {"nvidia_core"}
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_nvidias_uninstall_driver_runs_unchanged(
     settle: SettleDropin, operands: OperandsFactory, workloads: WorkloadsFactory
 ) -> None:
@@ -236,7 +236,7 @@ def test_nvidias_preflight_check_looks_and_changes_nothing(settle: SettleDropin)
 VFIO_LABEL = f"{PREFIX}vfio-manager"
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 @pytest.mark.parametrize("of_the_host", [False, True], ids=["container-driver", "host-driver"])
 def test_a_vfio_managers_init_container_uninstalls_and_leaves_its_own_label_alone(
     settle: SettleDropin, operands: OperandsFactory, workloads: WorkloadsFactory, of_the_host: bool
@@ -312,7 +312,7 @@ def test_a_vfio_managers_own_command_gives_the_devices_to_virtual_machines(
 GIVEN = "0000:c2:00.0"
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 @pytest.mark.parametrize(
     ("component", "given"), [("vgpu-manager", ("", "")), ("vfio-manager", ("vfio-pci", "vfio-pci"))]
 )
@@ -340,7 +340,7 @@ def test_nvidias_uninstall_driver_takes_from_vfio_what_the_pods_own_driver_needs
     made.wait_running()
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_process_in_a_pod_that_a_vfio_manager_may_not_see_disturbs_nobody(
     settle: SettleDropin, operands: OperandsFactory
 ) -> None:

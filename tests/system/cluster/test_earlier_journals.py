@@ -58,7 +58,7 @@ def runner(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path,
     return made
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
 def test_a_run_goes_on_from_every_journal_ever_written(
     runner: CommandRunner, operands: OperandsFactory, path: Path

@@ -87,7 +87,7 @@ def case(
     return Case(command_runner, workloads(command_runner.node), proxy)
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_workloads_of_every_kind_are_evicted_and_everything_else_stays(case: Case) -> None:
     made = case.made
     by_name, by_template = PodClaim("npu", claim="by-name"), PodClaim("npu", template="any", claim="made-from-it")
@@ -127,7 +127,7 @@ def test_workloads_of_every_kind_are_evicted_and_everything_else_stays(case: Cas
     case.assert_given_back(NEW)
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 @pytest.mark.parametrize(
     ("make", "word"),
     [
@@ -187,7 +187,7 @@ def test_without_being_asked_nobody_is_evicted(case: Case) -> None:
     case.assert_given_back(OLD)
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_budget_is_waited_for(case: Case) -> None:
     (pod,) = case.made.managed(1, Shape(labels={"app": "guarded"}))
     budget = case.made.budget({"app": "guarded"}, min_available=1)
@@ -202,7 +202,7 @@ def test_a_budget_is_waited_for(case: Case) -> None:
     case.assert_given_back(NEW)
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_budget_that_never_allows_it_ends_with_exit_code_3_and_the_node_as_before(case: Case) -> None:
     (pod,) = case.made.managed(1, Shape(labels={"app": "guarded"}, grace_s=1))
     case.made.budget({"app": "guarded"}, min_available=1)
@@ -223,7 +223,7 @@ def test_what_plan_says_of_a_budget(case: Case) -> None:
     assert f"? workloads: the eviction of {pod.key} would be refused now" in checked.out
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_terminating_pod_is_waited_for_and_its_finalizer_named(case: Case) -> None:
     pod = case.made.pod(Shape(finalizer=True, grace_s=1), owner=case.made.replica_set())
     pod.api.delete(pod.path)
@@ -234,7 +234,7 @@ def test_a_terminating_pod_is_waited_for_and_its_finalizer_named(case: Case) -> 
     case.assert_given_back(OLD)
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_sixty_pods_cost_at_most_two_requests_each_and_a_constant(case: Case) -> None:
     pods = case.made.managed(60)
     mark = case.proxy.mark()
@@ -245,7 +245,7 @@ def test_sixty_pods_cost_at_most_two_requests_each_and_a_constant(case: Case) ->
     case.assert_given_back(NEW)
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_the_requests_for_sixty_pods_overlap(case: Case) -> None:
     pods = case.made.managed(60, Shape(labels={"app": "users"}))
     node_of(case.command_runner).kubelet.stop_after("users", 1.0)
@@ -279,7 +279,7 @@ def test_a_new_pod_of_the_same_name_is_never_evicted(case: Case) -> None:
     assert ended.code == 0, ended.err
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_pod_replaced_between_list_and_eviction_is_never_evicted(case: Case) -> None:
     (pod,) = case.made.managed()
     fault = Fault(Answer(503, retry_after_s=1), "create", "pods/eviction", nth=2)  # the first is the dry run
@@ -343,7 +343,7 @@ def test_an_administrators_cordon_before_during_and_after_the_run_survives(case:
     assert node.read()["spec"]["unschedulable"] is True
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_our_own_cordon_is_lifted_after_success_failure_and_sigterm(case: Case) -> None:
     node = node_of(case.command_runner)
     (pod,) = case.made.managed(1, Shape(labels={"app": "slow"}, grace_s=1))
@@ -471,7 +471,7 @@ def test_claims_that_may_not_be_listed_are_an_error_and_not_taken_for_none(
     case.assert_given_back(OLD, 7)
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_drain_that_would_leave_a_workload_on_its_device_ends_with_exit_code_3(case: Case) -> None:
     (npu,) = case.made.managed(1, Shape(labels={"app": "guarded"}, grace_s=1))
     (plain,) = case.made.managed(1, Shape(npus=0, labels={"tier": "web"}))

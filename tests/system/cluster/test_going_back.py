@@ -174,7 +174,7 @@ def successor(driver_node: DriverNode, pod: Json) -> Json:
     return found[0]
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_one_node_goes_back_by_the_page(bad_driver: DriverNode, laptop: Laptop) -> None:
     node, labels = bad_driver.node, bad_driver.node.labels()
     states, pods = said_in("First, stop it from spreading")
@@ -250,7 +250,7 @@ def killed(runner: CommandRunner) -> str:
     return "upgrading"
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 @pytest.mark.parametrize(
     ("leave", "said"),
     [
@@ -323,7 +323,7 @@ def fleet(control_plane: ControlPlane, admin_api: Api, tmp_path: Path) -> Iterat
         yield made
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_the_fleet_goes_back_and_everything_is_removed_by_the_page(
     fleet: RolloutFleet, admin_api: Api, laptop: Laptop
 ) -> None:

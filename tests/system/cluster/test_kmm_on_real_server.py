@@ -46,7 +46,7 @@ def _patches(records: list[AuditRecord]) -> list[str]:
     return [f"{record.verb} {record.resource}" for record in records if record.resource == "nodes"]
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_kmm_changes_the_driver_of_a_cleared_node_and_the_node_is_released(
     one: CommandRunner, operands: OperandsFactory, control_plane: ControlPlane, agent_with_events: User
 ) -> None:
@@ -66,7 +66,7 @@ def test_kmm_changes_the_driver_of_a_cleared_node_and_the_node_is_released(
     assert (again.code, "nothing to do" in again.err) == (0, True), again.err
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_kmm_that_hangs_is_named_and_the_node_is_held_until_it_goes_on(
     one: CommandRunner, operands: OperandsFactory
 ) -> None:

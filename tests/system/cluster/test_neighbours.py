@@ -71,7 +71,7 @@ def events_of(scene: NodeScene, reason: str) -> int:
     return sum(one["involvedObject"]["name"] == scene.node.name and one["reason"] == reason for one in found)
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_health_watch_changes_no_mark_while_a_run_works_and_does_once_that_run_is_dead(swappable: NodeScene) -> None:
     ready, withdrawn = (
         on_host(swappable, path) for path in (REBELLIONS.paths.ready_marker, REBELLIONS.paths.ready_withdrawn)
@@ -95,7 +95,7 @@ def test_health_watch_changes_no_mark_while_a_run_works_and_does_once_that_run_i
         assert begun >= 3, "it was judged before three failures outside of a run"
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_nothing_reboots_while_a_run_has_the_node_and_the_request_of_both_is_one_event(rebooted: NodeScene) -> None:
     tree = rebooted.command_runner.tree
     asked = rebooted.start("--no-wait", env={"DRIVER_LOAD": "container", "DRIVER_ROOT": ""}).end()
@@ -110,7 +110,7 @@ def test_nothing_reboots_while_a_run_has_the_node_and_the_request_of_both_is_one
         assert events_of(rebooted, "RebootRequired") == 1
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_restore_leaves_the_rebooters_cordon_while_its_reboot_is_granted(rebooted: NodeScene) -> None:
     tree = rebooted.command_runner.tree
     asked = rebooted.start("--no-wait", env={"DRIVER_LOAD": "container", "DRIVER_ROOT": ""}).end()
@@ -131,7 +131,7 @@ def test_restore_leaves_the_rebooters_cordon_while_its_reboot_is_granted(reboote
         assert json.loads(told.out)["cordon"] == "the rebooter's"
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_chip_that_recovers_takes_back_what_the_rebooter_announced(rebooted: NodeScene) -> None:
     tree, folder = rebooted.command_runner.tree, rebooted.world.folder
     marker = on_host(rebooted, ASCEND.paths.reboot_marker)

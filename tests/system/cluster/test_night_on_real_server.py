@@ -94,7 +94,7 @@ def place(
     return make
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 @pytest.mark.parametrize("night", NIGHTS, ids=lambda night: night.name)
 def test_what_happens_at_night_is_seen_on_a_real_api_server(night: Night, place: Callable[[str], RealPlace]) -> None:
     check(night, place(night.profile))
@@ -154,7 +154,7 @@ def selected(api: Api, selector: str) -> set[str]:
     return {one["metadata"]["name"] for one in api.list("/api/v1/nodes", labelSelector=selector)}
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_of_twenty_nodes_in_all_states_the_label_finds_those_that_need_a_hand(
     control_plane: ControlPlane, agent_for_workloads: User, admin_api: Api, tmp_path: Path
 ) -> None:

@@ -167,7 +167,7 @@ def test_a_watch_is_cut_in_the_middle_of_a_line(
     proxy.assert_all_fired()
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_silent_watch_neither_speaks_nor_ends(
     control_plane: ControlPlane, agent: User, proxy: Proxy, target: Node
 ) -> None:
@@ -287,7 +287,7 @@ def test_a_fault_prints_as_the_python_that_makes_it_again(action: Action) -> Non
     assert eval(repr(fault)) == fault  # noqa: S307 - the text is our own
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_the_real_command_runs_through_the_proxy_and_survives_a_fault(
     control_plane: ControlPlane,
     agent_for_workloads: User,

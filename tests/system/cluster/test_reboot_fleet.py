@@ -64,7 +64,7 @@ def worker(fleet: RealFleet, seed: int, problems: list[BaseException], end_s: fl
         problems.append(error)
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_of_fifty_nodes_and_one_slot_never_two_reboot_at_once_and_each_does_once(
     control_plane: ControlPlane, admin_api: Api
 ) -> None:
@@ -190,7 +190,7 @@ def is_lean(pid: int) -> bool:
     return b"rebooter_idle" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_the_command_is_idle_in_little_memory_reboots_when_approved_and_is_idle_again(
     control_plane: ControlPlane, command_runner: CommandRunner
 ) -> None:

@@ -71,7 +71,7 @@ def test_a_rollout_goes_through_its_waves_in_few_writes_and_is_idle_afterwards(f
     assert ended.code == 0, ended.err
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_killed_in_the_middle_again_and_again_the_next_one_goes_on(fleet: RolloutFleet) -> None:
     controller = fleet.start()
     mark = begun(fleet, waves=[{"name": "all"}], maxParallel=2)
@@ -99,7 +99,7 @@ def test_killed_in_the_middle_again_and_again_the_next_one_goes_on(fleet: Rollou
     assert most_under_way(fleet.requests(mark)) <= 2
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_of_two_at_once_one_acts_and_the_other_takes_over_when_it_is_told_to_end(fleet: RolloutFleet) -> None:
     first = fleet.start("first")
     mark = begun(fleet, waves=[{"name": "all"}], maxParallel=2)
@@ -117,7 +117,7 @@ def test_of_two_at_once_one_acts_and_the_other_takes_over_when_it_is_told_to_end
     assert most_under_way(fleet.requests(mark)) <= 2
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_node_that_fails_halts_the_rollout_and_a_repaired_one_completes_it(fleet: RolloutFleet) -> None:
     fleet.start()
     begun(fleet, nodeTimeout="5s")

@@ -81,7 +81,7 @@ def told(fleet: RolloutFleet) -> Counter[str]:
     return Counter(one["message"] for one in fleet.api.list(path, fieldSelector=about))
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_killed_before_and_after_every_write_the_next_one_goes_on(
     fleet: RolloutFleet, admin_api: Api, tmp_path: Path
 ) -> None:

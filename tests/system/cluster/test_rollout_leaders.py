@@ -39,7 +39,7 @@ def effects(proxy: Proxy, since: int = 0) -> list[Exchange]:
     ]
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_leader_cut_off_from_its_lease_stops_before_another_begins(
     fleet: RolloutFleet, admin_api: Api, tmp_path: Path
 ) -> None:

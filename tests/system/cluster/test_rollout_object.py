@@ -89,7 +89,7 @@ def shows(api: Api, name: str, old: Json, made: FleetDecision) -> Json:
     return stored
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 @pytest.mark.parametrize("bad", [bad for bad in BAD if bad.server], ids=lambda bad: bad.name)
 def test_a_bad_value_is_refused_by_name(make: Make, bad: Bad) -> None:
     refused = refusal(lambda: make(bad.spec))

@@ -33,7 +33,7 @@ def looks(admin_api: Api) -> Iterator[TaskPods]:
         yield made
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_node_that_would_fail_is_left_out_until_it_passes(fleet: RolloutFleet, looks: TaskPods) -> None:
     fleet.start()
     waves = [{"name": "canary", "count": 1}, {"name": "rest"}]
@@ -68,7 +68,7 @@ def test_a_node_that_would_fail_is_left_out_until_it_passes(fleet: RolloutFleet,
     assert (spec["restartPolicy"], spec["activeDeadlineSeconds"]) == ("Never", 300)
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_without_the_right_to_make_pods_it_says_so_and_goes_on_once_it_has_it(
     fleet: RolloutFleet, looks: TaskPods
 ) -> None:
@@ -95,7 +95,7 @@ def is_of_pods(rule: Json) -> bool:
     return bool(rule["resources"] == ["pods"])
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_the_pods_go_with_the_object(fleet: RolloutFleet, looks: TaskPods) -> None:
     fleet.start()
     fleet.make_rollout(waves=[{"name": "all"}], preflight="require")

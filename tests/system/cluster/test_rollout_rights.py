@@ -109,7 +109,7 @@ def complaint(scene: Scene, right: Right) -> list[str]:
     return [line for line in said.splitlines() if wanted.search(line)]
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_every_right_is_needed_said_where_it_lacks_and_all_of_them_are_enough(scene: Scene, admin_api: Api) -> None:
     fleet, rights = scene.fleet, rights_of(SHIPPED, ACCOUNT)
     for right in (one for one in rights if one[4] in AT_ONCE or one[2] == "leases"):

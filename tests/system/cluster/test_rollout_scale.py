@@ -24,7 +24,7 @@ PEAK_MIB = 64.0
 LIMIT_S = 600.0
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_two_hundred_nodes_go_in_waves_within_the_budget_at_every_write(
     control_plane: ControlPlane, admin_api: Api, tmp_path: Path
 ) -> None:

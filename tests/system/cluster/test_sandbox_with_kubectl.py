@@ -73,7 +73,7 @@ def cells(lines: list[str]) -> list[list[str]]:
     return [re.split(r" {2,}", line.rstrip()) for line in lines[1:]]
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_get_nodes_shows_the_state_in_a_column(answers: dict[str, str]) -> None:
     heading, row = answer(answers, "kubectl get nodes -L")
     assert heading.split() == ["NAME", "STATUS", "ROLES", "AGE", "VERSION", "NPU-DRIVER-MANAGER.STATE"]

@@ -17,7 +17,7 @@ LIMIT_S = 600.0
 SEQUENCE = ("get nodes", "list pods", "patch nodes", "watch pods", "patch nodes")
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_of_a_hundred_nodes_at_once_each_asks_as_often_as_one_alone(
     control_plane: ControlPlane, admin_api: Api
 ) -> None:

@@ -34,7 +34,7 @@ def watched(world: World) -> Iterator[WatchedNode]:
         yield made
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_wedge_and_its_end_are_an_event_each_and_the_state_on_the_node(watched: WatchedNode) -> None:
     ready = watched.folder / "ready"
     with watched.watch(HEALTH_WATCH_READY_FILE=str(ready)) as loop:
@@ -64,7 +64,7 @@ def _status(pid: int) -> str:
     return Path(f"/proc/{pid}/status").read_text()
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_healthy_driver_costs_one_look_in_a_boot_at_its_node_and_its_clients(watched: WatchedNode) -> None:
     proxy = watched.scene.world.proxy
     for name in ("first", "second"):
@@ -75,7 +75,7 @@ def test_a_healthy_driver_costs_one_look_in_a_boot_at_its_node_and_its_clients(w
     assert [str(one) for one in proxy.exchanges()] == [f"get {node}", "list pods 200", f"patch {node}"]
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_state_that_an_earlier_boot_left_is_taken_back(watched: WatchedNode) -> None:
     with watched.watch("before") as loop:
         loop.says("→ healthy")
@@ -92,7 +92,7 @@ def test_a_state_that_an_earlier_boot_left_is_taken_back(watched: WatchedNode) -
 REQUESTS = (("get", "nodes"), ("patch", "nodes"), ("create", "events"))
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 @pytest.mark.parametrize("applied", [False, True])
 @pytest.mark.parametrize(("verb", "resource"), REQUESTS)
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
@@ -119,7 +119,7 @@ def test_ended_at_any_request_the_next_one_tells_once(
     assert (len(watched.events(WEDGED)), len(watched.events(RECOVERED))) == (1, 1)
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_restart_during_a_wedge_asks_the_server_nothing(watched: WatchedNode) -> None:
     proxy = watched.scene.world.proxy
     with watched.watch("first") as loop:
@@ -134,7 +134,7 @@ def test_a_restart_during_a_wedge_asks_the_server_nothing(watched: WatchedNode) 
     assert proxy.exchanges(since=mark) == []
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 @pytest.mark.parametrize("action", [Gone(3.0), Answer(503), Delay(2.0)], ids=["gone for 3 s", "503 once", "slow"])
 def test_a_server_in_trouble_at_the_transition_hears_of_it(watched: WatchedNode, action: Action) -> None:
     proxy = watched.scene.world.proxy
@@ -148,7 +148,7 @@ def test_a_server_in_trouble_at_the_transition_hears_of_it(watched: WatchedNode,
         assert not watched.ready.exists()
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_server_that_is_away_for_long_delays_no_mark_and_no_sample_and_hears_of_it_in_the_end(
     watched: WatchedNode,
 ) -> None:
@@ -170,7 +170,7 @@ def test_a_server_that_is_away_for_long_delays_no_mark_and_no_sample_and_hears_o
         assert len([line for line in loop.lines if "was not reported" in line]) == 1
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_server_that_never_answers_is_given_up_and_nothing_is_left_of_it(watched: WatchedNode) -> None:
     proxy = watched.scene.world.proxy
     with watched.watch() as loop:
@@ -195,7 +195,7 @@ def _children(pid: int) -> int:
     return len(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_two_that_watch_one_driver_make_one_event_each_time(watched: WatchedNode) -> None:
     with watched.watch("one") as one, watched.watch("two") as two:
         for loop in (one, two):
@@ -226,7 +226,7 @@ def test_without_a_token_one_line_says_so_and_the_watch_goes_on(watched: Watched
     assert watched.scene.world.proxy.exchanges() == []
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_run_that_has_the_node_keeps_its_word_on_it(watched: WatchedNode) -> None:
     watched.scene.patch({"metadata": {"labels": {STATE: "upgrading"}}})
     with watched.watch() as loop:
@@ -236,7 +236,7 @@ def test_a_run_that_has_the_node_keeps_its_word_on_it(watched: WatchedNode) -> N
         assert watched.state == "upgrading"
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_node_that_shows_no_state_has_the_event_alone(watched: WatchedNode) -> None:
     with watched.watch(NODE_STATE="off") as loop:
         loop.says("→ healthy")
@@ -249,7 +249,7 @@ def test_a_node_that_shows_no_state_has_the_event_alone(watched: WatchedNode) ->
 MUTE = "rebellions.ai/npu-driver-manager.mute-until"
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_muted_node_keeps_its_ready_driver_and_hears_nothing(watched: WatchedNode) -> None:
     watched.scene.annotate(**{MUTE: "2099-01-02T03:04:05Z"})
     with watched.watch() as loop:
@@ -264,7 +264,7 @@ def test_a_muted_node_keeps_its_ready_driver_and_hears_nothing(watched: WatchedN
     assert len(loop.lines) == said, "and it says nothing more until then"
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 @pytest.mark.parametrize("text", ["soon", "2020-01-02T03:04:05Z"])
 def test_a_mute_that_is_none_or_over_mutes_nothing(watched: WatchedNode, text: str) -> None:
     watched.scene.annotate(**{MUTE: text})
@@ -277,7 +277,7 @@ def test_a_mute_that_is_none_or_over_mutes_nothing(watched: WatchedNode, text: s
     assert not watched.ready.exists()
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 @pytest.mark.parametrize(
     "action", [Hold(), Gone(25.0), Answer(403, "nodes is forbidden")], ids=["hangs", "gone", "403"]
 )
@@ -295,7 +295,7 @@ def test_a_node_that_cannot_be_asked_delays_the_marks_by_some_seconds_and_no_mor
         proxy.release()
 
 
-@pytest.mark.shares(3)
+@pytest.mark.shares(6)
 def test_a_mute_during_a_wedge_takes_back_what_was_marked_and_says_so(watched: WatchedNode) -> None:
     with watched.watch("first") as loop:
         watched.wait_told("recovered")
