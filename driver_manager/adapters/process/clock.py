@@ -15,6 +15,9 @@ from driver_manager.domain.errors import Terminated
 LOOK_S = 1.0
 """How often a sleep looks for a signal: one that arrives right before it, or in another thread, does not end it."""
 
+SOON_S = 0.001
+"""The shortest time that a timer is set to: 0 would stop it."""
+
 
 class SystemClock:
     """See `driver_manager.ports.base.Clock`. One per process: it owns the handlers of SIGTERM and SIGINT."""
@@ -79,13 +82,21 @@ class SystemClock:
         if not self._is_installed:
             yield
             return
-        before = signal.signal(signal.SIGALRM, lambda *_: say())
-        outer = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+
+        def speak(*_: object) -> None:
+            # The timer starts again once `say` has returned: a call that takes longer than the interval is not nested.
+            say()
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+
+        before = signal.signal(signal.SIGALRM, speak)
+        outer_s, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
         try:
             yield
         finally:
-            signal.setitimer(signal.ITIMER_REAL, *outer)
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, before)
+            if callable(before):  # an outer timer that has expired meanwhile is due
+                signal.setitimer(signal.ITIMER_REAL, max(outer_s, SOON_S))
 
     @contextmanager
     def shielded(self) -> Generator[None, None, None]:

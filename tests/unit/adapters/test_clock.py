@@ -153,6 +153,24 @@ def test_it_speaks_in_the_middle_of_a_blocking_call_which_goes_on(clock: SystemC
     assert said[2] - begun >= 0.06
 
 
+def test_a_call_that_takes_longer_than_the_interval_is_not_nested(clock: SystemClock) -> None:
+    depth, deepest, told = 0, 0, threading.Event()
+
+    def say() -> None:
+        nonlocal depth, deepest
+        depth += 1
+        deepest = max(deepest, depth)
+        end = time.monotonic() + 0.05
+        while time.monotonic() < end:
+            time.sleep(0.001)
+        depth -= 1
+        told.set()
+
+    with clock.every(0.005, say):
+        assert read_when_told(told) == b"x"
+    assert deepest == 1
+
+
 @pytest.mark.submission
 def test_after_it_nobody_speaks_and_the_outer_one_goes_on(clock: SystemClock) -> None:
     outer, inner, over = threading.Event(), list[int](), list[int]()
