@@ -26,6 +26,7 @@ class SystemClock:
         self._asked_by = ""
         self._interruptible = False
         self._shields = 0
+        self._intervals = 0
         self._is_installed = False
 
     def install(self) -> None:
@@ -83,20 +84,33 @@ class SystemClock:
             yield
             return
 
-        def speak(*_: object) -> None:
-            # The timer starts again once `say` has returned: a call that takes longer than the interval is not nested.
-            say()
-            signal.setitimer(signal.ITIMER_REAL, seconds)
+        is_over = is_speaking = False
 
-        before = signal.signal(signal.SIGALRM, speak)
+        def speak(*_: object) -> None:
+            nonlocal is_speaking
+            if is_over or is_speaking:
+                return
+            is_speaking = True
+            try:
+                say()
+            finally:
+                # The next interval begins now: a call that takes longer than one is not interrupted by itself.
+                is_speaking = False
+                signal.setitimer(signal.ITIMER_REAL, seconds)
+
+        before, began_s = signal.signal(signal.SIGALRM, speak), self.monotonic()
         outer_s, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+        self._intervals += 1
         try:
             yield
         finally:
+            is_over = True  # from here on an alarm does nothing, and sets no other one
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, before)
-            if callable(before):  # an outer timer that has expired meanwhile is due
-                signal.setitimer(signal.ITIMER_REAL, max(outer_s, SOON_S))
+            self._intervals -= 1
+            if outer_s or self._intervals:  # one of an outer `every` that has expired meanwhile is due
+                left_s = outer_s - (self.monotonic() - began_s)
+                signal.setitimer(signal.ITIMER_REAL, max(left_s, SOON_S))
 
     @contextmanager
     def shielded(self) -> Generator[None, None, None]:

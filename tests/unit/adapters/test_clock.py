@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -17,8 +19,8 @@ from tests.support.fakes.pace import patient
 
 
 def is_ticking() -> bool:
-    """Whether a timer runs again and again; whoever bounds the tests may have one that runs once."""
-    return signal.getitimer(signal.ITIMER_REAL)[1] > 0
+    """True while an alarm of the clock is set. Others, who bound tests, may have one of their own."""
+    return getattr(signal.getsignal(signal.SIGALRM), "__module__", "") == SystemClock.__module__
 
 
 @pytest.fixture
@@ -167,6 +169,59 @@ def test_a_call_that_takes_longer_than_the_interval_is_not_nested(clock: SystemC
         told.set()
 
     with clock.every(0.005, say):
+        assert read_when_told(told) == b"x"
+    assert deepest == 1
+
+
+ALARMS_AT_THE_END = """
+import time
+from driver_manager.adapters.process.clock import SystemClock
+
+clock = SystemClock()
+clock.install()
+end = time.monotonic() + 1.0
+while time.monotonic() < end:
+    with clock.every(0.0005, lambda: None):
+        for _ in range(200):
+            pass
+time.sleep(0.01)
+"""
+
+
+def test_an_alarm_at_the_end_of_the_interval_calls_does_not_end_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", ALARMS_AT_THE_END], capture_output=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_exception_of_the_call_does_not_stop_the_next_ones(clock: SystemClock) -> None:
+    said = list[int]()
+
+    def say() -> None:
+        said.append(1)
+        raise ValueError
+
+    end = time.monotonic() + patient(5.0)
+    with clock.every(0.01, say):
+        while len(said) < 3 and time.monotonic() < end:
+            with suppress(ValueError):
+                clock.sleep(0.01)
+    assert len(said) >= 3
+
+
+def test_an_interval_inside_of_a_call_does_not_nest_the_call(clock: SystemClock) -> None:
+    depth, deepest, told = 0, 0, threading.Event()
+
+    def say() -> None:
+        nonlocal depth, deepest
+        depth += 1
+        deepest = max(deepest, depth)
+        with clock.every(60.0, lambda: None):
+            pass
+        time.sleep(0.03)
+        depth -= 1
+        told.set()
+
+    with clock.every(0.01, say):
         assert read_when_told(told) == b"x"
     assert deepest == 1
 
