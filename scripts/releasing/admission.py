@@ -31,8 +31,8 @@ ANNOTATIONS = {
 WRITTEN_BY_OTHERS = ("upgrade_enabled", "skip", "mute_until", "reboot_slots")
 """Operators and people write these; the last is an annotation of a Lease."""
 
-RESERVED = ("journal", "cordon", "rollout", "pre_reboot_boot_id", "reboot_in_progress")
-"""Journal, mark of our cordon, record of a rollout and grant.
+RESERVED = ("journal", "rollout", "pre_reboot_boot_id", "reboot_in_progress")
+"""Journal, record of a rollout and grant.
 
 Only the manager's accounts and people with the verb `write-journal` write them.
 """

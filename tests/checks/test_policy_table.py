@@ -63,11 +63,19 @@ def merged(old: Any, change: Any) -> Any:
 
 
 def joined(*changes: Change) -> Change:
-    """One patch of several."""
+    """One patch of several. A null, which removes a key, stays."""
     found: Change = {}
     for change in changes:
-        found = merged(found, change)
+        _add(found, change)
     return found
+
+
+def _add(found: Change, change: Change) -> None:
+    for key, value in change.items():
+        if isinstance(value, dict):
+            _add(found.setdefault(key, {}), value)
+        else:
+            found[key] = value
 
 
 def a_node(vendor: str) -> Json:
@@ -181,7 +189,7 @@ def forged() -> Iterator[tuple[str, str, Sender, Change, str]]:
         for sender in senders if vendor in ("ascend", "rebellions") else (PROBLEM_DETECTOR,):
             for key in filter(None, (keys.journal, keys.pre_reboot_boot_id, keys.reboot_in_progress)):
                 yield vendor, f"{sender.name} and {key}", sender, note(key, "forged"), RESERVED
-        for key in (keys.journal, keys.cordon, keys.rollout):
+        for key in (keys.journal, keys.rollout):
             yield vendor, f"{key} is forged", PROBLEM_DETECTOR, note(key, "forged"), RESERVED
             yield vendor, f"{key} is removed", PROBLEM_DETECTOR, note(key, None), RESERVED
 
