@@ -325,6 +325,9 @@ def named(arguments: Sequence[str]) -> NoReturn:
 
 def whole(run: str, names: Sequence[str], share: str | None) -> int:
     """Run all parts of a run, or those with the names. Returns 0 if every part passed."""
+    if problem := _unknown(run, names, share):
+        print(f"test: {problem}", file=sys.stderr)
+        return 2
     absent = lacking()
     for tier in ("cluster", "image", "kernel", "node") if run != QUICK else ("cluster",):
         say(f"tier {tier}: {'does not run, ' + absent[tier] if tier in absent else 'runs'}")
@@ -359,6 +362,19 @@ def whole(run: str, names: Sequence[str], share: str | None) -> int:
         print("test: interrupted", file=sys.stderr)
         return INTERRUPTED
     return report([*passed.values(), *running.results], time.monotonic() - began_s)
+
+
+def _unknown(run: str, names: Sequence[str], share: str | None) -> str:
+    """Which part or share is not known, "" if all are. Found before anything is set up."""
+    if share:
+        try:
+            selection.parsed(share)
+        except ValueError as error:
+            return str(error)
+    known = [part.name for lane in lanes(run, {COVERED_BY: ""}) for part in lane]
+    if unknown := [name for name in names if name not in known and not re.fullmatch(r"unit on \d+\.\d+", name)]:
+        return f"no part {', '.join(unknown)}; there are {', '.join(known)}, and `unit on` each other Python release"
+    return ""
 
 
 def together(running: Running, chosen: Sequence[Sequence[Part]]) -> None:
