@@ -94,10 +94,6 @@ class Acting:
             return
         self.world.learn(NODES, item)
         why = f" ({act.record.reason})" if act.record is not None and act.record.reason else ""
-        if act.disowns:
-            self.reporter.warn(
-                f"node {act.node}: removed a rollout record that the status of its DriverRollout does not list"
-            )
         self.reporter.info(f"node {act.node}: {act.state.value if act.state else 'no longer managed'}{why}")
         self._went_well(key, act)
 

@@ -20,7 +20,7 @@ class MarkNode(Frozen):
     """Write state and record on the Node, in one patch. `state` None: both are removed.
 
     `approves_reboot`: the Node's rebooter gets its approval in the same patch. `consumes_retry`: so goes the wish for
-    one more attempt. `disowns`: others wrote what is removed.
+    one more attempt.
     """
 
     node: str
@@ -29,7 +29,6 @@ class MarkNode(Frozen):
     record: NodeRecord | None
     approves_reboot: bool = False
     consumes_retry: bool = False
-    disowns: bool = False
 
 
 class RestartPod(Frozen):

@@ -1,18 +1,17 @@
 """advance(fleet, now) → FleetDecision: who goes next, what has ended, and why the others wait.
 
-Pure. Each question has a module of its own: who belongs to the rollout (`census`), whose record counts (`started`),
-where each node stands (`places`, `judge`, `obstacles`, `gates`), in which wave it goes (`waves`), how far those have
-come (`turns`), what holds all of them (`holds`), what is known before they begin (`preflight`), who begins (`starts`,
-`units`, `budget`), whose pod goes (`restarts`), the way back (`undo`), what is kept (`history`), what is shown
-(`outlook`) and told (`milestones`). Here they are asked in order.
+Pure. Each question has a module of its own: who belongs to the rollout (`census`), where each node stands (`places`,
+`judge`, `obstacles`, `gates`), in which wave it goes (`waves`), how far those have come (`turns`), what holds all of
+them (`holds`), what is known before they begin (`preflight`), who begins (`starts`, `units`, `budget`), whose pod goes
+(`restarts`), the way back (`undo`), what is kept (`history`), what is shown (`outlook`) and told (`milestones`). Here
+they are asked in order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
-from driver_manager.domain.fleet import census, clearing, gates, preflight, started, waves
+from driver_manager.domain.fleet import census, clearing, gates, preflight, waves
 from driver_manager.domain.fleet.acts import Act, FleetDecision, Phase, Place
 from driver_manager.domain.fleet.history import remember
 from driver_manager.domain.fleet.holds import Hold, Scene, hold
@@ -20,7 +19,7 @@ from driver_manager.domain.fleet.metric_gates import Heard, MetricQuestion
 from driver_manager.domain.fleet.milestones import milestones
 from driver_manager.domain.fleet.model import Fleet
 from driver_manager.domain.fleet.outlook import View, by_place, caption, outlook
-from driver_manager.domain.fleet.places import IN_NO_WAVE, disowned, place
+from driver_manager.domain.fleet.places import IN_NO_WAVE, place
 from driver_manager.domain.fleet.restarts import restart
 from driver_manager.domain.fleet.starts import starts
 from driver_manager.domain.fleet.task_pods import Clears
@@ -45,15 +44,13 @@ def advance(fleet: Fleet, now_s: float) -> FleetDecision:
     shown = caption(view)
     settled, moments = _settled(seen)
     memory, told = fleet.memory, list[Act]()
-    begun = started.marked(fleet, view.starts.acts)
     if seen.hold is None or not seen.hold.stands_aside:
-        back = way_back(fleet, seen.scene.terms, seen.scene.calls_for_undo)
+        back = way_back(fleet, seen.scene.terms, seen.scene.are_too_many)
         memory, announced = remember(back.memory, view, shown, now_s, seen.scene.failed_of_s)
         memory, passed = milestones(memory, view, shown, seen.scene.terms)
-        memory = replace(memory, started=started.listing(fleet, view.starts.acts))
         told = [*back.acts, *announced, *passed]
     return FleetDecision(
-        acts=(*settled, *begun, *told, *view.checks.acts) if fleet.daemon_set is not None else (),
+        acts=(*settled, *view.starts.acts, *told, *view.checks.acts) if fleet.daemon_set is not None else (),
         memory=memory,
         outlook=outlook(view, shown),
         again_s=_next(now_s, (*moments, *_waits(seen, shown.phase))),
@@ -78,7 +75,7 @@ def survey(fleet: Fleet, now_s: float) -> Survey:
         fleet.blocked,
         frozenset(revision.hash for revision in fleet.revisions),
     )
-    verdicts = [disowned(member, place(member, terms)) for member in members]
+    verdicts = [place(member, terms) for member in members]
     assigned = waves.assign(members, verdicts, fleet.policy, terms.target)
     standings = [
         Standing(member, verdict if wave or verdict.place is not Place.WAITING else IN_NO_WAVE, wave)

@@ -9,9 +9,6 @@ from driver_manager.domain.fleet.model import NO_LIMIT, DaemonSetFacts, Policy
 from driver_manager.domain.fleet.verdict import Standing
 from driver_manager.domain.listing import several
 
-MOST_STARTED = 2_000
-"""Nodes that are under way or have failed, at most: the status lists each of them, and has to stay small."""
-
 
 def absent(daemon_set: DaemonSetFacts | None, standings: Sequence[Standing]) -> int:
     """How many nodes the DaemonSet wants a pod on that have neither pod nor record: only their number is known."""
@@ -31,7 +28,6 @@ class Budget:
         """
         self._parallel = policy.max_parallel
         self._under_way = sum(standing.verdict.place is Place.UNDER_WAY for standing in standings)
-        self._listed = sum(standing.verdict.place in (Place.UNDER_WAY, Place.FAILED) for standing in standings)
         amount = policy.max_unavailable
         self._most_away = None if amount is None else amount.of(len(standings) + absent)
         away = [] if amount is None else [one.member.node.name for one in standings if one.is_unavailable]
@@ -44,8 +40,6 @@ class Budget:
         """Why these nodes cannot begin now, all of them; "" where they can."""
         if self._parallel != NO_LIMIT and self._under_way + len(crew) > self._parallel:
             return f"waits for others to end: maxParallel is {self._parallel}"
-        if self._listed + len(crew) > MOST_STARTED:
-            return f"waits for others to end: at most {MOST_STARTED} nodes are under way or failed at the same time"
         cost = self._cost(crew)
         if self._most_away is not None and cost and self._away + cost > self._most_away:
             self.is_refused_for_away = True
@@ -56,8 +50,6 @@ class Budget:
         """Why these nodes can never begin together, whoever else ends; "" where they can one day."""
         if self._parallel != NO_LIMIT and len(crew) > self._parallel:
             return f"unit {unit} has {len(crew)} nodes that begin together, but maxParallel is {self._parallel}"
-        if len(crew) > MOST_STARTED:
-            return f"unit {unit} has {len(crew)} nodes that begin together, but at most {MOST_STARTED} can"
         if self._most_away is not None and self._cost(crew) > self._most_away:
             return f"unit {unit} has {len(crew)} nodes that begin together, but maxUnavailable is {self._most_away}"
         return ""
@@ -65,7 +57,6 @@ class Budget:
     def take(self, crew: Sequence[Standing]) -> None:
         """These nodes begin."""
         self._under_way += len(crew)
-        self._listed += len(crew)
         self._away += self._cost(crew)
 
     def _cost(self, crew: Sequence[Standing]) -> int:

@@ -6,7 +6,7 @@ Pure. Where they stand is decided by `places`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from driver_manager.domain.fleet.model import (
     UNDER_WAY,
@@ -18,10 +18,8 @@ from driver_manager.domain.fleet.model import (
     UpgradeState,
 )
 from driver_manager.domain.fleet.record import NodeRecord
-from driver_manager.domain.fleet.started import Listed, listed, own_record
 
 _WORDS = {state.value: state for state in UpgradeState}
-_STARTED = UNDER_WAY | {UpgradeState.FAILED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +27,12 @@ class Member:
     """A node of the rollout. `state` is the label's word where it is one of ours, `record` this rollout's own.
 
     `pod` is None where the driver has none on the node; one that is being deleted only where there is no other.
-    `is_disowned`: the Node had a record of a start that the status does not list; here it is as if it had none.
     """
 
     node: FleetNode
     pod: DriverPod | None
     state: UpgradeState | None
     record: NodeRecord | None
-    is_disowned: bool = False
 
     @property
     def is_taken(self) -> bool:
@@ -70,27 +66,14 @@ class Member:
 
 def members(fleet: Fleet) -> list[Member]:
     """The nodes that have a driver pod, or a record of this rollout that has not ended, in the order of their names."""
-    pods, known = pods_by_node(fleet.pods), listed(fleet)
+    pods = pods_by_node(fleet.pods)
     found = []
     for node in sorted(fleet.nodes, key=lambda node: node.name):
-        member = _member(node, pods.get(node.name), own_record(fleet, node), known)
-        has_failed = member.record is not None and member.state is UpgradeState.FAILED
-        if member.pod is not None or member.is_taken or has_failed or member.is_disowned:
+        record = node.record if node.record is not None and node.record.rollout == fleet.rollout else None
+        member = Member(node, pods.get(node.name), _WORDS.get(node.upgrade), record)
+        if member.pod is not None or member.is_taken or (record is not None and member.state is UpgradeState.FAILED):
             found.append(member)
     return found
-
-
-def _member(node: FleetNode, pod: DriverPod | None, record: NodeRecord | None, known: Listed | None) -> Member:
-    """The node with what counts of its record: a start that the status does not list was written by others.
-
-    A node that was done stays done where its label is removed: a start that has not ended is listed.
-    """
-    member = Member(node, pod, _WORDS.get(node.upgrade), record)
-    if record is None or known is None or node.is_operated or (node.name, record.pod) in known:
-        return member
-    if member.state in _STARTED:
-        return Member(replace(node, upgrade="", record=None), pod, None, None, is_disowned=True)
-    return replace(member, state=UpgradeState.DONE) if member.is_taken else member
 
 
 def pods_by_node(pods: Iterable[DriverPod]) -> dict[str, DriverPod]:

@@ -53,15 +53,7 @@ class Scene(Frozen):
     @property
     def are_too_many(self) -> bool:
         """Whether as many nodes have failed as end the rollout."""
-        return self._is_enough(len(self.failed) + len(self.failing))
-
-    @property
-    def calls_for_undo(self) -> bool:
-        """Whether as many have failed and do not serve by now. One that does is about to be noted as done."""
-        return self._is_enough(sum(not one.verdict.acts for one in self.failed) + len(self.failing))
-
-    def _is_enough(self, failed: int) -> bool:
-        return failed >= max(1, self.terms.policy.failure_threshold)
+        return len(self.failed) + len(self.failing) >= max(1, self.terms.policy.failure_threshold)
 
     @property
     def failed_of_s(self) -> float:

@@ -263,15 +263,13 @@ class Past(Frozen):
 
 
 class Memory(Frozen):
-    """What the object's status keeps and the Nodes do not tell.
+    """What the object's status keeps and the Nodes do not tell: nothing here is needed for a node to be safe.
 
     `good` is the last revision that every node of the fleet served. `failed` are revisions that were halted and left:
     none of them is tried again unless that is asked for. `history` has the newest last. `undone` is the uid of the last
     wish to go back that was met (`Wishes.undo`). While `undo_to` is there, the DaemonSet gets the template of that
     revision as long as its newest is `undo_from`: what is kept before it is done is done once, whoever dies on the way.
-    `announced` is the last turn of the waves that an Event was asked for, as `milestones` writes it. `started` are the
-    nodes that this rollout has started and that have not ended well, each with the uid of the pod that was to go; None
-    where an earlier version wrote the status. A record of any other node does not count.
+    `announced` is the last turn of the waves that an Event was asked for, as `milestones` writes it.
     """
 
     target: str = ""
@@ -282,7 +280,6 @@ class Memory(Frozen):
     undo_from: str = ""
     undo_to: str = ""
     announced: str = ""
-    started: tuple[tuple[str, str], ...] | None = None
 
 
 class Wishes(Frozen):

@@ -25,13 +25,6 @@ def place(member: Member, terms: Terms) -> Verdict:
     return next(verdict for case in CASES if (verdict := case(member, terms)) is not None)
 
 
-def disowned(member: Member, verdict: Verdict) -> Verdict:
-    """The verdict on a node; where others wrote its record, that is removed before the node begins."""
-    if not member.is_disowned:
-        return verdict
-    return replace(verdict, acts=(replace(release(member.node), disowns=True),), wants_turn=False)
-
-
 def _serving(member: Member, terms: Terms) -> Verdict | None:
     """The driver of the target revision is ready and there is nothing to note: most nodes in the end."""
     pod, node = member.pod, member.node

@@ -2,7 +2,7 @@
 
 The API server has checked the object by the same table (`fields`), and cannot check everything: selectors, windows,
 time zones and what two fields say together are refused here. What cannot be read in the status is as if it were not
-there. Pure.
+there: nothing in it is needed for a node to be safe. Pure.
 """
 
 from __future__ import annotations
@@ -106,16 +106,7 @@ def memory_of(status: Mapping[str, Any]) -> Memory:
         undo_from=_text(undoing, "from"),
         undo_to=_text(undoing, "to"),
         announced=_text(status, "announced"),
-        started=_started(status),
     )
-
-
-def _started(status: Mapping[str, Any]) -> tuple[tuple[str, str], ...] | None:
-    """The nodes that were started. A status of an earlier version does not list them; one without a target has none."""
-    if "started" not in status and _text(status, "targetRevision"):
-        return None
-    listed = (_object(one) for one in _list(status, "started"))
-    return tuple(sorted((_text(one, "node"), _text(one, "pod")) for one in listed if _text(one, "node")))
 
 
 def _wishes(values: Values, annotations: Any) -> Wishes:

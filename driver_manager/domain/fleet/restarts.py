@@ -10,7 +10,6 @@ from driver_manager.domain.fleet import clearing, obstacles
 from driver_manager.domain.fleet.acts import Act, RestartPod
 from driver_manager.domain.fleet.census import Member
 from driver_manager.domain.fleet.holds import Hold
-from driver_manager.domain.fleet.judge import lacking
 from driver_manager.domain.fleet.verdict import Terms, Untouched, again, release
 
 STALE_S = 60.0
@@ -26,10 +25,8 @@ def restart(member: Member, found: Untouched, terms: Terms, hold: Hold | None) -
     if found.has_begun:
         return (() if is_aside else (_next(member, found, terms),)), None
     stale_s = record.since_s + STALE_S
-    # A time that is ahead by more than clocks differ would never be over; a pod at work gives the node back itself.
-    is_ahead = record.since_s - terms.now_s >= STALE_S and not found.is_at_work
-    is_stale = terms.now_s >= stale_s or is_ahead
-    is_unwanted = record.revision != terms.target or bool(obstacles.why_unfit(member)) or _serves(member, terms)
+    is_stale = terms.now_s >= stale_s
+    is_unwanted = record.revision != terms.target or bool(obstacles.why_unfit(member))
     if is_stale and (is_unwanted or hold is not None):
         return (release(member.node),), None
     if is_unwanted or is_aside:
@@ -37,11 +34,6 @@ def restart(member: Member, found: Untouched, terms: Terms, hold: Hold | None) -
     if found.is_at_work:
         return (), stale_s if hold is not None else None
     return (_next(member, found, terms),), stale_s if hold is not None else None
-
-
-def _serves(member: Member, terms: Terms) -> bool:
-    """Whether the pod that was to go is the wanted one and lacks nothing, whatever the node was taken for."""
-    return member.pod is not None and member.pod.revision == terms.target and not lacking(member, terms).why
 
 
 def _next(member: Member, found: Untouched, terms: Terms) -> Act:

@@ -87,7 +87,7 @@ def status_of_problems(problems: Sequence[str], old: Mapping[str, Any], generati
 
 def worth(old: Mapping[str, Any], new: Mapping[str, Any]) -> Worth:
     """Whether `new` is to be written where `old` is stored."""
-    if _urgent(old) != _urgent(new) or _begins(old, new):
+    if _urgent(old) != _urgent(new):
         return Worth.NOW
     return Worth.NOTHING if old == new else Worth.SOON
 
@@ -108,14 +108,8 @@ _SLOW = _SHOWN - {"wave", "failures"}
 """What of it can wait; numbers in a condition's message can, too."""
 
 
-def _begins(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether a node is listed that was not: it is marked once that is stored. A node that has ended can wait."""
-    listed = memory_of(old).started
-    return "started" in new and (listed is None or not set(memory_of(new).started or ()) <= set(listed))
-
-
 def _urgent(status: Mapping[str, Any]) -> Json:
-    found = {key: value for key, value in status.items() if key not in _SLOW and key != "started"}
+    found = {key: value for key, value in status.items() if key not in _SLOW}
     conditions = status.get("conditions")
     listed = [one for one in conditions if type(one) is dict] if type(conditions) is list else []
     return {**found, "conditions": [{key: one[key] for key in one if key != "message"} for one in listed]}
@@ -165,7 +159,6 @@ def _memory(memory: Memory) -> Json:
         "undone": memory.undone,
         "announced": memory.announced,
         "undoing": {"from": memory.undo_from, "to": memory.undo_to},
-        **({} if memory.started is None else {"started": [{"node": node, "pod": pod} for node, pod in memory.started]}),
         "history": [
             {
                 "revision": past.revision,

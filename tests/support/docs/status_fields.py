@@ -59,10 +59,6 @@ PAST = (
     Field("ended", Kind.TIME, "when it ended, if it has"),
     Field("outcome", Kind.TEXT, "how it ended"),
 )
-STARTED = (
-    Field("node", Kind.TEXT, "name of the node"),
-    Field("pod", Kind.TEXT, "UID of the driver pod that was to be deleted"),
-)
 BACK = (
     Field("from", Kind.TEXT, "revision that the DaemonSet leaves"),
     Field("to", Kind.TEXT, "revision whose template it gets"),
@@ -83,12 +79,6 @@ STATUS = (
     Field("undone", Kind.TEXT, "ID of the last undo request that was done"),
     Field("announced", Kind.TEXT, "the last turn of the waves that an Event was posted for"),
     Field("undoing", Kind.OBJECT, "the undo that is in progress", fields=BACK),
-    Field(
-        "started",
-        Kind.LIST,
-        "nodes that the rollout has started and that are not done; a start that only a Node shows does not count",
-        fields=STARTED,
-    ),
     Field("wave", Kind.WHOLE, "number of the current wave, from 1"),
     Field("counts", Kind.OBJECT, "number of nodes by their state in the rollout", fields=COUNTS),
     Field("waves", Kind.LIST, "the waves with their nodes", fields=WAVE),

@@ -75,9 +75,7 @@ def decision(nodes: int) -> FleetDecision:
         for number in range(nodes)
     )
     waves = (WaveView(1, "canary", {Place.DONE: 1}, NOW_S), WaveView(2, "rest", {Place.WAITING: nodes}))
-    memory = Memory(
-        "new", "old", ("bad",), (Past("bad", NOW_S - 60, NOW_S, "halted"), Past("new", NOW_S)), "1", started=()
-    )
+    memory = Memory("new", "old", ("bad",), (Past("bad", NOW_S - 60, NOW_S, "halted"), Past("new", NOW_S)), "1")
     return FleetDecision((), memory, Outlook(Phase.PROGRESSING, "UnderWay", "it goes on", "new", 2, views, waves))
 
 
@@ -189,7 +187,7 @@ def test_nothing_is_left_of_an_earlier_status(admin_api: Api, make: Make) -> Non
     name = make(SPEC)["metadata"]["name"]
     stored = shows(admin_api, name, {}, decision(500))
     empty = FleetDecision((), Memory(), Outlook(Phase.COMPLETE, "Complete", "", "", 0, (), ()))
-    assert memory_of(shows(admin_api, name, stored, empty)) == Memory(started=())
+    assert memory_of(shows(admin_api, name, stored, empty)) == Memory()
 
 
 def test_spec_and_status_are_written_apart(admin_api: Api, make: Make) -> None:

@@ -204,7 +204,7 @@ def test_who_the_object_is() -> None:
     assert (found.namespace, found.name, found.uid, found.resource_version) == ("rbln-system", "drivers", "u", "7")
     assert (found.generation, found.created_s, found.key) == (3, 1767323045.0, "rbln-system/drivers")
     assert not found.is_deleting
-    assert (found.memory, found.status) == (Memory(good="a", started=()), {"goodRevision": "a"})
+    assert (found.memory, found.status) == (Memory(good="a"), {"goodRevision": "a"})
 
 
 def test_an_object_that_is_being_deleted_is_known_as_such() -> None:
@@ -221,17 +221,8 @@ def test_what_cannot_be_read_of_a_status_is_as_if_it_were_not_there() -> None:
         "failedRevisions": ["a", 2, "b"],
         "undone": None,
         "history": [past, 3, {"revision": "b"}, {"revision": "", "began": past["began"]}],
-        "started": [{"node": "b", "pod": 1}, 3, {"pod": "p"}, {"node": "a", "pod": "p"}],
     }
-    assert memory_of(status) == Memory(
-        good="g", failed=("a", "b"), history=(Past("a", 1767323045.0),), started=(("a", "p"), ("b", ""))
-    )
-
-
-def test_a_status_of_an_earlier_version_lists_no_starts_and_a_new_object_has_none() -> None:
-    assert memory_of({"targetRevision": "a"}).started is None
-    assert memory_of({"targetRevision": "a", "started": 7}).started == ()
-    assert memory_of({}).started == ()
+    assert memory_of(status) == Memory(good="g", failed=("a", "b"), history=(Past("a", 1767323045.0),))
 
 
 def judged(found: RolloutObject) -> None:
@@ -254,9 +245,7 @@ def test_what_is_almost_a_rollout_is_a_policy_or_problems(spec: Json, annotation
 
 @given(JSON)
 def test_any_status_is_a_memory(status: Any) -> None:
-    assert_conforms(
-        read({"status": {"history": status, "failedRevisions": status, "started": status}}, zones).memory, Memory
-    )
+    assert_conforms(read({"status": {"history": status, "failedRevisions": status}}, zones).memory, Memory)
 
 
 def test_reading_changes_nothing() -> None:
