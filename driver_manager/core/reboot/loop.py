@@ -144,12 +144,13 @@ class Rebooter:
 
     def _observed(self) -> RebootState:
         host = self._ports.host
-        snapshot, record = host.look(), host.record()
-        self._record = record
+        snapshot = host.look()
         try:
             node = self._ports.cluster.node()
         except NodeMissing:
             node = None
+        # After the Node: a grant is noted here first, so what the Node shows of another process is noted by now.
+        self._record = record = host.record()
         is_here = node is None or is_this_host(node, host.machine_id(), snapshot.boot_id)
         wall_s, problem = self._ports.clock.wall(), host.why_not_ready()
         return RebootState(snapshot, record, node, self._policy, wall_s, problem, is_here)

@@ -9,6 +9,7 @@ import pytest
 from driver_manager.core.reboot.loop import Rebooter
 from driver_manager.domain.errors import Conflict, Terminated
 from driver_manager.domain.markers import Marker, encode
+from driver_manager.domain.node import Node
 from driver_manager.domain.reboot.decision import RebootAct
 from driver_manager.domain.reboot.patches import CORDON_FOR_REBOOT, REBOOT_STATE
 from driver_manager.domain.reboot.slots import SlotsSeen
@@ -49,6 +50,25 @@ def test_the_grant_of_a_process_that_was_faster_and_is_killed_is_not_taken_back(
     assert KEYS.approve_reboot not in machine.notes
     machine.fleet.settle()
     check_rebooted_once(machine)
+
+
+@pytest.mark.parametrize("at", range(1, 6))
+def test_a_grant_that_another_process_makes_during_a_look_is_kept(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = one().request()
+    machine.host.obeys = ()
+    read, reads = machine.cluster.node, list[int]()
+
+    def node() -> Node:
+        reads.append(1)
+        if len(reads) == at:
+            reads.extend([1] * at)
+            machine.second_process()
+        return read()
+
+    monkeypatch.setattr(machine.cluster, "node", node)
+    machine.round()
+    assert KEYS.approve_reboot not in machine.notes
+    assert machine.notes[KEYS.pre_reboot_boot_id] == machine.host.boot_id
 
 
 def test_an_approved_upgrade_reboots_once_and_leaves_nothing() -> None:
