@@ -79,7 +79,7 @@ class SystemClock:
 
     @contextmanager
     def every(self, seconds: float, say: Callable[[], None]) -> Generator[None, None, None]:
-        """See the port; by SIGALRM, after which blocking calls go on (PEP 475). Nobody is called before `install`."""
+        """See the port; by SIGALRM, after which blocking calls go on (PEP 475). Calls nothing before `install`."""
         if not self._is_installed:
             yield
             return

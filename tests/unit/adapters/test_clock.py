@@ -27,12 +27,14 @@ def is_ticking() -> bool:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SystemClock]:
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    alarm_s = signal.getitimer(signal.ITIMER_REAL)
     clock = SystemClock()
     clock.install()
     yield clock
     for number, handler in before.items():
         signal.signal(number, handler)
     assert not is_ticking()
+    assert signal.getitimer(signal.ITIMER_REAL) <= alarm_s, "no alarm is left"
 
 
 def tell(number: signal.Signals = signal.SIGTERM) -> None:
@@ -155,22 +157,30 @@ def test_it_speaks_in_the_middle_of_a_blocking_call_which_goes_on(clock: SystemC
     assert said[2] - begun >= 0.06
 
 
-def test_a_call_that_takes_longer_than_the_interval_is_not_nested(clock: SystemClock) -> None:
+def deepest_call(clock: SystemClock, seconds: float, body: Callable[[], None]) -> int:
+    """How many calls of `body`, made every `seconds`, are at work at once at most, until one has ended."""
     depth, deepest, told = 0, 0, threading.Event()
 
     def say() -> None:
         nonlocal depth, deepest
         depth += 1
         deepest = max(deepest, depth)
-        end = time.monotonic() + 0.05
-        while time.monotonic() < end:
-            time.sleep(0.001)
+        body()
         depth -= 1
         told.set()
 
-    with clock.every(0.005, say):
+    with clock.every(seconds, say):
         assert read_when_told(told) == b"x"
-    assert deepest == 1
+    return deepest
+
+
+def test_a_call_that_takes_longer_than_the_interval_is_not_nested(clock: SystemClock) -> None:
+    def be_slow() -> None:
+        end = time.monotonic() + 0.05
+        while time.monotonic() < end:
+            time.sleep(0.001)
+
+    assert deepest_call(clock, 0.005, be_slow) == 1
 
 
 ALARMS_AT_THE_END = """
@@ -209,21 +219,12 @@ def test_an_exception_of_the_call_does_not_stop_the_next_ones(clock: SystemClock
 
 
 def test_an_interval_inside_of_a_call_does_not_nest_the_call(clock: SystemClock) -> None:
-    depth, deepest, told = 0, 0, threading.Event()
-
-    def say() -> None:
-        nonlocal depth, deepest
-        depth += 1
-        deepest = max(deepest, depth)
+    def have_an_interval() -> None:
         with clock.every(60.0, lambda: None):
             pass
         time.sleep(0.03)
-        depth -= 1
-        told.set()
 
-    with clock.every(0.01, say):
-        assert read_when_told(told) == b"x"
-    assert deepest == 1
+    assert deepest_call(clock, 0.01, have_an_interval) == 1
 
 
 @pytest.mark.submission
