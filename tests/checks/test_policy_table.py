@@ -16,6 +16,7 @@ import pytest
 from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.profile import NodeKeys, Strategy
 from driver_manager.profiles import builtin
+from driver_manager.sandbox.patches import merge_patch
 from scripts.releasing import admission
 from scripts.releasing.kustomize import DEPLOY, OVERLAYS, POLICIES, Json, only, render
 from tests.support.deploy.apply import rights_of
@@ -52,30 +53,13 @@ def cordon(value: bool | None = True) -> Change:
     return {"spec": {"unschedulable": value}}
 
 
-def merged(old: Any, change: Any) -> Any:
-    """RFC 7386."""
-    if not isinstance(change, dict):
-        return change
-    result = dict(old) if isinstance(old, dict) else {}
-    for key, value in change.items():
-        result[key] = merged(result.get(key), value)
-    return {key: value for key, value in result.items() if value is not None}
-
-
 def joined(*changes: Change) -> Change:
     """One patch of several. A null, which removes a key, stays."""
     found: Change = {}
     for change in changes:
-        _add(found, change)
+        for key, value in change.items():
+            found[key] = joined(found.get(key) or {}, value) if isinstance(value, dict) else value
     return found
-
-
-def _add(found: Change, change: Change) -> None:
-    for key, value in change.items():
-        if isinstance(value, dict):
-            _add(found.setdefault(key, {}), value)
-        else:
-            found[key] = value
 
 
 def a_node(vendor: str) -> Json:
@@ -166,7 +150,7 @@ def forged() -> Iterator[tuple[str, str, Sender, Change, str]]:
         for sender in (run, rebooter, rollout):
             for what, change in FOREIGN:
                 yield vendor, f"{what}, by {sender.name}", sender, change, "this account cannot change"
-        outcome = note(keys.last_outcome)
+        outcome = note(keys.cordon)
         by_kubectl = "kubectl create token --bound-object-kind=Pod"
         for name in ("driver", "driver-rebooter"):
             yield vendor, f"the token of another node, {name}", account(vendor, name, OTHER), outcome, "is for node n2"
@@ -216,7 +200,7 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def review(vendor: str, sender: Sender, change: Change, subresource: str = "") -> Json:
     """The review of a Node of the vendor."""
     old = a_node(vendor)
-    return update(sender, old, merged(copy.deepcopy(old), change), subresource)
+    return update(sender, old, merge_patch(copy.deepcopy(old), change), subresource)
 
 
 def test_the_keys_in_deploy_are_those_of_the_profiles() -> None:

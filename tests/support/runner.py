@@ -49,6 +49,8 @@ GRACE_S = 60.0
 INTERRUPTED = 130  # 128 + SIGINT
 OUTCOMES = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|xpassed)\b")
 CLOSING = re.compile(r"^(?:=+ )?((?:\d+ [a-z]+, )*\d+ [a-z]+ in [\d.]+s.*?)(?: =+)?$", re.MULTILINE)
+ON_A_PYTHON = re.compile(r"unit on (\d+\.\d+)")
+"""The name of the part that runs the unit tests on another Python release."""
 PERCENT = re.compile(r"\[ *(\d+)%\]")
 
 
@@ -339,9 +341,8 @@ def whole(run: str, names: Sequence[str], share: str | None) -> int:
             together(running, [] if names else [[LINT]])
         planned = lanes(run, pythons.result())
         known = [part for lane in planned for part in lane]
-        if unknown := sorted(set(names) - {part.name for part in known}):
-            there = ", ".join(part.name for part in known)
-            print(f"test: no part {', '.join(unknown)}; there are {there}", file=sys.stderr)
+        if problem := _unknown_part(names, known):  # an interpreter that this machine lacks
+            print(f"test: {problem}", file=sys.stderr)
             return 2
         impossible = {part.name for part in known if set(part.tiers) & absent.keys()}
         if os.environ.get("CI") == "true" and impossible:
@@ -371,10 +372,15 @@ def _unknown(run: str, names: Sequence[str], share: str | None) -> str:
             selection.parsed(share)
         except ValueError as error:
             return str(error)
-    known = [part.name for lane in lanes(run, {COVERED_BY: ""}) for part in lane]
-    if unknown := [name for name in names if name not in known and not re.fullmatch(r"unit on \d+\.\d+", name)]:
-        return f"no part {', '.join(unknown)}; there are {', '.join(known)}, and `unit on` each other Python release"
-    return ""
+    pythons = dict.fromkeys([COVERED_BY, *(found[1] for name in names if (found := ON_A_PYTHON.fullmatch(name)))], "")
+    return _unknown_part(names, [part for lane in lanes(run, pythons) for part in lane])
+
+
+def _unknown_part(names: Sequence[str], known: Sequence[Part]) -> str:
+    """Which of the parts there is not, "" if all are known."""
+    there = [part.name for part in known]
+    unknown = sorted(set(names) - set(there))
+    return f"no part {', '.join(unknown)}; there are {', '.join(there)}" if unknown else ""
 
 
 def together(running: Running, chosen: Sequence[Sequence[Part]]) -> None:

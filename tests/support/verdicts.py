@@ -153,7 +153,7 @@ class Verdicts:
         self._has_passed = False
 
     def pytest_unconfigure(self) -> None:
-        """Stop: what the interpreter does while it ends is nobody's, and this module may be taken apart by then."""
+        """Stop: what the interpreter reads while it ends belongs to no test, and this module may be cleared by then."""
         self._seen.is_looking = False
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:

@@ -34,6 +34,8 @@ from tests.support.docs.rollout_object import definition
 
 pytestmark = [pytest.mark.submission, pytest.mark.shares(6)]
 
+PROFILES = builtin()
+RESERVED_KEYS = [getattr(PROFILES[name].keys, field) for name in ("rebellions", "ascend") for field in RESERVED]
 IN_PLACE = render_with_namespace("rebellions")
 ROLLOUT = render("rebellions/rollout")
 REBOOTS = render_with_namespace("ascend", "rebooter-eviction")
@@ -262,6 +264,4 @@ def denied_to_others(webhook: Webhook, name: str) -> bool:
 def _touches(old: Json, new: Json) -> bool:
     """True if a reserved annotation changes."""
     before, after = (one["metadata"].get("annotations", {}) for one in (old, new))
-    keys = [builtin()[name].keys for name in ("rebellions", "ascend")]
-    reserved = [getattr(one, field) for one in keys for field in RESERVED]
-    return any(before.get(key) != after.get(key) for key in reserved)
+    return any(before.get(key) != after.get(key) for key in RESERVED_KEYS)
