@@ -144,13 +144,18 @@ class Rebooter:
 
     def _observed(self) -> RebootState:
         host = self._ports.host
-        snapshot = host.look()
-        try:
-            node = self._ports.cluster.node()
-        except NodeMissing:
-            node = None
-        # After the Node: a grant is noted here first, so what the Node shows of another process is noted by now.
-        self._record = record = host.record()
+        snapshot, record = host.look(), host.record()
+        while True:
+            try:
+                node = self._ports.cluster.node()
+            except NodeMissing:
+                node = None
+            # Another process on this host changes record and Node one after the other. Only a record that is the same
+            # before and after the Node was read belongs to that Node.
+            before, record = record, host.record()
+            if record == before:
+                break
+        self._record = record
         is_here = node is None or is_this_host(node, host.machine_id(), snapshot.boot_id)
         wall_s, problem = self._ports.clock.wall(), host.why_not_ready()
         return RebootState(snapshot, record, node, self._policy, wall_s, problem, is_here)

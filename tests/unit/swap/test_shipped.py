@@ -275,11 +275,15 @@ def test_a_run_changes_nothing_but_what_the_node_shows(version: str, on_disk: st
 
 def test_a_failed_run_loads_nothing_again_that_an_earlier_one_unloaded() -> None:
     world = _world("1.0", "1.0")
+    lets_go = replace(PROFILE.modules, conflicting_removable=("generic_npu",))
+    world.profile = world.host.profile = replace(PROFILE, modules=lets_go)
     left = journal(
         owner=replace(journal().owner, pod="rbln-system/gone", pod_uid="gone"),
         removed=("generic_npu",),
         driver=OldDriver("1.0", "/"),
+        record="run-1",
     )
+    world.host.files[PROFILE.paths.run_record("run-1")] = host_record.encode(host_record.of(left))
     assert world.cluster.current is not None
     noted = {PROFILE.keys.journal: encode(left)}
     world.cluster.current = replace(world.cluster.current, annotations=noted)
