@@ -367,14 +367,13 @@ class Rebooter:
 
     def _leave_slot(self, uids: set[str]) -> None:
         seen = self._ports.slots.read(self._policy.max_concurrent)
-        if not seen.version:  # no Lease: asked twice, as a slot that is not released now stays
-            seen = self._ports.slots.read(self._policy.max_concurrent)
         if seen.problem:
             raise SlotsUnreadable(f"the slot cannot be released: {seen.problem}", "Fix or delete the Lease.")
         # By name as well: the record may have come with a copy of another node's disk.
         mine = (holder.uid for holder in seen.slots.holders if holder.node == self._policy.node)
         left = seen.slots.without(frozenset(uids.intersection(mine)))
-        if left != seen.slots:
+        # If there is no Lease, an empty one is created: a Conflict shows that it exists and the read was wrong.
+        if left != seen.slots or not seen.version:
             self._ports.slots.write(left, seen.version)
 
     def _let_go(self) -> None:

@@ -123,6 +123,19 @@ class _Exchange:
         self._stage.log.ended(self._number)
 
 
+def _close_half_wrapped(error: OSError) -> None:
+    """Close the socket that `wrap_socket` has made and leaves open if the client has reset the connection.
+
+    CPython 3.11 to 3.13: `ssl.SSLSocket._create` detaches the plain socket before it finds the reset.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        left = trace.tb_frame.f_locals.get("self")
+        if isinstance(left, ssl.SSLSocket):
+            left.close()
+        trace = trace.tb_next
+
+
 class Connection(BaseHTTPRequestHandler):
     """Serves one client until either side ends. `shut()` may come from any thread."""
 
@@ -155,9 +168,13 @@ class Connection(BaseHTTPRequestHandler):
         if greeting is None:
             return
         with self._lock:
-            self._client = encrypted = greeting.wrap_socket(
-                self._client, server_side=True, do_handshake_on_connect=False
-            )
+            try:
+                self._client = encrypted = greeting.wrap_socket(
+                    self._client, server_side=True, do_handshake_on_connect=False
+                )
+            except OSError as error:
+                _close_half_wrapped(error)
+                raise
         encrypted.settimeout(_CONNECT_TIMEOUT_S)
         encrypted.do_handshake()
         encrypted.settimeout(None)

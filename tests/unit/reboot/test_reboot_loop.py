@@ -499,11 +499,13 @@ def test_a_grant_whose_answer_was_lost_is_not_taken_back() -> None:
     check_rebooted_once(machine)
 
 
-def test_a_lease_that_is_answered_as_absent_once_keeps_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("times", [1, 7])
+def test_a_lease_that_is_answered_as_absent_keeps_no_slot(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     absent, leave_slot, read = list[SlotsSeen](), Rebooter._leave_slot, FakeSlots.read
+    lies = [SlotsSeen()] * times
 
     def leave(self: Rebooter, uids: set[str]) -> None:
-        absent.append(SlotsSeen())
+        absent.extend([lies.pop()] if lies else [])
         leave_slot(self, uids)
 
     monkeypatch.setattr(Rebooter, "_leave_slot", leave)
