@@ -356,7 +356,8 @@ class Rebooter:
         if node is not None:
             self._patch(given_back(state, keeps_request=keeps_request), node.resource_version)
         if pending is not None:
-            self._leave_slot({pending.node_uid, node.uid if node is not None else pending.node_uid})
+            uids = {pending.node_uid, node.uid if node is not None else pending.node_uid}
+            self._leave_slot(uids, is_recorded=state.record.pending is not None)
 
     def _forget(self, state: RebootState, *, keeps_request: bool) -> None:
         record = state.record
@@ -365,15 +366,16 @@ class Rebooter:
             record = replace(record, announced=None, announced_key="")
         self._keep(replace(record, pending=pending))
 
-    def _leave_slot(self, uids: set[str]) -> None:
+    def _leave_slot(self, uids: set[str], *, is_recorded: bool = True) -> None:
         seen = self._ports.slots.read(self._policy.max_concurrent)
         if seen.problem:
             raise SlotsUnreadable(f"the slot cannot be released: {seen.problem}", "Fix or delete the Lease.")
         # By name as well: the record may have come with a copy of another node's disk.
         mine = (holder.uid for holder in seen.slots.holders if holder.node == self._policy.node)
         left = seen.slots.without(frozenset(uids.intersection(mine)))
-        # If there is no Lease, an empty one is created: a Conflict shows that it exists and the read was wrong.
-        if left != seen.slots or not seen.version:
+        # A slot that the record has was taken. If there is no Lease now, create an empty one: a Conflict shows that it
+        # exists and that the read was wrong.
+        if left != seen.slots or (is_recorded and not seen.version):
             self._ports.slots.write(left, seen.version)
 
     def _let_go(self) -> None:

@@ -504,9 +504,9 @@ def test_a_lease_that_is_answered_as_absent_keeps_no_slot(times: int, monkeypatc
     absent, leave_slot, read = list[SlotsSeen](), Rebooter._leave_slot, FakeSlots.read
     lies = [SlotsSeen()] * times
 
-    def leave(self: Rebooter, uids: set[str]) -> None:
+    def leave(self: Rebooter, uids: set[str], **how: bool) -> None:
         absent.extend([lies.pop()] if lies else [])
-        leave_slot(self, uids)
+        leave_slot(self, uids, **how)
 
     monkeypatch.setattr(Rebooter, "_leave_slot", leave)
     monkeypatch.setattr(FakeSlots, "read", lambda self, limit: absent.pop() if absent else read(self, limit))
