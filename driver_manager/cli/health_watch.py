@@ -9,30 +9,29 @@ from pathlib import Path
 
 import click
 
-from driver_manager import profiles, settings
-from driver_manager.adapters.host.health_marks import HostMarks
+from driver_manager import profiles
+from driver_manager.adapters.host.files import HostRoots, boot_id
+from driver_manager.adapters.host.health import HostMarks
 from driver_manager.adapters.host.pci import pci_devices
 from driver_manager.adapters.host.probe import ToolProber
-from driver_manager.adapters.host.roots import HostRoots, boot_id
-from driver_manager.adapters.kube import in_pod
-from driver_manager.adapters.process.loop_clock import LoopClock
+from driver_manager.adapters.kube import transport
+from driver_manager.adapters.kube.transport import SERVICE_HOST, SERVICE_PORT, is_in_pod
+from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.adapters.process.supervisor import Supervisor
-from driver_manager.adapters.report.http import parse_address
-from driver_manager.adapters.report.metrics import require_client
+from driver_manager.adapters.report.http import parse_address, require_client
 from driver_manager.cli import lean
 from driver_manager.cli.health_watch_loop import TARGET, Launch
-from driver_manager.cli.help_screen import ScreenCommand
-from driver_manager.cli.node_way import NodeWay
-from driver_manager.cli.options import output_option, with_options
-from driver_manager.cli.printing import put
-from driver_manager.cli.wiring import host_roots, log_form, refuse_zero, selector, with_evidence, with_shown_state
-from driver_manager.core.health.loop import WatchPolicy
+from driver_manager.cli.lean_way import NodeWay
+from driver_manager.cli.options import ScreenCommand, output_option, put, with_options
+from driver_manager.cli.session import host_roots, log_form, refuse_zero, selector, with_evidence, with_shown_state
+from driver_manager.core.health import WatchPolicy
+from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ExitCode
-from driver_manager.domain.escaping import json_text, one_line
-from driver_manager.domain.health.record import recorded
-from driver_manager.domain.probe_result import Health, ProbeResult
+from driver_manager.domain.health.watch import recorded_watch
+from driver_manager.domain.host import Health, ProbeResult
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.setting import Setting, Values
+from driver_manager.domain.settings import Setting, Values
+from driver_manager.domain.text import json_text, one_line
 
 _ONCE_CODES = {
     Health.HEALTHY: ExitCode.DONE,
@@ -118,16 +117,16 @@ def _refuse_without_folder(option: Setting[str], path: str) -> None:
 
 def _why_no_way(values: Values) -> str:
     """Why a process of ours could not reach the Node, "" where it could."""
-    if not in_pod.is_in_pod(in_pod.ACCOUNT, os.environ):
-        return f"there is no service account token at {in_pod.ACCOUNT}, or a proxy is set"
-    if not (os.environ.get(in_pod.HOST) and os.environ.get(in_pod.PORT)):
-        return f"{in_pod.HOST} and {in_pod.PORT} are not set"
+    if not is_in_pod(transport.SERVICE_ACCOUNT, os.environ):
+        return f"there is no service account token at {transport.SERVICE_ACCOUNT}, or a proxy is set"
+    if not (os.environ.get(SERVICE_HOST) and os.environ.get(SERVICE_PORT)):
+        return f"{SERVICE_HOST} and {SERVICE_PORT} are not set"
     return "" if values[settings.NODE_NAME] else f"{settings.NODE_NAME.env} is not set"
 
 
 def _way(values: Values) -> NodeWay:
-    host, port = os.environ[in_pod.HOST], os.environ[in_pod.PORT]
-    return NodeWay(values[settings.NODE_NAME], str(in_pod.ACCOUNT), host, port)
+    host, port = os.environ[SERVICE_HOST], os.environ[SERVICE_PORT]
+    return NodeWay(values[settings.NODE_NAME], str(transport.SERVICE_ACCOUNT), host, port)
 
 
 def _probe_timeout_s(values: Values, profile: Profile) -> float:
@@ -155,7 +154,7 @@ def _once(launch: Launch, output: str) -> int:
     clock.install()
     begun = time.monotonic()
     supervisor = Supervisor(clock, launch.roots.proc)
-    stuck = recorded(HostMarks(launch.roots, launch.profile, clock).recall(), boot_id(launch.roots)).stuck
+    stuck = recorded_watch(HostMarks(launch.roots, launch.profile, clock).recall(), boot_id(launch.roots)).stuck
     if stuck is not None:
         supervisor.inherit(stuck)
     result = ToolProber(launch.roots, launch.profile, launch.driver_root, supervisor, launch.policy.timeout_s).sample()

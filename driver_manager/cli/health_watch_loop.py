@@ -1,4 +1,4 @@
-"""The lean side of `health-watch`: wires the loop from the document that the command handed over.
+"""The loop of `health-watch` in its lean interpreter, built from the document that the command handed over.
 
 Imports what the loop needs and no more: see `driver_manager.cli.lean`.
 """
@@ -13,26 +13,31 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from driver_manager.adapters.host.health_marks import HostMarks
+from driver_manager.adapters.host.files import HostRoots
+from driver_manager.adapters.host.health import (
+    CLIENTS_S,
+    EVIDENCE_S,
+    MUTE_S,
+    TELL_S,
+    ChildKeeper,
+    ChildNotifier,
+    HostMarks,
+)
 from driver_manager.adapters.host.probe import ToolProber
-from driver_manager.adapters.host.roots import HostRoots
-from driver_manager.adapters.host.watch_tasks import CLIENTS_S, EVIDENCE_S, MUTE_S, TELL_S, ChildKeeper, ChildNotifier
-from driver_manager.adapters.process.loop_clock import LoopClock
-from driver_manager.adapters.process.supervisor import KILL_S, TERM_S, Supervisor
-from driver_manager.adapters.process.task import TaskProcess
+from driver_manager.adapters.process.clock import LoopClock
+from driver_manager.adapters.process.supervisor import KILL_S, TERM_S, Supervisor, TaskProcess
 from driver_manager.adapters.report.log import LogForm, LogReporter
 from driver_manager.cli import lean
-from driver_manager.cli.node_way import NodeWay
-from driver_manager.core.health.loop import HealthWatch, WatchPolicy, WatchPorts
-from driver_manager.domain import profile_json
+from driver_manager.cli.lean_way import NodeWay
+from driver_manager.core.health import HealthWatch, WatchPolicy, WatchPorts
 from driver_manager.domain.errors import ExitCode, Terminated
-from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.health.metrics import HealthReport, families
-from driver_manager.domain.profile import Profile
+from driver_manager.domain.profile import Profile, decode_profile, encode_profile
+from driver_manager.domain.records import Frozen
 
-TARGET = __name__
-CHILD = "driver_manager.cli.health_watch_child"
-EVIDENCE = "driver_manager.cli.health_watch_evidence"
+TARGET = f"{__name__}:run"
+CHILD = "driver_manager.cli.health_watch_tasks:run_child"
+EVIDENCE = "driver_manager.cli.health_watch_tasks:run_evidence"
 GRACE_S = 10.0
 """What a turn may take beyond its interval and its probe before the loop is held for hung."""
 
@@ -66,7 +71,7 @@ class Launch(Frozen):
         return {
             **rest,
             "roots": self.roots.to_document(),
-            "profile": profile_json.encode(self.profile),
+            "profile": encode_profile(self.profile),
             "policy": asdict(self.policy),
             "way": asdict(self.way) if self.way else None,
             "argv": list(self.argv),
@@ -79,7 +84,7 @@ class Launch(Frozen):
             **{
                 **document,
                 "roots": HostRoots.from_document(document["roots"]),
-                "profile": profile_json.decode(document["profile"]),
+                "profile": decode_profile(document["profile"]),
                 "policy": WatchPolicy(**document["policy"]),
                 "way": NodeWay(**document["way"]) if document["way"] else None,
                 "argv": tuple(document["argv"]),
@@ -133,7 +138,7 @@ def _keeper(launch: Launch, clock: LoopClock, log: LogForm) -> ChildKeeper | Non
 
 def _process(target: str, document: Mapping[str, Any], launch: Launch, clock: LoopClock, log: LogForm) -> TaskProcess:
     """A short-lived process of ours for tasks of one kind, which all get `document`."""
-    known = {**document, "profile": profile_json.encode(launch.profile)}
+    known = {**document, "profile": encode_profile(launch.profile)}
 
     def hand_over(task: Mapping[str, Any]) -> bytes:
         return lean.handed({**known, **task}, replace(log, termination_log=""))
@@ -145,18 +150,18 @@ def _publisher(launch: Launch, clock: LoopClock, reporter: LogReporter) -> Publi
     """Tells everybody who wants to know of each turn; what is not wanted is not imported."""
     found: list[Publish] = []
     if launch.metrics_textfile:
-        from driver_manager.adapters.report.textfile import Textfile  # noqa: PLC0415
+        from driver_manager.adapters.report.publish import Textfile  # noqa: PLC0415
 
         textfile = Textfile(Path(launch.metrics_textfile), reporter)
         found.append(lambda report: textfile.publish(families(report)))
     if launch.ready_file:
-        from driver_manager.adapters.report.ready_file import ReadyFile  # noqa: PLC0415
+        from driver_manager.adapters.report.publish import ReadyFile  # noqa: PLC0415
 
         found.append(ReadyFile(Path(launch.ready_file), reporter).publish)
     if launch.metrics_addr:
         found += _served(launch, clock)
     if os.environ.get("NOTIFY_SOCKET"):
-        from driver_manager.adapters.report.systemd import ServiceNotifier  # noqa: PLC0415
+        from driver_manager.adapters.report.publish import ServiceNotifier  # noqa: PLC0415
 
         found.append(ServiceNotifier(os.environ["NOTIFY_SOCKET"]).publish)
 
@@ -169,9 +174,12 @@ def _publisher(launch: Launch, clock: LoopClock, reporter: LogReporter) -> Publi
 
 def _served(launch: Launch, clock: LoopClock) -> list[Publish]:
     """Who has to be told of each turn so that the endpoint can answer; it listens from now on. Raises ConfigError."""
-    from driver_manager.adapters.host.others import others_of  # noqa: PLC0415
-    from driver_manager.adapters.report.http import StatusServer  # noqa: PLC0415
-    from driver_manager.adapters.report.metrics import Endpoint, Heartbeat  # noqa: PLC0415
+    from driver_manager.adapters.host.notes import others_of  # noqa: PLC0415
+    from driver_manager.adapters.report.http import (  # noqa: PLC0415
+        Endpoint,
+        Heartbeat,
+        StatusServer,
+    )
 
     policy = launch.policy
     longest_s = MUTE_S + EVIDENCE_S + TELL_S + CLIENTS_S + 5 * (TERM_S + KILL_S)

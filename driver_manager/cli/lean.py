@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from driver_manager.adapters.process import orphans
+from driver_manager.adapters.process.tools import adopts_orphans, has_adopted_orphans
 from driver_manager.adapters.report.log import LogForm
 from driver_manager.domain.errors import ManagerError
 
@@ -28,7 +28,7 @@ MAX_DOCUMENT_BYTES = 1024 * 1024
 
 
 def become(target: str, document: Mapping[str, Any], log: LogForm) -> NoReturn:
-    """Replace this process by `run(document, log)` of the module `target`; what it returns is the exit status.
+    """Replace this process by `function(document, log)`; what it returns is the exit status. `target`: module:function.
 
     `document` must survive JSON. The process id, the environment and the working directory stay. SIGTERM, SIGINT and
     SIGHUP are blocked from here until the loop takes them (SystemClock.install): none is lost, none kills in between.
@@ -36,7 +36,7 @@ def become(target: str, document: Mapping[str, Any], log: LogForm) -> NoReturn:
     """
     # Inheritable on purpose: the next program of this process reads it.
     descriptor = os.memfd_create("driver-manager", 0)
-    os.write(descriptor, handed(document, log, adopts=orphans.adopts()))
+    os.write(descriptor, handed(document, log, adopts=adopts_orphans()))
     os.lseek(descriptor, 0, os.SEEK_SET)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     sys.stdout.flush()
@@ -51,7 +51,7 @@ def handed(document: Mapping[str, Any], log: LogForm, *, adopts: bool = False) -
 
 
 def child_argv(target: str) -> list[str]:
-    """What starts the module `target` in a process of its own, to which `handed` is given as standard input."""
+    """What starts `target` (module:function) in a process of its own, to which `handed` is given as standard input."""
     return _argv(target, 0)
 
 
@@ -66,9 +66,10 @@ def main(target: str, descriptor: str) -> int:
     # Behind the standard library, for what a loop imports only in need.
     sys.path += [entry for entry in handed["path"] if entry not in sys.path]
     if handed["adopts"]:
-        orphans.has_adopted()
+        has_adopted_orphans()
     log = LogForm(**handed["log"])
     try:
-        return int(importlib.import_module(target).run(handed["document"], log))
+        module, _, function = target.partition(":")
+        return int(getattr(importlib.import_module(module), function)(handed["document"], log))
     except ManagerError as error:
         return log.fail(time.time, error.exit_code, error.what, error.remedy)

@@ -1,39 +1,126 @@
-"""`driver-manager`: the group of commands, and the one place where an error becomes two lines and an exit code."""
+"""`driver-manager`: the group of commands, and the conversion of errors to two lines and an exit code."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import importlib
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import ShellComplete, get_completion_class
 
-from driver_manager import schemas
-from driver_manager.adapters.report.log import LogForm
-from driver_manager.cli.lazy import LazyGroup
-from driver_manager.cli.printing import is_of_printing, put, unwritable
+from driver_manager import profiles, schemas
+from driver_manager.adapters.report.log import LogForm, LogReporter
+from driver_manager.cli.options import ScreenCommand, is_of_printing, put, unwritable
 from driver_manager.domain.errors import EXIT_MEANINGS, ConfigError, ExitCode, ManagerError
-from driver_manager.domain.escaping import json_text
-from driver_manager.domain.setting import Setting
-from driver_manager.settings import LOG_FORMAT, TERMINATION_LOG
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.settings import LOG_FORMAT, TERMINATION_LOG, Setting
+from driver_manager.domain.text import json_text
+
+# `completion`: the script by which a shell completes this command's words.
+
+PROGRAM = "driver-manager"
+VARIABLE = "_DRIVER_MANAGER_COMPLETE"
+"""By which click is asked for completions: the name it gives this variable itself."""
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command(cls=ScreenCommand, name="completion", short_help="Print the completion script of a shell.")
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion_command(*, shell: str) -> int:
+    """Print the script that completes commands, options and their values in SHELL.
+
+    \b
+    bash   source <(driver-manager completion bash)
+    zsh    source <(driver-manager completion zsh)
+    fish   driver-manager completion fish | source
+    """
+    known = get_completion_class(shell)
+    if known is None:
+        raise ConfigError(f"there is no completion for {shell}", f"Use one of {', '.join(SHELLS)}.")
+    root = click.get_current_context().find_root().command
+    # Not known.source(): for bash it runs the shell to ask its version, and an image may have none.
+    click.echo(ShellComplete.source(known(root, {}, PROGRAM, VARIABLE)))
+    return ExitCode.DONE
+
+
+# Groups of commands that import a command when it is used: a small one must not pay for the others' libraries.
+#
+# A name that no command has is an error with the names that come near it: click compares them, we know them.
+
+Table = Mapping[str, tuple[str, str]]
+"""Commands by their names, each as the module that it is in and its name there."""
+
+
+class LazyGroup(click.Group):
+    """A group of the commands in a table."""
+
+    def __init__(self, *args: Any, table: Table, **known: Any) -> None:
+        super().__init__(*args, **known)
+        self.table = table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of the table."""
+        return list(self.table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now; None if there is none of that name."""
+        if cmd_name not in self.table:
+            return None
+        module, attribute = self.table[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it, but that it knows the names in our table, too. Raises NoSuchCommand."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand as error:
+            inner = self._by_last_word()
+            found = click.NoSuchCommand(error.command_name, possibilities=[*self.table, *inner], ctx=ctx)
+            if found.possibilities:
+                found.possibilities[:] = [inner.get(name, name) for name in found.possibilities]
+            raise found from None
+
+    def _by_last_word(self) -> dict[str, str]:
+        """The commands of the groups in this one by their own names, as `rollout undo` by `undo`; ours come first."""
+        found = {words.rpartition(" ")[2]: words for words, _ in self.each() if " " in words}
+        return {name: words for name, words in found.items() if name not in self.table}
+
+    def each(self) -> Iterator[tuple[str, click.Command]]:
+        """Every command with its words, those of the groups in it, too, and no group."""
+        context = click.Context(self)
+        for name in self.table:
+            found = self.get_command(context, name)
+            if isinstance(found, LazyGroup):
+                yield from ((f"{name} {inner}", command) for inner, command in found.each())
+            elif found is not None:
+                yield name, found
+
 
 COMMANDS = {
     "reconcile-driver-state": ("driver_manager.cli.reconcile", "reconcile_command"),
     "reconcile-vfio-state": ("driver_manager.cli.reconcile", "reconcile_vfio_command"),
     "plan": ("driver_manager.cli.reconcile", "plan_command"),
     "status": ("driver_manager.cli.status", "status_command"),
-    "preflight": ("driver_manager.cli.preflight", "preflight_command"),
-    "stage": ("driver_manager.cli.stage", "stage_command"),
+    "preflight": ("driver_manager.cli.by_hand", "preflight_command"),
+    "stage": ("driver_manager.cli.by_hand", "stage_command"),
     "rebooter": ("driver_manager.cli.rebooter", "rebooter_command"),
-    "holders": ("driver_manager.cli.holders", "holders_command"),
-    "restore": ("driver_manager.cli.restore", "restore_command"),
+    "holders": ("driver_manager.cli.by_hand", "holders_command"),
+    "restore": ("driver_manager.cli.by_hand", "restore_command"),
     "health-watch": ("driver_manager.cli.health_watch", "health_watch_command"),
-    "rollout": ("driver_manager.cli.rollout", "rollout_group"),
-    "profile": ("driver_manager.cli.profile", "profile_group"),
+    "rollout": ("driver_manager.cli.rollout_verbs", "rollout_group"),
+    "profile": ("driver_manager.cli.by_hand", "profile_group"),
     "sandbox": ("driver_manager.cli.sandbox", "sandbox_command"),
-    "completion": ("driver_manager.cli.completion", "completion_command"),
+    "completion": ("driver_manager.cli.main", "completion_command"),
 }
 
 EPILOG = "Exit codes: " + " · ".join(f"{code.value} {text}" for code, text in EXIT_MEANINGS.items())
@@ -45,9 +132,9 @@ class Commands(LazyGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command, imported now; None if there is none of that name, be it a vendor's."""
         if cmd_name not in self.table:
-            from driver_manager.cli import vendor_commands  # noqa: PLC0415  # our own names need no profiles
+            # DROPPED  # our own names need no profiles
 
-            return vendor_commands.find(cmd_name, lambda ours: self.get_command(ctx, ours))
+            return find_vendor_command(cmd_name, lambda ours: self.get_command(ctx, ours))
         return super().get_command(ctx, cmd_name)
 
 
@@ -141,3 +228,58 @@ def _fail(argv: list[str], code: ExitCode, what: str, remedy: str) -> int:
     as_json = wanted == "json" or (wanted != "text" and not sys.stderr.isatty())
     path = _told(argv, TERMINATION_LOG)
     return LogForm(as_json, termination_log=path).fail(time.time, code, what, remedy)
+
+
+# Completion of `kubectl driver-rollout`, as kubectl asks for it: by a program of its own.
+#
+# kubectl runs `kubectl_complete-driver_rollout` with the words so far, of which the last may be empty, and reads a
+# line for each offer, its description behind a tab, and at last a directive (kubectl,
+# pkg/cmd/plugin/plugin_completion.go).
+
+NO_FILES = ":4"
+"""The directive that no names of files are offered (cobra, ShellCompDirectiveNoFileComp)."""
+
+
+def kubectl_complete() -> None:
+    """The console script."""
+    for line in offers(sys.argv[1:]):
+        click.echo(line)
+
+
+def offers(words: list[str]) -> list[str]:
+    """What may stand for the last of `words`, and the directive."""
+    *before, last = words or [""]
+    found = ShellComplete(cli, {}, PROGRAM, VARIABLE).get_completions(["rollout", *before], last)
+    return [*(f"{one.value}\t{one.help}" if one.help else str(one.value) for one in found), NO_FILES]
+
+
+# The names that vendors' own managers have for our commands: their manifests run unchanged.
+#
+# A name stands for our command with its vendor's profile as the default. Which there are is the profiles' business.
+
+RECONCILE, PREFLIGHT = "reconcile-driver-state", "preflight"
+
+
+def find_vendor_command(name: str, ours: Callable[[str], click.Command | None]) -> click.Command | None:
+    """The command that some shipped profile calls `name`, None if none does. `ours` gives a command of our own."""
+    for profile in profiles.builtin().values():
+        for names, meant in ((profile.commands.reconcile, RECONCILE), (profile.commands.preflight, PREFLIGHT)):
+            if name in names:
+                return _for(ours(meant), name, profile)
+    return None
+
+
+def warn_of_unheeded(profile: Profile, log: LogReporter) -> None:
+    """Say which switches of the vendor's own manager are on and change nothing."""
+    for name in profile.commands.unheeded:
+        if os.environ.get(name, "").lower() in ("1", "t", "true"):
+            log.warn(f"{name} is set but has no effect here; see docs/migrating.md")
+
+
+def _for(command: click.Command | None, name: str, profile: Profile) -> click.Command | None:
+    if command is None:
+        return None
+    known = copy.copy(command)
+    known.name = name
+    known.context_settings = {**command.context_settings, "default_map": {"profile": profile.name}}
+    return known

@@ -3,16 +3,105 @@
 from __future__ import annotations
 
 import functools
+import os
+import re
+import sys
 from collections.abc import Callable
+from datetime import UTC, tzinfo
 from typing import Any, TypeVar
+from zoneinfo import ZoneInfo
 
 import click
 
-from driver_manager.adapters.report.terminal import allows_colour
-from driver_manager.cli.help_screen import SettingOption
-from driver_manager.domain.duration import parse_duration
-from driver_manager.domain.setting import AnySetting, SettingKind, Values
-from driver_manager.settings import DRIVER_PROFILE
+from driver_manager.adapters.report.log import allows_colour, for_terminal, outlet_of
+from driver_manager.core.ports_base import Reporter
+from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.settings import COMMON, DRIVER_PROFILE, HEADINGS, AnySetting, SettingKind, Values, heading_of
+from driver_manager.domain.text import json_text, parse_duration, words_on_one_line
+
+# Help that fits a screen: the options that people type under their headings, all others with `--help-all`.
+
+_SENTENCE_END = re.compile(r"(?<=\.)(?<!e\.g\.) ")
+
+OWN = "Options"
+"""The heading of a command's own options."""
+
+ALL = "--help-all"
+FLAG_COLUMNS = 34
+"""A flag that is wider has its text in the line below."""
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of `text`; "e.g." ends none."""
+    return _SENTENCE_END.split(text, maxsplit=1)[0]
+
+
+class SettingOption(click.Option):
+    """An option made from a Setting; its row of the help names the variable and the default behind the text."""
+
+    def __init__(self, *args: Any, setting: AnySetting, **known: Any) -> None:
+        super().__init__(*args, **known)
+        self.setting = setting
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """The flag and its variables: in a pod's manifest a value stands beside the variable, not beside the flag."""
+        return f"{super().get_error_hint(ctx)} ({' or '.join([self.setting.env, *self.setting.also])})"
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """The flag with what it takes, and the text; its first sentence where not everything is wanted."""
+        setting, is_whole = self.setting, bool(ctx.meta.get(ALL))
+        takes = "" if setting.kind is SettingKind.FLAG else f" {self.make_metavar(ctx)}"
+        text = setting.help if is_whole else first_sentence(setting.help)
+        notes = ", ".join([setting.env, *setting.also]) if is_whole else setting.env
+        if setting.default not in (None, False):
+            notes += f"; default: {setting.default}"
+        flag = ", ".join(filter(None, (setting.short, setting.flag)))
+        return flag + takes, f"{text}  [{notes}]"
+
+
+class ScreenCommand(click.Command):
+    """A command whose `--help` has at most 40 lines of 100 columns, and whose `--help-all` has everything."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The options, with `--help-all` last where `--help` leaves some out."""
+        found = super().get_params(ctx)
+        return [*found, _HELP_ALL] if any(not _is_common(one) for one in found) else found
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options heading by heading."""
+        options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
+        shown = [option for option in options if ctx.meta.get(ALL) or _is_common(option)]
+        for heading in (OWN, *(heading for heading, _ in HEADINGS)):
+            rows = [option.get_help_record(ctx) for option in shown if _heading(option) == heading]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl([row for row in rows if row is not None], FLAG_COLUMNS)
+
+
+def _heading(option: click.Option) -> str:
+    return heading_of(option.setting) if isinstance(option, SettingOption) else OWN
+
+
+def _is_common(option: click.Parameter) -> bool:
+    return not isinstance(option, SettingOption) or option.setting in COMMON
+
+
+def _show_all(ctx: click.Context, _: click.Parameter, is_wanted: bool) -> None:
+    if is_wanted:
+        ctx.meta[ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+_HELP_ALL = click.Option(
+    [ALL],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_all,
+    help="Show all options and exit.",
+)
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
@@ -109,3 +198,80 @@ def output_option(command: F) -> F:
         default="text",
         help="Output format.",
     )(command)
+
+
+# What a command prints on standard output, where a reader who went early changes nothing else.
+
+PRINT_S = 10.0
+
+
+def in_form(output: str, body: Any, text: Callable[[Any], str]) -> str:
+    """`body` as JSON where `output` is "json", else as `text` shows it, which gets every word on one line."""
+    return json_text(body, indent=2) if output == "json" else text(words_on_one_line(body))
+
+
+def put(text: str) -> None:
+    """Print `text`, escaped but for line feeds and our own styles.
+
+    Where nobody reads any more, the exit status still tells how the command ended. Raises ConfigError where it
+    cannot be written.
+    """
+    try:
+        click.echo(for_terminal(text))
+    except BrokenPipeError:
+        _to_nowhere()
+    except OSError as error:
+        raise unwritable(error) from error
+
+
+def put_after(text: str, log: Reporter) -> None:
+    """The same at the end of a command that changed something: what was done is done, printed or not.
+
+    A reader that does not read holds the end of the command for `PRINT_S` seconds at most.
+    """
+    try:
+        outlet = outlet_of(sys.stdout)
+        if outlet is None:
+            put(text)
+        elif outlet.push(f"{for_terminal(text)}\n".encode(errors="backslashreplace"), PRINT_S):
+            log.warn(f"standard output was not read within {PRINT_S:g} s: the result is not printed")
+    except BrokenPipeError:
+        _to_nowhere()
+    except OSError as error:
+        log.warn(unwritable(error).what)
+    except ConfigError as error:
+        log.warn(f"{error.what}. {error.remedy}")
+
+
+def unwritable(error: OSError) -> ConfigError:
+    """The error for a standard output that took no more; nothing is written to it from now on."""
+    _to_nowhere()
+    return ConfigError(
+        f"standard output cannot be written: {error.strerror}", "Check that there is free space where it is written to."
+    )
+
+
+def is_of_printing(error: OSError) -> bool:
+    """Whether it was raised while something was printed: also by click itself, which prints help."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    return place is not None and place.tb_frame.f_code is click.echo.__code__
+
+
+def _to_nowhere() -> None:
+    """What is still buffered is flushed at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+# Time zones by their names, as this system or the package tzdata has them.
+
+
+def zone(name: str) -> tzinfo | None:
+    """The zone of that name, None where there is none. UTC needs no files."""
+    if name == "UTC":
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (KeyError, OSError, ValueError):
+        return None

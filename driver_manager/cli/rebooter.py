@@ -1,7 +1,7 @@
-"""`rebooter`: watches for the reboot-required marker, in little memory; reboots in full.
+"""`rebooter`: carries out approved reboots.
 
-Owns the wiring and the way between the two. While there is nothing to do the process is a lean interpreter
-(`driver_manager.cli.rebooter_idle`); when a marker appears it becomes this command again.
+While no reboot is asked for, the process is a lean interpreter (`driver_manager.cli.rebooter_idle`). When a marker
+appears it becomes this command again.
 """
 
 from __future__ import annotations
@@ -17,19 +17,17 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from driver_manager import profiles, settings
-from driver_manager.adapters.host.locks import WorkLock
+from driver_manager import profiles
+from driver_manager.adapters.host.files import HostRoots, WorkLock
+from driver_manager.adapters.host.notes import RebootFiles
 from driver_manager.adapters.host.pci import pci_devices
 from driver_manager.adapters.host.reboot import HostRebooter
-from driver_manager.adapters.host.reboot_files import RebootFiles
-from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogReporter
-from driver_manager.adapters.report.textfile import Textfile
+from driver_manager.adapters.report.publish import Textfile
 from driver_manager.cli import lean
-from driver_manager.cli.help_screen import ScreenCommand
-from driver_manager.cli.options import with_options
-from driver_manager.cli.wiring import (
+from driver_manager.cli.options import ScreenCommand, with_options, zone
+from driver_manager.cli.session import (
     eviction_consents,
     host_roots,
     kube_cluster,
@@ -38,24 +36,21 @@ from driver_manager.cli.wiring import (
     refuse_zero,
     with_shown_state,
 )
-from driver_manager.cli.zones import zone
-from driver_manager.core.reboot.loop import Rebooter, RebootPorts
-from driver_manager.core.reboot.node_drain import NodeDrain
+from driver_manager.core.rebooter import NodeDrain, Rebooter, RebootPorts
+from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ExitCode, Terminated
-from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.reboot import metrics as reboot_metrics
-from driver_manager.domain.reboot import windows
-from driver_manager.domain.reboot.record import Record, RecordUnreadable
-from driver_manager.domain.reboot.snapshot import is_idle
-from driver_manager.domain.reboot.state import RebootPolicy
-from driver_manager.domain.reboot.windows import Schedule
-from driver_manager.domain.setting import Values
+from driver_manager.domain.reboot import state as reboot_metrics
+from driver_manager.domain.reboot.schedule import Schedule, parse_windows
+from driver_manager.domain.reboot.state import RebootPolicy, Record, RecordUnreadable, is_idle
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.settings import Values
 
 if TYPE_CHECKING:
-    from driver_manager.adapters.kube.cluster import KubeCluster
+    from driver_manager.adapters.kube.node import KubeCluster
 
-IDLE = "driver_manager.cli.rebooter_idle"
+
+IDLE = "driver_manager.cli.rebooter_idle:run"
 
 
 class Wired(Frozen):
@@ -158,7 +153,7 @@ def _schedule(values: Values) -> Schedule:
             f"there is no time zone {name!r} here", "Set REBOOT_TIME_ZONE to a name such as Europe/Berlin, or UTC."
         )
     try:
-        return windows.parse(values[settings.REBOOT_WINDOWS], there)
+        return parse_windows(values[settings.REBOOT_WINDOWS], there)
     except ValueError as error:
         raise ConfigError(str(error), "Fix REBOOT_WINDOWS (--reboot-windows).") from error
 
@@ -169,7 +164,7 @@ def _publisher(wired: Wired) -> Callable[[Record], None]:
     if not path:
         return lambda _: None
     textfile = Textfile(Path(path), wired.log)
-    return lambda record: textfile.publish(reboot_metrics.families(record))
+    return lambda record: textfile.publish(reboot_metrics.reboot_families(record))
 
 
 def _command(values: Values) -> tuple[str, ...]:

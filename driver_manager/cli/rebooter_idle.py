@@ -1,4 +1,4 @@
-"""The idle rebooter in its lean interpreter: looks at the marker and its record, and becomes the command when needed.
+"""The idle rebooter in its lean interpreter: looks at marker and record, and becomes the command when there is work.
 
 Must not import the command line or the Kubernetes client.
 """
@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from driver_manager.adapters.host.reboot_files import RebootFiles
-from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.files import HostRoots
+from driver_manager.adapters.host.notes import RebootFiles
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogForm, LogReporter
 from driver_manager.domain.errors import ExitCode, Terminated
-from driver_manager.domain.reboot.record import Record, RecordUnreadable
-from driver_manager.domain.reboot.snapshot import is_idle
+from driver_manager.domain.reboot.state import Record, RecordUnreadable, is_idle
 
 
 def run(document: Mapping[str, Any], log: LogForm) -> int:

@@ -2,34 +2,172 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection, Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import click
 
-from driver_manager import schemas, settings
-from driver_manager.adapters.host.run_figures import RunFiguresFile
-from driver_manager.adapters.report.termination_log import write_termination_log
-from driver_manager.cli.clients import restart_clients
-from driver_manager.cli.help_screen import ScreenCommand
-from driver_manager.cli.options import output_option, with_options
-from driver_manager.cli.printing import in_form, put, put_after
-from driver_manager.cli.run_figures import measured
-from driver_manager.cli.vendor_commands import warn_of_unheeded
-from driver_manager.cli.vfio import mode_option, policy_for, vfio_policy
-from driver_manager.cli.wiring import Session, open_session, policy
-from driver_manager.core.swap.reconcile import Outcome, decide, reconcile, rehearsed
-from driver_manager.domain import events, node_state
-from driver_manager.domain.errors import ApiRefused, EvictionRefused, ExitCode
-from driver_manager.domain.escaping import json_text, one_line
-from driver_manager.domain.listing import sentences
-from driver_manager.domain.observation import Observation
-from driver_manager.domain.pod import Pod
-from driver_manager.domain.policy import Mode, Policy
-from driver_manager.domain.setting import Values
-from driver_manager.domain.swap.plan import Plan
-from driver_manager.domain.swap.window_parts import opens
+from driver_manager import profiles, schemas
+from driver_manager.adapters.host.holders import whose
+from driver_manager.adapters.host.notes import HostClientNotes, RunFiguresFile
+from driver_manager.adapters.report.log import LogReporter, write_termination_log
+from driver_manager.adapters.report.publish import Textfile
+from driver_manager.cli.main import warn_of_unheeded
+from driver_manager.cli.options import ScreenCommand, in_form, output_option, put, put_after, with_options
+from driver_manager.cli.session import Session, host_roots, log_form, open_session, policy, selector, workload_rules
+from driver_manager.core.clients import NOT_LOADED, ClientRestarter
+from driver_manager.core.ports import Ports
+from driver_manager.core.swap.run import Outcome, decide, reconcile, rehearsed
+from driver_manager.domain import events, node_state, settings
+from driver_manager.domain.deadline import Deadline
+from driver_manager.domain.errors import ApiRefused, EvictionRefused, ExitCode, ManagerError
+from driver_manager.domain.node import Pod
+from driver_manager.domain.observation import Loader, Mode, Observation, Policy
+from driver_manager.domain.pods.workloads import ClientRules
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.run_report import RunReport, run_families
+from driver_manager.domain.settings import Values
+from driver_manager.domain.swap.steps import Plan, opens
+from driver_manager.domain.text import json_text, one_line, sentences
 from driver_manager.domain.window import Window, expected
-from driver_manager.ports.node import Ports
+
+# The end of a run that loads the driver itself: clients of the one before are restarted.
+
+CLIENTS_S = 60.0
+"""What a run may take for it beyond its work: health-watch goes on with what is left."""
+
+
+def restart_clients(session: Session, wanted: Policy, pods: Collection[Pod]) -> None:
+    """Restart the clients of a driver that this run, or one before, has loaded. Never raises a ManagerError.
+
+    `pods` are those that the run saw on the node. A client that came meanwhile is health-watch's to find, or the next
+    run's. A driver that its container loads is not ready yet: health-watch sees when it is.
+    """
+    if wanted.loader not in (Loader.MANAGER, Loader.KMM):
+        return
+    clock, log, withdrawn = session.clock, session.log, session.profile.paths.ready_withdrawn
+    if withdrawn and session.roots.files().exists(withdrawn):
+        return  # a wedged driver serves nobody: health-watch goes on once it does
+    notes = HostClientNotes(session.roots, session.profile, clock)
+    rules = ClientRules.of(session.profile, wanted.eviction.clients, whose(Path("/proc/self"))[0])
+    try:
+        turn = ClientRestarter(session.cluster, notes, clock, log, rules).after_run(
+            pods, Deadline.after(CLIENTS_S, clock.monotonic)
+        )
+    except ManagerError as error:
+        log.warn(f"clients of the driver are not restarted: {error.what}. {error.remedy}")
+        return
+    if not turn.is_over and turn.problem != NOT_LOADED:
+        log.warn(f"not every client of the driver was restarted: {turn.undone}; health-watch or the next run continues")
+
+
+# Measures one reconcile from its first moment, and leaves its figures on the host, however it ends.
+#
+# A run that could not even reach its Node counts as well, where its profile is known without it.
+
+
+class Measured:
+    """What is known of the run so far: `profile` once it was picked, `ports` once it has begun."""
+
+    def __init__(self) -> None:
+        self.exit_code: int = ExitCode.INTERNAL
+        self.profile: Profile | None = None
+        self.ports: Ports | None = None
+
+    def begins(self, profile: Profile, ports: Ports) -> Ports:
+        """The run begins; `ports`, whose tally is kept."""
+        self.profile, self.ports = profile, ports
+        return ports
+
+
+@contextmanager
+def measured(values: Values) -> Generator[Measured, None, None]:
+    """Within it one run: its `exit_code` is set at its end, or is that of what is raised."""
+    run, begun_s = Measured(), time.monotonic()
+    try:
+        yield run
+    except ManagerError as error:
+        run.exit_code = error.exit_code
+        raise
+    finally:
+        _keep(run, time.monotonic() - begun_s, values)
+
+
+def _keep(run: Measured, took_s: float, values: Values) -> None:
+    """Add the run to the figures on the host. What cannot be kept is missing in the metrics, and is no failure."""
+    with suppress(ManagerError):
+        profile = run.profile or _told(values)
+        if profile is None:
+            return
+        is_given_back = run.ports is not None and run.ports.tally.is_given_back
+        file = RunFiguresFile(host_roots(values).files(), profile.paths)
+        figures = file.add(_report(run, took_s), is_given_back=is_given_back)
+        path = values[settings.METRICS_TEXTFILE]
+        if path:
+            log: LogReporter = log_form(values).reporter(time.time)
+            Textfile(Path(path), log).publish(run_families(figures))
+
+
+def _report(run: Measured, took_s: float) -> RunReport:
+    if run.ports is None:
+        return RunReport(run.exit_code, time.time(), took_s)
+    tally, (requests, retries) = run.ports.tally, run.ports.cluster.traffic()
+    tally.ends(run.ports.clock.monotonic())
+    window = tally.window.at(run.ports.clock.monotonic())
+    return RunReport(run.exit_code, time.time(), took_s, dict(tally.seconds), tally.is_held, requests, retries, window)
+
+
+def _told(values: Values) -> Profile | None:
+    """The profile that the options name; None where it goes by the node."""
+    wanted = values[settings.DRIVER_PROFILE]
+    if wanted == profiles.AUTO:
+        return None
+    return profiles.pick(wanted, profiles.known(values[settings.PROFILE_FILE]), (), lambda _: False)
+
+
+# What `reconcile-vfio-state` and the commands with `--mode vfio` want, from their options.
+#
+# The drop-in environment is that of the vfio-manager pods' init containers: without a digest, and with nobody to load.
+
+MANAGER = "manager"
+
+mode_option = click.option(
+    "--mode",
+    type=click.Choice([mode.value for mode in Mode]),
+    default=Mode.CONTAINER.value,
+    show_default=True,
+    help="Containers or virtual machines (vfio).",
+)
+
+
+def policy_for(values: Values, mode: Mode) -> Policy:
+    """The policy in the options for a node whose devices are to serve `mode`. Raises ConfigError for a bad selector."""
+    return vfio_policy(values) if mode is Mode.VFIO else policy(values)
+
+
+def vfio_policy(values: Values) -> Policy:
+    """The policy in the options. Raises ConfigError for a bad selector."""
+    by_kmm = values[settings.DRIVER_LOAD] == Loader.KMM.value
+    return Policy(
+        mode=Mode.VFIO,
+        loader=Loader.KMM if by_kmm else Loader.CONTAINER,
+        binds=values[settings.VFIO_BIND] == MANAGER,
+        take_over=values[settings.TAKE_OVER],
+        # Its label is paused with the others, or gone already.
+        driver_pod_leaves=True,
+        stop_host_services=values[settings.STOP_HOST_SERVICES],
+        pod_termination_timeout_s=values[settings.POD_TERMINATION_TIMEOUT],
+        device_free_timeout_s=values[settings.DEVICE_FREE_TIMEOUT],
+        deadline_s=values[settings.RECONCILE_DEADLINE],
+        eviction=workload_rules(values),
+        completion=selector(values, settings.WAIT_FOR_COMPLETION_SELECTOR),
+        completion_timeout_s=values[settings.WAIT_FOR_COMPLETION_TIMEOUT],
+        operator_timeout_s=values[settings.OPERATOR_TIMEOUT],
+        retry_wait_s=values[settings.RETRY_WAIT],
+    )
+
 
 _GROUPS = (settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, settings.HOST, settings.LOGGING)
 

@@ -1,4 +1,4 @@
-"""`rollout controller`: wires the controller of rollouts and runs it until it is told to end."""
+"""`rollout controller`: builds the controller of rollouts and runs it until SIGTERM."""
 
 from __future__ import annotations
 
@@ -8,32 +8,27 @@ from collections.abc import Callable
 
 import click
 
-from driver_manager import profiles, settings
-from driver_manager.adapters.kube.client import KubeApi, load_client
-from driver_manager.adapters.kube.fleet import KubeFleet, Letter
-from driver_manager.adapters.kube.fleet_objects import readers
-from driver_manager.adapters.kube.leadership import ATTEMPT_S, LeaseLeadership
+from driver_manager import profiles
+from driver_manager.adapters.kube.api import KubeApi, load_client
+from driver_manager.adapters.kube.fleet import KubeFleet, Letter, readers
+from driver_manager.adapters.kube.leases import ATTEMPT_S, LeaseLeadership
 from driver_manager.adapters.kube.transport import Transport
-from driver_manager.adapters.process.inbox import Inbox
-from driver_manager.adapters.process.loop_clock import LoopClock
-from driver_manager.adapters.prometheus.asker import PrometheusServers
-from driver_manager.adapters.report.fleet_status import FleetEndpoint
-from driver_manager.adapters.report.http import StatusServer
-from driver_manager.adapters.report.metrics import Heartbeat
-from driver_manager.cli.help_screen import ScreenCommand
-from driver_manager.cli.options import with_options
-from driver_manager.cli.rollout_way import namespace_of, refuse_without_state
-from driver_manager.cli.wiring import log_form
-from driver_manager.cli.zones import zone
+from driver_manager.adapters.process.clock import Inbox, LoopClock
+from driver_manager.adapters.prometheus import PrometheusServers
+from driver_manager.adapters.report.http import FleetEndpoint, Heartbeat, StatusServer
+from driver_manager.cli.options import ScreenCommand, with_options, zone
+from driver_manager.cli.rollout_screen import namespace_of, refuse_without_state
+from driver_manager.cli.session import log_form
 from driver_manager.core.fleet.controller import FleetController, FleetPorts
+from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ExitCode, Terminated
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.metrics import FleetReport
+from driver_manager.domain.fleet.status import FleetReport
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.setting import Values
+from driver_manager.domain.settings import Values
 
 BUDGET_S = 2 * ATTEMPT_S
-"""Of one request, half of which one attempt may take: see `driver_manager.adapters.kube.retries`."""
+"""Of one request, half of which one attempt may take: see `driver_manager.adapters.kube.api`."""
 
 LATE_S = 60.0
 """A loop that has not gone round for so long is held for hung: it looks at its Lease every few seconds."""

@@ -1,4 +1,4 @@
-"""Where the command begins: what has to hold before the first library is imported."""
+"""Entry point: signals and streams are set up before the first library is imported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def entry() -> None:
         gc.set_threshold(COLLECT_AFTER)
     _fill_streams()
     if words and words[0] not in STARTS_NO_TOOL:
-        from driver_manager.adapters.process.orphans import adopt  # noqa: PLC0415  # signals come first
+        from driver_manager.adapters.process.tools import adopt  # noqa: PLC0415  # signals come first
 
         adopt()
     from driver_manager.cli import main  # noqa: PLC0415  # a tenth of a second, in which a signal may come

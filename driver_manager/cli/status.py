@@ -1,22 +1,683 @@
-"""`status`: one screen of facts about this node and its driver. Changes nothing."""
+"""`status`: facts about this node and its driver on one screen. Changes nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
 
 import click
 
-from driver_manager import settings
-from driver_manager.cli import reboot_status, status_body, status_text
-from driver_manager.cli.help_screen import ScreenCommand
-from driver_manager.cli.options import output_option, with_options
-from driver_manager.cli.printing import in_form, put
-from driver_manager.cli.status_facts import gather
-from driver_manager.cli.vfio import policy_for
-from driver_manager.cli.wiring import log_form
-from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.policy import Mode
-from driver_manager.domain.setting import Values
+from driver_manager import schemas
+from driver_manager.adapters.host.health import HostMarks
+from driver_manager.adapters.host.notes import HostClientNotes, RebootFiles
+from driver_manager.cli.options import ScreenCommand, in_form, output_option, put, styled, with_options
+from driver_manager.cli.reconcile import policy_for
+from driver_manager.cli.session import Session, Sight, log_form
+from driver_manager.core.swap.run import decide
+from driver_manager.domain import settings
+from driver_manager.domain.deadline import Deadline
+from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode, ManagerError
+from driver_manager.domain.health.watch import HealthState, History, recorded_watch
+from driver_manager.domain.host import DeviceVerdict, Holder, Host, ProbeResult, StagedSlot, StagedSlots
+from driver_manager.domain.journal import Journal
+from driver_manager.domain.kmm import KmmModule
+from driver_manager.domain.node import Node, Pod
+from driver_manager.domain.node_state import GenerationUnreadable, LastOutcome, decode_generation
+from driver_manager.domain.observation import Loader, Mode, Observation, Part, Policy
+from driver_manager.domain.pci import PciFunction
+from driver_manager.domain.pods import client_record
+from driver_manager.domain.pods.client_record import MEANINGS, ClientRecord, ClientState
+from driver_manager.domain.pods.labels import is_paused
+from driver_manager.domain.pods.workloads import named, placed_by, why_still_there
+from driver_manager.domain.profile import Profile, unload_order
+from driver_manager.domain.reboot.decision import is_approved
+from driver_manager.domain.reboot.state import Record
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.settings import Values
+from driver_manager.domain.status import NOTES, DeviceHealth, StatusFacts, attention, headline
+from driver_manager.domain.swap.node_patches import has_managers_cordon, has_rebooters_cordon
+from driver_manager.domain.swap.steps import Plan
+from driver_manager.domain.text import in_words, spoken
+from driver_manager.domain.window import words
+from driver_manager.domain.wire import seconds_of, written_time
+
+# The part of `status` about reboots: what asks for one, what it waits for, how often it was tried. Changes nothing.
+
+REBOOT_WINDOW = settings.REBOOT_ATTEMPTS_WINDOW
+"""The option that says for how long a reboot counts; it should be the rebooter's."""
+
+
+def reboot_facts(session: Session, node: Node, *, on_host: bool) -> dict[str, Any] | None:
+    """Everything that is shown of reboots, for machines; None for a driver that never asks for one."""
+    profile = session.profile
+    keys, paths = profile.keys, profile.paths
+    if not paths.reboot_marker:
+        return None
+    record, problem = _record(session) if on_host else (Record(), "not on the node")
+    wall_s, window_s = session.clock.wall(), session.values[REBOOT_WINDOW]
+    return {
+        "required": keys.reboot_required in node.labels,
+        "approved": is_approved(node, keys),
+        "underWay": node.annotations.get(keys.reboot_in_progress),
+        "preRebootBootId": node.annotations.get(keys.pre_reboot_boot_id),
+        "waitsFor": record.reason,
+        "isAnnounced": record.announced is not None,
+        "attempts": record.attempts_since(wall_s - window_s),
+        "attemptsWindowSeconds": window_s,
+        "lastAttempt": record.attempts[-1].at_s if record.attempts else None,
+        "evidence": paths.reboot_evidence if record.attempts else "",
+        "problem": problem,
+    }
+
+
+def reboot_rows(body: dict[str, Any] | None, *, has_marker: bool) -> list[str]:
+    """The same for people; nothing where there is nothing to say."""
+    if body is None or not (has_marker or body["required"] or body["underWay"] or body["attempts"]):
+        return []
+    state = "under way" if body["underWay"] else "required" if body["required"] else "not announced on the Node yet"
+    lines = [f"{state}{', approved' if body['approved'] else ''}"]
+    if body["waitsFor"]:
+        lines.append(body["waitsFor"])
+    elif body["problem"]:
+        lines.append(body["problem"])
+    elif has_marker and not body["isAnnounced"]:
+        lines.append("no rebooter has read the marker yet")
+    if body["attempts"]:
+        hours = body["attemptsWindowSeconds"] / 3600
+        last = datetime.fromtimestamp(body["lastAttempt"], UTC)
+        lines.append(f"{body['attempts']} attempt(s) within {hours:g} h, the last at {last:%Y-%m-%dT%H:%M:%SZ}")
+    return lines
+
+
+def _record(session: Session) -> tuple[Record, str]:
+    paths = session.profile.paths
+    try:
+        return RebootFiles(session.roots, paths.reboot_marker, paths.rebooter_record).record(), ""
+    except ManagerError as error:
+        return Record(), error.what
+
+
+# Gathers what `status` shows: every part by itself, so that what is out of sight costs its own lines only.
+#
+# Changes nothing.
+
+HOLDERS_S = 20.0
+PROBE_S = 60.0
+"""Bound of a probe that was asked for: its own timeout is shorter."""
+
+
+class Gathered(Frozen):
+    """What `status` shows: the facts, and the rebooter's side as it is printed."""
+
+    facts: StatusFacts
+    reboot: dict[str, Any] | None
+
+
+def gather(values: Values, wanted: Callable[[Mode], Policy], *, probes: bool) -> Gathered:
+    """Everything that can be seen. Raises ManagerError where neither the Node nor the host can.
+
+    `wanted` is what a run would want in each mode. `probes`: take a sample of the devices' health now.
+    """
+    missing = Sight()
+    session = missing.session(values)
+    session.mode = _mode(session)
+    obs = session.observe(session.node, reading=missing)
+    session.warn_of_refused(obs)
+    has_node = not {Part.CLUSTER, Part.NODE} & missing.errors.keys()
+    if not has_node and obs.host is None:
+        raise missing.first() or ManagerError("nothing can be seen", "Report this bug.")
+    verdict, drivers = _verdict(session, obs, wanted(session.mode), missing), wanted(Mode.CONTAINER)
+    reboot = reboot_facts(session, obs.node, on_host=obs.host is not None)
+    facts = StatusFacts(
+        obs=obs,
+        profile=session.profile,
+        verdict=verdict,
+        now_s=session.clock.wall(),
+        health=_health_facts(session, obs, probes=probes),
+        missing=missing.errors,
+        reboot_waits_for=reboot["waitsFor"] if reboot else "",
+        clients=_client_facts(session, obs),
+        mode=session.mode,
+        loader=drivers.loader,
+        group_holders=_group_holders(session, obs),
+        kmm=drivers.kmm,
+    )
+    return Gathered(facts, reboot)
+
+
+def _mode(session: Session) -> Mode:
+    """Whom the user's label wants the node's devices for."""
+    known = session.profile.passthrough
+    return Mode.VFIO if known is not None and known.is_wanted(session.node.labels) else Mode.CONTAINER
+
+
+def _group_holders(session: Session, obs: Observation) -> tuple[Holder, ...]:
+    """Who has a device that is on vfio, or between two drivers; none where that cannot be seen."""
+    functions = obs.host.bus.functions if obs.host is not None else ()
+    nodes = frozenset[str]().union(*(one.user_nodes for one in functions if one.is_on_vfio or not one.driver))
+    if not nodes:
+        return ()
+    with contextlib.suppress(ManagerError):
+        found = session.ports().devices.holders(nodes, Deadline.after(HOLDERS_S, session.clock.monotonic))
+        return named(found, obs.pods.pods)
+    return ()
+
+
+def _verdict(session: Session, obs: Observation, wanted: Policy, missing: Sight) -> Plan | ManagerError:
+    """What a run would do; where a part that it decides by is out of sight, the error of that part."""
+    unseen = missing.first()
+    if unseen is not None:
+        return unseen
+    try:
+        return decide(session.ports(), obs, session.profile, wanted)[1]
+    except ManagerError as error:
+        return error
+
+
+def _health_facts(session: Session, obs: Observation, *, probes: bool) -> DeviceHealth:
+    """What health-watch remembers of this boot, and where it is asked for, a sample taken now."""
+    if obs.host is None:
+        return DeviceHealth()
+    marks = HostMarks(session.roots, session.profile, session.clock)
+    text = marks.recall()
+    history = recorded_watch(text, obs.host.boot_id)
+    withdrawn = session.profile.paths.ready_withdrawn
+    seen = DeviceHealth(is_withdrawn=bool(withdrawn) and withdrawn in obs.host.artifacts)
+    if history != History():
+        seen = replace(
+            seen,
+            source="health-watch",
+            state=history.state,
+            reason=history.reason,
+            since_s=_since_s(history),
+            sampled_s=marks.touched_s(),
+            devices=history.devices,
+            has_stuck_probe=history.stuck is not None,
+        )
+    return _probed(session, seen) if probes else seen
+
+
+def _client_facts(session: Session, obs: Observation) -> ClientRecord | None:
+    """The generation of the driver that is loaded, as the host has noted it; away from it, as the Node shows it."""
+    if obs.host is None:
+        text = obs.node.annotations.get(session.profile.keys.generation, "")
+        with contextlib.suppress(GenerationUnreadable):
+            return ClientRecord(decode_generation(text)) if text else None
+        return None
+    notes = HostClientNotes(session.roots, session.profile, session.clock)
+    with contextlib.suppress(ManagerError):
+        there, seen = client_record.recorded(notes.recall()), notes.sighting()
+        if there is not None and there.generation.goes_on_as(seen):
+            return there
+    return None
+
+
+def _since_s(history: History) -> float | None:
+    """When the wedge was declared, in seconds since the epoch; None where there is none, or that is not known."""
+    is_wedged = history.state is HealthState.WEDGED
+    return float(history.wedge.since_s) if is_wedged and history.wedge.since_s else None
+
+
+def _probed(session: Session, seen: DeviceHealth) -> DeviceHealth:
+    """`seen` with a sample of now, unless an earlier one is stuck: then another would be, too."""
+    if seen.has_stuck_probe:
+        return seen
+    root = session.values[settings.DRIVER_ROOT] or session.profile.paths.driver_root
+    host = session.ports().host
+    result: ProbeResult = host.probe(root, Deadline.after(PROBE_S, session.clock.monotonic))
+    reason = seen.reason or f"{result.health.value}: {result.reason}"
+    return replace(seen, source="probe", reason=reason, sampled_s=session.clock.wall(), devices=result.devices)
+
+
+# `status` for machines: the form that `schemas/status.schema.json` describes.
+
+OFF_NODE = "not on the node"
+
+
+def status_body(gathered: Gathered) -> dict[str, Any]:
+    """Everything that is shown."""
+    facts = gathered.facts
+    obs, profile, first = facts.obs, facts.profile, headline(facts)
+    recorded = obs.host.digest if obs.host else None
+    return {
+        "schemaVersion": schemas.VERSION,
+        "state": first.state.value if first.state is not None else None,
+        "since": first.since or None,
+        "why": first.why,
+        "attention": [{"kind": one.kind, "what": one.what, "remedy": one.remedy} for one in attention(facts, first)],
+        "health": _health(facts),
+        "lastRun": _last_run(facts.outcome),
+        "node": obs.node.name,
+        "profile": profile.name,
+        "mode": facts.mode.value,
+        "driverLoad": facts.loader.value,
+        "labels": _labels(obs, profile),
+        "cordon": _cordon(obs.node, profile) if facts.has_node else None,
+        "journal": _journal(facts),
+        "operands": None if Part.PODS in facts.missing else _operands(obs, profile),
+        "generation": _generation(facts.clients),
+        "digest": {"wanted": obs.digest, "from": obs.digest_source, "recorded": recorded},
+        "kmm": _kmm(facts.kmm, obs.node if facts.has_node else None),
+        "host": _host(obs.host, profile, facts.group_holders) if obs.host else {"problem": _why_no_host(facts)},
+        "reboot": gathered.reboot,
+        "next": _next(facts.verdict),
+    }
+
+
+def _why_no_host(facts: StatusFacts) -> str:
+    unread = facts.missing.get(Part.HOST)
+    return unread.what if unread is not None else OFF_NODE
+
+
+def _health(facts: StatusFacts) -> dict[str, Any]:
+    health = facts.health
+    return {
+        "source": health.source or None,
+        "state": health.state.value if health.state is not None else None,
+        "reason": health.reason,
+        "since": _moment(health.since_s),
+        "sampledAt": _moment(health.sampled_s),
+        "devices": [_device(one) for one in _devices(facts.obs.host, health)],
+    }
+
+
+def _devices(host: Host | None, health: DeviceHealth) -> tuple[DeviceVerdict | str, ...]:
+    """The devices with their verdicts; those on the bus that nobody has judged by their addresses alone."""
+    judged = {one.address for one in health.devices}
+    if health.devices and not all(judged):
+        return health.devices
+    return (*health.devices, *(address for address in (host.pci_devices if host else ()) if address not in judged))
+
+
+def _device(one: DeviceVerdict | str) -> dict[str, Any]:
+    if isinstance(one, str):
+        return {"name": "", "address": one, "health": None, "reason": ""}
+    return {"name": one.name, "address": one.address, "health": one.health.value, "reason": one.reason}
+
+
+def _moment(wall_s: float | None) -> str | None:
+    return written_time(wall_s) if wall_s is not None else None
+
+
+def _last_run(outcome: LastOutcome | None) -> dict[str, Any] | None:
+    if outcome is None:
+        return None
+    return {
+        "state": outcome.state.value,
+        "exitCode": outcome.exit_code,
+        "what": outcome.what,
+        "remedy": outcome.remedy,
+        "step": outcome.step,
+        "digest": outcome.digest,
+        "version": outcome.version,
+        "ended": outcome.ended,
+        "since": outcome.since,
+        "window": None if outcome.window is None else outcome.window.to_json(),
+    }
+
+
+def _labels(obs: Observation, profile: Profile) -> list[dict[str, Any]]:
+    deploy = profile.deploy
+    journaled: dict[str, str] = dict(obs.journal.labels) if obs.journal else {}
+    there = {key for key in obs.node.labels if deploy.prefix and key.startswith(deploy.prefix)} - profile.keys.names
+    return [
+        {
+            "key": key,
+            "now": obs.node.labels.get(key),
+            "journaled": journaled.get(key),
+            "paused": is_paused(obs.node.labels.get(key), deploy.paused_value),
+        }
+        for key in sorted(there | journaled.keys())
+    ]
+
+
+def _cordon(node: Node, profile: Profile) -> str:
+    if not node.unschedulable:
+        return "none"
+    if has_rebooters_cordon(node, profile):
+        return "the rebooter's"
+    return "a driver manager's" if has_managers_cordon(node, profile) else "an administrator's"
+
+
+def _journal(facts: StatusFacts) -> dict[str, Any] | None:
+    unreadable = facts.missing.get(Part.JOURNAL) or facts.why_no_node
+    if unreadable is not None:
+        return {"problem": unreadable.what}
+    obs = facts.obs
+    journal: Journal | None = obs.journal
+    if journal is None:
+        return None
+    driver = journal.driver
+    return {
+        "owner": str(journal.owner),
+        "ownerLives": obs.owner_alive,
+        "bootId": journal.boot_id,
+        "sameBoot": obs.host.boot_id == journal.boot_id if obs.host else None,
+        "cordoned": journal.cordoned,
+        "services": list(journal.services),
+        "oldDriver": {"version": driver.version, "root": driver.root} if driver else None,
+        "step": journal.step,
+        "begin": journal.begin or None,
+    }
+
+
+def _operands(obs: Observation, profile: Profile) -> list[dict[str, str]]:
+    operands = placed_by(obs.pods.pods, profile.deploy_keys(obs.node.labels), obs.own_pod)
+    return [{"pod": str(pod), "phase": pod.phase, "why": _operand_note(pod)} for pod in operands]
+
+
+def _generation(record: ClientRecord | None) -> dict[str, Any] | None:
+    if record is None:
+        return None
+    known = record.generation
+    return {
+        "bootId": known.boot_id,
+        "load": known.load,
+        "digest": known.digest,
+        "ready": _moment(known.ready_s or None),
+        "clients": [{"pod": one.pod, "owner": one.owner, "state": one.state.value} for one in record.clients],
+        "claims": list(record.claims),
+    }
+
+
+def _operand_note(pod: Pod) -> str:
+    return why_still_there(pod) if pod.deleting else ""
+
+
+def _kmm(module: KmmModule | None, node: Node | None) -> dict[str, str | None] | None:
+    """What KMM is to load, what it is asked for, and what it shows; None where something else loads, or is unknown."""
+    if module is None:
+        return None
+    wanted: dict[str, str | None] = {"module": str(module), "wanted": module.version}
+    if node is None:
+        return wanted | dict.fromkeys(("asked", "workers", "ready"))
+    labels = node.labels
+    return wanted | {"asked": module.asked(labels), "workers": module.at_work(labels), "ready": module.ready(labels)}
+
+
+def _host(host: Host, profile: Profile, holders: tuple[Holder, ...]) -> dict[str, Any]:
+    return {
+        "kernel": host.kernel_release,
+        "bootId": host.boot_id,
+        "pciDevices": list(host.pci_devices),
+        "functions": [_function(one, holders) for one in host.bus.functions],
+        "modules": [
+            {"name": name, "version": module.version, "refcount": module.refcount, "holders": list(module.holders)}
+            for name, module in (
+                (name, host.modules[name]) for name in unload_order(host.modules, profile.modules.order)
+            )
+        ],
+        "leaving": list(host.leaving),
+        "digestProblem": host.digest_problem,
+        "rootMounts": list(host.root_mounts),
+        "artifacts": list(host.artifacts),
+        "hostDriver": host.host_driver,
+        "loadsFrom": host.source.root if host.source else "",
+        "rebootMarker": {"reason": host.marker.reason, "sameBoot": host.marker.boot_id == host.boot_id}
+        if host.marker
+        else None,
+        "rebootMarkerProblem": host.marker_problem,
+        "slots": [_slot(one, host.slots) for one in host.slots.slots] if host.slots else [],
+    }
+
+
+def _function(one: PciFunction, holders: tuple[Holder, ...]) -> dict[str, Any]:
+    return {
+        "address": one.address,
+        "driver": one.driver,
+        "override": one.override,
+        "iommuGroup": one.group,
+        "auxiliary": one.is_auxiliary,
+        "virtualFunctions": one.virtual_count,
+        "physicalFunction": one.physical,
+        "stuck": one.is_stuck,
+        "holders": [str(holder) for holder in holders if holder.node in one.user_nodes],
+    }
+
+
+def _slot(slot: StagedSlot, slots: StagedSlots) -> dict[str, Any]:
+    return {
+        "name": slot.name,
+        "digest": slot.digest,
+        "version": slot.version,
+        "kernel": slot.kernel,
+        "current": slot.name == slots.current,
+        "previous": slot.name == slots.previous,
+        "problem": slot.problem,
+    }
+
+
+def _next(verdict: Plan | ManagerError) -> dict[str, Any]:
+    if isinstance(verdict, Plan):
+        return {
+            "exitCode": None,
+            "decision": verdict.decision.value,
+            "why": verdict.reason,
+            "steps": [step.describe() for step in verdict.steps],
+            "workloads": [one.to_text() for one in verdict.workloads],
+            "warnings": list(verdict.warnings),
+        }
+    return {
+        "exitCode": int(verdict.exit_code),
+        "decision": "refused",
+        "why": verdict.what,
+        "steps": [],
+        "workloads": [],
+        "warnings": [verdict.remedy],
+    }
+
+
+# `status` for people: headline, what needs a hand, devices, last run, what holds the node, and the rest.
+
+COLOURS = {"ready": "green", "upgrading": "yellow"}
+"""Other states need a hand."""
+
+
+def status_text(body: dict[str, Any], now_s: float) -> str:
+    """The screen of `body`, whose words are on one line each; `now_s` is in seconds since the epoch."""
+    lines = [*_devices_text(body["health"], now_s), *_last_run_text(body["lastRun"], now_s)]
+    lines.append(f"journal   {_journal_text(body['journal'], now_s)}")
+    cordon = body["cordon"] or "unknown"
+    lines += [
+        f"node      {body['node']} (profile {body['profile']}, mode {body['mode']}), cordon: {cordon}",
+        *_labels_text(body),
+    ]
+    lines += [
+        *_operands_text(body["operands"]),
+        _digest(body),
+        _loads(body["driverLoad"]),
+        *_clients_text(body["generation"], now_s),
+        *_kmm_text(body["kmm"]),
+        *_host_text(body["host"]),
+    ]
+    reboot = reboot_rows(body["reboot"], has_marker=bool(body["host"].get("rebootMarker")))
+    lines += _list("reboot", reboot) if reboot else []
+    upcoming = body["next"]
+    lines += _list("next", [f"{upcoming['decision']}: {upcoming['why']}", *upcoming["steps"], *upcoming["workloads"]])
+    return "\n".join([_headline(body, now_s), *_attention(body), *lines])
+
+
+def _headline(body: dict[str, Any], now_s: float) -> str:
+    state = body["state"] or "unknown"
+    word = styled(state, fg=COLOURS.get(state, "red"), bold=True)
+    since = f" since {_when(body['since'], now_s)}" if body["since"] else ""
+    return f"{word}{since}: {body['why']}"
+
+
+def _when(moment: str, now_s: float) -> str:
+    """A moment and how long ago that is."""
+    then_s = seconds_of(moment)
+    ago = f" ({spoken(now_s - then_s)} ago)" if then_s is not None and now_s >= then_s else ""
+    return f"{moment}{ago}"
+
+
+def _attention(body: dict[str, Any]) -> list[str]:
+    """Errors first, as they come: red, and notes yellow."""
+    rows = []
+    for one in body["attention"]:
+        kind = styled(one["kind"], fg="yellow" if one["kind"] in NOTES else "red", bold=True)
+        rows.append(f"{kind}: {one['what']}")
+        rows += [f"  do: {one['remedy']}"] if one["remedy"] else []
+    return _list("attention", rows) if rows else []
+
+
+def _devices_text(health: dict[str, Any], now_s: float) -> list[str]:
+    rows = [
+        " ".join(filter(None, (one["name"], one["address"], one["health"] or "not judged")))
+        + (f": {one['reason']}" if one["reason"] else "")
+        for one in health["devices"]
+    ]
+    return _list("devices", [*rows, _watch(health, now_s)])
+
+
+def _watch(health: dict[str, Any], now_s: float) -> str:
+    """Who says so, and when."""
+    sampled = f", sampled {_when(health['sampledAt'], now_s)}" if health["sampledAt"] else ""
+    if health["source"] is None:
+        return "health-watch has left no record on this host; --probe takes a sample now"
+    since = f" since {_when(health['since'], now_s)}" if health["since"] else ""
+    state = f" {health['state']}{since}" if health["state"] else ""
+    reason = f": {health['reason']}" if health["reason"] else ""
+    return f"({health['source']}{state}{reason}{sampled})"
+
+
+def _last_run_text(run: dict[str, Any] | None, now_s: float) -> list[str]:
+    if run is None:
+        return _list("last run", ["not shown on the Node"])
+    meaning = EXIT_MEANINGS.get(ExitCode(run["exitCode"]), "") if run["exitCode"] in set(ExitCode) else ""
+    rows = [f"{run['state']}, exit {run['exitCode']}{f' ({meaning})' if meaning else ''}, {_when(run['ended'], now_s)}"]
+    rows += [run["what"]]
+    rows += [f"at: {run['step']}"] if run["step"] else []
+    version = f", version {run['version']} loaded" if run["version"] else ""
+    rows += [f"wanted digest {run['digest']}{version}"] if run["digest"] else []
+    rows += [_window(run["window"])] if run["window"] else []
+    return _list("last run", rows)
+
+
+def _window(window: dict[str, Any]) -> str:
+    so_far = "window, still open when it was measured" if window.get("open") else "window"
+    return f"{so_far}: {words(window['seconds'], window['parts'])}"
+
+
+def _journal_text(journal: dict[str, Any] | None, now_s: float) -> str:
+    if journal is None:
+        return "none: the node is not taken"
+    if "problem" in journal:
+        return f"unreadable: {journal['problem']}"
+    lives = {True: "still running", False: "gone", None: "unknown whether it is still running"}[journal["ownerLives"]]
+    old = journal["oldDriver"]
+    services = f"; services stopped: {', '.join(journal['services'])}" if journal["services"] else ""
+    since = f" since {_when(journal['begin'], now_s)}" if journal["begin"] else ""
+    step = f"; last step noted: {journal['step']}" if journal["step"] else ""
+    version = old["version"] if old else "none"
+    return f"taken by {journal['owner']} ({lives}){since}; old driver {version}{services}{step}"
+
+
+def _labels_text(body: dict[str, Any]) -> list[str]:
+    rows = []
+    for label in body["labels"]:
+        was = f"  (journal: {label['journaled']})" if label["journaled"] is not None else ""
+        unknown = "  (paused, and no journal)" if label["paused"] and label["journaled"] is None else ""
+        rows.append(f"{label['key']}={'(absent)' if label['now'] is None else label['now']}{was}{unknown}")
+    return _list("labels", rows if body["cordon"] else ["unknown"])
+
+
+def _kmm_text(kmm: dict[str, str | None] | None) -> list[str]:
+    if kmm is None:
+        return []
+    values = {name: kmm[name] for name in ("wanted", "asked", "workers", "ready")}
+    shown = [f"{name}: {'unknown' if value is None else value or 'no version'}" for name, value in values.items()]
+    return [f"kmm       {', '.join((str(kmm['module']), *shown))}"]
+
+
+def _operands_text(operands: list[dict[str, Any]] | None) -> list[str]:
+    if operands is None:
+        return _list("operands", ["unknown"])
+    return _list("operands", [f"{pod['pod']} {pod['phase']} {pod['why']}".rstrip() for pod in operands])
+
+
+def _digest(body: dict[str, Any]) -> str:
+    digest, host = body["digest"], body["host"]
+    origin = f" (from {digest['from']})" if digest["from"] else ""
+    recorded = digest["recorded"] or host.get("digestProblem") or ("none" if "kernel" in host else OFF_NODE)
+    return f"digest    wanted {digest['wanted'] or 'unknown'}{origin}, recorded {recorded}"
+
+
+def _loads(who: str) -> str:
+    names = {
+        Loader.CONTAINER: "its container",
+        Loader.MANAGER: "this manager",
+        Loader.KMM: "Kernel Module Management",
+        Loader.NONE: "the host itself",
+    }
+    return f"loads     {names[Loader(who)]} (DRIVER_LOAD={who})"
+
+
+def _clients_text(generation: dict[str, Any] | None, now_s: float) -> list[str]:
+    """Since when this driver is ready, and what became of the clients of the one before."""
+    if generation is None:
+        return []
+    since = f"ready since {_when(generation['ready'], now_s)}" if generation["ready"] else "ready"
+    clients = [
+        f"client {one['pod']} ({one['owner']}) {MEANINGS[ClientState(one['state'])]}" for one in generation["clients"]
+    ]
+    claims = [f"claim {name} was prepared for an earlier driver, and is still held" for name in generation["claims"]]
+    return _list("driver", [since, *clients, *claims])
+
+
+def _host_text(host: dict[str, Any]) -> list[str]:
+    if "problem" in host:
+        return [f"host      {host['problem']}"]
+    modules = [
+        f"{module['name']} {module['version'] or '(no version)'} refcount {module['refcount']}"
+        + (f" held by {', '.join(module['holders'])}" if module["holders"] else "")
+        for module in host["modules"]
+    ]
+    lines = [f"host      kernel {host['kernel']}, {len(host['pciDevices'])} device(s) on PCI"]
+    modules += [f"{name} is being unloaded by the kernel" for name in host["leaving"]]
+    lines += _list("modules", modules or ["not loaded"])
+    lines += _list("pci", list(map(_function_text, host["functions"]))) if host["functions"] else []
+    if host["rootMounts"]:
+        lines += _list("mounts", host["rootMounts"])
+    if host["hostDriver"]:
+        lines.append(f"driver    installed on the host: {host['hostDriver']}")
+    if host["slots"]:
+        lines += _list("slots", list(map(_slot_text, host["slots"])))
+    if host["artifacts"]:
+        lines += _list("files", host["artifacts"])
+    if host["rebootMarker"]:
+        boot = "this boot" if host["rebootMarker"]["sameBoot"] else "an earlier boot"
+        lines.append(f"marker    reboot required ({host['rebootMarker']['reason']}), of {boot}")
+    if host["rebootMarkerProblem"]:
+        lines.append(f"marker    {host['rebootMarkerProblem']}")
+    return lines
+
+
+def _function_text(one: dict[str, Any]) -> str:
+    """One function of the bus: who has it, for whom it is kept, and which virtual machine uses it."""
+    words = [f"driver {one['driver'] or 'none'}"]
+    words += [f"kept for {one['override']}"] if one["override"] else []
+    words += [f"IOMMU group {one['iommuGroup']}"] if one["iommuGroup"] else ["no IOMMU group"]
+    words += [f"{one['virtualFunctions']} virtual function(s)"] if one["virtualFunctions"] else []
+    words += [f"of {one['physicalFunction']}"] if one["physicalFunction"] else []
+    words += ["stuck between two drivers"] if one["stuck"] else []
+    return f"{one['address']} {', '.join(words)}" + "".join(f"; {holder}" for holder in one["holders"])
+
+
+def _slot_text(slot: dict[str, Any]) -> str:
+    what = f"{in_words(slot['digest']) or slot['name']} driver {slot['version'] or '(no version)'}"
+    place = "current" if slot["current"] else "before the current one" if slot["previous"] else ""
+    words = (place, f"for kernel {slot['kernel']}" if slot["kernel"] else "", slot["problem"])
+    return f"{what} ({', '.join(filter(None, words))})"
+
+
+def _list(title: str, rows: list[str]) -> list[str]:
+    """Rows under one title, the title beside the first."""
+    return [f"{title if number == 0 else '':<9} {row}" for number, row in enumerate(rows or ["none"])]
 
 
 @click.command(cls=ScreenCommand, name="status", short_help="Show the driver's state and what needs attention.")
@@ -26,7 +687,7 @@ from driver_manager.domain.setting import Values
     settings.CLUSTER,
     settings.DRIVER,
     settings.WORKLOADS,
-    (reboot_status.WINDOW, settings.VFIO_BIND),
+    (REBOOT_WINDOW, settings.VFIO_BIND),
     settings.HOST,
     settings.LOGGING,
 )
@@ -38,8 +699,8 @@ def status_command(*, probe: bool, output: str, values: Values) -> int:
     """
     policies = {mode: policy_for(values, mode) for mode in Mode}  # a wrong option is named first
     gathered = gather(values, policies.__getitem__, probes=probe)
-    body = status_body.body(gathered)
-    put(in_form(output, body, lambda words: status_text.text(words, gathered.facts.now_s)))
+    body = status_body(gathered)
+    put(in_form(output, body, lambda words: status_text(words, gathered.facts.now_s)))
     unread = gathered.facts.why_no_node
     if unread is None:
         return ExitCode.DONE

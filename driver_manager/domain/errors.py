@@ -1,6 +1,6 @@
-"""Every way a command can end, as an exit code and as exceptions that carry a remedy.
+"""Exit codes, and the exceptions that end a command, each with a remedy.
 
-Owns the exit codes of the wire contract. Imports nothing of the package.
+Exit codes are a wire contract. Imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ EXIT_MEANINGS: dict[ExitCode, str] = {
 class ManagerError(Exception):
     """An expected failure: one line saying what, one line saying what to do. `facts` go along in JSON.
 
-    `blockers` are the pods and processes that it is about, named as in `driver_manager.domain.failure`.
+    `blockers` are the pods and processes that it is about, named as in `driver_manager.domain.host`.
     """
 
     exit_code = ExitCode.INTERNAL

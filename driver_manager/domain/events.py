@@ -1,4 +1,4 @@
-"""The Events on a Node and on a DriverRollout by their reasons, with what each says: people alert on these names.
+"""Reasons of Events on a Node and on a DriverRollout, with their meaning. Alerts depend on these names.
 
 Pure.
 """

@@ -1,21 +1,454 @@
-"""What a host shows: its kernel and modules, who has devices open, what drivers it could load. Pure.
-
-Reading it belongs to the adapters, judging it to the planner.
-"""
+"""Facts of a host: kernel, modules, driver sources, holders, probe results, markers, failures, staged slots. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import field
+from enum import Enum
 
-from driver_manager.domain.bindings import Binding
-from driver_manager.domain.failure import PastFailure
-from driver_manager.domain.frozen import Frozen
+from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.host_record import HostRecord
-from driver_manager.domain.markers import Marker
-from driver_manager.domain.pci import PciBus
-from driver_manager.domain.reboot_wish import RebootWish
-from driver_manager.domain.staged import StagedSlots
+from driver_manager.domain.pci import Binding, PciBus
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.text import fingerprint, in_words, several, writable
+from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form, parsed
+
+# What a run that failed after it had disturbed somebody notes on the host, for the runs that follow in the same boot.
+#
+# Owns the JSON form of the note. Whether a later run waits because of it belongs to
+# `driver_manager.domain.swap.retry_wait`. The note lies under /run, so a boot ends it. Pure.
+
+MAX_ATTEMPTS = 10_000
+MAX_WHAT_CHARS = 300
+
+
+class PastFailure(Frozen):
+    """The failure of a run, and how many in a row came to the same end.
+
+    `wish` tells what was wanted, and all that decides how it is done, from anything else. `pod_uid` is the pod that the
+    run was in, "" by hand. `blockers` are what stood in its way, as `pod_blocker` and `process_blocker` name them; none
+    where that is not known. `failed_s` is when, in seconds of the boot.
+    """
+
+    boot_id: str
+    wish: str
+    exit_code: int
+    what: str
+    failed_s: float
+    attempts: int = 1
+    pod_uid: str = ""
+    blockers: tuple[str, ...] = ()
+
+
+class FailureUnreadable(ConfigError):
+    """The file is no note that this version can act on."""
+
+
+FAILURE_FORM = Form(
+    "the note of the last failure", FailureUnreadable, "No action needed: the next failure replaces it."
+)
+
+
+def pod_blocker(uid: str) -> str:
+    """The name of a pod that stands in the way."""
+    return f"pod {uid}"
+
+
+def process_blocker(pid: int, name: str) -> str:
+    """The name of a process that stands in the way: numbers of processes come again."""
+    return f"process {pid} {name}"
+
+
+def is_process(blocker: str) -> bool:
+    """Whether it names a process."""
+    return blocker.startswith("process ")
+
+
+def encode_failure(failure: PastFailure) -> str:
+    """The note: one line of JSON."""
+    body = {
+        "bootId": failure.boot_id,
+        "wish": failure.wish,
+        "exitCode": failure.exit_code,
+        "what": failure.what[:MAX_WHAT_CHARS],
+        "failedAt": failure.failed_s,
+        "attempts": min(failure.attempts, MAX_ATTEMPTS),
+        "podUid": failure.pod_uid,
+        "blockers": list(failure.blockers),
+    }
+    return FAILURE_FORM.write(body) + "\n"
+
+
+def decode_failure(text: str) -> PastFailure:
+    """What `encode` wrote. Raises FailureUnreadable for garbage and for newer versions."""
+    body = FAILURE_FORM.read(text)
+    return PastFailure(
+        boot_id=body.text("bootId"),
+        wish=body.text("wish"),
+        exit_code=body.whole("exitCode", least=0, most=255),
+        what=writable(body.text("what"))[:MAX_WHAT_CHARS],
+        failed_s=body.seconds("failedAt"),
+        attempts=body.whole("attempts", least=1, most=MAX_ATTEMPTS),
+        pod_uid=body.text("podUid"),
+        blockers=body.texts("blockers"),
+    )
+
+
+def noted_failure(text: str, boot_id: str) -> PastFailure | None:
+    """The note in `text`, where it is one of this boot: anything else is none."""
+    try:
+        failure = decode_failure(text) if text else None
+    except FailureUnreadable:
+        return None
+    return failure if failure is not None and failure.boot_id == boot_id else None
+
+
+# The reboot-required marker: the one file by which reconcile, health watch and rebooter speak to each other.
+#
+# Owns its JSON form and what is taken for a marker of an older operator. Every version ever written stays readable.
+# Pure.
+
+UPGRADE_REASON = "upgrade"
+RECOVERY = "recovery"
+REASONS = (UPGRADE_REASON, RECOVERY)
+MAX_CHARS = 64 * 1024
+"""No marker is larger, evidence and all: readers look at no more of a file."""
+
+_LEGACY = re.compile(r"(?!\s*[{\[\"])[^\x00-\x08\x0e-\x1f\x7f\ufffd]{0,300}")
+"""A line of text. What begins like JSON and is none is a marker that was cut short: its boot is not known."""
+
+_NAMES_REASON = re.compile(r"\b(upgrad|recover)", re.IGNORECASE)
+
+
+class Marker(Frozen):
+    """A reboot is required for `reason`. `boot_id` "" is an older operator's, whose boot cannot be told.
+
+    `written_s` is in seconds since the epoch. `evidence` are lines: the last samples of a probe, for instance.
+    """
+
+    reason: str
+    boot_id: str
+    node: str = ""
+    from_driver: str = ""
+    to_driver: str = ""
+    writer: str = ""
+    written_s: int = 0
+    evidence: tuple[str, ...] = ()
+
+    def is_stale(self, boot_id: str) -> bool:
+        """Whether it was written before this boot, as far as it tells."""
+        return self.boot_id not in ("", boot_id)
+
+
+class MarkerUnreadable(ConfigError):
+    """The file is not a marker that this version can act on."""
+
+
+MARKER_FORM = Form(
+    "the reboot-required marker",
+    MarkerUnreadable,
+    "Look at the file on the host and remove it if nobody needs it; it has no effect.",
+)
+
+
+def encode_marker(marker: Marker) -> str:
+    """The file's content: one line of JSON. The oldest evidence is left out where it would be too long."""
+    evidence = marker.evidence
+    while True:
+        text = _encoded(marker, evidence)
+        if len(text) <= MAX_CHARS or not evidence:
+            return text
+        evidence = evidence[1:]
+
+
+def decode_marker(text: str) -> Marker:
+    """The marker in `text`, JSON or an older operator's plain text that names a reason.
+
+    Raises MarkerUnreadable for anything else: what is not understood must not reboot a node.
+    """
+    if len(text) > MAX_CHARS:
+        raise MARKER_FORM.refused(f"it is longer than {MAX_CHARS} characters")
+    try:
+        value = parsed(text)
+    except ValueError:
+        return _legacy(text)
+    body = MARKER_FORM.opened(value)
+    if not body.text("bootId", ""):
+        raise MARKER_FORM.refused("it does not name a boot")
+    return Marker(
+        reason=body.choice("reason", REASONS),
+        boot_id=body.text("bootId"),
+        node=body.text("node", ""),
+        from_driver=body.text("from", ""),
+        to_driver=body.text("to", ""),
+        writer=body.text("writer", ""),
+        written_s=body.whole("time", 0, least=0, most=LAST_MOMENT_S),
+        evidence=body.texts("evidence", ()),
+    )
+
+
+def _encoded(marker: Marker, evidence: tuple[str, ...]) -> str:
+    body = {
+        "reason": marker.reason,
+        "bootId": marker.boot_id,
+        "node": marker.node,
+        "from": marker.from_driver,
+        "to": marker.to_driver,
+        "writer": marker.writer,
+        "time": marker.written_s,
+        **({"evidence": list(evidence)} if evidence else {}),
+    }
+    return MARKER_FORM.write(body) + "\n"
+
+
+def _legacy(text: str) -> Marker:
+    """Plain text of the Alauda operator (v1.2.4): no boot, no schema, but a word for why."""
+    found = _NAMES_REASON.search(text) if _LEGACY.fullmatch(text) else None
+    if found is None:
+        raise MARKER_FORM.refused("it is neither JSON nor a line that names upgrade or recovery")
+    return Marker(UPGRADE_REASON if found.group(1).lower() == "upgrad" else RECOVERY, boot_id="")
+
+
+# What a reboot was asked for, kept on the host's disk over that reboot: one versioned JSON file.
+#
+# Without it, a wish that a reboot does not fulfil (the host loads a driver of its own, a reinstall stays forced) would
+# ask for the next reboot after each. Pure.
+
+
+class RebootWish(Frozen):
+    """In the boot `boot_id` of `node`, a reboot was asked for so that the driver with the digest `to_driver` is loaded.
+
+    `is_forced`: whether it was loaded already, or not.
+    """
+
+    boot_id: str
+    node: str
+    to_driver: str
+    is_forced: bool = False
+
+
+class WishUnreadable(ConfigError):
+    """The file is not one that this version can act on."""
+
+
+REBOOT_WISH_FORM = Form(
+    "the record of the last reboot request",
+    WishUnreadable,
+    "Remove the file on the host; the reboot may then be requested once more.",
+)
+
+
+def encode_reboot_wish(wish: RebootWish) -> str:
+    """The file's content: one line of JSON."""
+    body = {"bootId": wish.boot_id, "node": wish.node, "to": wish.to_driver, "forced": wish.is_forced}
+    return REBOOT_WISH_FORM.write(body) + "\n"
+
+
+def decode_reboot_wish(text: str) -> RebootWish:
+    """The wish in `text`. Raises WishUnreadable."""
+    body = REBOOT_WISH_FORM.read(text)
+    return RebootWish(body.text("bootId"), body.text("node"), body.text("to"), body.flag("forced"))
+
+
+# Staged drivers: the slots beside a driver root, each a whole driver tree with a record of what it is.
+#
+# Owns how a slot is called, the form of its record, what makes one unusable, and which may go. Pure; their files
+# belong to the adapters, what a run does with them to `driver_manager.domain.swap.building`.
+
+FOLDER_END = ".slots"
+RECORD = ".driver-slot.json"
+"""At the top of each slot: it comes and goes with the tree."""
+
+UNRECORDED = "unrecorded"
+"""The slot of a driver whose digest nobody noted."""
+
+MAX_NAME_CHARS = 80
+MAX_BYTES = 2**63 - 1
+
+STAGE_AGAIN = "Stage it again: `driver-manager stage` replaces a slot that does not match its record. Then run again."
+
+_SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_MADE = re.compile(r"-[0-9a-f]{12}\Z")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def folder_of(root: str) -> str:
+    """Where the slots of a driver root are."""
+    return root.rstrip("/") + FOLDER_END
+
+
+def slot_name(digest: str) -> str:
+    """The file name of the slot of `digest`, another one for every digest; that of no digest where it is empty.
+
+    A digest that is no safe file name has a fingerprint behind it, and so has one that looks as if it had.
+    """
+    if not digest:
+        return UNRECORDED
+    is_taken = digest == UNRECORDED or _MADE.search(digest)
+    if _SAFE.fullmatch(digest) and len(digest) <= MAX_NAME_CHARS and not is_taken:
+        return digest
+    words = re.sub(r"[^A-Za-z0-9._-]", "-", digest).lstrip(".-")[:MAX_NAME_CHARS]
+    return f"{words or 'slot'}-{fingerprint(digest)}"
+
+
+class StagedFile(Frozen):
+    """One regular file of a slot: its path in it, its size and its checksum in hexadecimal digits."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+class SlotRecord(Frozen):
+    """What a slot holds: the driver's digest ("" where nobody noted it) and version, the kernel that it is for, all
+    files, and the symlinks by path with what they say.
+    """
+
+    digest: str
+    kernel: str
+    version: str
+    files: tuple[StagedFile, ...] = ()
+    links: Mapping[str, str] = field(default_factory=dict)
+
+
+class SlotRecordUnreadable(ConfigError):
+    """The record of a slot is not one that this version can act on."""
+
+
+STAGED_FORM = Form("the record of the slot", SlotRecordUnreadable, STAGE_AGAIN, is_compact=True)
+
+
+def encode_staged(record: SlotRecord) -> str:
+    """The record's file: one line of JSON."""
+    files = [{"path": one.path, "bytes": one.size_bytes, "sha256": one.sha256} for one in record.files]
+    body = {"digest": record.digest, "kernel": record.kernel, "version": record.version}
+    return STAGED_FORM.write({**body, "files": files, "links": dict(record.links)}) + "\n"
+
+
+def decode_staged(text: str) -> SlotRecord:
+    """The record in `text`. Raises SlotRecordUnreadable for garbage and for newer versions."""
+    body = STAGED_FORM.read(text)
+    links = body.texts_by_name("links")
+    if wrong := next((path for path in links if not _is_inside(path)), None):
+        raise STAGED_FORM.refused(f"links.{wrong} leads out of the slot")
+    files = tuple(map(_file, body.each("files")))
+    return SlotRecord(body.text("digest"), body.text("kernel"), body.text("version"), files, links)
+
+
+def _file(body: Fields) -> StagedFile:
+    path, checksum = body.text("path"), body.text("sha256")
+    if not _is_inside(path):
+        raise body.bad("path", "a path in the slot")
+    if not _SHA256.fullmatch(checksum):
+        raise body.bad("sha256", "64 hexadecimal digits")
+    return StagedFile(path, body.whole("bytes", least=0, most=MAX_BYTES), checksum)
+
+
+def _is_inside(path: str) -> bool:
+    return bool(path) and not {"", ".", ".."} & set(path.split("/"))
+
+
+class FoundTree(Frozen):
+    """What is in a folder: sizes of the regular files in bytes, and what the symlinks say, both by path in it."""
+
+    sizes: Mapping[str, int]
+    links: Mapping[str, str]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files together."""
+        return sum(self.sizes.values())
+
+
+def why_unusable(record: SlotRecord, digest: str, kernel: str, found: FoundTree) -> str:
+    """Why the slot with `record` does not serve a run that wants `digest` on `kernel`, "" where it does.
+
+    What is in the slot beside what its record names does no harm.
+    """
+    if record.digest != digest:
+        return f"its record is of {in_words(record.digest) or 'an unknown driver'}"
+    if record.kernel != kernel:
+        return f"it is for kernel {record.kernel or 'unknown'}, this one is {kernel}"
+    wrong = [_difference(one.path, one.size_bytes, found.sizes) for one in record.files]
+    wrong += [
+        f"{path} is no longer a link to {text}" for path, text in record.links.items() if found.links.get(path) != text
+    ]
+    named = [text for text in wrong if text]
+    return f"it is not complete: {several(named, '; ')}" if named else ""
+
+
+def _difference(path: str, size_bytes: int, sizes: Mapping[str, int]) -> str:
+    there = sizes.get(path)
+    if there is None:
+        return f"{path} is missing"
+    return "" if there == size_bytes else f"{path} has {there} bytes, its record has {size_bytes}"
+
+
+class StagedSlot(Frozen):
+    """One slot as it is seen: `problem` says what keeps it from being used, `made_s` when it came, for the order."""
+
+    name: str
+    digest: str = ""
+    version: str = ""
+    kernel: str = ""
+    made_s: float = 0.0
+    problem: str = ""
+
+    @property
+    def text(self) -> str:
+        """For people: digest and version."""
+        return f"{in_words(self.digest) or self.name}, driver {self.version or '(no version)'}"
+
+
+class StagedSlots(Frozen):
+    """The slots beside the driver root `root`. `current` is the one that it leads to, `previous` the one it led to
+    before, `wanted` the one of the wanted driver; "" where there is none.
+
+    `leads_to` is where the root leads as a symlink, without symlinks; "" where it is none. `in_root` is a folder with
+    something in it that is there instead, as its record has it, None where there is none. `obstacle`: why the root
+    cannot be made to lead to a slot, with `remedy`.
+    """
+
+    root: str
+    slots: tuple[StagedSlot, ...] = ()
+    current: str = ""
+    previous: str = ""
+    wanted: str = ""
+    leads_to: str = ""
+    in_root: StagedSlot | None = None
+    obstacle: str = ""
+    remedy: str = ""
+
+    def path(self, name: str) -> str:
+        """The slot's absolute path on the host."""
+        return f"{folder_of(self.root)}/{name}"
+
+    def named(self, name: str) -> StagedSlot | None:
+        """The slot, None where it is not there."""
+        return next((slot for slot in self.slots if slot.name == name), None)
+
+    def name_of(self, path: str) -> str:
+        """The name of the slot at `path`, "" where that is none."""
+        folder, _, name = path.rstrip("/").rpartition("/")
+        return name if folder == folder_of(self.root) else ""
+
+
+def removable(slots: Iterable[StagedSlot], current: str, previous: str) -> tuple[str, ...]:
+    """Names of the slots that may go: all but those two and the newest of the others, a usable one where there is."""
+    others = [slot for slot in slots if slot.name not in (current, previous)]
+    others.sort(key=lambda slot: (not slot.problem, slot.made_s, slot.name), reverse=True)
+    return tuple(sorted(slot.name for slot in others[1:]))
+
+
+def free_name(name: str, taken: Iterable[str]) -> str:
+    """`name`, or the first of `name-2`, `name-3`, … that nobody has."""
+    known = set(taken)
+    number, found = 1, name
+    while found in known:
+        number += 1
+        found = f"{name}-{number}"
+    return found
 
 
 class Module(Frozen):
@@ -191,3 +624,67 @@ class Host(Frozen):
     firmware_path: str | None = ""
     run_record: HostRecord | None = None
     left_records: tuple[HostRecord, ...] = ()
+
+
+# What a probe says of the devices. Pure.
+
+
+class Health(Enum):
+    """What a probe says of the devices. Unknown is never folded into one of the others."""
+
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+    UNKNOWN = "unknown"
+
+
+class DeviceVerdict(Frozen):
+    """What a probe says of one device. `address` is its PCI address as sysfs writes it, "" if it was not told."""
+
+    name: str
+    health: Health
+    reason: str
+    address: str = ""
+
+
+class ProbeResult(Frozen):
+    """One sample of a probe. `is_tool_broken`: unknown for as long as nobody repairs the tool itself.
+
+    `busy` names what is at work on the devices, as far as the tool tells.
+    """
+
+    health: Health
+    reason: str
+    devices: tuple[DeviceVerdict, ...] = ()
+    is_tool_broken: bool = False
+    busy: tuple[str, ...] = ()
+
+
+# How a tool's run ended where the tool itself had no say: exit statuses, and the words of the dynamic loader. Pure.
+
+TIMED_OUT = 124
+NO_TOOL = (126, 127)
+"""What a shell says for a command that cannot be run, or is not there (sh(1)); a failed exec ends so too."""
+
+_LOADER = re.compile(
+    r"error while loading shared libraries:"
+    r"|version `[^']*' not found"
+    r"|cannot open shared object file"
+    r"|symbol lookup error:"
+    r"|relocation error:"
+    r"|Inconsistency detected by ld\.so"
+    r"|FATAL: kernel too old"
+    r"|LD_PRELOAD cannot be preloaded"
+    r"|wrong ELF class|invalid ELF header"
+    r"|Error loading shared library"
+    r"|Error relocating"
+    r"|[Ee]xec format error|cannot execute binary file"
+)
+"""Words of ld.so(8), glibc 2.31 to 2.41, of musl's loader, and of a shell that starts what is no program of this
+machine. With `version ... not found` the exit status is 1, as for a tool that has found a fault."""
+
+
+def loader_failure(status: int, err: str) -> str:
+    """The first line of `err` in which the loader says why a tool that ended with `status` could not work, or ""."""
+    if not status:
+        return ""
+    return next((line.strip() for line in err.splitlines() if _LOADER.search(line)), "")

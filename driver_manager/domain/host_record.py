@@ -1,10 +1,10 @@
 """What a run that took the node has to undo on the host: a file there that only root can write.
 
-Owns its JSON form. The Node's journal names the record of its run. It lies under /run and is bound to its boot: a boot
-starts the services, and loads and binds everything again.
+The file is under /run, is bound to its boot, and has a JSON form of its own. The journal on the Node names the record
+of its run. A boot starts services, loads modules and binds devices again.
 
-A record of this boot that no journal names is still root's own word: the journal was lost, or its run was killed
-between the record and the patch. Once that run has ended, the next one undoes what the record has. Pure.
+A record of this boot that no journal names is valid: the journal was lost, or the run was killed between the record
+and the patch. When that run has ended, the next run undoes what the record has. Pure.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from driver_manager.domain import bindings
-from driver_manager.domain.bindings import Binding
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.journal import Journal, OldDriver, Owner, driver_in, driver_to_json
 from driver_manager.domain.kmm import KmmRequest, request_in
-from driver_manager.domain.listing import several
+from driver_manager.domain.pci import Binding, bindings_in, bindings_to_json
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.text import several
 from driver_manager.domain.wire import Form, decimal
 
 
@@ -84,7 +83,7 @@ def encode(record: HostRecord) -> str:
         "services": list(record.services),
         "removed": list(record.removed),
         "driver": driver_to_json(record.driver) if record.driver is not None else None,
-        "devices": bindings.to_json(record.devices),
+        "devices": bindings_to_json(record.devices),
     }
     if record.kmm is not None:
         body["kmm"] = record.kmm.to_json()
@@ -100,7 +99,7 @@ def decode(text: str) -> HostRecord:
         services=body.texts("services"),
         removed=body.texts("removed"),
         driver=None if body.is_null("driver") else driver_in(body.fields("driver")),
-        devices=bindings.read_in(body),
+        devices=bindings_in(body),
         kmm=request_in(body.fields("kmm")) if "kmm" in body else None,
     )
 

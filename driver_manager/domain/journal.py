@@ -1,6 +1,6 @@
-"""The journal: what a run that took a node must remember, and nothing that can be observed again.
+"""The journal on the Node: what the run that took the node must restore. Facts, no commands.
 
-Owns the JSON form of the annotation. Every version ever written stays readable. Pure.
+This module has the JSON form of the annotation. Every version ever written stays readable. Pure.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
-from driver_manager.domain import bindings, window
-from driver_manager.domain.bindings import Binding
+from driver_manager.domain import window
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.kmm import KmmRequest, request_in
+from driver_manager.domain.pci import Binding, bindings_in, bindings_to_json
+from driver_manager.domain.records import Frozen
 from driver_manager.domain.window import Window
 from driver_manager.domain.wire import Fields, Form
 
@@ -173,7 +173,7 @@ def encode(journal: Journal) -> str:
     if not journal.record:
         body |= {"services": list(journal.services)} if journal.services else {}
         body |= {"removed": list(journal.removed)} if journal.removed else {}
-        body |= {"devices": bindings.to_json(journal.devices)} if journal.devices else {}
+        body |= {"devices": bindings_to_json(journal.devices)} if journal.devices else {}
     texts = {
         "cordonManager": journal.cordon_manager,
         "nodeUid": journal.node_uid,
@@ -225,7 +225,7 @@ def _claims(body: Fields, owner: Owner) -> Journal:
         begin=body.text("begin", ""),
         cleared=body.text("cleared", ""),
         window=window.kept_in(body),
-        devices=() if record else bindings.read_in(body),
+        devices=() if record else bindings_in(body),
         kmm=request_in(body.fields("kmm")) if "kmm" in body else None,
         record=record,
     )

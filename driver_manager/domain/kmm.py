@@ -1,4 +1,4 @@
-"""A Module of Kernel Module Management (KMM), and what the labels of a Node say of it. Pure.
+"""A Module of Kernel Module Management (KMM), and the Node's labels for it. Pure.
 
 KMM unloads and loads kernel modules by worker pods of its own. A label on the Node asks it for a version, and it shows
 by another one which version it has loaded there. The facts below are from kubernetes-sigs/kernel-module-management:
@@ -26,7 +26,7 @@ import re
 from collections.abc import Mapping
 
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.frozen import Frozen
+from driver_manager.domain.records import Frozen
 from driver_manager.domain.selectors import is_label_value
 from driver_manager.domain.wire import Fields
 

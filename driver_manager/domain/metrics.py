@@ -1,14 +1,11 @@
-"""What a metric is, and Prometheus' text format, version 0.0.4. Pure.
-
-Which metrics there are is the business of the programs that have them.
-"""
+"""Metric families and Prometheus' text format, version 0.0.4. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from driver_manager.domain.escaping import shown
-from driver_manager.domain.frozen import Frozen
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.text import shown
 
 PREFIX = "driver_manager_"
 

@@ -1,11 +1,16 @@
-"""The vendor's functions on the PCI bus: which driver has each, which one it is kept for, and with whom it is isolated.
+"""PCI functions of the vendor: driver, driver override and IOMMU group of each. Pure.
 
-Owns these facts, and which drivers hand a device to a virtual machine. Pure; reading them belongs to the adapters.
+Pure; adapters read the facts.
 """
 
 from __future__ import annotations
 
-from driver_manager.domain.frozen import Frozen
+from collections.abc import Iterable
+from typing import Any
+
+from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.wire import Fields, Form
 
 HARMLESS = ("pci-stub", "pcieport")
 """Drivers of a group's other functions that leave it viable (drivers/vfio/vfio_main.c, vfio_dev_driver_allowed)."""
@@ -84,3 +89,90 @@ class PciBus(Frozen):
             for one in self.neighbours
             if one.group == group and one.driver and not one.is_on_vfio and one.driver not in HARMLESS
         )
+
+
+# What the vendor's functions were bound to before a run gave them to virtual machines.
+#
+# Owns the JSON form of the record on the host, which outlives the release of the node, and of the same in the journal.
+# The record lies under /run, so a boot ends it, as it ends the bindings. Pure.
+
+MOST_VIRTUAL = 65_535
+
+
+class Binding(Frozen):
+    """A function as it was: its driver and its override ("" for none), and how many virtual functions it had."""
+
+    address: str
+    driver: str = ""
+    override: str = ""
+    virtual_count: int = 0
+
+
+class BindingsUnreadable(ConfigError):
+    """The file is no record that this version can act on."""
+
+
+BINDINGS_FORM = Form(
+    "the record of original bindings",
+    BindingsUnreadable,
+    "Remove the file; devices are then returned by their driver_override alone.",
+)
+
+
+def bindings_of(function: PciFunction) -> Binding:
+    """What `function` is bound to now."""
+    return Binding(function.address, function.driver, function.override, function.virtual_count)
+
+
+def merged_bindings(known: Iterable[Binding], more: Iterable[Binding]) -> tuple[Binding, ...]:
+    """`known`, and of `more` what is not known yet: whoever noted a function first saw it as it was."""
+    found = {one.address: one for one in more} | {one.address: one for one in known}
+    return tuple(found[address] for address in sorted(found))
+
+
+def encode_bindings(boot_id: str, bindings: Iterable[Binding]) -> str:
+    """The record: one line of JSON."""
+    return BINDINGS_FORM.write({"bootId": boot_id, "devices": bindings_to_json(bindings)}) + "\n"
+
+
+def decode_bindings(text: str) -> tuple[str, tuple[Binding, ...]]:
+    """The boot and the bindings that `encode` wrote. Raises BindingsUnreadable for garbage and for newer versions."""
+    body = BINDINGS_FORM.read(text)
+    return body.text("bootId"), bindings_in(body)
+
+
+def noted_bindings(text: str, boot_id: str) -> tuple[Binding, ...]:
+    """The bindings in `text`, where it is a record of this boot: anything else is none."""
+    try:
+        boot, found = decode_bindings(text) if text else ("", ())
+    except BindingsUnreadable:
+        return ()
+    return found if boot == boot_id else ()
+
+
+def bindings_to_json(bindings: Iterable[Binding]) -> list[dict[str, Any]]:
+    """The bindings as the record and the journal have them; what is empty is left out."""
+    return [
+        {
+            "address": one.address,
+            **({"driver": one.driver} if one.driver else {}),
+            **({"override": one.override} if one.override else {}),
+            **({"virtualCount": one.virtual_count} if one.virtual_count else {}),
+        }
+        for one in bindings
+    ]
+
+
+def bindings_in(body: Fields) -> tuple[Binding, ...]:
+    """The bindings that `to_json` wrote as the field `devices`; none where there is no such field. Raises as `body`."""
+    if "devices" not in body:
+        return ()
+    return tuple(
+        Binding(
+            one.text("address"),
+            one.text("driver", ""),
+            one.text("override", ""),
+            one.whole("virtualCount", 0, least=0, most=MOST_VIRTUAL),
+        )
+        for one in body.each("devices")
+    )

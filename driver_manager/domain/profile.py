@@ -1,17 +1,139 @@
-"""The shape of a vendor profile: everything vendor-specific, as data.
+"""The vendor profile: everything vendor-specific, as data.
 
-Owns the fields and their meaning; reading and checking files belongs to `driver_manager.profiles`. Pure.
+`driver_manager.profiles` reads and checks files. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import field
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, field
 from enum import Enum
 from fnmatch import fnmatchcase
+from typing import Any
 
-from driver_manager.domain.frozen import Frozen
-from driver_manager.domain.host_paths import HostPaths, NodeMaker
+from driver_manager.domain.host import Module
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.text import fingerprint
+
+# Where on a host a vendor keeps its driver, and we what we note beside it. Pure.
+
+RUN_RECORD = "driver-manager.run-"
+"""The beginning of the names of such records."""
+
+
+class NodeMaker(Enum):
+    """Who makes the device nodes: the module when it finds a device, or a program of user space, whenever it is run."""
+
+    MODULE = "module"
+    USER_SPACE = "user-space"
+
+
+class HostPaths(Frozen):
+    """Absolute paths on the host, and who makes those of the devices. `firmware` is where the kernel has to look."""
+
+    driver_root: str
+    state_file: str
+    load_record: str
+    ready_marker: str = ""
+    artifacts: tuple[str, ...] = ()
+    device_nodes: tuple[str, ...] = ()
+    device_nodes_made_by: NodeMaker = NodeMaker.MODULE
+    reboot_marker: str = ""
+    rebooter_record: str = ""
+    reboot_evidence: str = ""
+    evidence: str = ""
+    firmware: str = ""
+
+    @property
+    def ready_withdrawn(self) -> str:
+        """Where the ready marker is put aside while the driver is wedged, "" where there is none."""
+        return self.ready_marker + ".withdrawn" if self.ready_marker else ""
+
+    @property
+    def work_lock(self) -> str:
+        """The file that a reconcile holds locked while it works on the driver."""
+        return self._of_ours("driver-manager.lock")
+
+    @property
+    def effect_lock(self) -> str:
+        """The file that a run holds locked during one effect on the driver, and whoever takes over between two."""
+        return self._of_ours("driver-manager.effect.lock")
+
+    @property
+    def owner_note(self) -> str:
+        """The file that names the run whose effects alone may follow."""
+        return self._of_ours("driver-manager.owner")
+
+    @property
+    def failure_note(self) -> str:
+        """What a run notes that failed after it had disturbed somebody."""
+        return self._of_ours("driver-manager.failure.json")
+
+    @property
+    def health_record(self) -> str:
+        """What health-watch remembers of this boot."""
+        return self._of_ours("health-watch.json")
+
+    @property
+    def reboot_wish(self) -> str:
+        """The file that remembers over a reboot what it was asked for, "" where none is asked for."""
+        return f"{self.reboot_marker}.wish" if self.reboot_marker else ""
+
+    @property
+    def run_figures(self) -> str:
+        """What the runs of this boot took, for metrics."""
+        return self._of_ours("driver-manager.figures.json")
+
+    @property
+    def bindings(self) -> str:
+        """What the devices were bound to before a run of this boot gave them to virtual machines."""
+        return self._of_ours("driver-manager.bindings.json")
+
+    def run_record(self, run: str) -> str:
+        """What the run `run`, which took the node, has to undo on the host."""
+        return self._of_ours(f"{RUN_RECORD}{fingerprint(run)}.json")
+
+    @property
+    def client_record(self) -> str:
+        """What was done about the clients of this boot's driver."""
+        return self._of_ours("driver-manager.clients.json")
+
+    @property
+    def client_lock(self) -> str:
+        """The file that whoever restarts clients holds locked."""
+        return self._of_ours("driver-manager.clients.lock")
+
+    @property
+    def mute_file(self) -> str:
+        """The file by which health-watch is muted on this host: a time."""
+        return self._of_ours("health-watch.mute-until")
+
+    @property
+    def rebooter_lock(self) -> str:
+        """The file that the one rebooter of the host holds locked, "" where there is none."""
+        return f"{self.rebooter_record}.lock" if self.rebooter_record else ""
+
+    def locks(self) -> tuple[str, ...]:
+        """The files that a run holds locked; they are opened, never replaced."""
+        return self.work_lock, self.effect_lock, self.client_lock
+
+    def records(self, run: str = "") -> tuple[str, ...]:
+        """The files that a run replaces or removes, where a failure would come after its first effect.
+
+        `run` is the record that the journal names: a run that goes on replaces it.
+        """
+        ours = (self.state_file, self.load_record, self.owner_note, self.failure_note, self.bindings)
+        return (*ours, self.client_record, *([self.run_record(run)] if run else []))
+
+    def reboot_files(self) -> tuple[str, ...]:
+        """The files by which a run asks for a reboot, removed in the next boot; none where it never asks."""
+        return (self.reboot_marker, self.reboot_wish) if self.reboot_marker else ()
+
+    def _of_ours(self, name: str) -> str:
+        """A file beside our load record: in the vendor's folder under /run, gone with the boot."""
+        return f"{self.load_record.rpartition('/')[0]}/{name}"
 
 
 class Strategy(Enum):
@@ -268,3 +390,225 @@ class Profile(Frozen):
     def deploy_keys(self, labels: Mapping[str, str]) -> frozenset[str]:
         """The deploy-label keys in `labels` that may be paused: none that stands for something else."""
         return self.deploy.keys_in(dict(labels)) - self.keys.names
+
+
+# In which order loaded modules can be unloaded, from who holds whom. Pure.
+
+
+def closure(loaded: Mapping[str, Module], modules: Modules) -> dict[str, Module]:
+    """The driver's modules among `loaded`: the roots, all that holds them, and its own modules that nobody else holds.
+
+    The latter also finds what a failed load left behind, with no root above it any more.
+    """
+    found: dict[str, Module] = {}
+    queue = [name for name in modules.roots if name in loaded]
+    while queue:
+        name = queue.pop()
+        if name in found or name not in loaded:
+            continue
+        found[name] = loaded[name]
+        queue += loaded[name].holders
+    below = True
+    while below:
+        below = False
+        for name, module in loaded.items():
+            if is_own(name, modules) and name not in found and set(module.holders) <= found.keys():
+                found[name] = module
+                below = True
+    return found
+
+
+def is_own(name: str, modules: Modules) -> bool:
+    """Whether the profile counts the module as part of the driver."""
+    return name in (*modules.roots, *modules.order) or any(fnmatchcase(name, pattern) for pattern in modules.own)
+
+
+def has_root(loaded: Mapping[str, Module], modules: Modules) -> bool:
+    """Whether the driver is in the kernel: any of its root modules."""
+    return any(root in loaded for root in modules.roots)
+
+
+def driver_version(loaded: Mapping[str, Module]) -> str:
+    """The first version that a loaded module of the driver tells, "" if none does."""
+    return next((module.version for module in loaded.values() if module.version), "")
+
+
+def unload_order(modules: Mapping[str, Module], load_order: Sequence[str]) -> tuple[str, ...]:
+    """Names so that every module comes after all its holders; names alone decide between equals.
+
+    Of two in `load_order` the later one comes first, unless it is the other that holds it.
+    """
+    order: list[str] = []
+    left = dict(modules)
+    while left:
+        free = sorted(name for name, module in left.items() if not any(holder in left for holder in module.holders))
+        if not free:  # a cycle cannot exist in a live kernel; whatever is read, end
+            free = sorted(left)
+        later = [name for name in load_order if name in left]
+        # One whose later fellow is still held waits for it, where anything else can go.
+        free = [name for name in free if name not in later[:-1]] or [next(n for n in reversed(later) if n in free)]
+        order += free
+        for name in free:
+            del left[name]
+    return tuple(order)
+
+
+def beside(modules: Mapping[str, Module], roots: Iterable[str], load_order: Sequence[str]) -> tuple[str, ...]:
+    """Names that loading `roots` does not bring back by itself, in the order to load them."""
+    pulled_in = set(roots)
+    for name in unload_order(modules, load_order):  # holders come first
+        if pulled_in & set(modules[name].holders):
+            pulled_in.add(name)
+    return tuple(name for name in reversed(unload_order(modules, load_order)) if name not in pulled_in)
+
+
+def users(module: Module) -> int:
+    """How many users other than modules `module` has: open devices, mappings, kernel users. 0 where unknown."""
+    return max(0, (module.refcount or 0) - len(module.holders))
+
+
+def users_of(modules: Mapping[str, Module]) -> int:
+    """The same of all of them together."""
+    return sum(map(users, modules.values()))
+
+
+# Parameters of modules: which are given to a module when it is loaded, and which of its old values are kept.
+#
+# Pure. A parameter is written `module.name`, as on the kernel's command line.
+
+_NAME = re.compile(r"[A-Za-z0-9_]+\.[A-Za-z0-9_.-]+")
+
+_UNFIT = frozenset("\"'\\#")
+"""What no option of modprobe.d can hold, even in quotes."""
+
+NOT_SET = "(null)"
+"""How sysfs writes a text that was never set (kernel/params.c, param_get_charp)."""
+
+
+def kept(values: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
+    """Those of `values`, by `module.parameter`, that a new driver is to have as well."""
+    wanted = tuple(patterns)
+    return {
+        name: value
+        for name, value in values.items()
+        if _NAME.fullmatch(name) and any(fnmatchcase(name, pattern) for pattern in wanted) and _is_fit(value)
+    }
+
+
+def _is_fit(value: str) -> bool:
+    return bool(value) and value != NOT_SET and value.isprintable() and not _UNFIT & set(value)
+
+
+def options(fixed: Iterable[str], values: Mapping[str, str]) -> dict[str, str]:
+    """What each module is to be given, as modprobe.d writes it: `fixed` are `module.parameter=value`."""
+    found: dict[str, list[str]] = {}
+    for text in fixed:
+        name, _, value = text.partition("=")
+        _add(found, name, value)
+    for name, value in values.items():
+        _add(found, name, value)
+    return {module: " ".join(words) for module, words in found.items()}
+
+
+def _add(found: dict[str, list[str]], name: str, value: str) -> None:
+    module, _, parameter = name.partition(".")
+    text = f'"{value}"' if " " in value else value
+    found.setdefault(module, []).append(f"{parameter}={text}")
+
+
+def joined(first: Mapping[str, str], then: Mapping[str, str]) -> dict[str, str]:
+    """Options of both by module; of one parameter that both set, the kernel takes the last."""
+    return {
+        name: " ".join(filter(None, (first.get(name, ""), then.get(name, ""))))
+        for name in dict.fromkeys((*first, *then))
+    }
+
+
+# A profile as JSON, for another process of this version. Pure.
+
+
+def encode_profile(profile: Profile) -> str:
+    """The profile as JSON, for another process of this version."""
+    return json.dumps(asdict(profile), default=lambda member: member.value)
+
+
+def decode_profile(text: str) -> Profile:
+    """The profile that `encode` wrote."""
+    body = _frozen(json.loads(text))
+    probe, passthrough = body["probe"], body["passthrough"]
+    return Profile(
+        **{
+            **body,
+            "strategy": Strategy(body["strategy"]),
+            "keys": NodeKeys(**body["keys"]),
+            "modules": Modules(
+                **{
+                    **body["modules"],
+                    "load": LoadScope(body["modules"]["load"]),
+                    "roots_needed": RootsNeeded(body["modules"]["roots_needed"]),
+                }
+            ),
+            "paths": HostPaths(
+                **{**body["paths"], "device_nodes_made_by": NodeMaker(body["paths"]["device_nodes_made_by"])}
+            ),
+            "deploy": DeployLabels(**body["deploy"]),
+            "probe": None if probe is None else Probe(**probe),
+            "passthrough": None if passthrough is None else Passthrough(**passthrough),
+            "commands": VendorCommands(**body["commands"]),
+            "upgrade_metrics": UpgradeMetrics(**body["upgrade_metrics"]),
+            "transitions": tuple(
+                Transition(**{**one, "strategy": ChangeBy(one["strategy"])}) for one in body["transitions"]
+            ),
+        }
+    )
+
+
+def _frozen(value: Any) -> Any:
+    """`value` with tuples for lists."""
+    match value:
+        case dict():
+            return {key: _frozen(inner) for key, inner in value.items()}
+        case list():
+            return tuple(_frozen(inner) for inner in value)
+    return value
+
+
+# Which folders of a host a driver root may be: none that the host or its containers live in. Pure.
+
+_VITAL = (
+    "/bin",
+    "/boot",
+    "/dev",
+    "/etc",
+    "/lib",
+    "/lib64",
+    "/proc",
+    "/sbin",
+    "/sys",
+    "/usr/bin",
+    "/usr/lib",
+    "/usr/lib64",
+    "/usr/sbin",
+    "/run/containerd",
+    "/run/crio",
+    "/run/docker",
+    "/run/k3s",
+    "/run/netns",
+    "/run/systemd",
+    "/run/user",
+    "/var/lib/containerd",
+    "/var/lib/containers",
+    "/var/lib/docker",
+    "/var/lib/kubelet",
+    "/var/lib/rancher",
+)
+"""Folders that the host and its containers live in."""
+
+
+def is_safe_root(path: str) -> bool:
+    """Whether everything mounted at and below `path` may be unmounted: it holds nothing vital, nor lies in it."""
+    parts = path.rstrip("/").split("/")[1:]
+    if len(parts) < 2 or {"", ".", ".."} & set(parts):
+        return False
+    below = f"/{'/'.join(parts)}/"
+    return not any(f"{vital}/".startswith(below) or below.startswith(f"{vital}/") for vital in _VITAL)

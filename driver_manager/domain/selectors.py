@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from driver_manager.domain.frozen import Frozen
+from driver_manager.domain.records import Frozen
 
 _TERM = re.compile(
     r"(?P<absent>!)?\s*(?P<key>[^\s!=(),]+)\s*"

@@ -1,7 +1,7 @@
-"""The window: from the first pod that is told to go until the node serves again, and what its time went to.
+"""The outage: from the first pod that is asked to leave until the node serves again, by part.
 
-Owns the parts, how they are measured over several runs, their JSON form and their words. Which step is which part is
-`driver_manager.domain.swap.window_parts`. Pure: the time comes with each call, in seconds.
+Which step belongs to which part is in `driver_manager.domain.swap.steps`. Pure: the time comes with each call, in
+seconds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.frozen import Frozen
+from driver_manager.domain.records import Frozen
 from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form
 
 FORM = Form("a window", ConfigError, "Run the same version of driver-manager everywhere.")

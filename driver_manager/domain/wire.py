@@ -1,7 +1,6 @@
-"""Documents that another version of this program may read: versioned JSON objects.
+"""Versioned JSON documents that another version of this program may read, and timestamps.
 
-Owns how a version is named, how a newer one is refused, and how fields are read: every error names the document, the
-field and what was expected. What the fields mean is their modules' business. Pure.
+A newer version is refused. Every error names the document, the field and what was expected. Pure.
 """
 
 from __future__ import annotations
@@ -9,11 +8,75 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.escaping import shortened, writable
-from driver_manager.domain.frozen import Frozen
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.text import shortened, writable
+
+# A JSON merge patch (RFC 7386) as small as can be, and objects that any API server stores as they are sent. Pure.
+
+
+def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The patch that makes `new` of `old`. It has a null only for what is there and goes."""
+    found: dict[str, Any] = {key: None for key in old if key not in new}
+    for key, value in new.items():
+        before = old.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            if inner := merge_patch(before, value):
+                found[key] = inner
+        elif key not in old or before != value:
+            found[key] = value
+    return found
+
+
+def without_blanks(value: Any) -> Any:
+    """`value` without fields that are null or an empty text.
+
+    An API server 1.20 that was built with Go 1.19 takes an empty text in a custom resource for null, and refuses it.
+    """
+    match value:
+        case dict():
+            return {key: without_blanks(one) for key, one in value.items() if one not in (None, "")}
+        case list():
+            return [without_blanks(one) for one in value]
+    return value
+
+
+# A JSON patch (RFC 6902) as data: operations that apply together, or not at all. Pure.
+#
+# A `test` that fails makes the whole patch fail, so a patch can name what it rests on without a look before it.
+
+
+class Operation(Frozen):
+    """One operation at `path`, a JSON pointer; a removal has no value."""
+
+    op: str
+    path: str
+    value: Any = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is sent."""
+        body = {"op": self.op, "path": self.path}
+        return body if self.op == "remove" else {**body, "value": self.value}
+
+
+def expect(value: Any, *where: str | int) -> Operation:
+    """The patch applies only where `where` holds `value`."""
+    return Operation("test", pointer(*where), value)
+
+
+def replaced(old: Any, new: Any, *where: str | int) -> tuple[Operation, ...]:
+    """`new` in place of `old`, which has to be there; None removes it."""
+    change = Operation("remove", pointer(*where)) if new is None else Operation("replace", pointer(*where), new)
+    return (expect(old, *where), change)
+
+
+def pointer(*where: str | int) -> str:
+    """The JSON pointer (RFC 6901) that leads through `where`."""
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in where)
+
 
 MAX_VALUE_CHARS = 80
 """A value is shown cut to this length."""
@@ -217,3 +280,26 @@ def in_brief(value: Any) -> str:
             return "a list"
     text = repr(value)
     return text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]}…"
+
+
+# Moments as people and documents write them: RFC 3339, in UTC, to the second. Pure.
+
+
+def written_time(wall_s: float) -> str:
+    """The moment `wall_s`, in seconds since the epoch, as `2026-01-02T03:04:05Z`.
+
+    One before the epoch is the epoch, and one after the last of the calendar is that one.
+    """
+    return datetime.fromtimestamp(min(max(wall_s, 0.0), LAST_MOMENT_S), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def seconds_of(text: str) -> float | None:
+    """Seconds since the epoch of what `written` wrote, or any other RFC 3339 time; None for anything else.
+
+    A time whose offset leads out of the calendar (9999-12-31T23:59:59-01:00) is none.
+    """
+    try:
+        moment = datetime.fromisoformat(text)
+        return moment.astimezone(UTC).timestamp() if moment.tzinfo is not None else None
+    except (ValueError, OverflowError):
+        return None

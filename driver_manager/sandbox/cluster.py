@@ -1,29 +1,47 @@
-"""The sandbox's cluster: one node, operand DaemonSets and the driver's own, with controllers that react.
+"""The sandbox's cluster: one node, its DaemonSets, and controllers that react.
 
-Owns the objects and the record of what happened to them. Imports only the sandbox.
+Imports only the sandbox.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import fcntl
 import json
+import os
+import pty
+import subprocess
+import sys
+import termios
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 from driver_manager.domain import events
-from driver_manager.domain.frozen import Frozen
+from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.profile import Profile
-from driver_manager.sandbox.apiserver import ApiServer
-from driver_manager.sandbox.controllers import Controller, DaemonSetController, Kubelet
-from driver_manager.sandbox.discovery import VERSION
-from driver_manager.sandbox.host_tree import KERNEL, MACHINE_ID, HostTree
-from driver_manager.sandbox.store import ApiError, Event, Store, timestamp
+from driver_manager.domain.records import Frozen
+from driver_manager.sandbox import fake_tools
+from driver_manager.sandbox.apiserver import (
+    SERVER_VERSION,
+    ApiError,
+    ApiServer,
+    Controller,
+    DaemonSetController,
+    Event,
+    Kubelet,
+    Store,
+    run_pod,
+    timestamp,
+)
+from driver_manager.sandbox.host import KERNEL, MACHINE_ID, HostTree
 
 NODE = "sandbox-node"
 OPERANDS = (
@@ -336,9 +354,362 @@ def _status(tree: HostTree, *, is_ready: bool) -> dict[str, Any]:
             "bootID": tree.boot_id,
             "machineID": MACHINE_ID,
             "kernelVersion": KERNEL,
-            "kubeletVersion": VERSION,
+            "kubeletVersion": SERVER_VERSION,
         },
         "conditions": [{"type": "Ready", "status": str(is_ready), "reason": reason} | times],
         "capacity": CAPACITY,
         "allocatable": CAPACITY,
     }
+
+
+# A container of the sandbox's pods: the real command line as its own process, and what is in its environment.
+#
+# Owns how such a process starts, what it says, and how it ends. What it is and where it runs is the caller's. Must not
+# import anything but the standard library and the host tree.
+
+
+def environment(tree: HostTree, kubeconfig: Path, node: str, env: dict[str, str]) -> dict[str, str]:
+    """What the container of a driver-manager has on the host `tree`, and `env`."""
+    return {
+        "PATH": f"{tree.bin}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        "LC_ALL": "C.UTF-8",
+        "KUBECONFIG": str(kubeconfig),
+        "NODE_NAME": node,
+        "HOST_ROOT": str(tree.root),
+        "LOG_FORMAT": "text",
+        "TERMINATION_LOG": str(tree.root / "termination-log"),
+        **env,
+    }
+
+
+class Container:
+    """One process from its start on. `say` gets each line of it, and `ended` its exit status, negative for a signal."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: dict[str, str],
+        folder: Path,
+        say: Callable[[str], None],
+        ended: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._say = say
+        self._ended = ended
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "driver_manager", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=env,
+            cwd=folder,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it ended, by itself or otherwise."""
+        return self._process.poll() is not None
+
+    def stop(self) -> None:
+        """Tell it to end, and wait for nothing."""
+        self._process.terminate()
+
+    def terminate(self, timeout_s: float) -> int:
+        """Tell it to end, as a kubelet does; its exit status. It is killed after `timeout_s` seconds."""
+        self.stop()
+        return self.wait(timeout_s)
+
+    def wait(self, timeout_s: float) -> int:
+        """Its exit status, once it has ended and all that it said was told. It is killed after `timeout_s` seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        return self.kill()
+
+    def kill(self) -> int:
+        """It is gone, as everything is when the power is; its exit status."""
+        self._process.kill()
+        status = self._process.wait()
+        if threading.current_thread() is not self._reader:
+            self._reader.join()
+        return status
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None  # noqa: S101  # a pipe was asked for
+        # Where nobody reads any more, the story's own next line says so.
+        with self._process.stdout as lines, contextlib.suppress(BrokenPipeError):
+            for line in lines:
+                self._say(line.rstrip())
+        self._ended(self._process.wait())
+
+
+# The sandbox's clients of the driver: DaemonSets of two other teams. A process of the second has the device open.
+#
+# Owns when that process runs. Imports only the sandbox.
+
+EXPORTER, AGENT = "npu-exporter", "npu-agent"
+TEAMS = {EXPORTER: "monitoring", AGENT: "telemetry"}
+LABEL = "rebellions.ai/npu-driver-manager.client"
+PID = 5151
+
+
+class Agent(Controller):
+    """Opens the device in the agent's pods. Their init container lets no pod run while a run of ours has the node."""
+
+    resources = ("nodes", "pods")
+
+    def __init__(self, cluster: SandboxCluster) -> None:
+        super().__init__(cluster.store)
+        self._tree = cluster.tree
+        self._journal = cluster.profile.keys.journal
+        self._is_taken = False
+        self._waiting: dict[str, dict[str, Any]] = {}
+        self._holder = ""
+
+    def _handle(self, events: Sequence[Event]) -> float:
+        for event in events:
+            if event.resource == "nodes":
+                self._is_taken = self._journal in event.obj["metadata"].get("annotations", {})
+            elif event.obj["metadata"].get("labels", {}).get("app") == AGENT:
+                self._look_at(event)
+        for pod in self._waiting.values() if not self._is_taken else ():
+            self._holder = pod["metadata"]["uid"]
+            self._tree.hold_device_by(PID, AGENT, pod_uid=self._holder)
+            run_pod(self._store, pod)
+        if not self._is_taken:
+            self._waiting.clear()
+        return 3600.0
+
+    def _look_at(self, event: Event) -> None:
+        uid = event.obj["metadata"]["uid"]
+        if event.type == "DELETED":
+            self._waiting.pop(uid, None)
+            if uid == self._holder:
+                self._tree.end_process(PID)
+                self._holder = ""
+        elif event.obj.get("status", {}).get("phase") == "Pending" and uid != self._holder:
+            self._waiting[uid] = event.obj
+
+
+def add_clients(cluster: SandboxCluster) -> None:
+    """Both DaemonSets, whose authors have set the label that makes their pods clients; returns once their pods run."""
+    cluster.play(Agent(cluster))
+    for name, team in TEAMS.items():
+        template = pod_template(name, {} if name == AGENT else None)
+        template["metadata"]["labels"][LABEL] = "true"
+        cluster.store.create("daemonsets", daemon_set(name, team, {}, template))
+    cluster.await_running(TEAMS)
+
+
+# One command of a story in the foreground: its lines as they come; on a terminal all that it draws there.
+#
+# Owns where such a command prints to. On a terminal it gets one of its own, as wide as ours, so that it shows what it
+# shows a person; what it is and when it is killed is the caller's. Must not import anything but the standard library.
+
+CHUNK_BYTES = 65536
+OUTPUT_FLAGS = 1
+"""Their place in what tcgetattr gives (termios(3))."""
+
+SHOWN_ALSO = ("TERM", "NO_COLOR", "COLUMNS", "LINES")
+"""Variables by which a person tells programs what their terminal is like."""
+
+
+class Foreground:
+    """A command that has begun. `say` gets its lines, unless there is a `terminal`, which gets everything as it is."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        env: dict[str, str],
+        folder: Path,
+        say: Callable[[str], None],
+        terminal: TextIO | None,
+    ) -> None:
+        self._say = say
+        self._terminal = terminal
+        if terminal is None:
+            self._source, sink = os.pipe()
+        else:
+            self._source, sink = _terminal_like(terminal)
+            env = {name: value for name, value in env.items() if name != "LOG_FORMAT"}
+            env |= {name: os.environ[name] for name in SHOWN_ALSO if name in os.environ}
+        try:
+            self.process: subprocess.Popen[bytes] = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=env, cwd=folder
+            )
+        except BaseException:
+            os.close(self._source)
+            raise
+        finally:
+            os.close(sink)
+
+    def follow(self) -> int:
+        """Show it until it ends; its exit status, negative for a signal."""
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        rest = ""
+        with os.fdopen(self._source, "rb", buffering=0) as source:
+            while data := _read(source):
+                rest = self._show(rest + decoder.decode(data))
+            if rest:
+                self._say(rest)
+        return self.process.wait()
+
+    def _show(self, text: str) -> str:
+        """Show what came; the beginning of a line that has not ended yet."""
+        if self._terminal is not None:
+            self._terminal.write(text)
+            self._terminal.flush()
+            return ""
+        *lines, rest = text.split("\n")
+        for line in lines:
+            self._say(line.rstrip())
+        return rest
+
+
+def _read(source: FileIO) -> bytes:
+    """What came next, b"" at the end: of a terminal that nobody has open any more, Linux gives an error (EIO)."""
+    with contextlib.suppress(OSError):
+        return source.read(CHUNK_BYTES) or b""
+    return b""
+
+
+def _terminal_like(terminal: TextIO) -> tuple[int, int]:
+    """A terminal of the size of that one, which passes on what is written as it is: our end, and the command's."""
+    ours, theirs = pty.openpty()
+    with contextlib.suppress(OSError, termios.error):
+        size = fcntl.ioctl(terminal.fileno(), termios.TIOCGWINSZ, bytes(8))
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, size)
+    attributes = termios.tcgetattr(theirs)
+    attributes[OUTPUT_FLAGS] &= ~termios.OPOST
+    termios.tcsetattr(theirs, termios.TCSANOW, attributes)
+    return ours, theirs
+
+
+# A stand-in for Kernel Module Management (KMM): it follows a Node's version label on a sandbox host.
+#
+# What it does, in which order and by which labels is that of `driver_manager.domain.kmm`, without its pods. Imports
+# only the domain and the sandbox.
+
+WORK_S = 0.3
+"""What a worker pod takes at least."""
+
+
+class KmmStatus(Frozen):
+    """What KMM knows of a node.
+
+    `has` is the version that it has loaded, "" for none, in an earlier boot where the node `is_rebooted`; `offers` are
+    those that it can load. A node that is no target, as a cordoned one, only loses its driver.
+    """
+
+    has: str
+    offers: Collection[str]
+    is_target: bool
+    is_rebooted: bool
+
+    def next_work(self, module: KmmModule, labels: Mapping[str, str]) -> str:
+        """What it does next about `labels`, "" for nothing."""
+        workers = module.at_work(labels)
+        goal = workers if self.is_target else ""
+        due = {
+            "withdraw": bool(workers) and workers != module.asked(labels),
+            "forget": bool(self.has) and self.is_rebooted and goal != self.has,
+            "unload": bool(self.has) and goal != self.has,
+            "hide": bool(module.ready(labels)) and not self.has,
+            "begin": bool(module.asked(labels)) and not workers and not module.ready(labels),
+            "load": goal in self.offers and (not self.has or self.is_rebooted),
+            "show": bool(self.has) and module.ready(labels) != self.has,
+        }
+        return next((work for work, is_due in due.items() if is_due), "")
+
+
+def changed_labels(work: str, module: KmmModule, labels: Mapping[str, str], has: str) -> dict[str, str | None]:
+    """The labels that a piece of `work` changes; {} for one that is about the kernel."""
+    changes: dict[str, dict[str, str | None]] = {
+        "withdraw": {module.worker_key: None},
+        "begin": {module.worker_key: module.asked(labels)},
+        "hide": {module.ready_key: None},
+        "show": {module.ready_key: has},
+    }
+    return changes.get(work, {})
+
+
+class KmmWorkers:
+    """KMM's controllers and worker pods for one host.
+
+    `roots` are the driver trees that it has images of, by version; `has` is the version that it has loaded, "" for
+    none. It loads what the label of the workers names, and unloads only what it has loaded.
+    """
+
+    def __init__(self, tree: HostTree, module: KmmModule, roots: Mapping[str, str], has: str = "") -> None:
+        self._tree = tree
+        self._module = module
+        self._roots = roots
+        self._has, self._boot_id = has, tree.boot_id
+
+    def next_work(self, labels: Mapping[str, str], *, cordoned: bool) -> str:
+        """What it does next, "" for nothing. On a cordoned node it only unloads."""
+        is_rebooted = self._boot_id != self._tree.boot_id
+        return KmmStatus(self._has, self._roots, not cordoned, is_rebooted).next_work(self._module, labels)
+
+    def act(self, labels: Mapping[str, str], *, cordoned: bool = False) -> dict[str, str | None]:
+        """Do it; the labels that it changes. What cannot be done changes nothing."""
+        work = self.next_work(labels, cordoned=cordoned)
+        match work:
+            case "load":
+                self._load(self._module.at_work(labels))
+            case "unload":
+                self._has = "" if self._unload() else self._has
+            case "forget":
+                self._has = ""
+        return changed_labels(work, self._module, labels, self._has)
+
+    def _load(self, version: str) -> None:
+        """Over another driver that is as modprobe: it does nothing, and ends well."""
+        if self._tree.driver_version == "not loaded":
+            self._tree.load(self._roots[version])
+        self._has, self._boot_id = version, self._tree.boot_id
+
+    def _unload(self) -> bool:
+        """Whether the modules went; a device that is in use keeps them."""
+        main = self._tree.profile.modules.roots[0]
+        return not any(fake_tools.rmmod(self._tree.root, [name]) for name in (main, f"{main}_core"))
+
+
+class KmmController(Controller):
+    """KMM in a sandbox's cluster."""
+
+    resources = ("nodes",)
+
+    def __init__(self, store: Store, node: str, workers: KmmWorkers) -> None:
+        super().__init__(store)
+        self._node = node
+        self._workers = workers
+
+    def _handle(self, events: Sequence[Event]) -> float:
+        if self._is_due():
+            time.sleep(WORK_S)  # what KMM's pods take to load or unload
+            node = self._store.get("nodes", self._node)
+            changed = self._workers.act(_labels(node), cordoned=_is_cordoned(node))
+            if changed:
+                self._store.patch("nodes", self._node, lambda found: _with(found, changed))
+        return WORK_S
+
+    def _is_due(self) -> bool:
+        node = self._store.get("nodes", self._node)
+        return bool(self._workers.next_work(_labels(node), cordoned=_is_cordoned(node)))
+
+
+def _labels(node: dict[str, Any]) -> dict[str, str]:
+    labels: dict[str, str] = node["metadata"].get("labels", {})
+    return labels
+
+
+def _is_cordoned(node: dict[str, Any]) -> bool:
+    return bool(node.get("spec", {}).get("unschedulable"))
+
+
+def _with(node: dict[str, Any], changed: Mapping[str, str | None]) -> dict[str, Any]:
+    labels = {key: value for key, value in {**_labels(node), **changed}.items() if value is not None}
+    return {**node, "metadata": {**node["metadata"], "labels": labels}}

@@ -1,7 +1,7 @@
 """Stand-ins for kmod's, systemd's and the vendors' tools that work on a sandbox host tree instead of a kernel.
 
-Run as a program: `standins.py TOOL TREE ARGUMENT…`. They word their failures as kmod does, so that what reads them is
-tested. Standard library only, and nothing of the package: it starts in a bare interpreter.
+Run as a program: `fake_tools.py TOOL TREE ARGUMENT…`. Failures have the words of the real tools. Standard library
+only, and nothing of the package: it starts in a bare interpreter.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The forms of what commands print with `-o json`, and of profile files, as JSON Schema (draft-07)."""
+"""JSON Schemas (draft-07) of `-o json` output and of profile files."""
 
 from __future__ import annotations
 

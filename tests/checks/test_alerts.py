@@ -21,17 +21,15 @@ from typing import Any
 import pytest
 import yaml
 
-from driver_manager.adapters.host.roots import HostRoots
-from driver_manager.adapters.host.run_figures import RunFiguresFile
-from driver_manager.domain import timestamps
-from driver_manager.domain.fleet.fields import PLURAL
-from driver_manager.domain.fleet.model import UpgradeState
-from driver_manager.domain.fleet.record import NodeRecord
-from driver_manager.domain.fleet.record import encode as encode_record
+from driver_manager.adapters.host.files import HostRoots
+from driver_manager.adapters.host.notes import RunFiguresFile
+from driver_manager.domain.fleet.spec import PLURAL, NodeRecord, UpgradeState
+from driver_manager.domain.fleet.spec import encode_node_record as encode_record
 from driver_manager.domain.node_state import NodeState
-from driver_manager.domain.reboot.record import Attempt, RebootRequest, Record, encode
-from driver_manager.domain.run_figures import RunReport
+from driver_manager.domain.reboot.state import Attempt, RebootRequest, Record, encode_reboot_record
+from driver_manager.domain.run_report import RunReport
 from driver_manager.domain.window import Part, Window
+from driver_manager.domain.wire import written_time
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.apiserver import ApiServer
 from scripts.releasing.kustomize import DEPLOY, OVERLAYS, only, render
@@ -191,7 +189,7 @@ def stuck_rollouts(folder: Path, port: int) -> Iterator[None]:
         labels = {KEYS.upgrade_state: state.value, KEYS.state: NodeState.REBOOT_REQUIRED.value if name == "b" else None}
         scene.edit_node(name, {"metadata": {"labels": labels, "annotations": {KEYS.rollout: encode_record(record)}}})
     scene.add_rollout(DRIVER, waves=[{"name": "all"}], nodeTimeout="10m")
-    began = {"targetRevision": new, "history": [{"revision": new, "began": timestamps.written(long_ago_s)}]}
+    began = {"targetRevision": new, "history": [{"revision": new, "began": written_time(long_ago_s)}]}
     scene.store.patch(PLURAL, DRIVER, lambda one: one | {"status": began}, namespace=NAMESPACE, status=True)
     time.sleep(1.1)  # of two objects of the same second, the uid says which one is older
     scene.add_rollout("second")
@@ -254,7 +252,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
                 time.sleep(0.5)  # some scrapes, so that a counter is seen to grow
             asked = RebootRequest("boot-1", "recovery", int(time.time()))
             record = Record(announced=asked, announced_s=int(time.time()) - 5 * 3600)
-            tree.put(paths.rebooter_record.lstrip("/"), encode(record.counting(Attempt(1, "upgrade"))))
+            tree.put(paths.rebooter_record.lstrip("/"), encode_reboot_record(record.counting(Attempt(1, "upgrade"))))
             found.wait(lambda: bool(running.query("driver_manager_reboots_total == 1")), "the rebooter's record")
             yield found
     finally:

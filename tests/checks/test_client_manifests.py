@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from driver_manager import settings
+from driver_manager.domain import settings
 from scripts.releasing.kustomize import OVERLAYS, Json, only, render
 
 

@@ -13,10 +13,10 @@ import click
 import pytest
 import yaml
 
-from driver_manager import settings
 from driver_manager.adapters.kube.leases import LEASE
 from driver_manager.adapters.report.http import parse_address
 from driver_manager.cli.main import cli
+from driver_manager.domain import settings
 from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.profiles import builtin
 from scripts.releasing import kustomize

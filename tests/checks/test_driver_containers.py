@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.domain.markers import UPGRADE, Marker, decode, encode
+from driver_manager.domain.host import UPGRADE_REASON, Marker, decode_marker, encode_marker
 from tests.support.fakes.driver_containers import KERNEL, EntryProgram
 
 BOOT = "0b5ad2f6-6a8e-4a7b-9c40-3d0c1f1d4f10"
@@ -145,9 +145,9 @@ def test_a_running_kernel_keeps_its_driver_and_a_reboot_is_asked_for(ascend: Ent
     ascend.wait(process, marker.exists)
     assert ascend.run("ready", **env).returncode == 1
     assert ascend.end(process) == 0
-    read = decode(marker.read_text())
+    read = decode_marker(marker.read_text())
     assert (read.reason, read.boot_id, read.node, read.from_driver, read.to_driver) == (
-        UPGRADE,
+        UPGRADE_REASON,
         BOOT,
         "node-1",
         "old",
@@ -177,9 +177,9 @@ def test_a_load_that_was_not_completed_is_loaded_again_and_asks_for_no_reboot(as
 @pytest.mark.parametrize(
     ("there", "stays"),
     [
-        (encode(Marker("recovery", BOOT)), True),
+        (encode_marker(Marker("recovery", BOOT)), True),
         ("driver upgrade\n", True),
-        (encode(Marker(UPGRADE, "of-an-earlier-boot")), False),
+        (encode_marker(Marker(UPGRADE_REASON, "of-an-earlier-boot")), False),
     ],
     ids=["of this boot", "of an older operator", "of an earlier boot"],
 )

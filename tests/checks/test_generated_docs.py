@@ -9,20 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager import settings
+from driver_manager.domain import settings
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
 from driver_manager.domain.events import EVENTS
-from driver_manager.domain.fleet import holds, judge, obstacles, outlook, places
-from driver_manager.domain.fleet.acts import Phase, Place
-from driver_manager.domain.fleet.model import UpgradeState
-from driver_manager.domain.health import machine
-from driver_manager.domain.health.machine import Finding, HealthState
-from driver_manager.domain.health.marks import MarkChange
-from driver_manager.domain.host_paths import HostPaths
-from driver_manager.domain.profile import Strategy
+from driver_manager.domain.fleet import waves as holds
+from driver_manager.domain.fleet.advance import OUTLOOK_GUARDS
+from driver_manager.domain.fleet.nodes import JUDGE_CASES, PLACE_CASES
+from driver_manager.domain.fleet.spec import UpgradeState
+from driver_manager.domain.fleet.state import FOREIGN, UNFIT, Phase, Place
+from driver_manager.domain.health.watch import TRANSITIONS, Finding, HealthState, MarkChange
+from driver_manager.domain.profile import HostPaths, Strategy
 from driver_manager.domain.reboot.decision import ASKS, GUARDS, RebootAct
-from driver_manager.domain.swap import plan
-from driver_manager.domain.swap.plan import Decision
+from driver_manager.domain.swap.steps import AnyStep, Decision
 from driver_manager.profiles import builtin
 from tests.support.docs import (
     fleet_picture,
@@ -55,7 +53,7 @@ def test_a_default_that_changes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.submission
 def test_a_transition_that_changes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(machine.TRANSITIONS[HealthState.SUSPECT], Finding.UNKNOWN, HealthState.WEDGED)
+    monkeypatch.setitem(TRANSITIONS[HealthState.SUSPECT], Finding.UNKNOWN, HealthState.WEDGED)
     with pytest.raises(Drift, match=r"docs/states\.md"):
         markdown.check(pictures.pages())
 
@@ -85,7 +83,7 @@ def test_the_order_of_steps_is_kept_by_every_plan() -> None:
 @pytest.mark.submission
 def test_the_pictures_have_every_step_state_guard_and_act() -> None:
     drawn = {name.split()[0] for order in plan_picture.orders() for name in order.steps}
-    assert drawn == {kind.__name__ for kind in typing.get_args(plan.AnyStep)}
+    assert drawn == {kind.__name__ for kind in typing.get_args(AnyStep)}
     assert {order.decision for order in plan_picture.orders()} == set(Decision)
     assert set(health_picture.acts()) == set(HealthState)
     assert {act for found in health_picture.acts().values() for act in found} == set(MarkChange)
@@ -100,11 +98,11 @@ def test_the_pictures_have_every_step_state_guard_and_act() -> None:
 @pytest.mark.submission
 def test_the_tables_of_the_rollout_have_every_case_guard_place_and_phase() -> None:
     seen = fleet_picture.seen()
-    assert len(seen.places) == len(places.CASES)
-    assert len(seen.cases) == len(judge.CASES)
-    assert len(seen.obstacles) == len(obstacles.FOREIGN) + len(obstacles.UNFIT)
-    assert len(seen.holds) == len(holds.GUARDS)
-    assert len(seen.phases) == len(outlook.GUARDS)
+    assert len(seen.places) == len(PLACE_CASES)
+    assert len(seen.cases) == len(JUDGE_CASES)
+    assert len(seen.obstacles) == len(FOREIGN) + len(UNFIT)
+    assert len(seen.holds) == len(holds.HOLD_GUARDS)
+    assert len(seen.phases) == len(OUTLOOK_GUARDS)
     assert {place for found in seen.places.values() for place in found} == {place.value for place in Place}
     phases = {result.split(":")[0] for found in seen.phases.values() for result in found}
     assert phases == {phase.value for phase in Phase}
@@ -114,7 +112,7 @@ def test_the_tables_of_the_rollout_have_every_case_guard_place_and_phase() -> No
 
 @pytest.mark.submission
 def test_cases_of_the_rollout_in_another_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holds, "GUARDS", tuple(reversed(holds.GUARDS)))
+    monkeypatch.setattr(fleet_picture, "HOLD_GUARDS", tuple(reversed(holds.HOLD_GUARDS)))
     with pytest.raises(Drift, match=r"docs/states\.md"):
         markdown.check(pictures.pages())
 

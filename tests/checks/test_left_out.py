@@ -141,7 +141,7 @@ def test_no_import_of_what_is_kept_leads_to_what_is_left_out() -> None:
 
 
 def test_this_package_uses_two_names_of_the_client() -> None:
-    adapter = ast.parse((OWN / "adapters/kube/library.py").read_text())
+    adapter = ast.parse((OWN / "adapters/kube/kubeconfig.py").read_text())
     used = {
         node.attr
         for node in ast.walk(adapter)

@@ -12,20 +12,16 @@ from driver_manager.domain.profile import Profile
 from driver_manager.profiles import builtin
 
 PACKAGE = Path(__file__).parents[2] / "driver_manager"
-PARSERS = "domain/health/parsers/"
 MAY = {
-    "domain/health/probe_output.py": "the table of parsers, by the vendors' tools that they read",
-    "domain/fleet/fields.py": "the API group of DriverRollout, whatever the vendor",
-    "domain/swap/vfio_rows.py": "amd_iommu, an option of the kernel",
-    "sandbox/driver_clients.py": "data of a story",
+    "domain/health/parsers.py": "parsers of the vendors' tools",
+    "domain/fleet/spec.py": "the API group of DriverRollout, whatever the vendor",
+    "domain/swap/vfio.py": "amd_iommu, an option of the kernel",
+    "sandbox/cluster.py": "data of a story",
     "sandbox/fake_tools.py": "stand-ins for the vendors' tools",
-    "sandbox/fleet_runner.py": "the profile of a story",
-    "sandbox/reboot_runner.py": "the profile of the stories",
-    "sandbox/scenario.py": "the profile of a story that names none",
-    "sandbox/scenarios.py": "data of the stories",
-    "sandbox/vendor_scenarios.py": "data of the stories",
+    "sandbox/fleet.py": "the profile of a story",
+    "sandbox/stories.py": "the profile of the stories",
 }
-"""Modules that name a vendor, each with its reason; and all parsers, which read one vendor's tool each."""
+"""Modules that name a vendor, each with its reason."""
 
 
 def words(profile: Profile) -> set[str]:
@@ -59,7 +55,7 @@ def named_in(code: str) -> set[str]:
 @pytest.mark.reads("driver_manager")
 def test_no_vendor_is_named_but_where_there_is_a_reason() -> None:
     naming = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if named_in(path.read_text())}
-    assert {name for name in naming if not name.startswith(PARSERS)} == MAY.keys()
+    assert naming == MAY.keys()
 
 
 @pytest.mark.parametrize("profile", builtin().values(), ids=lambda profile: profile.name)

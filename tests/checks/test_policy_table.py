@@ -16,7 +16,7 @@ import pytest
 from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.profile import NodeKeys, Strategy
 from driver_manager.profiles import builtin
-from driver_manager.sandbox.patches import merge_patch
+from driver_manager.sandbox.apiserver import apply_merge_patch
 from scripts.releasing import admission
 from scripts.releasing.kustomize import DEPLOY, OVERLAYS, POLICIES, Json, only, render
 from tests.support.deploy.apply import rights_of
@@ -200,7 +200,7 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def review(vendor: str, sender: Sender, change: Change, subresource: str = "") -> Json:
     """The review of a Node of the vendor."""
     old = a_node(vendor)
-    return update(sender, old, merge_patch(copy.deepcopy(old), change), subresource)
+    return update(sender, old, apply_merge_patch(copy.deepcopy(old), change), subresource)
 
 
 def test_the_keys_in_deploy_are_those_of_the_profiles() -> None:

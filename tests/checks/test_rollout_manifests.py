@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from driver_manager import settings
-from driver_manager.domain.fleet.fields import GROUP, KIND, PLURAL, VERSION
-from driver_manager.domain.fleet.model import Policy
-from driver_manager.domain.fleet.reading import RolloutObject, read
+from driver_manager.domain import settings
+from driver_manager.domain.fleet.spec import GROUP, KIND, PLURAL, VERSION, Policy, RolloutObject, read
 from driver_manager.domain.profile import Strategy
 from driver_manager.profiles import builtin
 from scripts.releasing.kustomize import DEPLOY, OVERLAYS, Json, only, render

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import driver_manager
-from driver_manager.domain.swap.steps.base import Step
+from driver_manager.domain.swap.steps import Step
 
 PACKAGE = Path(driver_manager.__file__).parent
-CHECKED = ("core/swap/executor.py", "core/swap/operator_handoff.py")
+CHECKED = ("core/swap/run.py", "core/swap/pods.py")
 MYPY_S = 300.0
 
 NEW_STEP = '''
@@ -36,7 +36,7 @@ def errors(folder: Path, old: str, new: str) -> str:
     """What the type checker says of a copy of the package in which the operator's steps were changed."""
     copy = folder / PACKAGE.name
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    steps = copy / "domain/swap/steps/operator.py"
+    steps = copy / "domain/swap/steps.py"
     text = steps.read_text(encoding="utf-8")
     assert text.count(old) == 1, "the change changes nothing"
     steps.write_text(text.replace(old, new), encoding="utf-8")
@@ -66,8 +66,8 @@ UNION = "AnyOperatorStep = WaitForSafeLoad | "
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        (UNION, NEW_STEP + UNION + "CallSomebody | ", 'core/swap/operator_handoff.py:*: error: Argument 1 to "assert_'),
-        (UNION, NO_RIGHTS + UNION, "domain/swap/steps/operator.py:*: error: Cannot instantiate abstract class"),
+        (UNION, NEW_STEP + UNION + "CallSomebody | ", 'core/swap/pods.py:*: error: Argument 1 to "assert_'),
+        (UNION, NO_RIGHTS + UNION, "domain/swap/steps.py:*: error: Cannot instantiate abstract class"),
     ],
     ids=["without a handler", "without rights"],
 )
@@ -86,7 +86,7 @@ def test_every_family_of_steps_is_handled_by_the_executor(tmp_path: Path) -> Non
     old = "AnyOperatorStep = WaitForSafeLoad"
     loose = NEW_STEP.replace("OperatorStep", "Step")
     found = errors(tmp_path, old, f"{loose}{old} | CallSomebody")
-    assert "core/swap/executor.py" in found
+    assert "core/swap/run.py" in found
     assert "assert_never" in found
 
 

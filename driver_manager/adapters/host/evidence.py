@@ -1,6 +1,6 @@
-"""What is kept on the host's disk before it can no longer be seen: the kernel's last messages, holders, what was said.
+"""Evidence of a wedge: kernel log, holders and probe output, saved in a file on the host.
 
-Owns the files: bounded in number and size, the oldest go, each written whole or not at all.
+Files are bounded in number and size, the oldest are removed, and each is written whole or not at all.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from driver_manager.adapters.host.files import HostFiles
+from driver_manager.adapters.host.files import HostFiles, HostRoots
 from driver_manager.adapters.host.holders import Looks, find_holders
-from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.domain.errors import ManagerError
-from driver_manager.domain.escaping import one_line
+from driver_manager.domain.text import one_line
 
 KERNEL_LINES = 400
 KERNEL_RECORDS = 100_000

@@ -1,4 +1,4 @@
-"""Files of the host seen through its root: no symlink and no `..` leads out of it, whoever changes folders meanwhile.
+"""Files below the host root: paths that cannot leave it, atomic writes, and locks between runs.
 
 Owns what is read and written of the host's files, and the three ways to a writable view; `beneath` finds the way there.
 Knows nothing of drivers.
@@ -8,16 +8,156 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
+from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
-from driver_manager.adapters.host.openat import MAX_LINKS, Missing, Place, open_in, place
+from driver_manager.core.ports_base import Clock
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.records import Frozen
+
+# Finds a path beneath a root by holding each folder open on the way: whatever is swapped meanwhile, nothing leads out.
+#
+# A name that was checked may be another file a moment later; an open folder stays what it is. So every component is
+# opened by its name in the folder before it, without following it; a symlink is read and walked like the rest of the
+# path; `..` is the folder that we came from. Sources: openat(2), path_resolution(7).
+
+MAX_LINKS = 40
+"""As the kernel's own limit (path_resolution(7), ELOOP)."""
+
+FOLDER_MODE = 0o755
+
+_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Missing(Enum):
+    """What is done where a folder on the way is not there."""
+
+    RAISE = "raise"
+    MAKE = "make"
+    STOP = "stop"
+    """The place is then the first name that is missing, in the last folder that is there."""
+
+
+class Place(Frozen):
+    """A name in an open folder; `path` is how this process spells it, for messages. "." is the folder itself."""
+
+    folder: int
+    name: str
+    path: Path
+
+
+@contextmanager
+def place(
+    root: Path, path: str, *, follow_last: bool = False, missing: Missing = Missing.RAISE
+) -> Generator[Place, None, None]:
+    """Where `path` (absolute on the host) is beneath `root`; its folder stays open as long as the context.
+
+    What is at the last name is not opened, and no symlink when it was looked at, with `follow_last`: whoever opens it
+    does so without following. Raises OSError: ELOOP for too many links, ENOTDIR, ENOENT with Missing.RAISE, and for a
+    path with NUL, which may come from JSON.
+    """
+    if "\0" in path:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    with contextlib.ExitStack() as held:
+        walk = _Walk(root, path)
+        held.callback(walk.close)
+        yield walk.to_last(follow_last=follow_last, missing=missing)
+
+
+def open_in(where: Place, flags: int, mode: int = 0) -> int:
+    """A descriptor of what is at the place, which must not be a symlink by now. Raises OSError."""
+    return os.open(where.name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=where.folder)
+
+
+class _Walk:
+    """The folders from the root to where we are, all open, by name."""
+
+    def __init__(self, root: Path, path: str) -> None:
+        self._root = root
+        self._path = path
+        self._left = _pieces(path)
+        self._links = 0
+        self._open = [(os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), "")]
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.pop()[0])
+
+    def to_last(self, *, follow_last: bool, missing: Missing) -> Place:
+        while self._left:
+            name = self._left.pop()
+            if name == "..":
+                if len(self._open) > 1:
+                    os.close(self._open.pop()[0])
+            elif not self._left and not follow_last:
+                return self._at(name)
+            else:
+                is_there = self._step(name, missing)
+                if not is_there:
+                    return self._at(name)
+        return self._at(".")
+
+    def _step(self, name: str, missing: Missing) -> bool:
+        """Into the folder `name`, or along the symlink; False where this is the end of the way."""
+        is_last = not self._left
+        try:
+            descriptor = os.open(name, _LOOK, dir_fd=self._open[-1][0])
+        except FileNotFoundError:
+            if is_last or missing is Missing.STOP:
+                return False
+            if missing is Missing.RAISE:
+                raise
+            descriptor = _made(self._open[-1][0], name)
+        kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+        if kind == stat.S_IFDIR and not is_last:
+            self._open.append((descriptor, name))
+            return True
+        try:
+            if kind == stat.S_IFLNK:
+                self._follow(os.readlink("", dir_fd=descriptor))
+                return True
+        finally:
+            os.close(descriptor)
+        if not is_last:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self._path)
+        return False
+
+    def _follow(self, target: str) -> None:
+        self._links += 1
+        if self._links > MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self._path)
+        if target.startswith("/"):
+            while len(self._open) > 1:
+                os.close(self._open.pop()[0])
+        self._left += _pieces(target)
+
+    def _at(self, name: str) -> Place:
+        return Place(self._open[-1][0], name, self._root.joinpath(*(folder for _, folder in self._open), name))
+
+
+def _pieces(path: str) -> list[str]:
+    """The components of a path, the last first."""
+    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
+
+
+def _made(parent: int, name: str) -> int:
+    """A new folder, or the one that somebody else made first; of the mode that is meant, whatever the umask."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, FOLDER_MODE, dir_fd=parent)
+        made = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        try:
+            os.fchmod(made, FOLDER_MODE)
+        finally:
+            os.close(made)
+    return os.open(name, _LOOK, dir_fd=parent)
+
 
 MAX_READ_BYTES = 64 * 1024
 
@@ -388,3 +528,136 @@ def _sync_folder(where: Place) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+# The lock on the host by which a reconcile, health-watch and the rebooter keep out of each other's way.
+#
+# A flock(2) on a file under /run: whoever dies lets go of it, whatever killed it and whichever namespaces it was in.
+
+POLL_S = 0.02
+
+MOMENT_S = 1.0
+"""Nobody is alone for longer: whoever holds the lock then works on the driver, and is not another health-watch."""
+
+
+class WorkLock:
+    """The lock at `path` on the host."""
+
+    def __init__(self, files: HostFiles, path: str) -> None:
+        self._files = files
+        self.path = path
+
+    @contextmanager
+    def working(self, clock: Clock, timeout_s: float) -> Generator[bool, None, None]:
+        """Held while the driver is worked on; others who work may hold it too. Yields whether it is held.
+
+        It is waited for `timeout_s` seconds, as health-watch holds it alone only for moments. Raises OSError.
+        """
+        with self._held(fcntl.LOCK_SH, clock, timeout_s) as held:
+            yield held
+
+    @contextmanager
+    def alone(self, clock: Clock, timeout_s: float | None = None) -> Generator[bool, None, None]:
+        """Held by nobody else. Yields whether it is held: it is not where somebody works. Raises OSError."""
+        with self._held(fcntl.LOCK_EX, clock, MOMENT_S if timeout_s is None else timeout_s) as held:
+            yield held
+
+    @contextmanager
+    def _held(self, how: int, clock: Clock, timeout_s: float) -> Generator[bool, None, None]:
+        descriptor = self._files.open_lock(self.path)
+        try:
+            end = clock.monotonic() + timeout_s
+            while not (held := _lock(descriptor, how)) and clock.monotonic() < end:
+                clock.sleep(POLL_S)
+            yield held
+        finally:
+            os.close(descriptor)
+
+
+def _lock(descriptor: int, how: int) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+# What it means that the host refuses a file of the driver to us: one error, for all who read and change them.
+
+
+@contextmanager
+def translated(path: str) -> Generator[None, None, None]:
+    """A ConfigError that names `path` in place of an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise refused(path, error) from error
+
+
+def refused(path: str | bytes, error: OSError) -> ConfigError:
+    """The error for `path`."""
+    return ConfigError(
+        f"cannot read or change {path!s} on the host: {error.strerror}",
+        "Run as root, with the vendor's folders of the host mounted read-write.",
+    )
+
+
+# renameat2(2) with RENAME_EXCHANGE: two names change places in one operation, so that neither is ever missing.
+
+RENAME_EXCHANGE = 2
+"""include/uapi/linux/fs.h"""
+
+
+def exchange(folder: int, name: str, other_folder: int, other: str) -> None:
+    """Let the two names, each in an open folder, change places. Raises OSError: EINVAL where there is no such thing."""
+    import ctypes  # noqa: PLC0415  # half a MiB that few runs need
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(folder, os.fsencode(name), other_folder, os.fsencode(other), RENAME_EXCHANGE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), name, None, other)
+
+
+# Where this process sees the host, and the plain facts that everybody asks for. Changes nothing.
+
+
+class HostRoots(Frozen):
+    """Where this process sees the host: its root, /proc, /sys and /dev."""
+
+    root: Path
+    proc: Path
+    sys: Path
+    dev: Path
+
+    def files(self) -> HostFiles:
+        """The host's files."""
+        return HostFiles(self.root, self.proc)
+
+    def to_document(self) -> dict[str, str]:
+        """For another interpreter of this version."""
+        return {name: str(path) for name, path in asdict(self).items()}
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, str]) -> HostRoots:
+        """What `to_document` made."""
+        return cls(**{name: Path(path) for name, path in document.items()})
+
+
+def boot_id(roots: HostRoots) -> str:
+    """The kernel's id of this boot. Raises ConfigError."""
+    return kernel_fact(roots, "random/boot_id")
+
+
+def machine_id(roots: HostRoots) -> str:
+    """The host's machine id (machine-id(5)), "" if it has none. Raises OSError."""
+    return (roots.files().read("/etc/machine-id") or "").strip()
+
+
+def kernel_fact(roots: HostRoots, name: str) -> str:
+    """One line of /proc/sys/kernel. Raises ConfigError."""
+    path = roots.proc / "sys/kernel" / name
+    try:
+        return path.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"cannot read {path}: {getattr(error, 'strerror', None) or error}", "Mount the host's /proc (PROC_ROOT)."
+        ) from error

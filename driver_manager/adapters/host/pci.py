@@ -1,10 +1,25 @@
-"""The vendor's devices on the PCI bus, from sysfs (sysfs-bus-pci). Changes nothing."""
+"""PCI functions of a vendor: which driver has each, and binding them to vfio-pci and back."""
 
 from __future__ import annotations
 
+import errno
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.files import HostFiles, HostRoots, kernel_fact
+from driver_manager.adapters.host.holders import LOOK_S, Looks, find_holders
+from driver_manager.adapters.process.forked import each_within, lines_within
+from driver_manager.core.ports_base import Clock
+from driver_manager.domain.deadline import Deadline
+from driver_manager.domain.errors import ModuleFailed, ModuleStuck
+from driver_manager.domain.host import Holder
+from driver_manager.domain.pci import PciBus, PciFunction
 from driver_manager.domain.profile import Profile
 
 _GIVEN_AWAY = ("vfio", "pci-stub", "uio", "pciback", "xen-pciback")
@@ -55,3 +70,363 @@ def pci_value(path: Path) -> str:
         return path.read_text().strip().removeprefix("0x").lower()
     except (OSError, ValueError):
         return ""
+
+
+# The vendor's functions on the PCI bus with their drivers and IOMMU groups, from sysfs. Changes nothing.
+#
+# A file that the kernel guards by the lock of the device is read in a disposable child: while a driver does not let go
+# of the device, the reader waits where no signal arrives (drivers/pci/pci-sysfs.c, driver_override_show;
+# drivers/pci/iov.c). Sources: Documentation/ABI/testing/sysfs-bus-pci, sysfs-kernel-iommu_groups, sysfs-devices-vfio-
+# dev; modules.alias(5) with the entries `alias vfio_pci:…` of the kernel's vfio drivers (include/linux/pci.h,
+# PCI_DRIVER_OVERRIDE_DEVICE_VFIO).
+
+MAX_ALIASES_BYTES = 32 * 1024 * 1024
+ALIAS = "alias vfio_pci:"
+PLAIN_MODULE, PLAIN_DRIVER = "vfio_pci", "vfio-pci"
+NO_OVERRIDE = "(null)"
+"""What a cleared driver_override reads as."""
+
+GUARDED = ("driver_override", "sriov_numvfs")
+PCI_LOOK_S = 60.0
+STALL_S = 10.0
+"""These are read at once where nobody holds the lock. A driver that comes or goes as it should is waited for, and so is
+a busy machine: where a device is taken for stuck, nothing goes on."""
+
+
+def devices_folder(sys_root: Path) -> Path:
+    """The folder of all functions on the bus."""
+    return sys_root / "bus/pci/devices"
+
+
+def read_bus(roots: HostRoots, profile: Profile, kernel: str, *, picks_vfio: bool) -> PciBus:
+    """The functions of the profile. `picks_vfio`: with the best vfio module of the host's `kernel` for each."""
+    folder, accelerators = devices_folder(roots.sys), pci_devices(roots, profile)
+    auxiliary = _auxiliary(folder, accelerators, profile)
+    modules = VfioModules(roots.files(), roots.sys, kernel) if picks_vfio else None
+    addresses = sorted((*accelerators, *auxiliary))
+    functions = [_function(folder / address, modules, is_auxiliary=address in auxiliary) for address in addresses]
+    # Who is never given to virtual machines has nothing that is guarded, and costs no child.
+    known = _guarded([folder / address for address in addresses]) if profile.passthrough is not None else {}
+    return PciBus(
+        tuple(replace(one, **known.get(one.address, {})) for one in functions), _neighbours(roots.sys, functions)
+    )
+
+
+def _guarded(paths: list[Path]) -> dict[str, dict[str, Any]]:
+    """What the kernel says of each function under the lock of its device, as fields, by its address."""
+    asked = each_within(
+        PCI_LOOK_S, STALL_S, range(len(paths)), lambda at: (_text(paths[at] / name) for name in GUARDED)
+    )
+    silent = {*asked.stuck, *asked.left}
+    return {
+        path.name: {"is_stuck": True} if at in silent else _settings(*asked.lines[at])
+        for at, path in enumerate(paths)
+        if at in silent or len(asked.lines.get(at, ())) == len(GUARDED)
+    }
+
+
+def _settings(override: str, count: str) -> dict[str, Any]:
+    return {
+        "override": "" if override == NO_OVERRIDE else override,
+        "virtual_count": int(count) if count.isascii() and count.isdigit() else 0,
+    }
+
+
+def _auxiliary(folder: Path, accelerators: tuple[str, ...], profile: Profile) -> tuple[str, ...]:
+    """Further functions in the slots of `accelerators` that are of the classes which go along."""
+    classes = profile.passthrough.auxiliary if profile.passthrough is not None else ()
+    if not classes or not accelerators:
+        return ()
+    slots = {address.rpartition(".")[0] for address in accelerators}
+    beside = (
+        entry for entry in folder.iterdir() if entry.name.rpartition(".")[0] in slots and entry.name not in accelerators
+    )
+    return tuple(sorted(entry.name for entry in beside if pci_value(entry / "class").startswith(classes)))
+
+
+def _neighbours(sys_root: Path, functions: Sequence[PciFunction]) -> tuple[PciFunction, ...]:
+    known = {one.address for one in functions}
+    found = []
+    for group in sorted({one.group for one in functions if one.group}):
+        try:
+            members = sorted(entry.name for entry in (sys_root / "kernel/iommu_groups" / group / "devices").iterdir())
+        except OSError:
+            continue
+        others = (devices_folder(sys_root) / address for address in members if address not in known)
+        found += [_function(path, None, is_auxiliary=False) for path in others]
+    return tuple(found)
+
+
+def _function(path: Path, modules: VfioModules | None, *, is_auxiliary: bool) -> PciFunction:
+    module = modules.best(_text(path / "modalias")) if modules is not None else ""
+    return PciFunction(
+        address=path.name,
+        driver=_target(path / "driver"),
+        module=_target(path / "driver/module"),
+        group=_target(path / "iommu_group"),
+        physical=_target(path / "physfn"),
+        vfio_module=module,
+        vfio_driver=modules.driver_in(module) if modules is not None and module else "",
+        is_auxiliary=is_auxiliary,
+        own_node=_only_name_in(path / "vfio-dev"),
+    )
+
+
+def _target(link: Path) -> str:
+    """The name of what a link leads to, "" where there is none."""
+    try:
+        return link.readlink().name
+    except OSError:
+        return ""
+
+
+def _only_name_in(folder: Path) -> str:
+    """The name of what is in a folder that holds one thing, "" where there is none."""
+    try:
+        return next((entry.name for entry in folder.iterdir()), "")
+    except OSError:
+        return ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+class VfioModules:
+    """The modules of one kernel that hand functions over. Raises OSError where its list of aliases cannot be read."""
+
+    def __init__(self, files: HostFiles, sys_root: Path, kernel: str) -> None:
+        self._sys_root = sys_root
+        tree = f"/lib/modules/{kernel}"
+        text = files.read(f"{tree}/modules.alias", MAX_ALIASES_BYTES) or ""
+        rows = (line.removeprefix(ALIAS).split() for line in text.splitlines() if line.startswith(ALIAS))
+        self._aliases = tuple((row[0], row[1]) for row in rows if len(row) == 2)
+        self._has_plain = _has_plain(files, sys_root, tree)
+
+    def best(self, modalias: str) -> str:
+        """The module that names the function most closely, "" where there is none for it.
+
+        Kernels before 5.16 have no such aliases, and no module but the plain one.
+        """
+        wanted = modalias.removeprefix("pci:")
+        found = [(pattern.count("*"), module) for pattern, module in self._aliases if fnmatchcase(wanted, pattern)]
+        if found:
+            return min(found)[1]
+        return PLAIN_MODULE if self._has_plain else ""
+
+    def driver_in(self, module: str) -> str:
+        """The name of the PCI driver in a module: as the loaded one says, else as kernels name it."""
+        try:
+            names = sorted(entry.name for entry in (self._sys_root / "module" / module / "drivers").iterdir())
+        except OSError:
+            names = []
+        loaded = [name.removeprefix("pci:") for name in names if name.startswith("pci:")]
+        return loaded[0] if loaded else PLAIN_DRIVER if module == PLAIN_MODULE else module
+
+
+def _has_plain(files: HostFiles, sys_root: Path, tree: str) -> bool:
+    """Whether the kernel has vfio-pci: loaded or built in, or among the modules of its tree."""
+    if (sys_root / "bus/pci/drivers" / PLAIN_DRIVER).is_dir():
+        return True
+    lists = (files.read(f"{tree}/{name}", MAX_ALIASES_BYTES) or "" for name in ("modules.dep", "modules.builtin"))
+    return any("/vfio-pci.ko" in text for text in lists)
+
+
+# Waiting for the kernel to announce a device: its uevents through libudev, which needs no udev daemon.
+
+
+class DeviceEvents:
+    """Wakes at every device event from its making on; where libudev or its socket is not to be had, it just sleeps."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._monitor = _monitor()
+
+    def wait(self, timeout_s: float) -> None:
+        """Return at the next event, or after `timeout_s` seconds. Raises Terminated."""
+        if self._monitor is None:
+            self._clock.sleep(timeout_s)
+            return
+        with self._clock.interruptible():
+            self._monitor.poll(timeout=timeout_s)
+
+
+def _monitor() -> Any:
+    try:
+        import pyudev  # noqa: PLC0415  # loads libudev, which only a run that loads a driver needs
+
+        monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source="kernel")
+        monitor.start()
+    except (ImportError, OSError):
+        return None
+    return monitor
+
+
+# The PciDevices port on a real host: writes to sysfs, each in a disposable child, and who has an IOMMU group open.
+#
+# An unbind from vfio waits in the kernel, where no signal reaches it, for as long as a process has the device open
+# (drivers/vfio/vfio_main.c, vfio_unregister_group_dev): no write is done in this process. Sources: sysfs-bus-pci, and
+# qemu(1) for `-name`.
+
+OWN_SYS = Path("/sys")
+
+EFFECT_S = 2.0
+"""Until a write shows. The kernel's own are done when the write is."""
+
+EFFECT_POLL_S = 0.02
+NAMES_S = 5.0
+DMESG = "Look at the kernel log (dmesg)."
+
+
+class LinuxPciDevices:
+    """See `driver_manager.core.ports.PciDevices`. `load` loads a module of the host's own tree."""
+
+    def __init__(self, roots: HostRoots, profile: Profile, clock: Clock, load: Callable[[str, Deadline], None]) -> None:
+        self._roots = roots
+        self._profile = profile
+        self._clock = clock
+        self._load = load
+        self._unread: set[int] = set()
+
+    def bus(self) -> PciBus:
+        """See the port."""
+        return read_bus(self._roots, self._profile, kernel_fact(self._roots, "osrelease"), picks_vfio=False)
+
+    def holders(self, nodes: Set[str], deadline: Deadline) -> tuple[Holder, ...]:
+        """See the port."""
+        looks = Looks(self._clock.is_ending, self._unread, deadline.bound(LOOK_S))
+        found = find_holders(self._roots.proc, self._roots.dev, tuple(sorted(nodes)), looks=looks)
+        machines = machines_of(self._roots.proc, {one.pid for one in found if one.pid})
+        return tuple(replace(one, machine=machines.get(one.pid, "")) for one in found)
+
+    def override(self, address: str, driver: str, deadline: Deadline) -> None:
+        """See the port."""
+        self._write(
+            self._path(address) / "driver_override",
+            driver,
+            f"set driver_override of {address} to {driver or 'none'}",
+            deadline,
+        )
+
+    def set_virtual(self, address: str, count: int, deadline: Deadline) -> None:
+        """See the port."""
+        what = f"set {address} to {count} virtual function(s)"
+        self._write(self._path(address) / "sriov_numvfs", str(count), what, deadline)
+
+    def load(self, module: str, deadline: Deadline) -> None:
+        """See the port."""
+        self._load(module, deadline)
+
+    def bind(self, address: str, driver: str, deadline: Deadline) -> None:
+        """See the port."""
+        if self._driver(address) == driver:
+            return
+        self._offer(address, deadline)
+        if not self._shows(lambda: self._driver(address) == driver):
+            now = self._driver(address) or "none"
+            raise ModuleFailed(f"{address} is not bound to {driver}: its driver is {now}", DMESG)
+
+    def unbind(self, address: str, deadline: Deadline) -> None:
+        """See the port."""
+        driver = self._driver(address)
+        if not driver:
+            return
+        self._write(self._path(address) / "driver/unbind", address, f"unbind {address} from {driver}", deadline)
+        if not self._shows(lambda: not self._driver(address)):
+            raise ModuleFailed(f"{address} is still bound to {driver} after an unbind", DMESG)
+
+    def probe(self, address: str, deadline: Deadline) -> None:
+        """See the port."""
+        self._offer(address, deadline)
+
+    def _offer(self, address: str, deadline: Deadline) -> None:
+        """Whatever the kernel answers, which driver has the function afterwards says more."""
+        probing = self._roots.sys / "bus/pci/drivers_probe"
+        self._write(
+            probing, address, f"probe the drivers of {address}", deadline, tolerated=(errno.EINVAL, errno.ENODEV)
+        )
+
+    def _path(self, address: str) -> Path:
+        return devices_folder(self._roots.sys) / address
+
+    def _ways_to(self, path: Path) -> tuple[Path, ...]:
+        """`path`, and further views of the same file, which may be writable where that one is not.
+
+        The operators' pods have the host's root read-only, and its /sys, writable, at its own path.
+        """
+        within = path.relative_to(self._roots.sys)
+        ours, hosts = OWN_SYS / within, self._roots.proc / "1/root/sys" / within
+        return (path, *((ours,) if _is_same(ours, path) else ()), hosts)
+
+    def _driver(self, address: str) -> str:
+        try:
+            return (self._path(address) / "driver").readlink().name
+        except OSError:
+            return ""
+
+    def _shows(self, is_done: Callable[[], bool]) -> bool:
+        """Whether what was written took effect, at once or within a moment."""
+        end_s = time.monotonic() + EFFECT_S
+        while not is_done():
+            if time.monotonic() >= end_s:
+                return False
+            time.sleep(EFFECT_POLL_S)  # not the clock's: whoever is told to end still has to know
+        return True
+
+    def _write(self, path: Path, text: str, what: str, deadline: Deadline, tolerated: tuple[int, ...] = ()) -> None:
+        """Write one line. Raises ModuleFailed where the kernel refuses it, ModuleStuck where it does not answer."""
+        said = lines_within(max(deadline.left(), EFFECT_POLL_S), partial(_written, self._ways_to(path), f"{text}\n"))
+        if said is None:
+            raise ModuleStuck(
+                f"the kernel has not finished this: {what}. A process may still have the device open",
+                "End the process that has it open (`driver-manager status` shows it); the kernel then continues by "
+                "itself. If the process does not end, reboot the node.",
+            )
+        number = int(said[0]) if said and said[0].isdigit() else errno.EIO
+        if number and number not in tolerated:
+            raise ModuleFailed(f"cannot {what}: {path}: {os.strerror(number)}", DMESG)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
+def _written(paths: Iterable[Path], text: str) -> Iterable[str]:
+    """The errno of the write as a line, 0 for none: for a child that may never come back from it.
+
+    The next of `paths`, which are views of one file, is tried where one is read-only.
+    """
+    number = errno.ENOENT
+    for path in paths:
+        try:
+            # Never made: a file that sysfs does not have is an answer.
+            os.write(os.open(path, os.O_WRONLY | os.O_TRUNC), text.encode())
+        except OSError as error:
+            number = error.errno or errno.EIO
+            if number != errno.EROFS:
+                break
+        else:
+            return ["0"]
+    return [str(number)]
+
+
+def machines_of(proc: Path, pids: Set[int]) -> dict[int, str]:
+    """The virtual machine that each process runs, by its `-name`; none for those that run none, or do not answer."""
+    lines = Looks(timeout_s=NAMES_S).at(sorted(pids), partial(_machine, proc))
+    return {pid: found[0] for pid, found in lines.items() if found}
+
+
+def _machine(proc: Path, pid: int) -> Iterator[str]:
+    words = (proc / str(pid) / "cmdline").read_text(errors="replace").split("\0")
+    if "-name" in words[:-1]:
+        told = words[words.index("-name") + 1].split(",")
+        named = [part.removeprefix("guest=") for part in told if part.startswith("guest=")]
+        name = (named or told)[0]
+        if name:
+            yield "".join(letter if letter.isprintable() else "?" for letter in name)

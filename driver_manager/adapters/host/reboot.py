@@ -1,4 +1,4 @@
-"""The RebootHost port on a real host: is the driver ready, what is kept for later, and the reboot itself."""
+"""The reboot of the host: whether it is possible, and the command that starts it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,17 @@ import os
 from collections.abc import Callable, Sequence
 
 from driver_manager.adapters.host.evidence import EvidenceFolder, holders_within, with_surroundings
-from driver_manager.adapters.host.locks import WorkLock
-from driver_manager.adapters.host.marker_file import remove_marker
-from driver_manager.adapters.host.modules import kmod
-from driver_manager.adapters.host.namespaces import host_path, in_host
+from driver_manager.adapters.host.files import HostRoots, WorkLock, machine_id
+from driver_manager.adapters.host.holders import host_path, in_host
+from driver_manager.adapters.host.modules import driver_modules
+from driver_manager.adapters.host.notes import RebootFiles, remove_marker
 from driver_manager.adapters.host.pci import pci_devices
-from driver_manager.adapters.host.reboot_files import RebootFiles
-from driver_manager.adapters.host.roots import HostRoots, machine_id
 from driver_manager.adapters.process.run import run
+from driver_manager.core.ports_base import Clock
 from driver_manager.domain.errors import ManagerError, ModuleFailed
-from driver_manager.domain.markers import Marker
-from driver_manager.domain.modules import has_root
-from driver_manager.domain.profile import Profile
-from driver_manager.domain.reboot.record import RebootAnswer, Record
-from driver_manager.domain.tool_status import TIMED_OUT
-from driver_manager.ports.base import Clock
+from driver_manager.domain.host import TIMED_OUT, Marker
+from driver_manager.domain.profile import Profile, has_root
+from driver_manager.domain.reboot.state import RebootAnswer, Record
 
 COMMAND_TIMEOUT_S = 60.0
 """A reboot command queues the reboot and comes back; one that hangs is left to the grace period."""
@@ -38,7 +34,7 @@ HOLDERS_S = 10.0
 
 
 class HostRebooter(RebootFiles):
-    """See `driver_manager.ports.reboot.RebootHost`. `command` is the reboot's argv; `publish` sees each record."""
+    """See `driver_manager.core.ports.RebootHost`. `command` is the reboot's argv; `publish` sees each record."""
 
     def __init__(
         self,
@@ -64,7 +60,7 @@ class HostRebooter(RebootFiles):
     def why_not_ready(self) -> str:
         """See the port."""
         profile, roots = self._profile, self._roots
-        if not has_root(kmod.driver_modules(roots.sys, profile.modules), profile.modules):
+        if not has_root(driver_modules(roots.sys, profile.modules), profile.modules):
             return f"the {profile.name} driver is not loaded"
         patterns = profile.expected_nodes
         nodes = (node for pattern in patterns for node in roots.dev.glob(pattern.removeprefix("/dev/")))

@@ -1,17 +1,17 @@
-"""Host services: which are active, stop, start. systemctl runs in the host's mount namespace, argv only."""
+"""Services of the host: is active, stop, start. systemctl runs in the host's mount namespace."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
 
-from driver_manager.adapters.host.namespaces import host_path, in_host_mounts
-from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.files import HostRoots
+from driver_manager.adapters.host.holders import host_path, in_host_mounts
 from driver_manager.adapters.process.run import run
+from driver_manager.core.ports_base import Clock
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleFailed
-from driver_manager.domain.tool_status import NO_TOOL
-from driver_manager.ports.base import Clock
+from driver_manager.domain.host import NO_TOOL
 
 SYSTEMCTL_TIMEOUT_S = 10.0
 STOP_S = 60.0

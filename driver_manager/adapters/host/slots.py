@@ -1,46 +1,265 @@
-"""The slots beside a driver root on one host: what is to be seen of them, and the operations that change them.
+"""Staged drivers: slots beside a driver root, and the rename that puts one in its place.
 
-Each change is one rename, so that the driver root is whole whenever a run is killed. How a slot is filled belongs to
-`driver_manager.adapters.host.staging`.
+Each change is one rename, so the driver root is whole whenever a run is killed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from driver_manager.adapters.host.files import HostFiles, replace_in
-from driver_manager.adapters.host.locks import WorkLock
+from driver_manager.adapters.host.files import HostFiles, Place, WorkLock, exchange, replace_in
 from driver_manager.adapters.host.mounts import mount_points_below
-from driver_manager.adapters.host.openat import Place
-from driver_manager.adapters.host.rename import exchange
-from driver_manager.adapters.host.slot_tree import found_in, record_of, refuse_mounts, remove_tree
-from driver_manager.domain.errors import ModuleFailed, PreflightFailed
-from driver_manager.domain.frozen import Frozen
-from driver_manager.domain.profile import Profile, Strategy
-from driver_manager.domain.safe_root import is_safe_root
-from driver_manager.domain.staged import (
-    FORM,
+from driver_manager.adapters.process.forked import lines_within
+from driver_manager.core.ports_base import Clock
+from driver_manager.domain.errors import ConfigError, ModuleFailed, PreflightFailed
+from driver_manager.domain.host import (
     RECORD,
     STAGE_AGAIN,
+    STAGED_FORM,
+    FoundTree,
     SlotRecord,
     SlotRecordUnreadable,
+    StagedFile,
     StagedSlot,
     StagedSlots,
-    decode,
-    encode,
+    decode_staged,
+    encode_staged,
     folder_of,
     slot_name,
     why_unusable,
 )
-from driver_manager.ports.base import Clock
+from driver_manager.domain.profile import Profile, Strategy, is_safe_root
+from driver_manager.domain.records import Frozen
+
+# One driver tree as files: what is in it, a copy of it, how it gets on disk to the last byte, and its removal.
+#
+# Works by open folders and never follows a link. Knows nothing of drivers.
+
+CHUNK_BYTES = 1024 * 1024
+BLOCK_BYTES = 4096
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def found_in(top: Path | int) -> FoundTree:
+    """Files and links in the folder, without a slot's record at its top. Raises OSError.
+
+    Devices, pipes and sockets count for nothing: reading one may never end.
+    """
+    sizes: dict[str, int] = {}
+    links: dict[str, str] = {}
+    left = [""]
+    with _opened(top) as root:
+        while left:
+            inner = left.pop()
+            with _below(root, inner) as folder, os.scandir(folder) as entries:
+                for entry in entries:
+                    path = f"{inner}/{entry.name}" if inner else entry.name
+                    if entry.is_symlink():
+                        links[path] = os.readlink(entry.name, dir_fd=folder)
+                    elif entry.is_dir(follow_symlinks=False):
+                        left.append(path)
+                    elif entry.is_file(follow_symlinks=False) and path != RECORD:
+                        sizes[path] = entry.stat(follow_symlinks=False).st_size
+    return FoundTree(sizes, links)
+
+
+def needed_bytes(top: Path) -> tuple[int, int]:
+    """Bytes on disk, and names, that a copy of the tree takes. Raises OSError."""
+    found = found_in(top)
+    blocks = sum(-(-size // BLOCK_BYTES) + 1 for size in found.sizes.values()) + len(found.links)
+    names = len(found.sizes) + len(found.links) + sum(1 for _ in os.walk(top))
+    return (blocks + names) * BLOCK_BYTES, names
+
+
+def record_of(top: Path | int, digest: str, kernel: str, version: str) -> SlotRecord:
+    """The record of the tree as it is, every file read. Raises OSError."""
+    with _opened(top) as root:
+        found = found_in(root)
+        files = tuple(_checked(root, path) for path in sorted(found.sizes))
+        return SlotRecord(digest, kernel, version, files, dict(sorted(found.links.items())))
+
+
+def why_other_content(top: Path | int, record: SlotRecord) -> str:
+    """Which file is not as the record says, by checksum, "" for none. Raises OSError."""
+    with _opened(top) as root:
+        wrong = (one.path for one in record.files if _checked(root, one.path) != one)
+        path = next(wrong, "")
+    return f"{path} is not the file that its record names (sha256 differs)" if path else ""
+
+
+def _checked(root: int, path: str) -> StagedFile:
+    inner, _, name = path.rpartition("/")
+    digest, size = hashlib.sha256(), 0
+    with _below(root, inner) as folder, os.fdopen(os.open(name, _FILE, dir_fd=folder), "rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return StagedFile(path, size, digest.hexdigest())
+
+
+def copy_tree(source: Path, target: int) -> None:
+    """Copy what is in the folder `source` into the open and empty folder.
+
+    Modes, times and, for root, owners go along; what is neither file, link nor folder is refused, and so is a source
+    that the copy lies in. Raises OSError.
+    """
+    with _opened(source) as top:
+        _copy_folder(top, target, os.fstat(target))
+
+
+def _copy_folder(source: int, target: int, copy: os.stat_result) -> None:
+    if os.path.samestat(os.fstat(source), copy):
+        raise OSError(errno.EINVAL, "the copy would contain itself")
+    with os.scandir(source) as entries:
+        names = sorted(entry.name for entry in entries)
+    for name in names:
+        if name == RECORD:
+            continue
+        status = os.stat(name, dir_fd=source, follow_symlinks=False)
+        kind = stat.S_IFMT(status.st_mode)
+        if kind == stat.S_IFLNK:
+            os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
+        elif kind == stat.S_IFDIR:
+            os.mkdir(name, 0o700, dir_fd=target)
+            with _opened_in(source, name) as inner, _opened_in(target, name) as made:
+                _copy_folder(inner, made, copy)
+        elif kind == stat.S_IFREG:
+            _copy_file(source, target, name)
+        else:
+            raise OSError(errno.EINVAL, "neither a file nor a link nor a folder", name)
+    _take_after(target, os.fstat(source))
+
+
+def _copy_file(source: int, target: int, name: str) -> None:
+    made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=target)
+    with os.fdopen(made, "wb") as to, os.fdopen(os.open(name, _FILE, dir_fd=source), "rb") as of:
+        while chunk := of.read(CHUNK_BYTES):
+            to.write(chunk)
+        to.flush()
+        _take_after(to.fileno(), os.fstat(of.fileno()))
+
+
+def sync_tree(top: int) -> None:
+    """See everything in the open folder on disk. Raises OSError."""
+    with os.scandir(top) as entries:
+        found = sorted((entry.name, entry.is_dir(follow_symlinks=False), entry.is_symlink()) for entry in entries)
+    for name, is_folder, is_link in found:
+        if is_folder:
+            with _opened_in(top, name) as inner:
+                sync_tree(inner)
+        elif not is_link:
+            file = os.open(name, _FILE, dir_fd=top)
+            try:
+                os.fsync(file)
+            finally:
+                os.close(file)
+    os.fsync(top)
+
+
+def _take_after(descriptor: int, status: os.stat_result) -> None:
+    """Give what is open there the owner, the mode and the times that are in `status`."""
+    with contextlib.suppress(PermissionError):
+        os.fchown(descriptor, status.st_uid, status.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
+    os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def remove_tree(name: str, folder: int) -> None:
+    """Remove the tree, link or file of that name in the open folder; what somebody else removed meanwhile is gone.
+
+    Raises OSError: EBUSY, before anything is gone, where something is mounted in it.
+    """
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno not in (errno.EISDIR, errno.EPERM):
+            raise
+    refuse_mounts(name, folder)
+    import shutil  # noqa: PLC0415  # a MiB with its decompressors, for runs that remove something
+
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(name, dir_fd=folder)
+
+
+def refuse_mounts(name: str, folder: int) -> None:
+    """Raise OSError (EBUSY) where something is mounted in the tree of that name: its removal would empty that, too.
+
+    By the open folder, so in whichever mount namespace that is: none of the others is seen, nor emptied.
+    """
+    here, left = _mount_id(folder), [name]
+    while left:
+        path = left.pop()
+        with (
+            contextlib.suppress(FileNotFoundError, NotADirectoryError),
+            _below(folder, path) as inner,
+            os.scandir(inner) as entries,
+        ):
+            _refuse_other_mount(here, inner, path)
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    left.append(f"{path}/{entry.name}")
+                    continue
+                one = os.open(entry.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inner)
+                try:
+                    _refuse_other_mount(here, one, f"{path}/{entry.name}")
+                finally:
+                    os.close(one)
+
+
+def _refuse_other_mount(here: str, descriptor: int, path: str) -> None:
+    if _mount_id(descriptor) != here:
+        raise OSError(errno.EBUSY, f"something is mounted at {path}")
+
+
+def _mount_id(descriptor: int) -> str:
+    """Of the mount that what is open was found in (proc(5), /proc/pid/fdinfo): a bind has the device of its origin."""
+    text = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+    return next((line for line in text.splitlines() if line.startswith("mnt_id:")), "")
+
+
+@contextmanager
+def _opened(top: Path | int) -> Iterator[int]:
+    """The folder, open; one that is open already stays so afterwards."""
+    if isinstance(top, int):
+        yield top
+        return
+    folder = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def _opened_in(folder: int, name: str) -> Iterator[int]:
+    inner = os.open(name, _FOLDER, dir_fd=folder)
+    try:
+        yield inner
+    finally:
+        os.close(inner)
+
+
+@contextmanager
+def _below(root: int, path: str) -> Iterator[int]:
+    """The folder `path` in the open folder, without following a link on the way."""
+    with contextlib.ExitStack() as held:
+        folder = held.enter_context(_opened_in(root, "."))
+        for name in path.split("/") if path else ():
+            folder = held.enter_context(_opened_in(folder, name))
+        yield folder
+
 
 LOCK, PREVIOUS, FLIP, TRIED = ".lock", ".previous", ".flip", ".tried"
 """Names in the folder of the slots. A slot's own name never begins with a dot."""
@@ -65,7 +284,7 @@ class OpenSlots(Frozen):
 
 
 class HostSlots:
-    """See `driver_manager.ports.slots.SlotFolders`; beside that, what the facts read."""
+    """See `driver_manager.core.ports.SlotFolders`; beside that, what the facts read."""
 
     def __init__(self, files: HostFiles, proc: Path, clock: Clock) -> None:
         self._files = files
@@ -82,7 +301,7 @@ class HostSlots:
                 kernel = (self._proc / "sys/kernel/osrelease").read_text().strip()
                 if _why_no_slot(top, digest, version, kernel):
                     where = Place(top, RECORD, Path(root) / RECORD)
-                    replace_in(where, encode(record_of(top, digest, kernel, version)), 0o644)
+                    replace_in(where, encode_staged(record_of(top, digest, kernel, version)), 0o644)
         except OSError as error:
             raise PreflightFailed(
                 f"preflight: {root} cannot become a slot, so the old driver could not be restored: {error.strerror}",
@@ -287,12 +506,12 @@ def record_at(top: int) -> SlotRecord | None:
     """The record at the top of an open tree, None where there is none. Raises OSError, SlotRecordUnreadable."""
     try:
         if not stat.S_ISREG(os.stat(RECORD, dir_fd=top, follow_symlinks=False).st_mode):
-            raise FORM.refused("it is not a file")
+            raise STAGED_FORM.refused("it is not a file")
         descriptor = os.open(RECORD, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=top)
     except FileNotFoundError:
         return None
     with os.fdopen(descriptor, "rb") as file:
-        return decode(file.read(MAX_RECORD_BYTES).decode(errors="replace"))
+        return decode_staged(file.read(MAX_RECORD_BYTES).decode(errors="replace"))
 
 
 def _why_no_slot(top: int, digest: str, version: str, kernel: str) -> str:
@@ -368,3 +587,205 @@ def _folder_in(folder: int | None, name: str) -> Iterator[int]:
         yield inner
     finally:
         os.close(inner)
+
+
+# Fills a slot beside a driver root: complete under its name, or not there at all.
+#
+# The tree is copied under a name that nobody reads, judged there, put on disk with its record, and then renamed.
+# Whoever dies leaves a name with a dot, which the next one removes. The driver root itself is not touched.
+
+MARGIN_BYTES = 1024 * 1024
+"""Beside the tree itself, for the record and the folders."""
+
+MIB = 1024 * 1024
+
+Judge = Callable[[str], str]
+"""Given the path of a tree on the host: the version of the driver in it. Raises PreflightFailed where it is no use."""
+
+
+class Wanted(Frozen):
+    """What is to be staged: the tree at `source`, a path of this process, as the driver `digest` for `kernel`.
+
+    `is_loaded`: a driver is loaded, so that a slot which the driver root leads to is in use.
+    """
+
+    source: Path
+    digest: str
+    kernel: str
+    is_loaded: bool = False
+
+
+class Staged(Frozen):
+    """What became of it. `was_there`: nothing was written. `replaced`: why a slot of that name had to go, else "".
+
+    `left`: why a slot that is in use does not match its record, else "".
+    """
+
+    path: str
+    version: str
+    was_there: bool = False
+    replaced: str = ""
+    left: str = ""
+
+
+class Staging:
+    """Fills slots beside `root`; `verifies`: a slot that is there already is read and compared to the last byte."""
+
+    def __init__(self, files: HostFiles, root: str, clock: Clock, *, verifies: bool = False) -> None:
+        self._files = files
+        self._root = root
+        self._clock = clock
+        self._verifies = verifies
+
+    def stage(self, wanted: Wanted, judge: Judge, timeout_s: float) -> Staged:
+        """Fill the slot of `wanted`, or find it whole. Another one who stages is waited for, `timeout_s` seconds.
+
+        Raises PreflightFailed: no room, no use, or somebody else does not end; ConfigError for what cannot be read.
+        """
+        if not wanted.source.is_dir():
+            raise ConfigError(f"{wanted.source} is not a folder", "Give --from the folder with the driver tree.")
+        try:
+            with opened(self._files, self._root) as at, self._alone(timeout_s):
+                sweep(at)
+                return self._staged(at, wanted, judge)
+        except OSError as error:
+            raise _refused(self._root, error) from error
+
+    @contextmanager
+    def _alone(self, timeout_s: float) -> Iterator[None]:
+        with lock_of(self._files, self._root).alone(self._clock, timeout_s) as is_alone:
+            if not is_alone:
+                raise PreflightFailed(
+                    f"another process has been staging in {folder_of(self._root)} for {timeout_s:g} s",
+                    "Wait until it has ended (`lslocks` shows it), then run again.",
+                )
+            yield
+
+    def _staged(self, at: OpenSlots, wanted: Wanted, judge: Judge) -> Staged:
+        name = slot_name(wanted.digest)
+        path = f"{folder_of(self._root)}/{name}"
+        record, why = self._there(at, name, wanted)
+        if record is not None and not why:
+            return Staged(path, record.version, was_there=True)
+        if why and wanted.is_loaded and name == slot_behind(self._files, self._root):
+            # Whoever has it mounted would be left with an empty folder.
+            return Staged(path, record.version if record is not None else "", was_there=True, left=why)
+        refuse_mounts(name, at.slots)
+        _refuse_without_room(at, wanted.source)
+        new = beside(name)
+        try:
+            version = self._copied(at, new, wanted, judge)
+            if why:
+                exchange(at.slots, new, at.slots, name)
+            else:
+                os.rename(new, name, src_dir_fd=at.slots, dst_dir_fd=at.slots)
+            os.fsync(at.slots)
+        finally:
+            remove_tree(new, at.slots)
+        return Staged(path, version, replaced=why)
+
+    def _there(self, at: OpenSlots, name: str, wanted: Wanted) -> tuple[SlotRecord | None, str]:
+        """The record of the slot of that name, and why the slot does not serve: None and "" where there is none."""
+        try:
+            top = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at.slots)
+        except FileNotFoundError:
+            return None, ""
+        except NotADirectoryError:
+            return None, "it is not a folder"
+        try:
+            record = record_at(top)
+            if record is None:
+                return None, f"it has no {RECORD}"
+            why = why_unusable(record, wanted.digest, wanted.kernel, found_in(top))
+            return record, why or (why_other_content(top, record) if self._verifies else "")
+        except SlotRecordUnreadable as error:
+            return None, error.what
+        finally:
+            os.close(top)
+
+    def _copied(self, at: OpenSlots, name: str, wanted: Wanted, judge: Judge) -> str:
+        """Copy the tree under `name`, all of it on disk, with a record; the driver's version."""
+        os.mkdir(name, 0o700, dir_fd=at.slots)
+        top = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at.slots)
+        try:
+            copy_tree(wanted.source, top)
+            version = judge(f"{folder_of(self._root)}/{name}")
+            sync_tree(top)
+            record = record_of(top, wanted.digest, wanted.kernel, version)
+            replace_in(Place(top, RECORD, Path(at.path) / name / RECORD), encode_staged(record), 0o644)
+            return version
+        finally:
+            os.close(top)
+
+
+def _refuse_without_room(at: OpenSlots, source: Path) -> None:
+    """Raise PreflightFailed where the tree would not fit. Raises OSError."""
+    needed, names = needed_bytes(source)
+    status = os.fstatvfs(at.slots)
+    free = status.f_bavail * status.f_frsize
+    if needed + MARGIN_BYTES > free:
+        raise _no_room(at.path, f"{needed / MIB:.0f} MiB are needed, {free / MIB:.0f} MiB are free")
+    if status.f_files and names > status.f_favail:
+        raise _no_room(at.path, f"{names} inodes are needed, {status.f_favail} are free")
+
+
+def _no_room(folder: str, why: str) -> PreflightFailed:
+    return PreflightFailed(
+        f"not enough space for another driver in {folder}: {why}",
+        f"Free some space on that file system, or remove old slots from {folder} that `driver-manager status` does not "
+        "name as current. Nothing was changed.",
+    )
+
+
+def _refused(root: str, error: OSError) -> PreflightFailed:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return _no_room(folder_of(root), error.strerror or "it is full")
+    name = f" ({error.filename})" if isinstance(error.filename, str) else ""
+    return PreflightFailed(
+        f"the driver cannot be staged in {folder_of(root)}: {error.strerror}{name}",
+        f"Mount the folder of {root} on the host read-write at the same path, and check that path. The running driver "
+        "is untouched.",
+    )
+
+
+# Reads files before somebody waits for them: what is in the page cache then is not read from a disk.
+#
+# In a child, because a disk may never answer; bounded, because what is read pushes something else out.
+
+MOST_BYTES = 1024 * 1024 * 1024
+
+
+def warm(paths: Callable[[], Iterable[Path]], timeout_s: float, most_bytes: int = MOST_BYTES) -> int:
+    """Read what `paths` gives, in the child too; how many bytes that was, 0 where it took longer than `timeout_s`.
+
+    What cannot be read is left out: whoever needs it says so.
+    """
+    said = lines_within(timeout_s, lambda: [str(_read(paths(), most_bytes))])
+    return int(said[0]) if said else 0
+
+
+def _read(paths: Iterable[Path], most_bytes: int) -> int:
+    done = 0
+    for path in dict.fromkeys(paths):
+        try:
+            done += _read_file(path, most_bytes - done)
+        except OSError:
+            continue
+    return done
+
+
+def _read_file(path: Path, most_bytes: int) -> int:
+    """How many bytes of a regular file were read. Raises OSError."""
+    # A pipe in its place would wait for its writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        size = os.fstat(descriptor).st_size
+        done = 0
+        while done < min(size, most_bytes):
+            chunk = os.read(descriptor, min(CHUNK_BYTES, most_bytes - done))
+            if not chunk:
+                break
+            done += len(chunk)
+        return done
+    finally:
+        os.close(descriptor)

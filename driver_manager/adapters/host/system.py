@@ -1,44 +1,460 @@
-"""The HostSystem port on a real host (or the sandbox's tree): modules, mounts, files, probe."""
+"""The HostSystem port on a real host or on the sandbox's tree."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from driver_manager.adapters.host import mounts, services
 from driver_manager.adapters.host.evidence import EvidenceFolder, holders_within, with_surroundings
-from driver_manager.adapters.host.facts import unwritable
-from driver_manager.adapters.host.fence import Ownership
-from driver_manager.adapters.host.holders import LOOK_S, Looks, bound_to, find_holders
-from driver_manager.adapters.host.loads import load_text
-from driver_manager.adapters.host.locks import WorkLock
-from driver_manager.adapters.host.marker_file import remove_marker
-from driver_manager.adapters.host.modules import firmware, kmod
-from driver_manager.adapters.host.modules.options import READ_S, loaded_parameters
-from driver_manager.adapters.host.modules.tree import ModuleTrees
-from driver_manager.adapters.host.namespaces import is_of_a_kernel
-from driver_manager.adapters.host.pci import pci_devices
-from driver_manager.adapters.host.probe_command import probe_command
-from driver_manager.adapters.host.roots import HostRoots, boot_id
-from driver_manager.adapters.host.udev import DeviceEvents
-from driver_manager.adapters.host.unmount import why_not_unmounted
-from driver_manager.adapters.host.warming import warm
+from driver_manager.adapters.host.files import HostFiles, HostRoots, WorkLock, boot_id, kernel_fact, machine_id
+from driver_manager.adapters.host.holders import LOOK_S, Looks, bound_to, find_holders, is_of_a_kernel
+from driver_manager.adapters.host.modules import (
+    HOST,
+    KMOD_TOOLS,
+    READ_S,
+    ModuleTrees,
+    custom_firmware_path,
+    driver_modules,
+    leaving_modules,
+    load_module,
+    load_modules,
+    loaded_among,
+    loaded_parameters,
+    permanent_modules,
+    set_firmware_path,
+    unload_module,
+)
+from driver_manager.adapters.host.mounts import why_not_unmounted
+from driver_manager.adapters.host.notes import load_text, read_marker, remove_marker
+from driver_manager.adapters.host.pci import DeviceEvents, pci_devices, read_bus
+from driver_manager.adapters.host.probe import probe_command
+from driver_manager.adapters.host.slots import look, may_have_slots, problem_of, warm
 from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, run
+from driver_manager.core.ports_base import Clock
+from driver_manager.domain import host_record
 from driver_manager.domain.deadline import Deadline
-from driver_manager.domain.errors import ConfigError, ManagerError, ModuleFailed, ModuleStuck
-from driver_manager.domain.health.probe_output import parse
-from driver_manager.domain.health.record import recorded
-from driver_manager.domain.host import DriverSource, Holder, Module
-from driver_manager.domain.journal import Owner
-from driver_manager.domain.markers import Marker
-from driver_manager.domain.modules import unload_order, users
-from driver_manager.domain.parameters import joined
-from driver_manager.domain.probe_result import Health, ProbeResult
-from driver_manager.domain.profile import Profile
-from driver_manager.domain.safe_root import is_safe_root
-from driver_manager.ports.base import Clock
+from driver_manager.domain.errors import ConfigError, ManagerError, ModuleFailed, ModuleStuck, OwnedElsewhere
+from driver_manager.domain.health.parsers import parse
+from driver_manager.domain.health.watch import recorded_watch
+from driver_manager.domain.host import (
+    DriverSource,
+    Health,
+    Holder,
+    Host,
+    LoadRecord,
+    Marker,
+    Module,
+    PastFailure,
+    ProbeResult,
+    RebootWish,
+    StagedSlots,
+    WishUnreadable,
+    decode_reboot_wish,
+    noted_failure,
+    slot_name,
+)
+from driver_manager.domain.host_record import HostRecord
+from driver_manager.domain.journal import Journal, OldDriver, Owner
+from driver_manager.domain.pci import Binding, noted_bindings
+from driver_manager.domain.profile import (
+    RUN_RECORD,
+    HostPaths,
+    Modules,
+    Profile,
+    has_root,
+    is_safe_root,
+    joined,
+    unload_order,
+    users,
+)
+from driver_manager.domain.reboot import state as reboot_record
+from driver_manager.domain.reboot.state import RecordUnreadable
+from driver_manager.domain.text import is_digest
+
+# Where a driver is loaded from: the wanted one, the one that the host brings itself, and the one to go back to.
+#
+# Changes nothing.
+
+
+class Sources:
+    """The sources on one host. `slots` are those of a run that loads the driver with the digest `digest`."""
+
+    def __init__(self, trees: ModuleTrees, profile: Profile, slots: StagedSlots | None, digest: str) -> None:
+        self._trees = trees
+        self._profile = profile
+        self._slots = slots
+        self._digest = digest
+
+    def host_driver(self) -> str:
+        """Path of the driver's module in the host's own module tree, "" if none; nothing is run to find out."""
+        found = (self._trees.find(HOST, name) for name in self._profile.modules.roots)
+        return next((path for path in found if path), "")
+
+    def wanted(self, driver_root: str) -> DriverSource:
+        """Where the manager loads from: the slot of the wanted driver, else DRIVER_ROOT, else the profile's root where
+        it has modules, else the host's.
+        """
+        names = self._profile.modules.roots
+        if self._slots is not None and (staged := self._staged(self._slots)):
+            return staged
+        if driver_root:
+            return self._trees.source(driver_root, names)
+        own = self._trees.source(self._profile.paths.driver_root, names)
+        return own if not own.problem or not self.host_driver() else self._trees.source(HOST, names)
+
+    def shipped(self, driver_root: str) -> DriverSource:
+        """What the host itself would load at its next boot: that of DRIVER_ROOT, else of its own tree."""
+        return self._trees.source(driver_root or HOST, self._profile.modules.roots, in_depth=False)
+
+    def _staged(self, slots: StagedSlots) -> DriverSource | None:
+        """The slot of the wanted driver; a refusal where the root leads to the slot of another; None where neither."""
+        if slots.wanted:
+            slot, path = slots.named(slots.wanted), slots.path(slots.wanted)
+            what, remedy = problem_of(slot) if slot is not None else ("", "")
+            return (
+                DriverSource(path, problem=what, remedy=remedy)
+                if what
+                else self._trees.source(path, self._profile.modules.roots)
+            )
+        current = slots.named(slots.current)
+        if current is None or current.digest == self._digest:
+            return None
+        return DriverSource(
+            slots.root,
+            problem=f"no slot is staged for the wanted driver: {slots.root} points to the slot of {current.text}",
+            remedy="Stage the wanted driver first (`driver-manager stage`), then run again.",
+        )
+
+    def before(
+        self, driver_root: str, old: OldDriver | None, record: LoadRecord | None, digest: str | None, version: str
+    ) -> DriverSource | None:
+        """The driver to go back to: `old`, which a run noted here, where its root still offers it, else the loaded one,
+        of this `digest` and `version`. Where nothing is loaded, `old` may be what the Node shows, without a root: then
+        a root that is known without it.
+        """
+        if old is not None and old.root and (found := self._offering([old.root], old.version, old.digest)):
+            return found
+        known = [record.root if record else "", self._profile.paths.driver_root, driver_root, HOST]
+        version = version or (old.version if old is not None else "")
+        return self._offering(known, version, digest or "") if version else None
+
+    def _offering(self, roots: list[str], version: str, digest: str) -> DriverSource | None:
+        """The first of `roots` that offers `version`, the slot of that driver before them."""
+        names, wanted = self._profile.modules.roots, self._wanted_path()
+        for root in dict.fromkeys([*self._slots_of(digest), *filter(None, roots)]):
+            offered = self._trees.source(root, names, in_depth=False)
+            is_new = bool(wanted) and offered.real_root == wanted and digest != self._digest
+            if not offered.problem and offered.version == version and not is_new:
+                return offered
+        return None
+
+    def _slots_of(self, digest: str) -> list[str]:
+        name = slot_name(digest)
+        return [self._slots.path(name)] if self._slots is not None and self._slots.named(name) else []
+
+    def _wanted_path(self) -> str:
+        """The wanted slot without symlinks: where the root leads there already, it is not what was there before."""
+        slots = self._slots
+        return self._trees.files.real(slots.path(slots.wanted)) if slots is not None and slots.wanted else ""
+
+
+# Reads the host's side of an observation: modules, digest, mounts, artifacts, sources. Changes nothing.
+
+MAX_BINDINGS_BYTES = 1024 * 1024
+"""Of a host with thousands of functions."""
+
+
+def read_host(  # noqa: PLR0913  # what the source of the driver depends on
+    roots: HostRoots,
+    profile: Profile,
+    driver_root: str,
+    journal: Journal | None,
+    *,
+    loads: bool,
+    ships: bool = False,
+    wanted: str = "",
+    picks_vfio: bool = False,
+) -> Host:
+    """All facts of the host. `loads` says whether this run loads the driver, so that its source matters; `ships`
+    whether the host does: then the source is what it has on disk.
+
+    `wanted` is the digest of the wanted driver. `picks_vfio`: which vfio module serves each device matters. Raises
+    ConfigError where the host cannot be read.
+    """
+    try:
+        host = _read_host(roots, profile, driver_root, journal, wanted if loads else "", loads=loads, ships=ships)
+        return replace(host, bus=read_bus(roots, profile, host.kernel_release, picks_vfio=picks_vfio))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {error.filename or roots.root} of the host: {error.strerror}",
+            "Run as root with the host's root mounted (HOST_ROOT); check that path on the host.",
+        ) from error
+
+
+def _read_host(  # noqa: PLR0913  # as above
+    roots: HostRoots,
+    profile: Profile,
+    driver_root: str,
+    journal: Journal | None,
+    wanted: str,
+    *,
+    loads: bool,
+    ships: bool,
+) -> Host:
+    files, paths = roots.files(), profile.paths
+    this_boot, kernel = boot_id(roots), kernel_fact(roots, "osrelease")
+    trees = ModuleTrees(files, roots.proc, roots.sys, kernel, profile.modules, paths.firmware)
+    modules = driver_modules(roots.sys, profile.modules)
+    digest, digest_problem = _digest(files, paths.state_file)
+    marker, marker_problem = read_marker(files, paths.reboot_marker)
+    record = _record(files, paths.load_record, this_boot)
+    run, left = host_record.parted(_run_records(files, paths, this_boot), journal.record if journal else "")
+    old = run.driver if run is not None else None
+    old = old or host_record.lost_driver(left, is_loaded=has_root(modules, profile.modules), digest=digest)
+    if old is None and journal is not None and journal.driver is not None:
+        old = OldDriver(journal.driver.version)  # of a root that this host knows without the Node
+    artifacts = tuple(path for path in _artifacts(profile) if files.exists(path))
+    version = next((modules[name].version for name in profile.modules.roots if name in modules), "")
+    root = driver_root or paths.driver_root
+    slots = look(files, roots.proc, root, wanted, kernel) if may_have_slots(profile, files.real(root)) else None
+    sources = Sources(trees, profile, slots if wanted else None, wanted)
+    return Host(
+        boot_id=this_boot,
+        kernel_release=kernel,
+        machine_id=machine_id(roots),
+        modules=modules,
+        leaving=leaving_modules(roots.sys, profile.modules),
+        parameters=loaded_parameters(roots.sys, modules) if loads else {},
+        digest=digest,
+        digest_problem=digest_problem,
+        root_mounts=_root_mounts(roots, files.real(paths.driver_root)),
+        artifacts=artifacts,
+        host_driver=sources.host_driver(),
+        source=sources.wanted(driver_root) if loads else sources.shipped(driver_root) if ships else None,
+        previous_source=sources.before(driver_root, old, record, digest, version),
+        pci_devices=pci_devices(roots, profile),
+        conflicting=loaded_among(roots.sys, profile.modules.conflicting),
+        marker=marker,
+        marker_problem=marker_problem,
+        reboot_wish=_reboot_wish(files, paths.reboot_wish),
+        granted_reboot=_granted_reboot(files, paths.rebooter_record, this_boot),
+        enforces_signatures=enforces_signatures(roots.sys),
+        unwritable=unwritable(
+            files, profile, (*paths.records(journal.record if journal else ""), *artifacts, *paths.reboot_files())
+        ),
+        active_services=services.active(roots.sys, profile.host_services),
+        permanent=permanent_modules(roots.proc, modules),
+        are_modules_frozen=_text(roots.proc / "sys/kernel/modules_disabled") == "1",
+        failure=_failure(files, paths.failure_note, this_boot),
+        bindings=_bindings(files, paths.bindings, this_boot),
+        slots=slots,
+        removable=driver_modules(roots.sys, Modules(profile.modules.conflicting_removable)),
+        firmware_path=custom_firmware_path(roots.sys) if paths.firmware else "",
+        run_record=run,
+        left_records=left,
+    )
+
+
+def unwritable(files: HostFiles, profile: Profile, paths: Iterable[str], *, tries: bool = False) -> Mapping[str, str]:
+    """Why a run cannot write, remove or lock each file of `paths`, of the profile's locks and evidence where it cannot.
+
+    `tries`: write a file in each folder to find out.
+    """
+    known, tried = profile.paths, set[str]()
+    evidence = f"{known.evidence}/any"
+    found = {path: files.why_no_lock(path) for path in known.locks()}
+    for path in dict.fromkeys((*paths, *([evidence] if known.evidence else []))):
+        folder = path.rpartition("/")[0]
+        found[path] = files.why_not_writable(path, tries=tries and folder not in tried)
+        tried.add(folder)
+    return {path: why for path, why in found.items() if why}
+
+
+def _failure(files: HostFiles, path: str, this_boot: str) -> PastFailure | None:
+    """What an earlier run of this boot noted; None for garbage and for other boots."""
+    try:
+        return noted_failure(files.read(path) or "", this_boot)
+    except OSError:
+        return None
+
+
+def _run_records(files: HostFiles, paths: HostPaths, this_boot: str) -> tuple[HostRecord, ...]:
+    """What runs of this boot have to undo; garbage is none, and so is a record in the file of another run."""
+    folder, found = paths.run_record("").rpartition("/")[0], list[HostRecord]()
+    try:
+        names = sorted(name for name in files.names(folder) if name.startswith(RUN_RECORD) and name.endswith(".json"))
+    except OSError:
+        return ()
+    for name in names:
+        try:
+            record = host_record.noted(files.read(f"{folder}/{name}", MAX_BINDINGS_BYTES) or "", this_boot)
+        except OSError:
+            continue
+        if record is not None and paths.run_record(record.run) == f"{folder}/{name}":
+            found.append(record)
+    return tuple(found)
+
+
+def _bindings(files: HostFiles, path: str, this_boot: str) -> tuple[Binding, ...]:
+    """What a run of this boot found the devices bound to; none for garbage and for other boots."""
+    try:
+        return noted_bindings(files.read(path, MAX_BINDINGS_BYTES) or "", this_boot)
+    except OSError:
+        return ()
+
+
+def enforces_signatures(sys_root: Path) -> bool:
+    """Whether this kernel refuses unsigned modules: by its own switch, or locked down (kernel_lockdown(7))."""
+    enforced = _text(sys_root / "module/module/parameters/sig_enforce") == "Y"
+    lockdown = _text(sys_root / "kernel/security/lockdown")
+    return enforced or "[integrity]" in lockdown or "[confidentiality]" in lockdown
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _artifacts(profile: Profile) -> tuple[str, ...]:
+    paths = profile.paths
+    known = (*paths.artifacts, paths.ready_marker, paths.ready_withdrawn, paths.state_file, paths.load_record)
+    known += (paths.failure_note,)
+    return tuple(path for path in known if path)
+
+
+def _digest(files: HostFiles, path: str) -> tuple[str | None, str]:
+    """The recorded digest, and why it cannot be used."""
+    try:
+        text = files.read(path)
+    except OSError as error:
+        return None, f"{path}: {error.strerror}"
+    if text is None:
+        return None, ""
+    value = text.strip()
+    if not is_digest(value):
+        return None, f"{path} does not contain exactly one digest"
+    return value, ""
+
+
+def _record(files: HostFiles, path: str, this_boot: str) -> LoadRecord | None:
+    """The note of an earlier `DRIVER_LOAD=manager` run of this boot; None for garbage and other boots."""
+    try:
+        body = json.loads(files.read(path) or "null")
+        record = LoadRecord(str(body["bootId"]), str(body["root"]), str(body["version"]))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return record if record.boot_id == this_boot and record.root.startswith("/") else None
+
+
+def _reboot_wish(files: HostFiles, path: str) -> RebootWish | None:
+    """What a reboot was last asked for; None for garbage, which costs one more request at most."""
+    try:
+        text = files.read(path) if path else None
+        return decode_reboot_wish(text) if text is not None else None
+    except (OSError, WishUnreadable):
+        return None
+
+
+def _granted_reboot(files: HostFiles, path: str, this_boot: str) -> str | None:
+    """The reason of the reboot that the rebooter's record has granted, "" if none, None if it cannot be read."""
+    try:
+        text = files.read(path) if path else None
+        return reboot_record.decode_reboot_record(text).granted(this_boot) if text is not None else ""
+    except (OSError, RecordUnreadable):
+        return None
+
+
+def _root_mounts(roots: HostRoots, driver_root: str) -> tuple[str, ...]:
+    """Mounts at and below the driver root, `driver_root` being its path without symlinks."""
+    if not is_safe_root(driver_root):
+        raise ConfigError(
+            f"the driver root resolves to the system directory {driver_root}",
+            "Remove the symlink that leads there. Nothing was changed.",
+        )
+    path = roots.proc / "1/mountinfo"
+    try:
+        return mounts.mount_points_below(path.read_text(errors="surrogateescape"), driver_root)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", "Run as root with the host's /proc.") from error
+
+
+# Whose effects on the driver may follow: a note on the host, read and written under a lock of one effect.
+#
+# A run that was superseded while it slept, suspended or starved, finds out before its next effect, and without a
+# request. The lock is a flock(2): whoever dies in the middle of an effect lets go of it.
+
+TURN_S = 10.0
+"""What a run waits for another one's effect, or for its taking of the node, to end."""
+
+
+class Ownership:
+    """The note and the lock of one host."""
+
+    def __init__(self, files: HostFiles, paths: HostPaths, clock: Clock) -> None:
+        self._files = files
+        self._note = paths.owner_note
+        self._lock = WorkLock(files, paths.effect_lock)
+        self._clock = clock
+
+    @contextmanager
+    def turn(self) -> Generator[Callable[[Owner], bool], None, None]:
+        """See `driver_manager.core.ports.HostSystem`."""
+        with contextlib.ExitStack() as stack:
+            try:
+                is_alone = stack.enter_context(self._lock.alone(self._clock, TURN_S))
+            except OSError:
+                yield lambda _: False
+                return
+            if not is_alone:
+                raise OwnedElsewhere(
+                    "another run is changing the driver and has not finished",
+                    f"`lslocks` shows the process that holds {self._lock.path}: wait for it to end or kill it, then "
+                    "run again.",
+                )
+            yield self._noted
+
+    @contextmanager
+    def owned(self, owner: Owner) -> Generator[None, None, None]:
+        """See `driver_manager.core.ports.HostSystem`."""
+        with self.turn():
+            self._refuse_other(owner)
+            yield
+
+    def _noted(self, owner: Owner) -> bool:
+        try:
+            self._files.write(self._note, _fence_text(owner), 0o600)
+        except ConfigError:
+            # Whoever is noted there must not go on. On a full file system a note can go, though none can come.
+            with contextlib.suppress(OSError):
+                self._files.remove(self._note)
+            return False
+        return True
+
+    def _refuse_other(self, owner: Owner) -> None:
+        """Raise OwnedElsewhere unless the note is still ours: one that cannot be read is not."""
+        try:
+            found = self._files.read(self._note) or ""
+        except OSError:
+            found = ""
+        if found != _fence_text(owner):
+            who = found.partition("\n")[2].strip() or "somebody"
+            raise OwnedElsewhere(
+                f"the driver was taken over by {who} meanwhile",
+                "No action needed: this run stopped changing the driver, and that run releases the node.",
+            )
+
+
+def _fence_text(owner: Owner) -> str:
+    return f"{owner.process}\n{owner}\n"
+
 
 WORK_LOCK_S = 5.0
 EVIDENCE_HOLDERS_S = 5.0
@@ -48,7 +464,7 @@ NODE_POLL_S = 0.25
 
 
 class LinuxHost:
-    """See `driver_manager.ports.node.HostSystem`."""
+    """See `driver_manager.core.ports.HostSystem`."""
 
     def __init__(self, roots: HostRoots, profile: Profile, clock: Clock) -> None:
         self._roots = roots
@@ -60,7 +476,7 @@ class LinuxHost:
 
     def modules(self) -> Mapping[str, Module]:
         """See the port."""
-        return kmod.driver_modules(self._roots.sys, self._profile.modules)
+        return driver_modules(self._roots.sys, self._profile.modules)
 
     def load_id(self) -> str:
         """See the port."""
@@ -73,17 +489,17 @@ class LinuxHost:
                 f"refused to unload {name}: the {self._profile.name} driver must not be unloaded from a running kernel",
                 "This is a bug; report it. Reboot the node to change its driver.",
             )
-        kmod.unload(self._roots.sys, name, deadline, self._clock)
+        unload_module(self._roots.sys, name, deadline, self._clock)
 
     def remove_conflicting(self, name: str, deadline: Deadline) -> None:
         """See the port. Nothing that the profile does not name is ever unloaded by this."""
         if name not in self._profile.modules.conflicting_removable:
             raise ModuleFailed(f"refused to unload {name}: the profile does not allow it", "This is a bug; report it.")
-        kmod.unload(self._roots.sys, name, deadline, self._clock)
+        unload_module(self._roots.sys, name, deadline, self._clock)
 
     def set_firmware_path(self, path: str) -> None:
         """See the port."""
-        firmware.set_path(self._roots.sys, path)
+        set_firmware_path(self._roots.sys, path)
 
     def load(self, source: DriverSource, deadline: Deadline) -> None:
         """See the port. A modprobe over a loaded module does nothing and returns 0: the version is compared."""
@@ -106,7 +522,7 @@ class LinuxHost:
     def _load_tree(self, source: DriverSource, deadline: Deadline) -> dict[str, str]:
         """Load what can be loaded of a whole tree; what was said of the rest, by name."""
         files = ((name, self._files.path(path)) for name, path in source.tree)
-        return kmod.load_all(self._roots.sys, files, deadline, joined(source.given, self._trees().options()))
+        return load_modules(self._roots.sys, files, deadline, joined(source.given, self._trees().options()))
 
     def _load_one(self, source: DriverSource, name: str, deadline: Deadline) -> None:
         """Load a module and what it needs, with its options and those of the host's modprobe.d. Raises ModuleFailed."""
@@ -115,10 +531,10 @@ class LinuxHost:
         if not by_hand:
             # On the host itself modprobe reads the host's by itself.
             options = source.given if self._files.is_own_root else joined(source.given, trees.options())
-            kmod.load(self._files.path(root), self._kernel, name, deadline, options)
+            load_module(self._files.path(root), self._kernel, name, deadline, options)
             return
         files = [(one, self._files.path(path)) for one, path in by_hand]
-        failed = kmod.load_all(self._roots.sys, files, deadline, joined(source.given, trees.options()))
+        failed = load_modules(self._roots.sys, files, deadline, joined(source.given, trees.options()))
         if name in failed:
             raise ModuleFailed(
                 f"module {name} cannot be loaded from {root}: {failed[name]}",
@@ -141,7 +557,7 @@ class LinuxHost:
 
     def _read_by(self, source: DriverSource) -> Iterator[Path]:
         """The files that a load of `source` and its probe read, tools first, as far as they can be found."""
-        yield from (Path(found) for name in kmod.TOOLS if (found := shutil.which(name)))
+        yield from (Path(found) for name in KMOD_TOOLS if (found := shutil.which(name)))
         yield from self._trees().files_of(source)
         probe = self._profile.probe
         with contextlib.suppress(OSError):
@@ -263,7 +679,7 @@ class LinuxHost:
         """What health-watch has noted of this boot; nothing where all was well, or it does not run."""
         with contextlib.suppress(OSError):
             text = self._files.read(self._profile.paths.health_record) or ""
-            return recorded(text, boot_id(self._roots)).evidence
+            return recorded_watch(text, boot_id(self._roots)).evidence
         return ()
 
     def unwritable(self, paths: tuple[str, ...]) -> Mapping[str, str]:

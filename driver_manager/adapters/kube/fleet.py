@@ -1,6 +1,6 @@
-"""The FleetCluster port on a real API server: which requests change something, and who follows which subject.
+"""The FleetCluster port on an API server: lists and watches of a rollout, the Lease of its leader, and writes.
 
-What is asked for in a request that changes something is asked once: see the port.
+A request that changes something is sent once: see the port.
 """
 
 from __future__ import annotations
@@ -8,25 +8,531 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import AbstractContextManager, suppress
+from sys import intern
 from typing import Any
+from urllib.parse import quote, urlencode
 
-from driver_manager.adapters.kube.answers import CONFLICT, INVALID, NOT_FOUND, Answer
-from driver_manager.adapters.kube.bodies import about_node, event, node_patch
-from driver_manager.adapters.kube.client import JSON_PATCH, MERGE_PATCH, Body, KubeApi
-from driver_manager.adapters.kube.fleet_feed import Feed
-from driver_manager.adapters.kube.fleet_objects import Reader
-from driver_manager.adapters.kube.fleet_paths import collection, one, qualified
-from driver_manager.adapters.kube.objects import understood
-from driver_manager.adapters.kube.transport import Transport
-from driver_manager.adapters.process.inbox import Inbox
-from driver_manager.domain.errors import Conflict
-from driver_manager.domain.fleet.fields import GROUP, KIND, VERSION
-from driver_manager.domain.json_patch import Operation, expect
-from driver_manager.domain.node import FIELD_MANAGER, NodeChange
-from driver_manager.ports.base import Clock
-from driver_manager.ports.fleet import Change, EventAbout, FactKind, Item, Subject
+from driver_manager.adapters.kube.api import JSON_PATCH, MERGE_PATCH, NO_TURNSTILE, Answer, Body, KubeApi
+from driver_manager.adapters.kube.node import BOOKMARK, DELETED, PRESENT, claims_in, events, sent
+from driver_manager.adapters.kube.objects import (
+    about_node,
+    as_pod,
+    as_versioned,
+    event_body,
+    node_patch,
+    text_of,
+    texts_of,
+    typed,
+    understood,
+)
+from driver_manager.adapters.kube.transport import CONFLICT, INVALID, NOT_FOUND, Transport
+from driver_manager.adapters.process.clock import Inbox, ThreadClock
+from driver_manager.core.fleet_ports import (
+    Change,
+    EventAbout,
+    FactKind,
+    FollowedDaemonSet,
+    Found,
+    Gone,
+    Item,
+    Leader,
+    Listed,
+    Lost,
+    Seen,
+    Subject,
+)
+from driver_manager.core.ports_base import Clock
+from driver_manager.domain import journal, node_state, selectors
+from driver_manager.domain.deadline import around_s, retry_s
+from driver_manager.domain.errors import (
+    ApiRefused,
+    ApiUnavailable,
+    ConfigError,
+    Conflict,
+    ManagerError,
+    Terminated,
+    WatchBroken,
+    WatchExpired,
+)
+from driver_manager.domain.fleet.spec import (
+    GROUP,
+    KIND,
+    PLURAL,
+    VERSION,
+    DaemonSetFacts,
+    DriverPod,
+    FleetNode,
+    GatePod,
+    NodeRecord,
+    NodeRecordUnreadable,
+    Revision,
+    RolloutObject,
+    Task,
+    TaskPod,
+    Zones,
+    decode_node_record,
+    read,
+)
+from driver_manager.domain.fleet.state import TASK_LABEL, TASK_REVISION_LABEL
+from driver_manager.domain.node import FIELD_MANAGER, Claim, Node, NodeChange, Pod
+from driver_manager.domain.profile import NodeKeys
+from driver_manager.domain.reboot.decision import CORDON_FOR_REBOOT
+from driver_manager.domain.selectors import Selector
+from driver_manager.domain.text import sentences
+from driver_manager.domain.wire import Operation, expect, seconds_of
+
+# Kubernetes objects as JSON → facts of a rollout, as slim as they are kept: thousands of each.
+#
+# Pure; fields and types are read as in `driver_manager.adapters.kube.objects`. What many objects share is kept once.
+
+REVISION_LABEL = "controller-revision-hash"
+"""On a DaemonSet's pods and its ControllerRevisions (k8s.io/api apps/v1, ControllerRevisionHashLabelKey)."""
+
+TRUE = "true"
+
+Reader = Callable[[Mapping[str, Any]], Item]
+
+
+def readers(keys: NodeKeys, zones: Zones) -> Mapping[FactKind, Reader]:
+    """What makes an item of an object of each kind; `keys` are those of the Nodes' labels and annotations."""
+    return {
+        FactKind.ROLLOUTS: lambda item: as_rollout(item, zones),
+        FactKind.DAEMON_SETS: as_daemon_set,
+        FactKind.REVISIONS: as_revision,
+        FactKind.NODES: lambda item: as_fleet_node(item, keys),
+        FactKind.DRIVER_PODS: as_driver_pod,
+        FactKind.GATE_PODS: as_gate_pod,
+        FactKind.TASK_PODS: as_task_pod,
+    }
+
+
+def as_rollout(item: Mapping[str, Any], zones: Zones) -> Item:
+    """The DriverRollout in `item`, whatever is wrong with what it asks for."""
+    return _item(item["metadata"], read(item, zones))
+
+
+def as_daemon_set(item: Mapping[str, Any]) -> Item:
+    """The DaemonSet in `item`."""
+    metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
+    template = (spec.get("template") or {}).get("spec") or {}
+    facts = DaemonSetFacts(
+        namespace=text_of(metadata, "namespace"),
+        name=text_of(metadata, "name"),
+        uid=text_of(metadata, "uid"),
+        resource_version=text_of(metadata, "resourceVersion"),
+        update_strategy=text_of(spec.get("updateStrategy") or {}, "type", "RollingUpdate"),
+        is_current=typed(status.get("observedGeneration"), int, 0) >= typed(metadata.get("generation"), int, 0),
+        places=_places(texts_of(template, "nodeSelector")),
+        desired=max(0, typed(status.get("desiredNumberScheduled"), int, 0)),
+    )
+    return _item(metadata, FollowedDaemonSet(facts, _selector(spec.get("selector") or {})))
+
+
+def as_revision(item: Mapping[str, Any]) -> Item:
+    """The ControllerRevision in `item`; its template without the directive with which it is stored."""
+    metadata, spec = item["metadata"], (item.get("data") or {}).get("spec") or {}
+    template = {key: value for key, value in (spec.get("template") or {}).items() if key != "$patch"}
+    fact = Revision(
+        name=text_of(metadata, "name"),
+        hash=texts_of(metadata, "labels").get(REVISION_LABEL, ""),
+        number=typed(item.get("revision"), int, 0),
+        template=json.dumps(template, sort_keys=True, separators=(",", ":")) if template else "",
+    )
+    return _item(metadata, fact)
+
+
+def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> Item:
+    """The Node in `item`."""
+    metadata, status = item["metadata"], item.get("status") or {}
+    labels, notes = _interned(texts_of(metadata, "labels")), texts_of(metadata, "annotations")
+    conditions = _interned({text_of(one, "type"): text_of(one, "status") for one in status.get("conditions") or []})
+    record, problem = _record(notes.get(keys.rollout))
+    # What the node's own runs say is read by those who know the forms of it, from the two keys that they look at.
+    shown = Node("", "", "", {keys.state: labels.get(keys.state, "")}, _only(notes, keys.last_outcome))
+    outcome = node_state.outcome_on(shown, keys)
+    fact = FleetNode(
+        name=text_of(metadata, "name"),
+        uid=text_of(metadata, "uid"),
+        resource_version=text_of(metadata, "resourceVersion"),
+        labels=labels,
+        unschedulable=bool((item.get("spec") or {}).get("unschedulable")),
+        is_ready=conditions.get("Ready") == "True",
+        is_skipped=bool(keys.skip) and labels.get(keys.skip) == TRUE,
+        is_operated=bool(keys.upgrade_enabled) and notes.get(keys.upgrade_enabled) == TRUE,
+        wants_retry=bool(keys.upgrade_requested) and notes.get(keys.upgrade_requested) == TRUE,
+        boot_id=text_of(status.get("nodeInfo") or {}, "bootID"),
+        upgrade=labels.get(keys.upgrade_state, "") if keys.upgrade_state else "",
+        record=record,
+        record_problem=problem,
+        driver_state=node_state.state_on(shown, keys),
+        outcome=outcome.what if outcome is not None else "",
+        conditions=conditions,
+        outcome_s=seconds_of(outcome.ended) if outcome is not None else None,
+        is_cordoned_by_run=keys.journal in notes and notes.get(keys.cordon) not in (None, CORDON_FOR_REBOOT),
+        is_taken_by_run=keys.journal in notes,
+        cleared_by=journal.cleared_by(notes.get(keys.journal, "")),
+        window=outcome.window if outcome is not None else None,
+    )
+    return _item(metadata, fact)
+
+
+def as_driver_pod(item: Mapping[str, Any]) -> Item:
+    """The pod in `item`, for one of a driver's DaemonSet."""
+    metadata, status = item["metadata"], item.get("status") or {}
+    first, then = status.get("initContainerStatuses") or [], status.get("containerStatuses") or []
+    fact = DriverPod(
+        namespace=intern(text_of(metadata, "namespace")),
+        name=text_of(metadata, "name"),
+        uid=text_of(metadata, "uid"),
+        node=_node_of(item),
+        revision=intern(texts_of(metadata, "labels").get(REVISION_LABEL, "")),
+        is_ready=_is_ready(status),
+        is_deleting=bool(metadata.get("deletionTimestamp")),
+        restarts=sum(typed(one.get("restartCount"), int, 0) for one in first),
+        why_waiting=_why_waiting((*first, *then)),
+        made_s=_made_s(metadata),
+    )
+    return _item(metadata, fact)
+
+
+def as_gate_pod(item: Mapping[str, Any]) -> Item:
+    """The pod in `item`, for one that a gate looks at. One that is being deleted is not ready."""
+    metadata, status = item["metadata"], item.get("status") or {}
+    fact = GatePod(
+        namespace=intern(text_of(metadata, "namespace")),
+        node=_node_of(item),
+        labels=_interned(texts_of(metadata, "labels")),
+        is_ready=_is_ready(status) and not metadata.get("deletionTimestamp"),
+    )
+    return _item(metadata, fact)
+
+
+def as_task_pod(item: Mapping[str, Any]) -> Item:
+    """The pod in `item`, for one that a rollout made for a task: the first container's. The others are waited for.
+
+    Of these it does not matter how they ended, unless the kubelet ended the whole pod: then they may not have begun.
+    """
+    metadata, status = item["metadata"], item.get("status") or {}
+    labels, states = texts_of(metadata, "labels"), status.get("containerStatuses") or []
+    first = next((text_of(one, "name") for one in (item.get("spec") or {}).get("containers") or ()), "")
+    ends = {text_of(one, "name"): (one.get("state") or {}).get("terminated") for one in states}
+    ended, others = ends.pop(first, None), ends.values()
+    has_ended = text_of(status, "phase") in ("Succeeded", "Failed")
+    code, left = (typed(ended.get("exitCode"), int, -1), text_of(ended, "message")) if ended else (None, "")
+    if code == 0 and (not all(others) or (others and text_of(status, "reason"))):
+        code, left = None, ""
+    fact = TaskPod(
+        namespace=intern(text_of(metadata, "namespace")),
+        name=text_of(metadata, "name"),
+        uid=text_of(metadata, "uid"),
+        node=_node_of(item),
+        revision=intern(labels.get(TASK_REVISION_LABEL, "")),
+        task=Task(labels[TASK_LABEL]),
+        made_s=_made_s(metadata),
+        exit_code=code,
+        has_ended=has_ended,
+        message=left or " ".join(filter(None, (text_of(status, "reason"), text_of(status, "message")))),
+        why_waiting=_why_waiting(states),
+        is_deleting=bool(metadata.get("deletionTimestamp")),
+        ended_s=seconds_of(text_of(ended, "finishedAt")) if ended else None,
+    )
+    return _item(metadata, fact)
+
+
+def _item(metadata: Mapping[str, Any], fact: Any) -> Item:
+    owners = metadata.get("ownerReferences") or []
+    owner = next((text_of(one, "uid") for one in owners if one.get("controller")), "")
+    return Item(
+        text_of(metadata, "name"),
+        text_of(metadata, "uid"),
+        text_of(metadata, "resourceVersion"),
+        fact,
+        intern(owner),
+    )
+
+
+def _made_s(metadata: Mapping[str, Any]) -> float:
+    return seconds_of(text_of(metadata, "creationTimestamp")) or 0.0
+
+
+def _node_of(pod: Mapping[str, Any]) -> str:
+    return intern(text_of(pod.get("spec") or {}, "nodeName"))
+
+
+def _interned(texts: Mapping[str, str]) -> Mapping[str, str]:
+    return {intern(key): intern(value) for key, value in texts.items()}
+
+
+def _only(texts: Mapping[str, str], key: str) -> Mapping[str, str]:
+    return {key: texts[key]} if key in texts else {}
+
+
+def _record(text: str | None) -> tuple[NodeRecord | None, str]:
+    """The record in an annotation, and why it cannot be read."""
+    if text is None:
+        return None, ""
+    try:
+        return decode_node_record(text), ""
+    except NodeRecordUnreadable as error:
+        return None, error.what
+
+
+def _is_ready(status: Mapping[str, Any]) -> bool:
+    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in status.get("conditions") or [])
+
+
+def _why_waiting(containers: Iterable[Mapping[str, Any]]) -> str:
+    """Which container waits, and why, in the kubelet's word; "" where none does."""
+    for one in containers:
+        reason = text_of((one.get("state") or {}).get("waiting") or {}, "reason")
+        if reason:
+            return f"{text_of(one, 'name')}: {reason}"
+    return ""
+
+
+def _places(wanted: Mapping[str, str]) -> Selector:
+    """The selector of a pod template's nodeSelector."""
+    return selectors.parse(",".join(f"{key}={value}" for key, value in sorted(wanted.items())))
+
+
+_OPERATORS: Mapping[str, Callable[[str, str], str]] = {
+    "In": lambda key, values: f"{key} in ({values})",
+    "NotIn": lambda key, values: f"{key} notin ({values})",
+    "Exists": lambda key, _: key,
+    "DoesNotExist": lambda key, _: f"!{key}",
+}
+
+
+def _selector(selector: Mapping[str, Any]) -> str:
+    """A LabelSelector as the text of a query."""
+    terms = [f"{key}={value}" for key, value in sorted(texts_of(selector, "matchLabels").items())]
+    for one in selector.get("matchExpressions") or []:
+        values = ",".join(typed(value, str, "") for value in one.get("values") or [])
+        terms.append(_OPERATORS[text_of(one, "operator")](text_of(one, "key"), values))
+    return ",".join(terms)
+
+
+# Where the API server has what a rollout reads and changes: paths and the names by which rights are given. Pure.
+
+_COLLECTIONS = {
+    FactKind.ROLLOUTS: (f"/apis/{GROUP}/{VERSION}", PLURAL, f"{PLURAL}.{GROUP}"),
+    FactKind.DAEMON_SETS: ("/apis/apps/v1", "daemonsets", "daemonsets.apps"),
+    FactKind.REVISIONS: ("/apis/apps/v1", "controllerrevisions", "controllerrevisions.apps"),
+    FactKind.NODES: ("/api/v1", "nodes", "nodes"),
+    FactKind.DRIVER_PODS: ("/api/v1", "pods", "pods"),
+    FactKind.GATE_PODS: ("/api/v1", "pods", "pods"),
+    FactKind.TASK_PODS: ("/api/v1", "pods", "pods"),
+}
+
+
+def collection(subject: Subject) -> str:
+    """The path of the objects of a subject, its selector apart."""
+    folder, plural, _ = _COLLECTIONS[subject.kind]
+    inside = f"/namespaces/{quote(subject.namespace, safe='')}" if subject.namespace else ""
+    return f"{folder}{inside}/{plural}"
+
+
+def qualified(kind: FactKind) -> str:
+    """The resource as a rule of RBAC and the server's messages name it."""
+    return _COLLECTIONS[kind][2]
+
+
+def one(kind: FactKind, name: str, namespace: str = "") -> str:
+    """The path of one object."""
+    return f"{collection(Subject(kind, namespace))}/{quote(name, safe='')}"
+
+
+# All objects of one subject of a rollout, listed page by page: for feeds, and for who only wants to look once.
+#
+# Owns how a list goes on from page to page. Decides nothing.
+
+PAGE = 500
+
+
+def listed(
+    api: KubeApi,
+    subject: Subject,
+    read: Reader,
+    turnstile: AbstractContextManager[Any] = NO_TURNSTILE,
+    passing: frozenset[int] = frozenset(),
+) -> Listed:
+    """All objects of `subject`. `turnstile` is held while one page is read.
+
+    Raises as KubeApi with `passing`, and WatchExpired where the list went on for too long.
+    """
+    items: list[Item] = []
+    version = ""
+    for body in pages(api, subject, turnstile, passing):
+        items += understood(lambda page: [read(one) for one in page.get("items") or []], body)
+        version, _ = understood(as_versioned, body)
+    return Listed(subject, tuple(items), version)
+
+
+def pages(
+    api: KubeApi,
+    subject: Subject,
+    turnstile: AbstractContextManager[Any] = NO_TURNSTILE,
+    passing: frozenset[int] = frozenset(),
+) -> Iterator[Mapping[str, Any]]:
+    """The pages of such a list as they are answered. Raises as `listed`."""
+    query = {"limit": str(PAGE), **label_selector(subject)}
+    path = f"{collection(subject)}?{urlencode(query)}"
+    return api.pages(path, f"list {qualified(subject.kind)}", turnstile, passing)
+
+
+def label_selector(subject: Subject) -> dict[str, str]:
+    """The part of a query by which the server selects."""
+    return {"labelSelector": subject.selector} if subject.selector else {}
+
+
+# One subject of a rollout as the API server shows it: listed page by page, then watched, in a thread of its own.
+#
+# Owns when it lists again, and how it goes on after an error. What it finds goes to `tell`, in order; it decides
+# nothing.
+
+WATCH_S = 420.0
+"""How long one watch lasts, more or less by a third: those of all controllers must not end together."""
+
+BUDGET_S = 30.0
+"""What one list page or the opening of a watch may be tried for before the subject counts as lost. A page of large
+Nodes may take a busy server seconds."""
+
+BREAKS = 3
+"""So many watches in a row that break before they told anything: then the subject counts as lost."""
+
+REFUSED_S = 30.0
+"""Between two requests that the server refuses for want of a right, or of the resource."""
+
+Tell = Callable[[Change | BaseException], None]
+
+
+class SilentReporter:
+    """See `driver_manager.core.ports_base.Reporter`. The loop says what a thread tells it; a log has one writer."""
+
+    def step(self, number: int, total: int, text: str) -> None:
+        """See the port."""
+
+    def info(self, text: str) -> None:
+        """See the port."""
+
+    def warn(self, text: str) -> None:
+        """See the port."""
+
+
+class Feed:
+    """Follows one subject until `stop`. `connect` makes a way to the server, which is used by this thread alone.
+
+    `turnstile` is held while one page is read: pages are large, and several at once need the memory of several. What
+    is no expected error is told as it is, and ends the thread.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        connect: Callable[[], Transport],
+        read: Reader,
+        turnstile: AbstractContextManager[Any],
+        tell: Tell,
+    ) -> None:
+        self.subject = subject
+        self._connect = connect
+        self._read = read
+        self._turnstile = turnstile
+        self._tell_all = tell
+        self._clock = ThreadClock()
+        self._version = ""
+        self._failed = 0
+        self._is_lost = False
+        # A watch may block for as long as it is silent: nobody waits for that when the process ends.
+        self._thread = threading.Thread(target=self._run, name=f"feed {subject}", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Tell nothing from now on. The thread ends with its next answer."""
+        self._clock.end()
+
+    def join(self, timeout_s: float) -> bool:
+        """Whether the thread has ended, after `timeout_s` seconds at the latest."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._follow()
+        except Terminated:
+            return
+        except BaseException as error:  # noqa: BLE001  # a bug: it is the loop that ends with a traceback
+            self._tell(error)
+
+    def _tell(self, change: Change | BaseException) -> None:
+        if not self._clock.is_ending():
+            self._tell_all(change)
+
+    def _follow(self) -> None:
+        """For ever; raises Terminated."""
+        api: KubeApi | None = None
+        while True:
+            self._clock.check()
+            try:
+                if api is None:
+                    api = KubeApi(self._connect(), self._clock, SilentReporter(), BUDGET_S)
+                if not self._version:
+                    self._version = self._list(api)
+                self._watch(api)
+            except Terminated:
+                raise
+            except WatchExpired:
+                self._version = ""
+                self._pause(0.0)
+            except WatchBroken as error:
+                self._pause(0.0, error.what if self._failed >= BREAKS else "")
+            except ManagerError as error:
+                self._pause(REFUSED_S if isinstance(error, ApiRefused) else 0.0, sentences(error.what, error.remedy))
+
+    def _pause(self, least_s: float, why_lost: str = "") -> None:
+        """Before the next try: the longer the more have failed in a row. Raises Terminated."""
+        self._failed += 1
+        if why_lost:
+            self._is_lost = True
+            self._tell(Lost(self.subject, why_lost))
+        # All watches of a server that went break together, so the first pause is a random one, too.
+        pause_s = retry_s(self._failed, 0.0, self._clock.random()) if self._failed > 1 else self._clock.random()
+        self._clock.sleep(max(least_s, pause_s))
+
+    def _list(self, api: KubeApi) -> str:
+        """The version of a list of all there is. Raises as KubeApi, WatchExpired where it went on for too long."""
+        found = listed(api, self.subject, self._read, self._turnstile)
+        self._tell(found)
+        return found.version
+
+    def _watch(self, api: KubeApi) -> None:
+        """One watch until the server ends it. Raises as KubeApi, WatchExpired, WatchBroken."""
+        what, path = f"watch {qualified(self.subject.kind)}", collection(self.subject)
+        timeout_s = around_s(WATCH_S, self._clock.random(), 1 / 3)
+        selector = label_selector(self.subject)
+        for kind, thing in events(api, path, what, selector, self._version, timeout_s, self._find):
+            self._clock.check()
+            if kind == BOOKMARK:
+                self._version = sent(as_versioned, thing)[0]
+            elif kind in PRESENT or kind == DELETED:
+                item = sent(self._read, thing)
+                is_there = kind in PRESENT
+                self._tell(Seen(self.subject, item) if is_there else Gone(self.subject, item.name, item.version))
+                self._version = item.version
+            self._failed = 0
+        self._failed = 0
+
+    def _find(self) -> None:
+        """The server has taken the watch."""
+        if self._is_lost:
+            self._is_lost = False
+            self._tell(Found(self.subject))
+
 
 KEY_CHARS = 20
 
@@ -35,7 +541,7 @@ Letter = tuple[Feed | None, Change | BaseException]
 
 
 class KubeFleet:
-    """See `driver_manager.ports.fleet.FleetCluster`. `connect` makes one more way to the server, for a thread of it."""
+    """See `driver_manager.core.fleet_ports.FleetCluster`. `connect` opens another connection for a thread."""
 
     def __init__(
         self,
@@ -124,7 +630,7 @@ class KubeFleet:
         named = _about_rollout(about) if about.namespace else about_node(about.name)
         # A key may hold what no name can, and may be longer than one.
         name = hashlib.sha256(key.encode()).hexdigest()[:KEY_CHARS]
-        body = event(named, reason, message, self._clock.wall(), warning=warning, key=name)
+        body = event_body(named, reason, message, self._clock.wall(), warning=warning, key=name)
         path = f"/api/v1/namespaces/{body['metadata']['namespace']}/events"
         # An Answer, of the only status that passes: there is one of that name.
         with suppress(Answer):
@@ -167,3 +673,125 @@ def _about_rollout(about: EventAbout) -> dict[str, str]:
         "name": about.name,
         "uid": about.uid,
     }
+
+
+# The FleetDesk port on a real API server: lists without watches, and patches that only ever add a wish.
+#
+# A patch names the uid of the object it is meant for and no resourceVersion: the controller writes the status all the
+# time, and a wish does not depend on it.
+
+ATTEMPTS = 3
+"""Of one list that the server lets expire between its pages."""
+
+EVERY_POD = Subject(FactKind.GATE_PODS)
+
+
+class KubeDesk:
+    """See `driver_manager.core.fleet_ports.FleetDesk`."""
+
+    def __init__(self, api: KubeApi, read: Mapping[FactKind, Reader]) -> None:
+        self._api = api
+        self._readers = read
+
+    def listed(self, subject: Subject) -> Listed:
+        """See the port. Raises ConfigError where the API server has no DriverRollouts at all."""
+        for _ in range(ATTEMPTS):
+            try:
+                passing = frozenset({NOT_FOUND} if subject.kind is FactKind.ROLLOUTS else ())
+                return listed(self._api, subject, self._readers[subject.kind], passing=passing)
+            except WatchExpired:
+                continue
+            except Answer as answer:
+                raise ConfigError(
+                    f"the API server does not serve {PLURAL}.{GROUP}",
+                    "Install deploy/components/rollout; docs/rollout.md shows how.",
+                ) from answer
+        raise ApiUnavailable(f"{subject} could not be listed: each list expired before its end", "Run it again.")
+
+    def leader(self, namespace: str, lease: str) -> Leader:
+        """See the port."""
+        folder = f"/apis/coordination.k8s.io/v1/namespaces/{quote(namespace, safe='')}/leases"
+        path = f"{folder}/{quote(lease, safe='')}"
+        try:
+            body = self._api.call("GET", path, "get leases", passing=frozenset({NOT_FOUND}))
+        except Answer:
+            return Leader("")
+        return understood(_as_leader, body)
+
+    def users_by_node(self, nodes: Set[str]) -> Mapping[str, tuple[Pod, ...]]:
+        """See the port."""
+        found: dict[str, list[Pod]] = {}
+        for page in pages(self._api, EVERY_POD):
+            for node, pod in understood(_as_users, page):
+                if node in nodes:
+                    found.setdefault(node, []).append(pod)
+        return {node: tuple(pods) for node, pods in found.items()}
+
+    def claims(self, namespaces: Iterable[str]) -> tuple[Claim, ...]:
+        """See the port."""
+        return claims_in(self._api, namespaces)
+
+    def ask_rollout(
+        self, rollout: RolloutObject, spec: Mapping[str, object], annotations: Mapping[str, str], *, dry_run: bool
+    ) -> None:
+        """See the port."""
+        body: dict[str, Any] = {"spec": dict(spec)} if spec else {}
+        path = one(FactKind.ROLLOUTS, rollout.name, rollout.namespace)
+        self._ask(FactKind.ROLLOUTS, path, rollout.uid, body, annotations, f"rollout {rollout.key}", dry_run=dry_run)
+
+    def ask_node(self, node: FleetNode, annotations: Mapping[str, str], *, dry_run: bool) -> None:
+        """See the port."""
+        path = one(FactKind.NODES, node.name)
+        self._ask(FactKind.NODES, path, node.uid, {}, annotations, f"node {node.name}", dry_run=dry_run)
+
+    def _ask(  # noqa: PLR0913, PLR0917  # the parts of one request
+        self,
+        kind: FactKind,
+        path: str,
+        uid: str,
+        body: Mapping[str, Any],
+        annotations: Mapping[str, str],
+        name: str,
+        *,
+        dry_run: bool,
+    ) -> None:
+        # Another uid is a conflict (apiserver, registry/rest/update.go): the object of that name is another one by now.
+        metadata: dict[str, Any] = {"uid": uid, **({"annotations": dict(annotations)} if annotations else {})}
+        query = {"fieldManager": FIELD_MANAGER, **({"dryRun": "All"} if dry_run else {})}
+        try:
+            self._api.call(
+                "PATCH",
+                f"{path}?{urlencode(query)}",
+                f"patch {qualified(kind)}",
+                {**body, "metadata": metadata},
+                content_type=MERGE_PATCH,
+                passing=frozenset({NOT_FOUND, CONFLICT}),
+            )
+        except Answer as answer:
+            why = "is gone" if answer.status == NOT_FOUND else "was replaced by another one"
+            raise Conflict(f"{name} {why}", "Nothing was changed; check it again.") from answer
+
+
+def _as_leader(body: Mapping[str, Any]) -> Leader:
+    spec = body.get("spec") or {}
+    lasts_s = typed(spec.get("leaseDurationSeconds"), int, 0)
+    renewed_s = seconds_of(text_of(spec, "renewTime"))
+    return Leader(text_of(spec, "holderIdentity"), renewed_s, float(lasts_s) if lasts_s else None)
+
+
+def _as_users(page: Mapping[str, Any]) -> list[tuple[str, Pod]]:
+    """The pods of one page that ask for a device or a claim and have not ended, each with its node."""
+    found = ((text_of(item.get("spec") or {}, "nodeName"), as_pod(item)) for item in page.get("items") or [])
+    return [(node, pod) for node, pod in found if (pod.resources or pod.claims) and not pod.is_over]
+
+
+def node_label_keys(api: KubeApi) -> frozenset[str]:
+    """The keys of all Nodes' labels. Raises as KubeApi, and WatchExpired."""
+    found: set[str] = set()
+    for page in pages(api, Subject(FactKind.NODES)):
+        found |= understood(_label_keys, page)
+    return frozenset(found)
+
+
+def _label_keys(page: Mapping[str, Any]) -> set[str]:
+    return {key for item in page.get("items") or [] for key in texts_of(item["metadata"], "labels")}

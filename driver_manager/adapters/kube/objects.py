@@ -1,7 +1,6 @@
-"""Kubernetes objects as JSON → domain facts. Pure; the only place that knows where a field lives.
+"""Kubernetes objects as JSON, converted to facts of the domain. Only this module knows where a field is. Pure.
 
-A field that is not there, or null, has its default; one of another type than it should be is a TypeError here, and not
-an odd value somewhere else: see `understood`.
+A field that is missing or null has its default. A field of a wrong type raises TypeError here: see `understood`.
 """
 
 from __future__ import annotations
@@ -12,11 +11,62 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from driver_manager.domain import timestamps
 from driver_manager.domain.errors import ApiUnavailable
-from driver_manager.domain.escaping import one_line
-from driver_manager.domain.node import Node
-from driver_manager.domain.pod import Claim, Pod
+from driver_manager.domain.node import Claim, Node, NodeChange, Pod
+from driver_manager.domain.text import one_line, shortened
+from driver_manager.domain.wire import seconds_of, written_time
+
+# JSON that is sent to the API server, by more than one adapter: patches of a Node, Events. Pure.
+
+MAX_MESSAGE_CHARS = 1000
+"""Of an Event, which holds 1,024 characters."""
+
+
+def node_patch(change: NodeChange, resource_version: str | None) -> dict[str, Any]:
+    """The merge patch of `change`, which applies only to `resource_version` where one is given."""
+    metadata: dict[str, Any] = {"labels": dict(change.labels), "annotations": dict(change.annotations)}
+    metadata = {key: value for key, value in metadata.items() if value}
+    if resource_version is not None:
+        metadata["resourceVersion"] = resource_version
+    body: dict[str, Any] = {"metadata": metadata}
+    if change.unschedulable is not None:
+        # null rather than false: an uncordoned Node carries no such field.
+        body["spec"] = {"unschedulable": True if change.unschedulable else None}
+    return body
+
+
+def event_body(  # noqa: PLR0913  # the fields of one object
+    about: Mapping[str, str], reason: str, message: str, wall_s: float, *, warning: bool, key: str
+) -> dict[str, Any]:
+    """A core/v1 Event about an object, named by apiVersion, kind, name, uid and, if it is in one, namespace.
+
+    Of those in no namespace the Events live in `default`. A `key` makes its name, so that there is only one.
+    """
+    namespace, name = about.get("namespace", "default"), about["name"]
+    named = (
+        {"name": f"{name[:150].rstrip('.-')}.driver-manager-{key}"}
+        if key
+        else {"generateName": f"{name}.driver-manager-"}
+    )
+    stamp = written_time(wall_s)
+    source = {"component": "driver-manager", **({"host": name} if about["kind"] == "Node" else {})}
+    return {
+        "metadata": {**named, "namespace": namespace},
+        "involvedObject": dict(about),
+        "reason": reason,
+        "message": shortened(one_line(message), MAX_MESSAGE_CHARS),
+        "type": "Warning" if warning else "Normal",
+        "source": source,
+        "firstTimestamp": stamp,
+        "lastTimestamp": stamp,
+        "count": 1,
+    }
+
+
+def about_node(name: str) -> dict[str, str]:
+    """What an Event about a Node names; as kubelets do it, with the name for the uid."""
+    return {"apiVersion": "v1", "kind": "Node", "name": name, "uid": name}
+
 
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 """Its value is the uid by which the kubelet knows the static pod (kubernetes, pkg/kubelet/config/common.go)."""
@@ -164,7 +214,7 @@ def as_pod(item: Mapping[str, Any]) -> Pod:
         static_uid=annotations.get(MIRROR_ANNOTATION, ""),
         deleting=bool(metadata.get("deletionTimestamp")),
         grace_period_s=None if grace is None else typed(grace, int, 0),
-        due_s=timestamps.seconds_of(text_of(metadata, "deletionTimestamp")),
+        due_s=seconds_of(text_of(metadata, "deletionTimestamp")),
         finalizers=tuple(typed(one, str, "") for one in typed(metadata.get("finalizers"), list, [])),
         reason=text_of(status, "reason"),
         host_paths=tuple(text_of(volume["hostPath"], "path") for volume in volumes if volume.get("hostPath")),
@@ -330,7 +380,7 @@ def _started_s(spec: Mapping[str, Any], status: Mapping[str, Any]) -> float | No
     staying = {one.get("name") for one in spec.get("initContainers") or [] if one.get("restartPolicy") == "Always"}
     inits = (one for one in status.get("initContainerStatuses") or [] if one.get("name") in staying)
     running = ((one.get("state") or {}).get("running") for one in (*(status.get("containerStatuses") or []), *inits))
-    moments = (timestamps.seconds_of(text_of(one, "startedAt")) for one in running if one)
+    moments = (seconds_of(text_of(one, "startedAt")) for one in running if one)
     return min((moment for moment in moments if moment is not None), default=None)
 
 

@@ -1,16 +1,26 @@
-"""How requests reach an API server: what a transport gives, and the errors that every transport speaks in.
+"""Connections to an API server, and access in a pod by its service account.
 
-Two implement it: `driver_manager.adapters.kube.in_pod` for a pod's service account, which needs the standard library
-only, and `driver_manager.adapters.kube.library` for kubeconfigs. What an answer means is the caller's.
+`driver_manager.adapters.kube.kubeconfig` is the other transport. The caller interprets the answers.
 """
 
 from __future__ import annotations
 
+import http.client
+import select
 import ssl
+import time
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
+from email.message import Message
+from pathlib import Path
 from typing import Protocol
 
-from driver_manager.domain.frozen import Frozen
+from driver_manager.adapters.http import CHUNK_BYTES, Bounded, BoundedHttps, TooLarge, whole
+from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.records import Frozen
+
+UNAUTHENTICATED, FORBIDDEN, NOT_FOUND, CONFLICT, EXPIRED, INVALID = 401, 403, 404, 409, 410, 422
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """Of one answer. The largest that a cluster gives for a good reason is a page of 500 Nodes or the list of a node's pods
@@ -114,3 +124,238 @@ def no_way(where: str, why: str) -> tuple[str, str]:
         f"cannot connect to the cluster{f' with {where}' if where else ''}: {why}",
         "Set KUBECONFIG (or --kubeconfig) to a valid file, or run in a pod with a service account.",
     )
+
+
+# The way to the API server from inside a pod, by the standard library alone: a token, a CA and two variables.
+#
+# That contract is Kubernetes' own (kubernetes.io, "Accessing the Kubernetes API from a Pod"). The kubernetes package
+# does the same with half a second of imports and 20 MiB, which every run would pay for. Kubeconfigs are
+# `driver_manager.adapters.kube.kubeconfig`'s.
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+SERVICE_HOST, SERVICE_PORT = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
+TOKEN_FILE, AUTHORITY = "token", "ca.crt"  # the name of a file
+PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+
+
+def is_in_pod(account: Path, environ: Mapping[str, str]) -> bool:
+    """Whether there is a service account, and no proxy that would have to be asked."""
+    return (account / TOKEN_FILE).exists() and not any(environ.get(name) for name in PROXIES)
+
+
+class InPod:
+    """See `driver_manager.adapters.kube.transport.Transport`.
+
+    The token is read for each request and the CA for each connection, so that a rotation is followed. A connection is
+    kept for the next call, one for each thread that calls at once; a watch has one of its own, so that the call after
+    it needs no new handshake.
+    """
+
+    def __init__(self, account: Path, environ: Mapping[str, str]) -> None:
+        """Raises ConfigError for a service account that cannot be used."""
+        self._kept: deque[Bounded] = deque()
+        self._account = account
+        self._host, self._port = _address(environ)
+        self._trust: ssl.SSLContext | None = None
+        self._check()
+
+    def __del__(self) -> None:
+        """Nobody but this object knows the kept connections."""
+        self._close_kept()
+
+    def send(self, request: WireRequest, *, connect_s: float, read_s: float) -> Response:
+        """See the port."""
+        try:
+            headers = {**request.headers, "Authorization": f"Bearer {self._token()}"}
+        except (OSError, ValueError) as error:
+            raise CredentialsUnreadable(_said(error)) from error
+        end_s = time.monotonic() + read_s
+        connection = (None if request.stream else self._idle()) or self._connected(connect_s)
+        try:
+            return self._asked(connection, replace(request, headers=headers), end_s)
+        except (OSError, http.client.HTTPException, TooLarge) as error:
+            connection.close()
+            raise Unreachable(_why(error)) from error
+        except BaseException:  # what is left of the answer must not be taken for the next one
+            connection.close()
+            raise
+
+    def renew(self) -> bool:
+        """See the port."""
+        self._close_kept()
+        self._trust = None
+        self._check()
+        return True
+
+    def connection(self, trust: ssl.SSLContext, connect_s: float) -> Bounded:
+        """A connection yet to be opened."""
+        return BoundedHttps(self._host, self._port, timeout=connect_s, context=trust)
+
+    def _close_kept(self) -> None:
+        while self._kept:
+            self._kept.pop().close()
+
+    def _check(self) -> None:
+        """Raise ConfigError for a token or a CA that cannot be read."""
+        try:
+            self._token()
+            self._trust = self._context()
+        except (OSError, ValueError) as error:
+            raise ConfigError(*no_way("", _said(error))) from error
+
+    def _token(self) -> str:
+        """Raises OSError, ValueError."""
+        token = (self._account / TOKEN_FILE).read_text(encoding="utf-8").strip()
+        if not token:
+            raise ValueError(f"{self._account / TOKEN_FILE} is empty")
+        return token
+
+    def _context(self) -> ssl.SSLContext:
+        """Trust in the cluster's CA alone. Raises OSError, ValueError."""
+        trust, self._trust = self._trust, None
+        if trust is None:
+            trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            try:
+                trust.load_verify_locations(self._account / AUTHORITY)
+            except OSError as error:
+                raise ValueError(f"its CA certificate cannot be read: {error}") from error
+        return trust
+
+    def _idle(self) -> Bounded | None:
+        """A kept connection, unless its server has ended it, or sent what nobody asked for."""
+        try:
+            connection = self._kept.pop()
+        except IndexError:
+            return None
+        seen = select.poll()
+        seen.register(connection.sock, select.POLLIN)
+        if seen.poll(0):
+            connection.close()
+            return None
+        return connection
+
+    def _connected(self, connect_s: float) -> Bounded:
+        """A new connection. Raises Unreachable, CredentialsUnreadable."""
+        try:
+            connection = self.connection(self._context(), connect_s)
+        except (OSError, ValueError) as error:
+            raise CredentialsUnreadable(_said(error)) from error
+        try:
+            connection.connect()
+        except ssl.SSLCertVerificationError as error:
+            connection.close()
+            raise Unreachable(_why(error), doubt=error) from error
+        except ssl.SSLError as error:
+            connection.close()
+            raise Unreachable(_why(error)) from error
+        except OSError as error:
+            connection.close()
+            raise Unreachable(f"cannot connect: {error}") from error
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _asked(self, connection: Bounded, request: WireRequest, end_s: float) -> Response:
+        """The answer on `connection`, which is kept where it can serve again. Raises as http.client, and TooLarge."""
+        connection.sock.settimeout(_left_s(end_s, "connecting"))
+        connection.request(request.method, request.path, request.body, dict(request.headers))
+        connection.sock.settimeout(_left_s(end_s, "sending"))
+        response = connection.getresponse()
+        if request.stream:
+            return _Stream(response, connection)
+        data = _body(response)
+        if response.will_close:
+            connection.close()
+        else:
+            self._kept.append(connection)
+        return _Whole(response.status, response.headers, data)
+
+
+class _Whole(Frozen):
+    """An answer with its body."""
+
+    status: int
+    headers: Message
+    data: bytes
+
+    def read_some(self) -> bytes:
+        """See the port."""
+        return b""
+
+    def allow(self, silence_s: float, total_s: float) -> None:
+        """See the port."""
+
+    def close(self) -> None:
+        """See the port."""
+
+
+class _Stream:
+    """An answer whose body comes as it comes."""
+
+    def __init__(self, response: http.client.HTTPResponse, connection: Bounded) -> None:
+        self._response = response
+        self._connection = connection
+        self.status = response.status
+        self.headers: Message = response.headers
+
+    @property
+    def data(self) -> bytes:
+        """See the port."""
+        try:
+            return _body(self._response)
+        except (OSError, http.client.HTTPException, TooLarge) as error:
+            raise StreamCut(type(error).__name__) from error
+
+    def read_some(self) -> bytes:
+        """See the port."""
+        try:
+            chunk = self._response.read1(CHUNK_BYTES)
+        except TimeoutError as error:
+            raise StreamSilent from error
+        except (OSError, http.client.HTTPException) as error:
+            raise StreamCut(type(error).__name__) from error
+        if not chunk and self._response.length:  # http.client ends quietly there
+            raise StreamCut("IncompleteRead")
+        return chunk
+
+    def allow(self, silence_s: float, total_s: float) -> None:
+        """See the port."""
+        self._connection.limit.allow(silence_s, total_s)
+
+    def close(self) -> None:
+        """See the port."""
+        self._response.close()
+        self._connection.close()
+
+
+def _left_s(end_s: float, after: str) -> float:
+    """The seconds until `end_s`. Raises TimeoutError."""
+    left_s = end_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError(f"no time was left after {after}")
+    return left_s
+
+
+def _body(response: http.client.HTTPResponse) -> bytes:
+    """The whole body. Raises as http.client, and TooLarge."""
+    data = whole(response.read, MAX_BODY_BYTES)
+    if response.length:  # http.client ends quietly there, unless it reads all at once
+        raise http.client.IncompleteRead(data, response.length)
+    return data
+
+
+def _address(environ: Mapping[str, str]) -> tuple[str, int]:
+    """Host and port of the API server. Raises ConfigError."""
+    host, port = environ.get(SERVICE_HOST, ""), environ.get(SERVICE_PORT, "")
+    if not host or not (port.isascii() and port.isdigit()):
+        raise ConfigError(*no_way("", f"{SERVICE_HOST} and {SERVICE_PORT} do not name the API server"))
+    return host, int(port)
+
+
+def _said(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]

@@ -1,7 +1,7 @@
-"""Asks something of the kernel that may never answer, in a child that can be left behind.
+"""Reads that may block for ever (stat, readlink, /proc), made in a child that can be left behind.
 
-What reads of a process whose memory is locked by a dead driver sleeps where no signal reaches it. The child inherits
-memory and no descriptor; its answer is text, bounded.
+A read about a process whose memory is locked by a dead driver sleeps, and no signal ends it. The child inherits
+memory and no descriptor; its answer is bounded text.
 """
 
 from __future__ import annotations
@@ -10,11 +10,54 @@ import contextlib
 import os
 import select
 import signal
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
+
+# Threads beside the main one: one that no signal reaches, and a question that is given up after a time limit.
+
+T = TypeVar("T")
+
+
+def start_unsignalled(thread: threading.Thread) -> None:
+    """Start `thread` with the signals of this process blocked, so that they reach the main thread.
+
+    Only the main thread handles a signal, and only a signal that reaches it ends its wait. A thread inherits the mask.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGALRM))
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def within(limit_s: float, ask: Callable[[], T]) -> T:
+    """The result of `ask`, for a call that has no time limit of its own. Raises what it raises.
+
+    Raises TimeoutError after `limit_s` seconds. The thread then stays behind, so `ask` must change nothing.
+    """
+    answers: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            answers.append(ask())
+        except BaseException as error:  # noqa: BLE001  # it is raised again in the caller's thread
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="aside", daemon=True)
+    start_unsignalled(thread)
+    thread.join(limit_s)
+    if errors:
+        raise errors[0]
+    if not answers:
+        raise TimeoutError(f"no result within {limit_s:.3g} s")
+    return answers[0]
+
 
 ANSWER_BYTES = 64 * 1024
 ANSWERS_BYTES = 4 * 1024 * 1024

@@ -1,7 +1,7 @@
-"""Runs a tool: argv list, no shell, a timeout, a short environment, bounded output.
+"""Run a tool: argv list, no shell, a timeout, a short environment, bounded output.
 
-What the tool starts ends with it, and delays no run by an output that it holds open. What the tool prints beyond the
-limit is read and discarded, so that it can go on.
+What the tool starts ends with it, and an output that it holds open delays no run. Output beyond the limit is read and
+discarded, so that the tool can continue.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
-from driver_manager.adapters.process.orphans import Orphans
-from driver_manager.adapters.process.output import Output
-from driver_manager.adapters.process.tools import environment, last_words
-from driver_manager.domain.frozen import Frozen
-from driver_manager.domain.tool_status import NO_TOOL, TIMED_OUT
+from driver_manager.adapters.process.tools import Orphans, Output, environment, last_words
+from driver_manager.domain.host import NO_TOOL, TIMED_OUT
+from driver_manager.domain.records import Frozen
 
 OUTPUT_CHARS = 4 * 1024 * 1024
 TOOL_TIMEOUT_S = 60.0

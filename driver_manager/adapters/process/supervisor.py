@@ -1,27 +1,32 @@
-"""Runs a command that may hang for ever, and never hangs with it.
+"""Run a tool that may hang for ever, from a loop that goes on meanwhile.
 
-Owns the child: its own session, a monotonic deadline, bounded output, TERM, then KILL. A child in uninterruptible sleep
-survives KILL: it is left alone, counted, never waited for, and no other is started while it lives.
+The child has its own session, a deadline on the monotonic clock and bounded output. It gets SIGTERM, then SIGKILL. A
+child in uninterruptible sleep survives SIGKILL: it is left alone and counted, and no other one is started meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from driver_manager.adapters.process import identity
-from driver_manager.adapters.process.loop_clock import LoopClock
-from driver_manager.adapters.process.orphans import Orphans
-from driver_manager.adapters.process.output import Output
-from driver_manager.adapters.process.tools import environment, last_words
-from driver_manager.domain.frozen import Frozen
+from driver_manager.adapters.process.clock import LoopClock
+from driver_manager.adapters.process.tools import (
+    Orphans,
+    Output,
+    environment,
+    last_words,
+    process_lives,
+    surviving_process,
+)
+from driver_manager.domain.host import NO_TOOL, TIMED_OUT
 from driver_manager.domain.journal import Owner
-from driver_manager.domain.tool_status import NO_TOOL, TIMED_OUT
+from driver_manager.domain.records import Frozen
 
 OUT_BYTES = 256 * 1024
 ERR_BYTES = 16 * 1024
@@ -73,8 +78,8 @@ class Supervisor:
         """The child that could not be killed and still lives."""
         if self._stuck is not None:
             _reap(self._group or self._stuck.pid)
-            if identity.lives(self._stuck, self._host_proc) is False:
-                self._stuck = identity.survivor(self._group) if self._group else None
+            if process_lives(self._stuck, self._host_proc) is False:
+                self._stuck = surviving_process(self._group) if self._group else None
         return self._stuck
 
     def inherit(self, stuck: Owner) -> None:
@@ -233,7 +238,7 @@ def _left_of(group: int) -> Owner | None:
     except PermissionError:
         pass
     # What the tool started is the init process' to reap, and not every container has one that does.
-    left = identity.survivor(group)
+    left = surviving_process(group)
     _reap(group)
     return left
 
@@ -276,3 +281,44 @@ def _become(argv: Sequence[str], env: Mapping[str, str], source: int, out: int, 
         os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
     finally:
         os._exit(status)
+
+
+# One task for a short-lived process of our own, under supervision: JSON in, JSON out.
+#
+# For a loop that must stay small: what a task needs is imported there, and whatever it meets (a server that hangs, a
+# full disk, a process stuck in the kernel) is over when its time is.
+
+PROBLEM = "problem"
+
+
+class TaskProcess:
+    """`argv` starts a process that is given what `hand_over` makes of a task, as its standard input.
+
+    Its answer is one JSON object; `problem` in it is what could not be done.
+    """
+
+    def __init__(
+        self, supervisor: Supervisor, argv: Sequence[str], hand_over: Callable[[Mapping[str, Any]], bytes]
+    ) -> None:
+        self._supervisor = supervisor
+        self._argv = tuple(argv)
+        self._hand_over = hand_over
+
+    def ask(self, timeout_s: float, task: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The answer to one task; a process that gives none is a problem of its own. Raises Terminated."""
+        try:
+            ran = self._supervisor.run(self._argv, {}, timeout_s, self._hand_over(task))
+        except StillStuckError as error:
+            return {PROBLEM: f"an earlier process for it ({error.args[0]}) cannot be killed"}
+        except OSError as error:
+            return {PROBLEM: f"no process can be started for it: {error.strerror}"}
+        try:
+            answer = json.loads(ran.out)
+        except (ValueError, RecursionError):
+            return {PROBLEM: ran.last_line}
+        return answer if isinstance(answer, dict) else {PROBLEM: "its answer is not an object"}
+
+
+def problem_in(answer: Mapping[str, Any]) -> str:
+    """What the process could not do, "" where it did all."""
+    return str(answer.get(PROBLEM, ""))

@@ -1,18 +1,29 @@
-"""A small HTTP server inside the loop's own thread: it answers while the loop waits, and not when the loop hangs.
+"""An HTTP server in the loop's own thread: it answers while the loop waits, and does not answer when the loop hangs.
 
-Owns connections and their limits; what is answered is given. Speaks just enough HTTP/1.1 for kubelet and Prometheus.
+Connections are limited in number, time and size. Speaks as much HTTP/1.1 as kubelet and Prometheus need.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import re
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
 
-from driver_manager.adapters.process.loop_clock import LoopClock
+from driver_manager.adapters.process.clock import LoopClock
+from driver_manager.core.ports_base import Clock
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.frozen import Frozen
+from driver_manager.domain.fleet.status import FleetReport, fleet_families, operator_families
+from driver_manager.domain.health.metrics import HealthReport, families
+from driver_manager.domain.health.watch import History
+from driver_manager.domain.metrics import Family, exposition
+from driver_manager.domain.profile import UpgradeMetrics
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.text import one_line, shown
 
 MAX_CLIENTS = 16
 """One more takes the place of the oldest: clients that say nothing must not keep the kubelet out."""
@@ -163,3 +174,142 @@ class _Client:
             self._left = b""
         if not self._left:
             self.close()
+
+
+# Answers /metrics, /healthz and /readyz. prometheus_client is imported where an endpoint is made, and only then.
+
+EXTRA = "metrics"
+CLIENT = "prometheus_client"
+
+
+def require_client() -> None:
+    """Raises ConfigError where prometheus_client is not installed."""
+    if importlib.util.find_spec(CLIENT) is None:
+        raise ConfigError(
+            "--metrics-addr needs the package prometheus-client, which is not installed",
+            f"Install driver-manager[{EXTRA}], or use --metrics-textfile, which needs no package.",
+        )
+
+
+class Heartbeat:
+    """Whether the loop goes round: it beats at every turn, and is late after `patience_s` seconds without."""
+
+    def __init__(self, clock: Clock, patience_s: float) -> None:
+        self._clock = clock
+        self._patience_s = patience_s
+        self._at_s = clock.monotonic()
+
+    def beat(self, _: object = None) -> None:
+        """The loop went round."""
+        self._at_s = self._clock.monotonic()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last beat."""
+        return self._clock.monotonic() - self._at_s
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the loop must be taken for hung."""
+        return self.age_s > self._patience_s
+
+
+class Endpoint:
+    """Answers /metrics and /readyz from the last report, /healthz from the heartbeat.
+
+    `others` gives metrics that other programs of this node have left, read when they are asked for. Raises ConfigError
+    without the client.
+    """
+
+    def __init__(self, heartbeat: Heartbeat, others: Callable[[], Iterable[Family]] = tuple) -> None:
+        require_client()
+        self._others = others
+        self._core: Any = importlib.import_module(f"{CLIENT}.core")
+        self._client: Any = importlib.import_module(f"{CLIENT}.exposition")
+        self._registry = self._core.CollectorRegistry()
+        self._registry.register(self)
+        self._heartbeat = heartbeat
+        self._report = HealthReport(History())
+
+    def publish(self, report: HealthReport) -> None:
+        """From now on, answer with this report."""
+        self._report = report
+
+    def respond(self, path: str, accept: str) -> HttpResponse:
+        """The answer to a GET."""
+        if path == "/healthz":
+            age = f"last turn {self._heartbeat.age_s:.0f} s ago, {self._report.history.name}\n".encode()
+            return _probed(age, is_well=not self._heartbeat.is_late)
+        if path == "/readyz":
+            return _probed(f"{self._report.history.name}\n".encode(), is_well=self._report.is_ready)
+        if path == "/metrics":
+            try:
+                return self._metrics(accept)
+            except (TypeError, ValueError, LookupError, AttributeError):  # prometheus_client believes every header
+                return self._metrics("")
+        return NOT_FOUND
+
+    def _metrics(self, accept: str) -> HttpResponse:
+        encode, content_type = self._client.choose_encoder(accept)
+        return HttpResponse(200, "OK", encode(self._registry), content_type)
+
+    def collect(self) -> Iterable[Any]:
+        """The last report, and what others left, as prometheus_client's collectors give it."""
+        for family in (*families(self._report), *self._others()):
+            kinds = {"gauge": self._core.GaugeMetricFamily, "counter": self._core.CounterMetricFamily}
+            names = tuple(family.values[0][0]) if family.values else ()
+            metric = kinds[family.kind](family.name, family.help, labels=names)
+            for labels, value in family.values:
+                metric.add_metric(tuple(map(shown, labels.values())), value)
+            yield metric
+
+
+def _probed(text: bytes, *, is_well: bool) -> HttpResponse:
+    """What a probe of the kubelet is answered."""
+    return HttpResponse(200, "OK", text) if is_well else HttpResponse(503, "Service Unavailable", text)
+
+
+# Answers /metrics, /healthz and /readyz for the controller of rollouts. Needs no library.
+
+TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class FleetEndpoint:
+    """Answers from the last report, and from the heartbeat of the loop."""
+
+    def __init__(self, heartbeat: Heartbeat, names: UpgradeMetrics) -> None:
+        """`names` are those that the vendor's operator has for the same metrics."""
+        self._heartbeat, self._names = heartbeat, names
+        self._last = FleetReport()
+
+    def publish(self, report: FleetReport) -> None:
+        """The loop went round: from now on, answer with this report."""
+        self._last = report
+        self._heartbeat.beat()
+
+    @property
+    def _report(self) -> FleetReport:
+        """The last report; whoever has not gone round for long does no work, whatever it said then."""
+        return replace(self._last, why_not_ready="its loop hangs") if self._heartbeat.is_late else self._last
+
+    def respond(self, path: str, _accept: str) -> HttpResponse:
+        """The answer to a GET."""
+        match path:
+            case "/healthz":
+                age = f"last turn {self._heartbeat.age_s:.0f} s ago\n".encode()
+                return _fleet_probed(age, is_well=not self._heartbeat.is_late)
+            case "/readyz":
+                report = self._report
+                role = "leads" if report.leads else "standing by"
+                return _fleet_probed(
+                    f"{one_line(report.why_not_ready) or role}\n".encode(), is_well=not report.why_not_ready
+                )
+            case "/metrics":
+                report = self._report
+                found = (*fleet_families(report), *operator_families(report, self._names))
+                return HttpResponse(200, "OK", exposition(found).encode(), TEXT_FORMAT)
+        return NOT_FOUND
+
+
+def _fleet_probed(text: bytes, *, is_well: bool) -> HttpResponse:
+    return HttpResponse(200, "OK", text) if is_well else HttpResponse(503, "Service Unavailable", text)

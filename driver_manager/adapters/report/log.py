@@ -1,23 +1,88 @@
-"""The Reporter port: human text on a terminal, JSON lines otherwise. One transition, one line, on standard error.
+"""The Reporter port: text on a terminal, else JSON lines. One line per transition, on standard error.
 
-A reader that does not read holds up no run: a line that does not fit into its pipe is dropped, and counted for later.
+A reader that does not read delays no run: a line that does not fit into its pipe is dropped and counted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import select
 import stat
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
-from driver_manager.adapters.report.terminal import RED, YELLOW, has_colour, painted
-from driver_manager.adapters.report.termination_log import write_termination_log
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.escaping import json_text, one_line
-from driver_manager.domain.frozen import Frozen
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.text import json_text, one_line, sentences, shown
+
+# What a terminal can be shown, and in which colours. Small: loops import it.
+
+RED, GREEN, YELLOW, CYAN = "31", "32", "33", "36"
+ERASE_LINE = "\r\x1b[2K"
+_STYLES = re.compile(r"(\x1b\[(?:0|1|31|32|33|36)m)")
+"""What we paint with: bold, the colours above, and their end."""
+
+
+def is_capable(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether `stream` is a terminal that understands control sequences: not where TERM is unset, empty or `dumb`."""
+    try:
+        return stream.isatty() and environ.get("TERM", "") not in ("", "dumb")
+    except ValueError:
+        return False  # a closed stream
+
+
+def allows_colour(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the user lets us colour: not where NO_COLOR is set and not empty (no-color.org), nor on a dumb TERM."""
+    return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+
+
+def has_colour(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether what goes to `stream` is to be coloured."""
+    return is_capable(stream, environ) and allows_colour(environ)
+
+
+def painted(text: str, colour: str, *, wanted: bool) -> str:
+    """`text` in `colour` where that is wanted (ECMA-48, select graphic rendition)."""
+    return f"\x1b[{colour}m{text}\x1b[0m" if wanted and text else text
+
+
+def for_terminal(text: str) -> str:
+    """`text` with no control sequence but our styles: the last guard, for words that nothing before has escaped."""
+    return "".join(part if _STYLES.fullmatch(part) else shown(part) for part in _STYLES.split(text))
+
+
+def columns_of(stream: TextIO) -> int:
+    """How wide the terminal is now, 80 where it does not say."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+# The kubelet's termination log: the last line of a command, for `kubectl describe pod`.
+
+TERMINATION_LOG_BYTES = 4000
+
+
+def write_termination_log(path: str, what: str, remedy: str = "") -> None:
+    """Write the last line for `kubectl describe pod`; only into a file that is already there (the kubelet made it).
+
+    The kubelet keeps 4,096 bytes: a long `what` is cut so that the remedy is seen. What cannot be written is let go.
+    """
+    what, remedy = one_line(what), one_line(remedy)
+    whole = sentences(what, remedy).encode()
+    ending = whole[len(what.encode()) :][: TERMINATION_LOG_BYTES // 2]
+    text = what.encode()[: TERMINATION_LOG_BYTES - len(ending)] + ending
+    with contextlib.suppress(OSError):
+        # Not blocking: a FIFO that nobody reads must not hold the end of a run.
+        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text.strip())
+
 
 LEVELS = ("debug", "info", "warning", "error")
 _COLOURS = {"warning": YELLOW, "error": RED}
@@ -91,7 +156,7 @@ def outlet_of(stream: TextIO) -> Outlet | None:
 
 
 class LogReporter:
-    """See `driver_manager.ports.base.Reporter`. `wall` gives seconds since the epoch."""
+    """See `driver_manager.core.ports_base.Reporter`. `wall` gives seconds since the epoch."""
 
     def __init__(self, wall: Callable[[], float], *, as_json: bool, level: str, stream: TextIO | None = None) -> None:
         self._wall = wall

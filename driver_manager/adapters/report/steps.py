@@ -1,19 +1,86 @@
-"""The Reporter port for a person at a terminal: each step a line, the present one last, with the time that it takes.
+"""The Reporter port on a terminal: one line per step, with the time that it takes.
 
-Owns what is drawn. Only the last line is ever written over, so it works in any terminal and leaves a whole record in
-its scrollback. Never used by loops: it has a thread, for the time that goes by while a step waits.
+Only the last line is overwritten, so it works in any terminal and leaves a record in its scrollback. Loops do not use
+it: it has a thread, which shows the time while a step waits.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from driver_manager.adapters.report.log import LEVELS, LogReporter
-from driver_manager.adapters.report.terminal import CYAN, ERASE_LINE, GREEN, RED, columns_of, painted
-from driver_manager.domain.escaping import one_line
-from driver_manager.domain.frozen import Frozen
+from driver_manager.adapters.report.log import (
+    CYAN,
+    ERASE_LINE,
+    GREEN,
+    LEVELS,
+    RED,
+    LogReporter,
+    columns_of,
+    for_terminal,
+    painted,
+)
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.text import one_line
+
+# A text that is drawn again in place, for a person at a terminal. Owns what is erased, and nothing of the text.
+
+ERASE_BELOW = "\x1b[J"
+HOME_AND_ERASE = "\x1b[H\x1b[2J"
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+_PLAIN = "\x1b[0m"
+
+
+class LiveScreen:
+    """The terminal behind `stream`, from its first line on: what was on it before is in the scrollback."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._is_drawn = False
+
+    def draw(self, text: str) -> None:
+        """Show `text`, as much of it as there is room for: what wraps or scrolls could not be drawn over."""
+        columns, lines = self._size()
+        shown = [_cut(line, columns) for line in for_terminal(text).split("\n")]
+        if len(shown) > lines:
+            shown = [*shown[: lines - 1], f"... and {len(shown) - lines + 1} more lines"]
+        start = "\x1b[H" if self._is_drawn else "\n" * (lines - 1) + HOME_AND_ERASE
+        body = "\x1b[K\n".join(shown)
+        self._write(f"{start}{body}\x1b[K{ERASE_BELOW}")
+        self._is_drawn = True
+
+    def end(self) -> None:
+        """Leave the terminal empty, for what comes next."""
+        if self._is_drawn:
+            self._write(HOME_AND_ERASE)
+            self._is_drawn = False
+
+    def _size(self) -> tuple[int, int]:
+        try:
+            size = os.get_terminal_size(self._stream.fileno())
+        except (OSError, ValueError):
+            return 80, 24
+        return size.columns or 80, size.lines or 24
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+def _cut(line: str, columns: int) -> str:
+    """`line` in so many columns; styles take none."""
+    if len(_STYLE.sub("", line)) <= columns:
+        return line
+    left, found = columns - 1, ""
+    for part in re.split(f"({_STYLE.pattern})", line):
+        taken = part if _STYLE.fullmatch(part) else part[:left]
+        left -= 0 if _STYLE.fullmatch(part) else len(taken)
+        found += taken
+    return f"{found}…{_PLAIN if _STYLE.search(line) else ''}"
+
 
 TICK_S = 0.5
 UNICODE_MARKS, ASCII_MARKS = ("✓", "✗", "▸"), ("+", "x", ">")
@@ -27,7 +94,7 @@ class _Present(Frozen):
 
 
 class StepList(LogReporter):
-    """See `driver_manager.ports.base.Reporter`. `ended` has to be called after the last step."""
+    """See `driver_manager.core.ports_base.Reporter`. `ended` has to be called after the last step."""
 
     def __init__(self, monotonic: Callable[[], float], *, level: str, stream: TextIO) -> None:
         super().__init__(monotonic, as_json=False, level=level, stream=stream)

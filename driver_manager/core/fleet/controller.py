@@ -1,7 +1,6 @@
-"""The loop of a rollout's controller: hold the lead, take what changed, decide, act, show; nothing is decided here.
+"""The loop of the rollout controller: hold the Lease, read changes, decide, act, show.
 
-Owns the order of effects, and that each begins only while nobody else can lead. What one node's act fails with is that
-node's: the others' go on. Depends on ports only.
+Each effect begins only while no other controller can lead. An act that fails for one node does not stop the others.
 """
 
 from __future__ import annotations
@@ -9,26 +8,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NoReturn, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn, TypeVar, assert_never
 
-from driver_manager.core.fleet.acting import Acting
-from driver_manager.core.fleet.gauges import Gauges
-from driver_manager.core.fleet.hearing import Hearing
-from driver_manager.core.fleet.rests import Rests
-from driver_manager.core.fleet.world import FleetWorld
-from driver_manager.domain.errors import Conflict, ManagerError, Terminated
-from driver_manager.domain.fleet.acts import Act, FleetDecision
-from driver_manager.domain.fleet.metrics import FleetReport
-from driver_manager.domain.fleet.model import Fleet, Policy
-from driver_manager.domain.fleet.reading import RolloutObject
-from driver_manager.domain.fleet.status_form import PACE_S, Worth, status_of, status_of_problems, worth
-from driver_manager.domain.frozen import Frozen
-from driver_manager.domain.json_merge import merge_patch, without_blanks
-from driver_manager.domain.profile import Profile
-from driver_manager.ports.base import Clock, Reporter
-from driver_manager.ports.fleet import (
+from driver_manager.core.fleet.world import NODES, FleetWorld
+from driver_manager.core.fleet_ports import (
     Answered,
     Change,
+    EventAbout,
     FactKind,
     FleetCluster,
     Found,
@@ -36,6 +23,368 @@ from driver_manager.ports.fleet import (
     Lost,
     MetricServers,
 )
+from driver_manager.core.ports_base import Clock, Reporter
+from driver_manager.domain.deadline import retry_s
+from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ConfigError, Conflict, ManagerError, Terminated
+from driver_manager.domain.fleet.forecast import GOING_ON, plan
+from driver_manager.domain.fleet.spec import Fleet, MetricAnswer, MetricQuestion, Policy, RolloutObject
+from driver_manager.domain.fleet.state import (
+    Act,
+    Announce,
+    CreatePod,
+    DeletePod,
+    FleetDecision,
+    MarkNode,
+    Phase,
+    RestartPod,
+    SetTemplate,
+    marked,
+)
+from driver_manager.domain.fleet.status import (
+    PACE_S,
+    FleetReport,
+    RolloutFigures,
+    Worth,
+    figures,
+    pace,
+    status_of,
+    status_of_problems,
+    worth,
+)
+from driver_manager.domain.profile import NodeKeys, Profile
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.wire import merge_patch, without_blanks
+
+# What has just failed and is not to be tried again at once: each by its own key, so that nobody waits for another's.
+#
+# Decides when, not what. Depends on ports only.
+
+STUBBORN = 3
+"""After so many failures in a row it is no accident any more that something fails."""
+
+REFUSED_S = 30.0
+"""Before something is asked again that the server refuses: a right is given, or a webhook changed, by people."""
+
+
+class _Rest(Frozen):
+    """Failed `times` times in a row; to be left alone until the monotonic moment `until_s`, None once that is over.
+
+    `is_refused`: by a server that answers the same until people change something.
+    """
+
+    times: int
+    until_s: float | None
+    why: str
+    is_refused: bool
+
+
+class Rests:
+    """Keeps who rests; says a reason once, until another one or none."""
+
+    def __init__(self, clock: Clock, reporter: Reporter) -> None:
+        self._clock = clock
+        self._reporter = reporter
+        self._found: dict[str, _Rest] = {}
+
+    def is_resting(self, key: str) -> bool:
+        """Whether `key` is to be left alone now."""
+        found = self._found.get(key)
+        return found is not None and found.until_s is not None
+
+    def lasting(self) -> dict[str, str]:
+        """Why what rests now does so, by key: what was refused, or has failed again and again. One failure that may be
+        over in a moment is none of these.
+        """
+        return {
+            key: one.why
+            for key, one in self._found.items()
+            if one.until_s is not None and (one.is_refused or one.times >= STUBBORN)
+        }
+
+    def failed(self, key: str, error: ManagerError) -> None:
+        """`key` failed once more: it rests, the longer the more often. That somebody else was faster is no news."""
+        before = self._found.get(key)
+        times = before.times + 1 if before is not None else 1
+        asked_s = error.asked_s if isinstance(error, ApiUnavailable) else 0.0
+        pause_s = retry_s(times, asked_s, self._clock.random())
+        is_refused = isinstance(error, ApiRefused)
+        pause_s = max(pause_s, REFUSED_S) if is_refused else pause_s
+        self._found[key] = _Rest(times, self._clock.monotonic() + pause_s, error.what, is_refused)
+        if (before is None or before.why != error.what) and not isinstance(error, Conflict):
+            self._reporter.warn(f"{key}: {error.what}. {error.remedy}")
+
+    def went_well(self, key: str) -> None:
+        """`key` has nothing to wait for."""
+        self._found.pop(key, None)
+
+    def wake(self) -> None:
+        """Whose time is over rests no longer."""
+        now_s = self._clock.monotonic()
+        for key, one in self._found.items():
+            if one.until_s is not None and one.until_s <= now_s:
+                self._found[key] = replace(one, until_s=None)
+
+    def next_s(self) -> float:
+        """The monotonic moment at which somebody is to be woken; infinity where nobody rests."""
+        return min((one.until_s for one in self._found.values() if one.until_s is not None), default=math.inf)
+
+    def forget(self) -> None:
+        """Nobody rests."""
+        self._found.clear()
+
+
+# How each act of a decision is done, and what its failure means. Whether it may be done now is the controller's.
+#
+# After each success the world knows the answer, so that the next decision is not made on what was before it. Depends
+# on ports only.
+
+MAX_POSTED = 10_000
+"""Keys of Events that are remembered."""
+
+OF_NODE = "node "
+
+_Effect = RestartPod | CreatePod | DeletePod | SetTemplate
+
+
+@dataclass
+class Acting:
+    """Does acts. `posted` are the keys of Events that need no other try, `counts` what was done.
+
+    `unmade` is why the API server refuses to make short-lived pods, by rollout.
+    """
+
+    cluster: FleetCluster
+    reporter: Reporter
+    world: FleetWorld
+    rests: Rests
+    keys: NodeKeys
+    posted: set[str]
+    counts: Counter[str]
+    unmade: dict[str, str] = field(default_factory=dict)
+
+    def blocked(self) -> dict[str, str]:
+        """Why nothing is done to which nodes for now, by name: requests are refused, or fail again and again."""
+        lasting = self.rests.lasting().items()
+        return {key.removeprefix(OF_NODE): why for key, why in lasting if key.startswith(OF_NODE)}
+
+    def do(self, act: Act, rollout: RolloutObject, policy: Policy) -> None:
+        """Do `act`, unless one for the same thing failed just now: the acts of one thing come in an order, and those
+        after one that failed are not due yet. Raises Terminated.
+        """
+        if isinstance(act, Announce):
+            self._announce(act, rollout)
+            return
+        if isinstance(act, MarkNode):
+            self.mark(act)
+            return
+        key = _key(act, rollout, policy)
+        if self.rests.is_resting(key) or (isinstance(act, CreatePod) and self.rests.is_resting(_of_node(act.node))):
+            return
+        try:
+            self._do(act, rollout, policy)
+        except Terminated:
+            raise
+        except ManagerError as error:
+            if isinstance(act, SetTemplate) and isinstance(error, Conflict):
+                self.world.doubt(self.world.of(FactKind.DAEMON_SETS), policy.daemon_set)
+            if isinstance(act, CreatePod) and isinstance(error, ApiRefused):
+                self.unmade[rollout.key] = error.what
+            if isinstance(act, CreatePod) and isinstance(error, Conflict):
+                key = _of_node(act.node)  # one pod's name is no reason to make no others
+            self.rests.failed(key, error)
+            return
+        self._went_well(key, act)
+
+    def mark(self, act: MarkNode) -> None:
+        """Write what is to be kept on a Node, unless something failed there just now. Raises Terminated."""
+        key = _of_node(act.node)
+        if self.rests.is_resting(key):
+            return
+        try:
+            item = self.cluster.patch_node(act.node, marked(act, self.keys), act.resource_version)
+        except Terminated:
+            raise
+        except ManagerError as error:
+            if isinstance(error, Conflict):
+                self.world.doubt(NODES, act.node)
+            self.rests.failed(key, error)
+            return
+        self.world.learn(NODES, item)
+        why = f" ({act.record.reason})" if act.record is not None and act.record.reason else ""
+        self.reporter.info(f"node {act.node}: {act.state.value if act.state else 'no longer managed'}{why}")
+        self._went_well(key, act)
+
+    def _went_well(self, key: str, act: Act) -> None:
+        self.rests.went_well(key)
+        self.counts[type(act).__name__] += 1
+
+    def _do(self, act: _Effect, rollout: RolloutObject, policy: Policy) -> None:
+        match act:
+            case RestartPod():
+                self.cluster.delete_pod(act.namespace, act.name, act.uid)
+                self.world.end_pod(act.uid)
+                self.reporter.info(f"node {act.node}: driver pod {act.namespace}/{act.name} is being restarted")
+            case CreatePod():
+                made = self.cluster.create_pod(act.namespace, act.body)
+                self.unmade.pop(rollout.key, None)
+                if made is None:  # the watch shows one of ours; another one's is never shown
+                    raise Conflict(
+                        f"pod {act.namespace}/{act.name} exists, but its labels or its owner were changed: delete it",
+                        f"Delete it: kubectl -n {act.namespace} delete pod {act.name}",
+                    )
+                self.world.learn(self.world.tasks, made)
+                self.reporter.info(f"node {act.node}: {act.task.value} pod {act.namespace}/{act.name} is created")
+            case DeletePod():
+                self.cluster.delete_pod(act.namespace, act.name, act.uid)
+                self.world.end_pod(act.uid)
+            case SetTemplate():
+                self._set_template(act, rollout, policy)
+            case _:
+                assert_never(act)
+
+    def _set_template(self, act: SetTemplate, rollout: RolloutObject, policy: Policy) -> None:
+        template = self.world.template(policy, act.revision)
+        if not template:
+            raise ConfigError(
+                f"revision {act.revision} of DaemonSet {policy.daemon_set} no longer exists",
+                "Set the DaemonSet's template by hand.",
+            )
+        item = self.cluster.set_template(rollout.namespace, policy.daemon_set, template, act.resource_version)
+        self.world.learn(self.world.of(FactKind.DAEMON_SETS), item)
+        self.reporter.info(f"DaemonSet {policy.daemon_set}: template of revision {act.revision}: {act.why}")
+
+    def _announce(self, act: Announce, rollout: RolloutObject) -> None:
+        """An Event is worth a warning where it cannot be posted, and no more."""
+        key = f"{act.reason}/{act.key}"
+        alone = f"{rollout.uid}/{key}"  # another object may tell the same of the same revision
+        if alone in self.posted or self.rests.is_resting(key):
+            return
+        about = EventAbout(act.node) if act.node else EventAbout(rollout.name, rollout.namespace, rollout.uid)
+        try:
+            self.cluster.post_event(about, act.reason, act.message, warning=act.is_warning, key=alone)
+        except Terminated:
+            raise
+        except ApiUnavailable as error:
+            self.rests.failed(key, error)
+            return
+        except ManagerError as error:
+            self.reporter.warn(f"no event was recorded: {error.what}. {error.remedy}")
+        if len(self.posted) >= MAX_POSTED:  # the server itself has each only once
+            self.posted.clear()
+        self.posted.add(alone)
+        self._went_well(key, act)
+
+
+def _key(act: _Effect, rollout: RolloutObject, policy: Policy) -> str:
+    """What fails, and rests then, together: what refuses one new pod refuses all of them."""
+    match act:
+        case SetTemplate():
+            return f"DaemonSet {policy.daemon_set}"
+        case CreatePod():
+            return f"short-lived pods of rollout {rollout.key}"
+        case RestartPod() | DeletePod():
+            return _of_node(act.node)
+        case _:
+            assert_never(act)
+
+
+def _of_node(name: str) -> str:
+    return f"{OF_NODE}{name}"
+
+
+# The figures of all rollouts: as each was last decided on, and when it may be through, as far as it goes on.
+#
+# Owns how often that is estimated: it takes as long as two decisions, and changes with the time alone. Depends on
+# ports only.
+
+ESTIMATE_S = 60.0
+"""Between two estimates of one rollout: as often as somebody scrapes them."""
+
+
+class _Gauge(Frozen):
+    """One rollout. `facts` are what it was last decided on, None where it does not go on; `due_s` is monotonic."""
+
+    figures: RolloutFigures
+    facts: Fleet | None = None
+    due_s: float = -math.inf
+
+
+class Gauges:
+    """The figures by namespace/name of the rollout."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._known: dict[str, _Gauge] = {}
+
+    def decided(self, key: str, fleet: Fleet, decision: FleetDecision, decision_s: float) -> None:
+        """One was decided on. What was estimated of it stays until it is due again, while it goes on."""
+        found, known = figures(fleet, decision, decision_s), self._known.get(key)
+        if found.phase not in GOING_ON:
+            self._known[key] = _Gauge(found)
+        elif known is None or known.facts is None or known.figures.target != found.target:
+            self._known[key] = _Gauge(found, fleet)
+        else:
+            self._known[key] = _Gauge(replace(found, pace=known.figures.pace), fleet, known.due_s)
+
+    def refused(self, key: str) -> None:
+        """One cannot be read."""
+        self._known[key] = _Gauge(RolloutFigures(Phase.STALLED, {}, 0.0))
+
+    def keep_only(self, keys: Iterable[str]) -> None:
+        """The others are gone."""
+        for gone in self._known.keys() - set(keys):
+            del self._known[gone]
+
+    def estimate(self) -> None:
+        """Whatever is due."""
+        now_s = self._clock.monotonic()
+        for key, one in self._known.items():
+            if one.facts is not None and now_s >= one.due_s:
+                found = replace(one.figures, pace=pace(plan(one.facts, self._clock.wall())))
+                self._known[key] = _Gauge(found, one.facts, now_s + ESTIMATE_S)
+
+    def report(self) -> dict[str, RolloutFigures]:
+        """All of them."""
+        return {key: one.figures for key, one in self._known.items()}
+
+
+# What each rollout asks of Prometheus servers, and the newest answers. Decides nothing. Depends on ports only.
+
+
+class Hearing:
+    """The questions by rollout. Only answers to what is asked now are kept."""
+
+    def __init__(self, servers: MetricServers) -> None:
+        self._servers = servers
+        self._wanted: dict[str, frozenset[MetricQuestion]] = {}
+        self._asked: frozenset[MetricQuestion] = frozenset()
+        self._answers: dict[MetricQuestion, MetricAnswer] = {}
+
+    def want(self, key: str, questions: frozenset[MetricQuestion]) -> None:
+        """The rollout waits for answers to these, and to no others."""
+        self._wanted[key] = questions
+
+    def keep_only(self, keys: Iterable[str]) -> None:
+        """The others are gone; ask for what is left."""
+        kept = set(keys)
+        self._wanted = {key: questions for key, questions in self._wanted.items() if key in kept}
+        asked = frozenset().union(*self._wanted.values())
+        if asked != self._asked:
+            self._asked = asked
+            self._answers = {question: self._answers[question] for question in asked & self._answers.keys()}
+            self._servers.ask(asked)
+
+    def hear(self, news: Answered) -> bool:
+        """Whether somebody waits for this answer."""
+        if news.question not in self._asked:
+            return False
+        self._answers[news.question] = news.answer
+        return True
+
+    def answers(self) -> dict[MetricQuestion, MetricAnswer]:
+        """As they are now."""
+        return dict(self._answers)
+
 
 SETTLE_S = 0.05
 """What comes within this time after the first change is decided on together with it."""

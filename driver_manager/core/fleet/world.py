@@ -1,6 +1,6 @@
-"""What is known of the cluster: facts by subject, kept up to date by changes and by the answers to our own writes.
+"""Facts of the cluster by subject, updated by watches and by the answers to our own writes.
 
-Owns which facts are older than others, and what is news. Decides nothing, sends nothing. Depends on ports only.
+An older resourceVersion never replaces a newer one. Decides nothing and sends nothing.
 """
 
 from __future__ import annotations
@@ -10,26 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from driver_manager.domain.fleet.acts import MarkNode
-from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricQuestion
-from driver_manager.domain.fleet.model import (
-    DriverPod,
-    Fleet,
-    FleetNode,
-    GatePod,
-    Policy,
-    Revision,
-    TaskPod,
-)
-from driver_manager.domain.fleet.orphans import orphans
-from driver_manager.domain.fleet.reading import RolloutObject
-from driver_manager.domain.fleet.task_pods import TASKS
-from driver_manager.domain.wire import decimal
-from driver_manager.ports.fleet import (
+from driver_manager.core.fleet_ports import (
     Answered,
     Change,
     Fact,
     FactKind,
+    FleetDesk,
     FollowedDaemonSet,
     Found,
     Gone,
@@ -39,6 +25,24 @@ from driver_manager.ports.fleet import (
     Seen,
     Subject,
 )
+from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.fleet.spec import (
+    KIND,
+    DriverPod,
+    Fleet,
+    FleetNode,
+    GatePod,
+    MetricAnswer,
+    MetricQuestion,
+    Policy,
+    Revision,
+    RolloutObject,
+    TaskPod,
+)
+from driver_manager.domain.fleet.state import TASKS, MarkNode, orphans
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.text import several
+from driver_manager.domain.wire import decimal
 
 F = TypeVar("F", bound=Fact)
 NODES = Subject(FactKind.NODES)
@@ -321,3 +325,52 @@ def _is_same(known: Fact, found: Fact) -> bool:
         case RolloutObject(), RolloutObject():
             return False
     return known == found
+
+
+# One look at a rollout, for whoever asks by hand: its object and all facts that a decision about it is made from.
+#
+# Owns which rollout is meant, and when all that is needed has been listed. Decides nothing. Depends on ports only.
+
+
+class Sight(Frozen):
+    """A rollout and the facts about it; `fleet` is None where the object asks for what nobody can read."""
+
+    rollout: RolloutObject
+    fleet: Fleet | None
+
+
+def look(desk: FleetDesk, namespace: str, name: str, *, clears_first: bool) -> Sight:
+    """The rollout called `name`, where that is "" the only one there is. Raises ConfigError, and as the port."""
+    world = FleetWorld(namespace, clears_first=clears_first)
+    known: set[Subject] = set()
+
+    def see(subjects: frozenset[Subject]) -> bool:
+        """Whether something was still to be listed."""
+        missing = sorted(subjects - known, key=str)
+        for subject in missing:
+            world.apply(desk.listed(subject))
+        known.update(missing)
+        return bool(missing)
+
+    see(frozenset({world.of(FactKind.ROLLOUTS)}))
+    rollout = chosen(world, namespace, name)
+    if rollout.policy is None:
+        return Sight(rollout, None)
+    while see(world.needed(rollout.policy)):
+        continue
+    return Sight(rollout, world.fleet(rollout, rollout.policy))
+
+
+def chosen(world: FleetWorld, namespace: str, name: str) -> RolloutObject:
+    """The rollout that is meant, of those that are known. Raises ConfigError."""
+    rollouts = {one.name: one for one in world.rollouts()}
+    if name in rollouts:
+        return rollouts[name]
+    if len(rollouts) == 1 and not name:
+        return next(iter(rollouts.values()))
+    if not rollouts:
+        raise ConfigError(f"there is no {KIND} in namespace {namespace}", "Use another namespace with -n.")
+    names = several(sorted(rollouts))
+    if name:
+        raise ConfigError(f"there is no {KIND} {name} in namespace {namespace}", f"Use one of: {names}.")
+    raise ConfigError(f"namespace {namespace} has {len(rollouts)} rollouts", f"Use one of: {names}.")

@@ -1,32 +1,450 @@
-"""advance(fleet, now) → FleetDecision: who goes next, what has ended, and why the others wait.
+"""advance(fleet, now) → FleetDecision: which nodes go next, what has ended, what others wait for.
 
-Pure. Each question has a module of its own: who belongs to the rollout (`census`), where each node stands (`places`,
-`judge`, `obstacles`, `gates`), in which wave it goes (`waves`), how far those have come (`turns`), what holds all of
-them (`holds`), what is known before they begin (`preflight`), who begins (`starts`, `units`, `budget`), whose pod goes
-(`restarts`), the way back (`undo`), what is kept (`history`), what is shown (`outlook`) and told (`milestones`). Here
-they are asked in order.
+Pure. Asks in order: members and obstacles (`state`), phases and gates (`nodes`), waves, budget and starts (`waves`),
+then what is undone, kept and shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import field, replace
 
-from driver_manager.domain.fleet import census, clearing, gates, preflight, waves
-from driver_manager.domain.fleet.acts import Act, FleetDecision, Phase, Place
-from driver_manager.domain.fleet.history import remember
-from driver_manager.domain.fleet.holds import Hold, Scene, hold
-from driver_manager.domain.fleet.metric_gates import Heard, MetricQuestion
-from driver_manager.domain.fleet.milestones import milestones
-from driver_manager.domain.fleet.model import Fleet
-from driver_manager.domain.fleet.outlook import View, by_place, caption, outlook
-from driver_manager.domain.fleet.places import IN_NO_WAVE, place
-from driver_manager.domain.fleet.restarts import restart
-from driver_manager.domain.fleet.starts import starts
-from driver_manager.domain.fleet.task_pods import Clears
-from driver_manager.domain.fleet.turns import turn
-from driver_manager.domain.fleet.undo import way_back
-from driver_manager.domain.fleet.verdict import Standing, Terms
-from driver_manager.domain.frozen import Frozen
+from driver_manager.domain import events
+from driver_manager.domain.fleet import waves
+from driver_manager.domain.fleet.nodes import IN_NO_WAVE, gates_by_node, obsolete_clear_pods, place, restart
+from driver_manager.domain.fleet.spec import Fleet, Heard, Memory, MetricQuestion, OnHalt, Past
+from driver_manager.domain.fleet.state import (
+    Act,
+    Announce,
+    Clears,
+    FleetDecision,
+    NodeView,
+    Outlook,
+    Phase,
+    Place,
+    SetTemplate,
+    Standing,
+    Terms,
+    WaveView,
+    is_excluded,
+    newest_revision,
+    rollout_members,
+)
+from driver_manager.domain.fleet.waves import (
+    Checks,
+    GateKind,
+    Hold,
+    Scene,
+    Starts,
+    Turn,
+    hold,
+    preflight_checks,
+    preflight_findings,
+    starts,
+    turn,
+    wave_name,
+)
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.text import several
+
+# Owns how a rollout is shown: its phase with a reason and a message, its nodes and waves.
+#
+# Pure. Every phase is one guard in `GUARDS`, asked in order; the first that has something to say decides.
+
+
+class Caption(Frozen):
+    """The phase of a rollout, the cause of it in one CamelCase word, and a sentence for people."""
+
+    phase: Phase
+    reason: str
+    message: str
+
+
+class View(Frozen):
+    """All that the phase depends on: the nodes by place, what holds all of them, how far the waves are, who begins.
+
+    `checks` is what the preflight of those that wait has come to. `without_pod` is how many nodes the DaemonSet wants a
+    pod on and has none. `blocked` is as of a Fleet.
+    """
+
+    target: str
+    standings: Sequence[Standing]
+    by_place: dict[Place, list[Standing]]
+    hold: Hold | None
+    turn: Turn
+    starts: Starts
+    checks: Checks
+    without_pod: int = 0
+    blocked: Mapping[str, str] = field(default_factory=dict)
+
+    def named(self, place: Place) -> str:
+        """The nodes in a place, by name."""
+        return several(standing.member.node.name for standing in self.by_place[place])
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a node is under way or begins now."""
+        return bool(self.by_place[Place.UNDER_WAY] or self.starts.acts)
+
+
+def by_place(standings: Sequence[Standing]) -> dict[Place, list[Standing]]:
+    """The nodes in each place, in the order of their names."""
+    found: dict[Place, list[Standing]] = {place: [] for place in Place}
+    for standing in standings:
+        found[standing.verdict.place].append(standing)
+    return found
+
+
+def caption(view: View) -> Caption:
+    """The phase that the rollout is in."""
+    return next(found for guard in OUTLOOK_GUARDS if (found := guard(view)) is not None)
+
+
+def outlook(view: View, shown: Caption) -> Outlook:
+    """What the rollout looks like: phase, nodes and waves."""
+    return Outlook(
+        phase=shown.phase,
+        reason=shown.reason,
+        message=shown.message,
+        target=view.target,
+        wave=view.turn.current,
+        nodes=tuple(_node(standing, view) for standing in view.standings),
+        waves=view.turn.waves,
+    )
+
+
+def _node(standing: Standing, view: View) -> NodeView:
+    member, verdict = standing.member, standing.verdict
+    name, record = member.node.name, member.record
+    reason = verdict.reason or view.starts.reasons.get(name, "")
+    if verdict.place is Place.UNDER_WAY and name in view.blocked:
+        reason = f"cannot continue: {view.blocked[name]}"
+    since_s = record.since_s if record is not None else None
+    return NodeView(name, verdict.place, standing.wave, reason, since_s, view.checks.shown.get(name))
+
+
+def _aside_words(view: View) -> Caption | None:
+    hold = view.hold
+    return Caption(hold.phase, hold.reason, hold.message) if hold is not None and hold.stands_aside else None
+
+
+def _complete(view: View) -> Caption | None:
+    """Whoever is excluded for good is not waited for."""
+    if any(view.by_place[place] for place in (Place.WAITING, Place.UNDER_WAY, Place.FAILED)):
+        return None
+    left_out = view.by_place[Place.LEFT_OUT]
+    if view.without_pod or not all(is_excluded(standing.member) for standing in left_out):
+        return None
+    done = len(view.by_place[Place.DONE])
+    if not done:
+        return Caption(Phase.COMPLETE, "NoNodes", "no node that the rollout may upgrade has a driver pod")
+    without = f"; without {view.named(Place.LEFT_OUT)}" if left_out else ""
+    return Caption(Phase.COMPLETE, "Complete", f"{_nodes(done)} on revision {view.target}{without}")
+
+
+def _held(view: View) -> Caption | None:
+    """What somebody or something has stopped; a window only where there is nothing else to be told."""
+    hold = view.hold
+    if hold is None or hold.phase is Phase.WAITING_FOR_WINDOW:
+        return None
+    under_way = view.by_place[Place.UNDER_WAY]
+    rest = f"; still under way: {view.named(Place.UNDER_WAY)}" if under_way else ""
+    return Caption(hold.phase, hold.reason, hold.message + rest)
+
+
+def _at_work(view: View) -> Caption | None:
+    if not view.is_at_work:
+        return None
+    names = several(
+        [
+            *(standing.member.node.name for standing in view.by_place[Place.UNDER_WAY]),
+            *(act.node for act in view.starts.acts),
+        ]
+    )
+    return Caption(Phase.PROGRESSING, "UnderWay", f"under way: {names}{_and_blocked(view)}")
+
+
+def _gated(view: View) -> Caption | None:
+    """Nobody may begin before a later wave opens."""
+    gate, turn = view.turn.gate, view.turn
+    if gate is None or gate.kind is GateKind.UNFINISHED:
+        return None
+    if not any(standing.wave > turn.upto for standing in view.by_place[Place.WAITING]):
+        return None
+    if gate.kind is GateKind.METRIC:
+        return Caption(Phase.SOAKING, "MetricGate", gate.text) if view.hold is None else None
+    if gate.kind is GateKind.SOAK:
+        return Caption(Phase.SOAKING, "Soaking", gate.text)
+    return Caption(Phase.WAITING_FOR_APPROVAL, "ApprovalRequired", gate.text)
+
+
+def _window_words(view: View) -> Caption | None:
+    hold = view.hold
+    if hold is None or not view.by_place[Place.WAITING]:
+        return None
+    return Caption(hold.phase, hold.reason, hold.message)
+
+
+def _preflight(view: View) -> Caption | None:
+    checks = view.checks
+    if checks.blocked:
+        return Caption(Phase.STALLED, "PreflightImpossible", f"the preflight cannot run: {checks.blocked}")
+    if not checks.reasons:
+        return None
+    return Caption(Phase.PROGRESSING, "Preflight", f"preflight of the nodes that are next: {checks.progress}")
+
+
+def _never(view: View) -> Caption | None:
+    return Caption(Phase.STALLED, "UnitTooLarge", view.starts.never) if view.starts.never else None
+
+
+def _blocked(view: View) -> Caption | None:
+    """Nobody else is at work: what the API server does not let be done is all that is left, or all that may begin."""
+    if not view.starts.blocked:
+        return None
+    first = view.starts.blocked[0]
+    text = f"blocked: {several(view.starts.blocked)}; {first} {view.starts.reasons[first]}"
+    return Caption(Phase.WAITING_FOR_NODES, "NodesBlocked", text)
+
+
+def _short_of_nodes(view: View) -> Caption | None:
+    if not view.starts.are_short_of_nodes:
+        return None
+    first = view.by_place[Place.WAITING][0].member.node.name
+    return Caption(Phase.WAITING_FOR_NODES, "MaxUnavailable", view.starts.reasons[first])
+
+
+def _failed(view: View) -> Caption | None:
+    if not view.by_place[Place.FAILED]:
+        return None
+    return Caption(Phase.WAITING_FOR_NODES, "NodesFailed", f"failed: {view.named(Place.FAILED)}")
+
+
+def _left_out(view: View) -> Caption | None:
+    left_out = view.by_place[Place.LEFT_OUT]
+    first = next((one for one in left_out if not is_excluded(one.member)), None)
+    if first is None:
+        return None
+    text = f"left out: {view.named(Place.LEFT_OUT)}; {first.member.node.name} {first.verdict.reason}"
+    return Caption(Phase.WAITING_FOR_NODES, "NodesLeftOut", text)
+
+
+def _without_pod(view: View) -> Caption | None:
+    text = f"{_nodes(view.without_pod)} without a driver pod that the DaemonSet wants"
+    return Caption(Phase.WAITING_FOR_NODES, "PodsMissing", text)
+
+
+OUTLOOK_GUARDS: tuple[Callable[[View], Caption | None], ...] = (
+    _aside_words,
+    _complete,
+    _held,
+    _at_work,
+    _gated,
+    _window_words,
+    _preflight,
+    _never,
+    _blocked,
+    _short_of_nodes,
+    _failed,
+    _left_out,
+    _without_pod,
+)
+
+
+def _and_blocked(view: View) -> str:
+    """Those that go on or begin only once the API server lets them."""
+    stuck = [one.member.node.name for one in view.by_place[Place.UNDER_WAY] if one.member.node.name in view.blocked]
+    names = several([*stuck, *view.starts.blocked])
+    return f"; blocked: {names}" if names else ""
+
+
+def _nodes(count: int) -> str:
+    return "1 node is" if count == 1 else f"{count} nodes are"
+
+
+# Owns the way back: to which revision, when, and that each wish and each halt leads there once. Pure.
+#
+# Where it goes is kept in the memory first; the template is only changed where that is seen to be kept. Whoever dies
+# in between is followed by one who knows what was meant, and does not go back one more.
+
+COMPLETE = "complete"
+"""As the outcome of a Past: every node of the fleet served that revision."""
+
+
+class WayBack(Frozen):
+    """What is to be kept, and what is to be done about going back."""
+
+    memory: Memory
+    acts: tuple[Act, ...] = ()
+
+
+def way_back(fleet: Fleet, terms: Terms, is_halted: bool) -> WayBack:
+    """What the wishes and the halt of this rollout lead to; nothing, where neither is there."""
+    for step in STEPS:
+        found = step(fleet, terms, is_halted)
+        if found is not None:
+            return found
+    return WayBack(fleet.memory)
+
+
+def _going(fleet: Fleet, terms: Terms, is_halted: bool) -> WayBack | None:
+    """It was decided to go back: the template follows, unless it is another one by now."""
+    memory, daemon_set = fleet.memory, fleet.daemon_set
+    if not memory.undo_to or daemon_set is None:
+        return None
+    is_there = any(revision.hash == memory.undo_to for revision in fleet.revisions)
+    if terms.target != memory.undo_from or not is_there:
+        return WayBack(replace(memory, undo_from="", undo_to=""))
+    why = f"back from revision {memory.undo_from} to {memory.undo_to}"
+    key = f"{memory.undo_from}/{memory.undo_to}/{memory.undone}"
+    told = Announce(events.ROLLOUT_UNDO, f"Rollout goes {why}", key, is_warning=True)
+    return WayBack(memory, (SetTemplate(memory.undo_to, daemon_set.resource_version, why), told))
+
+
+def _wished(fleet: Fleet, terms: Terms, is_halted: bool) -> WayBack | None:
+    """Somebody asked for it: each wish counts once, and also for a revision that failed, if it is named."""
+    memory, wishes = fleet.memory, fleet.wishes
+    if not wishes.undo or wishes.undo == memory.undone:
+        return None
+    met = replace(memory, undone=wishes.undo)
+    to = named_revision(fleet, wishes.undo_to) if wishes.undo_to else last_good(fleet, terms.target)
+    if to == terms.target:
+        return WayBack(met)
+    if not to:
+        what = f"there is no revision {wishes.undo_to}" if wishes.undo_to else "no earlier revision was complete"
+        told = Announce(events.ROLLOUT_CANNOT_UNDO, f"Cannot go back: {what}", wishes.undo, is_warning=True)
+        return WayBack(met, (told,))
+    return WayBack(_decided(met, terms.target, to))
+
+
+def _halted(fleet: Fleet, terms: Terms, is_halted: bool) -> WayBack | None:
+    to = last_good(fleet, terms.target)
+    if not is_halted or terms.policy.on_halt is not OnHalt.UNDO or not to:
+        return None
+    return WayBack(_decided(fleet.memory, terms.target, to))
+
+
+STEPS: tuple[Callable[[Fleet, Terms, bool], WayBack | None], ...] = (_going, _wished, _halted)
+
+
+def last_good(fleet: Fleet, target: str) -> str:
+    """The last revision but `target` that the whole fleet served and that is still there, "" without one."""
+    there = {revision.hash for revision in fleet.revisions} - {target} - set(fleet.memory.failed)
+    complete = [past.revision for past in fleet.memory.history if past.outcome == COMPLETE]
+    return next((name for name in (fleet.memory.good, *reversed(complete)) if name in there), "")
+
+
+def named_revision(fleet: Fleet, wanted: str) -> str:
+    """The hash of the revision that is called so: by its hash, its name or its number."""
+    names = ((revision.hash, revision.name, str(revision.number)) for revision in fleet.revisions)
+    return next((of_it[0] for of_it in names if wanted in of_it), "")
+
+
+def _decided(memory: Memory, target: str, to: str) -> Memory:
+    failed = tuple(name for name in (*memory.failed, target) if name != to)
+    return replace(memory, undo_from=target, undo_to=to, failed=tuple(dict.fromkeys(failed)))
+
+
+# Owns what a rollout keeps of its revisions: which one is on its way, which were good, how each went. Pure.
+
+HALTED, SUPERSEDED = "halted", "superseded"
+"""As the outcome of a Past: too many nodes failed; another revision came before all nodes served this one."""
+
+MOST_KEPT = 10
+"""As many revisions as a DaemonSet keeps by default."""
+
+
+def remember(
+    memory: Memory, view: View, shown: Caption, now_s: float, failed_of_s: float
+) -> tuple[Memory, list[Announce]]:
+    """The memory after this decision, and what has to be told because it changes.
+
+    `failed_of_s` is when the last of the nodes that failed was taken, 0 without one: whoever decides once more because
+    the memory was not kept tells of the same halt.
+    """
+    told: list[Announce] = []
+    phase, message, target = shown.phase, shown.message, view.target
+    if memory.target != target:
+        past = tuple(_ended(one, now_s, SUPERSEDED) for one in memory.history)
+        key = f"{target}/{past[-1].began_s if past else 0:.0f}"
+        memory = replace(memory, target=target, history=(*past, Past(target, now_s))[-MOST_KEPT:])
+        if phase is not Phase.COMPLETE:
+            told.append(Announce(events.ROLLOUT_STARTED, f"Rollout of revision {target} started", key))
+    last = memory.history[-1] if memory.history else Past(target, now_s)
+    # When this one began may not be kept yet; when the one before it did, is.
+    before_s = int(memory.history[-2].began_s) if len(memory.history) > 1 else 0
+    if phase is Phase.COMPLETE and view.by_place[Place.DONE]:
+        if last.outcome != COMPLETE or memory.good != target:
+            told.append(Announce(events.ROLLOUT_COMPLETE, message, f"{target}/{before_s}"))
+            last = replace(last, ended_s=now_s, outcome=COMPLETE)
+        failed = tuple(name for name in memory.failed if name != target)
+        memory = replace(memory, good=target, failed=failed)
+    elif phase is Phase.HALTED and last.outcome != HALTED:
+        key = f"{target}/{before_s}/{failed_of_s:.3f}"
+        told.append(Announce(events.ROLLOUT_HALTED, message, key, is_warning=True))
+        last = replace(last, ended_s=None, outcome=HALTED)
+    elif phase is not Phase.HALTED and last.outcome == HALTED:
+        last = replace(last, outcome="")
+    return replace(memory, history=(*memory.history[:-1], last)), told
+
+
+def _ended(past: Past, now_s: float, outcome: str) -> Past:
+    """The same, ended now, unless it has ended before; one that was halted stays so."""
+    if past.ended_s is not None:
+        return past
+    return replace(past, ended_s=now_s, outcome=past.outcome if past.outcome == HALTED else outcome)
+
+
+# Owns which turns of a rollout are told as Events while it is on its way: a wave that ended, and what follows it.
+#
+# Pure. What was told last is kept in the memory, so that each is told once.
+
+_OVER = frozenset({Phase.COMPLETE, Phase.HALTED, Phase.STALLED})
+"""Phases that have an Event or a condition of their own, and that no wave follows in."""
+
+_GATED = {
+    Phase.SOAKING: (events.ROLLOUT_SOAKING, False),
+    Phase.WAITING_FOR_APPROVAL: (events.ROLLOUT_APPROVAL_REQUIRED, True),
+}
+"""Phases in which a gate between two waves is waited for: the Event, and whether somebody has to act."""
+
+
+_NUMBER = re.compile(r"[0-9]{1,6}")
+
+
+def milestones(memory: Memory, view: View, shown: Caption, terms: Terms) -> tuple[Memory, list[Announce]]:
+    """The memory after this decision, and what is told of the waves in the phase that is shown."""
+    if shown.phase in _OVER:
+        return memory, []
+    last, gated = _told(memory.announced, terms.target)
+    ended = [wave for wave in view.turn.waves if wave.ended_s is not None and wave.number > last]
+    found = [_wave_ended(wave, terms) for wave in ended]
+    last = max([last, *(wave.number for wave in ended)])
+    gate, waits = view.turn.gate, ""
+    if gate is not None and shown.phase in _GATED:
+        reason, is_warning = _GATED[shown.phase]
+        waits = f"{gate.wave}:{shown.phase.value}"
+        if waits != gated:
+            key = f"{terms.rollout}/{terms.target}/{waits}/{gate.until_s or 0:.0f}"
+            found.append(Announce(reason, f"Rollout of revision {terms.target} {gate.text}", key, is_warning))
+    if not last and not waits:
+        return replace(memory, announced=""), []
+    return replace(memory, announced=f"{terms.target}/{last}/{waits}"), found
+
+
+def _told(announced: str, target: str) -> tuple[int, str]:
+    """The last wave whose end was told for this revision, 0 for none, and the gate that was told."""
+    revision, _, rest = announced.partition("/")
+    wave, _, gated = rest.partition("/")
+    return (int(wave), gated) if revision == target and _NUMBER.fullmatch(wave) else (0, "")
+
+
+def _wave_ended(wave: WaveView, terms: Terms) -> Announce:
+    counts = ", ".join(f"{wave.counts[place]} {place.value}" for place in Place if wave.counts[place])
+    key = f"{terms.rollout}/{terms.target}/{wave.number}/{wave.ended_s:.0f}"
+    text = f"Rollout of revision {terms.target}: {wave_name(wave)} ended: {counts}"
+    return Announce(events.ROLLOUT_WAVE_ENDED, text, key)
 
 
 class Survey(Frozen):
@@ -60,7 +478,7 @@ def advance(fleet: Fleet, now_s: float) -> FleetDecision:
 
 def survey(fleet: Fleet, now_s: float) -> Survey:
     """Where every node of the rollout stands."""
-    members, target = census.members(fleet), census.newest(fleet.revisions)
+    members, target = rollout_members(fleet), newest_revision(fleet.revisions)
     judged = {member.node.name for member in members if member.is_taken or member.record is not None}
     terms = Terms(
         fleet.policy,
@@ -68,15 +486,15 @@ def survey(fleet: Fleet, now_s: float) -> Survey:
         fleet.rollout,
         now_s,
         fleet.daemon_set,
-        gates.by_node(fleet.gate_pods, judged) if fleet.policy.pod_gates else {},
-        preflight.findings(fleet, target, now_s),
+        gates_by_node(fleet.gate_pods, judged) if fleet.policy.pod_gates else {},
+        preflight_findings(fleet, target, now_s),
         Clears(fleet) if fleet.clears_first else None,
         Heard(fleet.metric_answers, now_s),
         fleet.blocked,
         frozenset(revision.hash for revision in fleet.revisions),
     )
     verdicts = [place(member, terms) for member in members]
-    assigned = waves.assign(members, verdicts, fleet.policy, terms.target)
+    assigned = waves.assign_waves(members, verdicts, fleet.policy, terms.target)
     standings = [
         Standing(member, verdict if wave or verdict.place is not Place.WAITING else IN_NO_WAVE, wave)
         for member, verdict, wave in zip(members, verdicts, assigned.numbers, strict=True)
@@ -95,7 +513,7 @@ def survey(fleet: Fleet, now_s: float) -> Survey:
 def view_of(seen: Survey) -> View:
     """Who begins, and all else that is shown."""
     terms, found = seen.scene.terms, seen.scene.turn
-    checks = preflight.checks(seen.scene.fleet, seen.standings, terms, found, seen.hold)
+    checks = preflight_checks(seen.scene.fleet, seen.standings, terms, found, seen.hold)
     begun = starts(seen.standings, terms, found, seen.hold, checks.reasons)
     desired = terms.daemon_set.desired if terms.daemon_set is not None else 0
     without_pod = max(0, desired - sum(standing.member.pod is not None for standing in seen.standings))
@@ -116,7 +534,7 @@ def _settled(seen: Survey) -> tuple[list[Act], list[float | None]]:
     """What each node's own facts call for, and the moments at which that changes."""
     acts: list[Act] = []
     if seen.hold is None or not seen.hold.stands_aside:
-        acts += clearing.obsolete(seen.scene.fleet, seen.standings, seen.scene.terms)
+        acts += obsolete_clear_pods(seen.scene.fleet, seen.standings, seen.scene.terms)
     moments: list[float | None] = []
     for standing in seen.standings:
         verdict = standing.verdict

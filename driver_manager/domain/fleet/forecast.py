@@ -1,8 +1,8 @@
-"""plan(fleet, now) → Forecast: who goes when, why each node waits, and when the rollout may be through.
+"""plan(fleet, now) → Forecast: when each node goes, and when the rollout may be complete.
 
-Pure. Order and reasons are those of `advance`. The moments are an estimate: the median of what the nodes took that are
-done, with as many at a time as the limits allow, and with soak times and windows. Nothing is guessed: without a node
-that is done, or where somebody has to act first, there is no moment.
+Pure. Order and reasons are those of `advance`. Times are estimates: the median of the finished nodes, with as many in
+parallel as the limits allow, and with soak times and windows. There is no estimate before the first node is done, or
+while a person has to act.
 """
 
 from __future__ import annotations
@@ -10,16 +10,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 
-from driver_manager.domain.fleet import units
-from driver_manager.domain.fleet.acts import Outlook, Phase, Place
 from driver_manager.domain.fleet.advance import Survey, advance, survey
-from driver_manager.domain.fleet.budget import absent
-from driver_manager.domain.fleet.model import NO_LIMIT, Fleet, UpgradeState, Wishes
-from driver_manager.domain.fleet.starts import order
-from driver_manager.domain.fleet.turns import is_approved
-from driver_manager.domain.fleet.verdict import Standing
-from driver_manager.domain.frozen import Frozen
-from driver_manager.domain.reboot.windows import Schedule
+from driver_manager.domain.fleet.spec import NO_LIMIT, Fleet, UpgradeState, Wishes
+from driver_manager.domain.fleet.state import Outlook, Phase, Place, Standing
+from driver_manager.domain.fleet.waves import absent, is_approved, is_one_at_a_time, order, unit_name
+from driver_manager.domain.reboot.schedule import Schedule
+from driver_manager.domain.records import Frozen
 
 MINUTE_S = 60.0
 LONGEST_WAIT_MIN = 8 * 24 * 60
@@ -170,7 +166,7 @@ class _Lanes:
         """Take the lane that is free first. None where no window ever opens, or there is no lane."""
         if not self._free:
             return None
-        unit_s = self._of_unit.get(units.name(standing.member, self._policy.units), opens_s)
+        unit_s = self._of_unit.get(unit_name(standing.member, self._policy.units), opens_s)
         begins_s = self._window.opens(max(heapq.heappop(self._free), opens_s, unit_s))
         if begins_s is None:
             return None
@@ -181,8 +177,8 @@ class _Lanes:
         return begins_s
 
     def _note_unit(self, standing: Standing, end_s: float) -> None:
-        unit = units.name(standing.member, self._policy.units)
-        if unit and units.is_one_at_a_time(self._policy.units):
+        unit = unit_name(standing.member, self._policy.units)
+        if unit and is_one_at_a_time(self._policy.units):
             self._of_unit[unit] = max(end_s, self._of_unit.get(unit, end_s))
 
     def _opening(self, before: int, number: int) -> float | None:

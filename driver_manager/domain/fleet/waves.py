@@ -1,20 +1,776 @@
-"""Owns which wave each node goes in. Pure.
+"""Which nodes may start: waves, units, budget, preflight, and the reasons that hold a start.
 
-A node that was taken for the target stays in its wave, unless it is left out since. The others are placed in the order
-of their names, in the first wave that matches and has room: those that wait before those that are left out or have the
-target already, so that a canary is a node that goes.
+A node that was started for the target stays in its wave unless it is left out later. The others are placed in the
+order of their names, in the first wave that matches and has room. Nodes that wait come before nodes that are left out
+or have the target already, so that a canary is a node that goes. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 
-from driver_manager.domain.fleet import units
-from driver_manager.domain.fleet.acts import Place
-from driver_manager.domain.fleet.census import Member
-from driver_manager.domain.fleet.model import Policy, UnitMode, Wave
-from driver_manager.domain.fleet.verdict import GOING, Verdict
-from driver_manager.domain.frozen import Frozen
+from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.fleet.spec import (
+    NO_LIMIT,
+    UNDER_WAY,
+    DaemonSetFacts,
+    Fleet,
+    MetricQuestion,
+    NodeRecord,
+    Policy,
+    PreflightMode,
+    Shut,
+    Task,
+    TaskPod,
+    UnitMode,
+    Units,
+    UpgradeState,
+    Wave,
+    Wishes,
+)
+from driver_manager.domain.fleet.state import (
+    GOING,
+    LIMIT_S,
+    Act,
+    CreatePod,
+    DeletePod,
+    Finding,
+    MarkNode,
+    Member,
+    NodePreflight,
+    Phase,
+    Place,
+    PodMaker,
+    PreflightResult,
+    Standing,
+    TemplateUnusable,
+    Terms,
+    Verdict,
+    WaveView,
+    is_excluded,
+    moment,
+)
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.text import several, shortened, spoken
+
+# Owns how many nodes may be away from work at a time: maxParallel and maxUnavailable. Pure.
+
+
+def absent(daemon_set: DaemonSetFacts | None, standings: Sequence[Standing]) -> int:
+    """How many nodes the DaemonSet wants a pod on that have neither pod nor record: only their number is known."""
+    return max(0, daemon_set.desired - len(standings)) if daemon_set is not None else 0
+
+
+class Budget:
+    """What is left to be taken in one decision; it counts what is taken from it.
+
+    A node that is away already costs nothing of maxUnavailable: to upgrade it takes nothing from anybody.
+    """
+
+    def __init__(self, policy: Policy, standings: Sequence[Standing], absent: int = 0) -> None:
+        """Count who is under way or away among `standings`, all nodes of the rollout.
+
+        `absent` nodes more are without a driver pod, so that their names are not known: they are away too.
+        """
+        self._parallel = policy.max_parallel
+        self._under_way = sum(standing.verdict.place is Place.UNDER_WAY for standing in standings)
+        amount = policy.max_unavailable
+        self._most_away = None if amount is None else amount.of(len(standings) + absent)
+        away = [] if amount is None else [one.member.node.name for one in standings if one.is_unavailable]
+        self._away = len(away) + absent
+        unnamed = [f"{absent} without a driver pod"] if absent else []
+        self._named = ", ".join([several(away)] * bool(away) + unnamed) or "none"
+        self.is_refused_for_away = False
+
+    def refusal(self, crew: Sequence[Standing]) -> str:
+        """Why these nodes cannot begin now, all of them; "" where they can."""
+        if self._parallel != NO_LIMIT and self._under_way + len(crew) > self._parallel:
+            return f"waits for others to end: maxParallel is {self._parallel}"
+        cost = self._cost(crew)
+        if self._most_away is not None and cost and self._away + cost > self._most_away:
+            self.is_refused_for_away = True
+            return f"waits for other nodes: maxUnavailable is {self._most_away}, unavailable: {self._named}"
+        return ""
+
+    def never(self, unit: str, crew: Sequence[Standing]) -> str:
+        """Why these nodes can never begin together, whoever else ends; "" where they can one day."""
+        if self._parallel != NO_LIMIT and len(crew) > self._parallel:
+            return f"unit {unit} has {len(crew)} nodes that begin together, but maxParallel is {self._parallel}"
+        if self._most_away is not None and self._cost(crew) > self._most_away:
+            return f"unit {unit} has {len(crew)} nodes that begin together, but maxUnavailable is {self._most_away}"
+        return ""
+
+    def take(self, crew: Sequence[Standing]) -> None:
+        """These nodes begin."""
+        self._under_way += len(crew)
+        self._away += self._cost(crew)
+
+    def _cost(self, crew: Sequence[Standing]) -> int:
+        """How many of them are not away yet; nobody counts where nothing limits that."""
+        return 0 if self._most_away is None else sum(not standing.is_unavailable for standing in crew)
+
+
+# Owns how far the waves have come: which have ended, and what the next one waits for. Pure.
+#
+# A wave that has begun stays open, whoever joins an earlier one later.
+
+
+class GateKind(Enum):
+    """What keeps the next wave from its beginning."""
+
+    UNFINISHED = "an earlier wave has not ended"
+    SOAK = "the soak time of an earlier wave"
+    APPROVAL = "the approval"
+    METRIC = "the answer to a query"
+
+
+class Gate(Frozen):
+    """What the waves behind number `wave` wait for. `until_s`: until then, where time alone opens it."""
+
+    kind: GateKind
+    wave: int
+    text: str
+    until_s: float | None = None
+
+
+class Turn(Frozen):
+    """How far the waves have come: nodes of waves up to `upto` may begin, the others wait for `gate`.
+
+    `reached` is the last wave that a node was taken in; `current` the last one that is open and has nodes. `questions`
+    are those whose answers decide whether the next wave begins; `until_s` is when time alone may change what they say.
+    """
+
+    reached: int
+    upto: int
+    current: int
+    gate: Gate | None
+    waves: tuple[WaveView, ...]
+    questions: tuple[MetricQuestion, ...] = ()
+    until_s: float | None = None
+
+
+def turn(standings: Sequence[Standing], terms: Terms, wishes: Wishes) -> Turn:
+    """How far the waves have come."""
+    views = _views(standings, terms.policy, terms.target)
+    reached = max((_reached(standing, terms.target) for standing in standings), default=0)
+    gate: Gate | None = None
+    upto = current = 0
+    questions: tuple[MetricQuestion, ...] = ()
+    moments = list[float]()
+    for view, wave in zip(views, terms.policy.waves, strict=True):
+        if gate is not None and view.number > reached:
+            break
+        upto = view.number
+        if any(view.counts.values()):
+            current = view.number
+            if gate is None and (gate := _gate(view, wave, terms, wishes, reached)) is None:
+                gate, heard = _metric_gate(view, wave, terms, reached)
+                questions += heard.questions
+                moments += [heard.until_s] if heard.until_s is not None else []
+    return Turn(reached, upto, current, gate, views, questions, min(moments, default=None))
+
+
+def is_approved(number: int, target: str, wishes: Wishes) -> bool:
+    """Whether the waves behind wave `number` may begin with the revision `target`."""
+    return wishes.approved_for == target and wishes.approved > number
+
+
+def wave_name(view: WaveView) -> str:
+    """A wave in a reason."""
+    return f"wave {view.number} ({view.name})" if view.name else f"wave {view.number}"
+
+
+def _gate(view: WaveView, wave: Wave, terms: Terms, wishes: Wishes, reached: int) -> Gate | None:
+    """What this wave has the later ones wait for, None where it lets them begin.
+
+    Soak and approval count where the waves have come to: those of an earlier wave are over.
+    """
+    if any(view.counts[place] for place in GOING):
+        return Gate(GateKind.UNFINISHED, view.number, f"waits for {wave_name(view)} to end")
+    if view.number < reached:
+        return None
+    soaked_s = (view.ended_s or 0.0) + wave.soak_s
+    if view.ended_s is not None and wave.soak_s and terms.now_s < soaked_s:
+        text = f"waits until {moment(soaked_s)}, the end of the soak time of {wave_name(view)}"
+        return Gate(GateKind.SOAK, view.number, text, soaked_s)
+    if wave.needs_approval and not is_approved(view.number, terms.target, wishes):
+        return Gate(GateKind.APPROVAL, view.number, f"waits for the approval of the wave after {wave_name(view)}")
+    return None
+
+
+def _metric_gate(view: WaveView, wave: Wave, terms: Terms, reached: int) -> tuple[Gate | None, Shut]:
+    """The gate that the metric queries about the fleet close behind this wave, None if it is open, and their result.
+
+    They are evaluated after soak time and approval, and repeated until the next wave has begun.
+    """
+    gates = [gate for gate in terms.policy.metric_gates if not gate.is_per_node]
+    if view.number < reached or view.ended_s is None or not gates:
+        return None, Shut("")
+    found = terms.heard.judge(gates, "", view.ended_s, view.ended_s + wave.soak_s)
+    if not found.why:
+        return None, found
+    return Gate(GateKind.METRIC, view.number, f"waits after {wave_name(view)} for {found.why}"), found
+
+
+def _reached(standing: Standing, target: str) -> int:
+    record = standing.member.record
+    if record is None or not record.wave or record.revision != target or standing.verdict.place is Place.LEFT_OUT:
+        return 0
+    return standing.wave
+
+
+def _views(standings: Sequence[Standing], policy: Policy, target: str) -> tuple[WaveView, ...]:
+    counts = [dict.fromkeys(Place, 0) for _ in range(len(policy.waves) + 1)]
+    ends: list[float | None] = [None] * (len(policy.waves) + 1)
+    for standing in standings:
+        wave, record, place = standing.wave, standing.member.record, standing.verdict.place
+        counts[wave][place] += 1
+        is_over = place is Place.DONE or place is Place.FAILED
+        if is_over and record is not None and record.revision == target and standing.member.state not in UNDER_WAY:
+            end_s = ends[wave]
+            ends[wave] = record.since_s if end_s is None else max(end_s, record.since_s)
+    return tuple(
+        WaveView(number, wave.name, counts[number], None if any(counts[number][at] for at in GOING) else ends[number])
+        for number, wave in enumerate(policy.waves, 1)
+    )
+
+
+# Owns why nothing begins in the whole fleet, whatever its nodes are in.
+#
+# Pure. Every cause is one guard in `GUARDS`, asked in order; the first that has something to say decides.
+
+ON_DELETE = "OnDelete"
+MINUTE_S = 60.0
+UNSEEN_S = 300.0
+"""A pod of a revision that is not known is waited for so long: longer than a feed that shows nothing is believed.
+
+The rest is for clocks that differ. Whatever is not known after that is no more: nobody waits for it.
+"""
+
+
+class Hold(Frozen):
+    """Why nothing begins. `stands_aside`: nothing is touched at all, not even on nodes that were taken.
+
+    `allows_retries`: nodes that somebody asked one more attempt for may begin. `until_s`: when it may be over.
+    """
+
+    phase: Phase
+    reason: str
+    message: str
+    stands_aside: bool = False
+    allows_retries: bool = False
+    until_s: float | None = None
+
+
+class Scene(Frozen):
+    """All that a hold depends on. `unmatched` are the waves that match no node of the fleet.
+
+    `failed` are the nodes that failed for the target, and `failing` those of which that is to be noted now.
+    """
+
+    fleet: Fleet
+    terms: Terms
+    turn: Turn
+    unmatched: Sequence[int] = ()
+    failed: Sequence[Standing] = ()
+    failing: Sequence[Standing] = ()
+
+    @property
+    def are_too_many(self) -> bool:
+        """Whether as many nodes have failed as end the rollout."""
+        return len(self.failed) + len(self.failing) >= max(1, self.terms.policy.failure_threshold)
+
+    @property
+    def failed_of_s(self) -> float:
+        """When the last of those was taken, 0 without one."""
+        found = (one.member.record for one in (*self.failed, *self.failing))
+        return max((record.began_s for record in found if record is not None), default=0.0)
+
+
+def hold(scene: Scene) -> Hold | None:
+    """Why nothing may begin, None where nodes may."""
+    return next((found for guard in HOLD_GUARDS if (found := guard(scene)) is not None), None)
+
+
+def _aside(reason: str, message: str) -> Hold:
+    return Hold(Phase.STALLED, reason, message, stands_aside=True)
+
+
+def _no_daemon_set(scene: Scene) -> Hold | None:
+    if scene.fleet.daemon_set is not None:
+        return None
+    return _aside("NoDaemonSet", f"DaemonSet {scene.terms.policy.daemon_set} does not exist")
+
+
+def _rival(scene: Scene) -> Hold | None:
+    rivals = scene.fleet.rivals
+    if not rivals:
+        return None
+    return _aside("AnotherRollout", f"an older rollout has the same DaemonSet: {several(rivals)}")
+
+
+def _strategy(scene: Scene) -> Hold | None:
+    daemon_set = scene.fleet.daemon_set
+    if daemon_set is None or daemon_set.update_strategy == ON_DELETE:
+        return None
+    text = f"DaemonSet {daemon_set.name} has updateStrategy {daemon_set.update_strategy}: set it to {ON_DELETE}"
+    return _aside("NotOnDelete", text)
+
+
+def _not_observed(scene: Scene) -> Hold | None:
+    """Until the DaemonSet's own controller has seen its template, nobody knows what a new pod would be made from."""
+    daemon_set = scene.fleet.daemon_set
+    if scene.terms.target and (daemon_set is None or daemon_set.is_current):
+        return None
+    text = f"waits for the DaemonSet controller to observe the template of {scene.terms.policy.daemon_set}"
+    return Hold(Phase.PROGRESSING, "TemplateNotObserved", text, stands_aside=True)
+
+
+def _not_seen(scene: Scene) -> Hold | None:
+    """A new pod of a revision that is not known: somebody has asked for a newer template than the target's.
+
+    To go back now would throw that away, and whoever begins now would have to begin again.
+    """
+    known, now_s = scene.terms.revisions, scene.terms.now_s
+    unseen = [pod for pod in scene.fleet.pods if pod.revision not in known and now_s < pod.made_s + UNSEEN_S]
+    if not unseen:
+        return None
+    pod = max(unseen, key=lambda pod: (pod.made_s, pod.name))
+    text = f"waits until the ControllerRevision {pod.revision} of the driver pod on {pod.node} is visible"
+    return Hold(Phase.PROGRESSING, "RevisionNotSeen", text, stands_aside=True, until_s=pod.made_s + UNSEEN_S)
+
+
+def _none_may_be_away(scene: Scene) -> Hold | None:
+    amount = scene.terms.policy.max_unavailable
+    if amount is None or amount.number > 0:
+        return None
+    return Hold(Phase.STALLED, "NoBudget", "maxUnavailable is 0: no node can be upgraded")
+
+
+def _empty_wave(scene: Scene) -> Hold | None:
+    """A wave for nobody is a slip of the pen: a canary that does not exist would let everybody go at once."""
+    waves = scene.terms.policy.waves
+    for number, wave in enumerate(waves, 1):
+        if number <= scene.turn.reached:
+            continue
+        named = f"wave {number} ({wave.name})"
+        if wave.amount is not None and wave.amount.number <= 0:
+            return Hold(Phase.STALLED, "EmptyWave", f"{named} takes 0 nodes")
+        if number in scene.unmatched:
+            text = f"{named} matches no node that has the driver: its selector is {wave.selector.text!r}"
+            return Hold(Phase.STALLED, "EmptyWave", text)
+    return None if waves else Hold(Phase.STALLED, "NoWaves", "the rollout has no waves")
+
+
+def _undoing(scene: Scene) -> Hold | None:
+    memory, target = scene.fleet.memory, scene.terms.target
+    if not memory.undo_to or memory.undo_from != target:
+        return None
+    return Hold(Phase.HALTED, "Undoing", f"goes back from revision {target} to {memory.undo_to}")
+
+
+def _failed_before(scene: Scene) -> Hold | None:
+    target, wishes = scene.terms.target, scene.fleet.wishes
+    if target not in scene.fleet.memory.failed or wishes.retry == target:
+        return None
+    text = f"revision {target} was halted or undone before, and is retried only when asked for"
+    return Hold(Phase.HALTED, "FailedBefore", text)
+
+
+def _too_many_failed(scene: Scene) -> Hold | None:
+    if not scene.are_too_many:
+        return None
+    found = (*scene.failed, *scene.failing)
+    names = several(standing.member.node.name for standing in found)
+    why = found[0].verdict.reason or "a retry was asked for"
+    policy = scene.terms.policy
+    return Hold(
+        Phase.HALTED,
+        "NodesFailed",
+        f"failureThreshold is {policy.failure_threshold}, failed: {names}; {found[0].member.node.name}: {why}",
+        allows_retries=_paused(scene) is None and _window(scene) is None,
+    )
+
+
+def _paused(scene: Scene) -> Hold | None:
+    return Hold(Phase.PAUSED, "Paused", "the rollout is paused") if scene.terms.policy.paused else None
+
+
+def _window(scene: Scene) -> Hold | None:
+    schedule, now_s = scene.terms.policy.schedule, scene.terms.now_s
+    if schedule.is_open(now_s):
+        return None
+    text = f"waits for a maintenance window: {schedule.text} ({schedule.zone})"
+    until_s = (now_s // MINUTE_S + 1) * MINUTE_S
+    return Hold(Phase.WAITING_FOR_WINDOW, "OutsideWindow", text, until_s=until_s)
+
+
+HOLD_GUARDS: tuple[Callable[[Scene], Hold | None], ...] = (
+    _no_daemon_set,
+    _rival,
+    _strategy,
+    _not_observed,
+    _not_seen,
+    _none_may_be_away,
+    _empty_wave,
+    _undoing,
+    _failed_before,
+    _too_many_failed,
+    _paused,
+    _window,
+)
+
+
+# Owns which nodes are one unit: a job, a rack, a link domain. Pure.
+
+
+def unit_name(member: Member, units: Units | None) -> str:
+    """The unit of the node, "" for one that stands alone."""
+    return member.node.labels.get(units.key, "") if units is not None else ""
+
+
+def is_one_at_a_time(units: Units | None) -> bool:
+    """Whether at most one node of a unit may be under way."""
+    return units is not None and units.mode is UnitMode.ONE_AT_A_TIME
+
+
+def busy_units(standings: Iterable[Standing], units: Units | None) -> dict[str, str]:
+    """The units of which no other node may begin, each with the node that is under way."""
+    if not is_one_at_a_time(units):
+        return {}
+    return _by_unit((one for one in standings if one.verdict.place is Place.UNDER_WAY), units)
+
+
+def units_kept_back(standings: Iterable[Standing], blocked: Iterable[str], units: Units | None) -> dict[str, str]:
+    """The units that go together and cannot yet, each with a node of it that has not begun and is `blocked`."""
+    if units is None or units.mode is not UnitMode.TOGETHER:
+        return {}
+    stuck = set(blocked)
+    waiting = (one for one in standings if one.verdict.place is Place.WAITING)
+    return _by_unit((one for one in waiting if one.member.node.name in stuck), units)
+
+
+def _by_unit(standings: Iterable[Standing], units: Units | None) -> dict[str, str]:
+    """The units of `standings`, each with the name of a node of it."""
+    return {unit: one.member.node.name for one in standings if (unit := unit_name(one.member, units))}
+
+
+def crews(candidates: Iterable[Standing], units: Units | None) -> list[tuple[str, list[Standing]]]:
+    """The candidates by who begins together, each with the name of the unit: alone, but in units that go together."""
+    together: dict[str, list[Standing]] = {}
+    found: list[tuple[str, list[Standing]]] = []
+    for standing in candidates:
+        unit = unit_name(standing.member, units)
+        if not unit or units is None or units.mode is not UnitMode.TOGETHER:
+            found.append((unit, [standing]))
+        elif unit in together:
+            together[unit].append(standing)
+        else:
+            together[unit] = [standing]
+            found.append((unit, together[unit]))
+    return found
+
+
+# Owns what is known of a node before it begins: whether a run for the target revision would succeed on it.
+#
+# A short-lived pod of the new template looks, pulls meanwhile all images that the template's pods need, so that no
+# node waits for them in its turn, and keeps its own result: it stays until its node has begun, or nobody needs to know
+# any more. A wave begins once all of its nodes have a result; whoever joins it later waits for their own. Pure.
+
+MAX_AT_ONCE = 50
+"""So many pods may be at work at a time: each pulls an image and asks the API server."""
+
+LATE_S = 60.0
+"""A kubelet that lives has ended its pod so long after the pod's own limit."""
+
+MAX_REASON_CHARS = 300
+
+FAILING = frozenset(
+    {
+        ExitCode.USAGE,
+        ExitCode.PODS_REMAIN,
+        ExitCode.DRIVER_BUSY,
+        ExitCode.MODULE_FAILED,
+        ExitCode.PREFLIGHT_FAILED,
+        ExitCode.API_REFUSED,
+    }
+)
+"""Exit codes that a run with the same settings on the same node would end with, too."""
+
+WAITS, RUNS = "waits for its preflight", "its preflight is running"
+
+_SEEN_AHEAD = frozenset({GateKind.SOAK, GateKind.APPROVAL, GateKind.METRIC})
+"""While the next wave waits for one of these, its nodes are looked at: whoever approves it sees what comes."""
+
+
+@dataclass
+class Checks:
+    """Which pods are made and deleted now, who waits for a result, by name, and why nobody gets one, "" where they do.
+
+    `shown` is what is known of each node, `progress` how many have come to a result, in words.
+    """
+
+    acts: list[Act] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
+    blocked: str = ""
+    shown: dict[str, NodePreflight] = field(default_factory=dict)
+    progress: str = ""
+
+
+def preflight_findings(fleet: Fleet, target: str, now_s: float) -> dict[str, Finding]:
+    """What the pods tell of a run for `target`, by node."""
+    if fleet.policy.preflight is PreflightMode.OFF:
+        return {}
+    return {
+        pod.node: _finding(pod, now_s)
+        for pod in fleet.task_pods
+        if pod.task is Task.PREFLIGHT and pod.revision == target and not pod.is_deleting
+    }
+
+
+def preflight_checks(
+    fleet: Fleet, standings: Sequence[Standing], terms: Terms, turn: Turn, hold: Hold | None
+) -> Checks:
+    """What the preflight of the nodes has come to, and what follows."""
+    found = Checks(shown={node: one.shown for node, one in terms.preflights.items()})
+    if hold is not None and hold.stands_aside:
+        return found
+    found.acts += _unneeded(fleet, standings, terms)
+    if fleet.policy.preflight is PreflightMode.OFF:
+        return found
+    asked = _asked(standings, turn, hold)
+    made, problem = _made(fleet, asked, terms)
+    found.acts += made
+    unmade = problem or fleet.unmade
+    waiting = [one for one in asked if not _has_result(one, terms)]
+    if unmade and waiting and fleet.policy.preflight is PreflightMode.WARN:
+        found.shown |= {
+            one.member.node.name: NodePreflight(PreflightResult.UNKNOWN, unmade)
+            for one in waiting
+            if one.member.node.name not in terms.preflights
+        }
+        waiting = [one for one in waiting if one.member.node.name in terms.preflights]
+    elif unmade and waiting:
+        found.blocked = unmade
+    found.reasons = _reasons(asked, waiting, terms, turn)
+    found.progress = f"{len(asked) - len(waiting)} of {len(asked)} nodes have a result"
+    return found
+
+
+def preflight_again(member: Member, finding: Finding) -> tuple[Act, ...]:
+    """Somebody asked for one more attempt: the pod is made anew. The wish goes after it, so that none is lost."""
+    pod, node = finding.pod, member.node
+    return (
+        DeletePod(pod.namespace, pod.name, pod.uid, pod.node),
+        MarkNode(node.name, node.resource_version, member.state, node.record, consumes_retry=True),
+    )
+
+
+def preflight_told(shown: NodePreflight) -> str:
+    """A result that is no good, as the reason of a node."""
+    if shown.result is PreflightResult.FAILS:
+        return f"its preflight fails: {shown.reason}"
+    return f"its preflight could not be run: {shown.reason}"
+
+
+def _finding(pod: TaskPod, now_s: float) -> Finding:
+    message = shortened(pod.message, MAX_REASON_CHARS)
+    if pod.exit_code == ExitCode.DONE:
+        return Finding(pod, NodePreflight(PreflightResult.PASSES))
+    if pod.exit_code is not None:
+        result = PreflightResult.FAILS if pod.exit_code in FAILING else PreflightResult.UNKNOWN
+        return Finding(pod, NodePreflight(result, message or f"exit {pod.exit_code}"))
+    if pod.has_ended:
+        why = "; ".join(filter(None, (pod.why_waiting, message))) or "its pod ended without a result"
+        return Finding(pod, NodePreflight(PreflightResult.UNKNOWN, why))
+    if not is_at_work(pod, now_s):
+        why = f"no result within {spoken(LIMIT_S + LATE_S)}{': ' if pod.why_waiting else ''}{pod.why_waiting}"
+        return Finding(pod, NodePreflight(PreflightResult.UNKNOWN, why))
+    return Finding(pod, NodePreflight(PreflightResult.RUNNING, pod.why_waiting), _until_s(pod))
+
+
+def _unneeded(fleet: Fleet, standings: Sequence[Standing], terms: Terms) -> list[Act]:
+    """Pods whose result nobody needs any more."""
+    needed = {one.member.node.name for one in standings if _may_wait(one)}
+    is_off = fleet.policy.preflight is PreflightMode.OFF
+    return [
+        DeletePod(pod.namespace, pod.name, pod.uid, pod.node)
+        for pod in fleet.task_pods
+        if pod.task is Task.PREFLIGHT and not pod.is_deleting
+        if is_off or pod.revision != terms.target or pod.node not in needed
+    ]
+
+
+def _may_wait(standing: Standing) -> bool:
+    """Whether the node waits for its turn, or may do so again."""
+    place = standing.verdict.place
+    return place is Place.WAITING or (place is Place.LEFT_OUT and not is_excluded(standing.member))
+
+
+def _asked(standings: Sequence[Standing], turn: Turn, hold: Hold | None) -> list[Standing]:
+    """The nodes that have to have a result now, by wave: those of open waves, and of the one that opens next.
+
+    Nothing is made while somebody or something has stopped the rollout; a window is waited for with results.
+    """
+    if hold is not None and hold.phase is not Phase.WAITING_FOR_WINDOW:
+        return []
+    waiting = [one for one in standings if one.verdict.place is Place.WAITING and one.verdict.wants_turn]
+    upto = turn.upto
+    if turn.gate is not None and turn.gate.kind in _SEEN_AHEAD:
+        upto = min((one.wave for one in waiting if one.wave > upto), default=upto)
+    return sorted((one for one in waiting if one.wave <= upto), key=lambda one: one.wave)
+
+
+def _made(fleet: Fleet, asked: Sequence[Standing], terms: Terms) -> tuple[list[CreatePod], str]:
+    """The pods that are made now, and why none can be, "" where they can."""
+    ours = [pod for pod in fleet.task_pods if pod.task is Task.PREFLIGHT]
+    there = {pod.node for pod in ours if pod.revision == terms.target}
+    room = MAX_AT_ONCE - sum(is_at_work(pod, terms.now_s) for pod in ours)
+    missing = [one.member.node for one in asked if one.member.node.name not in there]
+    if not missing:
+        return [], ""
+    try:
+        maker = PodMaker(fleet, terms.target, Task.PREFLIGHT)
+    except TemplateUnusable as error:
+        return [], error.what
+    return [maker.pod(node) for node in missing[: max(0, room)]], ""
+
+
+def is_at_work(pod: TaskPod, now_s: float) -> bool:
+    """Whether something may come of it yet. One whose kubelet is gone never ends: after a while it holds no place."""
+    return not pod.has_ended and now_s < _until_s(pod)
+
+
+def _until_s(pod: TaskPod) -> float:
+    return pod.made_s + LIMIT_S + LATE_S
+
+
+def _has_result(standing: Standing, terms: Terms) -> bool:
+    found = terms.preflights.get(standing.member.node.name)
+    return found is not None and found.shown.result is not PreflightResult.RUNNING
+
+
+def _reasons(asked: Sequence[Standing], waiting: Sequence[Standing], terms: Terms, turn: Turn) -> dict[str, str]:
+    """Why those `asked` do not begin: their own result, or that of others in a wave or a unit that begins as one."""
+    own = {one.member.node.name for one in waiting}
+    waves = {one.wave for one in waiting if one.wave > turn.reached}
+    crews = {unit for one in waiting if (unit := _crew(one, terms))}
+    found: dict[str, str] = {}
+    for one in asked:
+        node = one.member.node.name
+        if node in own:
+            found[node] = RUNS if node in terms.preflights else WAITS
+        elif one.wave in waves:
+            found[node] = f"waits for the preflight of {wave_name(turn.waves[one.wave - 1])}"
+        elif (unit := _crew(one, terms)) in crews:
+            found[node] = f"waits for the preflight of its unit {unit}"
+    return found
+
+
+def _crew(standing: Standing, terms: Terms) -> str:
+    rules = terms.policy.units
+    return unit_name(standing.member, rules) if rules is not None and rules.mode is UnitMode.TOGETHER else ""
+
+
+# Owns who starts now, and why each of the others that could has to wait. Pure.
+
+BEGINS = "starts now"
+
+
+@dataclass
+class Starts:
+    """Who begins, why each of the others waits, by name, and why some never can.
+
+    `are_short_of_nodes`: somebody waits for nodes to be available again. `blocked` are those whose turn it is, but for
+    which requests fail: they take nobody's place.
+    """
+
+    acts: list[MarkNode] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
+    never: str = ""
+    are_short_of_nodes: bool = False
+    blocked: list[str] = field(default_factory=list)
+
+
+def order(standings: Iterable[Standing]) -> list[Standing]:
+    """Those that want a turn, in the order in which they get it: by wave, retries first, by name."""
+    return sorted(
+        (standing for standing in standings if standing.verdict.wants_turn),
+        key=lambda standing: (standing.wave, standing.verdict.place is not Place.FAILED),
+    )
+
+
+def starts(
+    standings: Sequence[Standing], terms: Terms, turn: Turn, hold: Hold | None, unchecked: Mapping[str, str]
+) -> Starts:
+    """Who of `standings`, all nodes of the rollout by name, starts now; none of `unchecked`, which has the reasons."""
+    found = Starts()
+    candidates = []
+    for standing in order(standings):
+        name = standing.member.node.name
+        if why := _why_not_yet(standing, turn, hold):
+            found.reasons[name] = why
+        elif name in terms.blocked:
+            found.blocked.append(name)
+            found.reasons[name] = f"cannot begin: {terms.blocked[name]}"
+        elif why := unchecked.get(name, ""):
+            found.reasons[name] = why
+        else:
+            candidates.append(standing)
+    if not candidates:
+        return found
+    budget = Budget(terms.policy, standings, absent(terms.daemon_set, standings))
+    busy = busy_units(standings, terms.policy.units) | units_kept_back(standings, found.blocked, terms.policy.units)
+    one_at_a_time = is_one_at_a_time(terms.policy.units)
+    for unit, crew in crews(candidates, terms.policy.units):
+        never = budget.never(unit, crew) if len(crew) > 1 else ""
+        found.never = found.never or never
+        why = _why_unit_waits(unit, busy) or never or budget.refusal(crew)
+        if not why:
+            budget.take(crew)
+            found.acts += [begin(standing, terms) for standing in crew]
+            if unit and one_at_a_time:
+                busy[unit] = crew[0].member.node.name
+        for standing in crew:
+            found.reasons[standing.member.node.name] = why or BEGINS
+    found.are_short_of_nodes = budget.is_refused_for_away
+    return found
+
+
+def begin(standing: Standing, terms: Terms) -> MarkNode:
+    """Take the node: the mark that everything else on it follows from."""
+    node, pod = standing.member.node, standing.member.pod
+    return MarkNode(
+        node.name,
+        node.resource_version,
+        UpgradeState.RESTART,
+        NodeRecord(
+            rollout=terms.rollout,
+            revision=terms.target,
+            wave=standing.wave,
+            pod=pod.uid if pod is not None else "",
+            boot_id=node.boot_id,
+            began_s=terms.now_s,
+            since_s=terms.now_s,
+            outcome_s=node.outcome_s or 0.0,
+        ),
+        consumes_retry=node.wants_retry,
+    )
+
+
+def _why_not_yet(standing: Standing, turn: Turn, hold: Hold | None) -> str:
+    is_retry = standing.verdict.place is Place.FAILED
+    if hold is not None and not (is_retry and hold.allows_retries):
+        return hold.message
+    if standing.wave > turn.upto and turn.gate is not None:
+        return turn.gate.text
+    return ""
+
+
+def _why_unit_waits(unit: str, busy: dict[str, str]) -> str:
+    return f"waits for node {busy[unit]} of its unit {unit}" if unit in busy else ""
 
 
 class Waves(Frozen):
@@ -24,7 +780,7 @@ class Waves(Frozen):
     unmatched: tuple[int, ...]
 
 
-def assign(members: Sequence[Member], verdicts: Sequence[Verdict], policy: Policy, target: str) -> Waves:
+def assign_waves(members: Sequence[Member], verdicts: Sequence[Verdict], policy: Policy, target: str) -> Waves:
     """The waves of all nodes; 0 for a node that is in none. The first of a Together unit brings the others along."""
     placing = _Placing(members, policy)
     for at, (member, verdict) in enumerate(zip(members, verdicts, strict=True)):
@@ -48,7 +804,7 @@ class _Placing:
             for wave, count in zip(policy.waves, matching, strict=True)
         ]
         is_together = policy.units is not None and policy.units.mode is UnitMode.TOGETHER
-        self._units = [units.name(member, policy.units) if is_together else "" for member in members]
+        self._units = [unit_name(member, policy.units) if is_together else "" for member in members]
         self._of_unit: dict[str, int] = {}
         self.numbers = [0] * len(members)
         self.unmatched = tuple(number for number, count in enumerate(matching, 1) if members and not count)

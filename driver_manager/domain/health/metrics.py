@@ -1,14 +1,14 @@
-"""What health-watch publishes after each turn, as families of metrics. Pure."""
+"""Metrics of health-watch. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
 
-from driver_manager.domain.frozen import Frozen
-from driver_manager.domain.health.machine import HealthState, History
+from driver_manager.domain.health.watch import HealthState, History
+from driver_manager.domain.host import Health, ProbeResult
 from driver_manager.domain.metrics import PREFIX, Family, by_label, counter, gauge
-from driver_manager.domain.probe_result import Health, ProbeResult
+from driver_manager.domain.records import Frozen
 
 
 class HealthReport(Frozen):

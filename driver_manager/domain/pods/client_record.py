@@ -1,8 +1,8 @@
-"""What was done about the clients of one driver generation: one versioned document on the host, gone with the boot.
+"""The record of clients that were restarted for one driver generation, on the host until the next boot.
 
-Owns its form and its transitions. Who is a client of a generation is decided once, at the first look after the driver
-is ready: a pod that comes later is never one. So nothing is restarted twice, and no pod that keeps dying is hunted.
-What is about to be asked for is noted before, so that whoever goes on after a kill forgets nobody. Pure.
+The first look after the driver is ready decides which pods are clients of a generation; a later pod is never one. So
+nothing is restarted twice. Clients are noted before the eviction, so that the
+next process after a kill continues. Pure.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from enum import Enum
 
-from driver_manager.domain import generation as generations
+from driver_manager.domain import node_state as generations
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.escaping import writable
-from driver_manager.domain.frozen import Frozen
-from driver_manager.domain.generation import Generation
-from driver_manager.domain.pod import Pod
-from driver_manager.domain.pods.clients import ClientRules, Standing, clients, standing
+from driver_manager.domain.node import Pod
+from driver_manager.domain.node_state import Generation
+from driver_manager.domain.pods.workloads import ClientRules, Standing, clients, standing
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.text import writable
 from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form
 
 MAX_TEXT_CHARS = 330
@@ -147,7 +147,7 @@ def encode(record: ClientRecord) -> str:
     """The file's text."""
     generation = record.generation
     body = {
-        **generations.to_json(generation),
+        **generations.generation_to_json(generation),
         "ready": generation.ready_s,
         "clients": [
             {"uid": one.uid, "pod": one.pod, "owner": one.owner, "state": one.state.value} for one in record.clients
@@ -166,7 +166,7 @@ def decode(text: str) -> ClientRecord:
     body = FORM.read(text)
     return ClientRecord(
         generation=Generation(
-            **generations.texts_in(body), ready_s=min(max(0.0, body.seconds("ready")), LAST_MOMENT_S)
+            **generations.generation_texts(body), ready_s=min(max(0.0, body.seconds("ready")), LAST_MOMENT_S)
         ),
         clients=tuple(_client(one) for one in body.each("clients")),
         unknown=tuple(_text(uid) for uid in body.texts("unknown")),

@@ -1,7 +1,7 @@
-"""What of a Node's journal a run may act on.
+"""Checks of a Node's journal: which of its fields a run may act on.
 
-A journal is an annotation, and more accounts than ours can write it. Each field is compared with the profile, which
-says what an honest run could have written. What fails is left out, and named. Pure.
+More accounts than ours can write the annotation. Each field is compared with the profile, which says what an honest
+run can have written. A field that fails is ignored and named. Pure.
 """
 
 from __future__ import annotations
@@ -14,21 +14,17 @@ from typing import Any, TypeVar
 
 from driver_manager.domain import journal as journals
 from driver_manager.domain import kmm
-from driver_manager.domain.bindings import merged
-from driver_manager.domain.digest import is_digest
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.host import Host
 from driver_manager.domain.host_record import HostRecord, lost_driver
 from driver_manager.domain.journal import MAX_LINE_CHARS, Journal, OldDriver, Owner, Refused, Written, is_line, is_owner
-from driver_manager.domain.listing import several
-from driver_manager.domain.modules import has_root, is_own
-from driver_manager.domain.node import Node
-from driver_manager.domain.parameters import kept
-from driver_manager.domain.pod import PROGRAM, ROLLOUT, Pod
+from driver_manager.domain.node import PROGRAM, ROLLOUT, Node, Pod
+from driver_manager.domain.pci import merged_bindings
 from driver_manager.domain.pods import labels as label_rules
-from driver_manager.domain.profile import Profile
+from driver_manager.domain.profile import Profile, has_root, is_own, kept
+from driver_manager.domain.records import Frozen
 from driver_manager.domain.selectors import KEY_PATTERN, is_label_value
+from driver_manager.domain.text import is_digest, several
 from driver_manager.domain.window import Window
 from driver_manager.domain.wire import in_brief
 
@@ -140,7 +136,7 @@ def with_left(found: Checked, records: Iterable[HostRecord], host: Host, profile
         services=_united(journal.services, *(one.services for one in records)),
         removed=_united(journal.removed, *(one.removed for one in records)),
         driver=journal.driver or lost,
-        devices=reduce(merged, (one.devices for one in records), journal.devices),
+        devices=reduce(merged_bindings, (one.devices for one in records), journal.devices),
         kmm=journal.kmm or next((one.kmm for one in records if one.kmm is not None), None),
     )
     check = _Check(profile, found.refused)

@@ -1,6 +1,6 @@
-"""How deploy labels are paused and given back.
+"""How deploy labels are paused and restored.
 
-Owns the encoding of a paused label value. Pure; imports the standard library only.
+Pure; imports the standard library only.
 """
 
 from __future__ import annotations

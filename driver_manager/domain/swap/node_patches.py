@@ -1,6 +1,6 @@
-"""Taking a node and giving it back, as patches computed from facts.
+"""Patches that take and release a node, computed from facts.
 
-Owns what goes into the one patch of each. Pure; the cordon and label rules are those of the wire contract.
+One patch for each. Pure; the rules for cordon and labels are a wire contract.
 """
 
 from __future__ import annotations
@@ -8,19 +8,17 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import replace
 
-from driver_manager.domain.bindings import Binding, merged
 from driver_manager.domain.journal import Journal, OldDriver, Owner, encode
-from driver_manager.domain.json_patch import Operation, expect, replaced
 from driver_manager.domain.kmm import KmmModule, KmmRequest
-from driver_manager.domain.modules import driver_version, has_root, unload_order
 from driver_manager.domain.node import FIELD_MANAGER, Node, NodeChange
 from driver_manager.domain.observation import Observation
-from driver_manager.domain.parameters import kept
+from driver_manager.domain.pci import Binding, merged_bindings
 from driver_manager.domain.pods import labels as label_rules
-from driver_manager.domain.pods.operands import gates
-from driver_manager.domain.profile import Profile
-from driver_manager.domain.reboot.patches import CORDON_FOR_REBOOT
-from driver_manager.domain.swap.steps.node import GiveBack, TakeNode
+from driver_manager.domain.pods.workloads import gates
+from driver_manager.domain.profile import Profile, driver_version, has_root, kept, unload_order
+from driver_manager.domain.reboot.decision import CORDON_FOR_REBOOT
+from driver_manager.domain.swap.steps import GiveBack, TakeNode
+from driver_manager.domain.wire import Operation, expect, replaced
 
 CORDON_MARK = "true"
 """Value of the annotation that marks a cordon as a driver manager's; operators look at the key only."""
@@ -286,7 +284,7 @@ def original_bindings(obs: Observation, bindings: tuple[Binding, ...] = ()) -> t
     A boot makes them all anew.
     """
     journal, boot_id = obs.journal, obs.host.boot_id if obs.host else ""
-    return merged(journal.devices if journal is not None and journal.boot_id == boot_id else (), bindings)
+    return merged_bindings(journal.devices if journal is not None and journal.boot_id == boot_id else (), bindings)
 
 
 def _old_driver(obs: Observation, profile: Profile) -> OldDriver | None:

@@ -1,24 +1,238 @@
-"""What would make a run fail, found before anything is changed. Pure; the facts are read by the adapters."""
+"""Checks before the first effect: what would make the run fail. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from driver_manager.domain.errors import ManagerError
-from driver_manager.domain.frozen import Frozen
-from driver_manager.domain.host import DriverSource, Host, MissingFirmware, ModuleFile
+from driver_manager.domain.errors import (
+    ConfigError,
+    ManagerError,
+    ModuleStuck,
+    OwnedElsewhere,
+    PreflightFailed,
+    RebootRequired,
+)
+from driver_manager.domain.host import UPGRADE_REASON, DriverSource, Host, MissingFirmware, ModuleFile, StagedSlots
+from driver_manager.domain.journal import Journal
 from driver_manager.domain.kmm import KmmModule
-from driver_manager.domain.listing import several
-from driver_manager.domain.markers import UPGRADE
-from driver_manager.domain.modules import driver_version, is_own, users
-from driver_manager.domain.policy import Loader, Mode, Policy
-from driver_manager.domain.profile import ChangeBy, Profile, Strategy
-from driver_manager.domain.staged import StagedSlots
-from driver_manager.domain.swap.driver_state import is_loaded, places_us
-from driver_manager.domain.swap.shipped import verified
-from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.base import EVICT_PODS, PATCH_NODES, WATCH_NODES, WATCH_PODS, Right, Step
-from driver_manager.domain.swap.transition import transition
+from driver_manager.domain.node import Node
+from driver_manager.domain.observation import Loader, Mode, Observation, Policy, Situation, transition
+from driver_manager.domain.profile import ChangeBy, Profile, Strategy, driver_version, has_root, is_own, users
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.swap.steps import EVICT_PODS, PATCH_NODES, WATCH_NODES, WATCH_PODS, Right, Step
+from driver_manager.domain.text import FROM_ENVIRONMENT, differing, in_words, several
+
+# Whether the driver that this host has is the wanted one: the questions that every row of the plan asks first.
+#
+# Pure, like all of `domain`.
+
+
+def is_host_driver(now: Situation) -> bool:
+    """Whether the host has a driver of its own. A digest, or a record that knows a driver, is an installer's trace.
+
+    The journal of an observation knows a driver by the host's record alone, never by what the Node says.
+    """
+    traced = (
+        now.host.digest is not None
+        or bool(now.host.digest_problem)
+        or (now.obs.journal is not None and now.obs.journal.driver)
+    )
+    return bool(now.host.host_driver) and not traced
+
+
+def places_us(now: Situation) -> str:
+    """The deploy label of a run that only uninstalls, "" for one that is about the driver it belongs to.
+
+    The manager's command is the init container of other operands, too, that want the driver out of the way and bring
+    none themselves (vfio-manager, vgpu-manager): their pods are placed by another deploy label than the driver's.
+    """
+    own, deploy = now.obs.own_pod, now.profile.deploy
+    if own is None or not deploy.prefix or deploy.driver_key in own.selector_keys:
+        return ""
+    return next((key for key in sorted(own.selector_keys) if key.startswith(deploy.prefix)), "")
+
+
+def is_loaded(host: Host, profile: Profile) -> bool:
+    """Whether the driver is in the kernel: any of the profile's root modules."""
+    return has_root(host.modules, profile.modules)
+
+
+def why_replace(now: Situation) -> str:
+    """Why the loaded driver has to be replaced, or only to go; "" when it is current.
+
+    Raises ConfigError without a digest to compare.
+    """
+    if key := places_us(now):
+        return f"pod {now.obs.own_pod}, which is placed by {key}, needs the driver uninstalled"
+    if now.policy.force_reinstall:
+        return "a reinstall was forced"
+    if not now.obs.digest:
+        raise ConfigError(
+            "the wanted driver is unknown: no DRIVER_CONFIG_DIGEST, and no driver pod on this node to read it from",
+            "Set DRIVER_CONFIG_DIGEST (or --driver-config-digest) as in the driver DaemonSet.",
+        )
+    if now.host.digest_problem:
+        return f"the recorded digest is unusable: {now.host.digest_problem}"
+    if now.host.digest is None:
+        return "no digest was recorded for the loaded driver"
+    if now.host.digest != now.obs.digest:
+        recorded, wanted, hint = differing(now.host.digest, now.obs.digest)
+        return f"recorded digest {recorded} differs from the wanted {wanted}{hint}"
+    return ""
+
+
+def is_owned_elsewhere(obs: Observation, *, take_over: bool) -> bool:
+    """Whether the journal belongs to another run that may still live and `take_over` is not asked."""
+    journal = obs.journal
+    return not (journal is None or take_over or obs.owner_alive is False or journal.owner == obs.me)
+
+
+def refuse_if_owned(obs: Observation, *, take_over: bool) -> None:
+    """Raise OwnedElsewhere when the journal belongs to another run that still lives and `take_over` is not asked."""
+    journal = obs.journal
+    if journal is None or not is_owned_elsewhere(obs, take_over=take_over):
+        return
+    doubt = (
+        "which is still running" if obs.owner_alive else "and this host cannot determine whether it is still running"
+    )
+    raise OwnedElsewhere(
+        f"node {obs.node.name} is taken by {journal.owner}, {doubt}",
+        "Wait for it: a pod resumes by itself when its container restarts. Use --take-over once you are sure that it "
+        "has stopped.",
+    )
+
+
+def refuse_kmm_at_work(journal: Journal | None, node: Node, ours: KmmModule | None = None) -> None:
+    """Raise ConfigError where a run has asked KMM for something, and KMM is not done; `ours` is what we wait for."""
+    request = journal.kmm if journal is not None else None
+    if request is None or not request.module.is_changing(node.labels):
+        return
+    module = request.module
+    if ours is None or ours.asked_key != module.asked_key:
+        raise ConfigError(
+            f"KMM was asked for version {module.version} of {module} and may change modules at any moment "
+            f"({module.shown(node.labels)})",
+            f"Continue with DRIVER_LOAD=kmm and KMM_MODULE={module}; or clear the node of users, remove the label "
+            f"{module.asked_key}, and wait until KMM has removed its own two.",
+        )
+
+
+# Whether a host that ships and loads its driver itself has loaded the wanted one (`DRIVER_LOAD=none`).
+#
+# Such hosts let nobody else load a module, or lose at the next boot what anybody did: a run looks, and names what the
+# host's administrator has to do. Pure. Must not import the planner or the preflight, which ask here.
+
+_UPDATE = "Update the host image or extension that ships the driver, then reboot the node. This run changes nothing."
+_REBOOT = "Drain and reboot the node: the host loads the driver of its image at boot. This run does not reboot it."
+_NAME_IT = "Set DRIVER_VERSION to the version that the host has to have loaded."
+
+
+class Verified(Frozen):
+    """Why there is nothing to do; `doubts` are what could not be determined."""
+
+    reason: str
+    doubts: tuple[str, ...] = ()
+
+
+def verified(now: Situation) -> Verified:
+    """Why the driver that the kernel has is the wanted one: by DRIVER_VERSION where it is set, else by
+    DRIVER_CONFIG_DIGEST, else by what the host has on disk.
+
+    Raises RebootRequired where the host has the wanted driver on disk and another one loaded, or where only a reboot
+    replaces a driver and its disk is not known; PreflightFailed where the host has to be updated first, and where an
+    expectation cannot be compared; ModuleStuck while the kernel unloads a module of the driver.
+    """
+    host = now.host
+    if host.leaving:
+        raise ModuleStuck(
+            f"the kernel is unloading module {several(host.leaving)}, and the host has to load the driver again",
+            "Reboot the node. The kernel log (dmesg) may show what the module waits for.",
+        )
+    if places_us(now):
+        return _uninstalled(now)
+    missing = tuple(name for name in now.profile.modules.roots if name not in host.modules)
+    if not now.profile.modules.are_loaded(lambda name: name in host.modules):
+        raise _not_loaded(now, missing)
+    loaded, on_disk = _versions(now)
+    if now.policy.driver_version:
+        return _by_version(now, loaded, on_disk)
+    if now.obs.digest_source == FROM_ENVIRONMENT:
+        return _by_digest(now, loaded)
+    if not loaded or not on_disk:
+        side = "loaded module" if on_disk else "host's disk"
+        doubt = f"unknown whether the host's image has another driver: the {side} shows no version. {_NAME_IT}"
+        return Verified(_reason(loaded), (doubt,))
+    if loaded != on_disk:
+        raise _differs(now, f"driver {loaded} is loaded, and the host has {on_disk} on disk", has_wanted=True)
+    return Verified(_reason(loaded))
+
+
+def _reason(loaded: str, by: str = "") -> str:
+    return f"driver is current: {by}version {loaded or 'unknown'}, loaded by the host itself (DRIVER_LOAD=none)"
+
+
+def _uninstalled(now: Situation) -> Verified:
+    if not is_loaded(now.host, now.profile):
+        return Verified("no driver is loaded: there is nothing to uninstall")
+    raise PreflightFailed(
+        f"pod {now.obs.own_pod}, which is placed by {places_us(now)}, needs the driver uninstalled, and the host loads "
+        "it itself (DRIVER_LOAD=none)",
+        "Remove the driver from the host image or from the modules that it loads at boot, then reboot the node.",
+    )
+
+
+def _not_loaded(now: Situation, missing: tuple[str, ...]) -> PreflightFailed:
+    source, names = now.host.source, several(missing)
+    what = f"the host has to load the driver itself (DRIVER_LOAD=none), and module {names} is not loaded"
+    if source is None or source.problem:
+        there = f": {source.problem}" if source is not None else ""
+        remedy = f"Add the driver for kernel {now.host.kernel_release} to the host image, then reboot the node."
+        return PreflightFailed(f"{what}{there}", remedy)
+    remedy = f"Add {names} to the modules that the host loads at boot, then reboot the node."
+    return PreflightFailed(f"{what}; version {source.version or 'unknown'} is on the host's disk", remedy)
+
+
+def _versions(now: Situation) -> tuple[str, str]:
+    """Version of the first root that tells one, as it is loaded and as it is on the host's disk; "" where unknown."""
+    host = now.host
+    files = {file.name: file.version for file in host.source.modules} if host.source is not None else {}
+    roots = [name for name in now.profile.modules.roots if name in host.modules]
+    name = next((name for name in roots if host.modules[name].version), roots[0])
+    return host.modules[name].version, files.get(name, "")
+
+
+def _by_version(now: Situation, loaded: str, on_disk: str) -> Verified:
+    wanted = now.policy.driver_version
+    if not loaded:
+        raise PreflightFailed(
+            f"driver {wanted} is wanted, and the version of the loaded driver cannot be determined",
+            "Unset DRIVER_VERSION if the module of this driver never has a version.",
+        )
+    if loaded == wanted:
+        return Verified(_reason(loaded))
+    disk = f"the host has {on_disk} on disk" if on_disk else "what the host has on disk is unknown"
+    what = f"driver {loaded} is loaded, {wanted} is wanted, and {disk}"
+    raise _differs(now, what, has_wanted=on_disk == wanted if on_disk else None)
+
+
+def _by_digest(now: Situation, loaded: str) -> Verified:
+    host, digest = now.host, now.obs.digest
+    if host.digest is None:
+        why = host.digest_problem or f"the host has none recorded in {now.profile.paths.state_file}"
+        raise PreflightFailed(f"the wanted digest {in_words(digest)} cannot be compared: {why}", _NAME_IT)
+    if host.digest == digest:
+        return Verified(_reason(loaded, f"digest {in_words(digest)}, "))
+    recorded, wanted, hint = differing(host.digest, digest)
+    raise _differs(now, f"recorded digest {recorded} differs from the wanted {wanted}{hint}", has_wanted=None)
+
+
+def _differs(now: Situation, what: str, *, has_wanted: bool | None) -> ManagerError:
+    """The error for another driver than the wanted one; `has_wanted`: whether the host has that on its disk."""
+    by_reboot = has_wanted is None and now.profile.strategy is Strategy.REBOOT
+    if has_wanted or by_reboot:
+        return RebootRequired(what, _REBOOT if has_wanted else _UPDATE)
+    return PreflightFailed(what, _UPDATE)
+
 
 _BUILD_IT = "Use a driver that was built for this kernel, or set DRIVER_ROOT to the tree that holds it."
 _LOOK_AT_IT = "Run again. If it persists, run modinfo on that file by hand: the file may be damaged or truncated."
@@ -402,7 +616,7 @@ def written_files(now: Situation) -> tuple[str, ...]:
 def _reboot_files(now: Situation) -> list[str]:
     """What an earlier boot or an earlier wish asked for by: it is removed after the driver was changed."""
     paths, marker = now.profile.paths, now.host.marker
-    is_ours = marker is not None and (marker.reason == UPGRADE or marker.is_stale(now.host.boot_id))
+    is_ours = marker is not None and (marker.reason == UPGRADE_REASON or marker.is_stale(now.host.boot_id))
     return [*([paths.reboot_marker] if is_ours else []), *([paths.reboot_wish] if now.host.reboot_wish else [])]
 
 

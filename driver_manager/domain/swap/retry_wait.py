@@ -1,11 +1,8 @@
-"""Whether, and how long, a run waits because an earlier one disturbed somebody and failed, and nothing changed since.
+"""How long a run waits because an earlier one disturbed pods and failed, and nothing changed since.
 
-Owns what "nothing has changed" means, and the length of the waits. The form of the note belongs to
-`driver_manager.domain.failure`, waiting to `driver_manager.core.swap.patience`. Pure: the time is the observation's.
-
-Nothing has changed where all of these are as they were: the boot; what is wanted (`wish`); the pod that runs, unless
-one of the two runs was by hand; and one at least of the pods and processes that stood in the way, where any was known.
-A new pod in our place is somebody's wish to try again, so it does not wait.
+Nothing has changed if all of these are the same: the boot; what is wanted (`wish`); the pod of the run, unless one of
+the runs was by hand; and at least one of the pods and processes that were in the way, if any was known. A new pod of
+the driver is a request to try again, so it does not wait. Pure: the time is the observation's.
 """
 
 from __future__ import annotations
@@ -24,14 +21,18 @@ from driver_manager.domain.errors import (
     RebootRequired,
     StandingDown,
 )
-from driver_manager.domain.failure import PastFailure, pod_blocker, process_blocker
-from driver_manager.domain.host import UNREAD, DriverSource
+from driver_manager.domain.host import UNREAD, DriverSource, PastFailure, pod_blocker, process_blocker
+from driver_manager.domain.observation import Situation
 from driver_manager.domain.pods.labels import gate_originals, originals
-from driver_manager.domain.swap.plan import Plan, PlanAgain, as_json
-from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.node import TakeNode
-from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads
-from driver_manager.domain.swap.steps.waits import WaitAfterFailure
+from driver_manager.domain.swap.steps import (
+    DrainNode,
+    EvictWorkloads,
+    Plan,
+    PlanAgain,
+    TakeNode,
+    WaitAfterFailure,
+    as_json,
+)
 
 AFTER_FAILURE = "failure"
 """What is waited for then, as often as it takes."""

@@ -15,12 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from driver_manager.domain.fleet.fields import PLURAL
-from driver_manager.sandbox.apiserver import ApiServer
+from driver_manager.domain.fleet.spec import PLURAL
+from driver_manager.sandbox.apiserver import ApiServer, DaemonSetController, Kubelet, Obj, Store, hash_of
 from driver_manager.sandbox.cluster import daemon_set, pod_template
-from driver_manager.sandbox.controllers import DaemonSetController, Kubelet
-from driver_manager.sandbox.revisions import hash_of
-from driver_manager.sandbox.store import Obj, Store
 from tests.support.control_plane.certificates import Authority
 from tests.support.control_plane.processes import Running
 from tests.support.fakes.builders import PROFILE

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from driver_manager.domain.reboot.record import Record, encode
+from driver_manager.domain.reboot.state import Record, encode_reboot_record
 from tests.assurance.bench.health_watch import TOOL, resident_mib
 from tests.support.control_plane.api import wait_until
 from tests.support.control_plane.proxy import Proxy
@@ -38,7 +38,7 @@ def measure_rebooter(plane: ControlPlane, folder: Path) -> Idle:
         command_runner = CommandRunner(plane, plane.rebooter, folder, "ascend", proxy=proxy)
         record = command_runner.tree.root / "var/lib/ascend/.rebooter.json"
         record.parent.mkdir(parents=True, exist_ok=True)
-        record.write_text(encode(Record()))
+        record.write_text(encode_reboot_record(Record()))
         running = command_runner.start_process(
             "rebooter", REBOOTER_INTERVAL=INTERVAL, NODE_NAME="bench", DRIVER_PROFILE="ascend"
         )

@@ -9,15 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from driver_manager.adapters.kube.fleet_objects import readers
-from driver_manager.cli.zones import zone
+from driver_manager.adapters.kube.fleet import readers
+from driver_manager.cli.options import zone
 from driver_manager.core.fleet.world import NODES, FleetWorld
+from driver_manager.core.fleet_ports import FactKind, Listed, Subject
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.model import UpgradeState
-from driver_manager.domain.fleet.record import NodeRecord, encode
-from driver_manager.domain.fleet.status_form import status_of
-from driver_manager.ports.fleet import FactKind, Listed, Subject
-from driver_manager.sandbox.revisions import REVISION_LABEL
+from driver_manager.domain.fleet.spec import NodeRecord, UpgradeState, encode_node_record
+from driver_manager.domain.fleet.status import status_of
+from driver_manager.sandbox.apiserver import REVISION_LABEL
 from tests.assurance.bench.big_fleet import NAME, NAMESPACE, BigFleet, big_fleet, slim_node
 from tests.support.control_plane.fleet_witness import Witness
 from tests.support.control_plane.rollout_fleet import RolloutFleet, peak_mib, serve_rollouts, writes
@@ -86,7 +85,7 @@ def world_of(size: int) -> FleetWorld:
             state = UpgradeState.DONE if number < done else UpgradeState.RESTART
             record = NodeRecord(f"{NAMESPACE}/{NAME}", "new", 1, f"old-{number}", "", NOW_S - 60.0, NOW_S - 30.0)
             body["metadata"]["labels"][keys.upgrade_state] = state.value
-            body["metadata"]["annotations"] = {keys.rollout: encode(record)}
+            body["metadata"]["annotations"] = {keys.rollout: encode_node_record(record)}
         return body
 
     def pod(number: int) -> dict[str, object]:

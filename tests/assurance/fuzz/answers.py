@@ -8,20 +8,16 @@ from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
-from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube.kubeconfig import Library
 from driver_manager.adapters.kube.leases import LEASE as LEASE_NAME
 from driver_manager.adapters.kube.leases import LeaseSlots
-from driver_manager.adapters.kube.library import Library
-from driver_manager.core.swap.observe import Identity, observe
+from driver_manager.adapters.kube.node import KubeCluster
+from driver_manager.core.swap.run import Identity, observe
 from driver_manager.domain.journal import encode
-from driver_manager.domain.node import Node, NodeChange
-from driver_manager.domain.pod import Claim, PodList
-from driver_manager.domain.pod_changes import Eviction, PodEvent
-from driver_manager.domain.policy import Policy
-from driver_manager.domain.reboot.slots import SlotHolder, Slots, SlotsSeen
-from driver_manager.domain.reboot.slots import encode as encode_slots
+from driver_manager.domain.node import Claim, Eviction, Node, NodeChange, PodEvent, PodList
+from driver_manager.domain.observation import Policy, Situation
+from driver_manager.domain.reboot.state import SlotHolder, Slots, SlotsSeen, encode_slots
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.situation import Situation
 from tests.assurance.fuzz.oracle import assert_conforms
 from tests.assurance.fuzz.target import Form, Target, parts, parts_of
 from tests.support.fakes.builders import ASCEND, LABELS, ME, PROFILE, host, journal, workload

@@ -12,33 +12,27 @@ from typing import Any
 from driver_manager import profiles
 from driver_manager.adapters.host import mounts
 from driver_manager.adapters.report.http import parse_address
-from driver_manager.domain import failure as failure_note
-from driver_manager.domain import generation, host_record, journal, markers, profile_json, selectors
-from driver_manager.domain.digest import is_digest
-from driver_manager.domain.duration import MAX_DURATION_S, parse_duration
-from driver_manager.domain.failure import PastFailure
-from driver_manager.domain.fleet import reading
-from driver_manager.domain.fleet.reading import RolloutObject
-from driver_manager.domain.fleet.status_form import status_of_problems
-from driver_manager.domain.generation import Generation
-from driver_manager.domain.health import probe_output
-from driver_manager.domain.health import record as health_record
-from driver_manager.domain.health.machine import History
+from driver_manager.domain import host as failure_note
+from driver_manager.domain import host_record, journal, selectors
+from driver_manager.domain.fleet.spec import RolloutObject, read
+from driver_manager.domain.fleet.status import status_of_problems
+from driver_manager.domain.health import watch as health_record
 from driver_manager.domain.health.metrics import HealthReport, families
-from driver_manager.domain.health.surroundings import Surroundings
+from driver_manager.domain.health.parsers import PARSERS, parse
+from driver_manager.domain.health.watch import History, Surroundings
+from driver_manager.domain.host import REASONS, Marker, PastFailure, ProbeResult, decode_marker, encode_marker
 from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, Owner
-from driver_manager.domain.markers import Marker
 from driver_manager.domain.metrics import exposition
+from driver_manager.domain.node_state import Generation, decode_generation, encode_generation
 from driver_manager.domain.pods import client_record, journal_check, labels
 from driver_manager.domain.pods.client_record import ClientRecord
 from driver_manager.domain.pods.labels import MAX_LABEL_VALUE_CHARS
-from driver_manager.domain.probe_result import ProbeResult
-from driver_manager.domain.profile import Profile
-from driver_manager.domain.reboot import record as reboot_record
-from driver_manager.domain.reboot import slots, windows
-from driver_manager.domain.reboot.record import Record
-from driver_manager.domain.reboot.slots import Slots
+from driver_manager.domain.profile import Profile, decode_profile, encode_profile
+from driver_manager.domain.reboot import state as reboot_record
+from driver_manager.domain.reboot.schedule import parse_windows
+from driver_manager.domain.reboot.state import Record, Slots, decode_slots, encode_slots
+from driver_manager.domain.text import MAX_DURATION_S, is_digest, parse_duration
 from driver_manager.domain.wire import parsed
 from driver_manager.sandbox.fake_tools import NPU_SMI_TABLE
 from tests.assurance.fuzz.oracle import assert_conforms
@@ -66,8 +60,8 @@ def assert_speakable(*texts: str) -> None:
 def read_profile(data: bytes) -> None:
     found = profiles.parse(text_of(data), "fuzz.toml")
     assert_conforms(found, Profile)
-    assert profile_json.decode(profile_json.encode(found)) == found
-    assert all(text.isprintable() for text in _texts(json.loads(profile_json.encode(found))))
+    assert decode_profile(encode_profile(found)) == found
+    assert all(text.isprintable() for text in _texts(json.loads(encode_profile(found))))
 
 
 def _texts(body: Any) -> list[str]:
@@ -102,19 +96,19 @@ def read_host_record(data: bytes) -> None:
 
 
 def read_failure(data: bytes) -> None:
-    found = failure_note.decode(text_of(data))
+    found = failure_note.decode_failure(text_of(data))
     assert_conforms(found, PastFailure)
-    assert failure_note.decode(failure_note.encode(found)) == found
+    assert failure_note.decode_failure(failure_note.encode_failure(found)) == found
     assert_speakable(found.what)
 
 
 def read_marker(data: bytes) -> None:
-    found = markers.decode(text_of(data))
+    found = decode_marker(text_of(data))
     assert_conforms(found, Marker)
-    assert found.reason in markers.REASONS
+    assert found.reason in REASONS
     if found.boot_id:
         # The oldest evidence may go: what is written anew is spelled in full and may be longer than what was read.
-        again = markers.decode(markers.encode(found))
+        again = decode_marker(encode_marker(found))
         assert replace(again, evidence=()) == replace(found, evidence=())
     request = reboot_record.request_of(found, BOOT)
     assert_speakable(request.key)
@@ -122,15 +116,15 @@ def read_marker(data: bytes) -> None:
 
 
 def read_record(data: bytes) -> None:
-    found = reboot_record.decode(text_of(data))
+    found = reboot_record.decode_reboot_record(text_of(data))
     assert_conforms(found, Record)
-    assert reboot_record.decode(reboot_record.encode(found)) == found
+    assert reboot_record.decode_reboot_record(reboot_record.encode_reboot_record(found)) == found
 
 
 def read_slots(data: bytes) -> None:
-    found = slots.decode(text_of(data))
+    found = decode_slots(text_of(data))
     assert_conforms(found, Slots)
-    assert slots.decode(slots.encode(found)) == found
+    assert decode_slots(encode_slots(found)) == found
 
 
 SEEN = Surroundings(
@@ -150,39 +144,39 @@ def read_clients(data: bytes) -> None:
     found = client_record.decode(text_of(data))
     assert_conforms(found, ClientRecord)
     assert client_record.decode(client_record.encode(found)) == found
-    shown = generation.encode(found.generation)
-    assert generation.decode(shown) == found.generation
+    shown = encode_generation(found.generation)
+    assert decode_generation(shown) == found.generation
     assert_speakable(shown, *map(str, found.clients), *found.unknown)
 
 
 def read_generation(data: bytes) -> None:
-    found = generation.decode(text_of(data))
+    found = decode_generation(text_of(data))
     assert_conforms(found, Generation)
-    assert generation.decode(generation.encode(found)) == found
+    assert decode_generation(encode_generation(found)) == found
 
 
 def read_health_record(data: bytes) -> None:
     text = text_of(data)
-    assert_conforms(health_record.recorded(text, BOOT), History)
-    found = health_record.resume(text, SEEN, 100.0, 60.0, 3)
+    assert_conforms(health_record.recorded_watch(text, BOOT), History)
+    found = health_record.resume_watch(text, SEEN, 100.0, 60.0, 3)
     assert_conforms(found, History)
-    assert health_record.recorded(health_record.encode(found, BOOT), BOOT).state is found.state
+    assert health_record.recorded_watch(health_record.encode_watch_record(found, BOOT), BOOT).state is found.state
     assert_speakable(found.reason, *found.evidence, exposition(families(HealthReport(found))))
 
 
 def read_probe_output(data: bytes) -> None:
     """The first byte picks the parser, the second the exit status."""
-    names = sorted(probe_output.PARSERS)
+    names = sorted(PARSERS)
     kind, status, out = data[:1] or b"\0", data[1:2] or b"\0", text_of(data[2:])
     said = out.splitlines()[-1][:300] if out.splitlines() else ""
-    found = probe_output.parse(names[kind[0] % len(names)], status[0], out, said, PRESENT)
+    found = parse(names[kind[0] % len(names)], status[0], out, said, PRESENT)
     assert_conforms(found, ProbeResult)
     assert_speakable(found.reason, *(one.name + one.reason + one.address for one in found.devices))
     exposition(families(HealthReport(History(), found)))
 
 
 def probe_seed(parser: str, status: int, out: str | bytes) -> bytes:
-    number = sorted(probe_output.PARSERS).index(parser)
+    number = sorted(PARSERS).index(parser)
     return bytes([number, status]) + (out.encode() if isinstance(out, str) else out)
 
 
@@ -204,7 +198,7 @@ def read_rollout(data: bytes) -> None:
         body = parsed(text_of(data))
     except ValueError:
         return
-    found = reading.read(body, rollout_objects.zones)
+    found = read(body, rollout_objects.zones)
     assert_conforms(found, RolloutObject)
     assert (found.policy is None) == bool(found.problems)
     assert all(problem.isprintable() for problem in found.problems)
@@ -236,9 +230,9 @@ def read_selector(data: bytes) -> None:
 
 
 def read_schedule(data: bytes) -> None:
-    found = windows.parse(text_of(data))
+    found = parse_windows(text_of(data))
     assert isinstance(found.is_open(1_700_000_000.0), bool)
-    assert windows.parse(found.text).windows == found.windows
+    assert parse_windows(found.text).windows == found.windows
 
 
 def read_duration(data: bytes) -> None:
@@ -272,7 +266,7 @@ MOUNTS = (
     b"37 36 0:32 / /run/rbln/driver/a\\040b\\134 rw - tmpfs tmpfs rw\n"
 )
 
-HEALTH = health_record.encode(
+HEALTH = health_record.encode_watch_record(
     replace(History(), reason="npu 0 chip 0 is Critical", failures=2, evidence=("1 unhealthy: x",), driver="7",
             stuck=Owner(pid=7, start_ticks=8, pid_namespace=9)),
     BOOT,

@@ -12,11 +12,10 @@ from unittest.mock import patch
 
 import psutil
 
-from driver_manager import settings
-from driver_manager.adapters.process.loop_clock import LoopClock
-from driver_manager.adapters.report.http import MAX_REQUEST_BYTES, _Client
-from driver_manager.adapters.report.metrics import Endpoint, Heartbeat
+from driver_manager.adapters.process.clock import LoopClock
+from driver_manager.adapters.report.http import MAX_REQUEST_BYTES, Endpoint, Heartbeat, _Client
 from driver_manager.cli.main import COMMANDS, run
+from driver_manager.domain import settings
 from driver_manager.domain.errors import ExitCode
 from driver_manager.profiles import builtin
 from tests.assurance.fuzz.host_trees import laid_out

@@ -15,14 +15,13 @@ from functools import cache
 from typing import Any, TypeVar
 
 from driver_manager.domain import host_record
-from driver_manager.domain.bindings import Binding
-from driver_manager.domain.host_paths import RUN_RECORD
 from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, OldDriver, Owner, encode
-from driver_manager.domain.policy import Loader, Policy
-from driver_manager.domain.reboot import record as reboot_record
-from driver_manager.domain.reboot.record import Pending, RebootRequest, Record
-from driver_manager.domain.reboot.state import RebootPolicy
+from driver_manager.domain.observation import Loader, Policy
+from driver_manager.domain.pci import Binding
+from driver_manager.domain.profile import RUN_RECORD
+from driver_manager.domain.reboot import state as reboot_record
+from driver_manager.domain.reboot.state import Pending, RebootPolicy, RebootRequest, Record
 from tests.assurance.fuzz.target import Form, Target
 from tests.support.fakes.builders import ASCEND, EXPORTER, NEW_DIGEST, OLD_DIGEST, PAUSED, PLUGIN
 from tests.support.fakes.pci import function
@@ -300,7 +299,7 @@ def round_on_a_forged_grant(data: bytes) -> None:
     machine.cluster.edit(annotations=notes)
     pending = _pending(choices, boot, current.uid)
     if choices.one((False, True)):
-        machine.host.text = reboot_record.encode(Record(pending=pending, escalated=choices.one(WORDS)))
+        machine.host.text = reboot_record.encode_reboot_record(Record(pending=pending, escalated=choices.one(WORDS)))
     for _ in range(RUNS):
         machine.round()
         assert machine.host.commands == [], "a reboot that nobody approved"

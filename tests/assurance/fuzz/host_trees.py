@@ -13,27 +13,24 @@ from unittest.mock import patch
 
 import psutil
 
-from driver_manager.adapters.host.facts import read_host
-from driver_manager.adapters.host.health_marks import HostMarks
+from driver_manager.adapters.host import modules as module_tree
+from driver_manager.adapters.host.files import HostRoots
+from driver_manager.adapters.host.health import HostMarks
 from driver_manager.adapters.host.holders import bound_to, find_holders
-from driver_manager.adapters.host.modules import tree as module_tree
-from driver_manager.adapters.host.modules.elf import exported_symbols, needed_symbols
-from driver_manager.adapters.host.modules.tree import ModuleTrees
+from driver_manager.adapters.host.modules import ModuleTrees, exported_symbols, needed_symbols
+from driver_manager.adapters.host.notes import RebootFiles
 from driver_manager.adapters.host.pci import served_devices
-from driver_manager.adapters.host.reboot_files import RebootFiles
-from driver_manager.adapters.host.roots import HostRoots
-from driver_manager.adapters.process import identity
+from driver_manager.adapters.host.system import read_host
 from driver_manager.adapters.process.run import Result
+from driver_manager.adapters.process.tools import process_lives
 from driver_manager.domain.errors import ManagerError
-from driver_manager.domain.health.surroundings import Surroundings
+from driver_manager.domain.health.watch import Surroundings
 from driver_manager.domain.host import DriverSource, Holder, Host
 from driver_manager.domain.journal import OldDriver, Owner
-from driver_manager.domain.policy import Policy
+from driver_manager.domain.observation import Policy, Situation
 from driver_manager.domain.profile import LoadScope, Modules
-from driver_manager.domain.reboot.record import Record
-from driver_manager.domain.reboot.snapshot import Snapshot
+from driver_manager.domain.reboot.state import Record, Snapshot
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.situation import Situation
 from tests.assurance.fuzz.documents import MOUNTS, golden
 from tests.assurance.fuzz.oracle import assert_conforms
 from tests.assurance.fuzz.target import Form, Target, parts, parts_of, text_of
@@ -211,7 +208,7 @@ def read_processes(data: bytes) -> None:
             assert_conforms(found, Holder)
             assert found.process.isprintable()
         assert_conforms(bound_to(tree.roots.proc, frozenset({"0:31"})), tuple[tuple[int, str], ...])
-        identity.lives(Owner(pid=7, start_ticks=5000, pid_namespace=1), tree.roots.proc)
+        process_lives(Owner(pid=7, start_ticks=5000, pid_namespace=1), tree.roots.proc)
         served_devices(tree.roots, PROFILE)
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from driver_manager import profiles
 from driver_manager.adapters.host.files import HostFiles
-from driver_manager.adapters.host.modules.tree import ModuleTrees
+from driver_manager.adapters.host.modules import ModuleTrees
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.escaping import one_line, shown
 from driver_manager.domain.profile import LoadScope, Modules
+from driver_manager.domain.text import one_line, shown
 from tests.assurance.fuzz.answers import CLAIM, LEASE, NODE, POD, PODS
 from tests.assurance.fuzz.documents import HEALTH, SHIPPED, probe_seed
 from tests.assurance.fuzz.host_trees import KERNEL, TOOLS, part

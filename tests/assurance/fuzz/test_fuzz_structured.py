@@ -10,12 +10,12 @@ from types import FrameType
 
 import pytest
 
-from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.files import HostRoots
 from driver_manager.domain import wire
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.health.parsers import npu_smi
+from driver_manager.domain.health import parsers as npu_smi
 from driver_manager.domain.pods import journal_check, labels
-from driver_manager.domain.reboot.record import Pending
+from driver_manager.domain.reboot.state import Pending
 from tests.assurance.fuzz import target as targets_form
 from tests.assurance.fuzz.mutation import amplified, mutated
 from tests.assurance.fuzz.target import Form, Target, TooSlowError, check
@@ -121,7 +121,7 @@ def test_every_input_of_a_number_is_always_the_same() -> None:
 
 
 def test_a_reader_that_lets_a_key_error_through_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    from driver_manager.domain.reboot import slots  # noqa: PLC0415  # the module whose part is broken here
+    from driver_manager.domain.reboot import state as slots  # noqa: PLC0415  # the module whose part is broken here
 
     def careless(fields: wire.Fields) -> object:
         texts = (fields.text("node"), fields.text("uid"), fields.text("bootId"))

@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def named(name: str) -> Sequence[Mutant]:
-    """The mutants made by rule from a line, such as core/swap/settling.py:41, or its second, with :2 after it."""
+    """The mutants made by rule from a line, such as core/swap/node.py:41, or its second, with :2 after it."""
     path, _, place = name.partition(":")
     if not (CHECKOUT / PACKAGE / path).is_file():
         return ()

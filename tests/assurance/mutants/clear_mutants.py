@@ -7,13 +7,13 @@ from tests.assurance.mutants.mutant import Mutant
 RUNS = "unit/swap/test_clear_only.py::"
 FLEET = "unit/fleet/test_clearing.py::"
 CONTROLLER = "unit/fleet/test_controller.py::"
-CLEARING = "domain/fleet/clearing.py"
+CLEARING = "domain/fleet/nodes.py"
 
 CLEAR_MUTANTS = (
     Mutant(
         "cleared-beside-users",
         "a node counts as cleared only if no other process than the driver pod has the device",
-        "core/swap/driver_swap.py",
+        "core/swap/driver.py",
         "all(one.how != UNREAD and one.pod_uid in uids for one in named_ones)",
         "any(one.pod_uid in uids for one in named_ones) or not uids - uids",
         (RUNS + "test_a_user_that_does_not_leave_keeps_the_driver_pod_and_gets_the_node_back",),
@@ -21,7 +21,7 @@ CLEAR_MUTANTS = (
     Mutant(
         "released-under-way",
         "a node whose driver pod is being deleted is not released",
-        "core/swap/pod_removal.py",
+        "core/swap/pods.py",
         "        return all(pod.deleting or pod.has_left for pod in left)\n",
         "        return False\n",
         (RUNS + "test_told_to_end_while_the_driver_pod_is_going_nothing_is_given_back",),
@@ -29,7 +29,7 @@ CLEAR_MUTANTS = (
     Mutant(
         "held-without-limit",
         "a cleared node whose driver pod is not deleted is released at the deadline",
-        "core/swap/pod_removal.py",
+        "core/swap/pods.py",
         "            if self._are_leaving(uids):\n                return\n",
         "            if not self._are_leaving(frozenset()) or uids:\n                return\n",
         (RUNS + "test_a_driver_pod_that_nobody_deletes_keeps_the_node_only_until_the_deadline",),
@@ -45,7 +45,7 @@ CLEAR_MUTANTS = (
     Mutant(
         "cleared-shown-ready",
         "a cleared node shows that a run has taken it",
-        "core/swap/reconcile.py",
+        "core/swap/run.py",
         "    return decided.decision is Decision.CLEAR or isinstance(",
         "    return isinstance(",
         (RUNS + "test_the_node_is_cleared_and_left_to_the_next_pod_which_disturbs_nobody",),

@@ -11,7 +11,7 @@ CLIENT_MUTANTS = (
     Mutant(
         "client-evicted-unrecorded",
         "a client is recorded before its eviction is requested",
-        "core/pods/clients.py",
+        "core/clients.py",
         "            book.put(client.uid, ClientState.ASKED)\n",
         "",
         (RESTART + "test_a_client_is_noted_before_its_eviction_is_asked_for",),
@@ -27,7 +27,7 @@ CLIENT_MUTANTS = (
     Mutant(
         "client-cut-off",
         "a run also completes what a killed run began with a client that is no longer on the node",
-        "core/pods/clients.py",
+        "core/clients.py",
         "self.turn() if record is not None and record.was_cut_off(pods) else ClientTurn()",
         "ClientTurn()",
         (RESTART + "test_a_run_finishes_what_was_cut_off_though_the_client_is_gone_and_has_no_successor",),
@@ -43,7 +43,7 @@ CLIENT_MUTANTS = (
     Mutant(
         "client-of-a-user",
         "a user's pod is never restarted for a new driver",
-        "domain/pods/clients.py",
+        "domain/pods/workloads.py",
         "    if pod.claims or any(name.startswith(rules.profile.resource_prefixes) for name in pod.resources):\n"
         "        return False\n",
         "",
@@ -52,7 +52,7 @@ CLIENT_MUTANTS = (
     Mutant(
         "client-too-early",
         "no client is restarted before the driver is ready",
-        "core/health/client_talk.py",
+        "core/health.py",
         "bool(serves) and serves == self._owed and",
         "bool(self._owed) and",
         ("unit/health/test_client_talk.py::test_meanwhile_nothing_is_done_for_a_driver_that_does_not_serve",),
@@ -60,7 +60,7 @@ CLIENT_MUTANTS = (
     Mutant(
         "client-opens-first",
         "a replaced client that opens the device before the unload is also evicted",
-        "core/swap/client_gap.py",
+        "core/swap/driver.py",
         "            if faster:\n                self._evict(faster)\n",
         "",
         ("unit/swap/test_client_gap.py::test_a_successor_that_is_faster_is_evicted_too",),
@@ -68,7 +68,7 @@ CLIENT_MUTANTS = (
     Mutant(
         "client-unrehearsed",
         "no pod is disturbed if the disruption budget of a client refuses its eviction",
-        "core/swap/reconcile.py",
+        "core/swap/run.py",
         "for pod, why in rehearsal.refused if pod.uid in uids]",
         "for pod, why in rehearsal.refused if not uids]",
         ("unit/swap/test_client_gap.py::test_a_budget_that_would_refuse_the_client_disturbs_nobody",),
@@ -84,7 +84,7 @@ CLIENT_MUTANTS = (
     Mutant(
         "generation-moves",
         "a generation that continues keeps the time at which it became ready",
-        "domain/generation.py",
+        "domain/node_state.py",
         "earlier.digest or seen.digest, earlier.ready_s)",
         "earlier.digest or seen.digest, now_s)",
         ("unit/domain/test_generation.py::test_a_generation_that_is_seen_again_stays_as_it_is",),

@@ -16,7 +16,7 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "hung-module-is-unloaded",
         "a module whose exit function does not return does not count as unloaded",
-        "adapters/host/modules/kmod.py",
+        "adapters/host/modules.py",
         '    while _is_going(sys_root / "module" / name):',
         '    while _is_going(sys_root / "module" / name) and False:',
         ("unit/adapters/test_kmod.py::test_a_module_whose_exit_does_not_return_is_stuck_and_not_gone",),
@@ -24,7 +24,7 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "load-during-a-stuck-unload",
         "nothing is loaded while the kernel is still unloading a module",
-        "domain/swap/loading.py",
+        "domain/swap/building.py",
         "    if now.host.leaving:",
         "    if False:",
         (STUCK + "test_the_next_run_says_so_again_and_touches_nothing",),
@@ -40,7 +40,7 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "reboot-requested-again",
         "a reboot that did not help is not requested again",
-        "domain/swap/reboot_rows.py",
+        "domain/swap/planner.py",
         "    if _has_rebooted_for_it(now):",
         "    if False:",
         (
@@ -51,7 +51,7 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "reboot-wish-never-ends",
         "a reboot for a driver can be requested again after its request was withdrawn",
-        "domain/swap/reboot_rows.py",
+        "domain/swap/planner.py",
         "(*clear, *_forget_wish(now), *back))",
         "(*clear, *back))",
         (WISHES + "test_a_wish_that_was_given_up_is_forgotten",),
@@ -59,7 +59,7 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "load-at-boot-without-a-journal",
         "two runs never load a driver at the same time, even one that only a reboot changes",
-        "domain/swap/reboot_rows.py",
+        "domain/swap/planner.py",
         "    if not any(isinstance(step, LoadModules) for step in work):",
         "    if True:",
         (
@@ -70,7 +70,7 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "half-loaded-driver-rebooted",
         "a load at boot that was killed is completed by the next run, without a reboot",
-        "domain/swap/reboot_rows.py",
+        "domain/swap/planner.py",
         "    if is_half_loaded or not",
         "    if not",
         (LOAD_AT_BOOT + "test_killed_at_any_effect_the_next_run_ends_like_an_undisturbed_one",),
@@ -78,7 +78,7 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "node-left-taken-for-a-reboot",
         "a node that an earlier run left taken is released before a run waits for its reboot",
-        "domain/swap/reboot_rows.py",
+        "domain/swap/planner.py",
         "(request, *back, hold)",
         "(request, hold)",
         (PLANNER_REBOOT + "test_a_node_that_a_dead_run_left_taken_is_given_back_before_a_reboot_is_waited_for",),
@@ -86,7 +86,7 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "dangling-link-handed-to-modprobe",
         "a module that modprobe cannot open through its link is loaded by its real path",
-        "adapters/host/modules/tree.py",
+        "adapters/host/modules.py",
         "if not all(map(self._is_seen_by_tools, order.values())) else ()",
         "if False else ()",
         (TREE + "test_a_link_that_leads_elsewhere_in_this_container_means_file_by_file_each_after_what_it_needs",),
@@ -94,7 +94,7 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "install-line-not-seen",
         "an install line that modprobe would run instead of a load is found before anything is changed",
-        "adapters/host/modules/kmod.py",
+        "adapters/host/modules.py",
         "    if commands:",
         "    if False:",
         ("unit/adapters/test_module_options.py::test_what_modprobe_would_refuse_is_told_before",),
@@ -102,7 +102,7 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "lost-parameters-not-reported",
         "a run reports parameters of the old driver that the new one does not have",
-        "core/swap/driver_swap.py",
+        "core/swap/driver.py",
         "        if lost:",
         "        if False:",
         ("unit/swap/test_executor_modules.py::test_parameters_that_the_new_driver_does_not_have_are_told",),
@@ -110,7 +110,7 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "old-root-looked-for-before-the-unmount",
         "a pod that the unmount reaches is not asked to be restarted",
-        "core/swap/driver_root.py",
+        "core/swap/driver.py",
         "if uid in after and uid != obs.me.pod_uid)",
         "if uid != obs.me.pod_uid)",
         (SEES_THE_ROOT,),
@@ -118,7 +118,7 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "own-pod-still-sees-the-old-root",
         "no run asks for a restart of its own pod",
-        "core/swap/driver_root.py",
+        "core/swap/driver.py",
         "if uid in after and uid != obs.me.pod_uid)",
         "if uid in after)",
         (SEES_THE_ROOT,),
@@ -126,7 +126,7 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "number-of-a-file-system-used-again",
         "a later file system with the old one's number is not taken for the old driver root",
-        "core/swap/driver_root.py",
+        "core/swap/driver.py",
         "for pod_uid in (uid for uid in before if",
         "for pod_uid in (uid for uid in after if",
         (SEES_THE_ROOT,),
@@ -142,9 +142,9 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "firmware-of-the-root-counts",
         "firmware that only the driver root has is reported, because the kernel does not look there",
-        "adapters/host/modules/tree.py",
-        "        folders = firmware.search_path(self._sys_root, self.kernel, self._firmware_folder)\n        own",
-        '        folders = (f"{root}/lib/firmware", *firmware.search_path(self._sys_root, self.kernel, ""))\n'
+        "adapters/host/modules.py",
+        "        folders = firmware_search_path(self._sys_root, self.kernel, self._firmware_folder)\n        own",
+        '        folders = (f"{root}/lib/firmware", *firmware_search_path(self._sys_root, self.kernel, ""))\n'
         "        own",
         ("unit/adapters/test_firmware.py::test_firmware_of_the_driver_root_is_not_found_by_the_kernel",),
     ),
@@ -159,7 +159,7 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "two-digests-unnoticed",
         "a run warns if the digests of the init container and of the driver container differ",
-        "core/swap/observe.py",
+        "core/swap/run.py",
         'return own.main_digest if own is not None and is_init_container and own.main_digest != wanted else ""',
         'return ""',
         ("unit/swap/test_observe.py::test_the_digest_that_the_driver_container_records_is_known_where_it_is_another",),
@@ -167,7 +167,7 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "stuck-driver-released",
         "a node whose driver is stuck while unloading stays paused",
-        "core/swap/settling.py",
+        "core/swap/node.py",
         "        if self._is_driver_stuck:",
         "        if False:",
         (STUCK + "test_the_node_is_held_and_the_message_says_that_only_a_reboot_helps",),

@@ -56,7 +56,7 @@ FLEET_CONTROL_MUTANTS = (
     Mutant(
         "own-write-forgotten",
         "a controller never decides on facts older than its own writes",
-        "core/fleet/acting.py",
+        "core/fleet/controller.py",
         "        self.world.learn(NODES, item)\n",
         "",
         (FAULTS + "test_after_its_own_write_it_goes_on_without_waiting_for_the_watch",),
@@ -64,7 +64,7 @@ FLEET_CONTROL_MUTANTS = (
     Mutant(
         "deleted-pod-still-there",
         "a deleted pod counts as leaving before the watch shows that",
-        "core/fleet/acting.py",
+        "core/fleet/controller.py",
         '                self.world.end_pod(act.uid)\n                self.reporter.info(f"node {act.node}: driver pod',
         '                self.reporter.info(f"node {act.node}: driver pod',
         (FAULTS + "test_a_deletion_that_the_watch_has_not_shown_is_not_sent_again",),
@@ -72,7 +72,7 @@ FLEET_CONTROL_MUTANTS = (
     Mutant(
         "act-behind-a-failed-one",
         "actions for a node are dropped after one of them failed",
-        "core/fleet/acting.py",
+        "core/fleet/controller.py",
         "        if self.rests.is_resting(key) or (isinstance(act, CreatePod) and"
         " self.rests.is_resting(_of_node(act.node))):\n            return\n        try:\n            self._do(",
         "        try:\n            self._do(",
@@ -81,7 +81,7 @@ FLEET_CONTROL_MUTANTS = (
     Mutant(
         "one-error-ends-the-pass",
         "an error for one node does not delay other nodes",
-        "core/fleet/acting.py",
+        "core/fleet/controller.py",
         "            if isinstance(error, Conflict):\n                self.world.doubt(NODES, act.node)\n",
         "            raise\n",
         (FAULTS + "test_what_one_node_is_refused_keeps_nobody_else_back_and_is_said_once",),
@@ -89,7 +89,7 @@ FLEET_CONTROL_MUTANTS = (
     Mutant(
         "blocked-node-takes-a-place",
         "a node that cannot be marked does not use the place of another node",
-        "domain/fleet/starts.py",
+        "domain/fleet/waves.py",
         "        elif name in terms.blocked:\n",
         "        elif name in terms.blocked and not name:\n",
         (FAULTS + "test_what_one_node_is_refused_keeps_nobody_else_back_and_is_said_once",),
@@ -97,7 +97,7 @@ FLEET_CONTROL_MUTANTS = (
     Mutant(
         "late-second-try",
         "an action that was refused for its credentials is retried at once or not at all",
-        "adapters/kube/retries.py",
+        "adapters/kube/api.py",
         "return renewed() and (not only_once or self._clock.monotonic() < prompt_s)",
         "return renewed()",
         (RETRIES + "test_what_is_asked_once_is_sent_again_after_a_401_that_came_promptly_and_not_after_a_late_one",),
@@ -105,7 +105,7 @@ FLEET_CONTROL_MUTANTS = (
     Mutant(
         "no-rest-after-a-refusal",
         "a refused action is not retried at once",
-        "core/fleet/rests.py",
+        "core/fleet/controller.py",
         "        pause_s = max(pause_s, REFUSED_S) if is_refused else pause_s\n",
         "",
         (FAULTS + "test_what_one_node_is_refused_keeps_nobody_else_back_and_is_said_once",),
@@ -121,7 +121,7 @@ FLEET_CONTROL_MUTANTS = (
     Mutant(
         "lease-counted-from-the-answer",
         "a leader's term counts from before the request that renewed it",
-        "adapters/kube/leadership.py",
+        "adapters/kube/leases.py",
         "        self._ours, self._renewed_s = understood(_as_record, answer), before\n",
         "        self._ours = understood(_as_record, answer)\n"
         "        self._renewed_s = (self._clock.monotonic(), self._clock.wall())\n",
@@ -130,7 +130,7 @@ FLEET_CONTROL_MUTANTS = (
     Mutant(
         "lead-too-long",
         "a leader that cannot renew its Lease stops before another one can take it",
-        "adapters/kube/leadership.py",
+        "adapters/kube/leases.py",
         "ACT_S = 9.0\n",
         "ACT_S = 20.0\n",
         (LEASE + "test_a_leader_that_cannot_renew_stops_before_anybody_can_follow",),
@@ -138,7 +138,7 @@ FLEET_CONTROL_MUTANTS = (
     Mutant(
         "lease-taken-early",
         "a Lease is taken only once its record has not changed for a whole term",
-        "adapters/kube/leadership.py",
+        "adapters/kube/leases.py",
         "        if seen is None or not seen.holder:\n            return True\n",
         "        if seen is None or not seen.holder or self._clock.wall() > 0:\n            return True\n",
         (LEASE + "test_never_two_may_act_at_once",),
@@ -146,7 +146,7 @@ FLEET_CONTROL_MUTANTS = (
     Mutant(
         "lead-after-a-sleep",
         "a leader whose machine was suspended does not act before it has renewed the Lease",
-        "adapters/kube/leadership.py",
+        "adapters/kube/leases.py",
         " and self._clock.wall() - wall_s < ACT_S",
         "",
         (LEASE + "test_a_machine_that_slept_may_not_act_though_its_monotonic_clock_stood_still",),
@@ -162,7 +162,7 @@ FLEET_CONTROL_MUTANTS = (
     Mutant(
         "retry-after-ignored",
         "a controller waits as long as the server's Retry-After",
-        "core/fleet/rests.py",
+        "core/fleet/controller.py",
         "        asked_s = error.asked_s if isinstance(error, ApiUnavailable) else 0.0\n",
         "        asked_s = 0.0\n",
         (FAULTS + "test_what_a_busy_server_is_asked_for_is_left_alone_for_as_long_as_it_says",),
@@ -170,7 +170,7 @@ FLEET_CONTROL_MUTANTS = (
     Mutant(
         "complete-reported-again",
         "a new controller does not report again that a rollout is complete",
-        "domain/fleet/history.py",
+        "domain/fleet/advance.py",
         'message, f"{target}/{before_s}"))',
         'message, f"{target}/{last.began_s:.0f}"))',
         ("unit/fleet/test_undo.py::test_the_end_of_a_rollout_is_told_by_one_key_until_it_is_kept",),
@@ -178,7 +178,7 @@ FLEET_CONTROL_MUTANTS = (
     Mutant(
         "retry-after-lost",
         "the caller of a request that is not repeated gets the server's Retry-After",
-        "adapters/kube/retries.py",
+        "adapters/kube/api.py",
         "raise ApiUnavailable(what, error.remedy, min(ASKED_MOST_S, error.retry_after_s)) from error",
         "raise ApiUnavailable(what, error.remedy) from error",
         ("unit/adapters/test_kube_retries.py::test_whoever_asks_once_is_told_for_how_long_to_leave_it_alone",),
@@ -186,7 +186,7 @@ FLEET_CONTROL_MUTANTS = (
     Mutant(
         "first-page-only",
         "a list that comes in pages is read to its last page",
-        "adapters/kube/client.py",
+        "adapters/kube/api.py",
         "            if not token:\n",
         "            if body:\n",
         (CLUSTER + "test_a_list_comes_in_pages_and_is_told_as_one",),

@@ -12,7 +12,7 @@ FLEET_METRICS_MUTANTS = (
     Mutant(
         "standby-under-the-operators-names",
         "only the controller that leads serves metrics under the operators' names",
-        "domain/fleet/operator_metrics.py",
+        "domain/fleet/status.py",
         "    return tuple(_families(report, names)) if report.leads else ()",
         "    return tuple(_families(report, names))",
         (METRICS + "test_who_stands_by_says_nothing_under_these_names",),
@@ -20,7 +20,7 @@ FLEET_METRICS_MUTANTS = (
     Mutant(
         "operated-node-counted-twice",
         "a node whose upgrades an operator manages is not counted under the operators' names",
-        "domain/fleet/figures.py",
+        "domain/fleet/status.py",
         "        if node.name not in operated:\n            words",
         "        if True:\n            words",
         (METRICS + "test_a_node_is_counted_where_it_stands_and_by_the_operators_word_for_that",),
@@ -28,7 +28,7 @@ FLEET_METRICS_MUTANTS = (
     Mutant(
         "room-while-paused",
         "no node counts as ready to start while the rollout is paused or halted",
-        "domain/fleet/operator_metrics.py",
+        "domain/fleet/status.py",
         " for one in report.rollouts.values() if one.phase in _STARTING",
         " for one in report.rollouts.values()",
         (METRICS + "test_an_upgrade_can_start_where_somebody_waits_and_there_is_room",),
@@ -36,7 +36,7 @@ FLEET_METRICS_MUTANTS = (
     Mutant(
         "progress-is-the-beginning",
         "a rollout whose nodes make progress does not look stalled",
-        "domain/fleet/figures.py",
+        "domain/fleet/status.py",
         "max([began_s, *(node.since_s or 0.0 for node in outlook.nodes)])",
         "began_s",
         (METRICS + "test_a_rollout_moves_when_a_node_comes_to_another_state_or_when_it_begins",),
@@ -44,7 +44,7 @@ FLEET_METRICS_MUTANTS = (
     Mutant(
         "hung-loop-is-ready",
         "a controller whose loop hangs is not ready",
-        "adapters/report/fleet_status.py",
+        "adapters/report/http.py",
         " if self._heartbeat.is_late else self._last\n",
         " if self._heartbeat.is_late and not self._last.leads else self._last\n",
         (METRICS + "test_a_loop_that_hangs_does_no_work_whatever_it_said_before",),
@@ -52,7 +52,7 @@ FLEET_METRICS_MUTANTS = (
     Mutant(
         "end-estimated-once",
         "the expected end of a rollout moves as time passes, even if nothing happens",
-        "core/fleet/gauges.py",
+        "core/fleet/controller.py",
         "_Gauge(found, one.facts, now_s + ESTIMATE_S)",
         "_Gauge(found, one.facts, math.inf)",
         (GAUGES + "test_it_is_estimated_at_once_and_again_after_a_minute_though_nothing_happens",),
@@ -60,7 +60,7 @@ FLEET_METRICS_MUTANTS = (
     Mutant(
         "end-of-another-revision",
         "a new revision has its own expected end at once",
-        "core/fleet/gauges.py",
+        "core/fleet/controller.py",
         " or known.figures.target != found.target:",
         ":",
         (GAUGES + "test_another_revision_is_estimated_for_itself",),
@@ -68,7 +68,7 @@ FLEET_METRICS_MUTANTS = (
     Mutant(
         "wave-end-reported-again",
         "the end of a wave is reported once",
-        "domain/fleet/milestones.py",
+        "domain/fleet/advance.py",
         "wave.ended_s is not None and wave.number > last]",
         "wave.ended_s is not None]",
         (MILESTONES + "test_the_end_of_a_wave_is_told_once",),
@@ -76,7 +76,7 @@ FLEET_METRICS_MUTANTS = (
     Mutant(
         "missing-approval-without-warning",
         "a missing approval is a Warning Event, a soak time is not",
-        "domain/fleet/milestones.py",
+        "domain/fleet/advance.py",
         "(events.ROLLOUT_APPROVAL_REQUIRED, True)",
         "(events.ROLLOUT_APPROVAL_REQUIRED, False)",
         (MILESTONES + "test_what_somebody_has_to_do_is_a_warning_and_the_rest_is_not",),

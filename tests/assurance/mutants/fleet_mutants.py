@@ -21,7 +21,7 @@ _MUTANTS = (
     Mutant(
         "fleet-max-parallel",
         "no more nodes than maxParallel are under way",
-        PATH + "budget.py",
+        PATH + "waves.py",
         "self._under_way + len(crew) > self._parallel:",
         "self._under_way > self._parallel:",
         (STARTS + "test_no_more_than_max_parallel_begin_by_name",),
@@ -29,7 +29,7 @@ _MUTANTS = (
     Mutant(
         "fleet-takes-count",
         "nodes that start in one decision count towards maxParallel for the nodes after them",
-        PATH + "budget.py",
+        PATH + "waves.py",
         "        self._under_way += len(crew)\n",
         "",
         (STARTS + "test_no_more_than_max_parallel_begin_by_name",),
@@ -37,7 +37,7 @@ _MUTANTS = (
     Mutant(
         "fleet-under-way-is-available",
         "a node that is under way counts towards maxUnavailable, even if its driver pod is ready",
-        PATH + "verdict.py",
+        PATH + "state.py",
         "verdict.place is Place.UNDER_WAY or self.member.is_away",
         "self.member.is_away",
         (STARTS + "test_no_more_than_max_unavailable_are_away[under-way]",),
@@ -45,7 +45,7 @@ _MUTANTS = (
     Mutant(
         "fleet-failed-holds-a-slot",
         "a failed node does not count towards maxParallel",
-        PATH + "budget.py",
+        PATH + "waves.py",
         "self._under_way = sum(standing.verdict.place is Place.UNDER_WAY for standing in standings)",
         "self._under_way = sum(standing.verdict.place in (Place.UNDER_WAY, Place.FAILED) for standing in standings)",
         (STARTS + "test_who_is_under_way_counts_whatever_for_and_whoever_has_failed_does_not",),
@@ -53,7 +53,7 @@ _MUTANTS = (
     Mutant(
         "fleet-max-unavailable",
         "no more nodes than maxUnavailable are unavailable",
-        PATH + "budget.py",
+        PATH + "waves.py",
         "cost and self._away + cost > self._most_away:",
         "cost and self._away > self._most_away:",
         (STARTS + "test_no_more_than_max_unavailable_are_away",),
@@ -61,7 +61,7 @@ _MUTANTS = (
     Mutant(
         "fleet-cordoned-is-available",
         "a node that somebody cordoned counts as unavailable",
-        PATH + "census.py",
+        PATH + "state.py",
         "return self.node.unschedulable or not self.node.is_ready or not self.has_ready_pod",
         "return not self.node.is_ready or not self.has_ready_pod",
         (STARTS + "test_no_more_than_max_unavailable_are_away[cordoned]",),
@@ -69,7 +69,7 @@ _MUTANTS = (
     Mutant(
         "fleet-away-blocks-itself",
         "a node that is unavailable already may start, as it takes no place of another node",
-        PATH + "budget.py",
+        PATH + "waves.py",
         "self._most_away is not None and cost and self._away",
         "self._most_away is not None and self._away",
         (STARTS + "test_a_node_that_is_away_already_may_always_begin",),
@@ -77,7 +77,7 @@ _MUTANTS = (
     Mutant(
         "fleet-two-of-a-unit",
         "no two nodes of a unit that is upgraded one by one are under way at the same time",
-        PATH + "units.py",
+        PATH + "waves.py",
         "one for one in standings if one.verdict.place is Place.UNDER_WAY)",
         "one for one in standings if one.verdict.place is Place.DONE)",
         (STARTS + "test_a_node_of_the_unit_that_is_under_way_for_any_revision_counts",),
@@ -85,7 +85,7 @@ _MUTANTS = (
     Mutant(
         "fleet-two-of-a-unit-at-once",
         "no two nodes of a unit that is upgraded one by one start in one decision",
-        PATH + "starts.py",
+        PATH + "waves.py",
         "                busy[unit] = crew[0].member.node.name\n",
         "                busy[unit + '!'] = crew[0].member.node.name\n",
         (STARTS + "test_of_a_unit_one_goes_at_a_time_and_nodes_without_one_stand_alone",),
@@ -93,7 +93,7 @@ _MUTANTS = (
     Mutant(
         "fleet-half-a-unit",
         "a unit starts as a whole or not at all",
-        PATH + "units.py",
+        PATH + "waves.py",
         "            together[unit].append(standing)\n",
         "            found.append((unit, [standing]))\n",
         (STARTS + "test_a_unit_goes_together_or_not_at_all",),
@@ -101,7 +101,7 @@ _MUTANTS = (
     Mutant(
         "fleet-later-pod-deleted",
         "only the driver pod that the Node's record names is deleted, never a later one",
-        PATH + "census.py",
+        PATH + "state.py",
         "        return pod is not None and record is not None and pod.uid == record.pod and not pod.is_deleting",
         "        return pod is not None and record is not None and not pod.is_deleting",
         (JUDGE + "test_a_pod_that_came_after_it_is_never_deleted",),
@@ -109,7 +109,7 @@ _MUTANTS = (
     Mutant(
         "fleet-twice-for-one-revision",
         "a node that left the revision it was upgraded to is not restarted for it again",
-        PATH + "places.py",
+        PATH + "nodes.py",
         '    if member.node.wants_retry:\n        return None\n    return _left_out(f"was upgraded',
         '    return None\n    return _left_out(f"was upgraded',
         (PLACES + "test_a_node_stands_where_its_facts_put_it[another-revision-since-it-was-done]",),
@@ -117,7 +117,7 @@ _MUTANTS = (
     Mutant(
         "fleet-circle",
         "a pod that is recreated with another revision is a failure, and is not deleted again",
-        PATH + "judge.py",
+        PATH + "nodes.py",
         '    if record.revision == terms.target:\n        return failing(member, record, terms, f"its new',
         '    if record.revision == terms.rollout:\n        return failing(member, record, terms, f"its new',
         (JUDGE + "test_a_taken_node_is_in_what_its_facts_tell[wrong-revision]",),
@@ -125,7 +125,7 @@ _MUTANTS = (
     Mutant(
         "fleet-cordoned-begins",
         "a node that somebody cordoned is left out",
-        PATH + "obstacles.py",
+        PATH + "state.py",
         "_not_ready, _cordoned, _run_at_work)",
         "_not_ready, _run_at_work)",
         (PLACES + "test_a_node_stands_where_its_facts_put_it[cordoned-by-somebody]",),
@@ -133,7 +133,7 @@ _MUTANTS = (
     Mutant(
         "fleet-own-cordon-is-foreign",
         "the cordon of a run that failed does not keep the node from the next revision",
-        PATH + "obstacles.py",
+        PATH + "state.py",
         "if node.unschedulable and not node.is_cordoned_by_run else",
         "if node.unschedulable else",
         (PLACES + "test_a_node_stands_where_its_facts_put_it[held-by-its-own-run]",),
@@ -141,7 +141,7 @@ _MUTANTS = (
     Mutant(
         "fleet-skipped-begins",
         "a node with the skip label is left out",
-        PATH + "obstacles.py",
+        PATH + "state.py",
         "(_no_pod, _deleting, _skipped, _not_ready",
         "(_no_pod, _deleting, _not_ready",
         (PLACES + "test_a_node_stands_where_its_facts_put_it[skipped]",),
@@ -149,7 +149,7 @@ _MUTANTS = (
     Mutant(
         "fleet-not-ready-begins",
         "a node that is not Ready is left out",
-        PATH + "obstacles.py",
+        PATH + "state.py",
         "_skipped, _not_ready, _cordoned",
         "_skipped, _cordoned",
         (PLACES + "test_a_node_stands_where_its_facts_put_it[not-ready]",),
@@ -157,7 +157,7 @@ _MUTANTS = (
     Mutant(
         "fleet-run-at-work",
         "no pod is deleted while a run is working on its node",
-        PATH + "obstacles.py",
+        PATH + "state.py",
         "_cordoned, _run_at_work)",
         "_cordoned)",
         (PLACES + "test_a_node_stands_where_its_facts_put_it[a-run-at-work]",),
@@ -165,7 +165,7 @@ _MUTANTS = (
     Mutant(
         "fleet-operators-node",
         "a node whose upgrades an operator manages is not changed",
-        PATH + "obstacles.py",
+        PATH + "state.py",
         "(_unreadable, _another_rollout, _operated, _foreign_word)",
         "(_unreadable, _another_rollout, _foreign_word)",
         (PLACES + "test_a_node_stands_where_its_facts_put_it[operated-in-the-middle]",),
@@ -173,7 +173,7 @@ _MUTANTS = (
     Mutant(
         "fleet-operators-word",
         "an operator's value in the upgrade-state label is not changed",
-        PATH + "obstacles.py",
+        PATH + "state.py",
         "is_ours = member.state is not None and member.node.record is not None",
         "is_ours = member.node.record is not None",
         (PLACES + "test_a_node_stands_where_its_facts_put_it[a-word-of-an-operator-over-our-record]",),
@@ -181,7 +181,7 @@ _MUTANTS = (
     Mutant(
         "fleet-another-rollout",
         "a node that is under way for another rollout is not changed",
-        PATH + "obstacles.py",
+        PATH + "state.py",
         "(_unreadable, _another_rollout, _operated",
         "(_unreadable, _operated",
         (PLACES + "test_a_node_stands_where_its_facts_put_it[another-rollout]",),
@@ -189,7 +189,7 @@ _MUTANTS = (
     Mutant(
         "fleet-unreadable",
         "a node whose record cannot be read is not changed",
-        PATH + "obstacles.py",
+        PATH + "state.py",
         "(_unreadable, _another_rollout",
         "(_another_rollout",
         (PLACES + "test_a_node_stands_where_its_facts_put_it[an-unreadable-record]",),
@@ -197,7 +197,7 @@ _MUTANTS = (
     Mutant(
         "fleet-no-end",
         "a node that does not come back counts as failed after its timeout",
-        PATH + "judge.py",
+        PATH + "nodes.py",
         '    if terms.now_s >= until_s:\n        return failing(member, record, terms, f"not done',
         '    if until_s < 0:\n        return failing(member, record, terms, f"not done',
         (JUDGE + "test_a_taken_node_is_in_what_its_facts_tell[late]",),
@@ -205,7 +205,7 @@ _MUTANTS = (
     Mutant(
         "fleet-old-report",
         "what the node reported before it was taken does not count as a failure of its upgrade",
-        PATH + "judge.py",
+        PATH + "nodes.py",
         "return outcome_s >= record.began_s if record.outcome_s is None else outcome_s != record.outcome_s",
         "return True",
         (JUDGE + "test_a_taken_node_is_in_what_its_facts_tell[held-since-before]",),
@@ -213,7 +213,7 @@ _MUTANTS = (
     Mutant(
         "fleet-new-template-replaced",
         "a template whose revision is not visible yet is not replaced",
-        PATH + "holds.py",
+        PATH + "waves.py",
         "    _not_seen,\n",
         "",
         (UNDO + "test_a_template_whose_revision_is_not_seen_yet_is_not_thrown_away",),
@@ -221,7 +221,7 @@ _MUTANTS = (
     Mutant(
         "fleet-clocks-compared",
         "a node's reports are ordered by its own clock, however far that is from the controller's",
-        PATH + "judge.py",
+        PATH + "nodes.py",
         "return outcome_s >= record.began_s if record.outcome_s is None else outcome_s != record.outcome_s",
         "return outcome_s >= record.began_s",
         (JUDGE + "test_a_taken_node_is_in_what_its_facts_tell[held-since-before-by-a-clock-ahead]",),
@@ -229,15 +229,15 @@ _MUTANTS = (
     Mutant(
         "fleet-gates-ignored",
         "a node is done only after its gates have passed",
-        PATH + "judge.py",
-        "    shut = gates.shut(member, terms)\n",
+        PATH + "nodes.py",
+        "    shut = shut_gates(member, terms)\n",
         "    shut = None\n",
         (JUDGE + "test_a_ready_driver_is_validated_before_it_is_done",),
     ),
     Mutant(
         "fleet-gate-without-a-pod",
         "a gate without a matching pod does not pass",
-        PATH + "gates.py",
+        PATH + "nodes.py",
         '    if not matching:\n        return f"waits for a {named}: none on this node"\n',
         "",
         (JUDGE + "test_a_ready_driver_is_validated_before_it_is_done[none-there]",),
@@ -245,7 +245,7 @@ _MUTANTS = (
     Mutant(
         "fleet-unknown-passes",
         "an unknown condition does not pass",
-        PATH + "gates.py",
+        PATH + "nodes.py",
         'return "" if status == gate.status else f"waits for cond',
         'return "" if status in (gate.status, \'Unknown\') else f"waits for cond',
         (JUDGE + "test_a_ready_driver_is_validated_before_it_is_done[condition-unknown]",),
@@ -253,7 +253,7 @@ _MUTANTS = (
     Mutant(
         "fleet-reboot-timeout",
         "a node that waits for an approval of its reboot does not time out",
-        PATH + "judge.py",
+        PATH + "nodes.py",
         "    if policy.approves_reboots:\n        return _bounded",
         "    if policy:\n        return _bounded",
         (JUDGE + "test_a_taken_node_is_in_what_its_facts_tell[late-reboot-that-nobody-approves]",),
@@ -261,7 +261,7 @@ _MUTANTS = (
     Mutant(
         "fleet-reboots-again",
         "after the reboot the upgrade of the node continues",
-        PATH + "judge.py",
+        PATH + "nodes.py",
         '    if record.boot_id not in ("", node.boot_id):\n        return None\n',
         "",
         (JUDGE + "test_a_taken_node_is_in_what_its_facts_tell[rebooted]",),
@@ -269,7 +269,7 @@ _MUTANTS = (
     Mutant(
         "fleet-approves-by-itself",
         "the rollout approves a reboot only if its spec allows that",
-        PATH + "judge.py",
+        PATH + "nodes.py",
         "approves_reboot=policy.approves_reboots)",
         "approves_reboot=True)",
         (JUDGE + "test_a_reboot_is_approved_where_the_rollout_may[False]",),
@@ -277,15 +277,15 @@ _MUTANTS = (
     Mutant(
         "fleet-repaired-stays-failed",
         "a failed node that somebody repaired counts as done",
-        PATH + "places.py",
-        "    if not shut.why:\n",
-        "    if member is None:\n",
+        PATH + "nodes.py",
+        "    if not shut.why:\n        done = mark(",
+        "    if member is None:\n        done = mark(",
         (PLACES + "test_a_failed_node_that_somebody_repaired_is_done",),
     ),
     Mutant(
         "fleet-retry-without-end",
         "a request for a retry is consumed by one retry",
-        PATH + "starts.py",
+        PATH + "waves.py",
         "        consumes_retry=node.wants_retry,\n",
         "",
         (PLACES + "test_a_retry_takes_the_failed_node_again",),
@@ -293,7 +293,7 @@ _MUTANTS = (
     Mutant(
         "fleet-paused-restarts",
         "nodes that a dead controller took are released while no node may start",
-        PATH + "restarts.py",
+        PATH + "nodes.py",
         "if is_stale and (is_unwanted or hold is not None):",
         "if is_stale and is_unwanted:",
         (JUDGE + "test_what_was_just_taken_goes_on_whatever_holds_the_others_and_what_a_dead_one_took_is_let_go",),
@@ -301,7 +301,7 @@ _MUTANTS = (
     Mutant(
         "fleet-released-too-early",
         "a node whose pod may be deleted already is not released",
-        PATH + "restarts.py",
+        PATH + "nodes.py",
         "    is_stale = terms.now_s >= stale_s\n",
         "    is_stale = True\n",
         (JUDGE + "test_the_pod_of_a_node_that_may_no_longer_begin_is_spared",),
@@ -309,7 +309,7 @@ _MUTANTS = (
     Mutant(
         "fleet-blames-the-node",
         "a controller that did not run for a long time does not let a node fail for that",
-        PATH + "judge.py",
+        PATH + "nodes.py",
         "if terms.now_s >= until_s and record.reason == TAKEN_AGAIN and record.revision",
         "if terms.now_s >= until_s and record.revision",
         (JUDGE + "test_a_controller_that_was_away_for_long_takes_the_node_again",),
@@ -317,7 +317,7 @@ _MUTANTS = (
     Mutant(
         "fleet-paused-starts",
         "no node starts while the rollout is paused",
-        PATH + "holds.py",
+        PATH + "waves.py",
         "    _paused,\n    _window,\n)",
         "    _window,\n)",
         (OUTLOOK + "test_while_it_is_held_nobody_begins_and_everybody_is_told_why[paused]",),
@@ -325,7 +325,7 @@ _MUTANTS = (
     Mutant(
         "fleet-window",
         "no node starts outside the windows",
-        PATH + "holds.py",
+        PATH + "waves.py",
         "    _paused,\n    _window,\n)",
         "    _paused,\n)",
         (OUTLOOK + "test_outside_its_window_nobody_begins_until_it_may_be_open",),
@@ -333,7 +333,7 @@ _MUTANTS = (
     Mutant(
         "fleet-halt",
         "a rollout halts at the failureThreshold",
-        PATH + "holds.py",
+        PATH + "waves.py",
         "len(self.failing) >= max(",
         "len(self.failing) > max(",
         (
@@ -344,7 +344,7 @@ _MUTANTS = (
     Mutant(
         "fleet-halts-late",
         "a failure halts the rollout before it is written to the Node",
-        PATH + "holds.py",
+        PATH + "waves.py",
         "return len(self.failed) + len(self.failing) >= max",
         "return len(self.failed) >= max",
         (OUTLOOK + "test_a_failure_halts_before_it_is_noted",),
@@ -352,7 +352,7 @@ _MUTANTS = (
     Mutant(
         "fleet-retry-starts-others",
         "a retry starts no other node",
-        PATH + "starts.py",
+        PATH + "waves.py",
         "    if hold is not None and not (is_retry and hold.allows_retries):",
         "    if hold is not None and not hold.allows_retries:",
         (OUTLOOK + "test_a_retry_is_the_way_out_of_a_halt_and_takes_nobody_else_along",),
@@ -360,7 +360,7 @@ _MUTANTS = (
     Mutant(
         "fleet-failed-again",
         "a failed revision is not retried by itself",
-        PATH + "holds.py",
+        PATH + "waves.py",
         "    _undoing,\n    _failed_before,\n",
         "    _undoing,\n",
         (
@@ -371,7 +371,7 @@ _MUTANTS = (
     Mutant(
         "fleet-idle-rollout-acts",
         "a rollout that does nothing now deletes no pod",
-        PATH + "restarts.py",
+        PATH + "nodes.py",
         "    if is_unwanted or is_aside:\n",
         "    if is_unwanted:\n",
         (OUTLOOK + "test_who_stands_aside_notes_what_ended_and_touches_nothing",),
@@ -379,7 +379,7 @@ _MUTANTS = (
     Mutant(
         "fleet-typo-opens-all",
         "a canary wave that matches no node stalls the rollout",
-        PATH + "holds.py",
+        PATH + "waves.py",
         "    _empty_wave,\n    _undoing",
         "    _undoing",
         (WAVES + "test_a_wave_for_nobody_stalls_the_rollout_before_it_begins[matches-nobody]",),
@@ -387,7 +387,7 @@ _MUTANTS = (
     Mutant(
         "fleet-wave-early",
         "a wave starts only after the end of the wave before",
-        PATH + "turns.py",
+        PATH + "waves.py",
         "    if any(view.counts[place] for place in GOING):\n        return Gate",
         "    if view.counts[Place.UNDER_WAY] < 0:\n        return Gate",
         (WAVES + "test_the_next_wave_waits_for_the_end_of_this_one",),
@@ -395,7 +395,7 @@ _MUTANTS = (
     Mutant(
         "fleet-no-soak",
         "the next wave starts only after the soak time",
-        PATH + "turns.py",
+        PATH + "waves.py",
         "wave.soak_s and terms.now_s < soaked_s:",
         "wave.soak_s and terms.now_s < view.ended_s:",
         (WAVES + "test_the_next_wave_waits_until_this_one_has_soaked",),
@@ -403,7 +403,7 @@ _MUTANTS = (
     Mutant(
         "fleet-approval-of-another",
         "an approval counts for one revision",
-        PATH + "turns.py",
+        PATH + "waves.py",
         "return wishes.approved_for == target and wishes.approved > number",
         "return wishes.approved > number",
         (WAVES + "test_the_next_wave_waits_for_its_approval[of-another-revision]",),
@@ -435,7 +435,7 @@ _MUTANTS = (
     Mutant(
         "fleet-wave-of-another-target",
         "an upgrade that began for an earlier target and ends at the new one counts in no wave of it",
-        PATH + "verdict.py",
+        PATH + "state.py",
         "revision, wave = terms.target, 0",
         "revision = terms.target",
         (JUDGE + "test_an_upgrade_that_ends_at_a_newer_target_went_in_no_wave_of_it",),
@@ -443,7 +443,7 @@ _MUTANTS = (
     Mutant(
         "fleet-undo-at-once",
         "the target of an undo is recorded before the undo begins",
-        PATH + "undo.py",
+        PATH + "advance.py",
         "    return WayBack(_decided(met, terms.target, to))\n",
         '    why = ""\n'
         '    version = fleet.daemon_set.resource_version if fleet.daemon_set else ""\n'
@@ -453,7 +453,7 @@ _MUTANTS = (
     Mutant(
         "fleet-undo-without-end",
         "a request for an undo counts once",
-        PATH + "undo.py",
+        PATH + "advance.py",
         "if not wishes.undo or wishes.undo == memory.undone:",
         "if not wishes.undo:",
         (UNDO + "test_a_wish_is_kept_before_it_is_met_and_is_met_once",),
@@ -461,7 +461,7 @@ _MUTANTS = (
     Mutant(
         "fleet-undo-over-others",
         "a template that somebody changed after the undo was decided is not replaced",
-        PATH + "undo.py",
+        PATH + "advance.py",
         "    if terms.target != memory.undo_from or not is_there:",
         "    if terms.target == memory.undo_to or not is_there:",
         (UNDO + "test_a_template_that_somebody_changed_since_is_left_alone",),
@@ -469,7 +469,7 @@ _MUTANTS = (
     Mutant(
         "fleet-good-is-any",
         "a revision counts as good only once the rollout to it is complete",
-        PATH + "history.py",
+        PATH + "advance.py",
         "    if phase is Phase.COMPLETE and view.by_place[Place.DONE]:\n",
         "    if view.by_place[Place.DONE]:\n",
         (
@@ -480,7 +480,7 @@ _MUTANTS = (
     Mutant(
         "fleet-complete-without-pods",
         "a rollout is complete only if every node that the DaemonSet selects has a driver pod",
-        PATH + "outlook.py",
+        PATH + "advance.py",
         "    if view.without_pod or not all(",
         "    if not all(",
         (OUTLOOK + "test_the_phase_says_where_the_rollout_stands[one-without-a-pod]",),

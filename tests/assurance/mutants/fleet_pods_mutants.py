@@ -14,7 +14,7 @@ FLEET_PODS_MUTANTS = (
     Mutant(
         "preflight-of-one-node",
         "all nodes of a wave are checked before any of them starts",
-        PATH + "preflight.py",
+        PATH + "waves.py",
         "        elif one.wave in waves:\n",
         "        elif one.wave in waves and not waves:\n",
         (PREFLIGHT + "test_a_wave_is_looked_at_before_any_of_its_nodes_begins",),
@@ -22,7 +22,7 @@ FLEET_PODS_MUTANTS = (
     Mutant(
         "preflight-ignored",
         "with `preflight: require`, a node whose preflight does not pass is not upgraded",
-        PATH + "places.py",
+        PATH + "nodes.py",
         "    _not_passed,\n    _waiting,\n",
         "    _waiting,\n",
         (PREFLIGHT + "test_a_node_that_would_fail_keeps_its_driver_and_the_others_go",),
@@ -30,7 +30,7 @@ FLEET_PODS_MUTANTS = (
     Mutant(
         "passes-before-pulled",
         "a node's preflight passes only once all images are pulled",
-        "adapters/kube/fleet_objects.py",
+        "adapters/kube/fleet.py",
         '    if code == 0 and (not all(others) or (others and text_of(status, "reason"))):\n',
         '    if code == 0 and others and text_of(status, "reason"):\n',
         (OBJECTS + "test_a_short_lived_pod_has_ended_well_once_it_has_pulled_what_it_was_to_pull",),
@@ -38,7 +38,7 @@ FLEET_PODS_MUTANTS = (
     Mutant(
         "stranded-is-done",
         "a failed node that a run has left taken does not count as done, even if its driver is ready",
-        PATH + "judge.py",
+        PATH + "nodes.py",
         "    if member.node.is_taken_by_run:\n        return Shut",
         "    if member.node.is_taken_by_run and not member.pod:\n        return Shut",
         ("unit/fleet/test_clearing.py::test_what_a_run_has_left_taken_is_not_done_because_its_driver_serves",),
@@ -46,7 +46,7 @@ FLEET_PODS_MUTANTS = (
     Mutant(
         "preflight-without-end",
         "a preflight that never ends does not delay the rollout without limit",
-        PATH + "preflight.py",
+        PATH + "waves.py",
         "    if not is_at_work(pod, now_s):\n        why",
         "    if pod.has_ended:\n        why",
         (PREFLIGHT + "test_a_pod_that_never_runs_holds_nobody_up_for_ever",),
@@ -54,7 +54,7 @@ FLEET_PODS_MUTANTS = (
     Mutant(
         "preflight-of-another-revision",
         "a result of a preflight counts for one revision",
-        PATH + "preflight.py",
+        PATH + "waves.py",
         "pod.revision == target and not pod.is_deleting\n",
         "not pod.is_deleting\n",
         (PREFLIGHT + "test_a_result_is_for_one_revision",),
@@ -62,7 +62,7 @@ FLEET_PODS_MUTANTS = (
     Mutant(
         "preflight-without-bounds",
         "the number of preflight pods at the same time is limited",
-        PATH + "preflight.py",
+        PATH + "waves.py",
         "missing[: max(0, room)]",
         "missing",
         (PREFLIGHT + "test_so_many_pods_at_a_time",),
@@ -70,7 +70,7 @@ FLEET_PODS_MUTANTS = (
     Mutant(
         "preflight-thrown-away",
         "a result is kept until its node has started, so that the next controller does not repeat it",
-        PATH + "preflight.py",
+        PATH + "waves.py",
         "        if is_off or pod.revision",
         "        if pod.has_ended or is_off or pod.revision",
         (RUNS + "test_the_next_controller_reads_the_results_of_the_one_before",),
@@ -78,7 +78,7 @@ FLEET_PODS_MUTANTS = (
     Mutant(
         "retry-consumed-too-early",
         "the old pod is deleted before the request for a retry is consumed, so that no request is lost",
-        PATH + "preflight.py",
+        PATH + "waves.py",
         "        DeletePod(pod.namespace, pod.name, pod.uid, pod.node),\n        MarkNode(",
         "        MarkNode(",
         (PREFLIGHT + "test_one_more_attempt_looks_again",),
@@ -86,7 +86,7 @@ FLEET_PODS_MUTANTS = (
     Mutant(
         "preflight-evicts",
         "no pod is evicted for a preflight pod",
-        PATH + "task_pods.py",
+        PATH + "state.py",
         '_PRIORITY = frozenset({"priority", "priorityClassName", "preemptionPolicy"})',
         '_PRIORITY = frozenset({"priority", "preemptionPolicy"})',
         (PODS + "test_nobody_has_to_leave_for_it",),
@@ -94,7 +94,7 @@ FLEET_PODS_MUTANTS = (
     Mutant(
         "refused-for-each-node",
         "a refused pod is retried rarely, however many nodes wait for one",
-        "core/fleet/acting.py",
+        "core/fleet/controller.py",
         'return f"short-lived pods of rollout {rollout.key}"',
         'return f"short-lived pod {act.name} of rollout {rollout.key}"',
         (RUNS + "test_a_refused_pod_is_asked_for_seldom_and_said_to_everybody",),

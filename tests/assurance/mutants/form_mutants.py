@@ -8,7 +8,7 @@ FORM_MUTANTS = (
     Mutant(
         "suggests-its-own-names-only",
         "a mistyped command suggests the right one, also within a group",
-        "cli/lazy.py",
+        "cli/main.py",
         "possibilities=[*self.table, *inner]",
         "possibilities=self.table",
         ("unit/cli/test_cli.py::test_a_usage_error_is_two_lines_and_exit_code_two",),
@@ -16,7 +16,7 @@ FORM_MUTANTS = (
     Mutant(
         "setting-ignored",
         "a setting that a command does not take is an error, and is not ignored",
-        "domain/setting.py",
+        "domain/settings.py",
         "        if setting not in self._values:\n",
         "        if setting not in self._values:\n            return setting.unset\n        if setting.name == '':\n",
         ("unit/domain/test_settings.py::test_a_setting_that_the_command_does_not_take_is_an_error_and_never_off",),
@@ -24,7 +24,7 @@ FORM_MUTANTS = (
     Mutant(
         "setting-wired-twice",
         "each setting of the policy has an effect of its own",
-        "cli/wiring.py",
+        "cli/session.py",
         "        device_free_timeout_s=values[settings.DEVICE_FREE_TIMEOUT],\n",
         "        device_free_timeout_s=values[settings.POD_TERMINATION_TIMEOUT],\n",
         ("unit/cli/test_policy.py::test_each_setting_changes_the_policy_in_a_way_of_its_own",),
@@ -64,7 +64,7 @@ FORM_MUTANTS = (
     Mutant(
         "record-changes",
         "a field of a record that has its value keeps it",
-        "domain/frozen.py",
+        "domain/records.py",
         "if name in self.__dict__ or name not in",
         "if name not in",
         ("unit/domain/test_frozen.py::test_it_cannot_be_changed",),
@@ -72,7 +72,7 @@ FORM_MUTANTS = (
     Mutant(
         "record-of-another-class-equal",
         "records of two classes are never equal",
-        "domain/frozen.py",
+        "domain/records.py",
         "        if other.__class__ is not self.__class__:\n",
         "        if not isinstance(other, Frozen):\n",
         ("unit/domain/test_frozen.py::test_another_class_is_never_equal",),
@@ -80,7 +80,7 @@ FORM_MUTANTS = (
     Mutant(
         "record-compares-all",
         "a field that is not compared is not compared",
-        "domain/frozen.py",
+        "domain/records.py",
         " for one in fields(cls) if one.compare)",
         " for one in fields(cls))",
         ("unit/domain/test_frozen.py::test_two_are_equal_where_two_dataclasses_are",),
@@ -88,7 +88,7 @@ FORM_MUTANTS = (
     Mutant(
         "record-shows-all",
         "a field that is not shown is not shown",
-        "domain/frozen.py",
+        "domain/records.py",
         " for one in fields(self) if one.repr)",
         " for one in fields(self))",
         ("unit/domain/test_frozen.py::test_it_looks_like_a_dataclass",),

@@ -42,15 +42,15 @@ HOST_MUTANTS = (
     Mutant(
         "tool-by-our-loader",
         "the vendor's tool runs with the loader of its own root",
-        "adapters/host/probe_command.py",
-        "    words = foreign.command(tool, (driver.top, files.root), folders)\n",
+        "adapters/host/probe.py",
+        "    words = foreign_command(tool, (driver.top, files.root), folders)\n",
         "    words = (str(tool),)\n",
         ("unit/adapters/test_foreign.py::test_a_tool_is_run_by_the_loader_in_its_root_with_the_libraries_there",),
     ),
     Mutant(
         "loader-leaves-its-root",
         "an absolute link in a driver root is resolved inside that root",
-        "adapters/host/foreign.py",
+        "adapters/host/probe.py",
         "        found = resolve(root, path)\n        return found if found.is_file() else None\n",
         "        found = root / path.lstrip('/')\n        return found if found.is_file() else None\n",
         ("unit/adapters/test_foreign.py::test_an_absolute_link_inside_the_root_stays_inside",),
@@ -58,7 +58,7 @@ HOST_MUTANTS = (
     Mutant(
         "loader-failure-is-unhealthy",
         "if the loader refuses a tool, the health of the device is unknown",
-        "domain/health/probe_output.py",
+        "domain/health/parsers.py",
         "    if unloadable:\n",
         "    if False:\n",
         ("unit/adapters/test_foreign.py::test_a_tool_that_its_loader_refuses_is_unknown",),
@@ -84,7 +84,7 @@ HOST_MUTANTS = (
     Mutant(
         "marker-before-withdrawal",
         "the ready marker is withdrawn before the recovery is requested",
-        "domain/health/marks.py",
+        "domain/health/watch.py",
         "            if seen.ready:\n"
         "                acts.append(MarkChange.WITHDRAW_READY)\n"
         "            if seen.may_request and history.failures:\n"
@@ -98,7 +98,7 @@ HOST_MUTANTS = (
     Mutant(
         "unknown-is-a-failure",
         "an unknown sample does not count towards a wedge",
-        "domain/health/machine.py",
+        "domain/health/watch.py",
         "    if finding is Finding.UNKNOWN:\n        return after\n",
         "",
         ("unit/health/test_machine.py::test_samples_in_a_row_lead_to_a_state",),
@@ -106,7 +106,7 @@ HOST_MUTANTS = (
     Mutant(
         "unknown-clears",
         "an unknown sample does not clear a wedge",
-        "domain/health/machine.py",
+        "domain/health/watch.py",
         "        Finding.UNKNOWN: HealthState.WEDGED,",
         "        Finding.UNKNOWN: HealthState.HEALTHY,",
         ("unit/health/test_machine.py::test_samples_in_a_row_lead_to_a_state",),
@@ -114,7 +114,7 @@ HOST_MUTANTS = (
     Mutant(
         "wedged-a-failure-early",
         "three consecutive failures count as wedged, two do not",
-        "domain/health/machine.py",
+        "domain/health/watch.py",
         "            return Finding.LAST_BAD if history.failures + 1 >= threshold else Finding.BAD",
         "            return Finding.LAST_BAD if history.failures + 2 >= threshold else Finding.BAD",
         ("unit/health/test_health_loop.py::test_a_wedge_is_declared_at_the_third_failure_and_not_before",),
@@ -122,7 +122,7 @@ HOST_MUTANTS = (
     Mutant(
         "upgrade-marker-replaced",
         "health watch never touches an upgrade marker",
-        "domain/health/surroundings.py",
+        "domain/health/watch.py",
         "    return marker.reason == RECOVERY and marker.writer == WRITER",
         "    return marker.writer == WRITER or True",
         ("unit/health/test_machine.py::test_a_state_calls_for_marks_and_never_touches_those_of_others",),
@@ -130,7 +130,7 @@ HOST_MUTANTS = (
     Mutant(
         "judged-during-a-reconcile",
         "health-watch does not judge the driver while a reconcile runs",
-        "domain/health/surroundings.py",
+        "domain/health/watch.py",
         '    if seen.is_reconciling:\n        return "a reconcile is under way"\n',
         "",
         ("unit/health/test_machine.py::test_nothing_is_judged_while_the_driver_is_changed_or_not_ready",),
@@ -138,7 +138,7 @@ HOST_MUTANTS = (
     Mutant(
         "other-boot-marker-acted-on",
         "a marker of another boot is removed and causes no reboot",
-        "domain/reboot/snapshot.py",
+        "domain/reboot/state.py",
         '    return boot not in ("", snapshot.boot_id)',
         "    return False",
         ("unit/reboot/test_reboot_loop.py::test_a_stale_marker_is_cleared_and_never_acted_on",),
@@ -154,7 +154,7 @@ HOST_MUTANTS = (
     Mutant(
         "foreign-stale-marker-kept",
         "a stale marker of another node is removed",
-        "domain/reboot/snapshot.py",
+        "domain/reboot/state.py",
         "marker is not None and (marker.is_stale(snapshot.boot_id) or not is_foreign(marker, node))",
         "marker is not None and not is_foreign(marker, node)",
         ("unit/reboot/test_decision.py::test_an_idle_rebooter_sees_a_stale_marker_of_another_node",),
@@ -170,7 +170,7 @@ HOST_MUTANTS = (
     Mutant(
         "grant-before-it-is-given",
         "a grant on the Node does not count before the record has a granted reboot",
-        "domain/reboot/record.py",
+        "domain/reboot/state.py",
         "pending is None or not pending.is_granted or ",
         "pending is None or ",
         (PROPERTIES + "test_a_grant_forged_at_any_call_does_not_replace_the_approval",),
@@ -178,7 +178,7 @@ HOST_MUTANTS = (
     Mutant(
         "refused-grant-recorded",
         "a grant that the Node did not take is not in the record",
-        "core/reboot/loop.py",
+        "core/rebooter.py",
         "            self._keep(before)\n",
         "",
         (PROPERTIES + "test_a_grant_forged_at_any_call_does_not_replace_the_approval",),
@@ -186,7 +186,7 @@ HOST_MUTANTS = (
     Mutant(
         "forged-boot-kept-on-the-node",
         "a boot id on the Node that the record does not know is removed after the reboot",
-        "domain/reboot/patches.py",
+        "domain/reboot/decision.py",
         "keys.pre_reboot_boot_id in node.annotations and state.here is None",
         "node.annotations.get(keys.pre_reboot_boot_id, state.boot_id) != state.boot_id",
         ("unit/reboot/test_reboot_loop.py::test_a_grant_forged_before_the_driver_is_back_goes_and_the_slot_stays",),
@@ -194,7 +194,7 @@ HOST_MUTANTS = (
     Mutant(
         "unknown-grant-forgotten",
         "a rebooter that is killed while it withdraws an unrecorded grant leaves no slot taken",
-        "core/reboot/loop.py",
+        "core/rebooter.py",
         "        if pending is not None and state.record.pending is None:\n",
         "        if False:\n",
         (PROPERTIES + "test_killed_at_any_effect_nothing_stays_taken_for_a_grant_that_the_host_does_not_know",),
@@ -202,7 +202,7 @@ HOST_MUTANTS = (
     Mutant(
         "rebooters-record-overwritten",
         "no process overwrites a record of the rebooter that it has not seen",
-        "adapters/host/reboot_files.py",
+        "adapters/host/notes.py",
         "if seen is not None and reboot_record",
         "if seen is not seen and reboot_record",
         ("unit/adapters/test_reboot_host.py::test_a_record_that_another_process_has_replaced_is_not_overwritten",),
@@ -218,7 +218,7 @@ HOST_MUTANTS = (
     Mutant(
         "cut-marker-acted-on",
         "a marker that was cut short causes no reboot",
-        "domain/markers.py",
+        "domain/host.py",
         '_LEGACY = re.compile(r"(?!\\s*[{\\[\\"])[^',
         '_LEGACY = re.compile(r"[^',
         ("unit/domain/test_markers.py::test_a_marker_that_was_cut_short_is_not_taken_for_an_older_operators",),
@@ -226,7 +226,7 @@ HOST_MUTANTS = (
     Mutant(
         "refusal-overruled",
         "a host that refuses to reboot is not rebooted by sysrq",
-        "core/reboot/loop.py",
+        "core/rebooter.py",
         "        if answer.is_refused:\n",
         "        if False:\n",
         ("unit/reboot/test_reboot_loop.py::test_a_command_that_is_refused_is_given_again_and_never_followed_by_sysrq",),
@@ -234,7 +234,7 @@ HOST_MUTANTS = (
     Mutant(
         "reboot-command-not-tried",
         "no approval is consumed on a host that cannot be asked to reboot",
-        "core/reboot/loop.py",
+        "core/rebooter.py",
         "        return (no_way_in, *found) if no_way_in else found\n",
         "        return found\n",
         ("unit/reboot/test_reboot_loop.py::test_a_host_that_cannot_be_entered_keeps_its_approval_and_no_slot",),
@@ -242,7 +242,7 @@ HOST_MUTANTS = (
     Mutant(
         "approval-not-consumed",
         "an approval is good for one reboot",
-        "domain/reboot/patches.py",
+        "domain/reboot/decision.py",
         "        notes[keys.approve_reboot] = None\n",
         "        pass\n",
         ("unit/reboot/test_reboot_loop.py::test_an_approval_set_in_advance_is_good_for_one_reboot",),
@@ -274,7 +274,7 @@ HOST_MUTANTS = (
     Mutant(
         "reboot-limit-ignored",
         "no more nodes reboot at the same time than allowed",
-        "domain/reboot/slots.py",
+        "domain/reboot/state.py",
         "        return Slots((*others, me)) if is_in or len(others) < limit else None",
         "        return Slots((*others, me))",
         ("unit/reboot/test_slots.py::test_who_is_in_stays_in_with_its_new_boot_though_all_slots_are_taken",),
@@ -282,7 +282,7 @@ HOST_MUTANTS = (
     Mutant(
         "slot-by-name",
         "a new node of the same name does not inherit a slot",
-        "domain/reboot/slots.py",
+        "domain/reboot/state.py",
         "        return next((holder for holder in self.holders if holder.uid == uid), None)",
         "        return self.holders[0] if self.holders else None",
         ("unit/reboot/test_slots.py::test_a_node_of_the_same_name_and_another_uid_holds_nothing",),
@@ -299,14 +299,14 @@ HOST_MUTANTS = (
         "slots-without-precondition",
         "two nodes that take a slot at the same time do not both get the last one",
         "adapters/kube/leases.py",
-        'encode(slots)}, "resourceVersion": version}',
-        "encode(slots)}}",
+        'encode_slots(slots)}, "resourceVersion": version}',
+        "encode_slots(slots)}}",
         ("unit/sandbox/test_contract_on_sandbox.py::TestSlotsOnSandbox",),
     ),
     Mutant(
         "suspended-process-reboots",
         "a process that was suspended does not reboot the host on old facts",
-        "core/reboot/loop.py",
+        "core/rebooter.py",
         "        return is_fresh and (now.boot_id, now.marker) == (snapshot.boot_id, snapshot.marker)",
         "        return True",
         (PROPERTIES + "test_a_process_that_stands_still_at_any_call_does_no_harm_when_it_goes_on",),

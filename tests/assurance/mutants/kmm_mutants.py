@@ -11,7 +11,7 @@ KMM_MUTANTS = (
     Mutant(
         "released-while-kmm-changes",
         "a node is not released while KMM is still changing modules",
-        "core/swap/settling.py",
+        "core/swap/node.py",
         '            return True, "KMM is still changing the driver"\n',
         '            return False, ""\n',
         (f"{RUNS}::test_an_unload_that_hangs_holds_the_node_and_names_the_worker",),
@@ -19,7 +19,7 @@ KMM_MUTANTS = (
     Mutant(
         "kmm-label-trusted",
         "KMM's label counts only once the driver is in the kernel",
-        "core/swap/kmm_handoff.py",
+        "core/swap/handoffs.py",
         "            has_come = self._is_in_kernel(module, deadline)\n",
         "            has_come = module.is_ready(node.labels) or self._is_in_kernel(module, deadline)\n",
         (f"{RUNS}::test_a_label_that_stays_stale_is_not_believed",),
@@ -27,7 +27,7 @@ KMM_MUTANTS = (
     Mutant(
         "kmm-old-load-trusted",
         "the driver that KMM was to replace is not taken for the new one",
-        "core/swap/kmm_handoff.py",
+        "core/swap/handoffs.py",
         " and not self._is_old(module)\n",
         "\n",
         (f"{RUNS}::test_a_version_that_is_shown_over_the_old_driver_is_believed_by_no_run",),
@@ -35,7 +35,7 @@ KMM_MUTANTS = (
     Mutant(
         "kmm-asked-early",
         "KMM is asked only once no process has the device any more",
-        "domain/swap/kmm_rows.py",
+        "domain/swap/kmm.py",
         "        WaitForDevice(now.policy.device_free_timeout_s),\n",
         "",
         (f"{RUNS}::test_a_failure_before_kmm_is_asked_gives_everything_back",),
@@ -43,7 +43,7 @@ KMM_MUTANTS = (
     Mutant(
         "modules-unloaded-beside-kmm",
         "with DRIVER_LOAD=kmm a run unloads no conflicting module, and records none as unloaded",
-        "domain/swap/kmm_rows.py",
+        "domain/swap/kmm.py",
         "    now = _without_conflicting(now)\n",
         "",
         (PLANS,),
@@ -51,7 +51,7 @@ KMM_MUTANTS = (
     Mutant(
         "cordoned-for-kmm",
         "no node is cordoned before KMM is done: on a cordoned node KMM unloads at once",
-        "domain/swap/node_taking.py",
+        "domain/swap/building.py",
         "not is_managed(now) and now.policy.kmm is None\n",
         "not is_managed(now)\n",
         (f"{RUNS}::test_kmm_changes_the_driver_of_a_node_that_is_cleared",),
@@ -59,7 +59,7 @@ KMM_MUTANTS = (
     Mutant(
         "kmm-unloads-what-must-stay",
         "KMM is not asked to change a driver that must never be unloaded",
-        "domain/swap/kmm_rows.py",
+        "domain/swap/kmm.py",
         "    if now.profile.strategy is Strategy.REBOOT:\n",
         "    if not module.version:\n",
         (f"{RUNS}::test_a_driver_that_must_never_be_unloaded_is_not_left_to_kmm",),
@@ -67,7 +67,7 @@ KMM_MUTANTS = (
     Mutant(
         "resumed-kmm-unverified",
         "a run after a killed one verifies what KMM has loaded before it releases the node",
-        "domain/swap/kmm_rows.py",
+        "domain/swap/kmm.py",
         "(*_outdated(now), AwaitKmm(module)) if now.obs.journal is not None else ()\n",
         "()\n",
         (f"{RUNS}::test_what_a_killed_run_has_asked_for_is_verified_by_the_next",),
@@ -75,7 +75,7 @@ KMM_MUTANTS = (
     Mutant(
         "failed-verification-forgotten",
         "a node whose kernel has a driver other than the one that KMM shows is not released",
-        "core/swap/settling.py",
+        "core/swap/node.py",
         "        is_held = is_old and wanted.is_ready(labels)\n",
         "        is_held = False\n",
         (f"{RUNS}::test_a_version_that_is_shown_over_the_old_driver_is_believed_by_no_run",),
@@ -83,7 +83,7 @@ KMM_MUTANTS = (
     Mutant(
         "stale-label-asked-again",
         "KMM is asked only once it no longer shows the version that it has not loaded",
-        "core/swap/kmm_handoff.py",
+        "core/swap/handoffs.py",
         "        if is_shown and (not is_there or self._is_old(module)):\n",
         "        if is_shown and not module.version:\n",
         (f"{RUNS}::test_a_version_that_is_shown_over_the_old_driver_is_believed_by_no_run",),
@@ -91,7 +91,7 @@ KMM_MUTANTS = (
     Mutant(
         "taken-back-with-eviction",
         "no pod leaves if KMM still has the wanted version loaded: only the request is withdrawn",
-        "domain/swap/kmm_rows.py",
+        "domain/swap/kmm.py",
         "    if _is_only_asked(now, module):\n",
         "    if not module.version:\n",
         (f"{RUNS}::test_a_request_for_another_version_is_withdrawn_and_nobody_leaves",),
@@ -115,7 +115,7 @@ KMM_MUTANTS = (
     Mutant(
         "evicted-in-circles",
         "no pod is evicted if nothing keeps it from coming back at once",
-        "domain/swap/kmm_rows.py",
+        "domain/swap/kmm.py",
         "    _refuse_circles(now, module, cleared)\n",
         "",
         (f"{RUNS}::test_nobody_is_evicted_who_would_come_back_at_once",),
@@ -131,7 +131,7 @@ KMM_MUTANTS = (
     Mutant(
         "operator-cordons-beside-kmm",
         "KMM is not asked on a node that an operator cordons",
-        "domain/swap/kmm_rows.py",
+        "domain/swap/kmm.py",
         "    if is_managed(now):\n",
         "    if not module.version:\n",
         (f"{RUNS}::test_where_an_operator_cordons_kmm_is_not_asked",),
@@ -139,7 +139,7 @@ KMM_MUTANTS = (
     Mutant(
         "service-started-beside-kmm",
         "no host service is started while KMM may be about to unload",
-        "core/swap/settling.py",
+        "core/swap/node.py",
         "                if not is_changing:",
         "                if journal:",
         (f"{RUNS}::test_a_host_service_stays_stopped_while_kmm_may_unload",),
@@ -147,7 +147,7 @@ KMM_MUTANTS = (
     Mutant(
         "record-gone-before-kmm-is-asked",
         "the record of the old driver is not removed before KMM is asked",
-        "domain/swap/kmm_rows.py",
+        "domain/swap/kmm.py",
         "        *((AskKmm(module, is_first, is_cleared),) if asks else ()),\n        *_outdated(now),\n",
         "        *_outdated(now),\n        *((AskKmm(module, is_first, is_cleared),) if asks else ()),\n",
         (PLANS,),
@@ -171,7 +171,7 @@ KMM_MUTANTS = (
     Mutant(
         "taken-back-and-released-at-once",
         "after a request is withdrawn, KMM's labels are read twice before the node is released",
-        "core/swap/kmm_handoff.py",
+        "core/swap/handoffs.py",
         "                if was_seen or not self._is_load_of_before():\n",
         "                if module.version:\n",
         (f"{RUNS}::test_a_request_that_kmm_begins_with_after_all_is_waited_for",),
@@ -179,7 +179,7 @@ KMM_MUTANTS = (
     Mutant(
         "first-load-over-another",
         "KMM is not asked when a driver was loaded after the plan saw none",
-        "core/swap/kmm_handoff.py",
+        "core/swap/handoffs.py",
         "        if step.is_first and is_there and not module.is_asked(node.labels):\n",
         "        if not module.version:\n",
         (f"{RUNS}::test_a_driver_that_comes_right_before_kmm_is_asked_is_not_unloaded_under_its_users",),
@@ -187,7 +187,7 @@ KMM_MUTANTS = (
     Mutant(
         "old-version-loaded-after-a-boot",
         "the node is cleared where KMM may load the old driver again after a boot",
-        "domain/swap/kmm_rows.py",
+        "domain/swap/kmm.py",
         "        return not module.may_load_another(now.obs.node.labels)\n",
         "        return bool(module.version)\n",
         (f"{RUNS}::test_operands_leave_where_kmm_may_load_the_old_driver_again_after_a_boot",),
@@ -195,7 +195,7 @@ KMM_MUTANTS = (
     Mutant(
         "cleared-for-a-driver-that-stays",
         "no pod leaves for a driver that KMM has not loaded and would not unload",
-        "domain/swap/kmm_rows.py",
+        "domain/swap/kmm.py",
         "    if _is_of_others(now, module):\n",
         "    if not module.version:\n",
         (f"{RUNS}::test_nobody_leaves_for_a_driver_that_kmm_would_not_unload",),
@@ -219,7 +219,7 @@ KMM_MUTANTS = (
     Mutant(
         "held-for-a-driver-that-never-left",
         "a node is not held for a driver that KMM never unloaded",
-        "core/swap/settling.py",
+        "core/swap/node.py",
         "        if found.kmm is not None and found.kmm.is_of(host.boot_id, self._host.load_id()):",
         "        if found.kmm is not None and not found.owner:",
         (f"{RUNS}::test_a_driver_that_never_left_keeps_no_node",),
@@ -227,7 +227,7 @@ KMM_MUTANTS = (
     Mutant(
         "evicted-beside-kmms-device-plugin",
         "no pod is evicted while KMM's own device plugin offers devices to new pods",
-        "domain/swap/kmm_rows.py",
+        "domain/swap/kmm.py",
         "(are_paused and not offering)",
         "are_paused",
         (f"{RUNS}::test_nobody_is_evicted_to_whom_kmm_itself_offers_devices",),
@@ -235,7 +235,7 @@ KMM_MUTANTS = (
     Mutant(
         "newcomers-lose-the-driver",
         "KMM is not asked while pods that came after the node was cleared use the device",
-        "core/swap/kmm_handoff.py",
+        "core/swap/handoffs.py",
         "            self._refuse_newcomers()\n",
         "            pass\n",
         (f"{RUNS}::test_a_pod_that_comes_while_others_leave_keeps_its_driver",),
@@ -251,7 +251,7 @@ KMM_MUTANTS = (
     Mutant(
         "restored-while-kmm-is-at-work",
         "restore does not release a node while KMM may change modules",
-        "cli/restore.py",
+        "cli/by_hand.py",
         "        refuse_kmm_at_work(obs.journal or journal, obs.node)\n",
         "        pass\n",
         ("unit/cli/test_kmm_on_sandbox.py::test_a_node_is_restored_by_hand_only_once_kmm_is_done",),
@@ -259,7 +259,7 @@ KMM_MUTANTS = (
     Mutant(
         "devices-given-while-kmm-is-at-work",
         "no device is given to virtual machines while KMM may change modules",
-        "domain/swap/vfio_rows.py",
+        "domain/swap/vfio.py",
         "    refuse_kmm_at_work(now.obs.journal, now.obs.node)\n",
         "",
         (f"{RUNS}::test_no_device_is_given_away_while_kmm_is_at_work",),
@@ -267,7 +267,7 @@ KMM_MUTANTS = (
     Mutant(
         "released-for-another-module",
         "a node is not released for a run with another Module while KMM is at work on the first",
-        "core/swap/settling.py",
+        "core/swap/node.py",
         "(request.module if request is not None else None, self._kmm)",
         "(self._kmm,)",
         (f"{RUNS}::test_another_module_waits_until_kmm_is_done",),
@@ -275,7 +275,7 @@ KMM_MUTANTS = (
     Mutant(
         "first-load-of-another-version",
         "the node is cleared where KMM loaded a first driver and another version is asked for since",
-        "domain/swap/kmm_rows.py",
+        "domain/swap/kmm.py",
         "request.module == module and not request.load\n",
         "not request.load\n",
         (f"{RUNS}::test_a_node_is_cleared_for_another_version_than_the_first_that_was_asked",),
@@ -283,7 +283,7 @@ KMM_MUTANTS = (
     Mutant(
         "own-cordon-keeps-nobody-away",
         "a cordon that ends when KMM is asked does not count as keeping pods away",
-        "domain/swap/kmm_rows.py",
+        "domain/swap/kmm.py",
         "now.obs.node.unschedulable and not has_own_cordon(now.obs.node, now.obs.journal, now.profile)\n",
         "now.obs.node.unschedulable\n",
         (f"{RUNS}::test_nobody_is_evicted_who_would_come_back_when_a_runs_cordon_ends",),

@@ -81,7 +81,7 @@ class Edit:
 def line_mutants(checkout: Path, path: str) -> list[LineMutant]:
     """All of a module that unit tests reach, by line, without what is declared equivalent. `path` is below the package.
 
-    The name is path, line and a number on this line, such as core/swap/settling.py:41:2.
+    The name is path, line and a number on this line, such as core/swap/node.py:41:2.
     """
     return [one for one in every_line_mutant(checkout, path) if one.tests and one.key() not in EQUIVALENTS]
 

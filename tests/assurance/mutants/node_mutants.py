@@ -9,7 +9,7 @@ NODE_MUTANTS = (
     Mutant(
         "two-patch-pause",
         "pause, cordon and journal are one patch",
-        "core/swap/node_steps.py",
+        "core/swap/node.py",
         "                taken = cluster.patch_node(settler.state.taking(change), step.resource_version)\n",
         "                later = {key: change.annotations[key] for key in change.annotations}\n"
         "                first = NodeChange(change.labels, {}, change.unschedulable)\n"
@@ -28,7 +28,7 @@ NODE_MUTANTS = (
     Mutant(
         "release-of-no-label",
         "a release names only what it restores: no count of zero",
-        "domain/swap/steps/node.py",
+        "domain/swap/steps.py",
         'parts = [f"restore {len(self.journal.paused)} label(s)"] if self.journal.paused else []',
         'parts = [f"restore {len(self.journal.paused)} label(s)"]',
         ("unit/swap/test_settling.py::test_a_release_names_what_there_is_to_undo_and_no_count_of_zero",),
@@ -36,7 +36,7 @@ NODE_MUTANTS = (
     Mutant(
         "lost-answer-not-fenced",
         "a run that took the node by a patch whose answer was lost stops when another run takes over",
-        "core/swap/executor.py",
+        "core/swap/run.py",
         "            self._context.claim_what_is_ours()\n",
         "",
         ("unit/swap/test_fence.py::test_a_run_whose_taking_patch_got_no_answer_does_nothing_more_once_superseded",),
@@ -44,7 +44,7 @@ NODE_MUTANTS = (
     Mutant(
         "stale-refusal",
         "if another run takes or releases the node during a preflight that fails, the run reads the facts again",
-        "core/swap/reconcile.py",
+        "core/swap/run.py",
         "        if is_seen_half_done and _was_taken_since(obs, ports, self._profile):\n",
         "        if is_seen_half_done and not ports:\n",
         ("unit/swap/test_reconcile_stale.py::test_a_run_that_was_overtaken_ends_as_the_second_of_two",),
@@ -52,7 +52,7 @@ NODE_MUTANTS = (
     Mutant(
         "modinfo-failure-ignored",
         "a failed modinfo does not count as a module of another kernel",
-        "adapters/host/modules/tree.py",
+        "adapters/host/modules.py",
         "        if result.status:\n            self._unread",
         "        if result.status > 999:\n            self._unread",
         ("unit/adapters/test_module_tree.py",),
@@ -76,7 +76,7 @@ NODE_MUTANTS = (
     Mutant(
         "digest-without-case",
         "two digests that differ in case are different",
-        "domain/swap/driver_state.py",
+        "domain/swap/preflight.py",
         "    if now.host.digest != now.obs.digest:\n",
         "    if now.host.digest.lower() != now.obs.digest.lower():\n",
         ("unit/swap/test_planner.py::test_a_driver_is_replaced_for_a_stated_reason",),
@@ -160,7 +160,7 @@ NODE_MUTANTS = (
     Mutant(
         "release-without-tests",
         "a label that somebody edited stays as edited, even if the release does not read the Node first",
-        "domain/json_patch.py",
+        "domain/wire.py",
         "    return (expect(old, *where), change)",
         "    return (change,)",
         ("unit/swap/test_settling.py::test_what_changed_since_the_node_was_taken_is_met_with_a_look",),
@@ -192,7 +192,7 @@ NODE_MUTANTS = (
     Mutant(
         "released-before-its-services",
         "the host services that a run stopped are started before the node is released",
-        "core/swap/settling.py",
+        "core/swap/node.py",
         "        if self._taken is None or self._to_load_again or (journal.services and not self._services_started):",
         "        if self._taken is None or self._to_load_again:",
         ("unit/swap/test_settling.py::test_services_are_started_before_the_node_is_given_back",),
@@ -200,7 +200,7 @@ NODE_MUTANTS = (
     Mutant(
         "failed-test-is-final",
         "if a test in the release patch fails, the Node is read again and the release is retried",
-        "adapters/kube/cluster.py",
+        "adapters/kube/node.py",
         "*((INVALID,) if isinstance(body, list) else ())",
         "*()",
         ("unit/adapters/test_kube_adapter.py::test_a_json_patch_of_which_a_test_fails_is_a_conflict",),
@@ -208,7 +208,7 @@ NODE_MUTANTS = (
     Mutant(
         "no-resource-version",
         "a node edited between observation and pause is observed again",
-        "core/swap/node_steps.py",
+        "core/swap/node.py",
         "patch_node(settler.state.taking(change), step.resource_version)",
         "patch_node(settler.state.taking(change), None)",
         ("unit/swap/test_executor.py::test_a_node_edited_before_the_pause_is_observed_again",),
@@ -216,7 +216,7 @@ NODE_MUTANTS = (
     Mutant(
         "precondition-not-sent",
         "a patch of the Node carries the resourceVersion, so that the API server refuses a stale one",
-        "adapters/kube/bodies.py",
+        "adapters/kube/objects.py",
         '        metadata["resourceVersion"] = resource_version\n',
         "        pass\n",
         ("unit/adapters/test_kube_adapter.py::test_a_change_is_one_merge_patch",),
@@ -224,7 +224,7 @@ NODE_MUTANTS = (
     Mutant(
         "no-boot-id-check",
         "a run of an earlier boot is dead, whichever process has its pid now",
-        "core/swap/observe.py",
+        "core/swap/run.py",
         "    if not owner.pid or (boot_id and owner.boot_id != boot_id):",
         "    if not owner.pid:",
         ("unit/swap/test_observe.py::test_a_process_of_an_earlier_boot_is_dead_wherever_we_look_from",),
@@ -232,7 +232,7 @@ NODE_MUTANTS = (
     Mutant(
         "owner-not-checked",
         "two runs never change a node at the same time",
-        "domain/swap/driver_state.py",
+        "domain/swap/preflight.py",
         "    if journal is None or not is_owned_elsewhere(obs, take_over=take_over):\n",
         "    if journal is None or not take_over:\n",
         ("unit/swap/test_planner_refusals.py",),
@@ -240,7 +240,7 @@ NODE_MUTANTS = (
     Mutant(
         "taken-over-node-released",
         "a node that another run took over is left to that run",
-        "core/swap/settling.py",
+        "core/swap/node.py",
         "        self.refuse_foreign(node, journal)\n        is_same",
         "        is_same",
         ("unit/swap/test_settling.py::test_a_node_that_another_run_took_over_is_left_to_it",),
@@ -248,7 +248,7 @@ NODE_MUTANTS = (
     Mutant(
         "released-without-a-driver",
         "operands are not restored on a node whose old driver is gone",
-        "core/swap/settling.py",
+        "core/swap/node.py",
         "        if not is_there:\n",
         "        if False:\n",
         ("unit/swap/test_settling.py::test_a_node_whose_old_driver_is_gone_is_held_with_its_journal",),
@@ -256,7 +256,7 @@ NODE_MUTANTS = (
     Mutant(
         "interrupted-release",
         "SIGTERM does not interrupt the release of the node",
-        "core/swap/settling.py",
+        "core/swap/node.py",
         "        with self._clock.shielded():\n            if hurry:",
         "        if True:\n            if hurry:",
         ("unit/swap/test_settling.py::test_giving_back_after_a_failure_is_not_interrupted_by_sigterm",),
@@ -264,7 +264,7 @@ NODE_MUTANTS = (
     Mutant(
         "taken-node-forgotten",
         "a node is released even if the answer to the patch that took it was lost",
-        "core/swap/node_steps.py",
+        "core/swap/node.py",
         "                settler.took(journal)\n                taken = cluster.patch_node(",
         "                taken = cluster.patch_node(",
         ("unit/swap/test_reconcile_properties.py::test_an_api_server_that_fails_at_any_call_loses_nothing",),
@@ -272,7 +272,7 @@ NODE_MUTANTS = (
     Mutant(
         "retry-by-name",
         "an eviction never evicts a later pod of the same name",
-        "adapters/kube/cluster.py",
+        "adapters/kube/node.py",
         '    options = {"preconditions": {"uid": pod.uid}, **({"dryRun": ["All"]} if dry_run else {})}',
         '    options = {"dryRun": ["All"]} if dry_run else {}',
         ("unit/adapters/test_kube_workloads.py::test_an_eviction_names_exactly_one_pod_and_leaves_its_grace_alone",),
@@ -280,7 +280,7 @@ NODE_MUTANTS = (
     Mutant(
         "failed-pod-is-over",
         "a run waits for a DaemonSet's pod in phase Failed until its containers are known to have ended",
-        "domain/pod.py",
+        "domain/node.py",
         '            return self.owner_kind != "DaemonSet" if self.have_ended is None else self.have_ended',
         "            return True",
         ("unit/pods/test_operands.py::test_a_pod_is_waited_for_as_long_as_a_container_of_it_may_run",),
@@ -288,7 +288,7 @@ NODE_MUTANTS = (
     Mutant(
         "crashed-container-has-ended",
         "a pod that is not being deleted has not left, even if its containers have ended: the kubelet restarts them",
-        "domain/pod.py",
+        "domain/node.py",
         "(self.deleting and self.have_ended is True and not self.claims)",
         "(self.have_ended is True and not self.claims)",
         ("unit/pods/test_operands.py::test_a_pod_is_waited_for_as_long_as_a_container_of_it_may_run",),
@@ -296,7 +296,7 @@ NODE_MUTANTS = (
     Mutant(
         "claims-not-unprepared",
         "a run waits for a pod with claims until its devices are released",
-        "domain/pod.py",
+        "domain/node.py",
         "(self.deleting and self.have_ended is True and not self.claims)",
         "(self.deleting and self.have_ended is True)",
         ("unit/pods/test_operands.py::test_a_pod_is_waited_for_as_long_as_a_container_of_it_may_run",),
@@ -304,7 +304,7 @@ NODE_MUTANTS = (
     Mutant(
         "ended-pod-waited-for",
         "a run does not wait for the removal of a pod whose containers have ended",
-        "domain/pod.py",
+        "domain/node.py",
         "        return self.is_over or (self.deleting and self.have_ended is True and not self.claims)",
         "        return self.is_over",
         ("unit/pods/test_watch.py::test_a_pod_whose_containers_have_ended_has_left_before_its_object_is_removed",),
@@ -336,7 +336,7 @@ NODE_MUTANTS = (
     Mutant(
         "dra-plugin-first",
         "the DRA plugin leaves after the last claim holder",
-        "domain/swap/node_taking.py",
+        "domain/swap/building.py",
         "    return keys - last, (keys & last) - paused_keys(now.obs.node, now.profile)",
         "    return keys, frozenset()",
         ("unit/swap/test_planner_workloads.py::test_the_dra_plugin_is_paused_only_after_the_claim_holders_have_left",),
@@ -344,7 +344,7 @@ NODE_MUTANTS = (
     Mutant(
         "unload-before-the-pods-left",
         "no driver is unloaded while an operand pod is there",
-        "core/swap/executor.py",
+        "core/swap/run.py",
         "                return self._pods.do(step, paused_at=self._node.paused_at",
         "                return Then.GO_ON if step else self._pods.do(step, paused_at=self._node.paused_at",
         ("unit/swap/test_executor.py::test_one_reconcile_with_operands_is_five_requests",),
@@ -352,7 +352,7 @@ NODE_MUTANTS = (
     Mutant(
         "first-list-trusted",
         "a run also waits for pods that started or were replaced between the list and the pause",
-        "core/swap/pod_removal.py",
+        "core/swap/pods.py",
         ", after=paused_at)",
         ")",
         (
@@ -363,7 +363,7 @@ NODE_MUTANTS = (
     Mutant(
         "old-list-after-a-wait",
         "after a wait a run lists the pods again",
-        "cli/wiring.py",
+        "cli/session.py",
         "if first else self.observe()",
         "if first else self.observe(recent=True)",
         ("unit/pods/test_recent_pods.py::test_only_the_first_look_of_a_run_may_be_a_moment_old",),
@@ -371,7 +371,7 @@ NODE_MUTANTS = (
     Mutant(
         "old-list-for-owners",
         "whether a journal's owner is still running is decided from a new list of pods",
-        "cli/wiring.py",
+        "cli/session.py",
         "        if recent and self.profile.keys.journal not in node.annotations:",
         "        if recent:",
         ("unit/pods/test_recent_pods.py::test_the_owner_of_a_journal_is_looked_for_among_the_pods_as_they_are_now",),
@@ -389,7 +389,7 @@ NODE_MUTANTS = (
     Mutant(
         "digest-before-verification",
         "the digest of a driver is recorded only after the driver was verified",
-        "domain/swap/loading.py",
+        "domain/swap/building.py",
         "        *_firmware_path(now),\n        LoadModules(",
         "        *_firmware_path(now),\n        RecordDigest(paths.state_file, digest, paths.load_record, source),\n"
         "        LoadModules(",
@@ -407,7 +407,7 @@ NODE_MUTANTS = (
     Mutant(
         "no-rollback",
         "a driver that does not load is rolled back",
-        "core/swap/driver_swap.py",
+        "core/swap/driver.py",
         "        previous = step.previous\n",
         "        previous = None\n",
         ("unit/swap/test_executor.py::test_a_load_that_fails_goes_back_to_the_old_driver_and_says_so",),
@@ -423,7 +423,7 @@ NODE_MUTANTS = (
     Mutant(
         "no-jitter",
         "nodes with the same Retry-After do not retry at the same moment",
-        "domain/backoff.py",
+        "domain/deadline.py",
         "    return min(LAST_S, LEAST_S * doubled) + asked_s + random * window_s",
         "    return max(asked_s, min(LAST_S, LEAST_S * doubled) + random * min(LAST_S, window_s))",
         ("unit/adapters/test_retry_storm.py::test_the_servers_wish_is_a_floor_and_the_pauses_grow_up_to_a_bound",),
@@ -447,7 +447,7 @@ NODE_MUTANTS = (
     Mutant(
         "half-loaded-by-the-nodes-word",
         "only a record on the host shows that a run died while it loaded the driver",
-        "domain/swap/reboot_rows.py",
+        "domain/swap/planner.py",
         "now.host, now.obs.is_resumed and ",
         "now.host, now.obs.journal is not None and ",
         (f"{HOSTILE}test_a_forged_journal_makes_no_driver_a_half_loaded_one",),
@@ -455,7 +455,7 @@ NODE_MUTANTS = (
     Mutant(
         "record-of-a-live-run",
         "the record of a run that may still live is left alone",
-        "core/swap/observe.py",
+        "core/swap/run.py",
         "process_lives(owner) is False)",
         "process_lives(owner) is not None)",
         (f"{HOSTILE}test_the_record_of_a_run_that_lives_is_left_alone",),
@@ -463,7 +463,7 @@ NODE_MUTANTS = (
     Mutant(
         "record-that-no-journal-names",
         "a record on the host is undone even if no journal names it",
-        "core/swap/observe.py",
+        "core/swap/run.py",
         "    if host is not None and left:\n",
         "    if host is not None and left and found is not None:\n",
         (f"{HOSTILE}test_a_record_that_no_journal_names_is_undone_and_removed",),
@@ -479,7 +479,7 @@ NODE_MUTANTS = (
     Mutant(
         "kmm-asked-without-a-record",
         "what KMM is asked for is on the host before it is asked",
-        "core/swap/node_steps.py",
+        "core/swap/node.py",
         "                    settler.record(written)\n",
         "                    pass\n",
         ("unit/swap/test_reconcile_kmm.py::test_what_kmm_is_asked_for_is_on_the_host_before_it_is_asked",),

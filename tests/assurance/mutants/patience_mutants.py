@@ -11,7 +11,7 @@ PATIENCE_MUTANTS = (
     Mutant(
         "host-process-ignored",
         "no pod is disturbed while a process that a run cannot stop has the device",
-        "domain/swap/obstacles.py",
+        "domain/swap/eviction.py",
         "        return holder.service not in _stopped(now)\n",
         "        return False\n",
         (OBSTACLES, "unit/swap/test_patience.py"),
@@ -19,7 +19,7 @@ PATIENCE_MUTANTS = (
     Mutant(
         "stuck-after-the-pause",
         "no pod is disturbed while an operand that was already stuck has not ended",
-        "domain/swap/obstacles.py",
+        "domain/swap/eviction.py",
         "    if not stuck or STUCK in now.waited:\n",
         "    if stuck or STUCK in now.waited:\n",
         (f"{OBSTACLES}::test_a_stuck_operand_is_waited_for_before_anybody_is_paused",),
@@ -27,7 +27,7 @@ PATIENCE_MUTANTS = (
     Mutant(
         "unmoved-pod-found-late",
         "a pod that no label moves is found before the pause",
-        "domain/pods/operands.py",
+        "domain/pods/workloads.py",
         "    return not pod.deleting and (pod.is_mirror or pod.owner_kind in UNMOVED_OWNERS)\n",
         "    return False\n",
         (f"{OBSTACLES}::test_a_pod_that_no_label_moves_is_refused_before_the_pause_with_its_name_and_remedy",),
@@ -43,7 +43,7 @@ PATIENCE_MUTANTS = (
     Mutant(
         "permanent-module-tried",
         "no pod is disturbed if a module of the driver cannot be unloaded",
-        "adapters/host/modules/kmod.py",
+        "adapters/host/modules.py",
         '        if "[permanent]" in users.split(","):\n',
         '        if "[permanent]" == users:\n',
         ("unit/adapters/test_kernel_refusals.py::test_a_module_that_cannot_be_unloaded_is_known_by_its_line",),
@@ -99,7 +99,7 @@ PATIENCE_MUTANTS = (
     Mutant(
         "failure-of-another-boot",
         "a reboot ends the wait after a failure",
-        "domain/failure.py",
+        "domain/host.py",
         "    return failure if failure is not None and failure.boot_id == boot_id else None\n",
         "    return failure\n",
         ("unit/domain/test_failure.py::test_only_a_note_of_this_boot_that_can_be_read_counts",),
@@ -107,7 +107,7 @@ PATIENCE_MUTANTS = (
     Mutant(
         "wait-eats-the-deadline",
         "the wait after a failure does not count towards the run's deadline",
-        "core/swap/reconcile.py",
+        "core/swap/run.py",
         "            self._deadline = Deadline.after(self._policy.deadline_s, self._ports.clock.monotonic)\n"
         "            return\n",
         "            return\n",
@@ -116,7 +116,7 @@ PATIENCE_MUTANTS = (
     Mutant(
         "budget-not-checked-again",
         "a disruption budget that allows the evictions again ends the wait",
-        "core/swap/reconcile.py",
+        "core/swap/run.py",
         "        return bool(pods) and not evictor",
         "        return not pods and not evictor",
         ("unit/swap/test_patience.py::test_a_budget_that_allows_the_eviction_by_now_lets_the_run_go_on",),
@@ -124,7 +124,7 @@ PATIENCE_MUTANTS = (
     Mutant(
         "own-label-paused",
         "the label that places the run's own pod is never paused",
-        "domain/pods/operands.py",
+        "domain/pods/workloads.py",
         "    keys, inverse = profile.deploy_keys(labels) - places_us, profile",
         "    keys, inverse = profile.deploy_keys(labels), profile",
         ("unit/swap/test_uninstall.py::test_the_key_that_places_us_is_never_paused_and_we_are_not_waited_for",),
@@ -140,7 +140,7 @@ PATIENCE_MUTANTS = (
     Mutant(
         "uninstalled-and-loaded-again",
         "a run that only uninstalls loads no driver",
-        "domain/swap/loading.py",
+        "domain/swap/building.py",
         " or source is None or places_us(now):\n",
         " or source is None:\n",
         ("unit/swap/test_uninstall.py::test_a_loaded_driver_is_unloaded_without_a_digest_and_nothing_is_loaded",),
@@ -148,7 +148,7 @@ PATIENCE_MUTANTS = (
     Mutant(
         "unseen-owner-is-dead",
         "an owner in a namespace that could not be listed does not count as dead",
-        "core/swap/observe.py",
+        "core/swap/run.py",
         '        if pods.namespace and owner.pod.partition("/")[0] != pods.namespace:\n            return None\n',
         "",
         ("unit/swap/test_uninstall.py::test_an_owner_in_a_namespace_that_could_not_be_listed_is_not_taken_for_dead",),
@@ -156,7 +156,7 @@ PATIENCE_MUTANTS = (
     Mutant(
         "evicts-with-partial-view",
         "a run that may evict users' pods fails if it may not list the pods of all namespaces",
-        "cli/wiring.py",
+        "cli/session.py",
         "    if any(values.get(setting, False) for setting in evicting):\n",
         "    if not evicting:\n",
         ("unit/cli/test_nobody_disturbed.py::test_only_who_evicts_nobody_may_do_with_the_pods_of_one_namespace",),
@@ -164,7 +164,7 @@ PATIENCE_MUTANTS = (
     Mutant(
         "partial-view-not-reported",
         "a run that sees the pods of only one namespace warns about it",
-        "adapters/kube/cluster.py",
+        "adapters/kube/node.py",
         '        self._reporter.warn(\n            f"this account may list pods in namespace',
         '        self._reporter.info(\n            f"this account may list pods in namespace',
         ("unit/adapters/test_kube_one_namespace.py",),

@@ -13,7 +13,7 @@ PROFILE_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "unloaded-in-load-order",
         "modules that do not depend on each other are unloaded in the reverse of the profile's load order",
-        "domain/modules.py",
+        "domain/profile.py",
         "if name not in later[:-1]]",
         "if name not in later[1:]]",
         (
@@ -24,7 +24,7 @@ PROFILE_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "conflicting-module-lost",
         "a conflicting module is loaded again if the driver does not load",
-        "core/swap/settling.py",
+        "core/swap/node.py",
         "            self._to_load_again = () if is_over else journal.removed\n",
         "",
         (
@@ -51,7 +51,7 @@ PROFILE_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "pair-by-reboot-unloaded",
         "a change of versions that needs a reboot is not made in place",
-        "domain/swap/situation.py",
+        "domain/observation.py",
         "for_this_change(obs.host, profile, policy)",
         "profile",
         (TRANSITIONS + "test_a_pair_that_takes_a_reboot_is_never_unloaded_though_the_driver_else_is",),
@@ -59,7 +59,7 @@ PROFILE_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "only-the-first-mistake",
         "all mistakes in a profile file are reported at once",
-        "profiles/reading.py",
+        "profiles/__init__.py",
         "        return Reading(None, tuple(reader.wrong))",
         "        return Reading(None, tuple(reader.wrong[:1]))",
         ("unit/cli/test_profile_file.py::test_all_that_is_wrong_is_said_at_once",),

@@ -15,7 +15,7 @@ SANDBOX_MUTANTS = (
     Mutant(
         "template-back-is-not-the-newest",
         "in the sandbox a template that is restored is its old revision with the highest number",
-        "sandbox/revisions.py",
+        "sandbox/apiserver.py",
         '    elif known[wanted]["revision"] < newest:\n',
         "    elif False:\n",
         (CONTRACT + "test_a_template_that_comes_back_is_its_old_revision_with_the_highest_number",),
@@ -23,7 +23,7 @@ SANDBOX_MUTANTS = (
     Mutant(
         "pods-name-no-revision",
         "in the sandbox pods carry the hash of the template that they were made from",
-        "sandbox/controllers.py",
+        "sandbox/apiserver.py",
         "REVISION_LABEL: hash_of(template)}",
         "REVISION_LABEL: metadata['name']}",
         (CONTRACT + "test_a_template_is_a_revision_that_its_pods_name",),
@@ -39,7 +39,7 @@ SANDBOX_MUTANTS = (
     Mutant(
         "story-without-waves",
         "the scenario of a fleet is judged by all its promises",
-        "sandbox/fleet_end.py",
+        "sandbox/fleet.py",
         "    _wave_by_wave,\n    _never_too_many,\n",
         "    _never_too_many,\n",
         (STORY + "test_a_story_that_goes_otherwise_is_noticed",),
@@ -47,7 +47,7 @@ SANDBOX_MUTANTS = (
     Mutant(
         "story-waits-without-a-controller",
         "a controller that ends by itself ends the scenario at once, with an error that names it",
-        "sandbox/fleet_runner.py",
+        "sandbox/fleet.py",
         "        if not holds():\n            raise",
         "        if False:\n            raise",
         (STORY + "test_a_controller_that_ends_by_itself_ends_the_story",),
@@ -55,7 +55,7 @@ SANDBOX_MUTANTS = (
     Mutant(
         "affinity-ignored",
         "in the sandbox a DaemonSet obeys its required node affinity",
-        "sandbox/controllers.py",
+        "sandbox/apiserver.py",
         "    return is_allowed and bool(",
         "    return bool(",
         (PODS + "test_a_daemonset_keeps_to_what_its_affinity_requires_of_a_nodes_labels",),
@@ -63,7 +63,7 @@ SANDBOX_MUTANTS = (
     Mutant(
         "story-without-the-kernels-order",
         "a vendor's scenario checks the order in which the kernel unloads and loads modules",
-        "sandbox/runner.py",
+        "sandbox/stories.py",
         "        if self._scenario.kernel and seen != self._scenario.kernel:\n",
         "        if False:\n",
         (VENDORS + "test_it_ends_as_it_has_to_with_the_modules_in_the_vendors_order",),
@@ -71,7 +71,7 @@ SANDBOX_MUTANTS = (
     Mutant(
         "terminal-of-another-kind",
         "on a terminal the output of a scenario's command is passed on unchanged",
-        "sandbox/foreground.py",
+        "sandbox/cluster.py",
         "    attributes[OUTPUT_FLAGS] &= ~termios.OPOST\n",
         "",
         (FOREGROUND + "test_what_it_draws_comes_as_it_is",),
@@ -79,7 +79,7 @@ SANDBOX_MUTANTS = (
     Mutant(
         "table-is-left-behind",
         "on a terminal the fleet is one table that is redrawn",
-        "cli/screens.py",
+        "cli/sandbox.py",
         '            click.echo(f"\\x1b[{self._drawn}A\\r\\x1b[J", nl=False, file=self._stream)\n',
         "            pass\n",
         (SCREEN + "test_on_a_terminal_the_last_picture_is_all_that_is_left_of_them",),

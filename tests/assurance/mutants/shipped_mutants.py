@@ -18,7 +18,7 @@ SHIPPED_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "module-loaded-on-an-immutable-host",
         "with DRIVER_LOAD=none what an earlier run unloaded is not loaded again",
-        "core/swap/settling.py",
+        "core/swap/node.py",
         "is_over = not self._may_load or self._has_new_driver(journal)",
         "is_over = self._has_new_driver(journal)",
         (SHIPPED + "test_a_failed_run_loads_nothing_again_that_an_earlier_one_unloaded",),
@@ -26,7 +26,7 @@ SHIPPED_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "pod-digest-expected-of-host",
         "a digest that is derived from a pod's spec is not expected of the host",
-        "domain/swap/shipped.py",
+        "domain/swap/preflight.py",
         "    if now.obs.digest_source == FROM_ENVIRONMENT:",
         "    if now.obs.digest:",
         (SHIPPED + "test_a_digest_that_was_told_is_compared_with_what_the_host_recorded",),
@@ -34,7 +34,7 @@ SHIPPED_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "reboot-for-an-image-without-the-driver",
         "no reboot is required if the host's disk does not have the wanted driver",
-        "domain/swap/shipped.py",
+        "domain/swap/preflight.py",
         "has_wanted=on_disk == wanted if on_disk else None)",
         "has_wanted=True)",
         (SHIPPED + "test_the_version_decides_where_it_is_known",),

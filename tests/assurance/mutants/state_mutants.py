@@ -13,7 +13,7 @@ STATE_MUTANTS = (
     Mutant(
         "notes-before-errors",
         "`status` lists errors before notes",
-        "domain/status/attention.py",
+        "domain/status.py",
         "key=lambda one: one.kind in NOTES",
         "key=lambda one: one.kind not in NOTES",
         ("unit/status/test_attention.py::test_errors_come_before_notes",),
@@ -21,7 +21,7 @@ STATE_MUTANTS = (
     Mutant(
         "unknown-pods-not-reported",
         "`holders` reports that the names of pods are unknown",
-        "cli/holders.py",
+        "cli/by_hand.py",
         '        "podsUnknown": unread.what if unread is not None else None,\n',
         '        "podsUnknown": None,\n',
         ("unit/cli/test_by_hand.py::test_without_an_api_server_holders_says_that_pods_are_unknown",),
@@ -29,7 +29,7 @@ STATE_MUTANTS = (
     Mutant(
         "end-in-a-patch-of-its-own",
         "the outcome of a run is written in the patch that releases the node",
-        "core/swap/settling.py",
+        "core/swap/node.py",
         "self._cluster.patch_node_where((*operations, *self.state.operations(self._taken)))",
         "self._cluster.patch_node_where(operations)",
         (WRITER + "test_a_replacement_takes_two_patches_which_say_upgrading_and_ready",),
@@ -53,7 +53,7 @@ STATE_MUTANTS = (
     Mutant(
         "failure-never-over",
         "a run that had nothing to do replaces the state of an earlier failure",
-        "core/swap/state_writer.py",
+        "core/swap/node.py",
         "        if node_state.is_outdated(",
         "        if not self._keys.state and node_state.is_outdated(",
         (WRITER + "test_a_run_without_a_plan_corrects_what_is_over_in_one_patch",),
@@ -61,7 +61,7 @@ STATE_MUTANTS = (
     Mutant(
         "held-shown-as-failed",
         "a node that is held is shown as held",
-        "core/swap/settling.py",
+        "core/swap/node.py",
         "                self.state.holds()\n",
         "",
         (WRITER + "test_a_held_node_is_shown_as_held_by_one_patch_more",),
@@ -69,7 +69,7 @@ STATE_MUTANTS = (
     Mutant(
         "patch-only-for-the-state",
         "a run that is asked to terminate sends no patch only for its state",
-        "core/swap/reconcile.py",
+        "core/swap/run.py",
         "    if is_news and not is_ending:",
         "    if is_news:",
         (WRITER + "test_told_to_end_a_run_that_holds_the_node_sends_no_patch_of_its_own",),
@@ -77,7 +77,7 @@ STATE_MUTANTS = (
     Mutant(
         "state-of-another-run-replaced",
         "a run does not write the state of a node that another run has taken",
-        "core/swap/state_writer.py",
+        "core/swap/node.py",
         "        return self.ending(node, NodeChange()) if is_same else NodeChange()",
         "        return self.ending(node, NodeChange()) if is_same or node else NodeChange()",
         (WRITER + "test_a_node_that_another_run_took_meanwhile_is_left_alone",),
@@ -93,7 +93,7 @@ STATE_MUTANTS = (
     Mutant(
         "digest-cut",
         "two different digests never look the same in a message",
-        "domain/digest.py",
+        "domain/text.py",
         "    if len(digest) <= MAX_WHOLE_CHARS:\n        return digest\n",
         "    return digest[:12]\n",
         ("unit/domain/test_digest.py::test_two_that_differ_in_one_character_differ_in_words",),
@@ -109,7 +109,7 @@ STATE_MUTANTS = (
     Mutant(
         "hold-forgotten",
         "a node that is held for a driver that does not work stays held until a run succeeds",
-        "core/swap/settling.py",
+        "core/swap/node.py",
         "        return found.boot_id == host.boot_id and bool(found.driver.digest) and not host.digest\n",
         "        return False\n",
         (f"{STATE_WRITER}::test_a_node_held_for_a_driver_that_does_not_work_stays_so_through_a_run_that_fails_early",),
@@ -117,15 +117,15 @@ STATE_MUTANTS = (
     Mutant(
         "wedge-called-ready",
         "`status` shows a wedge that the host reports, whatever the last run left on the Node",
-        "domain/status/headline.py",
-        "    _wedged,\n    _failed,\n    _with_machines,\n    _not_loaded,\n    _ready,\n",
-        "    _failed,\n    _not_loaded,\n    _ready,\n    _wedged,\n",
+        "domain/status.py",
+        "    _wedged,\n    _failed_headline,\n    _with_machines,\n    _not_loaded,\n    _ready,\n",
+        "    _failed_headline,\n    _not_loaded,\n    _ready,\n    _wedged,\n",
         ("unit/status/test_headline.py::test_the_headline",),
     ),
     Mutant(
         "one-right-hides-all",
         "a missing right hides only its own lines of `status`",
-        "cli/sight.py",
+        "cli/session.py",
         "            self.errors[part] = error\n            return otherwise\n",
         "            self.errors[part] = error\n            raise\n",
         (STATUS + "test_without_the_right_to_list_pods_everything_else_is_shown",),
@@ -133,7 +133,7 @@ STATE_MUTANTS = (
     Mutant(
         "undocumented-field",
         "every field that `status` prints is in its JSON schema",
-        "cli/status_body.py",
+        "cli/status.py",
         '        "profile": profile.name,\n',
         '        "profile": profile.name,\n        "vendor": profile.pci_vendor,\n',
         (STATUS + "test_without_a_watch_every_device_is_listed_and_nobody_has_judged_it",),
@@ -141,7 +141,7 @@ STATE_MUTANTS = (
     Mutant(
         "reboot-done-at-the-boot",
         "a rebooted node is not shown as ready before its driver is loaded",
-        "domain/reboot/patches.py",
+        "domain/reboot/decision.py",
         "    if state.pending is not None:\n        labels.pop(keys.state, None)\n",
         "",
         ("unit/reboot/test_reboot_loop.py::test_a_rebooted_node_is_ready_once_its_driver_serves_and_not_before",),

@@ -11,7 +11,7 @@ VFIO_MUTANTS = (
     Mutant(
         "stuck-unbind-not-seen",
         "a device between two drivers that a process has open is not changed, and the process is named",
-        "domain/swap/vfio_rows.py",
+        "domain/swap/vfio.py",
         "        held = holders_of(now, one) if not one.driver or one.is_stuck else ()\n",
         "        held = holders_of(now, one) if one.driver or one.is_stuck else ()\n",
         (f"{ROWS}::test_a_device_between_two_drivers_that_somebody_has_is_named_and_left_alone",),
@@ -19,7 +19,7 @@ VFIO_MUTANTS = (
     Mutant(
         "used-virtual-function-removed",
         "a virtual function that a virtual machine has is not removed with its physical function",
-        "domain/swap/vfio_rows.py",
+        "domain/swap/vfio.py",
         "    for one in _vanishing(now):\n        held = holders_of(now, one)\n",
         "    for one in _vanishing(now):\n        held = ()\n",
         (f"{ROWS}::test_a_virtual_function_that_a_machine_has_keeps_its_physical_one",),
@@ -35,7 +35,7 @@ VFIO_MUTANTS = (
     Mutant(
         "used-device-unbound",
         "a device that a virtual machine has is not taken back from vfio",
-        "domain/swap/vfio_return.py",
+        "domain/swap/vfio.py",
         "    if not held and not stuck:\n        return ()\n",
         "    if held or not stuck:\n        return ()\n",
         (f"{BACK}::test_a_virtual_machine_is_waited_for_and_then_named",),
@@ -43,7 +43,7 @@ VFIO_MUTANTS = (
     Mutant(
         "overrides-stay",
         "a run that fails before the unload restores the overrides and virtual functions of the devices",
-        "core/swap/settling.py",
+        "core/swap/node.py",
         "                self.undo_devices(journal)\n",
         "",
         (
@@ -53,7 +53,7 @@ VFIO_MUTANTS = (
     Mutant(
         "devices-of-another-boot-restored",
         "the journal of an earlier boot changes no device",
-        "core/swap/settling.py",
+        "core/swap/node.py",
         "if journal.devices and host is not None and journal.boot_id == host.boot_id:",
         "if journal.devices and host is not None:",
         ("unit/swap/test_settling.py::test_devices_that_a_boot_made_again_are_not_restored_from_the_journal",),
@@ -61,7 +61,7 @@ VFIO_MUTANTS = (
     Mutant(
         "stuck-device-not-seen",
         "a device whose unbind does not end is detected by a timeout, and no run waits for it",
-        "adapters/host/pci_bus.py",
+        "adapters/host/pci.py",
         '        path.name: {"is_stuck": True} if at in silent',
         '        path.name: {"is_stuck": False} if at in silent',
         ("unit/adapters/test_pci_bus.py::test_a_device_that_is_stuck_between_two_drivers_holds_nobody_who_looks",),
@@ -69,7 +69,7 @@ VFIO_MUTANTS = (
     Mutant(
         "load-during-a-stuck-unbind",
         "no driver is loaded while one of its devices is stuck on its way from vfio",
-        "domain/swap/vfio_return.py",
+        "domain/swap/vfio.py",
         "        if one.is_stuck or one.is_kept_for_vfio or",
         "        if one.is_kept_for_vfio or",
         (f"{BACK}::test_no_driver_is_loaded_while_a_device_is_stuck_on_its_way_from_a_virtual_machine",),
@@ -77,7 +77,7 @@ VFIO_MUTANTS = (
     Mutant(
         "vgpu-manager-without-devices",
         "devices are taken back from vfio for a pod that brings a driver for virtual machines",
-        "domain/swap/vfio_return.py",
+        "domain/swap/vfio.py",
         '    gives_away = places_us(now) == f"{now.profile.deploy.prefix}{modes.component}"\n',
         "    gives_away = bool(places_us(now) or modes.component == '')\n",
         (f"{BACK}::test_devices_come_back_for_a_pod_that_brings_a_driver_for_virtual_machines",),
@@ -85,7 +85,7 @@ VFIO_MUTANTS = (
     Mutant(
         "virtual-functions-forgotten",
         "virtual functions are created again once their device has its driver",
-        "domain/swap/vfio_return.py",
+        "domain/swap/vfio.py",
         "    return tuple(one for one in known if not there[one.address].virtual_count)\n",
         "    return tuple(one for one in known if not there)\n",
         ("unit/swap/test_reconcile_vfio.py::test_there_and_back_again",),
@@ -93,7 +93,7 @@ VFIO_MUTANTS = (
     Mutant(
         "sysfs-written-in-process",
         "a write to sysfs that never returns does not block the run",
-        "adapters/host/vfio.py",
+        "adapters/host/pci.py",
         "        said = lines_within(max(deadline.left(), EFFECT_POLL_S), partial(",
         "        said = (lambda write, *told: list(write(*told)))(*(",
         ("unit/adapters/test_vfio.py::test_an_unbind_that_does_not_end_is_left_behind_at_its_deadline",),

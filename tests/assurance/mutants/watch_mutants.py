@@ -11,7 +11,7 @@ WATCH_MUTANTS = (
     Mutant(
         "node-before-marks",
         "the host's markers are changed before the Node is patched",
-        "core/health/loop.py",
+        "core/health.py",
         "                self._settle(seen)\n",
         "                self._tell_node()\n                self._settle(seen)\n",
         (LOOP + "test_the_hosts_marks_and_the_report_come_before_the_node",),
@@ -19,7 +19,7 @@ WATCH_MUTANTS = (
     Mutant(
         "notice-forgotten",
         "a restart of health-watch does not report the same wedge again",
-        "domain/health/record.py",
+        "domain/health/watch.py",
         '        **({"wedge": _of_wedge(history.wedge)} if history.wedge != NO_WEDGE else {}),\n',
         "",
         (LOOP + "test_a_restart_tells_nobody_again",),
@@ -27,15 +27,15 @@ WATCH_MUTANTS = (
     Mutant(
         "notice-of-each-watch",
         "two health-watch processes for one driver make one Event of its wedge",
-        "core/health/loop.py",
-        "            after = record.adopted(after, self._marks.recall(), seen.boot_id)\n",
+        "core/health.py",
+        "            after = adopted_record(after, self._marks.recall(), seen.boot_id)\n",
         "            pass\n",
         (LOOP + "test_two_watches_of_one_driver_tell_of_one_wedge",),
     ),
     Mutant(
         "notice-without-end",
         "a notice that cannot be sent is dropped after a number of tries",
-        "domain/health/notices.py",
+        "domain/health/watch.py",
         " if failed < TRIES else None",
         "",
         (LOOP + "test_a_notice_is_given_up_after_its_tries_and_the_next_change_begins_anew",),
@@ -43,7 +43,7 @@ WATCH_MUTANTS = (
     Mutant(
         "notice-not-retried",
         "a notice that cannot be sent is retried",
-        "core/health/node_talk.py",
+        "core/health.py",
         "        self._next_s = None if wait_s is None else self._clock.monotonic() + wait_s\n",
         "        self._next_s = None\n",
         (LOOP + "test_a_server_that_is_away_gets_the_notice_later_and_the_trouble_is_one_line",),
@@ -51,7 +51,7 @@ WATCH_MUTANTS = (
     Mutant(
         "wedge-replaces-a-run",
         "a wedge does not replace the state of a run on the Node",
-        "core/health/announce.py",
+        "core/announce.py",
         "        return NodeChange(label(node, keys, NodeState.WEDGED) if there in _YIELDS_TO_A_WEDGE else {})\n",
         "        return NodeChange(label(node, keys, NodeState.WEDGED))\n",
         ("unit/health/test_announce.py::test_a_wedge_is_shown_unless_a_run_has_the_node_or_a_reboot_is_asked_for",),
@@ -59,7 +59,7 @@ WATCH_MUTANTS = (
     Mutant(
         "event-waits-for-the-label",
         "an Event is posted even if the state label cannot be written",
-        "core/health/announce.py",
+        "core/announce.py",
         "            failed = error\n",
         "            raise\n",
         ("unit/health/test_announce.py::test_a_state_that_cannot_be_shown_does_not_keep_the_event_back",),
@@ -67,7 +67,7 @@ WATCH_MUTANTS = (
     Mutant(
         "wedge-before-the-answer",
         "a wedge has no effect before the Node was read for a mute",
-        "core/health/loop.py",
+        "core/health.py",
         "            self._ask_node(result, begun)\n",
         "",
         ("unit/health/test_mute.py::test_a_muted_node_is_never_marked_and_never_told",),
@@ -75,7 +75,7 @@ WATCH_MUTANTS = (
     Mutant(
         "mute-read-under-the-lock",
         "no reconcile waits while the Node is read for a mute",
-        "core/health/loop.py",
+        "core/health.py",
         "            self._ask_node(result, begun)\n            with self._marks.alone() as seen:\n",
         "            with self._marks.alone() as seen:\n                self._ask_node(result, begun)\n",
         ("unit/health/test_mute.py::test_a_reconcile_does_not_wait_for_the_answer",),
@@ -83,7 +83,7 @@ WATCH_MUTANTS = (
     Mutant(
         "mute-read-at-every-turn",
         "health-watch reads the Node for a mute only before and during a wedge",
-        "core/health/node_talk.py",
+        "core/health.py",
         "        return would_wedge()\n",
         "        return True\n",
         ("unit/health/test_mute.py::test_a_driver_that_is_not_about_to_be_wedged_costs_no_question",),
@@ -91,7 +91,7 @@ WATCH_MUTANTS = (
     Mutant(
         "mute-without-end",
         "a mute on the Node is read again after at most an hour",
-        "domain/health/machine.py",
+        "domain/health/watch.py",
         "    return replace(mute, until_s=min(mute.until_s, wall_s + MUTE_HOLD_S))\n",
         "    return mute\n",
         ("unit/health/test_mute.py::test_a_long_mute_is_asked_for_again_after_an_hour_with_samples_in_between",),
@@ -99,15 +99,15 @@ WATCH_MUTANTS = (
     Mutant(
         "invalid-time-mutes",
         "an invalid time does not mute health-watch",
-        "domain/health/mute.py",
-        "    until_s = timestamps.seconds_of(said) if _RFC3339.fullmatch(said) else None\n",
-        "    until_s = timestamps.seconds_of(said)\n",
+        "domain/health/watch.py",
+        "    until_s = seconds_of(said) if _RFC3339.fullmatch(said) else None\n",
+        "    until_s = seconds_of(said)\n",
         ("unit/health/test_mute.py::test_what_is_no_time_is_named_and_says_how_one_looks",),
     ),
     Mutant(
         "early-failure-not-counted",
         "a run that failed before it read its node counts as failed",
-        "cli/run_figures.py",
+        "cli/reconcile.py",
         "        profile = run.profile or _told(values)\n",
         "        profile = run.profile\n",
         ("unit/cli/test_run_metrics.py::test_a_run_that_never_saw_its_node_counts_as_failed",),
@@ -115,7 +115,7 @@ WATCH_MUTANTS = (
     Mutant(
         "terminated-run-fails",
         "a run that is asked to terminate does not count as failed",
-        "domain/run_figures.py",
+        "domain/run_report.py",
         "        if run.exit_code not in NO_NEWS:\n",
         "        if True:\n",
         ("unit/domain/test_run_figures.py",),
@@ -123,7 +123,7 @@ WATCH_MUTANTS = (
     Mutant(
         "held-without-end",
         "the metrics stop showing a node as held once a run has released it or succeeded",
-        "domain/run_figures.py",
+        "domain/run_report.py",
         "(self.is_held and not is_given_back and run.exit_code not in NO_FAILURES)",
         "self.is_held",
         ("unit/domain/test_run_figures.py",),
@@ -131,7 +131,7 @@ WATCH_MUTANTS = (
     Mutant(
         "evidence-after-the-unload",
         "evidence of the old driver is saved before it is unloaded",
-        "core/swap/driver_swap.py",
+        "core/swap/driver.py",
         "                if not removed:\n                    self._keep_evidence(loaded)\n",
         "                if removed:\n                    self._keep_evidence(loaded)\n",
         ("unit/swap/test_unload_evidence.py",),
@@ -139,7 +139,7 @@ WATCH_MUTANTS = (
     Mutant(
         "no-unload-without-evidence",
         "a disk that cannot be written does not prevent the unload",
-        "core/swap/driver_swap.py",
+        "core/swap/driver.py",
         '            ports.reporter.warn(f"no evidence is kept: {error.what}")\n            return\n',
         "            raise\n",
         ("unit/swap/test_unload_evidence.py",),
@@ -155,7 +155,7 @@ WATCH_MUTANTS = (
     Mutant(
         "evidence-at-every-turn",
         "evidence is saved once for each wedge",
-        "core/health/loop.py",
+        "core/health.py",
         "        if wedge.evidence or wedge.since_s == self._evidence_of:\n            return\n",
         "",
         (LOOP + "test_evidence_is_kept_once_for_each_wedge_whatever_restarts",),
@@ -163,7 +163,7 @@ WATCH_MUTANTS = (
     Mutant(
         "ready-while-wedged",
         "a readiness probe fails while the driver is wedged",
-        "domain/health/marks.py",
+        "domain/health/watch.py",
         "    return history.state is not HealthState.WEDGED and not waits\n",
         "    return not waits\n",
         (MACHINE + "test_a_readiness_probe_fails_while_the_driver_is_wedged_and_while_a_wedge_waits_out_a_mute",),

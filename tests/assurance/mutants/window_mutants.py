@@ -10,7 +10,7 @@ WINDOW_MUTANTS = (
     Mutant(
         "window-starts-again",
         "the run after a killed one continues its window",
-        "core/swap/reconcile.py",
+        "core/swap/run.py",
         "window.goes_on(before, clock.wall(), clock.monotonic())",
         "window.opens(clock.wall(), clock.monotonic())",
         (f"{RECONCILE}::test_the_run_after_one_that_was_killed_goes_on_with_its_window",),
@@ -18,7 +18,7 @@ WINDOW_MUTANTS = (
     Mutant(
         "window-of-a-refused-patch",
         "a window starts with the patch that takes the node, not with one that was refused",
-        "core/swap/node_steps.py",
+        "core/swap/node.py",
         "                window.forget()\n",
         "                pass\n",
         (f"{RECONCILE}::test_a_node_that_changes_under_the_first_patch_counts_from_the_second",),
@@ -26,7 +26,7 @@ WINDOW_MUTANTS = (
     Mutant(
         "container-serves-at-once",
         "a window stays open until the container's driver is ready",
-        "core/swap/settling.py",
+        "core/swap/node.py",
         "        window.is_serving = window.is_open and self._is_driver_there()\n",
         "        window.is_serving = window.is_open\n",
         (f"{RECONCILE}::test_a_container_loads_after_the_release_so_it_stays_open",),
@@ -34,7 +34,7 @@ WINDOW_MUTANTS = (
     Mutant(
         "nothing-read-ahead",
         "files that a load needs are read before any pod has to leave",
-        "core/swap/reconcile.py",
+        "core/swap/run.py",
         "            self._warm(decided)\n",
         "",
         (f"{RECONCILE}::test_files_are_read_ahead_before_anybody_has_to_leave",),
@@ -42,7 +42,7 @@ WINDOW_MUTANTS = (
     Mutant(
         "evictions-in-a-row",
         "evictions are requested in parallel",
-        "adapters/kube/overlapping.py",
+        "adapters/kube/node.py",
         "            if crew.under_way == at_once:\n",
         "            if crew.under_way:\n",
         ("unit/adapters/test_overlapping.py::test_so_many_are_under_way_at_once_and_no_more",),
@@ -50,7 +50,7 @@ WINDOW_MUTANTS = (
     Mutant(
         "evicts-after-the-end",
         "an eviction is not repeated after its run has stopped",
-        "adapters/kube/overlapping.py",
+        "adapters/kube/node.py",
         "        self._clock.end()\n",
         "",
         ("unit/adapters/test_overlapping.py::test_nobody_repeats_a_request_once_the_caller_has_stopped",),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from driver_manager.sandbox.host_tree import HostTree
+from driver_manager.sandbox.host import HostTree
 from tests.support.control_plane.api import wait_until
 from tests.support.control_plane.kubelet import NEVER
 from tests.support.control_plane.runner import CORDON, JOURNAL, NEW, NEW_ROOT, OLD, PREFIX

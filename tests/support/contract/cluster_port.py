@@ -13,16 +13,15 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogReporter
 from driver_manager.domain.errors import ApiRefused, Conflict, ManagerError, NodeMissing, WatchExpired
 from driver_manager.domain.journal import Journal, Owner, encode
-from driver_manager.domain.json_patch import Operation, expect, pointer, replaced
-from driver_manager.domain.node import NodeChange
-from driver_manager.domain.pod_changes import PodEvent, PodEventKind
+from driver_manager.domain.node import NodeChange, PodEvent, PodEventKind
 from driver_manager.domain.swap.node_patches import tested_release
+from driver_manager.domain.wire import Operation, expect, pointer, replaced
 from driver_manager.profiles import builtin
 from tests.support.control_plane.api import Api, Json
 

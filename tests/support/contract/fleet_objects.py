@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from driver_manager.adapters.kube.fleet_objects import REVISION_LABEL, as_daemon_set, as_revision, as_rollout
-from driver_manager.cli.zones import zone
-from driver_manager.domain.fleet.fields import GROUP, KIND, PLURAL, VERSION
-from driver_manager.domain.fleet.model import Revision
-from driver_manager.domain.fleet.reading import RolloutObject
-from driver_manager.ports.fleet import FollowedDaemonSet
+from driver_manager.adapters.kube.fleet import REVISION_LABEL, as_daemon_set, as_revision, as_rollout
+from driver_manager.cli.options import zone
+from driver_manager.core.fleet_ports import FollowedDaemonSet
+from driver_manager.domain.fleet.spec import GROUP, KIND, PLURAL, VERSION, Revision, RolloutObject
 from tests.support.control_plane.api import STRATEGIC_PATCH, Api, Json, gone, status_of, wait_until
 
 

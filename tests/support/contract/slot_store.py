@@ -9,7 +9,7 @@ import pytest
 
 from driver_manager.adapters.kube.leases import LEASE, LeaseSlots
 from driver_manager.domain.errors import ApiRefused, Conflict
-from driver_manager.domain.reboot.slots import SlotHolder, Slots
+from driver_manager.domain.reboot.state import SlotHolder, Slots
 from tests.support.contract.cluster_port import Target
 from tests.support.fakes.builders import ASCEND
 

@@ -12,11 +12,9 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.domain.errors import ApiRefused, NodeMissing, WatchExpired
-from driver_manager.domain.node import FIELD_MANAGER, NodeChange
-from driver_manager.domain.pod import Claim, Pod
-from driver_manager.domain.pod_changes import EvictionOutcome
+from driver_manager.domain.node import FIELD_MANAGER, Claim, EvictionOutcome, NodeChange, Pod
 from tests.support.contract.cluster_port import KEY, PODS, Target
 from tests.support.control_plane.api import Json, wait_until
 

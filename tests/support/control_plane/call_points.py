@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from driver_manager.adapters.host import fence as host_fence
+from driver_manager.adapters.host import system as host_fence
 from driver_manager.adapters.host.system import LinuxHost
-from driver_manager.adapters.kube import retries
-from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube import api as retries
 from driver_manager.adapters.kube.fleet import KubeFleet
+from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.adapters.report.log import LogReporter
 from tests.support.control_plane.call_names import API, EFFECTS, FLEET, LOG
 

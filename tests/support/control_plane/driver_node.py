@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from driver_manager.domain.profile import Profile
-from driver_manager.sandbox.host_tree import HostTree
+from driver_manager.sandbox.host import HostTree
 from tests.support.control_plane.api import Json
 from tests.support.control_plane.kubelet import Node
 from tests.support.control_plane.pod_process import PodRunner, wait_pod

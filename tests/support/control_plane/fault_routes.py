@@ -19,8 +19,7 @@ from typing import Self
 import urllib3
 
 from driver_manager.profiles import builtin
-from driver_manager.sandbox.host_tree import KERNEL, HostTree
-from driver_manager.sandbox.pci_tree import PciTree
+from driver_manager.sandbox.host import KERNEL, HostTree, PciTree
 from tests.support.control_plane.api import Api, ApiError, Json, gone, wait_until
 from tests.support.control_plane.old_server import PodClaim, claim_body, claim_status
 from tests.support.control_plane.runner import JOURNAL, NEW, NEW_DIGEST, NEW_ROOT, OLD, OLD_DIGEST, OLD_ROOT, PREFIX

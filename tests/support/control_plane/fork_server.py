@@ -17,16 +17,8 @@ from typing import Any
 
 from kubernetes import client, config  # noqa: F401  # imported here so that no child has to
 
-from driver_manager.adapters.kube import cluster as kube_cluster  # noqa: F401  # likewise
-from driver_manager.cli import (  # noqa: F401  # likewise
-    main,
-    options,
-    reconcile,
-    restore,
-    rollout_controller,
-    status,
-    wiring,
-)
+from driver_manager.adapters.kube import node as kube_cluster  # noqa: F401  # likewise
+from driver_manager.cli import main
 from tests.support.control_plane import call_points, mutants
 from tests.support.control_plane.pod_transport import enter_pod
 

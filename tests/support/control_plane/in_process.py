@@ -18,16 +18,18 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
+from driver_manager.adapters.host import modules as kmod
+from driver_manager.adapters.host import modules as module_tree
 from driver_manager.adapters.host import services
 from driver_manager.adapters.host import system as host_system
-from driver_manager.adapters.host.modules import kmod
-from driver_manager.adapters.host.modules import tree as module_tree
-from driver_manager.adapters.kube import in_pod
+from driver_manager.adapters.kube import transport as in_pod
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.process.run import Result
-from driver_manager.cli import main, reconcile, restore, wiring
+from driver_manager.cli import by_hand as restore
+from driver_manager.cli import main, reconcile
+from driver_manager.cli import session as wiring
 from driver_manager.sandbox import fake_tools
-from driver_manager.sandbox.host_tree import TOOLS, HostTree
+from driver_manager.sandbox.host import TOOLS, HostTree
 from tests.support.fakes.signals import signals_kept
 
 COMMANDS = (reconcile, restore)
@@ -83,7 +85,7 @@ def run(
     with (
         mock.patch.dict(os.environ, environment, clear=True),
         mock.patch.object(wiring, "SystemClock", partial(SkippingClock, settle)),
-        mock.patch.object(in_pod, "ACCOUNT", Path(env.get("TEST_SERVICE_ACCOUNT", in_pod.ACCOUNT))),
+        mock.patch.object(in_pod, "SERVICE_ACCOUNT", Path(env.get("TEST_SERVICE_ACCOUNT", in_pod.SERVICE_ACCOUNT))),
         _tools_called(tree),
         signals_kept(),
         contextlib.redirect_stdout(out),

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Generator
 from typing import Self
 
-from driver_manager.sandbox.kmm import KmmWorkers
+from driver_manager.sandbox.cluster import KmmWorkers
 from tests.support.control_plane.kubelet import Node
 
 LOOK_S = 0.05

@@ -13,17 +13,15 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.process.clock import SystemClock
-from driver_manager.core.swap.observe import Identity, observe
-from driver_manager.core.swap.reconcile import reconcile
+from driver_manager.core.ports import Ports
+from driver_manager.core.swap.run import Identity, observe, reconcile
 from driver_manager.domain.host import Host
 from driver_manager.domain.journal import Owner
-from driver_manager.domain.observation import Observation
-from driver_manager.domain.policy import Policy
-from driver_manager.ports.node import Ports
-from driver_manager.settings import API_TIMEOUT_S
+from driver_manager.domain.observation import Observation, Policy
+from driver_manager.domain.settings import API_TIMEOUT_S
 from tests.support.control_plane.pod_transport import of_environment
 from tests.support.fakes.builders import NEW_DIGEST, OLD_DIGEST, PROFILE
 from tests.support.fakes.clock import RecordingReporter

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from driver_manager.core.swap import settling
-from driver_manager.core.swap.fence import Fence
+from driver_manager.core.swap import node as settling
+from driver_manager.core.swap.node import Fence
 from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.pods import labels
 from driver_manager.domain.swap import node_patches, planner

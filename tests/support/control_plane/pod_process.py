@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from driver_manager.sandbox.host_tree import HostTree
+from driver_manager.sandbox.host import HostTree
 from tests.support.control_plane.api import Api, Json, wait_until
 from tests.support.control_plane.container import Mount, Spec
 from tests.support.control_plane.processes import Ended, Running

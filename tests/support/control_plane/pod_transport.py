@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from driver_manager.adapters.kube import in_pod
-from driver_manager.adapters.kube.in_pod import InPod
+from driver_manager.adapters.kube import transport as in_pod
+from driver_manager.adapters.kube.transport import InPod
 from tests.support.control_plane.servers import ControlPlane
 
 
@@ -17,7 +17,7 @@ def pod_transport(plane: ControlPlane, token: str, server: str | None = None) ->
 
 def enter_pod(environ: Mapping[str, str]) -> None:
     """As `pod_site` has it, for a process whose interpreter runs already."""
-    in_pod.ACCOUNT = Path(environ.get("TEST_SERVICE_ACCOUNT", in_pod.ACCOUNT))
+    in_pod.SERVICE_ACCOUNT = Path(environ.get("TEST_SERVICE_ACCOUNT", in_pod.SERVICE_ACCOUNT))
 
 
 def of_environment(environ: dict[str, str]) -> InPod:

@@ -14,15 +14,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from driver_manager.adapters.kube.cluster import KubeCluster
 from driver_manager.adapters.kube.leases import LEASE, LeaseSlots
-from driver_manager.core.reboot.loop import Rebooter, RebootPorts
-from driver_manager.domain.markers import Marker, encode
+from driver_manager.adapters.kube.node import KubeCluster
+from driver_manager.core.ports import Cluster
+from driver_manager.core.rebooter import Rebooter, RebootPorts
+from driver_manager.domain.host import Marker, encode_marker
 from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.reboot.decision import RebootDecision
-from driver_manager.domain.reboot.slots import Slots, SlotsSeen
-from driver_manager.domain.reboot.state import RebootPolicy
-from driver_manager.ports.node import Cluster
+from driver_manager.domain.reboot.state import RebootPolicy, Slots, SlotsSeen
 from tests.support.control_plane.api import MERGE_PATCH, Api, gone
 from tests.support.control_plane.pod_transport import pod_transport
 from tests.support.control_plane.servers import ControlPlane
@@ -98,7 +97,7 @@ class RealSite:
 
     def request(self, reason: str = "upgrade", *, approved: bool = True) -> None:
         """A marker appears, and an administrator approves."""
-        self.host.marker = encode(Marker(reason, self.host.boot_id, self.name, written_s=1_700_000_000))
+        self.host.marker = encode_marker(Marker(reason, self.host.boot_id, self.name, written_s=1_700_000_000))
         if approved:
             self.fleet.api.patch(self.path, {"metadata": {"annotations": {KEYS.approve_reboot: "true"}}})
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from driver_manager.profiles import builtin
-from driver_manager.sandbox.host_tree import HostTree
+from driver_manager.sandbox.host import HostTree
 from tests.support.control_plane.api import wait_until
 from tests.support.control_plane.kubelet import Node
 from tests.support.control_plane.light_tools import lighten

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from driver_manager.domain.pod import PROGRAM
+from driver_manager.domain.node import PROGRAM
 from tests.support.control_plane.api import Api, Json
 from tests.support.control_plane.forked_commands import ForkedCommand, ForkServer
 from tests.support.control_plane.kubelet import Node

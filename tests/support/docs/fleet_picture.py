@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from unittest import mock
 
-from driver_manager.domain.fleet import holds, judge, obstacles, outlook, places
-from driver_manager.domain.fleet.acts import FleetDecision, MarkNode
-from driver_manager.domain.fleet.advance import advance, survey, view_of
-from driver_manager.domain.fleet.model import Fleet, Policy, PreflightMode, UpgradeState
-from driver_manager.domain.fleet.verdict import Standing, Terms
+from driver_manager.domain.fleet.advance import OUTLOOK_GUARDS, advance, survey, view_of
+from driver_manager.domain.fleet.nodes import JUDGE_CASES, PLACE_CASES
+from driver_manager.domain.fleet.spec import Fleet, Policy, PreflightMode, UpgradeState
+from driver_manager.domain.fleet.state import FOREIGN, UNFIT, FleetDecision, MarkNode, Standing, Terms
+from driver_manager.domain.fleet.waves import HOLD_GUARDS
 from tests.support.docs.markdown import code, table
 from tests.support.fakes import fleet_world
 from tests.support.fakes.fleet_stories import WAVES, Story, live_through, some_rules, some_story
@@ -64,11 +64,11 @@ class Seen:
         decision, seen = advance(fleet, now_s), survey(fleet, now_s)
         for standing in seen.standings:
             self._node(standing, seen.scene.terms)
-        for hold_guard in holds.GUARDS:
+        for hold_guard in HOLD_GUARDS:
             if (hold := hold_guard(seen.scene)) is not None:
                 _note(self.holds, hold_guard, f"{hold.phase.value}: {hold.reason}", hold.message)
         view = view_of(seen)
-        phase_guard = next(guard for guard in outlook.GUARDS if guard(view) is not None)
+        phase_guard = next(guard for guard in OUTLOOK_GUARDS if guard(view) is not None)
         shown = decision.outlook
         _note(self.phases, phase_guard, f"{shown.phase.value}: {shown.reason}", shown.message)
         states = {node.name: node.upgrade for node in fleet.nodes}
@@ -80,13 +80,13 @@ class Seen:
 
     def _node(self, standing: Standing, terms: Terms) -> None:
         member, record, verdict = standing.member, standing.member.record, standing.verdict
-        guard = next(guard for guard in places.CASES if guard(member, terms) is not None)
+        guard = next(guard for guard in PLACE_CASES if guard(member, terms) is not None)
         _note(self.places, guard, verdict.place.value, verdict.reason)
-        for obstacle in (*obstacles.FOREIGN, *obstacles.UNFIT):
+        for obstacle in (*FOREIGN, *UNFIT):
             if why := obstacle(member):
                 _note(self.obstacles, obstacle, "", why)
-        if guard.__name__ == places.CASES[3].__name__ and record is not None:
-            case = next(case for case in judge.CASES if case(member, record, terms) is not None)
+        if guard.__name__ == PLACE_CASES[3].__name__ and record is not None:
+            case = next(case for case in JUDGE_CASES if case(member, record, terms) is not None)
             marks = [act.state.value for act in verdict.acts if isinstance(act, MarkNode) and act.state is not None]
             _note(self.cases, case, code(marks[0]) if marks else "nothing", verdict.reason)
 
@@ -127,19 +127,19 @@ def picture() -> str:
 
 def place_table() -> str:
     """Where a node stands."""
-    return _table(("asked in this order", "the node is", "for example"), places.CASES, seen().places)
+    return _table(("asked in this order", "the node is", "for example"), PLACE_CASES, seen().places)
 
 
 def case_table() -> str:
     """What a taken node is in."""
-    return _table(("asked in this order", "what is noted on it", "for example"), judge.CASES, seen().cases)
+    return _table(("asked in this order", "what is noted on it", "for example"), JUDGE_CASES, seen().cases)
 
 
 def obstacle_table() -> str:
     """Why a node is left out."""
     rows = [
         (kind, _name(one), next(iter(seen().obstacles.get(_name(one), {}).values()), ""))
-        for kind, all_of_it in (("always", obstacles.FOREIGN), ("when it would begin", obstacles.UNFIT))
+        for kind, all_of_it in (("always", FOREIGN), ("when it would begin", UNFIT))
         for one in all_of_it
     ]
     return table(("asked", "in this order", "for example"), rows)
@@ -147,12 +147,12 @@ def obstacle_table() -> str:
 
 def hold_table() -> str:
     """Why nobody begins."""
-    return _table(("asked in this order", "phase and reason", "for example"), holds.GUARDS, seen().holds)
+    return _table(("asked in this order", "phase and reason", "for example"), HOLD_GUARDS, seen().holds)
 
 
 def phase_table() -> str:
     """How the rollout is shown."""
-    return _table(("asked in this order", "phase and reason", "for example"), outlook.GUARDS, seen().phases)
+    return _table(("asked in this order", "phase and reason", "for example"), OUTLOOK_GUARDS, seen().phases)
 
 
 def _table(head: tuple[str, str, str], guards: Iterable[Callable[..., object]], found: Found) -> str:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import itertools
 
-from driver_manager.domain.health.machine import TRANSITIONS, HealthState, History
-from driver_manager.domain.health.marks import MarkChange, due
-from driver_manager.domain.health.surroundings import WRITER, Surroundings
-from driver_manager.domain.markers import RECOVERY, Marker
+from driver_manager.domain.health.watch import (
+    TRANSITIONS,
+    WRITER,
+    HealthState,
+    History,
+    MarkChange,
+    Surroundings,
+    mark_due,
+)
+from driver_manager.domain.host import RECOVERY, Marker
 from tests.support.docs.markdown import table
 
 BOOT = "boot-1"
@@ -47,7 +53,7 @@ def acts() -> dict[HealthState, list[MarkChange]]:
                 can_request=can,
                 marker=marker,
             )
-            found.setdefault(state, []).extend(due(History(state, failures=failures), seen))
+            found.setdefault(state, []).extend(mark_due(History(state, failures=failures), seen))
     return {state: [act for act in MarkChange if act in done] for state, done in found.items()}
 
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from driver_manager.domain.profile import Strategy
-from driver_manager.domain.swap import plan
-from driver_manager.domain.swap.plan import Decision
+from driver_manager.domain.swap.steps import AnyStep, Decision
 from tests.support.docs import fleet_picture, health_picture, plan_picture, reboot_picture
 from tests.support.docs.markdown import DOCS, main
 
@@ -124,7 +123,7 @@ def _parts() -> Iterator[str]:
 
 def what_steps_do() -> dict[str, str]:
     """Every step with the first paragraph of its docstring."""
-    kinds = typing.get_args(plan.AnyStep)
+    kinds = typing.get_args(AnyStep)
     return {kind.__name__: " ".join((kind.__doc__ or "").split("\n\n")[0].split()) for kind in kinds}
 
 

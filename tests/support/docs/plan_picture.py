@@ -9,25 +9,25 @@ from itertools import pairwise, zip_longest
 from typing import Any
 
 from driver_manager.domain import selectors
-from driver_manager.domain.bindings import Binding
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import ManagerError
-from driver_manager.domain.host import Holder, Host, Module
+from driver_manager.domain.host import Holder, Host, Marker, Module, RebootWish, StagedSlot, StagedSlots
 from driver_manager.domain.kmm import KmmModule
-from driver_manager.domain.markers import Marker
-from driver_manager.domain.node import Node
-from driver_manager.domain.pci import PciBus, PciFunction
-from driver_manager.domain.pod import Claim, Pod, PodList
-from driver_manager.domain.policy import EvictionRules, Loader, Mode, Policy
+from driver_manager.domain.node import Claim, Node, Pod, PodList
+from driver_manager.domain.observation import EvictionRules, Loader, Mode, Policy, Situation
+from driver_manager.domain.pci import Binding, PciBus, PciFunction
 from driver_manager.domain.profile import Profile, Strategy
-from driver_manager.domain.reboot_wish import RebootWish
-from driver_manager.domain.staged import StagedSlot, StagedSlots
-from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD
-from driver_manager.domain.swap.plan import Decision, Plan, PlanAgain
+from driver_manager.domain.swap.eviction import COMPLETION, OPERATOR, SAFE_LOAD
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.node import PauseLast, TakeNode
-from driver_manager.domain.swap.steps.pods import WaitForCompletion, WaitForOperands
+from driver_manager.domain.swap.steps import (
+    Decision,
+    PauseLast,
+    Plan,
+    PlanAgain,
+    TakeNode,
+    WaitForCompletion,
+    WaitForOperands,
+)
 from tests.support.docs.markdown import table
 from tests.support.fakes import builders
 from tests.support.fakes.pci import VFIO_DRIVER, function

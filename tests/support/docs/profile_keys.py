@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from driver_manager.domain.health.probe_output import PARSERS
+from driver_manager.domain.health.parsers import PARSERS
 from driver_manager.domain.profile import Profile
-from driver_manager.profiles import builtin
-from driver_manager.profiles.reading import is_list
+from driver_manager.profiles import builtin, is_list
 from tests.support.docs.markdown import code, table
 
 MEANINGS = {

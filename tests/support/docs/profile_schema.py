@@ -11,8 +11,7 @@ from typing import Any
 
 from driver_manager import schemas
 from driver_manager.domain.profile import Profile
-from driver_manager.profiles.reading import inner, is_list, rule_path
-from driver_manager.profiles.rules import LEAST_ENTRIES, MAX_TIMEOUT_S, RULES
+from driver_manager.profiles import LEAST_ENTRIES, MAX_TIMEOUT_S, RULES, inner, is_list, rule_path
 from tests.support.docs.profile_keys import MEANINGS
 
 PATH = Path(schemas.__file__).parent / "profile.schema.json"

@@ -7,13 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from unittest import mock
 
-from driver_manager.core.reboot import loop as reboot_loop
+from driver_manager.core import rebooter as reboot_loop
 from driver_manager.domain.reboot import decision as reboot_decision
-from driver_manager.domain.reboot import slots
 from driver_manager.domain.reboot.decision import ASKS, GUARDS, RebootAct, RebootDecision
-from driver_manager.domain.reboot.slots import Slots
-from driver_manager.domain.reboot.state import RebootPolicy, RebootState
-from driver_manager.domain.reboot.windows import parse
+from driver_manager.domain.reboot.schedule import parse_windows
+from driver_manager.domain.reboot.state import RebootPolicy, RebootState, Slots, encode_slots
 from tests.support.docs.markdown import table
 from tests.support.fakes.reboot_world import APPROVE, KEYS, Fleet, Machine
 
@@ -116,7 +114,7 @@ def for_another_reason() -> None:
 
 def outside_its_window() -> None:
     """The window is not open yet; once it is, it closes while workloads leave."""
-    machine = _one(replace(POLICY, schedule=parse("22:00-23:00")))
+    machine = _one(replace(POLICY, schedule=parse_windows("22:00-23:00")))
     machine.clock.sleep((12 * 3600 - machine.clock.wall()) % DAY_S)
     machine.round()
     machine.clock.sleep(10.5 * 3600)
@@ -188,7 +186,7 @@ def slot_lost() -> None:
     machine = _one()
 
     def delete() -> None:
-        machine.fleet.slots, machine.fleet.slots_version = slots.encode(Slots()), machine.fleet.slots_version + 1
+        machine.fleet.slots, machine.fleet.slots_version = encode_slots(Slots()), machine.fleet.slots_version + 1
 
     _while_workloads_leave(machine, delete)
 

@@ -9,29 +9,26 @@ from typing import Any
 
 import click
 
-from driver_manager import schemas, settings
+from driver_manager import schemas
 from driver_manager.adapters.kube.leases import LEASE
-from driver_manager.cli.help_screen import SettingOption
-from driver_manager.cli.lazy import LazyGroup
-from driver_manager.cli.main import cli
-from driver_manager.domain import run_figures
+from driver_manager.cli.main import LazyGroup, cli
+from driver_manager.cli.options import SettingOption
+from driver_manager.domain import settings
 from driver_manager.domain.errors import EXIT_MEANINGS
 from driver_manager.domain.events import EVENTS, ROLLOUT_EVENTS
-from driver_manager.domain.fleet import metrics as fleet_metrics
-from driver_manager.domain.fleet.acts import Phase
-from driver_manager.domain.fleet.figures import RolloutFigures
-from driver_manager.domain.fleet.metrics import FleetReport
-from driver_manager.domain.fleet.operator_metrics import operator_families
-from driver_manager.domain.health.machine import History
+from driver_manager.domain.fleet import status as fleet_metrics
+from driver_manager.domain.fleet.state import Phase
+from driver_manager.domain.fleet.status import FleetReport, RolloutFigures, operator_families
 from driver_manager.domain.health.metrics import HealthReport, families
+from driver_manager.domain.health.watch import History
+from driver_manager.domain.host import DeviceVerdict, Health, ProbeResult
 from driver_manager.domain.metrics import PREFIX, Family
 from driver_manager.domain.node_state import MEANINGS
-from driver_manager.domain.probe_result import DeviceVerdict, Health, ProbeResult
-from driver_manager.domain.reboot import metrics as reboot_metrics
-from driver_manager.domain.reboot.record import Record
-from driver_manager.domain.run_figures import RunFigures, RunReport
-from driver_manager.domain.setting import AnySetting, SettingKind
-from driver_manager.domain.swap.window_parts import PARTS
+from driver_manager.domain.reboot import state as reboot_metrics
+from driver_manager.domain.reboot.state import Record
+from driver_manager.domain.run_report import RunFigures, RunReport, run_families
+from driver_manager.domain.settings import AnySetting, SettingKind
+from driver_manager.domain.swap.steps import PARTS
 from driver_manager.domain.window import MEANINGS as PART_MEANINGS
 from driver_manager.domain.window import Part, Window
 from driver_manager.profiles import builtin
@@ -278,9 +275,9 @@ def every_family() -> dict[str, tuple[Family, ...]]:
     """All metrics by the program that they are about."""
     return {
         "health-watch": families(HealthReport(History(), DEVICE_METRIC)),
-        "the runs of `reconcile-driver-state`": run_figures.families(RunFigures().with_run(ONE_RUN)),
-        "the rebooter": reboot_metrics.families(Record()),
-        "`rollout controller`": fleet_metrics.families(ONE_REPORT),
+        "the runs of `reconcile-driver-state`": run_families(RunFigures().with_run(ONE_RUN)),
+        "the rebooter": reboot_metrics.reboot_families(Record()),
+        "`rollout controller`": fleet_metrics.fleet_families(ONE_REPORT),
         **{
             f"`rollout controller`, profile {name}": operator_families(ONE_REPORT, profile.upgrade_metrics)
             for name, profile in builtin().items()

@@ -13,10 +13,11 @@ from typing import Any
 
 import yaml
 
-from driver_manager.domain.fleet.fields import (
+from driver_manager.domain.fleet.spec import (
     GRAMMARS,
     GROUP,
     KIND,
+    MOST,
     PLURAL,
     SHORT_NAME,
     SPEC,
@@ -24,15 +25,15 @@ from driver_manager.domain.fleet.fields import (
     WISHES,
     Field,
     Kind,
+    chars,
 )
-from driver_manager.domain.fleet.values import MOST, chars
 from tests.support.docs.markdown import code, table
 from tests.support.docs.status_fields import STATUS
 
 Json = dict[str, Any]
 
 HEAD = """\
-# Made from driver_manager/domain/fleet/fields.py by {script}; a test fails when it differs.
+# Made from driver_manager/domain/fleet/spec.py by {script}; a test fails when it differs.
 """
 ABOUT = (
     "Rolls a new driver out over the nodes of a DaemonSet whose updateStrategy is OnDelete: which nodes go when, and "

@@ -1,12 +1,12 @@
 """What the status of a DriverRollout shows, field by field: for its definition and for the reference.
 
-`driver_manager.domain.fleet.status_form` writes it; a test holds the two together.
+`driver_manager.domain.fleet.status` writes it; a test holds the two together.
 """
 
 from __future__ import annotations
 
-from driver_manager.domain.fleet.acts import Phase
-from driver_manager.domain.fleet.fields import Field, Kind
+from driver_manager.domain.fleet.spec import Field, Kind
+from driver_manager.domain.fleet.state import Phase
 
 COUNTS = (
     Field("total", Kind.WHOLE, "nodes in all"),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from driver_manager.domain import markers
-from driver_manager.domain.markers import Marker, MarkerUnreadable
+from driver_manager.domain.host import Marker, MarkerUnreadable, decode_marker
 from tests.support.fakes.npu_smi_tool import ADDRESSES, StandIn
 
 READY = "run/ascend/.driver-ready"
@@ -54,6 +53,6 @@ class AscendTree:
     def marker(self) -> Marker | None:
         """The reboot-required marker."""
         try:
-            return markers.decode((self.root / MARKER).read_text())
+            return decode_marker((self.root / MARKER).read_text())
         except (FileNotFoundError, MarkerUnreadable):
             return None

@@ -10,11 +10,9 @@ from driver_manager import profiles
 from driver_manager.domain.errors import ManagerError, ModuleFailed
 from driver_manager.domain.host import DriverSource, Host, Module, ModuleFile
 from driver_manager.domain.journal import Journal, Owner
-from driver_manager.domain.node import Node
-from driver_manager.domain.observation import Observation
-from driver_manager.domain.pod import Pod, PodList
+from driver_manager.domain.node import Node, Pod, PodList
+from driver_manager.domain.observation import Observation, Situation
 from driver_manager.domain.swap.retry_wait import noted
-from driver_manager.domain.swap.situation import Situation
 
 PROFILES = profiles.builtin()
 PROFILE = PROFILES["rebellions"]

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.policy import Mode
+from driver_manager.domain.observation import Mode
 from tests.support.fakes.builders import EXPORTER, PAUSED, PLUGIN, PROFILE, driver_pod, key
 from tests.support.fakes.scenarios import LABELS, SCENARIOS, settle_in, undisturbed
 from tests.support.fakes.shown import Shown

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from driver_manager.core.swap.reconcile import Outcome
+from driver_manager.core.swap.run import Outcome
 from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.host import Holder
 from driver_manager.domain.journal import Journal
-from driver_manager.domain.node import Node
-from driver_manager.domain.pod import Pod
-from driver_manager.domain.policy import Loader
+from driver_manager.domain.node import Node, Pod
+from driver_manager.domain.observation import Loader
 from tests.support.fakes.builders import OLD_DIGEST, PROFILE, ROOT_MOUNT, driver_pod
 from tests.support.fakes.scenarios import replace_with_workloads
 from tests.support.fakes.world import World

@@ -6,14 +6,15 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from driver_manager.core.pods.clients import ClientRestarter, ClientTurn
-from driver_manager.domain import selectors, timestamps
-from driver_manager.domain.generation import Sighting
-from driver_manager.domain.pod import Pod
+from driver_manager.core.clients import ClientRestarter, ClientTurn
+from driver_manager.domain import selectors
+from driver_manager.domain.node import Pod
+from driver_manager.domain.node_state import Sighting
 from driver_manager.domain.pods import client_record
 from driver_manager.domain.pods.client_record import ClientRecord
-from driver_manager.domain.pods.clients import ClientRules
+from driver_manager.domain.pods.workloads import ClientRules
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.wire import written_time
 from tests.support.fakes.builders import NEW_DIGEST, PROFILE, node, pod
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.cluster import FakeCluster
@@ -30,7 +31,7 @@ class ClientCluster(FakeCluster):
         gone = self.listed.get(uid)
         super().remove_pod(uid)
         if gone is not None and gone.owner_kind:
-            created = timestamps.written(self.clock.wall())
+            created = written_time(self.clock.wall())
             successor = replace(gone, uid=uid + "+", name=gone.name + "+", deleting=False, created=created)
             self.add_tenant(replace(successor, started_s=None), self.tenants.get(uid))
             self.clock.after(START_S, lambda: self.start(successor.uid))
@@ -67,7 +68,7 @@ class ClientWorld:
         known = {
             "namespace": "monitoring",
             "labels": {"app": "exporter"} if labels is None else labels,
-            "created": timestamps.written(self.clock.wall() - 200.0),
+            "created": written_time(self.clock.wall() - 200.0),
             "started_s": self.clock.wall() - 100.0,
         }
         made = pod(name, **{**known, **fields})

@@ -11,7 +11,7 @@ from tests.support.fakes.killer import Killer
 
 
 class FakeClock:
-    """See `driver_manager.ports.base.Clock`. Sleeping advances the time and lets happen what was due meanwhile."""
+    """See `driver_manager.core.ports_base.Clock`. Sleeping advances the time and lets happen what was due meanwhile."""
 
     def __init__(self, killer: Killer | None = None) -> None:
         self.now = 1_000.0
@@ -103,7 +103,7 @@ class FakeClock:
 
 
 class RecordingReporter:
-    """See `driver_manager.ports.base.Reporter`."""
+    """See `driver_manager.core.ports_base.Reporter`."""
 
     def __init__(self) -> None:
         self.steps: list[str] = []

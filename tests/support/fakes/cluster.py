@@ -7,12 +7,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from driver_manager.domain.errors import ApiUnavailable, Conflict, NodeMissing, WatchExpired
-from driver_manager.domain.json_patch import Operation
-from driver_manager.domain.node import FIELD_MANAGER, Node, NodeChange
-from driver_manager.domain.pod import Claim, Pod, PodList
-from driver_manager.domain.pod_changes import Eviction, EvictionOutcome, PodEvent, PodEventKind
-from driver_manager.sandbox.patches import json_patch
-from driver_manager.sandbox.store import ApiError
+from driver_manager.domain.node import (
+    FIELD_MANAGER,
+    Claim,
+    Eviction,
+    EvictionOutcome,
+    Node,
+    NodeChange,
+    Pod,
+    PodEvent,
+    PodEventKind,
+    PodList,
+)
+from driver_manager.domain.wire import Operation
+from driver_manager.sandbox.apiserver import ApiError, json_patch
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.killer import Killer
 
@@ -50,7 +58,7 @@ class Tenant:
 
 @dataclass
 class FakeCluster:
-    """See `driver_manager.ports.node.Cluster`. `edit`, `replace_node` and `delete_node` are somebody else's doing.
+    """See `driver_manager.core.ports.Cluster`. `edit`, `replace_node` and `delete_node` are somebody else's doing.
 
     `operator` is told of every change of the Node, as an operator that watches it is.
     """

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from driver_manager.core.swap.reconcile import Outcome
-from driver_manager.domain.policy import Policy
+from driver_manager.core.swap.run import Outcome
+from driver_manager.domain.observation import Policy
 from tests.support.fakes.builders import ASCEND, OLD_DIGEST, PAUSED, PLUGIN, PROFILE
 from tests.support.fakes.scenarios import LABELS
 from tests.support.fakes.world import World

@@ -6,21 +6,21 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from driver_manager.domain import selectors
-from driver_manager.domain.fleet.acts import MarkNode, NodeView, Place
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.model import (
+from driver_manager.domain.fleet.spec import (
     DaemonSetFacts,
     DriverPod,
     Fleet,
     FleetNode,
     Memory,
+    NodeRecord,
     Policy,
     Revision,
     UpgradeState,
     Wave,
     Wishes,
 )
-from driver_manager.domain.fleet.record import NodeRecord
+from driver_manager.domain.fleet.state import MarkNode, NodeView, Place
 
 NOW_S = 1_800_000_000.0
 ROLLOUT = "npu/driver"

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from driver_manager.domain.fleet.acts import Act, CreatePod, DeletePod, RestartPod
-from driver_manager.domain.fleet.model import DriverPod, Fleet, Task, TaskPod
-from driver_manager.domain.fleet.task_pods import REVISION_LABEL
+from driver_manager.domain.fleet.spec import DriverPod, Fleet, Task, TaskPod
+from driver_manager.domain.fleet.state import TASK_REVISION_LABEL, Act, CreatePod, DeletePod, RestartPod
 from driver_manager.domain.node_state import NodeState
 from tests.support.fakes.fleet_world import Machine, World
 
@@ -57,7 +56,7 @@ class ClearingWorld(World):
         if self.looks.refusal or act.name in self.clears or act.node not in self.machines:
             return False
         self.made += 1
-        uid, revision = f"{act.name}-{self.made}", act.body["metadata"]["labels"][REVISION_LABEL]
+        uid, revision = f"{act.name}-{self.made}", act.body["metadata"]["labels"][TASK_REVISION_LABEL]
         self.clears[act.name] = TaskPod(act.namespace, act.name, uid, act.node, revision, Task.CLEAR, self.now_s)
         return True
 

@@ -9,16 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from driver_manager.adapters.kube.client import KubeApi
-from driver_manager.adapters.kube.fleet import KubeFleet, Letter
-from driver_manager.adapters.kube.fleet_objects import readers
+from driver_manager.adapters.kube.api import KubeApi
+from driver_manager.adapters.kube.fleet import KubeFleet, Letter, readers
 from driver_manager.adapters.kube.transport import Transport
-from driver_manager.adapters.process.inbox import Inbox
-from driver_manager.adapters.process.loop_clock import LoopClock
-from driver_manager.cli.zones import zone
-from driver_manager.ports.fleet import Change
-from driver_manager.sandbox.apiserver import ApiServer
-from driver_manager.sandbox.store import Store
+from driver_manager.adapters.process.clock import Inbox, LoopClock
+from driver_manager.cli.options import zone
+from driver_manager.core.fleet_ports import Change
+from driver_manager.sandbox.apiserver import ApiServer, Store
 from tests.support.fakes.clock import RecordingReporter
 from tests.support.fakes.fleet_scene import KEYS
 from tests.support.fakes.pace import patient

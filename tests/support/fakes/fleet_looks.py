@@ -6,10 +6,17 @@ import json
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
 
-from driver_manager.domain.fleet.acts import CreatePod, DeletePod, FleetDecision, MarkNode, Place
-from driver_manager.domain.fleet.model import Fleet, FleetNode, PreflightMode, Task, TaskPod, UpgradeState
-from driver_manager.domain.fleet.preflight import LATE_S, MAX_AT_ONCE, is_at_work
-from driver_manager.domain.fleet.task_pods import LIMIT_S, REVISION_LABEL
+from driver_manager.domain.fleet.spec import Fleet, FleetNode, PreflightMode, Task, TaskPod, UpgradeState
+from driver_manager.domain.fleet.state import (
+    LIMIT_S,
+    TASK_REVISION_LABEL,
+    CreatePod,
+    DeletePod,
+    FleetDecision,
+    MarkNode,
+    Place,
+)
+from driver_manager.domain.fleet.waves import LATE_S, MAX_AT_ONCE, is_at_work
 
 TEMPLATE = json.dumps({"spec": {"initContainers": [{"name": "m", "image": "i", "args": ["reconcile-driver-state"]}]}})
 LOOKS_S = 12.0
@@ -31,7 +38,7 @@ class Looks:
         if self.refusal or act.name in self.pods:
             return False
         self.made += 1
-        revision = act.body["metadata"]["labels"][REVISION_LABEL]
+        revision = act.body["metadata"]["labels"][TASK_REVISION_LABEL]
         uid = f"{act.name}-{self.made}"
         self.pods[act.name] = TaskPod(act.namespace, act.name, uid, act.node, revision, Task.PREFLIGHT, now_s)
         return True

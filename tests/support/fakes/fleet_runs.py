@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from driver_manager.core.fleet.controller import FleetController, FleetPorts
+from driver_manager.core.fleet_ports import Leadership
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.metric_gates import MetricQuestion
-from driver_manager.domain.fleet.metrics import FleetReport
-from driver_manager.ports.fleet import Leadership
+from driver_manager.domain.fleet.spec import MetricQuestion
+from driver_manager.domain.fleet.status import FleetReport
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.fleet_scene import NAMESPACE, FleetScene, StoreFleet
@@ -22,7 +22,7 @@ LIMIT_S = 3600.0
 
 @dataclass
 class FakeLeadership:
-    """See `driver_manager.ports.fleet.Leadership`: it has the lead as the test says."""
+    """See `driver_manager.core.fleet_ports.Leadership`: it has the lead as the test says."""
 
     clock: FakeClock
     is_ours: bool = True
@@ -52,7 +52,7 @@ class FakeLeadership:
 
 @dataclass
 class FakeMetrics:
-    """See `driver_manager.ports.fleet.MetricServers`; nobody answers."""
+    """See `driver_manager.core.fleet_ports.MetricServers`; nobody answers."""
 
     asked: list[frozenset[MetricQuestion]] = field(default_factory=list)
 

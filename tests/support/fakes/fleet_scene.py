@@ -13,16 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from driver_manager.adapters.kube.bodies import node_patch
-from driver_manager.adapters.kube.fleet_objects import REVISION_LABEL, readers
-from driver_manager.adapters.kube.fleet_paths import qualified
-from driver_manager.cli.zones import zone
-from driver_manager.domain.errors import ApiUnavailable, Conflict
-from driver_manager.domain.fleet.fields import PLURAL
-from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricQuestion
-from driver_manager.domain.fleet.task_pods import TASKS
-from driver_manager.domain.node import NodeChange
-from driver_manager.ports.fleet import (
+from driver_manager.adapters.kube.fleet import REVISION_LABEL, qualified, readers
+from driver_manager.adapters.kube.objects import node_patch
+from driver_manager.cli.options import zone
+from driver_manager.core.fleet_ports import (
     Answered,
     Change,
     EventAbout,
@@ -35,8 +29,11 @@ from driver_manager.ports.fleet import (
     Seen,
     Subject,
 )
-from driver_manager.sandbox.patches import merge_patch
-from driver_manager.sandbox.store import ApiError, Obj, Store, selection
+from driver_manager.domain.errors import ApiUnavailable, Conflict
+from driver_manager.domain.fleet.spec import PLURAL, MetricAnswer, MetricQuestion
+from driver_manager.domain.fleet.state import TASKS
+from driver_manager.domain.node import NodeChange
+from driver_manager.sandbox.apiserver import ApiError, Obj, Store, apply_merge_patch, selection
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.killer import Killer
@@ -176,7 +173,7 @@ class FleetScene:
 
     def edit_node(self, name: str, patch: Obj) -> None:
         """Change a Node as somebody else does."""
-        self._change("nodes", name, lambda one: merge_patch(one, patch), namespace="")
+        self._change("nodes", name, lambda one: apply_merge_patch(one, patch), namespace="")
 
     def upgrades(self) -> dict[str, str]:
         """The word of each Node's state label, of those that have one."""
@@ -283,7 +280,7 @@ PLURALS = {kind: qualified(kind).partition(".")[0] for kind in FactKind}
 
 
 class StoreFleet:
-    """See `driver_manager.ports.fleet.FleetCluster`. While `is_held` nothing is told, as by a watch that lags.
+    """See `driver_manager.core.fleet_ports.FleetCluster`. While `is_held` nothing is told, as by a watch that lags.
 
     `refuse` gives an error that a call with an effect on this thing is answered with, None for none.
     """
@@ -344,7 +341,7 @@ class StoreFleet:
 
     def patch_node(self, name: str, change: NodeChange, resource_version: str) -> Item:
         body = node_patch(change, resource_version)
-        return self._patched("patch node", FactKind.NODES, name, lambda one: merge_patch(one, body), namespace="")
+        return self._patched("patch node", FactKind.NODES, name, lambda one: apply_merge_patch(one, body), namespace="")
 
     def delete_pod(self, namespace: str, name: str, uid: str) -> None:
         with self._effect("delete pod", name):
@@ -372,7 +369,7 @@ class StoreFleet:
     def patch_status(self, namespace: str, name: str, change: Mapping[str, Any], resource_version: str) -> Item:
         body = {"metadata": {"resourceVersion": resource_version}, "status": dict(change)}
         return self._patched(
-            "patch status", FactKind.ROLLOUTS, name, lambda one: merge_patch(one, body), is_status=True
+            "patch status", FactKind.ROLLOUTS, name, lambda one: apply_merge_patch(one, body), is_status=True
         )
 
     def post_event(self, about: EventAbout, reason: str, message: str, *, warning: bool, key: str) -> None:

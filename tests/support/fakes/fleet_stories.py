@@ -6,11 +6,10 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from driver_manager.domain.fleet.acts import Phase
-from driver_manager.domain.fleet.metric_gates import MetricGate
-from driver_manager.domain.fleet.model import Amount, OnHalt, PodGate, Policy, UnitMode, Units, Wave, Wishes
+from driver_manager.domain.fleet.spec import Amount, MetricGate, OnHalt, PodGate, Policy, UnitMode, Units, Wave, Wishes
+from driver_manager.domain.fleet.state import Phase
 from driver_manager.domain.node_state import NodeState
-from driver_manager.domain.reboot import windows
+from driver_manager.domain.reboot.schedule import Schedule, parse_windows
 from tests.support.fakes.fleet_builders import matching
 from tests.support.fakes.fleet_looks import LOOK_EVENTS
 from tests.support.fakes.fleet_world import World, check_quiet
@@ -47,8 +46,8 @@ KILLS = (None, None, None, 0, 1, 2)
 RULES: dict[str, dict[str, Any]] = {
     "pause": {"paused": True},
     "resume": {"paused": False},
-    "close": {"schedule": windows.parse("00:00-00:01")},
-    "open": {"schedule": windows.Schedule()},
+    "close": {"schedule": parse_windows("00:00-00:01")},
+    "open": {"schedule": Schedule()},
     "one-at-a-time": {"max_parallel": 1},
     "many-at-a-time": {"max_parallel": 3},
     "no-budget": {"max_unavailable": Amount(0)},
@@ -158,7 +157,7 @@ def calm(world: World) -> None:
     rules = world.policy
     waves = rules.waves if rules.waves not in BAD_WAVES else WAVES[0]
     budget = rules.max_unavailable if rules.max_unavailable != Amount(0) else None
-    world.policy = replace(rules, waves=waves, paused=False, schedule=windows.Schedule(), max_unavailable=budget)
+    world.policy = replace(rules, waves=waves, paused=False, schedule=Schedule(), max_unavailable=budget)
     world.wishes = replace(world.wishes, approved_for=world.template, approved=2, retry=world.template)
 
 

@@ -11,8 +11,26 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from driver_manager.domain.fleet import record as records
-from driver_manager.domain.fleet.acts import (
+from driver_manager.domain.fleet import spec as records
+from driver_manager.domain.fleet.advance import advance
+from driver_manager.domain.fleet.spec import (
+    UNDER_WAY,
+    DaemonSetFacts,
+    DriverPod,
+    Fleet,
+    FleetNode,
+    GatePod,
+    Memory,
+    MetricAnswer,
+    MetricQuestion,
+    Policy,
+    Revision,
+    Task,
+    UnitMode,
+    UpgradeState,
+    Wishes,
+)
+from driver_manager.domain.fleet.state import (
     Act,
     Announce,
     CreatePod,
@@ -24,24 +42,7 @@ from driver_manager.domain.fleet.acts import (
     RestartPod,
     SetTemplate,
 )
-from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.holds import UNSEEN_S
-from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricQuestion
-from driver_manager.domain.fleet.model import (
-    UNDER_WAY,
-    DaemonSetFacts,
-    DriverPod,
-    Fleet,
-    FleetNode,
-    GatePod,
-    Memory,
-    Policy,
-    Revision,
-    Task,
-    UnitMode,
-    UpgradeState,
-    Wishes,
-)
+from driver_manager.domain.fleet.waves import UNSEEN_S
 from driver_manager.domain.node_state import NodeState
 from tests.support.fakes.fleet_builders import DAEMON_SET, NOW_S, ROLLOUT, matching
 from tests.support.fakes.fleet_looks import TEMPLATE, Looks, check_looks
@@ -273,7 +274,7 @@ class World:
         machine = self.machines.get(act.node)
         if machine is None or machine.is_locked or machine.facts.resource_version != act.resource_version:
             return False
-        kept = records.decode(records.encode(act.record)) if act.record is not None else None
+        kept = records.decode_node_record(records.encode_node_record(act.record)) if act.record is not None else None
         if act.consumes_retry:
             machine.retries += 1
         asked = machine.facts.wants_retry and not act.consumes_retry

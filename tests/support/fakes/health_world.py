@@ -6,16 +6,21 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from driver_manager.core.health.loop import HealthWatch, WatchPolicy, WatchPorts
-from driver_manager.domain import markers
+from driver_manager.core.health import HealthWatch, WatchPolicy, WatchPorts
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.health.metrics import HealthReport
-from driver_manager.domain.health.notices import ClientAnswer, Notice
-from driver_manager.domain.health.surroundings import Mute, MuteAnswer, Surroundings, is_own
-from driver_manager.domain.health.wedge import Kept, NoticeKind
+from driver_manager.domain.health.watch import (
+    ClientAnswer,
+    Kept,
+    Mute,
+    MuteAnswer,
+    Notice,
+    NoticeKind,
+    Surroundings,
+    is_own,
+)
+from driver_manager.domain.host import Health, Marker, MarkerUnreadable, ProbeResult, decode_marker, encode_marker
 from driver_manager.domain.journal import Owner
-from driver_manager.domain.markers import Marker, MarkerUnreadable
-from driver_manager.domain.probe_result import Health, ProbeResult
 from driver_manager.domain.window import Window
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.killer import Killed, Killer
@@ -118,7 +123,7 @@ class HealthWorld:
     def marker(self) -> Marker | None:
         """The reboot-required marker, None where there is none or it cannot be read."""
         try:
-            return markers.decode(self.files[MARKER])
+            return decode_marker(self.files[MARKER])
         except (KeyError, MarkerUnreadable):
             return None
 
@@ -214,7 +219,7 @@ class HealthWorld:
             self._check("look")
         problem = ""
         try:
-            marker = markers.decode(self.files[MARKER]) if self.has_marker and MARKER in self.files else None
+            marker = decode_marker(self.files[MARKER]) if self.has_marker and MARKER in self.files else None
         except MarkerUnreadable as error:
             marker, problem = None, error.what
         seen = Surroundings(
@@ -252,7 +257,7 @@ class HealthWorld:
 
     def request_recovery(self, marker: Marker) -> None:
         with self._effect("request"):
-            self.files[MARKER] = markers.encode(marker)
+            self.files[MARKER] = encode_marker(marker)
 
     def clear_request(self) -> None:
         with self._effect("clear"):

@@ -7,20 +7,29 @@ import json
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 
-from driver_manager.domain import bindings, host_record, markers, reboot_wish
+from driver_manager.domain import host_record
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleBusy, ModuleFailed, ModuleStuck, OwnedElsewhere
-from driver_manager.domain.failure import noted
-from driver_manager.domain.host import DriverSource, Holder, Host, LoadRecord, Module, ModuleFile
-from driver_manager.domain.host_paths import RUN_RECORD
+from driver_manager.domain.host import (
+    DriverSource,
+    Health,
+    Holder,
+    Host,
+    LoadRecord,
+    Marker,
+    Module,
+    ModuleFile,
+    ProbeResult,
+    RebootWish,
+    decode_marker,
+    decode_reboot_wish,
+    noted_failure,
+)
 from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, Owner
-from driver_manager.domain.markers import Marker
-from driver_manager.domain.modules import closure, has_root
-from driver_manager.domain.probe_result import Health, ProbeResult
-from driver_manager.domain.profile import Profile
-from driver_manager.domain.reboot import record as reboot_record
-from driver_manager.domain.reboot_wish import RebootWish
+from driver_manager.domain.pci import noted_bindings
+from driver_manager.domain.profile import RUN_RECORD, Profile, closure, has_root
+from driver_manager.domain.reboot import state as reboot_record
 from tests.support.fakes.killer import Killer
 from tests.support.fakes.pci import FakePci
 from tests.support.fakes.slots import FakeSlots
@@ -32,7 +41,7 @@ TMPFS = "/run/"
 
 @dataclass
 class FakeHost:
-    """See `driver_manager.ports.node.HostSystem`; `facts` is what an adapter would read.
+    """See `driver_manager.core.ports.HostSystem`; `facts` is what an adapter would read.
 
     `offers` is the driver version by root. `needs` names what each module depends on; no root has those in `lacking`.
     `tunables` are the parameters by version of the driver. Those in `hanging` do not end their exit functions: they
@@ -360,9 +369,9 @@ class FakeHost:
                 active_services=tuple(sorted(name for name, runs in self.services.items() if runs)),
                 permanent=dict(self.permanent),
                 are_modules_frozen=self.are_modules_frozen,
-                failure=noted(self.files.get(paths.failure_note, ""), self.boot_id),
+                failure=noted_failure(self.files.get(paths.failure_note, ""), self.boot_id),
                 bus=self.pci.see(),
-                bindings=bindings.noted(self.files.get(paths.bindings, ""), self.boot_id),
+                bindings=noted_bindings(self.files.get(paths.bindings, ""), self.boot_id),
                 removable={name: Module(name, "", 0) for name in sorted(self.foreign)},
                 firmware_path=self.firmware_path,
                 run_record=run,
@@ -380,15 +389,15 @@ class FakeHost:
 
     def _marker(self) -> Marker | None:
         text = self.files.get(self.profile.paths.reboot_marker)
-        return markers.decode(text) if text is not None else None
+        return decode_marker(text) if text is not None else None
 
     def _wish(self) -> RebootWish | None:
         text = self.files.get(self.profile.paths.reboot_wish)
-        return reboot_wish.decode(text) if text is not None else None
+        return decode_reboot_wish(text) if text is not None else None
 
     def _granted_reboot(self) -> str:
         text = self.files.get(self.profile.paths.rebooter_record)
-        return reboot_record.decode(text).granted(self.boot_id) if text is not None else ""
+        return reboot_record.decode_reboot_record(text).granted(self.boot_id) if text is not None else ""
 
     def _modules(self) -> dict[str, Module]:
         return closure(self._all(), self.profile.modules)

@@ -6,15 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from driver_manager.adapters.host.health_marks import HostMarks
+from driver_manager.adapters.host.files import HostRoots
+from driver_manager.adapters.host.health import HostMarks
+from driver_manager.adapters.host.notes import RebootFiles
 from driver_manager.adapters.host.reboot import HostRebooter
-from driver_manager.adapters.host.reboot_files import RebootFiles
-from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.host.system import LinuxHost
-from driver_manager.domain import markers, reboot_wish
-from driver_manager.domain.markers import Marker
-from driver_manager.domain.reboot.record import Record
-from driver_manager.domain.reboot_wish import RebootWish
+from driver_manager.domain.host import Marker, RebootWish, encode_marker, encode_reboot_wish
+from driver_manager.domain.reboot.state import Record
 from driver_manager.profiles import builtin
 from tests.support.fakes.clock import FakeClock
 
@@ -40,12 +38,12 @@ def _text(path: str) -> Callable[[HostRoots, str], None]:
 
 
 def _marker(roots: HostRoots, text: str) -> None:
-    LinuxHost(roots, PROFILE, FakeClock()).write_text(PATHS.reboot_marker, markers.encode(Marker("upgrade", text)))
+    LinuxHost(roots, PROFILE, FakeClock()).write_text(PATHS.reboot_marker, encode_marker(Marker("upgrade", text)))
 
 
 def _wish(roots: HostRoots, text: str) -> None:
     wish = RebootWish("boot-1", "node-1", text)
-    LinuxHost(roots, PROFILE, FakeClock()).write_text(PATHS.reboot_wish, reboot_wish.encode(wish))
+    LinuxHost(roots, PROFILE, FakeClock()).write_text(PATHS.reboot_wish, encode_reboot_wish(wish))
 
 
 def _record(roots: HostRoots, text: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from driver_manager.adapters.host.facts import read_host
-from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.files import HostRoots
+from driver_manager.adapters.host.system import read_host
 from driver_manager.domain.host import Host
 from driver_manager.domain.profile import Profile
 from tests.support.fakes.builders import PROFILE

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.node import Node
-from driver_manager.domain.policy import Loader, Policy
-from driver_manager.sandbox.kmm import KmmStatus, changed_labels
+from driver_manager.domain.observation import Loader, Policy
+from driver_manager.sandbox.cluster import KmmStatus, changed_labels
 from tests.support.fakes.builders import OLD_DIGEST, PROFILE
 from tests.support.fakes.scenarios import LABELS, OPERANDS
 from tests.support.fakes.world import World

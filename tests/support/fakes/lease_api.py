@@ -6,9 +6,9 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from driver_manager.adapters.kube.answers import Answer
+from driver_manager.adapters.kube.api import Answer
 from driver_manager.domain.errors import ApiUnavailable
-from driver_manager.sandbox.patches import merge_patch
+from driver_manager.sandbox.apiserver import apply_merge_patch
 from tests.support.fakes.clock import FakeClock
 
 
@@ -35,7 +35,7 @@ class LeaseServer:
                 assert self.lease is not None
                 if body["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
                     raise refusal(409)
-                self._store(merge_patch(self.lease, body))
+                self._store(apply_merge_patch(self.lease, body))
         return copy.deepcopy(self.lease or {})
 
     def _store(self, lease: dict[str, Any]) -> None:
@@ -63,7 +63,7 @@ class LeaseApi:
         self.requests: list[str] = []
 
     def call(self, method: str, path: str, what: str, body: Any = None, **_: Any) -> dict[str, Any]:
-        """See `driver_manager.adapters.kube.client.KubeApi`."""
+        """See `driver_manager.adapters.kube.api.KubeApi`."""
         self.requests.append(method)
         if self.is_away:
             raise ApiUnavailable(f"{what}: no answer", "Wait.")

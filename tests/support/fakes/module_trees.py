@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters.host.facts import read_host
-from driver_manager.adapters.host.modules import kmod
-from driver_manager.adapters.host.roots import HostRoots
-from driver_manager.adapters.host.system import LinuxHost
+from driver_manager.adapters.host import modules as kmod
+from driver_manager.adapters.host.files import HostRoots
+from driver_manager.adapters.host.system import LinuxHost, read_host
 from driver_manager.adapters.process.run import Result, run
 from driver_manager.domain.host import Host
 from driver_manager.domain.profile import Profile
-from driver_manager.sandbox.host_tree import KERNEL, HostTree
+from driver_manager.sandbox.host import KERNEL, HostTree
 from tests.support.fakes.clock import FakeClock
 
 
@@ -35,7 +34,9 @@ class ModuleHost:
         self.system = LinuxHost(self.roots, profile, FakeClock())
 
     def _run(self, argv: Sequence[str], **options: Any) -> Result:
-        if argv[0] in ("rmmod", "insmod") or (argv[0] == "modprobe" and not {"--show-depends"} & set(argv)):
+        if argv[0] in ("rmmod", "insmod") or (
+            argv[0] == "modprobe" and not {"--show-depends", "--dump-modversions"} & set(argv)
+        ):
             self.did.append((argv[0], Path(argv[2] if argv[0] == "insmod" else argv[-1]).name))
         for at, word in enumerate(argv):
             if word == "--config" and argv[at + 1].startswith("/proc/self/fd/"):

@@ -16,7 +16,7 @@ import yaml
 
 from driver_manager.domain.node_state import NodeState
 from driver_manager.profiles import builtin
-from driver_manager.sandbox.host_tree import HostTree
+from driver_manager.sandbox.host import HostTree
 from tests.support.fakes.schemas import conforms
 
 OLD_ROOT, BAD_ROOT = "/opt/rbln/1.2.92", "/opt/rbln/bad"

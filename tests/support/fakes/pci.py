@@ -16,7 +16,7 @@ VFIO_MODULE, VFIO_DRIVER = "vfio_pci", "vfio-pci"
 
 @dataclass
 class FakePci:
-    """See `driver_manager.ports.devices.PciDevices`. `native` is the module of the driver, `is_loaded` whether it is.
+    """See `driver_manager.core.ports.PciDevices`. `native` is the module of the driver, `is_loaded` whether it is.
 
     `held` are holders by IOMMU group. vfio binds those in `by_ids` at each boot; no driver binds those in `unwilling`.
     """

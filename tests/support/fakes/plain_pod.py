@@ -5,21 +5,21 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-from driver_manager.adapters.http.bounded import Bounded
-from driver_manager.adapters.kube.in_pod import AUTHORITY, HOST, PORT, TOKEN, InPod
+from driver_manager.adapters.http import Bounded
+from driver_manager.adapters.kube.transport import AUTHORITY, SERVICE_HOST, SERVICE_PORT, TOKEN_FILE, InPod
 
 
 def make_account(folder: Path, token: str, authority: bytes = b"of the cluster") -> Path:
     """The folder that a kubelet mounts."""
     folder.mkdir(exist_ok=True)
-    (folder / TOKEN).write_text(token)
+    (folder / TOKEN_FILE).write_text(token)
     (folder / AUTHORITY).write_bytes(authority)
     return folder
 
 
 def variables(port: int) -> dict[str, str]:
     """What a kubelet puts into the environment."""
-    return {HOST: "127.0.0.1", PORT: str(port)}
+    return {SERVICE_HOST: "127.0.0.1", SERVICE_PORT: str(port)}
 
 
 class PlainInPod(InPod):

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from driver_manager.domain.host import Module
-from driver_manager.domain.policy import Loader, Policy
-from driver_manager.domain.swap.plan import (
-    Plan,
-)
+from driver_manager.domain.observation import Loader, Policy
+from driver_manager.domain.swap.steps import Plan
 from tests.support.fakes.builders import (
     DRIVER,
     EXPORTER,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
+from driver_manager.domain.reboot.schedule import parse_windows
 from driver_manager.domain.reboot.state import RebootPolicy
-from driver_manager.domain.reboot.windows import parse
 from tests.support.fakes.killer import Killer
 from tests.support.fakes.reboot_world import (
     APPROVE,
@@ -241,7 +241,7 @@ def check_suspended(point: tuple[int, int, str]) -> None:
 
 def check_window_closes(point: tuple[int, int, str], *, kill: bool = False) -> None:
     """The window closes while a process stands still at one call, or before the next one begins: no reboot follows."""
-    fleet = Fleet(1, replace(POLICY, schedule=parse("22:00-23:00")))
+    fleet = Fleet(1, replace(POLICY, schedule=parse_windows("22:00-23:00")))
     (machine,) = fleet.machines
     fleet.clock.sleep((22.5 * 3600 - fleet.clock.wall()) % (24 * 3600))
     machine.request()

@@ -7,17 +7,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from driver_manager.core.reboot.loop import Rebooter, RebootPorts
-from driver_manager.domain import markers
+from driver_manager.core.rebooter import Rebooter, RebootPorts
 from driver_manager.domain.errors import ApiUnavailable, Conflict, ModuleFailed, PodsRemain
-from driver_manager.domain.markers import Marker, MarkerUnreadable
-from driver_manager.domain.reboot import record as reboot_record
-from driver_manager.domain.reboot import slots
+from driver_manager.domain.host import Marker, MarkerUnreadable, decode_marker, encode_marker
+from driver_manager.domain.reboot import state as reboot_record
 from driver_manager.domain.reboot.decision import RebootDecision
-from driver_manager.domain.reboot.record import RebootAnswer, Record
-from driver_manager.domain.reboot.slots import Slots, SlotsSeen
-from driver_manager.domain.reboot.snapshot import Snapshot
-from driver_manager.domain.reboot.state import RebootPolicy
+from driver_manager.domain.reboot.state import (
+    RebootAnswer,
+    RebootPolicy,
+    Record,
+    Slots,
+    SlotsSeen,
+    Snapshot,
+    decode_slots,
+    encode_slots,
+)
 from tests.support.fakes.builders import ASCEND, node
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.cluster import FakeCluster
@@ -47,7 +51,7 @@ class Home(Protocol):
 
 @dataclass
 class FakeRebootHost:
-    """See `driver_manager.ports.reboot.RebootHost`. `obeys` says what takes it down: the command, sysrq, or nothing."""
+    """See `driver_manager.core.ports.RebootHost`. `obeys` says what takes it down: the command, sysrq, or nothing."""
 
     machine: Home
     boots: int = 1
@@ -77,7 +81,7 @@ class FakeRebootHost:
             if self.marker is None:
                 return Snapshot(self.boot_id, uptime_s)
             try:
-                return Snapshot(self.boot_id, uptime_s, markers.decode(self.marker))
+                return Snapshot(self.boot_id, uptime_s, decode_marker(self.marker))
             except MarkerUnreadable as error:
                 return Snapshot(self.boot_id, uptime_s, marker_problem=error.what)
 
@@ -94,7 +98,7 @@ class FakeRebootHost:
         with self.machine.killer.call("keep", effect=True), self.turn:
             if seen is not None and self.remembered() != seen:
                 raise Conflict("another process has replaced the record", "")
-            self.text = reboot_record.encode(record)
+            self.text = reboot_record.encode_reboot_record(record)
 
     def why_not_ready(self) -> str:
         with self.machine.killer.call("driver"):
@@ -102,7 +106,7 @@ class FakeRebootHost:
 
     def remove_marker(self, seen: Marker) -> None:
         with self.machine.killer.call("remove marker", effect=True):
-            if self.marker is not None and markers.decode(self.marker) == seen:
+            if self.marker is not None and decode_marker(self.marker) == seen:
                 self.marker = None
 
     def save_evidence(self, name: str, lines: tuple[str, ...]) -> None:
@@ -130,7 +134,7 @@ class FakeRebootHost:
 
     def remembered(self) -> Record:
         """The record on disk."""
-        return reboot_record.decode(self.text) if self.text is not None else Record()
+        return reboot_record.decode_reboot_record(self.text) if self.text is not None else Record()
 
     def _told(self, how: str) -> None:
         with self.machine.killer.call(how, effect=True):
@@ -141,14 +145,14 @@ class FakeRebootHost:
 
 @dataclass
 class FakeSlots:
-    """See `driver_manager.ports.reboot.SlotStore`, as one node sees it; the value is the fleet's."""
+    """See `driver_manager.core.ports.SlotStore`, as one node sees it; the value is the fleet's."""
 
     machine: Machine
 
     def read(self, limit: int) -> SlotsSeen:
         with self.machine.killer.call("slots"):
             fleet = self.machine.fleet
-            value = slots.decode(fleet.slots)
+            value = decode_slots(fleet.slots)
             held = value.holders if len(value.holders) >= limit else ()
             gone = {holder.uid for holder in held if not fleet.is_there(holder.node, holder.uid)}
             return SlotsSeen(value, str(fleet.slots_version), frozenset(gone))
@@ -158,12 +162,12 @@ class FakeSlots:
             fleet = self.machine.fleet
             if version != str(fleet.slots_version):
                 raise Conflict("the slots changed since they were read", "")
-            fleet.slots, fleet.slots_version = slots.encode(value), fleet.slots_version + 1
+            fleet.slots, fleet.slots_version = encode_slots(value), fleet.slots_version + 1
 
 
 @dataclass
 class FakeWorkloads:
-    """See `driver_manager.ports.reboot.NodeDrainer`."""
+    """See `driver_manager.core.ports.NodeDrainer`."""
 
     machine: Machine
     blocking: tuple[str, ...] = ()
@@ -210,7 +214,7 @@ class Machine:
     def request(self, reason: str = "upgrade", *, approved: bool = True, **fields: object) -> Machine:
         """A marker of this boot appears, and an administrator approves."""
         marker = Marker(reason, self.host.boot_id, node=self.name, written_s=int(self.fleet.clock.wall()))
-        self.host.marker = markers.encode(replace(marker, **fields))  # type: ignore[arg-type]  # fields of a Marker
+        self.host.marker = encode_marker(replace(marker, **fields))  # type: ignore[arg-type]  # fields of a Marker
         if approved:
             self.cluster.edit(annotations=APPROVE)
         return self
@@ -313,13 +317,13 @@ class Fleet:
 
     def __post_init__(self) -> None:
         self.clock = FakeClock()
-        self.slots, self.slots_version = slots.encode(Slots()), 1
+        self.slots, self.slots_version = encode_slots(Slots()), 1
         self.machines = [Machine(self, f"node-{number}", self.policy) for number in range(self.size)]
 
     @property
     def holders(self) -> list[str]:
         """Names of the nodes that hold a slot."""
-        return [holder.node for holder in slots.decode(self.slots).holders]
+        return [holder.node for holder in decode_slots(self.slots).holders]
 
     def is_there(self, name: str, uid: str) -> bool:
         """Whether the Node of that name and uid exists."""

@@ -13,8 +13,8 @@ import pytest
 
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.cli.main import run
+from driver_manager.domain.settings import HEADINGS
 from driver_manager.sandbox.apiserver import ApiServer
-from driver_manager.settings import HEADINGS
 from tests.support.fakes.fleet_runs import ControllerRun, fleet
 from tests.support.fakes.fleet_scene import NAMESPACE, FleetScene
 from tests.support.fakes.schemas import conforms

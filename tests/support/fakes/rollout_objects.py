@@ -8,7 +8,7 @@ from datetime import UTC, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from driver_manager.domain.fleet.fields import APPROVED, GROUP, KIND, RETRY, UNDO, VERSION
+from driver_manager.domain.fleet.spec import APPROVED, GROUP, KIND, RETRY, UNDO, VERSION
 
 Json = dict[str, Any]
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
 
-from driver_manager.sandbox.apiserver import ApiServer
-from driver_manager.sandbox.store import Obj, Store
+from driver_manager.sandbox.apiserver import ApiServer, Obj, Store
 
 TOKENS = {"admin-token": "admin", "manager-token": "manager"}
 

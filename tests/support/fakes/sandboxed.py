@@ -11,9 +11,8 @@ from pathlib import Path
 
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.cluster import NODE, SandboxCluster
-from driver_manager.sandbox.host_tree import HostTree
-from driver_manager.sandbox.scenario import NEW, NEW_DIGEST, OLD, OLD_DIGEST
-from driver_manager.sandbox.scenarios import NEW_ROOT, OLD_ROOT
+from driver_manager.sandbox.host import HostTree
+from driver_manager.sandbox.stories import NEW, NEW_DIGEST, NEW_ROOT, OLD, OLD_DIGEST, OLD_ROOT
 
 
 @dataclass(frozen=True)

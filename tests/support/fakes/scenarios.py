@@ -7,12 +7,11 @@ from dataclasses import replace
 from functools import cache
 
 from driver_manager.domain import selectors
-from driver_manager.domain.bindings import Binding, encode, noted
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.host import Holder
-from driver_manager.domain.node import Node
-from driver_manager.domain.pod import Claim
-from driver_manager.domain.policy import EvictionRules, Loader, Mode, Policy
+from driver_manager.domain.node import Claim, Node
+from driver_manager.domain.observation import EvictionRules, Loader, Mode, Policy
+from driver_manager.domain.pci import Binding, encode_bindings, noted_bindings
 from tests.support.fakes.builders import (
     DRIVER,
     EXPORTER,
@@ -311,7 +310,7 @@ def return_from_vfio() -> World:
     world.host.pci.put(*given, replace(function(2), override=VFIO_DRIVER), by_ids)
     world.host.pci.by_ids = frozenset({by_ids.address})
     noted = [Binding(one.address, "rebellions") for one in given]
-    world.host.files[PROFILE.paths.bindings] = encode(world.host.boot_id, noted)
+    world.host.files[PROFILE.paths.bindings] = encode_bindings(world.host.boot_id, noted)
     return world
 
 
@@ -320,8 +319,10 @@ def return_from_vfio_by_manager() -> World:
     world = return_from_vfio()
     world.policy = Policy(loader=Loader.MANAGER)
     text = world.host.files[PROFILE.paths.bindings]
-    first, *others = noted(text, world.host.boot_id)
-    world.host.files[PROFILE.paths.bindings] = encode(world.host.boot_id, [replace(first, virtual_count=2), *others])
+    first, *others = noted_bindings(text, world.host.boot_id)
+    world.host.files[PROFILE.paths.bindings] = encode_bindings(
+        world.host.boot_id, [replace(first, virtual_count=2), *others]
+    )
     return world
 
 

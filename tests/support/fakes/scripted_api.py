@@ -13,8 +13,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from kubernetes import client as kube_client
 
-from driver_manager.adapters.kube.cluster import KubeCluster
-from driver_manager.adapters.kube.library import Library
+from driver_manager.adapters.kube.kubeconfig import Library
+from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.adapters.kube.objects import KINDS
 from driver_manager.adapters.kube.transport import Transport
 from tests.support.fakes.clock import FakeClock, RecordingReporter

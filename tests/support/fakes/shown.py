@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from driver_manager.core.swap.reconcile import Outcome
+from driver_manager.core.swap.run import Outcome
 from driver_manager.domain import node_state
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.node import Node

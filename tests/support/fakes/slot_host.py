@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from driver_manager.adapters.host.files import HostFiles
-from driver_manager.adapters.host.slots import HostSlots, look
-from driver_manager.adapters.host.staging import Staged, Staging, Wanted
-from driver_manager.domain.staged import StagedSlots, folder_of, slot_name
+from driver_manager.adapters.host.slots import HostSlots, Staged, Staging, Wanted, look
+from driver_manager.domain.host import StagedSlots, folder_of, slot_name
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.host_folders import KERNEL, Tree
 

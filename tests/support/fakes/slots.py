@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from driver_manager.domain.errors import ModuleFailed, PreflightFailed
-from driver_manager.domain.staged import StagedSlot, StagedSlots, folder_of, slot_name
+from driver_manager.domain.host import StagedSlot, StagedSlots, folder_of, slot_name
 from tests.support.fakes.killer import Killer
 
 
 @dataclass
 class FakeSlots:
-    """See `driver_manager.ports.slots.SlotFolders`. `slots` are digest and version by name, the oldest first.
+    """See `driver_manager.core.ports.SlotFolders`. `slots` are digest and version by name, the oldest first.
 
     The root is a link to `leads_to`, or a folder with the driver of the version `in_root`, or not there. `problems`
     are those of slots by name, `obstacle` that of the root.

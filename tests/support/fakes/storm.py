@@ -16,8 +16,8 @@ from typing import Any
 
 from urllib3 import HTTPHeaderDict, HTTPResponse
 
-from driver_manager.adapters.kube.client import KubeApi
-from driver_manager.adapters.kube.library import Library
+from driver_manager.adapters.kube.api import KubeApi
+from driver_manager.adapters.kube.kubeconfig import Library
 from driver_manager.domain.errors import ApiUnavailable
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.selection import examples

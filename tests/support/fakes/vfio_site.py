@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from driver_manager.sandbox.cluster import NODE
-from driver_manager.sandbox.host_tree import KERNEL, HostTree
-from driver_manager.sandbox.pci_tree import PciTree
+from driver_manager.sandbox.host import KERNEL, HostTree, PciTree
 from tests.support.control_plane.shown import of_others
 from tests.support.fakes.sandboxed import ByHand, by_hand, upgradable
 from tests.support.fakes.signals import signals_kept

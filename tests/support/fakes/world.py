@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from driver_manager.core.swap.observe import Identity, observe
-from driver_manager.core.swap.reconcile import Outcome, reconcile
-from driver_manager.domain.bindings import Binding, noted
+from driver_manager.core.ports import Ports
+from driver_manager.core.swap.run import Identity, Outcome, observe, reconcile
 from driver_manager.domain.deadline import Moment
-from driver_manager.domain.host_paths import RUN_RECORD
+from driver_manager.domain.host import decode_marker
 from driver_manager.domain.journal import Owner
-from driver_manager.domain.markers import decode
-from driver_manager.domain.observation import Observation
-from driver_manager.domain.pci import PciFunction
-from driver_manager.domain.pod import PROGRAM, Pod
-from driver_manager.domain.policy import Loader, Policy
-from driver_manager.domain.profile import Profile
-from driver_manager.ports.node import Ports
+from driver_manager.domain.node import PROGRAM, Pod
+from driver_manager.domain.observation import Loader, Observation, Policy
+from driver_manager.domain.pci import Binding, PciFunction, noted_bindings
+from driver_manager.domain.profile import RUN_RECORD, Profile
 from tests.support.fakes.builders import DRIVER, NEW_DIGEST, PROFILE, driver_pod, node
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.cluster import DaemonSet, FakeCluster
@@ -119,7 +115,7 @@ class World:
             self.running.discard(me)
         was_ended = self.clock.ended_at is not None
         marker = self.host.files.get(self.profile.paths.reboot_marker)
-        asked = marker is not None and not decode(marker).is_stale(self.host.boot_id)
+        asked = marker is not None and not decode_marker(marker).is_stale(self.host.boot_id)
         wrong = why_wrong(
             outcome, before, self.cluster.current, self.profile.keys, was_ended=was_ended, is_reboot_asked=asked
         )
@@ -174,7 +170,7 @@ class World:
             shown(current, keys),
             self.host.slots.state,
             self.host.pci.see().functions,
-            noted(self.host.files.get(paths.bindings, ""), self.host.boot_id),
+            noted_bindings(self.host.files.get(paths.bindings, ""), self.host.boot_id),
             dict(self.host.given),
             frozenset(self.host.foreign),
             self.host.firmware_path,

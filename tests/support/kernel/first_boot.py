@@ -7,7 +7,7 @@ import uuid
 from pathlib import Path
 
 from driver_manager.cli import main, rebooter  # noqa: F401  # before the environment is the rebooter's own
-from driver_manager.domain.markers import Marker, encode
+from driver_manager.domain.host import Marker, encode_marker
 from tests.support.kernel import vfio_reboot
 from tests.support.kernel.guest_fixtures import DriverRoots
 from tests.support.kernel.reboots import ASKED, MARKER, OUTCOME, boot_id, environment, guest_node, write_json
@@ -23,7 +23,7 @@ def ask_for_a_reboot() -> None:
     metadata = {"name": name, "annotations": {"npu.openfuyao.com/approve-reboot": "true"}}
     node.api.post("/api/v1/nodes", {"metadata": metadata, "status": {"nodeInfo": {**info, "bootID": boot}}})
     write_json(ASKED, {"node": name, "bootId": boot})
-    MARKER.write_text(encode(Marker("upgrade", boot, name, written_s=1)))
+    MARKER.write_text(encode_marker(Marker("upgrade", boot, name, written_s=1)))
     os.environ.update(environment(name))
     code = main.run(["rebooter"])
     write_json(OUTCOME, {"failed": f"the rebooter came back with {code}"})

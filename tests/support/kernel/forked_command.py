@@ -16,8 +16,8 @@ from pathlib import Path
 
 from kubernetes import client, config  # noqa: F401  # imported here so that no child has to
 
-from driver_manager.adapters.kube import cluster as kube_cluster  # noqa: F401  # likewise
-from driver_manager.cli import health_watch, holders, main, preflight, reconcile, restore, status  # noqa: F401  # likewise
+from driver_manager.adapters.kube import node as kube_cluster  # noqa: F401  # likewise
+from driver_manager.cli import health_watch, main, reconcile, status  # noqa: F401  # likewise
 
 RUN_TIMEOUT_S = 280.0  # below the guest's limit on silence: the test says what it waited for
 

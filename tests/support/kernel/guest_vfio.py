@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.sandbox.pci_tree import CLEARED
+from driver_manager.sandbox.host import CLEARED
 from tests.support.kernel.guest_fixtures import COMMAND_TIMEOUT_S, is_loaded, rmmod
 from tests.support.kernel.inside import require_guest
 

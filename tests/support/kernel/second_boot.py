@@ -15,18 +15,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from driver_manager import profiles
-from driver_manager.adapters.host.facts import read_host
+from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.reboot import HostRebooter
-from driver_manager.adapters.host.roots import HostRoots
-from driver_manager.adapters.kube.cluster import KubeCluster
-from driver_manager.adapters.kube.in_pod import AUTHORITY, HOST, PORT, TOKEN, InPod
+from driver_manager.adapters.host.system import read_host
 from driver_manager.adapters.kube.leases import LeaseSlots
+from driver_manager.adapters.kube.node import KubeCluster
+from driver_manager.adapters.kube.transport import AUTHORITY, SERVICE_HOST, SERVICE_PORT, TOKEN_FILE, InPod
 from driver_manager.adapters.process.clock import SystemClock
-from driver_manager.core.reboot.loop import Rebooter, RebootPorts
-from driver_manager.domain.reboot.snapshot import is_idle
-from driver_manager.domain.reboot.state import RebootPolicy
+from driver_manager.core.rebooter import Rebooter, RebootPorts
+from driver_manager.domain.observation import Situation
+from driver_manager.domain.reboot.state import RebootPolicy, is_idle
 from driver_manager.domain.swap.preflight import problems
-from driver_manager.domain.swap.situation import Situation
 from tests.support.control_plane.shown import of_others, shown
 from tests.support.fakes.builders import PROFILE, observation
 from tests.support.fakes.clock import RecordingReporter
@@ -112,9 +111,9 @@ def _transport(kubeconfig: Path, folder: Path) -> InPod:
     body = json.loads(kubeconfig.read_text())
     cluster, user = body["clusters"][0]["cluster"], body["users"][0]["user"]
     (folder / AUTHORITY).write_bytes(base64.b64decode(cluster["certificate-authority-data"]))
-    (folder / TOKEN).write_text(user["token"])
+    (folder / TOKEN_FILE).write_text(user["token"])
     url = urlsplit(cluster["server"])
-    return InPod(folder, {HOST: str(url.hostname), PORT: str(url.port)})
+    return InPod(folder, {SERVICE_HOST: str(url.hostname), SERVICE_PORT: str(url.port)})
 
 
 if __name__ == "__main__":

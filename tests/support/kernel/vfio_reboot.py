@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from driver_manager.adapters.kube.in_pod import ACCOUNT, AUTHORITY, HOST, PORT, TOKEN
+from driver_manager.adapters.kube.transport import AUTHORITY, SERVICE_ACCOUNT, SERVICE_HOST, SERVICE_PORT, TOKEN_FILE
 from driver_manager.cli import main, reconcile  # noqa: F401  # the command's imports, for its forks
 from tests.support.control_plane.objects import node_body
 from tests.support.kernel.guest_fixtures import DriverRoots, is_loaded, modprobe
@@ -73,8 +73,8 @@ def _start(node: str) -> int:
     write_profile(profile, EDU_PCI_VENDOR)
     env = {
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-        HOST: str(url.hostname),
-        PORT: str(url.port),
+        SERVICE_HOST: str(url.hostname),
+        SERVICE_PORT: str(url.port),
         "NODE_NAME": node,
         "HOST_ROOT": "/",
         "PROFILE_FILE": str(profile),
@@ -96,7 +96,7 @@ def _enter_pod(kubeconfig: Path) -> Any:
     """The server and the user of a kubeconfig as a pod finds them; the server's address."""
     body = json.loads(kubeconfig.read_text())
     cluster, user = body["clusters"][0]["cluster"], body["users"][0]["user"]
-    ACCOUNT.mkdir(parents=True, exist_ok=True)
-    (ACCOUNT / AUTHORITY).write_bytes(base64.b64decode(cluster["certificate-authority-data"]))
-    (ACCOUNT / TOKEN).write_text(user["token"])
+    SERVICE_ACCOUNT.mkdir(parents=True, exist_ok=True)
+    (SERVICE_ACCOUNT / AUTHORITY).write_bytes(base64.b64decode(cluster["certificate-authority-data"]))
+    (SERVICE_ACCOUNT / TOKEN_FILE).write_text(user["token"])
     return urlsplit(cluster["server"])

@@ -13,15 +13,12 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters.kube import retries as kube_retries
-from driver_manager.adapters.kube.answers import ApiRejected
-from driver_manager.adapters.kube.client import KubeApi
-from driver_manager.adapters.kube.cluster import KubeCluster
-from driver_manager.adapters.kube.retries import Retries
+from driver_manager.adapters.kube import api as kube_retries
+from driver_manager.adapters.kube.api import ApiRejected, KubeApi, Retries
+from driver_manager.adapters.kube.node import KubeCluster
+from driver_manager.core.ports_base import Clock, Reporter
 from driver_manager.domain.errors import Conflict
-from driver_manager.domain.node import Node, NodeChange
-from driver_manager.domain.pod import Claim
-from driver_manager.ports.base import Clock, Reporter
+from driver_manager.domain.node import Claim, Node, NodeChange
 from tests.support.control_plane import fault_runner
 from tests.support.control_plane.certificates import all_certificates
 from tests.support.control_plane.fault_kinds import SHARES, Asked, Cell, cells

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.core.reboot.loop import MAX_ACTS
+from driver_manager.core.rebooter import MAX_ACTS
 from driver_manager.domain.reboot.state import RebootPolicy
 from tests.support.control_plane.api import Api
 from tests.support.control_plane.certificates import all_certificates
@@ -108,7 +108,7 @@ def test_the_rebooters_matrix_can_fail(
     control_plane: ControlPlane, admin_api: Api, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A process that forgets to give its slot back would be noticed."""
-    monkeypatch.setattr("driver_manager.core.reboot.loop.Rebooter._leave_slot", lambda *_: None)
+    monkeypatch.setattr("driver_manager.core.rebooter.Rebooter._leave_slot", lambda *_: None)
     with real_fleet(control_plane, admin_api, 0, POLICY) as fleet:
         track = Track(control_plane, fleet, tmp_path)
         driver_node, _ = track.run()

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from driver_manager.adapters.kube.client import load_client
+from driver_manager.adapters.kube.api import load_client
 from driver_manager.adapters.kube.transport import Transport
 from tests.support.contract.cluster_port import ClusterContract, Target
 from tests.support.contract.fleet_objects import FleetObjectsContract, Ground

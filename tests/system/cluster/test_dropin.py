@@ -17,8 +17,7 @@ import yaml
 
 from driver_manager.profiles import builtin
 from driver_manager.sandbox import fake_tools
-from driver_manager.sandbox.host_tree import KERNEL, HostTree
-from driver_manager.sandbox.pci_tree import PciTree
+from driver_manager.sandbox.host import KERNEL, HostTree, PciTree
 from scripts.releasing.kustomize import only
 from tests.support.control_plane.api import Api, Json
 from tests.support.control_plane.driver_node import OLD, DriverNode, old_driver, settled

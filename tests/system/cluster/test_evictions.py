@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.kube.cluster import EVICTIONS_AT_ONCE
+from driver_manager.adapters.kube.node import EVICTIONS_AT_ONCE
 from tests.support.control_plane.api import Json, wait_until
 from tests.support.control_plane.exchanges import Exchange
 from tests.support.control_plane.faults import ALWAYS, Answer, Delay, Fault, Hold

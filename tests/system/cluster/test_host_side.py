@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.domain.host_paths import RUN_RECORD
+from driver_manager.domain.profile import RUN_RECORD
 from tests.support.control_plane.api import wait_until
 from tests.support.control_plane.kubelet import NodeFactory
 from tests.support.control_plane.runner import JOURNAL, NEW, OLD, PREFIX, CommandRunner

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from driver_manager.domain.kmm import KmmModule
-from driver_manager.sandbox.kmm import KmmWorkers
+from driver_manager.sandbox.cluster import KmmWorkers
 from tests.support.control_plane.api import wait_until
 from tests.support.control_plane.audit import AuditRecord
 from tests.support.control_plane.kmm import Kmm

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.domain.reboot.patches import CORDON_FOR_REBOOT
+from driver_manager.domain.reboot.decision import CORDON_FOR_REBOOT
 from driver_manager.profiles import builtin
 from driver_manager.sandbox import fake_tools
 from tests.support.control_plane.api import Api, wait_until

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from driver_manager.domain.node_state import NEEDS_HAND, NodeState
-from driver_manager.sandbox.host_tree import HostTree
+from driver_manager.sandbox.host import HostTree
 from tests.support.control_plane.api import Api, wait_until
 from tests.support.control_plane.kubelet import NodeFactory, OperandsFactory
 from tests.support.control_plane.runner import PREFIX, CommandRunner, node_of

@@ -13,8 +13,7 @@ import pytest
 
 from driver_manager.domain.errors import ApiUnavailable
 from driver_manager.domain.reboot.decision import RebootAct
-from driver_manager.domain.reboot.record import Record, encode
-from driver_manager.domain.reboot.state import RebootPolicy
+from driver_manager.domain.reboot.state import RebootPolicy, Record, encode_reboot_record
 from tests.support.control_plane.api import Api, wait_until
 from tests.support.control_plane.audit import AuditRecord
 from tests.support.control_plane.kubelet import NodeFactory
@@ -198,7 +197,7 @@ def test_the_command_is_idle_in_little_memory_reboots_when_approved_and_is_idle_
     mark = control_plane.audit_mark()
     record = command_runner.tree.root / "var/lib/ascend/.rebooter.json"
     record.parent.mkdir(parents=True, exist_ok=True)
-    record.write_text(encode(Record()))
+    record.write_text(encode_reboot_record(Record()))
     running = command_runner.start_process("rebooter", REBOOTER_INTERVAL="0.1s")
     pid = running.process.pid
     wait_until(lambda: is_lean(pid), "the rebooter is idle")

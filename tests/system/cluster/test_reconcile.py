@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.domain.json_patch import pointer
-from driver_manager.domain.waiting import SAID_EVERY_S
+from driver_manager.domain.deadline import SAID_EVERY_S
+from driver_manager.domain.wire import pointer
 from tests.assurance.bench.reconcile import PEAK
 from tests.support.control_plane.api import Api, Json
 from tests.support.control_plane.audit import AuditRecord

@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from driver_manager.domain.fleet.acts import FleetDecision, NodeView, Outlook, Phase, Place, WaveView
-from driver_manager.domain.fleet.fields import GROUP, PLURAL, VERSION
-from driver_manager.domain.fleet.model import Memory, Past, Policy
-from driver_manager.domain.fleet.reading import memory_of, read
-from driver_manager.domain.fleet.status_form import status_of
-from driver_manager.domain.json_merge import merge_patch, without_blanks
+from driver_manager.domain.fleet.spec import GROUP, PLURAL, VERSION, Memory, Past, Policy, memory_of, read
+from driver_manager.domain.fleet.state import FleetDecision, NodeView, Outlook, Phase, Place, WaveView
+from driver_manager.domain.fleet.status import status_of
+from driver_manager.domain.wire import merge_patch, without_blanks
 from scripts.releasing.kustomize import DEPLOY, OVERLAYS, only, render
 from tests.support.control_plane.api import Api, Json, gone, refusal, wait_until
 from tests.support.control_plane.servers import NAMESPACE

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from driver_manager.domain.pod import PROGRAM
+from driver_manager.domain.node import PROGRAM
 from driver_manager.profiles import builtin
 from driver_manager.sandbox import fake_tools
 from tests.support.control_plane.api import Api, wait_until

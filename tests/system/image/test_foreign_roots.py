@@ -11,16 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.host.probe import ToolProber
-from driver_manager.adapters.host.probe_command import probe_command
-from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.files import HostRoots
+from driver_manager.adapters.host.probe import ToolProber, probe_command
 from driver_manager.adapters.host.system import LinuxHost
-from driver_manager.adapters.process.clock import SystemClock
-from driver_manager.adapters.process.loop_clock import LoopClock
+from driver_manager.adapters.process.clock import LoopClock, SystemClock
 from driver_manager.adapters.process.run import run
 from driver_manager.adapters.process.supervisor import Supervisor
 from driver_manager.domain.deadline import Deadline
-from driver_manager.domain.probe_result import Health, ProbeResult
+from driver_manager.domain.host import Health, ProbeResult
 from driver_manager.domain.profile import Profile
 from driver_manager.profiles import builtin
 from tests.support.image.distributions import NEWER, OLDER, Release, tree

@@ -10,7 +10,7 @@ import pytest
 
 from driver_manager.adapters.host.holders import find_holders
 from driver_manager.adapters.process.forked import lines_within
-from driver_manager.adapters.process.identity import lives
+from driver_manager.adapters.process.tools import process_lives
 from driver_manager.domain.journal import Owner
 from tests.support.image.stuck_process import stuck
 
@@ -52,4 +52,4 @@ def test_a_process_that_does_not_answer_is_named_and_hides_nobody(device: Path, 
 
 def test_whether_another_process_lives_is_known_all_the_same(device: Path, tmp_path: Path) -> None:
     with stuck(device, tmp_path / "file"):
-        assert lives(Owner(pid=2**22 + 1, start_ticks=1, pid_namespace=1), Path("/proc")) is False
+        assert process_lives(Owner(pid=2**22 + 1, start_ticks=1, pid_namespace=1), Path("/proc")) is False

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.host.client_notes import HostClientNotes
-from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.files import HostRoots
+from driver_manager.adapters.host.notes import HostClientNotes
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.generation import seen_now
+from driver_manager.domain.node_state import seen_now
 from tests.support.fakes.builders import NEW_DIGEST, PROFILE
 from tests.support.fakes.clock import FakeClock
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.adapters.host.modules.elf import needed_symbols
+from driver_manager.adapters.host.modules import needed_symbols
 from tests.support.fakes.elf_files import (
     GLOBAL,
     MAGIC,

@@ -17,12 +17,10 @@ from driver_manager.adapters.host.evidence import (
     EvidenceFolder,
     kernel_log,
 )
-from driver_manager.adapters.host.files import HostFiles
-from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.files import HostFiles, HostRoots
 from driver_manager.adapters.host.system import LinuxHost
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.health import record
-from driver_manager.domain.health.machine import HealthState, History
+from driver_manager.domain.health.watch import HealthState, History, encode_watch_record
 from driver_manager.domain.profile import Profile
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.clock import FakeClock
@@ -57,7 +55,7 @@ def use(tree: Tree) -> None:
 def test_what_is_kept_before_an_unload_says_what_was_seen(tree: Tree) -> None:
     tree.put("/dev/kmsg", b"6,1,5,-;rebellions: command timed out\n")
     noted = History(HealthState.SUSPECT, failures=2, evidence=("1700000000 unhealthy: npu 0 is slow",))
-    tree.put(PROFILE.paths.health_record, record.encode(noted, "boot-1"))
+    tree.put(PROFILE.paths.health_record, encode_watch_record(noted, "boot-1"))
     path = host(tree).save_evidence("unload", ("before the unload of", "rebellions 1.0"), soon())
     assert path == f"{FOLDER}/1700001000-rebellions-unload.txt"
     text = saved(tree, path)

@@ -11,18 +11,17 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters.host.modules import tree as module_tree
+from driver_manager.adapters.host import modules as module_tree
+from driver_manager.adapters.host.files import boot_id
 from driver_manager.adapters.host.pci import pci_devices, served_devices
-from driver_manager.adapters.host.roots import boot_id
 from driver_manager.adapters.process.run import Result
 from driver_manager.domain import host_record
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.host import Marker
 from driver_manager.domain.journal import Journal, OldDriver
-from driver_manager.domain.markers import Marker
-from driver_manager.domain.policy import Loader, Policy
+from driver_manager.domain.observation import Loader, Policy, Situation
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.mounts import UnmountDriverRoot
+from driver_manager.domain.swap.steps import UnmountDriverRoot
 from tests.support.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST, PROFILE, PROFILES, journal, observation
 from tests.support.fakes.host_folders import KERNEL, Tree, load, mountinfo
 

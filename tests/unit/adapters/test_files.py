@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.adapters.host import files as host_files
-from driver_manager.adapters.host.files import MAX_READ_BYTES, HostFiles, resolve
-from driver_manager.adapters.host.openat import MAX_LINKS, Place
+from driver_manager.adapters.host.files import MAX_LINKS, MAX_READ_BYTES, HostFiles, Place, resolve
 from driver_manager.domain.errors import ConfigError
 
 

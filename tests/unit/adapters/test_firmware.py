@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
+from driver_manager.adapters.host import modules as kmod
+from driver_manager.adapters.host import modules as module_tree
 from driver_manager.adapters.host.files import HostFiles
-from driver_manager.adapters.host.modules import kmod
-from driver_manager.adapters.host.modules import tree as module_tree
-from driver_manager.adapters.host.modules.firmware import is_there, search_path
-from driver_manager.adapters.host.modules.tree import ModuleTrees
+from driver_manager.adapters.host.modules import ModuleTrees, firmware_search_path, has_firmware
 from driver_manager.adapters.process.run import Result
 from driver_manager.domain.host import MissingFirmware
 from tests.support.fakes.host_folders import KERNEL, Tree
@@ -40,25 +39,25 @@ def test_the_kernels_own_folders_are_searched_after_the_one_that_it_was_told(
 ) -> None:
     if text is not None:
         tree.put("/sys/module/firmware_class/parameters/path", text)
-    assert search_path(tree.root / "sys", KERNEL, "") == (*first, *STANDARD)
+    assert firmware_search_path(tree.root / "sys", KERNEL, "") == (*first, *STANDARD)
 
 
 @pytest.mark.parametrize("folder", STANDARD)
 @pytest.mark.parametrize("suffix", ["", ".xz", ".zst"])
 def test_a_file_in_any_of_them_is_found_compressed_or_not(tree: Tree, folder: str, suffix: str) -> None:
     files = HostFiles(tree.root, tree.root / "proc")
-    assert not is_there(files, STANDARD, NAME)
+    assert not has_firmware(files, STANDARD, NAME)
     tree.put(f"{folder}/{NAME}{suffix}", "")
-    assert is_there(files, STANDARD, NAME)
-    assert is_there(files, STANDARD, "vendor/ch*.bin")
-    assert not is_there(files, STANDARD, "vendor/other*.bin")
+    assert has_firmware(files, STANDARD, NAME)
+    assert has_firmware(files, STANDARD, "vendor/ch*.bin")
+    assert not has_firmware(files, STANDARD, "vendor/other*.bin")
 
 
 def test_a_link_of_the_host_leads_to_the_hosts_files(tree: Tree) -> None:
     files = HostFiles(tree.root, tree.root / "proc")
     tree.put(f"/usr/lib/firmware/{NAME}", "")
     (tree.root / "lib").symlink_to("/usr/lib")
-    assert is_there(files, STANDARD, NAME)
+    assert has_firmware(files, STANDARD, NAME)
 
 
 def source(tree: Tree, monkeypatch: pytest.MonkeyPatch, *names: str) -> tuple[MissingFirmware, ...]:

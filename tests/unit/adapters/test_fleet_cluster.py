@@ -11,16 +11,15 @@ from typing import Any, cast
 
 import pytest
 
-from driver_manager.adapters.kube import fleet_feed, fleet_lists
-from driver_manager.adapters.kube.fleet_feed import Feed
+from driver_manager.adapters.kube import fleet as fleet_feed
+from driver_manager.adapters.kube import fleet as fleet_lists
+from driver_manager.adapters.kube.fleet import Feed
+from driver_manager.core.fleet_ports import Change, EventAbout, FactKind, Found, Gone, Listed, Lost, Seen, Subject
 from driver_manager.domain.errors import ApiRefused, Conflict, Terminated, WatchBroken
-from driver_manager.domain.fleet.fields import PLURAL
-from driver_manager.domain.fleet.model import FleetNode, Task, TaskPod
-from driver_manager.domain.fleet.task_pods import TASK_LABEL, TASKS
+from driver_manager.domain.fleet.spec import PLURAL, FleetNode, Task, TaskPod
+from driver_manager.domain.fleet.state import TASK_LABEL, TASKS
 from driver_manager.domain.node import NodeChange
-from driver_manager.ports.fleet import Change, EventAbout, FactKind, Found, Gone, Listed, Lost, Seen, Subject
-from driver_manager.sandbox.apiserver import Deny
-from driver_manager.sandbox.patches import merge_patch
+from driver_manager.sandbox.apiserver import Deny, apply_merge_patch
 from tests.support.fakes.fleet_http import FleetOverHttp, over_http
 from tests.support.fakes.fleet_scene import DRIVER, NAMESPACE, FleetScene
 
@@ -43,7 +42,7 @@ def fleet(scene: FleetScene, tmp_path: Path) -> Iterator[FleetOverHttp]:
 
 
 def edit(fleet: FleetOverHttp, name: str, patch: dict[str, Any]) -> None:
-    fleet.store.patch("nodes", name, lambda one: cast(dict[str, Any], merge_patch(one, patch)))
+    fleet.store.patch("nodes", name, lambda one: cast(dict[str, Any], apply_merge_patch(one, patch)))
 
 
 def names(listed: object) -> list[str]:
@@ -194,7 +193,7 @@ def test_what_is_refused_is_lost_with_the_reason_and_found_once_it_is_allowed(
 
 def test_a_resource_that_is_not_served_is_said_as_such(fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "driver_manager.adapters.kube.fleet_paths._COLLECTIONS",
+        "driver_manager.adapters.kube.fleet._COLLECTIONS",
         {FactKind.ROLLOUTS: ("/apis/none/v9", "nones", "nones.none")},
     )
     fleet.cluster.follow(frozenset({Subject(FactKind.ROLLOUTS, NAMESPACE)}))

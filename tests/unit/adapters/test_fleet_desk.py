@@ -11,17 +11,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from driver_manager.adapters.kube import fleet_lists
-from driver_manager.adapters.kube.answers import EXPIRED, Answer
-from driver_manager.adapters.kube.client import KubeApi
-from driver_manager.adapters.kube.fleet_desk import ATTEMPTS, KubeDesk, node_label_keys
-from driver_manager.adapters.kube.fleet_objects import readers
-from driver_manager.adapters.kube.library import namespace_of
-from driver_manager.cli.zones import zone
+from driver_manager.adapters.kube import fleet as fleet_lists
+from driver_manager.adapters.kube.api import Answer, KubeApi
+from driver_manager.adapters.kube.fleet import ATTEMPTS, KubeDesk, node_label_keys, readers
+from driver_manager.adapters.kube.kubeconfig import kubeconfig_namespace
+from driver_manager.adapters.kube.transport import EXPIRED
+from driver_manager.cli.options import zone
+from driver_manager.core.fleet_ports import FactKind, Leader, Listed, Subject
 from driver_manager.domain.errors import ApiUnavailable, Conflict
-from driver_manager.domain.fleet.model import FleetNode
-from driver_manager.domain.fleet.reading import RolloutObject
-from driver_manager.ports.fleet import FactKind, Leader, Listed, Subject
+from driver_manager.domain.fleet.spec import FleetNode, RolloutObject
 from driver_manager.sandbox.apiserver import ApiServer
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.fleet_runs import fleet
@@ -172,5 +170,5 @@ def test_the_namespace_of_a_kubeconfig_is_that_of_its_context(
         "users": [{"name": "y", "user": {}}],
     }
     (tmp_path / "config").write_text(json.dumps(body))
-    assert namespace_of(str(tmp_path / "config")) == namespace
-    assert namespace_of(str(tmp_path / "none")) == ""
+    assert kubeconfig_namespace(str(tmp_path / "config")) == namespace
+    assert kubeconfig_namespace(str(tmp_path / "none")) == ""

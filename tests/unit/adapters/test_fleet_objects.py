@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters.kube.fleet_objects import (
+from driver_manager.adapters.kube.fleet import (
     as_daemon_set,
     as_driver_pod,
     as_fleet_node,
@@ -19,19 +19,29 @@ from driver_manager.adapters.kube.fleet_objects import (
     as_task_pod,
 )
 from driver_manager.adapters.kube.objects import understood
-from driver_manager.cli.zones import zone
+from driver_manager.cli.options import zone
+from driver_manager.core.fleet_ports import FollowedDaemonSet
 from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import ApiUnavailable
-from driver_manager.domain.fleet import record, task_pods
-from driver_manager.domain.fleet.model import DriverPod, FleetNode, GatePod, Revision, Task, TaskPod
-from driver_manager.domain.fleet.reading import RolloutObject
+from driver_manager.domain.fleet.spec import (
+    DriverPod,
+    FleetNode,
+    GatePod,
+    NodeRecord,
+    Revision,
+    RolloutObject,
+    Task,
+    TaskPod,
+    decode_node_record,
+    encode_node_record,
+)
+from driver_manager.domain.fleet.state import TASK_LABEL, TASK_REVISION_LABEL
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.node_state import LastOutcome, NodeState, encode
-from driver_manager.ports.fleet import FollowedDaemonSet
 from tests.support.fakes.builders import ASCEND, PROFILE
 
 KEYS = PROFILE.keys
-RECORD = record.NodeRecord("npu/driver", "r2", 1, "uid-p", "boot", 1.0, 2.0, outcome_s=3.0)
+RECORD = NodeRecord("npu/driver", "r2", 1, "uid-p", "boot", 1.0, 2.0, outcome_s=3.0)
 OWNER = [{"kind": "DaemonSet", "uid": "uid-ds", "controller": True}, {"kind": "X", "uid": "other"}]
 
 
@@ -52,7 +62,7 @@ def test_a_node_in_full() -> None:
     found = node(
         {"rack": "a", KEYS.upgrade_state: "upgrade-failed", KEYS.state: "held", KEYS.skip: "true"},
         {
-            KEYS.rollout: record.encode(RECORD),
+            KEYS.rollout: encode_node_record(RECORD),
             KEYS.last_outcome: encode(outcome),
             KEYS.upgrade_enabled: "true",
             KEYS.upgrade_requested: "true",
@@ -91,10 +101,10 @@ def test_a_cordon_is_that_of_a_run_where_the_node_is_taken_and_it_is_marked(
 
 
 def test_a_record_of_an_earlier_version_does_not_tell_of_an_outcome() -> None:
-    before = json.loads(record.encode(RECORD))
+    before = json.loads(encode_node_record(RECORD))
     del before["outcome"]
-    assert record.decode(json.dumps(before)) == replace(RECORD, outcome_s=None)
-    assert json.loads(record.encode(replace(RECORD, outcome_s=None))) == before
+    assert decode_node_record(json.dumps(before)) == replace(RECORD, outcome_s=None)
+    assert json.loads(encode_node_record(replace(RECORD, outcome_s=None))) == before
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"v":99}', "[]"])
@@ -162,7 +172,7 @@ def task_pod(**said: Any) -> TaskPod:
         "namespace": "npu",
         "uid": "u",
         "creationTimestamp": "2026-01-02T03:04:05Z",
-        "labels": {task_pods.TASK_LABEL: "preflight", task_pods.REVISION_LABEL: "r2"},
+        "labels": {TASK_LABEL: "preflight", TASK_REVISION_LABEL: "r2"},
     }
     spec = {"nodeName": "n", "containers": [{"name": "m"}, {"name": "pull-driver"}]}
     item = as_task_pod({"metadata": metadata, "spec": spec, "status": said})

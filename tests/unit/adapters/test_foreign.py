@@ -13,12 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.adapters.host.files import HostFiles
-from driver_manager.adapters.host.foreign import Interpreted, command, interpreted
-from driver_manager.adapters.host.probe_command import probe_command
-from driver_manager.domain.health.probe_output import PARSERS, parse
-from driver_manager.domain.probe_result import Health
+from driver_manager.adapters.host.probe import Interpreted, foreign_command, interpreted, probe_command
+from driver_manager.domain.health.parsers import PARSERS, parse
+from driver_manager.domain.host import TIMED_OUT, Health
 from driver_manager.domain.profile import Probe
-from driver_manager.domain.tool_status import TIMED_OUT
 from driver_manager.profiles import builtin
 from tests.support.fakes.health_world import GOOD, HealthWorld
 
@@ -117,7 +115,7 @@ def test_what_has_no_loader_of_its_own_is_run_as_it_is(tree: Tree, content: byte
 def test_our_own_root_needs_no_loader_of_its_own_named(tmp_path: Path) -> None:
     program = tmp_path / "tool"
     program.write_bytes(elf(str(Path(sys.executable).resolve())))
-    assert command(program, (Path("/"),)) == (str(program),)
+    assert foreign_command(program, (Path("/"),)) == (str(program),)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +170,7 @@ def test_no_head_breaks_the_reading(tmp_path_factory: pytest.TempPathFactory, ta
     file = tmp_path_factory.getbasetemp() / "program"
     file.write_bytes(head + tail)
     assert isinstance(interpreted(file), Interpreted)
-    assert command(file, (tmp_path_factory.getbasetemp(),))[-1] == str(file)
+    assert foreign_command(file, (tmp_path_factory.getbasetemp(),))[-1] == str(file)
 
 
 def test_a_fifo_or_a_folder_in_the_tools_place_holds_nobody(tmp_path: Path) -> None:

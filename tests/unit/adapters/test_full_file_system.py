@@ -12,11 +12,11 @@ import pytest
 from pyfakefs import helpers
 from pyfakefs.fake_filesystem import FakeFilesystem
 
-from driver_manager.adapters.host.fence import Ownership
-from driver_manager.adapters.host.health_marks import HostMarks
+from driver_manager.adapters.host.health import HostMarks
+from driver_manager.adapters.host.system import Ownership
 from driver_manager.domain.errors import ConfigError, OwnedElsewhere
+from driver_manager.domain.host import Marker
 from driver_manager.domain.journal import Owner
-from driver_manager.domain.markers import Marker
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.host_documents import DOCUMENTS, PATHS, PROFILE, HostDocument, roots_of
 

@@ -12,16 +12,14 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters.host.health_marks import HostMarks
-from driver_manager.adapters.host.locks import WorkLock
-from driver_manager.adapters.host.roots import HostRoots
-from driver_manager.adapters.host.run_figures import RunFiguresFile
-from driver_manager.core.health.loop import HealthWatch, WatchPolicy, WatchPorts
-from driver_manager.domain import markers
+from driver_manager.adapters.host.files import HostRoots, WorkLock
+from driver_manager.adapters.host.health import HostMarks
+from driver_manager.adapters.host.notes import RunFiguresFile
+from driver_manager.core.health import HealthWatch, WatchPolicy, WatchPorts
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.health.surroundings import WRITER, Mute, Surroundings
-from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
-from driver_manager.domain.run_figures import RunReport
+from driver_manager.domain.health.watch import WRITER, Mute, Surroundings
+from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, Marker, encode_marker
+from driver_manager.domain.run_report import RunReport
 from driver_manager.domain.window import Part, Window
 from driver_manager.profiles import builtin
 from tests.support.fakes.clock import FakeClock, RecordingReporter
@@ -102,7 +100,7 @@ def test_a_profile_without_marks_has_none(tree: Tree) -> None:
 def test_a_request_is_written_where_nothing_is_or_our_own_of_an_earlier_boot(tree: Tree) -> None:
     tree.marks.request_recovery(OWN)
     assert tree.seen().marker == OWN
-    tree.marker.write_text(markers.encode(replace(OWN, boot_id="boot-0")))
+    tree.marker.write_text(encode_marker(replace(OWN, boot_id="boot-0")))
     tree.marks.request_recovery(OWN)
     assert tree.seen().has_request_of_ours
 
@@ -110,9 +108,9 @@ def test_a_request_is_written_where_nothing_is_or_our_own_of_an_earlier_boot(tre
 @pytest.mark.parametrize(
     "text",
     [
-        markers.encode(Marker(UPGRADE, "boot-1")),
-        markers.encode(Marker(UPGRADE, "boot-0", writer=WRITER)),
-        markers.encode(Marker(RECOVERY, "boot-0", writer="somebody")),
+        encode_marker(Marker(UPGRADE_REASON, "boot-1")),
+        encode_marker(Marker(UPGRADE_REASON, "boot-0", writer=WRITER)),
+        encode_marker(Marker(RECOVERY, "boot-0", writer="somebody")),
         "driver upgrade\n",
         "garbage",
         "",

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from driver_manager.adapters.host import files
-from driver_manager.adapters.host.fence import TURN_S
-from driver_manager.adapters.host.roots import HostRoots
-from driver_manager.adapters.host.system import LinuxHost
+from driver_manager.adapters.host.files import HostRoots
+from driver_manager.adapters.host.system import TURN_S, LinuxHost
 from driver_manager.domain.errors import OwnedElsewhere
 from driver_manager.domain.journal import Owner
 from driver_manager.profiles import builtin

@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.host import locks as host_locks
-from driver_manager.adapters.host.files import HostFiles
-from driver_manager.adapters.host.locks import WorkLock
-from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host import files as host_locks
+from driver_manager.adapters.host.files import HostFiles, HostRoots, WorkLock
 from driver_manager.adapters.host.system import LinuxHost
 from driver_manager.profiles import builtin
 from tests.support.fakes.clock import FakeClock

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.host import slot_tree
 from driver_manager.adapters.host import slots as host_slots
-from driver_manager.adapters.host.probe_command import probe_command
+from driver_manager.adapters.host import slots as slot_tree
+from driver_manager.adapters.host.probe import probe_command
 from driver_manager.adapters.host.slots import lock_of, look
 from driver_manager.domain.errors import ModuleFailed, PreflightFailed
+from driver_manager.domain.host import RECORD, folder_of, slot_name
 from driver_manager.domain.profile import Probe
-from driver_manager.domain.staged import RECORD, folder_of, slot_name
 from tests.support.fakes.effect_child import CAME_TO_ITS_END, Blow, struck
 from tests.support.fakes.host_folders import KERNEL, mountinfo
 from tests.support.fakes.slot_host import NEW, OLD, ROOT, SlotHost, fill

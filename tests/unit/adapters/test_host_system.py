@@ -9,18 +9,15 @@ from typing import Any
 
 import pytest
 
+from driver_manager.adapters.host import modules as kmod
+from driver_manager.adapters.host import pci as udev
 from driver_manager.adapters.host import system as host_system
-from driver_manager.adapters.host import udev
-from driver_manager.adapters.host.modules import kmod
 from driver_manager.adapters.host.system import NODE_POLL_S, LinuxHost
 from driver_manager.adapters.process.run import NOT_FOUND, Result
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ModuleFailed, ModuleStuck
-from driver_manager.domain.host import DriverSource, ModuleFile
-from driver_manager.domain.host_paths import NodeMaker
-from driver_manager.domain.probe_result import Health
-from driver_manager.domain.profile import Profile
-from driver_manager.domain.tool_status import TIMED_OUT
+from driver_manager.domain.host import TIMED_OUT, DriverSource, Health, ModuleFile
+from driver_manager.domain.profile import NodeMaker, Profile
 from tests.support.fakes.builders import ASCEND, PROFILE, PROFILES, source
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.deadlines import soon

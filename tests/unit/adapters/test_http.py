@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from driver_manager.adapters.process.loop_clock import LoopClock
+from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.adapters.report import http as report_http
 from driver_manager.adapters.report.http import HttpResponse, StatusServer, parse_address
 from driver_manager.domain.errors import ConfigError

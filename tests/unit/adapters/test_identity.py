@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.adapters.host.mounts import devices_of, mount_points_below
-from driver_manager.adapters.process.identity import lives, this_process
+from driver_manager.adapters.process.tools import process_lives, this_process
 from driver_manager.domain.journal import Owner
 from tests.support.fakes.host_folders import mountinfo
 
@@ -84,13 +84,15 @@ def test_this_process_lives_and_is_itself() -> None:
     assert me.pid == os.getpid()
     assert me.boot_id == "boot"
     assert me.start_ticks > 0
-    assert lives(me, Path("/nowhere"))
+    assert process_lives(me, Path("/nowhere"))
 
 
 def test_another_process_with_the_same_pid_is_not_it() -> None:
     me = this_process("boot")
-    assert not lives(Owner(pid=me.pid, start_ticks=me.start_ticks + 1, pid_namespace=me.pid_namespace), Path("/proc"))
-    assert not lives(Owner(pid=2**22 + 1, start_ticks=1, pid_namespace=me.pid_namespace), Path("/proc"))
+    assert not process_lives(
+        Owner(pid=me.pid, start_ticks=me.start_ticks + 1, pid_namespace=me.pid_namespace), Path("/proc")
+    )
+    assert not process_lives(Owner(pid=2**22 + 1, start_ticks=1, pid_namespace=me.pid_namespace), Path("/proc"))
 
 
 def stat(ticks: int, name: str = "driver-manager") -> str:
@@ -119,17 +121,17 @@ OTHER_NAMESPACE = 1
 def test_a_process_of_another_namespace_is_found_by_its_inner_pid_and_start(
     host_proc: Path, pid: int, ticks: int, answer: bool
 ) -> None:
-    assert lives(Owner(pid=pid, start_ticks=ticks, pid_namespace=OTHER_NAMESPACE), host_proc) is answer
+    assert process_lives(Owner(pid=pid, start_ticks=ticks, pid_namespace=OTHER_NAMESPACE), host_proc) is answer
 
 
 def test_an_unreadable_proc_shows_nobody() -> None:
-    assert not lives(Owner(pid=7, start_ticks=1, pid_namespace=OTHER_NAMESPACE), Path("/nowhere"))
+    assert not process_lives(Owner(pid=7, start_ticks=1, pid_namespace=OTHER_NAMESPACE), Path("/nowhere"))
 
 
 @pytest.mark.parametrize("broken", ["", "garbage", "77 (x) S 1"])
 def test_a_stat_that_cannot_be_read_is_nobody(host_proc: Path, broken: str) -> None:
     (host_proc / "4711/stat").write_text(broken)
-    assert not lives(Owner(pid=7, start_ticks=5000, pid_namespace=OTHER_NAMESPACE), host_proc)
+    assert not process_lives(Owner(pid=7, start_ticks=5000, pid_namespace=OTHER_NAMESPACE), host_proc)
 
 
 @pytest.mark.submission
@@ -138,5 +140,5 @@ def test_an_owner_behind_a_process_that_does_not_answer_is_not_known_to_have_end
     stuck = host_proc / "4713"
     stuck.mkdir()
     os.mkfifo(stuck / "stat")  # what opens it waits for a writer
-    assert lives(Owner(pid=7, start_ticks=5000, pid_namespace=OTHER_NAMESPACE), host_proc) is True
-    assert lives(Owner(pid=8, start_ticks=5000, pid_namespace=OTHER_NAMESPACE), host_proc) is None
+    assert process_lives(Owner(pid=7, start_ticks=5000, pid_namespace=OTHER_NAMESPACE), host_proc) is True
+    assert process_lives(Owner(pid=8, start_ticks=5000, pid_namespace=OTHER_NAMESPACE), host_proc) is None

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.kube import in_pod
-from driver_manager.adapters.kube.client import load_client
-from driver_manager.adapters.kube.cluster import KubeCluster
-from driver_manager.adapters.kube.in_pod import InPod, is_in_pod
-from driver_manager.adapters.kube.library import Library
+from driver_manager.adapters.kube import transport as in_pod
+from driver_manager.adapters.kube.api import load_client
+from driver_manager.adapters.kube.kubeconfig import Library
+from driver_manager.adapters.kube.node import KubeCluster
+from driver_manager.adapters.kube.transport import InPod, is_in_pod
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, WatchBroken
 from driver_manager.domain.node import NodeChange
 from tests.support.fakes.clock import FakeClock, RecordingReporter
@@ -25,8 +25,8 @@ HEAVY = {"kubernetes", "oauthlib", "psutil", "pydantic", "pyudev", "requests", "
 RUN = """
 import json, sys
 from pathlib import Path
-from driver_manager.adapters.kube import in_pod
-in_pod.ACCOUNT = Path(sys.argv[1])
+from driver_manager.adapters.kube import transport
+transport.SERVICE_ACCOUNT = Path(sys.argv[1])
 from driver_manager.cli import main
 code = main.run(["reconcile-driver-state", "--api-timeout", "0s", "--termination-log", ""])
 print(json.dumps({"code": code, "modules": sorted({name.partition(".")[0] for name in sys.modules})}))
@@ -93,7 +93,7 @@ def test_where_a_proxy_is_to_be_asked_the_library_is_used(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     account = junk_free(tmp_path)
-    monkeypatch.setattr(in_pod, "ACCOUNT", account)
+    monkeypatch.setattr(in_pod, "SERVICE_ACCOUNT", account)
     for key, value in variables(1).items():
         monkeypatch.setenv(key, value)
     for proxy in in_pod.PROXIES:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.host.modules import kmod
-from driver_manager.domain.failure import PastFailure, encode
+from driver_manager.adapters.host.modules import permanent_modules
+from driver_manager.domain.host import PastFailure, encode_failure
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.host_folders import Tree, load
 
@@ -36,13 +36,13 @@ def tree(tmp_path: Path) -> Tree:
 )
 def test_a_module_that_cannot_be_unloaded_is_known_by_its_line(tmp_path: Path, line: str, why: str) -> None:
     (tmp_path / "modules").write_text(f"ext4 999 1 - Live 0x0\n{line}\n")
-    found = kmod.permanent(tmp_path, ["rebellions", "rebellions_core"])
+    found = permanent_modules(tmp_path, ["rebellions", "rebellions_core"])
     assert set(found) == ({"rebellions"} if why else set())
     assert why in found.get("rebellions", "")
 
 
 def test_a_proc_without_the_list_says_nothing(tmp_path: Path) -> None:
-    assert kmod.permanent(tmp_path, ["rebellions"]) == {}
+    assert permanent_modules(tmp_path, ["rebellions"]) == {}
 
 
 def test_only_the_drivers_own_modules_are_told(tree: Tree) -> None:
@@ -63,7 +63,7 @@ def test_a_kernel_that_changes_no_modules_is_known_by_its_switch(tree: Tree, tex
 @pytest.mark.parametrize(("boot_id", "is_there"), [("boot-1", True), ("boot-0", False)])
 def test_the_note_of_a_failure_is_read_in_its_own_boot(tree: Tree, boot_id: str, is_there: bool) -> None:
     past = PastFailure(boot_id, "wish", 4, "busy", 7.5)
-    tree.put(NOTE, encode(past))
+    tree.put(NOTE, encode_failure(past))
     assert tree.read().failure == (past if is_there else None)
 
 

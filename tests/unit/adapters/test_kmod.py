@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters.host.modules import kmod
+from driver_manager.adapters.host import modules as kmod
 from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, Result
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ModuleBusy, ModuleFailed, ModuleStuck, Terminated
@@ -96,9 +96,9 @@ def test_a_tool_gets_its_own_time_or_what_is_left_of_the_deadline(
     monkeypatch.setattr(kmod, "run", run)
     clock = FakeClock()
     deadline = Deadline.after(left_s, clock.monotonic)
-    kmod.unload(sys, "rebellions", deadline, clock)
-    kmod.load(sys, KERNEL, "rebellions", deadline)
-    kmod.load_all(sys, [("rebellions", sys)], deadline)
+    kmod.unload_module(sys, "rebellions", deadline, clock)
+    kmod.load_module(sys, KERNEL, "rebellions", deadline)
+    kmod.load_modules(sys, [("rebellions", sys)], deadline)
     assert set(given) == {given_s}
     assert len(given) == 4, "rmmod, depmod, modprobe, insmod"
 
@@ -116,7 +116,7 @@ def test_a_busy_module_is_busy_in_every_wording(sys: Path, monkeypatch: pytest.M
     load(sys, "rebellions")
     tools(monkeypatch, Result(1, "", said))
     with pytest.raises(ModuleBusy, match="is in use"):
-        kmod.unload(sys, "rebellions", soon(), FakeClock())
+        kmod.unload_module(sys, "rebellions", soon(), FakeClock())
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_any_other_failure_is_told_with_the_tools_last_line(
     load(sys, "rebellions")
     tools(monkeypatch, result)
     with pytest.raises(ModuleFailed) as caught:
-        kmod.unload(sys, "rebellions", soon(), FakeClock())
+        kmod.unload_module(sys, "rebellions", soon(), FakeClock())
     assert result.last_line in caught.value.what
 
 
@@ -142,12 +142,12 @@ def test_a_count_above_nought_is_busy_whatever_the_tool_says(sys: Path, monkeypa
     load(sys, "rebellions", refcnt="2")
     tools(monkeypatch, Result(124, "", "rmmod: timed out after 60 s"))
     with pytest.raises(ModuleBusy):
-        kmod.unload(sys, "rebellions", soon(), FakeClock())
+        kmod.unload_module(sys, "rebellions", soon(), FakeClock())
 
 
 def test_a_module_that_is_gone_is_unloaded_whatever_the_tool_says(sys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = tools(monkeypatch, Result(1, "", "rmmod: ERROR: Module rebellions is not currently loaded"))
-    kmod.unload(sys, "rebellions", soon(), FakeClock())
+    kmod.unload_module(sys, "rebellions", soon(), FakeClock())
     assert ran == [["rmmod", "--", "rebellions"]]
 
 
@@ -155,7 +155,7 @@ def test_a_module_that_stays_is_not_unloaded_whatever_the_tool_says(sys: Path, m
     load(sys, "rebellions")
     tools(monkeypatch, Result(0, "", ""))
     with pytest.raises(ModuleFailed, match="is still loaded"):
-        kmod.unload(sys, "rebellions", soon(), FakeClock())
+        kmod.unload_module(sys, "rebellions", soon(), FakeClock())
 
 
 def test_modules_of_the_driver_that_the_kernel_is_unloading_are_named(sys: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_module_whose_exit_does_not_return_is_stuck_and_not_gone(
     tools(monkeypatch, result)
     clock = FakeClock()
     with pytest.raises(ModuleStuck, match="rebellions is stuck while unloading") as caught:
-        kmod.unload(sys, "rebellions", Deadline.after(90.0, clock.monotonic), clock)
+        kmod.unload_module(sys, "rebellions", Deadline.after(90.0, clock.monotonic), clock)
     assert "Reboot the node" in caught.value.remedy
     assert clock.now >= 1_090.0, "it had all the time there was"
 
@@ -189,7 +189,7 @@ def test_an_exit_that_returns_late_is_an_unload(sys: Path, monkeypatch: pytest.M
     tools(monkeypatch, result)
     clock = FakeClock()
     clock.after(80.0, (sys / "module/rebellions/initstate").unlink)
-    kmod.unload(sys, "rebellions", Deadline.after(90.0, clock.monotonic), clock)
+    kmod.unload_module(sys, "rebellions", Deadline.after(90.0, clock.monotonic), clock)
 
 
 def test_a_run_that_is_told_to_end_does_not_wait_for_an_exit(sys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +198,7 @@ def test_a_run_that_is_told_to_end_does_not_wait_for_an_exit(sys: Path, monkeypa
     clock = FakeClock()
     clock.after(3.0, clock.ask_to_end)
     with pytest.raises(Terminated):
-        kmod.unload(sys, "rebellions", Deadline.after(90.0, clock.monotonic), clock)
+        kmod.unload_module(sys, "rebellions", Deadline.after(90.0, clock.monotonic), clock)
     assert clock.now < 1_004.0
 
 
@@ -213,7 +213,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_modprobe_gets_root_kernel_and_name_as_arguments(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = tools(monkeypatch, Result(0, "", ""))
-    kmod.load(root, KERNEL, "rebellions", soon())
+    kmod.load_module(root, KERNEL, "rebellions", soon())
     assert ran == [["modprobe", "--dirname", str(root), "--set-version", KERNEL, "--", "rebellions"]]
 
 
@@ -221,14 +221,14 @@ def test_a_tree_without_a_list_gets_one_first(root: Path, monkeypatch: pytest.Mo
     (root / "lib/modules" / KERNEL / "modules.dep").unlink()
     ran = tools(monkeypatch, lambda argv: Result(int(argv[0] == "depmod"), "", "depmod: read-only"))
     with pytest.raises(ModuleFailed, match="depmod cannot make it: depmod: read-only"):
-        kmod.load(root, KERNEL, "rebellions", soon())
+        kmod.load_module(root, KERNEL, "rebellions", soon())
     assert ran == [["depmod", "-b", str(root), "--", KERNEL]]
 
 
 def test_a_failed_modprobe_names_root_and_reason(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tools(monkeypatch, Result(1, "", "modprobe: ERROR: could not insert 'rebellions': Exec format error"))
     with pytest.raises(ModuleFailed, match=r"/new: .*Exec format error"):
-        kmod.load(root, KERNEL, "rebellions", soon())
+        kmod.load_module(root, KERNEL, "rebellions", soon())
 
 
 def test_no_name_that_begins_with_a_dash_is_an_option_of_a_tool(
@@ -237,15 +237,15 @@ def test_no_name_that_begins_with_a_dash_is_an_option_of_a_tool(
     ran = tools(monkeypatch, Result(1, "", "no"))
     load(sys, "-a")
     calls: tuple[Callable[[], object], ...] = (
-        lambda: kmod.unload(sys, "-a", soon(), FakeClock()),
-        lambda: kmod.load(root, KERNEL, "-a", soon()),
-        lambda: kmod.load(root, KERNEL, "-a", soon(), {"a": "b=1"}),
-        lambda: kmod.make_list(root / "absent", "-a", soon()),
+        lambda: kmod.unload_module(sys, "-a", soon(), FakeClock()),
+        lambda: kmod.load_module(root, KERNEL, "-a", soon()),
+        lambda: kmod.load_module(root, KERNEL, "-a", soon(), {"a": "b=1"}),
+        lambda: kmod.make_module_list(root / "absent", "-a", soon()),
     )
     for call in calls:
         with pytest.raises(ModuleFailed):
             call()
-    kmod.why_refused(root, KERNEL, "-a")
-    kmod.load_all(sys, [("x", Path("-a"))], soon())
+    kmod.why_load_refused(root, KERNEL, "-a")
+    kmod.load_modules(sys, [("x", Path("-a"))], soon())
     assert {argv[0] for argv in ran} == {"rmmod", "modprobe", "depmod", "insmod"}
     assert [argv for argv in ran if argv.index("--") != argv.index("-a") - 1] == []

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters.kube.cluster import KubeCluster
-from driver_manager.adapters.kube.library import Library
-from driver_manager.adapters.kube.retries import END_SHARE
-from driver_manager.domain.backoff import retry_s
+from driver_manager.adapters.kube.api import END_SHARE
+from driver_manager.adapters.kube.kubeconfig import Library
+from driver_manager.adapters.kube.node import KubeCluster
+from driver_manager.domain.deadline import retry_s
 from driver_manager.domain.errors import (
     ApiRefused,
     ApiUnavailable,
@@ -22,9 +22,8 @@ from driver_manager.domain.errors import (
     WatchBroken,
     WatchExpired,
 )
-from driver_manager.domain.json_patch import expect, replaced
-from driver_manager.domain.node import NodeChange
-from driver_manager.domain.pod_changes import PodEvent, PodEventKind
+from driver_manager.domain.node import NodeChange, PodEvent, PodEventKind
+from driver_manager.domain.wire import expect, replaced
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.scripted_api import BUDGET_S, IN_POD, TRANSPORTS, Answer, Scripted, api_client, transport_to
 

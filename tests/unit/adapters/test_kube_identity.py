@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from driver_manager.adapters.kube import client
-from driver_manager.adapters.kube.client import KubeApi
-from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube import api as client
+from driver_manager.adapters.kube.api import KubeApi
 from driver_manager.adapters.kube.leases import LEASE, LeaseSlots
+from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.adapters.kube.objects import other_object
 from driver_manager.domain.errors import ApiUnavailable, WatchBroken
 from driver_manager.domain.node import NodeChange

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 from kubernetes import client as kube_client
 
-from driver_manager.adapters.http.bounded import Bounded
-from driver_manager.adapters.kube.client import KubeApi, load_client
-from driver_manager.adapters.kube.cluster import KubeCluster
-from driver_manager.adapters.kube.library import Library
-from driver_manager.adapters.kube.retries import ATTEMPT_S, CONNECT_S, SHORTEST_ATTEMPT_S
+from driver_manager.adapters.http import Bounded
+from driver_manager.adapters.kube.api import ATTEMPT_S, CONNECT_S, SHORTEST_ATTEMPT_S, KubeApi, load_client
+from driver_manager.adapters.kube.kubeconfig import Library
+from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.adapters.kube.transport import Transport, Unreachable, WireRequest
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, Terminated
 from driver_manager.domain.node import NodeChange

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.adapters.kube import fleet_desk, fleet_objects, leadership, watching
 from driver_manager.adapters.kube import objects as kube_objects
+from driver_manager.adapters.kube.fleet import _as_leader, as_daemon_set
+from driver_manager.adapters.kube.leases import _as_record
+from driver_manager.adapters.kube.node import sent
 from driver_manager.adapters.kube.objects import as_claim, as_node, as_pod
 from driver_manager.domain.errors import ApiUnavailable, WatchBroken
-from driver_manager.domain.pod import Claim, Pod
+from driver_manager.domain.node import Claim, Pod
 
 ATOM = "rebellions.ai/ATOM"
 MIRROR = "kubernetes.io/config.mirror"
@@ -517,11 +519,11 @@ def test_a_pod_runs_since_the_first_of_its_containers_does(status: Any, started_
     [
         (as_pod, lambda number: {"metadata": {"name": "p"}, "spec": {"terminationGracePeriodSeconds": number}}),
         (as_pod, lambda number: {"metadata": {"name": "p", "deletionGracePeriodSeconds": number}}),
-        (leadership._as_record, lambda number: {"spec": {"leaseDurationSeconds": number}}),
-        (leadership._as_record, lambda number: {"spec": {"leaseTransitions": number}}),
-        (fleet_desk._as_leader, lambda number: {"spec": {"leaseDurationSeconds": number}}),
+        (_as_record, lambda number: {"spec": {"leaseDurationSeconds": number}}),
+        (_as_record, lambda number: {"spec": {"leaseTransitions": number}}),
+        (_as_leader, lambda number: {"spec": {"leaseDurationSeconds": number}}),
         (
-            fleet_objects.as_daemon_set,
+            as_daemon_set,
             lambda number: {"metadata": {"name": "d"}, "status": {"desiredNumberScheduled": number}},
         ),
     ],
@@ -530,10 +532,10 @@ def test_a_number_that_no_field_holds_is_no_answer(read: Any, body: Any, number:
     with pytest.raises(ApiUnavailable, match="not the object that was asked for"):
         kube_objects.understood(read, body(number))
     with pytest.raises(WatchBroken, match="not an event"):
-        watching.sent(read, body(number))
+        sent(read, body(number))
 
 
 def test_a_number_that_cannot_be_converted_is_no_answer() -> None:
-    for guard, refusal in ((kube_objects.understood, ApiUnavailable), (watching.sent, WatchBroken)):
+    for guard, refusal in ((kube_objects.understood, ApiUnavailable), (sent, WatchBroken)):
         with pytest.raises(refusal):
             guard(lambda body: float(body["n"]), {"n": 10**400})

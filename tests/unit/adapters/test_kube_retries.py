@@ -15,14 +15,22 @@ from kubernetes import client as kube_client
 from urllib3 import HTTPResponse
 from urllib3.exceptions import NewConnectionError
 
-from driver_manager.adapters.kube import client as own_client
-from driver_manager.adapters.kube import in_pod
-from driver_manager.adapters.kube.answers import retry_after_s, unauthenticated
-from driver_manager.adapters.kube.client import KubeApi, load_client
-from driver_manager.adapters.kube.cluster import KubeCluster
-from driver_manager.adapters.kube.library import Library
-from driver_manager.adapters.kube.retries import AGAIN, ASKED_MOST_S, END_SHARE, PROMPT_S, Retries
-from driver_manager.domain.backoff import retry_s
+from driver_manager.adapters.kube import api as own_client
+from driver_manager.adapters.kube import transport as in_pod
+from driver_manager.adapters.kube.api import (
+    AGAIN,
+    ASKED_MOST_S,
+    END_SHARE,
+    PROMPT_S,
+    KubeApi,
+    Retries,
+    load_client,
+    retry_after_s,
+    unauthenticated,
+)
+from driver_manager.adapters.kube.kubeconfig import Library
+from driver_manager.adapters.kube.node import KubeCluster
+from driver_manager.domain.deadline import retry_s
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ConfigError, ExitCode, WatchExpired
 from driver_manager.domain.node import NodeChange
 from tests.support.fakes.clock import FakeClock, RecordingReporter
@@ -262,7 +270,7 @@ users: [{{name: u, user: {{tokenFile: {token}}}}}]
 def by_service_account(api: Scripted, token: Path, patch: pytest.MonkeyPatch) -> str:
     """As in a pod, but for TLS."""
     make_account(token.parent, token.read_text())
-    patch.setattr(in_pod, "ACCOUNT", token.parent)
+    patch.setattr(in_pod, "SERVICE_ACCOUNT", token.parent)
     patch.setattr(in_pod, "InPod", PlainInPod)
     for name, value in variables(api.server.server_port).items():
         patch.setenv(name, value)
@@ -406,6 +414,6 @@ def test_without_the_renewal_a_rotation_would_be_noticed(
 def test_a_policy_without_a_bound_for_retry_after_would_be_noticed(
     api: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("driver_manager.adapters.kube.retries.ASKED_MOST_S", 1e12)
+    monkeypatch.setattr("driver_manager.adapters.kube.api.ASKED_MOST_S", 1e12)
     with pytest.raises(AssertionError):
         test_an_absurd_retry_after_is_bounded(api, "1e9")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters.kube import cluster as kube_cluster
-from driver_manager.adapters.kube.cluster import KubeCluster
-from driver_manager.adapters.kube.retries import END_SHARE
+from driver_manager.adapters.kube import node as kube_cluster
+from driver_manager.adapters.kube.api import END_SHARE
+from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.domain.errors import (
     ApiRefused,
     ApiUnavailable,
@@ -19,9 +19,7 @@ from driver_manager.domain.errors import (
     WatchBroken,
     WatchExpired,
 )
-from driver_manager.domain.node import Node, NodeChange
-from driver_manager.domain.pod import Claim, Pod
-from driver_manager.domain.pod_changes import Eviction, EvictionOutcome
+from driver_manager.domain.node import Claim, Eviction, EvictionOutcome, Node, NodeChange, Pod
 from tests.support.fakes.scripted_api import BUDGET_S, IN_POD, Answer, Scripted
 
 POD = Pod("tenant", "web-0", "uid-1")

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.adapters.kube.client import KubeApi
-from driver_manager.adapters.kube.leadership import ACT_S, ATTEMPT_S, LEASE_S, RENEW_S, LeaseLeadership
-from driver_manager.adapters.kube.retries import PROMPT_S
+from driver_manager.adapters.kube.api import PROMPT_S, KubeApi
+from driver_manager.adapters.kube.leases import ACT_S, ATTEMPT_S, LEASE_S, RENEW_S, LeaseLeadership
 from driver_manager.domain.errors import ApiUnavailable
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.lease_api import LeaseApi, LeaseServer

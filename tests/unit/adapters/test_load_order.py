@@ -7,12 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.host.modules.firmware import search_path
+from driver_manager.adapters.host.modules import firmware_search_path
 from driver_manager.domain.errors import ModuleFailed
 from driver_manager.domain.host import DriverSource
-from driver_manager.domain.modules import has_root, unload_order, users
-from driver_manager.domain.profile import Modules, Profile, RootsNeeded
-from driver_manager.domain.profile_json import decode, encode
+from driver_manager.domain.profile import (
+    Modules,
+    Profile,
+    RootsNeeded,
+    decode_profile,
+    encode_profile,
+    has_root,
+    unload_order,
+    users,
+)
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.deadlines import soon
 from tests.support.fakes.module_trees import ModuleHost
@@ -92,7 +99,7 @@ def test_a_driver_with_none_of_them_is_not(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("profile", [ORDERED, EITHER])
 def test_another_process_reads_the_same(profile: Profile) -> None:
-    assert decode(encode(profile)) == profile
+    assert decode_profile(encode_profile(profile)) == profile
 
 
 def test_modprobe_is_given_the_profiles_options_before_the_hosts_own(
@@ -146,4 +153,4 @@ def test_the_kernel_is_told_where_the_firmware_is_and_it_is_looked_for_there(
     host.system.set_firmware_path("/var/lib/firmware")
     assert (host.tree.root / "sys/module/firmware_class/parameters/path").read_text() == "/var/lib/firmware"
     assert host.facts(ROOT).firmware_path == "/var/lib/firmware"
-    assert search_path(host.roots.sys, "6.1", "/opt/f")[0] == "/opt/f"
+    assert firmware_search_path(host.roots.sys, "6.1", "/opt/f")[0] == "/opt/f"

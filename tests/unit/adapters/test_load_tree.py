@@ -10,16 +10,14 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters.host.facts import read_host
-from driver_manager.adapters.host.modules import kmod
-from driver_manager.adapters.host.roots import HostRoots
-from driver_manager.adapters.host.system import LinuxHost
+from driver_manager.adapters.host import modules as kmod
+from driver_manager.adapters.host.files import HostRoots
+from driver_manager.adapters.host.system import LinuxHost, read_host
 from driver_manager.adapters.process.run import Result, run
 from driver_manager.domain.errors import ModuleFailed
 from driver_manager.domain.host import DriverSource
-from driver_manager.domain.profile import LoadScope, Profile
-from driver_manager.domain.profile_json import decode, encode
-from driver_manager.sandbox.host_tree import KERNEL, HostTree
+from driver_manager.domain.profile import LoadScope, Profile, decode_profile, encode_profile
+from driver_manager.sandbox.host import KERNEL, HostTree
 from tests.support.fakes.builders import ASCEND, PROFILE
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.deadlines import soon
@@ -159,4 +157,4 @@ def test_the_hosts_own_modules_are_never_loaded_as_a_whole(tree: HostTree) -> No
 
 
 def test_the_scope_survives_the_way_into_another_process() -> None:
-    assert decode(encode(ASCEND)).modules.load is LoadScope.TREE
+    assert decode_profile(encode_profile(ASCEND)).modules.load is LoadScope.TREE

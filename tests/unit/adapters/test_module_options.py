@@ -12,14 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from driver_manager.adapters.host import modules as kmod
 from driver_manager.adapters.host.files import HostFiles
-from driver_manager.adapters.host.modules import kmod
-from driver_manager.adapters.host.modules.options import (
-    as_config,
-    configured_options,
-    loaded_parameters,
-    options_in,
-)
+from driver_manager.adapters.host.modules import as_config, configured_options, loaded_parameters, options_in
 from driver_manager.adapters.process.run import Result
 from tests.support.fakes.deadlines import soon
 from tests.support.fakes.host_folders import KERNEL, load
@@ -108,7 +103,7 @@ def test_modprobe_gets_them_before_those_of_its_own_folders(tmp_path: Path, monk
 
     monkeypatch.setattr(kmod, "FOLDERS", (str(tmp_path), str(tmp_path / "absent")))
     monkeypatch.setattr(kmod, "run", run)
-    kmod.load(tmp_path, KERNEL, "rebellions", soon(), {"rebellions": "depth=7", "core": "a=1"})
+    kmod.load_module(tmp_path, KERNEL, "rebellions", soon(), {"rebellions": "depth=7", "core": "a=1"})
     ((argv, config),) = seen
     assert config == "options rebellions depth=7\noptions core a=1\n"
     assert argv[-4:] == ["--config", str(tmp_path), "--", "rebellions"]
@@ -146,7 +141,7 @@ def test_what_modprobe_would_refuse_is_told_before(monkeypatch: pytest.MonkeyPat
         return result
 
     monkeypatch.setattr(kmod, "run", run)
-    why = kmod.why_refused(Path("/r"), KERNEL, "rebellions")
+    why = kmod.why_load_refused(Path("/r"), KERNEL, "rebellions")
     assert bool(why) is bool(said)
     assert said in why
     assert ran == [["modprobe", "--show-depends", "--dirname", "/r", "--set-version", KERNEL, "--", "rebellions"]]

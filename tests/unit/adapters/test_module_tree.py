@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from driver_manager.adapters.host import modules as kmod
+from driver_manager.adapters.host import modules as module_tree
 from driver_manager.adapters.host.files import HostFiles
-from driver_manager.adapters.host.modules import kmod
-from driver_manager.adapters.host.modules import tree as module_tree
-from driver_manager.adapters.host.modules.tree import ModuleTrees
+from driver_manager.adapters.host.modules import ModuleTrees
 from driver_manager.adapters.process.run import Result
 
 KERNEL = "6.1.0-fake"

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from driver_manager.adapters.host import files as host_files
-from driver_manager.adapters.host.files import HostFiles, resolve
-from driver_manager.adapters.host.openat import FOLDER_MODE, MAX_LINKS, Missing, Place, place
+from driver_manager.adapters.host.files import FOLDER_MODE, MAX_LINKS, HostFiles, Missing, Place, place, resolve
 from driver_manager.domain.errors import ConfigError
 
 STATE = "/run/rbln/state"

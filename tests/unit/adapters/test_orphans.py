@@ -20,7 +20,7 @@ def tool(argv, timeout_s):
     return run(argv, timeout_s=timeout_s).status
 """
 BY_SUPERVISOR = """
-from driver_manager.adapters.process.loop_clock import LoopClock
+from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.adapters.process.supervisor import Supervisor
 clock = LoopClock()
 clock.install()
@@ -29,12 +29,12 @@ def tool(argv, timeout_s):
 """
 STARTER = """
 import subprocess, sys, time
-from driver_manager.adapters.process import orphans
-orphans.adopt()
+from driver_manager.adapters.process import tools
+tools.adopt()
 apart = subprocess.Popen(["sleep", "300"])
 begun = time.monotonic()
 status = tool(["sh", "-c", sys.argv[1]], float(sys.argv[2]))
-print(status, round(time.monotonic() - begun, 1), apart.poll(), *(pid for pid, _ in orphans._children()))
+print(status, round(time.monotonic() - begun, 1), apart.poll(), *(pid for pid, _ in tools._children()))
 apart.kill()
 """
 STARTERS = pytest.mark.parametrize("starter", [BY_RUN, BY_SUPERVISOR], ids=["run", "supervisor"])
@@ -91,16 +91,16 @@ def test_a_tool_that_hangs_ends_with_its_grandchild(tmp_path: Path, starter: str
 
 AS_INIT = """
 import os, subprocess
-from driver_manager.adapters.process import orphans
-from driver_manager.adapters.process.tools import environment
-seen = orphans.Orphans()
+from driver_manager.adapters.process import tools
+from driver_manager.adapters.process.run import environment
+seen = tools.Orphans()
 # What `kubectl exec` leaves behind comes to the init process as well, with the container's environment.
 for environ in ({"PATH": os.environ["PATH"]}, environment({})):
     subprocess.run(["sh", "-c", "setsid sleep 300 &"], env=environ, stdout=subprocess.DEVNULL)
-before = len(list(orphans._children()))
+before = len(list(tools._children()))
 while seen.end() is not None:
     pass
-print(os.getpid(), before, len(list(orphans._children())))
+print(os.getpid(), before, len(list(tools._children())))
 """
 
 
@@ -124,11 +124,11 @@ def test_a_loop_that_becomes_lean_still_gets_the_orphans(tmp_path: Path) -> None
     code = f"""
 import sys
 sys.path.append({str(tmp_path)!r})
-from driver_manager.adapters.process import orphans
+from driver_manager.adapters.process import tools
 from driver_manager.adapters.report.log import LogForm
 from driver_manager.cli import lean
-orphans.adopt()
-lean.become("lean_target", {{"script": {script!r}}}, LogForm(as_json=False))
+tools.adopt()
+lean.become("lean_target:run", {{"script": {script!r}}}, LogForm(as_json=False))
 """
     subprocess.run([sys.executable, "-c", code], timeout=TIMEOUT_S, check=True)
     assert [pid for pid in left_behind(notes) if is_alive(pid)] == []

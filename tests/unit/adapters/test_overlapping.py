@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from driver_manager.adapters.kube.overlapping import answers
-from driver_manager.adapters.process.clock import SystemClock
-from driver_manager.adapters.process.thread_clock import ThreadClock
+from driver_manager.adapters.kube.node import answers
+from driver_manager.adapters.process.clock import SystemClock, ThreadClock
+from driver_manager.core.ports_base import Clock
 from driver_manager.domain.errors import Conflict, Terminated
-from driver_manager.ports.base import Clock
 
 LONG_S = 20.0
 

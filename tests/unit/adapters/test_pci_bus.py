@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.host import pci_bus
-from driver_manager.adapters.host.pci_bus import read_bus
-from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host import pci as pci_bus
+from driver_manager.adapters.host.files import HostRoots
+from driver_manager.adapters.host.pci import read_bus
 from driver_manager.domain.pci import PciFunction
 from driver_manager.domain.profile import Passthrough
-from driver_manager.sandbox.pci_tree import PciTree
+from driver_manager.sandbox.host import PciTree
 from tests.support.fakes.builders import PROFILE
 
 HAS_AUDIO = replace(PROFILE, passthrough=Passthrough(auxiliary=("0403",)))

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from driver_manager.adapters.prometheus.asker import PrometheusServers
-from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricQuestion
-from driver_manager.ports.fleet import Answered
+from driver_manager.adapters.prometheus import PrometheusServers
+from driver_manager.core.fleet_ports import Answered
+from driver_manager.domain.fleet.spec import MetricAnswer, MetricQuestion
 
 BOUND_S = 60.0
 A, B = MetricQuestion("http://a", "1"), MetricQuestion("http://a", "2")

@@ -13,8 +13,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from driver_manager.adapters.prometheus.query import MAX_BYTES, ask
-from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricQuestion
+from driver_manager.adapters.prometheus import MAX_BYTES, ask
+from driver_manager.domain.fleet.spec import MetricAnswer, MetricQuestion
 from tests.support.deploy.prometheus import free_port, prometheus
 
 QUERY = 'sum(errors{node="a"}) or vector(0) # ü%&+'

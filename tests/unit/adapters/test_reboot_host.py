@@ -12,18 +12,16 @@ import pytest
 
 from driver_manager.adapters.host import reboot as host_reboot
 from driver_manager.adapters.host.evidence import EVIDENCE_CHARS, EVIDENCE_KEPT
-from driver_manager.adapters.host.facts import read_host
-from driver_manager.adapters.host.files import HostFiles
-from driver_manager.adapters.host.locks import WorkLock
-from driver_manager.adapters.host.namespaces import in_host
+from driver_manager.adapters.host.files import HostFiles, HostRoots, WorkLock
+from driver_manager.adapters.host.holders import in_host
 from driver_manager.adapters.host.reboot import HostRebooter
-from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.system import read_host
 from driver_manager.adapters.process.run import Result
 from driver_manager.domain.errors import ConfigError, Conflict, ModuleFailed
-from driver_manager.domain.host_paths import NodeMaker
-from driver_manager.domain.markers import Marker, encode
-from driver_manager.domain.reboot.record import Attempt, Pending, RebootAnswer, RebootRequest, Record, RecordUnreadable
-from driver_manager.sandbox.host_tree import HostTree
+from driver_manager.domain.host import Marker, encode_marker
+from driver_manager.domain.profile import NodeMaker
+from driver_manager.domain.reboot.state import Attempt, Pending, RebootAnswer, RebootRequest, Record, RecordUnreadable
+from driver_manager.sandbox.host import HostTree
 from tests.support.fakes.builders import ASCEND
 from tests.support.fakes.clock import FakeClock
 
@@ -57,7 +55,7 @@ def test_one_look_tells_boot_uptime_and_marker(tree: HostTree) -> None:
     look = host(tree).look()
     assert (look.boot_id, look.uptime_s, look.marker, look.marker_problem) == (tree.boot_id, 123.45, None, "")
     marker = Marker("recovery", tree.boot_id, evidence=("wedged",))
-    put(tree, PATHS.reboot_marker, encode(marker))
+    put(tree, PATHS.reboot_marker, encode_marker(marker))
     assert host(tree).look().marker == marker
 
 
@@ -159,7 +157,7 @@ def test_a_marker_is_removed_and_one_that_cannot_be_is_named(tree: HostTree, mon
 
 def test_a_marker_written_meanwhile_stays(tree: HostTree) -> None:
     fresh = Marker("recovery", tree.boot_id)
-    target = put(tree, PATHS.reboot_marker, encode(fresh))
+    target = put(tree, PATHS.reboot_marker, encode_marker(fresh))
     host(tree).remove_marker(Marker("recovery", "an earlier boot"))
     assert host(tree).look().marker == fresh
     host(tree).remove_marker(fresh)
@@ -168,7 +166,7 @@ def test_a_marker_written_meanwhile_stays(tree: HostTree) -> None:
 
 def test_no_marker_is_removed_while_somebody_works_on_the_driver(tree: HostTree) -> None:
     seen = Marker("recovery", "an earlier boot")
-    target = put(tree, PATHS.reboot_marker, encode(seen))
+    target = put(tree, PATHS.reboot_marker, encode_marker(seen))
     lock = WorkLock(HostFiles(tree.root, tree.root / "proc"), PATHS.work_lock)
     with lock.working(FakeClock(), 1.0), pytest.raises(ModuleFailed, match="another run is working on the driver"):
         host(tree).remove_marker(seen)
@@ -203,7 +201,7 @@ def test_evidence_has_the_probes_last_words_the_holders_and_the_kernels(tree: Ho
 
 
 def test_evidence_that_no_encoding_has_is_saved_as_far_as_it_can_be(tree: HostTree) -> None:
-    put(tree, PATHS.reboot_marker, encode(Marker("recovery", tree.boot_id, evidence=("ret=4 \udcff",))))
+    put(tree, PATHS.reboot_marker, encode_marker(Marker("recovery", tree.boot_id, evidence=("ret=4 \udcff",))))
     marker = host(tree).look().marker
     assert marker is not None
     host(tree).save_evidence("1-recovery", marker.evidence)

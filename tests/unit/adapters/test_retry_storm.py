@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from driver_manager.adapters.kube import retries as kube_retries
-from driver_manager.domain import backoff
-from driver_manager.domain.backoff import LEAST_S, around_s, retry_s
+from driver_manager.adapters.kube import api as kube_retries
+from driver_manager.domain.deadline import LAST_S, LEAST_S, around_s, retry_s
 from tests.support.fakes.storm import BUDGET_S, CLIENTS, Outage, no_numbers, own_numbers, peak, requests_s
 
 OUTAGES = [
@@ -38,7 +37,7 @@ def test_those_who_were_refused_together_come_back_one_after_the_other(outage: O
 @pytest.mark.parametrize("outage", OUTAGES[:4], ids=str)
 def test_all_get_their_answer_soon_after_the_server_is_back(outage: Outage) -> None:
     last_s = max(moments[-1] for moments in requests_s(outage, own_numbers(FEW)))
-    assert outage.seconds <= last_s <= outage.seconds + 2 * max(outage.retry_after_s, 2 * backoff.LAST_S)
+    assert outage.seconds <= last_s <= outage.seconds + 2 * max(outage.retry_after_s, 2 * LAST_S)
 
 
 @pytest.mark.submission
@@ -61,7 +60,7 @@ def test_the_servers_wish_is_a_floor_and_the_pauses_grow_up_to_a_bound(random: f
     grown = [retry_s(attempt, 0.0, random) for attempt in range(1, 200)]
     assert grown == sorted(grown)
     assert grown[0] >= LEAST_S
-    assert grown[-1] <= 2 * backoff.LAST_S
+    assert grown[-1] <= 2 * LAST_S
     assert 7.0 < retry_s(1, 7.0, random) <= 14.0 + LEAST_S
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from driver_manager.adapters.process.run import KILLED_S, NOT_FOUND, NOT_RUNNABLE, OUTPUT_CHARS, Result, run
-from driver_manager.domain.tool_status import TIMED_OUT
+from driver_manager.domain.host import TIMED_OUT
 from tests.support.fakes.pace import patient, with_time_enough
 
 PATIENCE_S = 25.0

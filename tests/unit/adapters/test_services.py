@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from driver_manager.adapters.host import services
-from driver_manager.adapters.host.namespaces import in_host_mounts
-from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.files import HostRoots
+from driver_manager.adapters.host.holders import in_host_mounts
 from driver_manager.adapters.process.run import Result
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleFailed, Terminated

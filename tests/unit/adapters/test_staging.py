@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.host.slots import lock_of
-from driver_manager.adapters.host.staging import Staging, Wanted
+from driver_manager.adapters.host.slots import Staging, Wanted, lock_of
 from driver_manager.domain.errors import ConfigError, PreflightFailed
-from driver_manager.domain.staged import RECORD, decode, folder_of, slot_name
+from driver_manager.domain.host import RECORD, decode_staged, folder_of, slot_name
 from tests.support.fakes.effect_child import CAME_TO_ITS_END, KILLED, RAISED, Blow, struck
 from tests.support.fakes.host_folders import KERNEL
 from tests.support.fakes.slot_host import NEW, OLD, ROOT, SlotHost, fill
@@ -48,7 +47,7 @@ def test_a_slot_has_the_tree_as_it_was_and_a_record_of_it(host: SlotHost) -> Non
     done = host.stage(NEW)
     assert (done.path, done.version, done.was_there) == (f"{folder_of(ROOT)}/{slot_name(NEW)}", "2.0", False)
     copied = content(host.slot(NEW))
-    record = decode(copied.pop(RECORD)[1])
+    record = decode_staged(copied.pop(RECORD)[1])
     assert copied == content(host.image(NEW))
     assert (record.digest, record.kernel, record.version) == (NEW, KERNEL, "2.0")
     assert {one.path for one in record.files} == {f"lib/modules/{KERNEL}/rebellions.ko", "usr/bin/smi"}

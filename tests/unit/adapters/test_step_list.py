@@ -15,19 +15,18 @@ from pathlib import Path
 import pytest
 
 from driver_manager.adapters.report import steps as report_steps
-from driver_manager.adapters.report.log import LogReporter
-from driver_manager.adapters.report.steps import StepList
-from driver_manager.adapters.report.terminal import (
+from driver_manager.adapters.report.log import (
     ERASE_LINE,
+    LogReporter,
     allows_colour,
     columns_of,
     has_colour,
     is_capable,
     painted,
 )
+from driver_manager.adapters.report.steps import StepList
 from driver_manager.domain.errors import ExitCode
-from driver_manager.sandbox.scenario import NEW_DIGEST
-from driver_manager.sandbox.scenarios import NEW_ROOT
+from driver_manager.sandbox.stories import NEW_DIGEST, NEW_ROOT
 from tests.support.fakes.sandboxed import by_hand
 
 COLOUR = re.compile(r"\x1b\[\d+m")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from driver_manager.adapters.process import supervisor as module
-from driver_manager.adapters.process.loop_clock import LoopClock
+from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.adapters.process.supervisor import Ran, StillStuckError, Supervisor
 from driver_manager.domain.errors import Terminated
 from tests.support.fakes.host_folders import is_alive
@@ -290,12 +290,12 @@ def test_a_wait_may_be_longer_than_poll_can_tell(clock: LoopClock, tool: StandIn
 AS_INIT = """
 import ctypes, os, sys
 from pathlib import Path
-from driver_manager.adapters.process import orphans, supervisor
-from driver_manager.adapters.process.loop_clock import LoopClock
-assert ctypes.CDLL(None).prctl(orphans.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
-orphans.INIT_PID = os.getpid() if sys.argv[1] == "init" else 0
+from driver_manager.adapters.process import supervisor, tools
+from driver_manager.adapters.process.clock import LoopClock
+assert ctypes.CDLL(None).prctl(tools.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+tools.INIT_PID = os.getpid() if sys.argv[1] == "init" else 0
 if sys.argv[1] == "reaper":
-    orphans.adopt()
+    tools.adopt()
 clock = LoopClock()
 clock.install()
 ran = supervisor.Supervisor(clock).run(["/bin/sh", "-c", sys.argv[2]], {}, 10.0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.report.termination_log import TERMINATION_LOG_BYTES, write_termination_log
+from driver_manager.adapters.report.log import TERMINATION_LOG_BYTES, write_termination_log
 
 KUBELET_BYTES = 4096
 """What the kubelet keeps (pkg/kubelet/container, MaxContainerTerminationMessageLength)."""

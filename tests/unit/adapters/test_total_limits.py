@@ -19,20 +19,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubernetes import client as kube_client
 
-from driver_manager.adapters.http.bounded import Limit, TooLarge, connected, whole
-from driver_manager.adapters.kube import client as kube_api
-from driver_manager.adapters.kube import in_pod, library, watching
-from driver_manager.adapters.kube.cluster import KubeCluster
-from driver_manager.adapters.kube.in_pod import InPod
-from driver_manager.adapters.kube.library import Library
-from driver_manager.adapters.kube.transport import CredentialsUnreadable, Transport, Unreachable, WireRequest
-from driver_manager.adapters.process.aside import within
+from driver_manager.adapters.http import Limit, TooLarge, connected, whole
+from driver_manager.adapters.kube import api as kube_api
+from driver_manager.adapters.kube import kubeconfig as library
+from driver_manager.adapters.kube import node as watching
+from driver_manager.adapters.kube import transport as in_pod
+from driver_manager.adapters.kube.kubeconfig import Library
+from driver_manager.adapters.kube.node import KubeCluster
+from driver_manager.adapters.kube.transport import CredentialsUnreadable, InPod, Transport, Unreachable, WireRequest
 from driver_manager.adapters.process.clock import SystemClock
-from driver_manager.adapters.prometheus.query import ask
-from driver_manager.core.pods.watch import PodWait
+from driver_manager.adapters.process.forked import within
+from driver_manager.adapters.prometheus import ask
+from driver_manager.core.pods import PodWait
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, PodsRemain, WatchBroken
-from driver_manager.domain.fleet.metric_gates import MetricQuestion
+from driver_manager.domain.fleet.spec import MetricQuestion
 from tests.support.fakes.clock import RecordingReporter
 from tests.support.fakes.dripping import (
     ANSWERS,
@@ -312,7 +313,7 @@ LINES: dict[str, Serve] = {
 def test_a_watch_that_is_kept_alive_with_nothing_keeps_nobody_waiting(
     serve: Serve, way: Way, identity: tuple[bytes, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "END_S", 0.2)
+    monkeypatch.setattr(watching, "WATCH_END_S", 0.2)
     with server(pods_and(serve), identity[1]) as there:
         clock, reporter = SystemClock(), RecordingReporter()
         cluster = KubeCluster(way(there.port), "n", clock, reporter, 30.0)
@@ -425,7 +426,7 @@ def test_a_credential_plugin_that_does_not_end_is_named(tmp_path: Path, monkeypa
     monkeypatch.setattr(library, "CREDENTIALS_S", LIMIT_S)
     (tmp_path / "config").write_text(KUBECONFIG)
     with ending_within(LIMIT_S), pytest.raises(ConfigError, match=r"gave no credentials: no result within 0\.3 s"):
-        library.load(str(tmp_path / "config"))
+        library.load_kubeconfig(str(tmp_path / "config"))
 
 
 def test_a_token_that_is_refreshed_for_ever_ends_with_the_attempt() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.host import unmount
-from driver_manager.adapters.host.namespaces import is_of_a_kernel, mount_namespace
+from driver_manager.adapters.host import mounts as unmount
+from driver_manager.adapters.host.holders import is_of_a_kernel, mount_namespace
+from driver_manager.adapters.host.mounts import why_not_unmounted
 from driver_manager.adapters.host.system import LinuxHost
-from driver_manager.adapters.host.unmount import why_not_unmounted
 from driver_manager.domain.errors import ModuleFailed
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.clock import FakeClock

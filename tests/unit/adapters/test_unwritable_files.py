@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from driver_manager.adapters.host import files as module
-from driver_manager.adapters.host.facts import unwritable
 from driver_manager.adapters.host.files import HostFiles
+from driver_manager.adapters.host.system import unwritable
 from driver_manager.domain.errors import ConfigError
 from driver_manager.profiles import builtin
 from tests.support.control_plane.container import unshare

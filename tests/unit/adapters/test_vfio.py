@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.host.roots import HostRoots
-from driver_manager.adapters.host.vfio import LinuxPciDevices, machines_of
+from driver_manager.adapters.host.files import HostRoots
+from driver_manager.adapters.host.pci import LinuxPciDevices, machines_of
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleFailed, ModuleStuck
-from driver_manager.sandbox.pci_tree import PciTree
+from driver_manager.sandbox.host import PciTree
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.killer import Killer

@@ -13,16 +13,13 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters.host import watch_tasks as module
-from driver_manager.adapters.host.watch_tasks import ChildKeeper, ChildNotifier
-from driver_manager.adapters.process.identity import this_process
-from driver_manager.adapters.process.loop_clock import LoopClock
-from driver_manager.adapters.process.supervisor import Supervisor
-from driver_manager.adapters.process.task import TaskProcess
+from driver_manager.adapters.host import health as module
+from driver_manager.adapters.host.health import ChildKeeper, ChildNotifier
+from driver_manager.adapters.process.clock import LoopClock
+from driver_manager.adapters.process.supervisor import Supervisor, TaskProcess
+from driver_manager.adapters.process.tools import this_process
 from driver_manager.domain.errors import Terminated
-from driver_manager.domain.health.notices import ClientAnswer, Notice
-from driver_manager.domain.health.surroundings import Mute, MuteAnswer
-from driver_manager.domain.health.wedge import Kept, NoticeKind
+from driver_manager.domain.health.watch import ClientAnswer, Kept, Mute, MuteAnswer, Notice, NoticeKind
 from tests.support.fakes.host_folders import is_alive
 from tests.support.fakes.pace import patient
 from tests.support.fakes.signals import signals_kept

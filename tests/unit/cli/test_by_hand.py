@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from driver_manager.cli import wiring
+from driver_manager.cli import session as wiring
 from driver_manager.cli.main import run
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.journal import Journal, Owner, encode
+from driver_manager.domain.settings import HEADINGS
 from driver_manager.sandbox.apiserver import Deny
 from driver_manager.sandbox.cluster import NODE
-from driver_manager.settings import HEADINGS
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.sandboxed import ByHand, by_hand
 from tests.support.fakes.schemas import conforms

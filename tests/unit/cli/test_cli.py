@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from driver_manager import settings
 from driver_manager.cli.main import COMMANDS, cli, run
+from driver_manager.domain import settings
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
 from tests.support.fakes.schemas import conforms
 from tests.support.fakes.signals import signals_kept

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.cli.completion import SHELLS
-from driver_manager.cli.main import COMMANDS, run
+from driver_manager.cli.main import COMMANDS, SHELLS, run
 from driver_manager.domain.errors import ExitCode
 
 BIN = Path(sys.executable).parent

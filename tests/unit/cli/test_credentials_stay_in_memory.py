@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.kube import library
+from driver_manager.adapters.kube.kubeconfig import load_kubeconfig
 from driver_manager.adapters.kube.transport import WireRequest
 from tests.support.control_plane.certificates import Authority
 from tests.support.selection import current
@@ -131,7 +131,7 @@ def test_a_server_is_reached_with_credentials_that_are_only_in_memory(
 
     server = threading.Thread(target=serve)
     server.start()
-    way = library.load(str(kubeconfig(keys, tmp_path, listener.getsockname()[1])))
+    way = load_kubeconfig(str(kubeconfig(keys, tmp_path, listener.getsockname()[1])))
     for _ in range(2):
         assert way.send(WireRequest("GET", "/", None, {}, False), connect_s=TIMEOUT_S, read_s=TIMEOUT_S).status == 200
         assert way.renew()

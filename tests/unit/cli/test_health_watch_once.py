@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from driver_manager import settings
-from driver_manager.adapters.process import identity, supervisor
-from driver_manager.adapters.report import metrics as metrics_endpoint
+from driver_manager.adapters.process import supervisor
+from driver_manager.adapters.process.tools import this_process
+from driver_manager.adapters.report import http as metrics_endpoint
 from driver_manager.cli.main import run
+from driver_manager.domain import settings
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.health import record
-from driver_manager.domain.health.machine import History
+from driver_manager.domain.health.watch import History, encode_watch_record
 from tests.support.fakes.ascend_tree import AscendTree
 from tests.support.fakes.npu_smi_tool import MOODS
 from tests.support.fakes.signals import signals_kept
@@ -167,10 +167,10 @@ def test_the_whole_help_lists_every_option_with_its_variable(capfd: pytest.Captu
 
 
 def test_a_look_by_hand_leaves_a_stuck_probe_alone_too(tree: AscendTree, capfd: pytest.CaptureFixture[str]) -> None:
-    left = identity.this_process("")
-    tree.put("run/ascend/health-watch.json", record.encode(History(stuck=left), "boot-1"))
+    left = this_process("")
+    tree.put("run/ascend/health-watch.json", encode_watch_record(History(stuck=left), "boot-1"))
     body = once(tree, capfd)
     assert (body["health"], tree.tool.starts) == ("unhealthy", [])
     assert f"(process {left.pid}) is stuck in the kernel" in body["reason"]
-    tree.put("run/ascend/health-watch.json", record.encode(History(stuck=left), "boot-0"))
+    tree.put("run/ascend/health-watch.json", encode_watch_record(History(stuck=left), "boot-0"))
     assert once(tree, capfd)["health"] == "healthy"

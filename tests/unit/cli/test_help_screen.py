@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from driver_manager import settings
-from driver_manager.cli.help_screen import ScreenCommand, SettingOption, first_sentence
-from driver_manager.cli.lazy import LazyGroup
-from driver_manager.cli.main import cli, run
+from driver_manager.cli.main import LazyGroup, cli, run
+from driver_manager.cli.options import ScreenCommand, SettingOption, first_sentence
+from driver_manager.domain import settings
 from driver_manager.domain.errors import ExitCode
 
 assert isinstance(cli, LazyGroup)
@@ -49,7 +48,7 @@ def test_the_help_fits_a_screen(capfd: pytest.CaptureFixture[str], argv: list[st
 def test_a_help_with_every_option_does_not_fit(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("driver_manager.cli.help_screen.COMMON", DECLARED)
+    monkeypatch.setattr("driver_manager.cli.options.COMMON", DECLARED)
     text = help_of(capfd, "plan", "--help")
     with pytest.raises(AssertionError):
         check_fits(text)

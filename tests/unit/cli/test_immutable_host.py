@@ -11,11 +11,11 @@ import pytest
 
 from driver_manager.cli.main import run
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.policy import Loader
+from driver_manager.domain.observation import Loader
+from driver_manager.domain.settings import HEADINGS
 from driver_manager.sandbox.cluster import NODE
-from driver_manager.sandbox.host_tree import HostTree
-from driver_manager.sandbox.scenario import NEW, OLD
-from driver_manager.settings import HEADINGS
+from driver_manager.sandbox.host import HostTree
+from driver_manager.sandbox.stories import NEW, OLD
 from tests.support.fakes.sandboxed import ByHand, by_hand
 from tests.support.fakes.schemas import conforms
 from tests.support.fakes.signals import signals_kept

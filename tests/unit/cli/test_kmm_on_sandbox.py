@@ -13,9 +13,9 @@ from driver_manager.domain import host_record
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.journal import Journal, Owner, encode
 from driver_manager.domain.kmm import KmmModule, KmmRequest
+from driver_manager.domain.settings import HEADINGS
 from driver_manager.sandbox.apiserver import Deny
 from driver_manager.sandbox.cluster import NODE
-from driver_manager.settings import HEADINGS
 from tests.support.fakes.builders import PLUGIN, PROFILE
 from tests.support.fakes.sandboxed import ByHand, by_hand
 from tests.support.fakes.schemas import conforms

@@ -14,7 +14,7 @@ import pytest
 
 from driver_manager.adapters.report.log import LogForm
 from driver_manager.cli.lean import become
-from driver_manager.domain import profile_json
+from driver_manager.domain.profile import decode_profile, encode_profile
 from driver_manager.profiles import builtin
 
 REPOSITORY = Path(__file__).parents[3]
@@ -26,7 +26,7 @@ import click
 from driver_manager.adapters.report.log import LogForm
 from driver_manager.cli.lean import become
 print(os.getpid(), flush=True)
-become("lean_target", json.loads(sys.argv[1]), LogForm(as_json=True, termination_log=sys.argv[2]))
+become("lean_target:run", json.loads(sys.argv[1]), LogForm(as_json=True, termination_log=sys.argv[2]))
 """
 TARGET = """
 import json, os, signal, sys, time
@@ -102,14 +102,14 @@ def test_a_signal_that_comes_before_the_loop_takes_signals_is_not_lost(tmp_path:
 def test_what_does_not_fit_json_is_refused_before_anything_is_given_up() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with pytest.raises(TypeError):
-        become("lean_target", {"set": {1}}, LogForm(as_json=True))
+        become("lean_target:run", {"set": {1}}, LogForm(as_json=True))
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
 @pytest.mark.parametrize("name", builtin())
 def test_a_profile_is_handed_over_whole(name: str) -> None:
     profile = builtin()[name]
-    assert profile_json.decode(profile_json.encode(profile)) == profile
+    assert decode_profile(encode_profile(profile)) == profile
 
 
 LOOP = """

@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from driver_manager import settings
 from driver_manager.adapters.host import files
-from driver_manager.adapters.host.openat import Place
-from driver_manager.cli import wiring
+from driver_manager.adapters.host.files import Place
 from driver_manager.cli.main import run
+from driver_manager.cli.session import _home
+from driver_manager.domain import settings
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.setting import AnySetting, Values
+from driver_manager.domain.settings import AnySetting, Values
 from driver_manager.sandbox.cluster import NODE
-from driver_manager.sandbox.scenario import NEW, OLD
-from driver_manager.sandbox.scenarios import NEW_ROOT
+from driver_manager.sandbox.stories import NEW, NEW_ROOT, OLD
 from tests.support.control_plane.shown import of_others
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.sandboxed import ByHand, by_hand
@@ -189,4 +188,4 @@ def values(given: Mapping[AnySetting, Any]) -> Values:
     ],
 )
 def test_only_who_evicts_nobody_may_do_with_the_pods_of_one_namespace(given: dict[AnySetting, Any], home: str) -> None:
-    assert wiring._home(values(given), PROFILE) == home
+    assert _home(values(given), PROFILE) == home

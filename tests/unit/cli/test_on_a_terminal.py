@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from driver_manager.sandbox.apiserver import apply_merge_patch
 from driver_manager.sandbox.cluster import NODE
-from driver_manager.sandbox.patches import merge_patch
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.sandboxed import ByHand, by_hand
 from tests.support.fakes.terminal import STYLE, on_terminal
@@ -29,7 +29,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Generator[ByHand, None, No
     with by_hand(tmp_path_factory.mktemp("terminal")) as found:
         cordon: dict[str, Any] = {"metadata": {"annotations": {PROFILE.keys.cordon: "true"}}}
         cordon["spec"] = {"unschedulable": True}
-        found.cluster.store.patch("nodes", NODE, lambda there: merge_patch(there, cordon))
+        found.cluster.store.patch("nodes", NODE, lambda there: apply_merge_patch(there, cordon))
         yield found
 
 

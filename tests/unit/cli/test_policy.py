@@ -9,13 +9,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from driver_manager import profiles, settings
-from driver_manager.cli import wiring
+from driver_manager import profiles
 from driver_manager.cli.options import with_options
-from driver_manager.cli.wiring import policy
+from driver_manager.cli.session import _with_last_label, policy
+from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ExitCode
-from driver_manager.domain.policy import EvictionRules, Policy
-from driver_manager.domain.setting import AnySetting, SettingKind, Values
+from driver_manager.domain.observation import EvictionRules, Policy
+from driver_manager.domain.settings import AnySetting, SettingKind, Values
 from tests.support.fakes.builders import PROFILE
 
 SETTINGS = (*settings.DRIVER, *settings.WORKLOADS)
@@ -190,11 +190,11 @@ def test_a_blank_selector_is_none(blank: str) -> None:
 
 def test_a_further_label_leaves_last_and_is_paused() -> None:
     key = "example.com/dra-plugin"
-    found = wiring._with_last_label(PROFILE, key)
+    found = _with_last_label(PROFILE, key)
     assert found.deploy.last_keys == PROFILE.deploy.last_keys | {key}
     assert key in found.deploy.keys_in({key: "true"})
-    assert wiring._with_last_label(found, key) == found
-    assert wiring._with_last_label(PROFILE, "") == PROFILE
+    assert _with_last_label(found, key) == found
+    assert _with_last_label(PROFILE, "") == PROFILE
 
 
 @pytest.mark.parametrize(
@@ -203,13 +203,13 @@ def test_a_further_label_leaves_last_and_is_paused() -> None:
 def test_a_further_label_that_is_none_is_a_configuration_error(key: str) -> None:
     assert not profiles.may_pause(key)
     with pytest.raises(ConfigError, match="is not the key of a label"):
-        wiring._with_last_label(PROFILE, key)
+        _with_last_label(PROFILE, key)
 
 
 def test_the_drivers_own_label_never_leaves_last() -> None:
     driver = PROFILE.deploy.driver_key
     with pytest.raises(ConfigError, match="is not the key of a label that may be paused"):
-        wiring._with_last_label(PROFILE, driver)
+        _with_last_label(PROFILE, driver)
     named = replace(PROFILE.deploy, leave_last=("driver",))
     assert driver not in named.last_keys
     assert named.keys_in({driver: "true"}) == frozenset()

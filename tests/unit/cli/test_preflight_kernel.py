@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters.host.modules import tree as module_tree
+from driver_manager.adapters.host import modules as module_tree
 from driver_manager.adapters.process.run import Result, run
 from driver_manager.cli.main import run as command
 from driver_manager.domain.errors import ExitCode
-from driver_manager.sandbox.host_tree import KERNEL
-from driver_manager.settings import HEADINGS
+from driver_manager.domain.settings import HEADINGS
+from driver_manager.sandbox.host import KERNEL
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.module_trees import ModuleHost
 from tests.support.fakes.schemas import conforms

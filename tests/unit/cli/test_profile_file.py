@@ -17,8 +17,7 @@ from hypothesis import strategies as some
 from driver_manager import profiles, schemas
 from driver_manager.cli.main import run
 from driver_manager.domain.errors import ConfigError
-from driver_manager.profiles.reading import read
-from driver_manager.profiles.words import meaning
+from driver_manager.profiles import meaning, read
 from tests.support.docs.profile_keys import Key, every_key
 from tests.support.fakes.builders import PROFILES
 from tests.support.fakes.schemas import conforms as is_of_form

@@ -17,15 +17,15 @@ from pathlib import Path
 import pytest
 
 from driver_manager.adapters.process.clock import SystemClock
-from driver_manager.cli import rebooter_idle
 from driver_manager.cli.main import run
+from driver_manager.cli.rebooter_idle import become_command
 from driver_manager.domain.errors import ExitCode, Terminated
-from driver_manager.domain.markers import Marker, encode
-from driver_manager.domain.reboot.record import Attempt, Record
-from driver_manager.domain.reboot.record import encode as encode_record
+from driver_manager.domain.host import Marker, encode_marker
+from driver_manager.domain.reboot.state import Attempt, Record
+from driver_manager.domain.reboot.state import encode_reboot_record as encode_record
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.cluster import NODE, SandboxCluster
-from driver_manager.sandbox.host_tree import HostTree
+from driver_manager.sandbox.host import HostTree
 from tests.support.fakes.builders import ASCEND
 from tests.support.fakes.pace import patient
 
@@ -63,7 +63,7 @@ class Node:
 
     def mark(self, **fields: str) -> None:
         marker = Marker(**{"reason": "upgrade", "boot_id": self.tree.boot_id, "node": NODE, **fields})  # type: ignore[arg-type]  # fields of a Marker
-        self.path(ASCEND.paths.reboot_marker).write_text(encode(marker))
+        self.path(ASCEND.paths.reboot_marker).write_text(encode_marker(marker))
 
     def remember_nothing(self) -> None:
         """A rebooter was here before, and nothing is under way."""
@@ -245,7 +245,7 @@ def test_sigterm_on_the_way_from_being_idle_is_not_lost(monkeypatch: pytest.Monk
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
         with pytest.raises(Terminated):
-            rebooter_idle.become_command(["rebooter"], clock)
+            become_command(["rebooter"], clock)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

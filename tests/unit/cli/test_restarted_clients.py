@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from driver_manager.adapters.host.roots import HostRoots
-from driver_manager.cli.clients import restart_clients
-from driver_manager.cli.wiring import Session
-from driver_manager.core.pods.clients import ClientRestarter, ClientTurn
-from driver_manager.domain.policy import Loader, Policy
+from driver_manager.adapters.host.files import HostRoots
+from driver_manager.cli.reconcile import restart_clients
+from driver_manager.cli.session import Session
+from driver_manager.core.clients import ClientRestarter, ClientTurn
+from driver_manager.domain.observation import Loader, Policy
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.clock import FakeClock
 

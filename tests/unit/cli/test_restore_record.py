@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from driver_manager.cli.main import run
-from driver_manager.core.swap import observe
+from driver_manager.core.swap import run as observe
 from driver_manager.domain import host_record
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.journal import Journal, Owner, encode
+from driver_manager.domain.settings import HEADINGS
 from driver_manager.sandbox.cluster import NODE
-from driver_manager.settings import HEADINGS
 from tests.support.fakes.builders import PAUSED, PLUGIN, PROFILE
 from tests.support.fakes.sandboxed import ByHand, by_hand
 from tests.support.fakes.signals import signals_kept

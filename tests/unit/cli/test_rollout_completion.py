@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from driver_manager.cli import start
-from driver_manager.cli.kubectl_completion import NO_FILES, offers
+from driver_manager.cli.main import NO_FILES, offers
 from driver_manager.sandbox.apiserver import Deny
 from tests.support.fakes.rollout_desk import Laptop, laptop
 

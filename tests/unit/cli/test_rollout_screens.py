@@ -9,26 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.cli import rollout_plan_text, rollout_text
-from driver_manager.cli.printing import in_form
-from driver_manager.cli.rollout_body import Json, Shown, body, outlook_of
-from driver_manager.cli.rollout_plan import plan_body
-from driver_manager.core.fleet.looking import Sight
-from driver_manager.domain.fleet.acts import Phase, Place
+from driver_manager.cli.options import in_form
+from driver_manager.cli.rollout_screen import Json, Shown, body, outlook_of, plan_text, rollout_text
+from driver_manager.cli.rollout_verbs import plan_body
+from driver_manager.core.fleet.world import Sight
+from driver_manager.core.fleet_ports import Leader
 from driver_manager.domain.fleet.forecast import plan
-from driver_manager.domain.fleet.model import (
+from driver_manager.domain.fleet.spec import (
     Amount,
     Fleet,
     Memory,
     Past,
     PreflightMode,
+    RolloutObject,
     Task,
     TaskPod,
     UpgradeState,
     Wave,
 )
-from driver_manager.domain.fleet.reading import RolloutObject
-from driver_manager.ports.fleet import Leader
+from driver_manager.domain.fleet.state import Phase, Place
 from driver_manager.schemas import schema
 from tests.support.fakes.fleet_builders import NEW, NOW_S, OLD, fleet, new_pod, node, pod, policy, record
 from tests.support.fakes.schemas import conforms
@@ -88,7 +87,7 @@ FLEETS = {
 def test_the_screens_are_as_they_were(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     status, planned = shown(FLEETS[name])
-    screens = [rollout_text.text(status, NOW_S), rollout_plan_text.text(planned, NOW_S)]
+    screens = [rollout_text(status, NOW_S), plan_text(planned, NOW_S)]
     assert "\n\n".join(screens) + "\n" == (GOLDEN / f"rollout-screens-{name}.txt").read_text(encoding="utf-8")
 
 
@@ -119,7 +118,7 @@ def test_who_is_left_out_for_a_preflight_gets_the_command_that_looks_again() -> 
 def test_text_from_elsewhere_moves_no_cursor_and_begins_no_line() -> None:
     reason = "\x1b[2Jdone\nComplete: all is well"
     facts = fleet([node("a", UpgradeState.FAILED, record=record("a", reason=reason))], [new_pod("a", is_ready=False)])
-    for one, render in zip(shown(facts), (rollout_text.text, rollout_plan_text.text), strict=True):
+    for one, render in zip(shown(facts), (rollout_text, plan_text), strict=True):
         drawn = in_form("text", one, functools.partial(render, now_s=NOW_S))
         assert "\x1b[2J" not in drawn
         assert not [line for line in drawn.splitlines() if line.startswith("Complete")]
@@ -129,7 +128,7 @@ def test_many_nodes_of_one_reason_are_one_line_and_failed_ones_have_an_end() -> 
     names = [f"n{number:03}" for number in range(100)]
     failed = [node(name, UpgradeState.FAILED, record=record(name, reason="broken")) for name in names[:30]]
     facts = fleet([*failed, *(node(name) for name in names[30:])], policy=policy(failure_threshold=5, max_parallel=1))
-    drawn = rollout_text.text(shown(facts)[0], NOW_S).splitlines()
+    drawn = rollout_text(shown(facts)[0], NOW_S).splitlines()
     assert len([line for line in drawn if line.endswith("(for 1 min): broken")]) == 20
     assert [line for line in drawn if "and 10 more" in line]
     assert [line for line in drawn if "and 60 more (70): " in line]

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.kube import fleet_paths
-from driver_manager.adapters.kube.fleet_desk import KubeDesk
-from driver_manager.domain import timestamps
+from driver_manager.adapters.kube.fleet import _COLLECTIONS, KubeDesk
+from driver_manager.core.fleet_ports import FactKind
 from driver_manager.domain.errors import ApiRefused, ExitCode
-from driver_manager.ports.fleet import FactKind
+from driver_manager.domain.wire import written_time
 from driver_manager.sandbox.apiserver import Deny
 from tests.support.fakes.rollout_desk import APPROVED_WAVES, Laptop, laptop
 
@@ -60,7 +59,7 @@ def test_a_look_changes_nothing_and_opens_no_watch(desk: Laptop) -> None:
 
 def test_who_leads_is_shown_and_that_nobody_does(desk: Laptop) -> None:
     assert desk.shows("rollout", "status")["hints"][0]["what"].startswith("no controller leads, so nothing happens")
-    desk.add_lease("controller-1_ab", timestamps.written(desk.scene.clock.wall() - 5))
+    desk.add_lease("controller-1_ab", written_time(desk.scene.clock.wall() - 5))
     found = desk.shows("rollout", "status")
     assert (found["controller"]["isLeading"], found["hints"]) == (True, [])
     assert "controller  controller-1_ab leads" in desk.says("status")[1]
@@ -84,7 +83,7 @@ def test_without_the_right_to_list_nodes_it_ends_with_that(desk: Laptop) -> None
 
 
 def test_a_cluster_without_the_definition_is_told_so(desk: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("driver_manager.adapters.kube.fleet_paths._COLLECTIONS", _without_rollouts())
+    monkeypatch.setattr("driver_manager.adapters.kube.fleet._COLLECTIONS", _without_rollouts())
     code, _, err = desk.says("status")
     assert code == ExitCode.USAGE
     assert "the API server does not serve driverrollouts.driver-manager.rebellions.ai" in err
@@ -93,7 +92,7 @@ def test_a_cluster_without_the_definition_is_told_so(desk: Laptop, monkeypatch: 
 def _without_rollouts() -> dict[FactKind, tuple[str, str, str]]:
     """Paths of which that of rollouts leads nowhere, as before the definition is installed."""
     return {
-        **fleet_paths._COLLECTIONS,
+        **_COLLECTIONS,
         FactKind.ROLLOUTS: ("/apis/nowhere.example/v1", "driverrollouts", "driverrollouts"),
     }
 
@@ -126,7 +125,7 @@ def test_once_a_node_is_done_the_plan_has_an_estimate(desk: Laptop) -> None:
     found = desk.shows("rollout", "plan")["plan"]
     assert found["typicalSeconds"] == 23
     assert found["windowSeconds"] is None, "no run has shown one"
-    assert found["ends"] == timestamps.written(desk.scene.clock.wall() + 2 * 23), "three nodes, two at a time"
+    assert found["ends"] == written_time(desk.scene.clock.wall() + 2 * 23), "three nodes, two at a time"
     assert found["waves"][1]["approvalAfter"] is None
 
 

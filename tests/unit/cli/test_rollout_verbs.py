@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.fleet.fields import APPROVED, RETRY, UNDO
+from driver_manager.domain.fleet.spec import APPROVED, RETRY, UNDO
 from driver_manager.sandbox.apiserver import Deny
 from tests.support.fakes.fleet_scene import KEYS, NAMESPACE
 from tests.support.fakes.rollout_desk import APPROVED_WAVES, Laptop, laptop

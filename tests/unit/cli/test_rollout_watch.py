@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.report.screen import LiveScreen
-from driver_manager.cli import rollout_watch
-from driver_manager.cli.rollout_watch import Lines, Redrawn
+from driver_manager.adapters.report.steps import LiveScreen
+from driver_manager.cli import rollout_verbs as rollout_watch
+from driver_manager.cli.rollout_verbs import Lines, Redrawn
 from driver_manager.domain.errors import ExitCode
 from tests.support.fakes.rollout_desk import Laptop, laptop
 from tests.support.fakes.schemas import conforms

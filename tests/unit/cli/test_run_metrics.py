@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from driver_manager.adapters.host.others import others_of
-from driver_manager.adapters.host.roots import HostRoots
-from driver_manager.adapters.host.run_figures import RunFiguresFile
+from driver_manager.adapters.host.files import HostRoots
+from driver_manager.adapters.host.notes import RunFiguresFile, others_of
 from driver_manager.domain.metrics import exposition
-from driver_manager.domain.reboot.record import Attempt, Record, encode
-from driver_manager.domain.run_figures import RunFigures
+from driver_manager.domain.reboot.state import Attempt, Record, encode_reboot_record
+from driver_manager.domain.run_report import RunFigures
 from tests.support.fakes.builders import ASCEND, PROFILE
 from tests.support.fakes.sandboxed import ByHand, by_hand
 
@@ -224,7 +223,7 @@ def test_what_the_rebooter_left_is_served_too_and_garbage_is_not(tmp_path: Path)
     assert others_of(seen, ASCEND.paths) == ()
     record = root / ASCEND.paths.rebooter_record.lstrip("/")
     record.parent.mkdir(parents=True)
-    record.write_text(encode(Record().counting(Attempt(7, "recovery"))))
+    record.write_text(encode_reboot_record(Record().counting(Attempt(7, "recovery"))))
     assert read(exposition(others_of(seen, ASCEND.paths)))["reboots_total", "recovery"] == 1
     record.write_text("garbage")
     assert others_of(seen, ASCEND.paths) == ()

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from driver_manager.cli.screens import FleetScreen, table
-from driver_manager.sandbox.fleet_picture import HEADINGS, NodeRow, Picture
+from driver_manager.cli.sandbox import FleetScreen, table
+from driver_manager.sandbox.fleet import HEADINGS, NodeRow, Picture
 
 PIECES = re.compile(r"\x1b\[(\d*)([AJ])|(\r)|(\n)|([^\x1b\r\n]+)")
 COLOUR = re.compile(r"\x1b\[\d+m")

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from driver_manager.cli import wiring
+from driver_manager.cli import session as wiring
 from driver_manager.cli.main import run
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.profiles import builtin
-from driver_manager.sandbox import runner
+from driver_manager.sandbox import stories as runner
 from driver_manager.sandbox.cluster import SandboxCluster
-from driver_manager.sandbox.host_tree import HostTree
-from driver_manager.sandbox.scenarios import SCENARIOS
+from driver_manager.sandbox.host import HostTree
+from driver_manager.sandbox.stories import SCENARIOS
 from tests.support.fakes.scripted_api import NODE, Answer, Scripted
 
 TOKEN, PASSWORD, VARIABLE, KEY = "geheim-token-4711", "geheim-password-4712", "geheim-variable-4713", "geheim-key-4714"

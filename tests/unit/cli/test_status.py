@@ -10,25 +10,23 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters.host.client_notes import HostClientNotes
-from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.files import HostRoots
+from driver_manager.adapters.host.notes import HostClientNotes
 from driver_manager.cli.main import run
-from driver_manager.domain.duration import spoken
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.generation import Generation
-from driver_manager.domain.health import record as health_record
-from driver_manager.domain.health.machine import HealthState, History
-from driver_manager.domain.health.wedge import Wedge
+from driver_manager.domain.health import watch as health_record
+from driver_manager.domain.health.watch import HealthState, History, Wedge
+from driver_manager.domain.host import DeviceVerdict, Health
 from driver_manager.domain.journal import Journal, Owner, encode
+from driver_manager.domain.node_state import Generation
 from driver_manager.domain.pods import client_record
 from driver_manager.domain.pods.client_record import Client, ClientRecord, ClientState
-from driver_manager.domain.probe_result import DeviceVerdict, Health
-from driver_manager.sandbox.apiserver import Deny
+from driver_manager.domain.settings import HEADINGS
+from driver_manager.domain.text import spoken
+from driver_manager.sandbox.apiserver import Deny, apply_merge_patch
 from driver_manager.sandbox.cluster import NODE
-from driver_manager.sandbox.patches import merge_patch
-from driver_manager.sandbox.scenario import OLD_DIGEST
+from driver_manager.sandbox.stories import OLD_DIGEST
 from driver_manager.schemas import NAMES, schema
-from driver_manager.settings import HEADINGS
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.sandboxed import ByHand, by_hand
 from tests.support.fakes.schemas import closed, conforms
@@ -184,7 +182,7 @@ def test_without_the_pods_nobody_is_said_to_be_gone(node: ByHand, say: Say, monk
     taken = encode(Journal(owner, node.tree.boot_id, begin="2026-01-02T03:04:05Z"))
     given = {"metadata": {"annotations": {node.tree.profile.keys.journal: taken}}}
     store = node.cluster.store
-    store.patch("nodes", NODE, lambda there: merge_patch(there, given))
+    store.patch("nodes", NODE, lambda there: apply_merge_patch(there, given))
     try:
         assert status(say)["journal"]["ownerLives"] is False
         refuse(node, monkeypatch, ("list", "pods"))
@@ -194,7 +192,7 @@ def test_without_the_pods_nobody_is_said_to_be_gone(node: ByHand, say: Say, monk
         assert len(access(body)) == 1, "nor is our own pod"
     finally:
         gone = {"metadata": {"annotations": {node.tree.profile.keys.journal: None}}}
-        store.patch("nodes", NODE, lambda there: merge_patch(there, gone))
+        store.patch("nodes", NODE, lambda there: apply_merge_patch(there, gone))
 
 
 def test_without_the_right_to_get_the_node_the_host_is_shown_and_the_error_comes_last(
@@ -299,7 +297,7 @@ def record(node: ByHand) -> Generator[Callable[[History, str], None], None, None
     path = node.tree.root / node.tree.profile.paths.health_record.lstrip("/")
 
     def write(history: History, boot: str = "") -> None:
-        path.write_text(health_record.encode(history, boot or node.tree.boot_id))
+        path.write_text(health_record.encode_watch_record(history, boot or node.tree.boot_id))
 
     yield write
     path.unlink(missing_ok=True)

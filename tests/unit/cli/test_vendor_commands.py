@@ -7,10 +7,9 @@ import pytest
 
 from driver_manager import profiles
 from driver_manager.adapters.report.log import LogForm
-from driver_manager.cli import vendor_commands
-from driver_manager.cli.main import COMMANDS, cli
+from driver_manager.cli.main import COMMANDS, PREFLIGHT, RECONCILE, cli, warn_of_unheeded
 
-NVIDIA = {"uninstall_driver": vendor_commands.RECONCILE, "preflight_check": vendor_commands.PREFLIGHT}
+NVIDIA = {"uninstall_driver": RECONCILE, "preflight_check": PREFLIGHT}
 
 
 def command(name: str) -> click.Command | None:
@@ -52,7 +51,7 @@ def test_no_name_has_two_meanings() -> None:
     ]
     assert len({*names, *COMMANDS}) == len(names) + len(COMMANDS)
     assert set(names) == set(NVIDIA)
-    assert {vendor_commands.RECONCILE, vendor_commands.PREFLIGHT} <= set(COMMANDS)
+    assert {RECONCILE, PREFLIGHT} <= set(COMMANDS)
 
 
 @pytest.mark.parametrize(
@@ -66,5 +65,5 @@ def test_a_switch_that_changes_nothing_here_is_named_where_it_is_on(
         monkeypatch.setenv("GPU_DIRECT_RDMA_ENABLED", value)
     log = LogForm(as_json=False).reporter(lambda: 0.0)
     for profile in profiles.builtin().values():
-        vendor_commands.warn_of_unheeded(profile, log)
+        warn_of_unheeded(profile, log)
     assert capsys.readouterr().err.count("GPU_DIRECT_RDMA_ENABLED is set but has no effect here") == int(warns)

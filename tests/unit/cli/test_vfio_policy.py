@@ -9,11 +9,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from driver_manager import settings
 from driver_manager.cli.options import with_options
-from driver_manager.cli.vfio import policy_for
-from driver_manager.domain.policy import EvictionRules, Loader, Mode, Policy
-from driver_manager.domain.setting import AnySetting, SettingKind, Values
+from driver_manager.cli.reconcile import policy_for
+from driver_manager.domain import settings
+from driver_manager.domain.observation import EvictionRules, Loader, Mode, Policy
+from driver_manager.domain.settings import AnySetting, SettingKind, Values
 
 OTHER = {
     SettingKind.FLAG: "true",

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.adapters.host.files import HostFiles
-from driver_manager.domain.digest import MAX_CHARS, MAX_WHOLE_CHARS, differing, in_words, is_digest
+from driver_manager.domain.text import MAX_CHARS, MAX_WHOLE_CHARS, differing, in_words, is_digest
 
 
 @pytest.mark.parametrize("text", ["d", "f" * 64, "sha256:abc", "é", "d" * MAX_CHARS])

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.adapters.kube import bodies
-from driver_manager.adapters.report.terminal import for_terminal, painted
-from driver_manager.cli.printing import in_form
-from driver_manager.domain.escaping import json_text, one_line, words_on_one_line
-from driver_manager.domain.fleet.acts import FleetDecision, Outlook, Phase
-from driver_manager.domain.fleet.model import Memory
-from driver_manager.domain.fleet.status_form import status_of
+from driver_manager.adapters.kube.objects import about_node, event_body
+from driver_manager.adapters.report.log import for_terminal, painted
+from driver_manager.cli.options import in_form
+from driver_manager.domain.fleet.spec import Memory
+from driver_manager.domain.fleet.state import FleetDecision, Outlook, Phase
+from driver_manager.domain.fleet.status import status_of
 from driver_manager.domain.metrics import by_label, exposition
+from driver_manager.domain.text import json_text, one_line, words_on_one_line
 
 RAW = "\x00\x07\x1b\r\x7f\x80\x85\x9b\u200e\u202a\u202e\u2028\u2029\u2066\u2069\ud800\udfff"
 TEXTS = st.text(st.characters() | st.sampled_from(RAW + "\n"))
@@ -51,7 +51,7 @@ def test_only_our_styles_and_line_feeds_pass_the_last_guard(text: str) -> None:
 
 @pytest.mark.parametrize("letter", [*RAW, "\n"])
 def test_what_others_show_for_us_is_escaped(letter: str) -> None:
-    event = bodies.event(bodies.about_node("n"), "Reason", f"a{letter}b", 0.0, warning=True, key="")
+    event = event_body(about_node("n"), "Reason", f"a{letter}b", 0.0, warning=True, key="")
     outlook = Outlook(Phase.STALLED, "Reason", f"a{letter}b", target="", wave=0, nodes=(), waves=())
     status = status_of(FleetDecision((), Memory(), outlook), {}, 1, 0.0)
     metrics = exposition([by_label("gauge", "x", "help", "label", {f"a{letter}b": 1.0})])

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.failure import (
+from driver_manager.domain.host import (
     MAX_ATTEMPTS,
     MAX_WHAT_CHARS,
     FailureUnreadable,
     PastFailure,
-    decode,
-    encode,
+    decode_failure,
+    encode_failure,
     is_process,
-    noted,
+    noted_failure,
     pod_blocker,
     process_blocker,
 )
@@ -37,8 +37,8 @@ TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
 
 
 def test_the_first_form_ever_written_is_still_read_and_written_the_same() -> None:
-    assert decode(GOLDEN.read_text()) == PAST
-    assert encode(PAST) == GOLDEN.read_text()
+    assert decode_failure(GOLDEN.read_text()) == PAST
+    assert encode_failure(PAST) == GOLDEN.read_text()
 
 
 @given(
@@ -55,34 +55,34 @@ def test_the_first_form_ever_written_is_still_read_and_written_the_same() -> Non
     )
 )
 def test_what_is_written_is_read_back(past: PastFailure) -> None:
-    assert decode(encode(past)) == past
-    assert encode(past).count("\n") == 1
+    assert decode_failure(encode_failure(past)) == past
+    assert encode_failure(past).count("\n") == 1
 
 
 def test_a_long_reason_and_many_attempts_are_cut_to_what_is_read_again() -> None:
-    written = encode(replace(PAST, what="x" * 5_000, attempts=MAX_ATTEMPTS + 1))
-    assert (len(decode(written).what), decode(written).attempts) == (MAX_WHAT_CHARS, MAX_ATTEMPTS)
+    written = encode_failure(replace(PAST, what="x" * 5_000, attempts=MAX_ATTEMPTS + 1))
+    assert (len(decode_failure(written).what), decode_failure(written).attempts) == (MAX_WHAT_CHARS, MAX_ATTEMPTS)
 
 
 @pytest.mark.parametrize(
     ("text", "boot_id", "is_there"),
     [
-        (encode(PAST), PAST.boot_id, True),
-        (encode(PAST), "another boot", False),
+        (encode_failure(PAST), PAST.boot_id, True),
+        (encode_failure(PAST), "another boot", False),
         ("", PAST.boot_id, False),
         ("{", PAST.boot_id, False),
-        (encode(PAST).replace('"schema": 1', '"schema": 2'), PAST.boot_id, False),
-        (encode(PAST).replace('"attempts": 3', '"attempts": 0'), PAST.boot_id, False),
+        (encode_failure(PAST).replace('"schema": 1', '"schema": 2'), PAST.boot_id, False),
+        (encode_failure(PAST).replace('"attempts": 3', '"attempts": 0'), PAST.boot_id, False),
     ],
     ids=["this-boot", "other-boot", "none", "garbage", "newer", "bad-field"],
 )
 def test_only_a_note_of_this_boot_that_can_be_read_counts(text: str, boot_id: str, is_there: bool) -> None:
-    assert (noted(text, boot_id) is not None) is is_there
+    assert (noted_failure(text, boot_id) is not None) is is_there
 
 
 def test_a_note_that_cannot_be_read_says_that_nothing_is_to_be_done() -> None:
     with pytest.raises(FailureUnreadable, match="the note of the last failure cannot be read") as caught:
-        decode("[]")
+        decode_failure("[]")
     assert caught.value.remedy.startswith("No action needed")
 
 

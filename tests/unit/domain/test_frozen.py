@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.frozen import Frozen
+from driver_manager.domain.records import Frozen
 
 T = TypeVar("T")
 

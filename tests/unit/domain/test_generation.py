@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.generation import (
+from driver_manager.domain.node_state import (
     Generation,
     GenerationUnreadable,
     Sighting,
-    decode,
-    encode,
+    decode_generation,
+    encode_generation,
     seen_now,
 )
 from tests.support.fakes.builders import NEW_DIGEST, OLD_DIGEST
@@ -67,27 +67,27 @@ def test_without_a_file_nobody_is_held_to_have_opened_an_earlier_driver() -> Non
 
 
 def test_the_node_shows_it_to_the_second() -> None:
-    text = encode(FIRST)
+    text = encode_generation(FIRST)
     assert "2023-11-14T22:15:01Z" in text
-    assert decode(text) == FIRST
-    assert decode(text).ready_s == int(FIRST.ready_s)
-    assert decode(encode(replace(FIRST, ready_s=0.0))).ready_s == 0.0
+    assert decode_generation(text) == FIRST
+    assert decode_generation(text).ready_s == int(FIRST.ready_s)
+    assert decode_generation(encode_generation(replace(FIRST, ready_s=0.0))).ready_s == 0.0
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"v":2}', '{"v":1,"bootId":1}', '{"v":1,"bootId":"a","load":"b"}'])
 def test_garbage_is_no_generation(text: str) -> None:
     with pytest.raises(GenerationUnreadable):
-        decode(text)
+        decode_generation(text)
 
 
 @pytest.mark.parametrize("ready", ["9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59", "soon", ""])
 def test_a_time_that_no_calendar_has_is_not_known(ready: str) -> None:
-    assert decode(encode(FIRST).replace("2023-11-14T22:15:01Z", ready)).ready_s == 0.0
+    assert decode_generation(encode_generation(FIRST).replace("2023-11-14T22:15:01Z", ready)).ready_s == 0.0
 
 
 def test_files_that_were_written_before_the_calendar_are_shown_within_it() -> None:
     found = seen_now(replace(SEEN, marked_s=(-1e15,)), None, NOW_S)
-    assert decode(encode(found)).ready_s == 0.0
+    assert decode_generation(encode_generation(found)).ready_s == 0.0
 
 
 moments = st.floats(0, 2 * NOW_S, allow_nan=False)

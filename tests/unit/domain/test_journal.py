@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from driver_manager.domain import host_record
 from driver_manager.domain import journal as journals
-from driver_manager.domain.bindings import MOST_VIRTUAL, Binding
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.journal import Journal, JournalUnreadable, OldDriver, Owner, encode
 from driver_manager.domain.kmm import KmmModule, KmmRequest
+from driver_manager.domain.pci import MOST_VIRTUAL, Binding
 from tests.support.fakes.windows import WINDOWS
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("journal-v*.json"))

@@ -11,7 +11,7 @@ import pytest
 from driver_manager.domain import journal as journals
 from driver_manager.domain.journal import Journal, OldDriver, Owner, cleared_by
 from driver_manager.domain.kmm import KmmModule, KmmRequest
-from driver_manager.domain.pod import Pod
+from driver_manager.domain.node import Pod
 from driver_manager.domain.pods.journal_check import Checked, checked, runs_manager
 from driver_manager.domain.window import Part, Window
 from tests.support.fakes.builders import DRIVER, EXPORTER, PAUSED, PLUGIN, PROFILE, driver_pod, pod

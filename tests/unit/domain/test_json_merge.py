@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.json_merge import merge_patch, without_blanks
-from driver_manager.sandbox import patches
+from driver_manager.domain.wire import merge_patch, without_blanks
+from driver_manager.sandbox.apiserver import apply_merge_patch
 
 LEAF = st.booleans() | st.integers(0, 2) | st.lists(st.integers(0, 2), max_size=2) | st.sampled_from(["", "x"])
 VALUE = st.recursive(LEAF, lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3), max_leaves=8)
@@ -33,7 +33,7 @@ def test_a_patch(old: Any, new: Any, patch: Any) -> None:
 
 @given(OBJECT, OBJECT)
 def test_it_makes_the_one_of_the_other(old: dict[str, Any], new: dict[str, Any]) -> None:
-    assert patches.merge_patch(old, merge_patch(old, new)) == new
+    assert apply_merge_patch(old, merge_patch(old, new)) == new
     assert merge_patch(new, new) == {}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from driver_manager.domain.listing import sentences
+from driver_manager.domain.text import sentences
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.markers import MAX_CHARS, REASONS, Marker, MarkerUnreadable, decode, encode
+from driver_manager.domain.host import MAX_CHARS, REASONS, Marker, MarkerUnreadable, decode_marker, encode_marker
 from driver_manager.domain.wire import LAST_MOMENT_S
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("marker-v*.json"))
@@ -37,12 +37,12 @@ JSON = st.recursive(
 
 @given(MARKERS)
 def test_what_is_encoded_is_decoded_again(marker: Marker) -> None:
-    assert decode(encode(marker)) == marker
+    assert decode_marker(encode_marker(marker)) == marker
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.name)
 def test_every_marker_ever_written_is_read_and_written_again_the_same(path: Path) -> None:
-    assert encode(decode(path.read_text())) == path.read_text()
+    assert encode_marker(decode_marker(path.read_text())) == path.read_text()
 
 
 @pytest.mark.submission
@@ -53,7 +53,7 @@ def test_every_marker_ever_written_is_read_and_written_again_the_same(path: Path
 )
 def test_anything_else_is_refused_with_one_exception(text: str) -> None:
     with contextlib.suppress(MarkerUnreadable):
-        assert decode(text).reason in REASONS
+        assert decode_marker(text).reason in REASONS
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_anything_else_is_refused_with_one_exception(text: str) -> None:
     [("upgrade\n", "upgrade"), ("reason=recovery", "recovery"), ("Driver upgraded, please reboot", "upgrade")],
 )
 def test_plain_text_that_names_a_reason_is_an_older_operators(text: str, reason: str) -> None:
-    marker = decode(text)
+    marker = decode_marker(text)
     assert (marker.reason, marker.boot_id) == (reason, "")
     assert not marker.is_stale("any boot")
 
@@ -84,7 +84,7 @@ def test_plain_text_that_names_a_reason_is_an_older_operators(text: str, reason:
 )
 def test_a_field_that_is_not_what_it_should_be_is_named(change: dict[str, Any], said: str) -> None:
     with pytest.raises(MarkerUnreadable, match=said):
-        decode(json.dumps(GOOD | change))
+        decode_marker(json.dumps(GOOD | change))
 
 
 @pytest.mark.parametrize(
@@ -92,28 +92,28 @@ def test_a_field_that_is_not_what_it_should_be_is_named(change: dict[str, Any], 
 )
 def test_garbage_is_no_marker(text: str) -> None:
     with pytest.raises(MarkerUnreadable):
-        decode(text)
+        decode_marker(text)
 
 
 def test_a_marker_that_was_cut_short_is_not_taken_for_an_older_operators() -> None:
-    whole = encode(Marker("upgrade", "an earlier boot", node="n", writer="w")).rstrip()
+    whole = encode_marker(Marker("upgrade", "an earlier boot", node="n", writer="w")).rstrip()
     for length in range(len(whole)):
         for text in (whole[:length], f" \n{whole[:length]}"):
             with pytest.raises(MarkerUnreadable):
-                decode(text)
+                decode_marker(text)
 
 
 def test_a_marker_fits_the_reader_however_long_its_evidence_is() -> None:
     marker = Marker("recovery", "boot", evidence=tuple(f"{number} {'x' * 1000}" for number in range(200)))
-    text = encode(marker)
+    text = encode_marker(marker)
     assert len(text) <= MAX_CHARS
-    assert decode(text).evidence == marker.evidence[-len(decode(text).evidence) :]
-    assert len(decode(text).evidence) > 50
+    assert decode_marker(text).evidence == marker.evidence[-len(decode_marker(text).evidence) :]
+    assert len(decode_marker(text).evidence) > 50
 
 
 def test_a_marker_longer_than_any_is_not_even_parsed() -> None:
     with pytest.raises(MarkerUnreadable, match="longer than"):
-        decode(" " * (MAX_CHARS + 1))
+        decode_marker(" " * (MAX_CHARS + 1))
 
 
 def test_a_marker_is_stale_in_any_other_boot() -> None:

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager import profiles
-from driver_manager.domain import errors, node_state, timestamps
-from driver_manager.domain.digest import MAX_CHARS
+from driver_manager.domain import errors, node_state
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.escaping import GAP, shortened
-from driver_manager.domain.markers import Marker
+from driver_manager.domain.host import Marker
 from driver_manager.domain.node import NodeChange
 from driver_manager.domain.node_state import LastOutcome, LastOutcomeUnreadable, NodeState
+from driver_manager.domain.text import GAP, MAX_CHARS, shortened
 from driver_manager.domain.window import Part, Window
+from driver_manager.domain.wire import seconds_of, written_time
 from tests.support.fakes.builders import PROFILE, PROFILES, node
 from tests.support.fakes.builders import host as a_host
 from tests.support.fakes.cluster import changed_by
@@ -296,12 +296,12 @@ def test_a_word_is_left_whole_or_left_out(words: list[str], most: int) -> None:
 
 @given(st.integers(0, 4_000_000_000))
 def test_a_moment_is_read_as_it_was_written(wall_s: int) -> None:
-    assert timestamps.seconds_of(timestamps.written(wall_s)) == wall_s
+    assert seconds_of(written_time(wall_s)) == wall_s
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-01-02", "2026-01-02T03:04:05"])
 def test_what_is_no_moment_of_a_known_zone_is_none(text: str) -> None:
-    assert timestamps.seconds_of(text) is None
+    assert seconds_of(text) is None
 
 
 @pytest.mark.parametrize(

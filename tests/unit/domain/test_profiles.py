@@ -11,10 +11,7 @@ import pytest
 
 from driver_manager import profiles
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.host_paths import NodeMaker
-from driver_manager.domain.profile import Profile, Strategy
-from driver_manager.domain.profile_json import decode, encode
-from driver_manager.domain.safe_root import is_safe_root
+from driver_manager.domain.profile import NodeMaker, Profile, Strategy, decode_profile, encode_profile, is_safe_root
 from tests.support.fakes.builders import PROFILES
 
 GOOD = """
@@ -144,7 +141,7 @@ def test_a_profile_says_who_makes_the_device_nodes_and_the_module_does_unless_it
     assert (later.paths.device_nodes, later.expected_nodes) == (("/dev/own[0-9]*",), ())
     assert {name for name, one in profiles.builtin().items() if not one.expected_nodes} == {"nvidia"}
     for one in (by_module, later, *profiles.builtin().values()):
-        assert decode(encode(one)) == one
+        assert decode_profile(encode_profile(one)) == one
 
 
 def test_a_marker_is_enough_where_somebody_else_reboots() -> None:

@@ -12,7 +12,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.metrics import exposition
-from driver_manager.domain.run_figures import RunFigures, RunReport, RunTally, decode, encode, families
+from driver_manager.domain.run_report import (
+    RunFigures,
+    RunReport,
+    RunTally,
+    decode_run_figures,
+    encode_run_figures,
+    run_families,
+)
 from driver_manager.domain.window import Part, Window
 from tests.support.fakes.windows import WINDOWS
 
@@ -106,33 +113,35 @@ def test_counters_are_sums_and_the_last_run_is_the_last(runs: list[RunReport]) -
 @given(st.lists(RUNS, max_size=6))
 def test_what_is_written_is_read_again(runs: list[RunReport]) -> None:
     figures = after(*runs)
-    again = decode(encode(figures))
+    again = decode_run_figures(encode_run_figures(figures))
     told = replace(figures.last, window=None) if figures.last is not None else None
     assert replace(again, step_seconds={}) == replace(figures, step_seconds={}, last=told)
     assert again.step_seconds == pytest.approx(figures.step_seconds, abs=0.001)
-    assert encode(figures).count("\n") == 1
+    assert encode_run_figures(figures).count("\n") == 1
 
 
 @pytest.mark.submission
 @given(st.text() | st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists).map(json.dumps))
 def test_garbage_is_no_figures_and_no_failure(text: str) -> None:
-    assert decode(text) == RunFigures()
+    assert decode_run_figures(text) == RunFigures()
 
 
 def test_a_newer_version_and_wrong_fields_are_no_figures() -> None:
-    text = encode(ended(5, 0))
+    text = encode_run_figures(ended(5, 0))
     body = json.loads(text)
     for key, value in (("schema", 2), ("runs", {"0": -1}), ("runs", []), ("holds", "x"), ("stepSeconds", {"a": "b"})):
-        assert decode(json.dumps({**body, key: value})) == RunFigures(), key
+        assert decode_run_figures(json.dumps({**body, key: value})) == RunFigures(), key
     for key in body.keys() - {"last", *SINCE_WINDOWS}:
-        assert decode(json.dumps({name: value for name, value in body.items() if name != key})) == RunFigures(), key
+        assert (
+            decode_run_figures(json.dumps({name: value for name, value in body.items() if name != key})) == RunFigures()
+        ), key
 
 
 @pytest.mark.submission
 @given(st.lists(RUNS, min_size=1, max_size=5))
 def test_prometheus_reads_every_figure(runs: list[RunReport]) -> None:
     figures = after(*runs)
-    text = exposition(families(figures))
+    text = exposition(run_families(figures))
     found = {
         (sample.name.removeprefix("driver_manager_"), *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
@@ -151,8 +160,8 @@ def test_prometheus_reads_every_figure(runs: list[RunReport]) -> None:
 
 
 def test_figures_of_an_earlier_version_have_no_window() -> None:
-    body = json.loads(encode(ended(5, 0)))
-    found = decode(json.dumps({key: value for key, value in body.items() if key not in SINCE_WINDOWS}))
+    body = json.loads(encode_run_figures(ended(5, 0)))
+    found = decode_run_figures(json.dumps({key: value for key, value in body.items() if key not in SINCE_WINDOWS}))
     assert (found.windows, found.window_seconds, found.window) == (0, 0.0, None)
     assert found.runs == {"5": 1, "0": 1}
 
@@ -183,14 +192,14 @@ def sampled(figures: RunFigures) -> dict[tuple[str, ...], float]:
     """The samples of the window's families."""
     return {
         (sample.name.removeprefix("driver_manager_"), *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(exposition(families(figures)))
+        for family in text_string_to_metric_families(exposition(run_families(figures)))
         for sample in family.samples
         if "window" in sample.name
     }
 
 
 def test_before_the_first_run_of_a_boot_there_is_nothing_to_publish() -> None:
-    assert families(RunFigures()) == ()
+    assert run_families(RunFigures()) == ()
 
 
 def test_a_tally_adds_up_what_a_step_took_each_time() -> None:

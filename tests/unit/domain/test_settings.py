@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager import settings
-from driver_manager.domain.duration import MAX_DURATION_S, parse_duration
-from driver_manager.domain.setting import AnySetting, Setting, SettingKind, Values
+from driver_manager.domain import settings
+from driver_manager.domain.settings import AnySetting, Setting, SettingKind, Values
+from driver_manager.domain.text import MAX_DURATION_S, parse_duration
 from driver_manager.profiles import builtin
 
 ALL = [*settings.CLUSTER, *settings.HOST, *settings.DRIVER, *settings.WORKLOADS, *settings.LOGGING]

@@ -12,21 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.digest import is_digest
-from driver_manager.domain.staged import (
+from driver_manager.domain.host import (
     FoundTree,
     SlotRecord,
     SlotRecordUnreadable,
     StagedFile,
     StagedSlot,
     StagedSlots,
-    decode,
-    encode,
+    decode_staged,
+    encode_staged,
     free_name,
     removable,
     slot_name,
     why_unusable,
 )
+from driver_manager.domain.text import is_digest
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SUM = "ab" * 32
@@ -87,7 +87,7 @@ def test_two_digests_never_have_one_name_and_every_name_is_a_file_beside_others(
 
 @given(RECORDS)
 def test_a_record_is_read_as_it_was_written(record: SlotRecord) -> None:
-    assert decode(encode(record)) == record
+    assert decode_staged(encode_staged(record)) == record
 
 
 @pytest.mark.submission
@@ -95,7 +95,7 @@ def test_a_record_is_read_as_it_was_written(record: SlotRecord) -> None:
 def test_garbage_is_no_record_and_breaks_nothing(value: Any) -> None:
     text = value if isinstance(value, str) else json.dumps(value)
     with pytest.raises(SlotRecordUnreadable) as caught:
-        decode(text)
+        decode_staged(text)
     assert caught.value.remedy
 
 
@@ -104,7 +104,7 @@ def test_garbage_is_no_record_and_breaks_nothing(value: Any) -> None:
 @given(RECORDS, JSON, st.sampled_from(["schema", "digest", "kernel", "version", "files", "links"]))
 def test_a_record_with_one_field_of_anything_is_read_or_refused(record: SlotRecord, value: Any, key: str) -> None:
     with contextlib.suppress(SlotRecordUnreadable):
-        decode(json.dumps({**json.loads(encode(record)), key: value}))
+        decode_staged(json.dumps({**json.loads(encode_staged(record)), key: value}))
 
 
 @pytest.mark.parametrize(
@@ -120,11 +120,11 @@ def test_a_record_with_one_field_of_anything_is_read_or_refused(record: SlotReco
 )
 def test_a_record_that_leads_out_of_its_slot_is_none(change: dict[str, Any]) -> None:
     with pytest.raises(SlotRecordUnreadable):
-        decode(json.dumps({**json.loads(encode(SlotRecord("d", "k", "1"))), **change}))
+        decode_staged(json.dumps({**json.loads(encode_staged(SlotRecord("d", "k", "1"))), **change}))
 
 
 def test_the_first_form_of_the_record_stays_readable() -> None:
-    record = decode((GOLDEN / "slot-v1.json").read_text())
+    record = decode_staged((GOLDEN / "slot-v1.json").read_text())
     assert record == SlotRecord(
         "sha256:" + "0" * 64, "6.1.0-fake", "2.0.1", (StagedFile("usr/bin/rbln-smi", 12, SUM),), {"usr/sbin": "bin"}
     )

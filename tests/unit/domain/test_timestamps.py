@@ -8,23 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.timestamps import seconds_of, written
-from driver_manager.domain.wire import LAST_MOMENT_S
+from driver_manager.domain.wire import LAST_MOMENT_S, seconds_of, written_time
 
 
 @given(st.integers(0, LAST_MOMENT_S))
 def test_what_is_written_is_read_again(wall_s: int) -> None:
-    assert seconds_of(written(wall_s)) == wall_s
+    assert seconds_of(written_time(wall_s)) == wall_s
 
 
 @pytest.mark.parametrize("wall_s", [LAST_MOMENT_S + 1, 1e18, 10**20, 1.7e308, math.inf])
 def test_what_is_after_the_calendar_is_written_as_its_end(wall_s: float) -> None:
-    assert written(wall_s) == "9999-12-31T23:59:59Z"
+    assert written_time(wall_s) == "9999-12-31T23:59:59Z"
 
 
 @pytest.mark.parametrize("wall_s", [-1, -1e12, -(10**20), -math.inf])
 def test_what_is_before_the_epoch_is_written_as_the_epoch(wall_s: float) -> None:
-    assert written(wall_s) == "1970-01-01T00:00:00Z"
+    assert written_time(wall_s) == "1970-01-01T00:00:00Z"
 
 
 @pytest.mark.parametrize(

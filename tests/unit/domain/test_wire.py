@@ -14,27 +14,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain import bindings, failure, generation, journal, markers, reboot_wish
+from driver_manager.domain import journal
 from driver_manager.domain.errors import ConfigError, ExitCode
-from driver_manager.domain.health import record as health_record
-from driver_manager.domain.health.machine import History
+from driver_manager.domain.health import watch as health_record
+from driver_manager.domain.health.watch import History
+from driver_manager.domain.host import (
+    FAILURE_FORM,
+    MARKER_FORM,
+    REBOOT_WISH_FORM,
+    decode_failure,
+    decode_marker,
+    decode_reboot_wish,
+)
+from driver_manager.domain.node_state import GENERATION_FORM, decode_generation
+from driver_manager.domain.pci import BINDINGS_FORM, decode_bindings
 from driver_manager.domain.pods import client_record
-from driver_manager.domain.reboot import record, slots
+from driver_manager.domain.reboot.state import REBOOT_RECORD_FORM, SLOTS_FORM, decode_reboot_record, decode_slots
 from driver_manager.domain.wire import Fields, Form
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DOCUMENTS: dict[str, tuple[Form, Callable[[str], Any]]] = {
-    "bindings": (bindings.FORM, bindings.decode),
+    "bindings": (BINDINGS_FORM, decode_bindings),
     "clients": (client_record.FORM, client_record.decode),
-    "failure": (failure.FORM, failure.decode),
-    "generation": (generation.FORM, generation.decode),
+    "failure": (FAILURE_FORM, decode_failure),
+    "generation": (GENERATION_FORM, decode_generation),
     "journal": (journal.FORM, journal.decode),
-    "marker": (markers.FORM, markers.decode),
-    "rebooter": (record.FORM, record.decode),
-    "slots": (slots.FORM, slots.decode),
-    "wish": (reboot_wish.FORM, reboot_wish.decode),
+    "marker": (MARKER_FORM, decode_marker),
+    "rebooter": (REBOOT_RECORD_FORM, decode_reboot_record),
+    "slots": (SLOTS_FORM, decode_slots),
+    "wish": (REBOOT_WISH_FORM, decode_reboot_wish),
 }
-FORMS = {**{name: form for name, (form, _) in DOCUMENTS.items()}, "health": health_record.FORM}
+FORMS = {**{name: form for name, (form, _) in DOCUMENTS.items()}, "health": health_record.WATCH_RECORD_FORM}
 FILES = sorted(path for name in FORMS for path in GOLDEN.glob(f"{name}-v*.json"))
 HEALTH = [path for path in FILES if path.name.startswith("health")]
 WRONG: tuple[Any, ...] = (None, {}, [], [[]], "x" * 500, True, -1.5, math.nan, math.inf, 10**400)
@@ -81,9 +91,9 @@ def test_every_form_has_golden_files() -> None:
 def test_every_health_record_ever_written_is_read_and_written_again_the_same(path: Path) -> None:
     text = path.read_text()
     boot = json.loads(text)["bootId"]
-    found = health_record.recorded(text, boot)
+    found = health_record.recorded_watch(text, boot)
     assert found.failures > 0
-    assert health_record.encode(found, boot) == text
+    assert health_record.encode_watch_record(found, boot) == text
 
 
 def test_a_newer_document_is_refused_in_the_same_words_and_asks_for_a_newer_manager() -> None:
@@ -132,7 +142,7 @@ def test_a_wrong_value_anywhere_is_read_or_named_with_its_document(path: Path) -
 def test_a_wrong_value_in_a_health_record_is_a_fresh_start_or_read(path: Path) -> None:
     body = json.loads(path.read_text())
     ends = [
-        health_record.recorded(json.dumps(changed(body, place, value)), body["bootId"])
+        health_record.recorded_watch(json.dumps(changed(body, place, value)), body["bootId"])
         for place in places(body)
         for value in WRONG
     ]

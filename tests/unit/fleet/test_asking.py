@@ -9,11 +9,18 @@ from typing import Any
 import pytest
 
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.fleet import asking
-from driver_manager.domain.fleet.acts import Phase
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.fields import APPROVED, UNDO
-from driver_manager.domain.fleet.model import Fleet, Memory, Past, Policy, UpgradeState, Wave, Wishes
+from driver_manager.domain.fleet.requests import (
+    outlook_after,
+    request_approval,
+    request_pause,
+    request_resume,
+    request_retry_of_nodes,
+    request_retry_of_revision,
+    request_undo,
+)
+from driver_manager.domain.fleet.spec import APPROVED, UNDO, Fleet, Memory, Past, Policy, UpgradeState, Wave, Wishes
+from driver_manager.domain.fleet.state import Phase
 from tests.support.fakes.fleet_builders import (
     DAEMON_SET,
     NEW,
@@ -68,16 +75,16 @@ def refused(ask: Callable[[], object], what: str) -> str:
 
 
 def test_an_approval_is_for_the_next_wave_and_this_revision_alone() -> None:
-    request = asking.approve(gated(True, False), NOW_S, None)
+    request = request_approval(gated(True, False), NOW_S, None)
     assert request.annotations == {APPROVED: "new:2"}
     assert begun(request.after) == ["b"]
 
 
 def test_waves_are_approved_ahead_and_only_as_far_as_is_said() -> None:
     facts = gated(True, True, False, done="")
-    ahead = asking.approve(facts, NOW_S, 2)
+    ahead = request_approval(facts, NOW_S, 2)
     assert ahead.annotations == {APPROVED: "new:2"}
-    assert asking.approve(ahead.after, NOW_S, 3).annotations == {APPROVED: "new:3"}
+    assert request_approval(ahead.after, NOW_S, 3).annotations == {APPROVED: "new:3"}
 
 
 @pytest.mark.parametrize(
@@ -96,12 +103,12 @@ def test_waves_are_approved_ahead_and_only_as_far_as_is_said() -> None:
     ],
 )
 def test_where_nothing_waits_nothing_is_approved(facts: Fleet, wave: int | None, what: str, remedy: str) -> None:
-    assert remedy in refused(lambda: asking.approve(facts, NOW_S, wave), what)
+    assert remedy in refused(lambda: request_approval(facts, NOW_S, wave), what)
 
 
 def test_an_approval_of_another_revision_counts_for_nothing() -> None:
     facts = gated(True, False, wishes=Wishes(OLD, 2))
-    assert asking.approve(facts, NOW_S, 2).annotations == {APPROVED: "new:2"}
+    assert request_approval(facts, NOW_S, 2).annotations == {APPROVED: "new:2"}
 
 
 # retry
@@ -115,10 +122,10 @@ def failed(**said: Any) -> Fleet:
 
 
 def test_a_failed_node_begins_again_and_it_is_told_when() -> None:
-    request = asking.retry_nodes(failed(), NOW_S, ["a", "a"])
+    request = request_retry_of_nodes(failed(), NOW_S, ["a", "a"])
     assert [one.name for one in request.nodes] == ["a"]
     assert request.did == ("node a is retried: starts now",)
-    paused = asking.retry_nodes(failed(policy=policy(paused=True)), NOW_S, ["a"])
+    paused = request_retry_of_nodes(failed(policy=policy(paused=True)), NOW_S, ["a"])
     assert paused.did[0].startswith("node a is retried: failureThreshold is 1")
     assert begun(request.after) == ["a"]
 
@@ -126,7 +133,7 @@ def test_a_failed_node_begins_again_and_it_is_told_when() -> None:
 def test_a_node_that_left_the_target_again_may_be_retried() -> None:
     facts = fleet([node("a", UpgradeState.DONE)], [pod("a", OTHER, "a-third")], memory=GOOD)
     assert begun(facts) == []
-    assert begun(asking.retry_nodes(facts, NOW_S, ["a"]).after) == ["a"]
+    assert begun(request_retry_of_nodes(facts, NOW_S, ["a"]).after) == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -138,37 +145,37 @@ def test_a_node_that_left_the_target_again_may_be_retried() -> None:
     ],
 )
 def test_a_node_that_has_not_failed_is_not_retried(name: str, what: str) -> None:
-    refused(lambda: asking.retry_nodes(failed(), NOW_S, ["a", name]), what)
+    refused(lambda: request_retry_of_nodes(failed(), NOW_S, ["a", name]), what)
 
 
 def test_one_more_attempt_is_not_asked_for_twice() -> None:
-    once = asking.retry_nodes(failed(), NOW_S, ["a"]).after
-    refused(lambda: asking.retry_nodes(once, NOW_S, ["a"]), "a: a retry was already asked for")
+    once = request_retry_of_nodes(failed(), NOW_S, ["a"]).after
+    refused(lambda: request_retry_of_nodes(once, NOW_S, ["a"]), "a: a retry was already asked for")
 
 
 def test_a_failed_revision_may_be_tried_again_once_it_is_asked_for() -> None:
     facts = fleet([node("a")], memory=replace(GOOD, failed=(NEW,)))
-    assert asking.outlook_after(asking.retry_revision(facts, NOW_S), NOW_S).phase is Phase.PROGRESSING
-    again = asking.retry_revision(facts, NOW_S).after
-    refused(lambda: asking.retry_revision(again, NOW_S), "revision new may already be retried")
+    assert outlook_after(request_retry_of_revision(facts, NOW_S), NOW_S).phase is Phase.PROGRESSING
+    again = request_retry_of_revision(facts, NOW_S).after
+    refused(lambda: request_retry_of_revision(again, NOW_S), "revision new may already be retried")
     going = replace(facts, memory=replace(facts.memory, undo_from=NEW, undo_to=OLD))
-    refused(lambda: asking.retry_revision(going, NOW_S), "the rollout goes back from revision new now")
+    refused(lambda: request_retry_of_revision(going, NOW_S), "the rollout goes back from revision new now")
 
 
 # undo
 
 
 def test_undo_leads_to_the_last_good_revision_and_says_so() -> None:
-    request = asking.undo(failed(), NOW_S, "", "wish-1")
+    request = request_undo(failed(), NOW_S, "", "wish-1")
     assert request.annotations == {UNDO: "wish-1"}
     assert request.did == ("goes back from revision new to old by the same rules; 2 nodes run another revision now",)
-    after = asking.outlook_after(request, NOW_S)
+    after = outlook_after(request, NOW_S)
     assert (after.phase, after.reason) == (Phase.HALTED, "Undoing")
 
 
 @pytest.mark.parametrize("to", [OLD, "1", "driver-old"])
 def test_undo_knows_a_revision_by_hash_number_or_name(to: str) -> None:
-    request = asking.undo(failed(memory=Memory(target=NEW)), NOW_S, to, "w")
+    request = request_undo(failed(memory=Memory(target=NEW)), NOW_S, to, "w")
     assert request.annotations == {UNDO: "w:old"}
     assert advance(request.after, NOW_S).memory.undo_to == OLD
 
@@ -176,21 +183,21 @@ def test_undo_knows_a_revision_by_hash_number_or_name(to: str) -> None:
 def test_undo_without_a_way_back_is_refused() -> None:
     none = failed(memory=Memory(target=NEW))
     assert "--to: 1 (old)" in refused(
-        lambda: asking.undo(none, NOW_S, "", "w"), "no earlier revision is known to be good"
+        lambda: request_undo(none, NOW_S, "", "w"), "no earlier revision is known to be good"
     )
-    refused(lambda: asking.undo(none, NOW_S, "9", "w"), "there is no revision 9")
-    refused(lambda: asking.undo(none, NOW_S, "2", "w"), "revision new is the target already")
+    refused(lambda: request_undo(none, NOW_S, "9", "w"), "there is no revision 9")
+    refused(lambda: request_undo(none, NOW_S, "2", "w"), "revision new is the target already")
     going = failed(memory=replace(GOOD, undo_from=NEW, undo_to=OLD))
-    refused(lambda: asking.undo(going, NOW_S, "", "w"), "already goes back from revision new to old")
+    refused(lambda: request_undo(going, NOW_S, "", "w"), "already goes back from revision new to old")
 
 
 def test_a_rollout_that_stands_aside_heeds_no_wish() -> None:
     aside = replace(failed(), daemon_set=replace(DAEMON_SET, update_strategy="RollingUpdate"))
     for ask in (
-        lambda: asking.approve(aside, NOW_S, None),
-        lambda: asking.retry_nodes(aside, NOW_S, ["a"]),
-        lambda: asking.retry_revision(aside, NOW_S),
-        lambda: asking.undo(aside, NOW_S, "", "w"),
+        lambda: request_approval(aside, NOW_S, None),
+        lambda: request_retry_of_nodes(aside, NOW_S, ["a"]),
+        lambda: request_retry_of_revision(aside, NOW_S),
+        lambda: request_undo(aside, NOW_S, "", "w"),
     ):
         refused(ask, "the rollout does nothing now: DaemonSet driver has updateStrategy RollingUpdate")
 
@@ -200,8 +207,8 @@ def test_a_rollout_that_stands_aside_heeds_no_wish() -> None:
 
 def test_pause_and_resume_change_one_field_and_are_refused_where_it_has_that_value() -> None:
     facts = fleet([node("a")])
-    paused = asking.pause(facts)
+    paused = request_pause(facts)
     assert (paused.spec, begun(paused.after)) == ({"paused": True}, [])
-    assert (asking.resume(paused.after).spec, begun(asking.resume(paused.after).after)) == ({"paused": False}, ["a"])
-    refused(lambda: asking.pause(paused.after), "the rollout is paused already")
-    refused(lambda: asking.resume(facts), "the rollout is not paused")
+    assert (request_resume(paused.after).spec, begun(request_resume(paused.after).after)) == ({"paused": False}, ["a"])
+    refused(lambda: request_pause(paused.after), "the rollout is paused already")
+    refused(lambda: request_resume(facts), "the rollout is not paused")

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.fleet.acts import CreatePod, DeletePod, MarkNode, Phase, Place, RestartPod
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.clearing import AGAIN_S
-from driver_manager.domain.fleet.model import Fleet, FleetNode, OnHalt, Policy, Revision, Task, TaskPod, UpgradeState
-from driver_manager.domain.fleet.task_pods import PodMaker
+from driver_manager.domain.fleet.nodes import AGAIN_S
+from driver_manager.domain.fleet.spec import Fleet, FleetNode, OnHalt, Policy, Revision, Task, TaskPod, UpgradeState
+from driver_manager.domain.fleet.state import CreatePod, DeletePod, MarkNode, Phase, Place, PodMaker, RestartPod
 from driver_manager.domain.node_state import NodeState
 from tests.support.fakes.fleet_builders import NEW, NOW_S, OLD, OTHER, fleet, new_pod, node, pod, policy, record, views
 from tests.support.fakes.fleet_clears import CLEAR_EVENTS, ClearingWorld

@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 
 from driver_manager.core.fleet.controller import PASS_S
+from driver_manager.core.fleet_ports import FactKind
 from driver_manager.domain.errors import ApiRefused, Terminated
-from driver_manager.domain.fleet.acts import Announce, FleetDecision, Phase
-from driver_manager.domain.fleet.fields import PLURAL
-from driver_manager.domain.fleet.model import Fleet
-from driver_manager.ports.fleet import FactKind
+from driver_manager.domain.fleet.spec import PLURAL, Fleet
+from driver_manager.domain.fleet.state import Announce, FleetDecision, Phase
 from tests.support.fakes.fleet_runs import ControllerRun, FakeLeadership, check_each_once, fleet
 from tests.support.fakes.fleet_scene import DRIVER, KEYS, NAMESPACE, FleetScene
 

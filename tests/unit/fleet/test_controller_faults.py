@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.adapters.kube.client import KubeApi
-from driver_manager.adapters.kube.leadership import LeaseLeadership
+from driver_manager.adapters.kube.api import KubeApi
+from driver_manager.adapters.kube.leases import LeaseLeadership
+from driver_manager.core.fleet_ports import FactKind
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable
-from driver_manager.domain.fleet.acts import Act, Announce, FleetDecision, MarkNode, RestartPod
-from driver_manager.domain.fleet.model import Fleet
-from driver_manager.ports.fleet import FactKind
+from driver_manager.domain.fleet.spec import Fleet
+from driver_manager.domain.fleet.state import Act, Announce, FleetDecision, MarkNode, RestartPod
 from tests.support.fakes.fleet_runs import ControllerRun, FakeLeadership, check_each_once, fleet, killed_again_and_again
 from tests.support.fakes.fleet_scene import NAMESPACE, UNAVAILABLE, FleetScene
 from tests.support.fakes.lease_api import LeaseApi

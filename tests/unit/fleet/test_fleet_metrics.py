@@ -7,15 +7,20 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from driver_manager.adapters.report.fleet_status import FleetEndpoint
-from driver_manager.adapters.report.metrics import Heartbeat
-from driver_manager.domain.fleet.acts import Phase
+from driver_manager.adapters.report.http import FleetEndpoint, Heartbeat
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.figures import Pace, RolloutFigures, figures, pace
 from driver_manager.domain.fleet.forecast import Forecast, plan
-from driver_manager.domain.fleet.metrics import FleetReport, families
-from driver_manager.domain.fleet.model import Amount, Fleet, Memory, Past, UpgradeState
-from driver_manager.domain.fleet.operator_metrics import operator_families
+from driver_manager.domain.fleet.spec import Amount, Fleet, Memory, Past, UpgradeState
+from driver_manager.domain.fleet.state import Phase
+from driver_manager.domain.fleet.status import (
+    FleetReport,
+    Pace,
+    RolloutFigures,
+    figures,
+    fleet_families,
+    operator_families,
+    pace,
+)
 from driver_manager.domain.metrics import exposition
 from driver_manager.domain.profile import UpgradeMetrics
 from driver_manager.profiles import builtin
@@ -138,7 +143,7 @@ def test_what_is_served_is_what_prometheus_reads(endpoint: FleetEndpoint) -> Non
     assert found["driver_manager_rollout_acts_total", ("act", "RestartPod")] == 2
     assert found["driver_manager_rollout_acts_total", ("act", "SetTemplate")] == 0
     assert found["rbln_operator_driver_upgrade_nodes", ("state", "upgrade-failed")] == 1
-    every = (*families(told), *operator_families(told, REBELLIONS))
+    every = (*fleet_families(told), *operator_families(told, REBELLIONS))
     assert {name for name, *_ in found} == {one.name for one in every}
 
 

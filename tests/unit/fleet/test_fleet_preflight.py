@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from driver_manager.domain.errors import ConfigError, ExitCode
-from driver_manager.domain.fleet import asking
-from driver_manager.domain.fleet.acts import CreatePod, DeletePod, MarkNode, Phase, Place, PreflightResult
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.model import (
+from driver_manager.domain.fleet.requests import request_retry_of_nodes
+from driver_manager.domain.fleet.spec import (
     Amount,
     Fleet,
     FleetNode,
@@ -27,9 +26,9 @@ from driver_manager.domain.fleet.model import (
     Wave,
     Wishes,
 )
-from driver_manager.domain.fleet.preflight import LATE_S, MAX_AT_ONCE
-from driver_manager.domain.fleet.task_pods import LIMIT_S
-from driver_manager.domain.reboot import windows
+from driver_manager.domain.fleet.state import LIMIT_S, CreatePod, DeletePod, MarkNode, Phase, Place, PreflightResult
+from driver_manager.domain.fleet.waves import LATE_S, MAX_AT_ONCE
+from driver_manager.domain.reboot.schedule import Schedule
 from tests.support.fakes.fleet_builders import (
     NEW,
     NOW_S,
@@ -241,7 +240,7 @@ def test_a_soaking_wave_lets_the_next_one_be_looked_at() -> None:
     assert made(facts(unfinished, pods=pods, policy={"waves": waves})) == []
 
 
-def test_nothing_is_made_while_somebody_has_stopped_the_rollout(closed: windows.Schedule) -> None:
+def test_nothing_is_made_while_somebody_has_stopped_the_rollout(closed: Schedule) -> None:
     assert made(facts("a", policy={"paused": True})) == []
     failed = node("a", UpgradeState.FAILED)
     assert made(facts([failed, "b"], pods=[new_pod("a", is_ready=False), pod("b")])) == []
@@ -289,11 +288,11 @@ def test_approval_and_wishes_of_others_change_nothing() -> None:
 
 def test_a_node_that_was_left_out_for_it_is_looked_at_again_by_the_verb_for_one_more_attempt() -> None:
     found = facts("ab", [look("a", **FAILS), look("b", **PASSES)])
-    request = asking.retry_nodes(found, NOW_S, ["a"])
+    request = request_retry_of_nodes(found, NOW_S, ["a"])
     assert request.did == ("node a is checked again",)
     assert deleted(request.after) == ["look-a"]
     with pytest.raises(ConfigError, match="b: it has not failed"):
-        asking.retry_nodes(found, NOW_S, ["b"])
+        request_retry_of_nodes(found, NOW_S, ["b"])
     cordoned = facts([node("a", unschedulable=True)], [look("a", **FAILS)])
     with pytest.raises(ConfigError, match="a: it has not failed, it is left out"):
-        asking.retry_nodes(cordoned, NOW_S, ["a"])
+        request_retry_of_nodes(cordoned, NOW_S, ["a"])

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from driver_manager.domain.fleet.acts import Phase
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.model import OnHalt, Policy, Units, Wishes
+from driver_manager.domain.fleet.spec import OnHalt, Policy, Units, Wishes
+from driver_manager.domain.fleet.state import Phase
 from tests.support.fakes.fleet_stories import (
     EVENTS,
     GATES,

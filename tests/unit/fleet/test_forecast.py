@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from driver_manager.domain.fleet.acts import Phase
 from driver_manager.domain.fleet.forecast import Expected, Forecast, plan
-from driver_manager.domain.fleet.model import Amount, Fleet, FleetNode, Units, UpgradeState, Wave, Wishes
-from driver_manager.domain.reboot import windows
+from driver_manager.domain.fleet.spec import Amount, Fleet, FleetNode, Units, UpgradeState, Wave, Wishes
+from driver_manager.domain.fleet.state import Phase
+from driver_manager.domain.reboot.schedule import Schedule, parse_windows
 from driver_manager.domain.window import Window
 from tests.support.fakes.fleet_builders import (
     DAEMON_SET,
@@ -136,7 +136,7 @@ def test_units_go_one_after_the_other() -> None:
     assert offsets(plan(of(nodes, max_parallel=0, units=Units("rack")), NOW_S)) == {"b": 0.0, "c": 100.0, "d": 0.0}
 
 
-def test_a_window_is_waited_for(closed: windows.Schedule) -> None:
+def test_a_window_is_waited_for(closed: Schedule) -> None:
     nodes = [done("a", 3000.0), *map(node, "bcd")]
     day_s = 24 * 3600.0
     found = plan(of(nodes, schedule=closed), NOW_S)
@@ -159,7 +159,7 @@ def test_a_window_is_waited_for(closed: windows.Schedule) -> None:
 def test_no_node_is_expected_outside_a_window_over_midnight(when: str, expected: list[str]) -> None:
     now_s = datetime.fromisoformat(when).replace(tzinfo=UTC).timestamp()
     before = node("a", DONE, record=record("a", began_s=now_s - 120.0, since_s=now_s - 60.0))
-    found = plan(of([before, *map(node, "bcd")], schedule=windows.parse("22:00-04:00")), now_s)
+    found = plan(of([before, *map(node, "bcd")], schedule=parse_windows("22:00-04:00")), now_s)
     moments = [datetime.fromtimestamp(one.begins_s, UTC) for one in found.nodes if one.begins_s is not None]
     assert [f"{moment:%H:%M}" for moment in moments] == expected
 

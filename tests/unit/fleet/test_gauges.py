@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.core.fleet.gauges import ESTIMATE_S, Gauges
-from driver_manager.domain.fleet.acts import Phase
+from driver_manager.core.fleet.controller import ESTIMATE_S, Gauges
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.figures import Pace
 from driver_manager.domain.fleet.forecast import plan
-from driver_manager.domain.fleet.model import Fleet, Revision, UpgradeState
+from driver_manager.domain.fleet.spec import Fleet, Revision, UpgradeState
+from driver_manager.domain.fleet.state import Phase
+from driver_manager.domain.fleet.status import Pace
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.fleet_builders import REVISIONS, fleet, new_pod, node, pod, policy, record
 from tests.support.fakes.fleet_runs import ControllerRun

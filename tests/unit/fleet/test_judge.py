@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from driver_manager.domain import selectors
-from driver_manager.domain.fleet.acts import Announce, MarkNode, Place, RestartPod
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.model import ConditionGate, DriverPod, Fleet, FleetNode, GatePod, PodGate, UpgradeState
-from driver_manager.domain.fleet.restarts import STALE_S
-from driver_manager.domain.fleet.verdict import TAKEN_AGAIN
+from driver_manager.domain.fleet.nodes import STALE_S
+from driver_manager.domain.fleet.spec import ConditionGate, DriverPod, Fleet, FleetNode, GatePod, PodGate, UpgradeState
+from driver_manager.domain.fleet.state import TAKEN_AGAIN, Announce, MarkNode, Place, RestartPod
 from driver_manager.domain.node_state import NodeState
 from tests.support.fakes.fleet_builders import (
     NEW,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from driver_manager.domain.fleet.metric_gates import MetricQuestion
+from driver_manager.domain.fleet.spec import MetricQuestion
 from tests.support.fakes.fleet_runs import ControllerRun, FakeLeadership, fleet
 from tests.support.fakes.fleet_scene import FleetScene
 

@@ -10,17 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.fleet.acts import MarkNode, Phase
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.metric_gates import (
+from driver_manager.domain.fleet.spec import (
     MAX_AGE_S,
+    Amount,
     Answers,
+    Fleet,
     MetricAnswer,
     MetricGate,
     MetricQuestion,
+    UpgradeState,
+    Wave,
     answer_of,
 )
-from driver_manager.domain.fleet.model import Amount, Fleet, UpgradeState, Wave
+from driver_manager.domain.fleet.state import MarkNode, Phase
 from tests.support.fakes.fleet_builders import NOW_S, begun, fleet, marks, new_pod, node, pod, policy, record, views
 
 DONE, FAILED, RESTART, VALIDATION = (

@@ -7,10 +7,20 @@ from typing import Any
 
 import pytest
 
-from driver_manager.domain.fleet.acts import Announce, FleetDecision
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricGate
-from driver_manager.domain.fleet.model import Amount, Fleet, FleetNode, Memory, Past, UpgradeState, Wave, Wishes
+from driver_manager.domain.fleet.spec import (
+    Amount,
+    Fleet,
+    FleetNode,
+    Memory,
+    MetricAnswer,
+    MetricGate,
+    Past,
+    UpgradeState,
+    Wave,
+    Wishes,
+)
+from driver_manager.domain.fleet.state import Announce, FleetDecision
 from tests.support.fakes.fleet_builders import DAEMON_SET, NEW, NOW_S, fleet, new_pod, node, pod, policy, record
 
 DONE, FAILED = UpgradeState.DONE, UpgradeState.FAILED

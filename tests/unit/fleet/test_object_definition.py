@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.fleet.fields import SPEC, Kind
-from driver_manager.domain.fleet.model import Policy
-from driver_manager.domain.fleet.reading import read
+from driver_manager.domain.fleet.spec import SPEC, Kind, Policy, read
 from tests.support.docs.rollout_object import definition
 from tests.support.fakes.rollout_objects import BAD, FULL, Bad, Json, rollout, zones
 from tests.support.fakes.rollout_objects import SPEC as SHORTEST

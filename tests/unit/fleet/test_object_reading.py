@@ -12,24 +12,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.domain import selectors
-from driver_manager.domain.fleet.fields import SPEC, Field, Kind
-from driver_manager.domain.fleet.metric_gates import MetricGate
-from driver_manager.domain.fleet.model import (
+from driver_manager.domain.fleet.spec import (
+    SPEC,
     Amount,
     ConditionGate,
+    Field,
+    Kind,
     Memory,
+    MetricGate,
     OnHalt,
     Past,
     PodGate,
     Policy,
     PreflightMode,
+    RolloutObject,
     UnitMode,
     Units,
     Wave,
     Wishes,
+    memory_of,
+    read,
 )
-from driver_manager.domain.fleet.reading import RolloutObject, memory_of, read
-from driver_manager.domain.reboot import windows
+from driver_manager.domain.reboot.schedule import parse_windows
 from tests.assurance.fuzz.oracle import assert_conforms
 from tests.support.fakes.rollout_objects import BAD, BAD_WISHES, BLANK, FULL, Bad, Json, but, rollout, zones
 from tests.support.fakes.rollout_objects import SPEC as SHORTEST
@@ -87,7 +91,7 @@ def test_everything_that_can_be_said_is_understood() -> None:
             Wave("rest"),
         ),
         units=Units("topology.kubernetes.io/rack", UnitMode.TOGETHER),
-        schedule=windows.parse("Sat,Sun 02:00-06:00; Mon-Fri 22:00-04:00", ZoneInfo("Europe/Berlin")),
+        schedule=parse_windows("Sat,Sun 02:00-06:00; Mon-Fri 22:00-04:00", ZoneInfo("Europe/Berlin")),
         pod_gates=(
             PodGate("monitoring", selectors.parse("app=validator")),
             PodGate("rbln-system", selectors.parse("app in (a,b)")),

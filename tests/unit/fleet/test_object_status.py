@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.fleet.acts import (
+from driver_manager.domain.fleet.spec import Kind, Memory, Past, memory_of
+from driver_manager.domain.fleet.state import (
     FleetDecision,
     NodePreflight,
     NodeView,
@@ -24,10 +25,7 @@ from driver_manager.domain.fleet.acts import (
     PreflightResult,
     WaveView,
 )
-from driver_manager.domain.fleet.fields import Kind
-from driver_manager.domain.fleet.model import Memory, Past
-from driver_manager.domain.fleet.reading import memory_of
-from driver_manager.domain.fleet.status_form import (
+from driver_manager.domain.fleet.status import (
     MAX_GROUPS,
     MAX_KEPT,
     MAX_NAMED,

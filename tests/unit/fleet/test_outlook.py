@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from driver_manager.domain.fleet.acts import MarkNode, Phase, RestartPod
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.holds import UNSEEN_S
-from driver_manager.domain.fleet.model import Fleet, Memory, UpgradeState, Wishes
-from driver_manager.domain.reboot import windows
+from driver_manager.domain.fleet.spec import Fleet, Memory, UpgradeState, Wishes
+from driver_manager.domain.fleet.state import MarkNode, Phase, RestartPod
+from driver_manager.domain.fleet.waves import UNSEEN_S
+from driver_manager.domain.reboot.schedule import parse_windows
 from tests.support.fakes.fleet_builders import (
     DAEMON_SET,
     NEW,
@@ -155,7 +155,7 @@ def test_outside_its_window_nobody_begins_until_it_may_be_open(closed: Any) -> N
 )
 def test_a_window_over_midnight_lets_nodes_begin_from_its_first_to_its_last_minute(when: str, is_open: bool) -> None:
     now_s = datetime.fromisoformat(when).replace(tzinfo=UTC).timestamp()
-    facts = of(policy=policy(schedule=windows.parse("Mon-Fri 22:00-04:00")))
+    facts = of(policy=policy(schedule=parse_windows("Mon-Fri 22:00-04:00")))
     assert begun(facts, now_s) == (["a"] if is_open else [])
     assert (advance(facts, now_s).outlook.phase is Phase.WAITING_FOR_WINDOW) is not is_open
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from driver_manager.domain.fleet.acts import MarkNode, Place, RestartPod
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.model import DriverPod, FleetNode, UpgradeState
+from driver_manager.domain.fleet.spec import DriverPod, FleetNode, UpgradeState
+from driver_manager.domain.fleet.state import MarkNode, Place, RestartPod
 from driver_manager.domain.node_state import NodeState
 from tests.support.fakes.fleet_builders import (
     DAEMON_SET,

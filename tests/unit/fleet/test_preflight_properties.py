@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from driver_manager.domain.fleet.acts import CreatePod, DeletePod
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.model import OnHalt, Policy, PreflightMode, Wishes
+from driver_manager.domain.fleet.spec import OnHalt, Policy, PreflightMode, Wishes
+from driver_manager.domain.fleet.state import CreatePod, DeletePod
 from tests.support.fakes.fleet_looks import LOOK_EVENTS
 from tests.support.fakes.fleet_stories import (
     EVENTS,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from driver_manager.domain.fleet.acts import Phase
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.model import Amount, Fleet, FleetNode, UnitMode, Units, UpgradeState
+from driver_manager.domain.fleet.spec import Amount, Fleet, FleetNode, UnitMode, Units, UpgradeState
+from driver_manager.domain.fleet.state import Phase
 from tests.support.fakes.fleet_builders import (
     DAEMON_SET,
     NEW,

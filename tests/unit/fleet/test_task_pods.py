@@ -10,12 +10,11 @@ from typing import Any
 import click
 import pytest
 
-from driver_manager.cli.preflight import preflight_command
+from driver_manager.cli.by_hand import preflight_command
 from driver_manager.cli.reconcile import reconcile_command
 from driver_manager.domain import selectors
-from driver_manager.domain.fleet.acts import CreatePod
-from driver_manager.domain.fleet.model import Fleet, Revision, Task
-from driver_manager.domain.fleet.task_pods import NOT_OF_PREFLIGHT, TASKS, PodMaker, TemplateUnusable
+from driver_manager.domain.fleet.spec import Fleet, Revision, Task
+from driver_manager.domain.fleet.state import NOT_OF_PREFLIGHT, TASKS, CreatePod, PodMaker, TemplateUnusable
 from scripts.releasing.kustomize import OVERLAYS, only, render
 from tests.support.fakes.fleet_builders import NEW, fleet, node
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from driver_manager.domain.fleet.acts import Announce, MarkNode, SetTemplate
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.model import Fleet, Memory, OnHalt, Past, Revision, UpgradeState, Wishes
+from driver_manager.domain.fleet.spec import Fleet, Memory, OnHalt, Past, Revision, UpgradeState, Wishes
+from driver_manager.domain.fleet.state import Announce, MarkNode, SetTemplate
 from tests.support.fakes.fleet_builders import (
     DAEMON_SET,
     NEW,

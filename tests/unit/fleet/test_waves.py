@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from driver_manager.domain.fleet.acts import Phase, Place
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.model import (
+from driver_manager.domain.fleet.spec import (
     DEFAULT_WAVES,
     Amount,
     Fleet,
@@ -20,6 +19,7 @@ from driver_manager.domain.fleet.model import (
     Wave,
     Wishes,
 )
+from driver_manager.domain.fleet.state import Phase, Place
 from tests.support.fakes.fleet_builders import (
     NEW,
     NOW_S,

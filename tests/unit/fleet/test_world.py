@@ -10,22 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.core.fleet.world import NODES, FleetWorld, is_older
-from driver_manager.domain import selectors
-from driver_manager.domain.fleet.model import (
-    DaemonSetFacts,
-    DriverPod,
-    Fleet,
-    FleetNode,
-    GatePod,
-    PodGate,
-    Policy,
-    Revision,
-    Task,
-    TaskPod,
-)
-from driver_manager.domain.fleet.reading import RolloutObject
-from driver_manager.domain.fleet.task_pods import TASKS
-from driver_manager.ports.fleet import (
+from driver_manager.core.fleet_ports import (
     Change,
     FactKind,
     FollowedDaemonSet,
@@ -37,6 +22,21 @@ from driver_manager.ports.fleet import (
     Seen,
     Subject,
 )
+from driver_manager.domain import selectors
+from driver_manager.domain.fleet.spec import (
+    DaemonSetFacts,
+    DriverPod,
+    Fleet,
+    FleetNode,
+    GatePod,
+    PodGate,
+    Policy,
+    Revision,
+    RolloutObject,
+    Task,
+    TaskPod,
+)
+from driver_manager.domain.fleet.state import TASKS
 
 HERE = "npu"
 ROLLOUTS, SETS = Subject(FactKind.ROLLOUTS, HERE), Subject(FactKind.DAEMON_SETS, HERE)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from driver_manager.profiles import builtin
-from driver_manager.sandbox.host_tree import HostTree
+from driver_manager.sandbox.host import HostTree
 from tests.support.control_plane.api_request import ApiRequest
 from tests.support.control_plane.exchanges import Exchange
 from tests.support.control_plane.light_tools import lighten

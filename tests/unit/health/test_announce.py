@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.core.health.announce import announce, announce_window
-from driver_manager.core.node.cas import ATTEMPTS
+from driver_manager.core.announce import announce, announce_window
+from driver_manager.core.node import ATTEMPTS
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ManagerError
-from driver_manager.domain.health.notices import Notice
-from driver_manager.domain.health.wedge import NoticeKind
+from driver_manager.domain.health.watch import Notice, NoticeKind
 from driver_manager.domain.node_state import LastOutcome, NodeState, encode, outcome_on
 from driver_manager.domain.window import Part, Window
 from tests.support.fakes.builders import PROFILE, node

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from driver_manager.domain.health.notices import TRIES
-from driver_manager.domain.probe_result import Health, ProbeResult
+from driver_manager.domain.health.watch import TRIES
+from driver_manager.domain.host import Health, ProbeResult
 from tests.support.fakes.health_world import BAD, GOOD, READY, UNKNOWN, HealthWorld
 
 BROKEN_TOOL = ProbeResult(Health.UNKNOWN, "no tool", is_tool_broken=True)

@@ -6,15 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.core.health.loop import WatchPolicy
-from driver_manager.core.health.node_talk import WINDOW_TRIES
-from driver_manager.domain import markers
+from driver_manager.core.health import WINDOW_TRIES, WatchPolicy
 from driver_manager.domain.errors import Terminated
-from driver_manager.domain.health import record
-from driver_manager.domain.health.surroundings import WRITER
+from driver_manager.domain.health.watch import WRITER, recorded_watch
+from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, DeviceVerdict, Health, Marker, encode_marker
 from driver_manager.domain.journal import Owner
-from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
-from driver_manager.domain.probe_result import DeviceVerdict, Health
 from driver_manager.domain.window import Part, Window
 from tests.support.fakes.health_world import (
     BAD,
@@ -28,7 +24,7 @@ from tests.support.fakes.health_world import (
     HealthWorld,
 )
 
-UPGRADE_TEXT = markers.encode(Marker(UPGRADE, "boot-1", writer="reconcile"))
+UPGRADE_TEXT = encode_marker(Marker(UPGRADE_REASON, "boot-1", writer="reconcile"))
 
 
 def test_a_wedge_is_declared_at_the_third_failure_and_not_before() -> None:
@@ -256,10 +252,10 @@ DEVICES = (
 def test_the_record_has_the_verdict_on_each_device() -> None:
     world = HealthWorld()
     world.turns(replace(BAD, devices=DEVICES))
-    kept = record.recorded(world.files[RECORD], world.boot_id).devices
+    kept = recorded_watch(world.files[RECORD], world.boot_id).devices
     assert kept == (replace(DEVICES[0], reason=""), DEVICES[1])
     world.turns(BAD)
-    assert record.recorded(world.files[RECORD], world.boot_id).devices == (), "the last sample said nothing of each"
+    assert recorded_watch(world.files[RECORD], world.boot_id).devices == (), "the last sample said nothing of each"
 
 
 def test_what_a_healthy_device_says_of_itself_costs_no_write() -> None:

@@ -11,15 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from driver_manager.adapters.report.metrics import Endpoint, Heartbeat
-from driver_manager.adapters.report.ready_file import ReadyFile
-from driver_manager.adapters.report.systemd import ServiceNotifier
-from driver_manager.adapters.report.textfile import Textfile
-from driver_manager.domain.escaping import shown
-from driver_manager.domain.health.machine import HealthState, History
+from driver_manager.adapters.report.http import Endpoint, Heartbeat
+from driver_manager.adapters.report.publish import ReadyFile, ServiceNotifier, Textfile
 from driver_manager.domain.health.metrics import HealthReport, families
+from driver_manager.domain.health.watch import HealthState, History
+from driver_manager.domain.host import DeviceVerdict, Health, ProbeResult
 from driver_manager.domain.metrics import exposition
-from driver_manager.domain.probe_result import DeviceVerdict, Health, ProbeResult
+from driver_manager.domain.text import shown
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 
 DEVICES = (

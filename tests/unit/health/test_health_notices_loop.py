@@ -7,9 +7,7 @@ from itertools import pairwise
 import pytest
 
 from driver_manager.domain.errors import Terminated
-from driver_manager.domain.health import record
-from driver_manager.domain.health.notices import TRIES
-from driver_manager.domain.health.wedge import NoticeKind
+from driver_manager.domain.health.watch import TRIES, NoticeKind, recorded_watch
 from tests.support.fakes.health_world import BAD, GOOD, RECORD, UNKNOWN, HealthWorld
 
 WEDGED, RECOVERED = NoticeKind.WEDGED, NoticeKind.RECOVERED
@@ -179,7 +177,7 @@ def test_two_watches_of_one_driver_tell_of_one_wedge() -> None:
 def test_what_was_told_is_in_the_record() -> None:
     world = watched()
     world.turns(BAD, BAD, BAD)
-    found = record.recorded(world.files[RECORD], world.boot_id)
+    found = recorded_watch(world.files[RECORD], world.boot_id)
     assert found.wedge.told is WEDGED
     assert found.wedge.since_s > 0
 

@@ -22,14 +22,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from driver_manager.core.health.loop import HealthWatch
-from driver_manager.domain import markers
-from driver_manager.domain.health import machine, marks, record, surroundings
-from driver_manager.domain.health.machine import HealthState, History
-from driver_manager.domain.health.marks import MarkChange
-from driver_manager.domain.health.surroundings import Surroundings
-from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
-from driver_manager.domain.probe_result import Health, ProbeResult
+from driver_manager.core import health as core_health
+from driver_manager.core.health import HealthWatch
+from driver_manager.domain.health import watch as machine
+from driver_manager.domain.health import watch as marks
+from driver_manager.domain.health import watch as record
+from driver_manager.domain.health import watch as surroundings
+from driver_manager.domain.health.watch import HealthState, History, MarkChange, Surroundings
+from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, Health, Marker, ProbeResult, encode_marker
 from tests.support.fakes.broken import check_caught
 from tests.support.fakes.health_world import (
     BAD,
@@ -48,8 +48,8 @@ THRESHOLD = 3
 DAY_TURNS = 24 * 60
 CHIPS = {"good": (GOOD,), "bad": (BAD,), "unknown": (UNKNOWN,), "flapping": (GOOD, BAD), "busy": (BAD, UNKNOWN)}
 FOREIGN = {
-    "upgrade marker": markers.encode(Marker(UPGRADE, "boot-1", writer="reconcile")),
-    "foreign marker": markers.encode(Marker(RECOVERY, "boot-1", writer="somebody")),
+    "upgrade marker": encode_marker(Marker(UPGRADE_REASON, "boot-1", writer="reconcile")),
+    "foreign marker": encode_marker(Marker(RECOVERY, "boot-1", writer="somebody")),
     "garbage": "\x00garbage",
 }
 EVENTS = (
@@ -258,7 +258,7 @@ def test_a_watch_that_is_restarted_all_the_time_does_not_miss_a_wedge(every: int
 
 # mutants
 
-DUE, JUDGE, WHY, RESUME = marks.due, machine.judge, surroundings.why_muted, record.resume
+DUE, JUDGE, WHY, RESUME = marks.mark_due, machine.judge_sample, surroundings.why_muted, record.resume_watch
 STORIES: dict[str, list[Part]] = {
     "unknown": [("good", 3, None, None), ("busy", 2, None, None), ("unknown", 60, None, None)],
     "apart": [("good", 3, None, None), ("flapping", 60, None, None)],
@@ -320,15 +320,15 @@ JUDGE_TURN: Any = HealthWatch._judge
 @pytest.mark.parametrize(
     ("target", "name", "mutant", "check"),
     [
-        (machine, "judge", unknown_counts, tell("unknown")),
-        (machine, "judge", good_does_not_clear, tell("apart")),
-        (surroundings, "why_muted", lambda _: "", tell("install")),
+        (core_health, "judge_sample", unknown_counts, tell("unknown")),
+        (core_health, "judge_sample", good_does_not_clear, tell("apart")),
+        (core_health, "why_muted", lambda _: "", tell("install")),
         (HealthWatch, "_judge", mute_only_before_the_probe, tell("probe")),
-        (marks, "due", write_over_anything, tell("upgrade")),
+        (core_health, "mark_due", write_over_anything, tell("upgrade")),
         (surroundings, "is_own", lambda marker: marker.reason == RECOVERY, tell("foreign")),
-        (marks, "due", only_at_transitions, tell("killed")),
-        (marks, "due", never_put_back, tell("recovers")),
-        (record, "resume", forgetful, restarted),
+        (core_health, "mark_due", only_at_transitions, tell("killed")),
+        (core_health, "mark_due", never_put_back, tell("recovers")),
+        (core_health, "resume_watch", forgetful, restarted),
     ],
     ids=lambda value: getattr(value, "__name__", None) if callable(value) else None,
 )

@@ -9,21 +9,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.health import machine, record
-from driver_manager.domain.health.machine import (
+from driver_manager.domain.health.watch import (
+    EVIDENCE_LINES,
     TRANSITIONS,
+    WRITER,
     Finding,
     HealthState,
     History,
+    MarkChange,
     Sample,
-    judge,
+    Surroundings,
+    encode_watch_record,
+    is_marked_ready,
+    judge_sample,
+    mark_due,
+    mark_request,
+    recorded_watch,
+    resume_watch,
+    why_muted,
 )
-from driver_manager.domain.health.marks import MarkChange, due, is_ready, request
-from driver_manager.domain.health.record import resume
-from driver_manager.domain.health.surroundings import WRITER, Surroundings, why_muted
+from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, Health, Marker
 from driver_manager.domain.journal import Owner
-from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
-from driver_manager.domain.probe_result import Health
 
 SEEN = Surroundings("boot", ready=True, can_request=True)
 NO_READY = replace(SEEN, ready=None)
@@ -37,7 +43,7 @@ def judged(samples: str, history: History | None = None, threshold: int = 3, see
     for number, letter in enumerate(samples):
         muted = "a reconcile is under way" if letter == "m" else ""
         sample = Sample(LETTERS.get(letter, Health.UNKNOWN), f"sample {number}", float(number), 1e9 + number, muted)
-        after = judge(after, sample, seen, threshold)
+        after = judge_sample(after, sample, seen, threshold)
     return after
 
 
@@ -143,23 +149,23 @@ def test_flapping_is_said_and_is_over_only_when_it_is_calm() -> None:
 
 def test_evidence_is_the_last_samples_with_their_time() -> None:
     history = judged("+" * 20 + "?--")
-    assert len(history.evidence) == machine.EVIDENCE_LINES
+    assert len(history.evidence) == EVIDENCE_LINES
     assert history.evidence[-3:] == (
         "1000000020 unknown: sample 20",
         "1000000021 unhealthy: sample 21",
         "1000000022 unhealthy: sample 22",
     )
-    long = judge(History(), Sample(Health.UNHEALTHY, "x" * 10_000), SEEN, 3)
+    long = judge_sample(History(), Sample(Health.UNHEALTHY, "x" * 10_000), SEEN, 3)
     assert len(long.evidence[0]) < 600
 
 
 def test_failures_that_come_too_soon_after_each_other_are_one() -> None:
     history = History()
     for at_s in (0.0, 1.0, 29.9, 30.0, 31.0, 59.0):
-        history = judge(history, Sample(Health.UNHEALTHY, "bad", at_s), SEEN, 3, 30.0)
+        history = judge_sample(history, Sample(Health.UNHEALTHY, "bad", at_s), SEEN, 3, 30.0)
     assert history.name == "suspect(2)"
-    assert judge(history, Sample(Health.UNHEALTHY, "bad", 60.0), SEEN, 3, 30.0).name == "wedged"
-    assert judge(history, Sample(Health.HEALTHY, "good", 59.1), SEEN, 3, 30.0).name == "healthy"
+    assert judge_sample(history, Sample(Health.UNHEALTHY, "bad", 60.0), SEEN, 3, 30.0).name == "wedged"
+    assert judge_sample(history, Sample(Health.HEALTHY, "good", 59.1), SEEN, 3, 30.0).name == "healthy"
 
 
 # what mutes
@@ -185,7 +191,7 @@ def test_nothing_is_judged_while_the_driver_is_changed_or_not_ready(seen: Surrou
 # what the marks on the host lack
 
 WEDGED, HEALTHY, SUSPECT = History(HealthState.WEDGED, 3), History(HealthState.HEALTHY), History(HealthState.SUSPECT, 1)
-UPGRADE_MARKER = Marker(UPGRADE, "boot")
+UPGRADE_MARKER = Marker(UPGRADE_REASON, "boot")
 FOREIGN = Marker(RECOVERY, "boot", writer="somebody")
 LEGACY = Marker(RECOVERY, "")
 OUTDATED = replace(OWN, boot_id="earlier")
@@ -234,11 +240,11 @@ OUTDATED = replace(OWN, boot_id="earlier")
 def test_a_state_calls_for_marks_and_never_touches_those_of_others(
     history: History, seen: Surroundings, acts: tuple[MarkChange, ...]
 ) -> None:
-    assert due(history, seen) == acts
+    assert mark_due(history, seen) == acts
 
 
 def test_a_request_names_its_writer_boot_and_evidence() -> None:
-    marker = request(judged("---"), "boot", "node-1", 1e9 + 0.7)
+    marker = mark_request(judged("---"), "boot", "node-1", 1e9 + 0.7)
     assert (marker.reason, marker.writer, marker.boot_id, marker.node) == (RECOVERY, WRITER, "boot", "node-1")
     assert marker.written_s == 1_000_000_000
     assert len(marker.evidence) == 3
@@ -263,7 +269,7 @@ def test_a_request_names_its_writer_boot_and_evidence() -> None:
 def test_a_readiness_probe_fails_while_the_driver_is_wedged_and_while_a_wedge_waits_out_a_mute(
     state: HealthState, seen: Surroundings, ready: bool
 ) -> None:
-    assert is_ready(History(state, failures=3), seen) is ready
+    assert is_marked_ready(History(state, failures=3), seen) is ready
 
 
 # what a restart goes on with
@@ -273,9 +279,9 @@ PATIENCE_S = 240.0
 
 
 def resumed(history: History | None, seen: Surroundings, later_s: float = 60.0, boot: str = "boot") -> History:
-    text = record.encode(history, boot) if history is not None else ""
+    text = encode_watch_record(history, boot) if history is not None else ""
     last = history.failed_at_s if history is not None else 0.0
-    return resume(text, seen, last + later_s, PATIENCE_S, 3)
+    return resume_watch(text, seen, last + later_s, PATIENCE_S, 3)
 
 
 @pytest.mark.parametrize(
@@ -320,27 +326,27 @@ def test_what_was_healthy_in_this_boot_stays_so() -> None:
 @given(st.text(alphabet="+-?m", max_size=30))
 def test_a_record_is_read_as_it_was_written(samples: str) -> None:
     history = judged(samples)
-    assert record.recorded(record.encode(history, "boot"), "boot") == history
+    assert recorded_watch(encode_watch_record(history, "boot"), "boot") == history
 
 
 def test_a_stuck_probe_is_remembered_too() -> None:
     history = replace(judged("-"), stuck=Owner(pid=1, start_ticks=2, pid_namespace=3))
     assert resumed(history, SEEN).stuck == history.stuck
     for pid in ('"x"', "0", "-1", str(10**30)):
-        broken = record.encode(history, "boot").replace('"pid": 1', f'"pid": {pid}')
-        assert resume(broken, SEEN, 1.0, PATIENCE_S, 3) == History()
+        broken = encode_watch_record(history, "boot").replace('"pid": 1', f'"pid": {pid}')
+        assert resume_watch(broken, SEEN, 1.0, PATIENCE_S, 3) == History()
 
 
 @pytest.mark.submission
 @given(st.text() | st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists))
 def test_garbage_in_the_records_place_is_a_fresh_start(text: object) -> None:
-    assert resume(str(text), SEEN, 0.0, PATIENCE_S, 3) == History()
+    assert resume_watch(str(text), SEEN, 0.0, PATIENCE_S, 3) == History()
 
 
 def test_a_record_whose_values_are_of_no_use_is_a_fresh_start() -> None:
-    text = record.encode(judged("--"), "boot")
+    text = encode_watch_record(judged("--"), "boot")
     changes = [('"suspect"', '"odd"'), ('"failures": 2', '"failures": "x"'), ('"schema": 1', '"schema": 2')]
     changes += [('"failures": 2', f'"failures": {10**400}'), ('"failures": 2', '"failures": -1')]
     for old, new in changes:
         assert old in text
-        assert resume(text.replace(old, new), SEEN, 1.0, PATIENCE_S, 3) == History()
+        assert resume_watch(text.replace(old, new), SEEN, 1.0, PATIENCE_S, 3) == History()

@@ -9,13 +9,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.health import mute, notices, record
-from driver_manager.domain.health.machine import MUTE_HOLD_S, HealthState, History, Sample, active_mute, held, judge
-from driver_manager.domain.health.marks import MarkChange, due, is_ready
-from driver_manager.domain.health.surroundings import WRITER, Mute, MuteAnswer, Surroundings
-from driver_manager.domain.health.wedge import NoticeKind, Wedge
-from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
-from driver_manager.domain.probe_result import Health, ProbeResult
+from driver_manager.domain.health.watch import (
+    MUTE_HOLD_S,
+    WRITER,
+    HealthState,
+    History,
+    MarkChange,
+    Mute,
+    MuteAnswer,
+    NoticeKind,
+    Sample,
+    Surroundings,
+    Wedge,
+    active_mute,
+    encode_watch_record,
+    held_watch,
+    is_marked_ready,
+    judge_sample,
+    mark_due,
+    mute_on,
+    notice_due,
+    parsed_mute,
+    recorded_watch,
+)
+from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, Health, Marker, ProbeResult
 from tests.support.fakes.builders import PROFILE, node
 from tests.support.fakes.health_world import BAD, GOOD, HealthWorld
 
@@ -40,7 +57,7 @@ HUSHED = History(HealthState.MUTED, is_hushed=True)
     ],
 )
 def test_a_time_is_read_as_rfc_3339_writes_it(text: str, until_s: float) -> None:
-    assert mute.parsed(text, "x") == Mute(until_s, text.strip(), "x")
+    assert parsed_mute(text, "x") == Mute(until_s, text.strip(), "x")
 
 
 @pytest.mark.parametrize(
@@ -69,14 +86,14 @@ def test_what_is_no_time_is_named_and_says_how_one_looks(text: str) -> None:
     with pytest.raises(
         ValueError, match=r"^the annotation x does not mute health-watch: .* is not a time such as 2026"
     ) as caught:
-        mute.parsed(text, "the annotation x")
+        parsed_mute(text, "the annotation x")
     assert len(str(caught.value)) < 200
 
 
 @given(st.text(max_size=40))
 def test_any_other_text_mutes_or_is_named(text: str) -> None:
     try:
-        said = mute.parsed(text, "x").said
+        said = parsed_mute(text, "x").said
     except ValueError as error:
         said = str(error)
     assert said == text.strip() or "does not mute" in said
@@ -84,19 +101,19 @@ def test_any_other_text_mutes_or_is_named(text: str) -> None:
 
 def test_the_key_of_a_profile_follows_its_journal() -> None:
     assert PROFILE.keys.mute_until == KEY
-    assert mute.on(node(), PROFILE.keys) is None
-    found = mute.on(node(annotations={KEY: "2026-01-02T03:04:05Z"}), PROFILE.keys)
+    assert mute_on(node(), PROFILE.keys) is None
+    found = mute_on(node(annotations={KEY: "2026-01-02T03:04:05Z"}), PROFILE.keys)
     assert found == Mute(1_767_323_045.0, "2026-01-02T03:04:05Z", f"the annotation {KEY}")
     with pytest.raises(ValueError, match=KEY):
-        mute.on(node(annotations={KEY: "soon"}), PROFILE.keys)
-    assert mute.on(node(annotations={KEY: "soon"}), replace(PROFILE.keys, mute_until="")) is None
+        mute_on(node(annotations={KEY: "soon"}), PROFILE.keys)
+    assert mute_on(node(annotations={KEY: "soon"}), replace(PROFILE.keys, mute_until="")) is None
 
 
 def test_a_mute_of_the_node_is_held_for_an_hour_at_most_and_says_its_own_end() -> None:
-    assert held(UNTIL, NOW_S) == replace(UNTIL, until_s=NOW_S + MUTE_HOLD_S)
+    assert held_watch(UNTIL, NOW_S) == replace(UNTIL, until_s=NOW_S + MUTE_HOLD_S)
     short = replace(UNTIL, until_s=NOW_S + 5.0)
-    assert held(short, NOW_S) == short
-    assert held(UNTIL, NOW_S).why == "muted until 2023-11-15T00:13:20Z by the annotation"
+    assert held_watch(short, NOW_S) == short
+    assert held_watch(UNTIL, NOW_S).why == "muted until 2023-11-15T00:13:20Z by the annotation"
 
 
 @pytest.mark.parametrize(
@@ -122,20 +139,22 @@ def test_a_mute_holds_until_its_time_wherever_it_stands(
 def test_whatever_was_held_of_the_driver_a_mute_by_hand_hushes_it(state: HealthState, health: Health) -> None:
     before = History(state, failures=2, wedge=Wedge(7, NoticeKind.WEDGED))
     sample = Sample(health, "why", 1.0, NOW_S, UNTIL.why, is_hushed=True)
-    after = judge(before, sample, MARKED, 3)
+    after = judge_sample(before, sample, MARKED, 3)
     assert (after.state, after.is_hushed, after.failures, after.reason) == (HealthState.MUTED, True, 0, UNTIL.why)
     assert after.wedge == before.wedge
-    later = judge(after, Sample(Health.UNHEALTHY, "bad", 2.0, NOW_S), replace(MARKED, marker=None, ready=True), 3)
+    later = judge_sample(
+        after, Sample(Health.UNHEALTHY, "bad", 2.0, NOW_S), replace(MARKED, marker=None, ready=True), 3
+    )
     assert not later.is_hushed
 
 
 def test_a_mute_by_hand_takes_back_what_was_marked_and_another_mute_does_not() -> None:
-    assert due(HUSHED, MARKED) == (MarkChange.CLEAR_REQUEST, MarkChange.RESTORE_READY)
-    assert due(replace(HUSHED, is_hushed=False), MARKED) == ()
-    upgrade = replace(MARKED, marker=Marker(UPGRADE, "boot"))
-    assert due(HUSHED, upgrade) == (MarkChange.RESTORE_READY,), "what is not ours stays"
-    assert is_ready(HUSHED, MARKED)
-    assert not is_ready(replace(HUSHED, is_hushed=False), MARKED)
+    assert mark_due(HUSHED, MARKED) == (MarkChange.CLEAR_REQUEST, MarkChange.RESTORE_READY)
+    assert mark_due(replace(HUSHED, is_hushed=False), MARKED) == ()
+    upgrade = replace(MARKED, marker=Marker(UPGRADE_REASON, "boot"))
+    assert mark_due(HUSHED, upgrade) == (MarkChange.RESTORE_READY,), "what is not ours stays"
+    assert is_marked_ready(HUSHED, MARKED)
+    assert not is_marked_ready(replace(HUSHED, is_hushed=False), MARKED)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +171,7 @@ def test_the_node_is_told_of_a_mute_where_it_was_told_of_the_wedge(
     told: NoticeKind | None, is_hushed: bool, kind: NoticeKind | None
 ) -> None:
     history = replace(HUSHED, is_hushed=is_hushed, reason=UNTIL.why, wedge=Wedge(7, told))
-    notice = notices.due(history, "boot")
+    notice = notice_due(history, "boot")
     assert (notice.kind if notice else None) is kind
     if notice is not None:
         assert notice.message == f"health-watch is {UNTIL.why}: what it had marked for the wedge is withdrawn"
@@ -160,9 +179,9 @@ def test_the_node_is_told_of_a_mute_where_it_was_told_of_the_wedge(
 
 def test_a_restart_goes_on_muted() -> None:
     history = replace(HUSHED, mute=UNTIL)
-    found = record.recorded(record.encode(history, "boot"), "boot")
+    found = recorded_watch(encode_watch_record(history, "boot"), "boot")
     assert found.mute == UNTIL
-    assert record.recorded(record.encode(history, "boot"), "another") == History()
+    assert recorded_watch(encode_watch_record(history, "boot"), "another") == History()
 
 
 # the loop

@@ -11,12 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.domain.events import EVENTS
-from driver_manager.domain.health import notices, record
-from driver_manager.domain.health.machine import HealthState, History, Sample, judge
-from driver_manager.domain.health.notices import Notice, due
-from driver_manager.domain.health.surroundings import Surroundings
-from driver_manager.domain.health.wedge import NoticeKind, Wedge
-from driver_manager.domain.probe_result import Health
+from driver_manager.domain.health.watch import (
+    TRIES,
+    HealthState,
+    History,
+    Notice,
+    NoticeKind,
+    Sample,
+    Surroundings,
+    Wedge,
+    adopted_record,
+    encode_watch_record,
+    judge_sample,
+    notice_due,
+    retry_after_s,
+)
+from driver_manager.domain.host import Health
 
 SEEN = Surroundings("boot", ready=True)
 LETTERS = {"+": Health.HEALTHY, "-": Health.UNHEALTHY, "?": Health.UNKNOWN}
@@ -46,7 +56,7 @@ WEDGED, RECOVERED = NoticeKind.WEDGED, NoticeKind.RECOVERED
 def test_a_notice_is_due_until_the_node_knows(
     state: HealthState, told: NoticeKind | None, kind: NoticeKind | None
 ) -> None:
-    notice = due(History(state, reason="why", wedge=Wedge(SINCE_S, told)), "boot")
+    notice = notice_due(History(state, reason="why", wedge=Wedge(SINCE_S, told)), "boot")
     assert (notice.kind if notice else None) is kind
     if notice is not None:
         assert (notice.since_s, notice.boot_id, notice.reason) == (SINCE_S, "boot", "why")
@@ -58,8 +68,8 @@ def told_by(samples: str) -> list[Notice]:
     for number, letter in enumerate(samples):
         muted = "a reconcile is under way" if letter == "m" else ""
         sample = Sample(LETTERS.get(letter, Health.UNKNOWN), "why", float(number), SINCE_S + number * 60.0, muted)
-        history = judge(history, sample, SEEN, 3)
-        notice = due(history, SEEN.boot_id)
+        history = judge_sample(history, sample, SEEN, 3)
+        notice = notice_due(history, SEEN.boot_id)
         if notice is not None:
             told.append(notice)
             history = replace(history, wedge=replace(history.wedge, told=notice.kind))
@@ -103,13 +113,13 @@ def test_a_key_is_fit_for_a_name_and_an_event_is_documented(kind: NoticeKind, bo
 
 
 def test_a_long_reason_leaves_room_for_the_rest_of_an_event() -> None:
-    notice = due(History(HealthState.WEDGED, reason="x" * 5000, wedge=Wedge(1)), "boot")
+    notice = notice_due(History(HealthState.WEDGED, reason="x" * 5000, wedge=Wedge(1)), "boot")
     assert notice is not None
     assert len(notice.message) < 500
 
 
 def test_a_failed_notice_is_repeated_for_half_an_hour_later_each_time_and_then_given_up() -> None:
-    waits = [notices.retry_after_s(failed) for failed in range(1, notices.TRIES + 1)]
+    waits = [retry_after_s(failed) for failed in range(1, TRIES + 1)]
     assert waits[-1] is None
     known = [wait for wait in waits if wait is not None]
     assert known == sorted(set(known))
@@ -120,9 +130,9 @@ def test_a_failed_notice_is_repeated_for_half_an_hour_later_each_time_and_then_g
 def test_two_that_watch_one_driver_tell_of_one_wedge() -> None:
     first = History(HealthState.WEDGED, failures=3, wedge=Wedge(SINCE_S, WEDGED))
     second = History(HealthState.WEDGED, failures=3, wedge=Wedge(SINCE_S + 7))
-    kept = record.encode(first, "boot")
-    assert record.adopted(second, kept, "boot").wedge == first.wedge
-    assert record.adopted(second, kept, "another boot") == second
-    assert record.adopted(second, "garbage", "boot") == second
+    kept = encode_watch_record(first, "boot")
+    assert adopted_record(second, kept, "boot").wedge == first.wedge
+    assert adopted_record(second, kept, "another boot") == second
+    assert adopted_record(second, "garbage", "boot") == second
     calm = replace(first, state=HealthState.HEALTHY)
-    assert record.adopted(second, record.encode(calm, "boot"), "boot") == second
+    assert adopted_record(second, encode_watch_record(calm, "boot"), "boot") == second

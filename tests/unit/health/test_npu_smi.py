@@ -11,9 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from driver_manager.domain.health.parsers import npu_smi
-from driver_manager.domain.health.probe_output import parse
-from driver_manager.domain.probe_result import Health, ProbeResult
+from driver_manager.domain.health.parsers import CODES, parse
+from driver_manager.domain.host import Health, ProbeResult
 
 GOLDEN = Path(__file__).parents[1] / "golden/npu-smi"
 TABLES = {
@@ -175,7 +174,7 @@ def test_a_failure_is_read_by_its_code(status: int, out: str, health: Health, sa
 
 def test_the_exit_statuses_are_the_low_bytes_that_the_vendor_uses() -> None:
     assert [code & 0xFF for code in (-8005, -8006, -8008, -8012, -8020, -8255)] == [187, 186, 184, 180, 172, 193]
-    assert len({code & 0xFF for code in npu_smi.CODES}) == len(npu_smi.CODES)
+    assert len({code & 0xFF for code in CODES}) == len(CODES)
 
 
 LISTED = golden("list-two-cards")

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.health.parsers.verdicts import pci_address
-from driver_manager.domain.health.probe_output import PARSERS, parse
-from driver_manager.domain.probe_result import Health
-from driver_manager.domain.tool_status import TIMED_OUT
+from driver_manager.domain.health.parsers import PARSERS, parse, pci_address
+from driver_manager.domain.host import TIMED_OUT, Health
 
 
 def smi(*states: str) -> str:

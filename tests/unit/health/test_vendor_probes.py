@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from driver_manager.domain.health.probe_output import parse
-from driver_manager.domain.probe_result import Health
-from driver_manager.domain.tool_status import TIMED_OUT
+from driver_manager.domain.health.parsers import parse
+from driver_manager.domain.host import TIMED_OUT, Health
 from tests.support.fakes.builders import PROFILES
 
 PROBES = Path(__file__).parents[1] / "golden/probes"

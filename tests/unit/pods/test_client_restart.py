@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.core.pods.clients import BUSY, NOT_LOADED, ClientTurn
-from driver_manager.domain import generation
+from driver_manager.core.clients import BUSY, NOT_LOADED, ClientTurn
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable
-from driver_manager.domain.generation import Sighting
-from driver_manager.domain.pod import Claim
+from driver_manager.domain.node import Claim
+from driver_manager.domain.node_state import Sighting, decode_generation
 from driver_manager.domain.pods.client_record import ClientState
 from tests.support.fakes.builders import NEW_DIGEST, PROFILE, workload
 from tests.support.fakes.client_world import START_S, ClientWorld
@@ -294,7 +293,7 @@ def test_the_node_shows_the_generation_after_the_clients_were_asked_for() -> Non
     settle(world)
     assert ("seen", str([A]), False) in world.cluster.posted
     assert world.cluster.current is not None
-    shown = generation.decode(world.cluster.current.annotations[PROFILE.keys.generation])
+    shown = decode_generation(world.cluster.current.annotations[PROFILE.keys.generation])
     assert (shown.boot_id, shown.load, shown.digest) == ("boot-1", "17", NEW_DIGEST)
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.generation import Generation
-from driver_manager.domain.pod import Pod
+from driver_manager.domain.node import Pod
+from driver_manager.domain.node_state import Generation
 from driver_manager.domain.pods import client_record
 from driver_manager.domain.pods.client_record import Client, ClientRecord, ClientState
-from driver_manager.domain.pods.clients import LAG_S, ClientRules, Standing, is_client, standing
+from driver_manager.domain.pods.workloads import LAG_S, ClientRules, Standing, is_client, standing
 from tests.support.fakes.builders import DRIVER, PROFILE, PROFILES, pod, workload
 
 READY_S = 1_700_000_100.5

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.core.pods.eviction import Evictor
+from driver_manager.core.pods import Evictor
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiRefused, ExitCode, PodsRemain, Terminated
-from driver_manager.domain.pod import Pod
-from driver_manager.domain.pod_changes import Eviction, EvictionOutcome
+from driver_manager.domain.node import Eviction, EvictionOutcome, Pod
 from driver_manager.domain.pods.workloads import PodAction, Workload
 from tests.support.fakes.builders import node, workload
 from tests.support.fakes.clock import FakeClock, RecordingReporter

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from driver_manager.domain.host import Holder
-from driver_manager.domain.pods.operands import bound_to_root, is_placed_by, named, placed_by, why_still_there
+from driver_manager.domain.pods.workloads import bound_to_root, is_placed_by, named, placed_by, why_still_there
 from tests.support.fakes.builders import (
     DRIVER,
     EXPORTER,

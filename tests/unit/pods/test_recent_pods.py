@@ -7,14 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from driver_manager.cli.wiring import Session
-from driver_manager.core.swap.observe import Identity
+from driver_manager.cli.session import Session
+from driver_manager.core.ports import Cluster
+from driver_manager.core.swap.run import Identity
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.node import Node
+from driver_manager.domain.node import Node, PodList
 from driver_manager.domain.observation import Observation
-from driver_manager.domain.pod import PodList
-from driver_manager.ports.node import Cluster
 from tests.support.fakes.builders import PROFILE, driver_pod, node
 from tests.support.fakes.scenarios import LABELS, TAKING, settle_in, undisturbed
 from tests.support.fakes.scenarios import SCENARIOS as ALL

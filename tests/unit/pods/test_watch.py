@@ -6,13 +6,11 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from driver_manager.core.pods.watch import POLL_S, WATCH_S, NodeWait, PodWait
+from driver_manager.core.pods import POLL_S, WATCH_S, NodeWait, PodWait
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, PodsRemain, Terminated, WatchBroken, WatchExpired
-from driver_manager.domain.node import Node
-from driver_manager.domain.pod import Pod
-from driver_manager.domain.pod_changes import PodEvent
-from driver_manager.domain.pods.operands import is_placed_by
+from driver_manager.domain.node import Node, Pod, PodEvent
+from driver_manager.domain.pods.workloads import is_placed_by
 from tests.support.fakes.builders import PLUGIN, node, pod
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.cluster import FakeCluster

@@ -9,8 +9,8 @@ import pytest
 
 from driver_manager.domain import selectors
 from driver_manager.domain.host import Holder
-from driver_manager.domain.listing import MOST_NAMED
-from driver_manager.domain.pod import Claim, Pod
+from driver_manager.domain.node import Claim, Pod
+from driver_manager.domain.observation import EvictionRules
 from driver_manager.domain.pods.workloads import (
     DELETE_DATA,
     ENABLE_IT,
@@ -30,8 +30,8 @@ from driver_manager.domain.pods.workloads import (
     with_action,
     workloads,
 )
-from driver_manager.domain.policy import EvictionRules
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.text import MOST_NAMED
 from tests.support.fakes.builders import ASCEND, DRIVER, PLUGIN, PROFILE, PROFILES, driver_pod, key, workload
 
 NVIDIA = PROFILES["nvidia"]

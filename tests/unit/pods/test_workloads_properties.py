@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from driver_manager.domain import selectors
 from driver_manager.domain.host import Holder
-from driver_manager.domain.pod import Claim, Pod
+from driver_manager.domain.node import Claim, Pod
+from driver_manager.domain.observation import EvictionRules
 from driver_manager.domain.pods import workloads as module
-from driver_manager.domain.pods.operands import asks_by_itself
-from driver_manager.domain.pods.workloads import NodePods, PodAction, Workload, drained, workloads
-from driver_manager.domain.policy import EvictionRules
+from driver_manager.domain.pods.workloads import NodePods, PodAction, Workload, asks_by_itself, drained, workloads
 from tests.support.fakes.builders import DRIVER, PLUGIN, PROFILE, workload
 from tests.support.selection import examples
 

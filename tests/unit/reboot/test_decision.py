@@ -9,16 +9,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from driver_manager.domain.host import REASONS, Marker
 from driver_manager.domain.kmm import KmmModule
-from driver_manager.domain.markers import REASONS, Marker
 from driver_manager.domain.node import Node
-from driver_manager.domain.reboot.decision import ASKS, ENDS, RebootAct, decide
-from driver_manager.domain.reboot.patches import how_long
-from driver_manager.domain.reboot.record import Attempt, Pending, RebootRequest, Record, request_of
-from driver_manager.domain.reboot.slots import SlotHolder, Slots, SlotsSeen
-from driver_manager.domain.reboot.snapshot import Snapshot, is_idle
-from driver_manager.domain.reboot.state import RebootPolicy, RebootState
-from driver_manager.domain.reboot.windows import parse
+from driver_manager.domain.reboot.decision import ASKS, ENDS, RebootAct, decide, how_long
+from driver_manager.domain.reboot.schedule import parse_windows
+from driver_manager.domain.reboot.state import (
+    Attempt,
+    Pending,
+    RebootPolicy,
+    RebootRequest,
+    RebootState,
+    Record,
+    SlotHolder,
+    Slots,
+    SlotsSeen,
+    Snapshot,
+    is_idle,
+    request_of,
+)
 from tests.support.fakes.builders import ASCEND, node
 from tests.support.selection import examples
 
@@ -234,7 +243,7 @@ TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
     ("clock went back", state(record=replace(TOLD, attempts=TRIED), wall_s=0.0), RebootAct.ESCALATE, "did not help"),
     (
         "closed",
-        state(policy=policy(schedule=parse("00:00-00:01"))),
+        state(policy=policy(schedule=parse_windows("00:00-00:01"))),
         RebootAct.WAIT,
         "maintenance window: 00:00-00:01 (UTC)",
     ),
@@ -302,7 +311,12 @@ TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
         RebootAct.RELEASE,
         "did not help",
     ),
-    ("forged: window", forged(policy=policy(schedule=parse("00:00-00:01"))), RebootAct.RELEASE, "maintenance window"),
+    (
+        "forged: window",
+        forged(policy=policy(schedule=parse_windows("00:00-00:01"))),
+        RebootAct.RELEASE,
+        "maintenance window",
+    ),
     ("forged: blockers", forged(blockers=("pod x",)), RebootAct.RELEASE, "is blocked: pod x"),
     ("forged: slot", forged(slots=FULL), RebootAct.RELEASE, "waits for a slot"),
     ("forged: no slot yet", forged(slots=ROOM), RebootAct.TAKE_SLOT, "the reboot may begin"),
@@ -406,7 +420,7 @@ POLICIES = st.builds(
     auto_recover=st.booleans(),
     cordon=st.booleans(),
     clear_workloads=st.booleans(),
-    schedule=st.sampled_from([parse(""), parse("00:00-00:01")]),
+    schedule=st.sampled_from([parse_windows(""), parse_windows("00:00-00:01")]),
 )
 STATES = st.builds(
     RebootState,

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.core.reboot.node_drain import NodeDrain
+from driver_manager.core.rebooter import NodeDrain
 from driver_manager.domain.errors import PodsRemain
-from driver_manager.domain.pod import Pod
-from driver_manager.domain.policy import EvictionRules
+from driver_manager.domain.node import Pod
+from driver_manager.domain.observation import EvictionRules
 from tests.support.fakes.builders import ASCEND, node
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.cluster import FakeCluster

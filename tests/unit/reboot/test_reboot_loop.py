@@ -6,15 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.core.reboot.loop import Rebooter
+from driver_manager.core.rebooter import Rebooter
 from driver_manager.domain.errors import Conflict, Terminated
-from driver_manager.domain.markers import Marker, encode
+from driver_manager.domain.host import Marker, encode_marker
 from driver_manager.domain.node import Node
-from driver_manager.domain.reboot.decision import RebootAct
-from driver_manager.domain.reboot.patches import CORDON_FOR_REBOOT, REBOOT_STATE
-from driver_manager.domain.reboot.slots import SlotsSeen
-from driver_manager.domain.reboot.state import RebootPolicy
-from driver_manager.domain.reboot.windows import parse
+from driver_manager.domain.reboot.decision import CORDON_FOR_REBOOT, REBOOT_STATE, RebootAct
+from driver_manager.domain.reboot.schedule import parse_windows
+from driver_manager.domain.reboot.state import RebootPolicy, SlotsSeen
 from tests.support.fakes.killer import Killer
 from tests.support.fakes.reboot_checks import grant_of
 from tests.support.fakes.reboot_world import APPROVE, KEYS, FakeSlots, Fleet, Machine, check_clean, check_rebooted_once
@@ -133,7 +131,7 @@ def test_a_host_that_is_not_up_for_long_waits() -> None:
 
 
 def test_outside_its_window_it_waits() -> None:
-    machine = one(schedule=parse("00:00-00:01")).request()
+    machine = one(schedule=parse_windows("00:00-00:01")).request()
     assert "maintenance window: 00:00-00:01" in said(machine)
 
 
@@ -354,8 +352,8 @@ def test_a_host_that_nothing_reboots_gives_up_and_gives_everything_back() -> Non
     [
         "garbage",
         "x" * 100_000,
-        encode(Marker("upgrade", "node-0-boot-1", node="other")),
-        encode(Marker("upgrade", "node-0-boot-1")).replace('"schema": 1', '"schema": 2'),
+        encode_marker(Marker("upgrade", "node-0-boot-1", node="other")),
+        encode_marker(Marker("upgrade", "node-0-boot-1")).replace('"schema": 1', '"schema": 2'),
     ],
     ids=["garbage", "large", "foreign", "future"],
 )

@@ -6,8 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.domain.reboot.metrics import families
-from driver_manager.domain.reboot.record import Attempt, Pending, RebootRequest, Record, decode, encode
+from driver_manager.domain.reboot.state import (
+    Attempt,
+    Pending,
+    RebootRequest,
+    Record,
+    decode_reboot_record,
+    encode_reboot_record,
+    reboot_families,
+)
 
 REQUEST = RebootRequest("boot-1", "recovery", 1_700_000_000)
 ASKED = Record(announced=REQUEST, announced_s=1_700_000_030)
@@ -17,7 +24,7 @@ def found(record: Record) -> dict[tuple[str, ...], float]:
     """Every value by name and labels."""
     return {
         (family.name.removeprefix("driver_manager_"), *labels.values()): value
-        for family in families(record)
+        for family in reboot_families(record)
         for labels, value in family.values
     }
 
@@ -32,7 +39,7 @@ def test_reboots_are_counted_by_reason_and_stay_counted_when_attempts_are_forgot
     record = Record()
     for number in range(60):
         record = record.counting(Attempt(number, "upgrade" if number % 3 else "recovery"))
-    values = found(decode(encode(record)))
+    values = found(decode_reboot_record(encode_reboot_record(record)))
     assert (values["reboots_total", "upgrade"], values["reboots_total", "recovery"]) == (40, 20)
     assert len(record.attempts) < 60
 
@@ -59,9 +66,9 @@ def test_an_escalation_is_of_the_request_that_is_asked_for_now() -> None:
 
 
 def test_what_an_older_version_wrote_is_read_and_a_newer_field_is_written_only_where_it_says_something() -> None:
-    text = encode(Record())
+    text = encode_reboot_record(Record())
     assert "reboots" not in text
     assert "announcedAt" not in text
-    assert decode(text) == Record()
+    assert decode_reboot_record(text) == Record()
     full = replace(ASKED, reboots={"recovery": 2})
-    assert decode(encode(full)) == full
+    assert decode_reboot_record(encode_reboot_record(full)) == full

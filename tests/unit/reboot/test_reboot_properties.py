@@ -16,14 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from driver_manager.core.reboot.loop import Rebooter
+from driver_manager.core.rebooter import Rebooter
 from driver_manager.domain.node import NodeChange
 from driver_manager.domain.reboot import decision
 from driver_manager.domain.reboot import state as reboot_state
-from driver_manager.domain.reboot.record import Pending
-from driver_manager.domain.reboot.slots import SlotHolder
-from driver_manager.domain.reboot.snapshot import Snapshot
-from driver_manager.domain.reboot.state import RebootPolicy, RebootState
+from driver_manager.domain.reboot.state import Pending, RebootPolicy, RebootState, SlotHolder, Snapshot
 from tests.support.fakes.broken import Case, check_caught
 from tests.support.fakes.killer import Killer
 from tests.support.fakes.reboot_checks import (

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.markers import REASONS
-from driver_manager.domain.reboot.record import (
+from driver_manager.domain.host import REASONS
+from driver_manager.domain.reboot.state import (
     MAX_ATTEMPTS_KEPT,
     Attempt,
     Pending,
     RebootRequest,
     Record,
     RecordUnreadable,
-    decode,
-    encode,
+    decode_reboot_record,
+    encode_reboot_record,
 )
 from driver_manager.domain.wire import LAST_MOMENT_S
 
@@ -56,12 +56,12 @@ GOOD: dict[str, Any] = json.loads(GOLDEN[0].read_text())
 
 @given(RECORDS)
 def test_what_is_encoded_is_decoded_again(record: Record) -> None:
-    assert decode(encode(record)) == record
+    assert decode_reboot_record(encode_reboot_record(record)) == record
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.name)
 def test_every_record_ever_written_is_read_and_written_again_the_same(path: Path) -> None:
-    assert encode(decode(path.read_text())) == path.read_text()
+    assert encode_reboot_record(decode_reboot_record(path.read_text())) == path.read_text()
 
 
 @pytest.mark.submission
@@ -73,20 +73,20 @@ def test_every_record_ever_written_is_read_and_written_again_the_same(path: Path
 )
 def test_anything_else_is_refused_with_one_exception(text: str) -> None:
     with contextlib.suppress(RecordUnreadable):
-        assert isinstance(decode(text), Record)
+        assert isinstance(decode_reboot_record(text), Record)
 
 
 @pytest.mark.parametrize("seconds", ["NaN", "Infinity", '"1"', "true"])
 def test_seconds_that_are_none_are_refused(seconds: str) -> None:
     text = json.dumps(GOOD | {"pending": GOOD["pending"] | {"commanded": 0}})
     with pytest.raises(RecordUnreadable):
-        decode(text.replace('"commanded": 0', f'"commanded": {seconds}'))
+        decode_reboot_record(text.replace('"commanded": 0', f'"commanded": {seconds}'))
 
 
 @pytest.mark.parametrize("at", [-1, 10**12, 10**40, 1.5, True])
 def test_an_attempt_at_no_moment_is_refused(at: object) -> None:
     with pytest.raises(RecordUnreadable):
-        decode(json.dumps(GOOD | {"attempts": [{"at": at, "reason": "upgrade"}]}))
+        decode_reboot_record(json.dumps(GOOD | {"attempts": [{"at": at, "reason": "upgrade"}]}))
 
 
 def test_attempts_of_the_future_count_and_old_ones_do_not() -> None:
@@ -100,7 +100,7 @@ def test_a_record_stays_small_enough_to_be_read_again() -> None:
         record = record.counting(Attempt(1_700_000_000 + number, "recovery"))
     assert len(record.attempts) == MAX_ATTEMPTS_KEPT
     assert record.attempts[-1].at_s == 1_700_000_999
-    assert len(encode(record)) < 8_000
+    assert len(encode_reboot_record(record)) < 8_000
 
 
 @pytest.mark.submission

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.reboot.slots import SlotHolder, Slots, SlotsUnreadable, decode, encode
+from driver_manager.domain.reboot.state import SlotHolder, Slots, SlotsUnreadable, decode_slots, encode_slots
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("slots-v*.json"))
 NAMES = st.text(min_size=1, max_size=9).filter(lambda name: name not in (".", ".."))
@@ -24,12 +24,12 @@ def taken(*uids: str) -> Slots:
 
 @given(st.lists(HOLDER, unique_by=lambda holder: holder.uid, max_size=5))
 def test_what_is_encoded_is_decoded_again(holders: list[SlotHolder]) -> None:
-    assert decode(encode(Slots(tuple(holders)))) == Slots(tuple(holders))
+    assert decode_slots(encode_slots(Slots(tuple(holders)))) == Slots(tuple(holders))
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.name)
 def test_all_slots_ever_written_are_read_and_written_again_the_same(path: Path) -> None:
-    assert encode(decode(path.read_text())) == path.read_text().strip()
+    assert encode_slots(decode_slots(path.read_text())) == path.read_text().strip()
 
 
 def test_there_are_golden_files() -> None:
@@ -78,10 +78,10 @@ def test_a_node_of_the_same_name_and_another_uid_holds_nothing() -> None:
 )
 def test_what_is_not_understood_is_refused(change: dict[str, Any], said: str) -> None:
     with pytest.raises(SlotsUnreadable, match=said):
-        decode(json.dumps({"schema": 1, "holders": []} | change))
+        decode_slots(json.dumps({"schema": 1, "holders": []} | change))
 
 
 @given(st.text(max_size=60) | st.recursive(st.none() | st.integers(), st.lists, max_leaves=4).map(json.dumps))
 def test_anything_else_is_refused_with_one_exception(text: str) -> None:
     with contextlib.suppress(SlotsUnreadable):
-        decode(text)
+        decode_slots(text)

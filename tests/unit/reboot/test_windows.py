@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.reboot.windows import DAYS, parse
+from driver_manager.domain.reboot.schedule import DAYS, parse_windows
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -41,7 +41,7 @@ def at(text: str, zone: ZoneInfo | None = None) -> float:
     ],
 )
 def test_a_window_is_open_on_its_days_between_its_hours(windows: str, when: str, is_open: bool) -> None:
-    assert parse(windows).is_open(at(when)) is is_open
+    assert parse_windows(windows).is_open(at(when)) is is_open
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_window_is_open_on_its_days_between_its_hours(windows: str, when: str,
     ],
 )
 def test_a_window_over_midnight_opens_and_closes_on_the_minute(when: str, is_open: bool) -> None:
-    assert parse("Mon-Fri 22:00-04:00").is_open(at(when)) is is_open
+    assert parse_windows("Mon-Fri 22:00-04:00").is_open(at(when)) is is_open
 
 
 @pytest.mark.parametrize(
@@ -78,20 +78,20 @@ def test_a_window_over_midnight_opens_and_closes_on_the_minute(when: str, is_ope
     ],
 )
 def test_a_window_beside_midnight_opens_and_closes_on_the_minute(windows: str, opens: str, closes: str) -> None:
-    schedule = parse(windows)
+    schedule = parse_windows(windows)
     around = [schedule.is_open(at(edge) + shift_s) for edge in (opens, closes) for shift_s in (-1, 0)]
     assert around == [False, True, True, False]
 
 
 def test_hours_are_those_of_the_zone_in_summer_and_in_winter() -> None:
-    schedule = parse("02:00-03:00", BERLIN)
+    schedule = parse_windows("02:00-03:00", BERLIN)
     assert schedule.is_open(at("2026-01-10T01:30"))
     assert schedule.is_open(at("2026-07-10T00:30"))
     assert not schedule.is_open(at("2026-07-10T01:30"))
 
 
 def test_the_night_in_which_the_clocks_go_back_has_the_hour_twice_and_the_other_not_at_all() -> None:
-    schedule = parse("02:00-03:00", BERLIN)
+    schedule = parse_windows("02:00-03:00", BERLIN)
     back = [schedule.is_open(at(f"2026-10-25T{hour:02d}:30")) for hour in range(3)]
     assert back == [True, True, False]
     forward = [schedule.is_open(at(f"2026-03-29T{hour:02d}:{minute:02d}")) for hour in range(3) for minute in (0, 30)]
@@ -115,12 +115,12 @@ def test_the_night_in_which_the_clocks_go_back_has_the_hour_twice_and_the_other_
 )
 def test_what_is_no_window_is_named(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        parse(text)
+        parse_windows(text)
 
 
 @pytest.mark.parametrize("wall_s", [1e18, -1e18, float("inf"), float("nan")])
 def test_a_clock_that_is_off_by_ages_opens_no_window(wall_s: float) -> None:
-    assert not parse("00:00-24:00").is_open(wall_s)
+    assert not parse_windows("00:00-24:00").is_open(wall_s)
 
 
 @given(
@@ -131,4 +131,4 @@ def test_a_window_is_open_for_exactly_its_minutes_of_the_week(day: int, start: i
     text = f"{DAYS[day]} {start // 60:02d}:{start % 60:02d}-{end // 60:02d}:{end % 60:02d}"
     there = datetime.fromtimestamp(wall_s, UTC)
     minute_of_week = (there.weekday() * 1440 + there.hour * 60 + there.minute - day * 1440 - start) % (7 * 1440)
-    assert parse(text).is_open(wall_s) is (minute_of_week < length)
+    assert parse_windows(text).is_open(wall_s) is (minute_of_week < length)

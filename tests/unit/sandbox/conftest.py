@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from driver_manager.sandbox.apiserver import ApiServer
-from driver_manager.sandbox.store import Store
+from driver_manager.sandbox.apiserver import ApiServer, Store
 from tests.support.fakes.sandbox_calls import TOKENS
 
 

@@ -10,11 +10,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from driver_manager.adapters.kube.client import load_client
+from driver_manager.adapters.kube.api import load_client
 from driver_manager.adapters.kube.transport import Transport
-from driver_manager.sandbox.apiserver import ApiServer, Deny
-from driver_manager.sandbox.controllers import DaemonSetController, Kubelet
-from driver_manager.sandbox.store import Store
+from driver_manager.sandbox.apiserver import ApiServer, DaemonSetController, Deny, Kubelet, Store
 from tests.support.contract.cluster_port import ClusterContract, Target
 from tests.support.contract.fleet_objects import FleetObjectsContract, Ground
 from tests.support.contract.slot_store import SlotContract

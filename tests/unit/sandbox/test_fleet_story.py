@@ -12,13 +12,21 @@ from pathlib import Path
 import pytest
 
 from driver_manager.profiles import builtin
-from driver_manager.sandbox.containers import Container, environment
-from driver_manager.sandbox.fleet_cluster import SandboxFleet
-from driver_manager.sandbox.fleet_end import PROMISES, FleetCourse, Taken, problems
-from driver_manager.sandbox.fleet_picture import NodeRow, Picture
-from driver_manager.sandbox.fleet_runner import FleetPlay, FleetWatcher
-from driver_manager.sandbox.fleet_scenarios import FLEET_STORIES, FleetStory
-from driver_manager.sandbox.runner import ScenarioReport
+from driver_manager.sandbox.cluster import Container, environment
+from driver_manager.sandbox.fleet import (
+    FLEET_STORIES,
+    PROMISES,
+    FleetCourse,
+    FleetPlay,
+    FleetStory,
+    FleetWatcher,
+    NodeRow,
+    Picture,
+    SandboxFleet,
+    Taken,
+    problems,
+)
+from driver_manager.sandbox.stories import ScenarioReport
 
 pytestmark = pytest.mark.shares(3)
 

@@ -10,10 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from driver_manager.sandbox import tables
-from driver_manager.sandbox.apiserver import ApiServer
-from driver_manager.sandbox.kinds import KINDS
-from driver_manager.sandbox.store import Obj
+from driver_manager.sandbox import apiserver as tables
+from driver_manager.sandbox.apiserver import KINDS, ApiServer, Obj
 from tests.support.fakes.sandbox_calls import LIMIT_S, PODS, call, node, pod
 
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
@@ -110,7 +108,7 @@ def test_an_age_is_in_the_largest_unit_that_there_are_two_of(
 ) -> None:
     tables_read_the_time(monkeypatch, tables.DAY_S)
     made_then = {"kind": "Node", "metadata": {"name": "n1", "creationTimestamp": made}}
-    (row,) = cells(tables.table(KINDS["nodes"], made_then))
+    (row,) = cells(tables.printed_table(KINDS["nodes"], made_then))
     assert row["Age"] == age
 
 
@@ -135,6 +133,6 @@ def test_a_pod_is_in_the_state_that_kubectl_shows(spec: Obj, status: Obj, word: 
 def test_the_events_of_a_watch_are_tables_but_for_bookmarks() -> None:
     bookmark = {"type": "BOOKMARK", "object": {"kind": "Node", "metadata": {}}}
     added = {"type": "ADDED", "object": {"kind": "Node", "metadata": {"name": "n1"}}}
-    first, second = tables.watched(KINDS["nodes"], [added, bookmark])
+    first, second = tables.watched_table(KINDS["nodes"], [added, bookmark])
     assert (first["type"], [row["Name"] for row in cells(first["object"])]) == ("ADDED", ["n1"])
     assert second == bookmark

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.sandbox.foreground import Foreground
+from driver_manager.sandbox.cluster import Foreground
 
 ASK = "import os, sys; print(sys.stdout.isatty(), *os.get_terminal_size(1)); print(os.environ.get('LOG_FORMAT'))"
 

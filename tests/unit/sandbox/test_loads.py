@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from driver_manager.adapters.host.loads import load_text
-from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.files import HostRoots
+from driver_manager.adapters.host.notes import load_text
 from driver_manager.sandbox import fake_tools
-from driver_manager.sandbox.host_tree import HostTree
+from driver_manager.sandbox.host import HostTree
 from tests.support.fakes.builders import PROFILE
 
 LOADS = 20

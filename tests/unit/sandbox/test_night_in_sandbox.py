@@ -12,18 +12,17 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters.host.health_marks import HostMarks
-from driver_manager.adapters.host.roots import HostRoots
-from driver_manager.adapters.kube.client import load_client
-from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.host.files import HostRoots
+from driver_manager.adapters.host.health import HostMarks
+from driver_manager.adapters.kube.api import load_client
+from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.adapters.process.clock import SystemClock
-from driver_manager.core.health.announce import announce
-from driver_manager.domain.health import notices, record
+from driver_manager.core.announce import announce
+from driver_manager.domain.health.watch import notice_due, recorded_watch
 from driver_manager.sandbox.apiserver import Deny
 from driver_manager.sandbox.cluster import NODE
-from driver_manager.sandbox.host_tree import HostTree
-from driver_manager.sandbox.scenario import NEW_DIGEST
-from driver_manager.sandbox.scenarios import NEW_ROOT, SCENARIOS
+from driver_manager.sandbox.host import HostTree
+from driver_manager.sandbox.stories import NEW_DIGEST, NEW_ROOT, SCENARIOS
 from tests.support.control_plane.api import wait_until
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.night import NIGHTS, Night, check, textfile
@@ -81,7 +80,7 @@ class SandboxPlace:
                 process.terminate()
         profile, roots = self.by_hand.cluster.profile, HostRoots(self.tree.root, *(self.tree.root,) * 3)
         text = HostMarks(roots, profile, FakeClock()).recall()
-        notice = notices.due(record.recorded(text, self.tree.boot_id), self.tree.boot_id)
+        notice = notice_due(recorded_watch(text, self.tree.boot_id), self.tree.boot_id)
         assert notice is not None
         clock = SystemClock()
         client = load_client(str(self.by_hand.kubeconfig))

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from driver_manager.sandbox.reboot_runner import run_reboot_story
-from driver_manager.sandbox.reboot_scenarios import REBOOT_STORIES
-from driver_manager.sandbox.runner import ScenarioReport
+from driver_manager.sandbox.stories import REBOOT_STORIES, ScenarioReport, run_reboot_story
 
 pytestmark = [pytest.mark.submission, pytest.mark.shares(3)]
 

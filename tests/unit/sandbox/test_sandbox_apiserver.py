@@ -12,11 +12,9 @@ from urllib.parse import quote
 import kubernetes
 import pytest
 
-from driver_manager.domain.fleet.fields import PLURAL
-from driver_manager.sandbox import store as store_module
-from driver_manager.sandbox.apiserver import ApiServer, Deny
-from driver_manager.sandbox.patches import merge_patch
-from driver_manager.sandbox.store import Obj, Store
+from driver_manager.domain.fleet.spec import PLURAL
+from driver_manager.sandbox import apiserver as store_module
+from driver_manager.sandbox.apiserver import ApiServer, Deny, Obj, Store, apply_merge_patch
 from tests.support.fakes.pace import patient
 from tests.support.fakes.sandbox_calls import (
     LIMIT_S,
@@ -84,7 +82,7 @@ def test_null_in_a_merge_patch_removes(server: ApiServer) -> None:
     ],
 )
 def test_merge_patch_follows_rfc_7386(target: Any, patch: Any, result: Any) -> None:
-    assert merge_patch(target, patch) == result
+    assert apply_merge_patch(target, patch) == result
 
 
 def test_a_json_patch_applies_whole_or_not_at_all(server: ApiServer) -> None:
@@ -199,7 +197,7 @@ def test_a_generation_counts_the_changes_of_the_spec_alone(server: ApiServer, re
 
     def generation(patch: Obj, *, status: bool = False) -> int:
         changed = server.store.patch(
-            resource, "x", lambda one: merge_patch(one, patch), namespace="default", status=status
+            resource, "x", lambda one: apply_merge_patch(one, patch), namespace="default", status=status
         )
         return int(changed["metadata"]["generation"])
 

@@ -7,8 +7,7 @@ from functools import partial
 
 import pytest
 
-from driver_manager.sandbox.apiserver import ApiServer
-from driver_manager.sandbox.controllers import DaemonSetController, Kubelet
+from driver_manager.sandbox.apiserver import ApiServer, DaemonSetController, Kubelet
 from tests.support.fakes.sandbox_calls import (
     MERGE,
     PODS,

@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 
 from driver_manager.domain.errors import ApiRefused, ConfigError
-from driver_manager.domain.health.machine import HealthState
+from driver_manager.domain.health.watch import HealthState
 from driver_manager.domain.observation import Part
-from driver_manager.domain.status.attention import STALE_S, Attention, attention
-from driver_manager.domain.status.facts import DeviceHealth, StatusFacts
-from driver_manager.domain.status.headline import headline
-from driver_manager.domain.swap.plan import Decision, Plan
+from driver_manager.domain.status import STALE_S, Attention, DeviceHealth, StatusFacts, attention, headline
+from driver_manager.domain.swap.steps import Decision, Plan
 from tests.support.fakes.builders import ASCEND, PAUSED, PLUGIN, PROFILE, host, journal, node, observation, pod
 
 NOW_S = 1_767_322_800.0

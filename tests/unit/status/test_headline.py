@@ -11,16 +11,13 @@ from hypothesis import strategies as st
 
 from driver_manager.domain import node_state
 from driver_manager.domain.errors import ApiRefused, ConfigError, ManagerError, PreflightFailed
-from driver_manager.domain.health.machine import HealthState
-from driver_manager.domain.host import Module
-from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
+from driver_manager.domain.health.watch import HealthState
+from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, Marker, Module
 from driver_manager.domain.node_state import LastOutcome, NodeState
 from driver_manager.domain.observation import Observation, Part
 from driver_manager.domain.pci import PciBus
-from driver_manager.domain.status.attention import attention
-from driver_manager.domain.status.facts import DeviceHealth, StatusFacts
-from driver_manager.domain.status.headline import headline
-from driver_manager.domain.swap.plan import Decision, Plan
+from driver_manager.domain.status import DeviceHealth, StatusFacts, attention, headline
+from driver_manager.domain.swap.steps import Decision, Plan
 from tests.support.fakes.builders import ASCEND, DRIVER, PROFILE, driver_pod, host, journal, node, observation, pod
 from tests.support.fakes.pci import VFIO_DRIVER, function
 
@@ -55,7 +52,7 @@ def seen(**fields: Any) -> Observation:
 ASCEND_LOADED = {"drv_pcie_host": Module("drv_pcie_host", "25.2.0")}
 
 
-def upgrade_marker(reason: str = UPGRADE, boot: str = "boot-1") -> Marker:
+def upgrade_marker(reason: str = UPGRADE_REASON, boot: str = "boot-1") -> Marker:
     return Marker(reason, boot, written_s=1_767_315_600)
 
 

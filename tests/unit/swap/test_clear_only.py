@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.host import Holder
-from driver_manager.domain.policy import Loader
+from driver_manager.domain.observation import Loader
 from tests.support.fakes.builders import OLD_DIGEST, PAUSED, PLUGIN
 from tests.support.fakes.clear_world import OLD, REVISION, ClearWorld
 from tests.support.fakes.scenarios import LABELS

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.core.swap.client_gap import ATTEMPTS
-from driver_manager.core.swap.reconcile import Outcome, decide
+from driver_manager.core.swap.driver import ATTEMPTS
+from driver_manager.core.swap.run import Outcome, decide
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.host import Holder
-from driver_manager.domain.pod import Pod
-from driver_manager.domain.swap.steps.modules import UnloadModules
+from driver_manager.domain.node import Pod
+from driver_manager.domain.swap.steps import UnloadModules
 from tests.support.fakes.builders import pod
 from tests.support.fakes.cluster import Tenant
 from tests.support.fakes.executions import only_showed_its_end

@@ -8,14 +8,11 @@ import pytest
 
 from driver_manager.domain.errors import DriverBusy, ExitCode, PreflightFailed
 from driver_manager.domain.host import Module
-from driver_manager.domain.observation import Observation
-from driver_manager.domain.policy import Policy
+from driver_manager.domain.observation import Observation, Policy, Situation
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.swap.plan import Plan
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.preflight import checks
-from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.modules import RemoveConflicting
+from driver_manager.domain.swap.steps import Plan, RemoveConflicting
 from tests.support.fakes.builders import PROFILE, driver_pod, host, key, observation, pod
 from tests.support.fakes.scenarios import SCENARIOS, replace_with_more_of_the_profile
 from tests.support.fakes.world import World

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.policy import Policy
+from driver_manager.domain.observation import Policy
 from tests.support.fakes.builders import PROFILE, pod
 from tests.support.fakes.executions import run
 from tests.support.fakes.scenarios import LABELS

@@ -11,12 +11,11 @@ import pytest
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ConfigError, ExitCode, PodsRemain
 from driver_manager.domain.host import Holder
-from driver_manager.domain.observation import Observation
-from driver_manager.domain.pod import Pod
+from driver_manager.domain.node import Pod
+from driver_manager.domain.observation import EvictionRules, Observation, Policy, Situation
 from driver_manager.domain.pods.workloads import AFTER_GRACE_S, PodAction, node_pods
-from driver_manager.domain.policy import EvictionRules, Policy
-from driver_manager.domain.swap import eviction_plan as module
-from driver_manager.domain.swap.eviction_plan import (
+from driver_manager.domain.swap import eviction as module
+from driver_manager.domain.swap.eviction import (
     COMPLETION,
     OPERATOR,
     SAFE_LOAD,
@@ -29,10 +28,14 @@ from driver_manager.domain.swap.eviction_plan import (
     refuse_blocked,
     safe_load,
 )
-from driver_manager.domain.swap.plan import PlanAgain
-from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLoad
-from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForCompletion
+from driver_manager.domain.swap.steps import (
+    AskOperator,
+    DrainNode,
+    EvictWorkloads,
+    PlanAgain,
+    WaitForCompletion,
+    WaitForSafeLoad,
+)
 from tests.support.fakes.broken import check_caught
 from tests.support.fakes.builders import ASCEND, PROFILE, driver_pod, node, observation, workload
 

@@ -10,7 +10,7 @@ import pytest
 from driver_manager.domain.errors import ApiRefused, ExitCode, ModuleFailed
 from driver_manager.domain.host import Holder
 from driver_manager.domain.journal import encode
-from driver_manager.domain.policy import Policy
+from driver_manager.domain.observation import Policy
 from tests.support.fakes.builders import DRIVER, EXPORTER, NEW_DIGEST, OLD_DIGEST, PAUSED, PLUGIN, PROFILE, journal, pod
 from tests.support.fakes.executions import is_given_back, is_held, run
 from tests.support.fakes.scenarios import LABELS, NEW_ROOT, OLD_ROOT, SCENARIOS

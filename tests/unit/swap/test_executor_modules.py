@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.core.swap.driver_swap import DEVICE_NODES_S
+from driver_manager.core.swap.driver import DEVICE_NODES_S
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.policy import Policy
+from driver_manager.domain.observation import Policy
 from tests.support.fakes.builders import NEW_DIGEST, OLD_DIGEST, PLUGIN, PROFILE, pod
 from tests.support.fakes.executions import is_given_back, is_held, run
 from tests.support.fakes.scenarios import LABELS, OLD_ROOT, SCENARIOS, undisturbed

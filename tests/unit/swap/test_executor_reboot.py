@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.system import LinuxHost
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, ExitCode, ModuleFailed
-from driver_manager.domain.markers import Marker, encode
-from driver_manager.domain.policy import Loader, Policy
-from driver_manager.domain.reboot.patches import REBOOT_STATE
+from driver_manager.domain.host import Marker, encode_marker
+from driver_manager.domain.observation import Loader, Policy
+from driver_manager.domain.reboot.decision import REBOOT_STATE
 from tests.support.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.deadlines import soon
@@ -50,7 +50,7 @@ def test_the_request_is_an_event_too_and_only_once(no_wait: bool) -> None:
     assert [(reason, text) for reason, text, _ in world.cluster.posted] == [("RebootRequired", "reason=upgrade")]
 
 
-@pytest.mark.parametrize("there", [encode(Marker("recovery", "boot-1", evidence=("wedged",))), "recovery\n"])
+@pytest.mark.parametrize("there", [encode_marker(Marker("recovery", "boot-1", evidence=("wedged",))), "recovery\n"])
 def test_a_marker_that_is_there_already_is_not_written_over(there: str) -> None:
     world = ascend(no_wait=True)
     world.host.files[ASCEND.paths.reboot_marker] = there
@@ -120,7 +120,7 @@ def check_marker_written_meanwhile_stays() -> None:
     run(world)
     world.next_process()
     rebooted(world)
-    fresh = encode(Marker("recovery", world.host.boot_id, writer="health-watch"))
+    fresh = encode_marker(Marker("recovery", world.host.boot_id, writer="health-watch"))
 
     def write() -> None:
         world.host.files[ASCEND.paths.reboot_marker] = fresh
@@ -148,7 +148,7 @@ def test_the_host_removes_the_marker_it_was_shown_and_no_other(tmp_path: Path) -
     stale, fresh = Marker("upgrade", "boot-0"), Marker("recovery", "boot-1")
     system = LinuxHost(roots, ASCEND, FakeClock())
     for there, left in ((fresh, True), (stale, False)):
-        path.write_text(encode(there))
+        path.write_text(encode_marker(there))
         system.remove_marker(stale)
         assert path.exists() is left
 
@@ -177,7 +177,7 @@ def test_the_host_itself_refuses_to_unload_a_driver_of_strategy_reboot(tmp_path:
 
 def test_a_marker_that_vanishes_while_a_run_holds_is_written_again_with_labels_and_event() -> None:
     world = ascend(no_wait=False)
-    recovery = encode(Marker("recovery", "boot-1", evidence=("wedged",), written_s=7))
+    recovery = encode_marker(Marker("recovery", "boot-1", evidence=("wedged",), written_s=7))
     world.host.files[ASCEND.paths.reboot_marker] = recovery
 
     def recovered() -> None:

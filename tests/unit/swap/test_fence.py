@@ -12,12 +12,11 @@ from functools import cache, partial
 
 import pytest
 
-from driver_manager.core.swap.context import RunContext
-from driver_manager.core.swap.fence import Fence
+from driver_manager.core.swap.node import Fence, RunContext
 from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import Conflict, ExitCode
-from driver_manager.domain.host_paths import RUN_RECORD
 from driver_manager.domain.journal import Owner
+from driver_manager.domain.profile import RUN_RECORD
 from tests.support.fakes.broken import Case, check_caught
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.host import FakeHost

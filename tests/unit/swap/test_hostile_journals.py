@@ -17,8 +17,8 @@ from driver_manager.domain import host_record
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.events import JOURNAL_FIELD_IGNORED
 from driver_manager.domain.journal import Journal, OldDriver, Owner, encode
-from driver_manager.domain.pod import Pod
-from driver_manager.domain.policy import Loader, Policy
+from driver_manager.domain.node import Pod
+from driver_manager.domain.observation import Loader, Policy
 from driver_manager.domain.swap.retry_wait import FIRST_S
 from tests.support.fakes.builders import ASCEND, EXPORTER, OLD_DIGEST, PAUSED, PLUGIN, PROFILE, journal, pod
 from tests.support.fakes.scenarios import GATE, LABELS, OLD_ROOT, SCENARIOS

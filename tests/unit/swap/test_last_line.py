@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.domain.markers import Marker, encode
-from driver_manager.domain.policy import Loader
+from driver_manager.domain.host import Marker, encode_marker
+from driver_manager.domain.observation import Loader
 from tests.support.fakes.builders import ASCEND, NEW_DIGEST, PAUSED, PLUGIN, PROFILE
 from tests.support.fakes.executions import ascend, run
 from tests.support.fakes.scenarios import NEW_ROOT, SCENARIOS
@@ -48,7 +48,7 @@ def test_a_request_of_an_earlier_boot_was_cleared(loaded: bool) -> None:
     world = ascend(no_wait=True)
     world.driver_root = NEW_ROOT
     world.host.files[ASCEND.paths.state_file] = NEW_DIGEST
-    world.host.files[ASCEND.paths.reboot_marker] = encode(Marker("upgrade", "boot-0"))
+    world.host.files[ASCEND.paths.reboot_marker] = encode_marker(Marker("upgrade", "boot-0"))
     if not loaded:
         world.host.loaded = {}
     outcome = run(world)

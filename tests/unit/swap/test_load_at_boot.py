@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.policy import Loader, Policy
+from driver_manager.domain.observation import Loader, Policy
 from tests.support.fakes.builders import ASCEND, NEW_DIGEST, driver_pod
 from tests.support.fakes.scenarios import NEW_ROOT
 from tests.support.fakes.shown import Shown

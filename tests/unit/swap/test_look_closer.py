@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from driver_manager.core.swap.observe import look_closer
+from driver_manager.core.ports import Ports
+from driver_manager.core.swap.run import look_closer
 from driver_manager.domain.errors import ApiRefused, ConfigError
 from driver_manager.domain.host import Holder
-from driver_manager.domain.observation import Observation
-from driver_manager.domain.pod import Claim
-from driver_manager.domain.policy import EvictionRules, Policy
-from driver_manager.domain.swap.situation import Situation
-from driver_manager.ports.node import Ports
+from driver_manager.domain.node import Claim
+from driver_manager.domain.observation import EvictionRules, Observation, Policy, Situation
 from tests.support.fakes.builders import NEW_DIGEST, NODE, PROFILE, host, modules, observation, pod, workload
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.cluster import FakeCluster

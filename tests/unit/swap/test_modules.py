@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.domain.host import Module
-from driver_manager.domain.modules import beside, closure, unload_order, users
-from driver_manager.domain.profile import Modules
+from driver_manager.domain.profile import Modules, beside, closure, unload_order, users
 
 NAMES = ["rebellions", "rebellions_core", "rebellions_peer", "third", "fourth", "ext4"]
 DRIVER = Modules(("rebellions",), ("rebellions", "rebellions_*"))

@@ -10,7 +10,7 @@ import pytest
 from driver_manager.domain.host import Module
 from driver_manager.domain.journal import Journal, OldDriver, decode
 from driver_manager.domain.node import FIELD_MANAGER, Node
-from driver_manager.domain.reboot.patches import CORDON_FOR_REBOOT
+from driver_manager.domain.reboot.decision import CORDON_FOR_REBOOT
 from driver_manager.domain.swap import node_patches
 from driver_manager.domain.swap.node_patches import (
     decoded_journal,
@@ -21,7 +21,7 @@ from driver_manager.domain.swap.node_patches import (
     release,
     take,
 )
-from driver_manager.domain.swap.steps.node import TakeNode
+from driver_manager.domain.swap.steps import TakeNode
 from tests.support.fakes.builders import (
     DRIVER,
     EXPORTER,

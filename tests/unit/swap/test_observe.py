@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from driver_manager.core.swap.observe import Identity, is_alive, observe, own_pod, wanted_digest
+from driver_manager.core.swap.run import Identity, is_alive, observe, own_pod, wanted_digest
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.journal import Journal, JournalUnreadable, Owner, encode
-from driver_manager.domain.node import Node, is_this_host
+from driver_manager.domain.node import Node, Pod, PodList, is_this_host
 from driver_manager.domain.observation import Observation
-from driver_manager.domain.pod import Pod, PodList
 from tests.support.fakes.builders import DRIVER, PROFILE, driver_pod, host, journal, node, pod
 
 SURE = Identity("driver-a", True, "rbln-system")

@@ -12,19 +12,25 @@ from hypothesis import strategies as st
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import DriverBusy, ExitCode, ManagerError, PodsRemain, PreflightFailed
 from driver_manager.domain.host import UNREAD, Holder, Module
-from driver_manager.domain.pod import Pod, PodList
-from driver_manager.domain.pods.operands import OVERDUE_S, UNMOVED_OWNERS
-from driver_manager.domain.policy import EvictionRules, Loader, Policy
-from driver_manager.domain.swap.obstacles import HOLDERS, STUCK
-from driver_manager.domain.swap.plan import Decision, Plan, PlanAgain
+from driver_manager.domain.node import Pod, PodList
+from driver_manager.domain.observation import EvictionRules, Loader, Policy, Situation
+from driver_manager.domain.pods.workloads import OVERDUE_S, UNMOVED_OWNERS
+from driver_manager.domain.swap.eviction import HOLDERS, STUCK
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.modules import UnloadModules
-from driver_manager.domain.swap.steps.mounts import UnmountDriverRoot
-from driver_manager.domain.swap.steps.node import TakeNode
-from driver_manager.domain.swap.steps.operator import WaitForSafeLoad
-from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForOperands
-from driver_manager.domain.swap.steps.waits import WaitForHolders, WaitForStuckPods
+from driver_manager.domain.swap.steps import (
+    Decision,
+    DrainNode,
+    EvictWorkloads,
+    Plan,
+    PlanAgain,
+    TakeNode,
+    UnloadModules,
+    UnmountDriverRoot,
+    WaitForHolders,
+    WaitForOperands,
+    WaitForSafeLoad,
+    WaitForStuckPods,
+)
 from tests.support.fakes.builders import (
     ASCEND,
     DRIVER,

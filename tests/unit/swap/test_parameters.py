@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.parameters import joined, kept, options
+from driver_manager.domain.profile import joined, kept, options
 from tests.support.fakes.scenarios import replace_with_more_of_the_profile
 
 GIVEN = {"rebellions": 'mode=2 depth="7 x"'}

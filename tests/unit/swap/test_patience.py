@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from driver_manager.core.swap import patience
-from driver_manager.core.swap.patience import CHANGE_POLL_S, LOOK_AGAIN_S
-from driver_manager.core.swap.reconcile import Outcome
+from driver_manager.core.swap.pods import CHANGE_POLL_S, HOLDERS_LOOK_S, LOOK_AGAIN_S
+from driver_manager.core.swap.run import Outcome
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, ExitCode
 from driver_manager.domain.host import Holder
-from driver_manager.domain.pods.operands import OVERDUE_S
-from driver_manager.domain.policy import EvictionRules
-from driver_manager.domain.swap import node_taking, planner, retry_wait
+from driver_manager.domain.observation import EvictionRules
+from driver_manager.domain.pods.workloads import OVERDUE_S
+from driver_manager.domain.swap import building as node_taking
+from driver_manager.domain.swap import planner, retry_wait
 from driver_manager.domain.swap.retry_wait import FIRST_S
 from tests.support.fakes.broken import check_caught
 from tests.support.fakes.builders import OLD_DIGEST, PLUGIN, PROFILE, pod, workload
@@ -104,7 +104,7 @@ def test_a_process_that_lets_go_while_another_one_opens_the_device_is_seen_to_be
     outcome = run(world)
     assert outcome.exit_code is ExitCode.DRIVER_BUSY
     assert "other (pid 1) has /dev/rbln0 open" in outcome.what
-    assert 1_012.0 < world.clock.now <= 1_012.0 + patience.HOLDERS_LOOK_S + 1.0
+    assert 1_012.0 < world.clock.now <= 1_012.0 + HOLDERS_LOOK_S + 1.0
     assert is_untouched(world)
 
 
@@ -113,7 +113,7 @@ def test_nobody_looks_at_all_processes_more_often_than_the_count_changes() -> No
     hold(world)
     run(world)
     looks = world.killer.calls.count("holders")
-    assert looks <= 60.0 / patience.HOLDERS_LOOK_S + 3
+    assert looks <= 60.0 / HOLDERS_LOOK_S + 3
 
 
 def test_a_run_that_is_told_to_end_while_it_waits_for_a_process_ends_at_once() -> None:

@@ -9,16 +9,23 @@ import pytest
 
 from driver_manager.domain.host import Module
 from driver_manager.domain.journal import OldDriver
-from driver_manager.domain.observation import Observation
-from driver_manager.domain.pod import Pod
-from driver_manager.domain.policy import Loader, Policy
-from driver_manager.domain.swap.plan import Decision, Plan
+from driver_manager.domain.node import Pod
+from driver_manager.domain.observation import Loader, Observation, Policy, Situation
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.modules import LoadModules, RecordDigest, UnloadModules, WaitForDevice
-from driver_manager.domain.swap.steps.mounts import RemoveArtifacts, UnmountDriverRoot
-from driver_manager.domain.swap.steps.node import GiveBack, StandDown, TakeNode
-from driver_manager.domain.swap.steps.pods import WaitForOperands
+from driver_manager.domain.swap.steps import (
+    Decision,
+    GiveBack,
+    LoadModules,
+    Plan,
+    RecordDigest,
+    RemoveArtifacts,
+    StandDown,
+    TakeNode,
+    UnloadModules,
+    UnmountDriverRoot,
+    WaitForDevice,
+    WaitForOperands,
+)
 from tests.support.fakes.builders import (
     DRIVER,
     EXPORTER,

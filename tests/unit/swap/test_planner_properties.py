@@ -13,36 +13,45 @@ from hypothesis import strategies as st
 from driver_manager.domain import selectors
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import ManagerError
-from driver_manager.domain.host import Holder, Module
-from driver_manager.domain.markers import Marker
-from driver_manager.domain.modules import has_root
-from driver_manager.domain.observation import Observation
-from driver_manager.domain.pod import Claim
+from driver_manager.domain.host import Holder, Marker, Module, RebootWish
+from driver_manager.domain.node import Claim
+from driver_manager.domain.observation import EvictionRules, Loader, Observation, Policy, Situation
 from driver_manager.domain.pods.workloads import PodAction
-from driver_manager.domain.policy import EvictionRules, Loader, Policy
-from driver_manager.domain.profile import ChangeBy, Profile, Strategy, Transition
-from driver_manager.domain.reboot_wish import RebootWish
-from driver_manager.domain.swap.driver_state import places_us
-from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD, is_managed
-from driver_manager.domain.swap.obstacles import HOLDERS, STUCK
-from driver_manager.domain.swap.plan import Decision, Plan, PlanAgain
+from driver_manager.domain.profile import ChangeBy, Profile, Strategy, Transition, has_root
+from driver_manager.domain.swap.eviction import COMPLETION, HOLDERS, OPERATOR, SAFE_LOAD, STUCK, is_managed
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.kmm import AskKmm, AwaitKmm
-from driver_manager.domain.swap.steps.modules import (
+from driver_manager.domain.swap.preflight import places_us
+from driver_manager.domain.swap.steps import (
+    AskKmm,
+    AskOperator,
+    AwaitKmm,
+    Decision,
+    DrainNode,
+    EndWithoutReboot,
+    EvictWorkloads,
+    GiveBack,
+    HoldForReboot,
     LoadModules,
+    PauseLast,
+    Plan,
+    PlanAgain,
+    RemoveArtifacts,
     RemoveConflicting,
+    RequestReboot,
     SetFirmwarePath,
+    StandDown,
     StopServices,
+    TakeNode,
     UnloadModules,
+    UnmountDriverRoot,
+    WaitAfterFailure,
+    WaitForCompletion,
     WaitForDevice,
+    WaitForHolders,
+    WaitForSafeLoad,
+    WaitForStuckPods,
+    WaitStep,
 )
-from driver_manager.domain.swap.steps.mounts import RemoveArtifacts, UnmountDriverRoot
-from driver_manager.domain.swap.steps.node import GiveBack, PauseLast, StandDown, TakeNode
-from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLoad
-from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForCompletion
-from driver_manager.domain.swap.steps.reboot import EndWithoutReboot, HoldForReboot, RequestReboot
-from driver_manager.domain.swap.steps.waits import WaitAfterFailure, WaitForHolders, WaitForStuckPods, WaitStep
 from tests.support.fakes.builders import (
     LABELS,
     LONG_AFTER_S,

@@ -5,15 +5,20 @@ from __future__ import annotations
 import pytest
 
 from driver_manager.domain import host_record
-from driver_manager.domain.markers import Marker
-from driver_manager.domain.policy import Loader, Policy
-from driver_manager.domain.reboot.patches import REBOOT_STATE
-from driver_manager.domain.swap.plan import Decision
+from driver_manager.domain.host import Marker
+from driver_manager.domain.observation import Loader, Policy, Situation
+from driver_manager.domain.reboot.decision import REBOOT_STATE
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.modules import LoadModules, RecordDigest
-from driver_manager.domain.swap.steps.node import GiveBack, TakeNode
-from driver_manager.domain.swap.steps.reboot import ClearRebootRequest, HoldForReboot, RequestReboot
+from driver_manager.domain.swap.steps import (
+    ClearRebootRequest,
+    Decision,
+    GiveBack,
+    HoldForReboot,
+    LoadModules,
+    RecordDigest,
+    RequestReboot,
+    TakeNode,
+)
 from tests.support.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST, host, journal, node, observation, source
 from tests.support.fakes.plans import ASCEND_LOADED, CONTAINER, MANAGER, one
 

@@ -17,12 +17,11 @@ from driver_manager.domain.errors import (
     RebootRequired,
 )
 from driver_manager.domain.host import Host, Module
-from driver_manager.domain.policy import Policy
+from driver_manager.domain.observation import Policy, Situation
 from driver_manager.domain.profile import Profile, Strategy
-from driver_manager.domain.swap.driver_state import refuse_if_owned
-from driver_manager.domain.swap.plan import Decision
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.situation import Situation
+from driver_manager.domain.swap.preflight import refuse_if_owned
+from driver_manager.domain.swap.steps import Decision
 from tests.support.fakes.builders import (
     ASCEND,
     NEW_DIGEST,

@@ -11,19 +11,30 @@ import pytest
 
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ConfigError, ExitCode, PodsRemain, StandingDown
-from driver_manager.domain.pod import Claim
-from driver_manager.domain.policy import EvictionRules, Loader, Policy
-from driver_manager.domain.swap import node_taking, planner
-from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD
+from driver_manager.domain.node import Claim
+from driver_manager.domain.observation import EvictionRules, Loader, Policy, Situation
+from driver_manager.domain.swap import building as node_taking
+from driver_manager.domain.swap import planner
+from driver_manager.domain.swap.eviction import COMPLETION, OPERATOR, SAFE_LOAD
 from driver_manager.domain.swap.node_patches import pausable_keys
-from driver_manager.domain.swap.plan import Decision, Plan, PlanAgain
 from driver_manager.domain.swap.planner import plan, wants_users
-from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.modules import UnloadModules, WaitForDevice
-from driver_manager.domain.swap.steps.mounts import UnmountDriverRoot
-from driver_manager.domain.swap.steps.node import GiveBack, PauseLast, TakeNode
-from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLoad
-from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForCompletion, WaitForOperands
+from driver_manager.domain.swap.steps import (
+    AskOperator,
+    Decision,
+    DrainNode,
+    EvictWorkloads,
+    GiveBack,
+    PauseLast,
+    Plan,
+    PlanAgain,
+    TakeNode,
+    UnloadModules,
+    UnmountDriverRoot,
+    WaitForCompletion,
+    WaitForDevice,
+    WaitForOperands,
+    WaitForSafeLoad,
+)
 from tests.support.fakes.broken import check_caught
 from tests.support.fakes.builders import (
     ASCEND,

@@ -7,14 +7,11 @@ from typing import Any
 
 import pytest
 
-from driver_manager.cli.preflight import _text
+from driver_manager.cli.by_hand import _text
 from driver_manager.domain import selectors
-from driver_manager.domain.host import DriverSource, MissingFirmware, Module, ModuleFile
-from driver_manager.domain.markers import Marker
-from driver_manager.domain.policy import EvictionRules, Loader, Policy
+from driver_manager.domain.host import DriverSource, Marker, MissingFirmware, Module, ModuleFile, RebootWish
+from driver_manager.domain.observation import EvictionRules, Loader, Policy, Situation
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.reboot_wish import RebootWish
-from driver_manager.domain.swap.plan import Decision, PlanAgain
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.preflight import (
     Check,
@@ -26,12 +23,22 @@ from driver_manager.domain.swap.preflight import (
     rights,
     rights_to_replace,
 )
-from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.base import Step
-from driver_manager.domain.swap.steps.modules import LoadModules, RecordDigest, WaitForDevice
-from driver_manager.domain.swap.steps.node import GiveBack, PauseLast
-from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLoad
-from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForCompletion, WaitForOperands
+from driver_manager.domain.swap.steps import (
+    AskOperator,
+    Decision,
+    DrainNode,
+    EvictWorkloads,
+    GiveBack,
+    LoadModules,
+    PauseLast,
+    PlanAgain,
+    RecordDigest,
+    Step,
+    WaitForCompletion,
+    WaitForDevice,
+    WaitForOperands,
+    WaitForSafeLoad,
+)
 from tests.support.fakes.builders import ASCEND, PROFILE, host, journal, observation, source
 from tests.support.fakes.plans import ASCEND_LOADED
 

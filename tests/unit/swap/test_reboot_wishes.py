@@ -9,15 +9,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.markers import Marker, encode
-from driver_manager.domain.policy import Loader
-from driver_manager.domain.reboot_wish import RebootWish, decode
-from driver_manager.domain.swap.plan import Decision
+from driver_manager.domain.host import Marker, RebootWish, decode_reboot_wish, encode_marker
+from driver_manager.domain.observation import Loader, Situation
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.mounts import RemoveArtifacts
-from driver_manager.domain.swap.steps.node import GiveBack, StandDown
-from driver_manager.domain.swap.steps.reboot import ClearRebootRequest, EndWithoutReboot, RequestReboot
+from driver_manager.domain.swap.steps import (
+    ClearRebootRequest,
+    Decision,
+    EndWithoutReboot,
+    GiveBack,
+    RemoveArtifacts,
+    RequestReboot,
+    StandDown,
+)
 from tests.support.fakes.builders import ASCEND, NEW_DIGEST, NODE, OLD_DIGEST, host, journal, node, observation, source
 from tests.support.fakes.executions import ascend, run
 from tests.support.fakes.plans import ASCEND_LOADED, CONTAINER, MANAGER, one
@@ -159,7 +162,7 @@ def test_another_driver_wanted_since_asks_again() -> None:
     world.next_process()
     world.digest = "e" * 64
     assert run(world).exit_code is ExitCode.REBOOT_REQUIRED
-    assert decode(world.host.files[PATHS.reboot_wish]).to_driver == "e" * 64
+    assert decode_reboot_wish(world.host.files[PATHS.reboot_wish]).to_driver == "e" * 64
     # Back to the first one, which a reboot did not bring when it was asked for: much has happened since.
     boot(world)
     world.digest = NEW_DIGEST
@@ -209,7 +212,7 @@ def test_a_recovery_is_asked_for_as_ever() -> None:
     world = ascend(no_wait=True)
     run(world)
     boot(world)
-    recovery = encode(Marker("recovery", world.host.boot_id))
+    recovery = encode_marker(Marker("recovery", world.host.boot_id))
     world.host.files[PATHS.reboot_marker] = recovery
     run(world)
     assert world.host.files[PATHS.reboot_marker] == recovery

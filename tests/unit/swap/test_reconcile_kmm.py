@@ -7,24 +7,21 @@ from typing import Any
 
 import pytest
 
-from driver_manager.core.swap.kmm_handoff import KERNEL_LOOK_S
+from driver_manager.core.swap.handoffs import KERNEL_LOOK_S
 from driver_manager.domain import host_record
+from driver_manager.domain.deadline import SAID_EVERY_S
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.journal import Journal, Owner, decode
 from driver_manager.domain.kmm import NAME_OF_MODULE, KmmRequest
 from driver_manager.domain.node import Node
+from driver_manager.domain.observation import EvictionRules, Loader, Mode, Policy, Situation
 from driver_manager.domain.pci import PciBus
-from driver_manager.domain.policy import EvictionRules, Loader, Mode, Policy
 from driver_manager.domain.profile import Strategy
-from driver_manager.domain.swap.driver_state import refuse_kmm_at_work
-from driver_manager.domain.swap.leftovers import ready_names
+from driver_manager.domain.swap.building import ready_names
 from driver_manager.domain.swap.node_patches import CORDON_MARK, asked_kmm
 from driver_manager.domain.swap.planner import plan, wants_users
-from driver_manager.domain.swap.preflight import checks, rights_to_replace
-from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.base import WATCH_NODES
-from driver_manager.domain.swap.steps.mounts import RemoveArtifacts
-from driver_manager.domain.waiting import SAID_EVERY_S
+from driver_manager.domain.swap.preflight import checks, refuse_kmm_at_work, rights_to_replace
+from driver_manager.domain.swap.steps import WATCH_NODES, RemoveArtifacts
 from tests.support.fakes.builders import PROFILE, ROOT_MOUNT, node, workload
 from tests.support.fakes.cluster import Tenant
 from tests.support.fakes.executions import run

@@ -24,17 +24,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from driver_manager.core.swap import node_steps, settling
-from driver_manager.domain import bindings
-from driver_manager.domain.bindings import Binding
+from driver_manager.core.swap.node import NodeSteps, Settler
+from driver_manager.domain import pci as bindings
 from driver_manager.domain.errors import ApiUnavailable, ExitCode
 from driver_manager.domain.node import Node, NodeChange
-from driver_manager.domain.pci import PciFunction
+from driver_manager.domain.observation import Situation
+from driver_manager.domain.pci import Binding, PciFunction
 from driver_manager.domain.pods import labels as label_rules
-from driver_manager.domain.swap import node_patches, node_taking, planner, vfio_return
-from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.base import Step
-from driver_manager.domain.swap.steps.node import TakeNode
+from driver_manager.domain.swap import node_patches, planner
+from driver_manager.domain.swap import vfio as vfio_return
+from driver_manager.domain.swap.building import taking
+from driver_manager.domain.swap.steps import Step, TakeNode
 from tests.support.fakes.broken import Case, check_caught
 from tests.support.fakes.builders import EXPORTER, PAUSED, PLUGIN, key
 from tests.support.fakes.checks import (
@@ -310,7 +310,7 @@ def restore_all(labels: dict[str, str], saved: dict[str, str], _: str) -> dict[s
     return {name: value for name, value in saved.items() if labels.get(name) != value}
 
 
-def journal_in_a_second_patch(self: node_steps.NodeSteps, step: TakeNode) -> None:
+def journal_in_a_second_patch(self: NodeSteps, step: TakeNode) -> None:
     self._context.settler.took(step.journal)
     first = self._context.ports.cluster.patch_node(replace(step.change, annotations={}), step.resource_version)
     self._context.ports.cluster.patch_node(NodeChange(annotations=step.change.annotations), first.resource_version)
@@ -331,7 +331,7 @@ def take_only_to_pause(*arguments: Any, **options: Any) -> tuple[Step, ...]:
     return TAKEN(*arguments, **options) if arguments[1] else ()
 
 
-def patch_without_precondition(self: node_steps.NodeSteps, step: TakeNode) -> None:
+def patch_without_precondition(self: NodeSteps, step: TakeNode) -> None:
     self._context.settler.took(step.journal)
     self._context.ports.cluster.patch_node(step.change, None)
 
@@ -344,22 +344,22 @@ def given_back_as_they_are(now: Situation) -> tuple[PciFunction, ...]:
     return tuple(one for one in RETURNING(now) if one.is_on_vfio)
 
 
-MERGED, RETURNING = bindings.merged, vfio_return.returning
-ORIGINALS, RELEASE, TAKEN = label_rules.originals, node_patches.release, node_taking.taking
+MERGED, RETURNING = bindings.merged_bindings, vfio_return.returning
+ORIGINALS, RELEASE, TAKEN = label_rules.originals, node_patches.release, taking
 
 
 @pytest.mark.parametrize(
     ("target", "name", "mutant", "cases"),
     [
         (label_rules, "restored", restore_all, all_edits),
-        (node_steps.NodeSteps, "_take", journal_in_a_second_patch, all_kills),
+        (NodeSteps, "_take", journal_in_a_second_patch, all_kills),
         (label_rules, "originals", originals_without_the_journal, all_kills),
         (node_patches, "release", always_uncordon, lambda: [partial(check_cordoned_first, "replace_by_container")]),
-        (settling.Settler, "_why_hold", lambda *_: "", all_terms),
+        (Settler, "_why_hold", lambda *_: "", all_terms),
         (planner, "refuse_if_owned", lambda *_, **__: None, lambda: all_seconds("first_install_by_manager")),
         (planner, "taking", take_only_to_pause, lambda: all_seconds("first_install_by_manager")),
-        (node_steps.NodeSteps, "_take", patch_without_precondition, all_edits),
-        ((bindings, node_patches, vfio_return), "merged", last_word_first, all_switches),
+        (NodeSteps, "_take", patch_without_precondition, all_edits),
+        ((bindings, node_patches, vfio_return), "merged_bindings", last_word_first, all_switches),
         (vfio_return, "returning", given_back_as_they_are, all_called_off),
     ],
     ids=lambda value: getattr(value, "__name__", None) if callable(value) else None,

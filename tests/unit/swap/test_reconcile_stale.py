@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.core.swap.reconcile import TAKE_ATTEMPTS, Outcome, reconcile
+from driver_manager.core.swap.run import TAKE_ATTEMPTS, Outcome, reconcile
 from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import ApiUnavailable, ExitCode
 from driver_manager.domain.journal import Owner

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.policy import Loader
+from driver_manager.domain.observation import Loader
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.checks import finish
 from tests.support.fakes.scenarios import LABELS, SCENARIOS, settle_in, undisturbed

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.domain.bindings import Binding, noted
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.journal import encode
+from driver_manager.domain.pci import Binding, noted_bindings
 from tests.support.fakes.builders import PROFILE, SOMEBODY, journal
 from tests.support.fakes.scenarios import SCENARIOS
 from tests.support.fakes.world import World
@@ -31,7 +31,7 @@ def test_a_switch_leaves_all_devices_on_vfio_and_remembers_what_they_were() -> N
     assert outcome.exit_code is ExitCode.DONE, outcome
     assert all(one.is_on_vfio for one in world.state().devices)
     assert [one.address for one in world.state().devices] == [PARENT, SECOND, GIVEN, BARE], "the virtual one is gone"
-    assert noted(world.host.files[RECORD], world.host.boot_id) == (
+    assert noted_bindings(world.host.files[RECORD], world.host.boot_id) == (
         Binding(PARENT, "rebellions", "", 1),
         Binding(SECOND, "rebellions"),
         Binding(BARE),
@@ -87,7 +87,7 @@ def test_there_and_back_again() -> None:
     assert outcome is not None
     assert outcome.exit_code is ExitCode.DONE, outcome
     assert [(one.driver, one.override) for one in world.state().devices] == [("", "")] * 4
-    assert noted(world.host.files[RECORD], world.host.boot_id) == (Binding(PARENT, "rebellions", "", 1),)
+    assert noted_bindings(world.host.files[RECORD], world.host.boot_id) == (Binding(PARENT, "rebellions", "", 1),)
     assert sorted(world.host.pci.unbound) == [PARENT, SECOND, GIVEN, BARE]
     assert any("had 1 virtual function(s)" in text for text in world.reporter.infos)
     world.host.start_driver_container("2.0", world.digest)
@@ -108,7 +108,7 @@ def test_virtual_functions_that_cannot_be_made_are_said_and_tried_again() -> Non
     assert outcome is not None
     assert outcome.exit_code is ExitCode.DONE, outcome
     assert any(f"{PARENT} has no driver that makes virtual functions" in text for text in world.reporter.warnings)
-    assert [one.address for one in noted(world.host.files[RECORD], world.host.boot_id)] == [PARENT]
+    assert [one.address for one in noted_bindings(world.host.files[RECORD], world.host.boot_id)] == [PARENT]
     assert world.state().labels == SCENARIOS["return_from_vfio_by_manager"]().state().labels
 
 

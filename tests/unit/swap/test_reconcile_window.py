@@ -7,14 +7,14 @@ from functools import partial
 
 import pytest
 
-from driver_manager.core.swap.reconcile import Outcome, reconcile
+from driver_manager.core.ports import Ports
+from driver_manager.core.swap.run import Outcome, reconcile
 from driver_manager.domain import node_state
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiUnavailable, ExitCode
 from driver_manager.domain.node_state import NodeState
-from driver_manager.domain.run_figures import RunTally
+from driver_manager.domain.run_report import RunTally
 from driver_manager.domain.window import Part, Window
-from driver_manager.ports.node import Ports
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.scenarios import (
     current,

@@ -6,15 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.core.swap.reconcile import Outcome, decide
+from driver_manager.core.swap.run import Outcome, decide
 from driver_manager.domain import journal as journals
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ExitCode
 from driver_manager.domain.host import Holder
-from driver_manager.domain.node import Node
-from driver_manager.domain.pod import Claim
-from driver_manager.domain.policy import EvictionRules
-from driver_manager.domain.swap import node_taking
+from driver_manager.domain.node import Claim, Node
+from driver_manager.domain.observation import EvictionRules
+from driver_manager.domain.swap import building as node_taking
 from tests.support.fakes.broken import check_caught
 from tests.support.fakes.builders import PAUSED, PLUGIN, PROFILE, driver_pod, workload
 from tests.support.fakes.checks import finish

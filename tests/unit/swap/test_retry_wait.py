@@ -24,18 +24,12 @@ from driver_manager.domain.errors import (
     StandingDown,
     Terminated,
 )
-from driver_manager.domain.failure import pod_blocker, process_blocker
-from driver_manager.domain.host import UNREAD, Holder, ModuleFile
+from driver_manager.domain.host import UNREAD, Holder, ModuleFile, pod_blocker, process_blocker
 from driver_manager.domain.journal import Owner
-from driver_manager.domain.observation import Observation
-from driver_manager.domain.policy import EvictionRules, Policy
-from driver_manager.domain.swap.plan import Plan, PlanAgain
+from driver_manager.domain.observation import EvictionRules, Observation, Policy, Situation
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.retry_wait import AFTER_FAILURE, FIRST_S, noted, wait_s, wish
-from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.node import TakeNode
-from driver_manager.domain.swap.steps.operator import AskOperator
-from driver_manager.domain.swap.steps.waits import WaitAfterFailure
+from driver_manager.domain.swap.steps import AskOperator, Plan, PlanAgain, TakeNode, WaitAfterFailure
 from tests.support.fakes.builders import (
     DRIVER,
     EXPORTER,

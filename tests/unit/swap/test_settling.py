@@ -9,22 +9,15 @@ from functools import partial
 
 import pytest
 
-from driver_manager.core.node.cas import ATTEMPTS
-from driver_manager.core.swap.settling import HURRY_S, Settler
-from driver_manager.domain.bindings import Binding
-from driver_manager.domain.errors import (
-    ApiUnavailable,
-    ConfigError,
-    ExitCode,
-    NodeMissing,
-    OwnedElsewhere,
-)
+from driver_manager.core.node import ATTEMPTS
+from driver_manager.core.ports import Ports
+from driver_manager.core.swap.node import HURRY_S, Settler
+from driver_manager.domain.errors import ApiUnavailable, ConfigError, ExitCode, NodeMissing, OwnedElsewhere
 from driver_manager.domain.journal import Journal, OldDriver, encode
 from driver_manager.domain.node import FIELD_MANAGER, Node
 from driver_manager.domain.observation import Observation
-from driver_manager.domain.pci import PciFunction
-from driver_manager.domain.swap.steps.node import GiveBack
-from driver_manager.ports.node import Ports
+from driver_manager.domain.pci import Binding, PciFunction
+from driver_manager.domain.swap.steps import GiveBack
 from tests.support.fakes.builders import (
     EXPORTER,
     LABELS,

@@ -9,24 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.domain import host_record
-from driver_manager.domain.bindings import Binding
 from driver_manager.domain.errors import ExitCode, ManagerError, ModuleStuck, PreflightFailed, RebootRequired
-from driver_manager.domain.host import Host, Module
+from driver_manager.domain.host import Host, Marker, Module
 from driver_manager.domain.journal import OldDriver, encode
-from driver_manager.domain.markers import Marker
-from driver_manager.domain.observation import Observation
-from driver_manager.domain.policy import EvictionRules, Loader, Policy
+from driver_manager.domain.observation import EvictionRules, Loader, Observation, Policy, Situation
+from driver_manager.domain.pci import Binding
 from driver_manager.domain.profile import Modules, Profile, RootsNeeded
-from driver_manager.domain.swap.plan import Decision, Plan
 from driver_manager.domain.swap.planner import plan, wants_users
-from driver_manager.domain.swap.preflight import checks, rights_to_replace
-from driver_manager.domain.swap.shipped import verified
-from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.base import PATCH_NODES
-from driver_manager.domain.swap.steps.mounts import RemoveArtifacts
-from driver_manager.domain.swap.steps.node import GiveBack
-from driver_manager.domain.swap.steps.operator import WithdrawSafeLoad
-from driver_manager.domain.swap.steps.reboot import ClearRebootRequest
+from driver_manager.domain.swap.preflight import checks, rights_to_replace, verified
+from driver_manager.domain.swap.steps import (
+    PATCH_NODES,
+    ClearRebootRequest,
+    Decision,
+    GiveBack,
+    Plan,
+    RemoveArtifacts,
+    WithdrawSafeLoad,
+)
 from tests.support.fakes.builders import (
     ASCEND,
     LABELS,

@@ -8,13 +8,11 @@ from dataclasses import replace
 import pytest
 
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.policy import Loader, Policy
-from driver_manager.domain.staged import UNRECORDED, folder_of
-from driver_manager.domain.swap.plan import Decision, Plan
+from driver_manager.domain.host import UNRECORDED, folder_of
+from driver_manager.domain.observation import Loader, Policy, Situation
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.preflight import checks
-from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.slots import FlipRoot, KeepRoot, RemoveSlots
+from driver_manager.domain.swap.steps import Decision, FlipRoot, KeepRoot, Plan, RemoveSlots
 from tests.support.fakes.builders import NEW_DIGEST, OLD_DIGEST, PLUGIN, PROFILE, pod
 from tests.support.fakes.checks import finish
 from tests.support.fakes.executions import is_given_back, is_held, run

@@ -14,7 +14,7 @@ from driver_manager.domain import node_state
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ConfigError, ExitCode
 from driver_manager.domain.host import Holder
 from driver_manager.domain.node_state import LastOutcome, NodeState
-from driver_manager.domain.policy import Loader, Policy
+from driver_manager.domain.observation import Loader, Policy
 from tests.support.fakes.builders import NEW_DIGEST, OLD_DIGEST, PAUSED, PLUGIN, PROFILE, SOMEBODY, journal
 from tests.support.fakes.executions import ascend, is_given_back, is_held, only_showed_its_end, run
 from tests.support.fakes.scenarios import SCENARIOS

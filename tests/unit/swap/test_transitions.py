@@ -9,16 +9,11 @@ import pytest
 
 from driver_manager import profiles
 from driver_manager.domain.errors import ConfigError, PreflightFailed
-from driver_manager.domain.markers import Marker
-from driver_manager.domain.policy import Loader, Policy
-from driver_manager.domain.profile import ChangeBy, Profile, Strategy, Transition
-from driver_manager.domain.profile_json import decode, encode
-from driver_manager.domain.swap.plan import Decision, Plan
+from driver_manager.domain.host import Marker
+from driver_manager.domain.observation import Loader, Policy, Situation
+from driver_manager.domain.profile import ChangeBy, Profile, Strategy, Transition, decode_profile, encode_profile
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.modules import UnloadModules
-from driver_manager.domain.swap.steps.node import GiveBack
-from driver_manager.domain.swap.steps.reboot import ClearRebootRequest, RequestReboot
+from driver_manager.domain.swap.steps import ClearRebootRequest, Decision, GiveBack, Plan, RequestReboot, UnloadModules
 from tests.support.fakes.builders import NEW_DIGEST, PROFILE, host, modules, observation, source
 
 MANAGER, CONTAINER = Policy(loader=Loader.MANAGER), Policy(loader=Loader.CONTAINER)
@@ -119,7 +114,7 @@ def test_a_file_has_them_as_tables_and_a_wrong_one_is_named_by_its_place() -> No
     text = (Path(profiles.__file__).parent / "ascend.toml").read_text()
     found = profiles.parse(text + TABLE, "own.toml")
     assert found.transitions == (Transition("6.2.*", "6.3.*", ChangeBy.REFUSE, "its firmware stays"),)
-    assert decode(encode(found)) == found
+    assert decode_profile(encode_profile(found)) == found
     with pytest.raises(ConfigError, match=r"transitions\[1\]\.strategy is 'slowly', expected one of in-place"):
         profiles.parse(text + TABLE + TABLE.replace("refuse", "slowly"), "own.toml")
     with pytest.raises(ConfigError, match=r"transitions\[0\]\.old is '', expected a version"):

@@ -7,22 +7,30 @@ from typing import Any
 
 import pytest
 
-from driver_manager.core.swap.observe import is_alive
+from driver_manager.core.swap.run import is_alive
 from driver_manager.domain.errors import ExitCode, PodsRemain, PreflightFailed
 from driver_manager.domain.host import Module
 from driver_manager.domain.journal import Journal, Owner
-from driver_manager.domain.pod import Pod, PodList
-from driver_manager.domain.policy import Loader, Policy
+from driver_manager.domain.node import Pod, PodList
+from driver_manager.domain.observation import Loader, Policy, Situation
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.swap.driver_state import places_us
-from driver_manager.domain.swap.plan import Decision, Plan
 from driver_manager.domain.swap.planner import plan, wants_users
-from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.modules import LoadModules, RecordDigest, UnloadModules, WaitForDevice
-from driver_manager.domain.swap.steps.mounts import RemoveArtifacts, UnmountDriverRoot
-from driver_manager.domain.swap.steps.node import GiveBack, StandDown, TakeNode
-from driver_manager.domain.swap.steps.operator import WaitForSafeLoad
-from driver_manager.domain.swap.steps.pods import WaitForOperands
+from driver_manager.domain.swap.preflight import places_us
+from driver_manager.domain.swap.steps import (
+    Decision,
+    GiveBack,
+    LoadModules,
+    Plan,
+    RecordDigest,
+    RemoveArtifacts,
+    StandDown,
+    TakeNode,
+    UnloadModules,
+    UnmountDriverRoot,
+    WaitForDevice,
+    WaitForOperands,
+    WaitForSafeLoad,
+)
 from tests.support.fakes.builders import (
     ASCEND,
     DRIVER,

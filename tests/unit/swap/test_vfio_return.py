@@ -7,19 +7,24 @@ from typing import Any
 
 import pytest
 
-from driver_manager.domain.bindings import Binding
 from driver_manager.domain.errors import DriverBusy
 from driver_manager.domain.host import Holder
-from driver_manager.domain.pci import PciBus, PciFunction
-from driver_manager.domain.policy import Policy
-from driver_manager.domain.swap.plan import Decision, Plan, PlanAgain
+from driver_manager.domain.observation import Policy, Situation
+from driver_manager.domain.pci import Binding, PciBus, PciFunction
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.devices import ReturnDevices
-from driver_manager.domain.swap.steps.modules import LoadModules, RecordDigest, UnloadModules
-from driver_manager.domain.swap.steps.node import GiveBack, TakeNode
-from driver_manager.domain.swap.steps.waits import WaitForMachines
-from driver_manager.domain.swap.vfio_return import MACHINES
+from driver_manager.domain.swap.steps import (
+    Decision,
+    GiveBack,
+    LoadModules,
+    Plan,
+    PlanAgain,
+    RecordDigest,
+    ReturnDevices,
+    TakeNode,
+    UnloadModules,
+    WaitForMachines,
+)
+from driver_manager.domain.swap.vfio import MACHINES
 from tests.support.fakes.builders import (
     LABELS,
     NEW_DIGEST,

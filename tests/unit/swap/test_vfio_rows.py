@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from driver_manager.domain.bindings import Binding
 from driver_manager.domain.errors import (
     ConfigError,
     DriverBusy,
@@ -18,27 +17,32 @@ from driver_manager.domain.errors import (
     StandingDown,
 )
 from driver_manager.domain.host import UNREAD, Holder, Module
-from driver_manager.domain.observation import Observation
-from driver_manager.domain.pci import PciBus, PciFunction
-from driver_manager.domain.pod import Pod
-from driver_manager.domain.policy import EvictionRules, Loader, Mode, Policy
+from driver_manager.domain.node import Pod
+from driver_manager.domain.observation import EvictionRules, Loader, Mode, Observation, Policy, Situation
+from driver_manager.domain.pci import Binding, PciBus, PciFunction
 from driver_manager.domain.profile import ChangeBy, Transition
-from driver_manager.domain.swap.plan import Decision, Plan
 from driver_manager.domain.swap.planner import plan, wants_users
 from driver_manager.domain.swap.preflight import rights
-from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.devices import (
+from driver_manager.domain.swap.steps import (
     BindToVfio,
+    Decision,
+    EvictWorkloads,
+    GiveBack,
     KeepBindings,
     LoadVfio,
     OverrideDrivers,
+    PauseLast,
+    Plan,
+    RemoveArtifacts,
     RemoveVirtualFunctions,
+    StopServices,
+    TakeNode,
+    UnloadModules,
+    UnmountDriverRoot,
+    WaitForDevice,
+    WaitForHolders,
+    WaitForOperands,
 )
-from driver_manager.domain.swap.steps.modules import StopServices, UnloadModules, WaitForDevice
-from driver_manager.domain.swap.steps.mounts import RemoveArtifacts, UnmountDriverRoot
-from driver_manager.domain.swap.steps.node import GiveBack, PauseLast, TakeNode
-from driver_manager.domain.swap.steps.pods import EvictWorkloads, WaitForOperands
-from driver_manager.domain.swap.steps.waits import WaitForHolders
 from tests.support.fakes.builders import (
     ASCEND,
     DRIVER,

@@ -7,15 +7,23 @@ from collections.abc import Iterator
 
 import pytest
 
-from driver_manager.domain import timestamps
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.node import NodeChange
-from driver_manager.domain.swap.steps.base import Step
-from driver_manager.domain.swap.steps.modules import UnloadModules, WaitForDevice
-from driver_manager.domain.swap.steps.node import GiveBack, PauseLast, TakeNode
-from driver_manager.domain.swap.steps.pods import EvictWorkloads, WaitForOperands
-from driver_manager.domain.swap.window_parts import PARTS, earlier, opens
+from driver_manager.domain.swap.steps import (
+    PARTS,
+    EvictWorkloads,
+    GiveBack,
+    PauseLast,
+    Step,
+    TakeNode,
+    UnloadModules,
+    WaitForDevice,
+    WaitForOperands,
+    earlier,
+    opens,
+)
 from driver_manager.domain.window import Part, Window
+from driver_manager.domain.wire import written_time
 
 PAUSING, CORDONING = (Journal(Owner(), "boot", labels) for labels in ({"deploy.plugin": "true"}, {}))
 
@@ -58,6 +66,6 @@ def test_the_journal_tells_since_when() -> None:
     assert earlier(None) is None
     assert earlier(CORDONING) is None
     assert earlier(Journal(Owner(), "boot", {"a": "true"}, window=noted)) == noted
-    older = Journal(Owner(), "boot", {"a": "true"}, begin=timestamps.written(1_700_000_000.0))
+    older = Journal(Owner(), "boot", {"a": "true"}, begin=written_time(1_700_000_000.0))
     assert earlier(older) == Window(1_700_000_000.0, 0.0), "a version that measured nothing wrote it"
     assert earlier(Journal(Owner(), "boot", {"a": "true"})) is None

@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
-MODULE = "driver_manager.adapters.kube.in_pod"
+MODULE = "driver_manager.adapters.kube.transport"
 FOLDER = os.environ.get("TEST_SERVICE_ACCOUNT", "")
 
 
@@ -30,7 +30,7 @@ class Finder(MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 plain(module)
-                module.__dict__["ACCOUNT"] = Path(FOLDER)
+                module.__dict__["SERVICE_ACCOUNT"] = Path(FOLDER)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]  # of this one loader
         return spec

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from driver_manager.sandbox.host_tree import HostTree
+from driver_manager.sandbox.host import HostTree
 from tests.support.control_plane.api import Json, gone, wait_until
 from tests.support.control_plane.faults import ALWAYS, Fault, Hold
 from tests.support.control_plane.kubelet import Node

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from driver_manager.domain.host_paths import RUN_RECORD
+from driver_manager.domain.profile import RUN_RECORD
 from tests.support.control_plane.api import wait_until
 from tests.support.control_plane.objects import NODE_KEY
 from tests.support.control_plane.runner import JOURNAL

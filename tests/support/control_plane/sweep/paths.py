@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from driver_manager.adapters.host.slot_tree import record_of
-from driver_manager.domain import bindings
-from driver_manager.domain.bindings import Binding
+from driver_manager.adapters.host.slots import record_of
+from driver_manager.domain.host import FOLDER_END, RECORD, encode_staged, folder_of, slot_name
 from driver_manager.domain.kmm import KmmModule
-from driver_manager.domain.staged import FOLDER_END, RECORD, encode, folder_of, slot_name
+from driver_manager.domain.pci import Binding, encode_bindings
 from driver_manager.sandbox import fake_tools
-from driver_manager.sandbox.host_tree import KERNEL, HostTree
-from driver_manager.sandbox.pci_tree import VFIO_DRIVER, VFIO_MODULE, PciTree
+from driver_manager.sandbox.host import KERNEL, VFIO_DRIVER, VFIO_MODULE, HostTree, PciTree
 from tests.support.control_plane.runner import NEW, NEW_DIGEST, NEW_ROOT, OLD, OLD_DIGEST, OLD_ROOT
 from tests.support.control_plane.sweep.clients import SELECTOR
 
@@ -111,7 +109,7 @@ def _staged(tree: HostTree) -> None:
         record = record_of(folder, digest, KERNEL, version)
         # The tools in it differ from host to host here.
         modules = tuple(one for one in record.files if one.path.startswith("lib/"))
-        (folder / RECORD).write_text(encode(replace(record, files=modules)))
+        (folder / RECORD).write_text(encode_staged(replace(record, files=modules)))
     link = tree.root / STAGED_ROOT.lstrip("/")
     link.symlink_to(f"{link.name}{FOLDER_END}/{slot_name(OLD_DIGEST)}")
     tree.load(STAGED_ROOT)
@@ -136,7 +134,7 @@ def _for_machines(tree: HostTree) -> None:
     fake_tools.insert(tree.root, VFIO_MODULE, {VFIO_MODULE: (module, [])})
     record = tree.root / tree.profile.paths.bindings.lstrip("/")
     record.parent.mkdir(parents=True, exist_ok=True)
-    record.write_text(bindings.encode(tree.boot_id, [Binding(one, "rebellions") for one in DEVICES]))
+    record.write_text(encode_bindings(tree.boot_id, [Binding(one, "rebellions") for one in DEVICES]))
 
 
 def _native(bus: PciTree) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path as Folder
 
-from driver_manager.sandbox.kmm import KmmWorkers
-from driver_manager.sandbox.pci_tree import PciTree
+from driver_manager.sandbox.cluster import KmmWorkers
+from driver_manager.sandbox.host import PciTree
 from tests.support.control_plane.api import Api, Json, gone, wait_until
 from tests.support.control_plane.faults import Fault, Hold
 from tests.support.control_plane.kmm import Kmm

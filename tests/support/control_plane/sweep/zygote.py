@@ -16,7 +16,7 @@ from tests.support.control_plane.sweep.launch import Order, run
 IMPORTED = (
     "driver_manager.cli.main",
     "driver_manager.cli.reconcile",
-    "driver_manager.adapters.kube.cluster",
+    "driver_manager.adapters.kube.node",
     "kubernetes.config",
 )
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.core.swap import driver_swap
+from driver_manager.core.swap import driver as driver_swap
 from tests.support.kernel.guest_command import (
     DRIVER_ROOT,
     JOURNAL,

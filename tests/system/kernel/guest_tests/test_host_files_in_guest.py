@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.host.fence import Ownership
+from driver_manager.adapters.host.system import Ownership
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.journal import Owner
 from tests.support.fakes.clock import FakeClock

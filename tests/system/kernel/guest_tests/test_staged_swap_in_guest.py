@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.domain.staged import RECORD, decode, slot_name
+from driver_manager.domain.host import RECORD, decode_staged, slot_name
 from tests.support.control_plane.objects import create_operands
 from tests.support.kernel.console import say
 from tests.support.kernel.driver_roots import NEW_VERSION, OLD_VERSION
@@ -70,7 +70,7 @@ def test_swaps_back_and_forth_keep_every_label_and_every_byte(command: Command, 
             assert command.node.labels() == labels
             assert_given_back(command)
         for version, digest in DIGESTS.items():
-            record = decode((SLOTS / slot_name(digest) / RECORD).read_text())
+            record = decode_staged((SLOTS / slot_name(digest) / RECORD).read_text())
             assert (record.digest, record.version) == (digest, version)
         verified = command.run(
             "stage",

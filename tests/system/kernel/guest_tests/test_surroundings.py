@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import pyudev
 
-from driver_manager.adapters.host.loads import load_text
-from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.files import HostRoots
+from driver_manager.adapters.host.notes import load_text
 from tests.support.fakes.builders import PROFILE
 from tests.support.kernel.guest_fixtures import COMMAND_TIMEOUT_S, DriverRoots, modprobe, rmmod
 

@@ -1,0 +1,209 @@
+"""Health-watch's view of the host: marks of the driver's state, and tasks that run in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from pathlib import PurePosixPath
+from typing import Any
+
+from driver_manager.adapters.host.files import HostRoots, WorkLock, boot_id, refused, translated
+from driver_manager.adapters.host.notes import load_text, read_marker
+from driver_manager.adapters.process.supervisor import TaskProcess, problem_in
+from driver_manager.core.ports_base import Clock
+from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.health.watch import ClientAnswer, Kept, Mute, MuteAnswer, Notice, Surroundings, is_own
+from driver_manager.domain.host import Marker, encode_marker
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.window import Window
+
+
+class HostMarks:
+    """See `driver_manager.core.ports_base.HealthMarks`."""
+
+    def __init__(self, roots: HostRoots, profile: Profile, clock: Clock) -> None:
+        self._roots = roots
+        self._clock = clock
+        self._files = roots.files()
+        self._paths = profile.paths
+        self._modules = profile.modules
+        self._lock = WorkLock(self._files, profile.paths.work_lock)
+
+    @contextmanager
+    def alone(self) -> Generator[Surroundings, None, None]:
+        """See the port."""
+        with contextlib.ExitStack() as stack:
+            try:
+                is_alone = stack.enter_context(self._lock.alone(self._clock))
+                seen = self._seen(is_reconciling=not is_alone)
+            except OSError as error:
+                raise refused(error.filename or self._paths.work_lock, error) from error
+            yield seen
+
+    def withdraw_ready(self) -> None:
+        """See the port."""
+        paths = self._paths
+        with translated(paths.ready_marker), contextlib.suppress(FileNotFoundError):
+            self._files.put_aside(paths.ready_marker, self._withdrawn_name)
+
+    def restore_ready(self) -> None:
+        """See the port."""
+        with translated(self._paths.ready_marker), contextlib.suppress(FileNotFoundError):
+            self._files.put_back(self._paths.ready_marker, self._withdrawn_name)
+
+    def forget_ready(self) -> None:
+        """See the port."""
+        with translated(self._paths.ready_withdrawn):
+            self._files.remove(self._paths.ready_withdrawn)
+
+    def request_recovery(self, marker: Marker) -> None:
+        """See the port."""
+        path, text = self._paths.reboot_marker, encode_marker(marker)
+        if self._files.create(path, text):
+            return
+        # Somebody was faster, or it is our own of an earlier boot: that alone is replaced.
+        there, problem = read_marker(self._files, path)
+        if there is None and not problem:
+            raise ConfigError(
+                f"cannot write {path} on the host: a dangling symlink is in its place",
+                "Remove it if nobody needs it.",
+            )
+        if there is not None and is_own(there) and there.is_stale(marker.boot_id):
+            self._files.write(path, text)
+
+    def clear_request(self) -> None:
+        """See the port."""
+        with translated(self._paths.reboot_marker):
+            self._files.remove(self._paths.reboot_marker)
+
+    def recall(self) -> str:
+        """See the port."""
+        try:
+            return self._files.read(self._paths.health_record) or ""
+        except OSError:
+            return ""
+
+    def remember(self, text: str) -> None:
+        """See the port."""
+        self._files.write(self._paths.health_record, text, 0o600)
+
+    def touch(self) -> None:
+        """See the port."""
+        with translated(self._paths.health_record):
+            self._files.touch(self._paths.health_record)
+
+    def note_return(self) -> Window | None:
+        """See the port. When the driver came is what its files say: we only look now and then."""
+        from driver_manager.adapters.host.notes import RunFiguresFile  # noqa: PLC0415  # once for each load
+
+        paths = self._paths
+        recorded_s, ready_s = (self._files.written_s(path) for path in (paths.state_file, paths.ready_marker))
+        return RunFiguresFile(self._files, paths).returned(recorded_s, ready_s, self._clock.wall())
+
+    def touched_s(self) -> float | None:
+        """When that was, or `remember`, in seconds since the epoch; None where nothing is remembered."""
+        return self._files.written_s(self._paths.health_record)
+
+    def _seen(self, *, is_reconciling: bool) -> Surroundings:
+        paths = self._paths
+        marker, problem = read_marker(self._files, paths.reboot_marker)
+        mute, mute_problem = self._mute()
+        return Surroundings(
+            boot_id=boot_id(self._roots),
+            driver=load_text(self._roots, self._modules),
+            is_loaded=self._modules.are_loaded(self._is_live),
+            is_reconciling=is_reconciling,
+            ready=self._files.exists(paths.ready_marker) if paths.ready_marker else None,
+            is_withdrawn=bool(paths.ready_withdrawn) and self._files.exists(paths.ready_withdrawn),
+            can_request=bool(paths.reboot_marker),
+            marker=marker,
+            marker_problem=problem,
+            mute=mute,
+            mute_problem=mute_problem,
+        )
+
+    def _mute(self) -> tuple[Mute | None, str]:
+        """What the host's file asks for, or why it cannot be read; neither where there is none."""
+        path = self._paths.mute_file
+        try:
+            text = self._files.read(path)
+        except OSError as error:
+            return None, f"{path} on the host does not mute health-watch: {error.strerror}"
+        if text is None:
+            return None, ""
+        from driver_manager.domain.health.watch import parsed_mute  # noqa: PLC0415  # with calendars, which the loop does without
+
+        try:
+            return parsed_mute(text, f"{path} on the host"), ""
+        except ValueError as error:
+            return None, str(error)
+
+    def _is_live(self, module: str) -> bool:
+        """Whether the kernel has finished loading it, and does not unload it (kernel/module/sysfs.c, initstate)."""
+        try:
+            return (self._roots.sys / "module" / module / "initstate").read_bytes().strip() == b"live"
+        except OSError:
+            return False
+
+    @property
+    def _withdrawn_name(self) -> str:
+        return PurePosixPath(self._paths.ready_withdrawn).name
+
+
+# What health-watch has done by short-lived processes: the NodeNotifier and the EvidenceKeeper port.
+
+MUTE_S = 10.0
+TELL_S = 20.0
+CLIENTS_S = 30.0
+EVIDENCE_S = 30.0
+
+
+class ChildNotifier:
+    """See `driver_manager.core.ports_base.NodeNotifier`."""
+
+    def __init__(self, process: TaskProcess) -> None:
+        self._process = process
+
+    def mute(self) -> MuteAnswer:
+        """See the port."""
+        answer = self._process.ask(MUTE_S, {"task": "mute"})
+        if "said" not in answer:
+            return MuteAnswer(None, str(answer.get("garbage", "")), problem_in(answer))
+        try:
+            return MuteAnswer(Mute(float(answer["until_s"]), str(answer["said"]), str(answer["where"])))
+        except (KeyError, TypeError, ValueError):
+            return MuteAnswer(problem="its answer is not understood")
+
+    def tell(self, notice: Notice) -> str:
+        """See the port."""
+        return problem_in(self._process.ask(TELL_S, {"task": "tell", "notice": notice.to_json()}))
+
+    def tell_window(self, window: Window) -> str:
+        """See the port."""
+        return problem_in(self._process.ask(TELL_S, {"task": "window", "window": window.to_json()}))
+
+    def restart_clients(self, load: str) -> ClientAnswer:
+        """See the port."""
+        answer = self._process.ask(CLIENTS_S, {"task": "clients", "load": load})
+        left = problem_in(answer) or str(answer.get("left", ""))
+        return ClientAnswer(
+            _texts(answer, "restarted"), left, _texts(answer, "warnings"), answer.get("isEarly") is True
+        )
+
+
+def _texts(answer: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    found = answer.get(key)
+    return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
+class ChildKeeper:
+    """See `driver_manager.core.ports_base.EvidenceKeeper`."""
+
+    def __init__(self, process: TaskProcess) -> None:
+        self._process = process
+
+    def keep(self, since_s: int, lines: Iterable[str]) -> Kept:
+        """See the port."""
+        answer = self._process.ask(EVIDENCE_S, {"since_s": since_s, "lines": list(lines)})
+        return Kept(str(answer.get("path", "")), problem_in(answer))

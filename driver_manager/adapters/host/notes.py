@@ -1,0 +1,233 @@
+"""Records on the host: the rebooter's record, and what was done about clients of a driver."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from driver_manager.adapters.host.files import HostFiles, HostRoots, WorkLock, boot_id, translated
+from driver_manager.core.ports_base import Clock
+from driver_manager.domain.errors import ConfigError, Conflict, ModuleFailed
+from driver_manager.domain.host import Marker, MarkerUnreadable, decode_marker
+from driver_manager.domain.metrics import Family
+from driver_manager.domain.node_state import Sighting
+from driver_manager.domain.profile import HostPaths, Modules, Profile
+from driver_manager.domain.reboot import state as reboot_metrics
+from driver_manager.domain.reboot import state as reboot_record
+from driver_manager.domain.reboot.state import Record, RecordUnreadable, Snapshot
+from driver_manager.domain.run_report import RunFigures, RunReport, decode_run_figures, encode_run_figures, run_families
+from driver_manager.domain.text import is_digest
+from driver_manager.domain.window import Window
+
+# Which load of the driver's modules the kernel has. Changes nothing.
+
+
+def load_text(roots: HostRoots, modules: Modules) -> str:
+    """What no two loads of the driver have in common, "" where a root that it takes is not there.
+
+    sysfs numbers its folders as they come (fs/kernfs/dir.c).
+    """
+    numbers = {name: _number(roots.sys / "module" / name) for name in modules.roots}
+    return ",".join(filter(None, numbers.values())) if modules.are_loaded(lambda name: bool(numbers[name])) else ""
+
+
+def _number(folder: Path) -> str:
+    try:
+        return str(folder.stat().st_ino)
+    except OSError:
+        return ""
+
+
+# The ClientNotes port: the driver's files on the host, and the record of its clients.
+
+MAX_RECORD_BYTES = 2**20
+"""A node has some hundred pods; each is some hundred letters."""
+
+
+class HostClientNotes:
+    """See `driver_manager.core.ports.ClientNotes`."""
+
+    def __init__(self, roots: HostRoots, profile: Profile, clock: Clock) -> None:
+        self._roots = roots
+        self._clock = clock
+        self._files = roots.files()
+        self._paths = profile.paths
+        self._modules = profile.modules
+        self._lock = WorkLock(self._files, profile.paths.client_lock)
+
+    @contextmanager
+    def alone(self) -> Generator[bool, None, None]:
+        """See the port."""
+        with contextlib.ExitStack() as stack:
+            with translated(self._paths.client_lock):
+                is_alone = stack.enter_context(self._lock.alone(self._clock))
+            yield is_alone
+
+    def sighting(self) -> Sighting:
+        """See the port."""
+        with translated(self._paths.state_file):
+            recorded = (self._files.read(self._paths.state_file) or "").strip()
+        marks = (self._paths.state_file, self._paths.ready_marker)
+        return Sighting(
+            boot_id(self._roots),
+            load_text(self._roots, self._modules),
+            recorded if is_digest(recorded) else "",
+            tuple(moment for path in marks if (moment := self._files.written_s(path)) is not None),
+        )
+
+    def recall(self) -> str:
+        """See the port."""
+        with translated(self._paths.client_record):
+            return self._files.read(self._paths.client_record, MAX_RECORD_BYTES) or ""
+
+    def remember(self, text: str) -> None:
+        """See the port."""
+        self._files.write(self._paths.client_record, text, 0o600)
+
+
+# Reads the reboot-required marker on the host, and removes the one that was read.
+
+
+def read_marker(files: HostFiles, path: str) -> tuple[Marker | None, str]:
+    """The marker at `path`, or what keeps it from being read; neither where there is none, or no path."""
+    try:
+        text = files.read(path) if path else None
+    except OSError as error:
+        return None, f"{path}: {error.strerror}"
+    if text is None:
+        return None, ""
+    try:
+        return decode_marker(text), ""
+    except MarkerUnreadable as error:
+        return None, error.what
+
+
+def remove_marker(files: HostFiles, path: str, seen: Marker) -> None:
+    """Remove the marker at `path` if it still is `seen`: one written since stays. Raises ModuleFailed."""
+    if read_marker(files, path)[0] != seen:
+        return
+    try:
+        files.remove(path)
+    except OSError as error:
+        raise ModuleFailed(f"cannot remove {path} on the host: {error.strerror}", "Remove it by hand.") from error
+
+
+class RebootFiles:
+    """See `driver_manager.core.ports.RebootHost`. `marker` and `record` are paths on the host.
+
+    `publish` sees each record that is kept.
+    """
+
+    def __init__(
+        self, roots: HostRoots, marker: str, record: str, publish: Callable[[Record], None] = lambda _: None
+    ) -> None:
+        self._publish = publish
+        self._roots = roots
+        self._files = roots.files()
+        self._marker = marker
+        self._record = record
+
+    def look(self) -> Snapshot:
+        """See the port."""
+        marker, problem = read_marker(self._files, self._marker)
+        return Snapshot(boot_id(self._roots), self._uptime_s(), marker, problem)
+
+    def record(self) -> Record:
+        """See the port."""
+        try:
+            text = self._files.read(self._record)
+        except OSError as error:
+            raise RecordUnreadable(
+                f"cannot read {self._record} on the host: {error.strerror}", "Look at that path on the host."
+            ) from error
+        return reboot_record.decode_reboot_record(text) if text is not None else Record()
+
+    def has_record(self) -> bool:
+        """Whether a rebooter was on this host before, and what it kept is still there, readable or not."""
+        try:
+            return self._files.exists(self._record)
+        except OSError:
+            return True
+
+    def keep(self, record: Record, seen: Record | None = None) -> None:
+        """See the port."""
+        if seen is not None and reboot_record.encode_reboot_record(self.record()) != reboot_record.encode_reboot_record(
+            seen
+        ):
+            raise Conflict(f"another process has replaced {self._record}", "No action needed; it is retried.")
+        self._files.write(self._record, reboot_record.encode_reboot_record(record))
+        self._publish(record)
+
+    def _uptime_s(self) -> float:
+        """Seconds since boot, suspension included (proc(5), uptime)."""
+        path = self._roots.proc / "uptime"
+        try:
+            uptime_s = float(path.read_text().split()[0])
+            if not 0.0 <= uptime_s < math.inf:
+                raise ValueError(uptime_s)
+            return uptime_s
+        except (OSError, ValueError, IndexError) as error:
+            raise ConfigError(f"cannot read {path}", "Mount the host's /proc (PROC_ROOT).") from error
+
+
+# The figures that each run leaves on the host for the next one, and for whoever publishes metrics.
+
+
+class RunFiguresFile:
+    """The file of one host, gone with the boot."""
+
+    def __init__(self, files: HostFiles, paths: HostPaths) -> None:
+        self._files = files
+        self._path = paths.run_figures
+
+    def read(self) -> RunFigures:
+        """What the runs of this boot left; none where there is none, or it cannot be read."""
+        try:
+            return decode_run_figures(self._files.read(self._path) or "")
+        except OSError:
+            return RunFigures()
+
+    def add(self, run: RunReport, *, is_given_back: bool = False) -> RunFigures:
+        """The figures with one more run, as they are kept. Raises ConfigError where they cannot be."""
+        text = encode_run_figures(self.read().with_run(run, is_given_back=is_given_back))
+        self._files.write(self._path, text)
+        return decode_run_figures(text)
+
+    def returned(self, recorded_s: float | None, ready_s: float | None, now_s: float) -> Window | None:
+        """The window that is over now that the driver of a container serves, None where none was open for it.
+
+        Times as `Window.ended_by_container` takes them. Raises ConfigError.
+        """
+        figures = self.read()
+        if figures.window is None or not figures.window.is_open or figures.is_held:
+            return None
+        window = figures.window.ended_by_container(recorded_s, ready_s, now_s)
+        self._files.write(self._path, encode_run_figures(figures.with_window(window)))
+        return window
+
+    def release(self) -> None:
+        """Somebody gave the node back by hand. Raises ConfigError."""
+        figures = self.read()
+        if figures.is_held:
+            self._files.write(self._path, encode_run_figures(figures.given_back()))
+
+
+# The metrics of programs that nobody can ask: what the last run and the rebooter have left on the host.
+
+
+def others_of(roots: HostRoots, paths: HostPaths) -> tuple[Family, ...]:
+    """Families of the runs and of the rebooter on this host; none of a program that left nothing readable."""
+    return (*run_families(RunFiguresFile(roots.files(), paths).read()), *_of_rebooter(roots, paths))
+
+
+def _of_rebooter(roots: HostRoots, paths: HostPaths) -> tuple[Family, ...]:
+    if not paths.rebooter_record:
+        return ()
+    files = RebootFiles(roots, paths.reboot_marker, paths.rebooter_record)
+    try:
+        return reboot_metrics.reboot_families(files.record()) if files.has_record() else ()
+    except RecordUnreadable:
+        return ()

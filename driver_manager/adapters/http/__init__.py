@@ -1,1 +1,0 @@
-"""HTTP as the product fetches it: with limits."""

@@ -1,0 +1,606 @@
+"""Requests to an API server as plain JSON: retries, time limits and the meaning of answers.
+
+Knows no resource. `driver_manager.adapters.kube.node` has the paths, and the transport has connections and
+credentials.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlencode
+
+from driver_manager.adapters.kube import transport
+from driver_manager.adapters.kube.objects import other_object, text_of, typed, understood
+from driver_manager.adapters.kube.transport import (
+    EXPIRED,
+    FORBIDDEN,
+    MAX_BODY_BYTES,
+    UNAUTHENTICATED,
+    CredentialsUnreadable,
+    Headers,
+    Response,
+    StreamCut,
+    StreamSilent,
+    Transport,
+    Unreachable,
+    WireRequest,
+    is_in_pod,
+)
+from driver_manager.core.ports_base import Clock, Reporter
+from driver_manager.domain.deadline import retry_s
+from driver_manager.domain.errors import (
+    ApiRefused,
+    ApiUnavailable,
+    ConfigError,
+    ManagerError,
+    WatchBroken,
+    WatchExpired,
+)
+from driver_manager.domain.records import Frozen
+
+if TYPE_CHECKING:
+    import tenacity
+
+
+# What an API server's answer says: status, message, causes, when to come again. Pure; decides nothing.
+
+
+class Answer(Exception):
+    """An HTTP status that the caller asked for, to give it a meaning of its own."""
+
+    def __init__(self, status: int, message: str, causes: tuple[str, ...], retry_after_s: float, what: str) -> None:
+        super().__init__(message)
+        self.what = what
+        self.status = status
+        self.message = message
+        self.causes = causes
+        self.retry_after_s = retry_after_s
+
+
+class Unauthenticated(ApiRefused):
+    """A 401: other credentials may be on disk by now."""
+
+
+class ApiRejected(ApiRefused):
+    """A request that the server takes for wrong, or an admission webhook does not want: it stays so."""
+
+
+def refused(what: str, message: str) -> ApiRefused:
+    """The error for a 403 on `what` (verb, resource and namespace).
+
+    Admission (k8s.io/apiserver, pkg/admission/plugin) refuses what the account has the right for.
+    """
+    remedy = "Grant this account the verb (deploy/ has all the rules it needs), or use another account (KUBECONFIG)."
+    if "denied request" in message or "denied the request" in message:
+        remedy = "The account has the verb, but an admission policy or webhook of the cluster refuses this change."
+    return ApiRefused(f"the API server refused to {what} ({FORBIDDEN}): {message}", remedy)
+
+
+def unauthenticated(what: str, message: str) -> Unauthenticated:
+    """The error for a 401 on `what`."""
+    return Unauthenticated(
+        f"the API server refused to {what} ({UNAUTHENTICATED}): {message}",
+        "Renew the credentials.",
+    )
+
+
+def rejected(status: int, what: str, message: str) -> ApiRejected:
+    """The error for any other status on `what` that a repetition does not change."""
+    return ApiRejected(
+        f"the API server rejected {what} ({status}): {message}",
+        "Check for an admission webhook that refuses it, and that the Kubernetes version is supported; else report it.",
+    )
+
+
+def retry_after_s(headers: Headers, wall_s: float) -> float:
+    """Seconds that Retry-After asks to wait, as seconds or as a date (RFC 9110, 10.2.3); 0 for none or nonsense.
+
+    A date counts from the answer's own Date, so that a wrong clock on this node does not matter; `wall_s` is for an
+    answer without one.
+    """
+    text = headers.get("Retry-After", "").strip()
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        pass
+    then, now = _date(text), _date(headers.get("Date", ""))
+    if then is None:
+        return 0.0
+    return max(0.0, (then - (now or datetime.fromtimestamp(wall_s, UTC))).total_seconds())
+
+
+def _date(text: str) -> datetime | None:
+    try:
+        date = parsedate_to_datetime(text)
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+    return date if date.tzinfo else date.replace(tzinfo=UTC)
+
+
+def causes(data: bytes) -> tuple[str, ...]:
+    """What the details of a Status object give as causes."""
+    try:
+        listed = json.loads(data)["details"]["causes"]
+        return tuple(str(cause["message"]) for cause in listed)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ()
+
+
+def status_message(data: bytes) -> str:
+    """The first line of what a Status object, or any other text, says."""
+    try:
+        message: Any = json.loads(data).get("message")
+    except (ValueError, AttributeError, RecursionError):
+        message = None
+    text = message if isinstance(message, str) else data[:200].decode(errors="replace")
+    # An admission policy's own words come after its name and that of its binding.
+    return text.strip().splitlines()[0][:600] if text.strip() else "no message"
+
+
+# The one retry policy of the API: what is tried again, after which pause, for how long, and how it ends.
+#
+# Nothing else repeats a request: what follows a conflict, an expired watch or a refused eviction is a new decision,
+# and the callers'. Sends nothing itself.
+
+AGAIN = frozenset({408, EXPIRED, 425, 429, 500, 502, 503, 504})
+"""Statuses that may be others next time. A watch alone gets WatchExpired for 410: it cannot go on from its version."""
+
+ATTEMPT_S, SHORTEST_ATTEMPT_S = 15.0, 0.5
+"""What one attempt may take until its answer begins: half the budget, so that a hung one leaves time for another,
+within these.
+"""
+
+CONNECT_S = 5.0
+PROMPT_S = 1.0
+"""Who asks only once asks again after a 401 that came within this time, and not after a later one."""
+
+END_SHARE = 0.1
+"""So much of the budget may be left unused: its end is the last try of all who began when the server went."""
+
+ASKED_MOST_S = 30.0
+"""Retry-After lengthens a pause, to this at most: a value beyond the reason of a rate limit is not believed."""
+
+T = TypeVar("T")
+
+
+class Transient(Exception):
+    """An answer, or the lack of one, that may be different next time. `remedy` replaces the usual one."""
+
+    def __init__(self, what: str, retry_after_s: float = 0.0, remedy: str = "") -> None:
+        super().__init__(what)
+        self.retry_after_s = retry_after_s
+        self.remedy = remedy or "Check that the API server can be reached from this node; the next run tries again."
+
+
+def error_for(status: int, what: str, message: str, asked_s: float, *, is_watch: bool) -> Exception:
+    """The exception that an HTTP status of 300 or more means for `what` (verb, resource and namespace)."""
+    if status == UNAUTHENTICATED:
+        return unauthenticated(what, message)
+    if status == FORBIDDEN:
+        return refused(what, message)
+    if status == EXPIRED and is_watch:
+        return WatchExpired("the resourceVersion is too old", "Run again.")
+    if status in AGAIN:
+        return Transient(f"{what}: {status} {message}", asked_s)
+    return rejected(status, what, message)
+
+
+class Retries:
+    """Repeats requests within a budget, on the given clock. `limit` may lower it at any time."""
+
+    def __init__(self, clock: Clock, reporter: Reporter, budget_s: float) -> None:
+        self._clock = clock
+        self._reporter = reporter
+        self._budget_s = budget_s
+        self.repeated = 0
+        self.attempt_s = min(ATTEMPT_S, max(SHORTEST_ATTEMPT_S, budget_s / 2))
+
+    def limit(self, budget_s: float) -> None:
+        """From now on, spend at most `budget_s` seconds on the retries of one call, and on one attempt."""
+        self._budget_s = min(self._budget_s, budget_s)
+        self.attempt_s = min(self.attempt_s, budget_s)
+
+    def run(self, attempt: Callable[[], T], renewed: Callable[[], bool], *, only_once: bool = False) -> T:
+        """What `attempt` gives, repeated while it raises Transient; after a 401 once more at once, if `renewed()`.
+
+        `only_once`: a Transient is not tried again, and a 401 only where it came within `PROMPT_S`. Raises
+        ApiUnavailable once the budget is spent, and whatever else `attempt` raises.
+        """
+        prompt_s = self._clock.monotonic() + PROMPT_S
+
+        def renewed_in_time() -> bool:
+            return renewed() and (not only_once or self._clock.monotonic() < prompt_s)
+
+        budget_s = self._budget_s * (1.0 - END_SHARE * self._clock.random())
+        end = self._clock.monotonic() + (0.0 if only_once else budget_s)
+        try:
+            return _with_fresh_credentials(attempt, renewed_in_time)
+        except Transient as error:
+            first = error
+        try:
+            return self._repeated(lambda: _with_fresh_credentials(attempt, renewed), first, end)
+        except Transient as error:
+            spent = "" if only_once else f" within {self._budget_s:g} s"
+            what = f"the API server gave no usable answer{spent}: {error}"
+            raise ApiUnavailable(what, error.remedy, min(ASKED_MOST_S, error.retry_after_s)) from error
+
+    def _repeated(self, attempt: Callable[[], T], first: Transient, end: float) -> T:
+        """What `attempt` gives after it failed as `first`. Raises Transient after `end`, in monotonic seconds."""
+        import tenacity  # noqa: PLC0415  # most runs repeat nothing
+
+        failed = [first]
+
+        def again() -> T:
+            if failed:
+                raise failed.pop()
+            self.repeated += 1
+            return attempt()
+
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(Transient),
+            stop=lambda _: self._clock.monotonic() >= end,
+            wait=lambda state: self._backoff_s(state, end),
+            sleep=self._clock.sleep,
+            before_sleep=self._say_retry,
+            reraise=True,
+        )
+        return retrying(again)
+
+    def _backoff_s(self, state: tenacity.RetryCallState, end: float) -> float:
+        error = state.outcome.exception() if state.outcome else None
+        asked_s = min(ASKED_MOST_S, error.retry_after_s) if isinstance(error, Transient) else 0.0
+        backoff_s = retry_s(state.attempt_number, asked_s, self._clock.random())
+        return min(max(0.0, end - self._clock.monotonic()), backoff_s)
+
+    def _say_retry(self, state: tenacity.RetryCallState) -> None:
+        if state.attempt_number == 1 or state.attempt_number % 10 == 0:
+            error = state.outcome.exception() if state.outcome else None
+            self._reporter.warn(f"API: {error}; trying again")
+
+
+def _with_fresh_credentials(attempt: Callable[[], T], renewed: Callable[[], bool]) -> T:
+    try:
+        return attempt()
+    except Unauthenticated:
+        if not renewed():
+            raise
+        return attempt()
+
+
+MAX_PAGES = 1000
+"""Of one list: 500,000 objects in pages of 500. Kubernetes supports 150,000 pods in a cluster."""
+
+WHOLE_PAGES = 50
+"""Of a list that is asked for without a limit. API servers answer it with one page, a proxy may not."""
+
+MAX_LIST_BYTES = 2 * 1024 * 1024 * 1024
+"""Of all pages of a list: 14 KiB for each of 150,000 pods. A list that is asked for without a limit may have no more
+than MAX_BODY_BYTES, in one page or in many.
+"""
+
+RESTARTS = 3
+"""How often a list begins again that the server lets expire between its pages."""
+
+MAX_LINE_BYTES = 8 * 1024 * 1024
+"""Of one event of a watch, which holds one object. etcd takes 1.5 MiB for an object; JSON needs a few times as much."""
+
+JSON = "application/json"
+MERGE_PATCH = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+
+NO_TURNSTILE: AbstractContextManager[Any] = contextlib.nullcontext()
+
+Body = Mapping[str, Any] | list[dict[str, Any]]
+
+_NAMESPACE = re.compile(r"/namespaces/([^/?]+)/")
+_OUT_OF_DATE = frozenset({9, 10})
+"""X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED (OpenSSL, x509_vfy.h)."""
+
+_CHECK_SERVER = "Check what answers for the API server."
+_MEND_DATES = "Renew the API server's certificate, or set this node's clock if that is wrong; the next run tries again."
+_MEND_SOURCE = "Check the file or the plugin that the token comes from; the next run tries again."
+_MEND_TRUST = "Correct the server's address and its CA (certificate-authority) in the kubeconfig."
+
+
+def load_client(kubeconfig: str | None) -> Transport:
+    """The way to the cluster: `kubeconfig` if given, else in-cluster, else ~/.kube/config.
+
+    Raises ConfigError when there is none or it cannot be used.
+    """
+    if not kubeconfig and is_in_pod(transport.SERVICE_ACCOUNT, os.environ):
+        return transport.InPod(transport.SERVICE_ACCOUNT, os.environ)
+    from driver_manager.adapters.kube.kubeconfig import load_kubeconfig  # noqa: PLC0415  # with urllib3 and the kubernetes package
+
+    return load_kubeconfig(kubeconfig)
+
+
+class _Request(Frozen):
+    """One request. `what` is its verb, resource and namespace, `passing` what its caller gives a meaning to."""
+
+    method: str
+    path: str
+    what: str
+    body: Body | None
+    content_type: str
+    passing: frozenset[int]
+    is_interruptible: bool
+
+
+class KubeApi:
+    """One API server. `limit_retries` may lower the budgets at any time."""
+
+    _received_bytes = 0
+    """Of all bodies that were answers to calls."""
+
+    def __init__(self, transport: Transport, clock: Clock, reporter: Reporter, retry_budget_s: float) -> None:
+        self._transport = transport
+        self._clock = clock
+        self._reporter = reporter
+        self._retries = Retries(clock, reporter, retry_budget_s)
+        self._was_answered = False
+        self._sent = 0
+        self._retry_budget_s = retry_budget_s
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """How many requests were sent so far, and how many of those were sent again."""
+        return self._sent, self._retries.repeated
+
+    def beside(self, clock: Clock) -> KubeApi:
+        """The same server for another thread, on that thread's clock; what is sent there is counted there."""
+        other = KubeApi(self._transport, clock, self._reporter, self._retry_budget_s)
+        other._was_answered = self._was_answered
+        return other
+
+    def limit_retries(self, budget_s: float) -> None:
+        """From now on, spend at most `budget_s` seconds on the retries of one call, and on one read."""
+        self._retry_budget_s = min(self._retry_budget_s, budget_s)
+        self._retries.limit(budget_s)
+
+    def call(  # noqa: PLR0913  # what a request may be; all but the body by keyword
+        self,
+        method: str,
+        path: str,
+        what: str,
+        body: Body | None = None,
+        *,
+        content_type: str = JSON,
+        passing: frozenset[int] = frozenset(),
+        is_interruptible: bool = False,
+        only_once: bool = False,
+    ) -> dict[str, Any]:
+        """The answer to one request, repeated while what it meets is transient. `what` is its verb and resource.
+
+        `is_interruptible`: a write, too, whose answer nobody needs once we are to end. `only_once`: nobody waits for
+        its repetition.
+
+        Raises Answer for a status in `passing`, ApiRefused (401, 403, or a rejection), ApiUnavailable, ConfigError,
+        Terminated.
+        """
+        may_end = is_interruptible or method == "GET"
+        request = _Request(method, path, _named(what, path), body, content_type, passing, may_end)
+        body = self._retries.run(lambda: self._answer(request), self._renewed, only_once=only_once)
+        if other := other_object(method, path, body):
+            raise ApiUnavailable(f"{request.what}: {other}", _CHECK_SERVER)
+        return body
+
+    def pages(  # noqa: PLR0913  # what a list may be, and how much of it is read
+        self,
+        path: str,
+        what: str,
+        turnstile: AbstractContextManager[Any] = NO_TURNSTILE,
+        passing: frozenset[int] = frozenset(),
+        *,
+        most: int = MAX_PAGES,
+        most_bytes: int = MAX_LIST_BYTES,
+    ) -> Generator[dict[str, Any], None, None]:
+        """The pages of a list as they are answered. `turnstile` is held while one page is read.
+
+        Raises as `call`, WatchExpired where the list takes too long for the server, and ApiUnavailable after `most`, or
+        `most_bytes` in total.
+        """
+        token, left_bytes = "", most_bytes
+        for _ in range(most):
+            before_bytes = self._received_bytes
+            page_path = f"{path}{'&' if '?' in path else '?'}{urlencode({'continue': token})}" if token else path
+            with turnstile:
+                try:
+                    body = self.call("GET", page_path, what, passing=passing | ({EXPIRED} if token else set()))
+                except Answer as answer:
+                    if answer.status != EXPIRED or EXPIRED in passing:
+                        raise
+                    raise WatchExpired(f"{what}: {answer.message}", "No action needed; it is retried.") from answer
+            left_bytes -= self._received_bytes - before_bytes
+            if left_bytes < 0:
+                raise ApiUnavailable(f"{what}: the list has more than {most_bytes // 2**20} MiB", _CHECK_SERVER)
+            yield body
+            token = understood(lambda page: text_of(page.get("metadata") or {}, "continue"), body)
+            if not token:
+                return
+        raise ApiUnavailable(f"{what}: the list has more than {most} pages", _CHECK_SERVER)
+
+    def whole_list(self, path: str, what: str, passing: frozenset[int] = frozenset()) -> dict[str, Any]:
+        """A list with the items of all its pages; those after the first may take the budget, or ATTEMPT_S if longer.
+
+        Raises as `call`.
+        """
+        for _ in range(RESTARTS):
+            with contextlib.suppress(WatchExpired):
+                return self._whole_list(path, what, passing)
+        raise ApiUnavailable(f"{what}: each list expired before its end", "Run it again.")
+
+    def _whole_list(self, path: str, what: str, passing: frozenset[int]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        items: list[Any] = []
+        end_s = math.inf
+        for page in self.pages(path, what, passing=passing, most=WHOLE_PAGES, most_bytes=MAX_BODY_BYTES):
+            if self._clock.monotonic() >= end_s:
+                raise ApiUnavailable(f"{what}: the list did not end in time", _CHECK_SERVER)
+            if not found:
+                end_s = self._clock.monotonic() + max(ATTEMPT_S, self._retry_budget_s)
+            found = found or page
+            items += understood(lambda one: typed(one.get("items"), list, []), page)
+        return {**found, "items": items}
+
+    def stream(
+        self, path: str, what: str, silence_s: float, limit_s: float, opened: Callable[[], None] = lambda: None
+    ) -> Generator[bytes, None, None]:
+        """Whole lines of a watch. It counts as broken after `silence_s` seconds without a byte, or `limit_s` in total.
+
+        `opened` is called once the server has taken it. Raises as `call`, WatchExpired, and WatchBroken when it is cut.
+        """
+        response = self._retries.run(lambda: self._open(path, _named(what, path), silence_s), self._renewed)
+        try:
+            opened()
+            response.allow(silence_s, limit_s)
+            yield from self._lines(response)
+        finally:
+            response.close()
+
+    def _answer(self, request: _Request) -> dict[str, Any]:
+        """One attempt. Raises Transient too."""
+        with self._clock.interruptible() if request.is_interruptible else contextlib.nullcontext():
+            response = self._send(
+                request.method, request.path, request.body, request.content_type, self._retries.attempt_s
+            )
+        if response.status in request.passing:
+            asked_s = retry_after_s(response.headers, self._clock.wall())
+            message, why = status_message(response.data), causes(response.data)
+            raise Answer(response.status, message, why, asked_s, request.what)
+        self._refuse_error(response, request.what)
+        self._received_bytes += len(response.data)
+        return _json_object(response.data)
+
+    def _open(self, path: str, what: str, silence_s: float) -> Response:
+        """A watch whose first line is yet to come: its head has to come as soon as any answer."""
+        with self._clock.interruptible():
+            response = self._send("GET", path, None, "", min(silence_s, self._retries.attempt_s), stream=True)
+            if response.status >= 300:
+                with contextlib.closing(response):
+                    self._refuse_error(response, what, is_watch=True)
+        return response
+
+    def _refuse_error(self, response: Response, what: str, *, is_watch: bool = False) -> None:
+        """Raise what a status of 300 or more means."""
+        if response.status >= 300:
+            asked_s = retry_after_s(response.headers, self._clock.wall())
+            raise error_for(response.status, what, status_message(_read(response)), asked_s, is_watch=is_watch)
+
+    def _lines(self, response: Response) -> Generator[bytes, None, None]:
+        """Whole lines of the stream. Raises WatchBroken when it is cut, Terminated when we are to end."""
+        buffer = bytearray()
+        while True:
+            try:
+                with self._clock.interruptible():
+                    chunk = response.read_some()
+            except StreamSilent:
+                raise WatchBroken("the watch received nothing more, or did not end in time", "") from None
+            except StreamCut as error:
+                raise WatchBroken(f"the watch was interrupted ({error})", "") from error
+            if not chunk:
+                if buffer.strip():
+                    raise WatchBroken("the watch was cut in the middle of a line", "")
+                return
+            first, line_feed, rest = chunk.partition(b"\n")
+            buffer += first
+            if len(buffer) > MAX_LINE_BYTES:
+                raise WatchBroken(f"the watch sent an event of more than {MAX_LINE_BYTES // 2**20} MiB", "")
+            if line_feed:
+                *lines, rest = (bytes(buffer), *rest.split(b"\n"))
+                buffer = bytearray(rest)
+                yield from (line for line in lines if line.strip())
+
+    def _renewed(self) -> bool:
+        """Whether the credentials were read again, after a 401: a rotated token is on disk before the old one ends."""
+        try:
+            is_renewed = self._transport.renew()
+        except ConfigError as error:
+            self._reporter.warn(f"API: 401, and {error.what}")
+            return False
+        if is_renewed:
+            self._reporter.info("API: 401; the credentials were read again")
+        return is_renewed
+
+    def _send(  # noqa: PLR0913  # the parts of one request
+        self, method: str, path: str, body: Any, content_type: str, read_s: float, *, stream: bool = False
+    ) -> Response:
+        headers = {"Accept": "application/json", "User-Agent": "driver-manager"}
+        if body is not None:
+            headers["Content-Type"] = content_type
+        data = None if body is None else json.dumps(body).encode()
+        connect_s = min(CONNECT_S, read_s / 2)  # TCP and TLS may take so long each
+        self._sent += 1
+        try:
+            request = WireRequest(method, path, data, headers, stream)
+            response = self._transport.send(request, connect_s=connect_s, read_s=read_s)
+        except Unreachable as error:
+            raise self._unreachable(error) from error
+        except CredentialsUnreadable as error:
+            raise Transient(f"the credentials cannot be read: {error}", remedy=_MEND_SOURCE) from error
+        except ValueError as error:
+            raise ConfigError(
+                "the credentials cannot be sent: they contain characters that a header cannot", "Renew the kubeconfig."
+            ) from error
+        self._was_answered = True
+        return response
+
+    def _unreachable(self, error: Unreachable) -> Exception:
+        """What no answer means. A server that never was trusted is not going to be; one that was may be again."""
+        doubt = error.doubt
+        if doubt is None:
+            return Transient(str(error))
+        if doubt.verify_code in _OUT_OF_DATE:
+            return Transient(f"the API server's certificate is out of date: {doubt.verify_message}", remedy=_MEND_DATES)
+        what = f"the API server's certificate is not trusted: {doubt.verify_message}"
+        return Transient(what, remedy=_MEND_TRUST) if self._was_answered else ConfigError(what, _MEND_TRUST)
+
+
+def _named(what: str, path: str) -> str:
+    """`what` with the namespace that the path is in, if it is in one."""
+    found = _NAMESPACE.search(path)
+    return f"{what} in namespace {found[1]}" if found else what
+
+
+def _read(response: Response) -> bytes:
+    """The body of an error. Raises Transient where it breaks off."""
+    try:
+        return response.data
+    except StreamCut as error:
+        raise Transient(f"the answer was interrupted ({error})") from error
+
+
+def _json_object(data: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Transient("the answer is not JSON") from error
+    if not isinstance(body, dict):
+        raise Transient("the answer is not a JSON object")
+    return body
+
+
+# Stands for the way to an API server where there is none: every request fails with the reason for that.
+
+
+class NoWay:
+    """See `driver_manager.adapters.kube.transport.Transport`. Every request raises `why`."""
+
+    def __init__(self, why: ManagerError) -> None:
+        self._why = why
+
+    def send(self, request: WireRequest, *, connect_s: float, read_s: float) -> Response:
+        """See the protocol."""
+        raise self._why
+
+    def renew(self) -> bool:
+        """See the protocol."""
+        return False

@@ -1,0 +1,314 @@
+"""Access by kubeconfig: the kubernetes package supplies credentials, TLS and proxies.
+
+Sends through that package's connection pool. The package is imported when a client is made, and only then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import ssl
+import time
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
+
+import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    HTTPError,
+    MaxRetryError,
+    NameResolutionError,
+    NewConnectionError,
+    ReadTimeoutError,
+)
+
+from driver_manager.adapters.http import CHUNK_BYTES, Bounded, TooLarge, connected, whole
+from driver_manager.adapters.kube import transport
+from driver_manager.adapters.kube.transport import (
+    FORBIDDEN,
+    MAX_BODY_BYTES,
+    TOKEN_FILE,
+    UNAUTHENTICATED,
+    CredentialsUnreadable,
+    Response,
+    StreamCut,
+    StreamSilent,
+    Unreachable,
+    WireRequest,
+    no_way,
+)
+from driver_manager.adapters.process.forked import within
+from driver_manager.domain.errors import ConfigError
+
+CREDENTIALS_S = 60.0
+"""For reading a kubeconfig: a credential plugin (exec) or an identity provider may ask people to log in."""
+
+_NO_CREDENTIALS = (
+    "A credential plugin (exec) that is not installed here provides none: use a token, from `kubectl create token`."
+)
+_NO_FILE = "No configuration found"
+"""What the client says where no file is there (kubernetes.config.kube_config); of a bad one it says what is wrong."""
+
+
+class _Bounded(Bounded, HTTPConnection):
+    """A connection of urllib3 within limits. Of an HTTPS proxy, each wait is limited, but not the total."""
+
+    def _new_conn(self) -> socket.socket:
+        try:
+            return connected((self._dns_host, self.port), self.timeout or 0.0, None, self.socket_options or ())
+        except socket.gaierror as error:
+            raise NameResolutionError(self.host, self, error) from error
+        except TimeoutError as error:
+            raise ConnectTimeoutError(self, f"{error}") from error
+        except OSError as error:
+            raise NewConnectionError(self, f"Failed to establish a new connection: {error}") from error
+
+
+class _BoundedHttps(_Bounded, HTTPSConnection):
+    """The same with TLS."""
+
+
+class _Pool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _Bounded
+
+
+class _HttpsPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _BoundedHttps
+
+
+class Library:
+    """See `driver_manager.adapters.kube.transport.Transport`."""
+
+    def __init__(self, client: Any, make: Callable[[], Any] | None = None) -> None:
+        """`client` is a configured kubernetes ApiClient; `make` makes another from where its credentials came from."""
+        self._client = _bounded(client)
+        self._make = make
+
+    @property
+    def configuration(self) -> Any:
+        """The client's."""
+        return self._client.configuration
+
+    def send(self, request: WireRequest, *, connect_s: float, read_s: float) -> Response:
+        """See the port. Raises ConfigError where the server refuses a request without any credentials, too."""
+        configuration = self._client.configuration
+        begun_s = time.monotonic()
+        authorization = _authorization(configuration, read_s)
+        read_s = max(0.0, read_s - (time.monotonic() - begun_s))
+        headers = {**request.headers, **authorization}
+        try:
+            # What says that it is compressed was not asked for, and could be small on the wire and large here.
+            response = self._client.rest_client.pool_manager.request(
+                request.method,
+                configuration.host + request.path,
+                body=request.body,
+                headers=headers,
+                timeout=urllib3.Timeout(connect=connect_s, read=read_s, total=read_s),
+                preload_content=False,
+                decode_content=False,
+                retries=False,
+                redirect=False,
+            )
+            answer = _Response(response, is_whole=not request.stream)
+        except (HTTPError, OSError, TooLarge) as error:
+            raise _unreachable(error) from error
+        if answer.status in (UNAUTHENTICATED, FORBIDDEN) and not (authorization or configuration.cert_file):
+            answer.close()
+            raise ConfigError("the API server requires credentials, and the kubeconfig has none", _NO_CREDENTIALS)
+        return answer
+
+    def renew(self) -> bool:
+        """See the port."""
+        if self._make is None:
+            return False
+        fresh = _bounded(self._make())
+        self._client.rest_client.pool_manager.clear()
+        self._client = fresh
+        return True
+
+
+class _Response:
+    """See `driver_manager.adapters.kube.transport.Response`."""
+
+    def __init__(self, response: Any, *, is_whole: bool) -> None:
+        """Raises as urllib3, and TooLarge, where the answer `is_whole`: then its body is read now."""
+        self._response = response
+        self._connection = response.connection
+        self.status: int = response.status
+        self.headers: Mapping[str, str] = response.headers
+        self._data = self._read() if is_whole else None
+
+    @property
+    def data(self) -> bytes:
+        """See the port."""
+        try:
+            return self._read() if self._data is None else self._data
+        except (HTTPError, OSError, TooLarge) as error:
+            raise StreamCut(type(error).__name__) from error
+
+    def _read(self) -> bytes:
+        try:
+            return whole(self._response.read, MAX_BODY_BYTES)
+        except BaseException:  # what is left of the answer must not be taken for the next one
+            self._response.close()
+            raise
+
+    def read_some(self) -> bytes:
+        """See the port."""
+        try:
+            chunk: bytes = self._response.read1(CHUNK_BYTES)
+        except ReadTimeoutError as error:
+            raise StreamSilent from error
+        except (HTTPError, OSError) as error:
+            raise StreamCut(type(error).__name__) from error
+        return chunk
+
+    def allow(self, silence_s: float, total_s: float) -> None:
+        """See the port."""
+        if isinstance(self._connection, Bounded):
+            self._connection.limit.allow(silence_s, total_s)
+
+    def close(self) -> None:
+        """See the port."""
+        self._response.close()
+
+
+def load_kubeconfig(kubeconfig: str | None) -> Library:
+    """By `kubeconfig` if given, else by the service account where there is one, else by ~/.kube/config.
+
+    Raises ConfigError when there is none or it cannot be used.
+    """
+    return Library(_loaded(kubeconfig), lambda: _loaded(kubeconfig))
+
+
+def kubeconfig_namespace(kubeconfig: str | None) -> str:
+    """The namespace that the current context of `kubeconfig`, or of ~/.kube/config, names; "" where there is none."""
+    from kubernetes import config as kube_config  # noqa: PLC0415  # as below
+
+    try:
+        with _unlogged():
+            _, context = kube_config.list_kube_config_contexts(config_file=kubeconfig)
+        found = (context.get("context") or {}).get("namespace")
+    except Exception:  # noqa: BLE001  # as below; who connects by the same file says what is wrong with it
+        return ""
+    return found if type(found) is str else ""
+
+
+def _bounded(client: Any) -> Any:
+    """`client`, whose connections end within their limits from now on."""
+    pools = client.rest_client.pool_manager
+    if type(pools) in {urllib3.PoolManager, urllib3.ProxyManager}:  # those of a SOCKS proxy know how to reach it
+        pools.pool_classes_by_scheme = {"http": _Pool, "https": _HttpsPool}
+    return client
+
+
+def _loaded(kubeconfig: str | None) -> Any:
+    """As `_client`. The library waits without a limit for plugins and identity providers."""
+    try:
+        with _unlogged():
+            return within(CREDENTIALS_S, lambda: _client(kubeconfig))
+    except TimeoutError as error:
+        why = f"its credential plugin or identity provider gave no credentials: {error}"
+        raise ConfigError(*no_way(kubeconfig or "", why)) from error
+
+
+def _client(kubeconfig: str | None) -> Any:
+    from kubernetes import client as kube_client  # noqa: PLC0415  # hundreds of models, none of which a request needs
+    from kubernetes import config as kube_config  # noqa: PLC0415  # likewise
+
+    # The package deletes its files at the interpreter's end, which a killed process does not have, nor one of ours.
+    kube_config.kube_config._create_temp_file_with_content = _in_memory
+    configuration = kube_client.Configuration()
+    try:
+        with _unlogged():
+            if kubeconfig:
+                kube_config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
+            elif _has_service_account():
+                kube_config.load_incluster_config(client_configuration=configuration)
+            else:
+                kube_config.load_kube_config(client_configuration=configuration)
+        _refuse_junk(configuration)
+    except Exception as error:  # the client lets through what its YAML, base64 and TLS readers raise
+        said = _said(error)
+        if _NO_FILE in said:
+            said = "no such file" if kubeconfig else "no kubeconfig and no service account token"
+        raise ConfigError(*no_way(kubeconfig or "", said)) from error
+    configuration.retries = False
+    return kube_client.ApiClient(configuration)
+
+
+_MEMORY_FILES: dict[bytes, str] = {}
+"""Paths by their content: a client reads them again for each connection."""
+
+
+def _in_memory(content: str | bytes, *_: object, **__: object) -> str:
+    """The path of a file with `content` that only this process has, and that ends with it, however it ends."""
+    data = content.encode() if isinstance(content, str) else content
+    if data not in _MEMORY_FILES:
+        descriptor = os.memfd_create("kubeconfig", os.MFD_CLOEXEC)
+        with os.fdopen(descriptor, "wb", closefd=False) as file:
+            file.write(data)
+        _MEMORY_FILES[data] = f"/proc/self/fd/{descriptor}"
+    return _MEMORY_FILES[data]
+
+
+def _has_service_account() -> bool:
+    return (transport.SERVICE_ACCOUNT / TOKEN_FILE).exists()
+
+
+def _said(error: Exception) -> str:
+    """What the client says, without what follows in some of its messages: the whole user, with token and keys."""
+    return str(error).partition("{")[0].strip().partition("\n")[0] or type(error).__name__
+
+
+@contextlib.contextmanager
+def _unlogged() -> Generator[None, None, None]:
+    """The client logs what a credential plugin printed, and what it makes nothing of, past our own log."""
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _refuse_junk(configuration: Any) -> None:
+    """Raise ValueError for certificates or a key that TLS cannot read. Nobody is asked for a key's password."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if configuration.ssl_ca_cert:
+            context.load_verify_locations(configuration.ssl_ca_cert)
+    except OSError as error:
+        raise ValueError(f"its CA certificate cannot be read: {error}") from error
+    try:
+        if configuration.cert_file:
+            context.load_cert_chain(configuration.cert_file, configuration.key_file, password="")
+    except OSError as error:
+        raise ValueError(f"its client certificate and key cannot be read: {error}") from error
+
+
+def _authorization(configuration: Any, limit_s: float) -> dict[str, str]:
+    """The header with the token, if there is one; the client reads it anew now and then, within `limit_s` seconds.
+
+    Raises CredentialsUnreadable.
+    """
+
+    def read() -> Any:
+        return configuration.get_api_key_with_prefix("BearerToken", "authorization")
+
+    try:
+        with _unlogged():
+            token = within(limit_s, read) if configuration.refresh_api_key_hook else read()
+    except Exception as error:  # as when the client is made
+        raise CredentialsUnreadable(_said(error)) from error
+    return {"Authorization": token} if token else {}
+
+
+def _unreachable(error: Exception) -> Unreachable:
+    reason = error.reason if isinstance(error, MaxRetryError) and error.reason else error
+    doubt = next((arg for arg in reason.args if isinstance(arg, ssl.SSLCertVerificationError)), None)
+    if isinstance(reason, NewConnectionError):
+        return Unreachable(f"cannot connect: {str(reason).rpartition(': ')[2]}", doubt)
+    return Unreachable(f"{type(reason).__name__}: {reason}".splitlines()[0][:200], doubt)

@@ -1,0 +1,517 @@
+"""The Cluster port on an API server, for one Node: reads, patches, watches, evictions and Events."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+from urllib.parse import urlencode
+
+from driver_manager.adapters.kube.api import JSON_PATCH, MERGE_PATCH, Answer, Body, KubeApi, refused
+from driver_manager.adapters.kube.objects import (
+    MAX_NAME_CHARS,
+    about_node,
+    as_claim,
+    as_node,
+    as_pod,
+    as_versioned,
+    event_body,
+    node_patch,
+    understood,
+)
+from driver_manager.adapters.kube.transport import CONFLICT, EXPIRED, FORBIDDEN, INVALID, NOT_FOUND, Transport
+from driver_manager.adapters.process.clock import ThreadClock
+from driver_manager.adapters.process.forked import start_unsignalled
+from driver_manager.core.ports_base import Clock, Reporter
+from driver_manager.domain.errors import (
+    ApiRefused,
+    ApiUnavailable,
+    Conflict,
+    ManagerError,
+    NodeMissing,
+    WatchBroken,
+    WatchExpired,
+)
+from driver_manager.domain.node import (
+    FIELD_MANAGER,
+    Claim,
+    Eviction,
+    EvictionOutcome,
+    Node,
+    NodeChange,
+    Pod,
+    PodEvent,
+    PodEventKind,
+    PodList,
+)
+from driver_manager.domain.text import one_line
+from driver_manager.domain.wire import Operation
+
+# ResourceClaims as the API server lists them, in the newest version of their group that both sides know.
+
+LIST_CLAIMS = "list resourceclaims.resource.k8s.io"
+_UNLISTED, _UNREAD = frozenset({FORBIDDEN}), frozenset({FORBIDDEN, NOT_FOUND})
+_DRA = "/apis/resource.k8s.io"
+_DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
+
+
+def claims_in(api: KubeApi, namespaces: Iterable[str], named: Iterable[tuple[str, str]] = ()) -> tuple[Claim, ...]:
+    """The claims of these namespaces; of one that may not be listed those `named`, by namespace and name.
+
+    Some operators' accounts may get claims, and not list them. Raises as KubeApi.
+    """
+    # It is asked for pods that hold claims, so a 404 is not believed: a pod would lose its device unseen.
+    group = api.call("GET", _DRA, "get the versions of resource.k8s.io")
+    served = understood(lambda body: {str(one["version"]) for one in body.get("versions") or []}, group)
+    version = next((known for known in _DRA_VERSIONS if known in served), None)
+    if version is None:
+        raise ApiUnavailable(
+            f"the API server serves resource.k8s.io in {', '.join(sorted(served))}, none of which is known here",
+            f"Use a Kubernetes that serves one of {', '.join(_DRA_VERSIONS)}.",
+        )
+    found: list[Claim] = []
+    wanted = tuple(named)
+    for namespace in namespaces:
+        path = f"{_DRA}/{version}/namespaces/{namespace}/resourceclaims"
+        names = sorted({name for there, name in wanted if there == namespace})
+        try:
+            body = api.whole_list(path, LIST_CLAIMS, _UNLISTED if names else frozenset())
+        except Answer as answer:
+            found += _each(api, path, names, answer)
+            continue
+        found += understood(lambda listed: [as_claim(item) for item in listed.get("items") or []], body)
+    return tuple(found)
+
+
+def _each(api: KubeApi, path: str, names: Iterable[str], unlisted: Answer) -> Iterator[Claim]:
+    """The claims of these names that are still there. Raises ApiRefused, as for the list, where these are refused."""
+    for name in names:
+        try:
+            body = api.call("GET", f"{path}/{name}", "get resourceclaims.resource.k8s.io", passing=_UNREAD)
+        except Answer as answer:
+            if answer.status == FORBIDDEN:
+                raise refused(unlisted.what, unlisted.message) from answer
+            continue
+        yield understood(as_claim, body)
+
+
+# Several requests at once: each item in a thread of its own, no more than so many under way, answers as they come.
+#
+# Owns the threads. They are left behind where the caller stops asking, and begin nothing more then: what a server
+# keeps open must not keep a process.
+
+END_S = 5.0
+"""What is waited for a thread that has nothing to do any more."""
+
+LOOK_S = 0.5
+"""How often a signal is looked for: one that arrives right before the wait, or in another thread, does not end it."""
+
+T = TypeVar("T")
+A = TypeVar("A")
+
+
+class _Crew(Generic[T, A]):
+    """The threads of one volley: as many as were ever needed at once."""
+
+    def __init__(self, maker: Callable[[Clock], Callable[[T], A]]) -> None:
+        self._maker = maker
+        self._clock = ThreadClock()
+        self._todo: SimpleQueue[tuple[T] | None] = SimpleQueue()
+        self._done: SimpleQueue[tuple[T, A | BaseException]] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self.under_way = 0
+
+    def begin(self, item: T) -> None:
+        if self.under_way == len(self._threads):
+            # The end of the process waits for no such thread.
+            thread = threading.Thread(target=self._work, args=(self._maker(self._clock),), name="request", daemon=True)
+            self._threads.append(thread)
+            start_unsignalled(thread)
+        self.under_way += 1
+        self._todo.put((item,))
+
+    def answer(self, clock: Clock) -> tuple[T, A]:
+        """The answer that comes first. Raises what its request raised, and Terminated."""
+        with clock.interruptible():
+            item, answer = self._next()
+        self.under_way -= 1
+        if isinstance(answer, BaseException):
+            raise answer
+        return item, answer
+
+    def _next(self) -> tuple[T, A | BaseException]:
+        while True:
+            try:
+                return self._done.get(timeout=LOOK_S)
+            except Empty:
+                continue  # the signal's handler is called here
+
+    def end(self) -> None:
+        """No thread begins another request, or repeats one; idle ones are waited for, so that a fork finds none."""
+        is_idle = not self.under_way
+        self._clock.end()
+        for _ in self._threads:
+            self._todo.put(None)
+        for thread in self._threads if is_idle else ():
+            thread.join(END_S)
+
+    def _work(self, ask: Callable[[T], A]) -> None:
+        while (task := self._todo.get()) is not None:
+            try:
+                answer: A | BaseException = ask(task[0])
+            except BaseException as error:  # noqa: BLE001  # whatever it is, it is raised where the answer is awaited
+                answer = error
+            self._done.put((task[0], answer))
+
+
+def answers(
+    items: Iterable[T], maker: Callable[[Clock], Callable[[T], A]], clock: Clock, at_once: int
+) -> Generator[tuple[T, A], None, None]:
+    """Each item with its answer, in the order in which answers come.
+
+    `maker` gives each thread what asks there, on a clock that ends with this. The next item is taken once there is room
+    for it, by the caller's own thread. Raises what an item's request raised, what `items` raises, Terminated at once.
+    """
+    crew = _Crew(maker)
+    try:
+        for item in items:
+            crew.begin(item)
+            if crew.under_way == at_once:
+                yield crew.answer(clock)
+        while crew.under_way:
+            yield crew.answer(clock)
+    finally:
+        crew.end()
+
+
+# One watch: how it is asked for, and what its lines are. Knows no resource.
+
+WATCH_SILENCE_S = 90.0
+"""Servers send bookmarks about once a minute; a stream silent for longer is taken for dead."""
+
+PRESENT = frozenset({"ADDED", "MODIFIED"})
+DELETED, BOOKMARK = "DELETED", "BOOKMARK"
+
+WATCH_END_S = 1.0
+"""How much later than asked for a server may end a watch."""
+
+
+def events(  # noqa: PLR0913, PLR0917  # the parts of one request
+    api: KubeApi,
+    path: str,
+    what: str,
+    query: Mapping[str, str],
+    resource_version: str,
+    timeout_s: float,
+    opened: Callable[[], None] = lambda: None,
+) -> Generator[tuple[str, dict[str, Any]], None, None]:
+    """Type and object of each event; `opened` is called once the server has taken the watch.
+
+    Raises as KubeApi, WatchExpired, WatchBroken.
+    """
+    asked_s = max(1, round(timeout_s))
+    options = {
+        **query,
+        "watch": "1",
+        "resourceVersion": resource_version,
+        "allowWatchBookmarks": "true",
+        "timeoutSeconds": str(asked_s),
+    }
+    limit_s = asked_s + WATCH_END_S
+    silence_s = min(WATCH_SILENCE_S, limit_s)
+    with closing(api.stream(f"{path}?{urlencode(options)}", what, silence_s, limit_s, opened)) as lines:
+        for line in lines:
+            yield _as_event(line)
+
+
+def sent(read: Callable[[Mapping[str, Any]], T], thing: Mapping[str, Any]) -> T:
+    """`read(thing)` of a watch's object. Raises WatchBroken for what is not such an object."""
+    try:
+        return read(thing)
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise _strange(error) from error
+
+
+def _as_event(line: bytes) -> tuple[str, dict[str, Any]]:
+    """Type and object of one line of a watch. Raises WatchExpired, WatchBroken."""
+    try:
+        body = json.loads(line)
+        kind, thing = str(body["type"]), body["object"]
+        thing.get("metadata")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _strange(error) from error
+    if kind == "ERROR":
+        if thing.get("code") == EXPIRED:
+            raise WatchExpired("the resourceVersion is too old", "")
+        raise WatchBroken(f"the watch reported an error: {thing.get('message', 'no message')}", "")
+    return kind, thing
+
+
+def _strange(error: Exception) -> WatchBroken:
+    return WatchBroken(f"the watch sent something that is not an event ({type(error).__name__})", "")
+
+
+FROM_MEMORY = {"resourceVersion": "0"}
+"""Lets the API server answer from its memory, where pods are sorted by node, as it does for kubelets.
+
+Otherwise servers before 1.31 read every pod of the cluster from etcd, for each node that asks.
+"""
+
+EVICTIONS_AT_ONCE = 8
+"""Requests under way at once: a server that takes 100 ms for each lets 60 pods go within a second."""
+
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_EVENTS = "/api/v1/namespaces/default/events"
+_EVICTION_STATUSES = frozenset({400, FORBIDDEN, NOT_FOUND, CONFLICT, EXPIRED, INVALID, 429, 500})
+_EVICT = "create pods/eviction"
+_LACKS_RIGHT = 'cannot create resource "pods/eviction"'
+"""In the words of apiserver, pkg/endpoints/handlers/responsewriters/errors.go."""
+
+_OTHER_UID = re.compile(r"\bUID in (the )?precondition")
+"""How a conflict says that the pod is another one (apiserver, registry/rest/delete.go and storage/interfaces.go).
+
+Of its resource version, which the server itself adds as a precondition, it speaks in the same words.
+"""
+
+
+class KubeCluster:
+    """See `driver_manager.core.ports.Cluster`.
+
+    `home` is the namespace whose pods are listed where those of all may not be: the operator's, whose Role may be all
+    that an account has. "" for none.
+    """
+
+    home = ""
+
+    def __init__(
+        self, transport: Transport, node_name: str, clock: Clock, reporter: Reporter, retry_budget_s: float
+    ) -> None:
+        self._api = KubeApi(transport, clock, reporter, retry_budget_s)
+        self._node_name = node_name
+        self._clock = clock
+        self._reporter = reporter
+        self._namespace = ""
+        self._beside = (0, 0)
+
+    @property
+    def api(self) -> KubeApi:
+        """The way to the server, for the adapters of other ports."""
+        return self._api
+
+    def traffic(self) -> tuple[int, int]:
+        """See the port."""
+        counts = (self._api.traffic, self._beside)
+        return sum(sent for sent, _ in counts), sum(again for _, again in counts)
+
+    def limit_retries(self, budget_s: float) -> None:
+        """See the port."""
+        self._api.limit_retries(budget_s)
+
+    def node(self) -> Node:
+        """See the port."""
+        return understood(as_node, self._node_call("GET", "get nodes"))
+
+    def watch_node(self, resource_version: str, timeout_s: float) -> Generator[Node, None, None]:
+        """See the port."""
+        query = {"fieldSelector": f"metadata.name={self._node_name}"}
+        for kind, thing in events(self._api, "/api/v1/nodes", "watch nodes", query, resource_version, timeout_s):
+            if kind == DELETED:
+                raise self._missing()
+            if kind in PRESENT:
+                node = sent(as_node, thing)
+                if node.name != self._node_name:
+                    seen = one_line(node.name[:MAX_NAME_CHARS])
+                    raise WatchBroken(f"the watch of node {self._node_name} sent node {seen}", "")
+                yield node
+
+    def pods(self, *, recent: bool = False) -> PodList:
+        """See the port."""
+        query = urlencode({**self._on_node, **(FROM_MEMORY if recent else {})})
+        can_narrow = bool(self.home) and not self._namespace
+        try:
+            body = self._list_pods(query, frozenset({FORBIDDEN}) if can_narrow else frozenset())
+        except Answer as answer:
+            body = self._narrowed(query, refused(answer.what, answer.message))
+        return replace(understood(_as_pod_list, body), namespace=self._namespace)
+
+    def _list_pods(self, query: str, passing: frozenset[int] = frozenset()) -> dict[str, Any]:
+        return self._api.whole_list(f"{self._pods}?{query}", "list pods", passing)
+
+    def _narrowed(self, query: str, refusal: ApiRefused) -> dict[str, Any]:
+        """The pods of our home alone, from now on. Raises `refusal`, that of all pods, where these may not be read."""
+        self._namespace = self.home
+        try:
+            body = self._list_pods(query, frozenset({FORBIDDEN}))
+        except Answer as answer:
+            self._namespace = ""
+            raise refusal from answer
+        self._reporter.warn(
+            f"this account may list pods in namespace {self.home} only: pods of other namespaces are not seen, waited "
+            "for or evicted"
+        )
+        return body
+
+    def watch_pods(self, resource_version: str, timeout_s: float) -> Generator[PodEvent, None, None]:
+        """See the port."""
+        for kind, thing in events(self._api, self._pods, "watch pods", self._on_node, resource_version, timeout_s):
+            version, _ = sent(as_versioned, thing)
+            if kind == BOOKMARK:
+                yield PodEvent(PodEventKind.BOOKMARK, None, version)
+            elif kind in PRESENT or kind == DELETED:
+                what = PodEventKind.PRESENT if kind in PRESENT else PodEventKind.GONE
+                yield PodEvent(what, sent(as_pod, thing), version)
+
+    def claims(self, namespaces: Iterable[str], named: Iterable[tuple[str, str]] = ()) -> tuple[Claim, ...]:
+        """See the port."""
+        return claims_in(self._api, namespaces, named)
+
+    def evict(self, pod: Pod, *, dry_run: bool = False) -> Eviction:
+        """See the port."""
+        return _evict(self._api, pod, dry_run=dry_run)
+
+    def evict_each(self, pods: Iterable[Pod], *, dry_run: bool = False) -> Generator[tuple[Pod, Eviction], None, None]:
+        """See the port."""
+        used: list[KubeApi] = []
+
+        def maker(clock: Clock) -> Callable[[Pod], Eviction]:
+            api = self._api.beside(clock)
+            used.append(api)
+            return lambda pod: _evict(api, pod, dry_run=dry_run)
+
+        try:
+            yield from answers(pods, maker, self._clock, EVICTIONS_AT_ONCE)
+        finally:
+            for sent, again in (api.traffic for api in used):
+                self._beside = self._beside[0] + sent, self._beside[1] + again
+
+    def patch_node(self, change: NodeChange, resource_version: str | None) -> Node:
+        """See the port."""
+        body = node_patch(change, resource_version)
+        return understood(as_node, self._node_call("PATCH", "patch nodes", body))
+
+    def patch_node_where(self, operations: tuple[Operation, ...]) -> Node:
+        """See the port."""
+        body = [operation.to_json() for operation in operations]
+        return understood(as_node, self._node_call("PATCH", "patch nodes", body, JSON_PATCH))
+
+    def refused(self, rights: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+        """See the port."""
+        return tuple(right for right in rights if not self._may(*right))
+
+    def post_event(self, reason: str, message: str, *, warning: bool, key: str = "") -> bool:
+        """See the port."""
+        try:
+            self.record_event(reason, message, warning=warning, key=key)
+        except ManagerError as error:
+            self._reporter.warn(f"no event was recorded: {error}")
+            return not isinstance(error, ApiUnavailable)
+        return True
+
+    def record_event(self, reason: str, message: str, *, warning: bool, key: str) -> None:
+        """See the port."""
+        about = about_node(self._node_name)
+        body = event_body(about, reason, message, self._clock.wall(), warning=warning, key=key)
+        # An Answer, of the only status that passes: there is one of that name.
+        with suppress(Answer):
+            self._api.call("POST", _EVENTS, "create events", body, passing=frozenset({CONFLICT}), only_once=True)
+
+    def _node_call(
+        self, method: str, what: str, body: Body | None = None, content_type: str = MERGE_PATCH
+    ) -> dict[str, Any]:
+        # Who set the cordon is read from the managed fields, so our own writes carry a name that is ours for sure.
+        path = f"/api/v1/nodes/{self._node_name}" + (f"?fieldManager={FIELD_MANAGER}" if body is not None else "")
+        try:
+            return self._api.call(method, path, what, body, content_type=content_type, passing=_passing(body))
+        except Answer as answer:
+            if answer.status == NOT_FOUND:
+                raise self._missing() from answer
+            raise Conflict(f"node {self._node_name} changed since it was read", "Run again.") from answer
+
+    def _missing(self) -> NodeMissing:
+        return NodeMissing(
+            f"node {self._node_name} does not exist", "Set NODE_NAME (or --node-name) to the node this runs on."
+        )
+
+    def _may(self, verb: str, resource: str) -> bool:
+        qualified, _, subresource = resource.partition("/")
+        name, _, group = qualified.partition(".")
+        attributes = {"verb": verb, "resource": name, "group": group, "subresource": subresource}
+        attributes = {key: value for key, value in attributes.items() if value}
+        if name == "nodes":
+            attributes["name"] = self._node_name
+        elif name == "events":
+            attributes["namespace"] = "default"
+        elif name == "pods" and self._namespace:
+            attributes["namespace"] = self._namespace
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        try:
+            answer = self._api.call("POST", _REVIEWS, "create selfsubjectaccessreviews", body)
+        except ApiRefused:
+            return True
+        return understood(lambda body: bool((body.get("status") or {}).get("allowed", True)), answer)
+
+    @property
+    def _pods(self) -> str:
+        """The path of all pods that we may list."""
+        return f"/api/v1/namespaces/{self._namespace}/pods" if self._namespace else "/api/v1/pods"
+
+    @property
+    def _on_node(self) -> dict[str, str]:
+        return {"fieldSelector": f"spec.nodeName={self._node_name}"}
+
+
+def _passing(body: Body | None) -> frozenset[int]:
+    """Statuses of a request about the Node that mean something of their own.
+
+    A JSON patch of which an operation does not apply gets 422 (apiserver, pkg/endpoints/handlers/patch.go).
+    """
+    if body is None:
+        return frozenset({NOT_FOUND})
+    return frozenset({NOT_FOUND, CONFLICT, *((INVALID,) if isinstance(body, list) else ())})
+
+
+def _as_pod_list(body: Mapping[str, Any]) -> PodList:
+    version, _ = as_versioned(body)
+    if not version:
+        raise ValueError("a list without a version cannot be watched")
+    return PodList(tuple(as_pod(item) for item in body.get("items") or []), version)
+
+
+def _evict(api: KubeApi, pod: Pod, *, dry_run: bool) -> Eviction:
+    """One eviction of exactly this pod, by its uid."""
+    options = {"preconditions": {"uid": pod.uid}, **({"dryRun": ["All"]} if dry_run else {})}
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"namespace": pod.namespace, "name": pod.name},
+        "deleteOptions": options,
+    }
+    path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction"
+    try:
+        # Told to end, we need no answer: the next run sees what was evicted, and asks by uid.
+        api.call("POST", path, _EVICT, body, passing=_EVICTION_STATUSES, is_interruptible=True)
+    except Answer as answer:
+        return _refused_eviction(answer)
+    return Eviction(EvictionOutcome.ACCEPTED)
+
+
+def _refused_eviction(answer: Answer) -> Eviction:
+    """What the API server's refusal of an eviction means (kubernetes, pkg/registry/core/pod/storage/eviction.go).
+
+    Raises ApiRefused for a right that we lack; an admission webhook refuses with any status, and words of its own.
+    """
+    if answer.status == FORBIDDEN and _LACKS_RIGHT in answer.message:
+        raise refused(answer.what, answer.message)
+    if answer.status == NOT_FOUND or (answer.status == CONFLICT and _OTHER_UID.search(answer.message)):
+        return Eviction(EvictionOutcome.GONE)
+    why = "; ".join((answer.message, *answer.causes))
+    return Eviction(EvictionOutcome.BLOCKED, why, answer.retry_after_s)

@@ -1,1 +1,0 @@
-"""Prometheus servers, as they are asked."""

@@ -1,0 +1,528 @@
+"""Commands for people on a node: `restore`, `holders`, `preflight`, `stage`, `profile`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from driver_manager import profiles, schemas
+from driver_manager.adapters.host.files import HostRoots
+from driver_manager.adapters.host.holders import find_holders
+from driver_manager.adapters.host.modules import HOST, ModuleTrees, OtherKernel, make_module_list
+from driver_manager.adapters.host.notes import RunFiguresFile
+from driver_manager.adapters.host.pci import pci_devices
+from driver_manager.adapters.host.slots import Staged, Staging, Wanted, may_have_slots
+from driver_manager.adapters.host.system import Sources, enforces_signatures, read_host
+from driver_manager.adapters.process.clock import SystemClock
+from driver_manager.adapters.report.log import write_termination_log
+from driver_manager.cli.main import LazyGroup
+from driver_manager.cli.options import ScreenCommand, in_form, output_option, put, put_after, styled, with_options
+from driver_manager.cli.reconcile import mode_option, policy_for
+from driver_manager.cli.session import Session, Sight, host_roots, log_form, open_session
+from driver_manager.core.ports import Cluster, Ports
+from driver_manager.core.swap.node import Fence, Settler
+from driver_manager.core.swap.run import decide, rehearsed
+from driver_manager.domain import events, settings
+from driver_manager.domain.deadline import Deadline
+from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, ModuleFailed, PodsRemain, PreflightFailed
+from driver_manager.domain.host import UNREAD, Host
+from driver_manager.domain.journal import Journal, JournalUnreadable
+from driver_manager.domain.node import Node, NodeChange, PodList
+from driver_manager.domain.observation import Mode, Observation, Part, Policy, Situation
+from driver_manager.domain.pods.workloads import PodAction, named, with_action
+from driver_manager.domain.profile import LoadScope, Profile, users_of
+from driver_manager.domain.settings import Values
+from driver_manager.domain.swap.node_patches import decoded_journal, found_journal, has_rebooters_cordon, release
+from driver_manager.domain.swap.preflight import (
+    Check,
+    access,
+    checks,
+    firmware_checks,
+    is_loaded,
+    refuse_if_owned,
+    refuse_kmm_at_work,
+    remedies,
+    rights_to_replace,
+    source_checks,
+)
+from driver_manager.domain.swap.steps import GiveBack, Plan, WaitForHolders, WaitForStuckPods
+from driver_manager.domain.swap.vfio import impossible
+from driver_manager.domain.text import in_words, is_digest, json_text, one_line, several
+from driver_manager.profiles import meaning
+
+# `holders`: who uses the device.
+
+
+@click.command(cls=ScreenCommand, name="holders", short_help="List the processes that use the device.")
+@output_option
+@with_options(settings.CLUSTER, settings.HOST, settings.LOGGING)
+def holders_command(*, output: str, values: Values) -> int:
+    """List the processes that have the device open or mapped, with their pods and containers. Changes nothing.
+
+    Needs the host's /proc (PROC_ROOT) and, for the names of pods, the API server; without one it shows their uids.
+    """
+    missing = Sight()
+    session = missing.session(values)
+    if not session.is_here:
+        raise ConfigError(f"this is not node {session.node.name}", "Run it on the node, with the host at /host.")
+    loaded = session.ports().host.modules()
+    count = users_of(loaded)
+    nodes = session.profile.paths.device_nodes
+    found = find_holders(session.roots.proc, session.roots.dev, nodes, enough=count if loaded else None)
+    if any(holder.pod_uid for holder in found) and missing.why_no_node is None:
+        found = named(found, missing(Part.PODS, session.cluster.pods, PodList((), "")).pods)
+    unread = missing.first()
+    body = {
+        "schemaVersion": schemas.VERSION,
+        "holders": [asdict(holder) for holder in found],
+        "podsUnknown": unread.what if unread is not None else None,
+    }
+    put(in_form(output, body, lambda words: _table(words["holders"])))
+    if unread is not None:
+        session.log.warn(f"the names of pods are unknown: {unread.what}. {unread.remedy}")
+    sure = [holder for holder in found if holder.how != UNREAD]
+    for holder in found:
+        if holder.how == UNREAD:
+            session.log.warn(str(holder))
+    if count > len(sure):
+        session.log.warn(
+            f"the driver has {count - len(sure)} more user(s) that could not be found under {session.roots.proc}"
+        )
+    return ExitCode.DONE
+
+
+def _table(holders: list[dict[str, Any]]) -> str:
+    if not holders:
+        return "no process uses the device"
+    rows = [("PID", "PROCESS", "NODE", "HOW", "POD", "CONTAINER")]
+    rows += [
+        (str(one["pid"]), one["process"], one["node"] or "-", one["how"], _pod(one), one["container"][:12] or "-")
+        for one in holders
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _pod(one: dict[str, Any]) -> str:
+    """Its pod, by the uid where nobody knows a name for that."""
+    return one["pod"] or (f"unknown (uid {one['pod_uid']})" if one["pod_uid"] else "-")
+
+
+# `stage`: put a driver into a slot beside the one that runs. Needs no API server.
+
+STAGE_TIMEOUT_S = 900.0
+"""What another process that stages may take: copying a large driver to a slow disk."""
+
+DEPMOD_S = 60.0
+
+HOST_OPTIONS = (
+    settings.DRIVER_PROFILE,
+    settings.PROFILE_FILE,
+    settings.HOST_ROOT,
+    settings.PROC_ROOT,
+    settings.SYS_ROOT,
+    settings.DEV_ROOT,
+)
+
+
+@click.command(cls=ScreenCommand, name="stage", short_help="Stage a driver in a slot beside the running one.")
+@click.option("--from", "source", required=True, metavar="DIR", help="Folder with the driver tree, in this container.")
+@click.option("--verify", is_flag=True, help="Compare the checksums of a slot that is already staged.")
+@with_options((settings.DRIVER_ROOT, settings.DRIVER_CONFIG_DIGEST), HOST_OPTIONS, settings.LOGGING)
+def stage_command(*, source: str, verify: bool, values: Values) -> int:
+    """Put the driver tree in DIR into a slot beside the driver root, for a run with DRIVER_LOAD=manager to swap to.
+
+    The running driver is not touched. A slot is either complete or absent. A complete slot stays as it is; one that
+    does not match its record is replaced, unless its driver is in use. Exit code 6 if there is not enough space, or if
+    the kernel would not load this driver.
+    """
+    clock = SystemClock()
+    clock.install()
+    log = log_form(values).reporter(clock.wall)
+    if not source:
+        raise ConfigError("--from is empty", "Give the folder with the driver tree.")
+    digest = values[settings.DRIVER_CONFIG_DIGEST]
+    if not is_digest(digest):
+        raise ConfigError(
+            "the digest of the driver to stage is not known",
+            "Set DRIVER_CONFIG_DIGEST to the same value as in the run that loads it.",
+        )
+    roots = host_roots(values)
+    profile = profile_of_host(values, roots)
+    root = (values[settings.DRIVER_ROOT] or profile.paths.driver_root).rstrip("/")
+    if not may_have_slots(profile, roots.files().real(root)):
+        raise ConfigError(
+            f"the {profile.name} driver in {root or '/'} cannot be staged: slots are for a driver that is swapped in "
+            "place, in a folder of its own",
+            "Set DRIVER_PROFILE and DRIVER_ROOT as in the run that loads the driver.",
+        )
+    host = read_host(roots, profile, root, None, loads=False)
+    staging = Staging(roots.files(), root, clock, verifies=verify)
+    wanted = Wanted(Path(source), digest, host.kernel_release, is_loaded=bool(host.modules))
+    done = staging.stage(wanted, lambda path: _judged(roots, profile, host, path), STAGE_TIMEOUT_S)
+    if done.left:
+        log.warn(f"the slot {done.path} does not match its record, and stays: its driver is in use. {done.left}")
+    if done.replaced:
+        log.warn(f"the slot {done.path} did not match its record and was replaced: {done.replaced}")
+    log.info(_summary(done, digest))
+    return ExitCode.DONE
+
+
+def profile_of_host(values: Values, roots: HostRoots) -> Profile:
+    """The profile, by name or by the devices on PCI: the Node is not asked. Raises ConfigError."""
+    known = profiles.known(values[settings.PROFILE_FILE])
+    return profiles.pick(values[settings.DRIVER_PROFILE], known, (), lambda one: bool(pci_devices(roots, one)))
+
+
+def _judged(roots: HostRoots, profile: Profile, host: Host, path: str) -> str:
+    """The version of the driver in the tree at `path` on the host. Raises PreflightFailed where it would not load."""
+    if profile.modules.load is LoadScope.ROOTS:
+        with contextlib.suppress(ModuleFailed):  # the run makes it, where it can
+            make_module_list(roots.files().path(path), host.kernel_release, Deadline.after(DEPMOD_S, time.monotonic))
+    trees = ModuleTrees(
+        roots.files(), roots.proc, roots.sys, host.kernel_release, profile.modules, profile.paths.firmware
+    )
+    source = trees.source(path, profile.modules.roots)
+    failed = [check for check in source_checks(source, host) if check.ok is False]
+    if failed:
+        what = "; ".join(check.what.replace(path, "the driver to stage") for check in failed)
+        raise PreflightFailed(f"not staged: {what}", remedies(failed))
+    return source.version
+
+
+def _summary(done: Staged, digest: str) -> str:
+    text = f"{in_words(digest)}, driver {done.version or '(no version)'}"
+    return f"already staged: {text}" if done.was_there else f"staged: {text} in {done.path}"
+
+
+# What `preflight --kernel RELEASE` looks at: a kernel that does not run yet. Needs no API server, changes nothing.
+
+_INSTALL = "Install that kernel and its headers on the host (without a reboot), then run again."
+
+
+def kernel_checks(release: str, values: Values) -> tuple[tuple[Check, ...], tuple[Check, ...]]:
+    """What decides whether the kernel `release` would load the driver, and what is only worth a note.
+
+    Whether it enforces signatures is taken from the kernel that runs. Raises ConfigError for what is no release.
+    """
+    if "/" in release or release.strip(".") == "" or release != release.strip():
+        raise ConfigError(f"--kernel is {release!r}, which is not a kernel release", "Write it as uname -r prints it.")
+    roots, other = host_roots(values), OtherKernel(host_roots(values).files(), release)
+    profile = profile_of_host(values, roots)
+    trees = ModuleTrees(
+        roots.files(), roots.proc, roots.sys, release, profile.modules, profile.paths.firmware, other=other
+    )
+    source = Sources(trees, profile, None, "").wanted(values[settings.DRIVER_ROOT])
+    host = Host(boot_id="", kernel_release=release, enforces_signatures=enforces_signatures(roots.sys))
+    has_tree = any(roots.files().exists(f"{HOST}lib/modules/{release}/modules.{name}") for name in ("dep", "builtin"))
+    tree = Check("kernel on the host", True, f"the host has modules of kernel {release}")
+    if not has_tree:
+        what = f"the host has no modules of kernel {release}: its options and checksums are unknown"
+        tree = Check("kernel on the host", None, what, _INSTALL)
+    found = (_with_remedy(check) for check in source_checks(source, host))
+    return (tree, *found), firmware_checks(source)
+
+
+def _with_remedy(check: Check) -> Check:
+    """`check`, where it is unknown, with what lets it be known."""
+    return check if check.ok is not None else Check(check.name, None, check.what, check.remedy or _INSTALL)
+
+
+# `preflight`: would a reconcile that replaces the driver, or gives the devices to virtual machines, succeed.
+
+_GROUPS = (settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, settings.HOST, settings.LOGGING)
+_WISHED = ("create", "events")
+_MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}
+
+
+@click.command(cls=ScreenCommand, name="preflight", short_help="Check whether the driver could be replaced now.")
+@mode_option
+@click.option("--kernel", metavar="RELEASE", default="", help="Check for another kernel.")
+@output_option
+@with_options(*_GROUPS, (settings.VFIO_BIND,))
+def preflight_command(*, mode: str, kernel: str, output: str, values: Values) -> int:
+    """Check whether the driver could be replaced now; with --kernel, whether it fits another kernel.
+
+    With --mode vfio: whether virtual machines could get the devices. Changes nothing. Exit code 6 if not; with --kernel
+    also if that is unknown.
+    """
+    if kernel:
+        return _of_other_kernel(kernel, Mode(mode), values, output)
+    wanted = policy_for(values, Mode(mode))
+    session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, mode=wanted.mode)
+    obs = session.observe(session.node)
+    if obs.host is None:
+        raise ConfigError(f"this is not node {obs.node.name}", "Run it on the node, with the host at /host.")
+    needed = rights_to_replace(session.profile, wanted)
+    now = Situation.of(obs, session.profile, wanted)
+    found = (
+        *checks(now),
+        *(_devices(now) if wanted.mode is Mode.VFIO else ()),
+        *_workloads(session.ports(), obs, session.profile, wanted),
+        *access(session.cluster.refused(needed), needed),
+        *_wished(session.cluster),
+    )
+    return _ended(found, [check for check in found if check.ok is False], values, output)
+
+
+def _of_other_kernel(release: str, mode: Mode, values: Values, output: str) -> int:
+    """The checks of a kernel that does not run: unknown is no pass, but for firmware that no device may need."""
+    if mode is not Mode.CONTAINER:
+        raise ConfigError("--kernel is for the driver of containers", "Leave out --mode vfio.")
+    decisive, notes = kernel_checks(release, values)
+    return _ended((*decisive, *notes), [check for check in decisive if not check.ok], values, output)
+
+
+def _ended(found: tuple[Check, ...], failed: list[Check], values: Values, output: str) -> int:
+    body = {"schemaVersion": schemas.VERSION, "checks": [asdict(check) for check in found]}
+    put(in_form(output, body, lambda _: _text(found, failed)))
+    if not failed:
+        return ExitCode.DONE
+    what = several((f"{check.name}: {check.what}" for check in failed), "; ")
+    write_termination_log(values[settings.TERMINATION_LOG], what, remedies(failed))
+    return ExitCode.PREFLIGHT_FAILED
+
+
+def _devices(now: Situation) -> tuple[Check, ...]:
+    """Whether virtual machines could have the devices."""
+    wrong = tuple(Check("devices", False, what, remedy) for what, remedy in impossible(now).items())
+    count = len(now.host.bus.functions)
+    return wrong or (Check("devices", True, f"{count} device(s) can be bound to vfio"),)
+
+
+def _workloads(ports: Ports, obs: Observation, profile: Profile, wanted: Policy) -> tuple[Check, ...]:
+    """Whether the pods that use the driver would leave, as far as their budgets tell now."""
+    try:
+        _, decided = decide(ports, obs, profile, wanted)
+        decided = rehearsed(ports, decided)
+    except PodsRemain as error:
+        return (Check("workloads", False, error.what, error.remedy),)
+    except PreflightFailed:
+        return ()  # another check says so
+    except ManagerError as error:
+        return (Check("plan", False, error.what, error.remedy),)
+    targets = with_action(decided.workloads, PodAction.EVICT)
+    blocked = tuple(Check("workloads", None, warning) for warning in decided.warnings)
+    return (
+        *_in_the_way(decided),
+        *blocked,
+        Check("workloads", True, f"{len(targets)} pod(s) that use the accelerator would be evicted"),
+    )
+
+
+def _in_the_way(decided: Plan) -> tuple[Check, ...]:
+    """What a run would wait for with everything in place, and refuse to go on without."""
+    found = []
+    for step in decided.steps:
+        match step:
+            case WaitForHolders():
+                remedy = "Stop what holds the device; for the vendor's host services use --stop-host-services."
+                found.append(Check("device", False, f"the device is in use: {several(step.holders, '; ')}", remedy))
+            case WaitForStuckPods():
+                what = f"{several(step.pods)} should already have ended"
+                found.append(Check("operands", False, what, "Remove what holds each pod (`driver-manager status`)."))
+    return tuple(found)
+
+
+def _wished(cluster: Cluster) -> tuple[Check, ...]:
+    """A right without which a run only says less."""
+    if not cluster.refused((_WISHED,)):
+        return (Check("may create events", True, "this account may create events in namespace default"),)
+    return (Check("may create events", None, "this account may not create events in namespace default: a warning"),)
+
+
+def _text(found: tuple[Check, ...], failed: list[Check]) -> str:
+    lines = []
+    for check in found:
+        mark, colour = _MARKS[check.ok]
+        lines.append(f"{styled(mark, fg=colour)} {check.name}: {one_line(check.what)}")
+        if check in failed:
+            lines.append(f"    what to do: {one_line(check.remedy)}")
+    return "\n".join(lines)
+
+
+# `profile`: the group of commands about profile files. None of them needs a node or a cluster.
+
+COMMANDS = {
+    "check": ("driver_manager.cli.by_hand", "check_command"),
+    "schema": ("driver_manager.cli.by_hand", "schema_command"),
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    table=COMMANDS,
+    name="profile",
+    short_help="Check a profile file, or print its JSON Schema.",
+)
+def profile_group() -> None:
+    """Check a profile of your own, show what it means, and print the JSON Schema for editors.
+
+    These commands need no node, no cluster and no rights.
+    """
+
+
+# `profile check` and `profile schema`: a profile file before it goes anywhere.
+
+
+@click.command(cls=ScreenCommand, name="check", short_help="Show what is wrong with a profile file, or what it means.")
+@click.argument("file")
+@output_option
+def check_command(*, file: str, output: str) -> int:
+    """Show every mistake in the profile in FILE, one line for each; if there is none, show what the profile means.
+
+    A line has the key, its value and what was expected. Exit code 2 where anything is wrong.
+    """
+    found = profiles.read_file(file)
+    profile = found.profile
+    if output == "json":
+        findings = [
+            {"key": one.key, "value": one.value, "expectation": one.expected, "line": one.line, "what": one.what}
+            for one in found.wrong
+        ]
+        name = profile.name if profile is not None else None
+        body = {"schemaVersion": schemas.VERSION, "file": file, "profile": name, "findings": findings}
+        put(json_text(body, indent=2))
+        return ExitCode.USAGE if findings else ExitCode.DONE
+    if profile is None:
+        put("\n".join(one_line(one.what) for one in found.wrong))
+        raise ConfigError(
+            f"profile {file} has {len(found.wrong)} mistake(s)",
+            "Fix the file: docs/profiles.md lists every key, `driver-manager profile schema` prints the JSON Schema "
+            "for editors.",
+        )
+    shipped = ", which replaces the shipped one" if profile.name in profiles.builtin() else ""
+    topics = meaning(profile)
+    width = max(len(topic) for topic, _ in topics)
+    lines = [f"{file} is valid: profile {profile.name}{shipped}"]
+    lines += [f"  {topic:{width}}  {sentence}" for topic, sentence in topics]
+    put("\n".join(map(one_line, lines)))
+    return ExitCode.DONE
+
+
+@click.command(cls=ScreenCommand, name="schema", short_help="Print the JSON Schema of profile files, for editors.")
+def schema_command() -> int:
+    """Print the JSON Schema (draft-07) of profile files, for editors that complete and check TOML files."""
+    put(json.dumps(schemas.schema("profile"), indent=2))
+    return ExitCode.DONE
+
+
+@click.command(
+    cls=ScreenCommand, name="restore", short_help="Release this node by hand: undo what its journal records."
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be undone and change nothing.")
+@click.option(
+    "--ignore-journal", is_flag=True, help="Restore the labels from their paused values; drop an unreadable journal."
+)
+@output_option
+@with_options(settings.CLUSTER, (settings.TAKE_OVER,), settings.HOST, settings.LOGGING)
+def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, values: Values) -> int:
+    """Release this node: restore the labels that its journal records, lift the run's cordon, remove the journal.
+
+    Labels that somebody else changed meanwhile stay as they are, and so does the rebooter's cordon. Also works from a
+    laptop, unless something is to be undone on the host. Refused while the run that took the node is running or KMM
+    changes the driver (--take-over overrides that).
+    """
+    session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, lists_steps=True)
+    obs, journal = _facts(session, ignore_journal=ignore_journal)
+    session.warn_of_refused(obs)
+    refuse_if_owned(obs, take_over=values[settings.TAKE_OVER])
+    if not values[settings.TAKE_OVER]:
+        refuse_kmm_at_work(obs.journal or journal, obs.node)
+    if obs.host is None and journal is not None and journal.record and not dry_run:
+        raise ConfigError(
+            f"a run has left something to undo on node {obs.node.name}, and this command cannot read its host",
+            "Run restore on the node, in a pod with its root at /host; the record there names what to undo.",
+        )
+    change = release(session.node, journal, session.profile) if journal else NodeChange()
+    if not dry_run and journal is not None and (obs.left or not change.is_empty):
+        _give_back(session, obs, journal)
+        if obs.host is not None:
+            with contextlib.suppress(ManagerError):  # metrics that are out of date are no reason to fail
+                RunFiguresFile(session.roots.files(), session.profile.paths).release()
+    put_after(_render(obs, session.profile, change, output, dry_run=dry_run), session.log)
+    return ExitCode.DONE
+
+
+def _give_back(session: Session, obs: Observation, journal: Journal) -> None:
+    """The one step that restoring is. Raises ManagerError."""
+    ports, is_well = session.ports(), False
+    for one in obs.refused:
+        ports.cluster.post_event(events.JOURNAL_FIELD_IGNORED, str(one), warning=True)
+    session.log.step(1, 1, GiveBack(journal).describe())
+    try:
+        settler = Settler(ports, session.profile, obs)
+        # On the node, a run that only sleeps must not go on with a driver that is in use again.
+        with Fence(ports.host, ports.reporter).taking(obs.me) if obs.host is not None else contextlib.nullcontext():
+            settler.state.is_given_by_hand()
+            settler.undo_devices(journal)
+            settler.give_back(journal)
+        is_well = True
+    finally:
+        session.log.ended(well=is_well)
+
+
+def _facts(session: Session, *, ignore_journal: bool) -> tuple[Observation, Journal | None]:
+    """The observation, and the journal to give back by."""
+    node, key = session.node, session.profile.keys.journal
+    try:
+        obs = session.observe(node, tolerant=True)
+        if not ignore_journal:
+            return obs, found_journal(obs, session.profile)
+    except JournalUnreadable:
+        if not ignore_journal:
+            raise
+        bare = replace(node, annotations={name: value for name, value in node.annotations.items() if name != key})
+        obs = replace(session.observe(bare, tolerant=True), node=node, journal=None)
+    obs = replace(obs, left=())  # the labels alone: what records have to undo is left to the next run
+    decoded = decoded_journal(node, session.profile, obs.me)
+    if decoded is None and key in node.annotations:
+        decoded = Journal(owner=obs.me, boot_id="")
+    return obs, decoded
+
+
+def _render(obs: Observation, profile: Profile, change: NodeChange, output: str, *, dry_run: bool) -> str:
+    labels = {key: {"from": obs.node.labels.get(key), "to": value} for key, value in change.labels.items()}
+    removed = sorted(key for key, value in change.annotations.items() if value is None)
+    if output == "json":
+        body = {"node": obs.node.name, "labels": labels, "uncordon": change.unschedulable is False, "removed": removed}
+        body["services"] = list(obs.journal.services) if obs.journal else []
+        body["rebooterCordon"] = has_rebooters_cordon(obs.node, profile)
+        return json_text({**body, "dryRun": dry_run}, indent=2)
+    stays = _rebooters_cordon(obs.node, profile)
+    if change.is_empty and not obs.left:
+        nothing = (
+            f"nothing to release on node {obs.node.name}: no journal, no paused label, no cordon by driver-manager"
+        )
+        return "\n".join(map(one_line, (nothing, *stays)))
+    verb = "would restore" if dry_run else "restored"
+    lines = [f"{verb} {key}: {pair['from']} → {pair['to']}" for key, pair in labels.items()]
+    if change.unschedulable is False:
+        lines.append("would lift the run's cordon" if dry_run else "lifted the run's cordon")
+    services = obs.journal.services if obs.journal else ()
+    lines += [f"{'would start' if dry_run else 'started'} host service {name}" for name in services]
+    lines += [f"{'would remove' if dry_run else 'removed'} annotation {key}" for key in removed]
+    if obs.host is None and obs.journal is not None and obs.journal.record:
+        lines.append("note: a record on the host names what else is to be undone; restore has to run on the node")
+    if obs.host is not None and not is_loaded(obs.host, profile):
+        lines.append("note: no driver is loaded; operands that need it will wait or crash until it is")
+    return "\n".join(map(one_line, (*lines, *stays)))
+
+
+def _rebooters_cordon(node: Node, profile: Profile) -> tuple[str, ...]:
+    """What is said of the cordon that is not lifted here; nothing where there is none."""
+    if not has_rebooters_cordon(node, profile):
+        return ()
+    by_hand = f"kubectl uncordon {node.name}, and remove the annotation {profile.keys.cordon}"
+    return (
+        "note: the rebooter's cordon stays until the node is back or its reboot is abandoned",
+        f"      if no rebooter runs any more: {by_hand}",
+    )

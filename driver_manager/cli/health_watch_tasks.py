@@ -1,0 +1,123 @@
+"""Short-lived processes of `health-watch`: requests to the API server, and the evidence of a wedge.
+
+Each runs one task in a lean interpreter (`driver_manager.cli.lean`) and prints one answer. The loop bounds its time.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from driver_manager.adapters.host.evidence import EvidenceFolder, holders_within, with_surroundings
+from driver_manager.adapters.host.files import HostRoots
+from driver_manager.adapters.host.holders import whose
+from driver_manager.adapters.host.notes import HostClientNotes
+from driver_manager.adapters.kube.node import KubeCluster
+from driver_manager.adapters.kube.transport import SERVICE_HOST, SERVICE_PORT, InPod
+from driver_manager.adapters.process.clock import SystemClock
+from driver_manager.adapters.report.log import LogForm, LogReporter
+from driver_manager.cli.lean_way import NodeWay
+from driver_manager.core.announce import announce, announce_window
+from driver_manager.core.clients import ClientRestarter
+from driver_manager.domain import selectors, window
+from driver_manager.domain.errors import ExitCode, ManagerError
+from driver_manager.domain.health.watch import Notice, mute_on
+from driver_manager.domain.pods.workloads import ClientRules
+from driver_manager.domain.profile import decode_profile
+
+API_BUDGET_S = 8.0
+"""For one request and its repetitions; half of it for one answer."""
+
+
+def run_child(document: Mapping[str, Any], log: LogForm) -> int:
+    """Do the task in `document` and print the answer. A task that failed is an answer, too: its `problem`."""
+    try:
+        answer = _TASKS[document["task"]](document, log)
+    except ManagerError as error:
+        answer = {"problem": error.what}
+    sys.stdout.write(json.dumps(answer) + "\n")
+    return ExitCode.DONE
+
+
+def _cluster(document: Mapping[str, Any], log: LogForm) -> tuple[KubeCluster, LogReporter]:
+    clock = SystemClock()
+    # What is repeated is no news: whether it was done in the end is the answer.
+    reporter = LogReporter(clock.wall, as_json=log.as_json, level="error")
+    way = NodeWay(**document["way"])
+    transport = InPod(Path(way.account), {SERVICE_HOST: way.host, SERVICE_PORT: way.port})
+    return KubeCluster(transport, way.node, clock, reporter, API_BUDGET_S), reporter
+
+
+def _tell(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
+    cluster, reporter = _cluster(document, log)
+    announce(cluster, reporter, decode_profile(document["profile"]).keys, Notice.from_json(document["notice"]))
+    return {}
+
+
+def _window(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
+    cluster, reporter = _cluster(document, log)
+    keys = decode_profile(document["profile"]).keys
+    announce_window(cluster, reporter, keys, window.from_json(document["window"]))
+    return {}
+
+
+def _mute(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
+    cluster, _ = _cluster(document, log)
+    try:
+        found = mute_on(cluster.node(), decode_profile(document["profile"]).keys)
+    except ValueError as error:
+        return {"garbage": str(error)}
+    return asdict(found) if found is not None else {}
+
+
+class _Warned(LogReporter):
+    """Keeps warnings for the answer: nobody reads what else a process says that gives one."""
+
+    def __init__(self, wall: Callable[[], float], *, as_json: bool, level: str) -> None:
+        super().__init__(wall, as_json=as_json, level=level)
+        self.warnings: list[str] = []
+
+    def warn(self, text: str) -> None:
+        """See the port."""
+        self.warnings.append(text)
+
+
+def _clients(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
+    cluster, _ = _cluster(document, log)
+    profile, clock = decode_profile(document["profile"]), SystemClock()
+    reporter = _Warned(clock.wall, as_json=log.as_json, level="error")
+    roots = HostRoots.from_document(document["roots"])
+    rules = ClientRules.of(profile, selectors.parse(document["client_selector"]), whose(Path("/proc/self"))[0])
+    notes = HostClientNotes(roots, profile, clock)
+    turn = ClientRestarter(cluster, notes, clock, reporter, rules).turn(document["load"])
+    answer = {"restarted": list(turn.restarted), "left": turn.undone, "isEarly": turn.is_early}
+    return {**answer, "warnings": reporter.warnings}
+
+
+_TASKS = {"clients": _clients, "mute": _mute, "tell": _tell, "window": _window}
+
+
+# The short-lived process of `health-watch` that saves what can be seen of a wedge: one file, one answer.
+#
+# Runs in a lean interpreter of its own: see `driver_manager.cli.lean`. Whoever started it bounds its time.
+
+HOLDERS_S = 10.0
+
+
+def run_evidence(document: Mapping[str, Any], log: LogForm) -> int:
+    """Save the evidence and print its `path`, or the `problem`."""
+    profile = decode_profile(document["profile"])
+    roots = HostRoots.from_document(document["roots"])
+    holders = holders_within(roots, profile.paths.device_nodes, HOLDERS_S)
+    folder = EvidenceFolder(roots.files(), profile.paths.evidence)
+    try:
+        name = f"{document['since_s']}-{profile.name}-wedge"
+        answer = {"path": folder.save(name, with_surroundings(document["lines"], holders, roots))}
+    except ManagerError as error:
+        answer = {"problem": error.what}
+    sys.stdout.write(json.dumps(answer) + "\n")
+    return ExitCode.DONE

@@ -1,0 +1,14 @@
+"""How a process in a pod reaches its Node, as data: for a loop that hands it on, and never goes that way itself."""
+
+from __future__ import annotations
+
+from driver_manager.domain.records import Frozen
+
+
+class NodeWay(Frozen):
+    """The Node's name, the folder of the pod's service account, and where the API server listens."""
+
+    node: str
+    account: str
+    host: str
+    port: str

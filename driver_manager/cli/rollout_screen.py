@@ -1,0 +1,569 @@
+"""`rollout status` and `rollout plan` as text: headline, waves, nodes, next commands.
+
+Made from the JSON form, so that both have the same content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from driver_manager import profiles, schemas
+from driver_manager.adapters.kube import transport
+from driver_manager.adapters.kube.api import KubeApi, load_client
+from driver_manager.adapters.kube.fleet import KubeDesk, node_label_keys, readers
+from driver_manager.adapters.kube.transport import is_in_pod
+from driver_manager.adapters.process.clock import SystemClock
+from driver_manager.cli.options import styled, zone
+from driver_manager.cli.session import log_form
+from driver_manager.core.fleet.world import Sight, look
+from driver_manager.core.fleet_ports import FleetDesk, Leader
+from driver_manager.core.ports_base import Reporter
+from driver_manager.domain import settings
+from driver_manager.domain.errors import ConfigError, ManagerError
+from driver_manager.domain.fleet.advance import advance, last_good
+from driver_manager.domain.fleet.spec import Fleet, RolloutObject
+from driver_manager.domain.fleet.state import NodeView, Outlook, Phase, Place, WaveView
+from driver_manager.domain.fleet.status import INVALID_SPEC, STANDING
+from driver_manager.domain.fleet.waves import preflight_told
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.settings import Values
+from driver_manager.domain.text import MOST_NAMED, several, spoken
+from driver_manager.domain.wire import seconds_of, written_time
+
+# What a person may do about a rollout that does not go on by itself, each with the command for it. Pure.
+
+PROGRAM = "driver-manager rollout"
+NO_CONTROLLER = "no controller leads, so nothing happens: install deploy/components/rollout, or check its pods"
+
+
+class Hint(Frozen):
+    """What may be done, and the command that does it, "" where none does."""
+
+    what: str
+    command: str = ""
+
+
+class _Case(Frozen):
+    rollout: RolloutObject
+    fleet: Fleet | None
+    outlook: Outlook
+
+    def command(self, verb: str, *words: str) -> str:
+        """The verb for this very rollout."""
+        return " ".join((PROGRAM, verb, "-n", self.rollout.namespace, *words))
+
+    @property
+    def failed(self) -> list[str]:
+        """The nodes that failed."""
+        return [one.name for one in self.outlook.nodes if one.place is Place.FAILED]
+
+    @property
+    def refused(self) -> list[str]:
+        """The nodes that are left out for what their preflight says."""
+        left_out = [one for one in self.outlook.nodes if one.place is Place.LEFT_OUT]
+        return [
+            one.name for one in left_out if one.preflight is not None and one.reason == preflight_told(one.preflight)
+        ]
+
+
+def hints(rollout: RolloutObject, fleet: Fleet | None, outlook: Outlook, *, has_leader: bool) -> tuple[Hint, ...]:
+    """What may be done now, the most likely first."""
+    case = _Case(rollout, fleet, outlook)
+    found = [Hint(NO_CONTROLLER)] if not has_leader else []
+    return (*found, *(hint for source in SOURCES for hint in source(case)))
+
+
+def _unreadable(case: _Case) -> Iterator[Hint]:
+    if case.outlook.reason == INVALID_SPEC:
+        yield Hint("fix the spec", f"kubectl -n {case.rollout.namespace} edit driverrollout {case.rollout.name}")
+
+
+def _failed_nodes(case: _Case) -> Iterator[Hint]:
+    yield from _once_more(case, case.failed, "retry a failed node, after checking it")
+
+
+def _failed_preflights(case: _Case) -> Iterator[Hint]:
+    yield from _once_more(case, case.refused, "check again a node that is left out, after checking it")
+
+
+def _once_more(case: _Case, nodes: Sequence[str], what: str) -> Iterator[Hint]:
+    if not nodes or case.outlook.reason in ("FailedBefore", "Undoing"):
+        return
+    words = ("--rollout", case.rollout.name, *nodes[:MOST_NAMED])
+    yield Hint(what, case.command("retry", *words) + (" ..." if len(nodes) > MOST_NAMED else ""))
+
+
+def _failed_revision(case: _Case) -> Iterator[Hint]:
+    if case.outlook.reason == "FailedBefore":
+        yield Hint("try this revision again", case.command("retry", "--rollout", case.rollout.name, "--revision"))
+
+
+def _way_back(case: _Case) -> Iterator[Hint]:
+    if case.outlook.phase is not Phase.HALTED or case.outlook.reason == "Undoing" or case.fleet is None:
+        return
+    to = last_good(case.fleet, case.outlook.target)
+    if to:
+        yield Hint(f"go back to revision {to}", case.command("undo", case.rollout.name))
+
+
+def _approval(case: _Case) -> Iterator[Hint]:
+    if case.outlook.phase is Phase.WAITING_FOR_APPROVAL:
+        yield Hint("approve the next wave", case.command("approve", case.rollout.name))
+
+
+def _paused(case: _Case) -> Iterator[Hint]:
+    if case.outlook.phase is Phase.PAUSED:
+        yield Hint("resume", case.command("resume", case.rollout.name))
+
+
+SOURCES: tuple[Callable[[_Case], Iterator[Hint]], ...] = (
+    _unreadable,
+    _failed_nodes,
+    _failed_preflights,
+    _failed_revision,
+    _way_back,
+    _approval,
+    _paused,
+)
+
+
+# `rollout status` and `rollout plan` for machines: the form that `schemas/rollout.schema.json` describes.
+
+Json = dict[str, Any]
+
+LATE_S = 60.0
+"""A Lease that ran out so long ago is nobody's: the two machines' clocks may differ by less."""
+
+COUNTS = {
+    Place.DONE: "updated",
+    Place.UNDER_WAY: "underWay",
+    Place.WAITING: "waiting",
+    Place.FAILED: "failed",
+    Place.LEFT_OUT: "leftOut",
+}
+
+
+class Shown(Frozen):
+    """What is shown: a look at a rollout at `now_s`, its profile's name, and who leads (None where that is unknown)."""
+
+    sight: Sight
+    profile: str
+    now_s: float
+    leader: Leader | None = None
+
+
+def outlook_of(shown: Shown) -> Outlook:
+    """What the rollout looks like; one whose spec cannot be read is stalled."""
+    if shown.sight.fleet is not None:
+        return advance(shown.sight.fleet, shown.now_s).outlook
+    problems = several(shown.sight.rollout.problems, "; ")
+    return Outlook(Phase.STALLED, INVALID_SPEC, problems, target="", wave=0, nodes=(), waves=())
+
+
+def body(shown: Shown, outlook: Outlook, plan: Json | None = None) -> Json:
+    """Everything that is shown; `plan` is what only `rollout plan` has."""
+    rollout, fleet = shown.sight.rollout, shown.sight.fleet
+    leader = _leader(shown)
+    return {
+        "schemaVersion": schemas.VERSION,
+        "rollout": rollout.key,
+        "daemonSet": fleet.policy.daemon_set if fleet is not None else None,
+        "profile": shown.profile,
+        "phase": outlook.phase.value,
+        "reason": outlook.reason,
+        "message": outlook.message,
+        "hints": [
+            {"what": one.what, "command": one.command}
+            for one in hints(rollout, fleet, outlook, has_leader=leader is None or leader["isLeading"])
+        ],
+        "target": _revision(fleet, outlook.target, _began(shown, outlook.target)),
+        "good": _revision(fleet, rollout.memory.good, None),
+        "failedRevisions": list(rollout.memory.failed),
+        "wave": outlook.wave,
+        "counts": {"total": len(outlook.nodes), **counts(outlook.nodes)},
+        "waves": [_wave(one) for one in outlook.waves],
+        "nodes": [_node(one) for one in sorted(outlook.nodes, key=lambda one: one.name)],
+        "controller": leader,
+        "plan": plan,
+    }
+
+
+def counts(nodes: Iterable[NodeView]) -> dict[str, int]:
+    """How many nodes are in each place."""
+    found = dict.fromkeys(COUNTS.values(), 0)
+    for node in nodes:
+        found[COUNTS[node.place]] += 1
+    return found
+
+
+def moment(wall_s: float | None) -> str | None:
+    """A moment as the API writes it; the last that a calendar shows for one that none does."""
+    return None if wall_s is None else written_time(wall_s)
+
+
+def _began(shown: Shown, target: str) -> float | None:
+    history = shown.sight.rollout.memory.history
+    return history[-1].began_s if history and history[-1].revision == target else None
+
+
+def _revision(fleet: Fleet | None, name: str, began_s: float | None) -> Json | None:
+    """A revision by its hash, with its number where it is still there; None where there is none."""
+    if not name:
+        return None
+    number = next((one.number for one in fleet.revisions if one.hash == name), None) if fleet is not None else None
+    return {"revision": name, "number": number, "began": moment(began_s)}
+
+
+def _wave(one: WaveView) -> Json:
+    return {
+        "number": one.number,
+        "name": one.name,
+        "total": sum(one.counts.values()),
+        **{word: one.counts.get(place, 0) for place, word in COUNTS.items()},
+        "ended": moment(one.ended_s),
+    }
+
+
+def _node(one: NodeView) -> Json:
+    return {
+        "node": one.name,
+        "place": one.place.value,
+        "wave": one.wave,
+        "reason": one.reason,
+        "since": moment(one.since_s),
+    }
+
+
+def _leader(shown: Shown) -> Json | None:
+    """Who leads the controllers, None where that is not known."""
+    found = shown.leader
+    if found is None:
+        return None
+    over_s = (found.renewed_s or 0.0) + (found.lasts_s or 0.0) + LATE_S
+    return {
+        "leader": found.name,
+        "renewed": moment(found.renewed_s),
+        "isLeading": bool(found.name) and found.renewed_s is not None and shown.now_s < over_s,
+    }
+
+
+def grouped(nodes: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Names of nodes by their reason, the reason of most of them first."""
+    by_reason: dict[str, list[str]] = {}
+    for node in nodes:
+        by_reason.setdefault(node["reason"], []).append(node["node"])
+    return sorted(by_reason.items(), key=lambda group: (-len(group[1]), group[0]))
+
+
+COLOURS = {Phase.COMPLETE.value: "green", **{phase.value: "red" for phase in STANDING}}
+"""Other phases are on their way, or wait."""
+
+WORDS = {
+    "updated": "updated",
+    "underWay": "under way",
+    "waiting": "waiting",
+    "failed": "failed",
+    "leftOut": "left out",
+}
+WIDTH = 11
+MOST_NODES = 20
+"""Nodes that each have a line, of one place."""
+
+
+def rollout_text(body: Json, now_s: float) -> str:
+    """The screen of `rollout status`; words in `body` are on one line each, `now_s` is in seconds since the epoch."""
+    lines = [*hints_text(body), *rows("nodes", [rollout_in_short(body["counts"])])]
+    lines += rows("waves", table(_waves(body, now_s))) if body["waves"] else []
+    return "\n".join([rollout_headline(body), *lines, *nodes(body, now_s), *facts(body, now_s)])
+
+
+def rollout_headline(body: Json) -> str:
+    """Phase, reason and message."""
+    phase, reason = body["phase"], body["reason"]
+    word = styled(phase, fg=COLOURS.get(phase, "yellow"), bold=True)
+    return f"{word}{f' ({reason})' if reason != phase else ''}: {body['message']}"
+
+
+def rollout_in_short(counts: Json) -> str:
+    """The counts in one line; what is zero is left out."""
+    parts = [f"{counts[key]} {word}" for key, word in WORDS.items() if counts[key]]
+    return f"{counts['total']} in all{': ' if parts else ''}{', '.join(parts)}"
+
+
+def facts(body: Json, now_s: float) -> list[str]:
+    """What the rollout is about, and who does it."""
+    target, good = body["target"], body["good"]
+    about = f" of DaemonSet {body['daemonSet']}" if body["daemonSet"] else ""
+    lines = rows("rollout", [f"{body['rollout']}{about}, profile {body['profile']}"])
+    if target is not None:
+        since = f", since {when(target['began'], now_s)}" if target["began"] else ""
+        last = f"; good on all nodes: {_named(good)}" if good is not None and good != target else ""
+        lines += rows("revision", [f"{_named(target)}{since}{last}"])
+    return lines + rows("controller", [_controller(body["controller"], now_s)])
+
+
+def when(moment: str, now_s: float) -> str:
+    """A moment, and how far from now that is."""
+    then_s = seconds_of(moment)
+    if then_s is None:
+        return moment
+    return f"{moment} ({f'{spoken(now_s - then_s)} ago' if now_s >= then_s else f'in {spoken(then_s - now_s)}'})"
+
+
+def rows(title: str, texts: Iterable[str]) -> list[str]:
+    """Rows under one title, the title beside the first."""
+    return [f"{title if number == 0 else '':<{WIDTH}} {row}".rstrip() for number, row in enumerate(texts)]
+
+
+def table(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Cells in columns."""
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+
+
+def nodes(body: Json, now_s: float) -> list[str]:
+    """Every node that is not done, with its reason."""
+    lines = [*_each(body, Place.FAILED, now_s), *_each(body, Place.UNDER_WAY, now_s)]
+    return [*lines, *_groups(body, Place.WAITING), *_groups(body, Place.LEFT_OUT)]
+
+
+def hints_text(body: Json) -> list[str]:
+    """What may be done, and how."""
+    texts = []
+    for one in body["hints"]:
+        texts += [one["what"], *([f"  {one['command']}"] if one["command"] else [])]
+    return rows("to do", texts) if texts else []
+
+
+def _waves(body: Json, now_s: float) -> list[list[str]]:
+    """The table of the waves; a place that no wave has a node in has no column."""
+    waves = body["waves"]
+    shown_words = {key: word for key, word in WORDS.items() if any(wave[key] for wave in waves)}
+    cells = [["WAVE", "NAME", "NODES", *(word.upper() for word in shown_words.values()), "ENDED"]]
+    for wave in waves:
+        mark = "*" if wave["number"] == body["wave"] else " "
+        counted = [str(wave[key] or "-") for key in shown_words]
+        ended = when(wave["ended"], now_s) if wave["ended"] else "-"
+        cells.append([f"{wave['number']}{mark}", wave["name"], str(wave["total"]), *counted, ended])
+    return cells
+
+
+def _each(body: Json, place: Place, now_s: float) -> list[str]:
+    """Nodes in this place, each with its reason; those that have been there for longest first."""
+    found = sorted(
+        (node for node in body["nodes"] if node["place"] == place.value),
+        key=lambda node: (node["since"] is None, node["since"] or "", node["node"]),
+    )
+    texts = [_one(node, now_s) for node in found[:MOST_NODES]]
+    texts += [f"and {len(found) - MOST_NODES} more"] if len(found) > MOST_NODES else []
+    return rows(place.value, texts)
+
+
+def _one(node: Json, now_s: float) -> str:
+    then_s = seconds_of(node["since"]) if node["since"] else None
+    since = f" (for {spoken(now_s - then_s)})" if then_s is not None else ""
+    return f"{node['node']}{since}: {node['reason']}" if node["reason"] else f"{node['node']}{since}"
+
+
+def _groups(body: Json, place: Place) -> list[str]:
+    """Nodes in this place by their reason."""
+    found = grouped(node for node in body["nodes"] if node["place"] == place.value)
+    return rows(place.value, [f"{_many(names)}: {why}" for why, names in found])
+
+
+def _many(names: Sequence[str]) -> str:
+    return several(names) if len(names) == 1 else f"{several(names)} ({len(names)})"
+
+
+def _named(revision: Json) -> str:
+    number = f" (number {revision['number']})" if revision["number"] is not None else ""
+    return f"{revision['revision']}{number}"
+
+
+def _controller(leader: Json | None, now_s: float) -> str:
+    if leader is None:
+        return "unknown"
+    if leader["isLeading"]:
+        return f"{leader['leader']} leads"
+    last = f"; {leader['leader']} led until {when(leader['renewed'], now_s)}" if leader["renewed"] else ""
+    return f"none leads{last}"
+
+
+# `rollout plan` for people: the estimate, then wave by wave who goes, when, and how many pods that disturbs.
+
+FATE = "the run on each node decides what happens to them"
+
+
+def plan_text(body: Json, now_s: float) -> str:
+    """The screen of `rollout plan`; words in `body` are on one line each, `now_s` is in seconds since the epoch."""
+    plan = body["plan"]
+    lines = hints_text(body)
+    if plan is not None:
+        lines += rows("to go", _estimate(plan, now_s))
+        lines += rows("disturbs", [_disturbed(plan)]) if plan["toGo"] else []
+        lines += rows("waves", table(_planned_waves(plan, now_s))) if plan["toGo"] else []
+    return "\n".join([rollout_headline(body), *lines, *nodes(body, now_s), *facts(body, now_s)])
+
+
+def _estimate(plan: Json, now_s: float) -> list[str]:
+    count = plan["toGo"]
+    if not count:
+        return ["no node"]
+    first = _count(count, "node")
+    if plan["typicalSeconds"] is None:
+        return [f"{first}; no estimate before the first node is done"]
+    pace = f"{first}; a node takes about {spoken(plan['typicalSeconds'])}"
+    if plan["windowSeconds"] is not None:
+        pace += f", its users are without their device for {plan['windowSeconds']:.1f} s of it"
+    if plan["ends"]:
+        return [f"{pace}; done by {when(plan['ends'], now_s)} at the earliest"]
+    return [f"{pace}; the end depends on what somebody has to do first"]
+
+
+def _disturbed(plan: Json) -> str:
+    if plan["pods"] is None:
+        return "unknown: the pods on these nodes cannot be listed"
+    if not plan["pods"]:
+        return "no pod that uses the accelerator"
+    return f"{_count(plan['pods'], 'pod')} that use the accelerator; {FATE}"
+
+
+def _planned_waves(plan: Json, now_s: float) -> list[list[str]]:
+    cells = [["WAVE", "NAME", "TO GO", "PODS", "BEGINS", "ENDS", "NODES IN THEIR ORDER"]]
+    for wave in plan["waves"]:
+        cells.append(
+            [
+                str(wave["number"]),
+                wave["name"],
+                str(len(wave["nodes"]) or "-"),
+                "?" if wave["pods"] is None else str(wave["pods"] or "-"),
+                _begins(wave, now_s),
+                when(wave["ends"], now_s) if wave["ends"] else "-",
+                several(one["node"] for one in wave["nodes"]),
+            ]
+        )
+    return cells
+
+
+def _begins(wave: Json, now_s: float) -> str:
+    if wave["approvalAfter"] is not None:
+        return f"after the approval that follows wave {wave['approvalAfter']}"
+    return when(wave["begins"], now_s) if wave["begins"] else "-"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+# What every command about rollouts needs of its options: the namespace, and a profile that serves a rollout.
+
+
+def namespace_of(values: Values, profile: Profile) -> str:
+    """The namespace: as told, else that of the way to the cluster, else the profile's.
+
+    Raises ConfigError for what can be none.
+    """
+    told = values[settings.ROLLOUT_NAMESPACE] or _namespace_there(values[settings.KUBECONFIG]) or profile.namespace
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", told):
+        raise ConfigError(f"{told!r} is not the name of a namespace", f"Fix {settings.ROLLOUT_NAMESPACE.flag}.")
+    return told
+
+
+def _namespace_there(kubeconfig: str) -> str:
+    """The pod's own namespace, or that of the kubeconfig's context: of whichever is used; "" where it names none."""
+    if not kubeconfig and is_in_pod(transport.SERVICE_ACCOUNT, os.environ):
+        with contextlib.suppress(OSError, ValueError):
+            return (transport.SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
+        return ""
+    from driver_manager.adapters.kube.kubeconfig import kubeconfig_namespace  # noqa: PLC0415  # in a pod, nothing of it is needed
+
+    return kubeconfig_namespace(kubeconfig or None)
+
+
+def refuse_without_state(profile: Profile) -> None:
+    """Raise ConfigError for a profile whose nodes cannot show how far their upgrade is."""
+    if not profile.keys.upgrade_state:
+        raise ConfigError(
+            f"profile {profile.name} has no label for the state of a node's upgrade",
+            "Add keys.upgrade_state to it; the shipped profiles show it.",
+        )
+
+
+# The outside of the verbs of a rollout: the way to the cluster, the profile, one look.
+
+R = TypeVar("R")
+
+
+class RolloutSession(Frozen):
+    """A cluster whose rollouts are looked at from outside of it."""
+
+    values: Values
+    desk: FleetDesk
+    profile: Profile
+    namespace: str
+    clock: SystemClock
+    log: Reporter
+
+    def look(self, name: str) -> Sight:
+        """The rollout that is meant, as it is now. Raises ManagerError."""
+        return look(self.desk, self.namespace, name, clears_first=self.profile.container_unloads)
+
+    def readable(self, name: str) -> tuple[Sight, Fleet]:
+        """The same, for who changes something about it. Raises ManagerError, also where its spec cannot be read."""
+        sight = self.look(name)
+        if sight.fleet is None:
+            problem = sight.rollout.problems[0]
+            raise ConfigError(
+                f"rollout {sight.rollout.key} cannot be read: {problem}", "Fix its spec with kubectl edit."
+            )
+        return sight, sight.fleet
+
+
+def open_rollouts(
+    values: Values,
+    clock: SystemClock | None = None,
+    log: Reporter | None = None,
+    budget_s: float = settings.BY_HAND_API_TIMEOUT_S,
+) -> RolloutSession:
+    """Reach the cluster and pick the profile; each request may take `budget_s` seconds. Raises ManagerError."""
+    found = clock or SystemClock()
+    found.install()
+    log = log or log_form(values).reporter(found.wall)
+    api = KubeApi(load_client(values[settings.KUBECONFIG] or None), found, log, budget_s)
+    profile = picked(values, api)
+    desk = KubeDesk(api, readers(profile.keys, zone))
+    return RolloutSession(values, desk, profile, namespace_of(values, profile), found, log)
+
+
+def picked(values: Values, api: KubeApi) -> Profile:
+    """The profile as named, else the one whose labels the Nodes carry. Raises ManagerError."""
+    known = profiles.known(values[settings.PROFILE_FILE])
+    wanted = values[settings.DRIVER_PROFILE]
+    if wanted != profiles.AUTO:
+        profile = profiles.pick(wanted, known, (), lambda _: False)
+        refuse_without_state(profile)
+        return profile
+    serving = {name: one for name, one in known.items() if one.keys.upgrade_state}
+    keys = node_label_keys(api)
+    try:
+        return profiles.pick(profiles.AUTO, serving, keys, lambda _: False)
+    except ConfigError as error:
+        option = settings.DRIVER_PROFILE
+        raise ConfigError(
+            f"the profile cannot be determined from the labels of the Nodes: {error.what.rpartition(': ')[2]}",
+            f"Name it with {option.flag} ({option.env}).",
+        ) from error
+
+
+def if_readable(read: Callable[[], R], log: Reporter, what: str) -> R | None:
+    """What `read` gives, None where it cannot be read: it is only shown, so that is a warning."""
+    try:
+        return read()
+    except ManagerError as error:
+        log.warn(f"{what} cannot be shown: {error.what}")
+        return None

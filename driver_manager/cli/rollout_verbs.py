@@ -1,0 +1,646 @@
+"""`rollout` and its commands: status, plan, pause, resume, approve, retry, undo, history.
+
+A command writes to the DriverRollout or to Nodes; the controller does the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from driver_manager import schemas
+from driver_manager.adapters.kube.api import KubeApi, load_client
+from driver_manager.adapters.kube.fleet import KubeFleet, Letter, SilentReporter, readers
+from driver_manager.adapters.kube.transport import Transport
+from driver_manager.adapters.process.clock import Inbox, LoopClock
+from driver_manager.adapters.report.log import is_capable
+from driver_manager.adapters.report.steps import LiveScreen
+from driver_manager.cli.main import LazyGroup
+from driver_manager.cli.options import ScreenCommand, in_form, output_option, put, put_after, with_options, zone
+from driver_manager.cli.rollout_screen import (
+    NO_CONTROLLER,
+    RolloutSession,
+    Shown,
+    body,
+    if_readable,
+    moment,
+    open_rollouts,
+    outlook_of,
+    plan_text,
+    rollout_headline,
+    rollout_in_short,
+    rollout_text,
+    rows,
+    table,
+    when,
+)
+from driver_manager.core.fleet.world import FleetWorld, Sight, chosen
+from driver_manager.core.fleet_ports import FactKind, FleetCluster, Leader, Lost, Subject
+from driver_manager.domain import settings
+from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, Terminated
+from driver_manager.domain.fleet.advance import survey
+from driver_manager.domain.fleet.forecast import Expected, Forecast
+from driver_manager.domain.fleet.forecast import plan as foresee
+from driver_manager.domain.fleet.requests import (
+    Request,
+    asking_waves,
+    outlook_after,
+    request_approval,
+    request_pause,
+    request_resume,
+    request_retry_of_nodes,
+    request_retry_of_revision,
+    request_undo,
+)
+from driver_manager.domain.fleet.spec import Fleet, FleetNode, Past, Revision, UpgradeState
+from driver_manager.domain.fleet.state import Outlook, Phase
+from driver_manager.domain.fleet.status import STANDING
+from driver_manager.domain.observation import EvictionRules
+from driver_manager.domain.pods.workloads import NodePods, namespaces_with_claims, workloads
+from driver_manager.domain.settings import Values
+from driver_manager.domain.text import json_text, spoken, words_on_one_line
+from driver_manager.domain.wire import seconds_of, written_time
+
+# `rollout`: the group of commands about a driver's way over the whole fleet.
+
+COMMANDS = {
+    "status": ("driver_manager.cli.rollout_verbs", "status_command"),
+    "plan": ("driver_manager.cli.rollout_verbs", "plan_command"),
+    "pause": ("driver_manager.cli.rollout_verbs", "pause_command"),
+    "resume": ("driver_manager.cli.rollout_verbs", "resume_command"),
+    "approve": ("driver_manager.cli.rollout_verbs", "approve_command"),
+    "retry": ("driver_manager.cli.rollout_verbs", "retry_command"),
+    "undo": ("driver_manager.cli.rollout_verbs", "undo_command"),
+    "history": ("driver_manager.cli.rollout_verbs", "history_command"),
+    "controller": ("driver_manager.cli.rollout_controller", "controller_command"),
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    table=COMMANDS,
+    name="rollout",
+    short_help="Roll a driver out over the fleet, wave by wave.",
+)
+def rollout_group() -> None:
+    """Roll a new driver out over the nodes of a cluster: which nodes, when, and when to stop.
+
+    A DriverRollout object names the driver's DaemonSet (updateStrategy OnDelete) and the rules. The controller restarts
+    one driver pod after the other; each node's own run, the pod's init container, does the work on its node. All other
+    commands here only need a kubeconfig; they ask the controller to act.
+    """
+
+
+# Completion of the names of rollouts and nodes: asked of the cluster, within the patience of who presses the tab key.
+#
+# A completion that cannot be had is none: nothing is said of why.
+
+VERB = (settings.ROLLOUT_NAMESPACE, settings.KUBECONFIG, settings.DRIVER_PROFILE, settings.PROFILE_FILE)
+"""The settings of every verb."""
+
+PATIENCE_S = 3.0
+
+
+def complete_rollouts(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """The rollouts of the namespace that begin so."""
+    return _beginning(incomplete, lambda: _rollouts(context))
+
+
+def complete_failed_nodes(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """The nodes that begin so and whose upgrade has failed; those that were named already left out."""
+    named = context.params.get("nodes") or ()
+    return [name for name in _beginning(incomplete, lambda: _failed(context)) if name not in named]
+
+
+def _beginning(incomplete: str, read: Callable[[], Iterable[str]]) -> list[str]:
+    with contextlib.suppress(ManagerError):
+        return sorted(name for name in read() if name.startswith(incomplete) and name.isprintable())
+    return []
+
+
+def _rollouts(context: click.Context) -> Iterable[str]:
+    session = _session(context)
+    return [item.name for item in session.desk.listed(Subject(FactKind.ROLLOUTS, session.namespace)).items]
+
+
+def _failed(context: click.Context) -> Iterable[str]:
+    nodes = [item.fact for item in _session(context).desk.listed(Subject(FactKind.NODES)).items]
+    return [one.name for one in nodes if isinstance(one, FleetNode) and one.upgrade == UpgradeState.FAILED.value]
+
+
+def _session(context: click.Context) -> RolloutSession:
+    values = Values({setting: context.params.get(setting.name) for setting in VERB})
+    return open_rollouts(values, log=SilentReporter(), budget_s=PATIENCE_S)
+
+
+# Options and arguments that the verbs of a rollout share.
+
+with_verb_options = with_options(VERB, settings.LOGGING)
+"""Decorator that adds the options that every verb has."""
+
+named_rollout = click.argument("name", required=False, default="", shell_complete=complete_rollouts)
+"""Decorator that adds the rollout's name, which may be left out where there is one only."""
+
+dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Validate the change on the API server, show what would follow, and change nothing."
+)
+
+
+# `rollout status --watch`: the same screen at each change, from the watches that a controller has.
+#
+# In a terminal the screen is drawn again; elsewhere each change is a line: of text, or of JSON.
+
+PACE_S = 1.0
+"""Between two decisions at the least: many nodes change at the same time."""
+
+TICK_S = 5.0
+"""After so long without a change it is decided again, as time alone opens windows and ends soak times."""
+
+
+def watch(values: Values, name: str, *, as_json: bool) -> int:
+    """Show the rollout until it has ended; the exit code. Raises ManagerError."""
+    clock = LoopClock()
+    session = open_rollouts(values, clock)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a terminal that is closed ends what is shown in it
+    first = session.look(name)  # whatever is wrong with the way to the cluster is said as for any other command
+
+    def connect() -> Transport:
+        return load_client(values[settings.KUBECONFIG] or None)
+
+    inbox: Inbox[Letter] = Inbox(clock)
+    api = KubeApi(connect(), clock, session.log, settings.BY_HAND_API_TIMEOUT_S)
+    cluster = KubeFleet(api, connect, inbox, clock, readers(session.profile.keys, zone))
+    try:
+        return Watching(session, clock, cluster, first.rollout.name, _view(as_json=as_json)).run(first)
+    except Terminated:
+        return ExitCode.STANDING_DOWN
+
+
+def _view(*, as_json: bool) -> Callable[[Json, float, bool], None]:
+    """What is done with each picture: its JSON, the time, and whether it is the last one."""
+    if as_json:
+        return JsonLines().show
+    return Redrawn(LiveScreen(sys.stdout)).show if is_capable(sys.stdout) else Lines().show
+
+
+@dataclass
+class Watching:
+    """Follows one rollout."""
+
+    session: RolloutSession
+    clock: LoopClock
+    cluster: FleetCluster
+    name: str
+    show: Callable[[Json, float, bool], None]
+    _phase: Phase = Phase.PROGRESSING
+
+    def run(self, first: Sight) -> int:
+        """Show it until it has ended; the exit code. Raises ManagerError where it is gone."""
+        world = FleetWorld(self.session.namespace, clears_first=self.session.profile.container_unloads)
+        sight: Sight | None = first
+        try:
+            while sight is None or not self._has_ended(sight):
+                self.clock.sleep(PACE_S)
+                self._follow(world)
+                sight = self._sight(world)
+        finally:
+            self.cluster.follow(frozenset())
+        return ExitCode.DONE if self._phase is Phase.COMPLETE else ExitCode.ROLLOUT_STUCK
+
+    def _has_ended(self, sight: Sight) -> bool:
+        """Whether nothing more will come by itself. It is shown in any case."""
+        shown = Shown(sight, self.session.profile.name, self.clock.wall())
+        outlook = outlook_of(shown)
+        self._phase = outlook.phase
+        is_last = outlook.phase is Phase.COMPLETE or outlook.phase in STANDING
+        self.show(body(shown, outlook), shown.now_s, is_last)
+        return is_last
+
+    def _follow(self, world: FleetWorld) -> None:
+        """Take what has changed."""
+        subjects = {world.of(FactKind.ROLLOUTS)}
+        for one in world.rollouts():
+            if one.name == self.name and one.policy is not None:
+                subjects |= world.needed(one.policy)
+        self.cluster.follow(frozenset(subjects))
+        for change in self.cluster.changes(self.clock.monotonic() + TICK_S):
+            if isinstance(change, Lost):
+                self.session.log.warn(f"{change.subject} cannot be read now: {change.why}")
+            world.apply(change)
+
+    def _sight(self, world: FleetWorld) -> Sight | None:
+        """The rollout as it is known now, None where not all of it is."""
+        if not world.is_listed(world.of(FactKind.ROLLOUTS)):
+            return None
+        rollout = chosen(world, self.session.namespace, self.name)
+        if rollout.policy is None:
+            return Sight(rollout, None)
+        if world.why_blind(rollout.policy):
+            return None
+        return Sight(rollout, world.fleet(rollout, rollout.policy))
+
+
+class Lines:
+    """A line of text for each change."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def show(self, found: Json, now_s: float, is_last: bool) -> None:
+        """Print `found` where it says something new."""
+        found = words_on_one_line(found)
+        line = f"{rollout_headline(found)} [{rollout_in_short(found['counts'])}]"
+        if line != self._last:
+            self._last = line
+            put(f"{written_time(now_s)} {line}")
+
+
+class JsonLines:
+    """A line of JSON for each change."""
+
+    def __init__(self) -> None:
+        self._last: Json = {}
+
+    def show(self, found: Json, now_s: float, is_last: bool) -> None:
+        """Print `found` where it is another one."""
+        if found != self._last:
+            self._last = found
+            put(json_text(found, separators=(",", ":")))
+
+
+class Redrawn:
+    """The screen, drawn again; the last one stays whole."""
+
+    def __init__(self, screen: LiveScreen) -> None:
+        self._screen = screen
+
+    def show(self, found: Json, now_s: float, is_last: bool) -> None:
+        """Draw `found`."""
+        drawn = rollout_text(words_on_one_line(found), now_s)
+        if is_last:
+            self._screen.end()
+            put(drawn)
+        else:
+            self._screen.draw(drawn)
+
+
+# `rollout status`: where a rollout stands, once or until it has ended. Changes nothing.
+
+
+@click.command(cls=ScreenCommand, name="status", short_help="Show the state of a rollout and what needs attention.")
+@named_rollout
+@click.option("-w", "--watch", "watches", is_flag=True, help="Follow it until it is complete, halted or stalled.")
+@output_option
+@with_verb_options
+def status_command(*, name: str, watches: bool, output: str, values: Values) -> int:
+    """Show the rollout NAME: its phase and why, the possible next commands, its waves, and why each node is not done.
+
+    Computed from the cluster's objects now, as the controller does. Ends with 12 where the rollout is halted
+    or stalled, else with 0. With --watch it ends when the rollout does; in a terminal the screen is redrawn with
+    each change, otherwise each change is one line.
+    """
+    if watches:
+        return watch(values, name, as_json=output == "json")
+    session = open_rollouts(values)
+    sight = session.look(name)
+    shown = Shown(sight, session.profile.name, session.clock.wall(), leader(session))
+    outlook = outlook_of(shown)
+    found = body(shown, outlook)
+    put(in_form(output, found, lambda words: rollout_text(words, shown.now_s)))
+    return exit_code(outlook)
+
+
+def exit_code(outlook: Outlook) -> ExitCode:
+    """How a look at a rollout ends."""
+    return ExitCode.ROLLOUT_STUCK if outlook.phase in STANDING else ExitCode.DONE
+
+
+def leader(session: RolloutSession) -> Leader | None:
+    """Who leads the controllers, None where that cannot be read."""
+    lease = str(settings.ROLLOUT_LEASE.default)
+    return if_readable(lambda: session.desk.leader(session.namespace, lease), session.log, "which controller leads")
+
+
+Json = dict[str, Any]
+
+TRUE = "true"
+
+
+@click.command(
+    cls=ScreenCommand, name="pause", short_help="Start no more nodes; nodes that have started are completed."
+)
+@named_rollout
+@dry_run_option
+@output_option
+@with_verb_options
+def pause_command(*, name: str, dry_run: bool, output: str, values: Values) -> int:
+    """Start no more nodes of the rollout NAME. Nodes that have started are completed: none is left half upgraded."""
+    return _ask(values, name, output, lambda fleet, _: request_pause(fleet), dry_run=dry_run)
+
+
+@click.command(cls=ScreenCommand, name="resume", short_help="Start nodes again after a pause.")
+@named_rollout
+@dry_run_option
+@output_option
+@with_verb_options
+def resume_command(*, name: str, dry_run: bool, output: str, values: Values) -> int:
+    """Start nodes of the rollout NAME again, as its rules allow."""
+    return _ask(values, name, output, lambda fleet, _: request_resume(fleet), dry_run=dry_run)
+
+
+@click.command(cls=ScreenCommand, name="approve", short_help="Approve the wave that waits for an approval.")
+@named_rollout
+@click.option("--wave", type=click.IntRange(min=1), help="Approve all waves up to this one, ahead of time.")
+@dry_run_option
+@output_option
+@with_verb_options
+def approve_command(*, name: str, wave: int | None, dry_run: bool, output: str, values: Values) -> int:
+    """Approve the next wave of the rollout NAME, which waits for an approval.
+
+    The approval counts for the revision that is rolled out now, and for no other.
+    """
+    return _ask(values, name, output, lambda fleet, now_s: request_approval(fleet, now_s, wave), dry_run=dry_run)
+
+
+@click.command(cls=ScreenCommand, name="retry", short_help="Retry nodes that failed, or a revision.")
+@click.argument("nodes", nargs=-1, shell_complete=complete_failed_nodes)
+@click.option(
+    "--rollout", "name", default="", shell_complete=complete_rollouts, help="Default: the only one in the namespace."
+)
+@click.option("--revision", is_flag=True, help="Retry the target revision after it was halted or undone.")
+@dry_run_option
+@output_option
+@with_verb_options
+def retry_command(  # noqa: PLR0913  # what click gives, by name
+    *, nodes: tuple[str, ...], name: str, revision: bool, dry_run: bool, output: str, values: Values
+) -> int:
+    """Retry the NODES whose upgrade failed: all the named nodes, or none.
+
+    A node counts as failed until it has succeeded, so a halted rollout continues once its failed nodes are done.
+    """
+    if revision == bool(nodes):
+        raise ConfigError(
+            "either nodes or --revision is needed", "Name the nodes that failed; `rollout status` lists them."
+        )
+    if revision:
+        return _ask(values, name, output, request_retry_of_revision, dry_run=dry_run)
+    return _ask(values, name, output, lambda fleet, now_s: request_retry_of_nodes(fleet, now_s, nodes), dry_run=dry_run)
+
+
+@click.command(cls=ScreenCommand, name="undo", short_help="Go back to the last good revision.")
+@named_rollout
+@click.option("--to", default="", metavar="REVISION", help="Go back to this revision: its number, hash or name.")
+@dry_run_option
+@output_option
+@with_verb_options
+def undo_command(*, name: str, to: str, dry_run: bool, output: str, values: Values) -> int:
+    """Give the DaemonSet of the rollout NAME the last template that was good on all nodes.
+
+    The nodes go back by the same rules: waves, limits, windows. The revision that they leave counts as failed,
+    and is not retried by itself. `rollout history` shows the revisions.
+    """
+    wish = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.urandom(3).hex()}"
+    return _ask(values, name, output, lambda fleet, now_s: request_undo(fleet, now_s, to, wish), dry_run=dry_run)
+
+
+def _ask(values: Values, name: str, output: str, decide: Callable[[Fleet, float], Request], *, dry_run: bool) -> int:
+    """Look, decide, write, and say what was asked and what follows from it. Raises ManagerError."""
+    session = open_rollouts(values)
+    sight, fleet = session.readable(name)
+    now_s = session.clock.wall()
+    request = decide(fleet, now_s)
+    _write(session, sight, request, dry_run=dry_run)
+    found = _body(session, sight, request, now_s, dry_run=dry_run)
+    put_after(in_form(output, found, _text), session.log)
+    return ExitCode.DONE
+
+
+def _write(session: RolloutSession, sight: Sight, request: Request, *, dry_run: bool) -> None:
+    """Ask it of the object, and of the nodes. Raises ManagerError."""
+    key = session.profile.keys.upgrade_requested
+    if request.nodes and not key:
+        raise ConfigError(
+            f"profile {session.profile.name} has no annotation for retrying a node",
+            "Roll out another revision, or go back with `driver-manager rollout undo`.",
+        )
+    if request.spec or request.annotations:
+        session.desk.ask_rollout(sight.rollout, request.spec, request.annotations, dry_run=dry_run)
+    for node in request.nodes:
+        session.desk.ask_node(node, {key: TRUE}, dry_run=dry_run)
+
+
+def _body(session: RolloutSession, sight: Sight, request: Request, now_s: float, *, dry_run: bool) -> Json:
+    """What was asked for and what follows: the form that `schemas/rollout-request.schema.json` describes."""
+    after = outlook_after(request, now_s)
+    who = leader(session)
+    shown = body(Shown(Sight(sight.rollout, request.after), session.profile.name, now_s, who), after)
+    controller = shown["controller"]
+    return {
+        "schemaVersion": schemas.VERSION,
+        "rollout": sight.rollout.key,
+        "dryRun": dry_run,
+        "did": list(request.did),
+        "next": {"phase": after.phase.value, "reason": after.reason, "message": after.message},
+        "hasController": None if controller is None else controller["isLeading"],
+    }
+
+
+def _text(found: Json) -> str:
+    upcoming = found["next"]
+    lines = [f"rollout {found['rollout']}: {one}" for one in found["did"]]
+    lines += ["dry run: nothing was changed"] if found["dryRun"] else []
+    reason = f" ({upcoming['reason']})" if upcoming["reason"] != upcoming["phase"] else ""
+    lines += rows("next", [f"{upcoming['phase']}{reason}: {upcoming['message']}"])
+    lines += rows("to do", [NO_CONTROLLER]) if found["hasController"] is False else []
+    return "\n".join(lines)
+
+
+# `rollout history`: the revisions of the DaemonSet, and how the rollout of each went. Changes nothing.
+
+
+@click.command(cls=ScreenCommand, name="history", short_help="List the revisions and how the rollout of each went.")
+@named_rollout
+@output_option
+@with_verb_options
+def history_command(*, name: str, output: str, values: Values) -> int:
+    """List the revisions of the DaemonSet of the rollout NAME, the newest last, with how the rollout of each went.
+
+    `rollout undo --to` takes any of them that is still there: by its number, or its name in the first column.
+    """
+    session = open_rollouts(values)
+    sight, _ = session.readable(name)
+    found = history_body(sight)
+    put(in_form(output, found, lambda words: text(words, session.clock.wall())))
+    return ExitCode.DONE
+
+
+def history_body(sight: Sight) -> Json:
+    """The form that `schemas/rollout-history.schema.json` describes."""
+    revisions = {one.hash: one for one in (sight.fleet.revisions if sight.fleet is not None else ())}
+    memory = sight.rollout.memory
+    tried = {past.revision for past in memory.history}
+    untried = sorted((one for one in revisions.values() if one.hash not in tried), key=lambda one: one.number)
+    entries = [_entry(one.hash, one, None) for one in untried]
+    entries += [_entry(past.revision, revisions.get(past.revision), past) for past in memory.history]
+    return {
+        "schemaVersion": schemas.VERSION,
+        "rollout": sight.rollout.key,
+        "target": memory.target or None,
+        "good": memory.good or None,
+        "failedRevisions": list(memory.failed),
+        "history": entries,
+    }
+
+
+def _entry(name: str, revision: Revision | None, past: Past | None) -> Json:
+    """One line: a revision that is there, or was, and how its rollout went."""
+    return {
+        "revision": name,
+        "number": revision.number if revision is not None else None,
+        "images": _images(revision.template) if revision is not None else [],
+        "began": moment(past.began_s) if past is not None else None,
+        "ended": moment(past.ended_s) if past is not None else None,
+        "outcome": past.outcome if past is not None else "",
+    }
+
+
+def _images(template: str) -> list[str]:
+    """The images of a pod template's containers, in their order, each once."""
+    spec = (json.loads(template) if template else {}).get("spec") or {}
+    found = [one.get("image") for kind in ("containers", "initContainers") for one in spec.get(kind) or []]
+    return list(dict.fromkeys(one for one in found if type(one) is str))
+
+
+def text(found: Json, now_s: float) -> str:
+    """The table; `now_s` is in seconds since the epoch."""
+    if not found["history"]:
+        return "no revision"
+    cells = [["REVISION", "NUMBER", "OUTCOME", "BEGAN", "TOOK", "IMAGES"]]
+    for one in found["history"]:
+        cells.append(
+            [
+                one["revision"] + ("*" if one["revision"] == found["target"] else ""),
+                "gone" if one["number"] is None else str(one["number"]),
+                _outcome(one, found),
+                when(one["began"], now_s) if one["began"] else "-",
+                _took(one),
+                ", ".join(one["images"]) or "-",
+            ]
+        )
+    return "\n".join(table(cells))
+
+
+def _outcome(one: Json, found: Json) -> str:
+    if one["outcome"]:
+        return str(one["outcome"])
+    if one["revision"] == found["target"] and one["began"]:
+        return "under way"
+    return "failed" if one["revision"] in found["failedRevisions"] else "-"
+
+
+def _took(one: Json) -> str:
+    began_s, ended_s = (seconds_of(one[key]) if one[key] else None for key in ("began", "ended"))
+    return "-" if began_s is None or ended_s is None else spoken(ended_s - began_s)
+
+
+# `rollout plan`: who goes when, why each node waits, and whom it disturbs. Changes nothing.
+
+
+@click.command(
+    cls=ScreenCommand, name="plan", short_help="Show when each node will be upgraded, and which pods that disturbs."
+)
+@named_rollout
+@output_option
+@with_verb_options
+def plan_command(*, name: str, output: str, values: Values) -> int:
+    """Show what the rollout NAME will do: which nodes go in which wave, when, and why each of them waits.
+
+    Times are estimated from the nodes that are done; before the first one there are none. Each wave shows how many
+    pods use the accelerator on its nodes still to go; the run on each node decides what happens to them.
+    """
+    session = open_rollouts(values)
+    sight = session.look(name)
+    shown = Shown(sight, session.profile.name, session.clock.wall(), leader(session))
+    outlook = outlook_of(shown)
+    planned = None
+    if sight.fleet is not None:
+        forecast = foresee(sight.fleet, shown.now_s)
+        pods = if_readable(lambda: users(session, forecast), session.log, "the pods that use the accelerator")
+        planned = plan_body(sight.fleet, forecast, shown.now_s, pods)
+    found = body(shown, outlook, planned)
+    put(in_form(output, found, lambda words: plan_text(words, shown.now_s)))
+    return exit_code(outlook)
+
+
+def users(session: RolloutSession, forecast: Forecast) -> Mapping[str, int]:
+    """How many pods use the accelerator on each node that is to go. Raises ManagerError."""
+    rules = EvictionRules()
+    found = session.desk.users_by_node({one.name for one in forecast.nodes})
+    every = [pod for pods in found.values() for pod in pods]
+    namespaces = namespaces_with_claims(every, session.profile, rules)
+    claims = session.desk.claims(namespaces) if namespaces else ()
+    return {
+        node: sum(one.has_asked for one in workloads(NodePods(pods, claims, (), None), session.profile, rules))
+        for node, pods in found.items()
+    }
+
+
+def plan_body(fleet: Fleet, forecast: Forecast, now_s: float, pods: Mapping[str, int] | None) -> Json:
+    """What only a plan has; `pods` are those on each node that use the accelerator, None where that is not known."""
+    seen = survey(fleet, now_s)
+    asking = asking_waves(seen, fleet.wishes)
+    by_wave: dict[int, list[Expected]] = {}
+    for one in forecast.nodes:
+        by_wave.setdefault(one.wave, []).append(one)
+    waves = []
+    for number, wave in enumerate(fleet.policy.waves, 1):
+        before = [at for at in asking if at < number and number > seen.scene.turn.upto]
+        waves.append(_wave(by_wave.get(number, ()), pods, number=number, name=wave.name, after=before[-1:]))
+    return {
+        "toGo": len(forecast.nodes),
+        "typicalSeconds": None if forecast.typical_s is None else round(forecast.typical_s),
+        "windowSeconds": None if forecast.window_s is None else round(forecast.window_s, 3),
+        "ends": moment(forecast.ends_s),
+        "pods": _sum(forecast.nodes, pods),
+        "waves": waves,
+    }
+
+
+def _wave(
+    nodes: Sequence[Expected], pods: Mapping[str, int] | None, *, number: int, name: str, after: Sequence[int]
+) -> Json:
+    """One wave; `after` is the wave at whose end somebody has to approve it, if there is one."""
+    begins = [one.begins_s for one in nodes if one.begins_s is not None]
+    ends = [one.ends_s for one in nodes if one.ends_s is not None]
+    return {
+        "number": number,
+        "name": name,
+        "approvalAfter": after[0] if after and nodes else None,
+        "begins": moment(min(begins, default=None)),
+        "ends": moment(max(ends)) if ends and len(ends) == len(nodes) else None,
+        "pods": _sum(nodes, pods),
+        "nodes": [
+            {
+                "node": one.name,
+                "order": one.order,
+                "reason": one.reason,
+                "begins": moment(one.begins_s),
+                "ends": moment(one.ends_s),
+                "pods": None if pods is None else pods.get(one.name, 0),
+            }
+            for one in nodes
+        ],
+    }
+
+
+def _sum(nodes: Sequence[Expected], pods: Mapping[str, int] | None) -> int | None:
+    return None if pods is None else sum(pods.get(one.name, 0) for one in nodes)

@@ -1,0 +1,471 @@
+"""Builds clock, log, cluster, profile and host from the options. One Session per command."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from driver_manager import profiles
+from driver_manager.adapters.host import system as host_facts
+from driver_manager.adapters.host.files import HostRoots, boot_id, machine_id
+from driver_manager.adapters.host.holders import whose
+from driver_manager.adapters.host.pci import LinuxPciDevices, pci_devices
+from driver_manager.adapters.host.slots import HostSlots
+from driver_manager.adapters.host.system import LinuxHost
+from driver_manager.adapters.process import tools
+from driver_manager.adapters.process.clock import SystemClock
+from driver_manager.adapters.report.log import LogForm, LogReporter, is_capable
+from driver_manager.core.ports import Cluster, Ports
+from driver_manager.core.swap.run import Identity, Reading, observe, strictly, warn_of_left
+from driver_manager.domain import kmm, selectors, settings
+from driver_manager.domain.deadline import Moment
+from driver_manager.domain.errors import ConfigError, ManagerError, NodeMissing, Terminated
+from driver_manager.domain.host import Host
+from driver_manager.domain.journal import Journal, Owner
+from driver_manager.domain.kmm import KmmModule
+from driver_manager.domain.node import Node, PodList, is_this_host
+from driver_manager.domain.observation import EvictionRules, Loader, Mode, Observation, Part, Policy
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.selectors import Selector
+from driver_manager.domain.settings import Setting, Values
+
+if TYPE_CHECKING:
+    from driver_manager.adapters.kube.node import KubeCluster
+
+
+# Who loads the driver, from the options, and which others make no sense then.
+
+_AGAINST_KMM = {
+    settings.FORCE_REINSTALL: "KMM loads only a version that it has not loaded",
+    settings.SAFE_LOAD: "the operator cordons the node, and on a cordoned node KMM unloads the driver at once",
+    settings.ENABLE_AUTO_DRAIN: "a drain needs a cordon, and on a cordoned node KMM unloads the driver at once",
+}
+
+
+def kmm_module(values: Values) -> KmmModule | None:
+    """The Module that KMM is to load, None where something else loads. Raises ConfigError for options against it."""
+    if values[settings.DRIVER_LOAD] != Loader.KMM.value:
+        return None
+    for option, why in _AGAINST_KMM.items():
+        if values[option]:
+            raise ConfigError(
+                f"{option.env} cannot be used with DRIVER_LOAD=kmm: {why}", f"Unset {option.env} ({option.flag})."
+            )
+    return kmm.parse(values[settings.KMM_MODULE], values[settings.KMM_VERSION])
+
+
+def loader(values: Values) -> Loader:
+    """Who loads the driver. Raises ConfigError where the host does, and another option wants it installed."""
+    chosen = Loader(values[settings.DRIVER_LOAD])
+    if chosen is Loader.NONE and values[settings.FORCE_REINSTALL]:
+        raise ConfigError(
+            "FORCE_REINSTALL is set, and with DRIVER_LOAD=none nothing is ever installed",
+            "Unset FORCE_REINSTALL, or let the driver's container or the manager load the driver (DRIVER_LOAD).",
+        )
+    return chosen
+
+
+CONTAINER_HOST_ROOT = Path("/host")
+BLIND_RETRIES_S = 1.0
+"""Of every further request, where the first got no answer."""
+NO_EVIDENCE = "off"
+
+
+def host_roots(values: Values) -> HostRoots:
+    """Where the host is seen: as told, else /host where a host tree is mounted there, else /."""
+    mounted = (CONTAINER_HOST_ROOT / "etc").is_dir()
+    root = Path(values[settings.HOST_ROOT] or (CONTAINER_HOST_ROOT if mounted else "/"))
+    return HostRoots(
+        root=root,
+        proc=Path(values[settings.PROC_ROOT] or root / "proc"),
+        sys=Path(values[settings.SYS_ROOT] or root / "sys"),
+        dev=Path(values[settings.DEV_ROOT] or root / "dev"),
+    )
+
+
+def policy(values: Values) -> Policy:
+    """The policy in the options. Raises ConfigError for a bad selector, and for what contradicts DRIVER_LOAD."""
+    loads = loader(values)
+    return Policy(
+        loader=loads,
+        kmm=kmm_module(values),
+        driver_version=values[settings.DRIVER_VERSION] if loads is Loader.NONE else "",
+        force_reinstall=values[settings.FORCE_REINSTALL],
+        no_wait=values[settings.NO_WAIT],
+        take_over=values[settings.TAKE_OVER],
+        driver_pod_leaves=values[settings.DRIVER_POD_LEAVES] or bool(values[settings.CLEAR_FOR]),
+        clear_for=values[settings.CLEAR_FOR],
+        stop_host_services=values[settings.STOP_HOST_SERVICES],
+        pod_termination_timeout_s=values[settings.POD_TERMINATION_TIMEOUT],
+        device_free_timeout_s=values[settings.DEVICE_FREE_TIMEOUT],
+        deadline_s=values[settings.RECONCILE_DEADLINE],
+        eviction=eviction_rules(values),
+        completion=selector(values, settings.WAIT_FOR_COMPLETION_SELECTOR),
+        completion_timeout_s=values[settings.WAIT_FOR_COMPLETION_TIMEOUT],
+        safe_load=values[settings.SAFE_LOAD],
+        operator_timeout_s=values[settings.OPERATOR_TIMEOUT],
+        ignore_skip=values[settings.IGNORE_SKIP],
+        retry_wait_s=values[settings.RETRY_WAIT],
+    )
+
+
+def eviction_rules(values: Values) -> EvictionRules:
+    """What may be done to users' pods. Raises ConfigError for a bad selector."""
+    return replace(
+        workload_rules(values),
+        clients=selector(values, settings.CLIENT_SELECTOR),
+        # Who unloads in our place, a driver container or KMM, leaves no gap that we could use.
+        restarts_clients=values[settings.RESTART_CLIENTS]
+        and not values[settings.CLEAR_FOR]
+        and values[settings.DRIVER_LOAD] != Loader.KMM.value,
+    )
+
+
+def workload_rules(values: Values) -> EvictionRules:
+    """Of those rules, what is not about the clients of a driver that follows. Raises ConfigError for a bad selector."""
+    return replace(
+        eviction_consents(values),
+        is_enabled=values[settings.ENABLE_NPU_POD_EVICTION],
+        evicts_holders=values[settings.EVICT_HOLDERS],
+        drains=values[settings.ENABLE_AUTO_DRAIN],
+        drain_selector=selector(values, settings.DRAIN_POD_SELECTOR_LABEL),
+        drain_timeout_s=values[settings.DRAIN_TIMEOUT_SECONDS],
+    )
+
+
+def eviction_consents(values: Values) -> EvictionRules:
+    """Of those rules, what matters before a reboot, too."""
+    classes = values[settings.NPU_POD_EVICTION_DEVICE_CLASS].split(",")
+    return EvictionRules(
+        forces=values[settings.NPU_POD_EVICTION_FORCE],
+        deletes_empty_dirs=values[settings.NPU_POD_EVICTION_DELETE_EMPTYDIR_DATA],
+        timeout_s=values[settings.POD_EVICTION_TIMEOUT],
+        device_classes=tuple(name.strip() for name in classes if name.strip()),
+    )
+
+
+def selector(values: Values, option: Setting[str]) -> Selector:
+    """The label selector in an option. Raises ConfigError."""
+    try:
+        return selectors.parse(values[option])
+    except ValueError as error:
+        raise ConfigError(
+            f"{option.env} is not a label selector: {error}", "Write it as kubectl's -l takes it: a=b,c in (d,e)."
+        ) from error
+
+
+def refuse_zero(option: Setting[Any], seconds: float) -> None:
+    """Raise ConfigError for an option that has to be a time above 0."""
+    if not seconds > 0:
+        raise ConfigError(f"{option.flag} is {seconds:g} seconds", f"Give {option.flag} a time above 0.")
+
+
+def with_shown_state(profile: Profile, values: Values) -> Profile:
+    """`profile`, without the keys by which the Node shows the driver's state where that is switched off."""
+    if values[settings.NODE_STATE] == "on":
+        return profile
+    return replace(profile, keys=replace(profile.keys, state="", last_outcome="", generation=""))
+
+
+def with_evidence(profile: Profile, values: Values) -> Profile:
+    """`profile` with the folder for evidence that the options name. Raises ConfigError for one that is no path."""
+    told = values.get(settings.EVIDENCE_DIR, "")
+    if not told:
+        return profile
+    folder = "" if told == NO_EVIDENCE else told.rstrip("/")
+    if told != NO_EVIDENCE and not folder.startswith("/"):
+        raise ConfigError(
+            f"{settings.EVIDENCE_DIR.env} is {told!r}, which is not a path on the host",
+            f"Write it as /var/lib/driver-manager/evidence, or {NO_EVIDENCE}.",
+        )
+    return replace(profile, paths=replace(profile.paths, evidence=folder))
+
+
+def _with_last_label(profile: Profile, key: str) -> Profile:
+    """`profile` with a further label of a DRA kubelet plugin. Raises ConfigError."""
+    if not key:
+        return profile
+    if not profiles.may_pause(key) or key == profile.deploy.driver_key:
+        raise ConfigError(f"{key!r} is not the key of a label that may be paused", "Write it as example.com/name.")
+    deploy = replace(profile.deploy, leave_last=tuple(dict.fromkeys((*profile.deploy.leave_last, key))))
+    return replace(profile, deploy=deploy)
+
+
+def log_form(values: Values) -> LogForm:
+    """How the log is written: text on a terminal, JSON lines otherwise, unless told."""
+    wanted = values[settings.LOG_FORMAT]
+    as_json = wanted == "json" or (wanted == "auto" and not sys.stderr.isatty())
+    return LogForm(as_json, values[settings.LOG_LEVEL], values[settings.TERMINATION_LOG])
+
+
+@dataclass
+class Session:
+    """Everything one command works with, after its Node was read once."""
+
+    values: Values
+    clock: SystemClock
+    log: LogReporter
+    cluster: Cluster
+    roots: HostRoots
+    node: Node
+    profile: Profile
+    is_here: bool = True
+    host_problem: str = ""
+    mode: Mode = Mode.CONTAINER
+
+    def ports(self) -> Ports:
+        """The ports of a run on this host."""
+        host = LinuxHost(self.roots, self.profile, self.clock)
+        slots = HostSlots(self.roots.files(), self.roots.proc, self.clock)
+        devices = LinuxPciDevices(self.roots, self.profile, self.clock, host.load_of_host)
+        return Ports(self.cluster, host, self.clock, self.log, slots=slots, devices=devices)
+
+    def observe(
+        self,
+        node: Node | None = None,
+        *,
+        tolerant: bool = False,
+        recent: bool = False,
+        reading: Reading = strictly,
+    ) -> Observation:
+        """All facts, of `node` as given or as it is now. `tolerant`: a host that cannot be read counts as none.
+
+        `recent`: pods as they were a moment ago will do. Raises ManagerError, unless `reading` does not.
+        """
+        current = node if node is not None else self.cluster.node()
+        identity, unread = self._identity(), PodList((), "")
+        pods = reading(Part.PODS, lambda: self._pods(current, identity, recent=recent), unread)
+        if pods is unread:  # nobody can be missed there
+            identity = replace(identity, pod_name="", pod_name_is_sure=False)
+        obs = observe(
+            current,
+            pods,
+            self.profile,
+            identity,
+            digest=self.values.get(settings.DRIVER_CONFIG_DIGEST, ""),
+            read_host=lambda journal, wanted: self._host(journal, wanted, tolerant=tolerant),
+            process_lives=lambda owner: tools.process_lives(owner, self.roots.proc),
+            reading=reading,
+            at=Moment(self.clock.monotonic(), self.clock.wall()),
+        )
+        is_unsure = pods is unread and obs.journal is not None and bool(obs.journal.owner.pod_uid)
+        return replace(obs, owner_alive=None) if is_unsure else obs
+
+    def warn_of_refused(self, obs: Observation) -> None:
+        """Warn of each field of the node's journal that is ignored, and of records on the host that it lacks."""
+        for one in obs.refused:
+            self.log.warn(str(one))
+        warn_of_left(obs.left, self.log, set())
+
+    def observer(self) -> Callable[[], Observation]:
+        """Observes with the Node already read first, read again at each later call: for a run that follows the pods.
+
+        Later calls come after a wait: what it saw go must not be there again, in the memory of another server.
+        """
+        first: list[Node] = [self.node]
+        return lambda: self.observe(first.pop(), recent=True) if first else self.observe()
+
+    def _pods(self, node: Node, identity: Identity, *, recent: bool) -> PodList:
+        """The pods on `node`; as they are now where a journal's owner is looked for, or we ourselves are missed."""
+        if recent and self.profile.keys.journal not in node.annotations:
+            pods = self.cluster.pods(recent=True)
+            if not identity.pod_name_is_sure or any(pod.name == identity.pod_name for pod in pods.pods):
+                return pods
+        return self.cluster.pods()
+
+    def _host(self, journal: Journal | None, wanted: str, *, tolerant: bool) -> Host | None:
+        is_for_containers = self.mode is Mode.CONTAINER
+        loader = self.values.get(settings.DRIVER_LOAD, "") if is_for_containers else ""
+        root = self.values.get(settings.DRIVER_ROOT, "")
+        try:
+            return host_facts.read_host(
+                self.roots,
+                self.profile,
+                root,
+                journal,
+                loads=loader == Loader.MANAGER.value,
+                ships=loader == Loader.NONE.value,
+                wanted=wanted,
+                picks_vfio=not is_for_containers,
+            )
+        except ConfigError as error:
+            if not tolerant:
+                raise
+            self.host_problem = error.what
+            return None
+
+    def _identity(self) -> Identity:
+        told = self.values[settings.POD_NAME]
+        namespace = (
+            self.values[settings.POD_NAMESPACE] or self.values[settings.OPERATOR_NAMESPACE] or self.profile.namespace
+        )
+        around, _ = whose(Path("/proc/self"))
+        return Identity(told or socket.gethostname(), bool(told), namespace, self._process(), around)
+
+    def _process(self) -> Owner:
+        try:
+            boot = boot_id(self.roots)
+        except ManagerError:
+            boot = ""
+        return tools.this_process(boot)
+
+
+def _log(values: Values, clock: SystemClock, *, lists_steps: bool) -> LogReporter:
+    """The log; a list of steps instead for a person at a terminal, unless LOG_FORMAT says otherwise."""
+    form = log_form(values)
+    if lists_steps and not form.as_json and values[settings.LOG_FORMAT] != "text" and is_capable(sys.stderr):
+        from driver_manager.adapters.report.steps import StepList  # noqa: PLC0415  # with a thread, for this case only
+
+        return StepList(clock.monotonic, level=form.level, stream=sys.stderr)
+    return form.reporter(clock.wall)
+
+
+def open_session(
+    values: Values,
+    *,
+    api_timeout_s: float = settings.API_TIMEOUT_S,
+    lists_steps: bool = False,
+    reading: Reading = strictly,
+    mode: Mode = Mode.CONTAINER,
+) -> Session:
+    """Check the options, reach the cluster, read the Node, pick the profile. Raises ManagerError.
+
+    `lists_steps`: the command has steps that a person may want to follow; it has to call `log.ended` after them.
+    `mode` is whom the devices are to serve. `reading`: where it does not raise for a cluster or a Node out of reach,
+    the Node is one without anything on it.
+    """
+    known = profiles.known(values[settings.PROFILE_FILE])
+    wanted = values[settings.DRIVER_PROFILE]
+    if wanted != profiles.AUTO:
+        profiles.pick(wanted, known, (), lambda _: False)
+    clock = SystemClock()
+    clock.install()
+    log = _log(values, clock, lists_steps=lists_steps)
+    roots = host_roots(values)
+    name = node_name(values, roots)
+    unread = Node(name, "", "")
+    cluster = _cluster(values, name, clock, log, api_timeout_s, reading)
+    node = reading(Part.NODE, cluster.node, unread)
+    if node is unread:
+        cluster.limit_retries(BLIND_RETRIES_S)
+    is_here = _is_here(node, roots)
+    profile = profiles.pick(wanted, known, node.labels, lambda one: is_here and bool(pci_devices(roots, one)))
+    profile = with_shown_state(profile, values)
+    profile = with_evidence(profile, values)
+    profile = _with_last_label(profile, values[settings.NODE_LABEL_FOR_NPU_POD_EVICTION])
+    cluster.home = _home(values, profile)
+    return Session(values, clock, log, cluster, roots, node, profile, is_here, mode=mode)
+
+
+def _cluster(  # noqa: PLR0913, PLR0917  # as `kube_cluster`, and what becomes of its error
+    values: Values, name: str, clock: SystemClock, log: LogReporter, api_timeout_s: float, reading: Reading
+) -> KubeCluster:
+    """The way to the cluster, or one on which every request fails. Raises ConfigError, unless `reading` does not."""
+    try:
+        return kube_cluster(values, name, clock, log, api_timeout_s)
+    except ConfigError as error:
+        why = error
+
+    def no_way() -> None:
+        raise why
+
+    reading(Part.CLUSTER, no_way, None)
+    from driver_manager.adapters.kube.api import NoWay  # noqa: PLC0415
+    from driver_manager.adapters.kube.node import KubeCluster  # noqa: PLC0415  # as above
+
+    return KubeCluster(NoWay(why), name, clock, log, BLIND_RETRIES_S)
+
+
+def _home(values: Values, profile: Profile) -> str:
+    """Our namespace, whose pods may do where those of all may not be listed; "" where they may not do.
+
+    It is where a Role of our account is, and our own pod. Whoever may evict users' pods has to see all of them.
+    """
+    evicting = (
+        settings.ENABLE_NPU_POD_EVICTION,
+        settings.ENABLE_AUTO_DRAIN,
+        settings.EVICT_HOLDERS,
+        settings.RESTART_CLIENTS,
+    )
+    if any(values.get(setting, False) for setting in evicting):
+        return ""
+    return values[settings.POD_NAMESPACE] or values[settings.OPERATOR_NAMESPACE] or profile.namespace
+
+
+def _is_here(node: Node, roots: HostRoots) -> bool:
+    """Whether this is the node's own host: another machine's devices say nothing about it."""
+    try:
+        return is_this_host(node, machine_id(roots), boot_id(roots))
+    except (ManagerError, OSError):
+        return False
+
+
+def node_name(values: Values, roots: HostRoots) -> str:
+    """The node's name: as told, else the host's own where a host tree is mounted. Raises ConfigError."""
+    told = values[settings.NODE_NAME]
+    if not told and roots.root != Path("/"):
+        with contextlib.suppress(OSError):
+            told = (roots.files().read("/etc/hostname") or "").strip()
+    if not told:
+        raise ConfigError("the name of the node is not set", "Set NODE_NAME (or --node-name).")
+    if not all(part.replace("-", "").isalnum() and part == part.lower() for part in told.split(".")):
+        raise ConfigError(f"{told!r} is not the name of a node", "Set NODE_NAME (or --node-name) to its name.")
+    return told
+
+
+def kube_cluster(
+    values: Values, name: str, clock: SystemClock, log: LogReporter, api_timeout_s: float = settings.API_TIMEOUT_S
+) -> KubeCluster:
+    """The way to the cluster. Raises ConfigError where there is none."""
+    from driver_manager.adapters.kube.api import load_client  # noqa: PLC0415  # as above
+    from driver_manager.adapters.kube.node import KubeCluster  # noqa: PLC0415  # 40 MiB that only this needs
+
+    told = values[settings.API_TIMEOUT]
+    client = load_client(values[settings.KUBECONFIG] or None)
+    return KubeCluster(client, name, clock, log, api_timeout_s if told is None else told)
+
+
+# For commands that only look: what is out of sight costs its own part of the answer, and no more.
+
+T = TypeVar("T")
+
+
+class Sight:
+    """Reads parts, and keeps the errors of those that are out of sight."""
+
+    def __init__(self) -> None:
+        self.errors: dict[Part, ManagerError] = {}
+
+    def __call__(self, part: Part, read: Callable[[], T], otherwise: T) -> T:
+        """See `driver_manager.core.swap.run.Reading`. Raises NodeMissing and Terminated: no matter of sight."""
+        try:
+            return read()
+        except (NodeMissing, Terminated):
+            raise
+        except ManagerError as error:
+            self.errors[part] = error
+            return otherwise
+
+    def first(self) -> ManagerError | None:
+        """The first error, None where everything was seen."""
+        return next(iter(self.errors.values()), None)
+
+    def session(self, values: Values) -> Session:
+        """The command's session, without a cluster or a Node where those are out of sight.
+
+        Raises ManagerError: the first one, as what is out of sight may be why the rest is unknown.
+        """
+        try:
+            return open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, reading=self)
+        except ManagerError as error:
+            raise self.first() or error from None
+
+    @property
+    def why_no_node(self) -> ManagerError | None:
+        """Why the Node is out of sight, None where it was read."""
+        return self.errors.get(Part.CLUSTER) or self.errors.get(Part.NODE)

@@ -1,0 +1,66 @@
+"""Health-watch's patches and Events on the Node: a wedge, its end, and the end of an outage.
+
+Runs in a process of its own, which may be killed between any two requests and is then started again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from driver_manager.core.node import patch_until_current
+from driver_manager.core.ports import Cluster
+from driver_manager.core.ports_base import Reporter
+from driver_manager.domain.errors import ManagerError
+from driver_manager.domain.health.watch import Notice, NoticeKind
+from driver_manager.domain.node import Node, NodeChange
+from driver_manager.domain.node_state import NodeState, encode, label, outcome_on, state_on
+from driver_manager.domain.profile import NodeKeys
+from driver_manager.domain.window import Window
+
+_YIELDS_TO_A_WEDGE = (None, NodeState.READY, NodeState.FAILED)
+"""States that a wedge takes the place of. The others are a run's that has the node, or ask for a reboot already."""
+
+
+def announce(cluster: Cluster, reporter: Reporter, keys: NodeKeys, notice: Notice) -> None:
+    """Show the state that `notice` tells of, and record its Event. Raises as the port, after it has tried both.
+
+    A notice of no known wedge has an Event only where the Node still showed one.
+    """
+    failed: ManagerError | None = None
+    was_shown = False
+    if keys.state:
+        try:
+            was_shown = patch_until_current(cluster, reporter, lambda node: _change(node, keys, notice)) is not None
+        except ManagerError as error:
+            failed = error
+    if notice.since_s or was_shown:
+        is_bad = notice.kind is NoticeKind.WEDGED
+        cluster.record_event(notice.event, notice.message, warning=is_bad, key=notice.key)
+    if failed is not None:
+        raise failed
+
+
+def announce_window(cluster: Cluster, reporter: Reporter, keys: NodeKeys, window: Window) -> None:
+    """Show that `window` is over where the Node's last outcome has just this one open. Raises as the port."""
+
+    def change(node: Node) -> NodeChange:
+        outcome = outcome_on(node, keys)
+        there = outcome.window if outcome is not None else None
+        if outcome is None or there is None or not there.is_open or there.began_s != window.began_s:
+            return NodeChange()
+        return NodeChange(annotations={keys.last_outcome: encode(replace(outcome, window=window))})
+
+    patch_until_current(cluster, reporter, change)
+
+
+def _change(node: Node, keys: NodeKeys, notice: Notice) -> NodeChange:
+    there = state_on(node, keys)
+    if notice.kind is NoticeKind.WEDGED:
+        return NodeChange(label(node, keys, NodeState.WEDGED) if there in _YIELDS_TO_A_WEDGE else {})
+    return NodeChange(label(node, keys, _before(node, keys)) if there is NodeState.WEDGED else {})
+
+
+def _before(node: Node, keys: NodeKeys) -> NodeState:
+    """What the label said before the wedge took its place: a run that failed is not forgotten for it."""
+    outcome = outcome_on(node, keys)
+    return NodeState.FAILED if outcome is not None and outcome.state is NodeState.FAILED else NodeState.READY

@@ -1,0 +1,201 @@
+"""Restarts the clients of a new driver: pods that opened the earlier one, each once, by eviction.
+
+The first turn after the driver is ready decides which pods are clients, and notes them on the host before it evicts
+one. After a kill, the next turn of any process continues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from driver_manager.core.ports import ClientNotes, Cluster
+from driver_manager.core.ports_base import Clock, Reporter
+from driver_manager.domain import events
+from driver_manager.domain.deadline import Deadline, around_s
+from driver_manager.domain.errors import ApiRefused
+from driver_manager.domain.node import Eviction, EvictionOutcome, NodeChange, Pod
+from driver_manager.domain.node_state import encode_generation, seen_now
+from driver_manager.domain.observation import EvictionRules
+from driver_manager.domain.pods import client_record
+from driver_manager.domain.pods.client_record import Client, ClientRecord, ClientState
+from driver_manager.domain.pods.workloads import (
+    ClientRules,
+    claims_of,
+    holding_since_before,
+    is_client,
+    namespaces_with_claims,
+)
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.text import several
+
+BUSY = "another process is restarting clients"
+NOT_LOADED = "the driver is not loaded"
+FIRST_RETRY_S = 1.0
+LAST_RETRY_S = 10.0
+
+
+class ClientTurn(Frozen):
+    """What one turn came to: who was `restarted`, a line for each client that is `left`, or `problem` where nothing
+    could be done. `is_early`: what is left is in moments known to be clients or none, as on nodes whose pods wait for
+    their driver.
+    """
+
+    restarted: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    problem: str = ""
+    is_early: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to be done for this driver."""
+        return not self.left and not self.problem
+
+    @property
+    def undone(self) -> str:
+        """What is left, for a message."""
+        return self.problem or "; ".join(self.left)
+
+
+class ClientRestarter:
+    """Restarts the clients of the driver that this host has. Its driver has to be ready whenever it is asked."""
+
+    def __init__(
+        self, cluster: Cluster, notes: ClientNotes, clock: Clock, reporter: Reporter, rules: ClientRules
+    ) -> None:
+        self._cluster = cluster
+        self._notes = notes
+        self._clock = clock
+        self._reporter = reporter
+        self._rules = rules
+
+    def after_run(self, pods: Collection[Pod], deadline: Deadline) -> ClientTurn:
+        """What is due at the end of a run that saw `pods` on the node. Raises as `turn`.
+
+        Without a client among them nothing is asked of the API server, unless a turn was cut off: the client that it
+        evicted may have gone, and the successor be yet to come. One turn is all that takes.
+        """
+        if any(is_client(pod, self._rules) for pod in pods):
+            return self.until(deadline)
+        record = client_record.recorded(self._notes.recall())
+        return self.turn() if record is not None and record.was_cut_off(pods) else ClientTurn()
+
+    def until(self, deadline: Deadline) -> ClientTurn:
+        """Take turns until nothing is left, or `deadline` is over. Raises as `turn`."""
+        backoff_s = FIRST_RETRY_S
+        while not (turn := self.turn()).is_over and turn.problem != NOT_LOADED and not deadline.is_over:
+            self._clock.sleep(min(deadline.left(), around_s(backoff_s, self._clock.random())))
+            backoff_s = min(2 * backoff_s, LAST_RETRY_S)
+        return turn
+
+    def turn(self, load: str = "") -> ClientTurn:
+        """One turn. `load`: only for this load of the driver, where it is told. Raises ConfigError, and as the port."""
+        with self._notes.alone() as is_alone:
+            if not is_alone:
+                return ClientTurn(problem=BUSY)
+            seen = self._notes.sighting()
+            if not seen.load or (load and load != seen.load):
+                return ClientTurn(problem=NOT_LOADED)
+            there, now_s = client_record.recorded(self._notes.recall()), self._clock.wall()
+            record = client_record.of(there, seen_now(seen, there.generation if there else None, now_s))
+            return ClientTurn() if record.is_settled(self._rules) else self._go_on(record)
+
+    def _go_on(self, record: ClientRecord) -> ClientTurn:
+        if not self._rules.selectors:
+            record = self._noted(record.looked((), self._rules, self._clock.wall()))
+        why, before = dict[str, str](), record.restarted
+        if not record.has_looked_for(self._rules) or record.unknown or record.left:
+            pods = self._cluster.pods().pods
+            if not record.has_looked:
+                record = replace(record, claims=self._surviving(pods, record))
+            record = self._noted(record.looked(pods, self._rules, self._clock.wall()))
+            record, why = self._restart(record, {pod.uid: pod for pod in pods})
+        if not record.is_shown:
+            self._show(record)
+            record = self._noted(replace(record, is_shown=True))
+        restarted = tuple(str(client) for client in record.restarted if client not in before)
+        lines = [f"{client}: {why.get(client.uid, client_record.MEANINGS[client.state])}" for client in record.left]
+        waits = (f"{len(record.unknown)} pod(s) whose containers are not reported yet",) if record.unknown else ()
+        return ClientTurn(restarted, (*lines, *waits), is_early=bool(waits) and not lines)
+
+    def _surviving(self, pods: tuple[Pod, ...], record: ClientRecord) -> tuple[str, ...]:
+        """The claims that were prepared for an earlier driver; where they may not be read, one line says so."""
+        profile = self._rules.profile
+        holding = holding_since_before(pods, record.generation, self._clock.wall())
+        namespaces = namespaces_with_claims(holding, profile, EvictionRules())
+        try:
+            return claims_of(holding, self._cluster.claims(namespaces), profile) if namespaces else ()
+        except ApiRefused as error:
+            self._reporter.warn(f"cannot tell whether claims survived the new driver: {error.what}")
+            return ()
+
+    def _noted(self, record: ClientRecord) -> ClientRecord:
+        self._notes.remember(client_record.encode(record))
+        return record
+
+    def _restart(self, record: ClientRecord, pods: dict[str, Pod]) -> tuple[ClientRecord, dict[str, str]]:
+        """Ask once for each client that is left; the record then, and why each that is refused is refused, by uid.
+
+        Raises ApiRefused once all were asked for: a right may be lacking in one namespace and not in another.
+        """
+        book, why, lacking = _Book(record, self._noted), dict[str, str](), list[ApiRefused]()
+        for client in record.left:
+            pod, was_asked = pods.get(client.uid), client.state is ClientState.ASKED
+            if pod is None or pod.deleting or pod.has_left:
+                self._settle(book, client, was_asked=was_asked)
+                continue
+            book.put(client.uid, ClientState.ASKED)
+            try:
+                ((_, answer),) = self._cluster.evict_each((pod,))
+            except ApiRefused as error:
+                book.put(client.uid, ClientState.FOUND)
+                lacking.append(error)
+                continue
+            if answer.outcome is EvictionOutcome.BLOCKED:
+                why[client.uid] = self._refused(book, client, answer)
+            else:
+                self._settle(book, client, was_asked=was_asked or answer.outcome is EvictionOutcome.ACCEPTED)
+        if lacking:
+            raise lacking[0]
+        return book.record, why
+
+    def _refused(self, book: _Book, client: Client, answer: Eviction) -> str:
+        book.put(client.uid, ClientState.FOUND)
+        self._reporter.info(f"the eviction of client {client} is refused: {answer.why}")
+        return f"its eviction is refused: {answer.why}"
+
+    def _settle(self, book: _Book, client: Client, *, was_asked: bool) -> None:
+        """It goes or is gone. What we asked for has an Event; one that cannot be posted now stays as asked for."""
+        if not was_asked:
+            return book.put(client.uid, ClientState.LEFT)
+        claims = book.record.claims
+        survived = f"; claims that were prepared for an earlier driver: {several(claims)}" if claims else ""
+        what = f"client {client} was restarted: it started before this driver was ready{survived}"
+        key = events.client_key(client.uid)
+        if self._cluster.post_event(events.DRIVER_CLIENT_RESTARTED, what, warning=False, key=key):
+            self._reporter.info(what)
+            book.put(client.uid, ClientState.RESTARTED)
+        return None
+
+    def _show(self, record: ClientRecord) -> None:
+        """Have the Node show the generation, where it is to show the driver's state at all.
+
+        Whatever else is on the Node, and whoever changes it now: nobody else on this host is here.
+        """
+        key = self._rules.profile.keys.generation
+        if key:
+            self._cluster.patch_node(NodeChange(annotations={key: encode_generation(record.generation)}), None)
+
+
+class _Book:
+    """The record as it is on the host."""
+
+    def __init__(self, record: ClientRecord, noted: Callable[[ClientRecord], ClientRecord]) -> None:
+        self.record = record
+        self._noted = noted
+
+    def put(self, uid: str, state: ClientState) -> None:
+        """Note the state of that client, unless it is noted."""
+        record = self.record.with_state(uid, state)
+        if record != self.record:
+            self.record = self._noted(record)

@@ -1,1 +1,0 @@
-"""The loop of health-watch."""

@@ -1,1 +1,0 @@
-"""What every program does to its Node the same way."""

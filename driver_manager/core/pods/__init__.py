@@ -1,1 +1,0 @@
-"""Pods that leave: waited for and evicted."""

@@ -1,1 +1,0 @@
-"""The rebooter's loop."""

@@ -1,0 +1,481 @@
+"""The rebooter's loop: observe, decide, do one thing, repeat; and the drain of its node.
+
+A process that is killed between two effects is followed by one that continues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from driver_manager.core.pods import Evictor
+from driver_manager.core.ports import Cluster, NodeDrainer, RebootHost, SlotStore
+from driver_manager.core.ports_base import Clock, Reporter
+from driver_manager.domain import events
+from driver_manager.domain.deadline import Deadline, around_s
+from driver_manager.domain.errors import (
+    ApiUnavailable,
+    Conflict,
+    ManagerError,
+    ModuleFailed,
+    NodeMissing,
+    PodsRemain,
+    Terminated,
+)
+from driver_manager.domain.node import NodeChange, PodList, is_this_host
+from driver_manager.domain.observation import EvictionRules
+from driver_manager.domain.pods.workloads import (
+    NodePods,
+    PodAction,
+    Workload,
+    namespaces_with_claims,
+    refusal,
+    with_action,
+    workloads,
+)
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.reboot.decision import (
+    ENDS,
+    RebootAct,
+    RebootDecision,
+    cleaned,
+    completed,
+    decide,
+    given_back,
+    granted,
+    how_long,
+    is_approved,
+)
+from driver_manager.domain.reboot.decision import request_labels as labels_of
+from driver_manager.domain.reboot.state import (
+    Attempt,
+    Pending,
+    RebootPolicy,
+    RebootState,
+    Record,
+    SlotHolder,
+    SlotsUnreadable,
+    Snapshot,
+    event_key,
+)
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.text import without_numbers
+
+MAX_ACTS = 40
+"""More than any round needs: a round that does not end is looked at again after the interval."""
+
+FENCE_S = 120.0
+"""What was seen longer ago than this is looked at again before the host is told to reboot."""
+
+ROUND_SHARE = 0.1
+"""Pauses between two rounds differ by so much of the interval."""
+
+HURRY_S = 1.5
+REASON_CHARS = 500
+
+
+class RebootPorts(Frozen):
+    """The outside, wired once by the command line. `workloads` is None where the node is not to be cleared."""
+
+    cluster: Cluster
+    slots: SlotStore
+    host: RebootHost
+    clock: Clock
+    reporter: Reporter
+    workloads: NodeDrainer | None = None
+
+
+class Rebooter:
+    """Brings what the marker asks for about, as far as the policy allows."""
+
+    def __init__(self, ports: RebootPorts, policy: RebootPolicy, interval_s: float) -> None:
+        self._ports = ports
+        self._policy = policy
+        self._interval_s = interval_s
+        self._last_trouble = ""
+        self._last_reason = ""
+        self._record = Record()
+        self._acts: dict[RebootAct, Callable[[RebootState, str], None]] = {
+            RebootAct.CLEAN_UP: self._clean_up,
+            RebootAct.COMPLETE: self._complete,
+            RebootAct.WITHDRAW: self._withdraw,
+            RebootAct.ANNOUNCE: self._announce,
+            RebootAct.ESCALATE: self._escalate,
+            RebootAct.RELEASE: self._release,
+            RebootAct.TAKE_SLOT: self._take_slot,
+            RebootAct.GRANT: self._grant,
+            RebootAct.COUNT: self._count,
+            RebootAct.CLEAR_WORKLOADS: self._clear_workloads,
+            RebootAct.REBOOT: self._reboot,
+            RebootAct.FORCE: self._force,
+            RebootAct.GIVE_UP: self._give_up,
+        }
+
+    def run(self) -> None:
+        """Until there is nothing to do any more. Raises Terminated, after giving back what no reboot was begun for."""
+        try:
+            while self.round().act is not RebootAct.NOTHING:
+                # Jitter: the rebooters of many nodes are started together, and wait for the same slot.
+                self._ports.clock.sleep(around_s(self._interval_s, self._ports.clock.random(), ROUND_SHARE))
+        except Terminated:
+            self._let_go()
+            raise
+
+    def round(self) -> RebootDecision:
+        """Act until there is something to wait for, or nothing to do. What fails is tried again in the next round."""
+        try:
+            for _ in range(MAX_ACTS):
+                decision = self._step()
+                if decision.act in ENDS:
+                    self._last_trouble = ""
+                    return decision
+            raise Conflict(f"not finished after {MAX_ACTS} steps", "No action needed; it is retried.")
+        except Terminated:
+            raise
+        except ManagerError as error:
+            self._say_trouble(error)
+            return RebootDecision(RebootAct.WAIT, error.what)
+
+    def _step(self) -> RebootDecision:
+        """One look at everything, one decision, and its effect."""
+        self._ports.clock.check()
+        state, decision = self._decided()
+        try:
+            if decision.act in ENDS:
+                self._say(state.record, decision)
+                return decision
+            self._ports.reporter.info(f"{decision.act.value}: {decision.reason}")
+            self._acts[decision.act](state, decision.reason)
+        except Conflict as error:
+            self._ports.reporter.info(f"{error.what}; looking again")
+        return decision
+
+    def _decided(self) -> tuple[RebootState, RebootDecision]:
+        """The facts as they are now, those that cost requests as far as the decision asks for them."""
+        state = self._observed()
+        while True:
+            decision = decide(state)
+            match decision.act:
+                case RebootAct.ASK_SLOTS:
+                    state = replace(state, slots=self._ports.slots.read(self._policy.max_concurrent))
+                case RebootAct.ASK_BLOCKERS:
+                    state = replace(state, blockers=self._blockers())
+                case _:
+                    return state, decision
+
+    def _blockers(self) -> tuple[str, ...]:
+        """What would keep the node from being rebooted: asked before anything is taken for it."""
+        workloads, no_way_in = self._ports.workloads, self._ports.host.why_no_way_in()
+        found = workloads.blockers() if workloads else ()
+        return (no_way_in, *found) if no_way_in else found
+
+    def _observed(self) -> RebootState:
+        host = self._ports.host
+        snapshot, record = host.look(), host.record()
+        while True:
+            try:
+                node = self._ports.cluster.node()
+            except NodeMissing:
+                node = None
+            # Another process on this host changes record and Node one after the other. Only a record that is the same
+            # before and after the Node was read belongs to that Node.
+            before, record = record, host.record()
+            if record == before:
+                break
+        self._record = record
+        is_here = node is None or is_this_host(node, host.machine_id(), snapshot.boot_id)
+        wall_s, problem = self._ports.clock.wall(), host.why_not_ready()
+        return RebootState(snapshot, record, node, self._policy, wall_s, problem, is_here)
+
+    def _say(self, record: Record, decision: RebootDecision) -> None:
+        """Log the last word where it is a new one, and keep it for `status`. Numbers that run down are not news."""
+        reason = decision.reason[:REASON_CHARS] if decision.act is RebootAct.WAIT else ""
+        if reason and without_numbers(reason) != without_numbers(self._last_reason):
+            self._ports.reporter.info(reason)
+        self._last_reason = reason
+        if without_numbers(reason) != without_numbers(record.reason) and not self._policy.dry_run:
+            self._keep(replace(record, reason=reason))
+
+    def _say_trouble(self, error: ManagerError) -> None:
+        if error.what != self._last_trouble:
+            self._ports.reporter.warn(f"{error.what}. {error.remedy} Trying again every {self._interval_s:g} s.")
+        self._last_trouble = error.what
+
+    # the acts: each may be killed between any two of its effects and is then begun again
+
+    def _announce(self, state: RebootState, _: str) -> None:
+        node, request = state.node, state.request
+        if node is None or request is None:
+            return
+        # Noted before the Node speaks of it: a request withdrawn meanwhile must find what to take back.
+        record = replace(state.record, announced=request, announced_key="")
+        if state.record.announced != request:
+            record = replace(record, announced_s=int(state.wall_s))
+            self._keep(record)
+        self._patch(NodeChange(labels_of(node, self._policy.keys, request.reason)), None)
+        self._post(events.REBOOT_REQUIRED, f"reason={request.reason}", request.key, warning=True)
+        self._keep(replace(record, announced_key=request.key))
+
+    def _escalate(self, state: RebootState, reason: str) -> None:
+        request = state.request
+        if request is not None:
+            self._post(events.REBOOT_ESCALATED, reason, request.key, warning=True)
+            self._keep(replace(state.record, escalated=request.key))
+
+    def _take_slot(self, state: RebootState, _: str) -> None:
+        node, request, seen = state.node, state.request, state.slots
+        if node is None or request is None or seen is None:
+            return
+        # Noted before it is taken: an answer that is lost may be that of a slot we hold.
+        if state.here is None or state.record.pending is None:
+            self._keep(replace(state.record, pending=Pending(request, node.uid)))
+        me = SlotHolder(node.name, node.uid, state.boot_id, int(state.wall_s))
+        slots = seen.slots.without(seen.gone).with_room(me, self._policy.max_concurrent)
+        if slots is not None:
+            self._ports.slots.write(slots, seen.version)
+
+    def _grant(self, state: RebootState, _: str) -> None:
+        node, request = state.node, state.request
+        if node is None or request is None:
+            return
+        before, started_s = state.record, int(state.wall_s)
+        if before.pending is not None and before.pending.is_granted:
+            # Another time than the one found: the process that wrote it sees that its record was replaced.
+            started_s = max(started_s, before.pending.started_s + 1)
+        approved = is_approved(node, self._policy.keys)
+        self._keep(replace(before, pending=Pending(request, node.uid, started_s=started_s, approved=approved)))
+        change = granted(state)
+        try:
+            self._patch(change, node.resource_version)
+        except Conflict:
+            # Not so where the answer to this patch was lost, and it was sent again: then the Node has all of it.
+            there = self._ports.cluster.node().annotations
+            if any(there.get(key) != value for key, value in change.annotations.items()):
+                self._keep(before)
+            raise
+
+    def _count(self, state: RebootState, _: str) -> None:
+        pending, request = state.pending, state.request
+        if pending is None or request is None:
+            return
+        counted = state.record.counting(Attempt(int(state.wall_s), request.reason))
+        self._keep(replace(counted, pending=replace(pending, counted=True)))
+
+    def _clear_workloads(self, state: RebootState, _: str) -> None:
+        pending = state.pending
+        if pending is None:
+            return
+        try:
+            if self._ports.workloads is not None:
+                self._ports.workloads.clear()
+        except PodsRemain as error:
+            self._ports.reporter.warn(f"{error.what}. {error.remedy}")
+            self._give_up(self._observed(), error.what)
+            return
+        self._keep(replace(state.record, pending=replace(pending, cleared=True)))
+
+    def _reboot(self, state: RebootState, _: str) -> None:
+        """Evidence, then a second look at everything, then the command: nothing may have changed meanwhile."""
+        host = self._ports.host
+        if state.pending is None or state.pending.refused_s is None:
+            self._save_evidence(state)
+        again, decision = self._decided()
+        pending = again.pending
+        if decision.act is not RebootAct.REBOOT or pending is None or again.request != state.request:
+            self._ports.reporter.info("the facts changed while the evidence was saved; looking again")
+            return
+        commanded = replace(again.record, pending=replace(pending, commanded_s=again.snapshot.uptime_s))
+        self._keep(commanded)
+        if not self._still_wanted(again.snapshot):
+            self._keep(again.record)
+            return
+        answer = host.reboot()
+        if answer.is_refused:
+            self._remember_refusal(again, pending, answer.problem)
+        if answer.problem:
+            self._ports.reporter.warn(f"the reboot command failed: {answer.problem}")
+        self._keep(replace(commanded, pending=replace(pending, commanded_s=again.snapshot.uptime_s, given=True)))
+
+    def _remember_refusal(self, state: RebootState, pending: Pending, reason: str) -> None:
+        """The host stays up, and sysrq would overrule who keeps it up. Raises ModuleFailed: tried again next round."""
+        what = f"the host refuses to reboot: {reason}"[:REASON_CHARS]
+        since_s = state.snapshot.uptime_s if pending.refused_s is None else pending.refused_s
+        refused = replace(pending, commanded_s=None, refused_s=since_s, refusal=reason[:REASON_CHARS])
+        self._keep(replace(state.record, pending=refused, reason=what))
+        limit = f"the reboot is abandoned {self._policy.grace_s:g} s after the first refusal"
+        raise ModuleFailed(what, f"Remove what inhibits it; {limit}.")
+
+    def _force(self, state: RebootState, _: str) -> None:
+        pending = state.here
+        if pending is None:
+            return
+        self._keep(replace(state.record, pending=replace(pending, forced_s=state.snapshot.uptime_s)))
+        if not self._still_wanted(state.snapshot):
+            self._keep(state.record)
+            return
+        try:
+            self._ports.host.force_reboot()
+        except Terminated:
+            raise
+        except ManagerError as error:
+            self._ports.reporter.warn(f"{error.what}. {error.remedy}")
+            self._give_up(self._observed(), f"neither the reboot command nor sysrq rebooted the host: {error.what}")
+
+    def _still_wanted(self, snapshot: Snapshot) -> bool:
+        """A last look without any request: a process that slept meanwhile must not act on what it knew before."""
+        now = self._ports.host.look()
+        is_fresh = now.uptime_s - snapshot.uptime_s <= FENCE_S
+        return is_fresh and (now.boot_id, now.marker) == (snapshot.boot_id, snapshot.marker)
+
+    def _save_evidence(self, state: RebootState) -> None:
+        marker = state.snapshot.marker
+        lines = (f"{marker.reason} reboot of {self._policy.node}", *marker.evidence) if marker else ()
+        try:
+            self._ports.host.save_evidence(f"{int(state.wall_s)}-{state.reason}", lines)
+        except Terminated:
+            raise
+        except ManagerError as error:
+            self._ports.reporter.warn(f"evidence is not saved: {error.what}")
+
+    def _clean_up(self, state: RebootState, _: str) -> None:
+        self._patch(cleaned(state), None)
+        marker = state.snapshot.marker
+        if marker is not None and state.is_stale:
+            self._ports.host.remove_marker(marker)
+        announced = state.record.announced
+        if announced is not None and announced.boot_id != state.boot_id:
+            self._keep(replace(state.record, announced=None, announced_key=""))
+
+    def _complete(self, state: RebootState, _: str) -> None:
+        node, pending = state.node, state.pending
+        if node is None or pending is None:
+            return
+        self._patch(completed(node, self._policy.keys), None)
+        self._leave_slot({node.uid, pending.node_uid})
+        took = how_long(pending.started_s, state.wall_s, state.snapshot.uptime_s)
+        text = f"reason={pending.request.reason}, {took} from the grant until node and driver were ready"
+        self._post(events.REBOOT_COMPLETED, text, pending.request.key, warning=False)
+        self._keep(replace(state.record, pending=None))
+
+    def _withdraw(self, state: RebootState, reason: str) -> None:
+        self._undo(state, keeps_request=False)
+        announced = state.record.announced
+        if announced is not None and announced.boot_id == state.boot_id:
+            self._post(events.REBOOT_WITHDRAWN, reason, announced.key, warning=False)
+        self._forget(state, keeps_request=False)
+
+    def _release(self, state: RebootState, _: str) -> None:
+        self._undo(state, keeps_request=True)
+        self._forget(state, keeps_request=True)
+
+    def _give_up(self, state: RebootState, reason: str) -> None:
+        self._undo(state, keeps_request=True)
+        if state.request is not None:
+            self._post(events.REBOOT_FAILED, reason, f"{state.request.key}-{len(state.record.attempts)}", warning=True)
+        self._forget(state, keeps_request=True)
+
+    def _undo(self, state: RebootState, *, keeps_request: bool) -> None:
+        """Give back what was taken in this boot: first what is on the Node, then the slot that protects it."""
+        node, pending = state.node, state.here
+        if pending is not None and state.record.pending is None:
+            # Once the Node does not show it any more, only the record leads the next process to its slot.
+            self._keep(replace(state.record, pending=pending))
+        if node is not None:
+            self._patch(given_back(state, keeps_request=keeps_request), node.resource_version)
+        if pending is not None:
+            uids = {pending.node_uid, node.uid if node is not None else pending.node_uid}
+            self._leave_slot(uids, is_recorded=state.record.pending is not None)
+
+    def _forget(self, state: RebootState, *, keeps_request: bool) -> None:
+        record = state.record
+        pending = None if state.here is not None else record.pending
+        if not keeps_request:
+            record = replace(record, announced=None, announced_key="")
+        self._keep(replace(record, pending=pending))
+
+    def _leave_slot(self, uids: set[str], *, is_recorded: bool = True) -> None:
+        seen = self._ports.slots.read(self._policy.max_concurrent)
+        if seen.problem:
+            raise SlotsUnreadable(f"the slot cannot be released: {seen.problem}", "Fix or delete the Lease.")
+        # By name as well: the record may have come with a copy of another node's disk.
+        mine = (holder.uid for holder in seen.slots.holders if holder.node == self._policy.node)
+        left = seen.slots.without(frozenset(uids.intersection(mine)))
+        # A slot that the record has was taken. If there is no Lease now, create an empty one: a Conflict shows that it
+        # exists and that the read was wrong.
+        if left != seen.slots or (is_recorded and not seen.version):
+            self._ports.slots.write(left, seen.version)
+
+    def _let_go(self) -> None:
+        """Told to end: give back what was taken for a reboot that was not begun. The next process begins anew."""
+        if self._policy.dry_run:
+            return
+        with self._ports.clock.shielded():
+            try:
+                if self._ports.host.record().pending is None:
+                    return
+                self._ports.cluster.limit_retries(HURRY_S)
+                state = self._observed()
+                if state.here is not None and state.here.commanded_s is None:
+                    self._release(state, "asked to stop")
+            except ManagerError as error:
+                self._ports.reporter.warn(f"not released: {error.what}; the next process releases it")
+
+    def _keep(self, record: Record) -> None:
+        """Replace the record. Raises Conflict if another process has replaced it: no grant that it noted is lost."""
+        self._ports.host.keep(record, self._record)
+        self._record = record
+
+    def _patch(self, change: NodeChange, resource_version: str | None) -> None:
+        if not change.is_empty:
+            self._ports.cluster.patch_node(change, resource_version)
+
+    def _post(self, reason: str, message: str, key: str, *, warning: bool) -> None:
+        """An Event, once. Raises ApiUnavailable where it may be posted later: the act is then begun again."""
+        if not self._ports.cluster.post_event(reason, message, warning=warning, key=event_key(reason, key)):
+            raise ApiUnavailable(f"the event {reason} could not be posted", "Check the API server.")
+
+
+# Clears a node of the pods that use its accelerator before a reboot: the Workloads port by eviction.
+#
+# What a DaemonSet or a static manifest puts on the node is left alone: it comes back with the node. Depends on ports.
+
+MOST_S = 3600.0
+"""However long the grace of a pod is."""
+
+
+class NodeDrain:
+    """See `driver_manager.core.ports.NodeDrainer`."""
+
+    def __init__(
+        self, cluster: Cluster, clock: Clock, reporter: Reporter, profile: Profile, rules: EvictionRules
+    ) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._profile = profile
+        self._rules = rules
+        self._evictor = Evictor(cluster, clock, reporter)
+
+    def blockers(self) -> tuple[str, ...]:
+        """See the port."""
+        _, found = self._found()
+        stuck = with_action(found, PodAction.BLOCK)
+        if stuck:
+            return tuple(f"{one}: {one.why} ({one.remedy})" for one in stuck)
+        return self._evictor.rehearse(one.pod for one in with_action(found, PodAction.EVICT)).warnings
+
+    def clear(self) -> None:
+        """See the port."""
+        known, found = self._found()
+        stuck = with_action(found, PodAction.BLOCK)
+        if stuck:
+            raise refusal(stuck, f"{len(stuck)} pod(s) that use the accelerator would not leave")
+        going = with_action(found, PodAction.EVICT, PodAction.WAIT)
+        limit = Deadline.after(MOST_S, self._clock.monotonic)
+        self._evictor.clear(known, going, limit.within(self._rules.timeout_s), limit)
+
+    def _found(self) -> tuple[PodList, tuple[Workload, ...]]:
+        known = self._cluster.pods()
+        namespaces = namespaces_with_claims(known.pods, self._profile, self._rules)
+        claims = self._cluster.claims(namespaces) if namespaces else ()
+        found = workloads(NodePods(known.pods, claims, (), None), self._profile, self._rules)
+        return known, tuple(one for one in found if one.pod.owner_kind != "DaemonSet" and not one.pod.is_mirror)

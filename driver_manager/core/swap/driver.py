@@ -1,0 +1,671 @@
+"""Steps on the driver: release the device, unload modules, load modules, verify, flip slots, bind to vfio-pci.
+
+Includes the way back to the old driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import assert_never
+
+from driver_manager.core.pods import Evictor, said_meanwhile
+from driver_manager.core.swap.node import RunContext
+from driver_manager.domain import events
+from driver_manager.domain.deadline import Deadline
+from driver_manager.domain.errors import DriverBusy, ManagerError, ModuleBusy, ModuleFailed, ModuleStuck, OwnedElsewhere
+from driver_manager.domain.host import UNREAD, DriverSource, Health, Module, process_blocker
+from driver_manager.domain.node import Pod
+from driver_manager.domain.pci import Binding, PciFunction, encode_bindings, is_vfio
+from driver_manager.domain.pods.workloads import ClientRules, PodAction, Workload, clients, named
+from driver_manager.domain.profile import Strategy, unload_order, users, users_of
+from driver_manager.domain.swap.steps import (
+    AnyDeviceStep,
+    AnyModuleStep,
+    AnyMountStep,
+    AnySlotStep,
+    BindToVfio,
+    FlipRoot,
+    KeepBindings,
+    KeepRoot,
+    LoadModules,
+    LoadVfio,
+    MakeVirtualFunctions,
+    OverrideDrivers,
+    RecordDigest,
+    RemoveArtifacts,
+    RemoveConflicting,
+    RemoveSlots,
+    RemoveVirtualFunctions,
+    ReturnDevices,
+    SetFirmwarePath,
+    StopServices,
+    UnloadModules,
+    UnmountDriverRoot,
+    WaitForDevice,
+)
+from driver_manager.domain.text import several
+from driver_manager.domain.window import Part
+
+# The gap in which a driver can be unloaded that clients hold: they are evicted, and their successors not there yet.
+#
+# Owns how often that is tried. Whatever else the plan needs was done before. Depends on ports only.
+
+ATTEMPTS = 3
+LOOK_S = 1.0
+"""Between two looks at who is there; the unload is tried more often."""
+
+HOLDERS_S = 60.0
+
+
+class ClientGap:
+    """The clients of one unload, by their uids."""
+
+    def __init__(self, context: RunContext, uids: Iterable[str]) -> None:
+        self._context = context
+        self._ports = context.ports
+        now = context.situation
+        self._rules = ClientRules.of(now.profile, now.policy.eviction.clients, now.obs.enclosing_uid)
+        self._uids = frozenset(uids)
+        self._asked: set[str] = set()
+        self._attempts = 0
+        self._gone_by = context.deadline
+        self._next_look = context.soon(0.0)
+
+    def open(self) -> None:
+        """Evict the clients. Raises EvictionRefused, ApiRefused, OwnedElsewhere: then the driver is untouched."""
+        listed = self._ports.cluster.pods().pods
+        self._evict([pod for pod in clients(listed, self._rules) if pod.uid in self._uids])
+
+    def goes_on(self) -> bool:
+        """Whether the device may be free in a moment; a successor that was faster is evicted, too.
+
+        Raises DriverBusy where one was once too often, and as `open`.
+        """
+        if not self._next_look.is_over:
+            return True
+        self._next_look = self._context.soon(LOOK_S)
+        listed = self._ports.cluster.pods().pods
+        if not any(pod.uid in self._asked and not pod.has_left for pod in listed):
+            faster = self._holding(listed)
+            if faster and self._attempts >= ATTEMPTS:
+                raise DriverBusy(
+                    f"client(s) {several(map(str, faster))} opened the device again before the driver could be "
+                    f"unloaded, {ATTEMPTS} times",
+                    "Give its controller a nodeSelector on a deploy label of the node, so that the pause moves it.",
+                )
+            if faster:
+                self._evict(faster)
+        return not self._gone_by.is_over
+
+    def _holding(self, listed: tuple[Pod, ...]) -> list[Pod]:
+        """The clients in `listed` that have the device now."""
+        host = self._ports.host
+        found = named(host.holders(self._context.soon(HOLDERS_S), users_of(host.modules())), listed)
+        uids = {holder.pod_uid for holder in found if holder.how != UNREAD}
+        return [pod for pod in clients(listed, self._rules) if pod.uid in uids]
+
+    def _evict(self, pods: list[Pod]) -> None:
+        ports, context = self._ports, self._context
+        self._attempts += 1
+        leaving = [Workload(pod, "client of the driver", PodAction.EVICT, "it holds the device") for pod in pods]
+        evictor = Evictor(ports.cluster, ports.clock, ports.reporter, context.check_owner)
+        gone_by = evictor.ask(leaving, context.deadline.within(context.situation.policy.eviction.timeout_s))
+        self._asked |= {pod.uid for pod in pods}
+        self._gone_by = context.deadline.until(gone_by)
+        for pod in pods:
+            what = f"client {pod} ({pod.owner_kind}) was restarted: it held the driver that is being replaced"
+            key = events.client_key(pod.uid)
+            ports.cluster.post_event(events.DRIVER_CLIENT_RESTARTED, what, warning=False, key=key)
+
+
+# Gives devices to virtual machines and takes them back: the steps that change drivers on the PCI bus.
+#
+# Owns how each of these steps is done; how they are undone is in `device_undo`. Depends on ports only.
+
+WRITE_S = 30.0
+"""Of one write to a function: drivers take their time to let go of a device, or to reset it."""
+
+VIRTUAL_S = 120.0
+"""Of hundreds of virtual functions that go one by one."""
+
+LOAD_VFIO_S = 60.0
+
+NO_BIND = "Look at the kernel log (dmesg) for why vfio did not take the device, then run again."
+
+
+class DeviceSteps:
+    """The vendor's functions on one host."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._devices = context.ports.devices
+
+    def do(self, step: AnyDeviceStep) -> None:
+        """Do `step`. Raises ModuleFailed, ModuleStuck, ConfigError, OwnedElsewhere."""
+        match step:
+            case KeepBindings():
+                self._keep(step)
+            case OverrideDrivers():
+                for one in step.functions:
+                    self._override(one.address, one.vfio_driver)
+            case RemoveVirtualFunctions():
+                for one in step.functions:
+                    with self._context.effect():
+                        self._devices.set_virtual(one.address, 0, self._context.soon(VIRTUAL_S))
+            case LoadVfio():
+                for module in step.modules:
+                    with self._context.effect():
+                        self._devices.load(module, self._context.soon(LOAD_VFIO_S))
+            case BindToVfio():
+                self._bind(step)
+            case ReturnDevices():
+                self._return(step)
+            case MakeVirtualFunctions():
+                self._make_virtual(step)
+            case _:
+                assert_never(step)
+
+    def _keep(self, step: KeepBindings) -> None:
+        text = encode_bindings(self._context.situation.host.boot_id, step.bindings)
+        with self._context.effect():
+            self._context.ports.host.write_text(step.path, text)
+
+    def _override(self, address: str, driver: str) -> None:
+        with self._context.effect():
+            self._devices.override(address, driver, self._context.soon(WRITE_S))
+
+    def _unbind(self, address: str) -> None:
+        with self._context.effect():
+            self._devices.unbind(address, self._context.soon(WRITE_S))
+
+    def _probe(self, address: str) -> None:
+        with self._context.effect():
+            self._devices.probe(address, self._context.soon(WRITE_S))
+
+    def _bind(self, step: BindToVfio) -> None:
+        for one in step.functions:
+            if one.is_auxiliary and one.driver:
+                self._unbind(one.address)
+            with self._context.effect():
+                self._devices.bind(one.address, one.vfio_driver, self._context.soon(WRITE_S))
+        now = {one.address: one for one in self._devices.bus().functions}
+        wrong = [what for one in step.functions if (what := _why_not_given(one, now.get(one.address)))]
+        if wrong:
+            raise ModuleFailed("; ".join(wrong), NO_BIND)
+        self._context.settler.devices_are_given()
+
+    def _return(self, step: ReturnDevices) -> None:
+        known = {one.address: one for one in step.originals}
+        for one in step.functions:
+            before = known.get(one.address, Binding(one.address))
+            # As long as it is kept for vfio the next run knows it for one that was to come back.
+            if one.is_on_vfio:
+                self._unbind(one.address)
+            if one.override:
+                self._override(one.address, "" if is_vfio(before.override) else before.override)
+            if step.probes or one.is_auxiliary:
+                self._probe(one.address)
+        for was in step.left:
+            had = f"{was.address} had {was.virtual_count} virtual function(s)"
+            self._context.ports.reporter.info(f"{had}: the next run that finds its driver loaded creates them again")
+        self._end_record(step.path, step.left)
+
+    def _make_virtual(self, step: MakeVirtualFunctions) -> None:
+        """Those that cannot be made are said, and tried again by the next run: the driver serves without them."""
+        left = []
+        for was in step.bindings:
+            try:
+                with self._context.effect():
+                    self._devices.set_virtual(was.address, was.virtual_count, self._context.soon(VIRTUAL_S))
+            except ModuleStuck:
+                raise
+            except ModuleFailed as error:
+                left.append(was)
+                self._context.ports.reporter.warn(f"{error.what}. {error.remedy}")
+        self._end_record(step.path, tuple(left))
+
+    def _end_record(self, path: str, left: tuple[Binding, ...]) -> None:
+        """Leave of the record of original bindings what is still to be done."""
+        boot_id, host = self._context.situation.host.boot_id, self._context.ports.host
+        with self._context.effect():
+            if left:
+                host.write_text(path, encode_bindings(boot_id, left))
+            else:
+                host.remove(path)
+
+
+def _why_not_given(wanted: PciFunction, now: PciFunction | None) -> str:
+    """Why virtual machines cannot have the function, "" where they can."""
+    if now is None:
+        return f"{wanted.address} is not on the PCI bus any more"
+    if now.driver != wanted.vfio_driver:
+        return f"{wanted.address} is not bound to {wanted.vfio_driver}: its driver is {now.driver or 'none'}"
+    return "" if now.group else f"{wanted.address} is bound to {now.driver}, but has no IOMMU group"
+
+
+# Clears the host of what an earlier driver left mounted or written.
+#
+# Owns how each of these steps is done. Depends on ports only.
+
+TOOL_S = 150.0
+"""Of one unmount, which may take two attempts, and of the look for who still sees a mount."""
+
+
+class DriverRoot:
+    """Mounts and files of the old driver on one host."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+
+    def do(self, step: AnyMountStep) -> None:
+        """Do `step`. Raises ModuleFailed, OwnedElsewhere."""
+        match step:
+            case UnmountDriverRoot():
+                self._unmount(step)
+            case RemoveArtifacts():
+                self._remove(step)
+            case _:
+                assert_never(step)
+
+    def _unmount(self, step: UnmountDriverRoot) -> None:
+        obs, host = self._context.situation.obs, self._context.ports.host
+        file_systems = host.file_systems(step.mounts)
+        before = host.pods_that_see(file_systems, self._context.soon(TOOL_S))
+        for mount in step.mounts:
+            with self._context.effect():
+                host.unmount(mount, self._context.soon(TOOL_S))
+        # Pods whose mounts follow the host's do not see it any more. The kernel uses a file system's number again, so a
+        # pod that did not see it before has another one. What our own pod sees goes with this container.
+        after = host.pods_that_see(file_systems, self._context.soon(TOOL_S)) if before else ()
+        names = {pod.uid: str(pod) for pod in obs.pods.pods}
+        for pod_uid in (uid for uid in before if uid in after and uid != obs.me.pod_uid):
+            self._context.ports.reporter.warn(
+                f"pod {names.get(pod_uid, pod_uid)} still sees the old driver root: restart it so that it sees the "
+                "new one"
+            )
+
+    def _remove(self, step: RemoveArtifacts) -> None:
+        for path in step.paths:
+            with self._context.effect():
+                self._context.ports.host.remove(path)
+
+
+# Brings a staged driver to the driver root, and goes back to the one before.
+#
+# Owns how each of these steps is done. Depends on ports only.
+
+
+class DriverSlots:
+    """The driver root of one host, and the slots beside it."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._flipped: FlipRoot | None = None
+
+    def do(self, step: AnySlotStep) -> None:
+        """Do `step`. Raises PreflightFailed, ModuleFailed, OwnedElsewhere."""
+        ports = self._context.ports
+        match step:
+            case KeepRoot():
+                with self._context.effect():
+                    ports.slots.keep_root(step.root, step.digest, step.version)
+            case FlipRoot():
+                with self._context.effect():
+                    ports.slots.flip(step.root, step.target, step.kept)
+                self._flipped = step
+            case RemoveSlots():
+                self._remove(step)
+            case _:
+                assert_never(step)
+
+    def go_back(self) -> None:
+        """Let the root lead to where it led before this run, or an earlier one. Raises ModuleFailed, OwnedElsewhere."""
+        step = self._flipped
+        if step is None or not step.back:
+            return
+        with self._context.effect():
+            self._context.ports.slots.flip(step.root, step.back, "")
+        self._context.ports.reporter.info(f"{step.root} points to {step.back} again")
+
+    def _remove(self, step: RemoveSlots) -> None:
+        """Who waits for the node has it already: what cannot be removed now is removed by a later run."""
+        ports = self._context.ports
+        if ports.clock.is_ending():
+            return
+        try:
+            with self._context.effect():
+                gone = ports.slots.remove(step.root, step.names)
+        except ManagerError as error:
+            ports.reporter.warn(f"old slots stay: {error.what}")
+            return
+        if len(gone) < len(step.names):
+            ports.reporter.info("old slots stay for now: another process is staging a driver")
+
+
+DEVICE_POLL_S = 0.2
+"""The kernel has no event for a falling module reference count, so it is looked at."""
+
+HOLDERS_LOOK_S = 5.0
+"""Between two looks at all processes while the number of users stays the same."""
+
+WORK_POLL_S = 2.0
+"""Between two samples of a probe that tells whether devices are at work."""
+
+DEVICE_NODES_S = 15.0
+ROLLBACK_UNLOAD_S = 10.0
+
+UNLOAD_S = 90.0
+LOAD_S = 600.0
+"""Of a whole tree, whose every module may take its time."""
+
+PROBE_MORE_S = 30.0
+"""What a probe's end may take beyond its own timeout."""
+
+PARAMETERS_S = 10.0
+EVIDENCE_S = 10.0
+SERVICE_S = 90.0
+
+
+class DriverSwap:
+    """The driver of one host."""
+
+    def __init__(self, context: RunContext, flip_back: Callable[[], None]) -> None:
+        """`flip_back` makes the driver root lead to the old driver again."""
+        self._context = context
+        self._flip_back = flip_back
+        self._free_by: Deadline | None = None
+        self._gap: ClientGap | None = None
+        self._in_use = "the device"
+        self._has_loaded = False
+
+    def do(self, step: AnyModuleStep) -> None:
+        """Do `step`. Raises DriverBusy, ModuleFailed, ConfigError, OwnedElsewhere."""
+        match step:
+            case StopServices():
+                self._stop_services(step)
+            case WaitForDevice():
+                self._wait_for_device(step)
+            case RemoveConflicting():
+                self._remove_conflicting(step)
+            case SetFirmwarePath():
+                with self._context.effect():
+                    self._context.ports.host.set_firmware_path(step.path)
+            case UnloadModules():
+                self._gap = ClientGap(self._context, step.clients) if step.clients else None
+                self._unload_all(self._context.situation.host.previous_source)
+                self._gap = None
+            case LoadModules():
+                self._load_modules(step)
+            case RecordDigest():
+                self._record_digest(step)
+            case _:
+                assert_never(step)
+
+    def _stop_services(self, step: StopServices) -> None:
+        for name in step.names:
+            with self._context.effect():
+                self._context.ports.host.stop_service(name, self._context.soon(SERVICE_S))
+
+    def _remove_conflicting(self, step: RemoveConflicting) -> None:
+        for name in step.names:
+            try:
+                with self._context.effect():
+                    self._context.ports.host.remove_conflicting(name, self._context.soon(UNLOAD_S))
+            except ModuleBusy as error:
+                raise DriverBusy(
+                    error.what, f"Stop what uses {name}; or blacklist it on the host and reboot."
+                ) from error
+            self._context.ports.reporter.info(f"conflicting module {name} is unloaded")
+
+    def _wait_for_device(self, step: WaitForDevice) -> None:
+        ports, free_by = self._context.ports, self._context.deadline.within(step.timeout_s)
+        self._free_by = free_by
+        with said_meanwhile(ports.clock, ports.reporter, free_by, lambda: self._in_use):
+            self._until_free(free_by, frozenset(step.apart))
+
+    def _until_free(self, free_by: Deadline, apart: frozenset[str]) -> None:
+        self._until_unused(free_by, apart)
+        # What those pods do that stay until the unload is work as well.
+        while at_work := () if apart else self._at_work():
+            if free_by.is_over:
+                raise self._busy(f"the devices are still at work after {free_by.allowed_s:g} s: {several(at_work)}")
+            self._in_use = f"devices at work: {several(at_work)}"
+            self._context.ports.clock.sleep(WORK_POLL_S)
+            self._until_unused(free_by, apart)
+
+    def _at_work(self) -> tuple[str, ...]:
+        """What is at work on the devices though no process has them open, where the profile's probe tells."""
+        situation = self._context.situation
+        probe = situation.profile.probe
+        if probe is None or not probe.tells_idle:
+            return ()
+        loaded_from = situation.host.previous_source
+        root = loaded_from.root if loaded_from is not None else situation.profile.paths.driver_root
+        return self._context.ports.host.probe(root, self._context.soon(PROBE_MORE_S + probe.timeout_s)).busy
+
+    def _until_unused(self, free_by: Deadline, apart: frozenset[str]) -> None:
+        ports, said = self._context.ports, ""
+        look: Deadline | None = None
+        while busy := [module for module in ports.host.modules().values() if users(module)]:
+            text = ", ".join(f"{module.name} ({users(module)} user(s))" for module in busy)
+            if apart and (text != said or look is None or look.is_over):
+                if self._only_have_it(apart):
+                    return
+                look = self._context.soon(HOLDERS_LOOK_S)
+            if free_by.is_over:
+                raise self._busy(f"the device is still in use after {free_by.allowed_s:g} s: {text}")
+            if text != said:
+                self._in_use = f"device in use: {text}{self._named_holders()[0]}"
+                ports.reporter.info(self._in_use)
+                said = text
+            ports.clock.sleep(DEVICE_POLL_S)
+
+    def _only_have_it(self, uids: frozenset[str]) -> bool:
+        """Whether every process that has the device is known, and is of one of these pods."""
+        host = self._context.ports.host
+        try:
+            found = host.holders(self._context.soon(HOLDERS_S), users_of(host.modules()))
+        except ManagerError:
+            return False
+        named_ones = named(found, self._context.situation.obs.pods.pods)
+        return bool(named_ones) and all(one.how != UNREAD and one.pod_uid in uids for one in named_ones)
+
+    def _named_holders(self) -> tuple[str, tuple[str, ...]]:
+        """Who uses the device, for a message, and as blockers; "" and none where nobody can be seen."""
+        host = self._context.ports.host
+        count = users_of(host.modules())
+        try:
+            found = named(host.holders(self._context.soon(HOLDERS_S), count), self._context.situation.obs.pods.pods)
+        except ManagerError as error:
+            return f" (holders unknown: {error.what})", ()
+        texts = [str(holder) for holder in found]
+        sure = [holder for holder in found if holder.how != UNREAD]
+        if sure and len(sure) < count:
+            texts.append(f"{count - len(sure)} more could not be found")
+        blockers = tuple(process_blocker(holder.pid, holder.process) for holder in sure)
+        return ": " + "; ".join(texts) if texts else "", blockers
+
+    def _busy(self, what: str) -> DriverBusy:
+        named, blockers = self._named_holders()
+        error = DriverBusy(
+            what + named,
+            "Stop what uses the device (`driver-manager holders` lists it; host services: --stop-host-services), "
+            "then run again.",
+        )
+        error.blockers = blockers
+        return error
+
+    def _unload_all(self, source: DriverSource | None) -> None:
+        """Unload the closure, looked up again before every module: a holder may have come meanwhile.
+
+        `source` is where what is loaded now came from, to put back what went before a busy one.
+        """
+        host, removed = self._context.ports.host, list[str]()
+        try:
+            while loaded := host.modules():
+                self._context.ports.clock.check()
+                if not removed:
+                    self._keep_evidence(loaded)
+                    if self._gap is not None:
+                        self._gap.open()
+                name = unload_order(loaded, self._context.situation.profile.modules.order)[0]
+                if name in removed:
+                    raise ModuleFailed(f"module {name} came back after it was unloaded", "Find what loads it again.")
+                self._unload_one(loaded[name])
+                removed.append(name)
+                self._context.ports.reporter.info(f"module {name} is unloaded")
+        except ModuleStuck:  # a load would wait for it
+            raise
+        except ManagerError:
+            self._reload(removed, source)
+            raise
+
+    def _keep_evidence(self, loaded: Mapping[str, Module]) -> None:
+        """What nobody can see once the driver is gone, on the host's disk. Where it cannot be, the unload goes on."""
+        ports, digest = self._context.ports, self._context.situation.obs.digest
+        modules = (f"{name} {one.version or '(no version)'}, {users(one)} user(s)" for name, one in loaded.items())
+        lines = ("before the unload of", *modules, f"wanted: {digest or 'unknown'}")
+        try:
+            path = ports.host.save_evidence("unload", lines, self._context.soon(EVIDENCE_S))
+        except ManagerError as error:
+            ports.reporter.warn(f"no evidence is kept: {error.what}")
+            return
+        if path:
+            self._context.settler.kept_evidence(path)
+
+    def _unload_one(self, module: Module) -> None:
+        while True:
+            try:
+                with self._context.effect():
+                    return self._context.ports.host.unload(module.name, self._context.soon(UNLOAD_S))
+            except ModuleBusy as error:
+                if not self._may_get_free():
+                    raise self._busy(error.what) from error
+                self._context.ports.clock.sleep(DEVICE_POLL_S)
+
+    def _may_get_free(self) -> bool:
+        """Whether a module that is busy may be free in a moment."""
+        if self._gap is not None:
+            return self._gap.goes_on()
+        return self._free_by is not None and not self._free_by.is_over
+
+    def _reload(self, removed: list[str], source: DriverSource | None) -> None:
+        """Put back modules that went before one of them turned out to be busy, as long as the roots are there."""
+        if not removed or not self._context.ports.host.modules():
+            return
+        if source is None:
+            self._context.ports.reporter.warn(f"{', '.join(removed)} stay unloaded: their root is not known")
+            return
+        try:
+            with self._context.effect():
+                self._context.ports.host.reload(source, tuple(reversed(removed)), self._context.soon(LOAD_S))
+            self._context.ports.reporter.info(f"{', '.join(removed)} loaded again")
+        except ModuleFailed as error:
+            self._context.ports.reporter.warn(f"{error.what}; {', '.join(removed)} stay unloaded")
+
+    def _load_modules(self, step: LoadModules) -> None:
+        never_unloaded = self._context.situation.profile.strategy is Strategy.REBOOT
+        try:
+            # Loaded in part it would have to wait for a reboot: whoever is killed here leaves the journal.
+            with self._context.ports.clock.shielded() if never_unloaded else contextlib.nullcontext():
+                self._load_and_verify(step.source, step.also)
+            self._context.settler.driver_has_come()
+        except ModuleStuck:
+            raise
+        except ModuleFailed as error:
+            raise self.rolled_back(error, step) from error
+
+    def _load_and_verify(self, source: DriverSource, also: tuple[str, ...]) -> None:
+        """Load `source` and see it work. Raises ModuleFailed; a driver that loaded but does not work is left loaded."""
+        host = self._context.ports.host
+        with self._context.effect():
+            host.load(source, self._context.soon(LOAD_S))
+        self._load_again(source, also)
+        self._context.ports.tally.window.turns_to(Part.PROBE, self._context.ports.clock.monotonic())
+        if not host.await_device_nodes(self._context.soon(DEVICE_NODES_S)):
+            raise ModuleFailed(
+                f"driver {source.version} is loaded, but no device node appeared within {DEVICE_NODES_S:g} s",
+                "Look at the kernel log (dmesg) for what the driver reports about the device.",
+            )
+        probe = self._context.situation.profile.probe
+        result = host.probe(source.root, self._context.soon(PROBE_MORE_S + (probe.timeout_s if probe else 0.0)))
+        if result.health is Health.UNHEALTHY:
+            raise ModuleFailed(
+                f"driver {source.version} is loaded, but its probe reports: {result.reason}",
+                "Look at the kernel log (dmesg) and run the vendor's tool by hand.",
+            )
+        note = "" if result.health is Health.HEALTHY else f"; not probed: {result.reason}"
+        self._context.ports.reporter.info(f"driver {source.version or '(no version)'} is loaded{note}")
+        self._has_loaded = True
+
+    def afterwards(self) -> None:
+        """What can wait until the node is given back: which parameters of the old driver the new one does not have.
+
+        What was set by hand is not set again.
+        """
+        if not self._has_loaded:
+            return
+        before = self._context.situation.host.parameters
+        now = self._context.ports.host.parameters(self._context.soon(PARAMETERS_S)) if before else {}
+        lost = [
+            f"{name} was {value} and is {now[name]}" for name, value in before.items() if now.get(name, value) != value
+        ]
+        lost += [
+            f"{name} was {value} and is no longer set" for name, value in before.items() if now and name not in now
+        ]
+        if lost:
+            self._context.ports.reporter.warn(
+                f"module parameters differ from those of the driver before: {several(lost, '; ')}. To keep one, set it "
+                "in modprobe.d on the host."
+            )
+
+    def _load_again(self, source: DriverSource, names: tuple[str, ...]) -> None:
+        """Load modules above the roots that were there before; one that this driver lacks is said, not fatal."""
+        for name in names:
+            try:
+                if name not in self._context.ports.host.modules():
+                    with self._context.effect():
+                        self._context.ports.host.reload(source, (name,), self._context.soon(LOAD_S))
+            except OwnedElsewhere:
+                raise
+            except ManagerError as error:
+                self._context.ports.reporter.warn(f"{name} was loaded before and is not now: {error.what}")
+
+    def rolled_back(self, error: ModuleFailed, step: LoadModules) -> ModuleFailed:
+        """What to raise after trying to bring the old driver back."""
+        previous = step.previous
+        if previous is None:
+            self._context.settler.driver_is_unusable()
+            return ModuleFailed(f"{error.what}; there is no old driver to go back to", error.remedy)
+        self._context.ports.tally.window.turns_to(Part.LOAD, self._context.ports.clock.monotonic())
+        self._context.ports.reporter.warn(f"{error.what}; going back to {previous.version} from {previous.root}")
+        try:
+            # Told to end or not: between two drivers there is none, and the way back is short.
+            with self._context.ports.clock.shielded():
+                self._free_by = self._context.soon(ROLLBACK_UNLOAD_S)
+                self._unload_all(step.source)
+                self._flip_back()
+                self._load_and_verify(previous, step.also)
+                self.afterwards()
+        except OwnedElsewhere:
+            raise
+        except ManagerError as second:
+            self._context.settler.driver_is_unusable()
+            return ModuleFailed(f"{error.what}; going back failed too: {second.what}", second.remedy)
+        if step.previous_digest:
+            paths = self._context.situation.profile.paths
+            try:
+                self._record_digest(RecordDigest(paths.state_file, step.previous_digest, paths.load_record, previous))
+            except ManagerError as second:
+                self._context.ports.reporter.warn(f"the old digest is not recorded again: {second.what}")
+        return ModuleFailed(f"{error.what}; the old driver {previous.version} is loaded again", error.remedy)
+
+    def _record_digest(self, step: RecordDigest) -> None:
+        host, boot_id = self._context.ports.host, self._context.situation.host.boot_id
+        record = {"schema": 1, "bootId": boot_id, "root": step.source.root, "version": step.source.version}
+        with self._context.effect():
+            host.write_text(step.record_path, json.dumps(record, sort_keys=True) + "\n")
+            host.write_text(step.path, step.digest + "\n")
+        self._context.settler.driver_is_proved()

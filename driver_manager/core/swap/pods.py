@@ -1,0 +1,406 @@
+"""Steps on pods: pause operands, wait for completion, evict, drain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from typing import assert_never
+
+from driver_manager.core.node import patch_until_current
+from driver_manager.core.pods import Evictor, NodeWait, PodWait, RestartWait, said_meanwhile
+from driver_manager.core.swap.node import HURRY_S, RunContext
+from driver_manager.domain import events
+from driver_manager.domain.deadline import Deadline
+from driver_manager.domain.errors import EvictionRefused, ManagerError, PodsRemain, StandingDown
+from driver_manager.domain.host import UNREAD, Holder, is_process, process_blocker
+from driver_manager.domain.node import Node, NodeChange, Pod, PodList
+from driver_manager.domain.pods.workloads import (
+    NodePods,
+    PodAction,
+    Workload,
+    is_moved_by,
+    named,
+    names_of_claims,
+    namespaces_with_claims,
+    with_action,
+    workloads,
+)
+from driver_manager.domain.profile import users_of
+from driver_manager.domain.swap.eviction import drain, is_completing, refuse_blocked
+from driver_manager.domain.swap.steps import (
+    AnyOperatorStep,
+    AnyPodStep,
+    AnyWaitStep,
+    AskOperator,
+    DrainNode,
+    EvictWorkloads,
+    WaitAfterFailure,
+    WaitForCompletion,
+    WaitForHolders,
+    WaitForMachines,
+    WaitForOperands,
+    WaitForRestart,
+    WaitForSafeLoad,
+    WaitForStuckPods,
+    WithdrawSafeLoad,
+)
+from driver_manager.domain.text import several
+
+# What an operator decides for us: whether it is safe to load, and when the workloads of its node are moved.
+#
+# Owns asking by annotation, waiting, bounded, for the answer, and taking back what was asked. Depends on ports only.
+
+ASKED = "true"
+
+
+class Handoff:
+    """Asks the operator of one node."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._obs = context.situation.obs
+        self._deadline = context.deadline
+        self._cluster = context.ports.cluster
+        self._clock = context.ports.clock
+        self._reporter = context.ports.reporter
+
+    def do(self, step: AnyOperatorStep) -> None:
+        """Do `step`. Raises PodsRemain."""
+        match step:
+            case AskOperator():
+                self._ask(step)
+            case WaitForSafeLoad():
+                self._wait_for_safe_load(step)
+            case WithdrawSafeLoad():
+                self._withdraw(step.key, step.value)
+            case _:
+                assert_never(step)
+
+    def _ask(self, step: AskOperator) -> None:
+        """Ask for an upgrade and return once its pods are gone. Raises PodsRemain when they are not, and says why."""
+        if step.asks:
+            self._cluster.patch_node(NodeChange(annotations={step.key: ASKED}), None)
+            self._cluster.post_event(
+                events.DRIVER_UPGRADE_REQUESTED, f"asked the operator to move {several(step.pods)}", warning=False
+            )
+        uids = frozenset(pod.uid for pod in self._obs.pods.pods if str(pod) in step.pods)
+        wait = PodWait(self._cluster, self._clock, self._reporter, lambda pod: pod.uid in uids and not pod.has_left)
+        deadline = self._deadline.within(step.timeout_s)
+        try:
+            wait.until_gone(self._obs.pods, deadline)
+        except PodsRemain as error:
+            raise self._not_moved(step, error, deadline) from error
+        if step.asks:
+            self._withdraw(step.key, ASKED, lambda node: node.labels.get(step.state_key, "") == step.state)
+
+    def _wait_for_safe_load(self, step: WaitForSafeLoad) -> None:
+        """Return once the operator has taken our annotation away. Raises PodsRemain; withdrawn on every failure."""
+        deadline = self._deadline.within(step.timeout_s)
+        try:
+            node = self._cluster.patch_node(NodeChange(annotations={step.key: step.value}), None)
+            wait = NodeWait(
+                self._cluster,
+                self._clock,
+                self._reporter,
+                lambda now: now.annotations.get(step.key) != step.value,
+                f"waiting for the operator to remove {step.key}, which it does when loading is safe",
+            )
+            if wait.until_wanted(node, deadline):
+                return
+        except ManagerError:
+            self._withdraw(step.key, step.value)
+            raise
+        self._withdraw(step.key, step.value)
+        raise PodsRemain(
+            f"the operator did not confirm within {deadline.allowed_s:g} s that it is safe to load: it has not "
+            f"removed {step.key}",
+            "Check the operator's log and its state for this node; the next run asks again.",
+        )
+
+    def _not_moved(self, step: AskOperator, error: PodsRemain, deadline: Deadline) -> PodsRemain:
+        """What to say of pods that are still there: whether the operator did anything about them."""
+        state = self._cluster.node().labels.get(step.state_key, "")
+        if state != step.state:
+            return PodsRemain(f"the operator is working (its state: {state or 'none'}), but {error.what}", error.remedy)
+        return PodsRemain(
+            f"the operator did not react to {step.key} within {deadline.allowed_s:g} s (its state: {state or 'none'}), "
+            f"and {several(step.pods)} still use the driver",
+            "Check the operator's log, or delete the pods; the request stays, and the next run waits again.",
+        )
+
+    def _withdraw(self, key: str, value: str, is_ours: Callable[[Node], bool] = lambda _: True) -> None:
+        """Take an annotation away, if it still has our value and `is_ours`. What cannot be is said, and left."""
+
+        def without(node: Node) -> NodeChange:
+            is_there = node.annotations.get(key) == value and is_ours(node)
+            return NodeChange(annotations={key: None} if is_there else {})
+
+        with self._clock.shielded():
+            if self._clock.is_ending():
+                self._cluster.limit_retries(HURRY_S)
+            try:
+                patch_until_current(self._cluster, self._reporter, without)
+            except ManagerError as error:
+                self._reporter.warn(f"{key} is not withdrawn: {error.what}")
+
+
+# Waits before anybody is disturbed, while the driver serves and all pods stay: what is in the way may go by itself.
+#
+# Owns how each of these steps is done, and how often is looked; whether to wait belongs to the planner, which looks at
+# everything anew after each of them. Depends on ports only.
+
+USERS_POLL_S = 0.2
+"""The kernel has no event for a falling module reference count, so it is looked at: a file for each module."""
+
+HOLDERS_LOOK_S = 5.0
+"""Between two looks at all processes, which cost more, where the count has not changed."""
+
+CHANGE_POLL_S = 5.0
+LOOK_AGAIN_S = 30.0
+"""After so long everything is looked at again: Node and pods are two requests."""
+
+LOOK_S = 60.0
+
+
+class Patience:
+    """The waits of one observed node."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._situation = context.situation
+        self._ports = context.ports
+
+    def do(self, step: AnyWaitStep) -> None:
+        """Do `step`; what it came to is for the next plan to see. Raises PodsRemain, Terminated."""
+        match step:
+            case WaitForMachines():
+                self._for_machines(step)
+            case WaitForHolders():
+                self._for_holders(step)
+            case WaitForStuckPods():
+                self._for_stuck_pods(step)
+            case WaitAfterFailure():
+                self._after_failure(step)
+            case _:
+                assert_never(step)
+
+    def _for_holders(self, step: WaitForHolders) -> None:
+        """Until none of the processes has the device any more, or the time is over."""
+        ports, deadline = self._ports, self._context.deadline.within(step.timeout_s)
+        in_use = f"device in use: {several(step.holders, '; ')}"
+        with said_meanwhile(ports.clock, ports.reporter, deadline, lambda: in_use):
+            self._until_let_go(frozenset(step.pids), deadline)
+
+    def _for_machines(self, step: WaitForMachines) -> None:
+        """Until nobody has one of the devices open any more, or the time is over."""
+        ports, deadline = self._ports, self._context.deadline.within(step.timeout_s)
+        in_use = f"devices in use: {several(step.holders, '; ')}"
+        with said_meanwhile(ports.clock, ports.reporter, deadline, lambda: in_use):
+            while not deadline.is_over and self._have_machines(frozenset(step.nodes)):
+                ports.clock.sleep(deadline.bound(HOLDERS_LOOK_S))
+
+    def _have_machines(self, nodes: frozenset[str]) -> bool:
+        """Whether somebody has one of the device nodes open, as far as that can be seen."""
+        try:
+            held = self._ports.devices.holders(nodes, self._context.soon(LOOK_S))
+        except ManagerError:
+            return False
+        return any(one.how != UNREAD for one in held)
+
+    def _until_let_go(self, pids: frozenset[int], deadline: Deadline) -> None:
+        count, look = self._count(), deadline.within(HOLDERS_LOOK_S)
+        while not deadline.is_over:
+            self._ports.clock.sleep(deadline.bound(USERS_POLL_S))
+            now = self._count()
+            if now == count and not look.is_over:
+                continue
+            count, look = now, deadline.within(HOLDERS_LOOK_S)
+            if pids.isdisjoint(pid for pid, _ in self._who_holds(count)):
+                return
+
+    def _for_stuck_pods(self, step: WaitForStuckPods) -> None:
+        """Until they are gone. Raises PodsRemain, naming what holds each of them."""
+        ports, uids = self._ports, frozenset(step.uids)
+        wait = PodWait(ports.cluster, ports.clock, ports.reporter, lambda pod: pod.uid in uids and not pod.has_left)
+        try:
+            wait.until_gone(self._situation.obs.pods, self._context.deadline.within(step.timeout_s))
+        except PodsRemain as error:
+            end = ", and no pod was disturbed" if step.is_undisturbed else ""
+            what = f"{error.what}; they should have ended before this run began{end}"
+            raise PodsRemain(what, error.remedy) from error
+
+    def _after_failure(self, step: WaitAfterFailure) -> None:
+        """Until it is time, something on the host changes, or all is to be looked at again."""
+        # Not the run's deadline: that is for what comes after.
+        deadline = self._context.soon(min(step.left_s, LOOK_AGAIN_S))
+        failure = self._situation.host.failure
+        processes = frozenset(filter(is_process, failure.blockers if failure is not None else ()))
+        count = self._count()
+        while not deadline.is_over:
+            self._ports.clock.sleep(deadline.bound(CHANGE_POLL_S))
+            if (now := self._count()) != count and self._are_gone(processes, now):
+                return
+            count = now
+
+    def _are_gone(self, processes: frozenset[str], count: int) -> bool:
+        """Whether the processes that stood in the way are gone, where any are known."""
+        return bool(processes) and processes.isdisjoint(process_blocker(*one) for one in self._who_holds(count))
+
+    def _count(self) -> int:
+        """How many users the driver's modules have, other than modules."""
+        return users_of(self._ports.host.modules())
+
+    def _who_holds(self, count: int) -> frozenset[tuple[int, str]]:
+        """Number and name of each process that has the device; none where that cannot be seen."""
+        try:
+            holders = self._ports.host.holders(self._context.soon(LOOK_S), count) if count else ()
+        except ManagerError:
+            return frozenset()
+        return frozenset((one.pid, one.process) for one in holders if one.how != UNREAD)
+
+
+HOLDERS_S = 60.0
+
+
+POD_HURRY_S = 1.2
+"""Bound of a look after SIGTERM."""
+
+
+class Then(Enum):
+    """What follows a step."""
+
+    GO_ON = "continue"
+    PLAN_AGAIN = "plan again"
+    """Pods came that use the driver: the plan does not hold any more."""
+
+
+class Departures:
+    """Pods of one observed node."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._ports = context.ports
+        self._situation = context.situation
+
+    def do(self, step: AnyPodStep, *, paused_at: str, replaces: bool) -> Then:
+        """Do `step`, and say whether the plan still holds. Raises PodsRemain.
+
+        `paused_at`: the Node's version since which operands are paused, "" where they were when the pods were listed.
+        `replaces`: whether the driver will go; else nobody cares for pods that use it.
+        """
+        match step:
+            case WaitForOperands():
+                return self._of_operands(step, paused_at=paused_at, replaces=replaces)
+            case WaitForCompletion():
+                self._of_completing(step)
+                return Then.GO_ON
+            case EvictWorkloads():
+                return self._of_workloads(step)
+            case DrainNode():
+                return self._drain(step.timeout_s)
+            case WaitForRestart():
+                self._of_drivers(step)
+                return Then.GO_ON
+            case _:
+                assert_never(step)
+
+    def _of_operands(self, step: WaitForOperands, *, paused_at: str, replaces: bool) -> Then:
+        """Wait until the paused keys place no pod any more; one that uses the driver may have come before that."""
+        concerns = partial(is_moved_by, keys=frozenset(step.keys), own=self._situation.obs.own_pod)
+        wait = self._wait(concerns)
+        wait.until_gone(self._situation.obs.pods, self._context.deadline.within(step.timeout_s), after=paused_at)
+        return self._after(self._situation.obs.pods, wait.present) if replaces else Then.GO_ON
+
+    def _of_completing(self, step: WaitForCompletion) -> None:
+        """Wait for pods to complete; those that do not within the time are said, and are workloads like others."""
+        concerns = partial(is_completing, selector=step.selector, own=self._situation.obs.own_pod)
+        wait = self._wait(concerns)
+        try:
+            wait.until_gone(self._situation.obs.pods, self._context.deadline.within(step.timeout_s))
+        except PodsRemain as error:
+            self._ports.reporter.warn(f"not completed: {error.what}")
+
+    def _of_drivers(self, step: WaitForRestart) -> None:
+        """Wait until the driver pods have left. Raises StandingDown where nobody has begun to delete them.
+
+        Once somebody has, the node stays as it is, whatever ends this wait: their containers unload the driver now.
+        """
+        uids = frozenset(step.uids)
+        ports, deadline = self._ports, self._context.deadline
+        concerns = partial(_is_one_of, uids)
+        try:
+            RestartWait(ports.cluster, ports.clock, ports.reporter, concerns).until_gone(
+                self._situation.obs.pods, deadline
+            )
+        except ManagerError as error:
+            if self._are_leaving(uids):
+                return
+            if not isinstance(error, PodsRemain):
+                raise
+            what = f"the node is cleared, but driver pod {several(step.pods)} was not deleted before the deadline"
+            raise StandingDown(what, "Check the rollout's controller; it clears the node again.") from error
+
+    def _are_leaving(self, uids: frozenset[str]) -> bool:
+        """Whether somebody has begun to delete all of these pods; one that cannot be asked for has nobody."""
+        ports = self._ports
+        with ports.clock.shielded():
+            if ports.clock.is_ending():
+                ports.cluster.limit_retries(POD_HURRY_S)
+            try:
+                left = [pod for pod in ports.cluster.pods().pods if pod.uid in uids]
+            except ManagerError:
+                return False
+        return all(pod.deleting or pod.has_left for pod in left)
+
+    def _of_workloads(self, step: EvictWorkloads) -> Then:
+        """Evict the pods that use the accelerator now. Raises PodsRemain; where a drain is allowed, only after it."""
+        known = self._ports.cluster.pods()
+        try:
+            found = workloads(self._scene(known.pods), self._situation.profile, self._situation.policy.eviction)
+            refuse_blocked(found)
+            going = with_action(found, PodAction.EVICT, PodAction.WAIT)
+            left = self._clear(known, going, self._situation.policy.eviction.timeout_s)
+        except EvictionRefused as error:
+            if not step.drains:
+                raise
+            self._ports.reporter.warn(f"{error.what}; draining the node")
+            return self._drain(self._situation.policy.eviction.drain_timeout_s)
+        return self._after(known, left)
+
+    def _drain(self, timeout_s: float) -> Then:
+        known = self._ports.cluster.pods()
+        going = drain(self._situation, self._scene(known.pods))
+        return self._after(known, self._clear(known, going, timeout_s or self._situation.policy.deadline_s))
+
+    def _clear(self, known: PodList, going: tuple[Workload, ...], timeout_s: float) -> tuple[Pod, ...]:
+        ports, limit = self._ports, self._context.deadline
+        evictor = Evictor(ports.cluster, ports.clock, ports.reporter, self._context.check_owner)
+        return evictor.clear(known, going, limit.within(timeout_s), limit)
+
+    def _wait(self, concerns: Callable[[Pod], bool]) -> PodWait:
+        return PodWait(self._ports.cluster, self._ports.clock, self._ports.reporter, concerns)
+
+    def _after(self, before: PodList, now: tuple[Pod, ...]) -> Then:
+        """What follows where `now` are the pods that are there: one that was not `before` may have to leave too."""
+        known = {pod.uid for pod in before.pods}
+        came = tuple(pod for pod in now if pod.uid not in known)
+        found = workloads(self._scene(came), self._situation.profile, self._situation.policy.eviction) if came else ()
+        users = [one for one in with_action(found, PodAction.EVICT, PodAction.WAIT, PodAction.BLOCK) if one.must_leave]
+        if users:
+            self._ports.reporter.info(f"{several(users)} started meanwhile")
+        return Then.PLAN_AGAIN if users else Then.GO_ON
+
+    def _scene(self, pods: tuple[Pod, ...]) -> NodePods:
+        """`pods` with their claims and, where holders may be evicted, who has the device open now."""
+        now, ports = self._situation, self._ports
+        namespaces = namespaces_with_claims(pods, now.profile, now.policy.eviction)
+        is_asked = bool(namespaces) and not now.obs.has_unread_claims
+        claims = ports.cluster.claims(namespaces, names_of_claims(pods)) if is_asked else ()
+        holders: tuple[Holder, ...] = ()
+        if now.policy.eviction.evicts_holders:
+            holders = named(ports.host.holders(self._context.soon(HOLDERS_S)), pods)
+        return NodePods(pods, claims, holders, now.obs.own_pod, now.obs.enclosing_uid, labels=now.obs.node.labels)
+
+
+def _is_one_of(uids: frozenset[str], pod: Pod) -> bool:
+    return pod.uid in uids and not pod.has_left

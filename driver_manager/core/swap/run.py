@@ -1,0 +1,812 @@
+"""One run: observe, plan, execute, settle."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import field, replace
+from typing import Protocol, TypeVar, assert_never
+
+from driver_manager.core.pods import Evictor
+from driver_manager.core.ports import Ports
+from driver_manager.core.ports_base import Reporter
+from driver_manager.core.swap.driver import DeviceSteps, DriverRoot, DriverSlots, DriverSwap
+from driver_manager.core.swap.handoffs import KmmHandoff, RebootRequests
+from driver_manager.core.swap.node import Fence, NodeSteps, RunContext, Settler, StateWriter
+from driver_manager.core.swap.pods import Departures, Handoff, Patience, Then
+from driver_manager.domain import events
+from driver_manager.domain.deadline import Deadline, Moment
+from driver_manager.domain.errors import (
+    ApiRefused,
+    ApiUnavailable,
+    ConfigError,
+    Conflict,
+    EvictionRefused,
+    ExitCode,
+    ManagerError,
+    ModuleFailed,
+    ModuleStuck,
+    OwnedElsewhere,
+    PreflightFailed,
+    StandingDown,
+    Terminated,
+)
+from driver_manager.domain.host import UNREAD, Holder, Host, encode_failure, pod_blocker
+from driver_manager.domain.host_record import HostRecord
+from driver_manager.domain.journal import Journal, Owner, Refused
+from driver_manager.domain.node import Claim, Node, Pod, PodList, is_this_host
+from driver_manager.domain.node_state import NodeState, state_of
+from driver_manager.domain.observation import Loader, Mode, Observation, Part, Policy, Situation
+from driver_manager.domain.pods.journal_check import (
+    Checked,
+    journal_on,
+    runs_manager,
+    with_left,
+    with_record,
+    without_commands,
+)
+from driver_manager.domain.pods.workloads import PodAction, named, names_of_claims, namespaces_with_claims, with_action
+from driver_manager.domain.profile import Profile, users_of
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.swap.eviction import HOLDERS, STUCK
+from driver_manager.domain.swap.node_patches import decoded_journal
+from driver_manager.domain.swap.planner import plan, wants_users
+from driver_manager.domain.swap.preflight import access, host_files, is_owned_elsewhere, remedies, rights, written_files
+from driver_manager.domain.swap.retry_wait import AFTER_FAILURE, disturbs, noted, time_of_day, wait_s
+from driver_manager.domain.swap.steps import (
+    PATCH_NODES,
+    AnySlotStep,
+    AnyStep,
+    AwaitKmm,
+    BindToVfio,
+    ClearRebootRequest,
+    Decision,
+    DeviceStep,
+    DrainNode,
+    EndWithoutReboot,
+    EvictWorkloads,
+    GiveBack,
+    HoldForReboot,
+    KeepBindings,
+    KmmStep,
+    LoadModules,
+    MakeVirtualFunctions,
+    ModuleStep,
+    MountStep,
+    NodeStep,
+    OperatorStep,
+    OverrideDrivers,
+    Plan,
+    PlanAgain,
+    PodStep,
+    RebootStep,
+    RecordDigest,
+    RemoveArtifacts,
+    RemoveSlots,
+    ReturnDevices,
+    SlotStep,
+    StandDown,
+    Step,
+    TakeNode,
+    UnloadModules,
+    UnmountDriverRoot,
+    WaitAfterFailure,
+    WaitStep,
+    earlier,
+    opens,
+    part_of,
+)
+from driver_manager.domain.swap.vfio import nodes_in_doubt, nodes_to_return
+from driver_manager.domain.text import FROM_ENVIRONMENT, is_digest, several
+
+# Walks a plan's steps: the only place with effects on a taken node, together with the modules that it hands them to.
+#
+# Owns the order, and what a step's end means for the plan. What happens when one fails belongs to
+# `driver_manager.core.swap.node`.
+
+NEWCOMERS = "newcomers"
+"""Why to plan again: pods came between the observation and the cordon."""
+
+REPLACING = frozenset({Decision.REPLACE, Decision.UNINSTALL, Decision.CLEAR, Decision.SWITCH})
+"""Where the driver will go, so that pods which use it matter."""
+
+
+class Executor:
+    """Executes one plan."""
+
+    def __init__(self, context: RunContext, plan: Plan) -> None:
+        self._context = context
+        self._plan = plan
+        self._patience = Patience(context)
+        self._node = NodeSteps(context)
+        self._pods = Departures(context)
+        self._operator = Handoff(context)
+        self._slots = DriverSlots(context)
+        self._modules = DriverSwap(context, self._slots.go_back)
+        self._kmm = KmmHandoff(context, self._node)
+        self._mounts = DriverRoot(context)
+        self._devices = DeviceSteps(context)
+        self._reboots = RebootRequests(context)
+
+    def run(self) -> str:
+        """Do every step in order, up to one after which to plan again: what for; "" at the end.
+
+        Raises the ManagerError of the step that failed.
+        """
+        ports, steps = self._context.ports, self._plan.steps
+        with contextlib.ExitStack() as work:
+            if steps and not work.enter_context(ports.host.at_work()):
+                ports.reporter.warn("could not take the work lock; health-watch may misjudge this run")
+            self._context.claim_what_is_ours()
+            for number, step in enumerate(steps, 1):
+                # A verified driver without its digest would be replaced again; old slots go once all is done.
+                if not isinstance(step, RecordDigest | RemoveSlots):
+                    ports.clock.check()
+                if isinstance(step, PlanAgain):
+                    return step.after
+                if isinstance(step, StandDown | HoldForReboot | WaitStep):  # nothing is done to the driver meanwhile
+                    work.close()
+                ports.reporter.step(number, len(steps), step.describe())
+                self._context.settler.state.reached(step.name)
+                self._measure(step)
+                if self._do(step) is Then.PLAN_AGAIN:
+                    return NEWCOMERS
+        self._modules.afterwards()
+        return ""
+
+    def _measure(self, step: AnyStep) -> None:
+        """The time goes to `step` from now on; what takes the node opens the window when it is sure of it."""
+        clock, tally = self._context.ports.clock, self._context.ports.tally
+        tally.begins(step.name, clock.monotonic())
+        tally.window.turns_to(part_of(step), clock.monotonic())
+        if opens(step) and not isinstance(step, TakeNode):
+            tally.window.opens(clock.wall(), clock.monotonic())
+
+    def _do(self, step: AnyStep) -> Then:
+        match step:
+            case WaitStep():
+                self._patience.do(step)
+            case NodeStep():
+                self._node.do(step)
+            case PodStep():
+                return self._pods.do(step, paused_at=self._node.paused_at, replaces=self._plan.decision in REPLACING)
+            case OperatorStep():
+                self._operator.do(step)
+            case ModuleStep():
+                self._modules.do(step)
+            case KmmStep():
+                self._kmm.do(step)
+            case DeviceStep():
+                self._devices.do(step)
+            case MountStep():
+                self._mounts.do(step)
+            case SlotStep():
+                self._bring_slot(step)
+            case RebootStep():
+                self._reboots.do(step)
+            case PlanAgain():
+                return Then.PLAN_AGAIN
+            case _:
+                assert_never(step)
+        return Then.GO_ON
+
+    def _bring_slot(self, step: AnySlotStep) -> None:
+        """Do `step`; a root that cannot be flipped leaves the node without a driver, unless the old one comes back."""
+        try:
+            self._slots.do(step)
+        except ModuleFailed as error:
+            load = next((one for one in self._plan.steps if isinstance(one, LoadModules)), None)
+            raise self._modules.rolled_back(error, load) if load is not None else error from error
+
+
+# Reads everything one decision needs, once: at most two API requests and one look at the host.
+#
+# Owns how we find out who we are, whose journal it is and which driver is wanted. Depends on ports and domain.
+
+HOLDERS_S = 60.0
+
+T = TypeVar("T")
+
+
+class Reading(Protocol):
+    """Reads one part of the facts; decides what becomes of an error."""
+
+    def __call__(self, part: Part, read: Callable[[], T], otherwise: T) -> T:
+        """What `read` gives; `otherwise`, or the ManagerError that it raised, where it raised one."""
+        ...
+
+
+def strictly(part: Part, read: Callable[[], T], otherwise: T) -> T:
+    """What `read` gives, with its errors: a decision needs every part."""
+    return read()
+
+
+class Identity(Frozen):
+    """Who runs, as far as the environment tells. `pod_name_is_sure` is False where it is only the host name.
+
+    `enclosing_uid` is the uid of the pod in whose cgroup we are, "" where that does not show.
+    """
+
+    pod_name: str = ""
+    pod_name_is_sure: bool = False
+    namespace: str = ""
+    process: Owner = field(default_factory=Owner)
+    enclosing_uid: str = ""
+
+
+def own_pod(pods: PodList, node: Node, identity: Identity) -> Pod | None:
+    """The pod we run in, None by hand. Raises ConfigError where we were told its name and it is not on the node."""
+    named = [pod for pod in pods.pods if identity.pod_name and pod.name == identity.pod_name]
+    here = [pod for pod in named if pod.namespace == identity.namespace]
+    if here:
+        return here[0]
+    if identity.pod_name_is_sure:
+        elsewhere = ", ".join(pod.namespace for pod in named)
+        hint = f" (a pod of that name is in {elsewhere})" if elsewhere else ""
+        raise ConfigError(
+            f"our own pod {identity.namespace}/{identity.pod_name} is not on node {node.name}{hint}",
+            "Set POD_NAME, POD_NAMESPACE (or OPERATOR_NAMESPACE) and NODE_NAME from the downward API; leave POD_NAME "
+            "unset when run by hand.",
+        )
+    return named[0] if len(named) == 1 else None
+
+
+def wanted_digest(configured: str, own: Pod | None, pods: PodList, profile: Profile) -> tuple[str, str]:
+    """The wanted driver's digest and where it comes from; both "" when nothing tells. Raises ConfigError."""
+    if configured:
+        return _checked(configured, "the environment"), FROM_ENVIRONMENT
+    if own is not None and (own.config_digest or profile.deploy.driver_key in own.selector_keys):
+        return _digest_of(own), f"own pod {own}"
+    drivers = [pod for pod in pods.pods if profile.deploy.driver_key in pod.selector_keys and not pod.is_over]
+    if not drivers:
+        return "", ""
+    newest = max(drivers, key=lambda pod: (not pod.deleting, pod.created))
+    return _digest_of(newest), f"driver pod {newest}"
+
+
+def _digest_of(pod: Pod) -> str:
+    if pod.config_digest:
+        return _checked(pod.config_digest, f"pod {pod}")
+    return hashlib.sha256(pod.main_container.encode()).hexdigest()
+
+
+def _other_digest(own: Pod | None, wanted: str) -> str:
+    """What the container that follows us in our own pod records, "" where that is what is `wanted`, or nobody knows."""
+    is_init_container = own is not None and not own.main_started
+    return own.main_digest if own is not None and is_init_container and own.main_digest != wanted else ""
+
+
+def _checked(digest: str, where: str) -> str:
+    """`digest`. Raises ConfigError for one that the state file could not hold."""
+    if not is_digest(digest):
+        raise ConfigError(
+            f"DRIVER_CONFIG_DIGEST in {where} is not one printable word of at most 256 characters",
+            "Fix it in the driver DaemonSet.",
+        )
+    return digest
+
+
+def is_alive(  # noqa: PLR0913, PLR0917  # what the answer depends on
+    journal: Journal,
+    boot_id: str,
+    pods: PodList,
+    own: Pod | None,
+    process_lives: Callable[[Owner], bool | None] | None,
+    profile: Profile,
+) -> bool | None:
+    """Whether the journal's owner may still be at work; None where it cannot be told.
+
+    That is so off the node (`process_lives` None), and of a pod in a namespace that could not be listed. `boot_id` is
+    the node's boot, "" where it is not known. Another pod counts until it has left, and only if the manager runs in it.
+    In our own pod a restarted container goes on where the last one ended, so there the process decides.
+    """
+    owner = journal.owner
+    if owner.pod_uid and (own is None or own.uid != owner.pod_uid):
+        if pods.namespace and owner.pod.partition("/")[0] != pods.namespace:
+            return None
+        return any(
+            pod.uid == owner.pod_uid and not pod.has_left and runs_manager(pod, own, profile) for pod in pods.pods
+        )
+    if not owner.pid or (boot_id and owner.boot_id != boot_id):
+        return False
+    return process_lives(owner) if process_lives is not None else None
+
+
+def report_refused(refused: Iterable[Refused], ports: Ports, said: set[str]) -> None:
+    """Warn of each field of the journal that is ignored, and post an Event that names it; once for those in `said`."""
+    for one in refused:
+        if one.field not in said:
+            said.add(one.field)
+            ports.reporter.warn(str(one))
+            ports.cluster.post_event(events.JOURNAL_FIELD_IGNORED, str(one), warning=True)
+
+
+def warn_of_left(left: Iterable[HostRecord], reporter: Reporter, said: set[str]) -> None:
+    """Warn of each record on the host that the node's journal does not name; once for those in `said`."""
+    for one in left:
+        if one.run not in said:
+            said.add(one.run)
+            reporter.warn(
+                f"an ended run left a record on the host that the node's journal does not name; to undo: {one}"
+            )
+
+
+def _with_group_holders(now: Situation, ports: Ports) -> Situation:
+    """With who has the devices open that are about to change hands; as it is where there are none."""
+    nodes = nodes_in_doubt(now) if now.policy.mode is Mode.VFIO else nodes_to_return(now)
+    if not nodes:
+        return now
+    found = ports.devices.holders(nodes, Deadline.after(HOLDERS_S, ports.clock.monotonic))
+    return replace(now, obs=replace(now.obs, group_holders=named(found, now.obs.pods.pods)))
+
+
+def look_closer(now: Situation, ports: Ports) -> Situation:
+    """With the claims and the holders of the device too, where the driver is to be replaced; else as it is.
+
+    Raises as `plan`, and ApiRefused where claims may not be listed and pods are to be evicted for them.
+    """
+    now = _with_group_holders(now, ports)
+    if not wants_users(now):
+        return now
+    obs, rules = now.obs, now.policy.eviction
+    namespaces = namespaces_with_claims(obs.pods.pods, now.profile, rules)
+    claims: tuple[Claim, ...] | None = ()
+    try:
+        claims = ports.cluster.claims(namespaces, names_of_claims(obs.pods.pods)) if namespaces else ()
+    except ApiRefused:
+        if rules.is_enabled or rules.drains:
+            raise
+        claims = None
+    count = users_of(now.host.modules)
+    holders: tuple[Holder, ...] = ()
+    if count:
+        try:
+            deadline = Deadline.after(HOLDERS_S, ports.clock.monotonic)
+            holders = named(ports.host.holders(deadline, count), obs.pods.pods)
+        except ManagerError as error:
+            ports.reporter.warn(f"unknown which processes have the device open: {error.what}")
+    for holder in holders:
+        if holder.how == UNREAD:
+            ports.reporter.warn(str(holder))
+    return replace(now, obs=replace(obs, claims=claims or (), holders=holders, has_unread_claims=claims is None))
+
+
+def observe(  # noqa: PLR0913  # the facts that become one value here
+    node: Node,
+    pods: PodList,
+    profile: Profile,
+    identity: Identity,
+    *,
+    digest: str,
+    read_host: Callable[[Journal | None, str], Host | None],
+    process_lives: Callable[[Owner], bool | None],
+    reading: Reading = strictly,
+    at: Moment | None = None,
+) -> Observation:
+    """All facts as one value. `read_host` is told the wanted digest and gives None where no host can be read; `at` is
+    now.
+
+    Raises JournalUnreadable, ConfigError (own pod not found, host unreadable), unless `reading` does not.
+    """
+    found = reading(Part.JOURNAL, lambda: journal_on(node, profile), None)
+    own = reading(Part.OWN_POD, lambda: own_pod(pods, node, identity), None)
+    wanted, source = reading(Part.DIGEST, lambda: wanted_digest(digest, own, pods, profile), ("", ""))
+    host = reading(Part.HOST, lambda: read_host(found.journal if found is not None else None, wanted), None)
+    if host is not None and not is_this_host(node, host.machine_id, host.boot_id):
+        host = None
+    if found is not None:
+        found = (
+            with_record(found, host.run_record, host.boot_id, profile) if host is not None else without_commands(found)
+        )
+    left = _left(host, process_lives) if host is not None else ()
+    if host is not None and left:
+        found = with_left(found or _lost_journal(node, profile, left), left, host, profile)
+    journal, refused = (found.journal, found.refused) if found is not None else (None, ())
+    return Observation(
+        node=node,
+        pods=pods,
+        host=host,
+        me=replace(identity.process, pod=str(own), pod_uid=own.uid) if own is not None else identity.process,
+        own_pod=own,
+        journal=journal,
+        owner_alive=journal is not None
+        and is_alive(
+            journal,
+            host.boot_id if host is not None else node.boot_id,
+            pods,
+            own,
+            process_lives if host is not None else None,
+            profile,
+        ),
+        digest=wanted,
+        digest_source=source,
+        installed_digest=_other_digest(own, wanted),
+        enclosing_uid=identity.enclosing_uid,
+        at=at or Moment(),
+        refused=refused,
+        left=left,
+    )
+
+
+def _left(host: Host, process_lives: Callable[[Owner], bool | None]) -> tuple[HostRecord, ...]:
+    """The records that the node's journal does not name, of runs that have ended.
+
+    A run writes its record before the patch that names it: what may still live is left alone.
+    """
+    owners = ((one, one.owner) for one in host.left_records)
+    return tuple(one for one, owner in owners if owner is not None and process_lives(owner) is False)
+
+
+def _lost_journal(node: Node, profile: Profile, left: tuple[HostRecord, ...]) -> Checked:
+    """The journal of a run that left only its record on the host: with the labels that are paused, as they tell."""
+    owner = left[-1].owner or Owner()
+    return Checked(decoded_journal(node, profile, owner) or Journal(owner, ""))
+
+
+# What a run that succeeded says it has done, and the state in which it leaves the driver. Changes nothing.
+
+_DONE: tuple[tuple[type[Step], str], ...] = (
+    (BindToVfio, "the devices are on vfio"),
+    (OverrideDrivers, "the devices are kept for vfio"),
+    (ReturnDevices, "devices were taken back from vfio"),
+    (MakeVirtualFunctions, "virtual functions were created again"),
+    (AwaitKmm, "KMM loaded the driver"),
+    (UnloadModules, "the old driver was unloaded"),
+    (UnmountDriverRoot, "the old driver root was unmounted"),
+    (GiveBack, "the node was released"),
+    (ClearRebootRequest, "an earlier reboot request was cleared"),
+    (RemoveArtifacts, "files of an earlier driver were removed"),
+    (RemoveSlots, "old slots were removed"),
+)
+"""What a run that loaded nothing has done: the first of these steps that it had says it."""
+
+
+def summary(decided: Plan) -> str:
+    """The last line of a run that succeeded."""
+    if not decided.steps:
+        return f"nothing to do: {decided.reason}"
+    if decided.decision is Decision.CLEAR:
+        return f"done: the node is cleared ({decided.reason})"
+    loaded = [step.source.version for step in decided.steps if isinstance(step, LoadModules)]
+    there = (text for kind, text in _DONE if any(isinstance(step, kind) for step in decided.steps))
+    done = f"driver {loaded[0]} loaded" if loaded else next(there, "a request to the operator was withdrawn")
+    if decided.decision is Decision.UNINSTALL:
+        done = "the driver was unloaded"
+    if decided.decision is Decision.CURRENT and any(isinstance(step, AwaitKmm) for step in decided.steps):
+        done = "KMM has the driver loaded"
+    is_first = loaded and decided.decision is Decision.NOT_LOADED
+    return f"done: {done} ({'none was loaded before' if is_first else decided.reason})"
+
+
+def measured(ports: Ports) -> str:
+    """How long nobody was served, as the end of a sentence; "" where nobody was told to go."""
+    window = ports.tally.window.at(ports.clock.monotonic())
+    return "" if window is None else f"; {window.sentence()}"
+
+
+def state_after(decided: Plan, now: Situation) -> NodeState:
+    """The driver's state after a run that ended well: one that changed no driver ends neither a wedge nor a wish."""
+    stays = decided.decision in (Decision.CURRENT, Decision.REBIND)
+    clears = any(isinstance(step, ClearRebootRequest) for step in decided.steps)
+    return state_of(now.host, now.profile) if stays and not clears else NodeState.READY
+
+
+LEAST_SAID_BYTES = 2**20 // 10
+"""Of files that were read ahead: less is 0.0 MiB."""
+
+WARM_S = 20.0
+"""What reading ahead may take: a slow disk is better waited for with everything in place."""
+
+TAKE_ATTEMPTS = 10
+"""How often a run observes and plans anew when the Node changes between its observation and its first patch."""
+
+
+class Outcome(Frozen):
+    """How a run ended. `remedy` is empty on success; `changed`: the Node's Events are to say so."""
+
+    exit_code: ExitCode
+    what: str
+    remedy: str = ""
+    changed: bool = False
+
+
+class Again(Exception):
+    """Observe and plan anew. `after` names what was waited for; `settler` holds what was taken, seen as `obs`."""
+
+    def __init__(self, after: str, settler: Settler, obs: Observation) -> None:
+        super().__init__(after)
+        self.after = after
+        self.settler = settler
+        self.obs = obs
+
+
+def reconcile(
+    ports: Ports,
+    observe: Callable[[], Observation],
+    profile: Profile,
+    policy: Policy,
+    here: Node | None = None,
+) -> Outcome:
+    """Bring the node's driver to what is wanted. Raises only unexpected errors, after settling.
+
+    `here` is the Node, where this host is known to be it: it shows how a run ended that could not even observe.
+    """
+    run = _Run(ports, profile, policy, here)
+    attempts = 0
+    while attempts < TAKE_ATTEMPTS:
+        try:
+            obs = observe()
+        except ManagerError as error:
+            return run.failed(error)
+        try:
+            return run.attempt(obs)
+        except Again as again:
+            run.go_on(again)
+            if again.after == AFTER_FAILURE:  # however often it is looked
+                continue
+        except Conflict as error:
+            ports.reporter.info(f"{error.what}; reading the facts again")
+        except ManagerError as error:
+            return _plain(error)
+        attempts += 1
+    return run.failed(ApiUnavailable("the Node kept changing while this run tried to take it", "Run again."))
+
+
+def decide(
+    ports: Ports, obs: Observation, profile: Profile, policy: Policy, waited: frozenset[str] = frozenset()
+) -> tuple[Situation, Plan]:
+    """The plan, and all that it was made from; `waited` is what this run has waited for. Changes nothing.
+
+    Raises ConfigError away from the node, ApiRefused, and as `plan`.
+    """
+    now = look_closer(Situation.of(obs, profile, policy, waited), ports)
+    return now, plan(now)
+
+
+def rehearsed(ports: Ports, decided: Plan) -> Plan:
+    """`decided` with a warning for each eviction that the API server would refuse now.
+
+    Raises EvictionRefused for a client of the driver: it is asked last, when everybody else has left. ApiRefused.
+    """
+    uids = {uid for step in decided.steps if isinstance(step, UnloadModules) for uid in step.clients}
+    clients = [one.pod for one in with_action(decided.workloads, PodAction.RESTART) if one.pod.uid in uids]
+    evicting = any(isinstance(step, EvictWorkloads | DrainNode) for step in decided.steps)
+    users = [one.pod for one in with_action(decided.workloads, PodAction.EVICT)] if evicting else []
+    rehearsal = Evictor(ports.cluster, ports.clock, ports.reporter).rehearse([*clients, *users])
+    refused = [(pod, why) for pod, why in rehearsal.refused if pod.uid in uids]
+    if refused:
+        named = several((f"{pod}: {why}" for pod, why in refused), "; ")
+        error = EvictionRefused(
+            f"the eviction of client(s) that hold the device would be refused now: {named}",
+            "Make room in the PodDisruptionBudget (more replicas, or one disruption allowed), then run again.",
+        )
+        error.blockers = tuple(pod_blocker(pod.uid) for pod, _ in refused)
+        raise error
+    return replace(decided, warnings=(*decided.warnings, *rehearsal.warnings))
+
+
+class _Run:
+    """One reconcile, which may plan more than once: what it has waited for, and what it holds from one to the next."""
+
+    def __init__(self, ports: Ports, profile: Profile, policy: Policy, here: Node | None) -> None:
+        self._ports = ports
+        self._here = here
+        self._profile = profile
+        self._policy = policy
+        self._waited: frozenset[str] = frozenset()
+        self._deadline = Deadline.after(policy.deadline_s, ports.clock.monotonic)
+        self._fence = Fence(ports.host, ports.reporter)
+        self._kept: tuple[Settler, Observation] | None = None
+        self._is_rehearsed = False
+        self._said_refused = set[str]()
+
+    def attempt(self, obs: Observation) -> Outcome:
+        """Plan and execute once. Raises Again, Conflict where nothing new was taken, OwnedElsewhere."""
+        ports = self._ports
+        report_refused(obs.refused, ports, self._said_refused)
+        warn_of_left(obs.left, ports.reporter, self._said_refused)
+        may_load = self._policy.loader is not Loader.NONE
+        settler = Settler(ports, self._profile, obs, self._policy.kmm, may_load=may_load)
+        if obs.host is not None:
+            settler.state.saw_host(obs.host)
+        try:
+            now, decided = decide(ports, obs, self._profile, self._policy, self._waited)
+        except OwnedElsewhere:
+            raise
+        except ManagerError as error:
+            return self._refused(error, obs, settler)
+        self._go_on_measuring(obs)
+        if not _ends_by_itself(decided):
+            settler.state.will_end_well(summary(decided), state_after(decided, now))
+        try:
+            if _waits_after_failure(decided) and self._is_let_go(now, decided):
+                self._waited |= {AFTER_FAILURE}
+                now, decided = decide(ports, obs, self._profile, self._policy, self._waited)
+            settler.state.reached("preflight")
+            self._prepare(now, decided, settler.state)
+            self._warm(decided)
+            waited_for = Executor(RunContext(ports, now, settler, self._fence, self._deadline), decided).run()
+        except (Conflict, OwnedElsewhere):
+            raise
+        except ManagerError as error:
+            return self._noted(_failed(error, ports, settler, obs), error, now, settler, decided)
+        except BaseException as error:
+            settler.state.breaks(error)
+            settler.after_failure(obs.journal)
+            settler.state.write()
+            raise
+        if waited_for:
+            raise Again(waited_for, settler, now.obs)
+        settler.state.correct()
+        what = summary(decided) + measured(ports) + settler.evidence
+        return Outcome(ExitCode.DONE, what, changed=bool(decided.steps))
+
+    def _refused(self, error: ManagerError, obs: Observation, settler: Settler) -> Outcome:
+        """The end of a run that cannot begin. Raises Conflict where another run was seen half done."""
+        ports = self._ports
+        if is_owned_elsewhere(obs, take_over=self._policy.take_over):  # nothing of that run's is given back
+            return _plain(error)
+        self._go_on_measuring(obs)
+        is_seen_half_done = isinstance(error, PreflightFailed | ModuleStuck)
+        if is_seen_half_done and _was_taken_since(obs, ports, self._profile):
+            raise Conflict(f"{error.what}, but the Node was taken or released meanwhile", error.remedy) from error
+        # A node that an earlier run left paused does not stay so because this run cannot even start.
+        settler.state.reached("preflight" if isinstance(error, PreflightFailed) else "plan")
+        if obs.host is None:
+            return _plain(error)
+        # A node that is left out of upgrades was asked for by hand: that is no news of its driver.
+        return _failed(error, ports, settler, obs, is_news=not isinstance(error, StandingDown))
+
+    def _go_on_measuring(self, obs: Observation) -> None:
+        """The window that the run before opened, whose journal was found and is ours to go on from, is still open."""
+        clock, before = self._ports.clock, earlier(obs.journal)
+        if before is not None:
+            self._ports.tally.window.goes_on(before, clock.wall(), clock.monotonic())
+
+    def go_on(self, again: Again) -> None:
+        """The next attempt follows what `again` waited for."""
+        if again.after == AFTER_FAILURE:  # everything is as it was, and the run only begins
+            self._deadline = Deadline.after(self._policy.deadline_s, self._ports.clock.monotonic)
+            return
+        if again.after in (HOLDERS, STUCK) and again.settler.held is None:  # each once, and nobody is disturbed yet
+            self._deadline = Deadline.after(self._policy.deadline_s, self._ports.clock.monotonic)
+        self._waited |= {again.after}
+        self._kept = (again.settler, again.obs)
+
+    def failed(self, error: ManagerError) -> Outcome:
+        """The end between two attempts: what an earlier one took is given back."""
+        if self._kept is not None:
+            return _failed(error, self._ports, *self._kept)
+        if self._here is None or isinstance(error, ApiUnavailable):
+            return _plain(error)
+        _show_blindness(error, self._ports, self._profile, self._here)
+        return replace(_plain(error), changed=True)
+
+    def _prepare(self, now: Situation, decided: Plan, state: StateWriter) -> None:
+        """Raise PreflightFailed for a missing right or a file that cannot be written; say what is worth a warning.
+
+        Evictions are rehearsed once.
+        """
+        if _waits_after_failure(decided):  # whatever comes then is looked at then
+            return
+        _check_rights(self._ports, decided, state)
+        _check_files(self._ports, now, decided)
+        plans_again = any(isinstance(step, PlanAgain) for step in decided.steps)
+        if not plans_again and not self._is_rehearsed:
+            decided = rehearsed(self._ports, decided)
+            self._is_rehearsed = True
+        for warning in decided.warnings:
+            self._ports.reporter.warn(warning)
+
+    def _warm(self, decided: Plan) -> None:
+        """Read what the load will need before anybody has to leave for it; later it is as quick to read it then."""
+        ports = self._ports
+        loads = [step for step in decided.steps if isinstance(step, LoadModules)]
+        plans_again = any(isinstance(step, PlanAgain) for step in decided.steps)
+        if not loads or plans_again or ports.tally.window.is_open or not any(map(opens, decided.steps)):
+            return
+        read = ports.host.warm(loads[0].source, self._deadline.within(WARM_S))
+        if read >= LEAST_SAID_BYTES:
+            ports.reporter.info(f"{read / 2**20:.1f} MiB of the new driver's files are read ahead")
+
+    def _is_let_go(self, now: Situation, decided: Plan) -> bool:
+        """Whether budgets allow by now the evictions that they refused to the run that failed. Raises ApiRefused."""
+        ports, blockers = self._ports, now.host.failure.blockers if now.host.failure is not None else ()
+        going = with_action(decided.workloads, PodAction.EVICT, PodAction.RESTART)
+        pods = [one.pod for one in going if pod_blocker(one.pod.uid) in blockers]
+        evictor = Evictor(ports.cluster, ports.clock, ports.reporter)
+        return bool(pods) and not evictor.rehearse(pods).warnings
+
+    def _noted(self, outcome: Outcome, error: ManagerError, now: Situation, settler: Settler, decided: Plan) -> Outcome:
+        """`outcome`, with when the next run tries again if it waits at all, which is noted on the host for it."""
+        ports = self._ports
+        failure = noted(now, error, ports.clock.monotonic()) if settler.has_taken else None
+        if failure is None:
+            return outcome
+        try:
+            ports.host.write_text(self._profile.paths.failure_note, encode_failure(failure))
+        except ManagerError as problem:
+            ports.reporter.warn(f"the next run will not wait before it retries: {problem.what}")
+            return outcome
+        if not (settler.has_given_back and disturbs(decided)):
+            return outcome
+        seconds = wait_s(failure.attempts, self._policy.retry_wait_s)
+        until = time_of_day(ports.clock.wall() + seconds)
+        remedy = f"{outcome.remedy} Unless something changes, the next run waits until {until}."
+        return replace(outcome, remedy=remedy) if seconds > 0 else outcome
+
+
+def _ends_by_itself(decided: Plan) -> bool:
+    """Whether the run shows on the Node how it ended in a way of its own, or, where it only clears it, not at all."""
+    last = decided.steps[-1] if decided.steps else None
+    return decided.decision is Decision.CLEAR or isinstance(last, StandDown | HoldForReboot | EndWithoutReboot)
+
+
+def _waits_after_failure(decided: Plan) -> bool:
+    return bool(decided.steps) and isinstance(decided.steps[0], WaitAfterFailure)
+
+
+def _check_rights(ports: Ports, decided: Plan, state: StateWriter) -> None:
+    """Raise PreflightFailed for a right that a step will need and we do not have. Asks nothing for an empty plan."""
+    needed = rights(decided.steps)
+    refused = ports.cluster.refused(needed)
+    missing = [check for check in access(refused, needed) if check.ok is False]
+    if PATCH_NODES in refused:
+        state.keeps_silent()
+    if missing:
+        what = "; ".join(check.what for check in missing)
+        raise PreflightFailed(f"preflight: {what}", remedies(missing))
+
+
+def _check_files(ports: Ports, now: Situation, decided: Plan) -> None:
+    """Raise PreflightFailed for a file of the host that a step will write and cannot: found out by writing beside it.
+
+    What only gives the node back is never refused.
+    """
+    if any(isinstance(step, TakeNode | RemoveArtifacts | KeepBindings | RecordDigest) for step in decided.steps):
+        check = host_files(now, ports.host.unwritable(written_files(now)))
+        if not check.ok:
+            raise PreflightFailed(f"preflight: {check.what}", check.remedy)
+
+
+def _was_taken_since(obs: Observation, ports: Ports, profile: Profile) -> bool:
+    """Whether the Node's journal is another one than in `obs`: one GET, False where it gets no answer.
+
+    A run that has the node changes modules, files and mounts, so a second one may see them half done.
+    """
+    try:
+        now = ports.cluster.node()
+    except ManagerError:
+        return False
+    key = profile.keys.journal
+    return now.annotations.get(key) != obs.node.annotations.get(key)
+
+
+def _show_blindness(error: ManagerError, ports: Ports, profile: Profile, node: Node) -> None:
+    """Show on `node` that a run could not observe. Who took it, if anybody did, is not known: it stays taken."""
+    state = StateWriter(ports, profile, node)
+    state.reached("observe")
+    state.fails(error)
+    if profile.keys.journal in node.annotations:
+        state.holds()
+    if not ports.clock.is_ending():
+        state.write()
+
+
+def _plain(error: ManagerError) -> Outcome:
+    return Outcome(error.exit_code, error.what, error.remedy)
+
+
+def _failed(error: ManagerError, ports: Ports, settler: Settler, obs: Observation, *, is_news: bool = True) -> Outcome:
+    """The end of a run that failed: settled, and shown on the Node where it `is_news`."""
+    is_ending = ports.clock.is_ending()
+    if isinstance(error, ModuleStuck):
+        settler.driver_is_stuck()
+    settler.state.fails(error)
+    settled = settler.after_failure(obs.journal, hurry=is_ending)
+    expected = isinstance(error, StandingDown) and not isinstance(error, Terminated)
+    what = f"{error.what}; {settled}" if settled and not expected else error.what
+    if is_news and not is_ending:  # killed soon: the Event comes first
+        settler.state.write(what)
+    return Outcome(error.exit_code, what + measured(ports) + settler.evidence, error.remedy, changed=True)

@@ -1,0 +1,206 @@
+"""What `rollout` commands ask for: annotations, and when a request is refused because it changes nothing.
+
+Pure. A request is a field of the spec, an annotation of the object or an annotation of a Node. The controller reads
+it. Every command shows the fleet as it is after the request, as `advance` decides it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
+
+from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.fleet import advance as way
+from driver_manager.domain.fleet.advance import Survey, advance, survey
+from driver_manager.domain.fleet.nodes import place
+from driver_manager.domain.fleet.spec import APPROVED, RETRY, UNDO, Fleet, FleetNode, Wave, Wishes
+from driver_manager.domain.fleet.state import NodeView, Outlook, Place, Standing
+from driver_manager.domain.fleet.waves import GateKind, is_approved
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.text import several
+
+LOOK = "`driver-manager rollout status` shows its state."
+
+
+class Request(Frozen):
+    """What a verb writes, and `did`, what that is in words. `after` is the fleet once it is written.
+
+    `spec` and `annotations` are those of the object that change; `nodes` are asked to try once more.
+    """
+
+    did: tuple[str, ...]
+    after: Fleet
+    spec: Mapping[str, object] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    nodes: tuple[FleetNode, ...] = ()
+
+
+def outlook_after(request: Request, now_s: float) -> Outlook:
+    """What the rollout looks like once the controller has read the request."""
+    decided = advance(request.after, now_s)
+    if decided.memory.undo_to:  # it is decided first, and seen in the next decision
+        decided = advance(replace(request.after, memory=decided.memory), now_s)
+    return decided.outlook
+
+
+def request_pause(fleet: Fleet) -> Request:
+    """Start no other node. Raises ConfigError."""
+    if fleet.policy.paused:
+        raise ConfigError("the rollout is paused already", "Continue it with `driver-manager rollout resume`.")
+    after = replace(fleet, policy=replace(fleet.policy, paused=True))
+    return Request(
+        ("paused; no more nodes start, nodes that have started are completed",), after, spec={"paused": True}
+    )
+
+
+def request_resume(fleet: Fleet) -> Request:
+    """Start nodes again. Raises ConfigError."""
+    if not fleet.policy.paused:
+        raise ConfigError("the rollout is not paused", LOOK)
+    after = replace(fleet, policy=replace(fleet.policy, paused=False))
+    return Request(("resumed",), after, spec={"paused": False})
+
+
+def request_approval(fleet: Fleet, now_s: float, wave: int | None) -> Request:
+    """Let the waves up to `wave` begin; the next one where that is None. Raises ConfigError."""
+    seen = survey(fleet, now_s)
+    _refuse_aside(seen)
+    target, waves = seen.scene.terms.target, fleet.policy.waves
+    approved = fleet.wishes.approved if fleet.wishes.approved_for == target else 0
+    asking = asking_waves(seen, fleet.wishes)
+    if wave is None:
+        wave = _waiting_wave(seen, asking)
+    if not 1 <= wave <= len(waves):
+        known = ", ".join(_named(number, waves) for number in range(1, len(waves) + 1))
+        raise ConfigError(f"there is no wave {wave}", f"The waves are: {known}.")
+    if wave <= approved:
+        raise ConfigError(f"wave {wave} is approved already for revision {target}", LOOK)
+    if not any(number < wave for number in asking):
+        raise ConfigError(f"wave {wave} does not wait for an approval", LOOK)
+    wishes = replace(fleet.wishes, approved_for=target, approved=wave)
+    did = f"approved; waves of revision {target} up to {_named(wave, waves)} may begin"
+    return Request((did,), replace(fleet, wishes=wishes), annotations={APPROVED: f"{target}:{wave}"})
+
+
+def asking_waves(seen: Survey, wishes: Wishes) -> list[int]:
+    """The waves at whose end somebody has to approve what follows, and has not yet. An empty one asks for nothing."""
+    turn, waves = seen.scene.turn, seen.scene.terms.policy.waves
+    return [
+        view.number
+        for view, rule in zip(turn.waves[:-1], waves, strict=False)
+        if rule.needs_approval
+        and any(view.counts.values())
+        and view.number >= turn.reached
+        and not is_approved(view.number, seen.scene.terms.target, wishes)
+    ]
+
+
+def request_retry_of_nodes(fleet: Fleet, now_s: float, names: Sequence[str]) -> Request:
+    """Try these nodes once more, all or none. Raises ConfigError."""
+    seen = survey(fleet, now_s)
+    _refuse_aside(seen)
+    standings = {one.member.node.name: one for one in seen.standings}
+    wanted = list(dict.fromkeys(names))
+    refused = [f"{name}: {why}" for name in wanted if (why := _why_no_retry(standings.get(name), seen))]
+    if refused:
+        raise ConfigError(f"nothing to retry: {several(refused, '; ')}", LOOK)
+    asked = tuple(replace(standings[name].member.node, wants_retry=True) for name in wanted)
+    by_name = {node.name: node for node in asked}
+    after = replace(fleet, nodes=tuple(by_name.get(node.name, node) for node in fleet.nodes))
+    views = {view.name: view for view in advance(after, now_s).outlook.nodes}
+    did = tuple(_tries_again(views[name]) for name in wanted)
+    return Request(did, after, nodes=asked)
+
+
+def _tries_again(view: NodeView) -> str:
+    if view.place is Place.LEFT_OUT:
+        return f"node {view.name} is checked again"
+    return f"node {view.name} is retried: {view.reason or view.place.value}"
+
+
+def request_retry_of_revision(fleet: Fleet, now_s: float) -> Request:
+    """Try the target once more, which was halted or undone before. Raises ConfigError."""
+    seen = survey(fleet, now_s)
+    _refuse_aside(seen)
+    target, memory = seen.scene.terms.target, fleet.memory
+    if memory.undo_to and memory.undo_from == target:
+        raise ConfigError(f"the rollout goes back from revision {target} now", LOOK)
+    if target not in memory.failed:
+        raise ConfigError(
+            f"revision {target} was not halted or undone before",
+            "Retry failed nodes by their names: `driver-manager rollout retry NODE`.",
+        )
+    if fleet.wishes.retry == target:
+        raise ConfigError(f"revision {target} may already be retried", LOOK)
+    after = replace(fleet, wishes=replace(fleet.wishes, retry=target))
+    return Request((f"revision {target} may be retried",), after, annotations={RETRY: target})
+
+
+def request_undo(fleet: Fleet, now_s: float, to: str, wish: str) -> Request:
+    """Go back to the revision `to` (hash, name or number), the last good one where that is "". Raises ConfigError.
+
+    `wish` is an id that no other wish has.
+    """
+    seen = survey(fleet, now_s)
+    _refuse_aside(seen)
+    target, memory = seen.scene.terms.target, fleet.memory
+    if memory.undo_to and memory.undo_from == target:
+        raise ConfigError(f"the rollout already goes back from revision {target} to {memory.undo_to}", LOOK)
+    found = way.named_revision(fleet, to) if to else way.last_good(fleet, target)
+    if not found:
+        what = f"there is no revision {to}" if to else "no earlier revision is known to be good on all nodes"
+        raise ConfigError(what, f"Choose one with --to: {_others(fleet, target)}.")
+    if found == target:
+        raise ConfigError(
+            f"revision {found} is the target already", f"Choose another one with --to: {_others(fleet, target)}."
+        )
+    wishes = replace(fleet.wishes, undo=wish, undo_to=found if to else "")
+    other = sum(one.member.pod is not None and one.member.pod.revision != found for one in seen.standings)
+    those = "1 node runs" if other == 1 else f"{other} nodes run"
+    did = f"goes back from revision {target} to {found} by the same rules; {those} another revision now"
+    text = f"{wish}:{found}" if to else wish
+    return Request((did,), replace(fleet, wishes=wishes), annotations={UNDO: text})
+
+
+def _refuse_aside(seen: Survey) -> None:
+    """Raise ConfigError where the rollout heeds no wish now."""
+    hold = seen.hold
+    if hold is not None and hold.stands_aside:
+        raise ConfigError(f"the rollout does nothing now: {hold.message}", LOOK)
+
+
+def _waiting_wave(seen: Survey, asking: Sequence[int]) -> int:
+    """The first wave behind the one that waits for its approval. Raises ConfigError where none does."""
+    gate = seen.scene.turn.gate
+    is_waiting = any(one.wave > seen.scene.turn.upto and one.verdict.place is Place.WAITING for one in seen.standings)
+    if gate is not None and gate.kind is GateKind.APPROVAL and is_waiting:
+        return gate.wave + 1
+    ahead = f"To approve ahead of time, use --wave {asking[0] + 1}." if asking else "No later wave needs one."
+    raise ConfigError("nothing waits for an approval now", ahead)
+
+
+def _why_no_retry(standing: Standing | None, seen: Survey) -> str:
+    """Why one more attempt would change nothing for the node, "" where it would."""
+    if standing is None:
+        return "it is not in this rollout, as it has no driver pod of the DaemonSet"
+    member, verdict = standing.member, standing.verdict
+    if member.node.wants_retry:
+        return "a retry was already asked for"
+    asked = place(replace(member, node=replace(member.node, wants_retry=True)), seen.scene.terms)
+    if (asked.place, asked.reason, asked.wants_turn) != (verdict.place, verdict.reason, verdict.wants_turn):
+        return ""
+    if asked.place is Place.LEFT_OUT and asked.acts:  # its preflight is asked for again
+        return ""
+    reason = f" ({verdict.reason})" if verdict.reason else ""
+    return f"it has not failed, it is {verdict.place.value}{reason}"
+
+
+def _named(number: int, waves: Sequence[Wave]) -> str:
+    return f"{number} ({waves[number - 1].name})"
+
+
+def _others(fleet: Fleet, target: str) -> str:
+    """The revisions that one could go back to, the newest first."""
+    known = sorted(fleet.revisions, key=lambda one: -one.number)
+    found = [f"{one.number} ({one.hash})" for one in known if one.hash != target]
+    return several(found) if found else "there is no other revision"

@@ -1,0 +1,452 @@
+"""The status of a DriverRollout, its conditions, and metrics of the controller.
+
+A status has every field, also empty ones. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import field
+from enum import Enum
+from typing import Any
+
+from driver_manager.domain.fleet.forecast import Forecast
+from driver_manager.domain.fleet.spec import UNDER_WAY, Fleet, Memory, UpgradeState, memory_of
+from driver_manager.domain.fleet.state import FleetDecision, NodeView, Outlook, Phase, Place, PreflightResult, WaveView
+from driver_manager.domain.metrics import PREFIX, Family, by_label, gauge
+from driver_manager.domain.profile import UpgradeMetrics
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.text import one_line, several, shortened
+from driver_manager.domain.wire import LAST_MOMENT_S, seconds_of, written_time
+
+# Owns what is counted of a rollout for metrics: as it was last decided on, and when it may be through. Pure.
+
+UNKNOWN, REQUIRED = "unknown", "upgrade-required"
+"""Words for a node that is left alone, and for one that waits. What we write on Nodes needs neither."""
+
+WORDS = (UNKNOWN, REQUIRED, *(state.value for state in UpgradeState))
+"""Words of the vendors' operators for where a node stands, as far as they mean something here."""
+
+_WORDS = {
+    Place.DONE: UpgradeState.DONE.value,
+    Place.FAILED: UpgradeState.FAILED.value,
+    Place.WAITING: REQUIRED,
+    Place.LEFT_OUT: UNKNOWN,
+}
+_UNDER_WAY = frozenset(state.value for state in UNDER_WAY)
+
+
+class Pace(Frozen):
+    """How fast a rollout goes: what a node takes in seconds, when all may be through, how many more may begin.
+
+    `node_s` and `ends_s` (seconds since the epoch) are 0 where they cannot be estimated.
+    """
+
+    node_s: float = 0.0
+    ends_s: float = 0.0
+    free: int = 0
+
+
+class RolloutFigures(Frozen):
+    """One rollout as it was last decided on.
+
+    Its phase, how many nodes are where, how long that took in seconds, and the revision. `words` are the nodes that no
+    operator manages, by the operators' words. `progress_s` is when a node last came to another state, or the rollout
+    began, in seconds since the epoch; `patience_s` is how long a node may stay in one.
+    """
+
+    phase: Phase
+    places: Mapping[Place, int]
+    decision_s: float
+    target: str = ""
+    words: Mapping[str, int] = field(default_factory=dict)
+    progress_s: float = 0.0
+    patience_s: float = 0.0
+    is_paused: bool = False
+    pace: Pace = Pace()
+
+
+def figures(fleet: Fleet, decision: FleetDecision, decision_s: float) -> RolloutFigures:
+    """The figures of one decision."""
+    outlook, policy = decision.outlook, fleet.policy
+    labels = {node.name: node.upgrade for node in fleet.nodes}
+    operated = {node.name for node in fleet.nodes if node.is_operated}
+    places, words = dict.fromkeys(Place, 0), dict.fromkeys(WORDS, 0)
+    for node in outlook.nodes:
+        places[node.place] += 1
+        if node.name not in operated:
+            words[_word(node, labels.get(node.name, ""))] += 1
+    began_s = decision.memory.history[-1].began_s if decision.memory.history else 0.0
+    return RolloutFigures(
+        phase=outlook.phase,
+        places=places,
+        decision_s=decision_s,
+        target=outlook.target,
+        words=words,
+        progress_s=max([began_s, *(node.since_s or 0.0 for node in outlook.nodes)]),
+        patience_s=max(policy.node_timeout_s, policy.validation_timeout_s),
+        is_paused=policy.paused,
+    )
+
+
+def pace(forecast: Forecast) -> Pace:
+    """What a forecast says of the pace."""
+    return Pace(forecast.typical_s or 0.0, forecast.ends_s or 0.0, forecast.free)
+
+
+def _word(node: NodeView, label: str) -> str:
+    """The label says which of the states a node that is under way is in; whatever else is there is not ours."""
+    if node.place is not Place.UNDER_WAY:
+        return _WORDS[node.place]
+    return label if label in _UNDER_WAY else UpgradeState.RESTART.value
+
+
+# What a rollout's controller reports of itself and of its rollouts, as families of metrics. Pure.
+#
+# Those under the names of a vendor's operator are in `operator_metrics`.
+
+ACTS = ("MarkNode", "RestartPod", "CreatePod", "DeletePod", "SetTemplate", "Announce")
+"""Names of what a decision may ask for."""
+
+
+class FleetReport(Frozen):
+    """What the controller is about. `rollouts` come by namespace/name, `acts` are how many were done, by their names.
+
+    `why_not_ready` is "" while the controller does its work, be it to stand by.
+    """
+
+    leads: bool = False
+    why_not_ready: str = "it has not read anything yet"
+    rollouts: Mapping[str, RolloutFigures] = field(default_factory=dict)
+    acts: Mapping[str, int] = field(default_factory=dict)
+
+
+def fleet_families(report: FleetReport) -> tuple[Family, ...]:
+    """All metrics of the controller under our own names."""
+    known = report.rollouts.items()
+    return (
+        gauge("rollout_leader", "Whether this controller is the one that acts.", report.leads),
+        gauge(
+            "rollout_ready",
+            "Whether this controller works or stands by; 0 where it cannot read what it needs, or hangs.",
+            not report.why_not_ready,
+        ),
+        Family(
+            PREFIX + "rollout_phase",
+            "gauge",
+            "Whether the rollout is in the phase.",
+            tuple(
+                ({"rollout": name, "phase": phase.value}, float(one.phase is phase))
+                for name, one in known
+                for phase in Phase
+            ),
+        ),
+        Family(
+            PREFIX + "rollout_nodes",
+            "gauge",
+            "Nodes of the rollout by their state in it.",
+            tuple(
+                ({"rollout": name, "place": place.value}, float(one.places.get(place, 0)))
+                for name, one in known
+                for place in Place
+            ),
+        ),
+        _of_each(
+            "progress_timestamp_seconds",
+            "When a node last changed its state, or else when the rollout began.",
+            {name: one.progress_s for name, one in known},
+        ),
+        _of_each(
+            "patience_seconds",
+            "How long a node may stay in one state: the longer of nodeTimeout and validationTimeout.",
+            {name: one.patience_s for name, one in known},
+        ),
+        _of_each(
+            "node_seconds",
+            "How long a node takes: the median of the nodes that are done, 0 while none is.",
+            {name: one.pace.node_s for name, one in known},
+        ),
+        Family(
+            PREFIX + "rollout_expected_end_timestamp_seconds",
+            "gauge",
+            "When the rollout of this revision may be complete, as `rollout plan` estimates it; 0 where it cannot.",
+            tuple(({"rollout": name, "revision": one.target}, one.pace.ends_s) for name, one in known),
+        ),
+        _of_each("decision_seconds", "How long the last decision took.", {name: one.decision_s for name, one in known}),
+        by_label(
+            "counter",
+            "rollout_acts_total",
+            "Actions of this controller, by kind.",
+            "act",
+            {name: report.acts.get(name, 0) for name in ACTS},
+        ),
+    )
+
+
+def _of_each(name: str, meaning: str, values: Mapping[str, float]) -> Family:
+    """One value of each rollout."""
+    return by_label("gauge", f"rollout_{name}", meaning, "rollout", values)
+
+
+# A controller's rollouts under the names that a vendor's operator has for the same, so that its dashboards work. Pure.
+#
+# The names are the profile's, their meanings those of the operators:
+#
+# - NVIDIA/gpu-operator, controllers/operator_metrics.go and upgrade_controller.go: one number each, over all that it
+# upgrades. Its documentation calls `driver_auto_upgrade_enabled` only `auto_upgrade_enabled`; the code counts. "In
+# progress" contains failed nodes there (k8s-operator-libs, GetUpgradesInProgress), as they hold a slot; here they hold
+# none, and it is what its documentation says: nodes whose driver pod is being upgraded. - RBLN-SW/rbln-npu-operator,
+# internal/metrics/metrics.go: one gauge by the word of the upgrade-state label, `unknown` for nodes without one, zeros
+# included.
+#
+# They collide with nothing where the operator runs too: its series have the labels of its own job. Nor is a node
+# counted twice by a sum over both, as nodes that an operator manages are not in these numbers. Only who leads has
+# them: the zeros of a controller that stands by would be a second opinion.
+
+_STARTING = frozenset({Phase.PROGRESSING, Phase.WAITING_FOR_NODES})
+"""Phases in which a node begins as soon as there is room."""
+
+
+def operator_families(report: FleetReport, names: UpgradeMetrics) -> tuple[Family, ...]:
+    """The metrics that have a name in `names`, while this controller leads."""
+    return tuple(_families(report, names)) if report.leads else ()
+
+
+def _families(report: FleetReport, names: UpgradeMetrics) -> Iterator[Family]:
+    words: Counter[str] = Counter()
+    for one in report.rollouts.values():
+        words.update(one.words)
+    under_way = sum(words[state.value] for state in UNDER_WAY)
+    for name, meaning, value in (
+        (names.enabled, "1 if there is a rollout that is not paused, else 0.", _is_enabled(report)),
+        (names.in_progress, "Nodes whose driver pod is being upgraded.", under_way),
+        (names.done, "Nodes whose driver pod was upgraded.", words[UpgradeState.DONE.value]),
+        (names.failed, "Nodes whose upgrade failed.", words[UpgradeState.FAILED.value]),
+        (names.available, "Nodes whose upgrade can start now.", _available(report)),
+        (names.pending, "Nodes whose upgrade is pending.", words[REQUIRED]),
+    ):
+        if name:
+            yield Family(name, "gauge", meaning, (({}, float(value)),))
+    if names.by_state:
+        values = tuple(({"state": word}, float(words[word])) for word in WORDS)
+        yield Family(names.by_state, "gauge", "Nodes by the state of their driver's upgrade.", values)
+
+
+def _is_enabled(report: FleetReport) -> bool:
+    return any(not one.is_paused for one in report.rollouts.values())
+
+
+def _available(report: FleetReport) -> int:
+    """For how many of the nodes that wait there is room."""
+    return sum(
+        min(one.pace.free, one.words.get(REQUIRED, 0)) for one in report.rollouts.values() if one.phase in _STARTING
+    )
+
+
+Json = dict[str, Any]
+
+READY, RECONCILING, STALLED = "Ready", "Reconciling", "Stalled"
+INVALID_SPEC = "InvalidSpec"
+
+STANDING = frozenset({Phase.HALTED, Phase.STALLED})
+"""Phases in which somebody has to act before anything goes on."""
+
+IDLE = frozenset({Phase.COMPLETE, Phase.PAUSED}) | STANDING
+"""Phases in which the rollout is not on its way."""
+
+MAX_NAMED = 20
+"""Nodes that failed, or are under way, are named up to this number."""
+
+MAX_GROUPS = 10
+MAX_NAMED_OF_GROUP = 10
+MAX_KEPT = 10
+"""Entries of the history, and revisions that failed."""
+
+MAX_REASON_CHARS = 300
+MAX_MESSAGE_CHARS = 2_000
+
+OTHERS = "other reasons"
+
+PACE_S = 5.0
+"""What can wait is written this many seconds after it was first to be said, and with all that came meanwhile."""
+
+
+class Worth(Enum):
+    """Whether a status is worth a write now, within `PACE_S` seconds, or not at all."""
+
+    NOW = "now"
+    SOON = "soon"
+    NOTHING = "nothing"
+
+
+def status_of(decision: FleetDecision, old: Mapping[str, Any], generation: int, now_s: float) -> Json:
+    """The status that shows `decision`, made for `generation` of the object at `now_s`, after the status `old`."""
+    outlook = decision.outlook
+    nodes: dict[Place, list[NodeView]] = {place: [] for place in Place}
+    for node in sorted(outlook.nodes, key=lambda one: one.name):
+        nodes[node.place].append(node)
+    return {
+        **_head(outlook.phase, (outlook.reason, outlook.message), old, generation, now_s),
+        **_memory(decision.memory),
+        "wave": outlook.wave,
+        "counts": {"total": len(outlook.nodes), **{_COUNTS[place]: len(nodes[place]) for place in Place}},
+        "waves": [_wave(one) for one in outlook.waves],
+        "underWay": _named(nodes[Place.UNDER_WAY]),
+        "failures": _named(nodes[Place.FAILED]),
+        "waiting": _grouped(nodes[Place.WAITING]),
+        "leftOut": _grouped(nodes[Place.LEFT_OUT]),
+        **_preflight(outlook.nodes),
+    }
+
+
+def status_of_problems(problems: Sequence[str], old: Mapping[str, Any], generation: int, now_s: float) -> Json:
+    """The status of an object that cannot be read because of `problems`: all else stays as it was in `old`."""
+    why = (INVALID_SPEC, several(problems, "; "))
+    empty = Outlook(Phase.STALLED, *why, target="", wave=0, nodes=(), waves=())
+    memory = memory_of(old)
+    stays = status_of(FleetDecision((), memory, empty), old, generation, now_s)
+    kept = {key: old[key] for key, value in stays.items() if key in _SHOWN and type(old.get(key)) is type(value)}
+    return {**stays, **kept}
+
+
+def worth(old: Mapping[str, Any], new: Mapping[str, Any]) -> Worth:
+    """Whether `new` is to be written where `old` is stored."""
+    if _urgent(old) != _urgent(new):
+        return Worth.NOW
+    return Worth.NOTHING if old == new else Worth.SOON
+
+
+_COUNTS = {
+    Place.DONE: "updated",
+    Place.UNDER_WAY: "underWay",
+    Place.WAITING: "waiting",
+    Place.LEFT_OUT: "leftOut",
+    Place.FAILED: "failed",
+}
+_SHOWN = frozenset(
+    {"wave", "counts", "waves", "underWay", "failures", "waiting", "leftOut", "preflight", "preflightProblems"}
+)
+"""What shows the nodes, and nothing else."""
+
+_SLOW = _SHOWN - {"wave", "failures"}
+"""What of it can wait; numbers in a condition's message can, too."""
+
+
+def _urgent(status: Mapping[str, Any]) -> Json:
+    found = {key: value for key, value in status.items() if key not in _SLOW}
+    conditions = status.get("conditions")
+    listed = [one for one in conditions if type(one) is dict] if type(conditions) is list else []
+    return {**found, "conditions": [{key: one[key] for key in one if key != "message"} for one in listed]}
+
+
+def _head(phase: Phase, why: tuple[str, str], old: Mapping[str, Any], generation: int, now_s: float) -> Json:
+    """Phase and conditions (k8s.io/apimachinery, metav1.Condition)."""
+    holds = {READY: phase is Phase.COMPLETE, RECONCILING: phase not in IDLE, STALLED: phase in STANDING}
+    before, message = _conditions(old), shortened(one_line(why[1]), MAX_MESSAGE_CHARS)
+    return {
+        "observedGeneration": generation,
+        "phase": phase.value,
+        "conditions": [
+            {
+                "type": kind,
+                "status": str(held),
+                "observedGeneration": generation,
+                "lastTransitionTime": _since(before.get(kind, {}), str(held)) or written_time(now_s),
+                "reason": why[0],
+                "message": message,
+            }
+            for kind, held in holds.items()
+        ],
+    }
+
+
+def _since(old: Mapping[str, Any], status: str) -> str:
+    """Since when a condition has this status, "" where it has not had it; its reason and message do not matter."""
+    since = old.get("lastTransitionTime")
+    is_time = type(since) is str and seconds_of(since) is not None
+    return str(since) if is_time and old.get("status") == status else ""
+
+
+def _conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The conditions in a status by their types, without what is none."""
+    found = status.get("conditions")
+    listed = found if type(found) is list else []
+    return {one["type"]: one for one in listed if type(one) is dict and type(one.get("type")) is str}
+
+
+def _memory(memory: Memory) -> Json:
+    """What `reading.memory_of` reads again: the newest of what is bounded."""
+    return {
+        "targetRevision": memory.target,
+        "goodRevision": memory.good,
+        "failedRevisions": list(memory.failed[-MAX_KEPT:]),
+        "undone": memory.undone,
+        "announced": memory.announced,
+        "undoing": {"from": memory.undo_from, "to": memory.undo_to},
+        "history": [
+            {
+                "revision": past.revision,
+                "began": written_time(past.began_s),
+                **({} if past.ended_s is None else {"ended": written_time(past.ended_s)}),
+                "outcome": shortened(one_line(past.outcome), MAX_REASON_CHARS),
+            }
+            for past in memory.history[-MAX_KEPT:]
+        ],
+    }
+
+
+def _wave(one: WaveView) -> Json:
+    """A wave: where its nodes are, and when it ended."""
+    return {
+        "number": one.number,
+        "name": one.name,
+        "total": sum(one.counts.values()),
+        **{_COUNTS[place]: one.counts.get(place, 0) for place in Place},
+        **({} if one.ended_s is None else {"ended": written_time(one.ended_s)}),
+    }
+
+
+def _preflight(nodes: Iterable[NodeView]) -> Json:
+    """What is known of nodes that have not begun: how many there are of each result, and those that do not pass."""
+    found = [(node, node.preflight) for node in nodes if node.preflight is not None]
+    counts = Counter(seen.result for _, seen in found)
+    problems = [
+        {"node": node.name, "wave": node.wave, "result": seen.result.value, "reason": _reason(seen.reason)}
+        for node, seen in sorted(found, key=lambda one: one[0].name)
+        if seen.result in (PreflightResult.FAILS, PreflightResult.UNKNOWN)
+    ]
+    return {
+        "preflight": {result.value: counts[result] for result in PreflightResult},
+        "preflightProblems": problems[:MAX_NAMED],
+    }
+
+
+def _named(nodes: Iterable[NodeView]) -> list[Json]:
+    """The nodes that have been in their place for longest: of those that failed, what came first says most."""
+    longest = sorted(nodes, key=lambda node: (LAST_MOMENT_S if node.since_s is None else node.since_s, node.name))
+    return [
+        {
+            "node": node.name,
+            "reason": _reason(node.reason),
+            "wave": node.wave,
+            **({} if node.since_s is None else {"since": written_time(node.since_s)}),
+        }
+        for node in longest[:MAX_NAMED]
+    ]
+
+
+def _grouped(nodes: Iterable[NodeView]) -> list[Json]:
+    """Nodes by their reason, the reason of most of them first; what is not among the first few is one group."""
+    by_reason: dict[str, list[str]] = {}
+    for node in nodes:
+        by_reason.setdefault(_reason(node.reason), []).append(node.name)
+    groups = sorted(by_reason.items(), key=lambda group: (-len(group[1]), group[0]))
+    if len(groups) > MAX_GROUPS:
+        rest = sorted(name for _, names in groups[MAX_GROUPS - 1 :] for name in names)
+        groups = [*groups[: MAX_GROUPS - 1], (OTHERS, rest)]
+    return [{"reason": reason, "count": len(names), "nodes": names[:MAX_NAMED_OF_GROUP]} for reason, names in groups]
+
+
+def _reason(text: str) -> str:
+    return shortened(one_line(text), MAX_REASON_CHARS)

@@ -1,0 +1,481 @@
+"""Parsers of the vendors' tools: exit status and output in, one verdict per device out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from driver_manager.domain.host import NO_TOOL, TIMED_OUT, DeviceVerdict, Health, ProbeResult, loader_failure
+from driver_manager.domain.text import writable
+
+# From verdicts on devices to one on the whole, compared with what the PCI bus shows. Pure.
+
+ENDED_FROM_OUTSIDE = (-9, -15)
+"""A tool that somebody killed (an administrator, the kernel short of memory) says nothing about the devices."""
+
+_ADDRESS = re.compile(r"(?:([0-9A-Fa-f]{4,8}):)?([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.([0-7])")
+
+
+def pci_address(text: str) -> str:
+    """The PCI address in `text` as sysfs writes it, "" if it holds none. Tools pad the domain, or leave it out."""
+    found = _ADDRESS.search(text)
+    if found is None:
+        return ""
+    domain, bus, device, function = found.groups()
+    return f"{int(domain or '0', 16):04x}:{bus.lower()}:{device.lower()}.{function}"
+
+
+def unknown(reason: str) -> ProbeResult:
+    """A sample that says nothing about the devices."""
+    return ProbeResult(Health.UNKNOWN, reason)
+
+
+def unhealthy(reason: str) -> ProbeResult:
+    """A sample that fails as a whole, without a word on single devices."""
+    return ProbeResult(Health.UNHEALTHY, reason)
+
+
+def failure(tool: str, status: int, last_line: str) -> ProbeResult | None:
+    """The sample of a tool that failed, of which nothing but 0 is known to mean success; None where it did not."""
+    if status in ENDED_FROM_OUTSIDE:
+        return unknown(f"{tool} was killed from outside: {last_line}")
+    return unhealthy(f"{tool} failed with exit status {status}: {last_line}") if status else None
+
+
+def whole(devices: tuple[DeviceVerdict, ...], present: tuple[str, ...]) -> ProbeResult:
+    """The sample of `devices`; `present` are the PCI functions that the driver should serve.
+
+    Each function must be among the devices, by its address: a function may hold two devices (Ascend 310P), so that
+    their number says nothing. One without an address stands for no function; it still counts if it is bad. Where none
+    has one that can be read, which functions are served is unknown.
+    """
+    seen = {device.address for device in devices} - {""}
+    if devices and not seen:
+        result = _judged(devices, "")
+        unclear = "no device has a PCI address that can be read"
+        return replace(result, health=Health.UNKNOWN, reason=unclear) if result.health is Health.HEALTHY else result
+    devices = tuple(one for one in devices if one.address or one.health is not Health.HEALTHY)
+    absent = tuple(address for address in present if address not in seen)
+    lacking = _lacking(len(absent), present) + "".join(f"; {address} missing" for address in absent)
+    return _judged((*devices, *(_missing(address) for address in absent)), lacking)
+
+
+def counted(devices: tuple[DeviceVerdict, ...], present: tuple[str, ...]) -> ProbeResult:
+    """The same for a tool that prints no addresses: the number of devices is all there is to compare."""
+    return _judged(devices, _lacking(max(0, len(present) - len(devices)), present))
+
+
+def _lacking(count: int, present: tuple[str, ...]) -> str:
+    return f"{len(present) - count} of {len(present)} PCI devices seen" if count else ""
+
+
+def _judged(devices: tuple[DeviceVerdict, ...], lacking: str) -> ProbeResult:
+    bad = [f"{device.name} is {device.reason}" for device in devices if device.health is Health.UNHEALTHY]
+    if bad or lacking:
+        return ProbeResult(Health.UNHEALTHY, lacking or "; ".join(bad), devices)
+    unclear = [f"{device.name} is {device.reason}" for device in devices if device.health is Health.UNKNOWN]
+    if unclear:
+        return ProbeResult(Health.UNKNOWN, "; ".join(unclear), devices)
+    return ProbeResult(Health.HEALTHY, f"{len(devices)} device(s) {_words(devices)}", devices)
+
+
+def partial(tool: str, devices: tuple[DeviceVerdict, ...]) -> ProbeResult:
+    """The sample of an output that breaks off: a device that was seen to be bad counts, everything else is unknown."""
+    result = whole(devices, ())
+    return result if result.health is Health.UNHEALTHY else unknown(f"{tool} printed unexpected output")
+
+
+def _missing(address: str) -> DeviceVerdict:
+    return DeviceVerdict(address, Health.UNHEALTHY, "missing", address)
+
+
+def _words(devices: tuple[DeviceVerdict, ...]) -> str:
+    return ", ".join(dict.fromkeys(device.reason for device in devices))
+
+
+# AMD's `amd-smi list --json`: the GPUs that the loaded driver serves. It does not tell their health. Pure.
+#
+# Source of the form: ROCm/amdsmi (amdsmi_cli), and its documentation of `amd-smi list`.
+
+
+def amd_smi_listing(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
+    """`amd-smi list --json`: a partitioned GPU is in it once for each partition, with one address.
+
+    A GPU whose `kfd_id` is N/A takes no work: the kernel's compute driver does not have it, or the tool may not ask.
+    """
+    failed = failure("amd-smi", status, last_line)
+    if failed is not None:
+        return failed
+    try:
+        found = tuple(_amd_gpu(body) for body in json.loads(out))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return unknown("amd-smi printed unexpected output")
+    return whole(found, present) if found else unhealthy("amd-smi sees no device")
+
+
+def _amd_gpu(body: dict[str, object]) -> DeviceVerdict:
+    name, address = f"gpu {int(str(body['gpu']))}", pci_address(str(body["bdf"]))
+    if body.get("kfd_id") == "N/A":
+        return DeviceVerdict(name, Health.UNKNOWN, "without a kfd_id", address)
+    return DeviceVerdict(name, Health.HEALTHY, "listed", address)
+
+
+# Furiosa's `furiosa-smi status --format json`: whether each NPU is alive, and whether it is at work. Pure.
+#
+# Source of the form: a public recording of furiosa-smi on RNGD cards; developer.furiosa.ai, Furiosa SMI CLI.
+
+ALIVE = "alive"
+
+
+def furiosa_smi_status(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
+    """One entry per NPU; it does not tell PCI addresses, so they are counted."""
+    failed = failure("furiosa-smi", status, last_line)
+    if failed is not None:
+        return failed
+    try:
+        bodies = json.loads(out)
+        found = tuple(_npu(body) for body in bodies)
+        busy = tuple(writable(body["device"]) for body in bodies if _is_at_work(body))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return unknown("furiosa-smi printed unexpected output")
+    if len({npu.name for npu in found}) < len(found):
+        return unknown("furiosa-smi printed an NPU twice")
+    return replace(counted(found, present), busy=busy) if found else unhealthy("furiosa-smi sees no device")
+
+
+def _is_at_work(body: dict[str, Any]) -> bool:
+    """Whether a process has one of the NPU's processing elements."""
+    return any(one["pe_occupancy"] is True for one in body.get("pe_utilizations") or ())
+
+
+def _npu(body: dict[str, object]) -> DeviceVerdict:
+    word = writable(body["liveness"])
+    health = Health.HEALTHY if word == ALIVE else Health.UNHEALTHY
+    return DeviceVerdict(writable(body["device"]), health, word)
+
+
+# Intel Gaudi's `hl-smi -Q index,bus_id,name -f csv,noheader`: one line per device that answers. Pure.
+#
+# Source of the form: docs.habana.ai, System Management Interface Tool (hl-smi); public recordings of its CSV.
+
+
+def hl_smi_query(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
+    """The query's output. A device that the driver took down has no line; one whose name is not known is bad."""
+    failed = failure("hl-smi", status, last_line)
+    if failed is not None:
+        return failed
+    rows = [[field.strip() for field in line.split(",")] for line in out.splitlines() if line.strip()]
+    complete = [row for row in rows if len(row) > 2 and row[0].isdecimal() and pci_address(row[1])]
+    devices = tuple(_hl_device(row) for row in complete)
+    if len(complete) < len(rows) or (rows and not out.endswith("\n")):
+        return partial("hl-smi", devices)
+    return whole(devices, present) if devices else unhealthy("hl-smi sees no device")
+
+
+def _hl_device(row: list[str]) -> DeviceVerdict:
+    is_known = row[2] not in ("", "N/A")
+    health, word = (Health.HEALTHY, "listed") if is_known else (Health.UNHEALTHY, "without a name")
+    return DeviceVerdict(writable(f"aip {row[0]}"), health, word, pci_address(row[1]))
+
+
+# Huawei's `npu-smi`: the table of `npu-smi info`, the list of `npu-smi info -l`, and what it says when it fails. Pure.
+#
+# The table differs by chip and version: widths, a second number in the chip's row (310P: Device, 910_93: Phy-ID),
+# chips of one card apart by `---` or `===`, a table of processes below. So it is read by its shape, not by its
+# headings: a row `<number> <name> | <health> | …`, right below it a row `<number> [<number>] | <bus id> | …`.
+
+WORDS = {
+    "ok": Health.HEALTHY,
+    "warning": Health.HEALTHY,
+    "alarm": Health.UNHEALTHY,
+    "critical": Health.UNHEALTHY,
+    "unknown": Health.UNHEALTHY,
+}
+"""The health column. A warning is a minor alarm of a chip that works; UNKNOWN is a chip that is gone or not started."""
+
+CODES: dict[int, tuple[Health, str]] = {
+    -8002: (Health.UNKNOWN, "no permission"),
+    -8005: (Health.UNHEALTHY, "not initialised"),
+    -8006: (Health.UNHEALTHY, "timeout of the device"),
+    -8008: (Health.UNHEALTHY, "no device"),
+    -8012: (Health.UNHEALTHY, "device not ready"),
+    -8013: (Health.UNKNOWN, "not supported in this container"),
+    -8017: (Health.UNKNOWN, "firmware is being upgraded"),
+    -8020: (Health.UNKNOWN, "device in use by another client"),
+    -8255: (Health.UNKNOWN, "not supported"),
+}
+"""DCMI return codes (dcmi_interface_api.h); what is not here is a failure without a name.
+
+-8005 is also what a driver says that was upgraded without a reboot; -8020 is seen with more than two or three clients.
+"""
+
+_STATUSES = {code & 0xFF: code for code in CODES}
+"""npu-smi ends with the low byte of the code."""
+
+_SAID_CODE = re.compile(r"ret is (-8\d{3})\b")
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_BARS = str.maketrans({"│": "|", "┃": "|", "║": "|"})
+_CARD = re.compile(r"(\d+)\s+(\S.*)")
+_CHIP = re.compile(r"(\d+)(?:\s+(?:\d+|-|NA))?")
+_NO_CARD = "There is no NPU card"
+_FIELD = re.compile(r"\s*(Total Count|NPU ID|Chip Count)\s*:\s*(\d{1,9})\s*", re.ASCII)
+MOST_CHIPS = 64
+"""Of one card; there are four on the largest. More is garbage, and would be a list of that length."""
+
+Row = tuple[str, ...] | None
+"""Cells of a line of a table; None for a border or another line."""
+
+
+def npu_smi_table(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
+    """`npu-smi info`."""
+    failed = _failure(status, out, last_line)
+    if failed is not None:
+        return failed
+    text = _COLOUR.sub("", out).translate(_BARS)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    chips, is_broken = _chips([_cells(line) for line in lines])
+    lacks_address = len({bool(chip.address) for chip in chips}) > 1
+    if is_broken or lacks_address or not chips or not _is_closed(lines):
+        return partial("npu-smi", chips)
+    return whole(chips, present)
+
+
+def npu_smi_listing(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
+    """`npu-smi info -l`: which cards answer, with how many chips. It does not tell their health.
+
+    It tells no bus ids either, and one PCI function has one or two chips: only as many cards as functions are all.
+    """
+    failed = _failure(status, out, last_line)
+    if failed is not None:
+        return failed
+    fields = [(found.group(1), int(found.group(2))) for found in map(_FIELD.fullmatch, out.splitlines()) if found]
+    totals = [value for name, value in fields if name == "Total Count"]
+    cards = [(name, value) for name, value in fields if name != "Total Count"]
+    names, counts = [name for name, _ in cards], [value for _, value in cards]
+    is_list = names == ["NPU ID", "Chip Count"] * (len(names) // 2) and totals == [len(names) // 2]
+    is_list = is_list and len(set(counts[::2])) == len(counts[::2])
+    if not is_list or any(chips > MOST_CHIPS for chips in counts[1::2]):
+        return partial("npu-smi", ())
+    devices: list[DeviceVerdict] = []
+    for card, chips in zip(counts[::2], counts[1::2], strict=True):
+        if not chips:
+            devices.append(DeviceVerdict(f"npu {card}", Health.UNHEALTHY, "without a chip"))
+        devices += [DeviceVerdict(f"npu {card} chip {chip}", Health.HEALTHY, "listed") for chip in range(chips)]
+    if not devices:
+        return unhealthy("npu-smi sees no device")
+    result = counted(tuple(devices), present)
+    if result.health is Health.HEALTHY and len(names) // 2 < len(present):
+        lists = f"npu-smi lists {len(devices)} chip(s) on {len(names) // 2} card(s)"
+        return replace(result, health=Health.UNKNOWN, reason=f"{lists}; unknown if on all {len(present)} PCI devices")
+    return result
+
+
+def _failure(status: int, out: str, last_line: str) -> ProbeResult | None:
+    """The sample where npu-smi failed: by the code it names, else by its exit status. None where it did not."""
+    if status == 0:
+        return unhealthy("npu-smi sees no device") if _NO_CARD in out else None
+    if status in ENDED_FROM_OUTSIDE:
+        return unknown(f"npu-smi was killed from outside: {last_line}")
+    named = _SAID_CODE.findall(out)
+    code = int(named[-1]) if named else _STATUSES.get(status)
+    if code is None:
+        return unhealthy(f"npu-smi failed with exit status {status}: {last_line}")
+    health, meaning = CODES.get(code, (Health.UNHEALTHY, last_line))
+    return ProbeResult(health, f"npu-smi failed with {code}: {meaning}")
+
+
+def _is_closed(lines: list[str]) -> bool:
+    """Whether the last line is a border, as wide as the first one."""
+    borders = [line for line in lines if line.startswith("+") and line.endswith("+")]
+    return bool(borders) and lines[-1] == borders[-1] and len(borders[-1]) >= len(borders[0])
+
+
+def _cells(line: str) -> Row:
+    if not (line.startswith("|") and line.endswith("|") and len(line) > 1):
+        return None
+    return tuple(cell.strip() for cell in line[1:-1].split("|"))
+
+
+def _chips(rows: list[Row]) -> tuple[tuple[DeviceVerdict, ...], bool]:
+    """The chips in a table's rows, and whether a row of a chip lacks its other half."""
+    chips: list[DeviceVerdict] = []
+    is_broken = False
+    number = 0
+    while number < len(rows):
+        upper, lower = rows[number], rows[number + 1] if number + 1 < len(rows) else None
+        chip = _npu_chip(upper, lower)
+        if chip is not None:
+            chips.append(chip)
+            number += 2
+            continue
+        is_broken = is_broken or _is_half(upper)
+        number += 1
+    return tuple(chips), is_broken
+
+
+def _npu_chip(upper: Row, lower: Row) -> DeviceVerdict | None:
+    """The chip in two rows, None if they are none."""
+    if upper is None or lower is None or min(len(upper), len(lower)) < 3:
+        return None
+    card, chip, word = _CARD.fullmatch(upper[0]), _CHIP.fullmatch(lower[0]), upper[1]
+    address = pci_address(lower[1])
+    is_process = lower[1].isdecimal()  # a row of the table of processes has a process id where a chip has its bus id
+    if card is None or chip is None or is_process or not (address or word.lower() in WORDS):
+        return None
+    name = f"npu {card.group(1)} chip {chip.group(1)}"
+    return DeviceVerdict(name, WORDS.get(word.lower(), Health.UNKNOWN), word or "without a state", address)
+
+
+def _is_half(row: Row) -> bool:
+    """Whether the row belongs to a chip: one that has its other half is not asked."""
+    if row is None or len(row) < 2:
+        return False
+    is_upper = _CARD.fullmatch(row[0]) is not None and row[1].lower() in WORDS
+    return is_upper or (_CHIP.fullmatch(row[0]) is not None and bool(pci_address(row[1])))
+
+
+# NVIDIA's `nvidia-smi --query-gpu=index,pci.bus_id,… --format=csv,noheader`: one line per GPU. Pure.
+
+SAYS_NOTHING = (2, 3, 4, 12, 13)
+"""nvidia-smi(1), RETURN VALUE: bad argument, not available, no permission, library not found, function not in it."""
+
+_REMARK = re.compile(r"\[([^\]]*)\]|(ERR!)")
+_HARMLESS = {"n/a", "not supported", "insufficient permissions"}
+
+
+def nvidia_smi_query(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
+    """The query's output. A GPU is bad where a field holds a remark such as `[GPU requires reset]` or `ERR!`."""
+    if status in ENDED_FROM_OUTSIDE:
+        return unknown(f"nvidia-smi was killed from outside: {last_line}")
+    if status in SAYS_NOTHING:
+        return unknown(f"nvidia-smi failed with exit status {status}: {last_line}")
+    if status:
+        return unhealthy(f"nvidia-smi failed with exit status {status}: {last_line}")
+    if "No devices were found" in out:
+        return unhealthy("nvidia-smi sees no device")
+    rows = [[field.strip() for field in line.split(",")] for line in out.splitlines() if line.strip()]
+    complete = [row for row in rows if len(row) > 1 and row[0].isdecimal() and pci_address(row[1])]
+    gpus = tuple(_nvidia_gpu(row) for row in complete)
+    if len(complete) < len(rows) or not gpus or not out.endswith("\n"):
+        return partial("nvidia-smi", gpus)
+    return whole(gpus, present)
+
+
+def _nvidia_gpu(row: list[str]) -> DeviceVerdict:
+    remarks = [first or second for first, second in _REMARK.findall(", ".join(row[2:]))]
+    bad = [remark for remark in remarks if remark.lower() not in _HARMLESS]
+    health = Health.UNHEALTHY if bad else Health.HEALTHY
+    return DeviceVerdict(f"gpu {row[0]}", health, "; ".join(bad) or "without errors", pci_address(row[1]))
+
+
+# Rebellions' `rbln-smi -j`: one status per device; `normal` is healthy. Pure.
+
+_NAMED_BY = ("npu", "name", "uuid", "device", "pci")
+"""What tells one device from another; a version may leave some of it out."""
+
+
+def rbln_smi_devices(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
+    """`rbln-smi -j`."""
+    if status in ENDED_FROM_OUTSIDE:
+        return unknown(f"rbln-smi was killed from outside: {last_line}")
+    if status:
+        return unhealthy(last_line)
+    try:
+        body = json.loads(out)
+        found = tuple(_rbln_device(one) for one in body["devices"])
+        names = {tuple(str(one.get(key)) for key in _NAMED_BY) for one in body["devices"]}
+        prints_addresses = any("pci" in one for one in body["devices"])
+        count = len(body.get("contexts") or ())
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return unknown("rbln-smi printed unexpected output")
+    if len(names) < len(found):
+        return unknown("rbln-smi printed a device twice")
+    busy = (f"{count} context(s)",) if count else ()
+    if not found:
+        return unhealthy("rbln-smi sees no device")
+    return replace(whole(found, present) if prints_addresses else counted(found, present), busy=busy)
+
+
+def _rbln_device(body: dict[str, object]) -> DeviceVerdict:
+    status = writable(body["status"])
+    health = Health.HEALTHY if status == "normal" else Health.UNHEALTHY
+    return DeviceVerdict(writable(body["name"]), health, status, pci_address(str(body.get("pci", ""))))
+
+
+# Tenstorrent's `tt-smi -s`: a snapshot of all chips as JSON. Pure.
+#
+# Source of the form: tenstorrent/tt-smi, and public recordings of its snapshots.
+
+
+def tt_smi_snapshot(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
+    """The chips that are on PCI; a chip that is reached through another one has no address, and is left out."""
+    failed = failure("tt-smi", status, last_line)
+    if failed is not None:
+        return failed
+    try:
+        found = [_tt_chip(body) for body in json.loads(out)["device_info"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return unknown("tt-smi printed unexpected output")
+    on_bus = tuple(chip for chip in found if chip.address)
+    return whole(on_bus, present) if on_bus else unhealthy("tt-smi sees no device")
+
+
+def _tt_chip(body: dict[str, Any]) -> DeviceVerdict:
+    board, telemetry = body["board_info"], body["telemetry"]
+    address = pci_address(str(board["bus_id"]))
+    health, word = Health.HEALTHY, "answering"
+    if board.get("dram_status") is False:
+        health, word = Health.UNHEALTHY, "without its DRAM"
+    elif not isinstance(telemetry, dict) or not telemetry:
+        health, word = Health.UNHEALTHY, "without telemetry"
+    return DeviceVerdict(writable(f"{board['board_type']} {address}"), health, word, address)
+
+
+# What the output of a vendor's tool says about the devices: the parsers by the name that a profile gives. Pure.
+
+LAST_LINE_CHARS = 300
+
+TELL_IDLE = frozenset({"furiosa-smi", "rbln-smi"})
+"""Parsers that say what is at work on the devices."""
+
+Parser = Callable[[int, str, str, tuple[str, ...]], ProbeResult]
+"""Exit status, output, the last line for a reason, and the PCI functions that the driver should serve."""
+
+
+def parse(  # noqa: PLR0913  # all that a run of a tool leaves
+    parser: str, status: int, out: str, last_line: str, present: tuple[str, ...] = (), *, err: str = ""
+) -> ProbeResult:
+    """The sample in a tool's exit `status` and output; `last_line` is its last line, for the reason.
+
+    `present` are the PCI addresses of the devices that the driver should serve, `err` is the standard error, where a
+    tool that could not be loaded with its libraries says so: that is no word on the devices.
+    """
+    if status == TIMED_OUT:
+        return unhealthy(last_line)
+    unloadable = loader_failure(status, err)
+    if unloadable:
+        reason = f"the tool cannot be loaded with its libraries: {unloadable[:LAST_LINE_CHARS]}"
+        return ProbeResult(Health.UNKNOWN, reason, is_tool_broken=True)
+    if status in NO_TOOL:
+        return ProbeResult(Health.UNKNOWN, last_line, is_tool_broken=True)
+    return PARSERS[parser](status, out, last_line, present)
+
+
+def _exit_status(status: int, _out: str, last_line: str, _present: tuple[str, ...]) -> ProbeResult:
+    return unhealthy(last_line) if status else ProbeResult(Health.HEALTHY, "exit status 0")
+
+
+PARSERS: dict[str, Parser] = {
+    "exit-status": _exit_status,
+    "amd-smi-list": amd_smi_listing,
+    "furiosa-smi": furiosa_smi_status,
+    "hl-smi": hl_smi_query,
+    "npu-smi": npu_smi_table,
+    "npu-smi-list": npu_smi_listing,
+    "nvidia-smi": nvidia_smi_query,
+    "rbln-smi": rbln_smi_devices,
+    "tt-smi": tt_smi_snapshot,
+}

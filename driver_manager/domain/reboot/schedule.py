@@ -1,0 +1,95 @@
+"""Maintenance windows: days, hours and time zone. Pure; the zone comes in as a value.
+
+Hours are local time. A window over a change of the clocks is longer or shorter by that change.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, tzinfo
+
+from driver_manager.domain.records import Frozen
+
+DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+EXPECTED_WINDOWS = "windows such as 'Sat,Sun 02:00-06:00; Mon-Fri 22:00-04:00'"
+MINUTES_OF_A_DAY = 24 * 60
+
+_WINDOW = re.compile(r"(?:(?P<days>[A-Za-z,\-]+)\s+)?(?P<start>\d\d:\d\d)-(?P<end>\d\d:\d\d)")
+
+
+class Window(Frozen):
+    """Open on `days` (0 is Monday) from minute `start` of the day, for at most a day; it may end on the next."""
+
+    days: frozenset[int]
+    start: int
+    end: int
+
+    def is_open(self, day: int, minute: int) -> bool:
+        """Whether it is open on weekday `day` at `minute`. One past midnight belongs to the day it began on."""
+        if self.start < self.end:
+            return day in self.days and self.start <= minute < self.end
+        return (day in self.days and minute >= self.start) or ((day - 1) % 7 in self.days and minute < self.end)
+
+
+class Schedule(Frozen):
+    """When a node may reboot: in any of `windows`, at any time where there are none. `text` is as it was written."""
+
+    windows: tuple[Window, ...] = ()
+    zone: tzinfo = UTC
+    text: str = ""
+
+    def is_open(self, wall_s: float) -> bool:
+        """Whether it is open at `wall_s`, in seconds since the epoch."""
+        if not self.windows:
+            return True
+        try:
+            there = datetime.fromtimestamp(wall_s, self.zone)
+        except (OverflowError, ValueError, OSError):  # a clock that is off by ages opens nothing
+            return False
+        return any(window.is_open(there.weekday(), there.hour * 60 + there.minute) for window in self.windows)
+
+
+def parse_windows(text: str, zone: tzinfo = UTC) -> Schedule:
+    """The schedule in `text`: windows with `;` between them, each with its days or, without, for every day.
+
+    Raises ValueError.
+    """
+    parts = [part.strip() for part in text.split(";") if part.strip()]
+    if text.strip() and not parts:  # whoever left windows out of it did not mean any time of the day
+        raise ValueError(f"{text!r} has no maintenance window in it, expected {EXPECTED_WINDOWS}")
+    return Schedule(tuple(_window(part) for part in parts), zone, "; ".join(parts))
+
+
+def _window(text: str) -> Window:
+    found = _WINDOW.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not a maintenance window, expected {EXPECTED_WINDOWS}")
+    start, end = _minute(found["start"]), _minute(found["end"])
+    if start in (end, MINUTES_OF_A_DAY):
+        raise ValueError(f"{text!r} opens at {found['start']} and closes at {found['end']}: that is not a window")
+    return Window(_days(found["days"]) if found["days"] else frozenset(range(7)), start, end)
+
+
+def _minute(text: str) -> int:
+    hours, minutes = (int(part) for part in text.split(":"))
+    minute = hours * 60 + minutes
+    if minutes > 59 or minute > MINUTES_OF_A_DAY:
+        raise ValueError(f"{text!r} is not a time of the day, expected {EXPECTED_WINDOWS}")
+    return minute
+
+
+def _days(text: str) -> frozenset[int]:
+    """Weekdays in `Mon,Wed-Fri`; a range may pass the end of the week."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        begin, end = _day(first), _day(last if dash else first)
+        found |= {day % 7 for day in range(begin, end + 1 if end >= begin else end + 8)}
+    return frozenset(found)
+
+
+def _day(text: str) -> int:
+    name = text.strip().capitalize()
+    if name not in DAYS:
+        raise ValueError(f"{text!r} is not a day, expected one of {', '.join(DAYS)}")
+    return DAYS.index(name)

@@ -1,0 +1,253 @@
+"""Figures of the runs on one host, for metrics: the last run, and counters since boot.
+
+Each run reads the figures, adds its own and writes them back as JSON. Pure: the time comes with each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field, replace
+from typing import Any
+
+from driver_manager.domain import window
+from driver_manager.domain.errors import ConfigError, ExitCode
+from driver_manager.domain.metrics import Family, by_label, counter, gauge
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.window import Window, WindowMeter
+from driver_manager.domain.wire import Fields, Form
+
+NO_FAILURES = frozenset({ExitCode.DONE, ExitCode.REBOOT_REQUIRED})
+NO_NEWS = frozenset({ExitCode.STANDING_DOWN, ExitCode.OWNED_ELSEWHERE})
+"""Ends that say nothing of the driver: somebody else's node, a host with a driver of its own, or told to end."""
+
+
+class RunTally:
+    """What one run does, as it goes: the time by step, and whether it leaves the node held, or has given it back.
+
+    `window` is that of its node, from whichever run on.
+    """
+
+    def __init__(self) -> None:
+        self.window = WindowMeter()
+        self.seconds: dict[str, float] = {}
+        self.is_held = False
+        self.is_given_back = False
+        self._step = ""
+        self._since_s = 0.0
+
+    def begins(self, step: str, now_s: float) -> None:
+        """The step of this name begins; the one before it is over."""
+        self.ends(now_s)
+        self._step, self._since_s = step, now_s
+
+    def ends(self, now_s: float) -> None:
+        """The present step is over, if there is one."""
+        if self._step:
+            self.seconds[self._step] = self.seconds.get(self._step, 0.0) + max(0.0, now_s - self._since_s)
+        self._step = ""
+
+
+class RunReport(Frozen):
+    """One run that has ended, at `ended_s` seconds since the epoch, after `took_s` seconds."""
+
+    exit_code: int
+    ended_s: float
+    took_s: float
+    steps: Mapping[str, float] = field(default_factory=dict)
+    is_held: bool = False
+    requests: int = 0
+    retries: int = 0
+    window: Window | None = None
+
+
+class RunFigures(Frozen):
+    """`runs` are counted by exit code, `steps` how often each was done, `step_seconds` what they took in all.
+
+    `window` is the last one, be it over or not; `windows` and `window_seconds` count those that are.
+    """
+
+    runs: Mapping[str, int] = field(default_factory=dict)
+    failures_in_a_row: int = 0
+    holds: int = 0
+    is_held: bool = False
+    requests: int = 0
+    retries: int = 0
+    steps: Mapping[str, int] = field(default_factory=dict)
+    step_seconds: Mapping[str, float] = field(default_factory=dict)
+    last: RunReport | None = None
+    windows: int = 0
+    window_seconds: float = 0.0
+    window: Window | None = None
+
+    def with_run(self, run: RunReport, *, is_given_back: bool = False) -> RunFigures:
+        """The figures after one more run; `is_given_back`: it gave the node back, however it ended."""
+        code = str(run.exit_code)
+        row = self.failures_in_a_row
+        if run.exit_code not in NO_NEWS:
+            row = 0 if run.exit_code in NO_FAILURES else row + 1
+        figures = self if run.window is None else self.with_window(run.window)
+        return replace(
+            figures,
+            runs={**self.runs, code: self.runs.get(code, 0) + 1},
+            failures_in_a_row=row,
+            holds=self.holds + run.is_held,
+            is_held=run.is_held or (self.is_held and not is_given_back and run.exit_code not in NO_FAILURES),
+            requests=self.requests + run.requests,
+            retries=self.retries + run.retries,
+            steps=_sum(self.steps, dict.fromkeys(run.steps, 1)),
+            step_seconds=_sum(self.step_seconds, run.steps),
+            last=run,
+        )
+
+    def with_window(self, measured: Window) -> RunFigures:
+        """The figures with the last window as it is now; it counts once it is over."""
+        if measured.is_open:
+            return replace(self, window=measured)
+        seconds = round(self.window_seconds + measured.seconds, 3)
+        return replace(self, window=measured, windows=self.windows + 1, window_seconds=seconds)
+
+    def given_back(self) -> RunFigures:
+        """The figures once somebody gave the node back by hand."""
+        return replace(self, is_held=False)
+
+
+def _sum(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    return {**one, **{key: one.get(key, 0) + value for key, value in other.items()}}
+
+
+class FiguresUnreadable(ConfigError):
+    """The file holds no figures that this version can add to."""
+
+
+FORM = Form("the figures of the runs", FiguresUnreadable, "No action needed: the next run starts them again.")
+
+
+def encode_run_figures(figures: RunFigures) -> str:
+    """The file's content: one line of JSON."""
+    last = figures.last
+    body: dict[str, Any] = {
+        "runs": dict(figures.runs),
+        "failuresInARow": figures.failures_in_a_row,
+        "holds": figures.holds,
+        "isHeld": figures.is_held,
+        "requests": figures.requests,
+        "retries": figures.retries,
+        "steps": dict(figures.steps),
+        "stepSeconds": {name: round(seconds, 3) for name, seconds in figures.step_seconds.items()},
+        "windows": figures.windows,
+        "windowSeconds": round(figures.window_seconds, 3),
+    }
+    if figures.window is not None:
+        body["window"] = figures.window.to_json()
+    if last is not None:
+        body["last"] = {
+            "exitCode": last.exit_code,
+            "ended": round(last.ended_s, 3),
+            "took": round(last.took_s, 3),
+            "steps": {name: round(seconds, 3) for name, seconds in last.steps.items()},
+            "isHeld": last.is_held,
+            "requests": last.requests,
+            "retries": last.retries,
+        }
+    return FORM.write(body) + "\n"
+
+
+def decode_run_figures(text: str) -> RunFigures:
+    """What `encode` wrote; none where it is garbage, or a newer version's: figures are worth no failure."""
+    try:
+        body = FORM.read(text)
+        return RunFigures(
+            runs=_wholes(body.fields("runs")),
+            failures_in_a_row=body.whole("failuresInARow", least=0, most=_MOST),
+            holds=body.whole("holds", least=0, most=_MOST),
+            is_held=body.flag("isHeld"),
+            requests=body.whole("requests", least=0, most=_MOST),
+            retries=body.whole("retries", least=0, most=_MOST),
+            steps=_wholes(body.fields("steps")),
+            step_seconds=_seconds(body.fields("stepSeconds")),
+            last=_last(body.fields("last")) if "last" in body else None,
+            windows=body.whole("windows", 0, least=0, most=_MOST),
+            window_seconds=body.seconds("windowSeconds") if "windowSeconds" in body else 0.0,
+            window=window.read_in(body),
+        )
+    except FiguresUnreadable:
+        return RunFigures()
+
+
+_MOST = 2**53
+"""What a float counts up to."""
+
+
+def _wholes(body: Fields) -> dict[str, int]:
+    return {key: body.whole(key, least=0, most=_MOST) for key in body.body}
+
+
+def _seconds(body: Fields) -> dict[str, float]:
+    return {key: body.seconds(key) for key in body.body}
+
+
+def _last(body: Fields) -> RunReport:
+    return RunReport(
+        exit_code=body.whole("exitCode", least=0, most=255),
+        ended_s=body.seconds("ended"),
+        took_s=body.seconds("took"),
+        steps=_seconds(body.fields("steps")),
+        is_held=body.flag("isHeld"),
+        requests=body.whole("requests", least=0, most=_MOST),
+        retries=body.whole("retries", least=0, most=_MOST),
+    )
+
+
+def run_families(figures: RunFigures) -> tuple[Family, ...]:
+    """All metrics of the runs; none before the first run of a boot."""
+    last = figures.last
+    if last is None:
+        return ()
+    return (
+        by_label("counter", "runs_total", "Runs of this boot by exit code.", "exit_code", figures.runs),
+        gauge(
+            "run_failures_in_a_row",
+            "Consecutive failed runs; runs that only stood down are not counted.",
+            figures.failures_in_a_row,
+        ),
+        gauge("node_held", "Whether the last run left the node taken: operands stay paused.", figures.is_held),
+        counter("run_holds_total", "Runs of this boot that left the node taken.", figures.holds),
+        counter("run_requests_total", "Requests that runs of this boot sent to the API server.", figures.requests),
+        counter(
+            "run_retries_total",
+            "Requests of runs of this boot that were sent to the API server again.",
+            figures.retries,
+        ),
+        by_label("counter", "run_steps_total", "Steps that runs of this boot began.", "step", figures.steps),
+        by_label(
+            "counter",
+            "run_step_seconds_total",
+            "How long the steps of this boot's runs took.",
+            "step",
+            figures.step_seconds,
+        ),
+        gauge("run_last_exit_code", "Exit code of the last run.", last.exit_code),
+        gauge("run_last_end_timestamp_seconds", "When the last run ended.", last.ended_s),
+        gauge("run_last_duration_seconds", "How long the last run took.", last.took_s),
+        by_label("gauge", "run_last_step_seconds", "How long the steps of the last run took.", "step", last.steps),
+        *_window_families(figures),
+    )
+
+
+def _window_families(figures: RunFigures) -> tuple[Family, ...]:
+    """Metrics of the windows; none before the first of a boot."""
+    last = figures.window
+    if last is None:
+        return ()
+    parts = {part.value: seconds for part, seconds in last.parts.items()}
+    return (
+        counter("windows_total", "Windows of this boot that are over: see docs/window.md.", figures.windows),
+        counter(
+            "window_seconds_total",
+            "How long the windows of this boot that are over took in total.",
+            figures.window_seconds,
+        ),
+        gauge("window_open", "Whether the last window is still open, because the driver is not back.", last.is_open),
+        gauge("window_last_seconds", "How long the last window took, or has taken so far.", last.seconds),
+        by_label("gauge", "window_last_part_seconds", "How long each part of the last window took.", "part", parts),
+    )

@@ -1,0 +1,423 @@
+"""Conclusions of `status`: the headline, and what needs attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import field
+
+from driver_manager.domain import node_state
+from driver_manager.domain.errors import ManagerError
+from driver_manager.domain.health.watch import HealthState, mute_on
+from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, DeviceVerdict, Holder, Host
+from driver_manager.domain.kmm import KmmModule
+from driver_manager.domain.node import Pod
+from driver_manager.domain.node_state import LastOutcome, NodeState
+from driver_manager.domain.observation import Loader, Mode, Observation, Part
+from driver_manager.domain.pods.client_record import ClientRecord
+from driver_manager.domain.pods.workloads import placed_by, why_still_there
+from driver_manager.domain.profile import Profile, Strategy, driver_version, has_root
+from driver_manager.domain.reboot.decision import is_approved
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.swap.node_patches import has_managers_cordon, paused_keys
+from driver_manager.domain.swap.steps import Decision, Plan
+from driver_manager.domain.wire import written_time
+
+# What `status` could see, and what it could not. Pure data.
+
+
+class DeviceHealth(Frozen):
+    """What is known of the devices. `source` is `health-watch`, `probe`, or "" where nobody looked.
+
+    `state` is health-watch's, None without it. `since_s` and `sampled_s` are in seconds since the epoch, None where
+    they are not known; `sampled_s` is when the last sample was taken.
+    """
+
+    source: str = ""
+    state: HealthState | None = None
+    reason: str = ""
+    since_s: float | None = None
+    sampled_s: float | None = None
+    has_stuck_probe: bool = False
+    is_withdrawn: bool = False
+    devices: tuple[DeviceVerdict, ...] = ()
+
+    @property
+    def is_wedged(self) -> bool:
+        """Whether the host says that the driver does not serve its devices."""
+        return self.state is HealthState.WEDGED or self.is_withdrawn
+
+
+class StatusFacts(Frozen):
+    """Everything that `status` shows. Where they could not be read, the Node in `obs` is empty, and so are its pods.
+
+    `missing` has the errors of what could not be read.
+
+    `verdict` is what a run would do, or why it would not. `now_s` is in seconds since the epoch. `reboot_waits_for` is
+    the rebooter's own word, "" where it has none. `clients` is the driver generation with what was done about its
+    clients, None where neither the host nor the Node knows one. `mode` is whom the user's label wants the devices for;
+    `group_holders` have devices that are not with their own driver. `loader` is who loads the driver. `kmm` is what KMM
+    is to load, None without it.
+    """
+
+    obs: Observation
+    profile: Profile
+    verdict: Plan | ManagerError
+    now_s: float
+    health: DeviceHealth = field(default_factory=DeviceHealth)
+    missing: Mapping[Part, ManagerError] = field(default_factory=dict)
+    reboot_waits_for: str = ""
+    clients: ClientRecord | None = None
+    mode: Mode = Mode.CONTAINER
+    group_holders: tuple[Holder, ...] = ()
+    kmm: KmmModule | None = None
+    loader: Loader = Loader.CONTAINER
+
+    @property
+    def host(self) -> Host | None:
+        """The host's side, None away from the node or where it cannot be read."""
+        return self.obs.host
+
+    @property
+    def has_node(self) -> bool:
+        """Whether the Node could be read."""
+        return self.why_no_node is None
+
+    @property
+    def why_no_node(self) -> ManagerError | None:
+        """Why the Node could not be read, None where it was."""
+        return self.missing.get(Part.CLUSTER) or self.missing.get(Part.NODE)
+
+    @property
+    def state(self) -> NodeState | None:
+        """The state that the Node shows."""
+        return node_state.state_on(self.obs.node, self.profile.keys)
+
+    @property
+    def outcome(self) -> LastOutcome | None:
+        """The outcome that the Node shows."""
+        return node_state.outcome_on(self.obs.node, self.profile.keys)
+
+    @property
+    def driver_pods(self) -> tuple[Pod, ...]:
+        """Pods on the node that the driver's deploy label places, and that have not ended."""
+        key = self.profile.deploy.driver_key
+        return tuple(pod for pod in self.obs.pods.pods if key in pod.selector_keys and not pod.is_over)
+
+    @property
+    def is_wedged(self) -> bool:
+        """Whether the driver does not serve its devices: what the host says of it counts more than the Node."""
+        is_shown = self.state is NodeState.WEDGED and self.health.state is None
+        return self.health.is_wedged or is_shown
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the node is taken by a run that has ended."""
+        return self.obs.journal is not None and self.obs.owner_alive is False
+
+
+# The one line that `status` begins with: the driver's state, since when, and why.
+#
+# Pure. The rules are asked in order; the first that has something to say decides. What can be seen now counts more
+# than what the Node shows of the last run.
+
+REBOOT_REASONS = {
+    UPGRADE_REASON: "only a reboot brings the wanted driver",
+    RECOVERY: "the driver does not serve its devices, and only a reboot helps",
+}
+
+
+class Headline(Frozen):
+    """`state` is None where it cannot be determined; `since` is "" where that is not known."""
+
+    state: NodeState | None
+    why: str
+    since: str = ""
+
+
+def headline(facts: StatusFacts) -> Headline:
+    """What is to be said first of the node's driver."""
+    return next(found for rule in RULES if (found := rule(facts)) is not None)
+
+
+def _taken(facts: StatusFacts) -> Headline | None:
+    """A run has taken the node, and works or has ended: a pod that is still there may have done either."""
+    unreadable = facts.missing.get(Part.JOURNAL)
+    if unreadable is not None:
+        return Headline(NodeState.HELD, unreadable.what, _since(facts, NodeState.HELD))
+    journal = facts.obs.journal
+    if journal is None:
+        return None
+    outcome = facts.outcome
+    if facts.state is NodeState.HELD and outcome is not None and outcome.state is NodeState.HELD:
+        return Headline(NodeState.HELD, f"exit {outcome.exit_code}: {outcome.what}", outcome.since)
+    if facts.is_interrupted:
+        why = f"{journal.owner} took the node and ended without releasing it"
+        return Headline(NodeState.HELD, why, journal.begin)
+    step = f"; last step noted: {journal.step}" if journal.step else ""
+    return Headline(NodeState.UPGRADING, f"{journal.owner} has taken the node{step}", journal.begin)
+
+
+def _reboot_required(facts: StatusFacts) -> Headline | None:
+    host, node, keys = facts.host, facts.obs.node, facts.profile.keys
+    marker = host.marker if host is not None and host.marker and not host.marker.is_stale(host.boot_id) else None
+    is_labelled = bool(keys.reboot_required) and node.labels.get(keys.reboot_required) == "true"
+    if marker is None and not is_labelled and facts.state is not NodeState.REBOOT_REQUIRED:
+        return None
+    outcome = facts.outcome
+    is_of_run = outcome is not None and outcome.state is NodeState.REBOOT_REQUIRED
+    why = REBOOT_REASONS.get(marker.reason if marker else UPGRADE_REASON if is_of_run else "", "a reboot is required")
+    if marker is not None and marker.reason == RECOVERY and facts.health.reason:
+        why += f": {facts.health.reason}"
+    waits = f"; {facts.reboot_waits_for}" if facts.reboot_waits_for else ""
+    written = written_time(marker.written_s) if marker is not None and marker.written_s else ""
+    return Headline(NodeState.REBOOT_REQUIRED, why + waits, written or _since(facts, NodeState.REBOOT_REQUIRED))
+
+
+def _wedged(facts: StatusFacts) -> Headline | None:
+    health = facts.health
+    if not facts.is_wedged:
+        return None
+    reason = f": {health.reason}" if health.reason else ""
+    since = written_time(health.since_s) if health.since_s is not None else ""
+    return Headline(NodeState.WEDGED, f"the driver does not serve its devices{reason}", since)
+
+
+def _failed_headline(facts: StatusFacts) -> Headline | None:
+    outcome = facts.outcome
+    if facts.state is not NodeState.FAILED or outcome is None:
+        return None
+    return Headline(NodeState.FAILED, f"exit {outcome.exit_code}: {outcome.what}", _since(facts, NodeState.FAILED))
+
+
+def _not_loaded(facts: StatusFacts) -> Headline | None:
+    if facts.host is None or has_root(facts.host.modules, facts.profile.modules) or facts.missing:
+        return None
+    if facts.loader is Loader.NONE:
+        return Headline(NodeState.FAILED, "no driver is loaded, and the host has to load it itself (DRIVER_LOAD=none)")
+    if facts.kmm is not None:
+        why = f"no driver is loaded yet; KMM is to load it ({facts.kmm.shown(facts.obs.node.labels)})"
+        return Headline(NodeState.UPGRADING, why)
+    pods = ", ".join(str(pod) for pod in facts.driver_pods)
+    if pods:
+        return Headline(NodeState.UPGRADING, f"no driver is loaded yet; driver pod {pods} will load it")
+    namespace = facts.obs.pods.namespace
+    where = f"is in namespace {namespace}, the only one that can be seen" if namespace else "is on this node"
+    return Headline(NodeState.FAILED, f"no driver is loaded, and no driver pod {where}")
+
+
+def _with_machines(facts: StatusFacts) -> Headline | None:
+    """All devices are handed over, as a run that gives them to virtual machines leaves them: nothing is amiss."""
+    host = facts.host
+    if host is None or host.modules or facts.missing or not host.bus.accelerators:
+        return None
+    if not all(one.is_on_vfio for one in host.bus.accelerators):
+        return None
+    why = f"{len(host.bus.accelerators)} device(s) on vfio, for virtual machines"
+    return Headline(NodeState.READY, why, _since(facts, NodeState.READY))
+
+
+def _ready(facts: StatusFacts) -> Headline | None:
+    is_loaded = facts.host is not None and has_root(facts.host.modules, facts.profile.modules)
+    if facts.state is not NodeState.READY and not (is_loaded and facts.has_node):
+        return None
+    since = _since(facts, NodeState.READY)
+    version = driver_version(facts.host.modules) if facts.host is not None else ""
+    driver = f"driver {version}" if version else "the driver"
+    match facts.verdict:
+        case Plan(decision=Decision.REPLACE | Decision.REBOOT, reason=reason):
+            return Headline(NodeState.READY, f"{driver} is loaded; the next run replaces it: {reason}", since)
+        case Plan(reason=reason) if facts.host is not None:
+            return Headline(NodeState.READY, reason, since)
+    outcome = facts.outcome
+    why = outcome.what if outcome is not None else f"{driver} is loaded" if is_loaded else "the node is not taken"
+    return Headline(NodeState.READY, why, since)
+
+
+def _unknown(facts: StatusFacts) -> Headline:
+    if not facts.has_node:
+        return Headline(None, "the Node cannot be read; the facts of the host are below")
+    return Headline(None, "the node is not taken, and no run has reported its outcome on this Node")
+
+
+RULES: tuple[Callable[[StatusFacts], Headline | None], ...] = (
+    _taken,
+    _reboot_required,
+    _wedged,
+    _failed_headline,
+    _with_machines,
+    _not_loaded,
+    _ready,
+    _unknown,
+)
+
+
+def _since(facts: StatusFacts, state: NodeState) -> str:
+    """Since when the Node shows `state`, "" where its annotation is of another one."""
+    outcome = facts.outcome
+    return outcome.since if outcome is not None and outcome.state is state else ""
+
+
+# What needs a hand on this node, the most serious first, each with what to do about it. Pure.
+
+STALE_S = 900.0
+"""A watch that took no sample for so long is not running, whatever its interval is likely to be."""
+
+RESUME = (
+    "Restart the driver pod: its init container continues from the journal. `driver-manager restore` releases the node "
+    "as it is."
+)
+NOTES = frozenset({"paused", "cordon", "warning", "health-watch"})
+"""Kinds that are worth a look. Every other is an error: a run has failed, or would."""
+
+ACCESS = (Part.CLUSTER, Part.NODE, Part.PODS, Part.HOST, Part.OWN_POD)
+
+
+class Attention(Frozen):
+    """One thing: its `kind` for machines, what it is, and what to do, "" where there is nothing to do yet."""
+
+    kind: str
+    what: str
+    remedy: str = ""
+
+
+def attention(facts: StatusFacts, first: Headline) -> tuple[Attention, ...]:
+    """Everything that needs a hand, each once, errors before notes; `first` is the headline."""
+    found = [
+        *_held(facts),
+        *_reboot(facts, first),
+        *_wedge(facts),
+        *_failed(facts, first),
+        *_operands(facts),
+        *_digest(facts),
+        *_left_behind(facts),
+        *_access(facts),
+        *_next_run(facts),
+        *_watch(facts),
+        *_mute(facts),
+    ]
+    once: dict[str, Attention] = {}
+    for one in found:
+        once.setdefault(one.what, one)
+    return tuple(sorted(once.values(), key=lambda one: one.kind in NOTES))
+
+
+def _held(facts: StatusFacts) -> Iterator[Attention]:
+    unreadable, journal, outcome = facts.missing.get(Part.JOURNAL), facts.obs.journal, facts.outcome
+    if unreadable is not None:
+        yield _of("journal", unreadable)
+    elif journal is None:
+        return
+    elif facts.state is NodeState.HELD and outcome is not None:
+        yield Attention("held", outcome.what, f"{outcome.remedy} {RESUME}".strip())
+    elif facts.is_interrupted:
+        yield Attention("interrupted", f"{journal.owner} took the node and ended without releasing it", RESUME)
+
+
+def _reboot(facts: StatusFacts, first: Headline) -> Iterator[Attention]:
+    if first.state is not NodeState.REBOOT_REQUIRED:
+        return
+    node, keys = facts.obs.node, facts.profile.keys
+    remedy = "Reboot the node."
+    if keys.approve_reboot and not is_approved(node, keys) and keys.reboot_in_progress not in node.annotations:
+        command = f"kubectl annotate node {node.name} {keys.approve_reboot}=true"
+        remedy = f"Approve the reboot ({command}), or reboot the node."
+    yield Attention("reboot", first.why, remedy)
+
+
+def _wedge(facts: StatusFacts) -> Iterator[Attention]:
+    health = facts.health
+    if not facts.is_wedged:
+        return
+    by_reboot = facts.profile.strategy is Strategy.REBOOT
+    remedy = "Look at the kernel log (dmesg); " + (
+        "a reboot resets the devices." if by_reboot else "restart the driver pod, and reboot the node if that fails."
+    )
+    reason = f": {health.reason}" if health.reason else ""
+    yield Attention("wedge", f"health-watch found that the driver does not serve its devices{reason}", remedy)
+
+
+def _failed(facts: StatusFacts, first: Headline) -> Iterator[Attention]:
+    outcome = facts.outcome
+    if outcome is not None and outcome.state is NodeState.FAILED and facts.state is NodeState.FAILED:
+        yield Attention("failed", outcome.what, outcome.remedy)
+    elif first.state is NodeState.FAILED:
+        yield Attention("failed", first.why, "Start the driver pod, or run reconcile-driver-state.")
+
+
+def _operands(facts: StatusFacts) -> Iterator[Attention]:
+    """Operands that do not end. Those whose grace is running while a run waits for them are its business."""
+    obs = facts.obs
+    is_waited_for = obs.journal is not None and not facts.is_interrupted
+    for pod in placed_by(obs.pods.pods, facts.profile.deploy_keys(obs.node.labels), obs.own_pod):
+        if pod.deleting and (pod.finalizers or pod.reason or not is_waited_for):
+            yield Attention("operand", f"operand pod {pod} does not end: {why_still_there(pod)}", _end_it(pod))
+
+
+def _end_it(pod: Pod) -> str:
+    if pod.finalizers:
+        return "Let the controller that set the finalizer finish, or remove the finalizer from the pod."
+    return f"See `kubectl -n {pod.namespace} describe pod {pod.name}` for why its processes do not end."
+
+
+def _digest(facts: StatusFacts) -> Iterator[Attention]:
+    wanted = facts.missing.get(Part.DIGEST)
+    if wanted is not None:
+        yield _of("digest", wanted)
+    if facts.host is not None and facts.host.digest_problem:
+        remedy = "The next run replaces the driver, and writes the file again."
+        yield Attention("digest", f"the recorded digest is unusable: {facts.host.digest_problem}", remedy)
+
+
+def _left_behind(facts: StatusFacts) -> Iterator[Attention]:
+    if facts.obs.journal is not None or Part.JOURNAL in facts.missing:
+        return
+    node, paused = facts.obs.node, sorted(paused_keys(facts.obs.node, facts.profile))
+    if paused:
+        what = f"paused, and no journal records by which run: {', '.join(paused)}"
+        yield Attention("paused", what, "`driver-manager restore` restores the labels from their paused values.")
+    elif has_managers_cordon(node, facts.profile) and facts.profile.keys.reboot_in_progress not in node.annotations:
+        what = "the node has a driver manager's cordon, and no run has taken it"
+        yield Attention("cordon", what, "`driver-manager restore` lifts it.")
+
+
+def _access(facts: StatusFacts) -> Iterator[Attention]:
+    for part in ACCESS:
+        if part in facts.missing:
+            yield _of("access", facts.missing[part])
+
+
+def _next_run(facts: StatusFacts) -> Iterator[Attention]:
+    verdict = facts.verdict
+    if isinstance(verdict, Plan):
+        for warning in verdict.warnings:
+            yield Attention("warning", warning)
+    elif verdict not in facts.missing.values():
+        what = f"a run now would end with exit {int(verdict.exit_code)}: {verdict.what}"
+        yield Attention("refused", what, verdict.remedy)
+
+
+def _watch(facts: StatusFacts) -> Iterator[Attention]:
+    health = facts.health
+    if health.has_stuck_probe:
+        what = "a probe is stuck in the kernel and cannot be killed: no other is started"
+        yield Attention("health-watch", what, "Look at the kernel log (dmesg); usually only a reboot helps.")
+    if health.source == "health-watch" and health.sampled_s is not None:
+        age_s = facts.now_s - health.sampled_s
+        if age_s > STALE_S and health.state is not HealthState.MUTED:
+            what = f"health-watch took its last sample {age_s / 60:.0f} min ago: it may not be running"
+            yield Attention("health-watch", what, "Check the container health-watch of the driver pod.")
+
+
+def _mute(facts: StatusFacts) -> Iterator[Attention]:
+    try:
+        found = mute_on(facts.obs.node, facts.profile.keys)
+    except ValueError as error:
+        yield Attention("health-watch", str(error), "Correct the time, or remove it.")
+        return
+    if found is not None and facts.now_s < found.until_s:
+        remedy = "Remove the annotation when health-watch is to judge the driver again."
+        yield Attention("health-watch", f"health-watch is {found.why}", remedy)
+
+
+def _of(kind: str, error: ManagerError) -> Attention:
+    return Attention(kind, error.what, error.remedy)

@@ -1,1 +1,0 @@
-"""What `status` concludes from the facts: the headline, and what needs a hand."""

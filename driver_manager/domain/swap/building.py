@@ -1,0 +1,435 @@
+"""Parts that several rows of the plan share: taking the node, loading, staged slots.
+
+Pure. Must not import the planner, which builds its rows from these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import replace
+
+from driver_manager.domain.errors import ModuleStuck, PreflightFailed
+from driver_manager.domain.host import StagedSlot, StagedSlots, free_name, removable, slot_name
+from driver_manager.domain.journal import OldDriver
+from driver_manager.domain.node import Pod
+from driver_manager.domain.observation import Loader, Mode, Situation
+from driver_manager.domain.pci import Binding
+from driver_manager.domain.pods.labels import is_pausable
+from driver_manager.domain.pods.workloads import holds_claim, moved_by, node_pods, placed_by
+from driver_manager.domain.profile import Profile, Strategy, beside, driver_version, kept, options, unload_order
+from driver_manager.domain.swap.eviction import EvictionPlan, clearing, is_managed, wait_for_holders, wait_for_stuck
+from driver_manager.domain.swap.node_patches import found_journal, give_back, pausable_keys, paused_keys, take
+from driver_manager.domain.swap.preflight import firmware_notes, places_us, problems, remedies, versions
+from driver_manager.domain.swap.steps import (
+    AnyStep,
+    FlipRoot,
+    GiveBack,
+    KeepRoot,
+    LoadModules,
+    PauseLast,
+    RecordDigest,
+    RemoveArtifacts,
+    RemoveConflicting,
+    RemoveSlots,
+    SetFirmwarePath,
+    StopServices,
+    TakeNode,
+    UnmountDriverRoot,
+    WaitForOperands,
+)
+from driver_manager.domain.text import several
+
+# What an earlier driver left on the host, and what of it may go before another one comes.
+#
+# Pure. Must not import the planner, which builds its rows from these.
+
+
+def is_installing(now: Situation) -> bool:
+    """Whether a driver container is at work, whose modules and root are not stale; never in its own init container.
+
+    Where devices go to virtual machines such a pod leaves before anything is cleaned.
+    """
+    if now.policy.loader is Loader.MANAGER or now.policy.mode is Mode.VFIO:
+        return False
+    pods = (pod for pod in now.obs.pods.pods if now.profile.deploy.driver_key in pod.selector_keys and not pod.is_over)
+    return any(pod.main_started for pod in pods)
+
+
+def clean(now: Situation, paths: tuple[str, ...]) -> list[AnyStep]:
+    """Unmount what is mounted at the driver root, unless it is in use; remove those of `paths` that are there."""
+    steps: list[AnyStep] = []
+    wanted = [
+        source.real_root or source.root for source in (now.host.source, now.host.previous_source) if source is not None
+    ]
+    is_source = now.policy.loader is Loader.MANAGER and any(
+        _overlap(root, mount) for root in wanted for mount in now.host.root_mounts
+    )
+    if now.host.root_mounts and not is_source and not is_installing(now):
+        steps.append(UnmountDriverRoot(now.host.root_mounts))
+    return [*steps, *remove(now, paths)]
+
+
+def remove(now: Situation, paths: tuple[str, ...]) -> tuple[RemoveArtifacts, ...]:
+    """The step that removes those of `paths` that are there; () where none is."""
+    ready = ready_names(now.profile)
+    # Health-watch may put the ready marker aside, or back, between our look and our lock: both names go then.
+    either = ready if any(path in now.host.artifacts for path in ready) else ()
+    present = tuple(path for path in paths if path and (path in now.host.artifacts or path in either))
+    return (RemoveArtifacts(present),) if present else ()
+
+
+def driver_files(profile: Profile) -> tuple[str, ...]:
+    """What speaks of a driver that is gone, or of a run that could not replace it."""
+    paths = profile.paths
+    return (*paths.artifacts, *ready_names(profile), paths.state_file, paths.failure_note)
+
+
+def ready_names(profile: Profile) -> tuple[str, str]:
+    """The ready marker, and the same put aside by health-watch: neither says anything of the next driver."""
+    return profile.paths.ready_marker, profile.paths.ready_withdrawn
+
+
+def _overlap(root: str, mount: str) -> bool:
+    """Whether a tree at `root` would lose something if `mount` went."""
+    one, other = root.rstrip("/") + "/", mount.rstrip("/") + "/"
+    return one.startswith(other) or (other.startswith(one) and root != "/")
+
+
+def staged(now: Situation) -> tuple[StagedSlots, StagedSlot] | None:
+    """All slots, and the one that this run loads the driver from; None where it loads none, or from elsewhere."""
+    slots = now.host.slots
+    if now.policy.loader is not Loader.MANAGER or slots is None or places_us(now):
+        return None
+    slot = slots.named(slots.wanted)
+    return None if slot is None else (slots, slot)
+
+
+def keep_root(now: Situation) -> tuple[KeepRoot, ...]:
+    """Before anybody is disturbed: what is in a folder at the driver root becomes the way back."""
+    found = staged(now)
+    if found is None or found[0].in_root is None:
+        return ()
+    return (KeepRoot(found[0].root, _old_digest(now), _old_version(now)),)
+
+
+def flip_slots(now: Situation) -> tuple[FlipRoot, ...]:
+    """Between the old modules and the new ones: the driver root leads to the new tree."""
+    found = staged(now)
+    if found is None:
+        return ()
+    slots, slot = found
+    target, back = slots.path(slot.name), _way_back(now, slots)
+    if slots.current == slot.name and back in ("", target):
+        return ()
+    return (FlipRoot(slots.root, target, slot.text, _kept(now, slots), "" if back == target else back),)
+
+
+def remove_slots(now: Situation) -> tuple[RemoveSlots, ...]:
+    """After the node is given back: the new slot stays, and the one before, and one more."""
+    found = staged(now)
+    if found is None:
+        return ()
+    slots, slot = found
+    flips = flip_slots(now)
+    before = slots.name_of(flips[0].back) if flips else slots.previous
+    names = removable(slots.slots, slot.name, before)
+    return (RemoveSlots(slots.root, names),) if names else ()
+
+
+def remove_left_over(now: Situation) -> tuple[RemoveSlots, ...]:
+    """The same for a driver that is current: a run that was killed after its swap may not have come that far."""
+    found = staged(now)
+    is_there = found is not None and found[0].current == found[1].name
+    return remove_slots(now) if is_there else ()
+
+
+def stale_keys(now: Situation) -> frozenset[str]:
+    """Deploy-label keys of operand pods that mount the driver root itself: they keep the tree that it leads to now."""
+    flips = flip_slots(now)
+    if not flips or now.host.slots is None or now.host.slots.current == now.host.slots.wanted:
+        return frozenset()
+    own = now.obs.own_pod
+    keys = now.profile.deploy_keys(now.obs.node.labels) - (own.selector_keys if own is not None else frozenset[str]())
+    bound = (pod for pod in placed_by(now.obs.pods.pods, keys, own) if _mounts_root(pod, flips[0].root))
+    return frozenset(key for pod in bound for key in pod.selector_keys & keys)
+
+
+def slot_notes(now: Situation) -> tuple[str, ...]:
+    """What is worth a warning: pods that no label moves, and that will go on seeing the old tree."""
+    flips = flip_slots(now)
+    if not flips:
+        return ()
+    own, keys = now.obs.own_pod, now.profile.deploy_keys(now.obs.node.labels)
+    moved = placed_by(now.obs.pods.pods, keys, own)
+    left = [
+        pod
+        for pod in now.obs.pods.pods
+        if _mounts_root(pod, flips[0].root) and pod not in moved and not pod.has_left and pod != own
+    ]
+    if not left:
+        return ()
+    what = f"{several(left)} mount {flips[0].root}, and no label makes them leave"
+    return (f"{what}: they see the old driver tree until they are restarted",)
+
+
+def _mounts_root(pod: Pod, root: str) -> bool:
+    """Whether a hostPath volume is the root, or something in it: a folder that holds the root shows where it leads."""
+    return any(path == root or path.startswith(f"{root}/") for path in pod.host_paths)
+
+
+def _kept(now: Situation, slots: StagedSlots) -> str:
+    """The name that the folder at the root gets as a slot."""
+    taken = (slot.name for slot in slots.slots)
+    return free_name(slot_name(_old_digest(now)), taken) if slots.in_root is not None else ""
+
+
+def _way_back(now: Situation, slots: StagedSlots) -> str:
+    """Where the root led before, "" where that is not known."""
+    if slots.in_root is not None:
+        return slots.path(_kept(now, slots))
+    if slots.current and slots.current != slots.wanted:
+        return slots.path(slots.current)
+    previous = now.host.previous_source
+    if slots.current and previous is not None:
+        # An earlier run has flipped it already.
+        return previous.root if slots.name_of(previous.root) else previous.real_root
+    return "" if slots.current else slots.leads_to
+
+
+def _has_old_driver(now: Situation) -> bool:
+    """Whether a folder at the root may have the driver that is loaded: not where its files were replaced since."""
+    slots, previous = now.host.slots, now.host.previous_source
+    if slots is None or slots.in_root is None or not driver_version(now.host.modules):
+        return True
+    if previous is None:
+        return False
+    return slots.root in (previous.root.rstrip("/"), previous.real_root) or bool(slots.name_of(previous.root))
+
+
+def _old_digest(now: Situation) -> str:
+    """Of the driver that the root has now, "" where nobody noted it."""
+    if not _has_old_driver(now):
+        return ""
+    # Of whatever boot: a reboot in between changes nothing in a folder on disk.
+    old = now.obs.journal.driver if now.obs.journal is not None else None
+    noted = old.digest if old is not None else now.host.digest
+    # A reboot may have taken what was noted elsewhere.
+    recorded = now.host.slots.in_root if now.host.slots is not None else None
+    return noted or (recorded.digest if recorded is not None else "")
+
+
+def _old_version(now: Situation) -> str:
+    if not _has_old_driver(now):
+        return ""
+    previous = now.host.previous_source
+    return driver_version(now.host.modules) or (previous.version if previous is not None else "")
+
+
+# The steps that load a driver, what they go back to when it does not load, and the preflight before them.
+#
+# Pure. Must not import the planner, which builds its rows from these.
+
+
+def loading(now: Situation) -> list[AnyStep]:
+    """Steps that load the wanted driver and record its digest; none where its container does, or none is wanted."""
+    source = now.host.source
+    # There is no way back from a driver that must not be unloaded.
+    previous = now.host.previous_source if now.profile.strategy is Strategy.IN_PLACE else None
+    if now.policy.loader is not Loader.MANAGER or source is None or places_us(now):
+        return []
+    paths, digest = now.profile.paths, now.obs.digest
+    given = options(now.profile.modules.parameters, _values_to_keep(now))
+    source = replace(source, given=given)
+    previous = replace(previous, given=given) if previous is not None else None
+    return [
+        *flip_slots(now),
+        *_firmware_path(now),
+        LoadModules(source, previous, _digest_to_go_back_to(now), _further_modules(now)),
+        *([RecordDigest(paths.state_file, digest, paths.load_record, source)] if digest else []),
+    ]
+
+
+def making_way(now: Situation) -> list[AnyStep]:
+    """The step that unloads what must not be loaded beside the driver that is to come; none for who only uninstalls."""
+    names = unload_order(now.host.removable, ())
+    return [RemoveConflicting(names)] if names and not places_us(now) else []
+
+
+def _firmware_path(now: Situation) -> list[AnyStep]:
+    wanted = now.profile.paths.firmware
+    return [SetFirmwarePath(wanted)] if wanted and wanted != now.host.firmware_path else []
+
+
+def _values_to_keep(now: Situation) -> Mapping[str, str]:
+    """Parameters of the driver before; those that a run of this boot noted were read while that one was loaded."""
+    old = now.obs.journal.driver if now.obs.journal else None
+    return (
+        old.parameters
+        if old is not None and old.modules
+        else kept(now.host.parameters, now.profile.modules.keep_parameters)
+    )
+
+
+def load_notes(now: Situation) -> tuple[str, ...]:
+    """What is worth a warning before the wanted driver is loaded; nothing where its container does."""
+    source = now.host.source
+    if now.policy.loader is not Loader.MANAGER or source is None:
+        return ()
+    return (*firmware_notes(source), *slot_notes(now))
+
+
+def _old_driver(now: Situation) -> OldDriver | None:
+    """What the journal of this boot knows of the driver to go back to."""
+    journal = now.obs.journal
+    return journal.driver if journal is not None and journal.boot_id == now.host.boot_id else None
+
+
+def _further_modules(now: Situation) -> tuple[str, ...]:
+    """Modules of the driver that were loaded beside its roots, in the order to load those again that are not back."""
+    old, roots = now.obs.journal.driver if now.obs.journal else None, now.profile.modules.roots
+    if old is None or not old.modules:
+        return beside(now.host.modules, roots, now.profile.modules.order)
+    return tuple(name for name in reversed(old.modules) if name not in roots)
+
+
+def _digest_to_go_back_to(now: Situation) -> str:
+    old = _old_driver(now)
+    return old.digest if old is not None else now.host.digest or ""
+
+
+def refuse_versions(now: Situation) -> None:
+    """Raise PreflightFailed where the profile does not let the loaded driver become the wanted one."""
+    refused = [one for one in versions(now) if one.ok is False]
+    if refused:
+        raise PreflightFailed(f"preflight: {refused[0].what}", refused[0].remedy)
+
+
+def check(now: Situation, *, keeps_driver: bool = False) -> None:
+    """Raise PreflightFailed, which names every problem, when the driver could not be replaced or loaded.
+
+    `keeps_driver`: the run loads and unloads no module.
+
+    ModuleStuck while the kernel unloads a module of the driver: a load of it waits for that, for ever perhaps, or is
+    refused as busy (kernel/module/main.c, add_unformed_module).
+    """
+    if now.host.leaving:
+        raise ModuleStuck(
+            f"the kernel is still unloading module {several(now.host.leaving)}",
+            "Run again. If it persists, reboot the node; the next run continues. The kernel log (dmesg) may show what "
+            "the module waits for.",
+        )
+    found = problems(now, keeps_driver=keeps_driver)
+    if found:
+        what = "; ".join(problem.what for problem in found)
+        raise PreflightFailed(f"preflight: {what}", remedies(found))
+
+
+# How a plan takes a node, makes everybody leave the device, and releases the node again: steps from facts.
+#
+# Shared by the rows of the decision tables. Pure. Must not import the planner, which builds its rows from these.
+
+
+def before_the_unload(
+    now: Situation, bindings: tuple[Binding, ...] = ()
+) -> tuple[tuple[AnyStep, ...], tuple[AnyStep, ...], EvictionPlan]:
+    """What makes everybody leave the device; which of it takes the node; and what becomes of users' pods.
+
+    `bindings` are what the devices are bound to, where that will change, too.
+    """
+    check(now)
+    # On a cordoned node KMM unloads at once, whoever uses the driver, and loads nothing: see `domain.kmm`.
+    cleared, cordon = clearing(now), not is_managed(now) and now.policy.kmm is None
+    services = now.host.active_services if now.policy.stop_host_services else ()
+    first, last = pause_in_two(now)
+    patient = (*wait_for_stuck(now, first | last, cleared.found), *wait_for_holders(now, cleared.found))
+    taken = taking(now, first, cordon=cordon, services=services, bindings=bindings)
+    # Nothing new shall come while others are waited for, so the cordon is set before that.
+    early = _taken_first(now, bindings) if cordon and cleared.first else ()
+    if not any(
+        isinstance(step, WaitForOperands) for step in taken
+    ):  # nobody to wait for, but somebody may have come before the cordon
+        taken = (*taken, WaitForOperands((), (), now.policy.pod_termination_timeout_s))
+    steps = (
+        *patient,
+        *keep_root(now),
+        *early,
+        *cleared.first,
+        *taken,
+        *cleared.steps,
+        *_pause_last(now, last),
+        *((StopServices(services),) if services else ()),
+    )
+    return steps, taken, cleared
+
+
+def _taken_first(now: Situation, bindings: tuple[Binding, ...]) -> tuple[TakeNode, ...]:
+    """The step that only cordons the node, where that is not done yet."""
+    step = take(now.obs, now.profile, frozenset(), cordon=True, bindings=bindings)
+    return (step,) if step is not None else ()
+
+
+def pause_in_two(now: Situation) -> tuple[frozenset[str], frozenset[str]]:
+    """Keys to pause at once, and those that have to wait until no claim is held any more."""
+    keys = pausable_keys(now.obs, now.profile) | driver_gate(now)
+    last = (
+        now.profile.deploy.last_keys
+        if holds_claim(node_pods(now.obs), now.profile, now.policy.eviction)
+        else frozenset()
+    )
+    return keys - last, (keys & last) - paused_keys(now.obs.node, now.profile)
+
+
+def _pause_last(now: Situation, keys: frozenset[str]) -> tuple[AnyStep, ...]:
+    if not keys:
+        return ()
+    names = tuple(sorted(keys))
+    pods = tuple(sorted(str(pod) for pod in moved_by(now.obs.pods.pods, keys, now.obs.own_pod)))
+    return (PauseLast(names), WaitForOperands(names, pods, now.policy.pod_termination_timeout_s))
+
+
+def driver_gate(now: Situation) -> frozenset[str]:
+    """The driver's own deploy label where devices go to virtual machines and it is on: its pod is to leave as well."""
+    own, deploy = now.obs.own_pod, now.profile.deploy
+    if now.policy.mode is not Mode.VFIO or not deploy.prefix or (own and deploy.driver_key in own.selector_keys):
+        return frozenset()
+    value = now.obs.node.labels.get(deploy.driver_key)
+    is_on = is_pausable(value) and value != deploy.preinstalled_value
+    return frozenset({deploy.driver_key}) if is_on else frozenset()
+
+
+def _switched_off(now: Situation) -> frozenset[str]:
+    """Deploy labels that placed pods of this node and are gone from it: their pods leave, and are waited for.
+
+    Where a driver stays, or another follows it, nobody waits for them: the device's users are seen by themselves.
+    """
+    if now.policy.mode is not Mode.VFIO:
+        return frozenset()
+    deploy, labels, own = now.profile.deploy, now.obs.node.labels, now.obs.own_pod
+    used = {key for pod in now.obs.pods.pods for key in pod.selector_keys if key not in labels}
+    # What is on while it is absent is no switch that is gone.
+    found = deploy.keys_in(dict.fromkeys(used, "")) - set(deploy.on_unless_false) | ({deploy.driver_key} & used)
+    return found - (own.selector_keys if own is not None else frozenset())
+
+
+def taking(
+    now: Situation,
+    pause: Set[str],
+    *,
+    cordon: bool,
+    services: tuple[str, ...] = (),
+    bindings: tuple[Binding, ...] = (),
+) -> tuple[AnyStep, ...]:
+    """The step that takes the node with the labels in `pause` paused, and the wait for those whom that makes leave."""
+    step = take(now.obs, now.profile, pause, cordon=cordon, services=services, bindings=bindings)
+    keys = frozenset(pause) | _switched_off(now)
+    pods = tuple(sorted(str(pod) for pod in moved_by(now.obs.pods.pods, keys, now.obs.own_pod)))
+    wait = WaitForOperands(tuple(sorted(keys)), pods, now.policy.pod_termination_timeout_s) if keys else None
+    return tuple(found for found in (step, wait) if found is not None)
+
+
+def releasing(now: Situation, taken: tuple[AnyStep, ...]) -> tuple[GiveBack, ...]:
+    """The step that gives the node back as `taken` took it, or as an earlier run left it; none for one that is free."""
+    for step in taken:
+        if isinstance(step, TakeNode):
+            return (GiveBack(step.journal),)
+    return give_back(found_journal(now.obs, now.profile))

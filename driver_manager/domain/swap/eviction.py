@@ -1,0 +1,394 @@
+"""How a node is cleared of users of the driver: by eviction, by a drain, or by an operator.
+
+Pure. Raises PodsRemain for pods that cannot be evicted, before the first effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from dataclasses import replace
+
+from driver_manager.domain.errors import ConfigError, DriverBusy, EvictionRefused, PodsRemain
+from driver_manager.domain.host import UNREAD, Holder, pod_blocker, process_blocker
+from driver_manager.domain.node import Pod
+from driver_manager.domain.observation import Policy, Situation
+from driver_manager.domain.pods.workloads import (
+    AFTER_GRACE_S,
+    NodePods,
+    PodAction,
+    Use,
+    Workload,
+    by_name,
+    drained,
+    grace_s,
+    is_overdue,
+    is_unmoved,
+    mounts,
+    moved_by,
+    node_pods,
+    placed_by,
+    refusal,
+    with_action,
+    workloads,
+)
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.selectors import Selector
+from driver_manager.domain.swap.retry_wait import AFTER_FAILURE
+from driver_manager.domain.swap.steps import (
+    AnyStep,
+    AskOperator,
+    DrainNode,
+    EvictWorkloads,
+    PlanAgain,
+    WaitForCompletion,
+    WaitForHolders,
+    WaitForSafeLoad,
+    WaitForStuckPods,
+    WithdrawSafeLoad,
+)
+from driver_manager.domain.text import several
+
+SAFE_LOAD, OPERATOR, COMPLETION = "safe-load", "operator", "completion"
+"""What can be waited for before a node is taken; each once in a run."""
+
+END_HOLDER = "end what holds it"
+END_POD = "delete the pod, or take the node label out of its nodeSelector"
+NOBODYS = "no label makes it leave, and the operator that manages upgrades on this node does not know it"
+LONGER = "raise RECONCILE_DEADLINE (--reconcile-deadline), or delete the pod"
+
+
+class EvictionPlan(Frozen):
+    """`first` comes before the node is taken and ends in planning anew, `steps` after its operands have left."""
+
+    first: tuple[AnyStep, ...] = ()
+    steps: tuple[AnyStep, ...] = ()
+    found: tuple[Workload, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def is_managed(now: Situation) -> bool:
+    """Whether an operator manages this node's upgrades: it cordons and evicts, not we."""
+    key = now.profile.keys.upgrade_enabled
+    return bool(key) and now.obs.node.annotations.get(key) == "true"
+
+
+def clearing(now: Situation) -> EvictionPlan:
+    """How the pods that use the driver leave. Raises PodsRemain where they would not."""
+    scene = node_pods(now.obs)
+    if is_managed(now):
+        return _by_operator(now, workloads(scene, now.profile, now.policy.eviction))
+    completing = _completing(now)
+    if completing:
+        wait = WaitForCompletion(now.policy.completion, tuple(map(str, completing)), now.policy.completion_timeout_s)
+        ending = {pod.uid for pod in completing}
+        given_time = tuple(
+            replace(one, action=PodAction.WAIT, why="it is given time to complete", remedy="")
+            for one in workloads(scene, now.profile, now.policy.eviction)
+            if one.pod.uid in ending
+        )
+        others = replace(scene, pods=tuple(pod for pod in scene.pods if pod.uid not in ending))
+        steps, found = _by_eviction(now, others)
+        return EvictionPlan((wait, PlanAgain(COMPLETION)), steps, by_name((*found, *given_time)))
+    steps, found = _by_eviction(now, scene)
+    warnings = tuple(f"{one.pod} {one.uses}: {one.why}" for one in found if _is_tolerated(one, found))
+    return EvictionPlan((), steps, found, warnings)
+
+
+def safe_load(now: Situation) -> tuple[AnyStep, ...]:
+    """The wait for the operator's word before a driver is loaded; none where it was not asked for, or is over.
+
+    Raises ConfigError where it cannot be asked: the operator answers to a pod.
+    """
+    if not now.policy.safe_load or SAFE_LOAD in now.waited:
+        return ()
+    if now.obs.own_pod is None or not now.profile.keys.safe_load:
+        lack = (
+            "a run by hand has none" if now.profile.keys.safe_load else f"profile {now.profile.name} has no key for it"
+        )
+        raise ConfigError(
+            f"SAFE_LOAD needs a driver pod for the operator to answer to, and {lack}",
+            "Unset SAFE_LOAD (--safe-load).",
+        )
+    return (
+        WaitForSafeLoad(now.profile.keys.safe_load, now.obs.own_pod.name, now.policy.operator_timeout_s),
+        PlanAgain(SAFE_LOAD),
+    )
+
+
+def stale_safe_load(now: Situation) -> tuple[AnyStep, ...]:
+    """The step that withdraws what a dead run asked for: in our own pod's name, or in that of one that is gone."""
+    key = now.profile.keys.safe_load
+    asked = now.obs.node.annotations.get(key) if key else None
+    if asked is None or any(pod.name == asked and pod != now.obs.own_pod for pod in now.obs.pods.pods):
+        return ()
+    return (WithdrawSafeLoad(key, asked),)
+
+
+def is_completing(pod: Pod, selector: Selector, own: Pod | None) -> bool:
+    """Whether `pod` is one of those that may complete, and has not yet."""
+    return not pod.is_over and (own is None or pod.uid != own.uid) and selector.matches(pod.labels)
+
+
+def eviction_timeout_s(policy: Policy, targets: tuple[Workload, ...]) -> float:
+    """Seconds within which `targets` are gone once they are let go: each pod's grace is honoured, however long."""
+    usual_s = policy.eviction.timeout_s
+    longer = (grace_s(one.pod) + AFTER_GRACE_S for one in targets if grace_s(one.pod) > usual_s)
+    return max([usual_s, *longer])
+
+
+def refuse_blocked(found: tuple[Workload, ...]) -> None:
+    """Raise PodsRemain for pods that would not leave, naming all of them."""
+    blocked = tuple(one for one in with_action(found, PodAction.BLOCK) if not _is_tolerated(one, found))
+    if blocked:
+        raise refusal(blocked, f"{len(blocked)} pod(s) that use the accelerator would not leave", found)
+
+
+def drain(now: Situation, scene: NodePods) -> tuple[Workload, ...]:
+    """The pods that a drain evicts or waits for, and those outside of it that would be evicted anyway.
+
+    Raises PodsRemain for pods of both kinds that may not be evicted.
+    """
+    found = _in_time(drained(scene, now.profile, now.policy.eviction), now.policy)
+    inside = {one.pod.uid for one in found}
+    outside = [one for one in workloads(scene, now.profile, now.policy.eviction) if one.pod.uid not in inside]
+    blocked = (*with_action(found, PodAction.BLOCK), *with_action(outside, PodAction.BLOCK))
+    if blocked:
+        raise refusal(blocked, f"{len(blocked)} pod(s) keep the node from being drained", by_name((*found, *outside)))
+    return by_name((*found, *with_action(outside, PodAction.EVICT, PodAction.WAIT)))
+
+
+def _is_tolerated(one: Workload, found: tuple[Workload, ...]) -> bool:
+    """Whether a pod that only has the device open may have it a little longer.
+
+    It may let go by itself while the device is waited for. Where others would be evicted meanwhile, for nothing if it
+    does not, it is a blocker.
+    """
+    return one.action is PodAction.BLOCK and not one.must_leave and not with_action(found, PodAction.EVICT)
+
+
+def _by_eviction(now: Situation, scene: NodePods) -> tuple[tuple[AnyStep, ...], tuple[Workload, ...]]:
+    """The step that makes the workloads leave, where there are any, and the fate of each. Raises PodsRemain."""
+    policy, rules = now.policy, now.policy.eviction
+    found = _in_time(workloads(scene, now.profile, rules), policy)
+    try:
+        refuse_blocked(found)
+    except EvictionRefused:
+        if not rules.drains:
+            raise
+        going = drain(now, scene)
+        uids = {one.pod.uid for one in going}
+        step = DrainNode(tuple(str(one.pod) for one in going), rules.drain_timeout_s)
+        return (step,), by_name((*going, *(one for one in found if one.pod.uid not in uids)))
+    targets, leaving = with_action(found, PodAction.EVICT), with_action(found, PodAction.WAIT)
+    if not targets and not leaving:
+        return (), found
+    timeout_s = eviction_timeout_s(policy, (*targets, *leaving))
+    pods, terminating = tuple(str(one.pod) for one in targets), tuple(str(one.pod) for one in leaving)
+    return (EvictWorkloads(pods, terminating, timeout_s, rules.drains),), found
+
+
+def _in_time(found: tuple[Workload, ...], policy: Policy) -> tuple[Workload, ...]:
+    """`found`, with those blocked whose grace is longer than the whole run: they would be told to end for nothing."""
+    return tuple(
+        replace(
+            one,
+            action=PodAction.BLOCK,
+            why=f"its grace of {grace_s(one.pod):g} s is longer than the run may take",
+            remedy=LONGER,
+        )
+        if one.action is PodAction.EVICT and grace_s(one.pod) > policy.deadline_s
+        else one
+        for one in found
+    )
+
+
+def _by_operator(now: Situation, found: tuple[Workload, ...]) -> EvictionPlan:
+    """An operator moves the workloads; it is asked once, and waited for. Raises PodsRemain where it would not help."""
+    unmoved = tuple(
+        replace(one, action=PodAction.BLOCK, why=NOBODYS, remedy=END_POD)
+        for one in with_action(found, PodAction.EVICT, PodAction.BLOCK)
+        if one.use is Use.PLACED
+    )
+    if unmoved:
+        raise refusal(unmoved, f"{len(unmoved)} pod(s) would not leave", found)
+    holding = tuple(
+        one for one in with_action(found, PodAction.EVICT, PodAction.WAIT, PodAction.BLOCK) if one.has_asked
+    )
+    found = tuple(map(_left_to_operator, found))
+    warnings = ("the operator manages upgrades on this node: this run neither cordons nor evicts",)
+    if not holding:
+        return EvictionPlan(found=found, warnings=warnings)
+    keys, pods = now.profile.keys, tuple(str(one.pod) for one in holding)
+    state = now.obs.node.labels.get(keys.upgrade_state, "")
+    if OPERATOR in now.waited or not keys.upgrade_requested:
+        raise PodsRemain(
+            f"the operator manages upgrades on this node (its state: {state or 'none'}) and these pods still use the "
+            f"driver: {several(pods)}",
+            "Check the operator's log for why it does not move them, or delete them; the next run tries again.",
+        )
+    ask = AskOperator(
+        key=keys.upgrade_requested,
+        state_key=keys.upgrade_state,
+        state=state,
+        pods=pods,
+        timeout_s=now.policy.operator_timeout_s,
+        asks=state in ("", *now.profile.idle_states)
+        and not all(one.action is PodAction.WAIT for one in holding)
+        and now.obs.node.annotations.get(keys.upgrade_requested) != "true",
+    )
+    return EvictionPlan((ask, PlanAgain(OPERATOR)), (), found, warnings)
+
+
+def _left_to_operator(one: Workload) -> Workload:
+    """What becomes of a pod on a node where we evict nothing."""
+    if one.action is PodAction.STAY or one.pod.deleting:
+        return one
+    if one.has_asked:
+        return replace(
+            one, action=PodAction.WAIT, why="the operator that manages upgrades on this node moves it", remedy=""
+        )
+    why = "the operator that manages upgrades on this node does not know that it has the device"
+    return replace(one, action=PodAction.BLOCK, why=why, remedy=END_HOLDER)
+
+
+def _completing(now: Situation) -> tuple[Pod, ...]:
+    """Pods that get time to complete; none once they had it."""
+    if not now.policy.completion or COMPLETION in now.waited:
+        return ()
+    return tuple(pod for pod in now.obs.pods.pods if is_completing(pod, now.policy.completion, now.obs.own_pod))
+
+
+# What stands in a run's way and is known before it disturbs anybody: processes nobody stops, pods that do not end.
+#
+# Owns which these are, and what comes of them: a wait while everything stays in place, as they may go by themselves,
+# and then a refusal. What keeps modules from changing at all belongs to `driver_manager.domain.swap.preflight`, users'
+# pods that may not be evicted to `driver_manager.domain.swap.eviction`. Pure; must not import the planner.
+
+HOLDERS, STUCK = "holders", "stuck-pods"
+"""What can be waited for while everything stays in place; each once in a run."""
+
+STOP_IT = "stop what holds the device (`driver-manager holders` lists it), then run again"
+DELETE_DRIVER = "delete the driver pod: the init container of its successor replaces the driver"
+DELETE_IT = "Delete the pod, or take the node label out of its nodeSelector: its owner does not react to that label."
+
+
+def wait_for_stuck(now: Situation, keys: Set[str], found: Iterable[Workload] = ()) -> tuple[AnyStep, ...]:
+    """The wait for pods that the run would wait for anyway, and that should have ended long ago; () for none.
+
+    `keys` are those that the plan pauses, `found` what it does to users' pods.
+    """
+    pods = (
+        *moved_by(now.obs.pods.pods, keys, now.obs.own_pod),
+        *(one.pod for one in with_action(found, PodAction.WAIT)),
+    )
+    stuck = {pod.uid: pod for pod in pods if is_overdue(pod, now.obs.at.wall_s)}
+    if not stuck or STUCK in now.waited:
+        return ()
+    names = tuple(map(str, stuck.values()))
+    wait = WaitForStuckPods(tuple(stuck), names, now.policy.pod_termination_timeout_s, is_undisturbed(now))
+    return (wait, PlanAgain(STUCK))
+
+
+def wait_for_holders(now: Situation, found: tuple[Workload, ...]) -> tuple[AnyStep, ...]:
+    """The wait for processes that this run does not stop to let go of the device; () where there are none.
+
+    `found` is what the plan does to users' pods. Raises DriverBusy where the run has waited for them already.
+    """
+    held = holders_in_the_way(now, found)
+    if not held:
+        return ()
+    if HOLDERS in now.waited:
+        raise _busy(now, held, found)
+    pids = tuple(dict.fromkeys(holder.pid for holder in held))
+    wait = WaitForHolders(pids, tuple(map(str, held)), now.policy.device_free_timeout_s, is_undisturbed(now))
+    return (wait, PlanAgain(HOLDERS))
+
+
+def is_undisturbed(now: Situation) -> bool:
+    """Whether nobody was made to leave so far: no run holds the node, and this one asked nobody to go."""
+    return not now.obs.is_resumed and now.waited <= {HOLDERS, STUCK, AFTER_FAILURE}
+
+
+def holders_in_the_way(now: Situation, found: tuple[Workload, ...]) -> tuple[Holder, ...]:
+    """Processes that have the device and that nothing in this run makes let go of it."""
+    pods = {pod.uid: pod for pod in now.obs.pods.pods}
+    blocked = {one.pod.uid for one in with_action(found, PodAction.BLOCK)}
+    return tuple(
+        holder
+        for holder in now.obs.holders
+        if holder.how != UNREAD and _is_in_the_way(now, holder, pods.get(holder.pod_uid), blocked)
+    )
+
+
+def refuse_unmoved(now: Situation, keys: Set[str], *, bound_only: bool = False) -> None:
+    """Raise PodsRemain for pods that `keys` placed, that no label moves, and that this kind of run does not evict.
+
+    `bound_only`: those that only mount nothing of the driver root may stay.
+    """
+    root = now.profile.paths.driver_root
+    pods = [pod for pod in placed_by(now.obs.pods.pods, keys, now.obs.own_pod) if is_unmoved(pod)]
+    left = [pod for pod in pods if not bound_only or mounts(pod, root)]
+    if left:
+        named = several((f"{pod} ({_why_unmoved(pod, keys)})" for pod in left), "; ")
+        error = PodsRemain(f"{len(left)} pod(s) would not release the driver root: {named}", DELETE_IT)
+        error.blockers = tuple(pod_blocker(pod.uid) for pod in left)
+        raise error
+
+
+def _why_unmoved(pod: Pod, keys: Set[str]) -> str:
+    owner = f"owned by a {pod.owner_kind}" if pod.owner_kind else "owned by nobody"
+    who = "mirror pod of a static manifest" if pod.is_mirror else owner
+    return f"{who}, placed by {', '.join(sorted(pod.selector_keys & keys))}, which does not make it leave"
+
+
+def _is_in_the_way(now: Situation, holder: Holder, pod: Pod | None, blocked: set[str]) -> bool:
+    if not holder.pod_uid:
+        return holder.service not in _stopped(now)
+    if pod is None:  # its object is gone, or it is in a namespace that this account may not list
+        return True
+    if node_pods(now.obs).is_ours(pod):
+        return True
+    return pod.uid in blocked or (_is_driver_pod(now, pod) and not now.policy.driver_pod_leaves)
+
+
+def driver_pods(now: Situation) -> tuple[Pod, ...]:
+    """The driver pods of the node that have not left, but for our own."""
+    own = now.obs.own_pod
+    pods = (pod for pod in now.obs.pods.pods if own is None or pod.uid != own.uid)
+    return tuple(pod for pod in pods if _is_placed_as_driver(now, pod) and not pod.has_left)
+
+
+def _is_driver_pod(now: Situation, pod: Pod) -> bool:
+    """Whether it stays because it is placed by the driver's own label alone, which is never paused."""
+    return _is_placed_as_driver(now, pod) and not pod.deleting
+
+
+def _is_placed_as_driver(now: Situation, pod: Pod) -> bool:
+    deploy = now.profile.deploy
+    others = deploy.keys_in(dict.fromkeys(pod.selector_keys, "")) & pod.selector_keys
+    return bool(deploy.prefix) and deploy.driver_key in pod.selector_keys and not others
+
+
+def _stopped(now: Situation) -> tuple[str, ...]:
+    """The host's services that this run stops for the swap."""
+    return now.host.active_services if now.policy.stop_host_services else ()
+
+
+def _busy(now: Situation, held: tuple[Holder, ...], found: tuple[Workload, ...]) -> DriverBusy:
+    named = several(map(str, held), "; ")
+    uids = {holder.pod_uid for holder in held}
+    remedies = {one.pod.uid: one.remedy for one in with_action(found, PodAction.BLOCK) if one.pod.uid in uids}
+    remedies |= {pod.uid: DELETE_DRIVER for pod in now.obs.pods.pods if pod.uid in uids and _is_driver_pod(now, pod)}
+    lines = [STOP_IT] if uids - remedies.keys() else []
+    lines += remedies.values()
+    if now.obs.pods.namespace and uids - {"", *(pod.uid for pod in now.obs.pods.pods)}:
+        lines.append(f"to see more pods than those of {now.obs.pods.namespace}, let this account list all pods")
+    if any(holder.service in now.profile.host_services for holder in held):
+        lines.append("for the vendor's host services use STOP_HOST_SERVICES (--stop-host-services)")
+    end = "; no pod was disturbed" if is_undisturbed(now) else ""
+    error = DriverBusy(
+        f"the device is in use, and this run cannot free it: {named}{end}",
+        " ".join(f"{remedy[:1].upper()}{remedy[1:]}." for remedy in dict.fromkeys(lines)),
+    )
+    error.blockers = tuple(process_blocker(holder.pid, holder.process) for holder in held)
+    return error

@@ -1,0 +1,989 @@
+"""The steps of a plan, by family: what each says, and the rights that it needs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from driver_manager.domain.host import DriverSource, Marker, RebootWish
+from driver_manager.domain.journal import Journal
+from driver_manager.domain.kmm import KmmModule
+from driver_manager.domain.node import NodeChange
+from driver_manager.domain.pci import Binding, PciFunction
+from driver_manager.domain.pods.workloads import Workload
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.selectors import Selector
+from driver_manager.domain.text import in_words, one_line, several
+from driver_manager.domain.window import Part, Window
+from driver_manager.domain.wire import seconds_of
+
+# What every step of a plan is: one line of text, and the rights that it needs.
+#
+# A step is as big as what can be done, repeated or given back at once. Each family of steps has a module of its own,
+# which lists them in one union: what is not in it is in no plan, and what is in it has to be handled. Pure data.
+
+Right: TypeAlias = tuple[str, str]
+"""Verb and resource, as an access review names them."""
+
+PATCH_NODES: Right = ("patch", "nodes")
+WATCH_NODES: Right = ("watch", "nodes")
+WATCH_PODS: Right = ("watch", "pods")
+EVICT_PODS: Right = ("create", "pods/eviction")
+
+
+class Step(Frozen, ABC):
+    """One thing that a run does."""
+
+    @property
+    def name(self) -> str:
+        """Its kind in words, as `wait for operands`: the same for every plan."""
+        return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in type(self).__name__).strip()
+
+    @abstractmethod
+    def describe(self) -> str:
+        """What it does, in one line."""
+
+    @abstractmethod
+    def rights(self) -> tuple[Right, ...]:
+        """What it needs beyond the reads that made the plan."""
+
+
+def named_pods(pods: tuple[str, ...]) -> str:
+    """How many pods, and which."""
+    return f"{len(pods)} pod(s) {several(pods)}"
+
+
+# Steps that change which driver has a function of the PCI bus, and for whom it is kept. Pure data.
+
+
+class DeviceStep(Step):
+    """What is done to the functions on the PCI bus."""
+
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
+
+def _named(functions: tuple[PciFunction, ...]) -> str:
+    return several(one.address for one in functions)
+
+
+class KeepBindings(DeviceStep):
+    """Record on the host what the functions are bound to, for the way back: the record outlives the release."""
+
+    path: str
+    bindings: tuple[Binding, ...]
+
+    def describe(self) -> str:
+        return f"record the original bindings of {len(self.bindings)} device(s) in {self.path}"
+
+
+class OverrideDrivers(DeviceStep):
+    """Let no other driver than the functions' vfio driver bind them from now on; the driver that has them stays."""
+
+    functions: tuple[PciFunction, ...]
+
+    def describe(self) -> str:
+        return f"keep {_named(self.functions)} for vfio (driver_override)"
+
+
+class RemoveVirtualFunctions(DeviceStep):
+    """Take away the virtual functions of the physical ones in `functions`: they stay when those lose their driver."""
+
+    functions: tuple[PciFunction, ...]
+
+    def describe(self) -> str:
+        count = sum(one.virtual_count for one in self.functions)
+        return f"remove {count} virtual function(s) of {_named(self.functions)}"
+
+
+class LoadVfio(DeviceStep):
+    """Load the modules that hand devices to virtual machines; one that is loaded stays as it is."""
+
+    modules: tuple[str, ...]
+
+    def describe(self) -> str:
+        return f"load {several(self.modules)}"
+
+
+class BindToVfio(DeviceStep):
+    """Let the vfio drivers have the functions, auxiliary ones first taken from theirs, and read back that they do."""
+
+    functions: tuple[PciFunction, ...]
+
+    def describe(self) -> str:
+        return f"bind {_named(self.functions)} to vfio and verify driver and IOMMU group"
+
+
+class ReturnDevices(DeviceStep):
+    """Take the functions from vfio: the override goes back to what it was, the vfio driver releases them.
+
+    `probes`: a native driver that is loaded gets them at once. `path` is the record that this ends, but for what is
+    `left`: functions that have to get their virtual ones again, once they have their driver.
+    """
+
+    functions: tuple[PciFunction, ...]
+    originals: tuple[Binding, ...]
+    path: str
+    probes: bool
+    left: tuple[Binding, ...] = ()
+
+    def describe(self) -> str:
+        if not self.functions:
+            return f"remove {self.path}: all its devices are restored"
+        then = ", and probe their own driver" if self.probes else ""
+        return f"take {_named(self.functions)} back from vfio{then}"
+
+
+class MakeVirtualFunctions(DeviceStep):
+    """Give functions, which have their driver, as many virtual ones as they had. It ends the record at `path`."""
+
+    bindings: tuple[Binding, ...]
+    path: str
+
+    def describe(self) -> str:
+        count = sum(one.virtual_count for one in self.bindings)
+        return f"create {count} virtual function(s) of {several(one.address for one in self.bindings)} again"
+
+
+AnyDeviceStep = (
+    KeepBindings
+    | OverrideDrivers
+    | RemoveVirtualFunctions
+    | LoadVfio
+    | BindToVfio
+    | ReturnDevices
+    | MakeVirtualFunctions
+)
+
+
+# Steps by which Kernel Module Management (KMM) unloads and loads the driver. Pure data.
+
+
+class KmmStep(Step):
+    """What KMM is asked for."""
+
+
+class AskKmm(KmmStep):
+    """Ask KMM for a version by its label, in one patch with the journal: KMM unloads the old driver from then on.
+
+    `is_first`: no driver is loaded that it would replace, so nobody had to leave. `is_cleared`: everybody has left.
+    """
+
+    module: KmmModule
+    is_first: bool = False
+    is_cleared: bool = False
+
+    def describe(self) -> str:
+        return f"ask KMM for version {self.module.version} of {self.module}: it unloads the old driver and loads this"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (PATCH_NODES,)
+
+
+class AwaitKmm(KmmStep):
+    """Wait until KMM shows the version as ready and the kernel has it: a label that may be stale is not enough."""
+
+    module: KmmModule
+
+    def describe(self) -> str:
+        return f"wait until KMM has loaded version {self.module.version} of {self.module}, and verify the kernel"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (WATCH_NODES,)
+
+
+AnyKmmStep = AskKmm | AwaitKmm
+
+
+# Steps that change which driver is in the kernel. Pure data.
+
+
+class ModuleStep(Step):
+    """What is done to the driver in the kernel."""
+
+
+class StopServices(ModuleStep):
+    """Stop host services that hold the device; they are started again on every way out."""
+
+    names: tuple[str, ...]
+
+    def describe(self) -> str:
+        return f"stop host service(s) {', '.join(self.names)}"
+
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
+
+class WaitForDevice(ModuleStep):
+    """Wait until nothing but modules uses the driver's modules; what pods with the uids `apart` have open is no use.
+
+    `whose` says in words which pods these are.
+    """
+
+    timeout_s: float
+    apart: tuple[str, ...] = ()
+    whose: str = "the driver pod"
+
+    def describe(self) -> str:
+        but = f", apart from {self.whose}" if self.apart else ""
+        return f"wait up to {self.timeout_s:g} s for the device to be free{but}"
+
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
+
+class RemoveConflicting(ModuleStep):
+    """Unload modules that must not be loaded beside the driver; where none comes of it they are loaded again."""
+
+    names: tuple[str, ...]
+
+    def describe(self) -> str:
+        return f"unload conflicting module(s) {' → '.join(self.names)}"
+
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
+
+class UnloadModules(ModuleStep):
+    """Unload the driver, holders first; the order is looked up again when it is done.
+
+    `clients` are uids of pods that hold the device: they are evicted right before, and the unload is tried in the gap
+    before their successors have it open. `pods` are their names.
+    """
+
+    names: tuple[str, ...]
+    clients: tuple[str, ...] = ()
+    pods: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        unload = f"unload {' → '.join(self.names)}"
+        if not self.clients:
+            return unload
+        return f"evict client(s) {several(self.pods)}, and {unload} before their successors open the device"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (EVICT_PODS,) if self.clients else ()
+
+
+class SetFirmwarePath(ModuleStep):
+    """Let the kernel look for firmware in the folder that the profile names, before its own."""
+
+    path: str
+
+    def describe(self) -> str:
+        return f"set firmware_class.path to {self.path}"
+
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
+
+class LoadModules(ModuleStep):
+    """Load the driver from `source` and verify it; on failure load `previous` again and record its digest.
+
+    `also` are further modules of the driver that were loaded before, as its peers above the roots.
+    """
+
+    source: DriverSource
+    previous: DriverSource | None
+    previous_digest: str = ""
+    also: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        version = f" {self.source.version}" if self.source.version else ""
+        names = ", ".join(self.source.sequence)
+        return f"load {names}{version} from {self.source.root} and verify it"
+
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
+
+class RecordDigest(ModuleStep):
+    """Write the digest to the state file, and where the driver came from."""
+
+    path: str
+    digest: str
+    record_path: str
+    source: DriverSource
+
+    def describe(self) -> str:
+        return f"record digest {in_words(self.digest)} in {self.path}"
+
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
+
+AnyModuleStep = (
+    StopServices | WaitForDevice | RemoveConflicting | UnloadModules | SetFirmwarePath | LoadModules | RecordDigest
+)
+
+
+# Steps that clear the host of what an earlier driver left mounted or written. Pure data.
+
+
+class MountStep(Step):
+    """What is done to mounts and files of the host."""
+
+
+class UnmountDriverRoot(MountStep):
+    """Unmount what an earlier driver container left mounted at the driver root, the last mounted first."""
+
+    mounts: tuple[str, ...]
+
+    def describe(self) -> str:
+        return f"unmount the stale driver root {self.mounts[-1]} ({len(self.mounts)} mount(s))"
+
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
+
+class RemoveArtifacts(MountStep):
+    """Remove files that speak of a driver which is no longer there, or of an earlier run's failure."""
+
+    paths: tuple[str, ...]
+
+    def describe(self) -> str:
+        return f"remove {', '.join(self.paths)}"
+
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
+
+AnyMountStep = UnmountDriverRoot | RemoveArtifacts
+
+
+# Steps that take a node, give it back or leave it alone: what becomes of its labels, cordon and journal. Pure data.
+
+
+class NodeStep(Step):
+    """What is done to the Node."""
+
+
+class TakeNode(NodeStep):
+    """Pause operands, set our cordon and write the journal, in one patch that expects `resource_version`."""
+
+    journal: Journal
+    change: NodeChange
+    resource_version: str
+
+    def describe(self) -> str:
+        paused = [key for key in self.change.labels if key in self.journal.paused]
+        parts = [f"pause {len(paused)} operand label(s)"] if paused else []
+        if not paused and self.journal.paused:
+            parts.append("keep the operands paused")
+        if self.change.unschedulable:
+            parts.append("cordon")
+        return f"take the node: {', '.join([*parts, 'write the journal'])}"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (PATCH_NODES,)
+
+
+class PauseLast(NodeStep):
+    """Pause what must leave last, by a second patch that adds it to the journal."""
+
+    keys: tuple[str, ...]
+
+    def describe(self) -> str:
+        return f"pause {', '.join(self.keys)}, after the last claim is released"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (PATCH_NODES,)
+
+
+class MarkCleared(NodeStep):
+    """Write into the journal that the node is cleared for the driver pod of this revision."""
+
+    revision: str
+
+    def describe(self) -> str:
+        return f"record that the node is cleared for revision {self.revision}"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (PATCH_NODES,)
+
+
+class GiveBack(NodeStep):
+    """Restore labels that still hold our value, lift our cordon, remove the journal, in one patch."""
+
+    journal: Journal
+
+    def describe(self) -> str:
+        parts = [f"restore {len(self.journal.paused)} label(s)"] if self.journal.paused else []
+        parts += ["lift the run's cordon"] if self.journal.cordoned else []
+        parts += [f"start {', '.join(self.journal.services)}"] if self.journal.services else []
+        return f"release the node: {', '.join([*parts, 'remove the journal'])}"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (PATCH_NODES,)
+
+
+class StandDown(NodeStep):
+    """Tell the operator that the host has its own driver (`key` "": there is no such label), wait to be terminated."""
+
+    key: str
+    value: str
+    timeout_s: float
+    why: str
+    already_labelled: bool = False
+
+    def describe(self) -> str:
+        label = f"label {self.key}={self.value}, " if self.key else ""
+        return f"stand down: {label}wait up to {self.timeout_s:g} s to be terminated"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (PATCH_NODES,) if self.key else ()
+
+
+AnyNodeStep = TakeNode | PauseLast | MarkCleared | GiveBack | StandDown
+
+
+# Steps that ask something of the operator that manages the node, and take the question back. Pure data.
+
+
+class OperatorStep(Step):
+    """What an operator is asked for."""
+
+
+class WaitForSafeLoad(OperatorStep):
+    """Ask the operator by annotation `key` = `value`, and wait until it takes that away: it is safe to load then."""
+
+    key: str
+    value: str
+    timeout_s: float
+
+    def describe(self) -> str:
+        return f"wait up to {self.timeout_s:g} s until the operator removes {self.key}, as it does when loading is safe"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (PATCH_NODES, WATCH_NODES)
+
+
+class AskOperator(OperatorStep):
+    """Ask the operator, who manages this node's upgrades, for one, and wait until it has moved the pods away.
+
+    `state` is what its label `state_key` says now. Not `asks`: it was asked already, is at work, or has nothing to move
+    but what is going; then it is only waited for.
+    """
+
+    key: str
+    state_key: str
+    state: str
+    pods: tuple[str, ...]
+    timeout_s: float
+    asks: bool = True
+
+    def describe(self) -> str:
+        ask = f"ask the operator ({self.key}) and " if self.asks else ""
+        return f"{ask}wait up to {self.timeout_s:g} s until the operator has moved {named_pods(self.pods)}"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (PATCH_NODES, WATCH_PODS) if self.asks else (WATCH_PODS,)
+
+
+class WithdrawSafeLoad(OperatorStep):
+    """Take away the annotation by which an ended run of ours asked for a safe load."""
+
+    key: str
+    value: str
+
+    def describe(self) -> str:
+        return f"withdraw {self.key}={self.value}, which no run waits for any more"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (PATCH_NODES,)
+
+
+AnyOperatorStep = WaitForSafeLoad | AskOperator | WithdrawSafeLoad
+
+
+# Steps after which pods have left the node. Pure data.
+
+
+class PodStep(Step):
+    """What makes pods leave."""
+
+
+class WaitForOperands(PodStep):
+    """Wait until no pod is left on the node that was placed by one of the paused keys."""
+
+    keys: tuple[str, ...]
+    pods: tuple[str, ...]
+    timeout_s: float
+
+    def describe(self) -> str:
+        if not self.pods:
+            return "verify that no operand pod is left"
+        return f"wait up to {self.timeout_s:g} s for {len(self.pods)} operand pod(s) to terminate"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (WATCH_PODS,) if self.pods else ()
+
+
+class WaitForCompletion(PodStep):
+    """Give the pods that `selector` matches time to end by themselves; those that do not are evicted after it."""
+
+    selector: Selector
+    pods: tuple[str, ...]
+    timeout_s: float
+
+    def describe(self) -> str:
+        return f"wait up to {self.timeout_s:g} s for {named_pods(self.pods)} ({self.selector.text}) to complete"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (WATCH_PODS,)
+
+
+class EvictWorkloads(PodStep):
+    """Evict the pods that use the accelerator and wait until they are gone; `drains`: else drain the whole node.
+
+    `leaving` are those that terminate already.
+    """
+
+    pods: tuple[str, ...]
+    leaving: tuple[str, ...]
+    timeout_s: float
+    drains: bool = False
+
+    def describe(self) -> str:
+        parts = [f"evict {named_pods(self.pods)}"] if self.pods else []
+        everybody = (*self.pods, *self.leaving)
+        parts.append(f"wait up to {self.timeout_s:g} s for {len(everybody)} workload pod(s) to terminate")
+        return ", ".join(parts) + ("; drain the node if that fails" if self.drains else "")
+
+    def rights(self) -> tuple[Right, ...]:
+        return (EVICT_PODS, WATCH_PODS) if self.pods or self.drains else (WATCH_PODS,)
+
+
+class DrainNode(PodStep):
+    """Evict every pod but those of DaemonSets, and wait until they are gone. `timeout_s` 0: until the deadline."""
+
+    pods: tuple[str, ...]
+    timeout_s: float
+
+    def describe(self) -> str:
+        bound = f"up to {self.timeout_s:g} s" if self.timeout_s else "until the deadline"
+        return f"drain the node: evict {named_pods(self.pods)}, wait {bound} for them to terminate"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (EVICT_PODS, WATCH_PODS)
+
+
+class WaitForRestart(PodStep):
+    """Keep the node as it is until the driver pods `uids`, which somebody else deletes, have left."""
+
+    uids: tuple[str, ...]
+    pods: tuple[str, ...]
+
+    def describe(self) -> str:
+        return f"wait until the deadline for {named_pods(self.pods)} to be deleted; the run of the next one continues"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (WATCH_PODS,)
+
+
+AnyPodStep = WaitForOperands | WaitForCompletion | EvictWorkloads | DrainNode | WaitForRestart
+
+
+# Steps for a driver that only a reboot replaces. Pure data.
+
+
+class RebootStep(Step):
+    """What is done about a reboot."""
+
+
+class RequestReboot(RebootStep):
+    """Write the reboot-required marker (`path` "": there is one already), label the node; the driver stays loaded.
+
+    `wish` is kept in `wish_path` over the reboot; None where it is noted there already.
+    """
+
+    path: str
+    marker: Marker
+    change: NodeChange
+    wish_path: str = ""
+    wish: RebootWish | None = None
+
+    def describe(self) -> str:
+        marker = f"write the reboot-required marker {self.path} and " if self.path else ""
+        return f"{marker}label the node for a reboot"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (PATCH_NODES,)
+
+
+class HoldForReboot(RebootStep):
+    """Hold until the boot changes, or leave at once with exit code 9. A `marker` that vanishes is written again."""
+
+    no_wait: bool
+    path: str
+    marker: Marker
+
+    def describe(self) -> str:
+        return "end the run: a reboot is required (exit 9)" if self.no_wait else "hold until the node reboots"
+
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
+
+class ClearRebootRequest(RebootStep):
+    """Remove the labels of a request that nothing asks for any more, and its marker, if it still is the one `seen`."""
+
+    seen: Marker | None
+    change: NodeChange
+    why: str
+
+    def describe(self) -> str:
+        return f"clear the reboot request: {self.why}"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (PATCH_NODES,)
+
+
+class EndWithoutReboot(RebootStep):
+    """End the run: the node has rebooted for this very wish, and it is not fulfilled; another reboot would not help."""
+
+    what: str
+    remedy: str
+
+    def describe(self) -> str:
+        return "end the run: the node has already rebooted for this (exit 5)"
+
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
+
+AnyRebootStep = RequestReboot | HoldForReboot | ClearRebootRequest | EndWithoutReboot
+
+
+# Steps that bring a staged driver to the driver root. Pure data.
+
+
+class SlotStep(Step):
+    """What is done to the driver root and the slots beside it."""
+
+
+class KeepRoot(SlotStep):
+    """Record what is in the folder at the driver root, so that it is a slot once the root leads elsewhere."""
+
+    root: str
+    digest: str
+    version: str
+
+    def describe(self) -> str:
+        return f"record the driver tree in {self.root}, so that it can be restored"
+
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
+
+class FlipRoot(SlotStep):
+    """Let the driver root lead to the slot at `target`; `slot` is that one for people.
+
+    `kept` is the name that a folder at the root has as a slot from then on, "" for none. `back` is where the root leads
+    again if the driver does not load, "" where there is no way back.
+    """
+
+    root: str
+    target: str
+    slot: str
+    kept: str = ""
+    back: str = ""
+
+    def describe(self) -> str:
+        return f"flip {self.root} to the staged slot {self.slot}"
+
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
+
+class RemoveSlots(SlotStep):
+    """Remove slots that nobody needs any more."""
+
+    root: str
+    names: tuple[str, ...]
+
+    def describe(self) -> str:
+        return f"remove {len(self.names)} old slot(s): {', '.join(self.names)}"
+
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
+
+AnySlotStep = KeepRoot | FlipRoot | RemoveSlots
+
+
+# Steps that only wait, before anybody is disturbed: for what may go by itself, or for the time to try again.
+#
+# Each is followed by planning again. Pure data.
+
+
+class WaitStep(Step):
+    """What is waited for while the driver serves as before."""
+
+
+def _meanwhile(*, is_undisturbed: bool) -> str:
+    return "before anything is changed" if is_undisturbed else "with the node as it is now"
+
+
+class WaitForHolders(WaitStep):
+    """Wait until the processes `pids`, which this run does not stop, release the device. `holders` names them.
+
+    `is_undisturbed`: nobody was made to leave so far.
+    """
+
+    pids: tuple[int, ...]
+    holders: tuple[str, ...]
+    timeout_s: float
+    is_undisturbed: bool = True
+
+    def describe(self) -> str:
+        named, meanwhile = several(self.holders, "; "), _meanwhile(is_undisturbed=self.is_undisturbed)
+        return f"wait up to {self.timeout_s:g} s, {meanwhile}, for the device to be released: {named}"
+
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
+
+class WaitForStuckPods(WaitStep):
+    """Wait for pods that should have ended long before this run began."""
+
+    uids: tuple[str, ...]
+    pods: tuple[str, ...]
+    timeout_s: float
+    is_undisturbed: bool = True
+
+    def describe(self) -> str:
+        meanwhile = _meanwhile(is_undisturbed=self.is_undisturbed)
+        return f"wait up to {self.timeout_s:g} s, {meanwhile}, for {named_pods(self.pods)} to end"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (WATCH_PODS,)
+
+
+class WaitAfterFailure(WaitStep):
+    """Wait before somebody is disturbed again for what failed `attempts` times in a row, `what` being the last end.
+
+    `until` is when it is over, as a time of day.
+    """
+
+    left_s: float
+    until: str
+    exit_code: int
+    what: str
+    attempts: int
+
+    def describe(self) -> str:
+        times = "the last run" if self.attempts == 1 else f"the last {self.attempts} runs"
+        return (
+            f"wait until {self.until} ({self.left_s:.0f} s), before anything is changed, as {times} failed (exit "
+            f"{self.exit_code}: {self.what}) and nothing has changed since; --retry-wait=0s (RETRY_WAIT) skips this"
+        )
+
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
+
+class WaitForMachines(WaitStep):
+    """Wait until no virtual machine has one of the device `nodes` open any more. `holders` names who has them."""
+
+    nodes: tuple[str, ...]
+    holders: tuple[str, ...]
+    timeout_s: float
+
+    def describe(self) -> str:
+        named = several(self.holders, "; ")
+        return f"wait up to {self.timeout_s:g} s for the virtual machines to release their devices: {named}"
+
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
+
+AnyWaitStep = WaitForMachines | WaitForHolders | WaitForStuckPods | WaitAfterFailure
+
+
+# The plan: ordered steps, and the stated reason for them. Pure data.
+
+
+class PlanAgain(Step):
+    """Observe and plan again: what follows is what is expected then. `after` names what was waited for."""
+
+    after: str
+
+    def describe(self) -> str:
+        return "look and plan again; expected then:"
+
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
+
+AnyStep = (
+    AnyWaitStep
+    | AnyNodeStep
+    | AnyPodStep
+    | AnyOperatorStep
+    | AnyModuleStep
+    | AnyKmmStep
+    | AnyDeviceStep
+    | AnyMountStep
+    | AnySlotStep
+    | AnyRebootStep
+    | PlanAgain
+)
+
+
+class Decision(Enum):
+    """Which row of the decision table applies."""
+
+    HOST_DRIVER = "host-driver"
+    NOT_LOADED = "not-loaded"
+    CURRENT = "current"
+    REBIND = "rebind"
+    REPLACE = "replace"
+    UNINSTALL = "uninstall"
+    REBOOT = "reboot"
+    CLEAR = "clear"
+    NO_DEVICE = "no-device"
+    ON_VFIO = "on-vfio"
+    BIND = "bind"
+    SWITCH = "switch"
+
+
+class Plan(Frozen):
+    """Ordered steps and the stated reason for them; without steps, the reason for doing nothing.
+
+    `workloads` are all pods on the node that use the accelerator, and those that a drain takes along, with what becomes
+    of each.
+    """
+
+    decision: Decision
+    reason: str
+    steps: tuple[AnyStep, ...] = ()
+    warnings: tuple[str, ...] = ()
+    workloads: tuple[Workload, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan for machines: decision, reason, steps (name, text, fields), workloads and warnings."""
+        return {
+            "decision": self.decision.value,
+            "reason": self.reason,
+            "steps": [
+                {"step": type(step).__name__, "text": step.describe(), "with": as_json(step)} for step in self.steps
+            ],
+            "workloads": [one.to_json() for one in self.workloads],
+            "warnings": list(self.warnings),
+        }
+
+    def to_text(self) -> str:
+        """The plan for people, one step a line."""
+        lines = [f"decision: {self.decision.value}", f"why:      {self.reason}"]
+        lines += [f"  {number}. {step.describe()}" for number, step in enumerate(self.steps, 1)]
+        if not self.steps:
+            lines.append("  nothing to do")
+        lines += [f"  pod {one.to_text()}" for one in self.workloads]
+        lines += [f"  note: {warning}" for warning in self.warnings]
+        return "\n".join(map(one_line, lines))
+
+
+def _camel_case(key: str) -> str:
+    """Field names as JSON writes them; keys of labels and annotations, which have a slash, as they are."""
+    if "/" in key:
+        return key
+    first, *rest = key.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def as_json(value: Any) -> Any:
+    """`value` as JSON takes it: dataclasses by their fields, a selector as it is written."""
+    if isinstance(value, Selector):
+        return value.text
+    if isinstance(value, Enum):
+        return value.value
+    if is_dataclass(value):
+        return {_camel_case(field.name): as_json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {_camel_case(key): as_json(item) for key, item in value.items()}
+    return [as_json(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+# Which step of a plan is which part of the window, and which steps make somebody leave.
+#
+# Owns that one table. Pure.
+
+PARTS: Mapping[type[Step], Part] = MappingProxyType(
+    {
+        TakeNode: Part.OPERANDS,
+        PauseLast: Part.OPERANDS,
+        WaitForOperands: Part.OPERANDS,
+        WaitForStuckPods: Part.OPERANDS,
+        WaitForCompletion: Part.EVICT,
+        EvictWorkloads: Part.EVICT,
+        DrainNode: Part.EVICT,
+        AskOperator: Part.EVICT,
+        StopServices: Part.DEVICE,
+        WaitForDevice: Part.DEVICE,
+        WaitForHolders: Part.DEVICE,
+        WaitForMachines: Part.DEVICE,
+        RemoveConflicting: Part.UNLOAD,
+        UnloadModules: Part.UNLOAD,
+        WaitForRestart: Part.UNLOAD,
+        UnmountDriverRoot: Part.INSTALL,
+        RemoveArtifacts: Part.INSTALL,
+        FlipRoot: Part.INSTALL,
+        KeepBindings: Part.UNLOAD,
+        OverrideDrivers: Part.UNLOAD,
+        RemoveVirtualFunctions: Part.UNLOAD,
+        LoadVfio: Part.LOAD,
+        BindToVfio: Part.LOAD,
+        ReturnDevices: Part.INSTALL,
+        MakeVirtualFunctions: Part.LOAD,
+        SetFirmwarePath: Part.LOAD,
+        LoadModules: Part.LOAD,
+        RecordDigest: Part.LOAD,
+        AskKmm: Part.UNLOAD,
+        AwaitKmm: Part.LOAD,
+        GiveBack: Part.BACK,
+        KeepRoot: Part.OTHER,
+        RemoveSlots: Part.OTHER,
+        MarkCleared: Part.OTHER,
+        StandDown: Part.OTHER,
+        WaitForSafeLoad: Part.OTHER,
+        WithdrawSafeLoad: Part.OTHER,
+        WaitAfterFailure: Part.OTHER,
+        RequestReboot: Part.OTHER,
+        HoldForReboot: Part.OTHER,
+        ClearRebootRequest: Part.OTHER,
+        EndWithoutReboot: Part.OTHER,
+        PlanAgain: Part.OTHER,
+    }
+)
+"""Every kind of step. The end of LoadModules, when the modules are in, is the part PROBE: who loads says when."""
+
+
+def part_of(step: Step) -> Part:
+    """What the time of `step` goes to while a window is open."""
+    return PARTS.get(type(step), Part.OTHER)
+
+
+def opens(step: Step) -> bool:
+    """Whether somebody has to leave because of `step`: a window opens with it at the latest."""
+    match step:
+        case TakeNode():
+            return bool(step.journal.paused)
+        case EvictWorkloads():
+            return bool(step.pods) or step.drains
+    return isinstance(step, PauseLast | DrainNode | AskOperator | StopServices | UnloadModules)
+
+
+def earlier(journal: Journal | None) -> Window | None:
+    """The window that the run which wrote `journal` opened, None where it told nobody to go.
+
+    A version that measured none has noted when it took the node, and what it paused.
+    """
+    if journal is None or journal.window is not None or not journal.paused:
+        return None if journal is None else journal.window
+    began_s = seconds_of(journal.begin)
+    return None if began_s is None else Window(began_s, 0.0)

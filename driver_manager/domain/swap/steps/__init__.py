@@ -1,1 +1,0 @@
-"""The steps that a plan can be made of, by family."""

@@ -1,0 +1,400 @@
+"""A host as a folder: /proc, /sys, /dev, /run and driver trees, with stand-in tools that act on it.
+
+What the tools do is in `fake_tools`. Needs no privileges.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.records import Frozen
+from driver_manager.sandbox import fake_tools
+
+KERNEL = "6.1.0-sandbox"
+MACHINE_ID = "5a9db0c5a9db0c5a9db0c5a9db0c5a9d"
+UPTIME = "86400.00 86400.00"
+FIRMWARE_PATH = "sys/module/firmware_class/parameters/path"
+ROOT_MOUNT = "36 25 0:31 / {} rw,relatime shared:1 - overlay overlay rw\n"
+TOOLS = ("rmmod", "modprobe", "insmod", "modinfo", "umount", "systemctl")
+
+
+class HostTree(Frozen):
+    """A sandbox host below `root`; its tools are in `bin`."""
+
+    root: Path
+    bin: Path
+    profile: Profile
+
+    def build(self) -> None:
+        """Lay out a host with one device on PCI and no driver."""
+        for folder in ("etc", "sys/module", "dev", "run", "proc/1", "proc/sys/kernel/random", "lib/modules", "var/lib"):
+            (self.root / folder).mkdir(parents=True)
+        self._write("etc/machine-id", MACHINE_ID)
+        self._write("proc/sys/kernel/osrelease", KERNEL)
+        self._write("proc/1/mountinfo", "25 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw")
+        self._write("proc/uptime", UPTIME)
+        device = self.profile.pci_devices[0] if self.profile.pci_devices else "1120"
+        kind = self.profile.pci_classes[0] if self.profile.pci_classes else "1200"
+        for name, value in (("vendor", self.profile.pci_vendor), ("device", device), ("class", f"{kind}00")):
+            self._write(f"sys/bus/pci/devices/0000:c1:00.0/{name}", f"0x{value}")
+        self.bin.mkdir(parents=True)
+        for tool in TOOLS:
+            self._tool(self.bin / tool, tool)
+        self._new_boot()
+
+    def add_driver(
+        self,
+        root: str,
+        version: str,
+        *,
+        modules: Mapping[str, Sequence[str]] | None = None,
+        fails: bool = False,
+        seconds: float = 0.0,
+    ) -> None:
+        """Install a driver tree at `root` on the host: modules for this kernel, modules.dep, the vendor's smi tool.
+
+        `modules` have those that each of them needs; by default there are the profile's first root and one below it.
+        The root `fails` to load, or takes so many `seconds`.
+        """
+        main = self.profile.modules.roots[0]
+        folder = self._inside(root) / "lib/modules" / KERNEL / "extra"
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = []
+        for name, needs in (modules or {f"{main}_core": (), main: (f"{main}_core",)}).items():
+            facts: dict[str, Any] = {"version": version, "vermagic": f"{KERNEL} SMP mod_unload", "depends": [*needs]}
+            facts |= {"fails": fails, "seconds": seconds} if name == main else {}
+            (folder / f"{name}.ko").write_text(json.dumps(facts))
+            lines.append(f"extra/{name}.ko:{''.join(f' extra/{need}.ko' for need in needs)}\n")
+        (folder.parent / "modules.dep").write_text("".join(lines))
+        probe = self.profile.probe
+        if probe is not None:
+            self._tool(self._inside(root) / probe.search[0] / probe.tool, probe.tool)
+
+    def load(self, root: str) -> None:
+        """Load the driver of the tree at `root`, as somebody did before."""
+        for name in self.profile.modules.order or self.profile.modules.roots[:1]:
+            argv = ["--dirname", str(self._inside(root)), "--set-version", KERNEL, name]
+            if fake_tools.modprobe(self.root, argv):
+                raise RuntimeError(f"the sandbox's driver at {root} does not load")
+
+    def record(self, digest: str, root: str, version: str) -> None:
+        """Leave what a finished install leaves: the digest, and where the driver came from."""
+        paths = self.profile.paths
+        note = {"schema": 1, "bootId": self.boot_id, "root": root, "version": version}
+        self._write(paths.state_file.lstrip("/"), digest)
+        self._write(paths.load_record.lstrip("/"), json.dumps(note))
+
+    def mount_driver_root(self) -> None:
+        """Show a mount at the driver root, as a driver container leaves one."""
+        with (self.root / "proc/1/mountinfo").open("a") as table:
+            table.write(ROOT_MOUNT.format(self.profile.paths.driver_root))
+
+    def hold_device(self) -> None:
+        """Make the driver busy, as a process with the device open does."""
+        fake_tools.count(self.root / "sys/module" / self.profile.modules.roots[0], 1)
+
+    def hold_device_by(self, pid: int, name: str, *, pod_uid: str = "") -> None:
+        """Let a process have the device open, as /proc shows it: one of the host, or of the pod with this uid."""
+        main = self.profile.modules.roots[0]
+        process = self.root / "proc" / str(pid)
+        (process / "fd").mkdir(parents=True)
+        (process / "fd/3").symlink_to(f"/dev/{fake_tools.DEVICES[main]}")
+        for file, text in (
+            ("stat", f"{pid} ({name}) S 1 {'0 ' * 40}"),
+            ("status", f"Name:\t{name}"),
+            ("cgroup", f"0::/kubepods/pod{pod_uid}" if pod_uid else f"0::/system.slice/{name}.service"),
+        ):
+            (process / file).write_text(f"{text}\n")
+        self.hold_device()
+
+    def end_process(self, pid: int) -> None:
+        """End that process: the device is free again."""
+        shutil.rmtree(self.root / "proc" / str(pid))
+        fake_tools.count(self.root / "sys/module" / self.profile.modules.roots[0], -1)
+
+    def add_firmware_path(self) -> None:
+        """Let the kernel have firmware_class.path, in each boot from now on; it names no folder."""
+        self._write(FIRMWARE_PATH, "")
+
+    def put_to_work(self, samples: int) -> None:
+        """Let the devices be at work for so many more samples of the vendor's tool, though no process has them open."""
+        self._write(fake_tools.AT_WORK, str(samples))
+
+    def keep_kernel_log(self) -> None:
+        """From here on keep what the kernel does with modules, and what the vendor's tool sees."""
+        (self.root / fake_tools.KERNEL_LOG).touch()
+
+    def kernel_log(self) -> list[tuple[float, str]]:
+        """What was kept so far, each with its monotonic time in seconds."""
+        rows = [line.split(" ", 1) for line in (self.root / fake_tools.KERNEL_LOG).read_text().splitlines()]
+        return [(float(at_s), text) for at_s, text in rows]
+
+    def wedge(self) -> None:
+        """Let the chip wedge: from now on only a reboot helps."""
+        self._write(fake_tools.WEDGED, "")
+
+    def start_service(self, name: str) -> None:
+        """Let a host service run."""
+        fake_tools.systemctl(self.root, ["start", name])
+
+    @property
+    def services(self) -> list[str]:
+        """Names of the host services that run."""
+        folder = self.root / "sys/fs/cgroup/system.slice"
+        return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+
+    def reboot(self) -> None:
+        """A new boot: no modules, empty /run, no mounts."""
+        has_path = (self.root / FIRMWARE_PATH).exists()
+        for folder in ("sys/module", "run", "dev"):
+            for one in (self.root / folder).iterdir():
+                fake_tools.remove(one) if one.is_dir() else one.unlink()
+        self._write("proc/1/mountinfo", "25 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw")
+        (self.root / fake_tools.REBOOT_ASKED).unlink(missing_ok=True)
+        self._new_boot()
+        if has_path:
+            self.add_firmware_path()
+
+    @property
+    def is_told_to_reboot(self) -> bool:
+        """Whether the reboot command was given in this boot."""
+        return (self.root / fake_tools.REBOOT_ASKED).exists()
+
+    @property
+    def boot_id(self) -> str:
+        """The id of this boot."""
+        return (self.root / "proc/sys/kernel/random/boot_id").read_text().strip()
+
+    @property
+    def driver_version(self) -> str:
+        """Version of the loaded driver, "not loaded" if none."""
+        path = self.root / "sys/module" / self.profile.modules.roots[0] / "version"
+        return path.read_text().strip() if path.exists() else "not loaded"
+
+    @property
+    def digest(self) -> str:
+        """The recorded digest, "" if none."""
+        path = self._inside(self.profile.paths.state_file)
+        return path.read_text().strip() if path.exists() else ""
+
+    def _inside(self, path: str) -> Path:
+        return self.root / path.lstrip("/")
+
+    def _write(self, path: str, text: str) -> None:
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text + "\n")
+
+    def _new_boot(self) -> None:
+        self._write("proc/sys/kernel/random/boot_id", str(uuid.uuid4()))
+
+    def _tool(self, path: Path, name: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        argv = shlex.join([sys.executable, "-I", "-S", fake_tools.__file__, name, str(self.root)])
+        path.write_text(f'#!/bin/sh\nexec {argv} "$@"\n')
+        path.chmod(0o755)
+
+
+# A PCI bus as folders below a host tree, and a kernel that answers what is written to them, in a thread.
+#
+# Acts on `drivers_probe`, on drivers' `unbind` and on the native module's coming and going. Needs no privileges.
+
+POLL_S = 0.005
+VFIO_MODULE, VFIO_DRIVER = "vfio_pci", "vfio-pci"
+CLEARED = "(null)"
+
+
+class PciTree:
+    """The bus below `root`. `native` is the module that serves its accelerators; no driver takes those in `refused`."""
+
+    def __init__(self, root: Path, native: str) -> None:
+        self._root = root
+        self._bus = root / "sys/bus/pci"
+        self._native = native
+        self._was_loaded = self._is_loaded()
+        self._looks = 0
+        self.refused: set[str] = set()
+        (self._bus / "devices").mkdir(parents=True, exist_ok=True)
+        (self._bus / "drivers_probe").write_text("")
+
+    def add(  # noqa: PLR0913  # what sysfs shows of a function
+        self,
+        address: str,
+        *,
+        vendor: str = "1eff",
+        kind: str = "120000",
+        group: str = "",
+        driver: str = "",
+        module: str = "",
+        override: str = CLEARED,
+        physical: str = "",
+        virtual: int | None = None,
+    ) -> None:
+        """A function on the bus."""
+        device = self._bus / "devices" / address
+        device.mkdir(exist_ok=True)
+        for name, text in (
+            ("vendor", f"0x{vendor}"),
+            ("device", "0x1120"),
+            ("class", f"0x{kind}"),
+            ("driver_override", override),
+            ("modalias", f"pci:v0000{vendor.upper()}d00001120sv00001EFFsd00000000bc12sc00i00"),
+            *((("sriov_numvfs", str(virtual)),) if virtual is not None else ()),
+        ):
+            (device / name).write_text(f"{text}\n")
+        if physical:
+            (device / "physfn").symlink_to(f"../{physical}")
+        if group:
+            members = self._root / "sys/kernel/iommu_groups" / group / "devices"
+            members.mkdir(parents=True, exist_ok=True)
+            _link(members / address, device)
+            _link(device / "iommu_group", members.parent)
+            self._show_group(group)
+        if driver:
+            self.attach(address, driver, module)
+
+    def attach(self, address: str, driver: str, module: str = "") -> None:
+        """Let `driver` have the function."""
+        folder = self._driver(driver)
+        folder.mkdir(parents=True, exist_ok=True)
+        if module and not (folder / "module").is_symlink():
+            _link(folder / "module", self._root / "sys/module" / module)
+        if not (folder / "unbind").exists():
+            (folder / "unbind").write_text("")
+        _link(self._bus / "devices" / address / "driver", folder)
+
+    def driver_of(self, address: str) -> str:
+        """Which driver has the function, "" for none."""
+        try:
+            return (self._bus / "devices" / address / "driver").readlink().name
+        except OSError:
+            return ""
+
+    def read(self, address: str, name: str) -> str:
+        """What a file of the function says, "" for a cleared override."""
+        text = (self._bus / "devices" / address / name).read_text().strip()
+        return "" if text == CLEARED else text
+
+    def unbind_file(self, driver: str) -> Path:
+        """The file by which a function is taken from `driver`."""
+        return self._driver(driver) / "unbind"
+
+    def add_vfio(self, kernel: str) -> Path:
+        """The kernel's own tree offers vfio-pci, for any function; the file of its module."""
+        folder = self._root / "lib/modules" / kernel
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "modules.alias").write_text(f"alias vfio_pci:v*d*sv*sd*bc*sc*i* {VFIO_MODULE}\n")
+        path = f"kernel/drivers/vfio/pci/{VFIO_MODULE}.ko"
+        facts = {"version": "", "vermagic": f"{kernel} SMP mod_unload", "depends": []}
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(json.dumps(facts))
+        with (folder / "modules.dep").open("a") as listed:
+            listed.write(f"{path}:\n")
+        return folder / path
+
+    def hold_group(self, group: str, pid: int, machine: str) -> None:
+        """Let a process of the host that runs a virtual machine have the group open."""
+        process = self._root / "proc" / str(pid)
+        (process / "fd").mkdir(parents=True)
+        (process / "fd/9").symlink_to(f"/dev/vfio/{group}")
+        words = ("qemu-system-x86", "-name", f"guest={machine},debug-threads=on")
+        (process / "cmdline").write_text("".join(f"{word}\0" for word in words))
+        (process / "stat").write_text(f"{pid} (qemu-system-x86) S 1 {'0 ' * 40}\n")
+        (process / "cgroup").write_text("0::/\n")
+
+    def reboot(self) -> None:
+        """The host has booted: no driver has a function, and whatever was set in one is gone."""
+        for device in (self._bus / "devices").iterdir():
+            (device / "driver").unlink(missing_ok=True)
+            (device / "driver_override").write_text(f"{CLEARED}\n")
+            if (device / "sriov_numvfs").exists():
+                (device / "sriov_numvfs").write_text("0\n")
+        for group in (self._root / "sys/kernel/iommu_groups").iterdir():
+            self._show_group(group.name)
+
+    def settle(self) -> None:
+        """Return once the kernel has answered to all that was done before."""
+        seen = self._looks
+        while self._looks < seen + 2:  # the first may have begun before that
+            time.sleep(POLL_S)  # looks are counted by a thread, which tells nobody
+
+    @contextlib.contextmanager
+    def running(self) -> Generator[None, None, None]:
+        """Within it the kernel answers."""
+        end = threading.Event()
+        thread = threading.Thread(target=self._answer, args=(end,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            end.set()
+            thread.join()
+
+    def _answer(self, end: threading.Event) -> None:
+        while not end.wait(POLL_S):
+            self._follow_module()
+            for address in _told(self._bus / "drivers_probe"):
+                self._offer(address)
+            for file in self._bus.glob("drivers/*/unbind"):
+                for address in _told(file):
+                    (self._bus / "devices" / address / "driver").unlink(missing_ok=True)
+            self._looks += 1
+
+    def _show_group(self, group: str) -> None:
+        node = self._root / "dev/vfio" / group
+        node.parent.mkdir(parents=True, exist_ok=True)
+        node.touch()
+
+    def _is_loaded(self) -> bool:
+        return bool(self._native) and (self._root / "sys/module" / self._native).is_dir()
+
+    def _follow_module(self) -> None:
+        """The native module gives up its functions as it goes, and takes those that it may have as it comes."""
+        is_loaded = self._is_loaded()
+        if is_loaded is self._was_loaded:
+            return
+        self._was_loaded = is_loaded
+        for device in sorted((self._bus / "devices").iterdir()):
+            if is_loaded:
+                self._offer(device.name)
+            elif self.driver_of(device.name) == self._native:
+                (device / "driver").unlink(missing_ok=True)
+
+    def _offer(self, address: str) -> None:
+        override = self.read(address, "driver_override")
+        if address in self.refused or self.driver_of(address):
+            return
+        if override == VFIO_DRIVER:
+            if (self._root / "sys/module" / VFIO_MODULE).is_dir():
+                self.attach(address, VFIO_DRIVER, VFIO_MODULE)
+        elif not override and self._is_loaded() and self.read(address, "class").startswith("0x12"):
+            self.attach(address, self._native, self._native)
+
+    def _driver(self, name: str) -> Path:
+        return self._bus / "drivers" / name
+
+
+def _link(link: Path, target: Path) -> None:
+    """A link as sysfs has them: relative, so that it leads to the same wherever the tree is mounted."""
+    link.symlink_to(os.path.relpath(target, link.parent))
+
+
+def _told(file: Path) -> list[str]:
+    """The addresses that were written to `file`, which is empty then."""
+    text = file.read_text() if file.is_file() else ""
+    if not text.endswith("\n"):
+        return []
+    file.write_text("")
+    return text.split()

@@ -1,0 +1,1173 @@
+"""The scenarios of the sandbox: their data, how each runs, and how it is judged.
+
+Plays the hardware, the kubelet and the administrator. Prints nothing: a `Show` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol, TextIO
+
+from driver_manager.adapters.kube.leases import LEASE
+from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.health.watch import recorded_watch
+from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, Marker, encode_marker
+from driver_manager.domain.kmm import KmmModule
+from driver_manager.domain.node_state import NodeState
+from driver_manager.domain.observation import Loader
+from driver_manager.domain.reboot.decision import APPROVED
+from driver_manager.domain.reboot.state import Record, decode_reboot_record
+from driver_manager.domain.records import Frozen
+from driver_manager.profiles import builtin
+from driver_manager.sandbox.apiserver import ApiError
+from driver_manager.sandbox.cluster import (
+    NODE,
+    TEAMS,
+    Container,
+    Foreground,
+    Happening,
+    KmmController,
+    KmmWorkers,
+    SandboxCluster,
+    add_clients,
+    environment,
+)
+from driver_manager.sandbox.host import KERNEL, VFIO_DRIVER, VFIO_MODULE, HostTree, PciTree
+
+# The sandbox's stories of reboots as data: who asks, who allows it, and how often each node has to reboot.
+
+
+class RebootStory(Frozen):
+    """One story. `reboots` is how often every node does; `recovers`: the chip does by itself, before anybody approves.
+
+    An upgrade is asked for by the real reconcile; a recovery by the real health-watch where the chip `wedges`, else by
+    a marker as it writes them.
+    """
+
+    name: str
+    tells: str
+    reason: str
+    nodes: int = 1
+    approves: bool = True
+    recovers: bool = False
+    wedges: bool = False
+    reboots: int = 1
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+REBOOT_STORIES = {
+    story.name: story
+    for story in (
+        RebootStory(
+            "reboot-approved",
+            "an upgrade requests a reboot: the node waits for approval, reboots once, loads the new driver and cleans "
+            "up",
+            UPGRADE_REASON,
+        ),
+        RebootStory(
+            "reboot-recovery",
+            "a wedged chip, and recoveries need no approval: the node reboots at once and cleans up",
+            RECOVERY,
+            approves=False,
+            env={"AUTO_RECOVER": "true"},
+        ),
+        RebootStory(
+            "wedge-to-reboot",
+            "a chip wedges: health-watch requests a reboot, the rebooter waits for approval, reboots and cleans up",
+            RECOVERY,
+            wedges=True,
+        ),
+        RebootStory(
+            "reboot-one-slot",
+            "two nodes have to reboot, one at a time: the second waits until the first serves again",
+            RECOVERY,
+            nodes=2,
+            env={"REBOOT_CORDON": "true"},
+        ),
+        RebootStory(
+            "reboot-withdrawn",
+            "the chip recovers before the approval: the request is withdrawn everywhere, nothing reboots",
+            RECOVERY,
+            approves=False,
+            recovers=True,
+            reboots=0,
+        ),
+    )
+}
+
+
+# What a story of one node is made of: how host and cluster begin, what is run, and how it has to end.
+#
+# Imports only the domain and the sandbox.
+
+OLD, NEW = "1.2.92", "2.0.1"
+OLD_DIGEST, NEW_DIGEST = "4d1f7c09a25e83b6", "9be2a06f4c31d758"
+
+
+class Interference(Enum):
+    """What the sandbox does to the run."""
+
+    NONE = "none"
+    KILL_WITHOUT_DRIVER = "SIGKILL once the old driver is unloaded, then run again"
+    REBOOT_AFTER = "reboot the host after the run, then run again"
+    CONSENT_AFTER = "after a run that is refused, allow it to restart clients, then run again"
+
+
+class Scenario(Frozen):
+    """One story. `labels` are extra node labels; `changed_labels` how labels have to differ at the end.
+
+    `shows` is the state that the Node shows then, None where it shows none. `restarts` are the clients that are
+    restarted, each once, as namespace/DaemonSet. `bus` is the PCI bus where it matters, and `devices_after` the driver
+    that all devices have in the end, "" for none. `kernel` is what the kernel and the vendor's tool have to report, in
+    this order; empty where nobody looks. `asks` is a command to run at the end, with its options.
+    """
+
+    name: str
+    tells: str
+    exit_code: ExitCode
+    driver_after: str
+    prepare: Callable[[HostTree], None]
+    meddle: Callable[[SandboxCluster], None] = lambda _: None
+    profile: str = "rebellions"
+    labels: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+    changed_labels: dict[str, str] = field(default_factory=dict)
+    interference: Interference = Interference.NONE
+    command: str = "reconcile-driver-state"
+    bus: Callable[[HostTree], PciTree] | None = None
+    devices_after: str | None = None
+    shows: NodeState | None = NodeState.READY
+    restarts: tuple[str, ...] = ()
+    kernel: tuple[str, ...] = ()
+    asks: tuple[str, ...] = ()
+
+
+# The sandbox's whole swaps by the profiles of further vendors, as data: each by its own order, switches and probe.
+#
+# Imports only the domain and the sandbox.
+
+ASKS = ("status", "--probe")
+
+AMD: Mapping[str, Sequence[str]] = {"amdkcl": (), "amdttm": ("amdkcl",), "amdgpu": ("amdkcl", "amdttm")}
+GAUDI: Mapping[str, Sequence[str]] = dict.fromkeys(
+    ("habanalabs", "habanalabs_cn", "habanalabs_ib", "habanalabs_en"), ()
+)
+"""They meet on a bus, so nothing in modules.dep orders them."""
+
+FURIOSA: Mapping[str, Sequence[str]] = {"furiosa_rngd": ()}
+TENSTORRENT: Mapping[str, Sequence[str]] = {"tenstorrent": ()}
+
+
+def _old_and_new(vendor: str, modules: Mapping[str, Sequence[str]], samples: int = 0) -> Callable[[HostTree], None]:
+    """The old driver is loaded, the new one is on the host; devices are at work for so many samples."""
+
+    def prepare(tree: HostTree) -> None:
+        old, new = _root(vendor, OLD), _root(vendor, NEW)
+        tree.add_driver(old, OLD, modules=modules)
+        tree.load(old)
+        tree.record(OLD_DIGEST, old, OLD)
+        tree.add_driver(new, NEW, modules=modules)
+        tree.add_firmware_path()
+        if samples:
+            tree.put_to_work(samples)
+
+    return prepare
+
+
+def _root(vendor: str, version: str) -> str:
+    """On a disk: a driver that is loaded after a reboot has to outlive it."""
+    return f"/opt/{vendor}/{version}"
+
+
+def _manager(vendor: str) -> dict[str, str]:
+    return {"DRIVER_LOAD": "manager", "DRIVER_ROOT": _root(vendor, NEW)}
+
+
+def _unloaded(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"module {name} unloaded" for name in names)
+
+
+def _loaded(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"module {name} {NEW} loaded" for name in names)
+
+
+VENDOR_SCENARIOS = (
+    Scenario(
+        "amd-reboot",
+        "AMD: the loaded driver is never unloaded; a reboot is requested, and after it the new driver is loaded",
+        ExitCode.REBOOT_REQUIRED,
+        NEW,
+        _old_and_new("amd", AMD),
+        profile="amd",
+        env=_manager("amd"),
+        arguments=("--no-wait",),
+        interference=Interference.REBOOT_AFTER,
+        kernel=(*_loaded(("amdkcl", "amdttm", "amdgpu")), "amd-smi sees a device"),
+        asks=ASKS,
+    ),
+    Scenario(
+        "tenstorrent-upgrade",
+        "Tenstorrent: an operand that runs without its label is paused; the driver is swapped, the label is removed",
+        ExitCode.DONE,
+        NEW,
+        _old_and_new("tenstorrent", TENSTORRENT),
+        profile="tenstorrent",
+        env=_manager("tenstorrent"),
+        kernel=(*_unloaded(("tenstorrent",)), *_loaded(("tenstorrent",)), "tt-smi sees a device"),
+        asks=ASKS,
+    ),
+    Scenario(
+        "gaudi-upgrade",
+        "Gaudi: a tenant's pod leaves; four modules without dependencies are swapped in the profile's order",
+        ExitCode.DONE,
+        NEW,
+        _old_and_new("habana", GAUDI),
+        meddle=lambda cluster: cluster.add_workload("training-0", app="training", resource=""),
+        profile="gaudi",
+        env={**_manager("habana"), "ENABLE_NPU_POD_EVICTION": "true"},
+        kernel=(*_unloaded(tuple(GAUDI)[::-1]), *_loaded(tuple(GAUDI)), "hl-smi sees a device"),
+        asks=ASKS,
+    ),
+    Scenario(
+        "furiosa-upgrade",
+        "Furiosa: the NPU is at work though no process has it open; the swap waits until it is idle",
+        ExitCode.DONE,
+        NEW,
+        _old_and_new("furiosa", FURIOSA, samples=1),
+        profile="furiosa",
+        env=_manager("furiosa"),
+        kernel=(
+            "furiosa-smi sees a device at work",
+            "furiosa-smi sees a device",
+            *_unloaded(("furiosa_rngd",)),
+            *_loaded(("furiosa_rngd",)),
+            "furiosa-smi sees a device",
+        ),
+        asks=ASKS,
+    ),
+)
+
+
+# The sandbox's scenarios as data: how host and cluster begin, what is run, and how it has to end.
+#
+# Imports only the domain and the sandbox.
+
+OLD_ROOT, NEW_ROOT = "/opt/rbln/1.2.92", "/run/rbln/driver"
+ASCEND_ROOT = "/var/lib/Ascend/driver"
+
+
+_MANAGER = {"DRIVER_LOAD": "manager", "DRIVER_ROOT": NEW_ROOT}
+_MODULE = KmmModule("rbln-system", "rebellions", NEW)
+_KMM_LABELS = (_MODULE.asked_key, _MODULE.worker_key, _MODULE.ready_key)
+_KMM = {"DRIVER_LOAD": Loader.KMM.value, "KMM_MODULE": str(_MODULE), "KMM_VERSION": NEW}
+_CUSTOM = {
+    "rebellions.ai/npu.deploy.vfio-manager": "false",
+    "rebellions.ai/npu.deploy.container-toolkit": "team-a",
+}
+
+
+def _old_loaded(tree: HostTree) -> None:
+    tree.add_driver(OLD_ROOT, OLD)
+    tree.load(OLD_ROOT)
+    tree.record(OLD_DIGEST, OLD_ROOT, OLD)
+
+
+def _upgrade(tree: HostTree) -> None:
+    _old_loaded(tree)
+    tree.add_driver(NEW_ROOT, NEW)
+
+
+def _container_upgrade(tree: HostTree) -> None:
+    _old_loaded(tree)
+    tree.mount_driver_root()
+
+
+def _current(tree: HostTree) -> None:
+    tree.add_driver(NEW_ROOT, NEW)
+    tree.load(NEW_ROOT)
+    tree.record(NEW_DIGEST, NEW_ROOT, NEW)
+
+
+def _bad_module(tree: HostTree) -> None:
+    _old_loaded(tree)
+    tree.add_driver(NEW_ROOT, NEW, fails=True)
+
+
+def _slow_module(tree: HostTree) -> None:
+    _old_loaded(tree)
+    tree.add_driver(NEW_ROOT, NEW, seconds=1.0)
+
+
+def _busy(tree: HostTree) -> None:
+    _upgrade(tree)
+    tree.hold_device()
+
+
+def _held(tree: HostTree) -> None:
+    _upgrade(tree)
+    tree.hold_device_by(4242, "trainer")
+
+
+def _tenants(cluster: SandboxCluster) -> None:
+    cluster.add_workload("training-0", app="training")
+    cluster.add_workload("serving-0", app="serving")
+    cluster.add_budget("serving")
+    cluster.later(2.8, lambda: cluster.add_workload("serving-1", app="serving", node="another-node"))
+
+
+def _kmm(cluster: SandboxCluster) -> None:
+    workers = KmmWorkers(cluster.tree, _MODULE, {OLD: OLD_ROOT, NEW: NEW_ROOT}, OLD)
+    cluster.play(KmmController(cluster.store, NODE, workers))
+
+
+def _host_driver(tree: HostTree) -> None:
+    tree.add_driver("/", NEW)
+    tree.load("/")
+
+
+def _updated_image(tree: HostTree) -> None:
+    tree.add_driver("/", OLD)
+    tree.load("/")
+    tree.add_driver("/", NEW)
+
+
+DEVICES = ("0000:c1:00.0", "0000:c2:00.0")
+MACHINE = 4711
+
+
+def _bus(tree: HostTree, driver: str, module: str, override: str = "") -> PciTree:
+    bus = PciTree(tree.root, tree.profile.modules.roots[0])
+    bus.add_vfio(KERNEL)
+    for number, address in enumerate(DEVICES):
+        bus.add(address, group=str(10 + number), driver=driver, module=module, override=override)
+    return bus
+
+
+def _with_driver(tree: HostTree) -> PciTree:
+    return _bus(tree, "rebellions", "rebellions")
+
+
+def _with_machines(tree: HostTree) -> PciTree:
+    return _bus(tree, VFIO_DRIVER, VFIO_MODULE, VFIO_DRIVER)
+
+
+def _with_a_machine_that_runs(tree: HostTree) -> PciTree:
+    bus = _with_machines(tree)
+    bus.hold_group("10", MACHINE, "web")
+    return bus
+
+
+def _ascend(tree: HostTree) -> None:
+    tree.add_driver(ASCEND_ROOT, "25.2.0")
+    tree.load(ASCEND_ROOT)
+    tree.record(OLD_DIGEST, ASCEND_ROOT, "25.2.0")
+
+
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario(
+            "upgrade",
+            f"driver {OLD} is loaded, {NEW} is wanted: pause, wait, unload, load, release",
+            ExitCode.DONE,
+            NEW,
+            _upgrade,
+            labels=_CUSTOM,
+            env=_MANAGER,
+        ),
+        Scenario(
+            "container-upgrade",
+            f"the same, but the driver's container loads {NEW} afterwards: unload, unmount its old root, release",
+            ExitCode.DONE,
+            "not loaded",
+            _container_upgrade,
+            labels=_CUSTOM,
+        ),
+        Scenario(
+            "kmm-upgrade",
+            "Kernel Module Management (KMM) unloads and loads: clear the node, ask KMM, verify by the kernel, release",
+            ExitCode.DONE,
+            NEW,
+            _upgrade,
+            meddle=_kmm,
+            labels={**_CUSTOM, **dict.fromkeys(_KMM_LABELS, OLD)},
+            env=_KMM,
+            changed_labels=dict.fromkeys(_KMM_LABELS, NEW),
+        ),
+        Scenario(
+            "already-current",
+            "the wanted driver is loaded: nothing is changed",
+            ExitCode.DONE,
+            NEW,
+            _current,
+            labels=_CUSTOM,
+            env=_MANAGER,
+            shows=None,
+        ),
+        Scenario(
+            "first-install",
+            "no driver is loaded: no pod is paused, the driver is loaded",
+            ExitCode.DONE,
+            NEW,
+            lambda tree: tree.add_driver(NEW_ROOT, NEW),
+            env=_MANAGER,
+        ),
+        Scenario(
+            "stuck-pod",
+            "an operand pod is held by a finalizer: it is named at the deadline, the node is released",
+            ExitCode.PODS_REMAIN,
+            OLD,
+            _upgrade,
+            meddle=lambda cluster: cluster.pin_pod("rbln-device-plugin", "example.com/backup"),
+            env={**_MANAGER, "POD_TERMINATION_TIMEOUT": "2s"},
+            shows=NodeState.FAILED,
+        ),
+        Scenario(
+            "workloads",
+            "two tenants' pods use the driver, one guarded by a budget that frees up later: evict, then as an upgrade",
+            ExitCode.DONE,
+            NEW,
+            _upgrade,
+            meddle=_tenants,
+            env={**_MANAGER, "ENABLE_NPU_POD_EVICTION": "true"},
+        ),
+        Scenario(
+            "blocked-workload",
+            "a tenant's pod would lose its data: it is named with the remedy before anything is changed",
+            ExitCode.PODS_REMAIN,
+            OLD,
+            _upgrade,
+            meddle=lambda cluster: cluster.add_workload("scratch-0", app="scratch", empty_dir=True),
+            env={**_MANAGER, "ENABLE_NPU_POD_EVICTION": "true"},
+            shows=NodeState.FAILED,
+        ),
+        Scenario(
+            "busy-module",
+            "something holds the device: the run waits until its timeout, then releases the node",
+            ExitCode.DRIVER_BUSY,
+            OLD,
+            _busy,
+            env={**_MANAGER, "DEVICE_FREE_TIMEOUT": "1s"},
+            shows=NodeState.FAILED,
+        ),
+        Scenario(
+            "held-device",
+            "a process of the host has the device open: the run waits until its timeout, and no pod is paused",
+            ExitCode.DRIVER_BUSY,
+            OLD,
+            _held,
+            env={**_MANAGER, "DEVICE_FREE_TIMEOUT": "1s"},
+            shows=NodeState.FAILED,
+        ),
+        Scenario(
+            "clients",
+            "two teams' pods opened the old driver, one holds the device: refused; with consent each is restarted once",
+            ExitCode.DONE,
+            NEW,
+            _upgrade,
+            meddle=add_clients,
+            env={**_MANAGER, "DEVICE_FREE_TIMEOUT": "1s"},
+            interference=Interference.CONSENT_AFTER,
+            restarts=tuple(sorted(f"{team}/{name}" for name, team in TEAMS.items())),
+        ),
+        Scenario(
+            "bad-module-with-rollback",
+            f"{NEW} does not load: {OLD} is loaded again, the node is released, the failure is reported",
+            ExitCode.MODULE_FAILED,
+            OLD,
+            _bad_module,
+            env=_MANAGER,
+            shows=NodeState.FAILED,
+        ),
+        Scenario(
+            "crash-and-resume",
+            "the manager is killed while no driver is loaded: the node stays paused, the next run finishes",
+            ExitCode.DONE,
+            NEW,
+            _slow_module,
+            labels=_CUSTOM,
+            env=_MANAGER,
+            interference=Interference.KILL_WITHOUT_DRIVER,
+        ),
+        Scenario(
+            "host-driver",
+            "the host has its own driver: report it to the operator and stand down",
+            ExitCode.STANDING_DOWN,
+            NEW,
+            _host_driver,
+            changed_labels={"rebellions.ai/npu.deploy.driver": "pre-installed"},
+        ),
+        Scenario(
+            "immutable-host",
+            f"the host ships and loads its driver, its image has {NEW} since: a reboot is required, nothing is changed",
+            ExitCode.REBOOT_REQUIRED,
+            OLD,
+            _updated_image,
+            env={"DRIVER_LOAD": "none", "DRIVER_VERSION": NEW},
+            shows=NodeState.REBOOT_REQUIRED,
+        ),
+        Scenario(
+            "to-virtual-machines",
+            "the devices are to serve virtual machines: all pods leave the driver, it is unloaded, vfio gets the "
+            "devices",
+            ExitCode.DONE,
+            "not loaded",
+            _container_upgrade,
+            meddle=lambda cluster: cluster.add_workload("training-0", app="training"),
+            env={"ENABLE_NPU_POD_EVICTION": "true", "POD_NAME": ""},
+            command="reconcile-vfio-state",
+            bus=_with_driver,
+            devices_after=VFIO_DRIVER,
+        ),
+        Scenario(
+            "back-from-virtual-machines",
+            "the devices are to serve containers again: vfio releases them, and the driver is loaded",
+            ExitCode.DONE,
+            NEW,
+            lambda tree: tree.add_driver(NEW_ROOT, NEW),
+            env=_MANAGER,
+            bus=_with_machines,
+            devices_after="rebellions",
+        ),
+        Scenario(
+            "virtual-machine-runs",
+            "the same while a virtual machine has a device: it is named, it keeps its device, no pod is paused",
+            ExitCode.DRIVER_BUSY,
+            "not loaded",
+            lambda tree: tree.add_driver(NEW_ROOT, NEW),
+            env={**_MANAGER, "DEVICE_FREE_TIMEOUT": "1s"},
+            bus=_with_a_machine_that_runs,
+            devices_after=VFIO_DRIVER,
+            shows=NodeState.FAILED,
+        ),
+        Scenario(
+            "ascend-reboot",
+            "a driver that must never be unloaded: ask for a reboot; after it, clear the request",
+            ExitCode.REBOOT_REQUIRED,
+            "not loaded",
+            _ascend,
+            profile="ascend",
+            arguments=("--no-wait",),
+            interference=Interference.REBOOT_AFTER,
+        ),
+        *VENDOR_SCENARIOS,
+    )
+}
+
+
+# Runs a scenario: the real command line as its own process against the sandbox's cluster and host tree.
+#
+# Owns the processes, the timeline and the comparison with how it has to end. Prints nothing: a `Show` does.
+
+RUN_TIMEOUT_S = 150.0
+POLL_S = 0.005
+CONSENT = {"RESTART_CLIENTS": "true"}
+VFIO_COMMAND = "reconcile-vfio-state"
+
+
+class Show(Protocol):
+    """Where the story goes while it happens."""
+
+    def chapter(self, title: str) -> None:
+        """A new part begins."""
+        ...
+
+    def line(self, text: str) -> None:
+        """One line of it."""
+        ...
+
+
+class NodeSummary(Frozen):
+    """What is compared between beginning and end."""
+
+    labels: dict[str, str]
+    cordoned: bool
+    journal: bool
+    driver: str
+    digest: str
+
+
+class Story(Protocol):
+    """What a report is about."""
+
+    @property
+    def name(self) -> str:
+        """Its name on the command line."""
+        ...
+
+    @property
+    def tells(self) -> str:
+        """What happens in it, in one line."""
+        ...
+
+
+@dataclass
+class ScenarioReport:
+    """How a scenario went. `problems` is empty when it ended as it has to.
+
+    `is_told`: what is in the timeline was shown while it happened. `node` is named where there are several.
+    """
+
+    scenario: Story
+    before: NodeSummary
+    after: NodeSummary | None = None
+    exit_codes: list[int] = field(default_factory=list)
+    timeline: list[Happening] = field(default_factory=list)
+    requests: int = 0
+    seconds: float = 0.0
+    problems: list[str] = field(default_factory=list)
+    is_told: bool = False
+    node: str = ""
+
+
+class Stay(Frozen):
+    """Where a story took place, while it lasts: what a command has in its environment there."""
+
+    env: dict[str, str]
+
+
+def run_scenario(
+    scenario: Scenario,
+    show: Show,
+    terminal: TextIO | None = None,
+    then: Callable[[ScenarioReport, Stay], None] = lambda _, __: None,
+) -> ScenarioReport:
+    """Play `scenario` and judge its end. Raises RuntimeError when the sandbox itself does not work.
+
+    `terminal`: what the commands draw goes there as it is. `then` is called while server and host are still there.
+    """
+    with tempfile.TemporaryDirectory(prefix="driver-manager-sandbox-") as name:
+        folder = Path(name).resolve()
+        profile = builtin()[scenario.profile]
+        tree = HostTree(folder / "host", folder / "bin", profile)
+        tree.build()
+        tree.keep_kernel_log()
+        scenario.prepare(tree)
+        bus = scenario.bus(tree) if scenario.bus is not None else None
+        with (
+            bus.running() if bus is not None else contextlib.nullcontext(),
+            SandboxCluster(profile, tree, folder, scenario.labels, NEW_DIGEST) as cluster,
+        ):
+            scenario.meddle(cluster)
+            play = _Play(scenario, cluster, tree, show, terminal)
+            report = play.report()
+            if bus is not None:
+                drivers = {address: bus.driver_of(address) for address in DEVICES}
+                report.problems += _problems_of_devices(scenario, drivers)
+            then(report, Stay({**play.environment(), "KUBECONFIG": str(cluster.kubectl_config)}))
+        return report
+
+
+class _Play:
+    def __init__(
+        self, scenario: Scenario, cluster: SandboxCluster, tree: HostTree, show: Show, terminal: TextIO | None
+    ) -> None:
+        self._terminal = terminal
+        self._scenario = scenario
+        self._cluster = cluster
+        self._tree = tree
+        self._show = show
+        self._pod = cluster.driver_pod()
+        self._env = dict(scenario.env)
+
+    def report(self) -> ScenarioReport:
+        """Plan, run, interfere, compare."""
+        report = ScenarioReport(self._scenario, self._state())
+        self._show.chapter("plan: what driver-manager would do")
+        self._run("plan", arguments=("--mode", "vfio") if self._gives_devices else ())
+        begun_s = time.monotonic()
+        first_request = len(self._cluster.server.requests)
+        self._show.chapter(f"run: {self._command()}")
+        report.exit_codes.append(self._reconcile())
+        self._interfere(report)
+        report.seconds = time.monotonic() - begun_s
+        report.requests = sum(
+            record.resource not in ("events", "selfsubjectaccessreviews")
+            for record in self._cluster.server.requests[first_request:]
+        )
+        report.timeline = self._cluster.timeline(begun_s)
+        report.after = self._state()
+        report.problems = _problems(self._scenario, report)
+        seen = tuple(text for at_s, text in self._tree.kernel_log() if at_s >= begun_s)
+        if self._scenario.kernel and seen != self._scenario.kernel:
+            report.problems.append(f"the kernel reports {list(seen)}, expected {list(self._scenario.kernel)}")
+        if self._scenario.asks:
+            self._show.chapter(f"driver-manager {' '.join(self._scenario.asks)}")
+            self._run(self._scenario.asks[0], arguments=self._scenario.asks[1:])
+        if (restarted := self._cluster.restarted()) != list(self._scenario.restarts):
+            report.problems.append(f"restarted clients {restarted}, expected {list(self._scenario.restarts)}")
+        return report
+
+    def _command(self) -> str:
+        """The command as one would type it, apart from what every init container has."""
+        settings = [f"{name}={value}" for name, value in self._env.items()]
+        return " ".join([*settings, f"driver-manager {self._scenario.command}", *self._scenario.arguments])
+
+    def _reconcile(self) -> int:
+        watch = self._kill_without_driver if self._scenario.interference is Interference.KILL_WITHOUT_DRIVER else None
+        # By hand it is in no pod that could be told to stop.
+        return self._run(self._scenario.command, watch or (None if self._gives_devices else self._end_with_pod))
+
+    @property
+    def _gives_devices(self) -> bool:
+        return self._scenario.command == VFIO_COMMAND
+
+    def _interfere(self, report: ScenarioReport) -> None:
+        if self._scenario.interference is Interference.KILL_WITHOUT_DRIVER:
+            self._show.chapter("killed (SIGKILL) without a driver; what status shows now")
+            self._run("status")
+        elif self._scenario.interference is Interference.REBOOT_AFTER:
+            self._show.chapter("the node reboots")
+            self._tree.reboot()
+            self._cluster.new_boot()
+        elif self._scenario.interference is Interference.CONSENT_AFTER:
+            self._env |= CONSENT
+            self._show.chapter("the administrator allows it; the plan now")
+            self._run("plan")
+        else:
+            return
+        self._show.chapter(f"run again: {self._command()}")
+        report.exit_codes.append(self._run(self._scenario.command, self._end_with_pod))
+        if self._scenario.interference is Interference.CONSENT_AFTER:
+            self._show.chapter("what status shows now")
+            self._run("status")
+
+    def _run(
+        self,
+        command: str,
+        watch: Callable[[subprocess.Popen[bytes]], None] | None = None,
+        arguments: tuple[str, ...] = (),
+    ) -> int:
+        """Run one command to its end, its lines shown as they come; its exit status (negative: a signal)."""
+        arguments = (*arguments, *(self._scenario.arguments if command != "status" else ()))
+        argv = [sys.executable, "-m", "driver_manager", command, *arguments]
+        running = Foreground(argv, self.environment(), self._tree.root, self._show.line, self._terminal)
+        watcher = threading.Thread(target=watch or self._time_out, args=(running.process,), daemon=True)
+        watcher.start()
+        status = running.follow()
+        watcher.join()
+        return status
+
+    def environment(self) -> dict[str, str]:
+        """What the init container of the driver pod has."""
+        pod = {
+            "POD_NAME": self._pod,
+            "POD_NAMESPACE": self._cluster.namespace,
+            "OPERATOR_NAMESPACE": self._cluster.namespace,
+            "DRIVER_CONFIG_DIGEST": NEW_DIGEST,
+        }
+        return environment(self._tree, self._cluster.kubeconfig, NODE, {**pod, **self._env})
+
+    def _time_out(self, process: subprocess.Popen[bytes]) -> None:
+        try:
+            process.wait(RUN_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+    def _end_with_pod(self, process: subprocess.Popen[bytes]) -> None:
+        """As a kubelet: when the driver's pod is told to stop, terminate its init container."""
+        self._once(lambda: self._pod not in self._cluster.pods(), process.terminate, process)
+
+    def _kill_without_driver(self, process: subprocess.Popen[bytes]) -> None:
+        self._once(lambda: self._tree.driver_version == "not loaded", process.kill, process)
+
+    def _once(self, is_time: Callable[[], bool], act: Callable[[], None], process: subprocess.Popen[bytes]) -> None:
+        """`act` as soon as `is_time`, while the process runs; then wait for its end."""
+        end_s = time.monotonic() + RUN_TIMEOUT_S
+        while process.poll() is None and time.monotonic() < end_s:
+            if is_time():
+                act()
+                break
+            time.sleep(POLL_S)  # the tree's files have no events
+        self._time_out(process)
+
+    def _state(self) -> NodeSummary:
+        node = self._cluster.node()
+        metadata: dict[str, Any] = node["metadata"]
+        keys = self._cluster.profile.keys
+        return NodeSummary(
+            labels=dict(metadata.get("labels", {})),
+            cordoned=bool(node.get("spec", {}).get("unschedulable")),
+            journal=keys.journal in metadata.get("annotations", {}),
+            driver=self._tree.driver_version,
+            digest=self._tree.digest,
+        )
+
+
+def _problems_of_devices(scenario: Scenario, drivers: dict[str, str]) -> list[str]:
+    """The devices that have another driver than they have to."""
+    wanted = scenario.devices_after
+    return [
+        f"device {address} has driver {driver or 'none'}, expected {wanted or 'none'}"
+        for address, driver in drivers.items()
+        if driver != wanted
+    ]
+
+
+def _problems(scenario: Scenario, report: ScenarioReport) -> list[str]:
+    """How the end differs from how it has to be."""
+    found: list[str] = []
+    before, after = report.before, report.after
+    assert after is not None  # noqa: S101  # set just before
+    expected_codes = {
+        Interference.NONE: [int(scenario.exit_code)],
+        Interference.KILL_WITHOUT_DRIVER: [-9, int(scenario.exit_code)],
+        Interference.CONSENT_AFTER: [int(ExitCode.DRIVER_BUSY), int(scenario.exit_code)],
+        Interference.REBOOT_AFTER: [int(scenario.exit_code), int(ExitCode.DONE)],
+    }[scenario.interference]
+    if report.exit_codes != expected_codes:
+        found.append(f"exit codes {report.exit_codes}, expected {expected_codes}")
+    wanted = before.labels | scenario.changed_labels
+    if scenario.shows is not None:
+        wanted |= {builtin()[scenario.profile].keys.state: scenario.shows.value}
+    for key in sorted(wanted | after.labels):
+        if wanted.get(key) != after.labels.get(key):
+            found.append(f"label {key} is {after.labels.get(key)!r}, expected {wanted.get(key)!r}")
+    if after.cordoned != before.cordoned:
+        found.append("the cordon changed")
+    if after.journal:
+        found.append("the journal is still there")
+    if after.driver != scenario.driver_after:
+        found.append(f"driver {after.driver}, expected {scenario.driver_after}")
+    return found
+
+
+ROOT = "/var/lib/Ascend/driver"
+OLD_FIRMWARE, NEW_FIRMWARE = "25.2.0", "25.5.0"
+INTERVAL = "0.2s"
+PLAY_TIMEOUT_S = 150.0
+COMMAND_TIMEOUT_S = 90.0
+REBOOT_POLL_S = 0.01
+AGENTS = {"reconcile-driver-state": "reconcile"}
+"""Programs that are known by a shorter name."""
+
+WIDEST = len("health-watch")
+REST_OF_STATUS = "devices"
+"""Where `status` goes on to what has nothing to do with the reboot."""
+
+
+class Machine:
+    """One node: its host, and the rebooter that runs on it."""
+
+    def __init__(self, name: str, folder: Path, show: Show, prefix: str) -> None:
+        self.name = name
+        self.tree = HostTree(folder / "host", folder / "bin", builtin()["ascend"])
+        self.tree.build()
+        self.tree.keep_kernel_log()
+        self.tree.add_driver(ROOT, OLD_FIRMWARE)
+        self.tree.load(ROOT)
+        self.tree.record(OLD_DIGEST, ROOT, OLD_FIRMWARE)
+        self.reboots = 0
+        self.marker = self.tree.root / self.tree.profile.paths.reboot_marker.lstrip("/")
+        self._show = show
+        self._prefix = prefix
+        self._loops: list[Container] = []
+
+    def environment(self, kubeconfig: Path, env: dict[str, str]) -> dict[str, str]:
+        """What the container of a driver-manager has here."""
+        return environment(self.tree, kubeconfig, self.name, env)
+
+    def start(self, command: list[str], env: dict[str, str]) -> None:
+        """The container of a loop starts."""
+        self._loops.append(Container(command, env, self.tree.root, self._speaker(command[0])))
+
+    def stop(self) -> None:
+        """The loops are gone, as everything is when the power is."""
+        for loop in self._loops:
+            loop.kill()
+        self._loops.clear()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a loop ended by itself, which it never should."""
+        return any(loop.has_ended for loop in self._loops)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether health-watch has seen the chip healthy in this boot."""
+        path = self.tree.root / self.tree.profile.paths.health_record.lstrip("/")
+        return path.exists() and recorded_watch(path.read_text(), self.tree.boot_id).was_healthy
+
+    def run(self, command: list[str], env: dict[str, str], *, up_to: str = "") -> int:
+        """Run another command to its end, its lines shown as they come; its exit status, negative for a signal.
+
+        `up_to`: a line that begins so is not shown, nor is any after it.
+        """
+        speak, is_over = self._speaker(command[0]), False
+
+        def say(line: str) -> None:
+            nonlocal is_over
+            is_over = is_over or (bool(up_to) and line.startswith(up_to))
+            if not is_over:
+                speak(line)
+
+        return Container(command, env, self.tree.root, say).wait(COMMAND_TIMEOUT_S)
+
+    def _speaker(self, agent: str) -> Callable[[str], None]:
+        """Shows the lines of one of the programs on this node, each with its name."""
+        prefix = f"{self._prefix}{AGENTS.get(agent, agent):<{WIDEST}} | "
+        return lambda line: self._show.line(prefix + line)
+
+    @property
+    def record(self) -> Record:
+        """What the rebooter remembers."""
+        path = self.tree.root / self.tree.profile.paths.rebooter_record.lstrip("/")
+        return decode_reboot_record(path.read_text()) if path.exists() else Record()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether its rebooter has nothing under way."""
+        return self.record.is_empty and not self.marker.exists()
+
+
+def run_reboot_story(story: RebootStory, show: Show) -> ScenarioReport:
+    """Play `story` and judge its end. Raises RuntimeError when the sandbox itself does not work."""
+    with tempfile.TemporaryDirectory(prefix="driver-manager-sandbox-") as name, ExitStack() as stack:
+        folder = Path(name).resolve()
+        names = [NODE, *(f"{NODE}-{number}" for number in range(2, story.nodes + 1))]
+        machines = [
+            Machine(one, folder / one, show, f"{one:<{len(names[-1])}}  " if story.nodes > 1 else "") for one in names
+        ]
+        first = machines[0].tree
+        cluster = stack.enter_context(SandboxCluster(first.profile, first, folder, digest=NEW_DIGEST))
+        for machine in machines[1:]:
+            cluster.add_node(machine.name, machine.tree)
+        for machine in machines:
+            stack.callback(machine.stop)
+        return RebootPlay(story, cluster, machines, show).report()
+
+
+class RebootPlay:
+    """One story under way."""
+
+    def __init__(self, story: RebootStory, cluster: SandboxCluster, machines: list[Machine], show: Show) -> None:
+        self._story = story
+        self._cluster = cluster
+        self._machines = machines
+        self._show = show
+        self._keys = cluster.profile.keys
+        self._problems: list[str] = []
+        self._approved: set[str] = set()
+
+    def report(self) -> ScenarioReport:
+        """Ask, wait for what has to come, compare."""
+        begun_s, first_request = time.monotonic(), len(self._cluster.server.requests)
+        report = ScenarioReport(self._story, self._state())
+        self._show.chapter("the rebooter starts on each node, and waits for a marker that asks for a reboot")
+        for machine in self._machines:
+            self._start(machine)
+        for machine in self._machines:
+            report.exit_codes += self._ask(machine)
+        self._play(begun_s)
+        for machine in self._machines:
+            machine.stop()
+        report.seconds = time.monotonic() - begun_s
+        report.requests = sum(record.resource != "events" for record in self._cluster.server.requests[first_request:])
+        report.timeline = self._cluster.timeline(begun_s)
+        report.after = self._state()
+        report.problems = [*self._problems, *self._judge(report)]
+        return report
+
+    def _start(self, machine: Machine) -> None:
+        """The loops of a node start, as they do at each boot."""
+        machine.start(["rebooter"], self._env(machine, **self._story.env))
+        if self._story.wedges:
+            machine.start(["health-watch", "--profile=ascend"], self._env(machine, HEALTH_WATCH_INTERVAL=INTERVAL))
+
+    def _env(self, machine: Machine, **env: str) -> dict[str, str]:
+        return machine.environment(self._cluster.kubeconfig, {"REBOOTER_INTERVAL": INTERVAL, **env})
+
+    def _ask(self, machine: Machine) -> list[int]:
+        """A marker appears; the exit code of the reconcile that wrote it, where one did."""
+        if self._story.reason == UPGRADE_REASON:
+            machine.tree.add_driver(ROOT, NEW_FIRMWARE)
+            self._show.chapter(
+                f"driver {NEW_FIRMWARE} is installed on {machine.name}; plan: what driver-manager would do"
+            )
+            machine.run(["plan", "--no-wait"], self._driver_env(machine))
+            return [self._reconcile(machine)]
+        machine.marker.parent.mkdir(parents=True, exist_ok=True)
+        if self._story.wedges:
+            self._wedge(machine)
+            return []
+        self._show.chapter(f"the chip of {machine.name} is wedged, and the marker asks for a reboot")
+        samples = ("npu-smi: dcmi module initialize failed. ret is -8005",) * 3
+        machine.marker.write_text(encode_marker(Marker(RECOVERY, machine.tree.boot_id, machine.name, evidence=samples)))
+        return []
+
+    def _wedge(self, machine: Machine) -> None:
+        """Once health-watch has seen the chip healthy, it wedges."""
+        end_s = time.monotonic() + PLAY_TIMEOUT_S
+        while not machine.is_watched and time.monotonic() < end_s:
+            time.sleep(REBOOT_POLL_S)  # the tree's files have no events
+        self._show.chapter("the chip wedges: npu-smi fails from now on")
+        machine.tree.wedge()
+
+    def _reconcile(self, machine: Machine) -> int:
+        self._show.chapter(f"driver-manager reconcile-driver-state --no-wait on {machine.name}")
+        return machine.run(["reconcile-driver-state", "--no-wait"], self._driver_env(machine))
+
+    def _driver_env(self, machine: Machine) -> dict[str, str]:
+        """What the init container of the driver pod has."""
+        settings = {"DRIVER_CONFIG_DIGEST": NEW_DIGEST, "DRIVER_LOAD": "manager", "DRIVER_ROOT": ROOT}
+        pod = {"POD_NAME": self._cluster.driver_pod(), "POD_NAMESPACE": self._cluster.namespace}
+        return self._env(machine, **settings, **pod)
+
+    def _play(self, begun_s: float) -> None:
+        """Be hardware, kubelet and administrator until everything has come to rest."""
+        while time.monotonic() < begun_s + PLAY_TIMEOUT_S:
+            for machine in self._machines:
+                self._follow(machine)
+            if self._is_over():
+                return
+            time.sleep(REBOOT_POLL_S)  # the trees' files have no events
+        self._problems.append(f"not over after {PLAY_TIMEOUT_S:g} s")
+
+    def _follow(self, machine: Machine) -> None:
+        if machine.has_ended:
+            self._problems.append(f"a loop on {machine.name} ended by itself")
+            machine.stop()
+            self._start(machine)
+        if machine.tree.is_told_to_reboot:
+            self._reboot(machine)
+        if machine.record.reason and machine.name not in self._approved:
+            self._approved.add(machine.name)
+            self._answer(machine)
+
+    def _answer(self, machine: Machine) -> None:
+        """What comes of the request once the rebooter waits: an approval, or a chip that recovers by itself."""
+        if self._story.recovers:
+            self._show.chapter("the chip recovers by itself: health-watch withdraws its marker")
+            machine.marker.unlink()
+        elif self._story.approves:
+            if len(self._approved) == 1:
+                self._show.chapter(f"driver-manager status on {machine.name}, its first lines")
+                wanted = NEW_DIGEST if self._story.reason == UPGRADE_REASON else OLD_DIGEST
+                machine.run(["status"], self._env(machine, DRIVER_CONFIG_DIGEST=wanted), up_to=REST_OF_STATUS)
+            self._show.chapter(f"kubectl annotate node {machine.name} {self._keys.approve_reboot}=true")
+            self._annotate(machine, self._keys.approve_reboot, APPROVED)
+
+    def _annotate(self, machine: Machine, key: str, value: str) -> None:
+        def change(node: dict[str, Any]) -> dict[str, Any]:
+            notes = {**node["metadata"].get("annotations", {}), key: value}
+            return {**node, "metadata": {**node["metadata"], "annotations": notes}}
+
+        self._cluster.store.patch("nodes", machine.name, change)
+
+    def _reboot(self, machine: Machine) -> None:
+        """The host goes down with everything on it, comes up, and its driver is loaded by whoever does that."""
+        others = [
+            other.name for other in self._machines if other is not machine and other.tree.driver_version != OLD_FIRMWARE
+        ]
+        machine.stop()
+        machine.reboots += 1
+        if any(name for name in others if self._holds_slot(name)):
+            self._problems.append(f"{machine.name} reboots while {', '.join(others)} does")
+        self._show.chapter(f"{machine.name} reboots")
+        self._cluster.new_boot(machine.name, machine.tree, is_ready=False)
+        machine.tree.reboot()
+        self._start(machine)
+        self._cluster.new_boot(machine.name, machine.tree)
+        if self._story.reason == UPGRADE_REASON:
+            if self._reconcile(machine) != ExitCode.DONE:
+                self._problems.append("the new driver was not loaded after the boot")
+        else:
+            machine.tree.load(ROOT)
+            machine.tree.record(OLD_DIGEST, ROOT, OLD_FIRMWARE)
+
+    def _lease(self) -> dict[str, Any]:
+        try:
+            return self._cluster.store.get("leases", LEASE, self._cluster.namespace)
+        except ApiError:
+            return {}
+
+    def _holds_slot(self, name: str) -> bool:
+        return name in (self._lease().get("spec", {}).get("holderIdentity") or "").split(", ")
+
+    def _is_over(self) -> bool:
+        if any(machine.reboots < self._story.reboots or not machine.is_settled for machine in self._machines):
+            return False
+        return len(self._approved) == len(self._machines) or not (self._story.approves or self._story.recovers)
+
+    def _state(self) -> NodeSummary:
+        node, tree = self._cluster.node(), self._machines[0].tree
+        metadata: dict[str, Any] = node["metadata"]
+        return NodeSummary(
+            labels=dict(metadata.get("labels", {})),
+            cordoned=bool(node.get("spec", {}).get("unschedulable")),
+            journal=bool(self._left_on(node)),
+            driver=tree.driver_version,
+            digest=tree.digest,
+        )
+
+    def _left_on(self, node: dict[str, Any]) -> dict[str, str]:
+        """Annotations that speak of something taken or asked for: how the last run ended stays."""
+        last_outcome = self._cluster.profile.keys.last_outcome
+        return {key: text for key, text in (node["metadata"].get("annotations") or {}).items() if key != last_outcome}
+
+    def _judge(self, report: ScenarioReport) -> list[str]:
+        """How the end differs from how it has to be."""
+        found = [
+            f"{machine.name} rebooted {machine.reboots} time(s), expected {self._story.reboots}"
+            for machine in self._machines
+            if machine.reboots != self._story.reboots
+        ]
+        for machine in self._machines:
+            node = self._cluster.store.get("nodes", machine.name)
+            if self._left_on(node) or node.get("spec", {}).get("unschedulable"):
+                found.append(f"something is left on {machine.name}: {self._left_on(node)}")
+        wanted = report.before.labels | {self._cluster.profile.keys.state: NodeState.READY.value}
+        if report.after is not None and report.after.labels != wanted:
+            found.append(f"labels are {report.after.labels}, expected {wanted}")
+        expected = NEW_FIRMWARE if self._story.reason == UPGRADE_REASON else OLD_FIRMWARE
+        if report.after is not None and report.after.driver != expected:
+            found.append(f"driver {report.after.driver}, expected {expected}")
+        if self._lease().get("spec", {}).get("holderIdentity"):
+            found.append("a slot is still held")
+        codes = [int(ExitCode.REBOOT_REQUIRED)] if self._story.reason == UPGRADE_REASON else []
+        return found + ([f"exit codes {report.exit_codes}, expected {codes}"] if report.exit_codes != codes else [])
+
+
+# A shell on the sandbox's node, for as long as its user likes: the one process of the sandbox that has our terminal.
+#
+# Must not import anything but the standard library and what a story leaves.
+
+DEFAULT_SHELL = "/bin/sh"
+NOT_FOR_PEOPLE = ("LOG_FORMAT", "TERMINATION_LOG")
+"""Variables by which a container speaks to machines."""
+
+
+def shell_environment(stay: Stay) -> dict[str, str]:
+    """What the shell has: everything that this process has, and what the init container of the driver pod has."""
+    own = {name: value for name, value in stay.env.items() if name not in NOT_FOR_PEOPLE}
+    tools = str(Path(sys.executable).parent)
+    return {**os.environ, **own, "PATH": os.pathsep.join([tools, own["PATH"]])}
+
+
+def run_shell(stay: Stay) -> None:
+    """Run the user's shell to its end. How it ended changes nothing."""
+    # An interrupt at the prompt is the shell's: this process has nothing to stop, and must not be stopped.
+    before = signal.signal(signal.SIGINT, _ignored)
+    try:
+        shell = [os.environ.get("SHELL") or DEFAULT_SHELL]
+        subprocess.Popen(shell, stdin=None, env=shell_environment(stay)).wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _ignored(_: int, __: FrameType | None) -> None:
+    """A handler, and not SIG_IGN, which the shell would inherit."""
