@@ -27,7 +27,7 @@ from driver_manager.domain.errors import ConfigError, ManagerError
 from driver_manager.domain.fleet.advance import advance, last_good
 from driver_manager.domain.fleet.spec import Fleet, RolloutObject
 from driver_manager.domain.fleet.state import NodeView, Outlook, Phase, Place, WaveView
-from driver_manager.domain.fleet.status import INVALID_SPEC, STANDING
+from driver_manager.domain.fleet.status import INVALID_SPEC, STANDING, pace
 from driver_manager.domain.fleet.waves import preflight_told
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.records import Frozen
@@ -189,7 +189,17 @@ def body(shown: Shown, outlook: Outlook, plan: Json | None = None) -> Json:
         "waves": [_wave(one) for one in outlook.waves],
         "nodes": [_node(one) for one in sorted(outlook.nodes, key=lambda one: one.name)],
         "controller": leader,
+        "pace": _pace(fleet, outlook.phase, shown.now_s) if fleet is not None else None,
         "plan": plan,
+    }
+
+
+def _pace(fleet: Fleet, phase: Phase, now_s: float) -> Json:
+    found = pace(fleet, phase, now_s)
+    return {
+        "typicalSeconds": None if found.node_s is None else round(found.node_s),
+        "windowSeconds": None if found.window_s is None else round(found.window_s, 3),
+        "ends": moment(found.ends_s),
     }
 
 
@@ -277,7 +287,7 @@ MOST_NODES = 20
 
 def rollout_text(body: Json, now_s: float) -> str:
     """The screen of `rollout status`; words in `body` are on one line each, `now_s` is in seconds since the epoch."""
-    lines = [*hints_text(body), *rows("nodes", [rollout_in_short(body["counts"])])]
+    lines = [*hints_text(body), *rows("nodes", [rollout_in_short(body["counts"])]), *_pace_text(body, now_s)]
     lines += rows("waves", table(_waves(body, now_s))) if body["waves"] else []
     return "\n".join([rollout_headline(body), *lines, *nodes(body, now_s), *facts(body, now_s)])
 
@@ -287,6 +297,20 @@ def rollout_headline(body: Json) -> str:
     phase, reason = body["phase"], body["reason"]
     word = styled(phase, fg=COLOURS.get(phase, "yellow"), bold=True)
     return f"{word}{f' ({reason})' if reason != phase else ''}: {body['message']}"
+
+
+def _pace_text(body: Json, now_s: float) -> list[str]:
+    """What a node takes, and when all may be done, while nodes are left."""
+    pace, counts = body["pace"], body["counts"]
+    if pace is None or not counts["waiting"] + counts["underWay"]:
+        return []
+    if pace["typicalSeconds"] is None:
+        return rows("pace", ["no estimate before the first node is done"])
+    text = f"a node takes about {spoken(pace['typicalSeconds'])}"
+    if pace["windowSeconds"] is not None:
+        text += f", its users are without their device for {pace['windowSeconds']:.1f} s of it"
+    ends = f"done by {when(pace['ends'], now_s)} at the earliest" if pace["ends"] else "no estimate of the end now"
+    return rows("pace", [f"{text}; {ends}"])
 
 
 def rollout_in_short(counts: Json) -> str:
@@ -394,7 +418,7 @@ def _controller(leader: Json | None, now_s: float) -> str:
     return f"none leads{last}"
 
 
-# `rollout plan` for people: the estimate, then wave by wave who goes, when, and how many pods that disturbs.
+# `rollout plan` for people: the pace, then wave by wave which nodes go, and how many pods that disturbs.
 
 FATE = "the run on each node decides what happens to them"
 
@@ -404,25 +428,11 @@ def plan_text(body: Json, now_s: float) -> str:
     plan = body["plan"]
     lines = hints_text(body)
     if plan is not None:
-        lines += rows("to go", _estimate(plan, now_s))
+        lines += rows("to go", [_count(plan["toGo"], "node") if plan["toGo"] else "no node"])
+        lines += _pace_text(body, now_s)
         lines += rows("disturbs", [_disturbed(plan)]) if plan["toGo"] else []
-        lines += rows("waves", table(_planned_waves(plan, now_s))) if plan["toGo"] else []
+        lines += rows("waves", table(_planned_waves(plan))) if plan["toGo"] else []
     return "\n".join([rollout_headline(body), *lines, *nodes(body, now_s), *facts(body, now_s)])
-
-
-def _estimate(plan: Json, now_s: float) -> list[str]:
-    count = plan["toGo"]
-    if not count:
-        return ["no node"]
-    first = _count(count, "node")
-    if plan["typicalSeconds"] is None:
-        return [f"{first}; no estimate before the first node is done"]
-    pace = f"{first}; a node takes about {spoken(plan['typicalSeconds'])}"
-    if plan["windowSeconds"] is not None:
-        pace += f", its users are without their device for {plan['windowSeconds']:.1f} s of it"
-    if plan["ends"]:
-        return [f"{pace}; done by {when(plan['ends'], now_s)} at the earliest"]
-    return [f"{pace}; the end depends on what somebody has to do first"]
 
 
 def _disturbed(plan: Json) -> str:
@@ -433,8 +443,8 @@ def _disturbed(plan: Json) -> str:
     return f"{_count(plan['pods'], 'pod')} that use the accelerator; {FATE}"
 
 
-def _planned_waves(plan: Json, now_s: float) -> list[list[str]]:
-    cells = [["WAVE", "NAME", "TO GO", "PODS", "BEGINS", "ENDS", "NODES IN THEIR ORDER"]]
+def _planned_waves(plan: Json) -> list[list[str]]:
+    cells = [["WAVE", "NAME", "TO GO", "PODS", "APPROVAL", "NODES IN THEIR ORDER"]]
     for wave in plan["waves"]:
         cells.append(
             [
@@ -442,18 +452,11 @@ def _planned_waves(plan: Json, now_s: float) -> list[list[str]]:
                 wave["name"],
                 str(len(wave["nodes"]) or "-"),
                 "?" if wave["pods"] is None else str(wave["pods"] or "-"),
-                _begins(wave, now_s),
-                when(wave["ends"], now_s) if wave["ends"] else "-",
+                "-" if wave["approvalAfter"] is None else f"after wave {wave['approvalAfter']}",
                 several(one["node"] for one in wave["nodes"]),
             ]
         )
     return cells
-
-
-def _begins(wave: Json, now_s: float) -> str:
-    if wave["approvalAfter"] is not None:
-        return f"after the approval that follows wave {wave['approvalAfter']}"
-    return when(wave["begins"], now_s) if wave["begins"] else "-"
 
 
 def _count(number: int, word: str) -> str:

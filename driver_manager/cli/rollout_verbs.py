@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -47,9 +47,7 @@ from driver_manager.core.fleet.world import FleetWorld, Sight, chosen
 from driver_manager.core.fleet_ports import FactKind, FleetCluster, Leader, Lost, Subject
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, Terminated
-from driver_manager.domain.fleet.advance import survey
-from driver_manager.domain.fleet.forecast import Expected, Forecast
-from driver_manager.domain.fleet.forecast import plan as foresee
+from driver_manager.domain.fleet.advance import Survey, survey
 from driver_manager.domain.fleet.requests import (
     Request,
     asking_waves,
@@ -64,6 +62,7 @@ from driver_manager.domain.fleet.requests import (
 from driver_manager.domain.fleet.spec import Fleet, FleetNode, Past, Revision, UpgradeState
 from driver_manager.domain.fleet.state import Outlook, Phase
 from driver_manager.domain.fleet.status import STANDING
+from driver_manager.domain.fleet.waves import order
 from driver_manager.domain.observation import EvictionRules
 from driver_manager.domain.pods.workloads import NodePods, namespaces_with_claims, workloads
 from driver_manager.domain.settings import Values
@@ -272,8 +271,9 @@ class JsonLines:
 
     def show(self, found: Json, now_s: float, is_last: bool) -> None:
         """Print `found` where it is another one."""
-        if found != self._last:
-            self._last = found
+        known = {**found, "pace": None}  # its end moves with the time
+        if known != self._last:
+            self._last = known
             put(json_text(found, separators=(",", ":")))
 
 
@@ -552,20 +552,19 @@ def _took(one: Json) -> str:
     return "-" if began_s is None or ended_s is None else spoken(ended_s - began_s)
 
 
-# `rollout plan`: who goes when, why each node waits, and whom it disturbs. Changes nothing.
+# `rollout plan`: which nodes go in which order, why each node waits, and which pods it disturbs. Changes nothing.
 
 
-@click.command(
-    cls=ScreenCommand, name="plan", short_help="Show when each node will be upgraded, and which pods that disturbs."
-)
+@click.command(cls=ScreenCommand, name="plan", short_help="Show which nodes go next, and which pods that disturbs.")
 @named_rollout
 @output_option
 @with_verb_options
 def plan_command(*, name: str, output: str, values: Values) -> int:
-    """Show what the rollout NAME will do: which nodes go in which wave, when, and why each of them waits.
+    """Show what the rollout NAME will do: which nodes go in which wave, in which order, and why each of them waits.
 
-    Times are estimated from the nodes that are done; before the first one there are none. Each wave shows how many
-    pods use the accelerator on its nodes still to go; the run on each node decides what happens to them.
+    The end is estimated from the nodes that are done: the median of their durations, times the nodes left, divided by
+    how many go at the same time. Soak times, maintenance windows and approvals are not part of it. Each wave shows how
+    many pods use the accelerator on its nodes still to go; the run on each node decides what happens to them.
     """
     session = open_rollouts(values)
     sight = session.look(name)
@@ -573,18 +572,19 @@ def plan_command(*, name: str, output: str, values: Values) -> int:
     outlook = outlook_of(shown)
     planned = None
     if sight.fleet is not None:
-        forecast = foresee(sight.fleet, shown.now_s)
-        pods = if_readable(lambda: users(session, forecast), session.log, "the pods that use the accelerator")
-        planned = plan_body(sight.fleet, forecast, shown.now_s, pods)
+        seen = survey(sight.fleet, shown.now_s)
+        names = {one.member.node.name for one in order(seen.standings)}
+        pods = if_readable(lambda: users(session, names), session.log, "the pods that use the accelerator")
+        planned = plan_body(seen, outlook, pods)
     found = body(shown, outlook, planned)
     put(in_form(output, found, lambda words: plan_text(words, shown.now_s)))
     return exit_code(outlook)
 
 
-def users(session: RolloutSession, forecast: Forecast) -> Mapping[str, int]:
-    """How many pods use the accelerator on each node that is to go. Raises ManagerError."""
+def users(session: RolloutSession, names: set[str]) -> Mapping[str, int]:
+    """How many pods use the accelerator on each of these nodes. Raises ManagerError."""
     rules = EvictionRules()
-    found = session.desk.users_by_node({one.name for one in forecast.nodes})
+    found = session.desk.users_by_node(names)
     every = [pod for pods in found.values() for pod in pods]
     namespaces = namespaces_with_claims(every, session.profile, rules)
     claims = session.desk.claims(namespaces) if namespaces else ()
@@ -594,53 +594,36 @@ def users(session: RolloutSession, forecast: Forecast) -> Mapping[str, int]:
     }
 
 
-def plan_body(fleet: Fleet, forecast: Forecast, now_s: float, pods: Mapping[str, int] | None) -> Json:
+def plan_body(seen: Survey, outlook: Outlook, pods: Mapping[str, int] | None) -> Json:
     """What only a plan has; `pods` are those on each node that use the accelerator, None where that is not known."""
-    seen = survey(fleet, now_s)
-    asking = asking_waves(seen, fleet.wishes)
-    by_wave: dict[int, list[Expected]] = {}
-    for one in forecast.nodes:
-        by_wave.setdefault(one.wave, []).append(one)
-    waves = []
-    for number, wave in enumerate(fleet.policy.waves, 1):
-        before = [at for at in asking if at < number and number > seen.scene.turn.upto]
-        waves.append(_wave(by_wave.get(number, ()), pods, number=number, name=wave.name, after=before[-1:]))
-    return {
-        "toGo": len(forecast.nodes),
-        "typicalSeconds": None if forecast.typical_s is None else round(forecast.typical_s),
-        "windowSeconds": None if forecast.window_s is None else round(forecast.window_s, 3),
-        "ends": moment(forecast.ends_s),
-        "pods": _sum(forecast.nodes, pods),
-        "waves": waves,
-    }
-
-
-def _wave(
-    nodes: Sequence[Expected], pods: Mapping[str, int] | None, *, number: int, name: str, after: Sequence[int]
-) -> Json:
-    """One wave; `after` is the wave at whose end somebody has to approve it, if there is one."""
-    begins = [one.begins_s for one in nodes if one.begins_s is not None]
-    ends = [one.ends_s for one in nodes if one.ends_s is not None]
-    return {
-        "number": number,
-        "name": name,
-        "approvalAfter": after[0] if after and nodes else None,
-        "begins": moment(min(begins, default=None)),
-        "ends": moment(max(ends)) if ends and len(ends) == len(nodes) else None,
-        "pods": _sum(nodes, pods),
-        "nodes": [
+    reasons = {node.name: node.reason for node in outlook.nodes}
+    by_wave: dict[int, list[Json]] = {}
+    for number, standing in enumerate(order(seen.standings), 1):
+        name = standing.member.node.name
+        by_wave.setdefault(standing.wave, []).append(
             {
-                "node": one.name,
-                "order": one.order,
-                "reason": one.reason,
-                "begins": moment(one.begins_s),
-                "ends": moment(one.ends_s),
-                "pods": None if pods is None else pods.get(one.name, 0),
+                "node": name,
+                "order": number,
+                "reason": reasons[name],
+                "pods": None if pods is None else pods.get(name, 0),
             }
-            for one in nodes
-        ],
-    }
+        )
+    asking, waves = asking_waves(seen, seen.scene.fleet.wishes), list[Json]()
+    for number, wave in enumerate(seen.scene.terms.policy.waves, 1):
+        nodes = by_wave.get(number, [])
+        before = [at for at in asking if at < number and number > seen.scene.turn.upto]
+        waves.append(
+            {
+                "number": number,
+                "name": wave.name,
+                "approvalAfter": before[-1] if before and nodes else None,
+                "pods": _sum(nodes, pods),
+                "nodes": nodes,
+            }
+        )
+    every = [node for nodes in by_wave.values() for node in nodes]
+    return {"toGo": len(every), "pods": _sum(every, pods), "waves": waves}
 
 
-def _sum(nodes: Sequence[Expected], pods: Mapping[str, int] | None) -> int | None:
-    return None if pods is None else sum(pods.get(one.name, 0) for one in nodes)
+def _sum(nodes: Iterable[Json], pods: Mapping[str, int] | None) -> int | None:
+    return None if pods is None else sum(node["pods"] for node in nodes)

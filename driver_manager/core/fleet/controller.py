@@ -26,7 +26,6 @@ from driver_manager.core.fleet_ports import (
 from driver_manager.core.ports_base import Clock, Reporter
 from driver_manager.domain.deadline import retry_s
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ConfigError, Conflict, ManagerError, Terminated
-from driver_manager.domain.fleet.forecast import GOING_ON, plan
 from driver_manager.domain.fleet.spec import Fleet, MetricAnswer, MetricQuestion, Policy, RolloutObject
 from driver_manager.domain.fleet.state import (
     Act,
@@ -41,6 +40,7 @@ from driver_manager.domain.fleet.state import (
     marked,
 )
 from driver_manager.domain.fleet.status import (
+    IDLE,
     PACE_S,
     FleetReport,
     RolloutFigures,
@@ -319,7 +319,7 @@ class Gauges:
     def decided(self, key: str, fleet: Fleet, decision: FleetDecision, decision_s: float) -> None:
         """One was decided on. What was estimated of it stays until it is due again, while it goes on."""
         found, known = figures(fleet, decision, decision_s), self._known.get(key)
-        if found.phase not in GOING_ON:
+        if found.phase in IDLE:
             self._known[key] = _Gauge(found)
         elif known is None or known.facts is None or known.figures.target != found.target:
             self._known[key] = _Gauge(found, fleet)
@@ -340,7 +340,7 @@ class Gauges:
         now_s = self._clock.monotonic()
         for key, one in self._known.items():
             if one.facts is not None and now_s >= one.due_s:
-                found = replace(one.figures, pace=pace(plan(one.facts, self._clock.wall())))
+                found = replace(one.figures, pace=pace(one.facts, one.figures.phase, self._clock.wall()))
                 self._known[key] = _Gauge(found, one.facts, now_s + ESTIMATE_S)
 
     def report(self) -> dict[str, RolloutFigures]:

@@ -5,15 +5,26 @@ A status has every field, also empty ones. Pure.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from enum import Enum
 from typing import Any
 
-from driver_manager.domain.fleet.forecast import Forecast
-from driver_manager.domain.fleet.spec import UNDER_WAY, Fleet, Memory, UpgradeState, memory_of
-from driver_manager.domain.fleet.state import FleetDecision, NodeView, Outlook, Phase, Place, PreflightResult, WaveView
+from driver_manager.domain.fleet.advance import Survey, survey
+from driver_manager.domain.fleet.spec import NO_LIMIT, UNDER_WAY, Fleet, Memory, UpgradeState, memory_of
+from driver_manager.domain.fleet.state import (
+    FleetDecision,
+    NodeView,
+    Outlook,
+    Phase,
+    Place,
+    PreflightResult,
+    Standing,
+    WaveView,
+)
+from driver_manager.domain.fleet.waves import absent, order
 from driver_manager.domain.metrics import PREFIX, Family, by_label, gauge
 from driver_manager.domain.profile import UpgradeMetrics
 from driver_manager.domain.records import Frozen
@@ -38,13 +49,15 @@ _UNDER_WAY = frozenset(state.value for state in UNDER_WAY)
 
 
 class Pace(Frozen):
-    """How fast a rollout goes: what a node takes in seconds, when all may be through, how many more may begin.
+    """How fast a rollout goes. `free` is how many more nodes may begin now.
 
-    `node_s` and `ends_s` (seconds since the epoch) are 0 where they cannot be estimated.
+    `node_s` is how long a node takes, `window_s` how long its users are without their device, both in seconds. `ends_s`
+    is the estimated end, in seconds since the epoch. None where they cannot be determined.
     """
 
-    node_s: float = 0.0
-    ends_s: float = 0.0
+    node_s: float | None = None
+    window_s: float | None = None
+    ends_s: float | None = None
     free: int = 0
 
 
@@ -90,9 +103,65 @@ def figures(fleet: Fleet, decision: FleetDecision, decision_s: float) -> Rollout
     )
 
 
-def pace(forecast: Forecast) -> Pace:
-    """What a forecast says of the pace."""
-    return Pace(forecast.typical_s or 0.0, forecast.ends_s or 0.0, forecast.free)
+def pace(fleet: Fleet, phase: Phase, now_s: float) -> Pace:
+    """The pace at `now_s`. Later soak times, maintenance windows and approvals are not part of the estimated end.
+
+    There is no end before the first node is done, or in a phase in which no node may start.
+    """
+    seen = survey(fleet, now_s)
+    standings, target = seen.standings, seen.scene.terms.target
+    under_way = sum(one.verdict.place is Place.UNDER_WAY for one in standings)
+    left, parallel = under_way + len(order(standings)), _parallel(seen)
+    node_s, ends_s = _typical(standings, target), None
+    is_aside = seen.hold is not None and seen.hold.stands_aside
+    if node_s is not None and left and phase in _STARTING and not is_aside:
+        ends_s = now_s + node_s * math.ceil(left / max(1, parallel))
+    return Pace(node_s, _typical_window(standings, target), ends_s, max(0, parallel - under_way))
+
+
+def _parallel(seen: Survey) -> int:
+    """How many nodes may be under way: by maxParallel, and by what others leave of maxUnavailable."""
+    policy, standings = seen.scene.terms.policy, seen.standings
+    most = len(standings) if policy.max_parallel == NO_LIMIT else policy.max_parallel
+    if policy.max_unavailable is None:
+        return most
+    unseen = absent(seen.scene.terms.daemon_set, standings)
+    away = unseen + sum(one.member.is_away and one.verdict.place is not Place.UNDER_WAY for one in standings)
+    return min(most, max(0, policy.max_unavailable.of(len(standings) + unseen) - away))
+
+
+def _typical(standings: Iterable[Standing], target: str) -> float | None:
+    """What a node takes, in seconds: the median of those done for the target, else of those done before."""
+    took: dict[bool, list[float]] = {True: [], False: []}
+    for standing in standings:
+        record = standing.member.record
+        if record is not None and standing.member.state is UpgradeState.DONE and record.since_s > record.began_s:
+            took[record.revision == target].append(record.since_s - record.began_s)
+    return _median(took[True] or took[False])
+
+
+def _typical_window(standings: Iterable[Standing], target: str) -> float | None:
+    """How long users are without their device, in seconds: the median of the nodes done for the target.
+
+    Only a window that is over and that began within the node's turn tells that.
+    """
+    return _median(
+        [
+            window.seconds
+            for standing in standings
+            if (record := standing.member.record) is not None
+            and standing.member.state is UpgradeState.DONE
+            and record.revision == target
+            and (window := standing.member.node.window) is not None
+            and not window.is_open
+            and window.began_s >= record.began_s
+        ]
+    )
+
+
+def _median(found: Sequence[float]) -> float | None:
+    half, ordered = len(found) // 2, sorted(found)
+    return (ordered[half] + ordered[~half]) / 2 if found else None
 
 
 def _word(node: NodeView, label: str) -> str:
@@ -165,13 +234,13 @@ def fleet_families(report: FleetReport) -> tuple[Family, ...]:
         _of_each(
             "node_seconds",
             "How long a node takes: the median of the nodes that are done, 0 while none is.",
-            {name: one.pace.node_s for name, one in known},
+            {name: one.pace.node_s or 0.0 for name, one in known},
         ),
         Family(
             PREFIX + "rollout_expected_end_timestamp_seconds",
             "gauge",
             "When the rollout of this revision may be complete, as `rollout plan` estimates it; 0 where it cannot.",
-            tuple(({"rollout": name, "revision": one.target}, one.pace.ends_s) for name, one in known),
+            tuple(({"rollout": name, "revision": one.target}, one.pace.ends_s or 0.0) for name, one in known),
         ),
         _of_each("decision_seconds", "How long the last decision took.", {name: one.decision_s for name, one in known}),
         by_label(

@@ -14,7 +14,7 @@ PLACES = "unit/fleet/test_places.py::"
 OUTLOOK = "unit/fleet/test_outlook.py::"
 WAVES = "unit/fleet/test_waves.py::"
 UNDO = "unit/fleet/test_undo.py::"
-FORECAST = "unit/fleet/test_forecast.py::"
+PACE = "unit/fleet/test_rollout_pace.py::"
 STORIES = RUNS + "test_the_same_in_stories_that_are_the_same_every_time"
 
 _MUTANTS = (
@@ -498,11 +498,11 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-guesses",
-        "no time is estimated for what follows a missing approval",
-        PATH + "forecast.py",
-        "                return None\n            end_s = self._ends",
-        "                continue\n            end_s = self._ends",
-        (FORECAST + "test_behind_an_approval_that_is_missing_nothing_is_guessed",),
+        "no end is estimated while a rollout is paused, stalled, or waits for an approval, a window or a soak time",
+        PATH + "status.py",
+        " and left and phase in _STARTING and ",
+        " and left and ",
+        (PACE + "test_there_is_no_end_where_no_node_may_start",),
     ),
 )
 _TOLD_BY_STORIES = frozenset(

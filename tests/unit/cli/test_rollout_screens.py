@@ -14,7 +14,7 @@ from driver_manager.cli.rollout_screen import Json, Shown, body, outlook_of, pla
 from driver_manager.cli.rollout_verbs import plan_body
 from driver_manager.core.fleet.world import Sight
 from driver_manager.core.fleet_ports import Leader
-from driver_manager.domain.fleet.forecast import plan
+from driver_manager.domain.fleet.advance import survey
 from driver_manager.domain.fleet.spec import (
     Amount,
     Fleet,
@@ -28,6 +28,7 @@ from driver_manager.domain.fleet.spec import (
     Wave,
 )
 from driver_manager.domain.fleet.state import Phase, Place
+from driver_manager.domain.fleet.waves import order
 from driver_manager.schemas import schema
 from tests.support.fakes.fleet_builders import NEW, NOW_S, OLD, fleet, new_pod, node, pod, policy, record
 from tests.support.fakes.schemas import conforms
@@ -67,10 +68,9 @@ def shown(facts: Fleet, leader: Leader | None = LEADER) -> tuple[Json, Json]:
     """Both forms: that of `status`, and that of `plan`, with a pod on each node but the first."""
     rollout = RolloutObject("npu", "driver", "uid", "7", 1, None, facts.policy, memory=facts.memory)
     seen = Shown(Sight(rollout, facts), "rebellions", NOW_S, leader)
-    forecast = plan(facts, NOW_S)
-    pods = {one.name: 1 for one in forecast.nodes[1:]}
-    found = outlook_of(seen)
-    return body(seen, found), body(seen, found, plan_body(facts, forecast, NOW_S, pods))
+    found, standings = outlook_of(seen), survey(facts, NOW_S)
+    pods = {one.member.node.name: 1 for one in order(standings.standings)[1:]}
+    return body(seen, found), body(seen, found, plan_body(standings, found, pods))
 
 
 FLEETS = {

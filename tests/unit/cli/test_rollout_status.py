@@ -106,27 +106,33 @@ def test_the_plan_names_who_goes_when_and_counts_whom_that_disturbs(desk: Laptop
     desk.add_user("node-2", "train-1")
     desk.add_user("node-2", "train-2")
     desk.add_user("node-3", "other", resource="example.com/fpga")
-    found = desk.shows("rollout", "plan")["plan"]
+    shown = desk.shows("rollout", "plan")
+    found = shown["plan"]
     assert [[one["node"] for one in wave["nodes"]] for wave in found["waves"]] == [
         ["node-0"],
         ["node-1", "node-2", "node-3"],
     ]
     assert [wave["pods"] for wave in found["waves"]] == [1, 2]
-    assert (found["toGo"], found["pods"], found["typicalSeconds"], found["ends"]) == (4, 3, None, None)
+    assert (found["toGo"], found["pods"]) == (4, 3)
+    going = [(one["order"], one["reason"]) for wave in found["waves"] for one in wave["nodes"]]
+    assert going == [(1, "starts now"), *((number, "waits for wave 1 (canary) to end") for number in (2, 3, 4))]
+    assert shown["pace"] == {"typicalSeconds": None, "windowSeconds": None, "ends": None}
     assert found["waves"][1]["approvalAfter"] == 1
-    assert "4 nodes; no estimate before the first node is done" in desk.says("plan")[1]
+    for verb in ("plan", "status"):
+        assert "pace        no estimate before the first node is done" in desk.says(verb)[1]
 
 
-def test_once_a_node_is_done_the_plan_has_an_estimate(desk: Laptop) -> None:
+def test_once_a_node_is_done_there_is_an_estimate(desk: Laptop) -> None:
     desk.scene.set_driver("driver:2")
     desk.controller.until_phase("WaitingForApproval")
-    assert desk.shows("rollout", "plan")["plan"]["ends"] is None, "nobody knows when somebody approves it"
+    assert desk.shows("rollout", "plan")["pace"]["ends"] is None, "the approval may come at any time"
     desk.says("approve")
-    found = desk.shows("rollout", "plan")["plan"]
-    assert found["typicalSeconds"] == 23
-    assert found["windowSeconds"] is None, "no run has shown one"
-    assert found["ends"] == written_time(desk.scene.clock.wall() + 2 * 23), "three nodes, two at a time"
-    assert found["waves"][1]["approvalAfter"] is None
+    ends = written_time(desk.scene.clock.wall() + 2 * 23)  # three nodes, two at a time
+    for verb in ("plan", "status"):
+        found = desk.shows("rollout", verb)
+        assert found["pace"] == {"typicalSeconds": 23, "windowSeconds": None, "ends": ends}
+        assert f"pace        a node takes about 23 s; done by {ends} (in " in desk.says(verb)[1]
+    assert desk.shows("rollout", "plan")["plan"]["waves"][1]["approvalAfter"] is None
 
 
 def test_pods_of_other_namespaces_that_may_not_be_listed_are_unknown(

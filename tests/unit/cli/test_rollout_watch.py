@@ -15,7 +15,7 @@ import pytest
 
 from driver_manager.adapters.report.steps import LiveScreen
 from driver_manager.cli import rollout_verbs as rollout_watch
-from driver_manager.cli.rollout_verbs import Lines, Redrawn
+from driver_manager.cli.rollout_verbs import JsonLines, Lines, Redrawn
 from driver_manager.domain.errors import ExitCode
 from tests.support.fakes.rollout_desk import Laptop, laptop
 from tests.support.fakes.schemas import conforms
@@ -107,6 +107,14 @@ def test_a_line_that_says_nothing_new_is_not_repeated(capfd: pytest.CaptureFixtu
     lines.show(found, 0.0, False)
     lines.show(found, 9.0, False)
     assert capfd.readouterr().out == "1970-01-01T00:00:00Z Paused: it is [1 in all]\n"
+
+
+def test_an_end_that_moves_with_the_time_is_no_change(capfd: pytest.CaptureFixture[str]) -> None:
+    lines = JsonLines()
+    for pace, phase in (("a", "Progressing"), ("b", "Progressing"), ("c", "Complete")):
+        lines.show({"phase": phase, "pace": pace}, 0.0, False)
+    shown = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert shown == [{"phase": "Progressing", "pace": "a"}, {"phase": "Complete", "pace": "c"}]
 
 
 KEYS = ("updated", "underWay", "waiting", "failed", "leftOut")

@@ -9,7 +9,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from driver_manager.adapters.report.http import FleetEndpoint, Heartbeat
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.forecast import Forecast, plan
 from driver_manager.domain.fleet.spec import Amount, Fleet, Memory, Past, UpgradeState
 from driver_manager.domain.fleet.state import Phase
 from driver_manager.domain.fleet.status import (
@@ -55,7 +54,8 @@ def some() -> Fleet:
 
 def counted(facts: Fleet, decision_s: float = 0.25) -> RolloutFigures:
     """Its figures, with the pace."""
-    return replace(figures(facts, advance(facts, NOW_S), decision_s), pace=pace(plan(facts, NOW_S)))
+    found = figures(facts, advance(facts, NOW_S), decision_s)
+    return replace(found, pace=pace(facts, found.phase, NOW_S))
 
 
 def report(*found: RolloutFigures, leads: bool = True) -> FleetReport:
@@ -115,13 +115,13 @@ def test_a_rollout_moves_when_a_node_comes_to_another_state_or_when_it_begins() 
     assert counted(waits).progress_s == NOW_S - 900.0
 
 
-def test_the_pace_is_that_of_the_plan_and_0_where_there_is_none() -> None:
-    facts = some()
-    forecast = plan(facts, NOW_S)
-    assert forecast.typical_s == 40.0, "b took so long; a took no time that is known"
-    assert forecast.ends_s is not None
-    assert counted(facts).pace == Pace(40.0, forecast.ends_s, 1)
-    assert pace(Forecast(forecast.outlook, ())) == Pace(0.0, 0.0, 0)
+def test_a_pace_that_is_unknown_is_served_as_0() -> None:
+    known = counted(some())
+    assert known.pace == Pace(40.0, ends_s=NOW_S + 2 * 40.0, free=1), "b took so long; four are left, three at a time"
+    for one, values in ((known, (40.0, NOW_S + 80.0)), (replace(known, pace=Pace()), (0.0, 0.0))):
+        found = {family.name: family.values for family in fleet_families(report(one))}
+        served = ("node_seconds", "expected_end_timestamp_seconds")
+        assert tuple(found[f"driver_manager_rollout_{name}"][0][1] for name in served) == values
 
 
 def test_what_is_served_is_what_prometheus_reads(endpoint: FleetEndpoint) -> None:
