@@ -1,7 +1,8 @@
 """The sandbox's API server: routes, discovery, tables, patches, watches, and a log of requests.
 
 Does what a real API server does with a request. Differences: later pages of a list show the present state;
-server-side apply, delete-collection and protobuf are not served. Imports only the standard library and the sandbox.
+server-side apply, PUT, bindings, delete-collection and protobuf are not served. Imports only the standard library and
+the sandbox.
 """
 
 from __future__ import annotations
@@ -70,9 +71,7 @@ KINDS: dict[str, ResourceKind] = {
     for kind in (
         ResourceKind("nodes", "Node", namespaced=False, subresources=("status",)),
         ResourceKind("namespaces", "Namespace", namespaced=False),
-        ResourceKind(
-            "pods", "Pod", fields=("spec.nodeName", "status.phase"), subresources=("status", "eviction", "binding")
-        ),
+        ResourceKind("pods", "Pod", fields=("spec.nodeName", "status.phase"), subresources=("status", "eviction")),
         ResourceKind("events", "Event", fields=(*_EVENT_FIELDS, "reason", "type")),
         ResourceKind("daemonsets", "DaemonSet", "apps", subresources=("status",), counts_specs=True),
         ResourceKind("controllerrevisions", "ControllerRevision", "apps"),
@@ -774,7 +773,7 @@ def _scaled(value: Any, total: int) -> int:
 REVIEW = ResourceKind("selfsubjectaccessreviews", "SelfSubjectAccessReview", "authorization.k8s.io", namespaced=False)
 SERVED = (*KINDS.values(), REVIEW)
 NOT_ALLOWED = "the server does not allow this method on the requested resource"
-VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 
 class RequestRecord(Frozen):
@@ -844,7 +843,7 @@ def route(method: str, path: str, query: Mapping[str, str]) -> SandboxRequest:
     verb = VERBS[method]
     if verb == "get" and not name:
         verb = "watch" if query.get("watch") in ("true", "1") else "list"
-    is_on_object = verb in ("get", "update", "patch", "delete") or bool(subresource)
+    is_on_object = verb in ("get", "patch", "delete") or bool(subresource)
     if is_on_object is not bool(name) or (kind is REVIEW and verb != "create"):
         raise ApiError(405, "MethodNotAllowed", NOT_ALLOWED)
     return SandboxRequest(verb, kind, namespace, name, subresource, query=query)
@@ -859,7 +858,7 @@ OPEN_PATHS = ("/version", "/readyz", "/livez", "/healthz")
 """Asked without credentials."""
 
 SERVER_VERSION = "v1.31.0-sandbox"
-ALL_VERBS = ("create", "delete", "get", "list", "patch", "update", "watch")
+ALL_VERBS = ("create", "delete", "get", "list", "patch", "watch")
 SHORT_NAMES = {
     "nodes": ("no",),
     "namespaces": ("ns",),
@@ -868,12 +867,6 @@ SHORT_NAMES = {
     "daemonsets": ("ds",),
     "poddisruptionbudgets": ("pdb",),
 }
-SUBRESOURCES = {
-    "status": ("", ("get", "patch", "update")),
-    "eviction": ("Eviction", ("create",)),
-    "binding": ("Binding", ("create",)),
-}
-"""Their kind, "" for that of the resource, and their verbs."""
 
 
 def public(path: str) -> Obj | str | None:
@@ -904,28 +897,14 @@ def _group(kind: ResourceKind) -> Obj:
 
 
 def _resources(api_version: str) -> Obj:
-    found = [entry for kind in SERVED if kind.api_version == api_version for entry in _entries(kind)]
+    found = [_entry(kind) for kind in SERVED if kind.api_version == api_version]
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": api_version, "resources": found}
 
 
-def _entries(kind: ResourceKind) -> list[Obj]:
-    """A resource with its subresources."""
+def _entry(kind: ResourceKind) -> Obj:
     verbs = ("create",) if kind is REVIEW else ALL_VERBS
     own = {"name": kind.plural, "singularName": kind.kind.lower(), "namespaced": kind.namespaced, "kind": kind.kind}
-    own |= {"verbs": list(verbs), "shortNames": list(SHORT_NAMES.get(kind.plural, ()))}
-    parts = [(name, *SUBRESOURCES[name]) for name in kind.subresources]
-    below = [
-        {
-            "name": f"{kind.plural}/{name}",
-            "singularName": "",
-            "namespaced": kind.namespaced,
-            "kind": other or kind.kind,
-            "verbs": list(allowed),
-            **({"group": "policy", "version": "v1"} if name == "eviction" else {}),
-        }
-        for name, other, allowed in parts
-    ]
-    return [own, *below]
+    return own | {"verbs": list(verbs), "shortNames": list(SHORT_NAMES.get(kind.plural, ()))}
 
 
 # What `kubectl get` prints: tables of objects, which an API server makes where a client asks for them.
@@ -939,7 +918,6 @@ Column = tuple[str, Callable[[Obj], Any], int]
 
 NONE, UNKNOWN = "<none>", "<unknown>"
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
-BOOKMARK = "BOOKMARK"
 
 
 def is_table_asked_for(accept: str) -> bool:
@@ -954,12 +932,6 @@ def printed_table(kind: ResourceKind, body: Obj) -> Obj:
     if body.get("kind") != kind.kind:
         return body
     return _table(kind, [body], {"resourceVersion": body["metadata"].get("resourceVersion", "")})
-
-
-def watched_table(kind: ResourceKind, events: Iterable[Obj]) -> Iterator[Obj]:
-    """The events of a watch, with a table for each object."""
-    for event in events:
-        yield event if event["type"] == BOOKMARK else event | {"object": printed_table(kind, event["object"])}
 
 
 def state_of(pod: Obj) -> str:
@@ -1176,17 +1148,16 @@ class _Handler(BaseHTTPRequestHandler):
             request = replace(route(self.command, path, dict(parse_qsl(url.query))), user=request.user)
             self._authorize(request)
             request = replace(request, content_type=self.headers.get_content_type(), body=_parsed(raw))
-            wants_table = self.command == "GET" and is_table_asked_for(self.headers.get("Accept", ""))
             if request.verb == "watch":
-                events = api.watch(request)
-                return self._stream(watched_table(request.kind, events) if wants_table else events, request)
+                return self._stream(api.watch(request), request)
             code, body = api.answer(request)
-            body = printed_table(request.kind, body) if wants_table else body
+            if self.command == "GET" and is_table_asked_for(self.headers.get("Accept", "")):
+                body = printed_table(request.kind, body)
         except ApiError as error:
             code, body = error.code, error.status()
         return self._reply(code, body, request)
 
-    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve  # noqa: N815 - names the base class calls
+    do_GET = do_POST = do_PATCH = do_DELETE = _serve  # noqa: N815 - names the base class calls
 
     def _authorize(self, request: SandboxRequest) -> None:
         if not self.server.api.is_denied(request.verb, request.resource, request.user):
@@ -1405,7 +1376,7 @@ class ApiServer:
 
     def answer(self, request: SandboxRequest) -> tuple[int, Obj]:
         """The HTTP code and body for any request but a watch. Raises ApiError."""
-        is_status = request.subresource == "status" and request.verb in ("get", "update", "patch")
+        is_status = request.subresource == "status" and request.verb in ("get", "patch")
         act = _ACTIONS.get((request.verb, "" if is_status else request.subresource))
         if act is None:
             raise ApiError(405, "MethodNotAllowed", NOT_ALLOWED)
@@ -1481,21 +1452,6 @@ class ApiServer:
             self._delete_as(request, options)
         return _success(request.kind, request.name)
 
-    def _bind(self, request: SandboxRequest) -> Obj:
-        target = (request.object().get("target") or {}).get("name")
-        if not target:
-            raise ApiError(422, "Invalid", f'Binding "{request.name}" is invalid: target.name: Required value')
-
-        def bind(pod: Obj) -> Obj:
-            spec = pod.setdefault("spec", {})
-            if spec.get("nodeName"):
-                raise conflict(request.kind, request.name, f'pod is already assigned to node "{spec["nodeName"]}"')
-            spec["nodeName"] = target
-            return pod
-
-        self.store.patch("pods", request.name, bind, namespace=request.namespace)
-        return _success(request.kind, request.name)
-
     def watch(self, request: SandboxRequest) -> Iterator[Obj]:
         """The events of a watch until its timeout or the server's end. Raises ApiError 400 before the first."""
         fields, labels = request.option("fieldSelector"), request.option("labelSelector")
@@ -1537,8 +1493,6 @@ _ACTIONS: dict[tuple[str, str], Callable[[ApiServer, SandboxRequest], Obj]] = {
     ("get", ""): ApiServer._get,
     ("create", ""): ApiServer._create,
     ("create", "eviction"): ApiServer._evict,
-    ("create", "binding"): ApiServer._bind,
-    ("update", ""): ApiServer._change,
     ("patch", ""): ApiServer._change,
     ("delete", ""): ApiServer._delete,
 }
@@ -1569,9 +1523,6 @@ def _place(obj: Obj) -> tuple[str, str]:
 
 
 def _change_of(request: SandboxRequest) -> Callable[[Obj], Obj]:
-    if request.verb == "update":
-        body = request.object()
-        return lambda _: body
     # Of a user's kind nobody knows how lists are merged.
     served = {kind: apply for kind, apply in PATCHES.items() if not (request.kind.is_custom and kind == STRATEGIC)}
     apply = served.get(request.content_type)

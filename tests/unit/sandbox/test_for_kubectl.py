@@ -53,10 +53,6 @@ def test_every_kind_is_found_with_its_verbs_below_its_group(server: ApiServer) -
         (own,) = [one for one in found["resources"] if one["name"] == kind.plural]
         assert (code, found["groupVersion"]) == (200, kind.api_version)
         assert (own["kind"], own["namespaced"], own["singularName"]) == (kind.kind, kind.namespaced, kind.kind.lower())
-        below = {one["name"] for one in found["resources"] if one["name"].startswith(f"{kind.plural}/")}
-        assert below == {f"{kind.plural}/{name}" for name in kind.subresources}
-    evictions = [one for one in call(server, "GET", "/api/v1")[1]["resources"] if one["name"] == "pods/eviction"]
-    assert [(one["kind"], one["group"], one["version"]) for one in evictions] == [("Eviction", "policy", "v1")]
 
 
 def cells(found: Obj) -> list[dict[str, str]]:
@@ -128,11 +124,3 @@ def test_an_age_is_in_the_largest_unit_that_there_are_two_of(
 )
 def test_a_pod_is_in_the_state_that_kubectl_shows(spec: Obj, status: Obj, word: str) -> None:
     assert tables.state_of({"metadata": {}, "spec": spec, "status": status}) == word
-
-
-def test_the_events_of_a_watch_are_tables_but_for_bookmarks() -> None:
-    bookmark = {"type": "BOOKMARK", "object": {"kind": "Node", "metadata": {}}}
-    added = {"type": "ADDED", "object": {"kind": "Node", "metadata": {"name": "n1"}}}
-    first, second = tables.watched_table(KINDS["nodes"], [added, bookmark])
-    assert (first["type"], [row["Name"] for row in cells(first["object"])]) == ("ADDED", ["n1"])
-    assert second == bookmark

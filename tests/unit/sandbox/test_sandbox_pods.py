@@ -150,11 +150,3 @@ def test_a_terminating_daemon_pod_is_replaced_only_when_it_is_gone(server: ApiSe
         path, body = f"{PODS}/{first['metadata']['name']}", {"metadata": {"annotations": None}}
         call(server, "PATCH", path, body, content_type=MERGE)
         until(store, lambda: len(on("n1")) == 1 and on("n1") != [first["metadata"]["uid"]])
-
-
-def test_binding_gives_a_pod_its_node_once(server: ApiServer) -> None:
-    call(server, "POST", PODS, pod(node_name=""))
-    body = {"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "n1"}}
-    assert [call(server, "POST", f"{PODS}/p/binding", body)[0] for _ in range(2)] == [201, 409]
-    _, found = call(server, "GET", "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1")
-    assert [item["metadata"]["name"] for item in found["items"]] == ["p"]
