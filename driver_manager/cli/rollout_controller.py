@@ -14,7 +14,6 @@ from driver_manager.adapters.kube.fleet import KubeFleet, Letter, readers
 from driver_manager.adapters.kube.leases import ATTEMPT_S, LeaseLeadership
 from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.process.clock import Inbox, LoopClock
-from driver_manager.adapters.prometheus import PrometheusServers
 from driver_manager.adapters.report.http import FleetEndpoint, Heartbeat, StatusServer
 from driver_manager.cli.options import ScreenCommand, with_options, zone
 from driver_manager.cli.rollout_screen import namespace_of, refuse_without_state
@@ -66,7 +65,6 @@ def controller_command(*, values: Values) -> int:
         LeaseLeadership(api, clock, namespace, values[settings.ROLLOUT_LEASE], identity),
         clock,
         reporter,
-        PrometheusServers(lambda news: inbox.put((None, news))),
     )
     publish = _publisher(values, profile, clock)
     reporter.info(f"rollouts of namespace {namespace}, as {identity}, profile {profile.name}")

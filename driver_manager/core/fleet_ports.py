@@ -15,8 +15,6 @@ from driver_manager.domain.fleet.spec import (
     DriverPod,
     FleetNode,
     GatePod,
-    MetricAnswer,
-    MetricQuestion,
     Revision,
     RolloutObject,
     TaskPod,
@@ -107,14 +105,7 @@ class Found(Frozen):
     subject: Subject
 
 
-class Answered(Frozen):
-    """A question about a metric was answered, well or not."""
-
-    question: MetricQuestion
-    answer: MetricAnswer
-
-
-Change = Listed | Seen | Gone | Lost | Found | Answered
+Change = Listed | Seen | Gone | Lost | Found
 
 
 class EventAbout(Frozen):
@@ -137,8 +128,7 @@ class FleetCluster(Protocol):
         ...
 
     def changes(self, until_s: float) -> tuple[Change, ...]:
-        """What has changed, in order, and what was answered meanwhile. Waits until there is something, or the monotonic
-        moment `until_s`.
+        """What has changed, in order. Waits until there is something, or the monotonic moment `until_s`.
 
         Raises Terminated.
         """
@@ -166,17 +156,6 @@ class FleetCluster(Protocol):
 
     def post_event(self, about: EventAbout, reason: str, message: str, *, warning: bool, key: str) -> None:
         """An Event; where there is one of that key already, nothing."""
-        ...
-
-
-class MetricServers(Protocol):
-    """Servers that answer questions about metrics."""
-
-    def ask(self, questions: frozenset[MetricQuestion]) -> None:
-        """From now on ask these again and again, each new one at once, and no others. Waits for nothing.
-
-        The answers come with the changes of the cluster.
-        """
         ...
 
 

@@ -49,7 +49,7 @@ EVENTS: dict[str, str] = {
 ROLLOUT_EVENTS: dict[str, str] = {
     ROLLOUT_STARTED: "the DaemonSet has a new revision, and its nodes begin to get it",
     ROLLOUT_WAVE_ENDED: "no node of the wave waits or is under way any more; the number of done and failed nodes",
-    ROLLOUT_SOAKING: "the soak time after a wave has begun, or a query delays the next wave: until when, or why",
+    ROLLOUT_SOAKING: "the soak time after a wave has begun: until when",
     ROLLOUT_APPROVAL_REQUIRED: "somebody has to approve the next wave (`Warning`)",
     ROLLOUT_HALTED: "no further node starts: too many failed, or the revision failed before (`Warning`)",
     ROLLOUT_UNDO: "the DaemonSet gets the template of an earlier revision, after a halt or as asked (`Warning`)",

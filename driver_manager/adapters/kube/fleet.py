@@ -536,8 +536,8 @@ class Feed:
 
 KEY_CHARS = 20
 
-Letter = tuple[Feed | None, Change | BaseException]
-"""From whom, None for what is not of the API server, and what."""
+Letter = tuple[Feed, Change | BaseException]
+"""From whom, and what."""
 
 
 class KubeFleet:
@@ -573,9 +573,7 @@ class KubeFleet:
         for feed, change in self._inbox.take(until_s):
             if isinstance(change, BaseException):
                 raise change
-            if (
-                feed is None or self._feeds.get(feed.subject) is feed
-            ):  # what a stopped one said on its way out is nobody's
+            if self._feeds.get(feed.subject) is feed:  # what a stopped one said on its way out is nobody's
                 found.append(change)
         return tuple(found)
 

@@ -13,7 +13,6 @@ from typing import Any, NoReturn, TypeVar, assert_never
 
 from driver_manager.core.fleet.world import NODES, FleetWorld
 from driver_manager.core.fleet_ports import (
-    Answered,
     Change,
     EventAbout,
     FactKind,
@@ -21,12 +20,11 @@ from driver_manager.core.fleet_ports import (
     Found,
     Leadership,
     Lost,
-    MetricServers,
 )
 from driver_manager.core.ports_base import Clock, Reporter
 from driver_manager.domain.deadline import retry_s
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ConfigError, Conflict, ManagerError, Terminated
-from driver_manager.domain.fleet.spec import Fleet, MetricAnswer, MetricQuestion, Policy, RolloutObject
+from driver_manager.domain.fleet.spec import Fleet, Policy, RolloutObject
 from driver_manager.domain.fleet.state import (
     Act,
     Announce,
@@ -348,44 +346,6 @@ class Gauges:
         return {key: one.figures for key, one in self._known.items()}
 
 
-# What each rollout asks of Prometheus servers, and the newest answers. Decides nothing. Depends on ports only.
-
-
-class Hearing:
-    """The questions by rollout. Only answers to what is asked now are kept."""
-
-    def __init__(self, servers: MetricServers) -> None:
-        self._servers = servers
-        self._wanted: dict[str, frozenset[MetricQuestion]] = {}
-        self._asked: frozenset[MetricQuestion] = frozenset()
-        self._answers: dict[MetricQuestion, MetricAnswer] = {}
-
-    def want(self, key: str, questions: frozenset[MetricQuestion]) -> None:
-        """The rollout waits for answers to these, and to no others."""
-        self._wanted[key] = questions
-
-    def keep_only(self, keys: Iterable[str]) -> None:
-        """The others are gone; ask for what is left."""
-        kept = set(keys)
-        self._wanted = {key: questions for key, questions in self._wanted.items() if key in kept}
-        asked = frozenset().union(*self._wanted.values())
-        if asked != self._asked:
-            self._asked = asked
-            self._answers = {question: self._answers[question] for question in asked & self._answers.keys()}
-            self._servers.ask(asked)
-
-    def hear(self, news: Answered) -> bool:
-        """Whether somebody waits for this answer."""
-        if news.question not in self._asked:
-            return False
-        self._answers[news.question] = news.answer
-        return True
-
-    def answers(self) -> dict[MetricQuestion, MetricAnswer]:
-        """As they are now."""
-        return dict(self._answers)
-
-
 SETTLE_S = 0.05
 """What comes within this time after the first change is decided on together with it."""
 
@@ -415,7 +375,6 @@ class FleetPorts(Frozen):
     leadership: Leadership
     clock: Clock
     reporter: Reporter
-    metrics: MetricServers
 
 
 class FleetController:
@@ -438,7 +397,6 @@ class FleetController:
         self._acts: Counter[str] = Counter()
         self._holds = self._is_leading = False
         self._trouble = ""
-        self._hearing = Hearing(ports.metrics)
         self._begin()
 
     def run(self) -> NoReturn:
@@ -501,7 +459,6 @@ class FleetController:
     def _begin(self) -> None:
         """Nothing is known."""
         self._world = FleetWorld(self._namespace, clears_first=self._profile.container_unloads)
-        self._hearing.keep_only(())
         self._rests.forget()
         self._gauges = Gauges(self._ports.clock)
         self._shown_soon: dict[str, float] = {}
@@ -515,7 +472,6 @@ class FleetController:
     def _hand_over(self) -> None:
         with self._ports.clock.shielded():
             self._ports.cluster.follow(frozenset())
-            self._hearing.keep_only(())
             try:
                 self._ports.leadership.release()
             except ManagerError as error:
@@ -524,7 +480,7 @@ class FleetController:
     # what is told
 
     def _take(self, change: Change) -> None:
-        if not (self._hearing.hear(change) if isinstance(change, Answered) else self._world.apply(change)):
+        if not self._world.apply(change):
             return
         match change:
             case Lost():
@@ -566,7 +522,6 @@ class FleetController:
             elif not self._world.why_blind(rollout.policy):
                 self._decide(rollout, rollout.policy)
         self._let_go()
-        self._hearing.keep_only(one.key for one in rollouts if one.policy is not None)
         # What was due and could not be decided on is due again once it can be.
         self._shown_soon = {uid: due_s for uid, due_s in self._shown_soon.items() if due_s > begun_s}
 
@@ -586,9 +541,8 @@ class FleetController:
         clock = self._ports.clock
         now_s, begun_s = clock.wall(), clock.monotonic()
         unmade, blocked = self._acting.unmade.get(rollout.key, ""), self._acting.blocked()
-        fleet = self._world.fleet(rollout, policy, unmade, blocked, self._hearing.answers())
+        fleet = self._world.fleet(rollout, policy, unmade, blocked)
         decision = self._advance(fleet, now_s)
-        self._hearing.want(rollout.key, decision.questions)
         self._gauges.decided(rollout.key, fleet, decision, clock.monotonic() - begun_s)
         if decision.again_s is not None:
             self._again_s = min(self._again_s, max(decision.again_s, now_s + LEAST_S))

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from driver_manager.core.fleet_ports import (
-    Answered,
     Change,
     Fact,
     FactKind,
@@ -32,8 +31,6 @@ from driver_manager.domain.fleet.spec import (
     Fleet,
     FleetNode,
     GatePod,
-    MetricAnswer,
-    MetricQuestion,
     Policy,
     Revision,
     RolloutObject,
@@ -82,9 +79,7 @@ class FleetWorld:
     # what is told
 
     def apply(self, change: Change) -> bool:
-        """Whether it is news: a decision that was made before may be another one now. An answer is no fact of ours."""
-        if isinstance(change, Answered):
-            return False
+        """Whether it is news: a decision that was made before may be another one now."""
         room = self._rooms.setdefault(change.subject, _Room())
         match change:
             case Listed():
@@ -224,9 +219,8 @@ class FleetWorld:
         policy: Policy,
         unmade: str = "",
         blocked: Mapping[str, str] | None = None,
-        answers: Mapping[MetricQuestion, MetricAnswer] | None = None,
     ) -> Fleet:
-        """All that one decision about `rollout` is made from. `unmade`, `blocked`, `answers`: as there."""
+        """All that one decision about `rollout` is made from. `unmade`, `blocked`: as there."""
         daemon_set = self._daemon_set(policy)
         uid = daemon_set.facts.uid if daemon_set is not None else None
         return Fleet(
@@ -245,7 +239,6 @@ class FleetWorld:
             unmade=unmade,
             blocked=blocked or {},
             clears_first=self._clears_first,
-            metric_answers=answers,
         )
 
     def orphans(self) -> list[MarkNode]:

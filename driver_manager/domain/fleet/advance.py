@@ -7,13 +7,13 @@ then what is undone, kept and shown.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 
 from driver_manager.domain import events
 from driver_manager.domain.fleet import waves
 from driver_manager.domain.fleet.nodes import IN_NO_WAVE, gates_by_node, obsolete_clear_pods, place, restart
-from driver_manager.domain.fleet.spec import Fleet, Heard, Memory, MetricQuestion, OnHalt, Past
+from driver_manager.domain.fleet.spec import Fleet, Memory, OnHalt, Past
 from driver_manager.domain.fleet.state import (
     Act,
     Announce,
@@ -172,8 +172,6 @@ def _gated(view: View) -> Caption | None:
         return None
     if not any(standing.wave > turn.upto for standing in view.by_place[Place.WAITING]):
         return None
-    if gate.kind is GateKind.METRIC:
-        return Caption(Phase.SOAKING, "MetricGate", gate.text) if view.hold is None else None
     if gate.kind is GateKind.SOAK:
         return Caption(Phase.SOAKING, "Soaking", gate.text)
     return Caption(Phase.WAITING_FOR_APPROVAL, "ApprovalRequired", gate.text)
@@ -472,7 +470,6 @@ def advance(fleet: Fleet, now_s: float) -> FleetDecision:
         memory=memory,
         outlook=outlook(view, shown),
         again_s=_next(now_s, (*moments, *_waits(seen, shown.phase))),
-        questions=frozenset(_questions(seen)),
     )
 
 
@@ -489,7 +486,6 @@ def survey(fleet: Fleet, now_s: float) -> Survey:
         gates_by_node(fleet.gate_pods, judged) if fleet.policy.pod_gates else {},
         preflight_findings(fleet, target, now_s),
         Clears(fleet) if fleet.clears_first else None,
-        Heard(fleet.metric_answers, now_s),
         fleet.blocked,
         frozenset(revision.hash for revision in fleet.revisions),
     )
@@ -548,16 +544,6 @@ def _settled(seen: Survey) -> tuple[list[Act], list[float | None]]:
     return acts, moments
 
 
-def _questions(seen: Survey) -> Iterator[MetricQuestion]:
-    """What nodes wait for an answer to, and, where nothing else keeps the next wave, what that one waits for."""
-    if seen.hold is not None and seen.hold.stands_aside:
-        return
-    for standing in seen.standings:
-        yield from standing.verdict.questions
-    if seen.hold is None and any(standing.verdict.wants_turn for standing in seen.standings):
-        yield from seen.scene.turn.questions
-
-
 def _is_of(standing: Standing, target: str) -> bool:
     record = standing.member.record
     return record is not None and record.revision == target
@@ -565,14 +551,14 @@ def _is_of(standing: Standing, target: str) -> bool:
 
 def _waits(seen: Survey, phase: Phase) -> Iterable[float | None]:
     """The moments at which the fleet as a whole may go on, or, where it is complete, looks different."""
-    gate, answers_s = seen.scene.turn.gate, seen.scene.turn.until_s
+    gate = seen.scene.turn.gate
     gate_s = gate.until_s if gate is not None else None
     if phase is Phase.COMPLETE:
-        return gate_s, answers_s
+        return (gate_s,)
     hold, is_waiting = seen.hold, any(standing.verdict.wants_turn for standing in seen.standings)
     held_s = hold.until_s if hold is not None and (is_waiting or hold.stands_aside) else None
     results_s = (one.until_s for one in seen.scene.terms.preflights.values())
-    return held_s, gate_s, answers_s, *results_s
+    return held_s, gate_s, *results_s
 
 
 def _next(now_s: float, moments: Iterable[float | None]) -> float | None:

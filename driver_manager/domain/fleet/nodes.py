@@ -5,7 +5,6 @@ Pure. Every case is one guard in `PLACE_CASES` or `JUDGE_CASES`. The first guard
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -19,7 +18,6 @@ from driver_manager.domain.fleet.spec import (
     NodeRecord,
     PodGate,
     PreflightMode,
-    Shut,
     Task,
     TaskPod,
     UpgradeState,
@@ -203,22 +201,8 @@ def gates_by_node(pods: Iterable[GatePod], names: Container[str]) -> dict[str, l
     return found
 
 
-_SINCE = frozenset({UpgradeState.VALIDATION, UpgradeState.FAILED})
-"""States in which the time of a gate that counts it has begun. Before them, such a gate is not passed."""
-
-
-def shut_gates(member: Member, terms: Terms) -> Shut:
-    """The first gate that the node does not pass, with no reason where it passes all. Metrics come last."""
-    why = _why_shut(member, terms)
-    if why:
-        return Shut(why)
-    record = member.record
-    since_s = record.since_s if record is not None and member.state in _SINCE else math.inf
-    found = terms.heard.judge(terms.policy.metric_gates, member.node.name, since_s)
-    return replace(found, why=f"waits for {found.why}") if found.why else found
-
-
-def _why_shut(member: Member, terms: Terms) -> str:
+def why_shut(member: Member, terms: Terms) -> str:
+    """The first gate that the node does not pass, "" if it passes all."""
     pods = terms.gate_pods.get(member.node.name, ())
     problems = [
         *(_pod_problem(gate, pods) for gate in terms.policy.pod_gates),
@@ -255,15 +239,15 @@ def judge(member: Member, record: NodeRecord, terms: Terms) -> Verdict:
     return next(verdict for case in JUDGE_CASES if (verdict := case(member, record, terms)) is not None)
 
 
-def lacking(member: Member, terms: Terms) -> Shut:
-    """What a node that has failed lacks to serve the target revision as well as a node has to; no reason if nothing."""
+def lacking(member: Member, terms: Terms) -> str:
+    """What a node that has failed lacks to serve the target revision as well as a node has to, "" if nothing."""
     pod = member.pod
     is_serving = pod is not None and pod.revision == terms.target and member.has_ready_pod
     if not is_serving or member.node.driver_state in _BROKEN:
-        return Shut("its driver does not serve")
+        return "its driver does not serve"
     if member.node.is_taken_by_run:
-        return Shut(TAKEN)
-    return shut_gates(member, terms)
+        return TAKEN
+    return why_shut(member, terms)
 
 
 def _untouched(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
@@ -332,15 +316,12 @@ def _other_revision(member: Member, record: NodeRecord, terms: Terms) -> Verdict
 def _ready(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
     if not member.has_ready_pod:
         return None
-    shut = shut_gates(member, terms)
-    if not shut.why:
-        done = _noted(member, record, terms, UpgradeState.DONE, "its driver is ready")
-        return replace(done, until_s=shut.until_s)
+    why = why_shut(member, terms)
+    if not why:
+        return _noted(member, record, terms, UpgradeState.DONE, "its driver is ready")
     if member.state is not UpgradeState.VALIDATION:
-        return _noted(member, record, terms, UpgradeState.VALIDATION, shut.why)
-    found = _bounded(member, record, terms, terms.policy.validation_timeout_s, shut.why)
-    moments = [moment for moment in (found.until_s, shut.until_s) if moment is not None]
-    return replace(found, until_s=min(moments, default=None), questions=shut.questions)
+        return _noted(member, record, terms, UpgradeState.VALIDATION, why)
+    return _bounded(member, record, terms, terms.policy.validation_timeout_s, why)
 
 
 def _rebooted(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
@@ -438,14 +419,13 @@ def _failed(member: Member, terms: Terms) -> Verdict | None:
     record = member.record
     if member.state is not UpgradeState.FAILED or record is None:
         return None
-    shut = lacking(member, terms)
-    if not shut.why:
+    if not lacking(member, terms):
         done = mark(member, record, terms, UpgradeState.DONE)
-        return Verdict(Place.FAILED, "its driver is ready now", (done,), until_s=shut.until_s)
+        return Verdict(Place.FAILED, "its driver is ready now", (done,))
     if record.revision != terms.target:
         return None
     if not member.node.wants_retry:
-        return Verdict(Place.FAILED, record.reason, until_s=shut.until_s, questions=shut.questions)
+        return Verdict(Place.FAILED, record.reason)
     unfit = why_unfit(member)
     return Verdict(Place.FAILED, f"a retry was asked for, but it {unfit}" if unfit else "", wants_turn=not unfit)
 
@@ -457,12 +437,7 @@ def _has_target(member: Member, terms: Terms) -> Verdict | None:
     if _was_upgraded(member, terms):
         return DONE
     is_stranded = member.has_ready_pod and member.node.is_taken_by_run
-    found = _left_out(f"has the target revision already, but {TAKEN if is_stranded else 'does not serve yet'}")
-    if member.state is not UpgradeState.FAILED or member.record is None:
-        return found
-    # It failed for an earlier target, and may lack nothing but the answer to a query: that has to be asked for.
-    shut = lacking(member, terms)
-    return replace(found, until_s=shut.until_s, questions=shut.questions)
+    return _left_out(f"has the target revision already, but {TAKEN if is_stranded else 'does not serve yet'}")
 
 
 def _has_left(member: Member, terms: Terms) -> Verdict | None:

@@ -6,9 +6,8 @@ made from the table. Pure.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import tzinfo
 from enum import Enum
@@ -21,182 +20,9 @@ from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.reboot.schedule import EXPECTED_WINDOWS, Schedule, parse_windows
 from driver_manager.domain.records import Frozen
 from driver_manager.domain.selectors import Selector
-from driver_manager.domain.text import one_line, parse_duration, shortened, spoken, writable
+from driver_manager.domain.text import parse_duration, shortened, writable
 from driver_manager.domain.window import Window
-from driver_manager.domain.wire import FLAG, OBJECT, WHOLE, Form, in_brief, parsed, seconds_of
-
-# Owns what a query to a Prometheus server has to answer before a node is done, or the next wave begins. Pure.
-#
-# A query that names `{node}` is asked for each node that has nothing else to wait for; any other one is asked once for
-# all of them, and once more before the next wave. Only one number that was asked for late enough, and is within its
-# bounds, is a pass: no answer, no series, several of them or NaN is a reason to wait. Who asks, and how often, is not
-# decided here.
-
-NODE = "{node}"
-"""Stands for the name of the node in a query."""
-
-MAX_AGE_S = 120.0
-"""An answer that is older is none: whoever asks may hang."""
-
-MAX_PROBLEM_CHARS = 200
-
-
-class MetricGate(Frozen):
-    """The answer to `query` of the server at `url` has to be within the bounds, of which there is at least one.
-
-    It counts where it was asked for `delay_s` after the driver was ready, or later: a server shows what it has scraped
-    before for some time.
-    """
-
-    name: str
-    url: str
-    query: str
-    at_least: float | None = None
-    at_most: float | None = None
-    delay_s: float = 60.0
-
-    @property
-    def is_per_node(self) -> bool:
-        """Whether each node has a query of its own."""
-        return NODE in self.query
-
-    def question(self, node: str = "") -> MetricQuestion:
-        """What is asked for this node."""
-        return MetricQuestion(self.url, self.query.replace(NODE, node))
-
-
-@dataclass(frozen=True, slots=True)
-class MetricQuestion:
-    """A query as it is sent, and where."""
-
-    url: str
-    query: str
-
-
-@dataclass(frozen=True, slots=True)
-class MetricAnswer:
-    """What came of a question asked at `asked_s` (seconds since the epoch): one number, or why there is none."""
-
-    asked_s: float
-    value: float | None = None
-    problem: str = ""
-
-
-Answers = Mapping[MetricQuestion, MetricAnswer]
-
-
-@dataclass(frozen=True, slots=True)
-class Shut:
-    """Why a gate is not passed, what has to be asked meanwhile, and when time alone changes that."""
-
-    why: str
-    questions: tuple[MetricQuestion, ...] = ()
-    until_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """The newest answers at `now_s`. `answers` is None where nobody asks: on a laptop, say."""
-
-    answers: Answers | None
-    now_s: float
-
-    def judge(self, gates: Iterable[MetricGate], node: str, since_s: float, not_before_s: float = 0.0) -> Shut:
-        """The first of `gates` that is not passed, with all their questions that are due; no reason where all are.
-
-        Counted from `since_s`, math.inf where that has not begun; no answer counts that was asked for before
-        `not_before_s`.
-        """
-        reasons, questions, moments = list[str](), list[MetricQuestion](), list[float]()
-        for gate in gates:
-            due_s, question = max(since_s + gate.delay_s, not_before_s), gate.question(node)
-            if self.now_s < due_s:
-                if due_s < math.inf:
-                    moments.append(due_s)
-                why = f"it is queried {spoken(gate.delay_s)} after the driver is ready"
-            else:
-                questions.append(question)
-                answer = self._answer(question, due_s)
-                why = self._why_not(gate, answer)
-                if answer is not None:
-                    moments.append(answer.asked_s + MAX_AGE_S)
-            if why:
-                reasons.append(f"metric {gate.name}: {why}")
-        why = reasons[0] if reasons else ""
-        return Shut(why, tuple(questions) if self.answers is not None else (), min(moments, default=None))
-
-    def _answer(self, question: MetricQuestion, due_s: float) -> MetricAnswer | None:
-        """The answer that counts, None where there is none."""
-        found = (self.answers or {}).get(question)
-        if found is None or found.asked_s < due_s or abs(self.now_s - found.asked_s) >= MAX_AGE_S:
-            return None
-        return found
-
-    def _why_not(self, gate: MetricGate, answer: MetricAnswer | None) -> str:
-        if self.answers is None:
-            return "only the controller queries it"
-        if answer is None:
-            return "no answer yet"
-        return answer.problem if answer.value is None else _out_of_bounds(gate, answer.value)
-
-
-def _out_of_bounds(gate: MetricGate, value: float) -> str:
-    if gate.at_least is not None and not value >= gate.at_least:
-        return f"it is {value:.6g}, and must be at least {gate.at_least:.6g}"
-    if gate.at_most is not None and not value <= gate.at_most:
-        return f"it is {value:.6g}, and must be at most {gate.at_most:.6g}"
-    return ""
-
-
-def answer_of(status: int, body: bytes, asked_s: float) -> MetricAnswer:
-    """What an answer of the query API says (prometheus.io, HTTP API, Instant queries). Never raises."""
-    try:
-        found = parsed(body.decode())
-    except ValueError:
-        found = None
-    if status != 200 or type(found) is not dict or found.get("status") != "success":
-        return MetricAnswer(asked_s, problem=_refusal(status, found))
-    try:
-        value = _number(found["data"])
-    except _NoNumberError as error:
-        return MetricAnswer(asked_s, problem=str(error))
-    except (ValueError, TypeError, LookupError):
-        return MetricAnswer(asked_s, problem="the answer cannot be read")
-    return MetricAnswer(asked_s, value)
-
-
-class _NoNumberError(Exception):
-    """An answer that is understood, and is not one number."""
-
-
-def _number(data: Any) -> float:
-    """The one number of a result. Raises _NoNumberError; ValueError, TypeError, LookupError for what is no result."""
-    kind, result = data["resultType"], data["result"]
-    if kind == "vector":
-        if not result:
-            raise _NoNumberError("the query returns nothing")
-        if len(result) > 1:
-            raise _NoNumberError(f"the query returns {len(result)} series, one is needed")
-        sample = result[0]["value"]
-    elif kind == "scalar":
-        sample = result
-    else:
-        raise _NoNumberError("the query does not return a number")
-    if type(sample[1]) is not str:
-        raise ValueError(sample)
-    value = float(sample[1])
-    if not math.isfinite(value):
-        raise _NoNumberError(f"the query returns {sample[1]}")
-    return value
-
-
-def _refusal(status: int, found: Any) -> str:
-    if 300 <= status < 400:
-        return f"the server redirects (HTTP {status}), and redirects are not followed"
-    error = found.get("error") if type(found) is dict else None
-    said = f": {shortened(one_line(error), MAX_PROBLEM_CHARS)}" if type(error) is str and error else ""
-    return f"the server does not answer the query (HTTP {status}){said}"
-
+from driver_manager.domain.wire import FLAG, OBJECT, WHOLE, Form, in_brief, seconds_of
 
 # The annotation that a rollout keeps on a Node, as versioned JSON. Pure.
 #
@@ -383,7 +209,6 @@ class Policy(Frozen):
     schedule: Schedule = field(default_factory=Schedule)
     pod_gates: tuple[PodGate, ...] = ()
     condition_gates: tuple[ConditionGate, ...] = ()
-    metric_gates: tuple[MetricGate, ...] = ()
     failure_threshold: int = 1
     on_halt: OnHalt = OnHalt.HOLD
     node_timeout_s: float = 1800.0
@@ -564,8 +389,7 @@ class Fleet(Frozen):
     `rivals` are the names of older objects for the same DaemonSet. `rollout` is the namespace/name of this one, by
     which it knows its own records, `rollout_uid` its uid. `task_pods` are those that it made; `unmade` is why the API
     server refused the last one, "" where it did not. `clears_first`: a node is cleared before its driver pod goes.
-    `metric_answers` are the newest ones to what the last decision asked; None where nobody asks. `blocked` is why
-    nothing can be done to which nodes for now, by name, as far as whoever decides has tried.
+    `blocked` is why nothing can be done to which nodes for now, by name, as far as whoever decides has tried.
     """
 
     policy: Policy
@@ -582,7 +406,6 @@ class Fleet(Frozen):
     task_pods: tuple[TaskPod, ...] = ()
     unmade: str = ""
     clears_first: bool = False
-    metric_answers: Mapping[MetricQuestion, MetricAnswer] | None = None
     blocked: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -616,9 +439,7 @@ class Kind(Enum):
     CONDITION = "condition type"
     WINDOWS = "maintenance windows"
     ZONE = "time zone"
-    NUMBER = "number"
-    URL = "address of a server"
-    QUERY = "query"
+    REMOVED = "nothing"
 
 
 class Grammar(Frozen):
@@ -646,13 +467,6 @@ GRAMMARS = {
         f"^{selectors.KEY_PATTERN}$", "the type of a condition of the Node such as NetworkReady", 317
     ),
     Kind.WINDOWS: Grammar(f"^( *({WINDOW}( *; *{WINDOW})* *;?)? *)$", EXPECTED_WINDOWS, 1000),
-    # No user, password, query or fragment: what is written here can be read by whoever reads the object.
-    Kind.URL: Grammar(
-        r"^https?://([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[1-9][0-9]{0,4})?(/[-A-Za-z0-9._~/]*)?$",
-        "http:// or https:// with a host, a port if it is not the default, and a path, such as http://prometheus.monitoring:9090",
-        500,
-    ),
-    Kind.QUERY: Grammar(r"^[ -~\s]*$", "a query of Prometheus in printable ASCII", 2000),
     Kind.ZONE: Grammar(r"^[A-Za-z0-9][-+A-Za-z0-9_/]*$", "a time zone such as Europe/Berlin, or UTC", 64),
 }
 """Kinds of texts that are checked. The patterns mean the same to Go's and to Python's reader of them."""
@@ -663,8 +477,8 @@ class Field(Frozen):
 
     `least` and `most` bound a number, the entries of a list, the seconds of a duration or the characters of a text;
     None where only the kind does. `fields` are those of an object, or of each entry of a list; there `apart` are fields
-    of which an entry has at most one, and `key` is a field that no two entries share. `between` are two numbers of
-    which it has at least one, the smaller one first.
+    of which an entry has at most one, and `key` is a field that no two entries share. The meaning of a field that was
+    removed says what to use instead.
     """
 
     name: str
@@ -679,7 +493,6 @@ class Field(Frozen):
     fields: tuple[Field, ...] = ()
     apart: tuple[str, ...] = ()
     key: str = ""
-    between: tuple[str, ...] = ()
 
 
 DAY_S = 24 * 3600
@@ -733,41 +546,6 @@ UNITS = (
         choices=tuple(mode.value for mode in UnitMode),
     ),
 )
-METRICS = (
-    Field("name", Kind.NAME, "name of the metric, as reasons show it", example="errors", is_required=True, most=63),
-    Field(
-        "url",
-        Kind.URL,
-        "address of the Prometheus server; no user, password or token is sent",
-        example="http://prometheus.monitoring:9090",
-        is_required=True,
-        least=1,
-    ),
-    Field(
-        "query",
-        Kind.QUERY,
-        "instant query; `{node}` in it stands for the name of the node",
-        example='sum(npu_errors_total{node="{node}"})',
-        is_required=True,
-        least=1,
-    ),
-    Field(
-        "atLeast",
-        Kind.NUMBER,
-        "smallest number that passes; `atLeast` or `atMost` is required",
-        example=0.99,
-    ),
-    Field("atMost", Kind.NUMBER, "largest number that passes; `atLeast` or `atMost` is required", example=0),
-    Field(
-        "delay",
-        Kind.DURATION,
-        "time from a ready driver to the first query: longer than the server takes to scrape again",
-        default="1m",
-        example="2m",
-        least=0,
-        most=DAY_S,
-    ),
-)
 GATES = (
     Field(
         "pods",
@@ -811,14 +589,8 @@ GATES = (
     ),
     Field(
         "metrics",
-        Kind.LIST,
-        "queries to Prometheus servers, each of which must return one number within its bounds; an empty answer, "
-        "several series or NaN does not pass. A query with `{node}` runs for each node before its upgrade counts as "
-        "done; a query without it runs then too, and again before the next wave starts",
-        most=MAX_GATES,
-        fields=METRICS,
-        key="name",
-        between=("atLeast", "atMost"),
+        Kind.REMOVED,
+        "was removed: delete it, and use `conditions`, with a job that queries Prometheus and sets the condition",
     ),
 )
 SPEC = (
@@ -958,11 +730,6 @@ WISHES = (
 #
 # Knows kinds, defaults and bounds; what the values are for is the business of `reading`. Pure.
 
-MOST = 1e15
-"""No number is larger, so that all of them are written as they are meant."""
-
-NUMBER = "a number"
-
 Zones = Callable[[str], tzinfo | None]
 """The time zone of this name; None where there is none."""
 
@@ -983,9 +750,9 @@ class Values:
         if type(body) is not dict:
             self.bad(at, body, OBJECT)
             return {}
-        known = {one.name for one in fields}
-        for name in sorted(body.keys() - known):
-            self.problems.append(f"{at} has a field {in_brief(name)}, expected one of {', '.join(sorted(known))}")
+        known = sorted(one.name for one in fields if one.kind is not Kind.REMOVED)
+        for name in sorted(body.keys() - {one.name for one in fields}):
+            self.problems.append(f"{at} has a field {in_brief(name)}, expected one of {', '.join(known)}")
         return {one.name: self._field(one, body, f"{at}.{one.name}") for one in fields}
 
     def _field(self, one: Field, body: Mapping[str, Any], at: str) -> Any:
@@ -998,6 +765,9 @@ class Values:
     def _value(self, one: Field, value: Any, at: str) -> Any:
         found: Any = None
         match one.kind, value:
+            case Kind.REMOVED, _:
+                self.problems.append(f"{at} {one.meaning}")
+                return None
             case Kind.OBJECT, dict():
                 return self.object(one.fields, value, at)
             case Kind.LIST, list() if _fits(one, len(value)):
@@ -1005,8 +775,6 @@ class Values:
                 return [self.object(one.fields, item, f"{at}[{number}]") for number, item in enumerate(value)]
             case ((Kind.WHOLE | Kind.AMOUNT), int()) if type(value) is int and _fits(one, value):
                 found = value if one.kind is Kind.WHOLE else Amount(value)
-            case Kind.NUMBER, int() | float() if type(value) is not bool and abs(value) <= MOST:
-                found = float(value)
             case (Kind.FLAG, bool()) | (Kind.CHOICE, str()) if one.kind is Kind.FLAG or value in one.choices:
                 found = value
             case _, str() if one.kind in GRAMMARS:
@@ -1024,8 +792,6 @@ class Values:
             both = [name for name in one.apart if entry.get(name) is not None]
             if len(both) > 1:
                 self.problems.append(f"{at}[{number}] has {' and '.join(both)}, expected at most one of them")
-            if problem := _unordered(one, entry):
-                self.problems.append(f"{at}[{number}] {problem}")
             key = entry.get(one.key)
             if type(key) is str and first.setdefault(key, number) != number:
                 self.bad(f"{at}[{number}].{one.key}", key, f"a value other than that of entry {first[key]}")
@@ -1080,21 +846,8 @@ def _expected(one: Field) -> str:
         Kind.WHOLE: f"{WHOLE} from {one.least} to {one.most}",
         Kind.LIST: f"a list of {one.least or 0} to {one.most} objects",
         Kind.FLAG: FLAG,
-        Kind.NUMBER: NUMBER,
         Kind.OBJECT: OBJECT,
     }[one.kind]
-
-
-def _unordered(one: Field, entry: Mapping[str, Any]) -> str:
-    """What is wrong with the two numbers that are the bounds of an entry."""
-    if not one.between:
-        return ""
-    low, high = (entry.get(name) for name in one.between)
-    if low is None and high is None:
-        return f"has neither {' nor '.join(one.between)}, expected at least one of them"
-    if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
-        return f"has {one.between[0]} above {one.between[1]}"
-    return ""
 
 
 def _fits(one: Field, number: float) -> bool:
@@ -1145,7 +898,6 @@ def read(body: Any, zones: Zones) -> RolloutObject:
     metadata, status = _object(whole.get("metadata")), _object(whole.get("status"))
     reader = Values(zones)
     spec = reader.object(SPEC, whole.get("spec", {}), "spec")
-    _refuse_late(reader, spec)
     wishes = _wishes(reader, metadata.get("annotations", {}))
     problems = tuple(reader.problems)
     generation = metadata.get("generation")
@@ -1220,7 +972,6 @@ def _policy(values: Mapping[str, Any], namespace: str) -> Policy:
         schedule=replace(values["windows"] or Schedule(), zone=values["timezone"]),
         pod_gates=tuple(PodGate(one["namespace"] or namespace, one["selector"]) for one in gates.get("pods") or ()),
         condition_gates=tuple(ConditionGate(one["type"], one["status"]) for one in gates.get("conditions") or ()),
-        metric_gates=tuple(_metric_gate(one) for one in gates.get("metrics") or ()),
         failure_threshold=values["failureThreshold"],
         on_halt=OnHalt(values["onHalt"]),
         node_timeout_s=values["nodeTimeout"],
@@ -1237,22 +988,6 @@ def _wave(one: Mapping[str, Any]) -> Wave:
     elif one["percent"] is not None:
         amount = Amount(one["percent"], is_percent=True)
     return Wave(one["name"], one["nodeSelector"] or Selector(), amount, one["soak"], one["approval"])
-
-
-def _metric_gate(one: Mapping[str, Any]) -> MetricGate:
-    return MetricGate(one["name"], one["url"], one["query"], one["atLeast"], one["atMost"], one["delay"])
-
-
-def _refuse_late(values: Values, spec: Mapping[str, Any]) -> None:
-    """A gate that is asked for only once its node has failed can never be passed."""
-    limit_s = spec.get("validationTimeout")
-    for number, one in enumerate((spec.get("gates") or {}).get("metrics") or ()):
-        delay_s = one.get("delay")
-        if limit_s is not None and delay_s is not None and delay_s >= limit_s:
-            at = f"spec.gates.metrics[{number}].delay"
-            values.problems.append(
-                f"{at} is {spoken(delay_s)}, expected less than validationTimeout, {spoken(limit_s)}"
-            )
 
 
 def _past(one: Mapping[str, Any]) -> Past | None:

@@ -24,9 +24,7 @@ from driver_manager.domain.fleet.spec import (
     Fleet,
     FleetNode,
     GatePod,
-    Heard,
     Memory,
-    MetricQuestion,
     NodeRecord,
     Policy,
     Revision,
@@ -195,14 +193,12 @@ class FleetDecision(Frozen):
     """What to do now, what to keep in the object's status, and what to show.
 
     `again_s`: the moment (seconds since the epoch) from which time alone may change the decision; None where it cannot.
-    `questions` are to be asked until the next decision, and no others.
     """
 
     acts: tuple[Act, ...]
     memory: Memory
     outlook: Outlook
     again_s: float | None = None
-    questions: frozenset[MetricQuestion] = frozenset()
 
 
 # Owns which nodes a rollout is about: each with its driver pod, and what this rollout has written on it.
@@ -627,8 +623,7 @@ class Terms:
     """What holds for every node in one decision. `gate_pods` are those of each node that is under way or has failed.
 
     `preflights` is what is known of a run for the target, by node. `clears` is there where nodes are cleared before
-    their driver pods are deleted. `heard` are the answers to questions about metrics. `blocked` is as of a
-    Fleet. `revisions` are the hashes of those that are known.
+    their driver pods are deleted. `blocked` is as of a Fleet. `revisions` are the hashes of those that are known.
     """
 
     policy: Policy
@@ -639,7 +634,6 @@ class Terms:
     gate_pods: Mapping[str, Sequence[GatePod]] = field(default_factory=dict)
     preflights: Mapping[str, Finding] = field(default_factory=dict)
     clears: Clears | None = None
-    heard: Heard = field(default_factory=lambda: Heard(None, 0.0))
     blocked: Mapping[str, str] = field(default_factory=dict)
     revisions: frozenset[str] = frozenset()
 
@@ -665,7 +659,6 @@ class Verdict:
 
     `until_s`: from when on time alone may change that. `wants_turn`: it may begin as soon as the fleet allows it.
     `fails`: `acts` note that it has failed. `untouched` is there for one that is taken and has its old pod still.
-    `questions` are those whose answers it waits for.
     """
 
     place: Place
@@ -675,7 +668,6 @@ class Verdict:
     wants_turn: bool = False
     fails: bool = False
     untouched: Untouched | None = None
-    questions: tuple[MetricQuestion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,9 @@ from driver_manager.domain.fleet.spec import (
     UNDER_WAY,
     DaemonSetFacts,
     Fleet,
-    MetricQuestion,
     NodeRecord,
     Policy,
     PreflightMode,
-    Shut,
     Task,
     TaskPod,
     UnitMode,
@@ -123,7 +121,6 @@ class GateKind(Enum):
     UNFINISHED = "an earlier wave has not ended"
     SOAK = "the soak time of an earlier wave"
     APPROVAL = "the approval"
-    METRIC = "the answer to a query"
 
 
 class Gate(Frozen):
@@ -138,8 +135,7 @@ class Gate(Frozen):
 class Turn(Frozen):
     """How far the waves have come: nodes of waves up to `upto` may begin, the others wait for `gate`.
 
-    `reached` is the last wave that a node was taken in; `current` the last one that is open and has nodes. `questions`
-    are those whose answers decide whether the next wave begins; `until_s` is when time alone may change what they say.
+    `reached` is the last wave that a node was taken in; `current` the last one that is open and has nodes.
     """
 
     reached: int
@@ -147,8 +143,6 @@ class Turn(Frozen):
     current: int
     gate: Gate | None
     waves: tuple[WaveView, ...]
-    questions: tuple[MetricQuestion, ...] = ()
-    until_s: float | None = None
 
 
 def turn(standings: Sequence[Standing], terms: Terms, wishes: Wishes) -> Turn:
@@ -157,19 +151,15 @@ def turn(standings: Sequence[Standing], terms: Terms, wishes: Wishes) -> Turn:
     reached = max((_reached(standing, terms.target) for standing in standings), default=0)
     gate: Gate | None = None
     upto = current = 0
-    questions: tuple[MetricQuestion, ...] = ()
-    moments = list[float]()
     for view, wave in zip(views, terms.policy.waves, strict=True):
         if gate is not None and view.number > reached:
             break
         upto = view.number
         if any(view.counts.values()):
             current = view.number
-            if gate is None and (gate := _gate(view, wave, terms, wishes, reached)) is None:
-                gate, heard = _metric_gate(view, wave, terms, reached)
-                questions += heard.questions
-                moments += [heard.until_s] if heard.until_s is not None else []
-    return Turn(reached, upto, current, gate, views, questions, min(moments, default=None))
+            if gate is None:
+                gate = _gate(view, wave, terms, wishes, reached)
+    return Turn(reached, upto, current, gate, views)
 
 
 def is_approved(number: int, target: str, wishes: Wishes) -> bool:
@@ -198,20 +188,6 @@ def _gate(view: WaveView, wave: Wave, terms: Terms, wishes: Wishes, reached: int
     if wave.needs_approval and not is_approved(view.number, terms.target, wishes):
         return Gate(GateKind.APPROVAL, view.number, f"waits for the approval of the wave after {wave_name(view)}")
     return None
-
-
-def _metric_gate(view: WaveView, wave: Wave, terms: Terms, reached: int) -> tuple[Gate | None, Shut]:
-    """The gate that the metric queries about the fleet close behind this wave, None if it is open, and their result.
-
-    They are evaluated after soak time and approval, and repeated until the next wave has begun.
-    """
-    gates = [gate for gate in terms.policy.metric_gates if not gate.is_per_node]
-    if view.number < reached or view.ended_s is None or not gates:
-        return None, Shut("")
-    found = terms.heard.judge(gates, "", view.ended_s, view.ended_s + wave.soak_s)
-    if not found.why:
-        return None, found
-    return Gate(GateKind.METRIC, view.number, f"waits after {wave_name(view)} for {found.why}"), found
 
 
 def _reached(standing: Standing, target: str) -> int:
@@ -501,7 +477,7 @@ FAILING = frozenset(
 
 WAITS, RUNS = "waits for its preflight", "its preflight is running"
 
-_SEEN_AHEAD = frozenset({GateKind.SOAK, GateKind.APPROVAL, GateKind.METRIC})
+_SEEN_AHEAD = frozenset({GateKind.SOAK, GateKind.APPROVAL})
 """While the next wave waits for one of these, its nodes are looked at: whoever approves it sees what comes."""
 
 

@@ -15,7 +15,6 @@ from tests.assurance.mutants.form_mutants import FORM_MUTANTS
 from tests.assurance.mutants.host_mutants import HOST_MUTANTS
 from tests.assurance.mutants.kernel_mutants import KERNEL_MUTANTS
 from tests.assurance.mutants.kmm_mutants import KMM_MUTANTS
-from tests.assurance.mutants.metric_gate_mutants import METRIC_GATE_MUTANTS
 from tests.assurance.mutants.mutant import Mutant
 from tests.assurance.mutants.node_mutants import NODE_MUTANTS
 from tests.assurance.mutants.patience_mutants import PATIENCE_MUTANTS
@@ -47,7 +46,6 @@ _EVERY = (
     *SANDBOX_MUTANTS,
     *FLEET_METRICS_MUTANTS,
     *FLEET_PODS_MUTANTS,
-    *METRIC_GATE_MUTANTS,
     *CLEAR_MUTANTS,
     *CLIENT_MUTANTS,
     *STAGED_MUTANTS,

@@ -15,8 +15,16 @@ FLEET_OBJECT_MUTANTS = (
         "rollout-typo-dropped",
         "an unknown field of a rollout is refused, not dropped",
         "domain/fleet/spec.py",
-        "        for name in sorted(body.keys() - known):\n",
+        "        for name in sorted(body.keys() - {one.name for one in fields}):\n",
         "        for name in sorted(body.keys() & set()):\n",
+        (BAD_VALUE,),
+    ),
+    Mutant(
+        "rollout-removed-gate-ignored",
+        "a rollout with gates.metrics, which were removed, does not run without them",
+        "domain/fleet/spec.py",
+        '                self.problems.append(f"{at} {one.meaning}")\n',
+        "",
         (BAD_VALUE,),
     ),
     Mutant(

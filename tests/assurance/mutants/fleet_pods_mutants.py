@@ -39,8 +39,8 @@ FLEET_PODS_MUTANTS = (
         "stranded-is-done",
         "a failed node that a run has left taken does not count as done, even if its driver is ready",
         PATH + "nodes.py",
-        "    if member.node.is_taken_by_run:\n        return Shut",
-        "    if member.node.is_taken_by_run and not member.pod:\n        return Shut",
+        "    if member.node.is_taken_by_run:\n        return TAKEN",
+        "    if member.node.is_taken_by_run and not member.pod:\n        return TAKEN",
         ("unit/fleet/test_clearing.py::test_what_a_run_has_left_taken_is_not_done_because_its_driver_serves",),
     ),
     Mutant(

@@ -17,7 +17,6 @@ from driver_manager.domain.fleet.spec import (
     GRAMMARS,
     GROUP,
     KIND,
-    MOST,
     PLURAL,
     SHORT_NAME,
     SPEC,
@@ -59,7 +58,8 @@ PLAIN: dict[Kind, Json] = {
     Kind.AMOUNT: {"x-kubernetes-int-or-string": True},
     Kind.TEXTS: {"type": "array", "items": {"type": "string"}},
     Kind.TEXT: {"type": "string"},
-    Kind.NUMBER: {"type": "number", "minimum": -MOST, "maximum": MOST},
+    # What an earlier version stored is kept, so that the reader sees and refuses it.
+    Kind.REMOVED: {"x-kubernetes-preserve-unknown-fields": True},
     Kind.TIME: {"type": "string", "format": "date-time"},
 }
 """The type of a kind that has no grammar."""

@@ -9,7 +9,6 @@ from typing import Any
 from driver_manager.core.fleet.controller import FleetController, FleetPorts
 from driver_manager.core.fleet_ports import Leadership
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.spec import MetricQuestion
 from driver_manager.domain.fleet.status import FleetReport
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.clock import FakeClock, RecordingReporter
@@ -51,16 +50,6 @@ class FakeLeadership:
 
 
 @dataclass
-class FakeMetrics:
-    """See `driver_manager.core.fleet_ports.MetricServers`; nobody answers."""
-
-    asked: list[frozenset[MetricQuestion]] = field(default_factory=list)
-
-    def ask(self, questions: frozenset[MetricQuestion]) -> None:
-        self.asked.append(questions)
-
-
-@dataclass
 class ControllerRun:
     """One controller process on a scene."""
 
@@ -73,8 +62,7 @@ class ControllerRun:
         self.cluster = StoreFleet(self.scene, self.killer)
         self.reporter = RecordingReporter()
         self.lead = self.leadership or FakeLeadership(self.scene.clock)
-        self.metrics = FakeMetrics()
-        ports = FleetPorts(self.cluster, self.lead, self.scene.clock, self.reporter, self.metrics)
+        ports = FleetPorts(self.cluster, self.lead, self.scene.clock, self.reporter)
         self.controller = FleetController(ports, NAMESPACE, PROFILE, advance, self.reports.append)
 
     def turn(self) -> None:

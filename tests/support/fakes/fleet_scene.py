@@ -17,7 +17,6 @@ from driver_manager.adapters.kube.fleet import REVISION_LABEL, qualified, reader
 from driver_manager.adapters.kube.objects import node_patch
 from driver_manager.cli.options import zone
 from driver_manager.core.fleet_ports import (
-    Answered,
     Change,
     EventAbout,
     FactKind,
@@ -30,7 +29,7 @@ from driver_manager.core.fleet_ports import (
     Subject,
 )
 from driver_manager.domain.errors import ApiUnavailable, Conflict
-from driver_manager.domain.fleet.spec import PLURAL, MetricAnswer, MetricQuestion
+from driver_manager.domain.fleet.spec import PLURAL
 from driver_manager.domain.fleet.state import TASKS
 from driver_manager.domain.node import NodeChange
 from driver_manager.sandbox.apiserver import ApiError, Obj, Store, apply_merge_patch, selection
@@ -323,10 +322,6 @@ class StoreFleet:
     def find(self, kind: FactKind) -> None:
         """It can be seen again."""
         self._told += [Found(subject) for subject in self._since if subject.kind is kind]
-
-    def answer(self, question: MetricQuestion, value: float | None, problem: str = "") -> None:
-        """A server answers a question that was asked just now."""
-        self._told.append(Answered(question, MetricAnswer(self.scene.clock.wall(), value, problem)))
 
     def changes(self, until_s: float) -> tuple[Change, ...]:
         with self.killer.call("changes"):

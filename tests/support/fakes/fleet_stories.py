@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from driver_manager.domain.fleet.spec import Amount, MetricGate, OnHalt, PodGate, Policy, UnitMode, Units, Wave, Wishes
+from driver_manager.domain.fleet.spec import Amount, OnHalt, PodGate, Policy, UnitMode, Units, Wave, Wishes
 from driver_manager.domain.fleet.state import Phase
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.reboot.schedule import Schedule, parse_windows
@@ -35,11 +35,6 @@ UNAVAILABLE = (None, Amount(1), Amount(30, True), Amount(4))
 UNITS = (None, Units(RACK), Units(RACK, UnitMode.TOGETHER))
 THRESHOLDS = (1, 2, 100)
 GATES = ((), (PodGate("npu", matching("app=v")),))
-METRICS = (
-    (),
-    (MetricGate("errors", "http://p", "errors", at_most=0.0, delay_s=0.0),),
-    (MetricGate("mine", "http://p", "errors{node}", at_most=0.0), MetricGate("all", "http://p", "all", at_most=0.0)),
-)
 PAUSES_S = (0.0, 5.0, 40.0, 65.0, 700.0)
 KILLS = (None, None, None, 0, 1, 2)
 

@@ -21,8 +21,6 @@ from driver_manager.domain.fleet.spec import (
     FleetNode,
     GatePod,
     Memory,
-    MetricAnswer,
-    MetricQuestion,
     Policy,
     Revision,
     Task,
@@ -102,7 +100,6 @@ class World:
         self.shown: list[Revision] | None = None
         self.machines: dict[str, Machine] = {}
         self.gates_open = True
-        self.questions: frozenset[MetricQuestion] = frozenset()
         self.daemon_set_at_first = replace(DAEMON_SET, places=matching("driver!=false"))
         self.daemon_set: DaemonSetFacts | None = self.daemon_set_at_first
         self.rivals: tuple[str, ...] = ()
@@ -161,7 +158,6 @@ class World:
             task_pods=tuple(self.looks.pods.values()),
             unmade=self.looks.refusal,
             blocked={name: "may not patch nodes" for name, machine in self.machines.items() if machine.is_locked},
-            metric_answers={one: MetricAnswer(self.now_s, float(not self.gates_open)) for one in self.questions},
         )
 
     def _desired(self) -> int:
@@ -239,7 +235,6 @@ class World:
         """One decision and its acts; the controller dies after so many of them, before it has kept its memory."""
         facts = self.fleet()
         decision = advance(facts, self.now_s)
-        self.questions = decision.questions
         check(facts, decision, self.now_s)
         self.carry_out(decision, kill_after)
         return decision

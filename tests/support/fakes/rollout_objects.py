@@ -31,15 +31,6 @@ FULL: Json = {
     "gates": {
         "pods": [{"namespace": "monitoring", "selector": "app=validator"}, {"selector": "app in (a,b)"}],
         "conditions": [{"type": "NetworkReady"}, {"type": "example.com/Broken", "status": "False"}],
-        "metrics": [
-            {
-                "name": "errors",
-                "url": "https://prometheus.monitoring:9090/base",
-                "query": 'sum(errors{node="{node}"})',
-                "atMost": 0.5,
-            },
-            {"name": "up", "url": "http://[::1]:9090", "query": "avg(up)", "atLeast": 1, "atMost": 2, "delay": "30s"},
-        ],
     },
     "failureThreshold": 3,
     "onHalt": "undo",
@@ -77,18 +68,6 @@ def wave(**fields: Any) -> Json:
     return but(waves=[{"name": "canary", **fields}])
 
 
-METRIC: Json = {"name": "m", "url": "http://p", "query": "q"}
-
-
-def metric(**fields: Any) -> Json:
-    """The same with one query, which has these fields."""
-    return but(gates={"metrics": [{**METRIC, **fields}]})
-
-
-URL = (
-    "http:// or https:// with a host, a port if it is not the default, and a path, such as "
-    "http://prometheus.monitoring:9090"
-)
 NAME = "a name of lower-case letters, digits, '-' and '.' such as driver"
 DURATION = "a duration such as 90, 30s, 5m or 1h30m"
 KEY = "the key of a label such as topology.kubernetes.io/zone"
@@ -320,43 +299,10 @@ BAD = (
         'supported values: "True", "False", "Unknown"',
     ),
     Bad(
-        "metric-without-a-bound",
-        metric(),
-        "spec.gates.metrics[0] has neither atLeast nor atMost, expected at least one of them",
-    ),
-    Bad("metric-that-none-passes", metric(atLeast=2, atMost=1), "spec.gates.metrics[0] has atLeast above atMost"),
-    Bad(
-        "metric-bound-in-words",
-        metric(atMost="1"),
-        "spec.gates.metrics[0].atMost is '1', expected a number",
-        "spec.gates.metrics.atMost in body must be of type number",
-    ),
-    Bad(
-        "metric-bound-beyond-all",
-        metric(atMost=1e16),
-        "spec.gates.metrics[0].atMost is 1e+16, expected a number",
-        "spec.gates.metrics.atMost in body should be less than or equal to",
-    ),
-    *(
-        Bad(
-            f"metric-address-{number}",
-            metric(url=url, atMost=0),
-            f"spec.gates.metrics[0].url is '{url}', expected {URL}",
-            "spec.gates.metrics.url in body should match",
-        )
-        for number, url in enumerate(
-            ("prometheus:9090", "ftp://a", "http://", "http://me:secret@a", "http://a?b=c", "http://a/#b", "http://a:0")
-        )
-    ),
-    Bad(
-        "metric-asked-too-late",
-        {**metric(atMost=0, delay="5m"), "validationTimeout": "5m"},
-        "spec.gates.metrics[0].delay is 5 min, expected less than validationTimeout, 5 min",
-    ),
-    Bad(
-        "metrics-of-one-name",
-        but(gates={"metrics": [{**METRIC, "atMost": 0}, {**METRIC, "atMost": 1}]}),
-        "spec.gates.metrics[1].name is 'm', expected a value other than that of entry 0",
+        "metrics-that-were-removed",
+        but(gates={"metrics": [{"name": "m", "url": "http://p", "query": "q", "atMost": 0, "delay": "30s"}]}),
+        "spec.gates.metrics was removed: delete it, and use `conditions`, with a job that queries Prometheus and sets "
+        "the condition",
     ),
     Bad(
         "on-halt",

@@ -29,11 +29,9 @@ from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.adapters.kube.transport import CredentialsUnreadable, InPod, Transport, Unreachable, WireRequest
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.process.forked import within
-from driver_manager.adapters.prometheus import ask
 from driver_manager.core.pods import PodWait
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, PodsRemain, WatchBroken
-from driver_manager.domain.fleet.spec import MetricQuestion
 from tests.support.fakes.clock import RecordingReporter
 from tests.support.fakes.dripping import (
     ANSWERS,
@@ -247,14 +245,6 @@ def test_a_chunk_without_a_size_ends_a_watch(line: bytes, way: Way, identity: tu
             list(cluster.watch_pods("1", 60.0))
 
 
-@pytest.mark.parametrize("line", BAD_CHUNKS[:6], ids=repr)
-def test_a_chunk_without_a_size_is_no_answer_of_a_prometheus_server(line: bytes) -> None:
-    with server(answering(CHUNKED + line + b"\r\n" + b" " * 2**21)) as there:
-        answer, is_reached = ask(MetricQuestion(f"http://127.0.0.1:{there.port}", "q"), 30.0)
-    assert answer.problem.endswith("cannot be queried: IncompleteRead")
-    assert not is_reached
-
-
 def test_a_body_at_the_limit_is_read_and_the_connection_serves_again(
     way: Way, identity: tuple[bytes, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,7 +367,7 @@ def test_a_body_is_whole_or_too_large(body: bytes, step: int, most: int) -> None
         whole(lambda _: next(pieces), most)
 
 
-# names, credentials, metrics
+# names, credentials
 
 
 def test_a_name_that_is_looked_up_for_ever_ends_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,14 +425,6 @@ def test_a_token_that_is_refreshed_for_ever_ends_with_the_attempt() -> None:
     transport = Library(kube_client.ApiClient(configuration))
     with ending_within(LIMIT_S), pytest.raises(CredentialsUnreadable, match=r"no result within 0\.3 s"):
         transport.send(GET, connect_s=LIMIT_S, read_s=LIMIT_S)
-
-
-@pytest.mark.submission
-@pytest.mark.parametrize("serve", [ANSWERS["header"], ANSWERS["trailers"]], ids=["header", "trailers"])
-def test_a_metrics_server_that_drips_ends_with_the_limit(serve: Serve) -> None:
-    with server(serve) as there, ending_within(LIMIT_S):
-        answer, _ = ask(MetricQuestion(f"http://127.0.0.1:{there.port}", "q"), LIMIT_S)
-    assert answer.problem.endswith("cannot be queried: no answer within 0.3 s")
 
 
 RUN = """

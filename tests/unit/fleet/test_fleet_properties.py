@@ -10,11 +10,11 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.spec import OnHalt, Policy, Units, Wishes
+from driver_manager.domain.fleet.spec import OnHalt, Policy, Wishes
 from driver_manager.domain.fleet.state import Phase
 from tests.support.fakes.fleet_stories import (
     EVENTS,
@@ -23,7 +23,6 @@ from tests.support.fakes.fleet_stories import (
     LABELS,
     LAGS,
     LOCKS,
-    METRICS,
     NAMES,
     PARALLEL,
     PAUSES_S,
@@ -50,7 +49,6 @@ policies = st.builds(
     waves=st.sampled_from(WAVES),
     units=st.sampled_from(UNITS),
     pod_gates=st.sampled_from(GATES),
-    metric_gates=st.sampled_from(METRICS),
     failure_threshold=st.sampled_from(THRESHOLDS),
     on_halt=st.sampled_from(OnHalt),
     approves_reboots=st.booleans(),
@@ -82,38 +80,7 @@ def test_the_same_in_stories_that_are_the_same_every_time() -> None:
         live_through(some_rules(dice), some_story(dice))
 
 
-LACKS_AN_ANSWER: Story = [
-    *[("nothing", "a", 0.0, None)] * 4,
-    ("undo", "a", 0.0, None),
-    ("approve", "a", 40.0, None),
-    ("nothing", "a", 40.0, None),
-    ("shut", "a", 700.0, None),
-    ("calm", "a", 0.0, None),
-    ("back", "a", 0.0, None),
-    ("reboot", "e", 5.0, None),
-    ("lock", "d", 5.0, None),
-    ("restart", "d", 0.0, 2),
-    ("retry", "d", 40.0, None),
-    ("calm", "g", 65.0, 2),
-    ("calm", "f", 5.0, 2),
-]
-"""A node fails for a target that is none any more by then, and has the new one."""
-
-
 @pytest.mark.shares(3)
-@example(
-    Policy(
-        "driver",
-        max_parallel=0,
-        waves=WAVES[2],
-        units=Units("rack"),
-        metric_gates=METRICS[1],
-        failure_threshold=100,
-        node_timeout_s=600.0,
-        validation_timeout_s=300.0,
-    ),
-    LACKS_AN_ANSWER,
-)
 @given(policies, events)
 def test_facts_that_are_late_break_no_promise_either(rules: Policy, story: Story) -> None:
     world = World(NAMES, rules, LABELS)
@@ -155,7 +122,7 @@ def test_an_undisturbed_rollout_takes_three_writes_a_node_and_fails_nobody(rules
             break
         world.tick(7.0)
     assert world.is_through()
-    assert writes == (4 if rules.metric_gates else 3) * len(NAMES), "one more says that a node waits for an answer"
+    assert writes == 3 * len(NAMES)
     assert all(machine.pods == 2 for machine in world.machines.values())
     assert world.decide().outlook.phase is Phase.COMPLETE
     world.decide()

@@ -13,8 +13,6 @@ from driver_manager.domain.fleet.spec import (
     Fleet,
     FleetNode,
     Memory,
-    MetricAnswer,
-    MetricGate,
     Past,
     UpgradeState,
     Wave,
@@ -122,18 +120,6 @@ def test_whoever_dies_before_it_is_kept_is_followed_by_one_with_the_same_keys() 
 
     assert keys(NOW_S) == keys(NOW_S + 30.0)
     assert len(set(keys(NOW_S))) == 2
-
-
-def test_a_query_that_keeps_the_next_wave_is_told_by_one_key_whatever_it_answers() -> None:
-    gate = MetricGate("errors", "http://p", "errors", at_most=0.0, delay_s=0.0)
-
-    def keys(asked_s: float) -> list[str]:
-        answers = {gate.question(): MetricAnswer(asked_s, value=3.0)}
-        facts = of(CANARY, REST, rules={"metric_gates": (gate,)}, metric_answers=answers)
-        return [act.key for act in advance(facts, asked_s).acts if isinstance(act, Announce)]
-
-    assert len(keys(NOW_S)) == 2
-    assert keys(NOW_S) == keys(NOW_S + 30.0)
 
 
 def test_a_rollout_that_halted_or_stands_aside_or_is_through_tells_nothing_of_waves() -> None:

@@ -19,7 +19,6 @@ from driver_manager.domain.fleet.spec import (
     Field,
     Kind,
     Memory,
-    MetricGate,
     OnHalt,
     Past,
     PodGate,
@@ -60,6 +59,8 @@ def value_near(one: Field) -> st.SearchStrategy[Any]:
             return near(one.fields) | st.integers()
         case Kind.LIST:
             return st.lists(near(one.fields), max_size=3) | st.text(max_size=2)
+        case Kind.REMOVED:
+            return SHORT_TEXTS
     good = [value for value in (one.example, one.default) if value is not None]
     return st.sampled_from([*good, *one.choices]) | SHORT_TEXTS | st.integers(-2, 200) | st.booleans()
 
@@ -97,10 +98,6 @@ def test_everything_that_can_be_said_is_understood() -> None:
             PodGate("rbln-system", selectors.parse("app in (a,b)")),
         ),
         condition_gates=(ConditionGate("NetworkReady"), ConditionGate("example.com/Broken", "False")),
-        metric_gates=(
-            MetricGate("errors", "https://prometheus.monitoring:9090/base", 'sum(errors{node="{node}"})', None, 0.5),
-            MetricGate("up", "http://[::1]:9090", "avg(up)", 1.0, 2.0, 30.0),
-        ),
         failure_threshold=3,
         on_halt=OnHalt.UNDO,
         node_timeout_s=3600.0,
@@ -114,7 +111,10 @@ def leaves(fields: tuple[Field, ...], path: tuple[str, ...] = ()) -> list[tuple[
     """Every field that holds a value, with its path."""
     found = []
     for one in fields:
-        found += leaves(one.fields, (*path, one.name)) if one.fields else [((*path, one.name), one)]
+        if one.fields:
+            found += leaves(one.fields, (*path, one.name))
+        elif one.kind is not Kind.REMOVED:
+            found.append(((*path, one.name), one))
     return found
 
 
@@ -123,7 +123,6 @@ ENTRIES: Json = {
     "units": {"topologyKey": "rack"},
     "pods": {"selector": "app=a"},
     "conditions": {"type": "Fine"},
-    "metrics": {"name": "m", "url": "http://p", "query": "q", "atLeast": -5},
 }
 """What has to be in an entry or an object beside the one field that is looked at."""
 
@@ -133,7 +132,7 @@ def with_example(path: tuple[str, ...], one: Field) -> Json:
     value: Any = one.example
     for name, inner in reversed(list(itertools.pairwise(path))):
         entry = {**ENTRIES.get(name, {}), inner: value}
-        value = [entry] if name in ("waves", "pods", "conditions", "metrics") else entry
+        value = [entry] if name in ("waves", "pods", "conditions") else entry
     return {**SHORTEST, "daemonSet": "other", path[0]: value}
 
 
@@ -149,6 +148,12 @@ def test_a_bad_value_is_one_line_with_field_value_and_expectation(bad: Bad) -> N
     found = read(rollout(bad.spec), zones)
     assert found.policy is None
     assert found.problems == (bad.reader,)
+
+
+def test_a_field_that_was_removed_is_not_offered() -> None:
+    assert read(rollout(but(gates={"metric": []})), zones).problems == (
+        "spec.gates has a field 'metric', expected one of conditions, pods",
+    )
 
 
 def test_all_problems_are_told_at_once() -> None:
