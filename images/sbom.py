@@ -60,8 +60,8 @@ def own_version(root: Path) -> str:
 
 
 def locked_versions(folder: Path) -> dict[str, str]:
-    """The version of each package in the locks that the image is built from."""
-    text = "\n".join((folder / f"{name}.lock").read_text() for name in ("runtime", "metrics"))
+    """The version of each package in the lock that the image is built from."""
+    text = (folder / "runtime.lock").read_text()
     return {_normal(name): version for name, version in LOCKED.findall(text)}
 
 
@@ -98,7 +98,7 @@ def _normal(name: str) -> str:
 def main() -> int:
     """0, or 1 with what is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--locks", type=Path, required=True, help="folder with runtime.lock and metrics.lock")
+    parser.add_argument("--locks", type=Path, required=True, help="folder with runtime.lock")
     parser.add_argument("--root", type=Path, default=Path("/"), help="the image's root (default: /)")
     asked = parser.parse_args()
     try:

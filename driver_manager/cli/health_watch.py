@@ -18,7 +18,7 @@ from driver_manager.adapters.kube import transport
 from driver_manager.adapters.kube.transport import SERVICE_HOST, SERVICE_PORT, is_in_pod
 from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.adapters.process.supervisor import Supervisor
-from driver_manager.adapters.report.http import parse_address, require_client
+from driver_manager.adapters.report.http import parse_address
 from driver_manager.cli import lean
 from driver_manager.cli.health_watch_loop import TARGET, Launch
 from driver_manager.cli.lean_way import NodeWay
@@ -89,7 +89,6 @@ def _launch(values: Values) -> Launch:
         _refuse_without_folder(option, values[option])
     if values[settings.METRICS_ADDR]:
         parse_address(values[settings.METRICS_ADDR])
-        require_client()
     no_way = _why_no_way(values)
     return Launch(
         roots=roots,

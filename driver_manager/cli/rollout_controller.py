@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 
 import click
 
@@ -14,7 +15,7 @@ from driver_manager.adapters.kube.fleet import KubeFleet, Letter, readers
 from driver_manager.adapters.kube.leases import ATTEMPT_S, LeaseLeadership
 from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.process.clock import Inbox, LoopClock
-from driver_manager.adapters.report.http import FleetEndpoint, Heartbeat, StatusServer
+from driver_manager.adapters.report.http import NOT_FOUND, Heartbeat, HttpResponse, StatusServer, measured, probed
 from driver_manager.cli.options import ScreenCommand, with_options, zone
 from driver_manager.cli.rollout_screen import namespace_of, refuse_without_state
 from driver_manager.cli.session import log_form
@@ -22,15 +23,51 @@ from driver_manager.core.fleet.controller import FleetController, FleetPorts
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ExitCode, Terminated
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.status import FleetReport
-from driver_manager.domain.profile import Profile
+from driver_manager.domain.fleet.status import FleetReport, fleet_families, operator_families
+from driver_manager.domain.profile import Profile, UpgradeMetrics
 from driver_manager.domain.settings import Values
+from driver_manager.domain.text import one_line
 
 BUDGET_S = 2 * ATTEMPT_S
 """Of one request, half of which one attempt may take: see `driver_manager.adapters.kube.api`."""
 
 LATE_S = 60.0
 """A loop that has not gone round for so long is held for hung: it looks at its Lease every few seconds."""
+
+
+class FleetEndpoint:
+    """Answers /metrics, /healthz and /readyz from the last report, and from the heartbeat of the loop."""
+
+    def __init__(self, heartbeat: Heartbeat, names: UpgradeMetrics) -> None:
+        """`names` are those that the vendor's operator has for the same metrics."""
+        self._heartbeat, self._names = heartbeat, names
+        self._last = FleetReport()
+
+    def publish(self, report: FleetReport) -> None:
+        """The loop went round: from now on, answer with this report."""
+        self._last = report
+        self._heartbeat.beat()
+
+    @property
+    def _report(self) -> FleetReport:
+        """The last report; whoever has not gone round for long does no work, whatever it said then."""
+        return replace(self._last, why_not_ready="its loop hangs") if self._heartbeat.is_late else self._last
+
+    def respond(self, path: str) -> HttpResponse:
+        """The answer to a GET."""
+        match path:
+            case "/healthz":
+                age = f"last turn {self._heartbeat.age_s:.0f} s ago\n".encode()
+                return probed(age, is_well=not self._heartbeat.is_late)
+            case "/readyz":
+                report = self._report
+                role = "leads" if report.leads else "standing by"
+                return probed(f"{one_line(report.why_not_ready) or role}\n".encode(), is_well=not report.why_not_ready)
+            case "/metrics":
+                report = self._report
+                found = (*fleet_families(report), *operator_families(report, self._names))
+                return measured(found)
+        return NOT_FOUND
 
 
 @click.command(

@@ -337,8 +337,7 @@ HEALTH_WATCH_READY_FILE = file(
 )
 METRICS_ADDR = text(
     "METRICS_ADDR",
-    "Serve /metrics, /healthz and /readyz here, e.g. :9400. Needs the extra `metrics`, and about 10 MiB more. "
-    "Default: off.",
+    "Serve /metrics, /healthz and /readyz here, e.g. :9400. Default: off.",
 )
 METRICS_TEXTFILE = file(
     "METRICS_TEXTFILE",

@@ -14,7 +14,7 @@ import driver_manager
 
 PACKAGE = Path(driver_manager.__file__).parent
 NAME = "driver_manager"
-THIRD_PARTY = {"click", "kubernetes", "prometheus_client", "psutil", "pyudev", "tenacity", "urllib3"}
+THIRD_PARTY = {"click", "kubernetes", "psutil", "pyudev", "tenacity", "urllib3"}
 
 PURE = {
     "abc",

@@ -56,7 +56,7 @@ def root(tmp_path: Path) -> Path:
     locked = sbom.locked_versions(LOCKS)
     _install(tmp_path, "driver_manager", "0.1.0")
     _install(tmp_path, "typing_extensions", locked["typing-extensions"], "PSF-2.0")
-    _install(tmp_path, "prometheus_client", locked["prometheus-client"])
+    _install(tmp_path, "psutil", locked["psutil"])
     return tmp_path
 
 
@@ -69,7 +69,7 @@ def test_it_names_every_package_and_is_of_the_standards_form(root: Path) -> None
         "pkg:deb/debian/kmod@30%2B20221128-1?arch=amd64&distro=debian-12",
         "pkg:deb/debian/libstdc%2B%2B6@1:12.2.0-14~x?arch=amd64&distro=debian-12",
         "pkg:deb/debian/tzdata@2025b-0%2Bdeb12u2?arch=all&distro=debian-12",
-        f"pkg:pypi/prometheus-client@{locked['prometheus-client']}",
+        f"pkg:pypi/psutil@{locked['psutil']}",
         f"pkg:pypi/typing-extensions@{locked['typing-extensions']}",
     ]
     assert document["components"][-1]["licenses"] == [{"expression": "PSF-2.0"}]

@@ -5,25 +5,18 @@ Connections are limited in number, time and size. Speaks as much HTTP/1.1 as kub
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import re
 import select
 import socket
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import Any
 
 from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.core.ports_base import Clock
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.fleet.status import FleetReport, fleet_families, operator_families
 from driver_manager.domain.health.metrics import HealthReport, families
 from driver_manager.domain.health.watch import History
 from driver_manager.domain.metrics import Family, exposition
-from driver_manager.domain.profile import UpgradeMetrics
 from driver_manager.domain.records import Frozen
-from driver_manager.domain.text import one_line, shown
 
 MAX_CLIENTS = 16
 """One more takes the place of the oldest: clients that say nothing must not keep the kubelet out."""
@@ -32,6 +25,9 @@ MAX_REQUEST_BYTES = 8 * 1024
 CHUNK_BYTES = 4096
 
 _PORT = re.compile(r"[0-9]{1,5}")
+
+
+TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class HttpResponse(Frozen):
@@ -56,8 +52,8 @@ NOT_ALLOWED = HttpResponse(405, "Method Not Allowed", b"only GET\n")
 BAD_REQUEST = HttpResponse(400, "Bad Request", b"not understood\n")
 TOO_LARGE = HttpResponse(431, "Request Header Fields Too Large", b"too large\n")
 
-Respond = Callable[[str, str], HttpResponse]
-"""From the path and the Accept header to an answer."""
+Respond = Callable[[str], HttpResponse]
+"""From the path to an answer."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -151,15 +147,13 @@ class _Client:
             self._answer(TOO_LARGE)
 
     def _answer_to(self, request: bytes) -> HttpResponse:
-        first, *headers = request.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
+        first = request.partition(b"\r\n")[0].decode("latin-1")
         words = first.split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
             return BAD_REQUEST
         if words[0] != "GET":
             return NOT_ALLOWED
-        pairs = (header.partition(":") for header in headers)
-        accept = next((value.strip() for name, _, value in pairs if name.lower() == "accept"), "")
-        return self._respond(words[1].partition("?")[0], accept)
+        return self._respond(words[1].partition("?")[0])
 
     def _answer(self, answer: HttpResponse) -> None:
         self._left = answer.encoded()
@@ -174,21 +168,6 @@ class _Client:
             self._left = b""
         if not self._left:
             self.close()
-
-
-# Answers /metrics, /healthz and /readyz. prometheus_client is imported where an endpoint is made, and only then.
-
-EXTRA = "metrics"
-CLIENT = "prometheus_client"
-
-
-def require_client() -> None:
-    """Raises ConfigError where prometheus_client is not installed."""
-    if importlib.util.find_spec(CLIENT) is None:
-        raise ConfigError(
-            "--metrics-addr needs the package prometheus-client, which is not installed",
-            f"Install driver-manager[{EXTRA}], or use --metrics-textfile, which needs no package.",
-        )
 
 
 class Heartbeat:
@@ -217,17 +196,11 @@ class Heartbeat:
 class Endpoint:
     """Answers /metrics and /readyz from the last report, /healthz from the heartbeat.
 
-    `others` gives metrics that other programs of this node have left, read when they are asked for. Raises ConfigError
-    without the client.
+    `others` gives metrics that other programs of this node have left, read when they are asked for.
     """
 
     def __init__(self, heartbeat: Heartbeat, others: Callable[[], Iterable[Family]] = tuple) -> None:
-        require_client()
         self._others = others
-        self._core: Any = importlib.import_module(f"{CLIENT}.core")
-        self._client: Any = importlib.import_module(f"{CLIENT}.exposition")
-        self._registry = self._core.CollectorRegistry()
-        self._registry.register(self)
         self._heartbeat = heartbeat
         self._report = HealthReport(History())
 
@@ -235,81 +208,23 @@ class Endpoint:
         """From now on, answer with this report."""
         self._report = report
 
-    def respond(self, path: str, accept: str) -> HttpResponse:
+    def respond(self, path: str) -> HttpResponse:
         """The answer to a GET."""
         if path == "/healthz":
             age = f"last turn {self._heartbeat.age_s:.0f} s ago, {self._report.history.name}\n".encode()
-            return _probed(age, is_well=not self._heartbeat.is_late)
+            return probed(age, is_well=not self._heartbeat.is_late)
         if path == "/readyz":
-            return _probed(f"{self._report.history.name}\n".encode(), is_well=self._report.is_ready)
+            return probed(f"{self._report.history.name}\n".encode(), is_well=self._report.is_ready)
         if path == "/metrics":
-            try:
-                return self._metrics(accept)
-            except (TypeError, ValueError, LookupError, AttributeError):  # prometheus_client believes every header
-                return self._metrics("")
+            return measured((*families(self._report), *self._others()))
         return NOT_FOUND
 
-    def _metrics(self, accept: str) -> HttpResponse:
-        encode, content_type = self._client.choose_encoder(accept)
-        return HttpResponse(200, "OK", encode(self._registry), content_type)
 
-    def collect(self) -> Iterable[Any]:
-        """The last report, and what others left, as prometheus_client's collectors give it."""
-        for family in (*families(self._report), *self._others()):
-            kinds = {"gauge": self._core.GaugeMetricFamily, "counter": self._core.CounterMetricFamily}
-            names = tuple(family.values[0][0]) if family.values else ()
-            metric = kinds[family.kind](family.name, family.help, labels=names)
-            for labels, value in family.values:
-                metric.add_metric(tuple(map(shown, labels.values())), value)
-            yield metric
+def measured(found: Iterable[Family]) -> HttpResponse:
+    """What a scraper is answered, in the text format whatever else it accepts."""
+    return HttpResponse(200, "OK", exposition(found).encode(), TEXT_FORMAT)
 
 
-def _probed(text: bytes, *, is_well: bool) -> HttpResponse:
+def probed(text: bytes, *, is_well: bool) -> HttpResponse:
     """What a probe of the kubelet is answered."""
-    return HttpResponse(200, "OK", text) if is_well else HttpResponse(503, "Service Unavailable", text)
-
-
-# Answers /metrics, /healthz and /readyz for the controller of rollouts. Needs no library.
-
-TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
-
-
-class FleetEndpoint:
-    """Answers from the last report, and from the heartbeat of the loop."""
-
-    def __init__(self, heartbeat: Heartbeat, names: UpgradeMetrics) -> None:
-        """`names` are those that the vendor's operator has for the same metrics."""
-        self._heartbeat, self._names = heartbeat, names
-        self._last = FleetReport()
-
-    def publish(self, report: FleetReport) -> None:
-        """The loop went round: from now on, answer with this report."""
-        self._last = report
-        self._heartbeat.beat()
-
-    @property
-    def _report(self) -> FleetReport:
-        """The last report; whoever has not gone round for long does no work, whatever it said then."""
-        return replace(self._last, why_not_ready="its loop hangs") if self._heartbeat.is_late else self._last
-
-    def respond(self, path: str, _accept: str) -> HttpResponse:
-        """The answer to a GET."""
-        match path:
-            case "/healthz":
-                age = f"last turn {self._heartbeat.age_s:.0f} s ago\n".encode()
-                return _fleet_probed(age, is_well=not self._heartbeat.is_late)
-            case "/readyz":
-                report = self._report
-                role = "leads" if report.leads else "standing by"
-                return _fleet_probed(
-                    f"{one_line(report.why_not_ready) or role}\n".encode(), is_well=not report.why_not_ready
-                )
-            case "/metrics":
-                report = self._report
-                found = (*fleet_families(report), *operator_families(report, self._names))
-                return HttpResponse(200, "OK", exposition(found).encode(), TEXT_FORMAT)
-        return NOT_FOUND
-
-
-def _fleet_probed(text: bytes, *, is_well: bool) -> HttpResponse:
     return HttpResponse(200, "OK", text) if is_well else HttpResponse(503, "Service Unavailable", text)

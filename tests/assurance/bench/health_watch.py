@@ -1,4 +1,7 @@
-"""Measures the watch as it runs: resident memory after many probes, its growth, and the processor time of a probe."""
+"""Measures the watch as it runs: resident memory after many probes, its growth, and the processor time of a probe.
+
+Its endpoint is on and is scraped, as components/metrics deploys it.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,12 @@ import os
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.deploy.prometheus import free_port
 from tests.support.fakes.ascend_tree import AscendTree
 
 FIRST_PROBES = 1_000
@@ -43,11 +48,11 @@ def measure_watch(folder: Path) -> WatchFigures:
     starts.touch()
     tree.tool.path.write_text(TOOL.format(starts=starts, table=(tree.tool.folder / "table").read_text().rstrip()))
 
-    with watching(tree) as process:
-        early_mib = _highest_mib(process, starts, FIRST_PROBES)
+    with watching(tree, port := free_port()) as process:
+        early_mib = _highest_mib(process, port, starts, FIRST_PROBES)
         begun_s, begun = cpu_s(process.pid), starts.stat().st_size
-        first_mib = _highest_mib(process, starts, (FIRST_PROBES + ALL_PROBES) // 2)
-        second_mib = _highest_mib(process, starts, ALL_PROBES)
+        first_mib = _highest_mib(process, port, starts, (FIRST_PROBES + ALL_PROBES) // 2)
+        second_mib = _highest_mib(process, port, starts, ALL_PROBES)
         probe_s = (cpu_s(process.pid) - begun_s) / (starts.stat().st_size - begun)
     if not tree.is_ready or tree.marker is not None:
         raise SystemExit("the watch did not hold the driver for healthy")
@@ -56,10 +61,11 @@ def measure_watch(folder: Path) -> WatchFigures:
 
 
 @contextlib.contextmanager
-def watching(tree: AscendTree) -> Iterator[subprocess.Popen[bytes]]:
+def watching(tree: AscendTree, port: int) -> Iterator[subprocess.Popen[bytes]]:
     """A watch that takes a sample every millisecond."""
     argv = [sys.executable, "-m", "driver_manager", "health-watch", *tree.options, "--interval", "1ms"]
-    process = subprocess.Popen([*argv, "--log-level", "warning"], env={"PATH": os.environ["PATH"]})
+    argv += ["--log-level", "warning", "--metrics-addr", f"127.0.0.1:{port}"]
+    process = subprocess.Popen(argv, env={"PATH": os.environ["PATH"]})
     try:
         yield process
     finally:
@@ -79,13 +85,14 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _highest_mib(process: subprocess.Popen[bytes], starts: Path, probes: int) -> float:
+def _highest_mib(process: subprocess.Popen[bytes], port: int, starts: Path, probes: int) -> float:
     """Wait until so many probes were started; the most memory seen meanwhile, once the lean interpreter runs."""
     end, highest_mib = time.monotonic() + BOUND_S, 0.0
     while starts.stat().st_size < probes:
         if process.poll() is not None or time.monotonic() > end:
             raise SystemExit("the watch ended, or is too slow")
         if starts.stat().st_size:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=BOUND_S).close()
             highest_mib = max(highest_mib, resident_mib(process.pid))
         time.sleep(0.02)
     return highest_mib

@@ -44,7 +44,7 @@ FLEET_METRICS_MUTANTS = (
     Mutant(
         "hung-loop-is-ready",
         "a controller whose loop hangs is not ready",
-        "adapters/report/http.py",
+        "cli/rollout_controller.py",
         " if self._heartbeat.is_late else self._last\n",
         " if self._heartbeat.is_late and not self._last.leads else self._last\n",
         (METRICS + "test_a_loop_that_hangs_does_no_work_whatever_it_said_before",),

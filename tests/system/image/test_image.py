@@ -96,7 +96,6 @@ def test_what_is_left_out_is_not_in_it(root: Path) -> None:
     wanted = prune.patterns(prune.LIST.read_text())
     assert [pattern for pattern in wanted if list(site_packages.glob(pattern))] == []
     assert (site_packages / "kubernetes/config/kube_config.py").exists()
-    assert (site_packages / "prometheus_client").is_dir()
 
 
 @pytest.mark.parametrize("folder", [TREE, "usr/lib/python3.11"])

@@ -26,9 +26,7 @@ def clock() -> LoopClock:
 
 @pytest.fixture
 def server(clock: LoopClock) -> Iterator[StatusServer]:
-    made = StatusServer(
-        clock, "127.0.0.1:0", lambda path, accept: HttpResponse(200, "OK", f"{path} {accept}\n".encode())
-    )
+    made = StatusServer(clock, "127.0.0.1:0", lambda path: HttpResponse(200, "OK", f"{path}\n".encode()))
     yield made
     made.close()
 
@@ -58,8 +56,8 @@ def talk(clock: LoopClock, server: StatusServer, request: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("request_text", "status", "body"),
     [
-        (b"GET /x?y=1 HTTP/1.1\r\nHost: a\r\nAccept: text/plain\r\n\r\n", b"200 OK", b"/x text/plain\n"),
-        (b"GET /x HTTP/1.0\r\n\r\n", b"200 OK", b"/x \n"),
+        (b"GET /x?y=1 HTTP/1.1\r\nHost: a\r\nAccept: text/plain\r\n\r\n", b"200 OK", b"/x\n"),
+        (b"GET /x HTTP/1.0\r\n\r\n", b"200 OK", b"/x\n"),
         (b"POST /x HTTP/1.1\r\n\r\n", b"405 Method Not Allowed", b"only GET\n"),
         (b"GET /x\r\n\r\n", b"400 Bad Request", b"not understood\n"),
         (b"\xff\x00 garbage\r\n\r\n", b"400 Bad Request", b"not understood\n"),
@@ -80,7 +78,7 @@ def test_a_client_that_sends_nothing_holds_nobody_up(clock: LoopClock, server: S
         half.sendall(b"GET /x HT")
         turn(clock)
         begun = clock.monotonic()
-        assert talk(clock, server, b"GET /y HTTP/1.1\r\n\r\n").endswith(b"/y \n")
+        assert talk(clock, server, b"GET /y HTTP/1.1\r\n\r\n").endswith(b"/y\n")
         assert clock.monotonic() - begun < patient(1.0)
 
 
@@ -101,7 +99,7 @@ def test_one_client_more_than_allowed_takes_the_place_of_the_oldest(clock: LoopC
         clients = [idle.enter_context(connect(server)) for _ in range(report_http.MAX_CLIENTS)]
         turn(clock, 2 * report_http.MAX_CLIENTS)
         before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-        assert talk(clock, server, b"GET /x HTTP/1.1\r\n\r\n").endswith(b"/x \n")
+        assert talk(clock, server, b"GET /x HTTP/1.1\r\n\r\n").endswith(b"/x\n")
         assert clients[0].recv(1) == b""
         assert len(os.listdir("/proc/self/fd")) == before - 1  # noqa: PTH208
         clients[1].sendall(b"GET /y HTTP/1.1\r\n\r\n")
@@ -159,4 +157,4 @@ def test_anything_else_is_no_address(text: str) -> None:
 
 def test_the_loop_clock_needs_no_signal_to_serve(clock: LoopClock, server: StatusServer) -> None:
     assert signal.getsignal(signal.SIGHUP) in (signal.SIG_DFL, signal.SIG_IGN)
-    assert talk(clock, server, b"GET /x HTTP/1.1\r\n\r\n").endswith(b"/x \n")
+    assert talk(clock, server, b"GET /x HTTP/1.1\r\n\r\n").endswith(b"/x\n")

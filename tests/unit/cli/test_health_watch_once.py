@@ -12,7 +12,6 @@ import pytest
 
 from driver_manager.adapters.process import supervisor
 from driver_manager.adapters.process.tools import this_process
-from driver_manager.adapters.report import http as metrics_endpoint
 from driver_manager.cli.main import run
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ExitCode
@@ -147,14 +146,6 @@ def test_a_profile_without_a_probe_cannot_be_watched(tree: AscendTree, capfd: py
     tree.profile.write_text(text[: text.index("[probe]")])
     assert run(["health-watch", "--once", *tree.options]) == ExitCode.USAGE
     assert "the profile ascend has no probe" in capfd.readouterr().err
-
-
-def test_metrics_without_their_package_name_the_extra(
-    tree: AscendTree, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metrics_endpoint, "CLIENT", "no_such_package")
-    assert run(["health-watch", *tree.options, "--metrics-addr", ":0"]) == ExitCode.USAGE
-    assert "driver-manager[metrics]" in capfd.readouterr().err
 
 
 def test_the_whole_help_lists_every_option_with_its_variable(capfd: pytest.CaptureFixture[str]) -> None:

@@ -402,9 +402,12 @@ def test_systemd_is_told_at_each_turn(start: Start, tmp_path: Path) -> None:
             assert said[2].startswith("STATUS=healthy")
 
 
-def test_the_process_has_one_thread_and_no_kubernetes_client(start: Start) -> None:
-    watch = start(*INTERVAL)
+def test_the_process_that_is_scraped_has_one_thread_and_no_library(start: Start) -> None:
+    port = free_port()
+    watch = start(*INTERVAL, "--metrics-addr", f"127.0.0.1:{port}")
     watch.says("starting → healthy")
+    for _ in range(20):
+        assert get(port, "/metrics")[0] == 200
     status = Path(f"/proc/{watch.process.pid}/status").read_text()
     assert re.search(r"^Threads:\s+1$", status, re.MULTILINE)
     rss_kib = re.search(r"^VmRSS:\s+(\d+) kB$", status, re.MULTILINE)

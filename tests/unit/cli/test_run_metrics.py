@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.notes import RunFiguresFile, others_of
 from driver_manager.domain.metrics import exposition
 from driver_manager.domain.reboot.state import Attempt, Record, encode_reboot_record
 from driver_manager.domain.run_report import RunFigures
+from tests.support.exposition import samples
 from tests.support.fakes.builders import ASCEND, PROFILE
 from tests.support.fakes.sandboxed import ByHand, by_hand
 
@@ -52,11 +52,7 @@ def reconcile(node: ByHand, *arguments: str, **env: str) -> int:
 
 def read(text: str) -> Values:
     """Every sample by name and labels."""
-    return {
-        (sample.name.removeprefix("driver_manager_"), *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    return {(name.removeprefix("driver_manager_"), *labels.values()): value for name, labels, value in samples(text)}
 
 
 def published(node: ByHand) -> Values:

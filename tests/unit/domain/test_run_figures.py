@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client.parser import text_string_to_metric_families
 
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.metrics import exposition
@@ -21,6 +20,7 @@ from driver_manager.domain.run_report import (
     run_families,
 )
 from driver_manager.domain.window import Part, Window
+from tests.support.exposition import samples
 from tests.support.fakes.windows import WINDOWS
 
 SINCE_WINDOWS = {"windows", "windowSeconds", "window"}
@@ -142,11 +142,7 @@ def test_a_newer_version_and_wrong_fields_are_no_figures() -> None:
 def test_prometheus_reads_every_figure(runs: list[RunReport]) -> None:
     figures = after(*runs)
     text = exposition(run_families(figures))
-    found = {
-        (sample.name.removeprefix("driver_manager_"), *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    found = {(name.removeprefix("driver_manager_"), *labels.values()): value for name, labels, value in samples(text)}
     last = runs[-1]
     assert found[("run_failures_in_a_row",)] == figures.failures_in_a_row
     assert found[("node_held",)] == figures.is_held
@@ -191,10 +187,9 @@ def test_the_last_window_is_published_and_counts_once_it_is_over() -> None:
 def sampled(figures: RunFigures) -> dict[tuple[str, ...], float]:
     """The samples of the window's families."""
     return {
-        (sample.name.removeprefix("driver_manager_"), *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(exposition(run_families(figures)))
-        for sample in family.samples
-        if "window" in sample.name
+        (name.removeprefix("driver_manager_"), *labels.values()): value
+        for name, labels, value in samples(exposition(run_families(figures)))
+        if "window" in name
     }
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from driver_manager.adapters.report.http import FleetEndpoint, Heartbeat
+from driver_manager.adapters.report.http import Heartbeat
+from driver_manager.cli.rollout_controller import FleetEndpoint
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.spec import Amount, Fleet, Memory, Past, UpgradeState
 from driver_manager.domain.fleet.state import Phase
@@ -23,6 +23,7 @@ from driver_manager.domain.fleet.status import (
 from driver_manager.domain.metrics import exposition
 from driver_manager.domain.profile import UpgradeMetrics
 from driver_manager.profiles import builtin
+from tests.support.exposition import samples
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.fleet_builders import NEW, NOW_S, fleet, new_pod, node, pod, policy, record
 
@@ -65,11 +66,7 @@ def report(*found: RolloutFigures, leads: bool = True) -> FleetReport:
 
 def read(text: str) -> dict[tuple[object, ...], float]:
     """What Prometheus reads: values by name and labels."""
-    return {
-        (sample.name, *sorted(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    return {(name, *sorted(labels.items())): value for name, labels, value in samples(text)}
 
 
 def of_operator(names: UpgradeMetrics, *found: RolloutFigures, leads: bool = True) -> dict[tuple[object, ...], float]:
@@ -127,7 +124,7 @@ def test_a_pace_that_is_unknown_is_served_as_0() -> None:
 def test_what_is_served_is_what_prometheus_reads(endpoint: FleetEndpoint) -> None:
     told = FleetReport(True, "", {'npu/"odd"': counted(some())}, {"MarkNode": 4, "RestartPod": 2})
     endpoint.publish(told)
-    answer = endpoint.respond("/metrics", "")
+    answer = endpoint.respond("/metrics")
     assert (answer.status, answer.content_type.partition(";")[0]) == (200, "text/plain")
     found, rollout = read(answer.body.decode()), ("rollout", 'npu/"odd"')
     assert found["driver_manager_rollout_leader",] == 1
@@ -213,27 +210,27 @@ def test_a_vendor_without_such_an_operator_has_no_such_metrics() -> None:
 
 
 def test_it_is_ready_while_it_does_its_work_be_it_to_stand_by(endpoint: FleetEndpoint) -> None:
-    assert endpoint.respond("/readyz", "").status == 503, "it has not looked yet"
+    assert endpoint.respond("/readyz").status == 503, "it has not looked yet"
     endpoint.publish(FleetReport(leads=False, why_not_ready=""))
-    assert (endpoint.respond("/readyz", "").status, endpoint.respond("/readyz", "").body) == (200, b"standing by\n")
+    assert (endpoint.respond("/readyz").status, endpoint.respond("/readyz").body) == (200, b"standing by\n")
     endpoint.publish(report(counted(some())))
-    assert endpoint.respond("/readyz", "").body == b"leads\n"
+    assert endpoint.respond("/readyz").body == b"leads\n"
     endpoint.publish(FleetReport(leads=True, why_not_ready="no answer"))
-    assert (endpoint.respond("/readyz", "").status, endpoint.respond("/readyz", "").body) == (503, b"no answer\n")
+    assert (endpoint.respond("/readyz").status, endpoint.respond("/readyz").body) == (503, b"no answer\n")
 
 
 def test_a_loop_that_hangs_is_not_well(endpoint: FleetEndpoint, clock: FakeClock) -> None:
     endpoint.publish(report(counted(some())))
-    assert endpoint.respond("/healthz", "").status == 200
+    assert endpoint.respond("/healthz").status == 200
     clock.sleep(61.0)
-    assert endpoint.respond("/healthz", "").status == 503
-    assert endpoint.respond("/", "").status == 404
+    assert endpoint.respond("/healthz").status == 503
+    assert endpoint.respond("/").status == 404
 
 
 def test_a_loop_that_hangs_does_no_work_whatever_it_said_before(endpoint: FleetEndpoint, clock: FakeClock) -> None:
     endpoint.publish(report(counted(some())))
     clock.sleep(61.0)
-    assert endpoint.respond("/readyz", "").body == b"its loop hangs\n"
-    assert read(endpoint.respond("/metrics", "").body.decode())["driver_manager_rollout_ready",] == 0
+    assert endpoint.respond("/readyz").body == b"its loop hangs\n"
+    assert read(endpoint.respond("/metrics").body.decode())["driver_manager_rollout_ready",] == 0
     endpoint.publish(report())
-    assert endpoint.respond("/readyz", "").body == b"leads\n"
+    assert endpoint.respond("/readyz").body == b"leads\n"

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client.parser import text_string_to_metric_families
 
 from driver_manager.adapters.report.http import Endpoint, Heartbeat
 from driver_manager.adapters.report.publish import ReadyFile, ServiceNotifier, Textfile
@@ -18,6 +17,7 @@ from driver_manager.domain.health.watch import HealthState, History
 from driver_manager.domain.host import DeviceVerdict, Health, ProbeResult
 from driver_manager.domain.metrics import exposition
 from driver_manager.domain.text import shown
+from tests.support.exposition import samples
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 
 DEVICES = (
@@ -39,9 +39,8 @@ REPORT = HealthReport(
 def read(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Every sample of an exposition, as Prometheus' own client reads it."""
     return {
-        (sample.name.removeprefix("driver_manager_"), tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
+        (name.removeprefix("driver_manager_"), tuple(sorted(labels.items()))): value
+        for name, labels, value in samples(text)
     }
 
 
@@ -80,18 +79,16 @@ def endpoint(clock: FakeClock, report: HealthReport = REPORT) -> Endpoint:
     return made
 
 
-@pytest.mark.parametrize("accept", ["", "text/plain", "application/openmetrics-text; version=1.0.0"])
-def test_the_endpoint_and_the_textfile_say_the_same(accept: str) -> None:
-    answer = endpoint(FakeClock()).respond("/metrics", accept)
-    assert answer.status == 200
-    assert read(answer.body.decode()) == read(exposition(families(REPORT)))
-    assert ("openmetrics" in answer.content_type) is ("openmetrics" in accept)
+def test_the_endpoint_and_the_textfile_say_the_same() -> None:
+    answer = endpoint(FakeClock()).respond("/metrics")
+    assert (answer.status, answer.content_type) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    assert answer.body.decode() == exposition(families(REPORT))
 
 
 def test_metrics_before_the_first_turn_and_while_muted_are_fine() -> None:
     muted = endpoint(FakeClock(), HealthReport(History(HealthState.MUTED)))
-    assert b'health_state{state="muted"} 1.0' in muted.respond("/metrics", "").body
-    assert Endpoint(Heartbeat(FakeClock(), 1.0)).respond("/metrics", "").status == 200
+    assert b'health_state{state="muted"} 1.0' in muted.respond("/metrics").body
+    assert Endpoint(Heartbeat(FakeClock(), 1.0)).respond("/metrics").status == 200
 
 
 @pytest.mark.parametrize(("age_s", "status"), [(0.0, 200), (93.0, 200), (93.1, 503), (10_000.0, 503)])
@@ -103,14 +100,14 @@ def test_healthz_is_about_the_loop_and_not_about_the_driver(age_s: float, status
     heartbeat.beat(wedged)
     made.publish(wedged)
     clock.now += age_s
-    answer = made.respond("/healthz", "")
+    answer = made.respond("/healthz")
     assert (answer.status, answer.body) == (status, f"last turn {age_s:.0f} s ago, wedged\n".encode())
 
 
 @pytest.mark.parametrize("is_ready", [True, False])
 def test_readyz_and_the_ready_file_say_the_same(tmp_path: Path, is_ready: bool) -> None:
     report = HealthReport(History(HealthState.SUSPECT, failures=1), is_ready=is_ready)
-    answer = endpoint(FakeClock(), report).respond("/readyz", "")
+    answer = endpoint(FakeClock(), report).respond("/readyz")
     assert (answer.status, answer.body) == (200 if is_ready else 503, b"suspect(1)\n")
     reporter = RecordingReporter()
     ready_file = ReadyFile(tmp_path / "ready", reporter)
@@ -121,7 +118,7 @@ def test_readyz_and_the_ready_file_say_the_same(tmp_path: Path, is_ready: bool) 
 
 
 def test_before_the_first_turn_nothing_is_ready() -> None:
-    assert Endpoint(Heartbeat(FakeClock(), 1.0)).respond("/readyz", "").status == 503
+    assert Endpoint(Heartbeat(FakeClock(), 1.0)).respond("/readyz").status == 503
 
 
 def test_a_ready_file_that_cannot_be_changed_is_said_once_until_it_can(tmp_path: Path) -> None:

@@ -1,0 +1,41 @@
+"""Reads Prometheus' text format, version 0.0.4 (prometheus.io, Exposition formats), and accepts nothing else.
+
+Must not import the product.
+"""
+
+from __future__ import annotations
+
+import re
+
+NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
+HEAD = re.compile(rf"# (HELP|TYPE) ({NAME}) (.+)")
+LABEL = r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\[\\"n])*)"'
+SAMPLE = re.compile(rf"({NAME})(?:\{{({LABEL}(?:,{LABEL})*)\}})? (\S+)")
+ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
+
+Sample = tuple[str, dict[str, str], float]
+
+
+def samples(text: str) -> list[Sample]:
+    """Name, labels and value of each sample. AssertionError unless each family has its help and type, once, before."""
+    *lines, end = text.split("\n")
+    assert end == "", "the last line has no end"
+    found, heads = list[Sample](), dict[str, list[str]]()
+    for line in filter(None, lines):
+        if head := HEAD.fullmatch(line):
+            heads.setdefault(head[2], []).append(head[1])
+            family, kind = head[2], head[3]
+            continue
+        sample = SAMPLE.fullmatch(line)
+        assert sample is not None, f"no sample: {line!r}"
+        assert sample[1] == family, f"{sample[1]} stands below the head of {family}"
+        assert kind in ("gauge", "counter")
+        labels = re.findall(LABEL, sample[2] or "")
+        found.append((sample[1], {name: _meant(value) for name, value in labels}, float(sample[sample.re.groups])))
+    assert all(words == ["HELP", "TYPE"] for words in heads.values()), heads
+    assert len({(name, *labels.items()) for name, labels, _ in found}) == len(found), "a sample is there twice"
+    return found
+
+
+def _meant(value: str) -> str:
+    return re.sub(r'\\[\\"n]', lambda escape: ESCAPES[escape[0]], value)
