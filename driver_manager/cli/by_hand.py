@@ -46,7 +46,6 @@ from driver_manager.domain.swap.preflight import (
     firmware_checks,
     is_loaded,
     refuse_if_owned,
-    refuse_kmm_at_work,
     remedies,
     rights_to_replace,
     source_checks,
@@ -428,15 +427,13 @@ def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, values:
     """Release this node: restore the labels that its journal records, lift the run's cordon, remove the journal.
 
     Labels that somebody else changed meanwhile stay as they are, and so does the rebooter's cordon. Also works from a
-    laptop, unless something is to be undone on the host. Refused while the run that took the node is running or KMM
-    changes the driver (--take-over overrides that).
+    laptop, unless something is to be undone on the host. Refused while the run that took the node is running
+    (--take-over overrides that).
     """
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, lists_steps=True)
     obs, journal = _facts(session, ignore_journal=ignore_journal)
     session.warn_of_refused(obs)
     refuse_if_owned(obs, take_over=values[settings.TAKE_OVER])
-    if not values[settings.TAKE_OVER]:
-        refuse_kmm_at_work(obs.journal or journal, obs.node)
     if obs.host is None and journal is not None and journal.record and not dry_run:
         raise ConfigError(
             f"a run has left something to undo on node {obs.node.name}, and this command cannot read its host",

@@ -16,7 +16,16 @@ import click
 from driver_manager.adapters.report.log import allows_colour, for_terminal, outlet_of
 from driver_manager.core.ports_base import Reporter
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.settings import COMMON, DRIVER_PROFILE, HEADINGS, AnySetting, SettingKind, Values, heading_of
+from driver_manager.domain.settings import (
+    COMMON,
+    DRIVER_LOAD,
+    DRIVER_PROFILE,
+    HEADINGS,
+    AnySetting,
+    SettingKind,
+    Values,
+    heading_of,
+)
 from driver_manager.domain.text import json_text, parse_duration, words_on_one_line
 
 # Help that fits a screen: the options that people type under their headings, all others with `--help-all`.
@@ -131,6 +140,21 @@ class Flag(click.types.BoolParamType):
             self.fail(f"{value!r} is neither true nor false", param, ctx)
 
 
+class LoaderChoice(click.Choice[str]):
+    """Who loads the driver; `kmm`, which an older version had, is refused with what to set instead."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The loader; a usage error names the choices."""
+        if value == "kmm":
+            self.fail(
+                "the hand-off to KMM was removed. Set DRIVER_LOAD=none and DRIVER_VERSION: KMM evicts and loads, and a "
+                "run compares and reports.",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
 def styled(text: str, **style: Any) -> str:
     """`text` in a style, plain where NO_COLOR is set or the terminal is dumb; click drops styles off a terminal."""
     return click.style(text, **style) if allows_colour() else text
@@ -148,7 +172,7 @@ def _type_of(setting: AnySetting) -> Any:
         case SettingKind.DURATION:
             return Duration()
         case SettingKind.CHOICE:
-            return click.Choice(setting.choices)
+            return LoaderChoice(setting.choices) if setting is DRIVER_LOAD else click.Choice(setting.choices)
         case SettingKind.COUNT:
             return click.IntRange(min=1)
         case SettingKind.FLAG:

@@ -45,7 +45,7 @@ def restart_clients(session: Session, wanted: Policy, pods: Collection[Pod]) -> 
     `pods` are those that the run saw on the node. A client that came meanwhile is health-watch's to find, or the next
     run's. A driver that its container loads is not ready yet: health-watch sees when it is.
     """
-    if wanted.loader not in (Loader.MANAGER, Loader.KMM):
+    if wanted.loader is not Loader.MANAGER:
         return
     clock, log, withdrawn = session.clock, session.log, session.profile.paths.ready_withdrawn
     if withdrawn and session.roots.files().exists(withdrawn):
@@ -149,10 +149,8 @@ def policy_for(values: Values, mode: Mode) -> Policy:
 
 def vfio_policy(values: Values) -> Policy:
     """The policy in the options. Raises ConfigError for a bad selector."""
-    by_kmm = values[settings.DRIVER_LOAD] == Loader.KMM.value
     return Policy(
         mode=Mode.VFIO,
-        loader=Loader.KMM if by_kmm else Loader.CONTAINER,
         binds=values[settings.VFIO_BIND] == MANAGER,
         take_over=values[settings.TAKE_OVER],
         # Its label is paused with the others, or gone already.

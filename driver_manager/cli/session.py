@@ -22,12 +22,11 @@ from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogForm, LogReporter, is_capable
 from driver_manager.core.ports import Cluster, Ports
 from driver_manager.core.swap.run import Identity, Reading, observe, strictly, warn_of_left
-from driver_manager.domain import kmm, selectors, settings
+from driver_manager.domain import selectors, settings
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import ConfigError, ManagerError, NodeMissing, Terminated
 from driver_manager.domain.host import Host
 from driver_manager.domain.journal import Journal, Owner
-from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.node import Node, PodList, is_this_host
 from driver_manager.domain.observation import EvictionRules, Loader, Mode, Observation, Part, Policy
 from driver_manager.domain.profile import Profile
@@ -39,24 +38,6 @@ if TYPE_CHECKING:
 
 
 # Who loads the driver, from the options, and which others make no sense then.
-
-_AGAINST_KMM = {
-    settings.FORCE_REINSTALL: "KMM loads only a version that it has not loaded",
-    settings.SAFE_LOAD: "the operator cordons the node, and on a cordoned node KMM unloads the driver at once",
-    settings.ENABLE_AUTO_DRAIN: "a drain needs a cordon, and on a cordoned node KMM unloads the driver at once",
-}
-
-
-def kmm_module(values: Values) -> KmmModule | None:
-    """The Module that KMM is to load, None where something else loads. Raises ConfigError for options against it."""
-    if values[settings.DRIVER_LOAD] != Loader.KMM.value:
-        return None
-    for option, why in _AGAINST_KMM.items():
-        if values[option]:
-            raise ConfigError(
-                f"{option.env} cannot be used with DRIVER_LOAD=kmm: {why}", f"Unset {option.env} ({option.flag})."
-            )
-    return kmm.parse(values[settings.KMM_MODULE], values[settings.KMM_VERSION])
 
 
 def loader(values: Values) -> Loader:
@@ -93,7 +74,6 @@ def policy(values: Values) -> Policy:
     loads = loader(values)
     return Policy(
         loader=loads,
-        kmm=kmm_module(values),
         driver_version=values[settings.DRIVER_VERSION] if loads is Loader.NONE else "",
         force_reinstall=values[settings.FORCE_REINSTALL],
         no_wait=values[settings.NO_WAIT],
@@ -119,10 +99,8 @@ def eviction_rules(values: Values) -> EvictionRules:
     return replace(
         workload_rules(values),
         clients=selector(values, settings.CLIENT_SELECTOR),
-        # Who unloads in our place, a driver container or KMM, leaves no gap that we could use.
-        restarts_clients=values[settings.RESTART_CLIENTS]
-        and not values[settings.CLEAR_FOR]
-        and values[settings.DRIVER_LOAD] != Loader.KMM.value,
+        # A driver container that unloads in our place leaves no gap that we could use.
+        restarts_clients=values[settings.RESTART_CLIENTS] and not values[settings.CLEAR_FOR],
     )
 
 

@@ -24,7 +24,6 @@ from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode, ManagerError
 from driver_manager.domain.health.watch import HealthState, History, recorded_watch
 from driver_manager.domain.host import DeviceVerdict, Holder, Host, ProbeResult, StagedSlot, StagedSlots
 from driver_manager.domain.journal import Journal
-from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.node import Node, Pod
 from driver_manager.domain.node_state import GenerationUnreadable, LastOutcome, decode_generation
 from driver_manager.domain.observation import Loader, Mode, Observation, Part, Policy
@@ -144,7 +143,6 @@ def gather(values: Values, wanted: Callable[[Mode], Policy], *, probes: bool) ->
         mode=session.mode,
         loader=drivers.loader,
         group_holders=_group_holders(session, obs),
-        kmm=drivers.kmm,
     )
     return Gathered(facts, reboot)
 
@@ -261,7 +259,6 @@ def status_body(gathered: Gathered) -> dict[str, Any]:
         "operands": None if Part.PODS in facts.missing else _operands(obs, profile),
         "generation": _generation(facts.clients),
         "digest": {"wanted": obs.digest, "from": obs.digest_source, "recorded": recorded},
-        "kmm": _kmm(facts.kmm, obs.node if facts.has_node else None),
         "host": _host(obs.host, profile, facts.group_holders) if obs.host else {"problem": _why_no_host(facts)},
         "reboot": gathered.reboot,
         "next": _next(facts.verdict),
@@ -388,17 +385,6 @@ def _operand_note(pod: Pod) -> str:
     return why_still_there(pod) if pod.deleting else ""
 
 
-def _kmm(module: KmmModule | None, node: Node | None) -> dict[str, str | None] | None:
-    """What KMM is to load, what it is asked for, and what it shows; None where something else loads, or is unknown."""
-    if module is None:
-        return None
-    wanted: dict[str, str | None] = {"module": str(module), "wanted": module.version}
-    if node is None:
-        return wanted | dict.fromkeys(("asked", "workers", "ready"))
-    labels = node.labels
-    return wanted | {"asked": module.asked(labels), "workers": module.at_work(labels), "ready": module.ready(labels)}
-
-
 def _host(host: Host, profile: Profile, holders: tuple[Holder, ...]) -> dict[str, Any]:
     return {
         "kernel": host.kernel_release,
@@ -491,7 +477,6 @@ def status_text(body: dict[str, Any], now_s: float) -> str:
         _digest(body),
         _loads(body["driverLoad"]),
         *_clients_text(body["generation"], now_s),
-        *_kmm_text(body["kmm"]),
         *_host_text(body["host"]),
     ]
     reboot = reboot_rows(body["reboot"], has_marker=bool(body["host"].get("rebootMarker")))
@@ -586,14 +571,6 @@ def _labels_text(body: dict[str, Any]) -> list[str]:
     return _list("labels", rows if body["cordon"] else ["unknown"])
 
 
-def _kmm_text(kmm: dict[str, str | None] | None) -> list[str]:
-    if kmm is None:
-        return []
-    values = {name: kmm[name] for name in ("wanted", "asked", "workers", "ready")}
-    shown = [f"{name}: {'unknown' if value is None else value or 'no version'}" for name, value in values.items()]
-    return [f"kmm       {', '.join((str(kmm['module']), *shown))}"]
-
-
 def _operands_text(operands: list[dict[str, Any]] | None) -> list[str]:
     if operands is None:
         return _list("operands", ["unknown"])
@@ -611,7 +588,6 @@ def _loads(who: str) -> str:
     names = {
         Loader.CONTAINER: "its container",
         Loader.MANAGER: "this manager",
-        Loader.KMM: "Kernel Module Management",
         Loader.NONE: "the host itself",
     }
     return f"loads     {names[Loader(who)]} (DRIVER_LOAD={who})"

@@ -203,10 +203,6 @@ class HostSystem(Protocol):
         """The driver's loaded modules now, by name: roots, all above them, their own below them."""
         ...
 
-    def load_id(self) -> str:
-        """What no two loads of the driver have in common, "" while it is not loaded."""
-        ...
-
     def unload(self, name: str, deadline: Deadline) -> None:
         """Unload one module. Raises ModuleBusy while something uses it, ModuleFailed otherwise.
 

@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.journal import Journal, OldDriver, Owner, driver_in, driver_to_json
-from driver_manager.domain.kmm import KmmRequest, request_in
+from driver_manager.domain.journal import KMM_REMOVED, Journal, OldDriver, Owner, Refused, driver_in, driver_to_json
 from driver_manager.domain.pci import Binding, bindings_in, bindings_to_json
 from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import several
@@ -22,7 +21,10 @@ from driver_manager.domain.wire import Form, decimal
 
 
 class HostRecord(Frozen):
-    """What the run `run` of the boot `boot_id` has to undo: the fields of the same names in a journal."""
+    """What the run `run` of the boot `boot_id` has to undo: the fields of the same names in a journal.
+
+    `refused` are fields of an older version that no run acts on.
+    """
 
     boot_id: str
     run: str
@@ -30,7 +32,7 @@ class HostRecord(Frozen):
     removed: tuple[str, ...] = ()
     driver: OldDriver | None = None
     devices: tuple[Binding, ...] = ()
-    kmm: KmmRequest | None = None
+    refused: tuple[Refused, ...] = ()
 
     @property
     def owner(self) -> Owner | None:
@@ -71,7 +73,6 @@ def of(journal: Journal) -> HostRecord:
         journal.removed,
         journal.driver,
         journal.devices,
-        journal.kmm,
     )
 
 
@@ -85,8 +86,6 @@ def encode(record: HostRecord) -> str:
         "driver": driver_to_json(record.driver) if record.driver is not None else None,
         "devices": bindings_to_json(record.devices),
     }
-    if record.kmm is not None:
-        body["kmm"] = record.kmm.to_json()
     return FORM.write(body) + "\n"
 
 
@@ -100,7 +99,7 @@ def decode(text: str) -> HostRecord:
         removed=body.texts("removed"),
         driver=None if body.is_null("driver") else driver_in(body.fields("driver")),
         devices=bindings_in(body),
-        kmm=request_in(body.fields("kmm")) if "kmm" in body else None,
+        refused=(KMM_REMOVED,) if "kmm" in body else (),
     )
 
 

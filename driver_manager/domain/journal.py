@@ -12,7 +12,6 @@ from typing import Any
 
 from driver_manager.domain import window
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.kmm import KmmRequest, request_in
 from driver_manager.domain.pci import Binding, bindings_in, bindings_to_json
 from driver_manager.domain.records import Frozen
 from driver_manager.domain.window import Window
@@ -74,8 +73,6 @@ class Journal(Frozen):
 
     `devices` are the vendor's functions as they were before a run gave them to virtual machines.
 
-    `kmm` is what a run has asked KMM for, None where it has asked for nothing.
-
     `cleared` is the revision of the driver pod that is to come, once nobody but the present one uses the device.
     `window` is what the run that wrote this had measured by then, None where it had told nobody to go.
 
@@ -101,7 +98,6 @@ class Journal(Frozen):
     cleared: str = ""
     window: Window | None = None
     devices: tuple[Binding, ...] = ()
-    kmm: KmmRequest | None = None
     record: str = ""
 
     @property
@@ -118,6 +114,14 @@ class Refused(Frozen):
 
     def __str__(self) -> str:
         return f"the journal's field {self.field} is ignored: {self.why}"
+
+
+KMM_REMOVED = Refused(
+    "kmm",
+    "the hand-off to KMM was removed, and KMM may still change the driver; check the label "
+    "kmm.node.kubernetes.io/version-module.<namespace>.<name> of the node by hand",
+)
+"""An older version asked Kernel Module Management (KMM) for a driver."""
 
 
 class Written(Frozen):
@@ -185,8 +189,6 @@ def encode(journal: Journal) -> str:
     body |= {key: text for key, text in texts.items() if text}
     if journal.window is not None:
         body["window"] = journal.window.to_json()
-    if journal.kmm is not None:
-        body["kmm"] = journal.kmm.to_json()
     return FORM.write(body)
 
 
@@ -196,11 +198,11 @@ def decode(text: str) -> Written:
     An owner that is none counts as one that has ended.
     """
     body = FORM.read(text)
-    owner, refused = Owner(), tuple[Refused, ...]()
+    owner, refused = Owner(), (KMM_REMOVED,) if "kmm" in body else ()
     try:
         owner = _owner(body.fields("owner"))
     except JournalUnreadable as error:
-        refused = (Refused("owner", error.what),)
+        refused = (*refused, Refused("owner", error.what))
     return Written(_claims(body, owner), refused)
 
 
@@ -226,7 +228,6 @@ def _claims(body: Fields, owner: Owner) -> Journal:
         cleared=body.text("cleared", ""),
         window=window.kept_in(body),
         devices=() if record else bindings_in(body),
-        kmm=request_in(body.fields("kmm")) if "kmm" in body else None,
         record=record,
     )
 

@@ -10,7 +10,6 @@ from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.host import Holder, Host
 from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, Owner, Refused
-from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.node import Claim, Node, Pod, PodList
 from driver_manager.domain.profile import ChangeBy, Profile, Strategy, Transition, driver_version, has_root
 from driver_manager.domain.records import Frozen
@@ -74,7 +73,6 @@ class Loader(Enum):
 
     CONTAINER = "container"
     MANAGER = "manager"
-    KMM = "kmm"
     NONE = "none"
     """The host itself, which ships it in its image: a run only looks."""
 
@@ -119,7 +117,7 @@ class Policy(Frozen):
     somebody is disturbed again after a failure that nothing has changed since. `driver_pod_leaves`: the driver pod
     that is on the node now is not there any more when the driver is swapped. `clear_for`: nothing is swapped, the node
     is only cleared for a driver pod of this revision. `binds`: who gives devices to virtual machines also binds them;
-    else the container after it does. `kmm` is what KMM is to load, None where another loads.
+    else the container after it does.
     """
 
     loader: Loader = Loader.CONTAINER
@@ -142,7 +140,6 @@ class Policy(Frozen):
     retry_wait_s: float = 1800.0
     mode: Mode = Mode.CONTAINER
     binds: bool = True
-    kmm: KmmModule | None = None
 
 
 # How one version of a driver becomes another: what the profile says of that pair, where it says anything. Pure.

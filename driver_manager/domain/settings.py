@@ -174,12 +174,10 @@ HOST = (
 
 DRIVER_LOAD = choice(
     "DRIVER_LOAD",
-    ("container", "manager", "kmm", "none"),
-    "What loads the driver: its container, this manager, KMM, or none: the host itself.",
+    ("container", "manager", "none"),
+    "What loads the driver: its container, this manager, or none: the host itself.",
     default="container",
 )
-KMM_MODULE = text("KMM_MODULE", "Module that KMM loads, as NAMESPACE/NAME. Required with DRIVER_LOAD=kmm.")
-KMM_VERSION = text("KMM_VERSION", "Version of that Module to ask KMM for. Required with DRIVER_LOAD=kmm.")
 DRIVER_VERSION = text(
     "DRIVER_VERSION",
     "With DRIVER_LOAD=none, the driver version that the host has to have loaded. Default: the one on its disk.",
@@ -222,8 +220,6 @@ CLIENT_SELECTOR = text(
 )
 DRIVER = (
     DRIVER_LOAD,
-    KMM_MODULE,
-    KMM_VERSION,
     DRIVER_VERSION,
     DRIVER_ROOT,
     DRIVER_CONFIG_DIGEST,

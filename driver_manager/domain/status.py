@@ -9,7 +9,6 @@ from driver_manager.domain import node_state
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.health.watch import HealthState, mute_on
 from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, DeviceVerdict, Holder, Host
-from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.node import Pod
 from driver_manager.domain.node_state import LastOutcome, NodeState
 from driver_manager.domain.observation import Loader, Mode, Observation, Part
@@ -55,8 +54,7 @@ class StatusFacts(Frozen):
     `verdict` is what a run would do, or why it would not. `now_s` is in seconds since the epoch. `reboot_waits_for` is
     the rebooter's own word, "" where it has none. `clients` is the driver generation with what was done about its
     clients, None where neither the host nor the Node knows one. `mode` is whom the user's label wants the devices for;
-    `group_holders` have devices that are not with their own driver. `loader` is who loads the driver. `kmm` is what KMM
-    is to load, None without it.
+    `group_holders` have devices that are not with their own driver. `loader` is who loads the driver.
     """
 
     obs: Observation
@@ -69,7 +67,6 @@ class StatusFacts(Frozen):
     clients: ClientRecord | None = None
     mode: Mode = Mode.CONTAINER
     group_holders: tuple[Holder, ...] = ()
-    kmm: KmmModule | None = None
     loader: Loader = Loader.CONTAINER
 
     @property
@@ -194,9 +191,6 @@ def _not_loaded(facts: StatusFacts) -> Headline | None:
         return None
     if facts.loader is Loader.NONE:
         return Headline(NodeState.FAILED, "no driver is loaded, and the host has to load it itself (DRIVER_LOAD=none)")
-    if facts.kmm is not None:
-        why = f"no driver is loaded yet; KMM is to load it ({facts.kmm.shown(facts.obs.node.labels)})"
-        return Headline(NodeState.UPGRADING, why)
     pods = ", ".join(str(pod) for pod in facts.driver_pods)
     if pods:
         return Headline(NodeState.UPGRADING, f"no driver is loaded yet; driver pod {pods} will load it")

@@ -25,9 +25,7 @@ from driver_manager.adapters.kube.leases import LEASE
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.health.watch import recorded_watch
 from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, Marker, encode_marker
-from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.node_state import NodeState
-from driver_manager.domain.observation import Loader
 from driver_manager.domain.reboot.decision import APPROVED
 from driver_manager.domain.reboot.state import Record, decode_reboot_record
 from driver_manager.domain.records import Frozen
@@ -39,8 +37,6 @@ from driver_manager.sandbox.cluster import (
     Container,
     Foreground,
     Happening,
-    KmmController,
-    KmmWorkers,
     SandboxCluster,
     add_clients,
     environment,
@@ -271,9 +267,6 @@ ASCEND_ROOT = "/var/lib/Ascend/driver"
 
 
 _MANAGER = {"DRIVER_LOAD": "manager", "DRIVER_ROOT": NEW_ROOT}
-_MODULE = KmmModule("rbln-system", "rebellions", NEW)
-_KMM_LABELS = (_MODULE.asked_key, _MODULE.worker_key, _MODULE.ready_key)
-_KMM = {"DRIVER_LOAD": Loader.KMM.value, "KMM_MODULE": str(_MODULE), "KMM_VERSION": NEW}
 _CUSTOM = {
     "rebellions.ai/npu.deploy.vfio-manager": "false",
     "rebellions.ai/npu.deploy.container-toolkit": "team-a",
@@ -327,11 +320,6 @@ def _tenants(cluster: SandboxCluster) -> None:
     cluster.add_workload("serving-0", app="serving")
     cluster.add_budget("serving")
     cluster.later(2.8, lambda: cluster.add_workload("serving-1", app="serving", node="another-node"))
-
-
-def _kmm(cluster: SandboxCluster) -> None:
-    workers = KmmWorkers(cluster.tree, _MODULE, {OLD: OLD_ROOT, NEW: NEW_ROOT}, OLD)
-    cluster.play(KmmController(cluster.store, NODE, workers))
 
 
 def _host_driver(tree: HostTree) -> None:
@@ -396,17 +384,6 @@ SCENARIOS = {
             "not loaded",
             _container_upgrade,
             labels=_CUSTOM,
-        ),
-        Scenario(
-            "kmm-upgrade",
-            "Kernel Module Management (KMM) unloads and loads: clear the node, ask KMM, verify by the kernel, release",
-            ExitCode.DONE,
-            NEW,
-            _upgrade,
-            meddle=_kmm,
-            labels={**_CUSTOM, **dict.fromkeys(_KMM_LABELS, OLD)},
-            env=_KMM,
-            changed_labels=dict.fromkeys(_KMM_LABELS, NEW),
         ),
         Scenario(
             "already-current",

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 
 import yaml
 
-from driver_manager.domain.kmm import PREFIX as KMM_PREFIX
 from driver_manager.domain.profile import NodeKeys, Profile, Strategy
 from driver_manager.profiles import builtin
 from scripts.releasing.kustomize import DEPLOY, OVERLAYS, Json
@@ -26,7 +25,7 @@ ANNOTATIONS = {
     "rebooter": ("cordon", "approve_reboot", "pre_reboot_boot_id", "reboot_in_progress"),
     "rollout": ("rollout", "approve_reboot", "upgrade_requested"),
 }
-"""What each role writes, by the fields of NodeKeys; beside them runs write deploy labels and ask KMM by a label."""
+"""What each role writes, by the fields of NodeKeys; beside them runs write deploy labels."""
 
 WRITTEN_BY_OTHERS = ("upgrade_enabled", "skip", "mute_until", "reboot_slots")
 """Operators and people write these; the last is an annotation of a Lease."""
@@ -108,7 +107,7 @@ def _narrowed(profile: Profile) -> list[Json]:
     """The variables of the policy of the accounts: keys by role, and those that change and are not among them."""
     labels = {role: _names(profile.keys, fields) for role, fields in LABELS.items()}
     labels["node"] += [*profile.deploy.on_unless_false, *sorted(profile.deploy.last_keys)]
-    prefixes = [*([profile.deploy.prefix] if profile.deploy.prefix else []), f"{KMM_PREFIX}/version-module."]
+    prefixes = [profile.deploy.prefix] if profile.deploy.prefix else []
     notes = {role: _names(profile.keys, fields) for role, fields in ANNOTATIONS.items()}
     user = "request.userInfo.username"
     other = "variables.changedLabels.filter(key, !(key in variables.labels[variables.role]) && "

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.profile import NodeKeys, Strategy
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.apiserver import apply_merge_patch
@@ -95,7 +94,6 @@ def honest() -> Iterator[tuple[str, str, Sender, Change]]:
         yield vendor, "restore by an administrator", ADMIN, released
         yield vendor, "a wedge", run, shown
         yield vendor, "clients were restarted", run, note(keys.generation)
-        yield vendor, "KMM is asked", run, label(KmmModule("ns", "driver", "2").asked_key)
         if keys.upgrade_requested:
             yield vendor, "the operator is asked", run, note(keys.upgrade_requested)
             yield (
@@ -158,7 +156,9 @@ def forged() -> Iterator[tuple[str, str, Sender, Change, str]]:
         moved = Sender(run.name.replace(f":{vendor}-", f":linux-6-1-{vendor}-"), OTHER)
         yield vendor, "an account with one more prefix", moved, outcome, "is for node n2"
         yield vendor, "the rollout and a cordon", rollout, cordon(), "these fields of spec: unschedulable"
-        yield vendor, "the rollout and a switch", rollout, label("kmm.node.kubernetes.io/version-module.a.b"), "labels"
+        switch = label(f"{profile.deploy.prefix or 'example.com/npu.deploy.'}device-plugin")
+        yield vendor, "the rollout and a switch", rollout, switch, "labels"
+        yield vendor, "a run and KMM", run, label("kmm.node.kubernetes.io/version-module.a.b"), "labels"
         yield vendor, "the rebooter and a journal", rebooter, note(keys.journal), "annotations: "
         yield vendor, "a run and the rollout's record", run, note(keys.rollout), "annotations: "
         yield vendor, "a run and the mute", run, note(keys.mute_until), "annotations: "

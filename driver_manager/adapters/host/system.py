@@ -31,7 +31,7 @@ from driver_manager.adapters.host.modules import (
     unload_module,
 )
 from driver_manager.adapters.host.mounts import why_not_unmounted
-from driver_manager.adapters.host.notes import load_text, read_marker, remove_marker
+from driver_manager.adapters.host.notes import read_marker, remove_marker
 from driver_manager.adapters.host.pci import DeviceEvents, pci_devices, read_bus
 from driver_manager.adapters.host.probe import probe_command
 from driver_manager.adapters.host.slots import look, may_have_slots, problem_of, warm
@@ -477,10 +477,6 @@ class LinuxHost:
     def modules(self) -> Mapping[str, Module]:
         """See the port."""
         return driver_modules(self._roots.sys, self._profile.modules)
-
-    def load_id(self) -> str:
-        """See the port."""
-        return load_text(self._roots, self._profile.modules)
 
     def unload(self, name: str, deadline: Deadline) -> None:
         """See the port. A driver that only a reboot changes is never unloaded, whatever asked for it."""

@@ -26,7 +26,6 @@ from driver_manager.domain.errors import (
 )
 from driver_manager.domain.host import DriverSource, Host
 from driver_manager.domain.journal import Journal, JournalUnreadable, Owner
-from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.node_state import LastOutcome, NodeState
 from driver_manager.domain.observation import Observation, Situation
@@ -239,9 +238,7 @@ RELOAD_S = 60.0
 class Settler:
     """Knows what this run holds, and gives it back. `may_load`: what was unloaded for a driver may be loaded again."""
 
-    def __init__(
-        self, ports: Ports, profile: Profile, obs: Observation, kmm: KmmModule | None = None, *, may_load: bool = True
-    ) -> None:
+    def __init__(self, ports: Ports, profile: Profile, obs: Observation, *, may_load: bool = True) -> None:
         self._cluster = ports.cluster
         self._host = ports.host
         self._devices = ports.devices
@@ -250,7 +247,6 @@ class Settler:
         self._tally = ports.tally
         self._profile = profile
         self._obs = obs
-        self._kmm = kmm
         self._may_load = may_load
         self._left = obs.left
         self._held: Journal | None = None
@@ -350,12 +346,10 @@ class Settler:
             if hurry:
                 self._cluster.limit_retries(HURRY_S)
             self._tally.window.turns_to(Part.BACK, self._clock.monotonic())
-            is_changing, why = self._kmm_keeps(journal)
-            if why := why or self._why_hold(journal):
+            if why := self._why_hold(journal):
                 self.state.holds()
                 self._tally.is_held = True
-                if not is_changing:  # a service would use the device whose module KMM is about to unload
-                    self._start_services_of_ours(journal)
+                self._start_services_of_ours(journal)
                 return f"the node stays paused, because {why}; the next run resumes from the journal"
             is_over = not self._may_load or self._has_new_driver(journal)
             self._to_load_again = () if is_over else journal.removed
@@ -528,34 +522,6 @@ class Settler:
             return "its old driver is gone"
         return "an earlier run left a driver that was not verified" if self._is_unproved() else ""
 
-    def _kmm_keeps(self, journal: Journal) -> tuple[bool, str]:
-        """Whether KMM may change modules at any moment, and why the node stays paused for its sake, "" if it need not.
-
-        By the Node as it is now. Who gave a node back where KMM shows a version that the kernel does not have would
-        leave nothing by which the next run could know that.
-        """
-        request = journal.kmm
-        modules = [one for one in (request.module if request is not None else None, self._kmm) if one is not None]
-        if not modules:
-            return False, ""
-        try:
-            labels, load = self._cluster.node().labels, self._host.load_id()
-        except NodeMissing:
-            return False, ""
-        except ManagerError as error:
-            self._reporter.warn(error.what)
-            return True, "KMM may still be changing the driver"
-        if any(one.is_changing(labels) for one in modules):
-            return True, "KMM is still changing the driver"
-        wanted = modules[-1]
-        is_old = request is not None and request.is_in_the_way(self._boot_id, load, wanted.version)
-        is_held = is_old and wanted.is_ready(labels)
-        return False, f"KMM shows version {wanted.version}, but the old driver is still loaded" if is_held else ""
-
-    @property
-    def _boot_id(self) -> str:
-        return self._obs.host.boot_id if self._obs.host is not None else ""
-
     def _is_unproved(self) -> bool:
         """Whether an earlier run of this boot has removed the record of the old driver, and nobody made one since.
 
@@ -563,8 +529,6 @@ class Settler:
         """
         found, host = self._obs.journal, self._obs.host
         if self._is_driver_proved or found is None or host is None or found.driver is None:
-            return False
-        if found.kmm is not None and found.kmm.is_of(host.boot_id, self._host.load_id()):  # it never left
             return False
         return found.boot_id == host.boot_id and bool(found.driver.digest) and not host.digest
 
@@ -712,8 +676,6 @@ class NodeSteps:
             written, change = longer(node, journal)
             if not change.is_empty:
                 written, change = self._noted(written, change, step)
-                if host_record.of(written) != host_record.of(journal):
-                    settler.record(written)
                 settler.took(written)
             return change
 

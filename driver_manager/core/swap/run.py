@@ -12,7 +12,7 @@ from driver_manager.core.pods import Evictor
 from driver_manager.core.ports import Ports
 from driver_manager.core.ports_base import Reporter
 from driver_manager.core.swap.driver import DeviceSteps, DriverRoot, DriverSlots, DriverSwap
-from driver_manager.core.swap.handoffs import KmmHandoff, RebootRequests
+from driver_manager.core.swap.handoffs import RebootRequests
 from driver_manager.core.swap.node import Fence, NodeSteps, RunContext, Settler, StateWriter
 from driver_manager.core.swap.pods import Departures, Handoff, Patience, Then
 from driver_manager.domain import events
@@ -58,7 +58,6 @@ from driver_manager.domain.swap.steps import (
     PATCH_NODES,
     AnySlotStep,
     AnyStep,
-    AwaitKmm,
     BindToVfio,
     ClearRebootRequest,
     Decision,
@@ -69,7 +68,6 @@ from driver_manager.domain.swap.steps import (
     GiveBack,
     HoldForReboot,
     KeepBindings,
-    KmmStep,
     LoadModules,
     MakeVirtualFunctions,
     ModuleStep,
@@ -124,7 +122,6 @@ class Executor:
         self._operator = Handoff(context)
         self._slots = DriverSlots(context)
         self._modules = DriverSwap(context, self._slots.go_back)
-        self._kmm = KmmHandoff(context, self._node)
         self._mounts = DriverRoot(context)
         self._devices = DeviceSteps(context)
         self._reboots = RebootRequests(context)
@@ -175,8 +172,6 @@ class Executor:
                 self._operator.do(step)
             case ModuleStep():
                 self._modules.do(step)
-            case KmmStep():
-                self._kmm.do(step)
             case DeviceStep():
                 self._devices.do(step)
             case MountStep():
@@ -451,7 +446,6 @@ _DONE: tuple[tuple[type[Step], str], ...] = (
     (OverrideDrivers, "the devices are kept for vfio"),
     (ReturnDevices, "devices were taken back from vfio"),
     (MakeVirtualFunctions, "virtual functions were created again"),
-    (AwaitKmm, "KMM loaded the driver"),
     (UnloadModules, "the old driver was unloaded"),
     (UnmountDriverRoot, "the old driver root was unmounted"),
     (GiveBack, "the node was released"),
@@ -473,8 +467,6 @@ def summary(decided: Plan) -> str:
     done = f"driver {loaded[0]} loaded" if loaded else next(there, "a request to the operator was withdrawn")
     if decided.decision is Decision.UNINSTALL:
         done = "the driver was unloaded"
-    if decided.decision is Decision.CURRENT and any(isinstance(step, AwaitKmm) for step in decided.steps):
-        done = "KMM has the driver loaded"
     is_first = loaded and decided.decision is Decision.NOT_LOADED
     return f"done: {done} ({'none was loaded before' if is_first else decided.reason})"
 
@@ -607,7 +599,7 @@ class _Run:
         report_refused(obs.refused, ports, self._said_refused)
         warn_of_left(obs.left, ports.reporter, self._said_refused)
         may_load = self._policy.loader is not Loader.NONE
-        settler = Settler(ports, self._profile, obs, self._policy.kmm, may_load=may_load)
+        settler = Settler(ports, self._profile, obs, may_load=may_load)
         if obs.host is not None:
             settler.state.saw_host(obs.host)
         try:

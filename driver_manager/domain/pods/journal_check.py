@@ -13,8 +13,6 @@ from functools import reduce
 from typing import Any, TypeVar
 
 from driver_manager.domain import journal as journals
-from driver_manager.domain import kmm
-from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.host import Host
 from driver_manager.domain.host_record import HostRecord, lost_driver
 from driver_manager.domain.journal import MAX_LINE_CHARS, Journal, OldDriver, Owner, Refused, Written, is_line, is_owner
@@ -83,7 +81,7 @@ def checked(written: Written, labels: Mapping[str, str], profile: Profile) -> Ch
     journal = replace(
         _with_commands(said, check),
         owner=said.owner
-        if written.refused
+        if any(one.field == "owner" for one in written.refused)
         else check.one("owner", said.owner, Owner(), is_owner, "neither a pod nor a process"),
         boot_id=check.word("bootId", said.boot_id),
         labels=_labels(said.labels, labels, check),
@@ -94,7 +92,6 @@ def checked(written: Written, labels: Mapping[str, str], profile: Profile) -> Ch
         begin=check.word("begin", said.begin),
         cleared=check.word("cleared", said.cleared),
         window=check.one("window", said.window, None, _is_window, "not times of this era"),
-        kmm=check.one("kmm", said.kmm, None, _is_request, "not a request that KMM could have had"),
         record=check.word("hostRecord", said.record),
     )
     return Checked(journal, tuple(check.refused))
@@ -104,8 +101,8 @@ def with_record(found: Checked, record: HostRecord | None, boot_id: str, profile
     """`found` of a node whose host was read, in the boot `boot_id`: with what its `record` has to undo.
 
     Without one, what the journal itself asks for is left out, and named: an older version wrote that on the Node. So is
-    a record that this boot should have, and has not. The old driver and the request to KMM come from a record alone:
-    they decide what is unloaded and loaded.
+    a record that this boot should have, and has not. The old driver comes from a record alone: it decides what is
+    unloaded and loaded.
     """
     journal = found.journal
     if record is not None:
@@ -115,15 +112,14 @@ def with_record(found: Checked, record: HostRecord | None, boot_id: str, profile
             removed=record.removed,
             driver=record.driver,
             devices=record.devices,
-            kmm=record.kmm,
         )
-        check = _Check(profile, (*found.refused, *_other_request(journal, record.kmm)))
+        check = _Check(profile, dict.fromkeys((*found.refused, *record.refused)))
         return Checked(_with_commands(whole, check), tuple(check.refused))
     left = without_commands(found)
     lost = journal.record and journal.boot_id == boot_id
     missing = (Refused("hostRecord", "this host has no such record; only labels and cordon are restored"),)
-    bare = replace(left.journal, driver=None, kmm=None, record="")
-    return Checked(bare, (*left.refused, *(missing if lost else ()), *_other_request(journal, None)))
+    bare = replace(left.journal, driver=None, record="")
+    return Checked(bare, (*left.refused, *(missing if lost else ())))
 
 
 def with_left(found: Checked, records: Iterable[HostRecord], host: Host, profile: Profile) -> Checked:
@@ -137,22 +133,13 @@ def with_left(found: Checked, records: Iterable[HostRecord], host: Host, profile
         removed=_united(journal.removed, *(one.removed for one in records)),
         driver=journal.driver or lost,
         devices=reduce(merged_bindings, (one.devices for one in records), journal.devices),
-        kmm=journal.kmm or next((one.kmm for one in records if one.kmm is not None), None),
     )
-    check = _Check(profile, found.refused)
+    check = _Check(profile, dict.fromkeys((*found.refused, *(field for one in records for field in one.refused))))
     return Checked(_with_commands(whole, check), tuple(check.refused))
 
 
 def _united(*names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted({name for some in names for name in some}))
-
-
-def _other_request(journal: Journal, recorded: kmm.KmmRequest | None) -> tuple[Refused, ...]:
-    """What the Node says that KMM was asked for, where the host has no record of that."""
-    if journal.kmm is None or journal.kmm == recorded:
-        return ()
-    module = journal.kmm.module
-    return (Refused("kmm", f"no record on the host has this request for version {module.version} of {module}"),)
 
 
 def without_commands(found: Checked) -> Checked:
@@ -282,16 +269,6 @@ def _driver(said: OldDriver | None, check: _Check) -> OldDriver | None:
 
 def _is_window(window: Window | None) -> bool:
     return window is None or window.is_of_this_era
-
-
-def _is_request(request: kmm.KmmRequest | None) -> bool:
-    if request is None:
-        return True
-    try:
-        kmm.parse(str(request.module), request.module.version)
-    except ConfigError:
-        return False
-    return all(map(is_line, (request.boot_id, request.load, request.shown)))
 
 
 def _is_root(text: str) -> bool:

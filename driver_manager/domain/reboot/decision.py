@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 
-from driver_manager.domain import kmm, node_state
+from driver_manager.domain import node_state
 from driver_manager.domain.host import UPGRADE_REASON
 from driver_manager.domain.node import FIELD_MANAGER, Node, NodeChange
 from driver_manager.domain.node_state import NodeState
@@ -357,8 +357,6 @@ def _blockers(state: RebootState) -> RebootDecision | None:
         found.append("a driver-manager run has taken the node")
     if keys.skip and node.labels.get(keys.skip) == "true":
         found.append(f"the label {keys.skip} excludes the node")
-    if state.policy.cordon and kmm.is_used(node.labels):
-        found.append("KMM loads a driver on the node, and would unload it as soon as the node is cordoned")
     if found:
         return _held_back(state, f"is blocked: {'; '.join(found)}")
     if state.blockers is None:

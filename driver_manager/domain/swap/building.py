@@ -337,8 +337,7 @@ def before_the_unload(
     `bindings` are what the devices are bound to, where that will change, too.
     """
     check(now)
-    # On a cordoned node KMM unloads at once, whoever uses the driver, and loads nothing: see `domain.kmm`.
-    cleared, cordon = clearing(now), not is_managed(now) and now.policy.kmm is None
+    cleared, cordon = clearing(now), not is_managed(now)
     services = now.host.active_services if now.policy.stop_host_services else ()
     first, last = pause_in_two(now)
     patient = (*wait_for_stuck(now, first | last, cleared.found), *wait_for_holders(now, cleared.found))

@@ -9,7 +9,6 @@ from collections.abc import Set
 from dataclasses import replace
 
 from driver_manager.domain.journal import Journal, OldDriver, Owner, encode
-from driver_manager.domain.kmm import KmmModule, KmmRequest
 from driver_manager.domain.node import FIELD_MANAGER, Node, NodeChange
 from driver_manager.domain.observation import Observation
 from driver_manager.domain.pci import Binding, merged_bindings
@@ -109,7 +108,6 @@ def take(  # noqa: PLR0913  # what becomes one journal here
         begin=obs.journal.begin if obs.journal else "",
         window=obs.journal.window if obs.journal else None,
         devices=original_bindings(obs, bindings),
-        kmm=obs.journal.kmm if obs.journal else None,
         record=obs.me.process,
     )
     annotations: dict[str, str | None] = {profile.keys.journal: encode(journal)}
@@ -147,36 +145,6 @@ def marked_cleared(journal: Journal, profile: Profile, revision: str) -> tuple[J
     """The journal of a node that is cleared for the driver pod of `revision`, and the patch that writes it."""
     longer = replace(journal, cleared=revision)
     return longer, NodeChange(annotations={profile.keys.journal: encode(longer)})
-
-
-def asked_kmm(
-    node: Node, journal: Journal, profile: Profile, module: KmmModule, loaded: tuple[str, str]
-) -> tuple[Journal, NodeChange]:
-    """The journal with what KMM is asked for and is to replace, and the one patch that asks it.
-
-    `loaded` is this boot and the load of the driver, "" for none. A cordon of ours ends by the same patch: KMM loads
-    nothing on a cordoned node.
-    """
-    boot_id, load = loaded
-    shown, is_asked = module.ready(node.labels), module.is_asked(node.labels)
-    if journal.kmm is not None and journal.kmm.is_of(boot_id, load):
-        shown = journal.kmm.shown
-    elif is_asked and (not shown or module.is_ready(node.labels)):  # KMM may just have loaded it
-        load = ""
-    is_lifted = has_own_cordon(node, journal, profile)
-    longer = replace(journal, kmm=KmmRequest(module, boot_id, load, shown))
-    annotations: dict[str, str | None] = {}
-    if is_lifted:
-        longer = replace(longer, cordoned=False, cordon_manager="")
-        annotations[profile.keys.cordon] = None
-    annotations[profile.keys.journal] = encode(longer)
-    labels = {} if is_asked else {module.asked_key: module.version}
-    return longer, NodeChange(labels=labels, annotations=annotations, unschedulable=False if is_lifted else None)
-
-
-def has_own_cordon(node: Node, journal: Journal | None, profile: Profile) -> bool:
-    """Whether the node is cordoned by a run, and nobody has lifted that cordon and set it again."""
-    return has_managers_cordon(node, profile) and (journal is None or not _was_set_anew(node, journal))
 
 
 def found_journal(obs: Observation, profile: Profile) -> Journal | None:

@@ -50,14 +50,12 @@ from driver_manager.domain.swap.building import (
     taking,
 )
 from driver_manager.domain.swap.eviction import driver_pods, refuse_unmoved, safe_load, stale_safe_load, wait_for_stuck
-from driver_manager.domain.swap.kmm import is_replaced, plan_kmm
 from driver_manager.domain.swap.node_patches import found_journal, give_back, take
 from driver_manager.domain.swap.preflight import (
     is_host_driver,
     is_loaded,
     places_us,
     refuse_if_owned,
-    refuse_kmm_at_work,
     verified,
     why_replace,
 )
@@ -274,7 +272,6 @@ def plan(now: Situation) -> Plan:
 
 def _plan_driver(now: Situation) -> Plan:
     refuse_if_owned(now.obs, take_over=now.policy.take_over)
-    refuse_kmm_at_work(now.obs.journal, now.obs.node, now.policy.kmm)
     skipped = _is_skipped(now)
     try:
         decided = _decided(now)
@@ -320,8 +317,6 @@ def wants_users(now: Situation) -> bool:
     if now.policy.mode is Mode.VFIO:
         return is_switch(now)
     refuse_if_owned(now.obs, take_over=now.policy.take_over)
-    if now.policy.kmm is not None:
-        return not now.policy.clear_for and is_replaced(now, now.policy.kmm)
     if now.profile.strategy is Strategy.REBOOT or not is_loaded(now.host, now.profile):
         return False
     if now.policy.loader is Loader.NONE:
@@ -336,8 +331,6 @@ def wants_users(now: Situation) -> bool:
 def _decided(now: Situation) -> Plan:
     if now.policy.clear_for:
         return _clear(now)
-    if now.policy.kmm is not None:
-        return _with_no_request(now, plan_kmm(now, now.policy.kmm))
     if now.policy.loader is Loader.NONE:
         return _with_no_request(now, _verify(now))
     if _stands_down(now):
@@ -518,8 +511,6 @@ def _clear(now: Situation) -> Plan:
 def _why_nothing_to_clear(now: Situation) -> str:
     if now.policy.loader is Loader.NONE:
         return "the host itself loads the driver, and no run unloads it"
-    if now.policy.loader is Loader.KMM:
-        return "a run asks KMM to unload the driver, and clears the node before that"
     if now.policy.loader is Loader.MANAGER:
         return "the manager itself unloads the driver, and clears the node before that"
     if now.profile.strategy is Strategy.REBOOT:

@@ -13,9 +13,6 @@ from driver_manager.domain.errors import (
     RebootRequired,
 )
 from driver_manager.domain.host import UPGRADE_REASON, DriverSource, Host, MissingFirmware, ModuleFile, StagedSlots
-from driver_manager.domain.journal import Journal
-from driver_manager.domain.kmm import KmmModule
-from driver_manager.domain.node import Node
 from driver_manager.domain.observation import Loader, Mode, Observation, Policy, Situation, transition
 from driver_manager.domain.profile import ChangeBy, Profile, Strategy, driver_version, has_root, is_own, users
 from driver_manager.domain.records import Frozen
@@ -100,21 +97,6 @@ def refuse_if_owned(obs: Observation, *, take_over: bool) -> None:
         "Wait for it: a pod resumes by itself when its container restarts. Use --take-over once you are sure that it "
         "has stopped.",
     )
-
-
-def refuse_kmm_at_work(journal: Journal | None, node: Node, ours: KmmModule | None = None) -> None:
-    """Raise ConfigError where a run has asked KMM for something, and KMM is not done; `ours` is what we wait for."""
-    request = journal.kmm if journal is not None else None
-    if request is None or not request.module.is_changing(node.labels):
-        return
-    module = request.module
-    if ours is None or ours.asked_key != module.asked_key:
-        raise ConfigError(
-            f"KMM was asked for version {module.version} of {module} and may change modules at any moment "
-            f"({module.shown(node.labels)})",
-            f"Continue with DRIVER_LOAD=kmm and KMM_MODULE={module}; or clear the node of users, remove the label "
-            f"{module.asked_key}, and wait until KMM has removed its own two.",
-        )
 
 
 # Whether a host that ships and loads its driver itself has loaded the wanted one (`DRIVER_LOAD=none`).
@@ -313,7 +295,7 @@ def rights_to_replace(profile: Profile, policy: Policy) -> tuple[Right, ...]:
         needed.append(WATCH_PODS)
         if policy.eviction.is_enabled or policy.eviction.drains:
             needed.append(EVICT_PODS)
-    if policy.safe_load or policy.kmm is not None:
+    if policy.safe_load:
         needed.append(WATCH_NODES)
     return tuple(needed)
 
@@ -350,14 +332,7 @@ def _deadline(policy: Policy) -> Check:
     )
 
 
-def _kmm(now: Situation, module: KmmModule) -> Check:
-    what = f"KMM loads version {module.version} of {module} ({module.shown(now.obs.node.labels)})"
-    return Check("driver", None, f"{what}; whether it can is not checked")
-
-
 def _driver(now: Situation) -> tuple[Check, ...]:
-    if now.policy.kmm is not None:
-        return (_kmm(now, now.policy.kmm),)
     if now.policy.loader is Loader.CONTAINER:
         return (Check("driver", None, "the driver's container loads the driver and checks its own modules"),)
     source = now.host.source
@@ -607,9 +582,7 @@ def written_files(now: Situation) -> tuple[str, ...]:
     if policy.mode is Mode.VFIO or now.host.bindings:
         found.append(paths.bindings)
     if policy.mode is Mode.CONTAINER and policy.loader is Loader.MANAGER:
-        found = [paths.state_file, paths.load_record, *found]
-    if policy.mode is Mode.CONTAINER and policy.loader in (Loader.MANAGER, Loader.KMM):
-        found += [paths.client_record, paths.client_lock]
+        found = [paths.state_file, paths.load_record, *found, paths.client_record, paths.client_lock]
     return tuple(dict.fromkeys(found))
 
 

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 from driver_manager.domain.host import DriverSource, Marker, RebootWish
 from driver_manager.domain.journal import Journal
-from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.node import NodeChange
 from driver_manager.domain.pci import Binding, PciFunction
 from driver_manager.domain.pods.workloads import Workload
@@ -158,45 +157,6 @@ AnyDeviceStep = (
     | ReturnDevices
     | MakeVirtualFunctions
 )
-
-
-# Steps by which Kernel Module Management (KMM) unloads and loads the driver. Pure data.
-
-
-class KmmStep(Step):
-    """What KMM is asked for."""
-
-
-class AskKmm(KmmStep):
-    """Ask KMM for a version by its label, in one patch with the journal: KMM unloads the old driver from then on.
-
-    `is_first`: no driver is loaded that it would replace, so nobody had to leave. `is_cleared`: everybody has left.
-    """
-
-    module: KmmModule
-    is_first: bool = False
-    is_cleared: bool = False
-
-    def describe(self) -> str:
-        return f"ask KMM for version {self.module.version} of {self.module}: it unloads the old driver and loads this"
-
-    def rights(self) -> tuple[Right, ...]:
-        return (PATCH_NODES,)
-
-
-class AwaitKmm(KmmStep):
-    """Wait until KMM shows the version as ready and the kernel has it: a label that may be stale is not enough."""
-
-    module: KmmModule
-
-    def describe(self) -> str:
-        return f"wait until KMM has loaded version {self.module.version} of {self.module}, and verify the kernel"
-
-    def rights(self) -> tuple[Right, ...]:
-        return (WATCH_NODES,)
-
-
-AnyKmmStep = AskKmm | AwaitKmm
 
 
 # Steps that change which driver is in the kernel. Pure data.
@@ -826,7 +786,6 @@ AnyStep = (
     | AnyPodStep
     | AnyOperatorStep
     | AnyModuleStep
-    | AnyKmmStep
     | AnyDeviceStep
     | AnyMountStep
     | AnySlotStep
@@ -943,8 +902,6 @@ PARTS: Mapping[type[Step], Part] = MappingProxyType(
         SetFirmwarePath: Part.LOAD,
         LoadModules: Part.LOAD,
         RecordDigest: Part.LOAD,
-        AskKmm: Part.UNLOAD,
-        AwaitKmm: Part.LOAD,
         GiveBack: Part.BACK,
         KeepRoot: Part.OTHER,
         RemoveSlots: Part.OTHER,

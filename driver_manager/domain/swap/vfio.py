@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from driver_manager.domain.errors import ConfigError, DriverBusy, PreflightFailed, StandingDown
 from driver_manager.domain.host import UNREAD, Holder, process_blocker
-from driver_manager.domain.observation import Loader, Mode, Situation
+from driver_manager.domain.observation import Mode, Situation
 from driver_manager.domain.pci import Binding, PciFunction, bindings_of, merged_bindings
 from driver_manager.domain.pods.workloads import bound_to_root, node_pods, staying, unread_claims
 from driver_manager.domain.profile import Strategy, unload_order, users_of
@@ -29,7 +29,6 @@ from driver_manager.domain.swap.preflight import (
     is_owned_elsewhere,
     places_us,
     refuse_if_owned,
-    refuse_kmm_at_work,
 )
 from driver_manager.domain.swap.steps import (
     AnyStep,
@@ -63,15 +62,8 @@ def plan_vfio(now: Situation) -> Plan:
     """
     if not now.host.bus.accelerators:
         return _no_device(now)
-    if now.policy.loader is Loader.KMM:
-        raise ConfigError(
-            "KMM loads the driver again when a run has unloaded it for virtual machines",
-            "Clear the node of pods that use the device, then remove KMM's version label: KMM unloads the driver at "
-            "once. Then unset DRIVER_LOAD (--driver-load).",
-        )
     _refuse_unwanted(now)
     refuse_if_owned(now.obs, take_over=now.policy.take_over)
-    refuse_kmm_at_work(now.obs.journal, now.obs.node)
     _refuse_impossible(now)
     waiting = pending(now)
     if not waiting and not now.host.modules:

@@ -14,7 +14,6 @@ from tests.assurance.mutants.fleet_verbs_mutants import FLEET_VERBS_MUTANTS
 from tests.assurance.mutants.form_mutants import FORM_MUTANTS
 from tests.assurance.mutants.host_mutants import HOST_MUTANTS
 from tests.assurance.mutants.kernel_mutants import KERNEL_MUTANTS
-from tests.assurance.mutants.kmm_mutants import KMM_MUTANTS
 from tests.assurance.mutants.mutant import Mutant
 from tests.assurance.mutants.node_mutants import NODE_MUTANTS
 from tests.assurance.mutants.patience_mutants import PATIENCE_MUTANTS
@@ -50,7 +49,6 @@ _EVERY = (
     *CLIENT_MUTANTS,
     *STAGED_MUTANTS,
     *PROFILE_MUTANTS,
-    *KMM_MUTANTS,
 )
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in _EVERY}
 assert len(MUTANTS) == len(_EVERY), "two mutants have one name"

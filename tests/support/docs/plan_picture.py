@@ -12,7 +12,6 @@ from driver_manager.domain import selectors
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.host import Holder, Host, Marker, Module, RebootWish, StagedSlot, StagedSlots
-from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.node import Claim, Node, Pod, PodList
 from driver_manager.domain.observation import EvictionRules, Loader, Mode, Policy, Situation
 from driver_manager.domain.pci import Binding, PciBus, PciFunction
@@ -33,7 +32,6 @@ from tests.support.fakes import builders
 from tests.support.fakes.pci import VFIO_DRIVER, function
 
 SEED, MIXTURES, CLEARING, GIVING, RETURNING = 1, 4000, 800, 1600, 800
-BY_KMM = 400
 DRA = {builders.key("dra-kubelet-plugin"): "true"}
 USERS = (
     builders.workload("asks"),
@@ -142,12 +140,6 @@ def _policy(dice: random.Random) -> Policy:
     )
 
 
-def _by_kmm(dice: random.Random, profile: Profile) -> Situation:
-    """The same facts, where KMM loads."""
-    now = mixture(dice, profile)
-    return replace(now, policy=replace(now.policy, loader=Loader.KMM, kmm=KmmModule("ns", "npu", "2.0")))
-
-
 def _cleared(dice: random.Random, profile: Profile) -> Situation:
     """The same facts, for a run that only clears the node, in a pod beside the driver's."""
     now = mixture(dice, profile)
@@ -189,14 +181,11 @@ def _with_devices(dice: random.Random, now: Situation, mixtures: tuple[tuple[Pci
 def sequences(profile: Profile) -> dict[Decision, list[tuple[str, ...]]]:
     """The steps of every plan that the mixtures lead to, by decision; those that are refused have none."""
     dice, found = random.Random(SEED), dict[Decision, list[tuple[str, ...]]]()  # noqa: S311  # the same at every run
-    # What KMM does with a driver that needs a reboot is in docs/operate.md: it changes none.
-    by_kmm = BY_KMM if profile.strategy is Strategy.IN_PLACE else 0
     kinds = (
         *[mixture] * MIXTURES,
         *[_cleared] * CLEARING,
         *[_given] * GIVING,
         *[_returned] * RETURNING,
-        *[_by_kmm] * by_kmm,
     )
     for made in kinds:
         try:

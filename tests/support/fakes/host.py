@@ -115,10 +115,6 @@ class FakeHost:
                 raise self.modules_error
             return self._modules()
 
-    def load_id(self) -> str:
-        with self.killer.call("load id"):
-            return f"{self.boots}:{self.loads}" if self.root in self.loaded else ""
-
     def unload(self, name: str, deadline: Deadline) -> None:
         self.unload_attempts.append(name)
         with self.killer.call(f"unload {name}", effect=True):

@@ -68,7 +68,7 @@ def test_another_shell_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -> No
         (("",), sorted(COMMANDS)),
         (("re",), ["rebooter", "reconcile-driver-state", "reconcile-vfio-state", "restore"]),
         (("plan", "--driver-l"), ["--driver-load"]),
-        (("plan", "--driver-load", ""), ["container", "kmm", "manager", "none"]),
+        (("plan", "--driver-load", ""), ["container", "manager", "none"]),
         (("plan", "--profile", "as"), ["ascend"]),
         (("plan", "--kubeconfig", ""), ["compopt default", ""]),
         (("completion", "z"), ["zsh"]),

@@ -23,9 +23,6 @@ SETTINGS = (*settings.DRIVER, *settings.WORKLOADS)
 OF_THE_HOST = {settings.DRIVER_ROOT, settings.DRIVER_CONFIG_DIGEST, settings.EVIDENCE_DIR}
 """What is observed, or kept, with them, not decided by them."""
 
-OF_KMM = {settings.KMM_MODULE, settings.KMM_VERSION}
-"""What matters only where KMM loads: see test_kmm."""
-
 OTHER = {SettingKind.FLAG: "true", SettingKind.DURATION: "7s", SettingKind.TEXT: "other", SettingKind.CHOICE: "manager"}
 """A value of each kind that is no default."""
 
@@ -156,10 +153,15 @@ def test_every_other_word_has_its_place() -> None:
 
 
 def test_each_setting_changes_the_policy_in_a_way_of_its_own() -> None:
-    unchanged, others = told({}), set(SETTINGS) - OF_THE_HOST - OF_KMM - {settings.DRIVER_VERSION}
+    unchanged, others = told({}), set(SETTINGS) - OF_THE_HOST - {settings.DRIVER_VERSION}
     told_by = {setting: told({setting.env: OTHER[setting.kind]}) for setting in SETTINGS if setting in others}
     assert [setting.env for setting, found in told_by.items() if found == unchanged] == []
     assert [one.env for one, other in itertools.combinations(told_by, 2) if told_by[one] == told_by[other]] == []
+
+
+def test_kmm_as_loader_is_refused_with_what_to_set_instead() -> None:
+    with pytest.raises(click.UsageError, match="Set DRIVER_LOAD=none and DRIVER_VERSION"):
+        told({"DRIVER_LOAD": "kmm"})
 
 
 def test_a_driver_version_counts_only_where_the_host_loads() -> None:

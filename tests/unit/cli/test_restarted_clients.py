@@ -19,7 +19,7 @@ from tests.support.fakes.clock import FakeClock
 
 @pytest.mark.parametrize(
     ("loader", "is_asked"),
-    [(Loader.CONTAINER, False), (Loader.MANAGER, True), (Loader.KMM, True), (Loader.NONE, False)],
+    [(Loader.CONTAINER, False), (Loader.MANAGER, True), (Loader.NONE, False)],
 )
 def test_clients_are_restarted_by_a_run_that_loads_the_driver(
     loader: Loader, is_asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

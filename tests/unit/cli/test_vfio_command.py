@@ -171,20 +171,6 @@ def test_plan_can_be_asked_for_the_mode_as_json(native: Site, capfd: pytest.Capt
     assert native.drivers == ("rebellions", "rebellions")
 
 
-def test_where_kmm_loads_no_device_is_given_away_and_status_shows_that(
-    native: Site, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {"DRIVER_LOAD": "kmm", "KMM_MODULE": "kube-npu/npu", "KMM_VERSION": "2.0"}.items():
-        monkeypatch.setenv(name, value)
-    why = "KMM loads the driver again when a run has unloaded it for virtual machines"
-    assert run(["reconcile-vfio-state"]) == ExitCode.USAGE
-    assert why in capfd.readouterr().err
-    native.label("vm-passthrough")
-    assert run(["status"]) == ExitCode.DONE
-    assert why in capfd.readouterr().out
-    assert native.drivers == ("rebellions", "rebellions")
-
-
 @pytest.mark.submission
 def test_status_shows_mode_group_driver_and_who_has_each_device(bare: Site, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["reconcile-vfio-state"]) == ExitCode.DONE

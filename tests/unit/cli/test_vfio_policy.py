@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import click
 import pytest
@@ -63,10 +62,6 @@ def test_the_operators_environment_evicts_and_loads_no_driver() -> None:
     )
     assert found.eviction == EvictionRules(is_enabled=True, device_classes=("npu.rebellions.ai",))
     assert (found.loader, found.force_reinstall, found.clear_for) == (Loader.CONTAINER, False, "")
-
-
-def test_that_kmm_loads_is_known() -> None:
-    assert told(DRIVER_LOAD="kmm") == replace(PLAIN, loader=Loader.KMM)
 
 
 def test_each_setting_changes_the_policy_in_a_way_of_its_own() -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from driver_manager.domain import host_record
 from driver_manager.domain import journal as journals
 from driver_manager.domain.journal import Journal, OldDriver, Owner, cleared_by
-from driver_manager.domain.kmm import KmmModule, KmmRequest
 from driver_manager.domain.node import Pod
-from driver_manager.domain.pods.journal_check import Checked, checked, runs_manager
+from driver_manager.domain.pods.journal_check import Checked, checked, runs_manager, with_left, with_record
 from driver_manager.domain.window import Part, Window
+from tests.support.fakes import builders
 from tests.support.fakes.builders import DRIVER, EXPORTER, PAUSED, PLUGIN, PROFILE, driver_pod, pod
 from tests.support.fakes.scenarios import GATE, LONG_VALUE
 
@@ -41,7 +43,6 @@ HONEST = Journal(
     begin="2026-01-01T00:00:00Z",
     cleared="7d9c5b8f6",
     window=Window(1.0, 2.0),
-    kmm=KmmRequest(KmmModule("kmm", "npu", "2.0"), "boot-1", "1:1", "1.0"),
 )
 NOW = {PLUGIN: PAUSED, EXPORTER: f"gold_{PAUSED}", DRIVER: PAUSED, "example.com/foo": PAUSED}
 LINES = "two\nlines"
@@ -101,8 +102,6 @@ def driver(**fields: Any) -> dict[str, Any]:
         ("window", {"window": Window(253_402_300_000.0, 1_000.0)}, {"window": None}),
         ("window", {"window": Window(0.0, 1.0, {Part.EVICT: 1.7e308})}, {"window": None}),
         ("window", {"window": Window(0.0, 1.0, {Part.EVICT: 1.7e308, Part.LOAD: 1.7e308})}, {"window": None}),
-        ("kmm", {"kmm": KmmRequest(KmmModule("a/b", "c.d", "1"), "", "", "")}, {"kmm": None}),
-        ("kmm", {"kmm": KmmRequest(KmmModule("a", "b", "1 2"), "", "", "")}, {"kmm": None}),
     ],
 )
 def test_a_field_that_no_run_can_have_written_is_ignored_and_named(
@@ -112,6 +111,29 @@ def test_a_field_that_no_run_can_have_written_is_ignored_and_named(
     assert result.journal == replace(HONEST, **left)
     assert [one.field for one in result.refused] == [field]
     assert str(result.refused[0]).isprintable()
+
+
+@pytest.mark.parametrize("request_to_kmm", [{"namespace": "a", "name": "b", "version": "1"}, None, "\x1b[31m", 7])
+@pytest.mark.parametrize(
+    ("owner", "more"),
+    [(OWNER, ()), (Owner("../x", "uid-1"), ("owner",))],
+)
+def test_a_request_to_kmm_is_named_and_the_rest_is_checked(
+    request_to_kmm: Any, owner: Owner, more: tuple[str, ...]
+) -> None:
+    text = json.dumps({**json.loads(journals.encode(replace(HONEST, owner=owner))), "kmm": request_to_kmm})
+    result = checked(journals.decode(text), NOW, RICH)
+    assert result.journal == replace(HONEST, owner=Owner() if more else owner)
+    assert [one.field for one in result.refused] == ["kmm", *more]
+
+
+def test_a_request_to_kmm_in_records_of_the_host_is_named_once() -> None:
+    record = host_record.decode((Path(__file__).parents[1] / "golden/host-record-v1-kmm.json").read_text())
+    assert record.services == ("rbln_daemon.service",)
+    checks = Checked(replace(HONEST, record=record.run), (journals.KMM_REMOVED,))
+    assert with_record(checks, record, record.boot_id, RICH).refused == (journals.KMM_REMOVED,)
+    lost = with_left(Checked(HONEST), (record, record), builders.host(), RICH)
+    assert lost.refused == (journals.KMM_REMOVED,)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driver_manager.domain.host import REASONS, Marker
-from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.node import Node
 from driver_manager.domain.reboot.decision import ASKS, ENDS, RebootAct, decide, how_long
 from driver_manager.domain.reboot.schedule import parse_windows
@@ -42,7 +41,6 @@ GRANT = {KEYS.pre_reboot_boot_id: BOOT, KEYS.reboot_in_progress: "upgrade"}
 PENDING = Pending(REQUEST, "uid-1", 100, approved=True, counted=True)
 OLD = replace(PENDING, request=RebootRequest("boot-0", "upgrade"))
 READY = node({}, is_ready=True)
-OF_KMM = {KmmModule("ns", "npu", "1").asked_key: "1"}
 ROOM = SlotsSeen(version="1")
 MINE = SlotsSeen(Slots((SlotHolder("node-1", "uid-1", BOOT),)), "1")
 FULL = SlotsSeen(Slots((SlotHolder("node-7", "uid-7", "b"),)), "1")
@@ -252,18 +250,6 @@ TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
         state(node=replace(READY, annotations={**APPROVED, KEYS.journal: "{}"})),
         RebootAct.WAIT,
         "a driver-manager run has taken the node",
-    ),
-    (
-        "driver of KMM",
-        state(policy=policy(cordon=True), node=replace(READY, annotations=APPROVED, labels=OF_KMM)),
-        RebootAct.WAIT,
-        "would unload it as soon as the node is cordoned",
-    ),
-    (
-        "driver of KMM, no cordon",
-        state(node=replace(READY, annotations=APPROVED, labels=OF_KMM)),
-        RebootAct.ASK_SLOTS,
-        "check whether a slot is free",
     ),
     (
         "ask blockers",

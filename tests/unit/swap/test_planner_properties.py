@@ -20,11 +20,8 @@ from driver_manager.domain.pods.workloads import PodAction
 from driver_manager.domain.profile import ChangeBy, Profile, Strategy, Transition, has_root
 from driver_manager.domain.swap.eviction import COMPLETION, HOLDERS, OPERATOR, SAFE_LOAD, STUCK, is_managed
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.preflight import places_us
 from driver_manager.domain.swap.steps import (
-    AskKmm,
     AskOperator,
-    AwaitKmm,
     Decision,
     DrainNode,
     EndWithoutReboot,
@@ -35,18 +32,15 @@ from driver_manager.domain.swap.steps import (
     PauseLast,
     Plan,
     PlanAgain,
-    RemoveArtifacts,
     RemoveConflicting,
     RequestReboot,
     SetFirmwarePath,
     StandDown,
-    StopServices,
     TakeNode,
     UnloadModules,
     UnmountDriverRoot,
     WaitAfterFailure,
     WaitForCompletion,
-    WaitForDevice,
     WaitForHolders,
     WaitForSafeLoad,
     WaitForStuckPods,
@@ -75,7 +69,6 @@ from tests.support.fakes.builders import (
     source,
     workload,
 )
-from tests.support.fakes.kmm import MODULE
 from tests.support.fakes.plans import ASCEND_LOADED, READY, STATE, TAKEN
 from tests.support.selection import examples
 
@@ -148,14 +141,10 @@ def observations(draw: st.DrawFn, *, own: Mapping[str, Module] | None = None) ->
         removable=draw(st.sampled_from([{}, CONFLICTING])),
         firmware_path=draw(st.sampled_from(["", None, "/opt/firmware"])),
     )
-    asked, ready = draw(st.sampled_from([("", ""), ("1.0", "1.0"), ("2.0", "1.0"), ("2.0", "2.0"), ("1.0", "2.0")]))
-    workers = draw(st.sampled_from(["", ready]))
-    by_kmm = {MODULE.asked_key: asked, MODULE.worker_key: workers, MODULE.ready_key: ready}
-    shown = {label: value for label, value in by_kmm.items() if value}
     return observation(
         host=facts,
         node=node(
-            draw(st.sampled_from([LABELS, LABELS | DRA, TAKEN | DRA, TAKEN, {}])) | shown,
+            draw(st.sampled_from([LABELS, LABELS | DRA, TAKEN | DRA, TAKEN, {}])),
             unschedulable=draw(st.booleans()),
             annotations=draw(st.sampled_from([{}, {PROFILE.keys.upgrade_enabled: "true"}])),
         ),
@@ -185,8 +174,7 @@ POLICIES: st.SearchStrategy[Policy] = st.builds(
     ),
     completion=st.sampled_from([selectors.parse(""), selectors.parse("job")]),
     safe_load=st.booleans(),
-).map(lambda policy: replace(policy, kmm=MODULE if policy.loader is Loader.KMM else None))
-KMM_POLICIES = POLICIES.map(lambda policy: replace(policy, loader=Loader.KMM, kmm=MODULE))
+)
 WAITED = st.frozensets(st.sampled_from([SAFE_LOAD, OPERATOR, COMPLETION, HOLDERS, STUCK]))
 ASKING = {WaitForSafeLoad, AskOperator, PlanAgain, WaitForHolders, WaitForStuckPods, WaitAfterFailure}
 """What may come before the node is taken: it asks an operator, who must not find us half-way, or only waits."""
@@ -240,9 +228,7 @@ def test_any_plan_is_sound(
     if EVERY[name].strategy is Strategy.REBOOT or by_pair:
         assert UnloadModules not in kinds, "this driver must never be unloaded"
     if TakeNode in kinds:
-        # Without a cordon there is nothing to take the node for while pods are given time to complete.
-        first = ASKING if policy.kmm is None else ASKING | {WaitForCompletion}
-        assert set(kinds[: kinds.index(TakeNode)]) <= first, "an effect before the journal"
+        assert set(kinds[: kinds.index(TakeNode)]) <= ASKING, "an effect before the journal"
         assert GiveBack in kinds, "taken and never given back"
     if RequestReboot in kinds:
         wanted = (NODE, obs.digest, policy.force_reinstall)
@@ -267,7 +253,6 @@ def test_any_plan_is_sound(
     if obs.journal is not None and obs.journal.owner != obs.me and not policy.take_over:
         assert obs.owner_alive is False, "another run's node is touched"
     assert LoadModules not in kinds or policy.loader is Loader.MANAGER
-    assert not {AskKmm, AwaitKmm} & set(kinds) or policy.loader is Loader.KMM
 
 
 @pytest.mark.shares(3)
@@ -347,54 +332,15 @@ def test_any_plan_treats_users_pods_well(
         "it begins all the same"
     )
     if clears or PauseLast in kinds or AskOperator in kinds or WaitForCompletion in kinds:
-        comes = policy.kmm is not None and policy.kmm.may_load_another(obs.node.labels)
-        assert is_loaded or comes, "nobody has to leave where nothing is unloaded"
+        assert is_loaded, "nobody has to leave where nothing is unloaded"
     for clear in clears:
         assert not is_managed(Situation.of(obs, PROFILE, Policy())), "the operator evicts"
-        goes = AwaitKmm if policy.kmm is not None else UnloadModules
-        assert kinds.index(TakeNode) < kinds.index(clear) < kinds.index(goes)
+        assert kinds.index(TakeNode) < kinds.index(clear) < kinds.index(UnloadModules)
         assert policy.eviction.is_enabled or policy.eviction.drains or policy.eviction.evicts_holders or not evicted
-        assert PauseLast not in kinds or kinds.index(clear) < kinds.index(PauseLast) < kinds.index(goes)
+        assert PauseLast not in kinds or kinds.index(clear) < kinds.index(PauseLast) < kinds.index(UnloadModules)
     afters = [step.after for step in found.steps if isinstance(step, PlanAgain)]
     assert not set(afters) & waited, "it waits twice for the same"
     assert len(set(afters)) == len(afters)
     for index, kind in enumerate(kinds):
         if kind in (WaitForSafeLoad, AskOperator, WaitForCompletion) or issubclass(kind, WaitStep):
             assert kinds[index + 1] is PlanAgain, "it acts on what it saw before the wait"
-
-
-@pytest.mark.shares(3)
-@settings(max_examples=examples(500))
-@given(
-    observations(),
-    st.sampled_from(["rebellions", "more-rebellions", "pair-rebellions", "ascend"]),
-    KMM_POLICIES,
-    WAITED,
-)
-def test_any_plan_leaves_the_modules_to_kmm_where_kmm_loads(
-    obs: Observation, name: str, policy: Policy, waited: frozenset[str]
-) -> None:
-    found = plan_or_error(obs, EVERY[name], policy, waited, has_failed=False)
-    if isinstance(found, ManagerError):
-        return
-    kinds = [type(step) for step in found.steps]
-    ours = {LoadModules, UnloadModules, RemoveConflicting, SetFirmwarePath, UnmountDriverRoot}
-    assert not ours & set(kinds), "KMM does that"
-    for taken in (step for step in found.steps if isinstance(step, TakeNode)):
-        assert not taken.change.unschedulable, "KMM unloads on a cordoned node"
-        assert not taken.journal.removed, "nobody has removed it"
-        assert AwaitKmm in kinds, "released while KMM is at work"
-    assert AwaitKmm not in kinds or GiveBack not in kinds or kinds.index(AwaitKmm) < kinds.index(GiveBack)
-    is_loaded = obs.host is not None and has_root(obs.host.modules, EVERY[name].modules)
-    if AskKmm in kinds:
-        assert set(kinds[kinds.index(AskKmm) + 1 : kinds.index(AwaitKmm)]) <= {RemoveArtifacts}
-        assert RemoveArtifacts not in kinds[: kinds.index(AskKmm)], "its record goes, and the driver may stay"
-        assert TakeNode in kinds or obs.journal is not None, "two runs may do this at once"
-        stays = MODULE.has_not_begun(obs.node.labels) if is_loaded else not MODULE.may_load_another(obs.node.labels)
-        assert stays or kinds.index(WaitForDevice) < kinds.index(AskKmm), "KMM unloads what is in use"
-        assert not stays or not {EvictWorkloads, StopServices} & set(kinds), "nobody has to leave"
-        assert StopServices not in kinds or kinds.index(StopServices) < kinds.index(AskKmm)
-    is_done = MODULE.is_ready(obs.node.labels) and is_loaded
-    is_uninstall = bool(places_us(Situation.of(obs, EVERY[name], policy)))
-    assert is_done or AwaitKmm in kinds or is_uninstall, "it ends without the wanted driver"
-    assert not is_done or not {TakeNode, AskKmm} & set(kinds), "somebody is disturbed for nothing"

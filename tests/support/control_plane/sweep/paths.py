@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from driver_manager.adapters.host.slots import record_of
 from driver_manager.domain.host import FOLDER_END, RECORD, encode_staged, folder_of, slot_name
-from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.pci import Binding, encode_bindings
 from driver_manager.sandbox import fake_tools
 from driver_manager.sandbox.host import KERNEL, VFIO_DRIVER, VFIO_MODULE, HostTree, PciTree
@@ -29,8 +28,7 @@ class Path:
     `code` is the exit code of an undisturbed run. `jobs` pods use the accelerator. `runs_in_pod`: as the init container
     of the driver pod on the node, else by hand. `is_managed`: an operator moves the pods when it is asked.
     `has_clients`: the exporter on the node is a client of the driver. `is_held`: another client has the device open.
-    `devices` puts functions on the PCI bus, whose kernel answers then. `has_kmm`: KMM is at work, and has the old
-    version loaded.
+    `devices` puts functions on the PCI bus, whose kernel answers then.
     """
 
     name: str
@@ -47,7 +45,6 @@ class Path:
     is_managed: bool = False
     has_clients: bool = False
     is_held: bool = False
-    has_kmm: bool = False
     jobs: int = 0
 
     def __str__(self) -> str:
@@ -153,8 +150,6 @@ def _nothing(_: HostTree) -> None:
     """Everything that this path needs outlives a boot."""
 
 
-KMM = KmmModule("rbln-system", "rebellions", NEW)
-_BY_KMM = {"DRIVER_LOAD": "kmm", "DRIVER_ROOT": "", "KMM_MODULE": str(KMM), "KMM_VERSION": NEW}
 _BY_CONTAINER = {"DRIVER_LOAD": "container", "DRIVER_ROOT": ""}
 
 PATHS = (
@@ -170,7 +165,6 @@ PATHS = (
     Path("digest-equal", _current_in_a_container, _boot, env=_BY_CONTAINER, runs_in_pod=True),
     Path("first-install-by-container", _empty_with_a_stale_root, _boot, env=_BY_CONTAINER, runs_in_pod=True),
     Path("first-install-by-manager", _boot, _boot),
-    Path("replace-by-kmm", _outdated, _boot, env=_BY_KMM, has_kmm=True),
     Path("eviction", _outdated, _boot, env={"ENABLE_NPU_POD_EVICTION": "true"}, jobs=2),
     Path("operator-managed", _outdated, _boot, jobs=1, is_managed=True),
     Path(

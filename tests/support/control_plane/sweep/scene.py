@@ -12,21 +12,19 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path as Folder
 
-from driver_manager.sandbox.cluster import KmmWorkers
 from driver_manager.sandbox.host import PciTree
 from tests.support.control_plane.api import Api, Json, gone, wait_until
 from tests.support.control_plane.faults import Fault, Hold
-from tests.support.control_plane.kmm import Kmm
 from tests.support.control_plane.kubelet import Node
 from tests.support.control_plane.light_tools import lighten
 from tests.support.control_plane.objects import create_node, create_operands
 from tests.support.control_plane.proxy import Proxy
-from tests.support.control_plane.runner import NEW, NEW_ROOT, OLD, OLD_ROOT, PREFIX, CommandRunner
+from tests.support.control_plane.runner import PREFIX, CommandRunner
 from tests.support.control_plane.servers import ControlPlane, User
 from tests.support.control_plane.sweep.clients import POLL_S, Exporter, Holder
 from tests.support.control_plane.sweep.forking import Died, Forked, Zygote
 from tests.support.control_plane.sweep.launch import Order
-from tests.support.control_plane.sweep.paths import KMM, MANAGED, Path
+from tests.support.control_plane.sweep.paths import MANAGED, Path
 from tests.support.control_plane.sweep.recording import Effect, Place, recorded
 from tests.support.control_plane.workloads import Pod, Shape, Workloads
 
@@ -41,9 +39,6 @@ LABELS = {
     "example.com/unrelated": "paused",
 }
 OPERAND = "device-plugin"
-ROOTS = {OLD: OLD_ROOT, NEW: NEW_ROOT}
-"""The drivers that KMM has, by version."""
-
 JOB = Shape(labels={"app": "job"})
 KEY = "rebellions.ai/npu-driver-upgrade"
 STATE, REQUESTED = f"{KEY}-state", f"{KEY}-requested"
@@ -105,9 +100,6 @@ class SweepNode:
         with contextlib.ExitStack() as stack:
             if bus is not None:
                 stack.enter_context(bus.running())
-            kmm = Kmm(self.node, KmmWorkers(command_runner.tree, KMM, ROOTS, OLD)) if path.has_kmm else None
-            if kmm is not None:
-                stack.enter_context(kmm)
             if path.is_managed:
                 stack.enter_context(_operator(self.node, jobs))
             if path.has_clients:
@@ -115,7 +107,7 @@ class SweepNode:
             held = Holder(self.made, self.node, self.proxy, command_runner.tree) if path.is_held else None
             if held is not None:
                 stack.enter_context(held)
-            yield Scene(self, path, command_runner, folder, jobs, held, bus, mutant, kmm)
+            yield Scene(self, path, command_runner, folder, jobs, held, bus, mutant)
         for job in jobs:
             gone(lambda job=job: job.api.delete(job.path, grace_s=0), 409)  # type: ignore[misc]
         shutil.rmtree(folder)
@@ -127,8 +119,7 @@ class SweepNode:
         annotations = dict.fromkeys(found["metadata"].get("annotations", {}))
         if path.is_managed:
             annotations[MANAGED] = "true"
-        shown = dict.fromkeys((KMM.asked_key, KMM.worker_key, KMM.ready_key), OLD) if path.has_kmm else {}
-        metadata = {"labels": {**extra, **self.labels, **shown}, "annotations": annotations}
+        metadata = {"labels": {**extra, **self.labels}, "annotations": annotations}
         self.node.api.patch(
             self.node.path, {"metadata": metadata, "spec": {"unschedulable": True if path.is_cordoned else None}}
         )
@@ -154,9 +145,7 @@ class Scene:
         holder: Holder | None,
         bus: PciTree | None,
         mutant: str,
-        kmm: Kmm | None,
     ) -> None:
-        self._kmm = kmm
         self.sweep_node = sweep_node
         self.path = path
         self.command_runner = command_runner
@@ -230,10 +219,6 @@ class Scene:
 
     def reboot(self) -> None:
         """The host boots anew, and its kubelet tells so."""
-        with self._kmm.away() if self._kmm is not None else contextlib.nullcontext():
-            self._reboot()
-
-    def _reboot(self) -> None:
         self.command_runner.tree.reboot()
         if self.bus is not None:
             self.bus.reboot()
