@@ -92,7 +92,6 @@ class FakeHost:
     foreign_users: int = 0
     work: tuple[str, ...] = ()
     firmware_path: str = ""
-    loads: int = 1
 
     def __post_init__(self) -> None:
         self.slots = FakeSlots(self.killer)
