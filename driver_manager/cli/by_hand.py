@@ -24,9 +24,9 @@ from driver_manager.adapters.report.log import write_termination_log
 from driver_manager.cli.main import LazyGroup
 from driver_manager.cli.options import ScreenCommand, in_form, output_option, put, put_after, styled, with_options
 from driver_manager.cli.reconcile import mode_option, policy_for
-from driver_manager.cli.session import Session, Sight, host_roots, log_form, open_session
+from driver_manager.cli.session import PartialRead, Session, host_roots, log_form, open_session
 from driver_manager.core.ports import Cluster, Ports
-from driver_manager.core.swap.node import Fence, Settler
+from driver_manager.core.swap.node import Fence, NodeLock
 from driver_manager.core.swap.run import decide, rehearsed
 from driver_manager.domain import events, settings
 from driver_manager.domain.deadline import Deadline
@@ -34,7 +34,7 @@ from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, Mo
 from driver_manager.domain.host import UNREAD, Host
 from driver_manager.domain.journal import Journal, JournalUnreadable
 from driver_manager.domain.node import Node, NodeChange, PodList
-from driver_manager.domain.observation import Mode, Observation, Part, Policy, Situation
+from driver_manager.domain.observation import Mode, Observation, ObservedPart, Policy, Situation
 from driver_manager.domain.pods.workloads import PodAction, named, with_action
 from driver_manager.domain.profile import LoadScope, Profile, users_of
 from driver_manager.domain.settings import Values
@@ -50,7 +50,7 @@ from driver_manager.domain.swap.preflight import (
     rights_to_replace,
     source_checks,
 )
-from driver_manager.domain.swap.steps import GiveBack, Plan, WaitForHolders, WaitForStuckPods
+from driver_manager.domain.swap.steps import Plan, ReleaseNode, WaitForHolders, WaitForStuckPods
 from driver_manager.domain.swap.vfio import impossible
 from driver_manager.domain.text import in_words, is_digest, json_text, one_line, several
 from driver_manager.profiles import meaning
@@ -66,7 +66,7 @@ def holders_command(*, output: str, values: Values) -> int:
 
     Needs the host's /proc (PROC_ROOT) and, for the names of pods, the API server; without one it shows their uids.
     """
-    missing = Sight()
+    missing = PartialRead()
     session = missing.session(values)
     if not session.is_here:
         raise ConfigError(f"this is not node {session.node.name}", "Run it on the node, with the host at /host.")
@@ -75,7 +75,7 @@ def holders_command(*, output: str, values: Values) -> int:
     nodes = session.profile.paths.device_nodes
     found = find_holders(session.roots.proc, session.roots.dev, nodes, enough=count if loaded else None)
     if any(holder.pod_uid for holder in found) and missing.why_no_node is None:
-        found = named(found, missing(Part.PODS, session.cluster.pods, PodList((), "")).pods)
+        found = named(found, missing(ObservedPart.PODS, session.cluster.pods, PodList((), "")).pods)
     unread = missing.first()
     body = {
         "schemaVersion": schemas.VERSION,
@@ -290,10 +290,10 @@ def _ended(found: tuple[Check, ...], failed: list[Check], values: Values, output
     return ExitCode.PREFLIGHT_FAILED
 
 
-def _devices(now: Situation) -> tuple[Check, ...]:
+def _devices(situation: Situation) -> tuple[Check, ...]:
     """Whether virtual machines could have the devices."""
-    wrong = tuple(Check("devices", False, what, remedy) for what, remedy in impossible(now).items())
-    count = len(now.host.bus.functions)
+    wrong = tuple(Check("devices", False, what, remedy) for what, remedy in impossible(situation).items())
+    count = len(situation.host.bus.functions)
     return wrong or (Check("devices", True, f"{count} device(s) can be bound to vfio"),)
 
 
@@ -454,9 +454,9 @@ def _give_back(session: Session, obs: Observation, journal: Journal) -> None:
     ports, is_well = session.ports(), False
     for one in obs.refused:
         ports.cluster.post_event(events.JOURNAL_FIELD_IGNORED, str(one), warning=True)
-    session.log.step(1, 1, GiveBack(journal).describe())
+    session.log.step(1, 1, ReleaseNode(journal).describe())
     try:
-        settler = Settler(ports, session.profile, obs)
+        settler = NodeLock(ports, session.profile, obs)
         # On the node, a run that only sleeps must not go on with a driver that is in use again.
         with Fence(ports.host, ports.reporter).taking(obs.me) if obs.host is not None else contextlib.nullcontext():
             settler.state.is_given_by_hand()

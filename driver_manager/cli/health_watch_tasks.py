@@ -23,7 +23,7 @@ from driver_manager.adapters.report.log import LogForm, LogReporter
 from driver_manager.cli.lean_way import NodeWay
 from driver_manager.core.announce import announce, announce_window
 from driver_manager.core.clients import ClientRestarter
-from driver_manager.domain import selectors, window
+from driver_manager.domain import outage, selectors
 from driver_manager.domain.errors import ExitCode, ManagerError
 from driver_manager.domain.health.watch import Notice, mute_on
 from driver_manager.domain.pods.workloads import ClientRules
@@ -61,7 +61,7 @@ def _tell(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
 def _window(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
     cluster, reporter = _cluster(document, log)
     keys = decode_profile(document["profile"]).keys
-    announce_window(cluster, reporter, keys, window.from_json(document["window"]))
+    announce_window(cluster, reporter, keys, outage.from_json(document["window"]))
     return {}
 
 

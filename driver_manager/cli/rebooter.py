@@ -41,7 +41,7 @@ from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ExitCode, Terminated
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.reboot import state as reboot_metrics
-from driver_manager.domain.reboot.schedule import Schedule, parse_windows
+from driver_manager.domain.reboot.maintenance_windows import Schedule, parse_windows
 from driver_manager.domain.reboot.state import RebootPolicy, Record, RecordUnreadable, is_idle
 from driver_manager.domain.records import Frozen
 from driver_manager.domain.settings import Values

@@ -25,13 +25,13 @@ from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiRefused, EvictionRefused, ExitCode, ManagerError
 from driver_manager.domain.node import Pod
 from driver_manager.domain.observation import Loader, Mode, Observation, Policy
+from driver_manager.domain.outage import Outage, expected
 from driver_manager.domain.pods.workloads import ClientRules
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.run_report import RunReport, run_families
 from driver_manager.domain.settings import Values
 from driver_manager.domain.swap.steps import Plan, opens
 from driver_manager.domain.text import json_text, one_line, sentences
-from driver_manager.domain.window import Window, expected
 
 # The end of a run that loads the driver itself: clients of the one before are restarted.
 
@@ -278,7 +278,7 @@ def _show_plan(values: Values, wanted: Policy, output: str) -> int:
     return ExitCode.DONE
 
 
-def _expected_window(session: Session, decided: Plan) -> Window | None:
+def _expected_window(session: Session, decided: Plan) -> Outage | None:
     """What the window of this plan may take, by the last one of this node; None where nobody would have to leave."""
     if not any(map(opens, decided.steps)):
         return None
@@ -287,7 +287,7 @@ def _expected_window(session: Session, decided: Plan) -> Window | None:
     return expected(here.window if here else None, there.window if there else None)
 
 
-def _window_lines(window: Window | None) -> tuple[str, ...]:
+def _window_lines(window: Outage | None) -> tuple[str, ...]:
     if window is None:
         return ()
     least = "at least" if window.is_open else "about"

@@ -14,7 +14,7 @@ from driver_manager.adapters.kube.api import KubeApi, load_client
 from driver_manager.adapters.kube.fleet import KubeFleet, Letter, readers
 from driver_manager.adapters.kube.leases import ATTEMPT_S, LeaseLeadership
 from driver_manager.adapters.kube.transport import Transport
-from driver_manager.adapters.process.clock import Inbox, LoopClock
+from driver_manager.adapters.process.clock import EventQueue, LoopClock
 from driver_manager.adapters.report.http import NOT_FOUND, Heartbeat, HttpResponse, StatusServer, measured, probed
 from driver_manager.cli.options import ScreenCommand, with_options, zone
 from driver_manager.cli.rollout_screen import namespace_of, refuse_without_state
@@ -95,7 +95,7 @@ def controller_command(*, values: Values) -> int:
         return load_client(values[settings.KUBECONFIG] or None)
 
     api = KubeApi(connect(), clock, reporter, BUDGET_S)
-    inbox: Inbox[Letter] = Inbox(clock)
+    inbox: EventQueue[Letter] = EventQueue(clock)
     identity = f"{socket.gethostname()}_{os.urandom(4).hex()}"
     ports = FleetPorts(
         KubeFleet(api, connect, inbox, clock, readers(profile.keys, zone)),

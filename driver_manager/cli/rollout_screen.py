@@ -19,14 +19,14 @@ from driver_manager.adapters.kube.transport import is_in_pod
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.cli.options import styled, zone
 from driver_manager.cli.session import log_form
-from driver_manager.core.fleet.world import Sight, look
-from driver_manager.core.fleet_ports import FleetDesk, Leader
+from driver_manager.core.fleet.world import ObservedRollout, look
+from driver_manager.core.fleet_ports import Leader, RolloutClient
 from driver_manager.core.ports_base import Reporter
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ManagerError
 from driver_manager.domain.fleet.advance import advance, last_good
 from driver_manager.domain.fleet.spec import Fleet, RolloutObject
-from driver_manager.domain.fleet.state import NodeView, Outlook, Phase, Place, WaveView
+from driver_manager.domain.fleet.state import NodePhase, NodeView, Outlook, Phase, WaveView
 from driver_manager.domain.fleet.status import INVALID_SPEC, STANDING, pace
 from driver_manager.domain.fleet.waves import preflight_told
 from driver_manager.domain.profile import Profile
@@ -60,12 +60,12 @@ class _Case(Frozen):
     @property
     def failed(self) -> list[str]:
         """The nodes that failed."""
-        return [one.name for one in self.outlook.nodes if one.place is Place.FAILED]
+        return [one.name for one in self.outlook.nodes if one.place is NodePhase.FAILED]
 
     @property
     def refused(self) -> list[str]:
         """The nodes that are left out for what their preflight says."""
-        left_out = [one for one in self.outlook.nodes if one.place is Place.LEFT_OUT]
+        left_out = [one for one in self.outlook.nodes if one.place is NodePhase.LEFT_OUT]
         return [
             one.name for one in left_out if one.preflight is not None and one.reason == preflight_told(one.preflight)
         ]
@@ -140,18 +140,18 @@ LATE_S = 60.0
 """A Lease that ran out so long ago is nobody's: the two machines' clocks may differ by less."""
 
 COUNTS = {
-    Place.DONE: "updated",
-    Place.UNDER_WAY: "underWay",
-    Place.WAITING: "waiting",
-    Place.FAILED: "failed",
-    Place.LEFT_OUT: "leftOut",
+    NodePhase.DONE: "updated",
+    NodePhase.UNDER_WAY: "underWay",
+    NodePhase.WAITING: "waiting",
+    NodePhase.FAILED: "failed",
+    NodePhase.LEFT_OUT: "leftOut",
 }
 
 
 class Shown(Frozen):
     """What is shown: a look at a rollout at `now_s`, its profile's name, and who leads (None where that is unknown)."""
 
-    sight: Sight
+    sight: ObservedRollout
     profile: str
     now_s: float
     leader: Leader | None = None
@@ -352,8 +352,8 @@ def table(cells: Sequence[Sequence[str]]) -> list[str]:
 
 def nodes(body: Json, now_s: float) -> list[str]:
     """Every node that is not done, with its reason."""
-    lines = [*_each(body, Place.FAILED, now_s), *_each(body, Place.UNDER_WAY, now_s)]
-    return [*lines, *_groups(body, Place.WAITING), *_groups(body, Place.LEFT_OUT)]
+    lines = [*_each(body, NodePhase.FAILED, now_s), *_each(body, NodePhase.UNDER_WAY, now_s)]
+    return [*lines, *_groups(body, NodePhase.WAITING), *_groups(body, NodePhase.LEFT_OUT)]
 
 
 def hints_text(body: Json) -> list[str]:
@@ -377,7 +377,7 @@ def _waves(body: Json, now_s: float) -> list[list[str]]:
     return cells
 
 
-def _each(body: Json, place: Place, now_s: float) -> list[str]:
+def _each(body: Json, place: NodePhase, now_s: float) -> list[str]:
     """Nodes in this place, each with its reason; those that have been there for longest first."""
     found = sorted(
         (node for node in body["nodes"] if node["place"] == place.value),
@@ -394,7 +394,7 @@ def _one(node: Json, now_s: float) -> str:
     return f"{node['node']}{since}: {node['reason']}" if node["reason"] else f"{node['node']}{since}"
 
 
-def _groups(body: Json, place: Place) -> list[str]:
+def _groups(body: Json, place: NodePhase) -> list[str]:
     """Nodes in this place by their reason."""
     found = grouped(node for node in body["nodes"] if node["place"] == place.value)
     return rows(place.value, [f"{_many(names)}: {why}" for why, names in found])
@@ -506,17 +506,17 @@ class RolloutSession(Frozen):
     """A cluster whose rollouts are looked at from outside of it."""
 
     values: Values
-    desk: FleetDesk
+    desk: RolloutClient
     profile: Profile
     namespace: str
     clock: SystemClock
     log: Reporter
 
-    def look(self, name: str) -> Sight:
+    def look(self, name: str) -> ObservedRollout:
         """The rollout that is meant, as it is now. Raises ManagerError."""
         return look(self.desk, self.namespace, name, clears_first=self.profile.container_unloads)
 
-    def readable(self, name: str) -> tuple[Sight, Fleet]:
+    def readable(self, name: str) -> tuple[ObservedRollout, Fleet]:
         """The same, for who changes something about it. Raises ManagerError, also where its spec cannot be read."""
         sight = self.look(name)
         if sight.fleet is None:

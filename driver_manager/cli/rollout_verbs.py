@@ -21,7 +21,7 @@ from driver_manager import schemas
 from driver_manager.adapters.kube.api import KubeApi, load_client
 from driver_manager.adapters.kube.fleet import KubeFleet, Letter, SilentReporter, readers
 from driver_manager.adapters.kube.transport import Transport
-from driver_manager.adapters.process.clock import Inbox, LoopClock
+from driver_manager.adapters.process.clock import EventQueue, LoopClock
 from driver_manager.adapters.report.log import is_capable
 from driver_manager.adapters.report.steps import LiveScreen
 from driver_manager.cli.main import LazyGroup
@@ -43,7 +43,7 @@ from driver_manager.cli.rollout_screen import (
     table,
     when,
 )
-from driver_manager.core.fleet.world import FleetWorld, Sight, chosen
+from driver_manager.core.fleet.world import FleetCache, ObservedRollout, chosen
 from driver_manager.core.fleet_ports import FactKind, FleetCluster, Leader, Lost, Subject
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, Terminated
@@ -59,7 +59,7 @@ from driver_manager.domain.fleet.requests import (
     request_retry_of_revision,
     request_undo,
 )
-from driver_manager.domain.fleet.spec import Fleet, FleetNode, Past, Revision, UpgradeState
+from driver_manager.domain.fleet.spec import Fleet, FleetNode, Revision, RevisionHistory, UpgradeState
 from driver_manager.domain.fleet.state import Outlook, Phase
 from driver_manager.domain.fleet.status import STANDING
 from driver_manager.domain.fleet.waves import order
@@ -175,7 +175,7 @@ def watch(values: Values, name: str, *, as_json: bool) -> int:
     def connect() -> Transport:
         return load_client(values[settings.KUBECONFIG] or None)
 
-    inbox: Inbox[Letter] = Inbox(clock)
+    inbox: EventQueue[Letter] = EventQueue(clock)
     api = KubeApi(connect(), clock, session.log, settings.BY_HAND_API_TIMEOUT_S)
     cluster = KubeFleet(api, connect, inbox, clock, readers(session.profile.keys, zone))
     try:
@@ -202,10 +202,10 @@ class Watching:
     show: Callable[[Json, float, bool], None]
     _phase: Phase = Phase.PROGRESSING
 
-    def run(self, first: Sight) -> int:
+    def run(self, first: ObservedRollout) -> int:
         """Show it until it has ended; the exit code. Raises ManagerError where it is gone."""
-        world = FleetWorld(self.session.namespace, clears_first=self.session.profile.container_unloads)
-        sight: Sight | None = first
+        world = FleetCache(self.session.namespace, clears_first=self.session.profile.container_unloads)
+        sight: ObservedRollout | None = first
         try:
             while sight is None or not self._has_ended(sight):
                 self.clock.sleep(PACE_S)
@@ -215,7 +215,7 @@ class Watching:
             self.cluster.follow(frozenset())
         return ExitCode.DONE if self._phase is Phase.COMPLETE else ExitCode.ROLLOUT_STUCK
 
-    def _has_ended(self, sight: Sight) -> bool:
+    def _has_ended(self, sight: ObservedRollout) -> bool:
         """Whether nothing more will come by itself. It is shown in any case."""
         shown = Shown(sight, self.session.profile.name, self.clock.wall())
         outlook = outlook_of(shown)
@@ -224,7 +224,7 @@ class Watching:
         self.show(body(shown, outlook), shown.now_s, is_last)
         return is_last
 
-    def _follow(self, world: FleetWorld) -> None:
+    def _follow(self, world: FleetCache) -> None:
         """Take what has changed."""
         subjects = {world.of(FactKind.ROLLOUTS)}
         for one in world.rollouts():
@@ -236,16 +236,16 @@ class Watching:
                 self.session.log.warn(f"{change.subject} cannot be read now: {change.why}")
             world.apply(change)
 
-    def _sight(self, world: FleetWorld) -> Sight | None:
+    def _sight(self, world: FleetCache) -> ObservedRollout | None:
         """The rollout as it is known now, None where not all of it is."""
         if not world.is_listed(world.of(FactKind.ROLLOUTS)):
             return None
         rollout = chosen(world, self.session.namespace, self.name)
         if rollout.policy is None:
-            return Sight(rollout, None)
+            return ObservedRollout(rollout, None)
         if world.why_blind(rollout.policy):
             return None
-        return Sight(rollout, world.fleet(rollout, rollout.policy))
+        return ObservedRollout(rollout, world.fleet(rollout, rollout.policy))
 
 
 class Lines:
@@ -424,7 +424,7 @@ def _ask(values: Values, name: str, output: str, decide: Callable[[Fleet, float]
     return ExitCode.DONE
 
 
-def _write(session: RolloutSession, sight: Sight, request: Request, *, dry_run: bool) -> None:
+def _write(session: RolloutSession, sight: ObservedRollout, request: Request, *, dry_run: bool) -> None:
     """Ask it of the object, and of the nodes. Raises ManagerError."""
     key = session.profile.keys.upgrade_requested
     if request.nodes and not key:
@@ -438,11 +438,11 @@ def _write(session: RolloutSession, sight: Sight, request: Request, *, dry_run: 
         session.desk.ask_node(node, {key: TRUE}, dry_run=dry_run)
 
 
-def _body(session: RolloutSession, sight: Sight, request: Request, now_s: float, *, dry_run: bool) -> Json:
+def _body(session: RolloutSession, sight: ObservedRollout, request: Request, now_s: float, *, dry_run: bool) -> Json:
     """What was asked for and what follows: the form that `schemas/rollout-request.schema.json` describes."""
     after = outlook_after(request, now_s)
     who = leader(session)
-    shown = body(Shown(Sight(sight.rollout, request.after), session.profile.name, now_s, who), after)
+    shown = body(Shown(ObservedRollout(sight.rollout, request.after), session.profile.name, now_s, who), after)
     controller = shown["controller"]
     return {
         "schemaVersion": schemas.VERSION,
@@ -483,7 +483,7 @@ def history_command(*, name: str, output: str, values: Values) -> int:
     return ExitCode.DONE
 
 
-def history_body(sight: Sight) -> Json:
+def history_body(sight: ObservedRollout) -> Json:
     """The form that `schemas/rollout-history.schema.json` describes."""
     revisions = {one.hash: one for one in (sight.fleet.revisions if sight.fleet is not None else ())}
     memory = sight.rollout.memory
@@ -501,7 +501,7 @@ def history_body(sight: Sight) -> Json:
     }
 
 
-def _entry(name: str, revision: Revision | None, past: Past | None) -> Json:
+def _entry(name: str, revision: Revision | None, past: RevisionHistory | None) -> Json:
     """One line: a revision that is there, or was, and how its rollout went."""
     return {
         "revision": name,

@@ -21,14 +21,14 @@ from driver_manager.adapters.process import tools
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogForm, LogReporter, is_capable
 from driver_manager.core.ports import Cluster, Ports
-from driver_manager.core.swap.run import Identity, Reading, observe, strictly, warn_of_left
+from driver_manager.core.swap.run import Identity, PartReader, observe, strictly, warn_of_left
 from driver_manager.domain import selectors, settings
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import ConfigError, ManagerError, NodeMissing, Terminated
 from driver_manager.domain.host import Host
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.node import Node, PodList, is_this_host
-from driver_manager.domain.observation import EvictionRules, Loader, Mode, Observation, Part, Policy
+from driver_manager.domain.observation import EvictionRules, Loader, Mode, Observation, ObservedPart, Policy
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.selectors import Selector
 from driver_manager.domain.settings import Setting, Values
@@ -209,7 +209,7 @@ class Session:
         *,
         tolerant: bool = False,
         recent: bool = False,
-        reading: Reading = strictly,
+        reading: PartReader = strictly,
     ) -> Observation:
         """All facts, of `node` as given or as it is now. `tolerant`: a host that cannot be read counts as none.
 
@@ -217,7 +217,7 @@ class Session:
         """
         current = node if node is not None else self.cluster.node()
         identity, unread = self._identity(), PodList((), "")
-        pods = reading(Part.PODS, lambda: self._pods(current, identity, recent=recent), unread)
+        pods = reading(ObservedPart.PODS, lambda: self._pods(current, identity, recent=recent), unread)
         if pods is unread:  # nobody can be missed there
             identity = replace(identity, pod_name="", pod_name_is_sure=False)
         obs = observe(
@@ -308,7 +308,7 @@ def open_session(
     *,
     api_timeout_s: float = settings.API_TIMEOUT_S,
     lists_steps: bool = False,
-    reading: Reading = strictly,
+    reading: PartReader = strictly,
     mode: Mode = Mode.CONTAINER,
 ) -> Session:
     """Check the options, reach the cluster, read the Node, pick the profile. Raises ManagerError.
@@ -328,7 +328,7 @@ def open_session(
     name = node_name(values, roots)
     unread = Node(name, "", "")
     cluster = _cluster(values, name, clock, log, api_timeout_s, reading)
-    node = reading(Part.NODE, cluster.node, unread)
+    node = reading(ObservedPart.NODE, cluster.node, unread)
     if node is unread:
         cluster.limit_retries(BLIND_RETRIES_S)
     is_here = _is_here(node, roots)
@@ -341,7 +341,7 @@ def open_session(
 
 
 def _cluster(  # noqa: PLR0913, PLR0917  # as `kube_cluster`, and what becomes of its error
-    values: Values, name: str, clock: SystemClock, log: LogReporter, api_timeout_s: float, reading: Reading
+    values: Values, name: str, clock: SystemClock, log: LogReporter, api_timeout_s: float, reading: PartReader
 ) -> KubeCluster:
     """The way to the cluster, or one on which every request fails. Raises ConfigError, unless `reading` does not."""
     try:
@@ -352,7 +352,7 @@ def _cluster(  # noqa: PLR0913, PLR0917  # as `kube_cluster`, and what becomes o
     def no_way() -> None:
         raise why
 
-    reading(Part.CLUSTER, no_way, None)
+    reading(ObservedPart.CLUSTER, no_way, None)
     from driver_manager.adapters.kube.api import NoWay  # noqa: PLC0415
     from driver_manager.adapters.kube.node import KubeCluster  # noqa: PLC0415  # as above
 
@@ -413,14 +413,14 @@ def kube_cluster(
 T = TypeVar("T")
 
 
-class Sight:
+class PartialRead:
     """Reads parts, and keeps the errors of those that are out of sight."""
 
     def __init__(self) -> None:
-        self.errors: dict[Part, ManagerError] = {}
+        self.errors: dict[ObservedPart, ManagerError] = {}
 
-    def __call__(self, part: Part, read: Callable[[], T], otherwise: T) -> T:
-        """See `driver_manager.core.swap.run.Reading`. Raises NodeMissing and Terminated: no matter of sight."""
+    def __call__(self, part: ObservedPart, read: Callable[[], T], otherwise: T) -> T:
+        """See `driver_manager.core.swap.run.PartReader`. Raises NodeMissing and Terminated: no matter of sight."""
         try:
             return read()
         except (NodeMissing, Terminated):
@@ -446,4 +446,4 @@ class Sight:
     @property
     def why_no_node(self) -> ManagerError | None:
         """Why the Node is out of sight, None where it was read."""
-        return self.errors.get(Part.CLUSTER) or self.errors.get(Part.NODE)
+        return self.errors.get(ObservedPart.CLUSTER) or self.errors.get(ObservedPart.NODE)

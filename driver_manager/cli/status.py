@@ -16,7 +16,7 @@ from driver_manager.adapters.host.health import HostMarks
 from driver_manager.adapters.host.notes import HostClientNotes, RebootFiles
 from driver_manager.cli.options import ScreenCommand, in_form, output_option, put, styled, with_options
 from driver_manager.cli.reconcile import policy_for
-from driver_manager.cli.session import Session, Sight, log_form
+from driver_manager.cli.session import PartialRead, Session, log_form
 from driver_manager.core.swap.run import decide
 from driver_manager.domain import settings
 from driver_manager.domain.deadline import Deadline
@@ -26,7 +26,8 @@ from driver_manager.domain.host import DeviceVerdict, Holder, Host, ProbeResult,
 from driver_manager.domain.journal import Journal
 from driver_manager.domain.node import Node, Pod
 from driver_manager.domain.node_state import GenerationUnreadable, LastOutcome, decode_generation
-from driver_manager.domain.observation import Loader, Mode, Observation, Part, Policy
+from driver_manager.domain.observation import Loader, Mode, Observation, ObservedPart, Policy
+from driver_manager.domain.outage import words
 from driver_manager.domain.pci import PciFunction
 from driver_manager.domain.pods import client_record
 from driver_manager.domain.pods.client_record import MEANINGS, ClientRecord, ClientState
@@ -41,7 +42,6 @@ from driver_manager.domain.status import NOTES, DeviceHealth, StatusFacts, atten
 from driver_manager.domain.swap.node_patches import has_managers_cordon, has_rebooters_cordon
 from driver_manager.domain.swap.steps import Plan
 from driver_manager.domain.text import in_words, spoken
-from driver_manager.domain.window import words
 from driver_manager.domain.wire import seconds_of, written_time
 
 # The part of `status` about reboots: what asks for one, what it waits for, how often it was tried. Changes nothing.
@@ -121,12 +121,12 @@ def gather(values: Values, wanted: Callable[[Mode], Policy], *, probes: bool) ->
 
     `wanted` is what a run would want in each mode. `probes`: take a sample of the devices' health now.
     """
-    missing = Sight()
+    missing = PartialRead()
     session = missing.session(values)
     session.mode = _mode(session)
     obs = session.observe(session.node, reading=missing)
     session.warn_of_refused(obs)
-    has_node = not {Part.CLUSTER, Part.NODE} & missing.errors.keys()
+    has_node = not {ObservedPart.CLUSTER, ObservedPart.NODE} & missing.errors.keys()
     if not has_node and obs.host is None:
         raise missing.first() or ManagerError("nothing can be seen", "Report this bug.")
     verdict, drivers = _verdict(session, obs, wanted(session.mode), missing), wanted(Mode.CONTAINER)
@@ -165,7 +165,7 @@ def _group_holders(session: Session, obs: Observation) -> tuple[Holder, ...]:
     return ()
 
 
-def _verdict(session: Session, obs: Observation, wanted: Policy, missing: Sight) -> Plan | ManagerError:
+def _verdict(session: Session, obs: Observation, wanted: Policy, missing: PartialRead) -> Plan | ManagerError:
     """What a run would do; where a part that it decides by is out of sight, the error of that part."""
     unseen = missing.first()
     if unseen is not None:
@@ -256,7 +256,7 @@ def status_body(gathered: Gathered) -> dict[str, Any]:
         "labels": _labels(obs, profile),
         "cordon": _cordon(obs.node, profile) if facts.has_node else None,
         "journal": _journal(facts),
-        "operands": None if Part.PODS in facts.missing else _operands(obs, profile),
+        "operands": None if ObservedPart.PODS in facts.missing else _operands(obs, profile),
         "generation": _generation(facts.clients),
         "digest": {"wanted": obs.digest, "from": obs.digest_source, "recorded": recorded},
         "host": _host(obs.host, profile, facts.group_holders) if obs.host else {"problem": _why_no_host(facts)},
@@ -266,7 +266,7 @@ def status_body(gathered: Gathered) -> dict[str, Any]:
 
 
 def _why_no_host(facts: StatusFacts) -> str:
-    unread = facts.missing.get(Part.HOST)
+    unread = facts.missing.get(ObservedPart.HOST)
     return unread.what if unread is not None else OFF_NODE
 
 
@@ -341,7 +341,7 @@ def _cordon(node: Node, profile: Profile) -> str:
 
 
 def _journal(facts: StatusFacts) -> dict[str, Any] | None:
-    unreadable = facts.missing.get(Part.JOURNAL) or facts.why_no_node
+    unreadable = facts.missing.get(ObservedPart.JOURNAL) or facts.why_no_node
     if unreadable is not None:
         return {"problem": unreadable.what}
     obs = facts.obs

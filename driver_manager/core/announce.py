@@ -14,8 +14,8 @@ from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.health.watch import Notice, NoticeKind
 from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.node_state import NodeState, encode, label, outcome_on, state_on
+from driver_manager.domain.outage import Outage
 from driver_manager.domain.profile import NodeKeys
-from driver_manager.domain.window import Window
 
 _YIELDS_TO_A_WEDGE = (None, NodeState.READY, NodeState.FAILED)
 """States that a wedge takes the place of. The others are a run's that has the node, or ask for a reboot already."""
@@ -40,7 +40,7 @@ def announce(cluster: Cluster, reporter: Reporter, keys: NodeKeys, notice: Notic
         raise failed
 
 
-def announce_window(cluster: Cluster, reporter: Reporter, keys: NodeKeys, window: Window) -> None:
+def announce_window(cluster: Cluster, reporter: Reporter, keys: NodeKeys, window: Outage) -> None:
     """Show that `window` is over where the Node's last outcome has just this one open. Raises as the port."""
 
     def change(node: Node) -> NodeChange:

@@ -167,7 +167,7 @@ class Leader(Frozen):
     lasts_s: float | None = None
 
 
-class FleetDesk(Protocol):
+class RolloutClient(Protocol):
     """The cluster as a person asks for it: lists, and the few changes by which something is asked of a controller.
 
     Everything raises ApiRefused, ApiUnavailable; what changes something, Conflict where the object is another one by

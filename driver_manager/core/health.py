@@ -30,8 +30,8 @@ from driver_manager.domain.health.watch import (
     why_muted,
 )
 from driver_manager.domain.host import Health, ProbeResult
+from driver_manager.domain.outage import Outage
 from driver_manager.domain.records import Frozen
-from driver_manager.domain.window import Window
 
 # Which load of the driver has clients to be restarted, and how often what is left of that is tried again.
 #
@@ -40,7 +40,7 @@ from driver_manager.domain.window import Window
 CLIENT_TOPIC = "clients"
 
 
-class ClientTalk:
+class ClientRestarts:
     """Has `notifier` restart the clients of each new driver; without one nobody is restarted."""
 
     def __init__(
@@ -104,7 +104,7 @@ LOOK_S = 300.0
 """How often a Node with a wedged driver is asked whether somebody muted the watch meanwhile, in seconds."""
 
 
-class NodeTalk:
+class NodeReporter:
     """Brings notices to the Node through `notifier`; without one nothing is told."""
 
     def __init__(self, notifier: NodeNotifier | None, clock: Clock, warn: Warn) -> None:
@@ -115,7 +115,7 @@ class NodeTalk:
         self._failed = 0
         self._next_s: float | None = 0.0
         self._asked_s = clock.monotonic()
-        self._window: Window | None = None
+        self._window: Outage | None = None
         self._window_tries = 0
 
     def asks(self, history: History, would_wedge: Callable[[], bool]) -> bool:
@@ -162,7 +162,7 @@ class NodeTalk:
         self._warn(NODE_TOPIC, "")
         return replace(history, wedge=replace(history.wedge, told=notice.kind))
 
-    def owe(self, window: Window) -> None:
+    def owe(self, window: Outage) -> None:
         """The Node is to be told that this window is over."""
         if self._notifier is not None:
             self._window, self._window_tries = window, WINDOW_TRIES
@@ -240,8 +240,8 @@ class HealthWatch:
         self._returned = "", ""
         self._keeper = ports.keeper
         self._evidence_of: int | None = None
-        self._talk = NodeTalk(ports.notifier, ports.clock, self._warn)
-        self._clients = ClientTalk(ports.notifier, ports.clock, ports.reporter, self._warn)
+        self._talk = NodeReporter(ports.notifier, ports.clock, self._warn)
+        self._clients = ClientRestarts(ports.notifier, ports.clock, ports.reporter, self._warn)
         self._serves = ""
 
     @property

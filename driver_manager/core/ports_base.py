@@ -9,7 +9,7 @@ from typing import Protocol
 from driver_manager.domain.health.watch import ClientAnswer, Kept, MuteAnswer, Notice, Surroundings
 from driver_manager.domain.host import Marker, ProbeResult
 from driver_manager.domain.journal import Owner
-from driver_manager.domain.window import Window
+from driver_manager.domain.outage import Outage
 
 # What every program needs from the outside: time, and somebody to tell. Adapters implement it.
 
@@ -108,7 +108,7 @@ class HealthMarks(Protocol):
         """Keep `text` until the next boot."""
         ...
 
-    def note_return(self) -> Window | None:
+    def note_return(self) -> Outage | None:
         """The driver serves: the window that a run left open for it, now that it is over; None where none was."""
         ...
 
@@ -161,7 +161,7 @@ class NodeNotifier(Protocol):
         """
         ...
 
-    def tell_window(self, window: Window) -> str:
+    def tell_window(self, window: Outage) -> str:
         """Show on the Node that the window which its last outcome has open is over; as `tell`."""
         ...
 

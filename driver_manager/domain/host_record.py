@@ -103,7 +103,7 @@ def decode(text: str) -> HostRecord:
     )
 
 
-def noted(text: str, boot_id: str) -> HostRecord | None:
+def record_of_boot(text: str, boot_id: str) -> HostRecord | None:
     """The record in `text` where it is of this boot: anything else is none."""
     try:
         found = decode(text) if text else None

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
-from driver_manager.domain import window
+from driver_manager.domain import outage
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.outage import Outage
 from driver_manager.domain.pci import Binding, bindings_in, bindings_to_json
 from driver_manager.domain.records import Frozen
-from driver_manager.domain.window import Window
 from driver_manager.domain.wire import Fields, Form
 
 MAX_LINE_CHARS = 256
@@ -96,7 +96,7 @@ class Journal(Frozen):
     step: str = ""
     begin: str = ""
     cleared: str = ""
-    window: Window | None = None
+    window: Outage | None = None
     devices: tuple[Binding, ...] = ()
     record: str = ""
 
@@ -226,7 +226,7 @@ def _claims(body: Fields, owner: Owner) -> Journal:
         step=body.text("step", ""),
         begin=body.text("begin", ""),
         cleared=body.text("cleared", ""),
-        window=window.kept_in(body),
+        window=outage.kept_in(body),
         devices=() if record else bindings_in(body),
         record=record,
     )

@@ -11,14 +11,14 @@ from dataclasses import field, replace
 from enum import Enum
 from typing import Any
 
-from driver_manager.domain import window
+from driver_manager.domain import outage
 from driver_manager.domain.errors import ConfigError, ManagerError, RebootRequired, StandingDown, Terminated
 from driver_manager.domain.host import Host
 from driver_manager.domain.node import Node, NodeChange
+from driver_manager.domain.outage import Outage
 from driver_manager.domain.profile import NodeKeys, Profile
 from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import shortened, without_numbers, writable
-from driver_manager.domain.window import Window
 from driver_manager.domain.wire import Fields, Form, Operation, pointer, replaced, seconds_of, written_time
 
 # The driver generation of a node: which driver serves it, since which load of which boot, and since when.
@@ -165,7 +165,7 @@ class LastOutcome(Frozen):
     version: str = ""
     ended: str = ""
     since: str = ""
-    window: Window | None = None
+    window: Outage | None = None
 
     def of(self, wall_s: float, before: LastOutcome | None) -> LastOutcome:
         """The same as it is written at `wall_s`; it is `since` the one `before`, where that was the same state.
@@ -225,7 +225,7 @@ def decode(text: str) -> LastOutcome:
         version=body.text("version", ""),
         ended=body.text("ended"),
         since=body.text("since"),
-        window=window.read_in(body),
+        window=outage.read_in(body),
     )
 
 

@@ -16,7 +16,7 @@ from driver_manager.domain.records import Frozen
 from driver_manager.domain.selectors import Selector
 
 
-class Part(Enum):
+class ObservedPart(Enum):
     """What can be out of sight by itself, for want of a right, a mount or an answer."""
 
     CLUSTER = "cluster"

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Any
 
-from driver_manager.domain import window
+from driver_manager.domain import outage
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.metrics import Family, by_label, counter, gauge
+from driver_manager.domain.outage import Outage, WindowMeter
 from driver_manager.domain.records import Frozen
-from driver_manager.domain.window import Window, WindowMeter
 from driver_manager.domain.wire import Fields, Form
 
 NO_FAILURES = frozenset({ExitCode.DONE, ExitCode.REBOOT_REQUIRED})
@@ -57,7 +57,7 @@ class RunReport(Frozen):
     is_held: bool = False
     requests: int = 0
     retries: int = 0
-    window: Window | None = None
+    window: Outage | None = None
 
 
 class RunFigures(Frozen):
@@ -77,7 +77,7 @@ class RunFigures(Frozen):
     last: RunReport | None = None
     windows: int = 0
     window_seconds: float = 0.0
-    window: Window | None = None
+    window: Outage | None = None
 
     def with_run(self, run: RunReport, *, is_given_back: bool = False) -> RunFigures:
         """The figures after one more run; `is_given_back`: it gave the node back, however it ended."""
@@ -99,7 +99,7 @@ class RunFigures(Frozen):
             last=run,
         )
 
-    def with_window(self, measured: Window) -> RunFigures:
+    def with_window(self, measured: Outage) -> RunFigures:
         """The figures with the last window as it is now; it counts once it is over."""
         if measured.is_open:
             return replace(self, window=measured)
@@ -168,7 +168,7 @@ def decode_run_figures(text: str) -> RunFigures:
             last=_last(body.fields("last")) if "last" in body else None,
             windows=body.whole("windows", 0, least=0, most=_MOST),
             window_seconds=body.seconds("windowSeconds") if "windowSeconds" in body else 0.0,
-            window=window.read_in(body),
+            window=outage.read_in(body),
         )
     except FiguresUnreadable:
         return RunFigures()

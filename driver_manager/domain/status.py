@@ -11,7 +11,7 @@ from driver_manager.domain.health.watch import HealthState, mute_on
 from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, DeviceVerdict, Holder, Host
 from driver_manager.domain.node import Pod
 from driver_manager.domain.node_state import LastOutcome, NodeState
-from driver_manager.domain.observation import Loader, Mode, Observation, Part
+from driver_manager.domain.observation import Loader, Mode, Observation, ObservedPart
 from driver_manager.domain.pods.client_record import ClientRecord
 from driver_manager.domain.pods.workloads import placed_by, why_still_there
 from driver_manager.domain.profile import Profile, Strategy, driver_version, has_root
@@ -62,7 +62,7 @@ class StatusFacts(Frozen):
     verdict: Plan | ManagerError
     now_s: float
     health: DeviceHealth = field(default_factory=DeviceHealth)
-    missing: Mapping[Part, ManagerError] = field(default_factory=dict)
+    missing: Mapping[ObservedPart, ManagerError] = field(default_factory=dict)
     reboot_waits_for: str = ""
     clients: ClientRecord | None = None
     mode: Mode = Mode.CONTAINER
@@ -82,7 +82,7 @@ class StatusFacts(Frozen):
     @property
     def why_no_node(self) -> ManagerError | None:
         """Why the Node could not be read, None where it was."""
-        return self.missing.get(Part.CLUSTER) or self.missing.get(Part.NODE)
+        return self.missing.get(ObservedPart.CLUSTER) or self.missing.get(ObservedPart.NODE)
 
     @property
     def state(self) -> NodeState | None:
@@ -138,7 +138,7 @@ def headline(facts: StatusFacts) -> Headline:
 
 def _taken(facts: StatusFacts) -> Headline | None:
     """A run has taken the node, and works or has ended: a pod that is still there may have done either."""
-    unreadable = facts.missing.get(Part.JOURNAL)
+    unreadable = facts.missing.get(ObservedPart.JOURNAL)
     if unreadable is not None:
         return Headline(NodeState.HELD, unreadable.what, _since(facts, NodeState.HELD))
     journal = facts.obs.journal
@@ -263,7 +263,7 @@ RESUME = (
 NOTES = frozenset({"paused", "cordon", "warning", "health-watch"})
 """Kinds that are worth a look. Every other is an error: a run has failed, or would."""
 
-ACCESS = (Part.CLUSTER, Part.NODE, Part.PODS, Part.HOST, Part.OWN_POD)
+ACCESS = (ObservedPart.CLUSTER, ObservedPart.NODE, ObservedPart.PODS, ObservedPart.HOST, ObservedPart.OWN_POD)
 
 
 class Attention(Frozen):
@@ -296,7 +296,7 @@ def attention(facts: StatusFacts, first: Headline) -> tuple[Attention, ...]:
 
 
 def _held(facts: StatusFacts) -> Iterator[Attention]:
-    unreadable, journal, outcome = facts.missing.get(Part.JOURNAL), facts.obs.journal, facts.outcome
+    unreadable, journal, outcome = facts.missing.get(ObservedPart.JOURNAL), facts.obs.journal, facts.outcome
     if unreadable is not None:
         yield _of("journal", unreadable)
     elif journal is None:
@@ -354,7 +354,7 @@ def _end_it(pod: Pod) -> str:
 
 
 def _digest(facts: StatusFacts) -> Iterator[Attention]:
-    wanted = facts.missing.get(Part.DIGEST)
+    wanted = facts.missing.get(ObservedPart.DIGEST)
     if wanted is not None:
         yield _of("digest", wanted)
     if facts.host is not None and facts.host.digest_problem:
@@ -363,7 +363,7 @@ def _digest(facts: StatusFacts) -> Iterator[Attention]:
 
 
 def _left_behind(facts: StatusFacts) -> Iterator[Attention]:
-    if facts.obs.journal is not None or Part.JOURNAL in facts.missing:
+    if facts.obs.journal is not None or ObservedPart.JOURNAL in facts.missing:
         return
     node, paused = facts.obs.node, sorted(paused_keys(facts.obs.node, facts.profile))
     if paused:

@@ -315,28 +315,28 @@ _ANY_TEXT = "a text"
 _SECONDS = "a number above 0 and at most a day of seconds"
 
 
-class Reading(Frozen):
+class ProfileReading(Frozen):
     """What a file says: a profile, or what is wrong."""
 
     profile: Profile | None
     wrong: tuple[Wrong, ...] = ()
 
 
-def read(text: str) -> Reading:
+def read(text: str) -> ProfileReading:
     """The profile in `text`, or all that is wrong with it; what depends on two keys is looked at once each is right."""
     try:
         body = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a plain ValueError
         place = _LINE.search(str(error))
         line = int(place[1]) if place else None
-        return Reading(None, (Wrong("", f"the file is not TOML: {one_line(str(error))}", "", "TOML", line),))
+        return ProfileReading(None, (Wrong("", f"the file is not TOML: {one_line(str(error))}", "", "TOML", line),))
     reader = _Reader()
     profile = reader.table(Profile, body, "")
     if reader.wrong or profile is None:
-        return Reading(None, tuple(reader.wrong))
+        return ProfileReading(None, tuple(reader.wrong))
     whole: Profile = with_derived_keys(profile)
     found = tuple(broken_relations(whole))
-    return Reading(None if found else whole, found)
+    return ProfileReading(None if found else whole, found)
 
 
 class _Reader:
@@ -480,7 +480,7 @@ def known(profile_file: str | None) -> dict[str, Profile]:
     return profiles
 
 
-def read_file(path: str) -> Reading:
+def read_file(path: str) -> ProfileReading:
     """What a user's file says. Raises ConfigError where it cannot be read at all."""
     try:
         return read(_content(path))
@@ -533,7 +533,7 @@ def parse(text: str, where: str) -> Profile:
     return _profile(read(text), where)
 
 
-def _profile(found: Reading, where: str) -> Profile:
+def _profile(found: ProfileReading, where: str) -> Profile:
     if found.profile is None:
         more = len(found.wrong) - 1
         and_more = f" (and {more} more)" if more else ""

@@ -128,7 +128,7 @@ def version_of(pod: Obj) -> str:
 
 
 @dataclass
-class Host:
+class RunHost:
     """The node whose runs are real: `run` starts the init container of a pod there, and tells its exit status."""
 
     node: str
@@ -149,7 +149,7 @@ class DriverStarter(Controller):
 
     resources = ("pods",)
 
-    def __init__(self, store: Store, releases: dict[str, Release], host: Host) -> None:
+    def __init__(self, store: Store, releases: dict[str, Release], host: RunHost) -> None:
         super().__init__(store)
         self._releases = releases
         self._host = host
@@ -223,7 +223,7 @@ class SandboxFleet:
         self.store = Store()
         self.kubeconfig = folder / "kubeconfig"
         self.tree = HostTree(folder / "host", folder / "bin", profile)
-        self.host = Host(story.canary, self._run)
+        self.host = RunHost(story.canary, self._run)
         self._say = say
 
     def __enter__(self) -> Self:

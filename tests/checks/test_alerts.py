@@ -26,9 +26,9 @@ from driver_manager.adapters.host.notes import RunFiguresFile
 from driver_manager.domain.fleet.spec import PLURAL, NodeRecord, UpgradeState
 from driver_manager.domain.fleet.spec import encode_node_record as encode_record
 from driver_manager.domain.node_state import NodeState
+from driver_manager.domain.outage import Outage, OutagePart
 from driver_manager.domain.reboot.state import Attempt, RebootRequest, Record, encode_reboot_record
 from driver_manager.domain.run_report import RunReport
-from driver_manager.domain.window import Part, Window
 from driver_manager.domain.wire import written_time
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.apiserver import ApiServer
@@ -244,7 +244,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
         with stuck_rollouts(folder, status_port), prometheus(folder, targets) as running:
             found = Scraped(running, tree)
             found.wait(lambda: bool(running.query('driver_manager_health_state{state="wedged"} == 1')), "the wedge")
-            window = Window(time.time() - 12.5, 12.5, {Part.UNLOAD: 2.0}, is_open=True)
+            window = Outage(time.time() - 12.5, 12.5, {OutagePart.UNLOAD: 2.0}, is_open=True)
             steps = {"unload modules": 2.0}
             run = RunReport(5, time.time(), 12.5, steps, is_held=True, requests=7, retries=1, window=window)
             for _ in range(3):

@@ -14,10 +14,10 @@ from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
 from driver_manager.domain.events import EVENTS
 from driver_manager.domain.fleet import waves as holds
 from driver_manager.domain.fleet.advance import OUTLOOK_GUARDS
-from driver_manager.domain.fleet.nodes import JUDGE_CASES, PLACE_CASES
+from driver_manager.domain.fleet.nodes import JUDGE_CASES, PHASE_CASES
 from driver_manager.domain.fleet.spec import UpgradeState
-from driver_manager.domain.fleet.state import FOREIGN, UNFIT, Phase, Place
-from driver_manager.domain.health.watch import TRANSITIONS, Finding, HealthState, MarkChange
+from driver_manager.domain.fleet.state import FOREIGN, UNFIT, NodePhase, Phase
+from driver_manager.domain.health.watch import TRANSITIONS, HealthState, MarkChange, SampleResult
 from driver_manager.domain.profile import HostPaths, Strategy
 from driver_manager.domain.reboot.decision import ASKS, GUARDS, RebootAct
 from driver_manager.domain.swap.steps import AnyStep, Decision
@@ -53,7 +53,7 @@ def test_a_default_that_changes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.submission
 def test_a_transition_that_changes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TRANSITIONS[HealthState.SUSPECT], Finding.UNKNOWN, HealthState.WEDGED)
+    monkeypatch.setitem(TRANSITIONS[HealthState.SUSPECT], SampleResult.UNKNOWN, HealthState.WEDGED)
     with pytest.raises(Drift, match=r"docs/states\.md"):
         markdown.check(pictures.pages())
 
@@ -66,8 +66,8 @@ def test_guards_in_another_order_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_steps_in_an_order_that_no_plan_may_have_are_noticed() -> None:
-    plans: list[tuple[str, ...]] = [("TakeNode", "UnloadModules"), ("UnloadModules", "TakeNode")]
-    with pytest.raises(ValueError, match="contradict each other about TakeNode, UnloadModules"):
+    plans: list[tuple[str, ...]] = [("AcquireNode", "UnloadModules"), ("UnloadModules", "AcquireNode")]
+    with pytest.raises(ValueError, match="contradict each other about AcquireNode, UnloadModules"):
         plan_picture.merged(Strategy.IN_PLACE, Decision.REPLACE, plans)
 
 
@@ -98,12 +98,12 @@ def test_the_pictures_have_every_step_state_guard_and_act() -> None:
 @pytest.mark.submission
 def test_the_tables_of_the_rollout_have_every_case_guard_place_and_phase() -> None:
     seen = fleet_picture.seen()
-    assert len(seen.places) == len(PLACE_CASES)
+    assert len(seen.places) == len(PHASE_CASES)
     assert len(seen.cases) == len(JUDGE_CASES)
     assert len(seen.obstacles) == len(FOREIGN) + len(UNFIT)
     assert len(seen.holds) == len(holds.HOLD_GUARDS)
     assert len(seen.phases) == len(OUTLOOK_GUARDS)
-    assert {place for found in seen.places.values() for place in found} == {place.value for place in Place}
+    assert {place for found in seen.places.values() for place in found} == {place.value for place in NodePhase}
     phases = {result.split(":")[0] for found in seen.phases.values() for result in found}
     assert phases == {phase.value for phase in Phase}
     words = {state.value for state in UpgradeState}

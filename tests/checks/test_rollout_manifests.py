@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from driver_manager.domain import settings
-from driver_manager.domain.fleet.spec import GROUP, KIND, PLURAL, VERSION, Policy, RolloutObject, read
+from driver_manager.domain.fleet.spec import GROUP, KIND, PLURAL, VERSION, RolloutObject, RolloutPolicy, read
 from driver_manager.domain.profile import Strategy
 from driver_manager.profiles import builtin
 from scripts.releasing.kustomize import DEPLOY, OVERLAYS, Json, only, render
@@ -31,7 +31,7 @@ def controller(overlay: str) -> tuple[Json, Json]:
     return template, container
 
 
-def example(overlay: str) -> tuple[Json, RolloutObject, Policy]:
+def example(overlay: str) -> tuple[Json, RolloutObject, RolloutPolicy]:
     """The overlay's example, as it is written and as it is read."""
     body: Any = yaml.safe_load((DEPLOY / "overlays" / overlay / "rollout/driverrollout.yaml").read_text())
     found = read(body, zones)

@@ -45,7 +45,7 @@ class Missing(Enum):
     """The place is then the first name that is missing, in the last folder that is there."""
 
 
-class Place(Frozen):
+class OpenEntry(Frozen):
     """A name in an open folder; `path` is how this process spells it, for messages. "." is the folder itself."""
 
     folder: int
@@ -56,7 +56,7 @@ class Place(Frozen):
 @contextmanager
 def place(
     root: Path, path: str, *, follow_last: bool = False, missing: Missing = Missing.RAISE
-) -> Generator[Place, None, None]:
+) -> Generator[OpenEntry, None, None]:
     """Where `path` (absolute on the host) is beneath `root`; its folder stays open as long as the context.
 
     What is at the last name is not opened, and no symlink when it was looked at, with `follow_last`: whoever opens it
@@ -71,7 +71,7 @@ def place(
         yield walk.to_last(follow_last=follow_last, missing=missing)
 
 
-def open_in(where: Place, flags: int, mode: int = 0) -> int:
+def open_in(where: OpenEntry, flags: int, mode: int = 0) -> int:
     """A descriptor of what is at the place, which must not be a symlink by now. Raises OSError."""
     return os.open(where.name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=where.folder)
 
@@ -90,7 +90,7 @@ class _Walk:
         while self._open:
             os.close(self._open.pop()[0])
 
-    def to_last(self, *, follow_last: bool, missing: Missing) -> Place:
+    def to_last(self, *, follow_last: bool, missing: Missing) -> OpenEntry:
         while self._left:
             name = self._left.pop()
             if name == "..":
@@ -138,8 +138,8 @@ class _Walk:
                 os.close(self._open.pop()[0])
         self._left += _pieces(target)
 
-    def _at(self, name: str) -> Place:
-        return Place(self._open[-1][0], name, self._root.joinpath(*(folder for _, folder in self._open), name))
+    def _at(self, name: str) -> OpenEntry:
+        return OpenEntry(self._open[-1][0], name, self._root.joinpath(*(folder for _, folder in self._open), name))
 
 
 def _pieces(path: str) -> list[str]:
@@ -322,7 +322,7 @@ class HostFiles:
         with contextlib.suppress(FileNotFoundError):
             self._writable(path, lambda where: _unlink(where, where.name))
 
-    def _writable(self, path: str, act: Callable[[Place], T], *, missing: Missing = Missing.RAISE) -> T:
+    def _writable(self, path: str, act: Callable[[OpenEntry], T], *, missing: Missing = Missing.RAISE) -> T:
         """`act` on the first view of `path` that is not read-only.
 
         The contract mounts the host's root read-only at /host and, in its second generation, the vendor's folder
@@ -369,7 +369,7 @@ def _told(path: str) -> Generator[None, None, None]:
         ) from error
 
 
-def _why_not(where: Place, path: str, *, tries: bool) -> str:
+def _why_not(where: OpenEntry, path: str, *, tries: bool) -> str:
     """Why no file can take the place, which is `path` on the host or the first of it that is missing.
 
     Raises OSError, EROFS for a read-only file system.
@@ -393,7 +393,7 @@ def _why_not(where: Place, path: str, *, tries: bool) -> str:
     return ""
 
 
-def _refuse_kept(where: Place) -> None:
+def _refuse_kept(where: OpenEntry) -> None:
     """Raise OSError for a file that can be neither replaced nor removed: immutable, append-only or a mount point.
 
     rmdir(2) checks what unlink(2) and rename(2) check, before it refuses to remove what is not a folder.
@@ -415,7 +415,7 @@ def _mount_id(descriptor: int) -> str:
     return next(line for line in lines if line.startswith("mnt_id:"))
 
 
-def _try(where: Place) -> None:
+def _try(where: OpenEntry) -> None:
     """Write, rename and remove a file in the folder of the place. Raises OSError."""
     name = _written_beside(where, "\0" * MIN_FREE_BYTES, 0o600)
     other = _random_name(where)
@@ -426,7 +426,7 @@ def _try(where: Place) -> None:
         _unlink(where, name)
 
 
-def _open_writable(where: Place) -> int:
+def _open_writable(where: OpenEntry) -> int:
     """The folder of the place. Raises OSError (EROFS) on a read-only file system."""
     folder = open_in(replace(where, name="."), os.O_RDONLY | os.O_DIRECTORY)
     if os.fstatvfs(folder).f_flag & os.ST_RDONLY:
@@ -435,7 +435,7 @@ def _open_writable(where: Place) -> int:
     return folder
 
 
-def _put_back(where: Place, aside: str) -> None:
+def _put_back(where: OpenEntry, aside: str) -> None:
     # Never over a file that somebody made meanwhile, and never without one of the two names.
     with contextlib.suppress(FileExistsError):
         _link(where, aside, where.name)
@@ -451,7 +451,7 @@ def replace_file(target: Path, text: str, mode: int = 0o644) -> None:
         replace_in(where, text, mode)
 
 
-def replace_in(where: Place, text: str, mode: int) -> None:
+def replace_in(where: OpenEntry, text: str, mode: int) -> None:
     """Give the file at the place this content, whole or not at all; a symlink there is replaced. Raises OSError."""
     temporary = _written_beside(where, text, mode)
     try:
@@ -462,7 +462,7 @@ def replace_in(where: Place, text: str, mode: int) -> None:
     _sync_folder(where)
 
 
-def _create(where: Place, text: str, mode: int) -> bool:
+def _create(where: OpenEntry, text: str, mode: int) -> bool:
     """Whether a file was made at the place with this content: False where something is already. Raises OSError."""
     temporary = _written_beside(where, text, mode)
     try:
@@ -475,7 +475,7 @@ def _create(where: Place, text: str, mode: int) -> bool:
     return True
 
 
-def _link(where: Place, source: str, target: str) -> None:
+def _link(where: OpenEntry, source: str, target: str) -> None:
     """Give a file of the folder a second name, which must be free; where there are no links, its only one.
 
     Raises OSError (EEXIST).
@@ -491,16 +491,16 @@ def _link(where: Place, source: str, target: str) -> None:
         _rename(where, source, target)
 
 
-def _rename(where: Place, source: str, target: str) -> None:
+def _rename(where: OpenEntry, source: str, target: str) -> None:
     os.rename(source, target, src_dir_fd=where.folder, dst_dir_fd=where.folder)
 
 
-def _unlink(where: Place, name: str) -> None:
+def _unlink(where: OpenEntry, name: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(name, dir_fd=where.folder)
 
 
-def _written_beside(where: Place, text: str, mode: int) -> str:
+def _written_beside(where: OpenEntry, text: str, mode: int) -> str:
     """The name of a new file with `text` in the folder of the place, on disk."""
     temporary = _random_name(where)
     beside = replace(where, name=temporary)
@@ -517,12 +517,12 @@ def _written_beside(where: Place, text: str, mode: int) -> str:
     return temporary
 
 
-def _random_name(where: Place) -> str:
+def _random_name(where: OpenEntry) -> str:
     """A name beside that of the place, which no other file has."""
     return f".{where.name}.{os.urandom(6).hex()}"
 
 
-def _sync_folder(where: Place) -> None:
+def _sync_folder(where: OpenEntry) -> None:
     folder = open_in(replace(where, name="."), os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)

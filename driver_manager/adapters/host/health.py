@@ -15,8 +15,8 @@ from driver_manager.core.ports_base import Clock
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.health.watch import ClientAnswer, Kept, Mute, MuteAnswer, Notice, Surroundings, is_own
 from driver_manager.domain.host import Marker, encode_marker
+from driver_manager.domain.outage import Outage
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.window import Window
 
 
 class HostMarks:
@@ -93,7 +93,7 @@ class HostMarks:
         with translated(self._paths.health_record):
             self._files.touch(self._paths.health_record)
 
-    def note_return(self) -> Window | None:
+    def note_return(self) -> Outage | None:
         """See the port. When the driver came is what its files say: we only look now and then."""
         from driver_manager.adapters.host.notes import RunFiguresFile  # noqa: PLC0415  # once for each load
 
@@ -179,7 +179,7 @@ class ChildNotifier:
         """See the port."""
         return problem_in(self._process.ask(TELL_S, {"task": "tell", "notice": notice.to_json()}))
 
-    def tell_window(self, window: Window) -> str:
+    def tell_window(self, window: Outage) -> str:
         """See the port."""
         return problem_in(self._process.ask(TELL_S, {"task": "window", "window": window.to_json()}))
 

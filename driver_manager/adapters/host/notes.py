@@ -14,13 +14,13 @@ from driver_manager.domain.errors import ConfigError, Conflict, ModuleFailed
 from driver_manager.domain.host import Marker, MarkerUnreadable, decode_marker
 from driver_manager.domain.metrics import Family
 from driver_manager.domain.node_state import Sighting
+from driver_manager.domain.outage import Outage
 from driver_manager.domain.profile import HostPaths, Modules, Profile
 from driver_manager.domain.reboot import state as reboot_metrics
 from driver_manager.domain.reboot import state as reboot_record
 from driver_manager.domain.reboot.state import Record, RecordUnreadable, Snapshot
 from driver_manager.domain.run_report import RunFigures, RunReport, decode_run_figures, encode_run_figures, run_families
 from driver_manager.domain.text import is_digest
-from driver_manager.domain.window import Window
 
 # Which load of the driver's modules the kernel has. Changes nothing.
 
@@ -196,7 +196,7 @@ class RunFiguresFile:
         self._files.write(self._path, text)
         return decode_run_figures(text)
 
-    def returned(self, recorded_s: float | None, ready_s: float | None, now_s: float) -> Window | None:
+    def returned(self, recorded_s: float | None, ready_s: float | None, now_s: float) -> Outage | None:
         """The window that is over now that the driver of a container serves, None where none was open for it.
 
         Times as `Window.ended_by_container` takes them. Raises ConfigError.

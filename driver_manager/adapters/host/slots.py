@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from driver_manager.adapters.host.files import HostFiles, Place, WorkLock, exchange, replace_in
+from driver_manager.adapters.host.files import HostFiles, OpenEntry, WorkLock, exchange, replace_in
 from driver_manager.adapters.host.mounts import mount_points_below
 from driver_manager.adapters.process.forked import lines_within
 from driver_manager.core.ports_base import Clock
@@ -278,9 +278,9 @@ class OpenSlots(Frozen):
     slots: int
     path: str
 
-    def place(self, name: str) -> Place:
+    def place(self, name: str) -> OpenEntry:
         """The place of a file among the slots."""
-        return Place(self.slots, name, Path(self.path) / name)
+        return OpenEntry(self.slots, name, Path(self.path) / name)
 
 
 class HostSlots:
@@ -300,7 +300,7 @@ class HostSlots:
                 _try_exchange(at.slots)
                 kernel = (self._proc / "sys/kernel/osrelease").read_text().strip()
                 if _why_no_slot(top, digest, version, kernel):
-                    where = Place(top, RECORD, Path(root) / RECORD)
+                    where = OpenEntry(top, RECORD, Path(root) / RECORD)
                     replace_in(where, encode_staged(record_of(top, digest, kernel, version)), 0o644)
         except OSError as error:
             raise PreflightFailed(
@@ -712,7 +712,7 @@ class Staging:
             version = judge(f"{folder_of(self._root)}/{name}")
             sync_tree(top)
             record = record_of(top, wanted.digest, wanted.kernel, version)
-            replace_in(Place(top, RECORD, Path(at.path) / name / RECORD), encode_staged(record), 0o644)
+            replace_in(OpenEntry(top, RECORD, Path(at.path) / name / RECORD), encode_staged(record), 0o644)
             return version
         finally:
             os.close(top)

@@ -293,7 +293,7 @@ def _run_records(files: HostFiles, paths: HostPaths, this_boot: str) -> tuple[Ho
         return ()
     for name in names:
         try:
-            record = host_record.noted(files.read(f"{folder}/{name}", MAX_BINDINGS_BYTES) or "", this_boot)
+            record = host_record.record_of_boot(files.read(f"{folder}/{name}", MAX_BINDINGS_BYTES) or "", this_boot)
         except OSError:
             continue
         if record is not None and paths.run_record(record.run) == f"{folder}/{name}":

@@ -28,7 +28,7 @@ from driver_manager.adapters.kube.objects import (
     understood,
 )
 from driver_manager.adapters.kube.transport import CONFLICT, INVALID, NOT_FOUND, Transport
-from driver_manager.adapters.process.clock import Inbox, ThreadClock
+from driver_manager.adapters.process.clock import EventQueue, ThreadClock
 from driver_manager.core.fleet_ports import (
     Change,
     EventAbout,
@@ -421,7 +421,7 @@ class SilentReporter:
         """See the port."""
 
 
-class Feed:
+class Informer:
     """Follows one subject until `stop`. `connect` makes a way to the server, which is used by this thread alone.
 
     `turnstile` is held while one page is read: pages are large, and several at once need the memory of several. What
@@ -536,7 +536,7 @@ class Feed:
 
 KEY_CHARS = 20
 
-Letter = tuple[Feed, Change | BaseException]
+Letter = tuple[Informer, Change | BaseException]
 """From whom, and what."""
 
 
@@ -547,7 +547,7 @@ class KubeFleet:
         self,
         api: KubeApi,
         connect: Callable[[], Transport],
-        inbox: Inbox[Letter],
+        inbox: EventQueue[Letter],
         clock: Clock,
         read: Mapping[FactKind, Reader],
     ) -> None:
@@ -557,7 +557,7 @@ class KubeFleet:
         self._clock = clock
         self._readers = read
         self._turnstile = threading.Lock()
-        self._feeds: dict[Subject, Feed] = {}
+        self._feeds: dict[Subject, Informer] = {}
 
     def follow(self, subjects: frozenset[Subject]) -> None:
         """See the port."""
@@ -634,11 +634,11 @@ class KubeFleet:
         with suppress(Answer):
             self._api.call("POST", path, "create events", body, passing=frozenset({CONFLICT}), only_once=True)
 
-    def _made(self, subject: Subject) -> Feed:
+    def _made(self, subject: Subject) -> Informer:
         def tell(change: Change | BaseException) -> None:
             self._inbox.put((feed, change))
 
-        feed = Feed(subject, self._connect, self._readers[subject.kind], self._turnstile, tell)
+        feed = Informer(subject, self._connect, self._readers[subject.kind], self._turnstile, tell)
         return feed
 
     def _patched(self, kind: FactKind, path: str, body: Body, name: str, subresource: str = "") -> Item:
@@ -685,7 +685,7 @@ EVERY_POD = Subject(FactKind.GATE_PODS)
 
 
 class KubeDesk:
-    """See `driver_manager.core.fleet_ports.FleetDesk`."""
+    """See `driver_manager.core.fleet_ports.RolloutClient`."""
 
     def __init__(self, api: KubeApi, read: Mapping[FactKind, Reader]) -> None:
         self._api = api

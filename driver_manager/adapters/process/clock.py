@@ -221,7 +221,7 @@ def _drain(descriptor: int) -> None:
 T = TypeVar("T")
 
 
-class Inbox(Generic[T]):
+class EventQueue(Generic[T]):
     """A queue whose owner waits in the waits of its loop, so that it answers HTTP and hears signals meanwhile."""
 
     def __init__(self, clock: LoopClock) -> None:

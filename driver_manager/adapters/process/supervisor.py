@@ -127,7 +127,7 @@ class Supervisor:
             self._clock.turn(min(end, self._clock.monotonic() + CLEAR_POLL_S))
 
 
-class _Stream(Output):
+class _ChildOutput(Output):
     """One output of a child, up to a limit."""
 
     def __init__(self, clock: LoopClock, limit_bytes: int) -> None:
@@ -159,7 +159,7 @@ class _Child:
     def __init__(self, clock: LoopClock, argv: Sequence[str], env: Mapping[str, str], given: bytes) -> None:
         self._clock = clock
         source = _source(given)
-        self.out, self.err = _Stream(clock, OUT_BYTES), _Stream(clock, ERR_BYTES)
+        self.out, self.err = _ChildOutput(clock, OUT_BYTES), _ChildOutput(clock, ERR_BYTES)
         # Not posix_spawn: its parent waits until the exec is done, and a file of a hung file system may never be read.
         try:
             self.group = os.fork()

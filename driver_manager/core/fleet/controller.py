@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar, assert_never
 
-from driver_manager.core.fleet.world import NODES, FleetWorld
+from driver_manager.core.fleet.world import NODES, FleetCache
 from driver_manager.core.fleet_ports import (
     Change,
     EventAbout,
@@ -24,7 +24,7 @@ from driver_manager.core.fleet_ports import (
 from driver_manager.core.ports_base import Clock, Reporter
 from driver_manager.domain.deadline import retry_s
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ConfigError, Conflict, ManagerError, Terminated
-from driver_manager.domain.fleet.spec import Fleet, Policy, RolloutObject
+from driver_manager.domain.fleet.spec import Fleet, RolloutObject, RolloutPolicy
 from driver_manager.domain.fleet.state import (
     Act,
     Announce,
@@ -42,7 +42,7 @@ from driver_manager.domain.fleet.status import (
     PACE_S,
     FleetReport,
     RolloutFigures,
-    Worth,
+    StatusUrgency,
     figures,
     pace,
     status_of,
@@ -76,7 +76,7 @@ class _Rest(Frozen):
     is_refused: bool
 
 
-class Rests:
+class Backoff:
     """Keeps who rests; says a reason once, until another one or none."""
 
     def __init__(self, clock: Clock, reporter: Reporter) -> None:
@@ -153,8 +153,8 @@ class Acting:
 
     cluster: FleetCluster
     reporter: Reporter
-    world: FleetWorld
-    rests: Rests
+    world: FleetCache
+    rests: Backoff
     keys: NodeKeys
     posted: set[str]
     counts: Counter[str]
@@ -165,7 +165,7 @@ class Acting:
         lasting = self.rests.lasting().items()
         return {key.removeprefix(OF_NODE): why for key, why in lasting if key.startswith(OF_NODE)}
 
-    def do(self, act: Act, rollout: RolloutObject, policy: Policy) -> None:
+    def do(self, act: Act, rollout: RolloutObject, policy: RolloutPolicy) -> None:
         """Do `act`, unless one for the same thing failed just now: the acts of one thing come in an order, and those
         after one that failed are not due yet. Raises Terminated.
         """
@@ -216,7 +216,7 @@ class Acting:
         self.rests.went_well(key)
         self.counts[type(act).__name__] += 1
 
-    def _do(self, act: _Effect, rollout: RolloutObject, policy: Policy) -> None:
+    def _do(self, act: _Effect, rollout: RolloutObject, policy: RolloutPolicy) -> None:
         match act:
             case RestartPod():
                 self.cluster.delete_pod(act.namespace, act.name, act.uid)
@@ -240,7 +240,7 @@ class Acting:
             case _:
                 assert_never(act)
 
-    def _set_template(self, act: SetTemplate, rollout: RolloutObject, policy: Policy) -> None:
+    def _set_template(self, act: SetTemplate, rollout: RolloutObject, policy: RolloutPolicy) -> None:
         template = self.world.template(policy, act.revision)
         if not template:
             raise ConfigError(
@@ -273,7 +273,7 @@ class Acting:
         self._went_well(key, act)
 
 
-def _key(act: _Effect, rollout: RolloutObject, policy: Policy) -> str:
+def _key(act: _Effect, rollout: RolloutObject, policy: RolloutPolicy) -> str:
     """What fails, and rests then, together: what refuses one new pod refuses all of them."""
     match act:
         case SetTemplate():
@@ -393,7 +393,7 @@ class FleetController:
         self._profile = profile
         self._advance = advance
         self._publish = publish
-        self._rests = Rests(ports.clock, ports.reporter)
+        self._rests = Backoff(ports.clock, ports.reporter)
         self._acts: Counter[str] = Counter()
         self._holds = self._is_leading = False
         self._trouble = ""
@@ -458,7 +458,7 @@ class FleetController:
 
     def _begin(self) -> None:
         """Nothing is known."""
-        self._world = FleetWorld(self._namespace, clears_first=self._profile.container_unloads)
+        self._world = FleetCache(self._namespace, clears_first=self._profile.container_unloads)
         self._rests.forget()
         self._gauges = Gauges(self._ports.clock)
         self._shown_soon: dict[str, float] = {}
@@ -536,7 +536,7 @@ class FleetController:
         self._gauges.refused(rollout.key)
         self._show(rollout, status_of_problems(rollout.problems, rollout.status, rollout.generation, now_s))
 
-    def _decide(self, rollout: RolloutObject, policy: Policy) -> None:
+    def _decide(self, rollout: RolloutObject, policy: RolloutPolicy) -> None:
         """Decide, act, and show it."""
         clock = self._ports.clock
         now_s, begun_s = clock.wall(), clock.monotonic()
@@ -584,10 +584,10 @@ class FleetController:
         status = without_blanks(wanted)
         clock, key = self._ports.clock, f"status of rollout {rollout.key}"
         match worth(rollout.status, status):
-            case Worth.NOTHING:
+            case StatusUrgency.NOTHING:
                 self._shown_soon.pop(rollout.uid, None)
                 return False
-            case Worth.SOON:
+            case StatusUrgency.SOON:
                 due_s = self._shown_soon.setdefault(rollout.uid, clock.monotonic() + PACE_S)
                 if clock.monotonic() < due_s:
                     return False

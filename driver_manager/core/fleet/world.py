@@ -14,13 +14,13 @@ from driver_manager.core.fleet_ports import (
     Change,
     Fact,
     FactKind,
-    FleetDesk,
     FollowedDaemonSet,
     Found,
     Gone,
     Item,
     Listed,
     Lost,
+    RolloutClient,
     Seen,
     Subject,
 )
@@ -31,9 +31,9 @@ from driver_manager.domain.fleet.spec import (
     Fleet,
     FleetNode,
     GatePod,
-    Policy,
     Revision,
     RolloutObject,
+    RolloutPolicy,
     TaskPod,
 )
 from driver_manager.domain.fleet.state import TASKS, MarkNode, orphans
@@ -63,7 +63,7 @@ class _Room:
     lost: str = ""
 
 
-class FleetWorld:
+class FleetCache:
     """Facts of one namespace's rollouts. What is told late never replaces what is known to be newer.
 
     `clears_first`: as of a Fleet.
@@ -170,7 +170,7 @@ class FleetWorld:
             found |= self.needed(policy)
         return frozenset(found)
 
-    def needed(self, policy: Policy) -> frozenset[Subject]:
+    def needed(self, policy: RolloutPolicy) -> frozenset[Subject]:
         """Of what one has to be told for one rollout, as far as that is known by now."""
         return frozenset((*self._base, *self._needed(policy)))
 
@@ -185,12 +185,12 @@ class FleetWorld:
         found = (one for one in known if not one.is_deleting)
         return tuple(sorted(found, key=lambda one: (one.created_s or 0.0, one.uid)))
 
-    def rivals(self, rollout: RolloutObject, policy: Policy) -> tuple[str, ...]:
+    def rivals(self, rollout: RolloutObject, policy: RolloutPolicy) -> tuple[str, ...]:
         """The names of older rollouts of the same DaemonSet: the oldest has it."""
         older = itertools.takewhile(lambda one: one.uid != rollout.uid, self.rollouts())
         return tuple(one.name for one in older if one.policy is not None and one.policy.daemon_set == policy.daemon_set)
 
-    def why_blind(self, policy: Policy) -> str:
+    def why_blind(self, policy: RolloutPolicy) -> str:
         """What of a rollout is not seen now, and why; "" where all of it is. Nothing may be decided without."""
         for subject in (*self._base, *self._needed(policy)):
             room = self._rooms.get(subject)
@@ -216,7 +216,7 @@ class FleetWorld:
     def fleet(
         self,
         rollout: RolloutObject,
-        policy: Policy,
+        policy: RolloutPolicy,
         unmade: str = "",
         blocked: Mapping[str, str] | None = None,
     ) -> Fleet:
@@ -248,7 +248,7 @@ class FleetWorld:
             return []
         return orphans(self._facts(NODES, FleetNode), self._namespace, {one.key for one in self.rollouts()})
 
-    def template(self, policy: Policy, revision: str) -> str:
+    def template(self, policy: RolloutPolicy, revision: str) -> str:
         """The pod template of a revision by its hash, "" where there is none."""
         daemon_set = self._daemon_set(policy)
         if daemon_set is None:
@@ -271,7 +271,7 @@ class FleetWorld:
         """The subject of a kind that is in our namespace."""
         return Subject(kind, self._namespace)
 
-    def _needed(self, policy: Policy) -> tuple[Subject, ...]:
+    def _needed(self, policy: RolloutPolicy) -> tuple[Subject, ...]:
         """What one rollout needs beside the others."""
         daemon_set = self._daemon_set(policy)
         pods = (self._driver_pods(daemon_set),) if daemon_set is not None else ()
@@ -281,11 +281,11 @@ class FleetWorld:
         return Subject(FactKind.DRIVER_PODS, self._namespace, daemon_set.pods)
 
     @staticmethod
-    def _gates(policy: Policy) -> tuple[Subject, ...]:
+    def _gates(policy: RolloutPolicy) -> tuple[Subject, ...]:
         named = (Subject(FactKind.GATE_PODS, gate.namespace, gate.selector.text) for gate in policy.pod_gates)
         return tuple(dict.fromkeys(named))
 
-    def _daemon_set(self, policy: Policy) -> FollowedDaemonSet | None:
+    def _daemon_set(self, policy: RolloutPolicy) -> FollowedDaemonSet | None:
         known = self._facts(self.of(FactKind.DAEMON_SETS), FollowedDaemonSet)
         return next((one for one in known if one.facts.name == policy.daemon_set), None)
 
@@ -325,16 +325,16 @@ def _is_same(known: Fact, found: Fact) -> bool:
 # Owns which rollout is meant, and when all that is needed has been listed. Decides nothing. Depends on ports only.
 
 
-class Sight(Frozen):
+class ObservedRollout(Frozen):
     """A rollout and the facts about it; `fleet` is None where the object asks for what nobody can read."""
 
     rollout: RolloutObject
     fleet: Fleet | None
 
 
-def look(desk: FleetDesk, namespace: str, name: str, *, clears_first: bool) -> Sight:
+def look(desk: RolloutClient, namespace: str, name: str, *, clears_first: bool) -> ObservedRollout:
     """The rollout called `name`, where that is "" the only one there is. Raises ConfigError, and as the port."""
-    world = FleetWorld(namespace, clears_first=clears_first)
+    world = FleetCache(namespace, clears_first=clears_first)
     known: set[Subject] = set()
 
     def see(subjects: frozenset[Subject]) -> bool:
@@ -348,13 +348,13 @@ def look(desk: FleetDesk, namespace: str, name: str, *, clears_first: bool) -> S
     see(frozenset({world.of(FactKind.ROLLOUTS)}))
     rollout = chosen(world, namespace, name)
     if rollout.policy is None:
-        return Sight(rollout, None)
+        return ObservedRollout(rollout, None)
     while see(world.needed(rollout.policy)):
         continue
-    return Sight(rollout, world.fleet(rollout, rollout.policy))
+    return ObservedRollout(rollout, world.fleet(rollout, rollout.policy))
 
 
-def chosen(world: FleetWorld, namespace: str, name: str) -> RolloutObject:
+def chosen(world: FleetCache, namespace: str, name: str) -> RolloutObject:
     """The rollout that is meant, of those that are known. Raises ConfigError."""
     rollouts = {one.name: one for one in world.rollouts()}
     if name in rollouts:

@@ -17,6 +17,7 @@ from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import DriverBusy, ManagerError, ModuleBusy, ModuleFailed, ModuleStuck, OwnedElsewhere
 from driver_manager.domain.host import UNREAD, DriverSource, Health, Module, process_blocker
 from driver_manager.domain.node import Pod
+from driver_manager.domain.outage import OutagePart
 from driver_manager.domain.pci import Binding, PciFunction, encode_bindings, is_vfio
 from driver_manager.domain.pods.workloads import ClientRules, PodAction, Workload, clients, named
 from driver_manager.domain.profile import Strategy, unload_order, users, users_of
@@ -46,7 +47,6 @@ from driver_manager.domain.swap.steps import (
     WaitForDevice,
 )
 from driver_manager.domain.text import several
-from driver_manager.domain.window import Part
 
 # The gap in which a driver can be unloaded that clients hold: they are evicted, and their successors not there yet.
 #
@@ -59,7 +59,7 @@ LOOK_S = 1.0
 HOLDERS_S = 60.0
 
 
-class ClientGap:
+class ClientEviction:
     """The clients of one unload, by their uids."""
 
     def __init__(self, context: RunContext, uids: Iterable[str]) -> None:
@@ -376,7 +376,7 @@ class DriverSwap:
         self._context = context
         self._flip_back = flip_back
         self._free_by: Deadline | None = None
-        self._gap: ClientGap | None = None
+        self._gap: ClientEviction | None = None
         self._in_use = "the device"
         self._has_loaded = False
 
@@ -393,7 +393,7 @@ class DriverSwap:
                 with self._context.effect():
                     self._context.ports.host.set_firmware_path(step.path)
             case UnloadModules():
-                self._gap = ClientGap(self._context, step.clients) if step.clients else None
+                self._gap = ClientEviction(self._context, step.clients) if step.clients else None
                 self._unload_all(self._context.situation.host.previous_source)
                 self._gap = None
             case LoadModules():
@@ -583,7 +583,7 @@ class DriverSwap:
         with self._context.effect():
             host.load(source, self._context.soon(LOAD_S))
         self._load_again(source, also)
-        self._context.ports.tally.window.turns_to(Part.PROBE, self._context.ports.clock.monotonic())
+        self._context.ports.tally.window.turns_to(OutagePart.PROBE, self._context.ports.clock.monotonic())
         if not host.await_device_nodes(self._context.soon(DEVICE_NODES_S)):
             raise ModuleFailed(
                 f"driver {source.version} is loaded, but no device node appeared within {DEVICE_NODES_S:g} s",
@@ -639,7 +639,7 @@ class DriverSwap:
         if previous is None:
             self._context.settler.driver_is_unusable()
             return ModuleFailed(f"{error.what}; there is no old driver to go back to", error.remedy)
-        self._context.ports.tally.window.turns_to(Part.LOAD, self._context.ports.clock.monotonic())
+        self._context.ports.tally.window.turns_to(OutagePart.LOAD, self._context.ports.clock.monotonic())
         self._context.ports.reporter.warn(f"{error.what}; going back to {previous.version} from {previous.root}")
         try:
             # Told to end or not: between two drivers there is none, and the way back is short.

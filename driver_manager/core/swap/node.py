@@ -29,22 +29,22 @@ from driver_manager.domain.journal import Journal, JournalUnreadable, Owner
 from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.node_state import LastOutcome, NodeState
 from driver_manager.domain.observation import Observation, Situation
+from driver_manager.domain.outage import OutagePart
 from driver_manager.domain.pci import Binding
 from driver_manager.domain.pods.journal_check import journal_on
 from driver_manager.domain.profile import Profile, driver_version, has_root
 from driver_manager.domain.records import Frozen
-from driver_manager.domain.swap.node_patches import marked_cleared, noted, pause_more, release, tested_release
+from driver_manager.domain.swap.node_patches import marked_cleared, pause_more, release, tested_release, with_step
 from driver_manager.domain.swap.steps import (
+    AcquireNode,
     AnyNodeStep,
-    GiveBack,
     MarkCleared,
     PauseLast,
+    ReleaseNode,
     StandDown,
     Step,
-    TakeNode,
     opens,
 )
-from driver_manager.domain.window import Part
 from driver_manager.domain.wire import Operation, written_time
 
 # This run's fence on its host: claimed once the node is taken, looked at before every effect on the driver.
@@ -235,7 +235,7 @@ SERVICE_S = 30.0
 RELOAD_S = 60.0
 
 
-class Settler:
+class NodeLock:
     """Knows what this run holds, and gives it back. `may_load`: what was unloaded for a driver may be loaded again."""
 
     def __init__(self, ports: Ports, profile: Profile, obs: Observation, *, may_load: bool = True) -> None:
@@ -345,7 +345,7 @@ class Settler:
         with self._clock.shielded():
             if hurry:
                 self._cluster.limit_retries(HURRY_S)
-            self._tally.window.turns_to(Part.BACK, self._clock.monotonic())
+            self._tally.window.turns_to(OutagePart.BACK, self._clock.monotonic())
             if why := self._why_hold(journal):
                 self.state.holds()
                 self._tally.is_held = True
@@ -567,7 +567,7 @@ class RunContext(Frozen):
 
     ports: Ports
     situation: Situation
-    settler: Settler
+    settler: NodeLock
     fence: Fence
     deadline: Deadline
 
@@ -612,13 +612,13 @@ class NodeSteps:
     def do(self, step: AnyNodeStep) -> None:
         """Do `step`. Raises Conflict, OwnedElsewhere, ApiUnavailable, and at the end of standing down StandingDown."""
         match step:
-            case TakeNode():
+            case AcquireNode():
                 self._take(step)
             case PauseLast():
                 self._pause_last(step)
             case MarkCleared():
                 self._mark_cleared(step)
-            case GiveBack():
+            case ReleaseNode():
                 settler = self._context.settler
                 settler.give_back(settler.held or step.journal)
             case StandDown():
@@ -626,7 +626,7 @@ class NodeSteps:
             case _:
                 assert_never(step)
 
-    def _take(self, step: TakeNode) -> None:
+    def _take(self, step: AcquireNode) -> None:
         cluster, settler = self._context.ports.cluster, self._context.settler
         with self._window_opens_by(step):
             journal, change = self._noted(step.journal, step.change, step)
@@ -640,7 +640,7 @@ class NodeSteps:
                 self.paused_at = taken.resource_version
 
     @contextlib.contextmanager
-    def _window_opens_by(self, step: TakeNode) -> Generator[None, None, None]:
+    def _window_opens_by(self, step: AcquireNode) -> Generator[None, None, None]:
         """Within it the journal tells of the window; it never opened where the node turns out to be another's."""
         clock, window = self._context.ports.clock, self._context.ports.tally.window
         is_first = opens(step) and not window.is_open
@@ -689,7 +689,7 @@ class NodeSteps:
         ports = self._context.ports
         now, window = written_time(ports.clock.wall()), ports.tally.window.at(ports.clock.monotonic())
         journal = replace(journal, window=window or journal.window)
-        return noted(journal, change, self._context.situation.profile, step.name, now)
+        return with_step(journal, change, self._context.situation.profile, step.name, now)
 
     def _stand_down(self, step: StandDown) -> None:
         ports = self._context.ports

@@ -162,7 +162,7 @@ LOOK_AGAIN_S = 30.0
 LOOK_S = 60.0
 
 
-class Patience:
+class Waits:
     """The waits of one observed node."""
 
     def __init__(self, context: RunContext) -> None:
@@ -274,7 +274,7 @@ class Then(Enum):
     """Pods came that use the driver: the plan does not hold any more."""
 
 
-class Departures:
+class PodEviction:
     """Pods of one observed node."""
 
     def __init__(self, context: RunContext) -> None:

@@ -13,8 +13,8 @@ from driver_manager.core.ports import Ports
 from driver_manager.core.ports_base import Reporter
 from driver_manager.core.swap.driver import DeviceSteps, DriverRoot, DriverSlots, DriverSwap
 from driver_manager.core.swap.handoffs import RebootRequests
-from driver_manager.core.swap.node import Fence, NodeSteps, RunContext, Settler, StateWriter
-from driver_manager.core.swap.pods import Departures, Handoff, Patience, Then
+from driver_manager.core.swap.node import Fence, NodeLock, NodeSteps, RunContext, StateWriter
+from driver_manager.core.swap.pods import Handoff, PodEviction, Then, Waits
 from driver_manager.domain import events
 from driver_manager.domain.deadline import Deadline, Moment
 from driver_manager.domain.errors import (
@@ -37,7 +37,7 @@ from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, Owner, Refused
 from driver_manager.domain.node import Claim, Node, Pod, PodList, is_this_host
 from driver_manager.domain.node_state import NodeState, state_of
-from driver_manager.domain.observation import Loader, Mode, Observation, Part, Policy, Situation
+from driver_manager.domain.observation import Loader, Mode, Observation, ObservedPart, Policy, Situation
 from driver_manager.domain.pods.journal_check import (
     Checked,
     journal_on,
@@ -53,9 +53,10 @@ from driver_manager.domain.swap.eviction import HOLDERS, STUCK
 from driver_manager.domain.swap.node_patches import decoded_journal
 from driver_manager.domain.swap.planner import plan, wants_users
 from driver_manager.domain.swap.preflight import access, host_files, is_owned_elsewhere, remedies, rights, written_files
-from driver_manager.domain.swap.retry_wait import AFTER_FAILURE, disturbs, noted, time_of_day, wait_s
+from driver_manager.domain.swap.retry_wait import AFTER_FAILURE, disturbs, failure_to_record, time_of_day, wait_s
 from driver_manager.domain.swap.steps import (
     PATCH_NODES,
+    AcquireNode,
     AnySlotStep,
     AnyStep,
     BindToVfio,
@@ -65,7 +66,6 @@ from driver_manager.domain.swap.steps import (
     DrainNode,
     EndWithoutReboot,
     EvictWorkloads,
-    GiveBack,
     HoldForReboot,
     KeepBindings,
     LoadModules,
@@ -80,13 +80,13 @@ from driver_manager.domain.swap.steps import (
     PodStep,
     RebootStep,
     RecordDigest,
+    ReleaseNode,
     RemoveArtifacts,
     RemoveSlots,
     ReturnDevices,
     SlotStep,
     StandDown,
     Step,
-    TakeNode,
     UnloadModules,
     UnmountDriverRoot,
     WaitAfterFailure,
@@ -116,9 +116,9 @@ class Executor:
     def __init__(self, context: RunContext, plan: Plan) -> None:
         self._context = context
         self._plan = plan
-        self._patience = Patience(context)
+        self._patience = Waits(context)
         self._node = NodeSteps(context)
-        self._pods = Departures(context)
+        self._pods = PodEviction(context)
         self._operator = Handoff(context)
         self._slots = DriverSlots(context)
         self._modules = DriverSwap(context, self._slots.go_back)
@@ -157,7 +157,7 @@ class Executor:
         clock, tally = self._context.ports.clock, self._context.ports.tally
         tally.begins(step.name, clock.monotonic())
         tally.window.turns_to(part_of(step), clock.monotonic())
-        if opens(step) and not isinstance(step, TakeNode):
+        if opens(step) and not isinstance(step, AcquireNode):
             tally.window.opens(clock.wall(), clock.monotonic())
 
     def _do(self, step: AnyStep) -> Then:
@@ -204,15 +204,15 @@ HOLDERS_S = 60.0
 T = TypeVar("T")
 
 
-class Reading(Protocol):
+class PartReader(Protocol):
     """Reads one part of the facts; decides what becomes of an error."""
 
-    def __call__(self, part: Part, read: Callable[[], T], otherwise: T) -> T:
+    def __call__(self, part: ObservedPart, read: Callable[[], T], otherwise: T) -> T:
         """What `read` gives; `otherwise`, or the ManagerError that it raised, where it raised one."""
         ...
 
 
-def strictly(part: Part, read: Callable[[], T], otherwise: T) -> T:
+def strictly(part: ObservedPart, read: Callable[[], T], otherwise: T) -> T:
     """What `read` gives, with its errors: a decision needs every part."""
     return read()
 
@@ -327,25 +327,25 @@ def warn_of_left(left: Iterable[HostRecord], reporter: Reporter, said: set[str])
             )
 
 
-def _with_group_holders(now: Situation, ports: Ports) -> Situation:
+def _with_group_holders(situation: Situation, ports: Ports) -> Situation:
     """With who has the devices open that are about to change hands; as it is where there are none."""
-    nodes = nodes_in_doubt(now) if now.policy.mode is Mode.VFIO else nodes_to_return(now)
+    nodes = nodes_in_doubt(situation) if situation.policy.mode is Mode.VFIO else nodes_to_return(situation)
     if not nodes:
-        return now
+        return situation
     found = ports.devices.holders(nodes, Deadline.after(HOLDERS_S, ports.clock.monotonic))
-    return replace(now, obs=replace(now.obs, group_holders=named(found, now.obs.pods.pods)))
+    return replace(situation, obs=replace(situation.obs, group_holders=named(found, situation.obs.pods.pods)))
 
 
-def look_closer(now: Situation, ports: Ports) -> Situation:
+def read_holders(situation: Situation, ports: Ports) -> Situation:
     """With the claims and the holders of the device too, where the driver is to be replaced; else as it is.
 
     Raises as `plan`, and ApiRefused where claims may not be listed and pods are to be evicted for them.
     """
-    now = _with_group_holders(now, ports)
-    if not wants_users(now):
-        return now
-    obs, rules = now.obs, now.policy.eviction
-    namespaces = namespaces_with_claims(obs.pods.pods, now.profile, rules)
+    situation = _with_group_holders(situation, ports)
+    if not wants_users(situation):
+        return situation
+    obs, rules = situation.obs, situation.policy.eviction
+    namespaces = namespaces_with_claims(obs.pods.pods, situation.profile, rules)
     claims: tuple[Claim, ...] | None = ()
     try:
         claims = ports.cluster.claims(namespaces, names_of_claims(obs.pods.pods)) if namespaces else ()
@@ -353,7 +353,7 @@ def look_closer(now: Situation, ports: Ports) -> Situation:
         if rules.is_enabled or rules.drains:
             raise
         claims = None
-    count = users_of(now.host.modules)
+    count = users_of(situation.host.modules)
     holders: tuple[Holder, ...] = ()
     if count:
         try:
@@ -364,7 +364,7 @@ def look_closer(now: Situation, ports: Ports) -> Situation:
     for holder in holders:
         if holder.how == UNREAD:
             ports.reporter.warn(str(holder))
-    return replace(now, obs=replace(obs, claims=claims or (), holders=holders, has_unread_claims=claims is None))
+    return replace(situation, obs=replace(obs, claims=claims or (), holders=holders, has_unread_claims=claims is None))
 
 
 def observe(  # noqa: PLR0913  # the facts that become one value here
@@ -376,7 +376,7 @@ def observe(  # noqa: PLR0913  # the facts that become one value here
     digest: str,
     read_host: Callable[[Journal | None, str], Host | None],
     process_lives: Callable[[Owner], bool | None],
-    reading: Reading = strictly,
+    reading: PartReader = strictly,
     at: Moment | None = None,
 ) -> Observation:
     """All facts as one value. `read_host` is told the wanted digest and gives None where no host can be read; `at` is
@@ -384,10 +384,10 @@ def observe(  # noqa: PLR0913  # the facts that become one value here
 
     Raises JournalUnreadable, ConfigError (own pod not found, host unreadable), unless `reading` does not.
     """
-    found = reading(Part.JOURNAL, lambda: journal_on(node, profile), None)
-    own = reading(Part.OWN_POD, lambda: own_pod(pods, node, identity), None)
-    wanted, source = reading(Part.DIGEST, lambda: wanted_digest(digest, own, pods, profile), ("", ""))
-    host = reading(Part.HOST, lambda: read_host(found.journal if found is not None else None, wanted), None)
+    found = reading(ObservedPart.JOURNAL, lambda: journal_on(node, profile), None)
+    own = reading(ObservedPart.OWN_POD, lambda: own_pod(pods, node, identity), None)
+    wanted, source = reading(ObservedPart.DIGEST, lambda: wanted_digest(digest, own, pods, profile), ("", ""))
+    host = reading(ObservedPart.HOST, lambda: read_host(found.journal if found is not None else None, wanted), None)
     if host is not None and not is_this_host(node, host.machine_id, host.boot_id):
         host = None
     if found is not None:
@@ -448,7 +448,7 @@ _DONE: tuple[tuple[type[Step], str], ...] = (
     (MakeVirtualFunctions, "virtual functions were created again"),
     (UnloadModules, "the old driver was unloaded"),
     (UnmountDriverRoot, "the old driver root was unmounted"),
-    (GiveBack, "the node was released"),
+    (ReleaseNode, "the node was released"),
     (ClearRebootRequest, "an earlier reboot request was cleared"),
     (RemoveArtifacts, "files of an earlier driver were removed"),
     (RemoveSlots, "old slots were removed"),
@@ -477,11 +477,11 @@ def measured(ports: Ports) -> str:
     return "" if window is None else f"; {window.sentence()}"
 
 
-def state_after(decided: Plan, now: Situation) -> NodeState:
+def state_after(decided: Plan, situation: Situation) -> NodeState:
     """The driver's state after a run that ended well: one that changed no driver ends neither a wedge nor a wish."""
     stays = decided.decision in (Decision.CURRENT, Decision.REBIND)
     clears = any(isinstance(step, ClearRebootRequest) for step in decided.steps)
-    return state_of(now.host, now.profile) if stays and not clears else NodeState.READY
+    return state_of(situation.host, situation.profile) if stays and not clears else NodeState.READY
 
 
 LEAST_SAID_BYTES = 2**20 // 10
@@ -506,7 +506,7 @@ class Outcome(Frozen):
 class Again(Exception):
     """Observe and plan anew. `after` names what was waited for; `settler` holds what was taken, seen as `obs`."""
 
-    def __init__(self, after: str, settler: Settler, obs: Observation) -> None:
+    def __init__(self, after: str, settler: NodeLock, obs: Observation) -> None:
         super().__init__(after)
         self.after = after
         self.settler = settler
@@ -552,7 +552,7 @@ def decide(
 
     Raises ConfigError away from the node, ApiRefused, and as `plan`.
     """
-    now = look_closer(Situation.of(obs, profile, policy, waited), ports)
+    now = read_holders(Situation.of(obs, profile, policy, waited), ports)
     return now, plan(now)
 
 
@@ -589,7 +589,7 @@ class _Run:
         self._waited: frozenset[str] = frozenset()
         self._deadline = Deadline.after(policy.deadline_s, ports.clock.monotonic)
         self._fence = Fence(ports.host, ports.reporter)
-        self._kept: tuple[Settler, Observation] | None = None
+        self._kept: tuple[NodeLock, Observation] | None = None
         self._is_rehearsed = False
         self._said_refused = set[str]()
 
@@ -599,7 +599,7 @@ class _Run:
         report_refused(obs.refused, ports, self._said_refused)
         warn_of_left(obs.left, ports.reporter, self._said_refused)
         may_load = self._policy.loader is not Loader.NONE
-        settler = Settler(ports, self._profile, obs, may_load=may_load)
+        settler = NodeLock(ports, self._profile, obs, may_load=may_load)
         if obs.host is not None:
             settler.state.saw_host(obs.host)
         try:
@@ -634,7 +634,7 @@ class _Run:
         what = summary(decided) + measured(ports) + settler.evidence
         return Outcome(ExitCode.DONE, what, changed=bool(decided.steps))
 
-    def _refused(self, error: ManagerError, obs: Observation, settler: Settler) -> Outcome:
+    def _refused(self, error: ManagerError, obs: Observation, settler: NodeLock) -> Outcome:
         """The end of a run that cannot begin. Raises Conflict where another run was seen half done."""
         ports = self._ports
         if is_owned_elsewhere(obs, take_over=self._policy.take_over):  # nothing of that run's is given back
@@ -675,7 +675,7 @@ class _Run:
         _show_blindness(error, self._ports, self._profile, self._here)
         return replace(_plain(error), changed=True)
 
-    def _prepare(self, now: Situation, decided: Plan, state: StateWriter) -> None:
+    def _prepare(self, situation: Situation, decided: Plan, state: StateWriter) -> None:
         """Raise PreflightFailed for a missing right or a file that cannot be written; say what is worth a warning.
 
         Evictions are rehearsed once.
@@ -683,7 +683,7 @@ class _Run:
         if _waits_after_failure(decided):  # whatever comes then is looked at then
             return
         _check_rights(self._ports, decided, state)
-        _check_files(self._ports, now, decided)
+        _check_files(self._ports, situation, decided)
         plans_again = any(isinstance(step, PlanAgain) for step in decided.steps)
         if not plans_again and not self._is_rehearsed:
             decided = rehearsed(self._ports, decided)
@@ -702,18 +702,20 @@ class _Run:
         if read >= LEAST_SAID_BYTES:
             ports.reporter.info(f"{read / 2**20:.1f} MiB of the new driver's files are read ahead")
 
-    def _is_let_go(self, now: Situation, decided: Plan) -> bool:
+    def _is_let_go(self, situation: Situation, decided: Plan) -> bool:
         """Whether budgets allow by now the evictions that they refused to the run that failed. Raises ApiRefused."""
-        ports, blockers = self._ports, now.host.failure.blockers if now.host.failure is not None else ()
+        ports, blockers = self._ports, situation.host.failure.blockers if situation.host.failure is not None else ()
         going = with_action(decided.workloads, PodAction.EVICT, PodAction.RESTART)
         pods = [one.pod for one in going if pod_blocker(one.pod.uid) in blockers]
         evictor = Evictor(ports.cluster, ports.clock, ports.reporter)
         return bool(pods) and not evictor.rehearse(pods).warnings
 
-    def _noted(self, outcome: Outcome, error: ManagerError, now: Situation, settler: Settler, decided: Plan) -> Outcome:
+    def _noted(
+        self, outcome: Outcome, error: ManagerError, situation: Situation, settler: NodeLock, decided: Plan
+    ) -> Outcome:
         """`outcome`, with when the next run tries again if it waits at all, which is noted on the host for it."""
         ports = self._ports
-        failure = noted(now, error, ports.clock.monotonic()) if settler.has_taken else None
+        failure = failure_to_record(situation, error, ports.clock.monotonic()) if settler.has_taken else None
         if failure is None:
             return outcome
         try:
@@ -751,13 +753,13 @@ def _check_rights(ports: Ports, decided: Plan, state: StateWriter) -> None:
         raise PreflightFailed(f"preflight: {what}", remedies(missing))
 
 
-def _check_files(ports: Ports, now: Situation, decided: Plan) -> None:
+def _check_files(ports: Ports, situation: Situation, decided: Plan) -> None:
     """Raise PreflightFailed for a file of the host that a step will write and cannot: found out by writing beside it.
 
     What only gives the node back is never refused.
     """
-    if any(isinstance(step, TakeNode | RemoveArtifacts | KeepBindings | RecordDigest) for step in decided.steps):
-        check = host_files(now, ports.host.unwritable(written_files(now)))
+    if any(isinstance(step, AcquireNode | RemoveArtifacts | KeepBindings | RecordDigest) for step in decided.steps):
+        check = host_files(situation, ports.host.unwritable(written_files(situation)))
         if not check.ok:
             raise PreflightFailed(f"preflight: {check.what}", check.remedy)
 
@@ -790,7 +792,7 @@ def _plain(error: ManagerError) -> Outcome:
     return Outcome(error.exit_code, error.what, error.remedy)
 
 
-def _failed(error: ManagerError, ports: Ports, settler: Settler, obs: Observation, *, is_news: bool = True) -> Outcome:
+def _failed(error: ManagerError, ports: Ports, settler: NodeLock, obs: Observation, *, is_news: bool = True) -> Outcome:
     """The end of a run that failed: settled, and shown on the Node where it `is_news`."""
     is_ending = ports.clock.is_ending()
     if isinstance(error, ModuleStuck):

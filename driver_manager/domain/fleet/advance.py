@@ -13,18 +13,18 @@ from dataclasses import field, replace
 from driver_manager.domain import events
 from driver_manager.domain.fleet import waves
 from driver_manager.domain.fleet.nodes import IN_NO_WAVE, gates_by_node, obsolete_clear_pods, place, restart
-from driver_manager.domain.fleet.spec import Fleet, Memory, OnHalt, Past
+from driver_manager.domain.fleet.spec import Fleet, OnHalt, RevisionHistory, RolloutState
 from driver_manager.domain.fleet.state import (
     Act,
     Announce,
     Clears,
     FleetDecision,
+    NodePhase,
+    NodeStatus,
     NodeView,
     Outlook,
     Phase,
-    Place,
     SetTemplate,
-    Standing,
     Terms,
     WaveView,
     is_excluded,
@@ -32,12 +32,12 @@ from driver_manager.domain.fleet.state import (
     rollout_members,
 )
 from driver_manager.domain.fleet.waves import (
+    Blocked,
     Checks,
     GateKind,
-    Hold,
     Scene,
     Starts,
-    Turn,
+    WaveProgress,
     hold,
     preflight_checks,
     preflight_findings,
@@ -69,28 +69,28 @@ class View(Frozen):
     """
 
     target: str
-    standings: Sequence[Standing]
-    by_place: dict[Place, list[Standing]]
-    hold: Hold | None
-    turn: Turn
+    standings: Sequence[NodeStatus]
+    by_place: dict[NodePhase, list[NodeStatus]]
+    hold: Blocked | None
+    turn: WaveProgress
     starts: Starts
     checks: Checks
     without_pod: int = 0
     blocked: Mapping[str, str] = field(default_factory=dict)
 
-    def named(self, place: Place) -> str:
+    def named(self, place: NodePhase) -> str:
         """The nodes in a place, by name."""
         return several(standing.member.node.name for standing in self.by_place[place])
 
     @property
     def is_at_work(self) -> bool:
         """Whether a node is under way or begins now."""
-        return bool(self.by_place[Place.UNDER_WAY] or self.starts.acts)
+        return bool(self.by_place[NodePhase.UNDER_WAY] or self.starts.acts)
 
 
-def by_place(standings: Sequence[Standing]) -> dict[Place, list[Standing]]:
+def by_place(standings: Sequence[NodeStatus]) -> dict[NodePhase, list[NodeStatus]]:
     """The nodes in each place, in the order of their names."""
-    found: dict[Place, list[Standing]] = {place: [] for place in Place}
+    found: dict[NodePhase, list[NodeStatus]] = {place: [] for place in NodePhase}
     for standing in standings:
         found[standing.verdict.place].append(standing)
     return found
@@ -114,11 +114,11 @@ def outlook(view: View, shown: Caption) -> Outlook:
     )
 
 
-def _node(standing: Standing, view: View) -> NodeView:
+def _node(standing: NodeStatus, view: View) -> NodeView:
     member, verdict = standing.member, standing.verdict
     name, record = member.node.name, member.record
     reason = verdict.reason or view.starts.reasons.get(name, "")
-    if verdict.place is Place.UNDER_WAY and name in view.blocked:
+    if verdict.place is NodePhase.UNDER_WAY and name in view.blocked:
         reason = f"cannot continue: {view.blocked[name]}"
     since_s = record.since_s if record is not None else None
     return NodeView(name, verdict.place, standing.wave, reason, since_s, view.checks.shown.get(name))
@@ -131,15 +131,15 @@ def _aside_words(view: View) -> Caption | None:
 
 def _complete(view: View) -> Caption | None:
     """Whoever is excluded for good is not waited for."""
-    if any(view.by_place[place] for place in (Place.WAITING, Place.UNDER_WAY, Place.FAILED)):
+    if any(view.by_place[place] for place in (NodePhase.WAITING, NodePhase.UNDER_WAY, NodePhase.FAILED)):
         return None
-    left_out = view.by_place[Place.LEFT_OUT]
+    left_out = view.by_place[NodePhase.LEFT_OUT]
     if view.without_pod or not all(is_excluded(standing.member) for standing in left_out):
         return None
-    done = len(view.by_place[Place.DONE])
+    done = len(view.by_place[NodePhase.DONE])
     if not done:
         return Caption(Phase.COMPLETE, "NoNodes", "no node that the rollout may upgrade has a driver pod")
-    without = f"; without {view.named(Place.LEFT_OUT)}" if left_out else ""
+    without = f"; without {view.named(NodePhase.LEFT_OUT)}" if left_out else ""
     return Caption(Phase.COMPLETE, "Complete", f"{_nodes(done)} on revision {view.target}{without}")
 
 
@@ -148,8 +148,8 @@ def _held(view: View) -> Caption | None:
     hold = view.hold
     if hold is None or hold.phase is Phase.WAITING_FOR_WINDOW:
         return None
-    under_way = view.by_place[Place.UNDER_WAY]
-    rest = f"; still under way: {view.named(Place.UNDER_WAY)}" if under_way else ""
+    under_way = view.by_place[NodePhase.UNDER_WAY]
+    rest = f"; still under way: {view.named(NodePhase.UNDER_WAY)}" if under_way else ""
     return Caption(hold.phase, hold.reason, hold.message + rest)
 
 
@@ -158,7 +158,7 @@ def _at_work(view: View) -> Caption | None:
         return None
     names = several(
         [
-            *(standing.member.node.name for standing in view.by_place[Place.UNDER_WAY]),
+            *(standing.member.node.name for standing in view.by_place[NodePhase.UNDER_WAY]),
             *(act.node for act in view.starts.acts),
         ]
     )
@@ -170,7 +170,7 @@ def _gated(view: View) -> Caption | None:
     gate, turn = view.turn.gate, view.turn
     if gate is None or gate.kind is GateKind.UNFINISHED:
         return None
-    if not any(standing.wave > turn.upto for standing in view.by_place[Place.WAITING]):
+    if not any(standing.wave > turn.upto for standing in view.by_place[NodePhase.WAITING]):
         return None
     if gate.kind is GateKind.SOAK:
         return Caption(Phase.SOAKING, "Soaking", gate.text)
@@ -179,7 +179,7 @@ def _gated(view: View) -> Caption | None:
 
 def _window_words(view: View) -> Caption | None:
     hold = view.hold
-    if hold is None or not view.by_place[Place.WAITING]:
+    if hold is None or not view.by_place[NodePhase.WAITING]:
         return None
     return Caption(hold.phase, hold.reason, hold.message)
 
@@ -209,22 +209,22 @@ def _blocked(view: View) -> Caption | None:
 def _short_of_nodes(view: View) -> Caption | None:
     if not view.starts.are_short_of_nodes:
         return None
-    first = view.by_place[Place.WAITING][0].member.node.name
+    first = view.by_place[NodePhase.WAITING][0].member.node.name
     return Caption(Phase.WAITING_FOR_NODES, "MaxUnavailable", view.starts.reasons[first])
 
 
 def _failed(view: View) -> Caption | None:
-    if not view.by_place[Place.FAILED]:
+    if not view.by_place[NodePhase.FAILED]:
         return None
-    return Caption(Phase.WAITING_FOR_NODES, "NodesFailed", f"failed: {view.named(Place.FAILED)}")
+    return Caption(Phase.WAITING_FOR_NODES, "NodesFailed", f"failed: {view.named(NodePhase.FAILED)}")
 
 
 def _left_out(view: View) -> Caption | None:
-    left_out = view.by_place[Place.LEFT_OUT]
+    left_out = view.by_place[NodePhase.LEFT_OUT]
     first = next((one for one in left_out if not is_excluded(one.member)), None)
     if first is None:
         return None
-    text = f"left out: {view.named(Place.LEFT_OUT)}; {first.member.node.name} {first.verdict.reason}"
+    text = f"left out: {view.named(NodePhase.LEFT_OUT)}; {first.member.node.name} {first.verdict.reason}"
     return Caption(Phase.WAITING_FOR_NODES, "NodesLeftOut", text)
 
 
@@ -252,7 +252,7 @@ OUTLOOK_GUARDS: tuple[Callable[[View], Caption | None], ...] = (
 
 def _and_blocked(view: View) -> str:
     """Those that go on or begin only once the API server lets them."""
-    stuck = [one.member.node.name for one in view.by_place[Place.UNDER_WAY] if one.member.node.name in view.blocked]
+    stuck = [one.member.node.name for one in view.by_place[NodePhase.UNDER_WAY] if one.member.node.name in view.blocked]
     names = several([*stuck, *view.starts.blocked])
     return f"; blocked: {names}" if names else ""
 
@@ -273,7 +273,7 @@ COMPLETE = "complete"
 class WayBack(Frozen):
     """What is to be kept, and what is to be done about going back."""
 
-    memory: Memory
+    memory: RolloutState
     acts: tuple[Act, ...] = ()
 
 
@@ -339,7 +339,7 @@ def named_revision(fleet: Fleet, wanted: str) -> str:
     return next((of_it[0] for of_it in names if wanted in of_it), "")
 
 
-def _decided(memory: Memory, target: str, to: str) -> Memory:
+def _decided(memory: RolloutState, target: str, to: str) -> RolloutState:
     failed = tuple(name for name in (*memory.failed, target) if name != to)
     return replace(memory, undo_from=target, undo_to=to, failed=tuple(dict.fromkeys(failed)))
 
@@ -354,8 +354,8 @@ MOST_KEPT = 10
 
 
 def remember(
-    memory: Memory, view: View, shown: Caption, now_s: float, failed_of_s: float
-) -> tuple[Memory, list[Announce]]:
+    memory: RolloutState, view: View, shown: Caption, now_s: float, failed_of_s: float
+) -> tuple[RolloutState, list[Announce]]:
     """The memory after this decision, and what has to be told because it changes.
 
     `failed_of_s` is when the last of the nodes that failed was taken, 0 without one: whoever decides once more because
@@ -366,13 +366,13 @@ def remember(
     if memory.target != target:
         past = tuple(_ended(one, now_s, SUPERSEDED) for one in memory.history)
         key = f"{target}/{past[-1].began_s if past else 0:.0f}"
-        memory = replace(memory, target=target, history=(*past, Past(target, now_s))[-MOST_KEPT:])
+        memory = replace(memory, target=target, history=(*past, RevisionHistory(target, now_s))[-MOST_KEPT:])
         if phase is not Phase.COMPLETE:
             told.append(Announce(events.ROLLOUT_STARTED, f"Rollout of revision {target} started", key))
-    last = memory.history[-1] if memory.history else Past(target, now_s)
+    last = memory.history[-1] if memory.history else RevisionHistory(target, now_s)
     # When this one began may not be kept yet; when the one before it did, is.
     before_s = int(memory.history[-2].began_s) if len(memory.history) > 1 else 0
-    if phase is Phase.COMPLETE and view.by_place[Place.DONE]:
+    if phase is Phase.COMPLETE and view.by_place[NodePhase.DONE]:
         if last.outcome != COMPLETE or memory.good != target:
             told.append(Announce(events.ROLLOUT_COMPLETE, message, f"{target}/{before_s}"))
             last = replace(last, ended_s=now_s, outcome=COMPLETE)
@@ -387,7 +387,7 @@ def remember(
     return replace(memory, history=(*memory.history[:-1], last)), told
 
 
-def _ended(past: Past, now_s: float, outcome: str) -> Past:
+def _ended(past: RevisionHistory, now_s: float, outcome: str) -> RevisionHistory:
     """The same, ended now, unless it has ended before; one that was halted stays so."""
     if past.ended_s is not None:
         return past
@@ -411,7 +411,7 @@ _GATED = {
 _NUMBER = re.compile(r"[0-9]{1,6}")
 
 
-def milestones(memory: Memory, view: View, shown: Caption, terms: Terms) -> tuple[Memory, list[Announce]]:
+def milestones(memory: RolloutState, view: View, shown: Caption, terms: Terms) -> tuple[RolloutState, list[Announce]]:
     """The memory after this decision, and what is told of the waves in the phase that is shown."""
     if shown.phase in _OVER:
         return memory, []
@@ -439,7 +439,7 @@ def _told(announced: str, target: str) -> tuple[int, str]:
 
 
 def _wave_ended(wave: WaveView, terms: Terms) -> Announce:
-    counts = ", ".join(f"{wave.counts[place]} {place.value}" for place in Place if wave.counts[place])
+    counts = ", ".join(f"{wave.counts[place]} {place.value}" for place in NodePhase if wave.counts[place])
     key = f"{terms.rollout}/{terms.target}/{wave.number}/{wave.ended_s:.0f}"
     text = f"Rollout of revision {terms.target}: {wave_name(wave)} ended: {counts}"
     return Announce(events.ROLLOUT_WAVE_ENDED, text, key)
@@ -448,9 +448,9 @@ def _wave_ended(wave: WaveView, terms: Terms) -> Announce:
 class Survey(Frozen):
     """Where every node of the rollout stands, by name, and what holds all of them."""
 
-    standings: Sequence[Standing]
+    standings: Sequence[NodeStatus]
     scene: Scene
-    hold: Hold | None
+    hold: Blocked | None
 
 
 def advance(fleet: Fleet, now_s: float) -> FleetDecision:
@@ -492,7 +492,7 @@ def survey(fleet: Fleet, now_s: float) -> Survey:
     verdicts = [place(member, terms) for member in members]
     assigned = waves.assign_waves(members, verdicts, fleet.policy, terms.target)
     standings = [
-        Standing(member, verdict if wave or verdict.place is not Place.WAITING else IN_NO_WAVE, wave)
+        NodeStatus(member, verdict if wave or verdict.place is not NodePhase.WAITING else IN_NO_WAVE, wave)
         for member, verdict, wave in zip(members, verdicts, assigned.numbers, strict=True)
     ]
     scene = Scene(
@@ -500,7 +500,7 @@ def survey(fleet: Fleet, now_s: float) -> Survey:
         terms,
         turn(standings, terms, fleet.wishes),
         assigned.unmatched,
-        failed=[one for one in standings if one.verdict.place is Place.FAILED],
+        failed=[one for one in standings if one.verdict.place is NodePhase.FAILED],
         failing=[one for one in standings if one.verdict.fails and _is_of(one, terms.target)],
     )
     return Survey(standings, scene, hold(scene))
@@ -544,7 +544,7 @@ def _settled(seen: Survey) -> tuple[list[Act], list[float | None]]:
     return acts, moments
 
 
-def _is_of(standing: Standing, target: str) -> bool:
+def _is_of(standing: NodeStatus, target: str) -> bool:
     record = standing.member.record
     return record is not None and record.revision == target
 

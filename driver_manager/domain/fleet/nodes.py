@@ -29,14 +29,14 @@ from driver_manager.domain.fleet.state import (
     CreatePod,
     DeletePod,
     Member,
-    Place,
+    NodeDecision,
+    NodePhase,
+    NodeStatus,
     PreflightResult,
     RestartPod,
-    Standing,
     TemplateUnusable,
     Terms,
     Untouched,
-    Verdict,
     again,
     failing,
     is_placed,
@@ -45,7 +45,7 @@ from driver_manager.domain.fleet.state import (
     why_foreign,
     why_unfit,
 )
-from driver_manager.domain.fleet.waves import FAILING, MAX_REASON_CHARS, Hold, preflight_again, preflight_told
+from driver_manager.domain.fleet.waves import FAILING, MAX_REASON_CHARS, Blocked, preflight_again, preflight_told
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.text import shortened, spoken
 
@@ -61,7 +61,7 @@ AGAIN_S = 30.0
 GONE = "its pods disappear before they end"
 
 
-def judge_clearing(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
+def judge_clearing(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
     """Where a taken node with its old driver pod stands; None where nodes are not cleared first."""
     driver, clears = member.pod, terms.clears
     if clears is None or driver is None:
@@ -78,21 +78,23 @@ def judge_clearing(member: Member, record: NodeRecord, terms: Terms) -> Verdict 
     return _not_cleared_yet(member, record, terms, pod, driver)
 
 
-def _cleared(member: Member, record: NodeRecord, terms: Terms, pod: TaskPod, driver: DriverPod) -> Verdict:
+def _cleared(member: Member, record: NodeRecord, terms: Terms, pod: TaskPod, driver: DriverPod) -> NodeDecision:
     """The driver pod is next, unless it is the wanted one again: then the node gets back what it had."""
     if _is_back(record, driver, terms) and _is_alive(pod):
         held = Untouched(record, driver, is_at_work=True)
-        return Verdict(Place.UNDER_WAY, "is cleared; its driver pod has the target revision again", untouched=held)
+        return NodeDecision(
+            NodePhase.UNDER_WAY, "is cleared; its driver pod has the target revision again", untouched=held
+        )
     why = "is cleared; its driver pod will be deleted"
     if member.node.is_ready:
-        return Verdict(Place.UNDER_WAY, why, untouched=Untouched(record, driver, has_begun=True))
+        return NodeDecision(NodePhase.UNDER_WAY, why, untouched=Untouched(record, driver, has_begun=True))
     until_s = record.since_s + terms.policy.node_timeout_s
     if terms.now_s >= until_s:
         return failing(member, record, terms, f"{why}, but the Node is not Ready")
-    return Verdict(Place.UNDER_WAY, f"{why} once the Node is Ready", until_s=until_s)
+    return NodeDecision(NodePhase.UNDER_WAY, f"{why} once the Node is Ready", until_s=until_s)
 
 
-def _not_cleared_yet(member: Member, record: NodeRecord, terms: Terms, pod: TaskPod, driver: DriverPod) -> Verdict:
+def _not_cleared_yet(member: Member, record: NodeRecord, terms: Terms, pod: TaskPod, driver: DriverPod) -> NodeDecision:
     """The pod is at work, or ended for a reason that passes: then it is followed by another one.
 
     A node that it does not have, and one whose driver pod is the wanted one again, can be let go.
@@ -104,10 +106,10 @@ def _not_cleared_yet(member: Member, record: NodeRecord, terms: Terms, pod: Task
     is_free = not member.node.is_taken_by_run or (_is_back(record, driver, terms) and _is_alive(pod))
     held = Untouched(record, driver, is_at_work=True) if is_free else None
     if not pod.has_ended or pod.is_deleting:
-        return Verdict(Place.UNDER_WAY, why, until_s=until_s, untouched=held)
+        return NodeDecision(NodePhase.UNDER_WAY, why, until_s=until_s, untouched=held)
     is_due = terms.now_s >= again_s
     acts, moment_s = ((_deleted(pod),), until_s) if is_due else ((), min(again_s, until_s))
-    return Verdict(Place.UNDER_WAY, why, acts, until_s=moment_s, untouched=held)
+    return NodeDecision(NodePhase.UNDER_WAY, why, acts, until_s=moment_s, untouched=held)
 
 
 def clear_pod(member: Member, record: NodeRecord, clears: Clears) -> CreatePod:
@@ -115,7 +117,7 @@ def clear_pod(member: Member, record: NodeRecord, clears: Clears) -> CreatePod:
     return clears.maker(record.revision).pod(member.node, _attempt(member, record))
 
 
-def obsolete_clear_pods(fleet: Fleet, standings: Sequence[Standing], terms: Terms) -> list[Act]:
+def obsolete_clear_pods(fleet: Fleet, standings: Sequence[NodeStatus], terms: Terms) -> list[Act]:
     """Pods that nobody needs any more; one that still holds a node gives it back when it is told to end."""
     members = {one.member.node.name: one.member for one in standings}
     return [
@@ -139,7 +141,7 @@ def _is_needed(pod: TaskPod, member: Member | None, terms: Terms) -> bool:
     return member.is_taken and (member.is_untouched or not pod.has_ended)
 
 
-def _without_pod(member: Member, record: NodeRecord, terms: Terms, clears: Clears, found: Untouched) -> Verdict:
+def _without_pod(member: Member, record: NodeRecord, terms: Terms, clears: Clears, found: Untouched) -> NodeDecision:
     """It is to be made; where an earlier one has died with the node in its hands, whatever holds the others."""
     try:
         clears.maker(record.revision)
@@ -150,7 +152,7 @@ def _without_pod(member: Member, record: NodeRecord, terms: Terms, clears: Clear
         return failing(member, record, terms, f"it could not be cleared: {unmade or GONE}")
     why = f"will be cleared{': ' if unmade else ''}{unmade}"
     untouched = replace(found, has_begun=member.node.is_taken_by_run, is_to_be_cleared=True)
-    return Verdict(Place.UNDER_WAY, why, until_s=until_s, untouched=untouched)
+    return NodeDecision(NodePhase.UNDER_WAY, why, until_s=until_s, untouched=untouched)
 
 
 def _is_alive(pod: TaskPod) -> bool:
@@ -234,7 +236,7 @@ TAKEN = "a run has left the node taken: `driver-manager restore` releases it"
 _BROKEN = frozenset({NodeState.HELD, NodeState.WEDGED})
 
 
-def judge(member: Member, record: NodeRecord, terms: Terms) -> Verdict:
+def judge(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision:
     """Where a node that was taken, as `record` tells, stands, and what has to be noted on it."""
     return next(verdict for case in JUDGE_CASES if (verdict := case(member, record, terms)) is not None)
 
@@ -250,7 +252,7 @@ def lacking(member: Member, terms: Terms) -> str:
     return why_shut(member, terms)
 
 
-def _untouched(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
+def _untouched(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
     """The pod is still there: nothing has been done to the node. What follows from that is up to `restarts`."""
     pod, limit_s = member.pod, terms.policy.node_timeout_s
     if pod is None or not member.is_untouched:
@@ -261,17 +263,19 @@ def _untouched(member: Member, record: NodeRecord, terms: Terms) -> Verdict | No
         return cleared
     if terms.now_s >= until_s and record.reason == TAKEN_AGAIN and record.revision == terms.target:
         return failing(member, record, terms, f"its driver pod could not be deleted within {spoken(limit_s)}")
-    return Verdict(Place.UNDER_WAY, "its driver pod will be deleted", until_s=until_s, untouched=Untouched(record, pod))
+    return NodeDecision(
+        NodePhase.UNDER_WAY, "its driver pod will be deleted", until_s=until_s, untouched=Untouched(record, pod)
+    )
 
 
-def _no_new_pod(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
+def _no_new_pod(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
     if member.pod is not None and not member.pod.is_deleting:
         return None
     why = "its driver pod is being deleted" if member.pod is not None else "waits for its new driver pod"
     return _bounded(member, record, terms, terms.policy.node_timeout_s, why)
 
 
-def _broken(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
+def _broken(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
     """The node's own run, or its health-watch, says that the driver does not serve."""
     node, state = member.node, member.node.driver_state
     if state is None or state not in _BROKEN or not _is_news(member, record):
@@ -279,7 +283,7 @@ def _broken(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
     return failing(member, record, terms, f"the node reports {state.value}: {node.outcome or 'no outcome'}")
 
 
-def _reboot(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
+def _reboot(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
     """Only a reboot of the boot that the node was taken in counts. One that a person has to approve has any time."""
     node, policy = member.node, terms.policy
     if node.driver_state is not NodeState.REBOOT_REQUIRED or not _is_news(member, record):
@@ -289,13 +293,13 @@ def _reboot(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
     if member.state is not UpgradeState.REBOOT:
         why = "a reboot is required"
         marked = replace(mark(member, record, terms, UpgradeState.REBOOT, why), approves_reboot=policy.approves_reboots)
-        return Verdict(Place.UNDER_WAY, why, (marked,))
+        return NodeDecision(NodePhase.UNDER_WAY, why, (marked,))
     if policy.approves_reboots:
         return _bounded(member, record, terms, policy.node_timeout_s, "waits for its reboot")
-    return Verdict(Place.UNDER_WAY, "waits for somebody to approve its reboot")
+    return NodeDecision(NodePhase.UNDER_WAY, "waits for somebody to approve its reboot")
 
 
-def _other_revision(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
+def _other_revision(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
     """A ready pod of an earlier revision than the target.
 
     What was taken for an earlier target has ended with that, and is an outdated node like others. What was taken for
@@ -313,7 +317,7 @@ def _other_revision(member: Member, record: NodeRecord, terms: Terms) -> Verdict
     return _noted(member, record, terms, UpgradeState.DONE, f"serves revision {pod.revision}")
 
 
-def _ready(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
+def _ready(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
     if not member.has_ready_pod:
         return None
     why = why_shut(member, terms)
@@ -324,13 +328,13 @@ def _ready(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
     return _bounded(member, record, terms, terms.policy.validation_timeout_s, why)
 
 
-def _rebooted(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
+def _rebooted(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
     if member.state is not UpgradeState.REBOOT:
         return None
     return _noted(member, record, terms, UpgradeState.RESTART, "rebooted; waits for its driver")
 
 
-def _starting(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
+def _starting(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
     waiting, policy = member.pod.why_waiting if member.pod is not None else "", terms.policy
     is_validated = member.state is UpgradeState.VALIDATION
     limit_s = policy.validation_timeout_s if is_validated else policy.node_timeout_s
@@ -338,7 +342,7 @@ def _starting(member: Member, record: NodeRecord, terms: Terms) -> Verdict | Non
     return _bounded(member, record, terms, limit_s, why)
 
 
-JUDGE_CASES: tuple[Callable[[Member, NodeRecord, Terms], Verdict | None], ...] = (
+JUDGE_CASES: tuple[Callable[[Member, NodeRecord, Terms], NodeDecision | None], ...] = (
     _untouched,
     _no_new_pod,
     _broken,
@@ -361,34 +365,36 @@ def _is_news(member: Member, record: NodeRecord) -> bool:
     return outcome_s >= record.began_s if record.outcome_s is None else outcome_s != record.outcome_s
 
 
-def _noted(member: Member, record: NodeRecord, terms: Terms, state: UpgradeState, why: str) -> Verdict:
+def _noted(member: Member, record: NodeRecord, terms: Terms, state: UpgradeState, why: str) -> NodeDecision:
     marked = mark(member, record, terms, state, "" if state is UpgradeState.DONE else why)
-    return Verdict(Place.UNDER_WAY, why, (marked,))
+    return NodeDecision(NodePhase.UNDER_WAY, why, (marked,))
 
 
-def _bounded(member: Member, record: NodeRecord, terms: Terms, limit_s: float, why: str) -> Verdict:
+def _bounded(member: Member, record: NodeRecord, terms: Terms, limit_s: float, why: str) -> NodeDecision:
     """It goes on waiting for `limit_s` since it came to its state; then it has failed."""
     until_s = record.since_s + limit_s
     if terms.now_s >= until_s:
         return failing(member, record, terms, f"not done within {spoken(limit_s)}: {why}")
-    return Verdict(Place.UNDER_WAY, why, until_s=until_s)
+    return NodeDecision(NodePhase.UNDER_WAY, why, until_s=until_s)
 
 
 # Owns where a node stands in the rollout of the target revision.
 #
 # Pure. Every case is one guard in `CASES`, asked in order; the first that has something to say decides.
 
-DONE = Verdict(Place.DONE, "serves the target revision")
-WAITING = Verdict(Place.WAITING, "", wants_turn=True)
-IN_NO_WAVE = Verdict(Place.LEFT_OUT, "is in no wave: none matches it, or those that match have all their nodes")
+DONE = NodeDecision(NodePhase.DONE, "serves the target revision")
+WAITING = NodeDecision(NodePhase.WAITING, "", wants_turn=True)
+IN_NO_WAVE = NodeDecision(
+    NodePhase.LEFT_OUT, "is in no wave: none matches it, or those that match have all their nodes"
+)
 
 
-def place(member: Member, terms: Terms) -> Verdict:
+def place(member: Member, terms: Terms) -> NodeDecision:
     """Where the node stands, why, and what its own facts call for."""
-    return next(verdict for case in PLACE_CASES if (verdict := case(member, terms)) is not None)
+    return next(verdict for case in PHASE_CASES if (verdict := case(member, terms)) is not None)
 
 
-def _serving(member: Member, terms: Terms) -> Verdict | None:
+def _serving(member: Member, terms: Terms) -> NodeDecision | None:
     """The driver of the target revision is ready and there is nothing to note: most nodes in the end."""
     pod, node = member.pod, member.node
     if pod is None or pod.revision != terms.target or not pod.is_ready or pod.is_deleting or node.record_problem:
@@ -396,41 +402,43 @@ def _serving(member: Member, terms: Terms) -> Verdict | None:
     return DONE if not node.upgrade or member.state is UpgradeState.DONE else None
 
 
-def _foreign(member: Member, terms: Terms) -> Verdict | None:
+def _foreign(member: Member, terms: Terms) -> NodeDecision | None:
     why = why_foreign(member)
     return _left_out(why) if why else None
 
 
-def _no_longer_placed(member: Member, terms: Terms) -> Verdict | None:
+def _no_longer_placed(member: Member, terms: Terms) -> NodeDecision | None:
     """The DaemonSet places no pod here any more: there is nothing to wait for, and nobody to blame."""
     if is_placed(member, terms.daemon_set):
         return None
-    stands = Place.UNDER_WAY if member.is_taken else Place.LEFT_OUT
-    return Verdict(stands, "the DaemonSet no longer places a pod on it", (release(member.node),))
+    stands = NodePhase.UNDER_WAY if member.is_taken else NodePhase.LEFT_OUT
+    return NodeDecision(stands, "the DaemonSet no longer places a pod on it", (release(member.node),))
 
 
-def _taken(member: Member, terms: Terms) -> Verdict | None:
+def _taken(member: Member, terms: Terms) -> NodeDecision | None:
     record = member.record
     return judge(member, record, terms) if record is not None and member.is_taken else None
 
 
-def _failed(member: Member, terms: Terms) -> Verdict | None:
+def _failed(member: Member, terms: Terms) -> NodeDecision | None:
     """What has failed stays so until it is repaired, or somebody asks for one more attempt, or the target changes."""
     record = member.record
     if member.state is not UpgradeState.FAILED or record is None:
         return None
     if not lacking(member, terms):
         done = mark(member, record, terms, UpgradeState.DONE)
-        return Verdict(Place.FAILED, "its driver is ready now", (done,))
+        return NodeDecision(NodePhase.FAILED, "its driver is ready now", (done,))
     if record.revision != terms.target:
         return None
     if not member.node.wants_retry:
-        return Verdict(Place.FAILED, record.reason)
+        return NodeDecision(NodePhase.FAILED, record.reason)
     unfit = why_unfit(member)
-    return Verdict(Place.FAILED, f"a retry was asked for, but it {unfit}" if unfit else "", wants_turn=not unfit)
+    return NodeDecision(
+        NodePhase.FAILED, f"a retry was asked for, but it {unfit}" if unfit else "", wants_turn=not unfit
+    )
 
 
-def _has_target(member: Member, terms: Terms) -> Verdict | None:
+def _has_target(member: Member, terms: Terms) -> NodeDecision | None:
     """The pod is of the target revision already: the node was upgraded, or somebody else restarted the pod."""
     if member.pod is None or member.pod.revision != terms.target:
         return None
@@ -440,7 +448,7 @@ def _has_target(member: Member, terms: Terms) -> Verdict | None:
     return _left_out(f"has the target revision already, but {TAKEN if is_stranded else 'does not serve yet'}")
 
 
-def _has_left(member: Member, terms: Terms) -> Verdict | None:
+def _has_left(member: Member, terms: Terms) -> NodeDecision | None:
     """The node was upgraded to the target and has another revision since: its pod is not deleted for that one again."""
     pod = member.pod
     if pod is None or not _was_upgraded(member, terms):
@@ -452,12 +460,12 @@ def _has_left(member: Member, terms: Terms) -> Verdict | None:
     return _left_out(f"was upgraded already, but its driver pod has revision {pod.revision} now: retry it")
 
 
-def _unfit(member: Member, terms: Terms) -> Verdict | None:
+def _unfit(member: Member, terms: Terms) -> NodeDecision | None:
     why = why_unfit(member)
     return _left_out(why) if why else None
 
 
-def _not_passed(member: Member, terms: Terms) -> Verdict | None:
+def _not_passed(member: Member, terms: Terms) -> NodeDecision | None:
     """A node whose preflight says no, or nothing, keeps its driver, and keeps nobody waiting."""
     found = terms.preflights.get(member.node.name)
     if found is None or terms.policy.preflight is not PreflightMode.REQUIRE:
@@ -465,14 +473,14 @@ def _not_passed(member: Member, terms: Terms) -> Verdict | None:
     if found.shown.result in (PreflightResult.PASSES, PreflightResult.RUNNING):
         return None
     acts = preflight_again(member, found) if member.node.wants_retry else ()
-    return Verdict(Place.LEFT_OUT, preflight_told(found.shown), acts)
+    return NodeDecision(NodePhase.LEFT_OUT, preflight_told(found.shown), acts)
 
 
-def _waiting(member: Member, terms: Terms) -> Verdict | None:
+def _waiting(member: Member, terms: Terms) -> NodeDecision | None:
     return WAITING
 
 
-PLACE_CASES: tuple[Callable[[Member, Terms], Verdict | None], ...] = (
+PHASE_CASES: tuple[Callable[[Member, Terms], NodeDecision | None], ...] = (
     _serving,
     _foreign,
     _no_longer_placed,
@@ -486,8 +494,8 @@ PLACE_CASES: tuple[Callable[[Member, Terms], Verdict | None], ...] = (
 )
 
 
-def _left_out(why: str) -> Verdict:
-    return Verdict(Place.LEFT_OUT, why)
+def _left_out(why: str) -> NodeDecision:
+    return NodeDecision(NodePhase.LEFT_OUT, why)
 
 
 def _was_upgraded(member: Member, terms: Terms) -> bool:
@@ -507,7 +515,9 @@ Before that, the pod may be gone without having been seen to go: a node in that 
 """
 
 
-def restart(member: Member, found: Untouched, terms: Terms, hold: Hold | None) -> tuple[tuple[Act, ...], float | None]:
+def restart(
+    member: Member, found: Untouched, terms: Terms, hold: Blocked | None
+) -> tuple[tuple[Act, ...], float | None]:
     """What to do with a taken node that is untouched, and when time alone changes that."""
     record, is_aside = found.record, hold is not None and hold.stands_aside
     if found.has_begun:

@@ -13,8 +13,8 @@ from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.fleet import advance as way
 from driver_manager.domain.fleet.advance import Survey, advance, survey
 from driver_manager.domain.fleet.nodes import place
-from driver_manager.domain.fleet.spec import APPROVED, RETRY, UNDO, Fleet, FleetNode, Wave, Wishes
-from driver_manager.domain.fleet.state import NodeView, Outlook, Place, Standing
+from driver_manager.domain.fleet.spec import APPROVED, RETRY, UNDO, Fleet, FleetNode, Requests, Wave
+from driver_manager.domain.fleet.state import NodePhase, NodeStatus, NodeView, Outlook
 from driver_manager.domain.fleet.waves import GateKind, is_approved
 from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import several
@@ -82,7 +82,7 @@ def request_approval(fleet: Fleet, now_s: float, wave: int | None) -> Request:
     return Request((did,), replace(fleet, wishes=wishes), annotations={APPROVED: f"{target}:{wave}"})
 
 
-def asking_waves(seen: Survey, wishes: Wishes) -> list[int]:
+def asking_waves(seen: Survey, wishes: Requests) -> list[int]:
     """The waves at whose end somebody has to approve what follows, and has not yet. An empty one asks for nothing."""
     turn, waves = seen.scene.turn, seen.scene.terms.policy.waves
     return [
@@ -113,7 +113,7 @@ def request_retry_of_nodes(fleet: Fleet, now_s: float, names: Sequence[str]) -> 
 
 
 def _tries_again(view: NodeView) -> str:
-    if view.place is Place.LEFT_OUT:
+    if view.place is NodePhase.LEFT_OUT:
         return f"node {view.name} is checked again"
     return f"node {view.name} is retried: {view.reason or view.place.value}"
 
@@ -172,14 +172,16 @@ def _refuse_aside(seen: Survey) -> None:
 def _waiting_wave(seen: Survey, asking: Sequence[int]) -> int:
     """The first wave behind the one that waits for its approval. Raises ConfigError where none does."""
     gate = seen.scene.turn.gate
-    is_waiting = any(one.wave > seen.scene.turn.upto and one.verdict.place is Place.WAITING for one in seen.standings)
+    is_waiting = any(
+        one.wave > seen.scene.turn.upto and one.verdict.place is NodePhase.WAITING for one in seen.standings
+    )
     if gate is not None and gate.kind is GateKind.APPROVAL and is_waiting:
         return gate.wave + 1
     ahead = f"To approve ahead of time, use --wave {asking[0] + 1}." if asking else "No later wave needs one."
     raise ConfigError("nothing waits for an approval now", ahead)
 
 
-def _why_no_retry(standing: Standing | None, seen: Survey) -> str:
+def _why_no_retry(standing: NodeStatus | None, seen: Survey) -> str:
     """Why one more attempt would change nothing for the node, "" where it would."""
     if standing is None:
         return "it is not in this rollout, as it has no driver pod of the DaemonSet"
@@ -189,7 +191,7 @@ def _why_no_retry(standing: Standing | None, seen: Survey) -> str:
     asked = place(replace(member, node=replace(member.node, wants_retry=True)), seen.scene.terms)
     if (asked.place, asked.reason, asked.wants_turn) != (verdict.place, verdict.reason, verdict.wants_turn):
         return ""
-    if asked.place is Place.LEFT_OUT and asked.acts:  # its preflight is asked for again
+    if asked.place is NodePhase.LEFT_OUT and asked.acts:  # its preflight is asked for again
         return ""
     reason = f" ({verdict.reason})" if verdict.reason else ""
     return f"it has not failed, it is {verdict.place.value}{reason}"

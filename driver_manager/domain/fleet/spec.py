@@ -17,11 +17,11 @@ from driver_manager.domain import selectors
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.node import ROLLOUT
 from driver_manager.domain.node_state import NodeState
-from driver_manager.domain.reboot.schedule import EXPECTED_WINDOWS, Schedule, parse_windows
+from driver_manager.domain.outage import Outage
+from driver_manager.domain.reboot.maintenance_windows import EXPECTED_WINDOWS, Schedule, parse_windows
 from driver_manager.domain.records import Frozen
 from driver_manager.domain.selectors import Selector
 from driver_manager.domain.text import parse_duration, shortened, writable
-from driver_manager.domain.window import Window
 from driver_manager.domain.wire import FLAG, OBJECT, WHOLE, Form, in_brief, seconds_of
 
 # The annotation that a rollout keeps on a Node, as versioned JSON. Pure.
@@ -197,7 +197,7 @@ class ConditionGate(Frozen):
 DEFAULT_WAVES = (Wave("canary", amount=Amount(1)), Wave("tenth", amount=Amount(10, is_percent=True)), Wave("rest"))
 
 
-class Policy(Frozen):
+class RolloutPolicy(Frozen):
     """What the object's spec asks for."""
 
     daemon_set: str
@@ -250,7 +250,7 @@ class FleetNode:
     is_cordoned_by_run: bool = False
     is_taken_by_run: bool = False
     cleared_by: str = ""
-    window: Window | None = None
+    window: Outage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +340,7 @@ class DaemonSetFacts(Frozen):
     desired: int = 0
 
 
-class Past(Frozen):
+class RevisionHistory(Frozen):
     """How the rollout of one revision went. `ended_s` is None while it goes on."""
 
     revision: str
@@ -349,7 +349,7 @@ class Past(Frozen):
     outcome: str = ""
 
 
-class Memory(Frozen):
+class RolloutState(Frozen):
     """What the object's status keeps and the Nodes do not tell: nothing here is needed for a node to be safe.
 
     `good` is the last revision that every node of the fleet served. `failed` are revisions that were halted and left:
@@ -362,14 +362,14 @@ class Memory(Frozen):
     target: str = ""
     good: str = ""
     failed: tuple[str, ...] = ()
-    history: tuple[Past, ...] = ()
+    history: tuple[RevisionHistory, ...] = ()
     undone: str = ""
     undo_from: str = ""
     undo_to: str = ""
     announced: str = ""
 
 
-class Wishes(Frozen):
+class Requests(Frozen):
     """What people have asked of the object by its verbs.
 
     `approved` is the number of the last wave that may begin, for revision `approved_for`. `retry` is a failed revision
@@ -392,9 +392,9 @@ class Fleet(Frozen):
     `blocked` is why nothing can be done to which nodes for now, by name, as far as whoever decides has tried.
     """
 
-    policy: Policy
-    memory: Memory
-    wishes: Wishes
+    policy: RolloutPolicy
+    memory: RolloutState
+    wishes: Requests
     nodes: tuple[FleetNode, ...]
     pods: tuple[DriverPod, ...]
     revisions: tuple[Revision, ...]
@@ -734,7 +734,7 @@ Zones = Callable[[str], tzinfo | None]
 """The time zone of this name; None where there is none."""
 
 
-class Values:
+class FieldReader:
     """Reads values, each as what its kind stands for; None stands for one that is absent or wrong."""
 
     def __init__(self, zones: Zones) -> None:
@@ -879,10 +879,10 @@ class RolloutObject(Frozen):
     resource_version: str
     generation: int
     created_s: float | None
-    policy: Policy | None
+    policy: RolloutPolicy | None
     problems: tuple[str, ...] = ()
-    wishes: Wishes = field(default_factory=Wishes)
-    memory: Memory = field(default_factory=Memory)
+    wishes: Requests = field(default_factory=Requests)
+    memory: RolloutState = field(default_factory=RolloutState)
     status: Mapping[str, Any] = field(default_factory=dict)
     is_deleting: bool = False
 
@@ -896,7 +896,7 @@ def read(body: Any, zones: Zones) -> RolloutObject:
     """The object in `body`, any JSON value. Never raises: what cannot be read is a problem."""
     whole = _object(body)
     metadata, status = _object(whole.get("metadata")), _object(whole.get("status"))
-    reader = Values(zones)
+    reader = FieldReader(zones)
     spec = reader.object(SPEC, whole.get("spec", {}), "spec")
     wishes = _wishes(reader, metadata.get("annotations", {}))
     problems = tuple(reader.problems)
@@ -917,10 +917,10 @@ def read(body: Any, zones: Zones) -> RolloutObject:
     )
 
 
-def memory_of(status: Mapping[str, Any]) -> Memory:
+def memory_of(status: Mapping[str, Any]) -> RolloutState:
     """What a status remembers, without what cannot be read of it."""
     undoing = _object(status.get("undoing"))
-    return Memory(
+    return RolloutState(
         target=_text(status, "targetRevision"),
         good=_text(status, "goodRevision"),
         failed=tuple(one for one in _list(status, "failedRevisions") if type(one) is str),
@@ -932,15 +932,15 @@ def memory_of(status: Mapping[str, Any]) -> Memory:
     )
 
 
-def _wishes(values: Values, annotations: Any) -> Wishes:
+def _wishes(values: FieldReader, annotations: Any) -> Requests:
     """What the annotations ask for."""
     if type(annotations) is not dict:
         values.bad("metadata.annotations", annotations, OBJECT)
-        return Wishes()
+        return Requests()
     approved = _wish(values, annotations, APPROVED, _APPROVED)
     undo = _wish(values, annotations, UNDO, _UNDO)
     retry = _wish(values, annotations, RETRY, _REVISION)
-    return Wishes(
+    return Requests(
         approved_for=approved["revision"] if approved else "",
         approved=int(approved["wave"]) if approved else 0,
         retry=retry[0] if retry else "",
@@ -949,7 +949,7 @@ def _wishes(values: Values, annotations: Any) -> Wishes:
     )
 
 
-def _wish(values: Values, annotations: Mapping[str, Any], key: str, form: re.Pattern[str]) -> re.Match[str] | None:
+def _wish(values: FieldReader, annotations: Mapping[str, Any], key: str, form: re.Pattern[str]) -> re.Match[str] | None:
     if key not in annotations:
         return None
     value = annotations[key]
@@ -959,10 +959,10 @@ def _wish(values: Values, annotations: Mapping[str, Any], key: str, form: re.Pat
     return found
 
 
-def _policy(values: Mapping[str, Any], namespace: str) -> Policy:
+def _policy(values: Mapping[str, Any], namespace: str) -> RolloutPolicy:
     """The policy that checked values stand for."""
     units, gates = values["units"], values["gates"] or {}
-    return Policy(
+    return RolloutPolicy(
         daemon_set=values["daemonSet"],
         paused=values["paused"],
         max_parallel=values["maxParallel"],
@@ -990,12 +990,12 @@ def _wave(one: Mapping[str, Any]) -> Wave:
     return Wave(one["name"], one["nodeSelector"] or Selector(), amount, one["soak"], one["approval"])
 
 
-def _past(one: Mapping[str, Any]) -> Past | None:
+def _past(one: Mapping[str, Any]) -> RevisionHistory | None:
     """One entry of the history; None where it cannot be read."""
     began_s = seconds_of(_text(one, "began"))
     if began_s is None or not _text(one, "revision"):
         return None
-    return Past(_text(one, "revision"), began_s, seconds_of(_text(one, "ended")), _text(one, "outcome"))
+    return RevisionHistory(_text(one, "revision"), began_s, seconds_of(_text(one, "ended")), _text(one, "outcome"))
 
 
 def _object(value: Any) -> Mapping[str, Any]:

@@ -24,10 +24,10 @@ from driver_manager.domain.fleet.spec import (
     Fleet,
     FleetNode,
     GatePod,
-    Memory,
     NodeRecord,
-    Policy,
     Revision,
+    RolloutPolicy,
+    RolloutState,
     Task,
     TaskPod,
     UpgradeState,
@@ -123,7 +123,7 @@ class Phase(Enum):
     STALLED = "Stalled"
 
 
-class Place(Enum):
+class NodePhase(Enum):
     """Where a node stands in the rollout of the target revision."""
 
     DONE = "done"
@@ -157,7 +157,7 @@ class NodeView:
     """
 
     name: str
-    place: Place
+    place: NodePhase
     wave: int
     reason: str
     since_s: float | None = None
@@ -169,7 +169,7 @@ class WaveView(Frozen):
 
     number: int
     name: str
-    counts: Mapping[Place, int]
+    counts: Mapping[NodePhase, int]
     ended_s: float | None = None
 
 
@@ -196,7 +196,7 @@ class FleetDecision(Frozen):
     """
 
     acts: tuple[Act, ...]
-    memory: Memory
+    memory: RolloutState
     outlook: Outlook
     again_s: float | None = None
 
@@ -599,7 +599,7 @@ def _label(text: str) -> str:
 #
 # Pure. The judging itself is in `places` and `judge`.
 
-GOING = frozenset({Place.WAITING, Place.UNDER_WAY})
+GOING = frozenset({NodePhase.WAITING, NodePhase.UNDER_WAY})
 """The places of nodes that a wave has not ended for."""
 
 
@@ -610,7 +610,7 @@ pod cannot be deleted. The node is taken again once, which tells the two apart.
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PreflightFinding:
     """What a preflight pod tells of its node. `until_s`: from when on time alone may change that."""
 
     pod: TaskPod
@@ -626,13 +626,13 @@ class Terms:
     their driver pods are deleted. `blocked` is as of a Fleet. `revisions` are the hashes of those that are known.
     """
 
-    policy: Policy
+    policy: RolloutPolicy
     target: str
     rollout: str
     now_s: float
     daemon_set: DaemonSetFacts | None = None
     gate_pods: Mapping[str, Sequence[GatePod]] = field(default_factory=dict)
-    preflights: Mapping[str, Finding] = field(default_factory=dict)
+    preflights: Mapping[str, PreflightFinding] = field(default_factory=dict)
     clears: Clears | None = None
     blocked: Mapping[str, str] = field(default_factory=dict)
     revisions: frozenset[str] = frozenset()
@@ -654,14 +654,14 @@ class Untouched:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class NodeDecision:
     """Where a node stands, why, and what its facts call for.
 
     `until_s`: from when on time alone may change that. `wants_turn`: it may begin as soon as the fleet allows it.
     `fails`: `acts` note that it has failed. `untouched` is there for one that is taken and has its old pod still.
     """
 
-    place: Place
+    place: NodePhase
     reason: str
     acts: tuple[Act, ...] = ()
     until_s: float | None = None
@@ -671,17 +671,17 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class NodeStatus:
     """A node with its verdict and the number of its wave, from 1; 0 where it is in none."""
 
     member: Member
-    verdict: Verdict
+    verdict: NodeDecision
     wave: int
 
     @property
     def is_unavailable(self) -> bool:
         """Whether the node counts for maxUnavailable."""
-        return self.verdict.place is Place.UNDER_WAY or self.member.is_away
+        return self.verdict.place is NodePhase.UNDER_WAY or self.member.is_away
 
 
 def mark(member: Member, record: NodeRecord, terms: Terms, state: UpgradeState, reason: str = "") -> MarkNode:
@@ -715,7 +715,7 @@ def release(node: FleetNode) -> MarkNode:
     return MarkNode(node.name, node.resource_version, None, None)
 
 
-def failing(member: Member, record: NodeRecord, terms: Terms, why: str) -> Verdict:
+def failing(member: Member, record: NodeRecord, terms: Terms, why: str) -> NodeDecision:
     """The node has failed for the reason `why`: it is noted, and told once."""
     told = Announce(
         events.NODE_UPGRADE_FAILED,
@@ -724,7 +724,9 @@ def failing(member: Member, record: NodeRecord, terms: Terms, why: str) -> Verdi
         is_warning=True,
         node=member.node.name,
     )
-    return Verdict(Place.UNDER_WAY, why, (mark(member, record, terms, UpgradeState.FAILED, why), told), fails=True)
+    return NodeDecision(
+        NodePhase.UNDER_WAY, why, (mark(member, record, terms, UpgradeState.FAILED, why), told), fails=True
+    )
 
 
 def moment(wall_s: float) -> str:

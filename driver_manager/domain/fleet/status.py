@@ -13,15 +13,15 @@ from enum import Enum
 from typing import Any
 
 from driver_manager.domain.fleet.advance import Survey, survey
-from driver_manager.domain.fleet.spec import NO_LIMIT, UNDER_WAY, Fleet, Memory, UpgradeState, memory_of
+from driver_manager.domain.fleet.spec import NO_LIMIT, UNDER_WAY, Fleet, RolloutState, UpgradeState, memory_of
 from driver_manager.domain.fleet.state import (
     FleetDecision,
+    NodePhase,
+    NodeStatus,
     NodeView,
     Outlook,
     Phase,
-    Place,
     PreflightResult,
-    Standing,
     WaveView,
 )
 from driver_manager.domain.fleet.waves import absent, order
@@ -40,10 +40,10 @@ WORDS = (UNKNOWN, REQUIRED, *(state.value for state in UpgradeState))
 """Words of the vendors' operators for where a node stands, as far as they mean something here."""
 
 _WORDS = {
-    Place.DONE: UpgradeState.DONE.value,
-    Place.FAILED: UpgradeState.FAILED.value,
-    Place.WAITING: REQUIRED,
-    Place.LEFT_OUT: UNKNOWN,
+    NodePhase.DONE: UpgradeState.DONE.value,
+    NodePhase.FAILED: UpgradeState.FAILED.value,
+    NodePhase.WAITING: REQUIRED,
+    NodePhase.LEFT_OUT: UNKNOWN,
 }
 _UNDER_WAY = frozenset(state.value for state in UNDER_WAY)
 
@@ -70,7 +70,7 @@ class RolloutFigures(Frozen):
     """
 
     phase: Phase
-    places: Mapping[Place, int]
+    places: Mapping[NodePhase, int]
     decision_s: float
     target: str = ""
     words: Mapping[str, int] = field(default_factory=dict)
@@ -85,7 +85,7 @@ def figures(fleet: Fleet, decision: FleetDecision, decision_s: float) -> Rollout
     outlook, policy = decision.outlook, fleet.policy
     labels = {node.name: node.upgrade for node in fleet.nodes}
     operated = {node.name for node in fleet.nodes if node.is_operated}
-    places, words = dict.fromkeys(Place, 0), dict.fromkeys(WORDS, 0)
+    places, words = dict.fromkeys(NodePhase, 0), dict.fromkeys(WORDS, 0)
     for node in outlook.nodes:
         places[node.place] += 1
         if node.name not in operated:
@@ -110,7 +110,7 @@ def pace(fleet: Fleet, phase: Phase, now_s: float) -> Pace:
     """
     seen = survey(fleet, now_s)
     standings, target = seen.standings, seen.scene.terms.target
-    under_way = sum(one.verdict.place is Place.UNDER_WAY for one in standings)
+    under_way = sum(one.verdict.place is NodePhase.UNDER_WAY for one in standings)
     left, parallel = under_way + len(order(standings)), _parallel(seen)
     node_s, ends_s = _typical(standings, target), None
     is_aside = seen.hold is not None and seen.hold.stands_aside
@@ -126,11 +126,11 @@ def _parallel(seen: Survey) -> int:
     if policy.max_unavailable is None:
         return most
     unseen = absent(seen.scene.terms.daemon_set, standings)
-    away = unseen + sum(one.member.is_away and one.verdict.place is not Place.UNDER_WAY for one in standings)
+    away = unseen + sum(one.member.is_away and one.verdict.place is not NodePhase.UNDER_WAY for one in standings)
     return min(most, max(0, policy.max_unavailable.of(len(standings) + unseen) - away))
 
 
-def _typical(standings: Iterable[Standing], target: str) -> float | None:
+def _typical(standings: Iterable[NodeStatus], target: str) -> float | None:
     """What a node takes, in seconds: the median of those done for the target, else of those done before."""
     took: dict[bool, list[float]] = {True: [], False: []}
     for standing in standings:
@@ -140,7 +140,7 @@ def _typical(standings: Iterable[Standing], target: str) -> float | None:
     return _median(took[True] or took[False])
 
 
-def _typical_window(standings: Iterable[Standing], target: str) -> float | None:
+def _typical_window(standings: Iterable[NodeStatus], target: str) -> float | None:
     """How long users are without their device, in seconds: the median of the nodes done for the target.
 
     Only a window that is over and that began within the node's turn tells that.
@@ -166,7 +166,7 @@ def _median(found: Sequence[float]) -> float | None:
 
 def _word(node: NodeView, label: str) -> str:
     """The label says which of the states a node that is under way is in; whatever else is there is not ours."""
-    if node.place is not Place.UNDER_WAY:
+    if node.place is not NodePhase.UNDER_WAY:
         return _WORDS[node.place]
     return label if label in _UNDER_WAY else UpgradeState.RESTART.value
 
@@ -218,7 +218,7 @@ def fleet_families(report: FleetReport) -> tuple[Family, ...]:
             tuple(
                 ({"rollout": name, "place": place.value}, float(one.places.get(place, 0)))
                 for name, one in known
-                for place in Place
+                for place in NodePhase
             ),
         ),
         _of_each(
@@ -341,7 +341,7 @@ PACE_S = 5.0
 """What can wait is written this many seconds after it was first to be said, and with all that came meanwhile."""
 
 
-class Worth(Enum):
+class StatusUrgency(Enum):
     """Whether a status is worth a write now, within `PACE_S` seconds, or not at all."""
 
     NOW = "now"
@@ -352,19 +352,19 @@ class Worth(Enum):
 def status_of(decision: FleetDecision, old: Mapping[str, Any], generation: int, now_s: float) -> Json:
     """The status that shows `decision`, made for `generation` of the object at `now_s`, after the status `old`."""
     outlook = decision.outlook
-    nodes: dict[Place, list[NodeView]] = {place: [] for place in Place}
+    nodes: dict[NodePhase, list[NodeView]] = {place: [] for place in NodePhase}
     for node in sorted(outlook.nodes, key=lambda one: one.name):
         nodes[node.place].append(node)
     return {
         **_head(outlook.phase, (outlook.reason, outlook.message), old, generation, now_s),
         **_memory(decision.memory),
         "wave": outlook.wave,
-        "counts": {"total": len(outlook.nodes), **{_COUNTS[place]: len(nodes[place]) for place in Place}},
+        "counts": {"total": len(outlook.nodes), **{_COUNTS[place]: len(nodes[place]) for place in NodePhase}},
         "waves": [_wave(one) for one in outlook.waves],
-        "underWay": _named(nodes[Place.UNDER_WAY]),
-        "failures": _named(nodes[Place.FAILED]),
-        "waiting": _grouped(nodes[Place.WAITING]),
-        "leftOut": _grouped(nodes[Place.LEFT_OUT]),
+        "underWay": _named(nodes[NodePhase.UNDER_WAY]),
+        "failures": _named(nodes[NodePhase.FAILED]),
+        "waiting": _grouped(nodes[NodePhase.WAITING]),
+        "leftOut": _grouped(nodes[NodePhase.LEFT_OUT]),
         **_preflight(outlook.nodes),
     }
 
@@ -379,19 +379,19 @@ def status_of_problems(problems: Sequence[str], old: Mapping[str, Any], generati
     return {**stays, **kept}
 
 
-def worth(old: Mapping[str, Any], new: Mapping[str, Any]) -> Worth:
+def worth(old: Mapping[str, Any], new: Mapping[str, Any]) -> StatusUrgency:
     """Whether `new` is to be written where `old` is stored."""
     if _urgent(old) != _urgent(new):
-        return Worth.NOW
-    return Worth.NOTHING if old == new else Worth.SOON
+        return StatusUrgency.NOW
+    return StatusUrgency.NOTHING if old == new else StatusUrgency.SOON
 
 
 _COUNTS = {
-    Place.DONE: "updated",
-    Place.UNDER_WAY: "underWay",
-    Place.WAITING: "waiting",
-    Place.LEFT_OUT: "leftOut",
-    Place.FAILED: "failed",
+    NodePhase.DONE: "updated",
+    NodePhase.UNDER_WAY: "underWay",
+    NodePhase.WAITING: "waiting",
+    NodePhase.LEFT_OUT: "leftOut",
+    NodePhase.FAILED: "failed",
 }
 _SHOWN = frozenset(
     {"wave", "counts", "waves", "underWay", "failures", "waiting", "leftOut", "preflight", "preflightProblems"}
@@ -444,7 +444,7 @@ def _conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {one["type"]: one for one in listed if type(one) is dict and type(one.get("type")) is str}
 
 
-def _memory(memory: Memory) -> Json:
+def _memory(memory: RolloutState) -> Json:
     """What `reading.memory_of` reads again: the newest of what is bounded."""
     return {
         "targetRevision": memory.target,
@@ -471,7 +471,7 @@ def _wave(one: WaveView) -> Json:
         "number": one.number,
         "name": one.name,
         "total": sum(one.counts.values()),
-        **{_COUNTS[place]: one.counts.get(place, 0) for place in Place},
+        **{_COUNTS[place]: one.counts.get(place, 0) for place in NodePhase},
         **({} if one.ended_s is None else {"ended": written_time(one.ended_s)}),
     }
 

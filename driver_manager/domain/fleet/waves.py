@@ -18,15 +18,15 @@ from driver_manager.domain.fleet.spec import (
     DaemonSetFacts,
     Fleet,
     NodeRecord,
-    Policy,
     PreflightMode,
+    Requests,
+    RolloutPolicy,
     Task,
     TaskPod,
     UnitMode,
     Units,
     UpgradeState,
     Wave,
-    Wishes,
 )
 from driver_manager.domain.fleet.state import (
     GOING,
@@ -34,18 +34,18 @@ from driver_manager.domain.fleet.state import (
     Act,
     CreatePod,
     DeletePod,
-    Finding,
     MarkNode,
     Member,
+    NodeDecision,
+    NodePhase,
     NodePreflight,
+    NodeStatus,
     Phase,
-    Place,
     PodMaker,
+    PreflightFinding,
     PreflightResult,
-    Standing,
     TemplateUnusable,
     Terms,
-    Verdict,
     WaveView,
     is_excluded,
     moment,
@@ -56,7 +56,7 @@ from driver_manager.domain.text import several, shortened, spoken
 # Owns how many nodes may be away from work at a time: maxParallel and maxUnavailable. Pure.
 
 
-def absent(daemon_set: DaemonSetFacts | None, standings: Sequence[Standing]) -> int:
+def absent(daemon_set: DaemonSetFacts | None, standings: Sequence[NodeStatus]) -> int:
     """How many nodes the DaemonSet wants a pod on that have neither pod nor record: only their number is known."""
     return max(0, daemon_set.desired - len(standings)) if daemon_set is not None else 0
 
@@ -67,13 +67,13 @@ class Budget:
     A node that is away already costs nothing of maxUnavailable: to upgrade it takes nothing from anybody.
     """
 
-    def __init__(self, policy: Policy, standings: Sequence[Standing], absent: int = 0) -> None:
+    def __init__(self, policy: RolloutPolicy, standings: Sequence[NodeStatus], absent: int = 0) -> None:
         """Count who is under way or away among `standings`, all nodes of the rollout.
 
         `absent` nodes more are without a driver pod, so that their names are not known: they are away too.
         """
         self._parallel = policy.max_parallel
-        self._under_way = sum(standing.verdict.place is Place.UNDER_WAY for standing in standings)
+        self._under_way = sum(standing.verdict.place is NodePhase.UNDER_WAY for standing in standings)
         amount = policy.max_unavailable
         self._most_away = None if amount is None else amount.of(len(standings) + absent)
         away = [] if amount is None else [one.member.node.name for one in standings if one.is_unavailable]
@@ -82,7 +82,7 @@ class Budget:
         self._named = ", ".join([several(away)] * bool(away) + unnamed) or "none"
         self.is_refused_for_away = False
 
-    def refusal(self, crew: Sequence[Standing]) -> str:
+    def refusal(self, crew: Sequence[NodeStatus]) -> str:
         """Why these nodes cannot begin now, all of them; "" where they can."""
         if self._parallel != NO_LIMIT and self._under_way + len(crew) > self._parallel:
             return f"waits for others to end: maxParallel is {self._parallel}"
@@ -92,7 +92,7 @@ class Budget:
             return f"waits for other nodes: maxUnavailable is {self._most_away}, unavailable: {self._named}"
         return ""
 
-    def never(self, unit: str, crew: Sequence[Standing]) -> str:
+    def never(self, unit: str, crew: Sequence[NodeStatus]) -> str:
         """Why these nodes can never begin together, whoever else ends; "" where they can one day."""
         if self._parallel != NO_LIMIT and len(crew) > self._parallel:
             return f"unit {unit} has {len(crew)} nodes that begin together, but maxParallel is {self._parallel}"
@@ -100,12 +100,12 @@ class Budget:
             return f"unit {unit} has {len(crew)} nodes that begin together, but maxUnavailable is {self._most_away}"
         return ""
 
-    def take(self, crew: Sequence[Standing]) -> None:
+    def take(self, crew: Sequence[NodeStatus]) -> None:
         """These nodes begin."""
         self._under_way += len(crew)
         self._away += self._cost(crew)
 
-    def _cost(self, crew: Sequence[Standing]) -> int:
+    def _cost(self, crew: Sequence[NodeStatus]) -> int:
         """How many of them are not away yet; nobody counts where nothing limits that."""
         return 0 if self._most_away is None else sum(not standing.is_unavailable for standing in crew)
 
@@ -132,7 +132,7 @@ class Gate(Frozen):
     until_s: float | None = None
 
 
-class Turn(Frozen):
+class WaveProgress(Frozen):
     """How far the waves have come: nodes of waves up to `upto` may begin, the others wait for `gate`.
 
     `reached` is the last wave that a node was taken in; `current` the last one that is open and has nodes.
@@ -145,7 +145,7 @@ class Turn(Frozen):
     waves: tuple[WaveView, ...]
 
 
-def turn(standings: Sequence[Standing], terms: Terms, wishes: Wishes) -> Turn:
+def turn(standings: Sequence[NodeStatus], terms: Terms, wishes: Requests) -> WaveProgress:
     """How far the waves have come."""
     views = _views(standings, terms.policy, terms.target)
     reached = max((_reached(standing, terms.target) for standing in standings), default=0)
@@ -159,10 +159,10 @@ def turn(standings: Sequence[Standing], terms: Terms, wishes: Wishes) -> Turn:
             current = view.number
             if gate is None:
                 gate = _gate(view, wave, terms, wishes, reached)
-    return Turn(reached, upto, current, gate, views)
+    return WaveProgress(reached, upto, current, gate, views)
 
 
-def is_approved(number: int, target: str, wishes: Wishes) -> bool:
+def is_approved(number: int, target: str, wishes: Requests) -> bool:
     """Whether the waves behind wave `number` may begin with the revision `target`."""
     return wishes.approved_for == target and wishes.approved > number
 
@@ -172,7 +172,7 @@ def wave_name(view: WaveView) -> str:
     return f"wave {view.number} ({view.name})" if view.name else f"wave {view.number}"
 
 
-def _gate(view: WaveView, wave: Wave, terms: Terms, wishes: Wishes, reached: int) -> Gate | None:
+def _gate(view: WaveView, wave: Wave, terms: Terms, wishes: Requests, reached: int) -> Gate | None:
     """What this wave has the later ones wait for, None where it lets them begin.
 
     Soak and approval count where the waves have come to: those of an earlier wave are over.
@@ -190,20 +190,20 @@ def _gate(view: WaveView, wave: Wave, terms: Terms, wishes: Wishes, reached: int
     return None
 
 
-def _reached(standing: Standing, target: str) -> int:
+def _reached(standing: NodeStatus, target: str) -> int:
     record = standing.member.record
-    if record is None or not record.wave or record.revision != target or standing.verdict.place is Place.LEFT_OUT:
+    if record is None or not record.wave or record.revision != target or standing.verdict.place is NodePhase.LEFT_OUT:
         return 0
     return standing.wave
 
 
-def _views(standings: Sequence[Standing], policy: Policy, target: str) -> tuple[WaveView, ...]:
-    counts = [dict.fromkeys(Place, 0) for _ in range(len(policy.waves) + 1)]
+def _views(standings: Sequence[NodeStatus], policy: RolloutPolicy, target: str) -> tuple[WaveView, ...]:
+    counts = [dict.fromkeys(NodePhase, 0) for _ in range(len(policy.waves) + 1)]
     ends: list[float | None] = [None] * (len(policy.waves) + 1)
     for standing in standings:
         wave, record, place = standing.wave, standing.member.record, standing.verdict.place
         counts[wave][place] += 1
-        is_over = place is Place.DONE or place is Place.FAILED
+        is_over = place is NodePhase.DONE or place is NodePhase.FAILED
         if is_over and record is not None and record.revision == target and standing.member.state not in UNDER_WAY:
             end_s = ends[wave]
             ends[wave] = record.since_s if end_s is None else max(end_s, record.since_s)
@@ -226,7 +226,7 @@ The rest is for clocks that differ. Whatever is not known after that is no more:
 """
 
 
-class Hold(Frozen):
+class Blocked(Frozen):
     """Why nothing begins. `stands_aside`: nothing is touched at all, not even on nodes that were taken.
 
     `allows_retries`: nodes that somebody asked one more attempt for may begin. `until_s`: when it may be over.
@@ -248,10 +248,10 @@ class Scene(Frozen):
 
     fleet: Fleet
     terms: Terms
-    turn: Turn
+    turn: WaveProgress
     unmatched: Sequence[int] = ()
-    failed: Sequence[Standing] = ()
-    failing: Sequence[Standing] = ()
+    failed: Sequence[NodeStatus] = ()
+    failing: Sequence[NodeStatus] = ()
 
     @property
     def are_too_many(self) -> bool:
@@ -265,29 +265,29 @@ class Scene(Frozen):
         return max((record.began_s for record in found if record is not None), default=0.0)
 
 
-def hold(scene: Scene) -> Hold | None:
+def hold(scene: Scene) -> Blocked | None:
     """Why nothing may begin, None where nodes may."""
     return next((found for guard in HOLD_GUARDS if (found := guard(scene)) is not None), None)
 
 
-def _aside(reason: str, message: str) -> Hold:
-    return Hold(Phase.STALLED, reason, message, stands_aside=True)
+def _aside(reason: str, message: str) -> Blocked:
+    return Blocked(Phase.STALLED, reason, message, stands_aside=True)
 
 
-def _no_daemon_set(scene: Scene) -> Hold | None:
+def _no_daemon_set(scene: Scene) -> Blocked | None:
     if scene.fleet.daemon_set is not None:
         return None
     return _aside("NoDaemonSet", f"DaemonSet {scene.terms.policy.daemon_set} does not exist")
 
 
-def _rival(scene: Scene) -> Hold | None:
+def _rival(scene: Scene) -> Blocked | None:
     rivals = scene.fleet.rivals
     if not rivals:
         return None
     return _aside("AnotherRollout", f"an older rollout has the same DaemonSet: {several(rivals)}")
 
 
-def _strategy(scene: Scene) -> Hold | None:
+def _strategy(scene: Scene) -> Blocked | None:
     daemon_set = scene.fleet.daemon_set
     if daemon_set is None or daemon_set.update_strategy == ON_DELETE:
         return None
@@ -295,16 +295,16 @@ def _strategy(scene: Scene) -> Hold | None:
     return _aside("NotOnDelete", text)
 
 
-def _not_observed(scene: Scene) -> Hold | None:
+def _not_observed(scene: Scene) -> Blocked | None:
     """Until the DaemonSet's own controller has seen its template, nobody knows what a new pod would be made from."""
     daemon_set = scene.fleet.daemon_set
     if scene.terms.target and (daemon_set is None or daemon_set.is_current):
         return None
     text = f"waits for the DaemonSet controller to observe the template of {scene.terms.policy.daemon_set}"
-    return Hold(Phase.PROGRESSING, "TemplateNotObserved", text, stands_aside=True)
+    return Blocked(Phase.PROGRESSING, "TemplateNotObserved", text, stands_aside=True)
 
 
-def _not_seen(scene: Scene) -> Hold | None:
+def _not_seen(scene: Scene) -> Blocked | None:
     """A new pod of a revision that is not known: somebody has asked for a newer template than the target's.
 
     To go back now would throw that away, and whoever begins now would have to begin again.
@@ -315,17 +315,17 @@ def _not_seen(scene: Scene) -> Hold | None:
         return None
     pod = max(unseen, key=lambda pod: (pod.made_s, pod.name))
     text = f"waits until the ControllerRevision {pod.revision} of the driver pod on {pod.node} is visible"
-    return Hold(Phase.PROGRESSING, "RevisionNotSeen", text, stands_aside=True, until_s=pod.made_s + UNSEEN_S)
+    return Blocked(Phase.PROGRESSING, "RevisionNotSeen", text, stands_aside=True, until_s=pod.made_s + UNSEEN_S)
 
 
-def _none_may_be_away(scene: Scene) -> Hold | None:
+def _none_may_be_away(scene: Scene) -> Blocked | None:
     amount = scene.terms.policy.max_unavailable
     if amount is None or amount.number > 0:
         return None
-    return Hold(Phase.STALLED, "NoBudget", "maxUnavailable is 0: no node can be upgraded")
+    return Blocked(Phase.STALLED, "NoBudget", "maxUnavailable is 0: no node can be upgraded")
 
 
-def _empty_wave(scene: Scene) -> Hold | None:
+def _empty_wave(scene: Scene) -> Blocked | None:
     """A wave for nobody is a slip of the pen: a canary that does not exist would let everybody go at once."""
     waves = scene.terms.policy.waves
     for number, wave in enumerate(waves, 1):
@@ -333,36 +333,36 @@ def _empty_wave(scene: Scene) -> Hold | None:
             continue
         named = f"wave {number} ({wave.name})"
         if wave.amount is not None and wave.amount.number <= 0:
-            return Hold(Phase.STALLED, "EmptyWave", f"{named} takes 0 nodes")
+            return Blocked(Phase.STALLED, "EmptyWave", f"{named} takes 0 nodes")
         if number in scene.unmatched:
             text = f"{named} matches no node that has the driver: its selector is {wave.selector.text!r}"
-            return Hold(Phase.STALLED, "EmptyWave", text)
-    return None if waves else Hold(Phase.STALLED, "NoWaves", "the rollout has no waves")
+            return Blocked(Phase.STALLED, "EmptyWave", text)
+    return None if waves else Blocked(Phase.STALLED, "NoWaves", "the rollout has no waves")
 
 
-def _undoing(scene: Scene) -> Hold | None:
+def _undoing(scene: Scene) -> Blocked | None:
     memory, target = scene.fleet.memory, scene.terms.target
     if not memory.undo_to or memory.undo_from != target:
         return None
-    return Hold(Phase.HALTED, "Undoing", f"goes back from revision {target} to {memory.undo_to}")
+    return Blocked(Phase.HALTED, "Undoing", f"goes back from revision {target} to {memory.undo_to}")
 
 
-def _failed_before(scene: Scene) -> Hold | None:
+def _failed_before(scene: Scene) -> Blocked | None:
     target, wishes = scene.terms.target, scene.fleet.wishes
     if target not in scene.fleet.memory.failed or wishes.retry == target:
         return None
     text = f"revision {target} was halted or undone before, and is retried only when asked for"
-    return Hold(Phase.HALTED, "FailedBefore", text)
+    return Blocked(Phase.HALTED, "FailedBefore", text)
 
 
-def _too_many_failed(scene: Scene) -> Hold | None:
+def _too_many_failed(scene: Scene) -> Blocked | None:
     if not scene.are_too_many:
         return None
     found = (*scene.failed, *scene.failing)
     names = several(standing.member.node.name for standing in found)
     why = found[0].verdict.reason or "a retry was asked for"
     policy = scene.terms.policy
-    return Hold(
+    return Blocked(
         Phase.HALTED,
         "NodesFailed",
         f"failureThreshold is {policy.failure_threshold}, failed: {names}; {found[0].member.node.name}: {why}",
@@ -370,20 +370,20 @@ def _too_many_failed(scene: Scene) -> Hold | None:
     )
 
 
-def _paused(scene: Scene) -> Hold | None:
-    return Hold(Phase.PAUSED, "Paused", "the rollout is paused") if scene.terms.policy.paused else None
+def _paused(scene: Scene) -> Blocked | None:
+    return Blocked(Phase.PAUSED, "Paused", "the rollout is paused") if scene.terms.policy.paused else None
 
 
-def _window(scene: Scene) -> Hold | None:
+def _window(scene: Scene) -> Blocked | None:
     schedule, now_s = scene.terms.policy.schedule, scene.terms.now_s
     if schedule.is_open(now_s):
         return None
     text = f"waits for a maintenance window: {schedule.text} ({schedule.zone})"
     until_s = (now_s // MINUTE_S + 1) * MINUTE_S
-    return Hold(Phase.WAITING_FOR_WINDOW, "OutsideWindow", text, until_s=until_s)
+    return Blocked(Phase.WAITING_FOR_WINDOW, "OutsideWindow", text, until_s=until_s)
 
 
-HOLD_GUARDS: tuple[Callable[[Scene], Hold | None], ...] = (
+HOLD_GUARDS: tuple[Callable[[Scene], Blocked | None], ...] = (
     _no_daemon_set,
     _rival,
     _strategy,
@@ -412,31 +412,31 @@ def is_one_at_a_time(units: Units | None) -> bool:
     return units is not None and units.mode is UnitMode.ONE_AT_A_TIME
 
 
-def busy_units(standings: Iterable[Standing], units: Units | None) -> dict[str, str]:
+def busy_units(standings: Iterable[NodeStatus], units: Units | None) -> dict[str, str]:
     """The units of which no other node may begin, each with the node that is under way."""
     if not is_one_at_a_time(units):
         return {}
-    return _by_unit((one for one in standings if one.verdict.place is Place.UNDER_WAY), units)
+    return _by_unit((one for one in standings if one.verdict.place is NodePhase.UNDER_WAY), units)
 
 
-def units_kept_back(standings: Iterable[Standing], blocked: Iterable[str], units: Units | None) -> dict[str, str]:
+def units_kept_back(standings: Iterable[NodeStatus], blocked: Iterable[str], units: Units | None) -> dict[str, str]:
     """The units that go together and cannot yet, each with a node of it that has not begun and is `blocked`."""
     if units is None or units.mode is not UnitMode.TOGETHER:
         return {}
     stuck = set(blocked)
-    waiting = (one for one in standings if one.verdict.place is Place.WAITING)
+    waiting = (one for one in standings if one.verdict.place is NodePhase.WAITING)
     return _by_unit((one for one in waiting if one.member.node.name in stuck), units)
 
 
-def _by_unit(standings: Iterable[Standing], units: Units | None) -> dict[str, str]:
+def _by_unit(standings: Iterable[NodeStatus], units: Units | None) -> dict[str, str]:
     """The units of `standings`, each with the name of a node of it."""
     return {unit: one.member.node.name for one in standings if (unit := unit_name(one.member, units))}
 
 
-def crews(candidates: Iterable[Standing], units: Units | None) -> list[tuple[str, list[Standing]]]:
+def crews(candidates: Iterable[NodeStatus], units: Units | None) -> list[tuple[str, list[NodeStatus]]]:
     """The candidates by who begins together, each with the name of the unit: alone, but in units that go together."""
-    together: dict[str, list[Standing]] = {}
-    found: list[tuple[str, list[Standing]]] = []
+    together: dict[str, list[NodeStatus]] = {}
+    found: list[tuple[str, list[NodeStatus]]] = []
     for standing in candidates:
         unit = unit_name(standing.member, units)
         if not unit or units is None or units.mode is not UnitMode.TOGETHER:
@@ -495,7 +495,7 @@ class Checks:
     progress: str = ""
 
 
-def preflight_findings(fleet: Fleet, target: str, now_s: float) -> dict[str, Finding]:
+def preflight_findings(fleet: Fleet, target: str, now_s: float) -> dict[str, PreflightFinding]:
     """What the pods tell of a run for `target`, by node."""
     if fleet.policy.preflight is PreflightMode.OFF:
         return {}
@@ -507,7 +507,7 @@ def preflight_findings(fleet: Fleet, target: str, now_s: float) -> dict[str, Fin
 
 
 def preflight_checks(
-    fleet: Fleet, standings: Sequence[Standing], terms: Terms, turn: Turn, hold: Hold | None
+    fleet: Fleet, standings: Sequence[NodeStatus], terms: Terms, turn: WaveProgress, hold: Blocked | None
 ) -> Checks:
     """What the preflight of the nodes has come to, and what follows."""
     found = Checks(shown={node: one.shown for node, one in terms.preflights.items()})
@@ -535,7 +535,7 @@ def preflight_checks(
     return found
 
 
-def preflight_again(member: Member, finding: Finding) -> tuple[Act, ...]:
+def preflight_again(member: Member, finding: PreflightFinding) -> tuple[Act, ...]:
     """Somebody asked for one more attempt: the pod is made anew. The wish goes after it, so that none is lost."""
     pod, node = finding.pod, member.node
     return (
@@ -551,23 +551,23 @@ def preflight_told(shown: NodePreflight) -> str:
     return f"its preflight could not be run: {shown.reason}"
 
 
-def _finding(pod: TaskPod, now_s: float) -> Finding:
+def _finding(pod: TaskPod, now_s: float) -> PreflightFinding:
     message = shortened(pod.message, MAX_REASON_CHARS)
     if pod.exit_code == ExitCode.DONE:
-        return Finding(pod, NodePreflight(PreflightResult.PASSES))
+        return PreflightFinding(pod, NodePreflight(PreflightResult.PASSES))
     if pod.exit_code is not None:
         result = PreflightResult.FAILS if pod.exit_code in FAILING else PreflightResult.UNKNOWN
-        return Finding(pod, NodePreflight(result, message or f"exit {pod.exit_code}"))
+        return PreflightFinding(pod, NodePreflight(result, message or f"exit {pod.exit_code}"))
     if pod.has_ended:
         why = "; ".join(filter(None, (pod.why_waiting, message))) or "its pod ended without a result"
-        return Finding(pod, NodePreflight(PreflightResult.UNKNOWN, why))
+        return PreflightFinding(pod, NodePreflight(PreflightResult.UNKNOWN, why))
     if not is_at_work(pod, now_s):
         why = f"no result within {spoken(LIMIT_S + LATE_S)}{': ' if pod.why_waiting else ''}{pod.why_waiting}"
-        return Finding(pod, NodePreflight(PreflightResult.UNKNOWN, why))
-    return Finding(pod, NodePreflight(PreflightResult.RUNNING, pod.why_waiting), _until_s(pod))
+        return PreflightFinding(pod, NodePreflight(PreflightResult.UNKNOWN, why))
+    return PreflightFinding(pod, NodePreflight(PreflightResult.RUNNING, pod.why_waiting), _until_s(pod))
 
 
-def _unneeded(fleet: Fleet, standings: Sequence[Standing], terms: Terms) -> list[Act]:
+def _unneeded(fleet: Fleet, standings: Sequence[NodeStatus], terms: Terms) -> list[Act]:
     """Pods whose result nobody needs any more."""
     needed = {one.member.node.name for one in standings if _may_wait(one)}
     is_off = fleet.policy.preflight is PreflightMode.OFF
@@ -579,27 +579,27 @@ def _unneeded(fleet: Fleet, standings: Sequence[Standing], terms: Terms) -> list
     ]
 
 
-def _may_wait(standing: Standing) -> bool:
+def _may_wait(standing: NodeStatus) -> bool:
     """Whether the node waits for its turn, or may do so again."""
     place = standing.verdict.place
-    return place is Place.WAITING or (place is Place.LEFT_OUT and not is_excluded(standing.member))
+    return place is NodePhase.WAITING or (place is NodePhase.LEFT_OUT and not is_excluded(standing.member))
 
 
-def _asked(standings: Sequence[Standing], turn: Turn, hold: Hold | None) -> list[Standing]:
+def _asked(standings: Sequence[NodeStatus], turn: WaveProgress, hold: Blocked | None) -> list[NodeStatus]:
     """The nodes that have to have a result now, by wave: those of open waves, and of the one that opens next.
 
     Nothing is made while somebody or something has stopped the rollout; a window is waited for with results.
     """
     if hold is not None and hold.phase is not Phase.WAITING_FOR_WINDOW:
         return []
-    waiting = [one for one in standings if one.verdict.place is Place.WAITING and one.verdict.wants_turn]
+    waiting = [one for one in standings if one.verdict.place is NodePhase.WAITING and one.verdict.wants_turn]
     upto = turn.upto
     if turn.gate is not None and turn.gate.kind in _SEEN_AHEAD:
         upto = min((one.wave for one in waiting if one.wave > upto), default=upto)
     return sorted((one for one in waiting if one.wave <= upto), key=lambda one: one.wave)
 
 
-def _made(fleet: Fleet, asked: Sequence[Standing], terms: Terms) -> tuple[list[CreatePod], str]:
+def _made(fleet: Fleet, asked: Sequence[NodeStatus], terms: Terms) -> tuple[list[CreatePod], str]:
     """The pods that are made now, and why none can be, "" where they can."""
     ours = [pod for pod in fleet.task_pods if pod.task is Task.PREFLIGHT]
     there = {pod.node for pod in ours if pod.revision == terms.target}
@@ -623,12 +623,14 @@ def _until_s(pod: TaskPod) -> float:
     return pod.made_s + LIMIT_S + LATE_S
 
 
-def _has_result(standing: Standing, terms: Terms) -> bool:
+def _has_result(standing: NodeStatus, terms: Terms) -> bool:
     found = terms.preflights.get(standing.member.node.name)
     return found is not None and found.shown.result is not PreflightResult.RUNNING
 
 
-def _reasons(asked: Sequence[Standing], waiting: Sequence[Standing], terms: Terms, turn: Turn) -> dict[str, str]:
+def _reasons(
+    asked: Sequence[NodeStatus], waiting: Sequence[NodeStatus], terms: Terms, turn: WaveProgress
+) -> dict[str, str]:
     """Why those `asked` do not begin: their own result, or that of others in a wave or a unit that begins as one."""
     own = {one.member.node.name for one in waiting}
     waves = {one.wave for one in waiting if one.wave > turn.reached}
@@ -645,7 +647,7 @@ def _reasons(asked: Sequence[Standing], waiting: Sequence[Standing], terms: Term
     return found
 
 
-def _crew(standing: Standing, terms: Terms) -> str:
+def _crew(standing: NodeStatus, terms: Terms) -> str:
     rules = terms.policy.units
     return unit_name(standing.member, rules) if rules is not None and rules.mode is UnitMode.TOGETHER else ""
 
@@ -670,16 +672,20 @@ class Starts:
     blocked: list[str] = field(default_factory=list)
 
 
-def order(standings: Iterable[Standing]) -> list[Standing]:
+def order(standings: Iterable[NodeStatus]) -> list[NodeStatus]:
     """Those that want a turn, in the order in which they get it: by wave, retries first, by name."""
     return sorted(
         (standing for standing in standings if standing.verdict.wants_turn),
-        key=lambda standing: (standing.wave, standing.verdict.place is not Place.FAILED),
+        key=lambda standing: (standing.wave, standing.verdict.place is not NodePhase.FAILED),
     )
 
 
 def starts(
-    standings: Sequence[Standing], terms: Terms, turn: Turn, hold: Hold | None, unchecked: Mapping[str, str]
+    standings: Sequence[NodeStatus],
+    terms: Terms,
+    turn: WaveProgress,
+    hold: Blocked | None,
+    unchecked: Mapping[str, str],
 ) -> Starts:
     """Who of `standings`, all nodes of the rollout by name, starts now; none of `unchecked`, which has the reasons."""
     found = Starts()
@@ -715,7 +721,7 @@ def starts(
     return found
 
 
-def begin(standing: Standing, terms: Terms) -> MarkNode:
+def begin(standing: NodeStatus, terms: Terms) -> MarkNode:
     """Take the node: the mark that everything else on it follows from."""
     node, pod = standing.member.node, standing.member.pod
     return MarkNode(
@@ -736,8 +742,8 @@ def begin(standing: Standing, terms: Terms) -> MarkNode:
     )
 
 
-def _why_not_yet(standing: Standing, turn: Turn, hold: Hold | None) -> str:
-    is_retry = standing.verdict.place is Place.FAILED
+def _why_not_yet(standing: NodeStatus, turn: WaveProgress, hold: Blocked | None) -> str:
+    is_retry = standing.verdict.place is NodePhase.FAILED
     if hold is not None and not (is_retry and hold.allows_retries):
         return hold.message
     if standing.wave > turn.upto and turn.gate is not None:
@@ -756,11 +762,13 @@ class Waves(Frozen):
     unmatched: tuple[int, ...]
 
 
-def assign_waves(members: Sequence[Member], verdicts: Sequence[Verdict], policy: Policy, target: str) -> Waves:
+def assign_waves(
+    members: Sequence[Member], verdicts: Sequence[NodeDecision], policy: RolloutPolicy, target: str
+) -> Waves:
     """The waves of all nodes; 0 for a node that is in none. The first of a Together unit brings the others along."""
     placing = _Placing(members, policy)
     for at, (member, verdict) in enumerate(zip(members, verdicts, strict=True)):
-        if verdict.place is not Place.LEFT_OUT and (number := _kept(member, target, len(policy.waves))):
+        if verdict.place is not NodePhase.LEFT_OUT and (number := _kept(member, target, len(policy.waves))):
             placing.put(at, number)
     others = [at for at, number in enumerate(placing.numbers) if not number]
     going = [verdict.place in GOING for verdict in verdicts]
@@ -772,7 +780,7 @@ def assign_waves(members: Sequence[Member], verdicts: Sequence[Verdict], policy:
 class _Placing:
     """The waves with what is left of their amounts (None: as much as comes), while nodes are put in them."""
 
-    def __init__(self, members: Sequence[Member], policy: Policy) -> None:
+    def __init__(self, members: Sequence[Member], policy: RolloutPolicy) -> None:
         self._members, self._waves = members, policy.waves
         matching = [_matching(wave, members) for wave in policy.waves]
         self._left = [

@@ -161,51 +161,51 @@ class HealthState(Enum):
     MUTED = "muted"
 
 
-class Finding(Enum):
+class SampleResult(Enum):
     """What a moment tells, with the failures before it counted in."""
 
     GOOD = "good"
     UNKNOWN = "unknown"
     BAD = "bad"
-    LAST_BAD = "last bad"
+    THRESHOLD_REACHED = "last bad"
     MUTE = "mute"
 
 
-TRANSITIONS: dict[HealthState, dict[Finding, HealthState]] = {
+TRANSITIONS: dict[HealthState, dict[SampleResult, HealthState]] = {
     HealthState.STARTING: {
-        Finding.GOOD: HealthState.HEALTHY,
-        Finding.UNKNOWN: HealthState.STARTING,
-        Finding.BAD: HealthState.SUSPECT,
-        Finding.LAST_BAD: HealthState.WEDGED,
-        Finding.MUTE: HealthState.MUTED,
+        SampleResult.GOOD: HealthState.HEALTHY,
+        SampleResult.UNKNOWN: HealthState.STARTING,
+        SampleResult.BAD: HealthState.SUSPECT,
+        SampleResult.THRESHOLD_REACHED: HealthState.WEDGED,
+        SampleResult.MUTE: HealthState.MUTED,
     },
     HealthState.HEALTHY: {
-        Finding.GOOD: HealthState.HEALTHY,
-        Finding.UNKNOWN: HealthState.HEALTHY,
-        Finding.BAD: HealthState.SUSPECT,
-        Finding.LAST_BAD: HealthState.WEDGED,
-        Finding.MUTE: HealthState.MUTED,
+        SampleResult.GOOD: HealthState.HEALTHY,
+        SampleResult.UNKNOWN: HealthState.HEALTHY,
+        SampleResult.BAD: HealthState.SUSPECT,
+        SampleResult.THRESHOLD_REACHED: HealthState.WEDGED,
+        SampleResult.MUTE: HealthState.MUTED,
     },
     HealthState.SUSPECT: {
-        Finding.GOOD: HealthState.HEALTHY,
-        Finding.UNKNOWN: HealthState.SUSPECT,
-        Finding.BAD: HealthState.SUSPECT,
-        Finding.LAST_BAD: HealthState.WEDGED,
-        Finding.MUTE: HealthState.MUTED,
+        SampleResult.GOOD: HealthState.HEALTHY,
+        SampleResult.UNKNOWN: HealthState.SUSPECT,
+        SampleResult.BAD: HealthState.SUSPECT,
+        SampleResult.THRESHOLD_REACHED: HealthState.WEDGED,
+        SampleResult.MUTE: HealthState.MUTED,
     },
     HealthState.WEDGED: {
-        Finding.GOOD: HealthState.HEALTHY,
-        Finding.UNKNOWN: HealthState.WEDGED,
-        Finding.BAD: HealthState.WEDGED,
-        Finding.LAST_BAD: HealthState.WEDGED,
-        Finding.MUTE: HealthState.MUTED,
+        SampleResult.GOOD: HealthState.HEALTHY,
+        SampleResult.UNKNOWN: HealthState.WEDGED,
+        SampleResult.BAD: HealthState.WEDGED,
+        SampleResult.THRESHOLD_REACHED: HealthState.WEDGED,
+        SampleResult.MUTE: HealthState.MUTED,
     },
     HealthState.MUTED: {
-        Finding.GOOD: HealthState.HEALTHY,
-        Finding.UNKNOWN: HealthState.STARTING,
-        Finding.BAD: HealthState.SUSPECT,
-        Finding.LAST_BAD: HealthState.WEDGED,
-        Finding.MUTE: HealthState.MUTED,
+        SampleResult.GOOD: HealthState.HEALTHY,
+        SampleResult.UNKNOWN: HealthState.STARTING,
+        SampleResult.BAD: HealthState.SUSPECT,
+        SampleResult.THRESHOLD_REACHED: HealthState.WEDGED,
+        SampleResult.MUTE: HealthState.MUTED,
     },
 }
 
@@ -289,13 +289,13 @@ def judge_sample(
     is_same = before.failures > 0 and sample.at_s - before.failed_at_s < spacing_s
     finding = _finding(before, sample, seen, threshold, is_same=is_same)
     after = replace(_counted(before, sample, finding), state=TRANSITIONS[before.state][finding])
-    if after.state is not before.state or finding in (Finding.BAD, Finding.MUTE):
+    if after.state is not before.state or finding in (SampleResult.BAD, SampleResult.MUTE):
         after = replace(after, reason=sample.muted or sample.reason)
     if after.state is HealthState.WEDGED and before.state is not HealthState.WEDGED:
         after = replace(after, wedge=Wedge(max(0, int(sample.wall_s))))
     if not seen.is_loaded:
         after = replace(after, was_healthy=False)
-    is_hushed = finding is Finding.MUTE and sample.is_hushed
+    is_hushed = finding is SampleResult.MUTE and sample.is_hushed
     return replace(after, is_flapping=_flaps(after), driver=seen.driver or history.driver, is_hushed=is_hushed)
 
 
@@ -304,32 +304,32 @@ def _unmuted(history: History, seen: Surroundings) -> History:
     return replace(history, state=HealthState.WEDGED if seen.is_marked else HealthState.STARTING)
 
 
-def _finding(history: History, sample: Sample, seen: Surroundings, threshold: int, *, is_same: bool) -> Finding:
+def _finding(history: History, sample: Sample, seen: Surroundings, threshold: int, *, is_same: bool) -> SampleResult:
     if sample.muted:
-        return Finding.MUTE
+        return SampleResult.MUTE
     match sample.health:
         case Health.HEALTHY:
-            return Finding.GOOD
+            return SampleResult.GOOD
         case Health.UNKNOWN:
-            return Finding.UNKNOWN
+            return SampleResult.UNKNOWN
         case Health.UNHEALTHY:
             # Without a ready marker only a healthy sample tells that the driver was ready at all.
             if seen.ready is None and not history.was_healthy and history.state is HealthState.STARTING:
-                return Finding.UNKNOWN
+                return SampleResult.UNKNOWN
             if is_same:
-                return Finding.UNKNOWN
-            return Finding.LAST_BAD if history.failures + 1 >= threshold else Finding.BAD
+                return SampleResult.UNKNOWN
+            return SampleResult.THRESHOLD_REACHED if history.failures + 1 >= threshold else SampleResult.BAD
 
 
-def _counted(history: History, sample: Sample, finding: Finding) -> History:
-    if finding is Finding.MUTE:
+def _counted(history: History, sample: Sample, finding: SampleResult) -> History:
+    if finding is SampleResult.MUTE:
         return replace(history, failures=0, recent=())
     line = f"{sample.health.value}: {sample.reason}"[:EVIDENCE_CHARS]
     evidence = (*history.evidence, f"{int(sample.wall_s)} {line}")[-EVIDENCE_LINES:]
     after = replace(history, evidence=evidence)
-    if finding is Finding.GOOD:
+    if finding is SampleResult.GOOD:
         return replace(after, failures=0, was_healthy=True, recent=(*after.recent, True)[-RECENT:])
-    if finding is Finding.UNKNOWN:
+    if finding is SampleResult.UNKNOWN:
         return after
     return replace(after, failures=after.failures + 1, recent=(*after.recent, False)[-RECENT:], failed_at_s=sample.at_s)
 

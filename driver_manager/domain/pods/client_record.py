@@ -15,7 +15,7 @@ from driver_manager.domain import node_state as generations
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.node import Pod
 from driver_manager.domain.node_state import Generation
-from driver_manager.domain.pods.workloads import ClientRules, Standing, clients, standing
+from driver_manager.domain.pods.workloads import ClientAge, ClientRules, clients, standing
 from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import writable
 from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form
@@ -120,11 +120,11 @@ class ClientRecord(Frozen):
             if pod.uid not in known
         ]
         further = (selector.text for selector in rules.selectors if selector not in decided)
-        stale = (pod for pod, how in judged if how is Standing.STALE)
+        stale = (pod for pod, how in judged if how is ClientAge.STALE)
         return replace(
             self,
             clients=(*self.clients, *(Client(pod.uid, str(pod), pod.owner_kind) for pod in stale)),
-            unknown=tuple(pod.uid for pod, how in judged if how is Standing.UNKNOWN),
+            unknown=tuple(pod.uid for pod, how in judged if how is ClientAge.UNKNOWN),
             has_looked=True,
             selectors=(*self.selectors, *further),
         )

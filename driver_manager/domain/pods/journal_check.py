@@ -17,13 +17,13 @@ from driver_manager.domain.host import Host
 from driver_manager.domain.host_record import HostRecord, lost_driver
 from driver_manager.domain.journal import MAX_LINE_CHARS, Journal, OldDriver, Owner, Refused, Written, is_line, is_owner
 from driver_manager.domain.node import PROGRAM, ROLLOUT, Node, Pod
+from driver_manager.domain.outage import Outage
 from driver_manager.domain.pci import merged_bindings
 from driver_manager.domain.pods import labels as label_rules
 from driver_manager.domain.profile import Profile, has_root, is_own, kept
 from driver_manager.domain.records import Frozen
 from driver_manager.domain.selectors import KEY_PATTERN, is_label_value
 from driver_manager.domain.text import is_digest, several
-from driver_manager.domain.window import Window
 from driver_manager.domain.wire import in_brief
 
 _MODULE = re.compile(r"[A-Za-z0-9_]{1,55}")
@@ -267,7 +267,7 @@ def _driver(said: OldDriver | None, check: _Check) -> OldDriver | None:
     )
 
 
-def _is_window(window: Window | None) -> bool:
+def _is_window(window: Outage | None) -> bool:
     return window is None or window.is_of_this_era
 
 

@@ -48,7 +48,7 @@ class ClientRules(Frozen):
         return cls(profile, (*listed, further) if further else listed, own_uid)
 
 
-class Standing(Enum):
+class ClientAge(Enum):
     """How a client stands to a generation."""
 
     STALE = "stale"
@@ -71,17 +71,17 @@ def is_client(pod: Pod, rules: ClientRules) -> bool:
     return any(selector.matches(pod.labels) for selector in rules.selectors)
 
 
-def standing(pod: Pod, generation: Generation, now_s: float) -> Standing:
+def standing(pod: Pod, generation: Generation, now_s: float) -> ClientAge:
     """Whether a container of `pod` has run since before `generation` was ready.
 
     Times of containers are whole seconds: one of the very second in which the driver got ready had nothing to open
     before. Where no container runs yet, a kubelet may be late to tell of one, but not for long.
     """
     if pod.started_s is not None:
-        return Standing.STALE if int(pod.started_s) < int(generation.ready_s) else Standing.CURRENT
+        return ClientAge.STALE if int(pod.started_s) < int(generation.ready_s) else ClientAge.CURRENT
     created_s = seconds_of(pod.created)
     may_be_late = created_s is not None and created_s < generation.ready_s and 0.0 <= now_s - generation.ready_s < LAG_S
-    return Standing.UNKNOWN if may_be_late else Standing.CURRENT
+    return ClientAge.UNKNOWN if may_be_late else ClientAge.CURRENT
 
 
 def clients(pods: Iterable[Pod], rules: ClientRules) -> tuple[Pod, ...]:
@@ -93,7 +93,7 @@ def clients(pods: Iterable[Pod], rules: ClientRules) -> tuple[Pod, ...]:
 def holding_since_before(pods: Iterable[Pod], generation: Generation, now_s: float) -> tuple[Pod, ...]:
     """The pods with claims that have run since before `generation` was ready."""
     return tuple(
-        pod for pod in pods if pod.claims and not pod.is_over and standing(pod, generation, now_s) is Standing.STALE
+        pod for pod in pods if pod.claims and not pod.is_over and standing(pod, generation, now_s) is ClientAge.STALE
     )
 
 

@@ -12,7 +12,7 @@ from driver_manager.domain.host import REASONS, UPGRADE_REASON, Marker
 from driver_manager.domain.metrics import Family, by_label, gauge
 from driver_manager.domain.node import Node
 from driver_manager.domain.profile import NodeKeys
-from driver_manager.domain.reboot.schedule import Schedule
+from driver_manager.domain.reboot.maintenance_windows import Schedule
 from driver_manager.domain.records import Frozen
 from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form
 

@@ -21,19 +21,19 @@ from driver_manager.domain.swap.eviction import EvictionPlan, clearing, is_manag
 from driver_manager.domain.swap.node_patches import found_journal, give_back, pausable_keys, paused_keys, take
 from driver_manager.domain.swap.preflight import firmware_notes, places_us, problems, remedies, versions
 from driver_manager.domain.swap.steps import (
+    AcquireNode,
     AnyStep,
     FlipRoot,
-    GiveBack,
     KeepRoot,
     LoadModules,
     PauseLast,
     RecordDigest,
+    ReleaseNode,
     RemoveArtifacts,
     RemoveConflicting,
     RemoveSlots,
     SetFirmwarePath,
     StopServices,
-    TakeNode,
     UnmountDriverRoot,
     WaitForOperands,
 )
@@ -44,37 +44,43 @@ from driver_manager.domain.text import several
 # Pure. Must not import the planner, which builds its rows from these.
 
 
-def is_installing(now: Situation) -> bool:
+def is_installing(situation: Situation) -> bool:
     """Whether a driver container is at work, whose modules and root are not stale; never in its own init container.
 
     Where devices go to virtual machines such a pod leaves before anything is cleaned.
     """
-    if now.policy.loader is Loader.MANAGER or now.policy.mode is Mode.VFIO:
+    if situation.policy.loader is Loader.MANAGER or situation.policy.mode is Mode.VFIO:
         return False
-    pods = (pod for pod in now.obs.pods.pods if now.profile.deploy.driver_key in pod.selector_keys and not pod.is_over)
+    pods = (
+        pod
+        for pod in situation.obs.pods.pods
+        if situation.profile.deploy.driver_key in pod.selector_keys and not pod.is_over
+    )
     return any(pod.main_started for pod in pods)
 
 
-def clean(now: Situation, paths: tuple[str, ...]) -> list[AnyStep]:
+def clean(situation: Situation, paths: tuple[str, ...]) -> list[AnyStep]:
     """Unmount what is mounted at the driver root, unless it is in use; remove those of `paths` that are there."""
     steps: list[AnyStep] = []
     wanted = [
-        source.real_root or source.root for source in (now.host.source, now.host.previous_source) if source is not None
+        source.real_root or source.root
+        for source in (situation.host.source, situation.host.previous_source)
+        if source is not None
     ]
-    is_source = now.policy.loader is Loader.MANAGER and any(
-        _overlap(root, mount) for root in wanted for mount in now.host.root_mounts
+    is_source = situation.policy.loader is Loader.MANAGER and any(
+        _overlap(root, mount) for root in wanted for mount in situation.host.root_mounts
     )
-    if now.host.root_mounts and not is_source and not is_installing(now):
-        steps.append(UnmountDriverRoot(now.host.root_mounts))
-    return [*steps, *remove(now, paths)]
+    if situation.host.root_mounts and not is_source and not is_installing(situation):
+        steps.append(UnmountDriverRoot(situation.host.root_mounts))
+    return [*steps, *remove(situation, paths)]
 
 
-def remove(now: Situation, paths: tuple[str, ...]) -> tuple[RemoveArtifacts, ...]:
+def remove(situation: Situation, paths: tuple[str, ...]) -> tuple[RemoveArtifacts, ...]:
     """The step that removes those of `paths` that are there; () where none is."""
-    ready = ready_names(now.profile)
+    ready = ready_names(situation.profile)
     # Health-watch may put the ready marker aside, or back, between our look and our lock: both names go then.
-    either = ready if any(path in now.host.artifacts for path in ready) else ()
-    present = tuple(path for path in paths if path and (path in now.host.artifacts or path in either))
+    either = ready if any(path in situation.host.artifacts for path in ready) else ()
+    present = tuple(path for path in paths if path and (path in situation.host.artifacts or path in either))
     return (RemoveArtifacts(present),) if present else ()
 
 
@@ -95,75 +101,77 @@ def _overlap(root: str, mount: str) -> bool:
     return one.startswith(other) or (other.startswith(one) and root != "/")
 
 
-def staged(now: Situation) -> tuple[StagedSlots, StagedSlot] | None:
+def staged(situation: Situation) -> tuple[StagedSlots, StagedSlot] | None:
     """All slots, and the one that this run loads the driver from; None where it loads none, or from elsewhere."""
-    slots = now.host.slots
-    if now.policy.loader is not Loader.MANAGER or slots is None or places_us(now):
+    slots = situation.host.slots
+    if situation.policy.loader is not Loader.MANAGER or slots is None or places_us(situation):
         return None
     slot = slots.named(slots.wanted)
     return None if slot is None else (slots, slot)
 
 
-def keep_root(now: Situation) -> tuple[KeepRoot, ...]:
+def keep_root(situation: Situation) -> tuple[KeepRoot, ...]:
     """Before anybody is disturbed: what is in a folder at the driver root becomes the way back."""
-    found = staged(now)
+    found = staged(situation)
     if found is None or found[0].in_root is None:
         return ()
-    return (KeepRoot(found[0].root, _old_digest(now), _old_version(now)),)
+    return (KeepRoot(found[0].root, _old_digest(situation), _old_version(situation)),)
 
 
-def flip_slots(now: Situation) -> tuple[FlipRoot, ...]:
+def flip_slots(situation: Situation) -> tuple[FlipRoot, ...]:
     """Between the old modules and the new ones: the driver root leads to the new tree."""
-    found = staged(now)
+    found = staged(situation)
     if found is None:
         return ()
     slots, slot = found
-    target, back = slots.path(slot.name), _way_back(now, slots)
+    target, back = slots.path(slot.name), _way_back(situation, slots)
     if slots.current == slot.name and back in ("", target):
         return ()
-    return (FlipRoot(slots.root, target, slot.text, _kept(now, slots), "" if back == target else back),)
+    return (FlipRoot(slots.root, target, slot.text, _kept(situation, slots), "" if back == target else back),)
 
 
-def remove_slots(now: Situation) -> tuple[RemoveSlots, ...]:
+def remove_slots(situation: Situation) -> tuple[RemoveSlots, ...]:
     """After the node is given back: the new slot stays, and the one before, and one more."""
-    found = staged(now)
+    found = staged(situation)
     if found is None:
         return ()
     slots, slot = found
-    flips = flip_slots(now)
+    flips = flip_slots(situation)
     before = slots.name_of(flips[0].back) if flips else slots.previous
     names = removable(slots.slots, slot.name, before)
     return (RemoveSlots(slots.root, names),) if names else ()
 
 
-def remove_left_over(now: Situation) -> tuple[RemoveSlots, ...]:
+def remove_left_over(situation: Situation) -> tuple[RemoveSlots, ...]:
     """The same for a driver that is current: a run that was killed after its swap may not have come that far."""
-    found = staged(now)
+    found = staged(situation)
     is_there = found is not None and found[0].current == found[1].name
-    return remove_slots(now) if is_there else ()
+    return remove_slots(situation) if is_there else ()
 
 
-def stale_keys(now: Situation) -> frozenset[str]:
+def stale_keys(situation: Situation) -> frozenset[str]:
     """Deploy-label keys of operand pods that mount the driver root itself: they keep the tree that it leads to now."""
-    flips = flip_slots(now)
-    if not flips or now.host.slots is None or now.host.slots.current == now.host.slots.wanted:
+    flips = flip_slots(situation)
+    if not flips or situation.host.slots is None or situation.host.slots.current == situation.host.slots.wanted:
         return frozenset()
-    own = now.obs.own_pod
-    keys = now.profile.deploy_keys(now.obs.node.labels) - (own.selector_keys if own is not None else frozenset[str]())
-    bound = (pod for pod in placed_by(now.obs.pods.pods, keys, own) if _mounts_root(pod, flips[0].root))
+    own = situation.obs.own_pod
+    keys = situation.profile.deploy_keys(situation.obs.node.labels) - (
+        own.selector_keys if own is not None else frozenset[str]()
+    )
+    bound = (pod for pod in placed_by(situation.obs.pods.pods, keys, own) if _mounts_root(pod, flips[0].root))
     return frozenset(key for pod in bound for key in pod.selector_keys & keys)
 
 
-def slot_notes(now: Situation) -> tuple[str, ...]:
+def slot_notes(situation: Situation) -> tuple[str, ...]:
     """What is worth a warning: pods that no label moves, and that will go on seeing the old tree."""
-    flips = flip_slots(now)
+    flips = flip_slots(situation)
     if not flips:
         return ()
-    own, keys = now.obs.own_pod, now.profile.deploy_keys(now.obs.node.labels)
-    moved = placed_by(now.obs.pods.pods, keys, own)
+    own, keys = situation.obs.own_pod, situation.profile.deploy_keys(situation.obs.node.labels)
+    moved = placed_by(situation.obs.pods.pods, keys, own)
     left = [
         pod
-        for pod in now.obs.pods.pods
+        for pod in situation.obs.pods.pods
         if _mounts_root(pod, flips[0].root) and pod not in moved and not pod.has_left and pod != own
     ]
     if not left:
@@ -177,52 +185,52 @@ def _mounts_root(pod: Pod, root: str) -> bool:
     return any(path == root or path.startswith(f"{root}/") for path in pod.host_paths)
 
 
-def _kept(now: Situation, slots: StagedSlots) -> str:
+def _kept(situation: Situation, slots: StagedSlots) -> str:
     """The name that the folder at the root gets as a slot."""
     taken = (slot.name for slot in slots.slots)
-    return free_name(slot_name(_old_digest(now)), taken) if slots.in_root is not None else ""
+    return free_name(slot_name(_old_digest(situation)), taken) if slots.in_root is not None else ""
 
 
-def _way_back(now: Situation, slots: StagedSlots) -> str:
+def _way_back(situation: Situation, slots: StagedSlots) -> str:
     """Where the root led before, "" where that is not known."""
     if slots.in_root is not None:
-        return slots.path(_kept(now, slots))
+        return slots.path(_kept(situation, slots))
     if slots.current and slots.current != slots.wanted:
         return slots.path(slots.current)
-    previous = now.host.previous_source
+    previous = situation.host.previous_source
     if slots.current and previous is not None:
         # An earlier run has flipped it already.
         return previous.root if slots.name_of(previous.root) else previous.real_root
     return "" if slots.current else slots.leads_to
 
 
-def _has_old_driver(now: Situation) -> bool:
+def _has_old_driver(situation: Situation) -> bool:
     """Whether a folder at the root may have the driver that is loaded: not where its files were replaced since."""
-    slots, previous = now.host.slots, now.host.previous_source
-    if slots is None or slots.in_root is None or not driver_version(now.host.modules):
+    slots, previous = situation.host.slots, situation.host.previous_source
+    if slots is None or slots.in_root is None or not driver_version(situation.host.modules):
         return True
     if previous is None:
         return False
     return slots.root in (previous.root.rstrip("/"), previous.real_root) or bool(slots.name_of(previous.root))
 
 
-def _old_digest(now: Situation) -> str:
+def _old_digest(situation: Situation) -> str:
     """Of the driver that the root has now, "" where nobody noted it."""
-    if not _has_old_driver(now):
+    if not _has_old_driver(situation):
         return ""
     # Of whatever boot: a reboot in between changes nothing in a folder on disk.
-    old = now.obs.journal.driver if now.obs.journal is not None else None
-    noted = old.digest if old is not None else now.host.digest
+    old = situation.obs.journal.driver if situation.obs.journal is not None else None
+    noted = old.digest if old is not None else situation.host.digest
     # A reboot may have taken what was noted elsewhere.
-    recorded = now.host.slots.in_root if now.host.slots is not None else None
+    recorded = situation.host.slots.in_root if situation.host.slots is not None else None
     return noted or (recorded.digest if recorded is not None else "")
 
 
-def _old_version(now: Situation) -> str:
-    if not _has_old_driver(now):
+def _old_version(situation: Situation) -> str:
+    if not _has_old_driver(situation):
         return ""
-    previous = now.host.previous_source
-    return driver_version(now.host.modules) or (previous.version if previous is not None else "")
+    previous = situation.host.previous_source
+    return driver_version(situation.host.modules) or (previous.version if previous is not None else "")
 
 
 # The steps that load a driver, what they go back to when it does not load, and the preflight before them.
@@ -230,81 +238,81 @@ def _old_version(now: Situation) -> str:
 # Pure. Must not import the planner, which builds its rows from these.
 
 
-def loading(now: Situation) -> list[AnyStep]:
+def loading(situation: Situation) -> list[AnyStep]:
     """Steps that load the wanted driver and record its digest; none where its container does, or none is wanted."""
-    source = now.host.source
+    source = situation.host.source
     # There is no way back from a driver that must not be unloaded.
-    previous = now.host.previous_source if now.profile.strategy is Strategy.IN_PLACE else None
-    if now.policy.loader is not Loader.MANAGER or source is None or places_us(now):
+    previous = situation.host.previous_source if situation.profile.strategy is Strategy.IN_PLACE else None
+    if situation.policy.loader is not Loader.MANAGER or source is None or places_us(situation):
         return []
-    paths, digest = now.profile.paths, now.obs.digest
-    given = options(now.profile.modules.parameters, _values_to_keep(now))
+    paths, digest = situation.profile.paths, situation.obs.digest
+    given = options(situation.profile.modules.parameters, _values_to_keep(situation))
     source = replace(source, given=given)
     previous = replace(previous, given=given) if previous is not None else None
     return [
-        *flip_slots(now),
-        *_firmware_path(now),
-        LoadModules(source, previous, _digest_to_go_back_to(now), _further_modules(now)),
+        *flip_slots(situation),
+        *_firmware_path(situation),
+        LoadModules(source, previous, _digest_to_go_back_to(situation), _further_modules(situation)),
         *([RecordDigest(paths.state_file, digest, paths.load_record, source)] if digest else []),
     ]
 
 
-def making_way(now: Situation) -> list[AnyStep]:
+def making_way(situation: Situation) -> list[AnyStep]:
     """The step that unloads what must not be loaded beside the driver that is to come; none for who only uninstalls."""
-    names = unload_order(now.host.removable, ())
-    return [RemoveConflicting(names)] if names and not places_us(now) else []
+    names = unload_order(situation.host.removable, ())
+    return [RemoveConflicting(names)] if names and not places_us(situation) else []
 
 
-def _firmware_path(now: Situation) -> list[AnyStep]:
-    wanted = now.profile.paths.firmware
-    return [SetFirmwarePath(wanted)] if wanted and wanted != now.host.firmware_path else []
+def _firmware_path(situation: Situation) -> list[AnyStep]:
+    wanted = situation.profile.paths.firmware
+    return [SetFirmwarePath(wanted)] if wanted and wanted != situation.host.firmware_path else []
 
 
-def _values_to_keep(now: Situation) -> Mapping[str, str]:
+def _values_to_keep(situation: Situation) -> Mapping[str, str]:
     """Parameters of the driver before; those that a run of this boot noted were read while that one was loaded."""
-    old = now.obs.journal.driver if now.obs.journal else None
+    old = situation.obs.journal.driver if situation.obs.journal else None
     return (
         old.parameters
         if old is not None and old.modules
-        else kept(now.host.parameters, now.profile.modules.keep_parameters)
+        else kept(situation.host.parameters, situation.profile.modules.keep_parameters)
     )
 
 
-def load_notes(now: Situation) -> tuple[str, ...]:
+def load_notes(situation: Situation) -> tuple[str, ...]:
     """What is worth a warning before the wanted driver is loaded; nothing where its container does."""
-    source = now.host.source
-    if now.policy.loader is not Loader.MANAGER or source is None:
+    source = situation.host.source
+    if situation.policy.loader is not Loader.MANAGER or source is None:
         return ()
-    return (*firmware_notes(source), *slot_notes(now))
+    return (*firmware_notes(source), *slot_notes(situation))
 
 
-def _old_driver(now: Situation) -> OldDriver | None:
+def _old_driver(situation: Situation) -> OldDriver | None:
     """What the journal of this boot knows of the driver to go back to."""
-    journal = now.obs.journal
-    return journal.driver if journal is not None and journal.boot_id == now.host.boot_id else None
+    journal = situation.obs.journal
+    return journal.driver if journal is not None and journal.boot_id == situation.host.boot_id else None
 
 
-def _further_modules(now: Situation) -> tuple[str, ...]:
+def _further_modules(situation: Situation) -> tuple[str, ...]:
     """Modules of the driver that were loaded beside its roots, in the order to load those again that are not back."""
-    old, roots = now.obs.journal.driver if now.obs.journal else None, now.profile.modules.roots
+    old, roots = situation.obs.journal.driver if situation.obs.journal else None, situation.profile.modules.roots
     if old is None or not old.modules:
-        return beside(now.host.modules, roots, now.profile.modules.order)
+        return beside(situation.host.modules, roots, situation.profile.modules.order)
     return tuple(name for name in reversed(old.modules) if name not in roots)
 
 
-def _digest_to_go_back_to(now: Situation) -> str:
-    old = _old_driver(now)
-    return old.digest if old is not None else now.host.digest or ""
+def _digest_to_go_back_to(situation: Situation) -> str:
+    old = _old_driver(situation)
+    return old.digest if old is not None else situation.host.digest or ""
 
 
-def refuse_versions(now: Situation) -> None:
+def refuse_versions(situation: Situation) -> None:
     """Raise PreflightFailed where the profile does not let the loaded driver become the wanted one."""
-    refused = [one for one in versions(now) if one.ok is False]
+    refused = [one for one in versions(situation) if one.ok is False]
     if refused:
         raise PreflightFailed(f"preflight: {refused[0].what}", refused[0].remedy)
 
 
-def check(now: Situation, *, keeps_driver: bool = False) -> None:
+def check(situation: Situation, *, keeps_driver: bool = False) -> None:
     """Raise PreflightFailed, which names every problem, when the driver could not be replaced or loaded.
 
     `keeps_driver`: the run loads and unloads no module.
@@ -312,13 +320,13 @@ def check(now: Situation, *, keeps_driver: bool = False) -> None:
     ModuleStuck while the kernel unloads a module of the driver: a load of it waits for that, for ever perhaps, or is
     refused as busy (kernel/module/main.c, add_unformed_module).
     """
-    if now.host.leaving:
+    if situation.host.leaving:
         raise ModuleStuck(
-            f"the kernel is still unloading module {several(now.host.leaving)}",
+            f"the kernel is still unloading module {several(situation.host.leaving)}",
             "Run again. If it persists, reboot the node; the next run continues. The kernel log (dmesg) may show what "
             "the module waits for.",
         )
-    found = problems(now, keeps_driver=keeps_driver)
+    found = problems(situation, keeps_driver=keeps_driver)
     if found:
         what = "; ".join(problem.what for problem in found)
         raise PreflightFailed(f"preflight: {what}", remedies(found))
@@ -330,88 +338,88 @@ def check(now: Situation, *, keeps_driver: bool = False) -> None:
 
 
 def before_the_unload(
-    now: Situation, bindings: tuple[Binding, ...] = ()
+    situation: Situation, bindings: tuple[Binding, ...] = ()
 ) -> tuple[tuple[AnyStep, ...], tuple[AnyStep, ...], EvictionPlan]:
     """What makes everybody leave the device; which of it takes the node; and what becomes of users' pods.
 
     `bindings` are what the devices are bound to, where that will change, too.
     """
-    check(now)
-    cleared, cordon = clearing(now), not is_managed(now)
-    services = now.host.active_services if now.policy.stop_host_services else ()
-    first, last = pause_in_two(now)
-    patient = (*wait_for_stuck(now, first | last, cleared.found), *wait_for_holders(now, cleared.found))
-    taken = taking(now, first, cordon=cordon, services=services, bindings=bindings)
+    check(situation)
+    cleared, cordon = clearing(situation), not is_managed(situation)
+    services = situation.host.active_services if situation.policy.stop_host_services else ()
+    first, last = pause_in_two(situation)
+    patient = (*wait_for_stuck(situation, first | last, cleared.found), *wait_for_holders(situation, cleared.found))
+    taken = taking(situation, first, cordon=cordon, services=services, bindings=bindings)
     # Nothing new shall come while others are waited for, so the cordon is set before that.
-    early = _taken_first(now, bindings) if cordon and cleared.first else ()
+    early = _taken_first(situation, bindings) if cordon and cleared.first else ()
     if not any(
         isinstance(step, WaitForOperands) for step in taken
     ):  # nobody to wait for, but somebody may have come before the cordon
-        taken = (*taken, WaitForOperands((), (), now.policy.pod_termination_timeout_s))
+        taken = (*taken, WaitForOperands((), (), situation.policy.pod_termination_timeout_s))
     steps = (
         *patient,
-        *keep_root(now),
+        *keep_root(situation),
         *early,
         *cleared.first,
         *taken,
         *cleared.steps,
-        *_pause_last(now, last),
+        *_pause_last(situation, last),
         *((StopServices(services),) if services else ()),
     )
     return steps, taken, cleared
 
 
-def _taken_first(now: Situation, bindings: tuple[Binding, ...]) -> tuple[TakeNode, ...]:
+def _taken_first(situation: Situation, bindings: tuple[Binding, ...]) -> tuple[AcquireNode, ...]:
     """The step that only cordons the node, where that is not done yet."""
-    step = take(now.obs, now.profile, frozenset(), cordon=True, bindings=bindings)
+    step = take(situation.obs, situation.profile, frozenset(), cordon=True, bindings=bindings)
     return (step,) if step is not None else ()
 
 
-def pause_in_two(now: Situation) -> tuple[frozenset[str], frozenset[str]]:
+def pause_in_two(situation: Situation) -> tuple[frozenset[str], frozenset[str]]:
     """Keys to pause at once, and those that have to wait until no claim is held any more."""
-    keys = pausable_keys(now.obs, now.profile) | driver_gate(now)
+    keys = pausable_keys(situation.obs, situation.profile) | driver_gate(situation)
     last = (
-        now.profile.deploy.last_keys
-        if holds_claim(node_pods(now.obs), now.profile, now.policy.eviction)
+        situation.profile.deploy.last_keys
+        if holds_claim(node_pods(situation.obs), situation.profile, situation.policy.eviction)
         else frozenset()
     )
-    return keys - last, (keys & last) - paused_keys(now.obs.node, now.profile)
+    return keys - last, (keys & last) - paused_keys(situation.obs.node, situation.profile)
 
 
-def _pause_last(now: Situation, keys: frozenset[str]) -> tuple[AnyStep, ...]:
+def _pause_last(situation: Situation, keys: frozenset[str]) -> tuple[AnyStep, ...]:
     if not keys:
         return ()
     names = tuple(sorted(keys))
-    pods = tuple(sorted(str(pod) for pod in moved_by(now.obs.pods.pods, keys, now.obs.own_pod)))
-    return (PauseLast(names), WaitForOperands(names, pods, now.policy.pod_termination_timeout_s))
+    pods = tuple(sorted(str(pod) for pod in moved_by(situation.obs.pods.pods, keys, situation.obs.own_pod)))
+    return (PauseLast(names), WaitForOperands(names, pods, situation.policy.pod_termination_timeout_s))
 
 
-def driver_gate(now: Situation) -> frozenset[str]:
+def driver_gate(situation: Situation) -> frozenset[str]:
     """The driver's own deploy label where devices go to virtual machines and it is on: its pod is to leave as well."""
-    own, deploy = now.obs.own_pod, now.profile.deploy
-    if now.policy.mode is not Mode.VFIO or not deploy.prefix or (own and deploy.driver_key in own.selector_keys):
+    own, deploy = situation.obs.own_pod, situation.profile.deploy
+    if situation.policy.mode is not Mode.VFIO or not deploy.prefix or (own and deploy.driver_key in own.selector_keys):
         return frozenset()
-    value = now.obs.node.labels.get(deploy.driver_key)
+    value = situation.obs.node.labels.get(deploy.driver_key)
     is_on = is_pausable(value) and value != deploy.preinstalled_value
     return frozenset({deploy.driver_key}) if is_on else frozenset()
 
 
-def _switched_off(now: Situation) -> frozenset[str]:
+def _switched_off(situation: Situation) -> frozenset[str]:
     """Deploy labels that placed pods of this node and are gone from it: their pods leave, and are waited for.
 
     Where a driver stays, or another follows it, nobody waits for them: the device's users are seen by themselves.
     """
-    if now.policy.mode is not Mode.VFIO:
+    if situation.policy.mode is not Mode.VFIO:
         return frozenset()
-    deploy, labels, own = now.profile.deploy, now.obs.node.labels, now.obs.own_pod
-    used = {key for pod in now.obs.pods.pods for key in pod.selector_keys if key not in labels}
+    deploy, labels, own = situation.profile.deploy, situation.obs.node.labels, situation.obs.own_pod
+    used = {key for pod in situation.obs.pods.pods for key in pod.selector_keys if key not in labels}
     # What is on while it is absent is no switch that is gone.
     found = deploy.keys_in(dict.fromkeys(used, "")) - set(deploy.on_unless_false) | ({deploy.driver_key} & used)
     return found - (own.selector_keys if own is not None else frozenset())
 
 
 def taking(
-    now: Situation,
+    situation: Situation,
     pause: Set[str],
     *,
     cordon: bool,
@@ -419,16 +427,16 @@ def taking(
     bindings: tuple[Binding, ...] = (),
 ) -> tuple[AnyStep, ...]:
     """The step that takes the node with the labels in `pause` paused, and the wait for those whom that makes leave."""
-    step = take(now.obs, now.profile, pause, cordon=cordon, services=services, bindings=bindings)
-    keys = frozenset(pause) | _switched_off(now)
-    pods = tuple(sorted(str(pod) for pod in moved_by(now.obs.pods.pods, keys, now.obs.own_pod)))
-    wait = WaitForOperands(tuple(sorted(keys)), pods, now.policy.pod_termination_timeout_s) if keys else None
+    step = take(situation.obs, situation.profile, pause, cordon=cordon, services=services, bindings=bindings)
+    keys = frozenset(pause) | _switched_off(situation)
+    pods = tuple(sorted(str(pod) for pod in moved_by(situation.obs.pods.pods, keys, situation.obs.own_pod)))
+    wait = WaitForOperands(tuple(sorted(keys)), pods, situation.policy.pod_termination_timeout_s) if keys else None
     return tuple(found for found in (step, wait) if found is not None)
 
 
-def releasing(now: Situation, taken: tuple[AnyStep, ...]) -> tuple[GiveBack, ...]:
+def releasing(situation: Situation, taken: tuple[AnyStep, ...]) -> tuple[ReleaseNode, ...]:
     """The step that gives the node back as `taken` took it, or as an earlier run left it; none for one that is free."""
     for step in taken:
-        if isinstance(step, TakeNode):
-            return (GiveBack(step.journal),)
-    return give_back(found_journal(now.obs, now.profile))
+        if isinstance(step, AcquireNode):
+            return (ReleaseNode(step.journal),)
+    return give_back(found_journal(situation.obs, situation.profile))

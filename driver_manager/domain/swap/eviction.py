@@ -66,60 +66,66 @@ class EvictionPlan(Frozen):
     warnings: tuple[str, ...] = ()
 
 
-def is_managed(now: Situation) -> bool:
+def is_managed(situation: Situation) -> bool:
     """Whether an operator manages this node's upgrades: it cordons and evicts, not we."""
-    key = now.profile.keys.upgrade_enabled
-    return bool(key) and now.obs.node.annotations.get(key) == "true"
+    key = situation.profile.keys.upgrade_enabled
+    return bool(key) and situation.obs.node.annotations.get(key) == "true"
 
 
-def clearing(now: Situation) -> EvictionPlan:
+def clearing(situation: Situation) -> EvictionPlan:
     """How the pods that use the driver leave. Raises PodsRemain where they would not."""
-    scene = node_pods(now.obs)
-    if is_managed(now):
-        return _by_operator(now, workloads(scene, now.profile, now.policy.eviction))
-    completing = _completing(now)
+    scene = node_pods(situation.obs)
+    if is_managed(situation):
+        return _by_operator(situation, workloads(scene, situation.profile, situation.policy.eviction))
+    completing = _completing(situation)
     if completing:
-        wait = WaitForCompletion(now.policy.completion, tuple(map(str, completing)), now.policy.completion_timeout_s)
+        wait = WaitForCompletion(
+            situation.policy.completion, tuple(map(str, completing)), situation.policy.completion_timeout_s
+        )
         ending = {pod.uid for pod in completing}
         given_time = tuple(
             replace(one, action=PodAction.WAIT, why="it is given time to complete", remedy="")
-            for one in workloads(scene, now.profile, now.policy.eviction)
+            for one in workloads(scene, situation.profile, situation.policy.eviction)
             if one.pod.uid in ending
         )
         others = replace(scene, pods=tuple(pod for pod in scene.pods if pod.uid not in ending))
-        steps, found = _by_eviction(now, others)
+        steps, found = _by_eviction(situation, others)
         return EvictionPlan((wait, PlanAgain(COMPLETION)), steps, by_name((*found, *given_time)))
-    steps, found = _by_eviction(now, scene)
+    steps, found = _by_eviction(situation, scene)
     warnings = tuple(f"{one.pod} {one.uses}: {one.why}" for one in found if _is_tolerated(one, found))
     return EvictionPlan((), steps, found, warnings)
 
 
-def safe_load(now: Situation) -> tuple[AnyStep, ...]:
+def safe_load(situation: Situation) -> tuple[AnyStep, ...]:
     """The wait for the operator's word before a driver is loaded; none where it was not asked for, or is over.
 
     Raises ConfigError where it cannot be asked: the operator answers to a pod.
     """
-    if not now.policy.safe_load or SAFE_LOAD in now.waited:
+    if not situation.policy.safe_load or SAFE_LOAD in situation.waited:
         return ()
-    if now.obs.own_pod is None or not now.profile.keys.safe_load:
+    if situation.obs.own_pod is None or not situation.profile.keys.safe_load:
         lack = (
-            "a run by hand has none" if now.profile.keys.safe_load else f"profile {now.profile.name} has no key for it"
+            "a run by hand has none"
+            if situation.profile.keys.safe_load
+            else f"profile {situation.profile.name} has no key for it"
         )
         raise ConfigError(
             f"SAFE_LOAD needs a driver pod for the operator to answer to, and {lack}",
             "Unset SAFE_LOAD (--safe-load).",
         )
     return (
-        WaitForSafeLoad(now.profile.keys.safe_load, now.obs.own_pod.name, now.policy.operator_timeout_s),
+        WaitForSafeLoad(
+            situation.profile.keys.safe_load, situation.obs.own_pod.name, situation.policy.operator_timeout_s
+        ),
         PlanAgain(SAFE_LOAD),
     )
 
 
-def stale_safe_load(now: Situation) -> tuple[AnyStep, ...]:
+def stale_safe_load(situation: Situation) -> tuple[AnyStep, ...]:
     """The step that withdraws what a dead run asked for: in our own pod's name, or in that of one that is gone."""
-    key = now.profile.keys.safe_load
-    asked = now.obs.node.annotations.get(key) if key else None
-    if asked is None or any(pod.name == asked and pod != now.obs.own_pod for pod in now.obs.pods.pods):
+    key = situation.profile.keys.safe_load
+    asked = situation.obs.node.annotations.get(key) if key else None
+    if asked is None or any(pod.name == asked and pod != situation.obs.own_pod for pod in situation.obs.pods.pods):
         return ()
     return (WithdrawSafeLoad(key, asked),)
 
@@ -143,14 +149,16 @@ def refuse_blocked(found: tuple[Workload, ...]) -> None:
         raise refusal(blocked, f"{len(blocked)} pod(s) that use the accelerator would not leave", found)
 
 
-def drain(now: Situation, scene: NodePods) -> tuple[Workload, ...]:
+def drain(situation: Situation, scene: NodePods) -> tuple[Workload, ...]:
     """The pods that a drain evicts or waits for, and those outside of it that would be evicted anyway.
 
     Raises PodsRemain for pods of both kinds that may not be evicted.
     """
-    found = _in_time(drained(scene, now.profile, now.policy.eviction), now.policy)
+    found = _in_time(drained(scene, situation.profile, situation.policy.eviction), situation.policy)
     inside = {one.pod.uid for one in found}
-    outside = [one for one in workloads(scene, now.profile, now.policy.eviction) if one.pod.uid not in inside]
+    outside = [
+        one for one in workloads(scene, situation.profile, situation.policy.eviction) if one.pod.uid not in inside
+    ]
     blocked = (*with_action(found, PodAction.BLOCK), *with_action(outside, PodAction.BLOCK))
     if blocked:
         raise refusal(blocked, f"{len(blocked)} pod(s) keep the node from being drained", by_name((*found, *outside)))
@@ -166,16 +174,16 @@ def _is_tolerated(one: Workload, found: tuple[Workload, ...]) -> bool:
     return one.action is PodAction.BLOCK and not one.must_leave and not with_action(found, PodAction.EVICT)
 
 
-def _by_eviction(now: Situation, scene: NodePods) -> tuple[tuple[AnyStep, ...], tuple[Workload, ...]]:
+def _by_eviction(situation: Situation, scene: NodePods) -> tuple[tuple[AnyStep, ...], tuple[Workload, ...]]:
     """The step that makes the workloads leave, where there are any, and the fate of each. Raises PodsRemain."""
-    policy, rules = now.policy, now.policy.eviction
-    found = _in_time(workloads(scene, now.profile, rules), policy)
+    policy, rules = situation.policy, situation.policy.eviction
+    found = _in_time(workloads(scene, situation.profile, rules), policy)
     try:
         refuse_blocked(found)
     except EvictionRefused:
         if not rules.drains:
             raise
-        going = drain(now, scene)
+        going = drain(situation, scene)
         uids = {one.pod.uid for one in going}
         step = DrainNode(tuple(str(one.pod) for one in going), rules.drain_timeout_s)
         return (step,), by_name((*going, *(one for one in found if one.pod.uid not in uids)))
@@ -202,7 +210,7 @@ def _in_time(found: tuple[Workload, ...], policy: Policy) -> tuple[Workload, ...
     )
 
 
-def _by_operator(now: Situation, found: tuple[Workload, ...]) -> EvictionPlan:
+def _by_operator(situation: Situation, found: tuple[Workload, ...]) -> EvictionPlan:
     """An operator moves the workloads; it is asked once, and waited for. Raises PodsRemain where it would not help."""
     unmoved = tuple(
         replace(one, action=PodAction.BLOCK, why=NOBODYS, remedy=END_POD)
@@ -218,9 +226,9 @@ def _by_operator(now: Situation, found: tuple[Workload, ...]) -> EvictionPlan:
     warnings = ("the operator manages upgrades on this node: this run neither cordons nor evicts",)
     if not holding:
         return EvictionPlan(found=found, warnings=warnings)
-    keys, pods = now.profile.keys, tuple(str(one.pod) for one in holding)
-    state = now.obs.node.labels.get(keys.upgrade_state, "")
-    if OPERATOR in now.waited or not keys.upgrade_requested:
+    keys, pods = situation.profile.keys, tuple(str(one.pod) for one in holding)
+    state = situation.obs.node.labels.get(keys.upgrade_state, "")
+    if OPERATOR in situation.waited or not keys.upgrade_requested:
         raise PodsRemain(
             f"the operator manages upgrades on this node (its state: {state or 'none'}) and these pods still use the "
             f"driver: {several(pods)}",
@@ -231,10 +239,10 @@ def _by_operator(now: Situation, found: tuple[Workload, ...]) -> EvictionPlan:
         state_key=keys.upgrade_state,
         state=state,
         pods=pods,
-        timeout_s=now.policy.operator_timeout_s,
-        asks=state in ("", *now.profile.idle_states)
+        timeout_s=situation.policy.operator_timeout_s,
+        asks=state in ("", *situation.profile.idle_states)
         and not all(one.action is PodAction.WAIT for one in holding)
-        and now.obs.node.annotations.get(keys.upgrade_requested) != "true",
+        and situation.obs.node.annotations.get(keys.upgrade_requested) != "true",
     )
     return EvictionPlan((ask, PlanAgain(OPERATOR)), (), found, warnings)
 
@@ -251,11 +259,13 @@ def _left_to_operator(one: Workload) -> Workload:
     return replace(one, action=PodAction.BLOCK, why=why, remedy=END_HOLDER)
 
 
-def _completing(now: Situation) -> tuple[Pod, ...]:
+def _completing(situation: Situation) -> tuple[Pod, ...]:
     """Pods that get time to complete; none once they had it."""
-    if not now.policy.completion or COMPLETION in now.waited:
+    if not situation.policy.completion or COMPLETION in situation.waited:
         return ()
-    return tuple(pod for pod in now.obs.pods.pods if is_completing(pod, now.policy.completion, now.obs.own_pod))
+    return tuple(
+        pod for pod in situation.obs.pods.pods if is_completing(pod, situation.policy.completion, situation.obs.own_pod)
+    )
 
 
 # What stands in a run's way and is known before it disturbs anybody: processes nobody stops, pods that do not end.
@@ -272,61 +282,63 @@ DELETE_DRIVER = "delete the driver pod: the init container of its successor repl
 DELETE_IT = "Delete the pod, or take the node label out of its nodeSelector: its owner does not react to that label."
 
 
-def wait_for_stuck(now: Situation, keys: Set[str], found: Iterable[Workload] = ()) -> tuple[AnyStep, ...]:
+def wait_for_stuck(situation: Situation, keys: Set[str], found: Iterable[Workload] = ()) -> tuple[AnyStep, ...]:
     """The wait for pods that the run would wait for anyway, and that should have ended long ago; () for none.
 
     `keys` are those that the plan pauses, `found` what it does to users' pods.
     """
     pods = (
-        *moved_by(now.obs.pods.pods, keys, now.obs.own_pod),
+        *moved_by(situation.obs.pods.pods, keys, situation.obs.own_pod),
         *(one.pod for one in with_action(found, PodAction.WAIT)),
     )
-    stuck = {pod.uid: pod for pod in pods if is_overdue(pod, now.obs.at.wall_s)}
-    if not stuck or STUCK in now.waited:
+    stuck = {pod.uid: pod for pod in pods if is_overdue(pod, situation.obs.at.wall_s)}
+    if not stuck or STUCK in situation.waited:
         return ()
     names = tuple(map(str, stuck.values()))
-    wait = WaitForStuckPods(tuple(stuck), names, now.policy.pod_termination_timeout_s, is_undisturbed(now))
+    wait = WaitForStuckPods(tuple(stuck), names, situation.policy.pod_termination_timeout_s, is_undisturbed(situation))
     return (wait, PlanAgain(STUCK))
 
 
-def wait_for_holders(now: Situation, found: tuple[Workload, ...]) -> tuple[AnyStep, ...]:
+def wait_for_holders(situation: Situation, found: tuple[Workload, ...]) -> tuple[AnyStep, ...]:
     """The wait for processes that this run does not stop to let go of the device; () where there are none.
 
     `found` is what the plan does to users' pods. Raises DriverBusy where the run has waited for them already.
     """
-    held = holders_in_the_way(now, found)
+    held = holders_in_the_way(situation, found)
     if not held:
         return ()
-    if HOLDERS in now.waited:
-        raise _busy(now, held, found)
+    if HOLDERS in situation.waited:
+        raise _busy(situation, held, found)
     pids = tuple(dict.fromkeys(holder.pid for holder in held))
-    wait = WaitForHolders(pids, tuple(map(str, held)), now.policy.device_free_timeout_s, is_undisturbed(now))
+    wait = WaitForHolders(
+        pids, tuple(map(str, held)), situation.policy.device_free_timeout_s, is_undisturbed(situation)
+    )
     return (wait, PlanAgain(HOLDERS))
 
 
-def is_undisturbed(now: Situation) -> bool:
+def is_undisturbed(situation: Situation) -> bool:
     """Whether nobody was made to leave so far: no run holds the node, and this one asked nobody to go."""
-    return not now.obs.is_resumed and now.waited <= {HOLDERS, STUCK, AFTER_FAILURE}
+    return not situation.obs.is_resumed and situation.waited <= {HOLDERS, STUCK, AFTER_FAILURE}
 
 
-def holders_in_the_way(now: Situation, found: tuple[Workload, ...]) -> tuple[Holder, ...]:
+def holders_in_the_way(situation: Situation, found: tuple[Workload, ...]) -> tuple[Holder, ...]:
     """Processes that have the device and that nothing in this run makes let go of it."""
-    pods = {pod.uid: pod for pod in now.obs.pods.pods}
+    pods = {pod.uid: pod for pod in situation.obs.pods.pods}
     blocked = {one.pod.uid for one in with_action(found, PodAction.BLOCK)}
     return tuple(
         holder
-        for holder in now.obs.holders
-        if holder.how != UNREAD and _is_in_the_way(now, holder, pods.get(holder.pod_uid), blocked)
+        for holder in situation.obs.holders
+        if holder.how != UNREAD and _is_in_the_way(situation, holder, pods.get(holder.pod_uid), blocked)
     )
 
 
-def refuse_unmoved(now: Situation, keys: Set[str], *, bound_only: bool = False) -> None:
+def refuse_unmoved(situation: Situation, keys: Set[str], *, bound_only: bool = False) -> None:
     """Raise PodsRemain for pods that `keys` placed, that no label moves, and that this kind of run does not evict.
 
     `bound_only`: those that only mount nothing of the driver root may stay.
     """
-    root = now.profile.paths.driver_root
-    pods = [pod for pod in placed_by(now.obs.pods.pods, keys, now.obs.own_pod) if is_unmoved(pod)]
+    root = situation.profile.paths.driver_root
+    pods = [pod for pod in placed_by(situation.obs.pods.pods, keys, situation.obs.own_pod) if is_unmoved(pod)]
     left = [pod for pod in pods if not bound_only or mounts(pod, root)]
     if left:
         named = several((f"{pod} ({_why_unmoved(pod, keys)})" for pod in left), "; ")
@@ -341,51 +353,53 @@ def _why_unmoved(pod: Pod, keys: Set[str]) -> str:
     return f"{who}, placed by {', '.join(sorted(pod.selector_keys & keys))}, which does not make it leave"
 
 
-def _is_in_the_way(now: Situation, holder: Holder, pod: Pod | None, blocked: set[str]) -> bool:
+def _is_in_the_way(situation: Situation, holder: Holder, pod: Pod | None, blocked: set[str]) -> bool:
     if not holder.pod_uid:
-        return holder.service not in _stopped(now)
+        return holder.service not in _stopped(situation)
     if pod is None:  # its object is gone, or it is in a namespace that this account may not list
         return True
-    if node_pods(now.obs).is_ours(pod):
+    if node_pods(situation.obs).is_ours(pod):
         return True
-    return pod.uid in blocked or (_is_driver_pod(now, pod) and not now.policy.driver_pod_leaves)
+    return pod.uid in blocked or (_is_driver_pod(situation, pod) and not situation.policy.driver_pod_leaves)
 
 
-def driver_pods(now: Situation) -> tuple[Pod, ...]:
+def driver_pods(situation: Situation) -> tuple[Pod, ...]:
     """The driver pods of the node that have not left, but for our own."""
-    own = now.obs.own_pod
-    pods = (pod for pod in now.obs.pods.pods if own is None or pod.uid != own.uid)
-    return tuple(pod for pod in pods if _is_placed_as_driver(now, pod) and not pod.has_left)
+    own = situation.obs.own_pod
+    pods = (pod for pod in situation.obs.pods.pods if own is None or pod.uid != own.uid)
+    return tuple(pod for pod in pods if _is_placed_as_driver(situation, pod) and not pod.has_left)
 
 
-def _is_driver_pod(now: Situation, pod: Pod) -> bool:
+def _is_driver_pod(situation: Situation, pod: Pod) -> bool:
     """Whether it stays because it is placed by the driver's own label alone, which is never paused."""
-    return _is_placed_as_driver(now, pod) and not pod.deleting
+    return _is_placed_as_driver(situation, pod) and not pod.deleting
 
 
-def _is_placed_as_driver(now: Situation, pod: Pod) -> bool:
-    deploy = now.profile.deploy
+def _is_placed_as_driver(situation: Situation, pod: Pod) -> bool:
+    deploy = situation.profile.deploy
     others = deploy.keys_in(dict.fromkeys(pod.selector_keys, "")) & pod.selector_keys
     return bool(deploy.prefix) and deploy.driver_key in pod.selector_keys and not others
 
 
-def _stopped(now: Situation) -> tuple[str, ...]:
+def _stopped(situation: Situation) -> tuple[str, ...]:
     """The host's services that this run stops for the swap."""
-    return now.host.active_services if now.policy.stop_host_services else ()
+    return situation.host.active_services if situation.policy.stop_host_services else ()
 
 
-def _busy(now: Situation, held: tuple[Holder, ...], found: tuple[Workload, ...]) -> DriverBusy:
+def _busy(situation: Situation, held: tuple[Holder, ...], found: tuple[Workload, ...]) -> DriverBusy:
     named = several(map(str, held), "; ")
     uids = {holder.pod_uid for holder in held}
     remedies = {one.pod.uid: one.remedy for one in with_action(found, PodAction.BLOCK) if one.pod.uid in uids}
-    remedies |= {pod.uid: DELETE_DRIVER for pod in now.obs.pods.pods if pod.uid in uids and _is_driver_pod(now, pod)}
+    remedies |= {
+        pod.uid: DELETE_DRIVER for pod in situation.obs.pods.pods if pod.uid in uids and _is_driver_pod(situation, pod)
+    }
     lines = [STOP_IT] if uids - remedies.keys() else []
     lines += remedies.values()
-    if now.obs.pods.namespace and uids - {"", *(pod.uid for pod in now.obs.pods.pods)}:
-        lines.append(f"to see more pods than those of {now.obs.pods.namespace}, let this account list all pods")
-    if any(holder.service in now.profile.host_services for holder in held):
+    if situation.obs.pods.namespace and uids - {"", *(pod.uid for pod in situation.obs.pods.pods)}:
+        lines.append(f"to see more pods than those of {situation.obs.pods.namespace}, let this account list all pods")
+    if any(holder.service in situation.profile.host_services for holder in held):
         lines.append("for the vendor's host services use STOP_HOST_SERVICES (--stop-host-services)")
-    end = "; no pod was disturbed" if is_undisturbed(now) else ""
+    end = "; no pod was disturbed" if is_undisturbed(situation) else ""
     error = DriverBusy(
         f"the device is in use, and this run cannot free it: {named}{end}",
         " ".join(f"{remedy[:1].upper()}{remedy[1:]}." for remedy in dict.fromkeys(lines)),

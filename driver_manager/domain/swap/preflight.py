@@ -24,26 +24,26 @@ from driver_manager.domain.text import FROM_ENVIRONMENT, differing, in_words, se
 # Pure, like all of `domain`.
 
 
-def is_host_driver(now: Situation) -> bool:
+def is_host_driver(situation: Situation) -> bool:
     """Whether the host has a driver of its own. A digest, or a record that knows a driver, is an installer's trace.
 
     The journal of an observation knows a driver by the host's record alone, never by what the Node says.
     """
     traced = (
-        now.host.digest is not None
-        or bool(now.host.digest_problem)
-        or (now.obs.journal is not None and now.obs.journal.driver)
+        situation.host.digest is not None
+        or bool(situation.host.digest_problem)
+        or (situation.obs.journal is not None and situation.obs.journal.driver)
     )
-    return bool(now.host.host_driver) and not traced
+    return bool(situation.host.host_driver) and not traced
 
 
-def places_us(now: Situation) -> str:
+def places_us(situation: Situation) -> str:
     """The deploy label of a run that only uninstalls, "" for one that is about the driver it belongs to.
 
     The manager's command is the init container of other operands, too, that want the driver out of the way and bring
     none themselves (vfio-manager, vgpu-manager): their pods are placed by another deploy label than the driver's.
     """
-    own, deploy = now.obs.own_pod, now.profile.deploy
+    own, deploy = situation.obs.own_pod, situation.profile.deploy
     if own is None or not deploy.prefix or deploy.driver_key in own.selector_keys:
         return ""
     return next((key for key in sorted(own.selector_keys) if key.startswith(deploy.prefix)), "")
@@ -54,26 +54,26 @@ def is_loaded(host: Host, profile: Profile) -> bool:
     return has_root(host.modules, profile.modules)
 
 
-def why_replace(now: Situation) -> str:
+def why_replace(situation: Situation) -> str:
     """Why the loaded driver has to be replaced, or only to go; "" when it is current.
 
     Raises ConfigError without a digest to compare.
     """
-    if key := places_us(now):
-        return f"pod {now.obs.own_pod}, which is placed by {key}, needs the driver uninstalled"
-    if now.policy.force_reinstall:
+    if key := places_us(situation):
+        return f"pod {situation.obs.own_pod}, which is placed by {key}, needs the driver uninstalled"
+    if situation.policy.force_reinstall:
         return "a reinstall was forced"
-    if not now.obs.digest:
+    if not situation.obs.digest:
         raise ConfigError(
             "the wanted driver is unknown: no DRIVER_CONFIG_DIGEST, and no driver pod on this node to read it from",
             "Set DRIVER_CONFIG_DIGEST (or --driver-config-digest) as in the driver DaemonSet.",
         )
-    if now.host.digest_problem:
-        return f"the recorded digest is unusable: {now.host.digest_problem}"
-    if now.host.digest is None:
+    if situation.host.digest_problem:
+        return f"the recorded digest is unusable: {situation.host.digest_problem}"
+    if situation.host.digest is None:
         return "no digest was recorded for the loaded driver"
-    if now.host.digest != now.obs.digest:
-        recorded, wanted, hint = differing(now.host.digest, now.obs.digest)
+    if situation.host.digest != situation.obs.digest:
+        recorded, wanted, hint = differing(situation.host.digest, situation.obs.digest)
         return f"recorded digest {recorded} differs from the wanted {wanted}{hint}"
     return ""
 
@@ -116,7 +116,7 @@ class Verified(Frozen):
     doubts: tuple[str, ...] = ()
 
 
-def verified(now: Situation) -> Verified:
+def verified(situation: Situation) -> Verified:
     """Why the driver that the kernel has is the wanted one: by DRIVER_VERSION where it is set, else by
     DRIVER_CONFIG_DIGEST, else by what the host has on disk.
 
@@ -124,28 +124,28 @@ def verified(now: Situation) -> Verified:
     replaces a driver and its disk is not known; PreflightFailed where the host has to be updated first, and where an
     expectation cannot be compared; ModuleStuck while the kernel unloads a module of the driver.
     """
-    host = now.host
+    host = situation.host
     if host.leaving:
         raise ModuleStuck(
             f"the kernel is unloading module {several(host.leaving)}, and the host has to load the driver again",
             "Reboot the node. The kernel log (dmesg) may show what the module waits for.",
         )
-    if places_us(now):
-        return _uninstalled(now)
-    missing = tuple(name for name in now.profile.modules.roots if name not in host.modules)
-    if not now.profile.modules.are_loaded(lambda name: name in host.modules):
-        raise _not_loaded(now, missing)
-    loaded, on_disk = _versions(now)
-    if now.policy.driver_version:
-        return _by_version(now, loaded, on_disk)
-    if now.obs.digest_source == FROM_ENVIRONMENT:
-        return _by_digest(now, loaded)
+    if places_us(situation):
+        return _uninstalled(situation)
+    missing = tuple(name for name in situation.profile.modules.roots if name not in host.modules)
+    if not situation.profile.modules.are_loaded(lambda name: name in host.modules):
+        raise _not_loaded(situation, missing)
+    loaded, on_disk = _versions(situation)
+    if situation.policy.driver_version:
+        return _by_version(situation, loaded, on_disk)
+    if situation.obs.digest_source == FROM_ENVIRONMENT:
+        return _by_digest(situation, loaded)
     if not loaded or not on_disk:
         side = "loaded module" if on_disk else "host's disk"
         doubt = f"unknown whether the host's image has another driver: the {side} shows no version. {_NAME_IT}"
         return Verified(_reason(loaded), (doubt,))
     if loaded != on_disk:
-        raise _differs(now, f"driver {loaded} is loaded, and the host has {on_disk} on disk", has_wanted=True)
+        raise _differs(situation, f"driver {loaded} is loaded, and the host has {on_disk} on disk", has_wanted=True)
     return Verified(_reason(loaded))
 
 
@@ -153,38 +153,38 @@ def _reason(loaded: str, by: str = "") -> str:
     return f"driver is current: {by}version {loaded or 'unknown'}, loaded by the host itself (DRIVER_LOAD=none)"
 
 
-def _uninstalled(now: Situation) -> Verified:
-    if not is_loaded(now.host, now.profile):
+def _uninstalled(situation: Situation) -> Verified:
+    if not is_loaded(situation.host, situation.profile):
         return Verified("no driver is loaded: there is nothing to uninstall")
     raise PreflightFailed(
-        f"pod {now.obs.own_pod}, which is placed by {places_us(now)}, needs the driver uninstalled, and the host loads "
-        "it itself (DRIVER_LOAD=none)",
+        f"pod {situation.obs.own_pod}, which is placed by {places_us(situation)}, needs the driver uninstalled, and "
+        "the host loads it itself (DRIVER_LOAD=none)",
         "Remove the driver from the host image or from the modules that it loads at boot, then reboot the node.",
     )
 
 
-def _not_loaded(now: Situation, missing: tuple[str, ...]) -> PreflightFailed:
-    source, names = now.host.source, several(missing)
+def _not_loaded(situation: Situation, missing: tuple[str, ...]) -> PreflightFailed:
+    source, names = situation.host.source, several(missing)
     what = f"the host has to load the driver itself (DRIVER_LOAD=none), and module {names} is not loaded"
     if source is None or source.problem:
         there = f": {source.problem}" if source is not None else ""
-        remedy = f"Add the driver for kernel {now.host.kernel_release} to the host image, then reboot the node."
+        remedy = f"Add the driver for kernel {situation.host.kernel_release} to the host image, then reboot the node."
         return PreflightFailed(f"{what}{there}", remedy)
     remedy = f"Add {names} to the modules that the host loads at boot, then reboot the node."
     return PreflightFailed(f"{what}; version {source.version or 'unknown'} is on the host's disk", remedy)
 
 
-def _versions(now: Situation) -> tuple[str, str]:
+def _versions(situation: Situation) -> tuple[str, str]:
     """Version of the first root that tells one, as it is loaded and as it is on the host's disk; "" where unknown."""
-    host = now.host
+    host = situation.host
     files = {file.name: file.version for file in host.source.modules} if host.source is not None else {}
-    roots = [name for name in now.profile.modules.roots if name in host.modules]
+    roots = [name for name in situation.profile.modules.roots if name in host.modules]
     name = next((name for name in roots if host.modules[name].version), roots[0])
     return host.modules[name].version, files.get(name, "")
 
 
-def _by_version(now: Situation, loaded: str, on_disk: str) -> Verified:
-    wanted = now.policy.driver_version
+def _by_version(situation: Situation, loaded: str, on_disk: str) -> Verified:
+    wanted = situation.policy.driver_version
     if not loaded:
         raise PreflightFailed(
             f"driver {wanted} is wanted, and the version of the loaded driver cannot be determined",
@@ -194,23 +194,23 @@ def _by_version(now: Situation, loaded: str, on_disk: str) -> Verified:
         return Verified(_reason(loaded))
     disk = f"the host has {on_disk} on disk" if on_disk else "what the host has on disk is unknown"
     what = f"driver {loaded} is loaded, {wanted} is wanted, and {disk}"
-    raise _differs(now, what, has_wanted=on_disk == wanted if on_disk else None)
+    raise _differs(situation, what, has_wanted=on_disk == wanted if on_disk else None)
 
 
-def _by_digest(now: Situation, loaded: str) -> Verified:
-    host, digest = now.host, now.obs.digest
+def _by_digest(situation: Situation, loaded: str) -> Verified:
+    host, digest = situation.host, situation.obs.digest
     if host.digest is None:
-        why = host.digest_problem or f"the host has none recorded in {now.profile.paths.state_file}"
+        why = host.digest_problem or f"the host has none recorded in {situation.profile.paths.state_file}"
         raise PreflightFailed(f"the wanted digest {in_words(digest)} cannot be compared: {why}", _NAME_IT)
     if host.digest == digest:
         return Verified(_reason(loaded, f"digest {in_words(digest)}, "))
     recorded, wanted, hint = differing(host.digest, digest)
-    raise _differs(now, f"recorded digest {recorded} differs from the wanted {wanted}{hint}", has_wanted=None)
+    raise _differs(situation, f"recorded digest {recorded} differs from the wanted {wanted}{hint}", has_wanted=None)
 
 
-def _differs(now: Situation, what: str, *, has_wanted: bool | None) -> ManagerError:
+def _differs(situation: Situation, what: str, *, has_wanted: bool | None) -> ManagerError:
     """The error for another driver than the wanted one; `has_wanted`: whether the host has that on its disk."""
-    by_reboot = has_wanted is None and now.profile.strategy is Strategy.REBOOT
+    by_reboot = has_wanted is None and situation.profile.strategy is Strategy.REBOOT
     if has_wanted or by_reboot:
         return RebootRequired(what, _REBOOT if has_wanted else _UPDATE)
     return PreflightFailed(what, _UPDATE)
@@ -234,36 +234,36 @@ def remedies(found: Iterable[Check]) -> str:
     return " ".join(dict.fromkeys(check.remedy for check in found))
 
 
-def checks(now: Situation, *, keeps_driver: bool = False) -> tuple[Check, ...]:
+def checks(situation: Situation, *, keeps_driver: bool = False) -> tuple[Check, ...]:
     """Everything that decides whether the driver can be loaded or replaced, apart from access rights.
 
     `keeps_driver`: the run loads and unloads no module.
     """
-    if now.policy.loader is Loader.NONE and now.policy.mode is Mode.CONTAINER:
-        return (_shipped(now),)
+    if situation.policy.loader is Loader.NONE and situation.policy.mode is Mode.CONTAINER:
+        return (_shipped(situation),)
     return (
-        _deadline(now.policy),
-        *(() if _brings_none(now) else (*_driver(now), *_conflicts(now), *_removable(now))),
-        *versions(now),
-        _users(now),
-        *(() if keeps_driver else (*_frozen(now), *_permanent(now))),
-        host_files(now, now.host.unwritable),
-        *_evidence(now),
+        _deadline(situation.policy),
+        *(() if _brings_none(situation) else (*_driver(situation), *_conflicts(situation), *_removable(situation))),
+        *versions(situation),
+        _users(situation),
+        *(() if keeps_driver else (*_frozen(situation), *_permanent(situation))),
+        host_files(situation, situation.host.unwritable),
+        *_evidence(situation),
     )
 
 
-def _shipped(now: Situation) -> Check:
+def _shipped(situation: Situation) -> Check:
     """Whether the host has loaded the wanted driver itself: a run does no more than look."""
     try:
-        found = verified(now)
+        found = verified(situation)
     except ManagerError as error:
         return Check("driver", False, error.what, error.remedy)
     return Check("driver", None if found.doubts else True, ". ".join((found.reason, *found.doubts)))
 
 
-def _brings_none(now: Situation) -> bool:
+def _brings_none(situation: Situation) -> bool:
     """Whether no driver follows: it is only unloaded, or virtual machines bring their own."""
-    return bool(places_us(now)) or now.policy.mode is Mode.VFIO
+    return bool(places_us(situation)) or situation.policy.mode is Mode.VFIO
 
 
 def firmware_notes(source: DriverSource) -> tuple[str, ...]:
@@ -276,9 +276,9 @@ def firmware_checks(source: DriverSource) -> tuple[Check, ...]:
     return tuple(map(_firmware, source.missing_firmware))
 
 
-def problems(now: Situation, *, keeps_driver: bool = False) -> tuple[Check, ...]:
+def problems(situation: Situation, *, keeps_driver: bool = False) -> tuple[Check, ...]:
     """Those of `checks` that would stop the run."""
-    return tuple(check for check in checks(now, keeps_driver=keeps_driver) if check.ok is False)
+    return tuple(check for check in checks(situation, keeps_driver=keeps_driver) if check.ok is False)
 
 
 def rights(steps: Iterable[Step]) -> tuple[Right, ...]:
@@ -332,20 +332,20 @@ def _deadline(policy: Policy) -> Check:
     )
 
 
-def _driver(now: Situation) -> tuple[Check, ...]:
-    if now.policy.loader is Loader.CONTAINER:
+def _driver(situation: Situation) -> tuple[Check, ...]:
+    if situation.policy.loader is Loader.CONTAINER:
         return (Check("driver", None, "the driver's container loads the driver and checks its own modules"),)
-    source = now.host.source
+    source = situation.host.source
     if source is None:
         return (Check("driver", False, "there is no driver root to load from", "Set DRIVER_ROOT to a driver tree."),)
     if source.problem:
-        return source_checks(source, now.host)
+        return source_checks(source, situation.host)
     return (
-        *_slot(now.host.slots),
-        *source_checks(source, now.host),
+        *_slot(situation.host.slots),
+        *source_checks(source, situation.host),
         *_options(source),
         *firmware_checks(source),
-        *_firmware_path(now),
+        *_firmware_path(situation),
     )
 
 
@@ -457,40 +457,47 @@ def _signature(file: ModuleFile, *, enforced: bool) -> Check:
     )
 
 
-def _conflicts(now: Situation) -> tuple[Check, ...]:
-    if not now.host.conflicting:
-        return (Check("conflicts", True, "no conflicting module is loaded"),) if now.profile.modules.conflicting else ()
+def _conflicts(situation: Situation) -> tuple[Check, ...]:
+    if not situation.host.conflicting:
+        return (
+            (Check("conflicts", True, "no conflicting module is loaded"),)
+            if situation.profile.modules.conflicting
+            else ()
+        )
     return tuple(
         Check(
             "conflicts",
             False,
-            f"module {name} is loaded and conflicts with the {now.profile.name} driver",
+            f"module {name} is loaded and conflicts with the {situation.profile.name} driver",
             f"Blacklist {name} on the host and reboot, or unload it by hand.",
         )
-        for name in now.host.conflicting
+        for name in situation.host.conflicting
     )
 
 
-def _removable(now: Situation) -> tuple[Check, ...]:
+def _removable(situation: Situation) -> tuple[Check, ...]:
     """What has to go for the driver: whether it can, as far as the kernel tells now."""
     found = []
-    for name, module in now.host.removable.items():
+    for name, module in situation.host.removable.items():
         count = users(module)
-        if name not in now.profile.modules.conflicting_removable:
-            what = f"module {name} uses one that conflicts with the {now.profile.name} driver"
+        if name not in situation.profile.modules.conflicting_removable:
+            what = f"module {name} uses one that conflicts with the {situation.profile.name} driver"
             remedy = f"Unload {name} by hand first, and prevent the host from loading it."
         elif count:
-            what = f"module {name} conflicts with the {now.profile.name} driver, and is in use ({count} user(s))"
+            what = f"module {name} conflicts with the {situation.profile.name} driver, and is in use ({count} user(s))"
             remedy = f"Stop what uses {name}; or blacklist it on the host and reboot."
         else:
-            what, remedy = f"module {name} conflicts with the {now.profile.name} driver, and is unloaded for it", ""
+            what, remedy = (
+                f"module {name} conflicts with the {situation.profile.name} driver, and is unloaded for it",
+                "",
+            )
         found.append(Check("conflicts", not remedy, what, remedy))
     return tuple(found)
 
 
-def _firmware_path(now: Situation) -> tuple[Check, ...]:
+def _firmware_path(situation: Situation) -> tuple[Check, ...]:
     """Whether the kernel can be told where the driver's firmware is: it has one such folder, for all drivers."""
-    wanted, there = now.profile.paths.firmware, now.host.firmware_path
+    wanted, there = situation.profile.paths.firmware, situation.host.firmware_path
     if not wanted:
         return ()
     if there is None:
@@ -503,18 +510,18 @@ def _firmware_path(now: Situation) -> tuple[Check, ...]:
     return (Check("firmware path", True, f"the kernel looks for firmware in {wanted}, or is set to before the load"),)
 
 
-def versions(now: Situation) -> tuple[Check, ...]:
+def versions(situation: Situation) -> tuple[Check, ...]:
     """Whether the profile lets the loaded driver become the wanted one."""
-    found = transition(now.host, now.profile, now.policy)
+    found = transition(situation.host, situation.profile, situation.policy)
     if found is None:
         return ()
-    old, new = driver_version(now.host.modules) or "an unknown version", "the wanted driver"
-    if now.policy.mode is Mode.VFIO:
+    old, new = driver_version(situation.host.modules) or "an unknown version", "the wanted driver"
+    if situation.policy.mode is Mode.VFIO:
         new = "those of virtual machines"
-    elif now.policy.loader is Loader.MANAGER and now.host.source is not None:
-        new = now.host.source.version or "an unknown version"
+    elif situation.policy.loader is Loader.MANAGER and situation.host.source is not None:
+        new = situation.host.source.version or "an unknown version"
     change, because = (
-        f"the change of the {now.profile.name} driver from {old} to {new}",
+        f"the change of the {situation.profile.name} driver from {old} to {new}",
         f": {found.why}" * bool(found.why),
     )
     if found.strategy is ChangeBy.REFUSE:
@@ -526,9 +533,9 @@ def versions(now: Situation) -> tuple[Check, ...]:
     return (Check("versions", True, f"{change} {way}{because}"),)
 
 
-def _users(now: Situation) -> Check:
+def _users(situation: Situation) -> Check:
     """Modules above the driver that are not part of it: nobody would load them again."""
-    foreign = [name for name in now.host.modules if not is_own(name, now.profile.modules)]
+    foreign = [name for name in situation.host.modules if not is_own(name, situation.profile.modules)]
     if not foreign:
         return Check("modules above", True, "no foreign module uses the driver")
     return Check(
@@ -539,12 +546,12 @@ def _users(now: Situation) -> Check:
     )
 
 
-def _frozen(now: Situation) -> tuple[Check, ...]:
+def _frozen(situation: Situation) -> tuple[Check, ...]:
     """Whether the kernel may change its modules; where the next boot brings the driver, it need not."""
     name = "modules of the kernel"
-    if now.profile.strategy is Strategy.REBOOT and is_loaded(now.host, now.profile):
+    if situation.profile.strategy is Strategy.REBOOT and is_loaded(situation.host, situation.profile):
         return ()
-    if not now.host.are_modules_frozen:
+    if not situation.host.are_modules_frozen:
         return (Check(name, True, "this kernel loads and unloads modules"),)
     return (
         Check(
@@ -556,9 +563,9 @@ def _frozen(now: Situation) -> tuple[Check, ...]:
     )
 
 
-def _permanent(now: Situation) -> tuple[Check, ...]:
+def _permanent(situation: Situation) -> tuple[Check, ...]:
     """Modules that would have to go first and cannot; where only a reboot changes a driver, none has to."""
-    if now.profile.strategy is Strategy.REBOOT:
+    if situation.profile.strategy is Strategy.REBOOT:
         return ()
     return tuple(
         Check(
@@ -567,36 +574,36 @@ def _permanent(now: Situation) -> tuple[Check, ...]:
             f"module {name} cannot be unloaded: {why}",
             "Only a reboot removes it: make sure that the host does not load it at boot, then reboot the node.",
         )
-        for name, why in now.host.permanent.items()
-        if name in now.host.modules
+        for name, why in situation.host.permanent.items()
+        if name in situation.host.modules
     )
 
 
-def written_files(now: Situation) -> tuple[str, ...]:
+def written_files(situation: Situation) -> tuple[str, ...]:
     """The host's files that the run writes, removes or locks after its first effect, and cannot do without."""
-    paths, policy = now.profile.paths, now.policy
-    found = [*now.host.artifacts, paths.owner_note, paths.failure_note, paths.work_lock, paths.effect_lock]
-    found += _reboot_files(now)
-    if now.obs.journal is not None and now.obs.journal.record:
-        found.append(paths.run_record(now.obs.journal.record))
-    if policy.mode is Mode.VFIO or now.host.bindings:
+    paths, policy = situation.profile.paths, situation.policy
+    found = [*situation.host.artifacts, paths.owner_note, paths.failure_note, paths.work_lock, paths.effect_lock]
+    found += _reboot_files(situation)
+    if situation.obs.journal is not None and situation.obs.journal.record:
+        found.append(paths.run_record(situation.obs.journal.record))
+    if policy.mode is Mode.VFIO or situation.host.bindings:
         found.append(paths.bindings)
     if policy.mode is Mode.CONTAINER and policy.loader is Loader.MANAGER:
         found = [paths.state_file, paths.load_record, *found, paths.client_record, paths.client_lock]
     return tuple(dict.fromkeys(found))
 
 
-def _reboot_files(now: Situation) -> list[str]:
+def _reboot_files(situation: Situation) -> list[str]:
     """What an earlier boot or an earlier wish asked for by: it is removed after the driver was changed."""
-    paths, marker = now.profile.paths, now.host.marker
-    is_ours = marker is not None and (marker.reason == UPGRADE_REASON or marker.is_stale(now.host.boot_id))
-    return [*([paths.reboot_marker] if is_ours else []), *([paths.reboot_wish] if now.host.reboot_wish else [])]
+    paths, marker = situation.profile.paths, situation.host.marker
+    is_ours = marker is not None and (marker.reason == UPGRADE_REASON or marker.is_stale(situation.host.boot_id))
+    return [*([paths.reboot_marker] if is_ours else []), *([paths.reboot_wish] if situation.host.reboot_wish else [])]
 
 
-def host_files(now: Situation, unwritable: Mapping[str, str]) -> Check:
+def host_files(situation: Situation, unwritable: Mapping[str, str]) -> Check:
     """Whether the run can write its files; `unwritable` says why it cannot, by path."""
-    folder = now.profile.paths.state_file.rpartition("/")[0]
-    found = dict.fromkeys(unwritable[path] for path in written_files(now) if path in unwritable)
+    folder = situation.profile.paths.state_file.rpartition("/")[0]
+    found = dict.fromkeys(unwritable[path] for path in written_files(situation) if path in unwritable)
     return Check(
         "host files",
         not found,
@@ -606,8 +613,8 @@ def host_files(now: Situation, unwritable: Mapping[str, str]) -> Check:
     )
 
 
-def _evidence(now: Situation) -> tuple[Check, ...]:
+def _evidence(situation: Situation) -> tuple[Check, ...]:
     """What a run does without: it unloads the driver with no evidence kept."""
-    folder = now.profile.paths.evidence
-    found = (why for path, why in now.host.unwritable.items() if folder and path.rpartition("/")[0] == folder)
+    folder = situation.profile.paths.evidence
+    found = (why for path, why in situation.host.unwritable.items() if folder and path.rpartition("/")[0] == folder)
     return tuple(Check("evidence", None, f"no evidence would be kept: {why}") for why in found)

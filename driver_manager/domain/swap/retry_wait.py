@@ -25,11 +25,11 @@ from driver_manager.domain.host import UNREAD, DriverSource, PastFailure, pod_bl
 from driver_manager.domain.observation import Situation
 from driver_manager.domain.pods.labels import gate_originals, originals
 from driver_manager.domain.swap.steps import (
+    AcquireNode,
     DrainNode,
     EvictWorkloads,
     Plan,
     PlanAgain,
-    TakeNode,
     WaitAfterFailure,
     as_json,
 )
@@ -46,36 +46,38 @@ _PASSING = (ApiUnavailable, Conflict, NodeMissing, OwnedElsewhere, RebootRequire
 """Ends that say nothing about the next run: an API server that is away, somebody else's turn, a signal."""
 
 
-def wait_first(now: Situation, decided: Plan) -> Plan:
+def wait_first(situation: Situation, decided: Plan) -> Plan:
     """`decided`, with a wait before everything else where it would disturb somebody for what failed a moment ago."""
-    past = now.host.failure
+    past = situation.host.failure
     # What a run of this host has paused already, as its record shows, must not stay paused any longer.
-    if past is None or AFTER_FAILURE in now.waited or now.obs.is_resumed or not disturbs(decided):
+    if past is None or AFTER_FAILURE in situation.waited or situation.obs.is_resumed or not disturbs(decided):
         return decided
-    left_s = _left_s(now, past)
-    if left_s <= 0 or not _is_unchanged(now, past):
+    left_s = _left_s(situation, past)
+    if left_s <= 0 or not _is_unchanged(situation, past):
         return decided
-    wait = WaitAfterFailure(left_s, time_of_day(now.obs.at.wall_s + left_s), past.exit_code, past.what, past.attempts)
+    wait = WaitAfterFailure(
+        left_s, time_of_day(situation.obs.at.wall_s + left_s), past.exit_code, past.what, past.attempts
+    )
     return replace(decided, steps=(wait, PlanAgain(AFTER_FAILURE), *decided.steps))
 
 
-def noted(now: Situation, error: ManagerError, failed_s: float) -> PastFailure | None:
+def failure_to_record(situation: Situation, error: ManagerError, failed_s: float) -> PastFailure | None:
     """What to note of a run that had taken the node and ended with `error`, `failed_s` seconds into the boot.
 
     None for an end that says nothing about the next run.
     """
     if isinstance(error, _PASSING):
         return None
-    past, wanted = now.host.failure, wish(now)
+    past, wanted = situation.host.failure, wish(situation)
     repeats = past is not None and past.wish == wanted
     return PastFailure(
-        boot_id=now.host.boot_id,
+        boot_id=situation.host.boot_id,
         wish=wanted,
         exit_code=int(error.exit_code),
         what=error.what,
         failed_s=failed_s,
         attempts=past.attempts + 1 if repeats and past is not None else 1,
-        pod_uid=now.obs.me.pod_uid,
+        pod_uid=situation.obs.me.pod_uid,
         blockers=error.blockers,
     )
 
@@ -90,25 +92,25 @@ def time_of_day(wall_s: float) -> str:
     return datetime.fromtimestamp(wall_s, UTC).strftime("%H:%M:%S UTC")
 
 
-def wish(now: Situation) -> str:
+def wish(situation: Situation) -> str:
     """A word for what is wanted and for all that decides how it is done; another one wherever any of it differs."""
-    policy, node, keys, deploy = now.policy, now.obs.node, now.profile.keys, now.profile.deploy
-    switches = now.profile.deploy_keys(node.labels)
+    policy, node, keys, deploy = situation.policy, situation.obs.node, situation.profile.keys, situation.profile.deploy
+    switches = situation.profile.deploy_keys(node.labels)
     # As they were before anybody paused them.
-    journaled = now.obs.journal.labels if now.obs.journal is not None else {}
+    journaled = situation.obs.journal.labels if situation.obs.journal is not None else {}
     labels = {key: node.labels.get(key, "") for key in (*switches, deploy.driver_key, keys.skip)}
     labels |= originals(node.labels, journaled, switches - set(deploy.on_unless_false), deploy.paused_value)
-    known = now.obs.journal.gates if now.obs.journal is not None else {}
+    known = situation.obs.journal.gates if situation.obs.journal is not None else {}
     gates = gate_originals(node.labels, known, frozenset(deploy.on_unless_false))
     labels |= {key: value or "" for key, value in gates.items()}
     wanted = [
-        now.profile.name,
-        now.obs.digest,
+        situation.profile.name,
+        situation.obs.digest,
         # Of these, the first is how long to wait, and the others are about who may go on, not about how.
         as_json(replace(policy, retry_wait_s=0.0, take_over=False, ignore_skip=False)),
         labels,
         node.annotations.get(keys.upgrade_enabled, ""),
-        _of_source(now.host.source),
+        _of_source(situation.host.source),
     ]
     return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -122,30 +124,34 @@ def _of_source(source: DriverSource | None) -> list[list[str]]:
     return [[source.root, *options], lacking, *([file.name, file.version, file.stamp] for file in files)]
 
 
-def _left_s(now: Situation, past: PastFailure) -> float:
+def _left_s(situation: Situation, past: PastFailure) -> float:
     """Seconds until the next try is due; 0 for a failure that is still to come."""
-    gone_s = now.obs.at.monotonic_s - past.failed_s
-    return wait_s(past.attempts, now.policy.retry_wait_s) - gone_s if gone_s >= 0 else 0.0
+    gone_s = situation.obs.at.monotonic_s - past.failed_s
+    return wait_s(past.attempts, situation.policy.retry_wait_s) - gone_s if gone_s >= 0 else 0.0
 
 
 def disturbs(decided: Plan) -> bool:
     """Whether the plan makes somebody leave who is here."""
     return any(
-        (isinstance(step, TakeNode) and (bool(step.change.labels) or step.change.unschedulable is not None))
+        (isinstance(step, AcquireNode) and (bool(step.change.labels) or step.change.unschedulable is not None))
         or isinstance(step, EvictWorkloads | DrainNode)
         for step in decided.steps
     )
 
 
-def _is_unchanged(now: Situation, past: PastFailure) -> bool:
-    me = now.obs.me.pod_uid
-    if past.boot_id != now.host.boot_id or past.wish != wish(now) or (me and past.pod_uid and me != past.pod_uid):
+def _is_unchanged(situation: Situation, past: PastFailure) -> bool:
+    me = situation.obs.me.pod_uid
+    if (
+        past.boot_id != situation.host.boot_id
+        or past.wish != wish(situation)
+        or (me and past.pod_uid and me != past.pod_uid)
+    ):
         return False
-    return not past.blockers or not _still_there(now).isdisjoint(past.blockers)
+    return not past.blockers or not _still_there(situation).isdisjoint(past.blockers)
 
 
-def _still_there(now: Situation) -> frozenset[str]:
+def _still_there(situation: Situation) -> frozenset[str]:
     """The names of what may stand in the way, of pods and of processes that have the device."""
-    pods = (pod_blocker(pod.uid) for pod in now.obs.pods.pods)
-    processes = (process_blocker(one.pid, one.process) for one in now.obs.holders if one.how != UNREAD)
+    pods = (pod_blocker(pod.uid) for pod in situation.obs.pods.pods)
+    processes = (process_blocker(one.pid, one.process) for one in situation.obs.holders if one.how != UNREAD)
     return frozenset((*pods, *processes))

@@ -12,12 +12,12 @@ from typing import Any, TypeAlias
 from driver_manager.domain.host import DriverSource, Marker, RebootWish
 from driver_manager.domain.journal import Journal
 from driver_manager.domain.node import NodeChange
+from driver_manager.domain.outage import Outage, OutagePart
 from driver_manager.domain.pci import Binding, PciFunction
 from driver_manager.domain.pods.workloads import Workload
 from driver_manager.domain.records import Frozen
 from driver_manager.domain.selectors import Selector
 from driver_manager.domain.text import in_words, one_line, several
-from driver_manager.domain.window import Part, Window
 from driver_manager.domain.wire import seconds_of
 
 # What every step of a plan is: one line of text, and the rights that it needs.
@@ -322,7 +322,7 @@ class NodeStep(Step):
     """What is done to the Node."""
 
 
-class TakeNode(NodeStep):
+class AcquireNode(NodeStep):
     """Pause operands, set our cordon and write the journal, in one patch that expects `resource_version`."""
 
     journal: Journal
@@ -366,7 +366,7 @@ class MarkCleared(NodeStep):
         return (PATCH_NODES,)
 
 
-class GiveBack(NodeStep):
+class ReleaseNode(NodeStep):
     """Restore labels that still hold our value, lift our cordon, remove the journal, in one patch."""
 
     journal: Journal
@@ -398,7 +398,7 @@ class StandDown(NodeStep):
         return (PATCH_NODES,) if self.key else ()
 
 
-AnyNodeStep = TakeNode | PauseLast | MarkCleared | GiveBack | StandDown
+AnyNodeStep = AcquireNode | PauseLast | MarkCleared | ReleaseNode | StandDown
 
 
 # Steps that ask something of the operator that manages the node, and take the question back. Pure data.
@@ -872,70 +872,70 @@ def as_json(value: Any) -> Any:
 #
 # Owns that one table. Pure.
 
-PARTS: Mapping[type[Step], Part] = MappingProxyType(
+PARTS: Mapping[type[Step], OutagePart] = MappingProxyType(
     {
-        TakeNode: Part.OPERANDS,
-        PauseLast: Part.OPERANDS,
-        WaitForOperands: Part.OPERANDS,
-        WaitForStuckPods: Part.OPERANDS,
-        WaitForCompletion: Part.EVICT,
-        EvictWorkloads: Part.EVICT,
-        DrainNode: Part.EVICT,
-        AskOperator: Part.EVICT,
-        StopServices: Part.DEVICE,
-        WaitForDevice: Part.DEVICE,
-        WaitForHolders: Part.DEVICE,
-        WaitForMachines: Part.DEVICE,
-        RemoveConflicting: Part.UNLOAD,
-        UnloadModules: Part.UNLOAD,
-        WaitForRestart: Part.UNLOAD,
-        UnmountDriverRoot: Part.INSTALL,
-        RemoveArtifacts: Part.INSTALL,
-        FlipRoot: Part.INSTALL,
-        KeepBindings: Part.UNLOAD,
-        OverrideDrivers: Part.UNLOAD,
-        RemoveVirtualFunctions: Part.UNLOAD,
-        LoadVfio: Part.LOAD,
-        BindToVfio: Part.LOAD,
-        ReturnDevices: Part.INSTALL,
-        MakeVirtualFunctions: Part.LOAD,
-        SetFirmwarePath: Part.LOAD,
-        LoadModules: Part.LOAD,
-        RecordDigest: Part.LOAD,
-        GiveBack: Part.BACK,
-        KeepRoot: Part.OTHER,
-        RemoveSlots: Part.OTHER,
-        MarkCleared: Part.OTHER,
-        StandDown: Part.OTHER,
-        WaitForSafeLoad: Part.OTHER,
-        WithdrawSafeLoad: Part.OTHER,
-        WaitAfterFailure: Part.OTHER,
-        RequestReboot: Part.OTHER,
-        HoldForReboot: Part.OTHER,
-        ClearRebootRequest: Part.OTHER,
-        EndWithoutReboot: Part.OTHER,
-        PlanAgain: Part.OTHER,
+        AcquireNode: OutagePart.OPERANDS,
+        PauseLast: OutagePart.OPERANDS,
+        WaitForOperands: OutagePart.OPERANDS,
+        WaitForStuckPods: OutagePart.OPERANDS,
+        WaitForCompletion: OutagePart.EVICT,
+        EvictWorkloads: OutagePart.EVICT,
+        DrainNode: OutagePart.EVICT,
+        AskOperator: OutagePart.EVICT,
+        StopServices: OutagePart.DEVICE,
+        WaitForDevice: OutagePart.DEVICE,
+        WaitForHolders: OutagePart.DEVICE,
+        WaitForMachines: OutagePart.DEVICE,
+        RemoveConflicting: OutagePart.UNLOAD,
+        UnloadModules: OutagePart.UNLOAD,
+        WaitForRestart: OutagePart.UNLOAD,
+        UnmountDriverRoot: OutagePart.INSTALL,
+        RemoveArtifacts: OutagePart.INSTALL,
+        FlipRoot: OutagePart.INSTALL,
+        KeepBindings: OutagePart.UNLOAD,
+        OverrideDrivers: OutagePart.UNLOAD,
+        RemoveVirtualFunctions: OutagePart.UNLOAD,
+        LoadVfio: OutagePart.LOAD,
+        BindToVfio: OutagePart.LOAD,
+        ReturnDevices: OutagePart.INSTALL,
+        MakeVirtualFunctions: OutagePart.LOAD,
+        SetFirmwarePath: OutagePart.LOAD,
+        LoadModules: OutagePart.LOAD,
+        RecordDigest: OutagePart.LOAD,
+        ReleaseNode: OutagePart.BACK,
+        KeepRoot: OutagePart.OTHER,
+        RemoveSlots: OutagePart.OTHER,
+        MarkCleared: OutagePart.OTHER,
+        StandDown: OutagePart.OTHER,
+        WaitForSafeLoad: OutagePart.OTHER,
+        WithdrawSafeLoad: OutagePart.OTHER,
+        WaitAfterFailure: OutagePart.OTHER,
+        RequestReboot: OutagePart.OTHER,
+        HoldForReboot: OutagePart.OTHER,
+        ClearRebootRequest: OutagePart.OTHER,
+        EndWithoutReboot: OutagePart.OTHER,
+        PlanAgain: OutagePart.OTHER,
     }
 )
 """Every kind of step. The end of LoadModules, when the modules are in, is the part PROBE: who loads says when."""
 
 
-def part_of(step: Step) -> Part:
+def part_of(step: Step) -> OutagePart:
     """What the time of `step` goes to while a window is open."""
-    return PARTS.get(type(step), Part.OTHER)
+    return PARTS.get(type(step), OutagePart.OTHER)
 
 
 def opens(step: Step) -> bool:
     """Whether somebody has to leave because of `step`: a window opens with it at the latest."""
     match step:
-        case TakeNode():
+        case AcquireNode():
             return bool(step.journal.paused)
         case EvictWorkloads():
             return bool(step.pods) or step.drains
     return isinstance(step, PauseLast | DrainNode | AskOperator | StopServices | UnloadModules)
 
 
-def earlier(journal: Journal | None) -> Window | None:
+def earlier(journal: Journal | None) -> Outage | None:
     """The window that the run which wrote `journal` opened, None where it told nobody to go.
 
     A version that measured none has noted when it took the node, and what it paused.
@@ -943,4 +943,4 @@ def earlier(journal: Journal | None) -> Window | None:
     if journal is None or journal.window is not None or not journal.paused:
         return None if journal is None else journal.window
     began_s = seconds_of(journal.begin)
-    return None if began_s is None else Window(began_s, 0.0)
+    return None if began_s is None else Outage(began_s, 0.0)

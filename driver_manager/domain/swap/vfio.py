@@ -55,98 +55,99 @@ STUCK = (
 )
 
 
-def plan_vfio(now: Situation) -> Plan:
+def plan_vfio(situation: Situation) -> Plan:
     """What a run would do now so that virtual machines can have the devices, and why.
 
     Raises ConfigError, StandingDown, OwnedElsewhere, PreflightFailed, DriverBusy, PodsRemain: all before any effect.
     """
-    if not now.host.bus.accelerators:
-        return _no_device(now)
-    _refuse_unwanted(now)
-    refuse_if_owned(now.obs, take_over=now.policy.take_over)
-    _refuse_impossible(now)
-    waiting = pending(now)
-    if not waiting and not now.host.modules:
-        why = f"{_counted(now.host.bus.functions)} on vfio already, and the driver is not loaded"
-        return Plan(Decision.ON_VFIO, why, give_back(found_journal(now.obs, now.profile)))
-    _refuse_stuck(now, waiting)
-    _refuse_used_virtual(now)
-    if is_loaded(now.host, now.profile) and _serves(now):
-        return _switch(now, waiting)
-    return _bind(now, waiting)
+    if not situation.host.bus.accelerators:
+        return _no_device(situation)
+    _refuse_unwanted(situation)
+    refuse_if_owned(situation.obs, take_over=situation.policy.take_over)
+    _refuse_impossible(situation)
+    waiting = pending(situation)
+    if not waiting and not situation.host.modules:
+        why = f"{_counted(situation.host.bus.functions)} on vfio already, and the driver is not loaded"
+        return Plan(Decision.ON_VFIO, why, give_back(found_journal(situation.obs, situation.profile)))
+    _refuse_stuck(situation, waiting)
+    _refuse_used_virtual(situation)
+    if is_loaded(situation.host, situation.profile) and _serves(situation):
+        return _switch(situation, waiting)
+    return _bind(situation, waiting)
 
 
-def is_switch(now: Situation) -> bool:
+def is_switch(situation: Situation) -> bool:
     """Whether claims and holders of the device matter: the driver is loaded and serves devices. Raises nothing."""
-    return is_loaded(now.host, now.profile) and _serves(now)
+    return is_loaded(situation.host, situation.profile) and _serves(situation)
 
 
-def pending(now: Situation) -> tuple[PciFunction, ...]:
+def pending(situation: Situation) -> tuple[PciFunction, ...]:
     """The functions that vfio is still to get; none that vanishes with the native driver of its physical function."""
-    bus = now.host.bus
+    bus = situation.host.bus
     going = {one.address for one in bus.functions if not one.is_on_vfio}
     return tuple(one for one in bus.functions if not one.is_on_vfio and one.physical not in going)
 
 
-def nodes_in_doubt(now: Situation) -> frozenset[str]:
+def nodes_in_doubt(situation: Situation) -> frozenset[str]:
     """Device nodes of which it matters who has them open: an unbind may be stuck, or a virtual function be used."""
-    bare = (one for one in now.host.bus.functions if not one.driver or one.is_stuck)
-    return frozenset[str]().union(*(one.user_nodes for one in (*bare, *_vanishing(now))))
+    bare = (one for one in situation.host.bus.functions if not one.driver or one.is_stuck)
+    return frozenset[str]().union(*(one.user_nodes for one in (*bare, *_vanishing(situation))))
 
 
-def _serves(now: Situation) -> bool:
+def _serves(situation: Situation) -> bool:
     """Whether the native driver may serve somebody: not all devices are on vfio, or something uses its modules."""
-    return any(not one.is_on_vfio for one in now.host.bus.accelerators) or users_of(now.host.modules) > 0
+    return any(not one.is_on_vfio for one in situation.host.bus.accelerators) or users_of(situation.host.modules) > 0
 
 
-def _vanishing(now: Situation) -> tuple[PciFunction, ...]:
+def _vanishing(situation: Situation) -> tuple[PciFunction, ...]:
     """Virtual functions on vfio whose physical function is still to change hands, and takes them along."""
-    bus = now.host.bus
-    return tuple(one for owner in pending(now) for one in bus.virtual_of(owner.address) if one.is_on_vfio)
+    bus = situation.host.bus
+    return tuple(one for owner in pending(situation) for one in bus.virtual_of(owner.address) if one.is_on_vfio)
 
 
 def _counted(functions: tuple[PciFunction, ...]) -> str:
     return f"{len(functions)} device(s) {several(one.address for one in functions)}"
 
 
-def _no_device(now: Situation) -> Plan:
-    why = f"no device of profile {now.profile.name} is on the PCI bus"
-    is_others = is_owned_elsewhere(now.obs, take_over=now.policy.take_over)
-    left = () if is_others else give_back(found_journal(now.obs, now.profile))
+def _no_device(situation: Situation) -> Plan:
+    why = f"no device of profile {situation.profile.name} is on the PCI bus"
+    is_others = is_owned_elsewhere(situation.obs, take_over=situation.policy.take_over)
+    left = () if is_others else give_back(found_journal(situation.obs, situation.profile))
     return Plan(Decision.NO_DEVICE, why, left, (f"{why}: no device is given to virtual machines",))
 
 
-def _refuse_unwanted(now: Situation) -> None:
+def _refuse_unwanted(situation: Situation) -> None:
     """Raise StandingDown where the user's label wants the devices for something else."""
-    modes = now.profile.passthrough
+    modes = situation.profile.passthrough
     if modes is None:
         raise ConfigError(
-            f"profile {now.profile.name} does not define how its devices are given to virtual machines",
+            f"profile {situation.profile.name} does not define how its devices are given to virtual machines",
             "Add a table [passthrough] to the profile; docs/profiles.md has its keys.",
         )
-    wanted = now.obs.node.labels.get(modes.mode_key, "") if modes.mode_key else ""
+    wanted = situation.obs.node.labels.get(modes.mode_key, "") if modes.mode_key else ""
     if wanted not in ("", modes.mode_value):
         raise StandingDown(
-            f"node {now.obs.node.name} is labelled {modes.mode_key}={wanted}: its devices are not for virtual machines",
+            f"node {situation.obs.node.name} is labelled {modes.mode_key}={wanted}: its devices are not for virtual "
+            "machines",
             f"No action needed, unless that is wrong: then set the label to {modes.mode_value}.",
         )
 
 
-def impossible(now: Situation) -> dict[str, str]:
+def impossible(situation: Situation) -> dict[str, str]:
     """Why virtual machines could not have the devices in the end, each reason with what to do about it."""
-    bus, found = now.host.bus, dict[str, str]()
+    bus, found = situation.host.bus, dict[str, str]()
     iommu = "Enable the IOMMU in the firmware and on the kernel's command line (intel_iommu=on; amd_iommu=on)."
     for one in bus.functions:
         if not one.group:
             found[f"{one.address} has no IOMMU group"] = iommu
         if not one.vfio_module:
-            found[f"kernel {now.host.kernel_release} has no vfio module for {one.address}"] = (
+            found[f"kernel {situation.host.kernel_release} has no vfio module for {one.address}"] = (
                 "Install the kernel's own modules (vfio-pci) on the host."
             )
-        if _is_foreign(now, one):
-            found[f"{one.address} is bound to {one.driver}, which is not the driver of profile {now.profile.name}"] = (
-                f"Unbind it from {one.driver} by hand first."
-            )
+        if _is_foreign(situation, one):
+            found[
+                f"{one.address} is bound to {one.driver}, which is not the driver of profile {situation.profile.name}"
+            ] = f"Unbind it from {one.driver} by hand first."
     for group in sorted({one.group for one in bus.functions if one.group}):
         others = bus.in_the_way(group)
         if others:
@@ -154,31 +155,31 @@ def impossible(now: Situation) -> dict[str, str]:
             found[f"IOMMU group {group} is shared with {named}, so no virtual machine can have it"] = (
                 "Put the device into another slot, or unbind its neighbours from their drivers by hand."
             )
-    if now.profile.strategy is Strategy.REBOOT and is_loaded(now.host, now.profile):
-        found[f"the {now.profile.name} driver is loaded, and is never unloaded from a running kernel"] = (
+    if situation.profile.strategy is Strategy.REBOOT and is_loaded(situation.host, situation.profile):
+        found[f"the {situation.profile.name} driver is loaded, and is never unloaded from a running kernel"] = (
             "Prevent the host from loading the driver at boot, then reboot the node."
         )
     return found
 
 
-def _refuse_impossible(now: Situation) -> None:
+def _refuse_impossible(situation: Situation) -> None:
     """Raise PreflightFailed, naming every reason, where `impossible` has one, or another check fails."""
-    found = impossible(now)
+    found = impossible(situation)
     if found:
         raise PreflightFailed(f"preflight: {'; '.join(found)}", " ".join(dict.fromkeys(found.values())))
-    check(now, keeps_driver=not now.host.modules and not pending(now))
+    check(situation, keeps_driver=not situation.host.modules and not pending(situation))
 
 
-def _is_foreign(now: Situation, one: PciFunction) -> bool:
+def _is_foreign(situation: Situation, one: PciFunction) -> bool:
     """Whether another driver than the vendor's, and none that hands it over, has an accelerator."""
     is_ours = one.is_auxiliary or one.is_on_vfio or not one.driver
-    return not is_ours and one.module not in now.host.modules
+    return not is_ours and one.module not in situation.host.modules
 
 
-def _refuse_stuck(now: Situation, waiting: tuple[PciFunction, ...]) -> None:
+def _refuse_stuck(situation: Situation, waiting: tuple[PciFunction, ...]) -> None:
     """Raise DriverBusy where a device without a driver is in use: its unbind from vfio has begun and does not end."""
     for one in waiting:
-        held = holders_of(now, one) if not one.driver or one.is_stuck else ()
+        held = holders_of(situation, one) if not one.driver or one.is_stuck else ()
         if held or one.is_stuck:
             raise busy(f"{why_stuck(one, held)}; nothing was changed", STUCK, held)
 
@@ -191,17 +192,17 @@ def why_stuck(one: PciFunction, held: tuple[Holder, ...]) -> str:
     return f"the unbind of {one.address} is stuck, because it is in use: {who}"
 
 
-def _refuse_used_virtual(now: Situation) -> None:
+def _refuse_used_virtual(situation: Situation) -> None:
     """Raise DriverBusy where a virtual function that would vanish is a virtual machine's."""
-    for one in _vanishing(now):
-        held = holders_of(now, one)
+    for one in _vanishing(situation):
+        held = holders_of(situation, one)
         if held:
             raise busy(f"virtual function {one.address} is in use: {_who(held)}; nothing was changed", END_IT, held)
 
 
-def holders_of(now: Situation, one: PciFunction) -> tuple[Holder, ...]:
+def holders_of(situation: Situation, one: PciFunction) -> tuple[Holder, ...]:
     """Who has a device, or its IOMMU group, open from user space, as far as that is known."""
-    return tuple(held for held in now.obs.group_holders if held.how != UNREAD and held.node in one.user_nodes)
+    return tuple(held for held in situation.obs.group_holders if held.how != UNREAD and held.node in one.user_nodes)
 
 
 def _who(held: tuple[Holder, ...]) -> str:
@@ -215,69 +216,76 @@ def busy(what: str, remedy: str, held: tuple[Holder, ...]) -> DriverBusy:
     return error
 
 
-def _bind(now: Situation, waiting: tuple[PciFunction, ...]) -> Plan:
+def _bind(situation: Situation, waiting: tuple[PciFunction, ...]) -> Plan:
     """No device has the native driver: nobody uses one, so nobody is paused but who would bring the driver back."""
-    old = _originals(now, waiting)
+    old = _originals(situation, waiting)
     unload = (
         (
-            WaitForDevice(now.policy.device_free_timeout_s),
-            UnloadModules(unload_order(now.host.modules, now.profile.modules.order)),
+            WaitForDevice(situation.policy.device_free_timeout_s),
+            UnloadModules(unload_order(situation.host.modules, situation.profile.modules.order)),
         )
-        if now.host.modules
+        if situation.host.modules
         else ()
     )
-    mounted = bound_to_root(now.obs, now.profile) if now.host.root_mounts else frozenset[str]()
-    pause = mounted | (driver_gate(now) if driver_pods(now) else frozenset())
-    refuse_unmoved(now, pause, bound_only=True)
-    taken = taking(now, pause, cordon=False, bindings=old)
-    work = (*_keeping(now, old, waiting), *unload, *clean(now, driver_files(now.profile)), *_binding(now, waiting))
-    users = staying(node_pods(now.obs), now.profile, now.policy.eviction, "no device has its own driver")
+    mounted = bound_to_root(situation.obs, situation.profile) if situation.host.root_mounts else frozenset[str]()
+    pause = mounted | (driver_gate(situation) if driver_pods(situation) else frozenset())
+    refuse_unmoved(situation, pause, bound_only=True)
+    taken = taking(situation, pause, cordon=False, bindings=old)
+    work = (
+        *_keeping(situation, old, waiting),
+        *unload,
+        *clean(situation, driver_files(situation.profile)),
+        *_binding(situation, waiting),
+    )
+    users = staying(
+        node_pods(situation.obs), situation.profile, situation.policy.eviction, "no device has its own driver"
+    )
     why = "no device is bound to the driver"
     why += f": {_counted(waiting)} go to vfio" if waiting else ", and it is loaded: unload it"
-    return Plan(Decision.BIND, why, (*taken, *work, *releasing(now, taken)), workloads=users)
+    return Plan(Decision.BIND, why, (*taken, *work, *releasing(situation, taken)), workloads=users)
 
 
-def _switch(now: Situation, waiting: tuple[PciFunction, ...]) -> Plan:
+def _switch(situation: Situation, waiting: tuple[PciFunction, ...]) -> Plan:
     """The full path: everybody leaves the driver, it is unloaded by its reference count, and vfio gets its devices."""
-    old = _originals(now, waiting)
-    before, taken, cleared = before_the_unload(now, old)
+    old = _originals(situation, waiting)
+    before, taken, cleared = before_the_unload(situation, old)
     steps: tuple[AnyStep, ...] = (
         *before,
-        WaitForDevice(now.policy.device_free_timeout_s),
-        *_keeping(now, old, waiting),
+        WaitForDevice(situation.policy.device_free_timeout_s),
+        *_keeping(situation, old, waiting),
         # Never an unbind: a native driver lets go of a device that is open, and then nobody knows what becomes of it.
-        UnloadModules(unload_order(now.host.modules, now.profile.modules.order)),
-        *clean(now, driver_files(now.profile)),
-        *_binding(now, waiting),
-        *releasing(now, taken),
+        UnloadModules(unload_order(situation.host.modules, situation.profile.modules.order)),
+        *clean(situation, driver_files(situation.profile)),
+        *_binding(situation, waiting),
+        *releasing(situation, taken),
     )
-    warnings = (*cleared.warnings, *unread_claims(node_pods(now.obs)))
-    kept = len(now.host.bus.functions) - len(waiting)
+    warnings = (*cleared.warnings, *unread_claims(node_pods(situation.obs)))
+    kept = len(situation.host.bus.functions) - len(waiting)
     why = f"the driver is loaded: {_counted(waiting)} go to vfio" + (f", {kept} stay as they are" if kept else "")
     return Plan(Decision.SWITCH, why, steps, warnings, cleared.found)
 
 
-def _originals(now: Situation, waiting: tuple[PciFunction, ...]) -> tuple[Binding, ...]:
+def _originals(situation: Situation, waiting: tuple[PciFunction, ...]) -> tuple[Binding, ...]:
     return tuple(bindings_of(one) for one in waiting)
 
 
-def _keeping(now: Situation, old: tuple[Binding, ...], waiting: tuple[PciFunction, ...]) -> tuple[AnyStep, ...]:
+def _keeping(situation: Situation, old: tuple[Binding, ...], waiting: tuple[PciFunction, ...]) -> tuple[AnyStep, ...]:
     """What keeps the devices for vfio while they still have the drivers that they had."""
     if not waiting:
         return ()
-    first = merged_bindings(now.host.bindings, original_bindings(now.obs, old))
+    first = merged_bindings(situation.host.bindings, original_bindings(situation.obs, old))
     missing = tuple(one for one in waiting if one.override != one.vfio_driver)
     parents = tuple(one for one in waiting if one.virtual_count)
     return (
-        *((KeepBindings(now.profile.paths.bindings, first),) if first != now.host.bindings else ()),
+        *((KeepBindings(situation.profile.paths.bindings, first),) if first != situation.host.bindings else ()),
         *((OverrideDrivers(missing),) if missing else ()),
         *((RemoveVirtualFunctions(parents),) if parents else ()),
     )
 
 
-def _binding(now: Situation, waiting: tuple[PciFunction, ...]) -> tuple[AnyStep, ...]:
+def _binding(situation: Situation, waiting: tuple[PciFunction, ...]) -> tuple[AnyStep, ...]:
     """What gives the devices to vfio; nothing where the container after us does that."""
-    if not waiting or not now.policy.binds:
+    if not waiting or not situation.policy.binds:
         return ()
     modules = tuple(dict.fromkeys(one.vfio_module for one in waiting))
     return (LoadVfio(modules), BindToVfio(waiting))
@@ -291,88 +299,88 @@ MACHINES = "machines"
 """What is waited for before devices are returned; once in a run."""
 
 
-def returning(now: Situation) -> tuple[PciFunction, ...]:
+def returning(situation: Situation) -> tuple[PciFunction, ...]:
     """The functions that this run takes back from vfio.
 
     None where the node's label wants them for virtual machines, or our pod is there to give them away. What is on vfio
     without an override, and was not put there by a run of this boot, was bound by its ids: that is the administrator's.
     One that is stuck on its way is among them: a driver that knows it could not be loaded.
     """
-    if not _serves_containers(now):
+    if not _serves_containers(situation):
         return ()
-    known = {one.address for one in _original_bindings(now)}
+    known = {one.address for one in _original_bindings(situation)}
     return tuple(
         one
-        for one in now.host.bus.functions
+        for one in situation.host.bus.functions
         if one.is_stuck or one.is_kept_for_vfio or (one.is_on_vfio and one.address in known)
     )
 
 
-def _serves_containers(now: Situation) -> bool:
+def _serves_containers(situation: Situation) -> bool:
     """Whether this run brings a driver, or makes way for one, and the node's devices are for it.
 
     A vgpu-manager's container has a driver of its own, which shares them among virtual machines.
     """
-    modes = now.profile.passthrough
-    if modes is None or now.policy.mode is not Mode.CONTAINER or now.policy.clear_for:
+    modes = situation.profile.passthrough
+    if modes is None or situation.policy.mode is not Mode.CONTAINER or situation.policy.clear_for:
         return False
-    gives_away = places_us(now) == f"{now.profile.deploy.prefix}{modes.component}"
-    return not gives_away and not modes.is_wanted(now.obs.node.labels)
+    gives_away = places_us(situation) == f"{situation.profile.deploy.prefix}{modes.component}"
+    return not gives_away and not modes.is_wanted(situation.obs.node.labels)
 
 
-def nodes_to_return(now: Situation) -> frozenset[str]:
+def nodes_to_return(situation: Situation) -> frozenset[str]:
     """Device nodes of which it matters who has them open."""
-    return frozenset[str]().union(*(one.user_nodes for one in returning(now)))
+    return frozenset[str]().union(*(one.user_nodes for one in returning(situation)))
 
 
-def wait_for_machines(now: Situation) -> tuple[AnyStep, ...]:
+def wait_for_machines(situation: Situation) -> tuple[AnyStep, ...]:
     """The wait for whoever has one of the devices; () where nobody has. Raises DriverBusy after it."""
-    found = returning(now)
-    held = tuple(dict.fromkeys(holder for one in found for holder in holders_of(now, one)))
+    found = returning(situation)
+    held = tuple(dict.fromkeys(holder for one in found for holder in holders_of(situation, one)))
     stuck = tuple(one for one in found if one.is_stuck)
     if not held and not stuck:
         return ()
-    unnamed = tuple(why_stuck(one, ()) for one in stuck if not holders_of(now, one))
+    unnamed = tuple(why_stuck(one, ()) for one in stuck if not holders_of(situation, one))
     named = (*map(str, held), *unnamed)
-    if MACHINES in now.waited:
+    if MACHINES in situation.waited:
         remedy = STUCK if stuck else END_IT
         raise busy(f"devices cannot be taken back from vfio: {several(named, '; ')}", remedy, held)
     nodes = tuple(sorted({one.node for one in held}))
-    return (WaitForMachines(nodes, named, now.policy.device_free_timeout_s), PlanAgain(MACHINES))
+    return (WaitForMachines(nodes, named, situation.policy.device_free_timeout_s), PlanAgain(MACHINES))
 
 
-def return_devices(now: Situation, *, probes: bool = False) -> tuple[AnyStep, ...]:
+def return_devices(situation: Situation, *, probes: bool = False) -> tuple[AnyStep, ...]:
     """The step that takes the devices back; () where there are none, and no record of them that a killed run left.
 
     `probes`: the driver is there and stays.
     """
-    found, left = returning(now), _without_virtual(now)
-    is_done = any(one not in left for one in now.host.bindings) and _serves_containers(now)
+    found, left = returning(situation), _without_virtual(situation)
+    is_done = any(one not in left for one in situation.host.bindings) and _serves_containers(situation)
     if not found and not is_done:
         return ()
-    return (ReturnDevices(found, _original_bindings(now), now.profile.paths.bindings, probes, left),)
+    return (ReturnDevices(found, _original_bindings(situation), situation.profile.paths.bindings, probes, left),)
 
 
-def make_virtual_again(now: Situation) -> tuple[AnyStep, ...]:
+def make_virtual_again(situation: Situation) -> tuple[AnyStep, ...]:
     """The step that gives devices, which have their driver by then, their virtual functions again; () without any."""
-    left = _without_virtual(now) if _serves_containers(now) else ()
-    return (MakeVirtualFunctions(left, now.profile.paths.bindings),) if left else ()
+    left = _without_virtual(situation) if _serves_containers(situation) else ()
+    return (MakeVirtualFunctions(left, situation.profile.paths.bindings),) if left else ()
 
 
-def undisturbed(now: Situation, work: Iterable[AnyStep]) -> tuple[AnyStep, ...]:
+def undisturbed(situation: Situation, work: Iterable[AnyStep]) -> tuple[AnyStep, ...]:
     """`work` on a node whose driver stays; it is taken, with nobody paused, only where devices come back from vfio."""
-    back = (*return_devices(now, probes=True), *make_virtual_again(now))
-    taken = taking(now, frozenset(), cordon=False) if back else ()
-    return (*wait_for_machines(now), *taken, *work, *back, *releasing(now, taken))
+    back = (*return_devices(situation, probes=True), *make_virtual_again(situation))
+    taken = taking(situation, frozenset(), cordon=False) if back else ()
+    return (*wait_for_machines(situation), *taken, *work, *back, *releasing(situation, taken))
 
 
-def _without_virtual(now: Situation) -> tuple[Binding, ...]:
+def _without_virtual(situation: Situation) -> tuple[Binding, ...]:
     """Devices that had virtual functions before virtual machines got them, and have none now."""
-    there = {one.address: one for one in now.host.bus.functions}
-    known = (one for one in _original_bindings(now) if one.virtual_count and one.address in there)
+    there = {one.address: one for one in situation.host.bus.functions}
+    known = (one for one in _original_bindings(situation) if one.virtual_count and one.address in there)
     return tuple(one for one in known if not there[one.address].virtual_count)
 
 
-def _original_bindings(now: Situation) -> tuple[Binding, ...]:
+def _original_bindings(situation: Situation) -> tuple[Binding, ...]:
     """The devices as they were, as far as a run of this boot noted it."""
-    return merged_bindings(now.host.bindings, original_bindings(now.obs))
+    return merged_bindings(situation.host.bindings, original_bindings(situation.obs))

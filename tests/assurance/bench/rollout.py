@@ -11,7 +11,7 @@ from pathlib import Path
 
 from driver_manager.adapters.kube.fleet import readers
 from driver_manager.cli.options import zone
-from driver_manager.core.fleet.world import NODES, FleetWorld
+from driver_manager.core.fleet.world import NODES, FleetCache
 from driver_manager.core.fleet_ports import FactKind, Listed, Subject
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.spec import NodeRecord, UpgradeState, encode_node_record
@@ -67,9 +67,9 @@ def measure_rolled(plane: ControlPlane, folder: Path) -> Rolled:
     return Rolled((sum(found.values()) - found["events"]) / FEW, len(idle))
 
 
-def world_of(size: int) -> FleetWorld:
+def world_of(size: int) -> FleetCache:
     """What a controller knows in the middle of a rollout over so many nodes: two fifths done, some under way."""
-    read, keys, world = readers(PROFILE.keys, zone), PROFILE.keys, FleetWorld(NAMESPACE)
+    read, keys, world = readers(PROFILE.keys, zone), PROFILE.keys, FleetCache(NAMESPACE)
     done, under_way = 2 * size // 5, size // 50
 
     def tell(subject: Subject, bodies: list[dict[str, object]]) -> None:

@@ -30,7 +30,7 @@ from driver_manager.domain.pods.client_record import ClientRecord
 from driver_manager.domain.pods.labels import MAX_LABEL_VALUE_CHARS
 from driver_manager.domain.profile import Profile, decode_profile, encode_profile
 from driver_manager.domain.reboot import state as reboot_record
-from driver_manager.domain.reboot.schedule import parse_windows
+from driver_manager.domain.reboot.maintenance_windows import parse_windows
 from driver_manager.domain.reboot.state import Record, Slots, decode_slots, encode_slots
 from driver_manager.domain.text import MAX_DURATION_S, is_digest, parse_duration
 from driver_manager.domain.wire import parsed

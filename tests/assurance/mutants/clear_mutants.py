@@ -38,8 +38,8 @@ CLEAR_MUTANTS = (
         "cleared-node-given-up",
         "if the driver pod is being deleted, the node is left as it is for the next driver pod",
         "domain/swap/planner.py",
-        "    if not drivers and (driver_pods(now) or now.obs.journal is not None):\n",
-        "    if not drivers and not driver_pods(now) and now.obs.journal is not None:\n",
+        "    if not drivers and (driver_pods(situation) or situation.obs.journal is not None):\n",
+        "    if not drivers and not driver_pods(situation) and situation.obs.journal is not None:\n",
         (RUNS + "test_a_driver_pod_that_is_going_already_is_left_to_its_successor",),
     ),
     Mutant(
@@ -54,8 +54,8 @@ CLEAR_MUTANTS = (
         "clear-by-digest",
         "a node is cleared whichever digest is wanted",
         "domain/swap/planner.py",
-        "    if now.policy.clear_for:\n        return _clear(now)\n",
-        "    if now.policy.clear_for and why_replace(now) != '':\n        return _clear(now)\n",
+        "    if situation.policy.clear_for:\n        return _clear(situation)\n",
+        "    if situation.policy.clear_for and why_replace(situation) != '':\n        return _clear(situation)\n",
         (RUNS + "test_a_driver_that_is_the_wanted_one_is_cleared_all_the_same",),
     ),
     Mutant(

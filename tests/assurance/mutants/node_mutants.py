@@ -77,8 +77,8 @@ NODE_MUTANTS = (
         "digest-without-case",
         "two digests that differ in case are different",
         "domain/swap/preflight.py",
-        "    if now.host.digest != now.obs.digest:\n",
-        "    if now.host.digest.lower() != now.obs.digest.lower():\n",
+        "    if situation.host.digest != situation.obs.digest:\n",
+        "    if situation.host.digest.lower() != situation.obs.digest.lower():\n",
         ("unit/swap/test_planner.py::test_a_driver_is_replaced_for_a_stated_reason",),
     ),
     Mutant(
@@ -329,15 +329,15 @@ NODE_MUTANTS = (
         "unloaded-driver-pauses-all",
         "if no driver is loaded, only operands that are bound to an old driver root are paused",
         "domain/swap/planner.py",
-        "    taken = taking(now, stale, cordon=False) if owns else ()",
-        "    taken = taking(now, pause_in_two(now)[0], cordon=False) if owns else ()",
+        "    taken = taking(situation, stale, cordon=False) if owns else ()",
+        "    taken = taking(situation, pause_in_two(situation)[0], cordon=False) if owns else ()",
         ("unit/swap/test_planner.py::test_only_pods_bound_to_a_stale_root_are_bounced_when_nothing_is_loaded",),
     ),
     Mutant(
         "dra-plugin-first",
         "the DRA plugin leaves after the last claim holder",
         "domain/swap/building.py",
-        "    return keys - last, (keys & last) - paused_keys(now.obs.node, now.profile)",
+        "    return keys - last, (keys & last) - paused_keys(situation.obs.node, situation.profile)",
         "    return keys, frozenset()",
         ("unit/swap/test_planner_workloads.py::test_the_dra_plugin_is_paused_only_after_the_claim_holders_have_left",),
     ),
@@ -380,7 +380,7 @@ NODE_MUTANTS = (
         "unload-for-reboot-strategy",
         "a driver that must not be unloaded from a running kernel is never unloaded",
         "domain/swap/planner.py",
-        "    if now.profile.strategy is Strategy.REBOOT:\n        return plan_reboot_driver",
+        "    if situation.profile.strategy is Strategy.REBOOT:\n        return plan_reboot_driver",
         "    if False:\n        return plan_reboot_driver",
         (
             "unit/swap/test_planner_reboot.py::test_a_driver_of_strategy_reboot_is_never_unloaded_but_a_reboot_requested",
@@ -390,8 +390,9 @@ NODE_MUTANTS = (
         "digest-before-verification",
         "the digest of a driver is recorded only after the driver was verified",
         "domain/swap/building.py",
-        "        *_firmware_path(now),\n        LoadModules(",
-        "        *_firmware_path(now),\n        RecordDigest(paths.state_file, digest, paths.load_record, source),\n"
+        "        *_firmware_path(situation),\n        LoadModules(",
+        "        *_firmware_path(situation),\n"
+        "        RecordDigest(paths.state_file, digest, paths.load_record, source),\n"
         "        LoadModules(",
         ("unit/swap/test_planner.py::test_the_full_path_with_a_manager_loads_records_and_knows_the_way_back",),
     ),
@@ -399,8 +400,8 @@ NODE_MUTANTS = (
         "equal-digest-is-current",
         "an equal digest with no module loaded is not a current driver",
         "domain/swap/planner.py",
-        "    if not is_loaded(now.host, now.profile):\n        return _first_install",
-        "    if not is_loaded(now.host, now.profile) and now.host.digest != now.obs.digest:\n"
+        "    if not is_loaded(situation.host, situation.profile):\n        return _first_install",
+        "    if not is_loaded(situation.host, situation.profile) and situation.host.digest != situation.obs.digest:\n"
         "        return _first_install",
         ("unit/swap/test_planner.py::test_an_equal_digest_with_no_module_loaded_is_not_current",),
     ),
@@ -448,8 +449,8 @@ NODE_MUTANTS = (
         "half-loaded-by-the-nodes-word",
         "only a record on the host shows that a run died while it loaded the driver",
         "domain/swap/planner.py",
-        "now.host, now.obs.is_resumed and ",
-        "now.host, now.obs.journal is not None and ",
+        "situation.host, situation.obs.is_resumed and ",
+        "situation.host, situation.obs.journal is not None and ",
         (f"{HOSTILE}test_a_forged_journal_makes_no_driver_a_half_loaded_one",),
     ),
     Mutant(

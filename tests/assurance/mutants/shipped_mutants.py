@@ -11,7 +11,8 @@ SHIPPED_MUTANTS: tuple[Mutant, ...] = (
         "hosts-own-driver-unloaded",
         "with DRIVER_LOAD=none no module is unloaded and no node is taken",
         "domain/swap/planner.py",
-        "    if now.policy.loader is Loader.NONE:\n        return _with_no_request(now, _verify(now))\n",
+        "    if situation.policy.loader is Loader.NONE:\n"
+        "        return _with_no_request(situation, _verify(situation))\n",
         "",
         (SHIPPED + "test_a_run_changes_nothing_but_what_the_node_shows",),
     ),
@@ -27,8 +28,8 @@ SHIPPED_MUTANTS: tuple[Mutant, ...] = (
         "pod-digest-expected-of-host",
         "a digest that is derived from a pod's spec is not expected of the host",
         "domain/swap/preflight.py",
-        "    if now.obs.digest_source == FROM_ENVIRONMENT:",
-        "    if now.obs.digest:",
+        "    if situation.obs.digest_source == FROM_ENVIRONMENT:",
+        "    if situation.obs.digest:",
         (SHIPPED + "test_a_digest_that_was_told_is_compared_with_what_the_host_recorded",),
     ),
     Mutant(

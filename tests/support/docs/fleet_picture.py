@@ -9,9 +9,9 @@ from functools import cache
 from unittest import mock
 
 from driver_manager.domain.fleet.advance import OUTLOOK_GUARDS, advance, survey, view_of
-from driver_manager.domain.fleet.nodes import JUDGE_CASES, PLACE_CASES
-from driver_manager.domain.fleet.spec import Fleet, Policy, PreflightMode, UpgradeState
-from driver_manager.domain.fleet.state import FOREIGN, UNFIT, FleetDecision, MarkNode, Standing, Terms
+from driver_manager.domain.fleet.nodes import JUDGE_CASES, PHASE_CASES
+from driver_manager.domain.fleet.spec import Fleet, PreflightMode, RolloutPolicy, UpgradeState
+from driver_manager.domain.fleet.state import FOREIGN, UNFIT, FleetDecision, MarkNode, NodeStatus, Terms
 from driver_manager.domain.fleet.waves import HOLD_GUARDS
 from tests.support.docs.markdown import code, table
 from tests.support.fakes import fleet_world
@@ -25,7 +25,7 @@ def _story(seconds: float, *events: str) -> Story:
     return [(event, "a", seconds, None) for event in events]
 
 
-EASY = Policy("driver", max_parallel=0, waves=WAVES[0], failure_threshold=100)
+EASY = RolloutPolicy("driver", max_parallel=0, waves=WAVES[0], failure_threshold=100)
 TOLD: tuple[Story, ...] = (
     _story(0.0, "nothing", "another"),
     _story(700.0, "nothing", "nothing") + _story(6.0, "restart"),
@@ -78,14 +78,14 @@ class Seen:
                 self.followers.setdefault(states[act.node] or NONE, set()).add(after)
         return decision
 
-    def _node(self, standing: Standing, terms: Terms) -> None:
+    def _node(self, standing: NodeStatus, terms: Terms) -> None:
         member, record, verdict = standing.member, standing.member.record, standing.verdict
-        guard = next(guard for guard in PLACE_CASES if guard(member, terms) is not None)
+        guard = next(guard for guard in PHASE_CASES if guard(member, terms) is not None)
         _note(self.places, guard, verdict.place.value, verdict.reason)
         for obstacle in (*FOREIGN, *UNFIT):
             if why := obstacle(member):
                 _note(self.obstacles, obstacle, "", why)
-        if guard.__name__ == PLACE_CASES[3].__name__ and record is not None:
+        if guard.__name__ == PHASE_CASES[3].__name__ and record is not None:
             case = next(case for case in JUDGE_CASES if case(member, record, terms) is not None)
             marks = [act.state.value for act in verdict.acts if isinstance(act, MarkNode) and act.state is not None]
             _note(self.cases, case, code(marks[0]) if marks else "nothing", verdict.reason)
@@ -127,7 +127,7 @@ def picture() -> str:
 
 def place_table() -> str:
     """Where a node stands."""
-    return _table(("asked in this order", "the node is", "for example"), PLACE_CASES, seen().places)
+    return _table(("asked in this order", "the node is", "for example"), PHASE_CASES, seen().places)
 
 
 def case_table() -> str:

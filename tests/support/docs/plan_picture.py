@@ -19,11 +19,11 @@ from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.domain.swap.eviction import COMPLETION, OPERATOR, SAFE_LOAD
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.steps import (
+    AcquireNode,
     Decision,
     PauseLast,
     Plan,
     PlanAgain,
-    TakeNode,
     WaitForCompletion,
     WaitForOperands,
 )
@@ -172,9 +172,11 @@ def _returned(dice: random.Random, profile: Profile) -> Situation:
     return replace(now, host=host, obs=replace(now.obs, host=host, group_holders=(held,) if held is not None else ()))
 
 
-def _with_devices(dice: random.Random, now: Situation, mixtures: tuple[tuple[PciFunction, ...], ...]) -> Situation:
-    host = replace(now.host, bus=PciBus(dice.choice(mixtures)))
-    return replace(now, host=host, obs=replace(now.obs, host=host))
+def _with_devices(
+    dice: random.Random, situation: Situation, mixtures: tuple[tuple[PciFunction, ...], ...]
+) -> Situation:
+    host = replace(situation.host, bus=PciBus(dice.choice(mixtures)))
+    return replace(situation, host=host, obs=replace(situation.obs, host=host))
 
 
 @cache
@@ -204,7 +206,7 @@ def _names(decided: Plan) -> tuple[str, ...]:
         match step:
             case PlanAgain():
                 name += f" after {step.after}"
-            case TakeNode() if isinstance(following, WaitForCompletion):
+            case AcquireNode() if isinstance(following, WaitForCompletion):
                 name += " to cordon it first"
             case WaitForOperands() if before == PauseLast.__name__:
                 name += " that leave last"

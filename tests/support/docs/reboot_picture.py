@@ -10,7 +10,7 @@ from unittest import mock
 from driver_manager.core import rebooter as reboot_loop
 from driver_manager.domain.reboot import decision as reboot_decision
 from driver_manager.domain.reboot.decision import ASKS, GUARDS, RebootAct, RebootDecision
-from driver_manager.domain.reboot.schedule import parse_windows
+from driver_manager.domain.reboot.maintenance_windows import parse_windows
 from driver_manager.domain.reboot.state import RebootPolicy, RebootState, Slots, encode_slots
 from tests.support.docs.markdown import table
 from tests.support.fakes.reboot_world import APPROVE, KEYS, Fleet, Machine

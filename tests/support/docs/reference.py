@@ -24,13 +24,13 @@ from driver_manager.domain.health.watch import History
 from driver_manager.domain.host import DeviceVerdict, Health, ProbeResult
 from driver_manager.domain.metrics import PREFIX, Family
 from driver_manager.domain.node_state import MEANINGS
+from driver_manager.domain.outage import MEANINGS as PART_MEANINGS
+from driver_manager.domain.outage import Outage, OutagePart
 from driver_manager.domain.reboot import state as reboot_metrics
 from driver_manager.domain.reboot.state import Record
 from driver_manager.domain.run_report import RunFigures, RunReport, run_families
 from driver_manager.domain.settings import AnySetting, SettingKind
 from driver_manager.domain.swap.steps import PARTS
-from driver_manager.domain.window import MEANINGS as PART_MEANINGS
-from driver_manager.domain.window import Part, Window
 from driver_manager.profiles import builtin
 from tests.assurance.mutants.catalogue import MUTANTS
 from tests.support.docs import profile_keys, profile_schema, rollout_object
@@ -122,7 +122,7 @@ metadata:
     app.kubernetes.io/part-of: driver-manager
 spec:
 """
-ONE_RUN = RunReport(0, 0.0, 0.0, {"unload modules": 0.0}, window=Window(0.0, 0.0, {Part.UNLOAD: 0.0}))
+ONE_RUN = RunReport(0, 0.0, 0.0, {"unload modules": 0.0}, window=Outage(0.0, 0.0, {OutagePart.UNLOAD: 0.0}))
 ONE_REPORT = FleetReport(leads=True, rollouts={"": RolloutFigures(Phase.COMPLETE, {}, 0.0)})
 DEVICE_METRIC = ProbeResult(Health.HEALTHY, "", devices=(DeviceVerdict("0", Health.HEALTHY, ""),))
 
@@ -326,8 +326,8 @@ def _nights() -> str:
 
 
 def _window_parts() -> str:
-    made = {part: codes(kind.__name__ for kind, one in PARTS.items() if one is part) for part in Part}
-    rows = [(code(part.value), PART_MEANINGS[part], made[part]) for part in Part]
+    made = {part: codes(kind.__name__ for kind, one in PARTS.items() if one is part) for part in OutagePart}
+    rows = [(code(part.value), PART_MEANINGS[part], made[part]) for part in OutagePart]
     return table(("part", "what its time goes to", "steps"), rows)
 
 

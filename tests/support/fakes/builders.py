@@ -12,7 +12,7 @@ from driver_manager.domain.host import DriverSource, Host, Module, ModuleFile
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.node import Node, Pod, PodList
 from driver_manager.domain.observation import Observation, Situation
-from driver_manager.domain.swap.retry_wait import noted
+from driver_manager.domain.swap.retry_wait import failure_to_record
 
 PROFILES = profiles.builtin()
 PROFILE = PROFILES["rebellions"]
@@ -103,12 +103,14 @@ def observation(**fields: Any) -> Observation:
 LONG_AFTER_S = 1_000_000.0
 
 
-def failed_before(now: Situation, error: ManagerError | None = None, **fields: Any) -> Situation:
+def failed_before(situation: Situation, error: ManagerError | None = None, **fields: Any) -> Situation:
     """The same after a run that wanted just this has disturbed somebody and failed a moment ago."""
-    past = noted(now, error or ModuleFailed("rmmod: no", "Look at dmesg."), now.obs.at.monotonic_s)
+    past = failure_to_record(
+        situation, error or ModuleFailed("rmmod: no", "Look at dmesg."), situation.obs.at.monotonic_s
+    )
     assert past is not None
-    after = replace(now.host, failure=replace(past, **fields))
-    return replace(now, host=after, obs=replace(now.obs, host=after))
+    after = replace(situation.host, failure=replace(past, **fields))
+    return replace(situation, host=after, obs=replace(situation.obs, host=after))
 
 
 def journal(**fields: Any) -> Journal:

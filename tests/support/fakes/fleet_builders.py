@@ -12,15 +12,15 @@ from driver_manager.domain.fleet.spec import (
     DriverPod,
     Fleet,
     FleetNode,
-    Memory,
     NodeRecord,
-    Policy,
+    Requests,
     Revision,
+    RolloutPolicy,
+    RolloutState,
     UpgradeState,
     Wave,
-    Wishes,
 )
-from driver_manager.domain.fleet.state import MarkNode, NodeView, Place
+from driver_manager.domain.fleet.state import MarkNode, NodePhase, NodeView
 
 NOW_S = 1_800_000_000.0
 ROLLOUT = "npu/driver"
@@ -30,9 +30,9 @@ ONE_WAVE = (Wave("all"),)
 DAEMON_SET = DaemonSetFacts("npu", "driver", "ds-uid", "9", "OnDelete")
 
 
-def policy(**said: Any) -> Policy:
+def policy(**said: Any) -> RolloutPolicy:
     """One wave for all nodes, one node at a time."""
-    return Policy(**{"daemon_set": "driver", "waves": ONE_WAVE, **said})
+    return RolloutPolicy(**{"daemon_set": "driver", "waves": ONE_WAVE, **said})
 
 
 def node(name: str, state: UpgradeState | None = None, **said: Any) -> FleetNode:
@@ -76,8 +76,8 @@ def fleet(nodes: Iterable[FleetNode], pods: Iterable[DriverPod] | None = None, *
     return Fleet(
         **{
             "policy": policy(),
-            "memory": Memory(target=NEW),
-            "wishes": Wishes(),
+            "memory": RolloutState(target=NEW),
+            "wishes": Requests(),
             "nodes": nodes,
             "pods": tuple(pod(node.name) for node in nodes) if pods is None else tuple(pods),
             "revisions": REVISIONS,
@@ -93,7 +93,7 @@ def views(facts: Fleet, now_s: float = NOW_S) -> Mapping[str, NodeView]:
     return {view.name: view for view in advance(facts, now_s).outlook.nodes}
 
 
-def places(facts: Fleet, now_s: float = NOW_S) -> dict[str, Place]:
+def places(facts: Fleet, now_s: float = NOW_S) -> dict[str, NodePhase]:
     """Where each node stands."""
     return {name: view.place for name, view in views(facts, now_s).items()}
 

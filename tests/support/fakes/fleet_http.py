@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from driver_manager.adapters.kube.api import KubeApi
 from driver_manager.adapters.kube.fleet import KubeFleet, Letter, readers
 from driver_manager.adapters.kube.transport import Transport
-from driver_manager.adapters.process.clock import Inbox, LoopClock
+from driver_manager.adapters.process.clock import EventQueue, LoopClock
 from driver_manager.cli.options import zone
 from driver_manager.core.fleet_ports import Change
 from driver_manager.sandbox.apiserver import ApiServer, Store
@@ -68,7 +68,7 @@ def over_http(folder: Path, store: Store | None = None) -> Iterator[FleetOverHtt
             return PlainInPod(account, variables(port))
 
         clock = LoopClock()
-        inbox: Inbox[Letter] = Inbox(clock)
+        inbox: EventQueue[Letter] = EventQueue(clock)
         api = KubeApi(connect(), clock, RecordingReporter(), 2.0)
         found = FleetOverHttp(KubeFleet(api, connect, inbox, clock, readers(KEYS, zone)), server, clock)
         try:

@@ -14,7 +14,7 @@ from driver_manager.domain.fleet.state import (
     DeletePod,
     FleetDecision,
     MarkNode,
-    Place,
+    NodePhase,
 )
 from driver_manager.domain.fleet.waves import LATE_S, MAX_AT_ONCE, is_at_work
 
@@ -105,7 +105,7 @@ def _check_waves(
     reached = max((min(one.wave, waves) for one in kept), default=0)
     opened = {act.record.wave for act in first if act.record is not None and act.record.wave > reached}
     for view in decision.outlook.nodes:
-        if view.place is Place.WAITING and view.wave in opened:
+        if view.place is NodePhase.WAITING and view.wave in opened:
             pod = ours.get(view.name)
             assert pod is not None, f"{view.name}: its wave begins without its result"
             assert pod.has_ended or now_s >= pod.made_s + LIMIT_S + LATE_S

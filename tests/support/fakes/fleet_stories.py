@@ -6,10 +6,10 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from driver_manager.domain.fleet.spec import Amount, OnHalt, PodGate, Policy, UnitMode, Units, Wave, Wishes
+from driver_manager.domain.fleet.spec import Amount, OnHalt, PodGate, Requests, RolloutPolicy, UnitMode, Units, Wave
 from driver_manager.domain.fleet.state import Phase
 from driver_manager.domain.node_state import NodeState
-from driver_manager.domain.reboot.schedule import Schedule, parse_windows
+from driver_manager.domain.reboot.maintenance_windows import Schedule, parse_windows
 from tests.support.fakes.fleet_builders import matching
 from tests.support.fakes.fleet_looks import LOOK_EVENTS
 from tests.support.fakes.fleet_world import World, check_quiet
@@ -185,7 +185,7 @@ def bring_to_its_end(world: World) -> None:
     """Decide, and grant whatever is asked for, until everybody is done and nothing is left to do."""
     idle = 0
     for _ in range(600):
-        world.wishes = Wishes(world.template, 10, retry=world.template, undo=world.memory.undone)
+        world.wishes = Requests(world.template, 10, retry=world.template, undo=world.memory.undone)
         decision = world.decide()
         if decision.outlook.phase is Phase.COMPLETE and world.is_through() and not decision.acts:
             break
@@ -201,7 +201,7 @@ def bring_to_its_end(world: World) -> None:
     check_quiet(world)
 
 
-def live_through(rules: Policy, story: Story) -> World:
+def live_through(rules: RolloutPolicy, story: Story) -> World:
     """All of that happens, and then everybody is done."""
     world = World(NAMES, rules, LABELS)
     for event, name, seconds, kill_after in story:
@@ -214,9 +214,9 @@ def live_through(rules: Policy, story: Story) -> World:
     return world
 
 
-def some_rules(dice: random.Random) -> Policy:
+def some_rules(dice: random.Random) -> RolloutPolicy:
     """A policy as the dice fall."""
-    return Policy(
+    return RolloutPolicy(
         "driver",
         max_parallel=dice.choice(PARALLEL),
         max_unavailable=dice.choice(UNAVAILABLE),

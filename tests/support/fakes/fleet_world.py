@@ -20,13 +20,13 @@ from driver_manager.domain.fleet.spec import (
     Fleet,
     FleetNode,
     GatePod,
-    Memory,
-    Policy,
+    Requests,
     Revision,
+    RolloutPolicy,
+    RolloutState,
     Task,
     UnitMode,
     UpgradeState,
-    Wishes,
 )
 from driver_manager.domain.fleet.state import (
     Act,
@@ -35,8 +35,8 @@ from driver_manager.domain.fleet.state import (
     DeletePod,
     FleetDecision,
     MarkNode,
+    NodePhase,
     Phase,
-    Place,
     RestartPod,
     SetTemplate,
 )
@@ -89,10 +89,10 @@ class World:
     """
 
     def __init__(
-        self, names: Iterable[str], policy: Policy, wave_labels: dict[str, dict[str, str]] | None = None
+        self, names: Iterable[str], policy: RolloutPolicy, wave_labels: dict[str, dict[str, str]] | None = None
     ) -> None:
         """All nodes serve revision r1, and the DaemonSet has r2."""
-        self.policy, self.memory, self.wishes = policy, Memory(), Wishes()
+        self.policy, self.memory, self.wishes = policy, RolloutState(), Requests()
         self.now_s, self.up_s = NOW_S, 0.0
         self.revisions = [Revision("driver-r1", "r1", 1, TEMPLATE), Revision("driver-r2", "r2", 2, TEMPLATE)]
         self.looks = Looks()
@@ -306,7 +306,7 @@ def _as_read(node: FleetNode) -> FleetNode:
     return replace(node, record=None) if node.record_problem else node
 
 
-def _as_stored(memory: Memory) -> Memory:
+def _as_stored(memory: RolloutState) -> RolloutState:
     """A status keeps whole seconds."""
     history = tuple(
         replace(past, began_s=float(int(past.began_s)), ended_s=past.ended_s and float(int(past.ended_s)))
@@ -415,7 +415,7 @@ def _check_together(facts: Fleet, decision: FleetDecision, begun: list[MarkNode]
     first = [nodes[name] for name in names if nodes[name].upgrade != UpgradeState.FAILED.value]
     going = {node.labels[units.key] for node in first if units.key in node.labels}
     for view in decision.outlook.nodes:
-        if view.place is Place.WAITING and nodes[view.name].labels.get(units.key) in going:
+        if view.place is NodePhase.WAITING and nodes[view.name].labels.get(units.key) in going:
             assert view.name in names, f"{view.name} stays behind its unit"
 
 
@@ -435,7 +435,7 @@ def _check_held(
         for node in facts.nodes
         if node.upgrade == UpgradeState.FAILED.value and node.record and node.record.revision == target
         if not node.is_operated and node.name in {view.name for view in decision.outlook.nodes}
-        if next(view for view in decision.outlook.nodes if view.name == node.name).place is Place.FAILED
+        if next(view for view in decision.outlook.nodes if view.name == node.name).place is NodePhase.FAILED
     ]
     if len(failed) >= facts.policy.failure_threshold:
         assert not fresh, "a node begins although too many have failed"
@@ -446,7 +446,7 @@ def _check_held(
 def _check_waves(facts: Fleet, decision: FleetDecision, begun: list[MarkNode], now_s: float) -> None:
     """A wave begins after all earlier ones, their soak time and the approval."""
     target, waves = decision.outlook.target, facts.policy.waves
-    ours = {view.name for view in decision.outlook.nodes if view.place is not Place.LEFT_OUT}
+    ours = {view.name for view in decision.outlook.nodes if view.place is not NodePhase.LEFT_OUT}
     found = [node.record for node in facts.nodes if node.name in ours]
     kept = [one for one in found if one is not None and one.revision == target and one.rollout == ROLLOUT]
     reached = max((min(one.wave, len(waves)) for one in kept), default=0)
@@ -458,7 +458,9 @@ def _check_waves(facts: Fleet, decision: FleetDecision, begun: list[MarkNode], n
             continue
         for view in decision.outlook.nodes:
             is_before = 0 < view.wave < wave
-            assert not is_before or view.place not in (Place.WAITING, Place.UNDER_WAY), "a wave begins too early"
+            assert not is_before or view.place not in (NodePhase.WAITING, NodePhase.UNDER_WAY), (
+                "a wave begins too early"
+            )
         if reached:
             end_s = max(one.since_s for one in kept if min(one.wave, len(waves)) == reached)
             soak_s = waves[reached - 1].soak_s

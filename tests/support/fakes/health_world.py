@@ -21,7 +21,7 @@ from driver_manager.domain.health.watch import (
 )
 from driver_manager.domain.host import Health, Marker, MarkerUnreadable, ProbeResult, decode_marker, encode_marker
 from driver_manager.domain.journal import Owner
-from driver_manager.domain.window import Window
+from driver_manager.domain.outage import Outage
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.killer import Killed, Killer
 
@@ -68,8 +68,8 @@ class HealthWorld:
     host_mute_problem: str = ""
     locked: int = 0
     returns: int = 0
-    window: Window | None = None
-    windows_told: list[Window] = field(default_factory=list)
+    window: Outage | None = None
+    windows_told: list[Outage] = field(default_factory=list)
     clients_asked: list[str] = field(default_factory=list)
     clients_left: list[str] = field(default_factory=list)
     client_warnings: tuple[str, ...] = ()
@@ -191,7 +191,7 @@ class HealthWorld:
             left = self.clients_left.pop(0) if self.clients_left else ""
             return ClientAnswer(("a (DaemonSet)",), left, self.client_warnings, left == "early")
 
-    def tell_window(self, window: Window) -> str:
+    def tell_window(self, window: Outage) -> str:
         with self.killer.call("tell window", effect=True):
             self.windows_told.append(window)
             return "the API server does not answer" if "tell window" in self.broken else ""
@@ -272,7 +272,7 @@ class HealthWorld:
             self.files[RECORD] = text
             self.touched_s = self.clock.wall()
 
-    def note_return(self) -> Window | None:
+    def note_return(self) -> Outage | None:
         with self.killer.call("note return"):
             self.returns += 1
         left, self.window = self.window, None

@@ -375,7 +375,7 @@ class FakeHost:
 
     def _run_records(self) -> tuple[HostRecord, ...]:
         paths = (path for path in sorted(self.files) if RUN_RECORD in path)
-        found = ((path, host_record.noted(self.files[path], self.boot_id)) for path in paths)
+        found = ((path, host_record.record_of_boot(self.files[path], self.boot_id)) for path in paths)
         return tuple(one for path, one in found if one is not None and path == self.profile.paths.run_record(one.run))
 
     def _record(self) -> LoadRecord | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-from driver_manager.domain.reboot.schedule import parse_windows
+from driver_manager.domain.reboot.maintenance_windows import parse_windows
 from driver_manager.domain.reboot.state import RebootPolicy
 from tests.support.fakes.killer import Killer
 from tests.support.fakes.reboot_world import (

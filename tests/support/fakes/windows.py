@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from driver_manager.domain.window import Part, Window
+from driver_manager.domain.outage import Outage, OutagePart
 
 MILLISECONDS = st.integers(1, 10**9).map(lambda number: number / 1_000)
 WINDOWS = st.builds(
-    Window,
+    Outage,
     began_s=st.integers(0, 2**41).map(lambda number: number / 1_000),
     seconds=MILLISECONDS,
-    parts=st.dictionaries(st.sampled_from(Part), MILLISECONDS),
+    parts=st.dictionaries(st.sampled_from(OutagePart), MILLISECONDS),
     is_open=st.booleans(),
 )

@@ -10,8 +10,17 @@ from typing import Any
 import pytest
 import yaml
 
-from driver_manager.domain.fleet.spec import GROUP, PLURAL, VERSION, Memory, Past, Policy, memory_of, read
-from driver_manager.domain.fleet.state import FleetDecision, NodeView, Outlook, Phase, Place, WaveView
+from driver_manager.domain.fleet.spec import (
+    GROUP,
+    PLURAL,
+    VERSION,
+    RevisionHistory,
+    RolloutPolicy,
+    RolloutState,
+    memory_of,
+    read,
+)
+from driver_manager.domain.fleet.state import FleetDecision, NodePhase, NodeView, Outlook, Phase, WaveView
 from driver_manager.domain.fleet.status import status_of
 from driver_manager.domain.wire import merge_patch, without_blanks
 from scripts.releasing.kustomize import DEPLOY, OVERLAYS, only, render
@@ -67,13 +76,19 @@ def wide(api: Api, name: str) -> set[str]:
 
 def decision(nodes: int) -> FleetDecision:
     """One about so many nodes, in all places, with reasons of all lengths."""
-    places = itertools.cycle(Place)
+    places = itertools.cycle(NodePhase)
     views = tuple(
         NodeView(f"node-{number:04}", next(places), 1, f"{number} {'why ' * (number % 90)}", NOW_S)
         for number in range(nodes)
     )
-    waves = (WaveView(1, "canary", {Place.DONE: 1}, NOW_S), WaveView(2, "rest", {Place.WAITING: nodes}))
-    memory = Memory("new", "old", ("bad",), (Past("bad", NOW_S - 60, NOW_S, "halted"), Past("new", NOW_S)), "1")
+    waves = (WaveView(1, "canary", {NodePhase.DONE: 1}, NOW_S), WaveView(2, "rest", {NodePhase.WAITING: nodes}))
+    memory = RolloutState(
+        "new",
+        "old",
+        ("bad",),
+        (RevisionHistory("bad", NOW_S - 60, NOW_S, "halted"), RevisionHistory("new", NOW_S)),
+        "1",
+    )
     return FleetDecision((), memory, Outlook(Phase.PROGRESSING, "UnderWay", "it goes on", "new", 2, views, waves))
 
 
@@ -116,7 +131,7 @@ def test_the_shortest_object_is_stored_with_all_defaults(make: Make) -> None:
         "approveReboots",
         "preflight",
     }
-    assert read(stored, zones).policy == Policy("driver")
+    assert read(stored, zones).policy == RolloutPolicy("driver")
 
 
 def test_the_longest_object_is_stored_as_it_was_meant(make: Make) -> None:
@@ -184,8 +199,8 @@ def test_the_status_of_five_thousand_nodes_is_kept_whole(admin_api: Api, make: M
 def test_nothing_is_left_of_an_earlier_status(admin_api: Api, make: Make) -> None:
     name = make(SPEC)["metadata"]["name"]
     stored = shows(admin_api, name, {}, decision(500))
-    empty = FleetDecision((), Memory(), Outlook(Phase.COMPLETE, "Complete", "", "", 0, (), ()))
-    assert memory_of(shows(admin_api, name, stored, empty)) == Memory()
+    empty = FleetDecision((), RolloutState(), Outlook(Phase.COMPLETE, "Complete", "", "", 0, (), ()))
+    assert memory_of(shows(admin_api, name, stored, empty)) == RolloutState()
 
 
 def test_spec_and_status_are_written_apart(admin_api: Api, make: Make) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.adapters.host import files as host_files
-from driver_manager.adapters.host.files import MAX_LINKS, MAX_READ_BYTES, HostFiles, Place, resolve
+from driver_manager.adapters.host.files import MAX_LINKS, MAX_READ_BYTES, HostFiles, OpenEntry, resolve
 from driver_manager.domain.errors import ConfigError
 
 
@@ -219,7 +219,7 @@ def read_only(monkeypatch: pytest.MonkeyPatch, folders: Iterable[Path], number: 
     tried: list[Path] = []
     real = host_files.replace_in
 
-    def replace(where: Place, text: str, mode: int) -> None:
+    def replace(where: OpenEntry, text: str, mode: int) -> None:
         tried.append(where.path)
         if any(where.path.is_relative_to(folder) for folder in folders):
             raise OSError(number, os.strerror(number))

@@ -13,7 +13,7 @@ import pytest
 
 from driver_manager.adapters.kube import fleet as fleet_feed
 from driver_manager.adapters.kube import fleet as fleet_lists
-from driver_manager.adapters.kube.fleet import Feed
+from driver_manager.adapters.kube.fleet import Informer
 from driver_manager.core.fleet_ports import Change, EventAbout, FactKind, Found, Gone, Listed, Lost, Seen, Subject
 from driver_manager.domain.errors import ApiRefused, Conflict, Terminated, WatchBroken
 from driver_manager.domain.fleet.spec import PLURAL, FleetNode, Task, TaskPod
@@ -223,7 +223,9 @@ def test_an_error_of_our_own_in_a_thread_ends_the_loop_with_it(fleet: FleetOverH
 
 def test_a_stopped_feed_ends(fleet: FleetOverHttp) -> None:
     told: list[Any] = []
-    feed = Feed(NODES, fleet.cluster._connect, fleet.cluster._readers[FactKind.NODES], threading.Lock(), told.append)
+    feed = Informer(
+        NODES, fleet.cluster._connect, fleet.cluster._readers[FactKind.NODES], threading.Lock(), told.append
+    )
     feed.start()
     fleet.until(lambda _: bool(told), "it lists")
     feed.stop()

@@ -19,8 +19,8 @@ from driver_manager.core.health import HealthWatch, WatchPolicy, WatchPorts
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.health.watch import WRITER, Mute, Surroundings
 from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, Marker, encode_marker
+from driver_manager.domain.outage import Outage, OutagePart
 from driver_manager.domain.run_report import RunReport
-from driver_manager.domain.window import Part, Window
 from driver_manager.profiles import builtin
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.health_world import BAD, GOOD, HealthWorld
@@ -169,13 +169,15 @@ def test_when_something_was_remembered_or_touched_is_told(tree: Tree) -> None:
 def test_the_end_of_a_window_is_when_the_containers_files_say_so(tree: Tree) -> None:
     figures = RunFiguresFile(tree.roots.files(), PROFILE.paths)
     now_s = FakeClock().wall()
-    left = Window(now_s - 60, 4.0, {Part.UNLOAD: 4.0}, is_open=True)
+    left = Outage(now_s - 60, 4.0, {OutagePart.UNLOAD: 4.0}, is_open=True)
     assert tree.marks.note_return() is None
     figures.add(RunReport(0, now_s - 56, 4.0, window=left))
     tree.put(PROFILE.paths.state_file.lstrip("/"), "digest\n")
     for path, before_s in ((PROFILE.paths.state_file, 40), (PROFILE.paths.ready_marker, 35)):
         os.utime(tree.root / path.lstrip("/"), (now_s - before_s, now_s - before_s))
-    assert tree.marks.note_return() == Window(now_s - 60, 25.0, {Part.UNLOAD: 4.0, Part.INSTALL: 16.0, Part.PROBE: 5.0})
+    assert tree.marks.note_return() == Outage(
+        now_s - 60, 25.0, {OutagePart.UNLOAD: 4.0, OutagePart.INSTALL: 16.0, OutagePart.PROBE: 5.0}
+    )
     assert tree.marks.note_return() is None, "once"
     found = figures.read()
     assert (found.windows, found.window_seconds) == (1, 25.0)
@@ -183,7 +185,7 @@ def test_the_end_of_a_window_is_when_the_containers_files_say_so(tree: Tree) -> 
 
 def test_a_node_that_is_held_does_not_serve_however_its_driver_came(tree: Tree) -> None:
     figures = RunFiguresFile(tree.roots.files(), PROFILE.paths)
-    figures.add(RunReport(5, 104.0, 4.0, is_held=True, window=Window(100.0, 4.0, is_open=True)))
+    figures.add(RunReport(5, 104.0, 4.0, is_held=True, window=Outage(100.0, 4.0, is_open=True)))
     assert tree.marks.note_return() is None
     assert figures.read().windows == 0
 

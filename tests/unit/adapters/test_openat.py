@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from driver_manager.adapters.host import files as host_files
-from driver_manager.adapters.host.files import FOLDER_MODE, MAX_LINKS, HostFiles, Missing, Place, place, resolve
+from driver_manager.adapters.host.files import FOLDER_MODE, MAX_LINKS, HostFiles, Missing, OpenEntry, place, resolve
 from driver_manager.domain.errors import ConfigError
 
 STATE = "/run/rbln/state"
@@ -99,12 +99,12 @@ def test_nothing_of_the_container_is_written_whenever_the_folder_is_swapped(
 @contextmanager
 def place_by_name(
     root: Path, path: str, *, follow_last: bool = False, missing: Missing = Missing.RAISE
-) -> Generator[Place, None, None]:
+) -> Generator[OpenEntry, None, None]:
     """The usual mistake: the path is resolved and checked first, and used by its name afterwards."""
     found = resolve(root, path, follow_last=follow_last)
     folder = os.open(found.parent, os.O_PATH | os.O_DIRECTORY)
     try:
-        yield Place(folder, found.name, found)
+        yield OpenEntry(folder, found.name, found)
     finally:
         os.close(folder)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from driver_manager.adapters.host import files
-from driver_manager.adapters.host.files import Place
+from driver_manager.adapters.host.files import OpenEntry
 from driver_manager.cli.main import run
 from driver_manager.cli.session import _home
 from driver_manager.domain import settings
@@ -153,7 +153,7 @@ def test_what_only_a_write_would_meet_is_met_by_the_run_before_anything_is_chang
 ) -> None:
     before, real = untouched(node), files._written_beside
 
-    def over_quota(where: Place, text: str, mode: int) -> str:
+    def over_quota(where: OpenEntry, text: str, mode: int) -> str:
         if str(where.path).startswith(f"{node.tree.root}/run/rbln/"):
             raise OSError(122, "Disk quota exceeded")
         return real(where, text, mode)

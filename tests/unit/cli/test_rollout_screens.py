@@ -12,29 +12,29 @@ import pytest
 from driver_manager.cli.options import in_form
 from driver_manager.cli.rollout_screen import Json, Shown, body, outlook_of, plan_text, rollout_text
 from driver_manager.cli.rollout_verbs import plan_body
-from driver_manager.core.fleet.world import Sight
+from driver_manager.core.fleet.world import ObservedRollout
 from driver_manager.core.fleet_ports import Leader
 from driver_manager.domain.fleet.advance import survey
 from driver_manager.domain.fleet.spec import (
     Amount,
     Fleet,
-    Memory,
-    Past,
     PreflightMode,
+    RevisionHistory,
     RolloutObject,
+    RolloutState,
     Task,
     TaskPod,
     UpgradeState,
     Wave,
 )
-from driver_manager.domain.fleet.state import Phase, Place
+from driver_manager.domain.fleet.state import NodePhase, Phase
 from driver_manager.domain.fleet.waves import order
 from driver_manager.schemas import schema
 from tests.support.fakes.fleet_builders import NEW, NOW_S, OLD, fleet, new_pod, node, pod, policy, record
 from tests.support.fakes.schemas import conforms
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-HISTORY = (Past(OLD, NOW_S - 9000.0, NOW_S - 8000.0, "complete"), Past(NEW, NOW_S - 600.0))
+HISTORY = (RevisionHistory(OLD, NOW_S - 9000.0, NOW_S - 8000.0, "complete"), RevisionHistory(NEW, NOW_S - 600.0))
 LEADER = Leader("controller-7_ab", NOW_S - 3.0, 15.0)
 WAVES = (
     Wave("canary", amount=Amount(1), soak_s=300.0),
@@ -61,13 +61,13 @@ def busy() -> Fleet:
         *(pod(name) for name in "defghij"),
     ]
     rules = policy(waves=WAVES, failure_threshold=2, max_parallel=1)
-    return fleet(nodes, pods, policy=rules, memory=Memory(target=NEW, good=OLD, history=HISTORY))
+    return fleet(nodes, pods, policy=rules, memory=RolloutState(target=NEW, good=OLD, history=HISTORY))
 
 
 def shown(facts: Fleet, leader: Leader | None = LEADER) -> tuple[Json, Json]:
     """Both forms: that of `status`, and that of `plan`, with a pod on each node but the first."""
     rollout = RolloutObject("npu", "driver", "uid", "7", 1, None, facts.policy, memory=facts.memory)
-    seen = Shown(Sight(rollout, facts), "rebellions", NOW_S, leader)
+    seen = Shown(ObservedRollout(rollout, facts), "rebellions", NOW_S, leader)
     found, standings = outlook_of(seen), survey(facts, NOW_S)
     pods = {one.member.node.name: 1 for one in order(standings.standings)[1:]}
     return body(seen, found), body(seen, found, plan_body(standings, found, pods))
@@ -77,8 +77,8 @@ FLEETS = {
     "busy": busy(),
     "halted": replace(busy(), policy=replace(busy().policy, failure_threshold=1)),
     "paused": replace(busy(), policy=replace(busy().policy, paused=True, waves=(Wave("all"),))),
-    "undone": replace(busy(), memory=Memory(target=NEW, good=OLD, failed=(NEW,), history=HISTORY)),
-    "complete": fleet([node("a"), node("b")], [new_pod("a"), new_pod("b")], memory=Memory(target=NEW, good=NEW)),
+    "undone": replace(busy(), memory=RolloutState(target=NEW, good=OLD, failed=(NEW,), history=HISTORY)),
+    "complete": fleet([node("a"), node("b")], [new_pod("a"), new_pod("b")], memory=RolloutState(target=NEW, good=NEW)),
     "nobody": fleet([], daemon_set=None),
 }
 
@@ -140,4 +140,4 @@ def test_the_forms_name_every_phase_and_place(form: str) -> None:
     phase = known["phase"] if form == "rollout" else known["next"]["properties"]["phase"]
     assert phase["enum"] == [one.value for one in Phase]
     if form == "rollout":
-        assert known["nodes"]["items"]["properties"]["place"]["enum"] == [one.value for one in Place]
+        assert known["nodes"]["items"]["properties"]["place"]["enum"] == [one.value for one in NodePhase]

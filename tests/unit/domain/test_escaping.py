@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from driver_manager.adapters.kube.objects import about_node, event_body
 from driver_manager.adapters.report.log import for_terminal, painted
 from driver_manager.cli.options import in_form
-from driver_manager.domain.fleet.spec import Memory
+from driver_manager.domain.fleet.spec import RolloutState
 from driver_manager.domain.fleet.state import FleetDecision, Outlook, Phase
 from driver_manager.domain.fleet.status import status_of
 from driver_manager.domain.metrics import by_label, exposition
@@ -53,7 +53,7 @@ def test_only_our_styles_and_line_feeds_pass_the_last_guard(text: str) -> None:
 def test_what_others_show_for_us_is_escaped(letter: str) -> None:
     event = event_body(about_node("n"), "Reason", f"a{letter}b", 0.0, warning=True, key="")
     outlook = Outlook(Phase.STALLED, "Reason", f"a{letter}b", target="", wave=0, nodes=(), waves=())
-    status = status_of(FleetDecision((), Memory(), outlook), {}, 1, 0.0)
+    status = status_of(FleetDecision((), RolloutState(), outlook), {}, 1, 0.0)
     metrics = exposition([by_label("gauge", "x", "help", "label", {f"a{letter}b": 1.0})])
     for text in (event["message"], status["conditions"][0]["message"], metrics.splitlines()[-1]):
         assert is_clean(text)

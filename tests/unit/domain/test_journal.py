@@ -79,8 +79,8 @@ def test_with_a_record_on_the_host_the_node_has_facts_only(journal: Journal, run
     assert json.loads(text)["v"] == 3
     record = host_record.of(replace(journal, record=run))
     assert host_record.decode(host_record.encode(record)) == record
-    assert host_record.noted(host_record.encode(record), journal.boot_id) == record
-    assert host_record.noted(host_record.encode(record), f"{journal.boot_id}x") is None
+    assert host_record.record_of_boot(host_record.encode(record), journal.boot_id) == record
+    assert host_record.record_of_boot(host_record.encode(record), f"{journal.boot_id}x") is None
     assert host_record.parted([record], run) == (record, ())
     assert host_record.parted([record], f"{run}x") == (None, (record,))
 

@@ -13,8 +13,8 @@ from driver_manager.domain import host_record
 from driver_manager.domain import journal as journals
 from driver_manager.domain.journal import Journal, OldDriver, Owner, cleared_by
 from driver_manager.domain.node import Pod
+from driver_manager.domain.outage import Outage, OutagePart
 from driver_manager.domain.pods.journal_check import Checked, checked, runs_manager, with_left, with_record
-from driver_manager.domain.window import Part, Window
 from tests.support.fakes import builders
 from tests.support.fakes.builders import DRIVER, EXPORTER, PAUSED, PLUGIN, PROFILE, driver_pod, pod
 from tests.support.fakes.scenarios import GATE, LONG_VALUE
@@ -42,7 +42,7 @@ HONEST = Journal(
     step="take node",
     begin="2026-01-01T00:00:00Z",
     cleared="7d9c5b8f6",
-    window=Window(1.0, 2.0),
+    window=Outage(1.0, 2.0),
 )
 NOW = {PLUGIN: PAUSED, EXPORTER: f"gold_{PAUSED}", DRIVER: PAUSED, "example.com/foo": PAUSED}
 LINES = "two\nlines"
@@ -97,11 +97,15 @@ def driver(**fields: Any) -> dict[str, Any]:
         ("step", {"step": "\x1b[2J"}, {"step": ""}),
         ("begin", {"begin": LINES}, {"begin": ""}),
         ("cleared", {"cleared": LINES}, {"cleared": ""}),
-        ("window", {"window": Window(1e300, 1.0)}, {"window": None}),
-        ("window", {"window": Window(0.0, 1e300)}, {"window": None}),
-        ("window", {"window": Window(253_402_300_000.0, 1_000.0)}, {"window": None}),
-        ("window", {"window": Window(0.0, 1.0, {Part.EVICT: 1.7e308})}, {"window": None}),
-        ("window", {"window": Window(0.0, 1.0, {Part.EVICT: 1.7e308, Part.LOAD: 1.7e308})}, {"window": None}),
+        ("window", {"window": Outage(1e300, 1.0)}, {"window": None}),
+        ("window", {"window": Outage(0.0, 1e300)}, {"window": None}),
+        ("window", {"window": Outage(253_402_300_000.0, 1_000.0)}, {"window": None}),
+        ("window", {"window": Outage(0.0, 1.0, {OutagePart.EVICT: 1.7e308})}, {"window": None}),
+        (
+            "window",
+            {"window": Outage(0.0, 1.0, {OutagePart.EVICT: 1.7e308, OutagePart.LOAD: 1.7e308})},
+            {"window": None},
+        ),
     ],
 )
 def test_a_field_that_no_run_can_have_written_is_ignored_and_named(

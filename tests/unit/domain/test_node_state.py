@@ -17,8 +17,8 @@ from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.host import Marker
 from driver_manager.domain.node import NodeChange
 from driver_manager.domain.node_state import LastOutcome, LastOutcomeUnreadable, NodeState
+from driver_manager.domain.outage import Outage, OutagePart
 from driver_manager.domain.text import GAP, MAX_CHARS, shortened
-from driver_manager.domain.window import Part, Window
 from driver_manager.domain.wire import seconds_of, written_time
 from tests.support.fakes.builders import PROFILE, PROFILES, node
 from tests.support.fakes.builders import host as a_host
@@ -307,14 +307,14 @@ def test_what_is_no_moment_of_a_known_zone_is_none(text: str) -> None:
 @pytest.mark.parametrize(
     "window",
     [
-        Window(1.0, 1.0, {Part.EVICT: 1.7e308}),
-        Window(1.0, 1.0, {Part.EVICT: 1.7e308, Part.LOAD: 1.7e308}),
-        Window(1.0, 1.7e308),
-        Window(-1.0, 1.0),
-        Window(1e300, 1.0),
+        Outage(1.0, 1.0, {OutagePart.EVICT: 1.7e308}),
+        Outage(1.0, 1.0, {OutagePart.EVICT: 1.7e308, OutagePart.LOAD: 1.7e308}),
+        Outage(1.0, 1.7e308),
+        Outage(-1.0, 1.0),
+        Outage(1e300, 1.0),
     ],
 )
-def test_an_outcome_with_a_window_of_no_era_of_ours_is_garbage(window: Window) -> None:
+def test_an_outcome_with_a_window_of_no_era_of_ours_is_garbage(window: Outage) -> None:
     text = json.dumps(json.loads(node_state.encode(FAILED)) | {"window": window.to_json()})
     with pytest.raises(LastOutcomeUnreadable, match="window is an object, expected times of this era"):
         node_state.decode(text)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.metrics import exposition
+from driver_manager.domain.outage import Outage, OutagePart
 from driver_manager.domain.run_report import (
     RunFigures,
     RunReport,
@@ -19,7 +20,6 @@ from driver_manager.domain.run_report import (
     encode_run_figures,
     run_families,
 )
-from driver_manager.domain.window import Part, Window
 from tests.support.exposition import samples
 from tests.support.fakes.windows import WINDOWS
 
@@ -163,7 +163,7 @@ def test_figures_of_an_earlier_version_have_no_window() -> None:
 
 
 def test_the_last_window_is_published_and_counts_once_it_is_over() -> None:
-    left = Window(100.0, 4.0, {Part.UNLOAD: 4.0}, is_open=True)
+    left = Outage(100.0, 4.0, {OutagePart.UNLOAD: 4.0}, is_open=True)
     figures = after(RunReport(0, 104.0, 4.0, window=left))
     assert sampled(figures) == {
         ("windows_total",): 0,

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.window import Part, Window, WindowMeter, expected, read
+from driver_manager.domain.outage import Outage, OutagePart, WindowMeter, expected, read
 from driver_manager.domain.wire import LAST_MOMENT_S, Form
 from tests.support.fakes.windows import WINDOWS
 
 WALL_S = 1_700_000_000.0
 FORM = Form("a document with a window", ConfigError, "Write it again.")
-MOMENTS = st.lists(st.tuples(st.sampled_from(Part), st.floats(0, 1_000)), max_size=12)
+MOMENTS = st.lists(st.tuples(st.sampled_from(OutagePart), st.floats(0, 1_000)), max_size=12)
 
 
-def walked(meter: WindowMeter, moments: list[tuple[Part, float]], now_s: float) -> float:
+def walked(meter: WindowMeter, moments: list[tuple[OutagePart, float]], now_s: float) -> float:
     """Now, after each of these parts took its time."""
     for part, seconds in moments:
         meter.turns_to(part, now_s)
@@ -26,18 +26,18 @@ def walked(meter: WindowMeter, moments: list[tuple[Part, float]], now_s: float) 
     return now_s
 
 
-def of(text: str) -> Window:
+def of(text: str) -> Outage:
     return read(FORM.read(text))
 
 
 @given(before=MOMENTS, within=MOMENTS)
 def test_parts_make_up_the_whole_and_what_came_before_the_first_pod_counts_for_nothing(
-    before: list[tuple[Part, float]], within: list[tuple[Part, float]]
+    before: list[tuple[OutagePart, float]], within: list[tuple[OutagePart, float]]
 ) -> None:
     meter = WindowMeter()
     began_s = walked(meter, before, 50.0)
     assert meter.at(began_s) is None
-    meter.turns_to(Part.OPERANDS, began_s)
+    meter.turns_to(OutagePart.OPERANDS, began_s)
     meter.opens(WALL_S, began_s)
     end_s = walked(meter, within, began_s)
     meter.closes(end_s)
@@ -45,14 +45,14 @@ def test_parts_make_up_the_whole_and_what_came_before_the_first_pod_counts_for_n
     assert found is not None
     assert found.seconds == pytest.approx(end_s - began_s, abs=0.001)
     assert sum(found.parts.values()) == pytest.approx(found.seconds, abs=0.01)
-    for part in Part:
+    for part in OutagePart:
         took_s = sum(seconds for one, seconds in within if one is part)
         assert found.parts.get(part, 0.0) == pytest.approx(took_s, abs=0.01)
 
 
 @given(first=MOMENTS, gap_s=st.floats(0, 10_000), then=MOMENTS)
 def test_another_run_goes_on_with_it(
-    first: list[tuple[Part, float]], gap_s: float, then: list[tuple[Part, float]]
+    first: list[tuple[OutagePart, float]], gap_s: float, then: list[tuple[OutagePart, float]]
 ) -> None:
     dead, now_s = WindowMeter(), 7.0
     dead.opens(WALL_S, now_s)
@@ -68,14 +68,14 @@ def test_another_run_goes_on_with_it(
     assert found.began_s == WALL_S
     assert found.seconds == pytest.approx(wall_s - WALL_S + end_s - 90_000.0, abs=0.01)
     assert sum(found.parts.values()) == pytest.approx(found.seconds, abs=0.05)
-    assert found.parts.get(Part.OTHER, 0.0) >= gap_s - 0.05
+    assert found.parts.get(OutagePart.OTHER, 0.0) >= gap_s - 0.05
 
 
 def test_a_window_that_is_open_is_not_opened_again() -> None:
     meter = WindowMeter()
     meter.opens(WALL_S, 10.0)
     meter.opens(WALL_S + 5, 15.0)
-    meter.goes_on(Window(1.0, 2.0), WALL_S + 6, 16.0)
+    meter.goes_on(Outage(1.0, 2.0), WALL_S + 6, 16.0)
     found = meter.at(18.0)
     assert found is not None
     assert (found.began_s, found.seconds, found.is_open) == (WALL_S, 8.0, True)
@@ -91,10 +91,10 @@ def test_a_window_that_nobody_was_sent_away_in_is_none() -> None:
 
 def test_a_clock_that_was_set_back_between_two_runs_takes_nothing_away() -> None:
     meter = WindowMeter()
-    meter.goes_on(Window(WALL_S, 4.0, {Part.EVICT: 3.0}), WALL_S - 3_600, 10.0)
+    meter.goes_on(Outage(WALL_S, 4.0, {OutagePart.EVICT: 3.0}), WALL_S - 3_600, 10.0)
     found = meter.at(12.0)
     assert found is not None
-    assert (found.seconds, found.parts) == (6.0, {Part.EVICT: 3.0, Part.OTHER: 3.0})
+    assert (found.seconds, found.parts) == (6.0, {OutagePart.EVICT: 3.0, OutagePart.OTHER: 3.0})
 
 
 @pytest.mark.parametrize(("serves", "is_open"), [(True, False), (False, True)])
@@ -112,18 +112,18 @@ def test_a_node_that_is_given_back_before_its_driver_comes_leaves_it_open(serves
 
 
 @given(WINDOWS)
-def test_what_is_written_is_read_again(window: Window) -> None:
+def test_what_is_written_is_read_again(window: Outage) -> None:
     assert of(FORM.write(window.to_json())) == window
 
 
 def test_a_part_of_a_newer_version_is_left_out() -> None:
     body = {"began": 5.0, "seconds": 3.0, "parts": {"unload": 1.0, "teleport": 2.0}}
-    assert of(FORM.write(body)) == Window(5.0, 3.0, {Part.UNLOAD: 1.0})
+    assert of(FORM.write(body)) == Outage(5.0, 3.0, {OutagePart.UNLOAD: 1.0})
 
 
 @pytest.mark.parametrize("key", ["began", "seconds", "parts"])
 def test_garbage_is_refused(key: str) -> None:
-    body = {**Window(1.0, 2.0).to_json(), key: "x"}
+    body = {**Outage(1.0, 2.0).to_json(), key: "x"}
     with pytest.raises(ConfigError, match=key):
         of(json.dumps({"schema": 1, **body}))
 
@@ -131,23 +131,25 @@ def test_garbage_is_refused(key: str) -> None:
 @pytest.mark.parametrize(
     ("window", "is_it"),
     [
-        (Window(0.0, 0.0), True),
-        (Window(1.0, 3.0, {Part.LOAD: 3.0}), True),
-        (Window(LAST_MOMENT_S - 1.0, 1.0, {Part.LOAD: LAST_MOMENT_S}), True),
-        (Window(LAST_MOMENT_S, 1.0), False),
-        (Window(-1.0, 1.0), False),
-        (Window(1.0, 1e300), False),
-        (Window(1.0, 1.0, {Part.LOAD: LAST_MOMENT_S + 1.0}), False),
-        (Window(1.0, 1.0, {Part.LOAD: 1.7e308, Part.EVICT: 1.7e308}), False),
+        (Outage(0.0, 0.0), True),
+        (Outage(1.0, 3.0, {OutagePart.LOAD: 3.0}), True),
+        (Outage(LAST_MOMENT_S - 1.0, 1.0, {OutagePart.LOAD: LAST_MOMENT_S}), True),
+        (Outage(LAST_MOMENT_S, 1.0), False),
+        (Outage(-1.0, 1.0), False),
+        (Outage(1.0, 1e300), False),
+        (Outage(1.0, 1.0, {OutagePart.LOAD: LAST_MOMENT_S + 1.0}), False),
+        (Outage(1.0, 1.0, {OutagePart.LOAD: 1.7e308, OutagePart.EVICT: 1.7e308}), False),
     ],
 )
-def test_a_window_of_this_era_is_within_the_calendar(window: Window, is_it: bool) -> None:
+def test_a_window_of_this_era_is_within_the_calendar(window: Outage, is_it: bool) -> None:
     assert window.is_of_this_era is is_it
 
 
 # words
 
-SWAP = Window(1.0, 4.21, {Part.OPERANDS: 2.0, Part.EVICT: 1.1, Part.UNLOAD: 0.04, Part.LOAD: 1.07})
+SWAP = Outage(
+    1.0, 4.21, {OutagePart.OPERANDS: 2.0, OutagePart.EVICT: 1.1, OutagePart.UNLOAD: 0.04, OutagePart.LOAD: 1.07}
+)
 
 
 @pytest.mark.parametrize(
@@ -155,14 +157,14 @@ SWAP = Window(1.0, 4.21, {Part.OPERANDS: 2.0, Part.EVICT: 1.1, Part.UNLOAD: 0.04
     [
         (SWAP, "users were without the device for 4.2 s: evict 1.1 s, operands 2.0 s, load 1.1 s"),
         (
-            Window(1.0, 3.0, {Part.UNLOAD: 3.0}, is_open=True),
+            Outage(1.0, 3.0, {OutagePart.UNLOAD: 3.0}, is_open=True),
             "users have been without the device for 3.0 s so far: unload 3.0 s",
         ),
-        (Window(1.0, 2.0, {Part.OPERANDS: 2.0}), "users were without operands for 2.0 s: operands 2.0 s"),
-        (Window(1.0, 0.0), "users were without operands for 0.0 s"),
+        (Outage(1.0, 2.0, {OutagePart.OPERANDS: 2.0}), "users were without operands for 2.0 s: operands 2.0 s"),
+        (Outage(1.0, 0.0), "users were without operands for 0.0 s"),
     ],
 )
-def test_the_words_of_a_run(window: Window, text: str) -> None:
+def test_the_words_of_a_run(window: Outage, text: str) -> None:
     assert window.sentence() == text
 
 
@@ -172,27 +174,27 @@ def test_the_words_of_a_run(window: Window, text: str) -> None:
 @pytest.mark.parametrize(
     ("recorded_s", "ready_s", "now_s", "seconds", "parts"),
     [
-        (115.0, 118.0, 160.0, 18.0, {Part.UNLOAD: 4.0, Part.INSTALL: 11.0, Part.PROBE: 3.0}),
-        (115.0, None, 160.0, 15.0, {Part.UNLOAD: 4.0, Part.INSTALL: 11.0}),
-        (None, 118.0, 160.0, 18.0, {Part.UNLOAD: 4.0, Part.INSTALL: 14.0}),
-        (None, None, 160.0, 60.0, {Part.UNLOAD: 4.0, Part.INSTALL: 56.0}),
-        (90.0, 95.0, 160.0, 60.0, {Part.UNLOAD: 4.0, Part.INSTALL: 56.0}),
-        (170.0, 180.0, 160.0, 60.0, {Part.UNLOAD: 4.0, Part.INSTALL: 56.0}),
+        (115.0, 118.0, 160.0, 18.0, {OutagePart.UNLOAD: 4.0, OutagePart.INSTALL: 11.0, OutagePart.PROBE: 3.0}),
+        (115.0, None, 160.0, 15.0, {OutagePart.UNLOAD: 4.0, OutagePart.INSTALL: 11.0}),
+        (None, 118.0, 160.0, 18.0, {OutagePart.UNLOAD: 4.0, OutagePart.INSTALL: 14.0}),
+        (None, None, 160.0, 60.0, {OutagePart.UNLOAD: 4.0, OutagePart.INSTALL: 56.0}),
+        (90.0, 95.0, 160.0, 60.0, {OutagePart.UNLOAD: 4.0, OutagePart.INSTALL: 56.0}),
+        (170.0, 180.0, 160.0, 60.0, {OutagePart.UNLOAD: 4.0, OutagePart.INSTALL: 56.0}),
     ],
     ids=["both", "no marker", "no record", "neither", "of an earlier driver", "of the future"],
 )
 def test_a_container_brings_the_driver_after_the_run(
-    recorded_s: float | None, ready_s: float | None, now_s: float, seconds: float, parts: dict[Part, float]
+    recorded_s: float | None, ready_s: float | None, now_s: float, seconds: float, parts: dict[OutagePart, float]
 ) -> None:
-    left = Window(100.0, 4.0, {Part.UNLOAD: 4.0}, is_open=True)
-    assert left.ended_by_container(recorded_s, ready_s, now_s) == Window(100.0, seconds, parts)
+    left = Outage(100.0, 4.0, {OutagePart.UNLOAD: 4.0}, is_open=True)
+    assert left.ended_by_container(recorded_s, ready_s, now_s) == Outage(100.0, seconds, parts)
 
 
 # what is expected
 
 
 def test_a_window_that_is_over_tells_more_than_one_that_is_open() -> None:
-    over, is_open = Window(1.0, 9.0), Window(2.0, 3.0, is_open=True)
+    over, is_open = Outage(1.0, 9.0), Outage(2.0, 3.0, is_open=True)
     assert expected(is_open, over) == over
     assert expected(None, is_open) == is_open
     assert expected(over, SWAP) == over

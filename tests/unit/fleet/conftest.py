@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from driver_manager.domain.reboot.schedule import Schedule, parse_windows
+from driver_manager.domain.reboot.maintenance_windows import Schedule, parse_windows
 from tests.support.fakes.fleet_builders import NOW_S
 
 

@@ -19,7 +19,17 @@ from driver_manager.domain.fleet.requests import (
     request_retry_of_revision,
     request_undo,
 )
-from driver_manager.domain.fleet.spec import APPROVED, UNDO, Fleet, Memory, Past, Policy, UpgradeState, Wave, Wishes
+from driver_manager.domain.fleet.spec import (
+    APPROVED,
+    UNDO,
+    Fleet,
+    Requests,
+    RevisionHistory,
+    RolloutPolicy,
+    RolloutState,
+    UpgradeState,
+    Wave,
+)
 from driver_manager.domain.fleet.state import Phase
 from tests.support.fakes.fleet_builders import (
     DAEMON_SET,
@@ -37,18 +47,18 @@ from tests.support.fakes.fleet_builders import (
     record,
 )
 
-HISTORY = (Past(OLD, NOW_S - 900.0, NOW_S - 800.0, "complete"), Past(NEW, NOW_S - 600.0))
-GOOD = Memory(target=NEW, good=OLD, history=HISTORY)
+HISTORY = (RevisionHistory(OLD, NOW_S - 900.0, NOW_S - 800.0, "complete"), RevisionHistory(NEW, NOW_S - 600.0))
+GOOD = RolloutState(target=NEW, good=OLD, history=HISTORY)
 NOTHING_WAITS = "nothing waits for an approval now"
 
 
-def waves(*approvals: bool) -> Policy:
+def waves(*approvals: bool) -> RolloutPolicy:
     """A wave for each node a, b, c ..., of which those that are True ask for an approval at their end."""
     named = zip("abcd", approvals, strict=False)
     return policy(waves=tuple(Wave(f"wave-{name}", matching(f"w={name}"), needs_approval=one) for name, one in named))
 
 
-def gated(*approvals: bool, done: str = "a", wishes: Wishes | None = None) -> Fleet:
+def gated(*approvals: bool, done: str = "a", wishes: Requests | None = None) -> Fleet:
     """One node for each wave, of which those in `done` serve the new revision."""
     names = "abcd"[: len(approvals)]
     nodes = [
@@ -56,7 +66,7 @@ def gated(*approvals: bool, done: str = "a", wishes: Wishes | None = None) -> Fl
         for name in names
     ]
     pods = [new_pod(name) if name in done else pod(name) for name in names]
-    return fleet(nodes, pods, policy=waves(*approvals), memory=GOOD, wishes=wishes or Wishes())
+    return fleet(nodes, pods, policy=waves(*approvals), memory=GOOD, wishes=wishes or Requests())
 
 
 def _record(name: str, done: str) -> dict[str, Any]:
@@ -97,8 +107,8 @@ def test_waves_are_approved_ahead_and_only_as_far_as_is_said() -> None:
         (gated(True, False), 3, "there is no wave 3", "The waves are: 1 (wave-a), 2 (wave-b)."),
         (gated(True, False), 1, "wave 1 does not wait for an approval", ""),
         (gated(False, True, False, done=""), 2, "wave 2 does not wait for an approval", ""),
-        (gated(True, False, wishes=Wishes(NEW, 2)), 2, "wave 2 is approved already for revision new", ""),
-        (gated(True, False, wishes=Wishes(NEW, 2)), None, NOTHING_WAITS, "No later wave needs one."),
+        (gated(True, False, wishes=Requests(NEW, 2)), 2, "wave 2 is approved already for revision new", ""),
+        (gated(True, False, wishes=Requests(NEW, 2)), None, NOTHING_WAITS, "No later wave needs one."),
         (replace(gated(True, False), daemon_set=None), None, "the rollout does nothing now: DaemonSet driver", ""),
     ],
 )
@@ -107,7 +117,7 @@ def test_where_nothing_waits_nothing_is_approved(facts: Fleet, wave: int | None,
 
 
 def test_an_approval_of_another_revision_counts_for_nothing() -> None:
-    facts = gated(True, False, wishes=Wishes(OLD, 2))
+    facts = gated(True, False, wishes=Requests(OLD, 2))
     assert request_approval(facts, NOW_S, 2).annotations == {APPROVED: "new:2"}
 
 
@@ -175,13 +185,13 @@ def test_undo_leads_to_the_last_good_revision_and_says_so() -> None:
 
 @pytest.mark.parametrize("to", [OLD, "1", "driver-old"])
 def test_undo_knows_a_revision_by_hash_number_or_name(to: str) -> None:
-    request = request_undo(failed(memory=Memory(target=NEW)), NOW_S, to, "w")
+    request = request_undo(failed(memory=RolloutState(target=NEW)), NOW_S, to, "w")
     assert request.annotations == {UNDO: "w:old"}
     assert advance(request.after, NOW_S).memory.undo_to == OLD
 
 
 def test_undo_without_a_way_back_is_refused() -> None:
-    none = failed(memory=Memory(target=NEW))
+    none = failed(memory=RolloutState(target=NEW))
     assert "--to: 1 (old)" in refused(
         lambda: request_undo(none, NOW_S, "", "w"), "no earlier revision is known to be good"
     )

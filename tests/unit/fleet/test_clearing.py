@@ -13,8 +13,17 @@ from hypothesis import strategies as st
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.nodes import AGAIN_S
-from driver_manager.domain.fleet.spec import Fleet, FleetNode, OnHalt, Policy, Revision, Task, TaskPod, UpgradeState
-from driver_manager.domain.fleet.state import CreatePod, DeletePod, MarkNode, Phase, Place, PodMaker, RestartPod
+from driver_manager.domain.fleet.spec import (
+    Fleet,
+    FleetNode,
+    OnHalt,
+    Revision,
+    RolloutPolicy,
+    Task,
+    TaskPod,
+    UpgradeState,
+)
+from driver_manager.domain.fleet.state import CreatePod, DeletePod, MarkNode, NodePhase, Phase, PodMaker, RestartPod
 from driver_manager.domain.node_state import NodeState
 from tests.support.fakes.fleet_builders import NEW, NOW_S, OLD, OTHER, fleet, new_pod, node, pod, policy, record, views
 from tests.support.fakes.fleet_clears import CLEAR_EVENTS, ClearingWorld
@@ -273,7 +282,7 @@ def test_without_it_driver_pods_are_deleted_at_once_and_pods_of_others_go() -> N
 # stories
 
 policies = st.builds(
-    Policy,
+    RolloutPolicy,
     daemon_set=st.just("driver"),
     max_parallel=st.sampled_from(PARALLEL),
     waves=st.sampled_from(WAVES),
@@ -314,7 +323,7 @@ def all_is_well(world: ClearingWorld) -> None:
 @given(policies, events)
 @settings(max_examples=examples(60))
 def test_whatever_happens_no_node_is_restarted_uncleared_and_all_are_given_back_in_the_end(
-    rules: Policy, story: Story
+    rules: RolloutPolicy, story: Story
 ) -> None:
     world = ClearingWorld(NAMES, rules, LABELS)
     for event, name, seconds, kill_after in story:
@@ -328,7 +337,7 @@ def test_whatever_happens_no_node_is_restarted_uncleared_and_all_are_given_back_
 @pytest.mark.submission
 @given(policies, events)
 @settings(max_examples=examples(40))
-def test_facts_that_are_late_lose_no_node(rules: Policy, story: Story) -> None:
+def test_facts_that_are_late_lose_no_node(rules: RolloutPolicy, story: Story) -> None:
     world = ClearingWorld(NAMES, rules, LABELS)
     world.is_late = True
     for event, name, seconds, kill_after in story:
@@ -341,7 +350,7 @@ def test_facts_that_are_late_lose_no_node(rules: Policy, story: Story) -> None:
 
 @given(policies, events)
 @settings(max_examples=examples(40))
-def test_time_alone_changes_nothing_before_the_moment_that_is_named(rules: Policy, story: Story) -> None:
+def test_time_alone_changes_nothing_before_the_moment_that_is_named(rules: RolloutPolicy, story: Story) -> None:
     world = ClearingWorld(NAMES, rules, LABELS)
     for event, name, seconds, kill_after in story:
         something_happens(world, event, name)
@@ -352,7 +361,7 @@ def test_time_alone_changes_nothing_before_the_moment_that_is_named(rules: Polic
 
 
 def test_an_undisturbed_node_costs_five_writes_of_the_rollout() -> None:
-    world = ClearingWorld(NAMES, Policy("driver", max_parallel=0, waves=WAVES[0]), LABELS)
+    world = ClearingWorld(NAMES, RolloutPolicy("driver", max_parallel=0, waves=WAVES[0]), LABELS)
     writes = 0
     for _ in range(60):
         decision = world.decide()
@@ -362,4 +371,4 @@ def test_an_undisturbed_node_costs_five_writes_of_the_rollout() -> None:
         world.tick(7.0)
     assert world.is_through()
     assert writes == 5 * len(NAMES)
-    assert all(view.place is Place.DONE for view in advance(world.fleet(), world.now_s).outlook.nodes)
+    assert all(view.place is NodePhase.DONE for view in advance(world.fleet(), world.now_s).outlook.nodes)

@@ -9,7 +9,7 @@ import pytest
 from driver_manager.adapters.report.http import Heartbeat
 from driver_manager.cli.rollout_controller import FleetEndpoint
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.spec import Amount, Fleet, Memory, Past, UpgradeState
+from driver_manager.domain.fleet.spec import Amount, Fleet, RevisionHistory, RolloutState, UpgradeState
 from driver_manager.domain.fleet.state import Phase
 from driver_manager.domain.fleet.status import (
     FleetReport,
@@ -50,7 +50,9 @@ def some() -> Fleet:
     pods = [new_pod("a"), new_pod("b"), new_pod("c", is_ready=False), new_pod("d", is_ready=False)]
     pods += [new_pod("e", is_ready=False), pod("f"), pod("g"), pod("h"), new_pod("i")]
     rules = policy(max_parallel=3, failure_threshold=2, node_timeout_s=1200.0)
-    return fleet(nodes, pods, policy=rules, memory=Memory(target=NEW, history=(Past(NEW, NOW_S - 900.0),)))
+    return fleet(
+        nodes, pods, policy=rules, memory=RolloutState(target=NEW, history=(RevisionHistory(NEW, NOW_S - 900.0),))
+    )
 
 
 def counted(facts: Fleet, decision_s: float = 0.25) -> RolloutFigures:
@@ -108,7 +110,9 @@ def test_a_node_is_counted_where_it_stands_and_by_the_operators_word_for_that() 
 def test_a_rollout_moves_when_a_node_comes_to_another_state_or_when_it_begins() -> None:
     found = counted(some())
     assert (found.progress_s, found.patience_s) == (NOW_S - 20.0, 1200.0)
-    waits = fleet([node("a", unschedulable=True)], memory=Memory(target=NEW, history=(Past(NEW, NOW_S - 900.0),)))
+    waits = fleet(
+        [node("a", unschedulable=True)], memory=RolloutState(target=NEW, history=(RevisionHistory(NEW, NOW_S - 900.0),))
+    )
     assert counted(waits).progress_s == NOW_S - 900.0
 
 

@@ -17,6 +17,7 @@ from driver_manager.domain.fleet.spec import (
     Fleet,
     FleetNode,
     PreflightMode,
+    Requests,
     Revision,
     Task,
     TaskPod,
@@ -24,11 +25,10 @@ from driver_manager.domain.fleet.spec import (
     Units,
     UpgradeState,
     Wave,
-    Wishes,
 )
-from driver_manager.domain.fleet.state import LIMIT_S, CreatePod, DeletePod, MarkNode, Phase, Place, PreflightResult
+from driver_manager.domain.fleet.state import LIMIT_S, CreatePod, DeletePod, MarkNode, NodePhase, Phase, PreflightResult
 from driver_manager.domain.fleet.waves import LATE_S, MAX_AT_ONCE
-from driver_manager.domain.reboot.schedule import Schedule
+from driver_manager.domain.reboot.maintenance_windows import Schedule
 from tests.support.fakes.fleet_builders import (
     NEW,
     NOW_S,
@@ -97,7 +97,7 @@ def test_a_node_that_would_fail_keeps_its_driver_and_the_others_go() -> None:
     found = facts("abc", [look("a", **FAILS), look("b", **PASSES), look("c", **PASSES)])
     assert begun(found) == ["b", "c"]
     view = views(found)["a"]
-    assert (view.place, view.reason) == (Place.LEFT_OUT, "its preflight fails: no module")
+    assert (view.place, view.reason) == (NodePhase.LEFT_OUT, "its preflight fails: no module")
     assert view.preflight is not None
     assert view.preflight.result is PreflightResult.FAILS
     assert deleted(found) == [], "its log can be read"
@@ -169,7 +169,7 @@ def test_a_pod_that_never_runs_holds_nobody_up_for_ever() -> None:
     again_s = advance(found, NOW_S).again_s
     assert again_s == NOW_S + LIMIT
     assert begun(found, again_s) == ["a"]
-    assert views(found, again_s)["b"].place is Place.LEFT_OUT
+    assert views(found, again_s)["b"].place is NodePhase.LEFT_OUT
 
 
 def test_so_many_pods_at_a_time() -> None:
@@ -282,7 +282,7 @@ def test_a_unit_that_goes_together_waits_for_each_of_its_results() -> None:
 
 
 def test_approval_and_wishes_of_others_change_nothing() -> None:
-    found = facts("a", [look("a", **FAILS)], wishes=Wishes(NEW, 10, retry=NEW))
+    found = facts("a", [look("a", **FAILS)], wishes=Requests(NEW, 10, retry=NEW))
     assert begun(found) == []
 
 

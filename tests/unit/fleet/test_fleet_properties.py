@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.spec import OnHalt, Policy, Wishes
+from driver_manager.domain.fleet.spec import OnHalt, Requests, RolloutPolicy
 from driver_manager.domain.fleet.state import Phase
 from tests.support.fakes.fleet_stories import (
     EVENTS,
@@ -42,7 +42,7 @@ from tests.support.fakes.fleet_world import World, check_quiet, check_wake
 from tests.support.selection import examples
 
 policies = st.builds(
-    Policy,
+    RolloutPolicy,
     daemon_set=st.just("driver"),
     max_parallel=st.sampled_from(PARALLEL),
     max_unavailable=st.sampled_from(UNAVAILABLE),
@@ -69,7 +69,9 @@ events = st.lists(
 @pytest.mark.shares(3)
 @given(policies, events)
 @settings(max_examples=examples(150))
-def test_whatever_happens_no_promise_is_broken_and_everybody_is_done_in_the_end(rules: Policy, story: Story) -> None:
+def test_whatever_happens_no_promise_is_broken_and_everybody_is_done_in_the_end(
+    rules: RolloutPolicy, story: Story
+) -> None:
     live_through(rules, story)
 
 
@@ -82,7 +84,7 @@ def test_the_same_in_stories_that_are_the_same_every_time() -> None:
 
 @pytest.mark.shares(3)
 @given(policies, events)
-def test_facts_that_are_late_break_no_promise_either(rules: Policy, story: Story) -> None:
+def test_facts_that_are_late_break_no_promise_either(rules: RolloutPolicy, story: Story) -> None:
     world = World(NAMES, rules, LABELS)
     for event, name, seconds, kill_after in story:
         decision = advance(world.fleet(), world.now_s)
@@ -96,7 +98,7 @@ def test_facts_that_are_late_break_no_promise_either(rules: Policy, story: Story
 
 
 @given(policies, events)
-def test_time_alone_changes_nothing_before_the_moment_that_is_named(rules: Policy, story: Story) -> None:
+def test_time_alone_changes_nothing_before_the_moment_that_is_named(rules: RolloutPolicy, story: Story) -> None:
     world = World(NAMES, rules, LABELS)
     for event, name, seconds, kill_after in story:
         happens(world, event, name)
@@ -108,12 +110,12 @@ def test_time_alone_changes_nothing_before_the_moment_that_is_named(rules: Polic
 
 @pytest.mark.shares(3)
 @given(policies)
-def test_an_undisturbed_rollout_takes_three_writes_a_node_and_fails_nobody(rules: Policy) -> None:
+def test_an_undisturbed_rollout_takes_three_writes_a_node_and_fails_nobody(rules: RolloutPolicy) -> None:
     world = World(NAMES, replace(rules, max_unavailable=None), LABELS)
     heal(world)
     writes = 0
     for _ in range(400):
-        world.wishes = Wishes(world.template, 10)
+        world.wishes = Requests(world.template, 10)
         for machine in world.machines.values():
             machine.facts = replace(machine.facts, wants_retry=False)
         decision = world.decide()
@@ -132,13 +134,13 @@ def test_an_undisturbed_rollout_takes_three_writes_a_node_and_fails_nobody(rules
 
 @given(policies, st.sampled_from(NAMES))
 @settings(max_examples=examples(25))
-def test_a_broken_revision_halts_with_what_is_under_way_ended(rules: Policy, survivor: str) -> None:
+def test_a_broken_revision_halts_with_what_is_under_way_ended(rules: RolloutPolicy, survivor: str) -> None:
     world = World(NAMES, replace(rules, failure_threshold=1, on_halt=OnHalt.HOLD, max_unavailable=None), LABELS)
     heal(world)
     for name, machine in world.machines.items():
         world.change(machine, wants_retry=False)
         machine.fate = "good" if name == survivor else "broken"
-    world.wishes = Wishes("r2", 10)
+    world.wishes = Requests("r2", 10)
     for _ in range(60):
         world.decide()
         world.tick(20.0)
@@ -151,7 +153,7 @@ def test_a_broken_revision_halts_with_what_is_under_way_ended(rules: Policy, sur
 @pytest.mark.shares(3)
 @given(policies)
 @settings(max_examples=examples(25))
-def test_a_broken_revision_is_undone_everywhere_and_not_tried_again(rules: Policy) -> None:
+def test_a_broken_revision_is_undone_everywhere_and_not_tried_again(rules: RolloutPolicy) -> None:
     world = World(NAMES, replace(rules, failure_threshold=1, on_halt=OnHalt.UNDO, max_unavailable=None), LABELS)
     heal(world)
     world.policy = replace(world.policy, on_halt=OnHalt.UNDO)
@@ -162,7 +164,7 @@ def test_a_broken_revision_is_undone_everywhere_and_not_tried_again(rules: Polic
     for _ in range(200):
         for machine in world.machines.values():
             machine.fate = "good" if machine.pod is not None and machine.pod.revision == "r1" else "broken"
-        world.wishes = Wishes(world.template, 10)
+        world.wishes = Requests(world.template, 10)
         world.decide()
         world.tick(20.0)
     assert world.template == "r1"

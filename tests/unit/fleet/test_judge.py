@@ -11,7 +11,7 @@ from driver_manager.domain import selectors
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.nodes import STALE_S
 from driver_manager.domain.fleet.spec import ConditionGate, DriverPod, Fleet, FleetNode, GatePod, PodGate, UpgradeState
-from driver_manager.domain.fleet.state import TAKEN_AGAIN, Announce, MarkNode, Place, RestartPod
+from driver_manager.domain.fleet.state import TAKEN_AGAIN, Announce, MarkNode, NodePhase, RestartPod
 from driver_manager.domain.node_state import NodeState
 from tests.support.fakes.fleet_builders import (
     NEW,
@@ -148,7 +148,7 @@ def test_a_taken_node_is_in_what_its_facts_tell(case: Case) -> None:
     found = marks(facts).get("a")
     assert (found.state if found else None) is case.writes
     view = views(facts)["a"]
-    assert view.place is Place.UNDER_WAY
+    assert view.place is NodePhase.UNDER_WAY
     assert case.reason in view.reason
     assert not [act for act in advance(facts, NOW_S).acts if isinstance(act, RestartPod)]
 
@@ -270,7 +270,7 @@ def test_the_pod_of_a_node_that_may_no_longer_begin_is_spared(said: dict[str, An
     one = node("a", RESTART, **{"record": FRESH, **said})
     facts = fleet([one])
     assert (restarts(facts), marks(facts)) == ([], {})
-    assert places(facts) == {"a": Place.UNDER_WAY}
+    assert places(facts) == {"a": NodePhase.UNDER_WAY}
     again_s = advance(facts, NOW_S).again_s
     assert again_s == FRESH.since_s + STALE_S
     found = marks(facts, again_s)["a"]

@@ -12,17 +12,17 @@ from driver_manager.domain.fleet.spec import (
     Amount,
     Fleet,
     FleetNode,
-    Memory,
-    Past,
+    Requests,
+    RevisionHistory,
+    RolloutState,
     UpgradeState,
     Wave,
-    Wishes,
 )
 from driver_manager.domain.fleet.state import Announce, FleetDecision
 from tests.support.fakes.fleet_builders import DAEMON_SET, NEW, NOW_S, fleet, new_pod, node, pod, policy, record
 
 DONE, FAILED = UpgradeState.DONE, UpgradeState.FAILED
-MEMORY = Memory(target=NEW, good="old", history=(Past(NEW, NOW_S - 900.0),))
+MEMORY = RolloutState(target=NEW, good="old", history=(RevisionHistory(NEW, NOW_S - 900.0),))
 REST = Wave("rest")
 CANARY = Wave("canary", amount=Amount(1))
 SOAKED = replace(CANARY, soak_s=300.0)
@@ -30,7 +30,7 @@ APPROVED = replace(CANARY, needs_approval=True)
 BOTH = replace(SOAKED, needs_approval=True)
 
 
-def of(*waves: Wave, nodes: tuple[FleetNode, ...] = (), memory: Memory = MEMORY, **said: Any) -> Fleet:
+def of(*waves: Wave, nodes: tuple[FleetNode, ...] = (), memory: RolloutState = MEMORY, **said: Any) -> Fleet:
     """A canary that was done a minute ago, unless other nodes are said, and a node that waits."""
     found = [*(nodes or (node("a", DONE),)), node("z")]
     pods = [pod(one.name) if one.name == "z" else new_pod(one.name) for one in found]
@@ -76,7 +76,7 @@ def test_a_soak_time_and_then_the_approval_are_told_once_each() -> None:
     assert reason == "RolloutApprovalRequired"
     assert "waits for the approval of the wave after wave 1 (canary)" in message
     assert told(later(facts, waiting, 401.0)) == []
-    approved = replace(facts, wishes=Wishes(approved_for=NEW, approved=2))
+    approved = replace(facts, wishes=Requests(approved_for=NEW, approved=2))
     assert told(later(approved, waiting, 402.0)) == []
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.fleet.spec import SPEC, Kind, Policy, read
+from driver_manager.domain.fleet.spec import SPEC, Kind, RolloutPolicy, read
 from tests.support.docs.rollout_object import definition
 from tests.support.fakes.rollout_objects import BAD, FULL, Bad, Json, rollout, zones
 from tests.support.fakes.rollout_objects import SPEC as SHORTEST
@@ -68,7 +68,7 @@ def test_the_defaults_of_the_api_server_are_those_of_the_reader(spec: Json) -> N
 
 
 def test_the_defaults_are_those_of_the_policy() -> None:
-    assert read(rollout(defaulted(WHOLE, SHORTEST)), zones).policy == Policy("driver")
+    assert read(rollout(defaulted(WHOLE, SHORTEST)), zones).policy == RolloutPolicy("driver")
 
 
 def test_the_defaults_and_the_examples_are_valid() -> None:

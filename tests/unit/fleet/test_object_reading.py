@@ -18,21 +18,21 @@ from driver_manager.domain.fleet.spec import (
     ConditionGate,
     Field,
     Kind,
-    Memory,
     OnHalt,
-    Past,
     PodGate,
-    Policy,
     PreflightMode,
+    Requests,
+    RevisionHistory,
     RolloutObject,
+    RolloutPolicy,
+    RolloutState,
     UnitMode,
     Units,
     Wave,
-    Wishes,
     memory_of,
     read,
 )
-from driver_manager.domain.reboot.schedule import parse_windows
+from driver_manager.domain.reboot.maintenance_windows import parse_windows
 from tests.assurance.fuzz.oracle import assert_conforms
 from tests.support.fakes.rollout_objects import BAD, BAD_WISHES, BLANK, FULL, Bad, Json, but, rollout, zones
 from tests.support.fakes.rollout_objects import SPEC as SHORTEST
@@ -65,7 +65,7 @@ def value_near(one: Field) -> st.SearchStrategy[Any]:
     return st.sampled_from([*good, *one.choices]) | SHORT_TEXTS | st.integers(-2, 200) | st.booleans()
 
 
-def policy_of(spec: Json) -> Policy:
+def policy_of(spec: Json) -> RolloutPolicy:
     found = read(rollout(spec), zones)
     assert found.problems == ()
     assert found.policy is not None
@@ -73,15 +73,15 @@ def policy_of(spec: Json) -> Policy:
 
 
 def test_what_is_not_said_is_as_the_policy_has_it_by_default() -> None:
-    assert policy_of(SHORTEST) == Policy("driver")
+    assert policy_of(SHORTEST) == RolloutPolicy("driver")
 
 
 def test_what_is_blank_or_null_is_as_if_it_were_not_said() -> None:
-    assert policy_of(BLANK) == Policy("driver", waves=(Wave("rest"),))
+    assert policy_of(BLANK) == RolloutPolicy("driver", waves=(Wave("rest"),))
 
 
 def test_everything_that_can_be_said_is_understood() -> None:
-    assert policy_of(FULL) == Policy(
+    assert policy_of(FULL) == RolloutPolicy(
         daemon_set="driver",
         paused=True,
         max_parallel=0,
@@ -181,15 +181,15 @@ def test_what_is_no_rollout_at_all_is_refused(body: Any) -> None:
 @pytest.mark.parametrize(
     ("annotations", "wishes"),
     [
-        ({}, Wishes()),
-        ({"approved": "5d8c9f:2"}, Wishes(approved_for="5d8c9f", approved=2)),
-        ({"retry": "5d8c9f"}, Wishes(retry="5d8c9f")),
-        ({"undo": "7f3a"}, Wishes(undo="7f3a")),
-        ({"undo": "2026-01-02T03.04:5d8c9f"}, Wishes(undo="2026-01-02T03.04", undo_to="5d8c9f")),
-        ({"someone-elses": "x"}, Wishes()),
+        ({}, Requests()),
+        ({"approved": "5d8c9f:2"}, Requests(approved_for="5d8c9f", approved=2)),
+        ({"retry": "5d8c9f"}, Requests(retry="5d8c9f")),
+        ({"undo": "7f3a"}, Requests(undo="7f3a")),
+        ({"undo": "2026-01-02T03.04:5d8c9f"}, Requests(undo="2026-01-02T03.04", undo_to="5d8c9f")),
+        ({"someone-elses": "x"}, Requests()),
     ],
 )
-def test_wishes_are_read_from_annotations(annotations: Json, wishes: Wishes) -> None:
+def test_wishes_are_read_from_annotations(annotations: Json, wishes: Requests) -> None:
     assert read(rollout(SHORTEST, **annotations), zones).wishes == wishes
 
 
@@ -213,7 +213,7 @@ def test_who_the_object_is() -> None:
     assert (found.namespace, found.name, found.uid, found.resource_version) == ("rbln-system", "drivers", "u", "7")
     assert (found.generation, found.created_s, found.key) == (3, 1767323045.0, "rbln-system/drivers")
     assert not found.is_deleting
-    assert (found.memory, found.status) == (Memory(good="a"), {"goodRevision": "a"})
+    assert (found.memory, found.status) == (RolloutState(good="a"), {"goodRevision": "a"})
 
 
 def test_an_object_that_is_being_deleted_is_known_as_such() -> None:
@@ -231,7 +231,7 @@ def test_what_cannot_be_read_of_a_status_is_as_if_it_were_not_there() -> None:
         "undone": None,
         "history": [past, 3, {"revision": "b"}, {"revision": "", "began": past["began"]}],
     }
-    assert memory_of(status) == Memory(good="g", failed=("a", "b"), history=(Past("a", 1767323045.0),))
+    assert memory_of(status) == RolloutState(good="g", failed=("a", "b"), history=(RevisionHistory("a", 1767323045.0),))
 
 
 def judged(found: RolloutObject) -> None:
@@ -254,7 +254,7 @@ def test_what_is_almost_a_rollout_is_a_policy_or_problems(spec: Json, annotation
 
 @given(JSON)
 def test_any_status_is_a_memory(status: Any) -> None:
-    assert_conforms(read({"status": {"history": status, "failedRevisions": status}}, zones).memory, Memory)
+    assert_conforms(read({"status": {"history": status, "failedRevisions": status}}, zones).memory, RolloutState)
 
 
 def test_reading_changes_nothing() -> None:

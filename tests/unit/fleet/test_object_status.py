@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.fleet.spec import Kind, Memory, Past, memory_of
+from driver_manager.domain.fleet.spec import Kind, RevisionHistory, RolloutState, memory_of
 from driver_manager.domain.fleet.state import (
     FleetDecision,
+    NodePhase,
     NodePreflight,
     NodeView,
     Outlook,
     Phase,
-    Place,
     PreflightResult,
     WaveView,
 )
@@ -31,7 +31,7 @@ from driver_manager.domain.fleet.status import (
     MAX_NAMED,
     MAX_NAMED_OF_GROUP,
     OTHERS,
-    Worth,
+    StatusUrgency,
     status_of,
     status_of_problems,
     worth,
@@ -47,13 +47,13 @@ LATER_S = NOW_S + 600
 SCHEMA = definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
 FORM = fastjsonschema.compile(closed({key: value for key, value in SCHEMA.items() if key != "description"}))
 
-MEMORY = Memory(
+MEMORY = RolloutState(
     target="7d9c5b8f6",
     good="5c6f7d8e9",
     failed=("6b7a8c9d0",),
     history=(
-        Past("6b7a8c9d0", NOW_S - 7200, NOW_S - 3600, "halted: 1 node failed"),
-        Past("7d9c5b8f6", NOW_S - 600),
+        RevisionHistory("6b7a8c9d0", NOW_S - 7200, NOW_S - 3600, "halted: 1 node failed"),
+        RevisionHistory("7d9c5b8f6", NOW_S - 600),
     ),
     undone="2026-01-02.1",
     undo_from="6b7a8c9d0",
@@ -69,16 +69,16 @@ OUTLOOK = Outlook(
     target="7d9c5b8f6",
     wave=2,
     nodes=(
-        NodeView("node-1", Place.DONE, 1, "", NOW_S - 300),
-        NodeView("node-2", Place.UNDER_WAY, 2, "the driver pod restarts", NOW_S - 20),
-        NodeView("node-3", Place.FAILED, 2, "the driver is not ready after 30 min", NOW_S - 5),
-        NodeView("node-4", Place.WAITING, 2, "maxParallel is reached", preflight=PASSES),
-        NodeView("node-5", Place.WAITING, 2, "maxParallel is reached"),
-        NodeView("node-6", Place.LEFT_OUT, 2, "cordoned by somebody else", preflight=FAILS),
+        NodeView("node-1", NodePhase.DONE, 1, "", NOW_S - 300),
+        NodeView("node-2", NodePhase.UNDER_WAY, 2, "the driver pod restarts", NOW_S - 20),
+        NodeView("node-3", NodePhase.FAILED, 2, "the driver is not ready after 30 min", NOW_S - 5),
+        NodeView("node-4", NodePhase.WAITING, 2, "maxParallel is reached", preflight=PASSES),
+        NodeView("node-5", NodePhase.WAITING, 2, "maxParallel is reached"),
+        NodeView("node-6", NodePhase.LEFT_OUT, 2, "cordoned by somebody else", preflight=FAILS),
     ),
     waves=(
-        WaveView(1, "canary", {Place.DONE: 1}, NOW_S - 300),
-        WaveView(2, "rest", {Place.UNDER_WAY: 1, Place.FAILED: 1, Place.WAITING: 2, Place.LEFT_OUT: 1}),
+        WaveView(1, "canary", {NodePhase.DONE: 1}, NOW_S - 300),
+        WaveView(2, "rest", {NodePhase.UNDER_WAY: 1, NodePhase.FAILED: 1, NodePhase.WAITING: 2, NodePhase.LEFT_OUT: 1}),
     ),
 )
 DECISION = FleetDecision((), MEMORY, OUTLOOK)
@@ -87,16 +87,16 @@ GENERATION = 4
 TEXTS = st.text(max_size=30)
 SECONDS = st.none() | st.floats(allow_nan=False)
 RESULTS = st.none() | st.builds(NodePreflight, st.sampled_from(PreflightResult), TEXTS)
-NODES = st.builds(NodeView, TEXTS, st.sampled_from(Place), st.integers(0, 20), TEXTS, SECONDS, RESULTS)
+NODES = st.builds(NodeView, TEXTS, st.sampled_from(NodePhase), st.integers(0, 20), TEXTS, SECONDS, RESULTS)
 DECISIONS = st.builds(
     FleetDecision,
     st.just(()),
     st.builds(
-        Memory,
+        RolloutState,
         TEXTS,
         TEXTS,
         st.lists(TEXTS, max_size=20).map(tuple),
-        st.lists(st.builds(Past, TEXTS, st.floats(allow_nan=False), SECONDS, TEXTS), max_size=20).map(tuple),
+        st.lists(st.builds(RevisionHistory, TEXTS, st.floats(allow_nan=False), SECONDS, TEXTS), max_size=20).map(tuple),
         *[TEXTS] * 3,
     ),
     st.builds(
@@ -109,7 +109,11 @@ DECISIONS = st.builds(
         st.lists(NODES, max_size=40).map(tuple),
         st.lists(
             st.builds(
-                WaveView, st.integers(1, 20), TEXTS, st.dictionaries(st.sampled_from(Place), st.integers(0, 9)), SECONDS
+                WaveView,
+                st.integers(1, 20),
+                TEXTS,
+                st.dictionaries(st.sampled_from(NodePhase), st.integers(0, 9)),
+                SECONDS,
             ),
             max_size=4,
         ).map(tuple),
@@ -212,7 +216,9 @@ def test_a_new_object_that_cannot_be_read_has_a_whole_status() -> None:
 
 
 def test_nodes_that_wait_are_grouped_by_their_reason_the_most_first() -> None:
-    nodes = [NodeView(f"node-{number:02}", Place.WAITING, 1, "few" if number < 3 else "many") for number in range(20)]
+    nodes = [
+        NodeView(f"node-{number:02}", NodePhase.WAITING, 1, "few" if number < 3 else "many") for number in range(20)
+    ]
     assert written(with_nodes(*reversed(nodes)))["waiting"] == [
         {"reason": "many", "count": 17, "nodes": [f"node-{number:02}" for number in range(3, 3 + MAX_NAMED_OF_GROUP)]},
         {"reason": "few", "count": 3, "nodes": ["node-00", "node-01", "node-02"]},
@@ -220,7 +226,7 @@ def test_nodes_that_wait_are_grouped_by_their_reason_the_most_first() -> None:
 
 
 def test_no_node_that_waits_is_uncounted_however_many_reasons_there_are() -> None:
-    nodes = [NodeView(f"node-{number:03}", Place.LEFT_OUT, 1, f"reason {number // 2}") for number in range(101)]
+    nodes = [NodeView(f"node-{number:03}", NodePhase.LEFT_OUT, 1, f"reason {number // 2}") for number in range(101)]
     groups = written(with_nodes(*nodes))["leftOut"]
     assert len(groups) == MAX_GROUPS
     assert sum(group["count"] for group in groups) == 101
@@ -228,20 +234,20 @@ def test_no_node_that_waits_is_uncounted_however_many_reasons_there_are() -> Non
 
 
 def test_of_many_failures_the_first_are_named() -> None:
-    nodes = [NodeView(f"node-{number:02}", Place.FAILED, 1, "why", NOW_S - number) for number in range(50)]
-    named = [one["node"] for one in written(with_nodes(*nodes, NodeView("a", Place.FAILED, 1, "why")))["failures"]]
+    nodes = [NodeView(f"node-{number:02}", NodePhase.FAILED, 1, "why", NOW_S - number) for number in range(50)]
+    named = [one["node"] for one in written(with_nodes(*nodes, NodeView("a", NodePhase.FAILED, 1, "why")))["failures"]]
     assert named == [f"node-{number:02}" for number in range(49, 49 - MAX_NAMED, -1)]
 
 
 def test_the_newest_is_remembered_of_what_is_bounded() -> None:
-    history = tuple(Past(f"r{number}", NOW_S + number, NOW_S + number + 1, "done") for number in range(30))
+    history = tuple(RevisionHistory(f"r{number}", NOW_S + number, NOW_S + number + 1, "done") for number in range(30))
     memory = replace(MEMORY, failed=tuple(past.revision for past in history), history=history)
     kept = memory_of(written(replace(DECISION, memory=memory)))
     assert kept == replace(memory, failed=memory.failed[-MAX_KEPT:], history=history[-MAX_KEPT:])
 
 
 def test_five_thousand_nodes_fit_into_one_object() -> None:
-    places = itertools.cycle(Place)
+    places = itertools.cycle(NodePhase)
     nodes = [
         NodeView(f"node-{number:04}.{'n' * 200}", next(places), 1, f"{number} {'why ' * 500}", NOW_S)
         for number in range(5_000)
@@ -251,7 +257,7 @@ def test_five_thousand_nodes_fit_into_one_object() -> None:
 
 def test_nothing_new_is_not_worth_a_write() -> None:
     old = written()
-    assert worth(old, written(old=old, now_s=LATER_S)) is Worth.NOTHING
+    assert worth(old, written(old=old, now_s=LATER_S)) is StatusUrgency.NOTHING
 
 
 def changed(**fields: Any) -> Json:
@@ -282,7 +288,7 @@ def said_otherwise(**fields: Any) -> Json:
     ],
 )
 def test_what_people_and_the_next_controller_must_know_is_written_at_once(new: Json) -> None:
-    assert worth(written(), new) is Worth.NOW
+    assert worth(written(), new) is StatusUrgency.NOW
 
 
 @pytest.mark.parametrize(
@@ -297,11 +303,11 @@ def test_what_people_and_the_next_controller_must_know_is_written_at_once(new: J
     ],
 )
 def test_what_only_counts_can_wait(new: Json) -> None:
-    assert worth(written(), new) is Worth.SOON
+    assert worth(written(), new) is StatusUrgency.SOON
 
 
 def test_the_first_status_is_written_at_once() -> None:
-    assert worth({}, written()) is Worth.NOW
+    assert worth({}, written()) is StatusUrgency.NOW
 
 
 @pytest.mark.submission

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.spec import Fleet, Memory, UpgradeState, Wishes
+from driver_manager.domain.fleet.spec import Fleet, Requests, RolloutState, UpgradeState
 from driver_manager.domain.fleet.state import MarkNode, Phase, RestartPod
 from driver_manager.domain.fleet.waves import UNSEEN_S
-from driver_manager.domain.reboot.schedule import parse_windows
+from driver_manager.domain.reboot.maintenance_windows import parse_windows
 from tests.support.fakes.fleet_builders import (
     DAEMON_SET,
     NEW,
@@ -69,9 +69,12 @@ HOLDS = {
         "waits until the ControllerRevision other of the driver pod on b is visible",
     ),
     "undoing": Case(
-        of(memory=Memory(target=NEW, undo_from=NEW, undo_to="old")), Phase.HALTED, "Undoing", "from revision new to old"
+        of(memory=RolloutState(target=NEW, undo_from=NEW, undo_to="old")),
+        Phase.HALTED,
+        "Undoing",
+        "from revision new to old",
     ),
-    "failed-before": Case(of(memory=Memory(target=NEW, failed=(NEW,))), Phase.HALTED, "FailedBefore", "new"),
+    "failed-before": Case(of(memory=RolloutState(target=NEW, failed=(NEW,))), Phase.HALTED, "FailedBefore", "new"),
     "too-many-failed": Case(of(ONE_FAILED), Phase.HALTED, "NodesFailed", "failed: a; a: x broke"),
     "paused": Case(of(policy=policy(paused=True)), Phase.PAUSED, "Paused"),
 }
@@ -232,9 +235,9 @@ def test_a_retry_waits_for_what_everybody_waits_for(rules: dict[str, Any], close
 
 
 def test_a_revision_that_failed_before_is_tried_again_when_that_is_asked_for() -> None:
-    memory = Memory(target=NEW, failed=(NEW,))
-    assert begun(of(memory=memory, wishes=Wishes(retry=NEW))) == ["a"]
-    assert begun(of(memory=memory, wishes=Wishes(retry="other"))) == []
+    memory = RolloutState(target=NEW, failed=(NEW,))
+    assert begun(of(memory=memory, wishes=Requests(retry=NEW))) == ["a"]
+    assert begun(of(memory=memory, wishes=Requests(retry="other"))) == []
 
 
 def test_timeouts_are_moments_to_look_again() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.spec import OnHalt, Policy, PreflightMode, Wishes
+from driver_manager.domain.fleet.spec import OnHalt, PreflightMode, Requests, RolloutPolicy
 from driver_manager.domain.fleet.state import CreatePod, DeletePod
 from tests.support.fakes.fleet_looks import LOOK_EVENTS
 from tests.support.fakes.fleet_stories import (
@@ -31,7 +31,7 @@ from tests.support.fakes.fleet_world import World, check_quiet, check_wake
 from tests.support.selection import examples
 
 policies = st.builds(
-    Policy,
+    RolloutPolicy,
     daemon_set=st.just("driver"),
     max_parallel=st.sampled_from(PARALLEL),
     waves=st.sampled_from(WAVES),
@@ -72,7 +72,7 @@ def all_is_well(world: World) -> None:
 @given(policies, events)
 @settings(max_examples=examples(60))
 def test_whatever_happens_nobody_begins_without_a_result_and_everybody_is_done_in_the_end(
-    rules: Policy, story: Story
+    rules: RolloutPolicy, story: Story
 ) -> None:
     world = World(NAMES, rules, LABELS)
     for event, name, seconds, kill_after in story:
@@ -85,7 +85,7 @@ def test_whatever_happens_nobody_begins_without_a_result_and_everybody_is_done_i
 
 @given(policies, events)
 @settings(max_examples=examples(40))
-def test_facts_that_are_late_make_no_second_pod_for_a_node_and_a_revision(rules: Policy, story: Story) -> None:
+def test_facts_that_are_late_make_no_second_pod_for_a_node_and_a_revision(rules: RolloutPolicy, story: Story) -> None:
     world = World(NAMES, rules, LABELS)
     for event, name, seconds, kill_after in story:
         decision = advance(world.fleet(), world.now_s)
@@ -97,7 +97,7 @@ def test_facts_that_are_late_make_no_second_pod_for_a_node_and_a_revision(rules:
 
 @given(policies, events)
 @settings(max_examples=examples(40))
-def test_time_alone_changes_nothing_before_the_moment_that_is_named(rules: Policy, story: Story) -> None:
+def test_time_alone_changes_nothing_before_the_moment_that_is_named(rules: RolloutPolicy, story: Story) -> None:
     world = World(NAMES, rules, LABELS)
     for event, name, seconds, kill_after in story:
         something_happens(world, event, name)
@@ -109,14 +109,14 @@ def test_time_alone_changes_nothing_before_the_moment_that_is_named(rules: Polic
 
 @given(policies)
 @settings(max_examples=examples(25))
-def test_an_undisturbed_rollout_takes_two_more_writes_a_node(rules: Policy) -> None:
+def test_an_undisturbed_rollout_takes_two_more_writes_a_node(rules: RolloutPolicy) -> None:
     world = World(NAMES, rules, LABELS)
     heal(world)
     for machine in world.machines.values():
         world.change(machine, wants_retry=False)
     writes = 0
     for _ in range(600):
-        world.wishes = Wishes(world.template, 10)
+        world.wishes = Requests(world.template, 10)
         decision = world.decide()
         writes += sum(isinstance(act, CreatePod | DeletePod) for act in decision.acts)
         if world.is_through() and not decision.acts:

@@ -11,8 +11,8 @@ from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.spec import Amount, Fleet, FleetNode, UpgradeState, Wave
 from driver_manager.domain.fleet.state import Phase
 from driver_manager.domain.fleet.status import Pace, pace
-from driver_manager.domain.reboot.schedule import Schedule
-from driver_manager.domain.window import Window
+from driver_manager.domain.outage import Outage
+from driver_manager.domain.reboot.maintenance_windows import Schedule
 from tests.support.fakes.fleet_builders import (
     DAEMON_SET,
     NOW_S,
@@ -65,7 +65,7 @@ def test_how_long_users_are_without_their_device_is_the_median_of_the_windows_th
     def shown(name: str, seconds: float, *, is_open: bool = False, later_s: float = 1.0, **said: Any) -> FleetNode:
         one = done(name, 100.0, **said)
         assert one.record is not None
-        return replace(one, window=Window(one.record.began_s + later_s, seconds, is_open=is_open))
+        return replace(one, window=Outage(one.record.began_s + later_s, seconds, is_open=is_open))
 
     nodes = [shown("a", 4.0), shown("b", 9.0), shown("c", 5.0)]
     others = [

@@ -13,13 +13,13 @@ from driver_manager.domain.fleet.spec import (
     Amount,
     Fleet,
     FleetNode,
+    Requests,
     UnitMode,
     Units,
     UpgradeState,
     Wave,
-    Wishes,
 )
-from driver_manager.domain.fleet.state import Phase, Place
+from driver_manager.domain.fleet.state import NodePhase, Phase
 from tests.support.fakes.fleet_builders import (
     NEW,
     NOW_S,
@@ -98,7 +98,7 @@ def test_the_first_wave_that_matches_has_the_node() -> None:
 def test_a_node_in_no_wave_is_left_out() -> None:
     facts = of([node("a"), node("b", labels={"pool": "x"})], (Wave("x", matching("pool=x")),))
     view = views(facts)["a"]
-    assert (view.place, view.wave) == (Place.LEFT_OUT, 0)
+    assert (view.place, view.wave) == (NodePhase.LEFT_OUT, 0)
     assert "in no wave" in view.reason
     assert begun(facts) == ["b"]
 
@@ -214,16 +214,16 @@ def test_a_record_of_a_moment_that_no_calendar_shows_is_shown_all_the_same() -> 
 
 GATED = (replace(CANARY, needs_approval=True), REST)
 APPROVALS = {
-    "none": (Wishes(), False),
-    "of-the-first": (Wishes(approved_for=NEW, approved=1), False),
-    "of-the-second": (Wishes(approved_for=NEW, approved=2), True),
-    "of-a-later-one": (Wishes(approved_for=NEW, approved=9), True),
-    "of-another-revision": (Wishes(approved_for=OLD, approved=2), False),
+    "none": (Requests(), False),
+    "of-the-first": (Requests(approved_for=NEW, approved=1), False),
+    "of-the-second": (Requests(approved_for=NEW, approved=2), True),
+    "of-a-later-one": (Requests(approved_for=NEW, approved=9), True),
+    "of-another-revision": (Requests(approved_for=OLD, approved=2), False),
 }
 
 
 @pytest.mark.parametrize(("wishes", "goes"), APPROVALS.values(), ids=APPROVALS)
-def test_the_next_wave_waits_for_its_approval(wishes: Wishes, goes: bool) -> None:
+def test_the_next_wave_waits_for_its_approval(wishes: Requests, goes: bool) -> None:
     facts = of([done("a"), node("b")], GATED, wishes=wishes)
     assert begun(facts) == (["b"] if goes else [])
     if not goes:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.core.fleet.world import NODES, FleetWorld, is_older
+from driver_manager.core.fleet.world import NODES, FleetCache, is_older
 from driver_manager.core.fleet_ports import (
     Change,
     FactKind,
@@ -30,9 +30,9 @@ from driver_manager.domain.fleet.spec import (
     FleetNode,
     GatePod,
     PodGate,
-    Policy,
     Revision,
     RolloutObject,
+    RolloutPolicy,
     Task,
     TaskPod,
 )
@@ -42,7 +42,7 @@ HERE = "npu"
 ROLLOUTS, SETS = Subject(FactKind.ROLLOUTS, HERE), Subject(FactKind.DAEMON_SETS, HERE)
 REVISIONS, PODS = Subject(FactKind.REVISIONS, HERE), Subject(FactKind.DRIVER_PODS, HERE, "app=driver")
 TASKS_HERE = Subject(FactKind.TASK_PODS, HERE, TASKS)
-POLICY = Policy("driver")
+POLICY = RolloutPolicy("driver")
 
 
 def rollout(name: str = "r", version: int = 1, **said: Any) -> Item:
@@ -68,9 +68,9 @@ def revision(name: str, number: int, owner: str = "uid-ds") -> Item:
     return Item(name, f"uid-{name}", "1", Revision(name, f"hash-{name}", number, f'{{"of":"{name}"}}'), owner)
 
 
-def world(*changes: Change) -> FleetWorld:
+def world(*changes: Change) -> FleetCache:
     """Everything listed: one rollout of a DaemonSet with one revision, one node, one pod."""
-    known = FleetWorld(HERE)
+    known = FleetCache(HERE)
     lists = {ROLLOUTS: rollout(), SETS: daemon_set(), REVISIONS: revision("a", 1), NODES: node(), PODS: pod()}
     for subject, item in lists.items():
         known.apply(Listed(subject, (item,), "1"))
@@ -80,7 +80,7 @@ def world(*changes: Change) -> FleetWorld:
     return known
 
 
-def seen(known: FleetWorld) -> Fleet:
+def seen(known: FleetCache) -> Fleet:
     (found,) = known.rollouts()
     return known.fleet(found, found.policy or POLICY)
 
@@ -155,7 +155,7 @@ def test_what_was_doubted_is_news_with_its_next_version() -> None:
 
 
 def test_each_subject_has_to_be_listed_and_seen() -> None:
-    known = FleetWorld(HERE)
+    known = FleetCache(HERE)
     assert known.why_not_listed() == "rollouts in namespace npu are not listed yet"
     known.apply(Listed(ROLLOUTS, (rollout(),), "1"))
     assert known.why_blind(POLICY) == "DaemonSets in namespace npu are not listed yet"
@@ -206,7 +206,7 @@ def test_what_nobody_needs_any_more_is_not_followed() -> None:
 def test_the_oldest_rollout_has_the_daemonset() -> None:
     known = world(
         Seen(ROLLOUTS, rollout("z-older", created_s=0.5)),
-        Seen(ROLLOUTS, rollout("other", created_s=0.1, policy=Policy("another"))),
+        Seen(ROLLOUTS, rollout("other", created_s=0.1, policy=RolloutPolicy("another"))),
         Seen(ROLLOUTS, rollout("leaving", created_s=0.2, is_deleting=True)),
     )
     by_name = {one.name: one for one in known.rollouts()}

@@ -11,7 +11,7 @@ from driver_manager.core.node import ATTEMPTS
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ManagerError
 from driver_manager.domain.health.watch import Notice, NoticeKind
 from driver_manager.domain.node_state import LastOutcome, NodeState, encode, outcome_on
-from driver_manager.domain.window import Part, Window
+from driver_manager.domain.outage import Outage, OutagePart
 from tests.support.fakes.builders import PROFILE, node
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.cluster import FakeCluster
@@ -151,7 +151,7 @@ def test_killed_anywhere_the_next_one_ends_as_an_undisturbed_one(notice: Notice,
     assert killed.posted == undisturbed.posted
 
 
-LEFT = Window(100.0, 4.0, {Part.UNLOAD: 4.0}, is_open=True)
+LEFT = Outage(100.0, 4.0, {OutagePart.UNLOAD: 4.0}, is_open=True)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ LEFT = Window(100.0, 4.0, {Part.UNLOAD: 4.0}, is_open=True)
     ],
     ids=["this one", "another", "over already", "none"],
 )
-def test_the_end_of_a_window_is_shown_where_the_node_has_it_open(there: Window | None, is_told: bool) -> None:
+def test_the_end_of_a_window_is_shown_where_the_node_has_it_open(there: Outage | None, is_told: bool) -> None:
     killer = Killer()
     before = LastOutcome(NodeState.READY, 0, "done", digest="ab12", window=there)
     cluster = FakeCluster(killer, FakeClock(killer), node({}, annotations={KEYS.last_outcome: encode(before)}))

@@ -11,7 +11,7 @@ from driver_manager.domain.errors import Terminated
 from driver_manager.domain.health.watch import WRITER, recorded_watch
 from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, DeviceVerdict, Health, Marker, encode_marker
 from driver_manager.domain.journal import Owner
-from driver_manager.domain.window import Part, Window
+from driver_manager.domain.outage import Outage, OutagePart
 from tests.support.fakes.health_world import (
     BAD,
     GOOD,
@@ -341,7 +341,7 @@ def test_where_no_tool_tells_the_ready_marker_tells_that_the_driver_is_back(has_
     assert world.returns == returns
 
 
-OVER = Window(100.0, 25.0, {Part.UNLOAD: 4.0, Part.INSTALL: 21.0})
+OVER = Outage(100.0, 25.0, {OutagePart.UNLOAD: 4.0, OutagePart.INSTALL: 21.0})
 
 
 def test_the_end_of_a_window_is_said_and_the_node_told_of_it_once() -> None:

@@ -13,11 +13,11 @@ from driver_manager.domain.health.watch import (
     EVIDENCE_LINES,
     TRANSITIONS,
     WRITER,
-    Finding,
     HealthState,
     History,
     MarkChange,
     Sample,
+    SampleResult,
     Surroundings,
     encode_watch_record,
     is_marked_ready,
@@ -91,16 +91,16 @@ def test_the_threshold_is_met_and_not_passed(threshold: int) -> None:
 def test_every_state_knows_every_finding() -> None:
     assert set(TRANSITIONS) == set(HealthState)
     for row in TRANSITIONS.values():
-        assert set(row) == set(Finding)
+        assert set(row) == set(SampleResult)
 
 
 def test_only_a_failure_leads_into_a_wedge_and_only_a_healthy_sample_or_a_mute_out_of_it() -> None:
-    for state, finding in product(HealthState, Finding):
+    for state, finding in product(HealthState, SampleResult):
         after = TRANSITIONS[state][finding]
         if after is HealthState.WEDGED and state is not HealthState.WEDGED:
-            assert finding is Finding.LAST_BAD
+            assert finding is SampleResult.THRESHOLD_REACHED
         if state is HealthState.WEDGED and after is not HealthState.WEDGED:
-            assert finding in (Finding.GOOD, Finding.MUTE)
+            assert finding in (SampleResult.GOOD, SampleResult.MUTE)
 
 
 @given(st.text(alphabet="+-?", max_size=30), st.integers(1, 5))

@@ -16,7 +16,7 @@ from driver_manager.domain.node import Pod
 from driver_manager.domain.node_state import Generation
 from driver_manager.domain.pods import client_record
 from driver_manager.domain.pods.client_record import Client, ClientRecord, ClientState
-from driver_manager.domain.pods.workloads import LAG_S, ClientRules, Standing, is_client, standing
+from driver_manager.domain.pods.workloads import LAG_S, ClientAge, ClientRules, is_client, standing
 from tests.support.fakes.builders import DRIVER, PROFILE, PROFILES, pod, workload
 
 READY_S = 1_700_000_100.5
@@ -91,36 +91,36 @@ def test_nvidias_own_clients_are_known_by_their_public_labels(labels: dict[str, 
 @pytest.mark.parametrize(
     ("started_s", "how"),
     [
-        (READY_S - 100.0, Standing.STALE),
-        (READY_S - 1.5, Standing.STALE),
-        (READY_S - 0.5, Standing.CURRENT),
-        (READY_S, Standing.CURRENT),
-        (READY_S + 100.0, Standing.CURRENT),
+        (READY_S - 100.0, ClientAge.STALE),
+        (READY_S - 1.5, ClientAge.STALE),
+        (READY_S - 0.5, ClientAge.CURRENT),
+        (READY_S, ClientAge.CURRENT),
+        (READY_S + 100.0, ClientAge.CURRENT),
     ],
 )
-def test_who_ran_before_the_second_in_which_the_driver_got_ready_is_stale(started_s: float, how: Standing) -> None:
+def test_who_ran_before_the_second_in_which_the_driver_got_ready_is_stale(started_s: float, how: ClientAge) -> None:
     assert standing(client(started_s=started_s), GENERATION, READY_S + 10) is how
 
 
 @pytest.mark.parametrize(
     ("created", "later_s", "how"),
     [
-        (CREATED, 1.0, Standing.UNKNOWN),
-        (CREATED, LAG_S, Standing.CURRENT),
-        (CREATED, -3_600.0, Standing.CURRENT),
-        ("2023-11-14T22:15:01Z", 1.0, Standing.CURRENT),
-        ("", 1.0, Standing.CURRENT),
+        (CREATED, 1.0, ClientAge.UNKNOWN),
+        (CREATED, LAG_S, ClientAge.CURRENT),
+        (CREATED, -3_600.0, ClientAge.CURRENT),
+        ("2023-11-14T22:15:01Z", 1.0, ClientAge.CURRENT),
+        ("", 1.0, ClientAge.CURRENT),
     ],
     ids=["a kubelet may be late", "not for long", "a clock set back", "created later", "no time"],
 )
 def test_of_a_pod_without_a_running_container_its_kubelet_may_be_late_to_tell(
-    created: str, later_s: float, how: Standing
+    created: str, later_s: float, how: ClientAge
 ) -> None:
     assert standing(client(started_s=None, created=created), GENERATION, READY_S + later_s) is how
 
 
 def test_of_a_driver_of_which_nobody_knows_since_when_it_is_ready_nobody_is_stale() -> None:
-    assert standing(client(started_s=5.0), replace(GENERATION, ready_s=0.0), READY_S) is Standing.CURRENT
+    assert standing(client(started_s=5.0), replace(GENERATION, ready_s=0.0), READY_S) is ClientAge.CURRENT
 
 
 # the record

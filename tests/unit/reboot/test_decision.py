@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from driver_manager.domain.host import REASONS, Marker
 from driver_manager.domain.node import Node
 from driver_manager.domain.reboot.decision import ASKS, ENDS, RebootAct, decide, how_long
-from driver_manager.domain.reboot.schedule import parse_windows
+from driver_manager.domain.reboot.maintenance_windows import parse_windows
 from driver_manager.domain.reboot.state import (
     Attempt,
     Pending,

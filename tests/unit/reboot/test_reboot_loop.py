@@ -11,7 +11,7 @@ from driver_manager.domain.errors import Conflict, Terminated
 from driver_manager.domain.host import Marker, encode_marker
 from driver_manager.domain.node import Node
 from driver_manager.domain.reboot.decision import CORDON_FOR_REBOOT, REBOOT_STATE, RebootAct
-from driver_manager.domain.reboot.schedule import parse_windows
+from driver_manager.domain.reboot.maintenance_windows import parse_windows
 from driver_manager.domain.reboot.state import RebootPolicy, SlotsSeen
 from tests.support.fakes.killer import Killer
 from tests.support.fakes.reboot_checks import grant_of

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.reboot.schedule import DAYS, parse_windows
+from driver_manager.domain.reboot.maintenance_windows import DAYS, parse_windows
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

@@ -8,7 +8,7 @@ import pytest
 
 from driver_manager.domain.errors import ApiRefused, ConfigError
 from driver_manager.domain.health.watch import HealthState
-from driver_manager.domain.observation import Part
+from driver_manager.domain.observation import ObservedPart
 from driver_manager.domain.status import STALE_S, Attention, DeviceHealth, StatusFacts, attention, headline
 from driver_manager.domain.swap.steps import Decision, Plan
 from tests.support.fakes.builders import ASCEND, PAUSED, PLUGIN, PROFILE, host, journal, node, observation, pod
@@ -59,7 +59,9 @@ def test_a_users_pod_that_ends_is_nobodys_business() -> None:
 def test_each_right_or_mount_that_is_missing_is_named_once() -> None:
     refused = ApiRefused("the API server refused to list pods (403)", "Give this account the verb.")
     unreadable = ConfigError("cannot read /host/proc/1/mountinfo", "Run as root with the host's /proc.")
-    found = items(observation(host=None), missing={Part.PODS: refused, Part.HOST: unreadable}, verdict=refused)
+    found = items(
+        observation(host=None), missing={ObservedPart.PODS: refused, ObservedPart.HOST: unreadable}, verdict=refused
+    )
     assert [(one.kind, one.what, one.remedy) for one in found] == [
         ("access", refused.what, refused.remedy),
         ("access", unreadable.what, unreadable.remedy),
@@ -69,14 +71,14 @@ def test_each_right_or_mount_that_is_missing_is_named_once() -> None:
 def test_errors_come_before_notes() -> None:
     refused = ApiRefused("the API server refused to list pods (403)", "Give this account the verb.")
     left = observation(node=node(labels={PLUGIN: PAUSED}))
-    assert kinds(left, missing={Part.PODS: refused}, verdict=refused) == ["access", "paused"]
+    assert kinds(left, missing={ObservedPart.PODS: refused}, verdict=refused) == ["access", "paused"]
 
 
 def test_a_digest_that_cannot_be_used_is_named_with_where_it_is() -> None:
     wanted = ConfigError("DRIVER_CONFIG_DIGEST in pod x is not one printable word", "Fix it in the driver DaemonSet.")
     found = items(
         observation(host=host(digest_problem="/run/state does not contain exactly one digest")),
-        missing={Part.DIGEST: wanted},
+        missing={ObservedPart.DIGEST: wanted},
     )
     assert [one.kind for one in found] == ["digest", "digest"]
     assert found[0].what == wanted.what

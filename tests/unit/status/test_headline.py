@@ -14,7 +14,7 @@ from driver_manager.domain.errors import ApiRefused, ConfigError, ManagerError, 
 from driver_manager.domain.health.watch import HealthState
 from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, Marker, Module
 from driver_manager.domain.node_state import LastOutcome, NodeState
-from driver_manager.domain.observation import Observation, Part
+from driver_manager.domain.observation import Observation, ObservedPart
 from driver_manager.domain.pci import PciBus
 from driver_manager.domain.status import DeviceHealth, StatusFacts, attention, headline
 from driver_manager.domain.swap.steps import Decision, Plan
@@ -26,7 +26,7 @@ CURRENT = Plan(Decision.CURRENT, "driver is current: digest ab12, version 1.0, l
 REFUSED = PreflightFailed("preflight: no module for this kernel", "Build one.")
 TAKEN = journal(begin="2026-01-02T02:00:00Z", step="take node")
 WEDGE = DeviceHealth("health-watch", HealthState.WEDGED, "rbln0 is gone", since_s=NOW_S - 60.0)
-NO_NODE = {Part.NODE: ApiRefused("the API server refused to get nodes (403)", "Give this account the verb.")}
+NO_NODE = {ObservedPart.NODE: ApiRefused("the API server refused to get nodes (403)", "Give this account the verb.")}
 
 
 def shows(word: str, code: int = 0, **more: Any) -> Any:
@@ -103,7 +103,7 @@ TABLE: tuple[tuple[str, StatusFacts, NodeState | None, str, str], ...] = (
     ),
     (
         "the journal cannot be read",
-        facts(seen(node=shows("held", 2)), missing={Part.JOURNAL: ConfigError("the journal is garbage", "")}),
+        facts(seen(node=shows("held", 2)), missing={ObservedPart.JOURNAL: ConfigError("the journal is garbage", "")}),
         NodeState.HELD,
         SINCE,
         "the journal is garbage",
@@ -197,14 +197,14 @@ TABLE: tuple[tuple[str, StatusFacts, NodeState | None, str, str], ...] = (
     ),
     (
         "the Node out of sight",
-        facts(seen(), missing=NO_NODE, verdict=NO_NODE[Part.NODE]),
+        facts(seen(), missing=NO_NODE, verdict=NO_NODE[ObservedPart.NODE]),
         None,
         "",
         "the Node cannot be read; the facts of the host are below",
     ),
     (
         "the Node out of sight, and a wedge",
-        facts(seen(), missing=NO_NODE, verdict=NO_NODE[Part.NODE], health=WEDGE),
+        facts(seen(), missing=NO_NODE, verdict=NO_NODE[ObservedPart.NODE], health=WEDGE),
         NodeState.WEDGED,
         "2026-01-02T02:59:00Z",
         "the driver does not serve its devices: rbln0 is gone",
@@ -254,8 +254,8 @@ def test_a_state_that_needs_a_hand_says_what_to_do(found: StatusFacts) -> None:
 
 
 WORDS = st.none() | st.sampled_from([*(state.value for state in NodeState), "dancing"])
-ERRORS: st.SearchStrategy[dict[Part, ManagerError]] = st.dictionaries(
-    st.sampled_from(Part), st.just(ConfigError("out of sight", "Mount it."))
+ERRORS: st.SearchStrategy[dict[ObservedPart, ManagerError]] = st.dictionaries(
+    st.sampled_from(ObservedPart), st.just(ConfigError("out of sight", "Mount it."))
 )
 
 

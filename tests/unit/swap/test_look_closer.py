@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from driver_manager.core.ports import Ports
-from driver_manager.core.swap.run import look_closer
+from driver_manager.core.swap.run import read_holders
 from driver_manager.domain.errors import ApiRefused, ConfigError
 from driver_manager.domain.host import Holder
 from driver_manager.domain.node import Claim
@@ -38,7 +38,7 @@ class Case:
 
     def look(self, obs: Observation, policy: Policy | None = None, **profile: Any) -> Observation:
         now = Situation.of(obs, replace(PROFILE, **profile), policy or Policy())
-        return look_closer(
+        return read_holders(
             now, Ports(self.cluster, self.host, self.clock, self.reporter, self.host.slots, self.host.pci)
         ).obs
 

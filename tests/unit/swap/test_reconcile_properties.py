@@ -24,7 +24,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from driver_manager.core.swap.node import NodeSteps, Settler
+from driver_manager.core.swap.node import NodeLock, NodeSteps
 from driver_manager.domain import pci as bindings
 from driver_manager.domain.errors import ApiUnavailable, ExitCode
 from driver_manager.domain.node import Node, NodeChange
@@ -34,7 +34,7 @@ from driver_manager.domain.pods import labels as label_rules
 from driver_manager.domain.swap import node_patches, planner
 from driver_manager.domain.swap import vfio as vfio_return
 from driver_manager.domain.swap.building import taking
-from driver_manager.domain.swap.steps import Step, TakeNode
+from driver_manager.domain.swap.steps import AcquireNode, Step
 from tests.support.fakes.broken import Case, check_caught
 from tests.support.fakes.builders import EXPORTER, PAUSED, PLUGIN, key
 from tests.support.fakes.checks import (
@@ -310,7 +310,7 @@ def restore_all(labels: dict[str, str], saved: dict[str, str], _: str) -> dict[s
     return {name: value for name, value in saved.items() if labels.get(name) != value}
 
 
-def journal_in_a_second_patch(self: NodeSteps, step: TakeNode) -> None:
+def journal_in_a_second_patch(self: NodeSteps, step: AcquireNode) -> None:
     self._context.settler.took(step.journal)
     first = self._context.ports.cluster.patch_node(replace(step.change, annotations={}), step.resource_version)
     self._context.ports.cluster.patch_node(NodeChange(annotations=step.change.annotations), first.resource_version)
@@ -331,7 +331,7 @@ def take_only_to_pause(*arguments: Any, **options: Any) -> tuple[Step, ...]:
     return TAKEN(*arguments, **options) if arguments[1] else ()
 
 
-def patch_without_precondition(self: NodeSteps, step: TakeNode) -> None:
+def patch_without_precondition(self: NodeSteps, step: AcquireNode) -> None:
     self._context.settler.took(step.journal)
     self._context.ports.cluster.patch_node(step.change, None)
 
@@ -340,8 +340,8 @@ def last_word_first(known: Iterable[Binding], more: Iterable[Binding]) -> tuple[
     return MERGED(more, known)
 
 
-def given_back_as_they_are(now: Situation) -> tuple[PciFunction, ...]:
-    return tuple(one for one in RETURNING(now) if one.is_on_vfio)
+def given_back_as_they_are(situation: Situation) -> tuple[PciFunction, ...]:
+    return tuple(one for one in RETURNING(situation) if one.is_on_vfio)
 
 
 MERGED, RETURNING = bindings.merged_bindings, vfio_return.returning
@@ -355,7 +355,7 @@ ORIGINALS, RELEASE, TAKEN = label_rules.originals, node_patches.release, taking
         (NodeSteps, "_take", journal_in_a_second_patch, all_kills),
         (label_rules, "originals", originals_without_the_journal, all_kills),
         (node_patches, "release", always_uncordon, lambda: [partial(check_cordoned_first, "replace_by_container")]),
-        (Settler, "_why_hold", lambda *_: "", all_terms),
+        (NodeLock, "_why_hold", lambda *_: "", all_terms),
         (planner, "refuse_if_owned", lambda *_, **__: None, lambda: all_seconds("first_install_by_manager")),
         (planner, "taking", take_only_to_pause, lambda: all_seconds("first_install_by_manager")),
         (NodeSteps, "_take", patch_without_precondition, all_edits),

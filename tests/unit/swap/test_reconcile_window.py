@@ -13,8 +13,8 @@ from driver_manager.domain import node_state
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiUnavailable, ExitCode
 from driver_manager.domain.node_state import NodeState
+from driver_manager.domain.outage import Outage, OutagePart
 from driver_manager.domain.run_report import RunTally
-from driver_manager.domain.window import Part, Window
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.scenarios import (
     current,
@@ -27,7 +27,7 @@ from tests.support.fakes.world import World
 LOAD_S, PROBE_S, UNLOAD_S = 2.0, 0.7, 0.4
 
 
-def on_node(world: World) -> Window | None:
+def on_node(world: World) -> Outage | None:
     assert world.cluster.current is not None
     outcome = node_state.outcome_on(world.cluster.current, PROFILE.keys)
     return outcome.window if outcome is not None else None
@@ -54,10 +54,10 @@ def test_the_parts_of_an_undisturbed_swap() -> None:
     world = slow(replace_by_manager())
     outcome = ended(world)
     found = on_node(world)
-    assert found == Window(
+    assert found == Outage(
         1_700_001_000.0,
         8.0 + UNLOAD_S + LOAD_S + PROBE_S,
-        {Part.OPERANDS: 8.0, Part.UNLOAD: UNLOAD_S, Part.LOAD: LOAD_S, Part.PROBE: PROBE_S},
+        {OutagePart.OPERANDS: 8.0, OutagePart.UNLOAD: UNLOAD_S, OutagePart.LOAD: LOAD_S, OutagePart.PROBE: PROBE_S},
     )
     said = "; users were without the device for 11.1 s: operands 8.0 s, unload 0.4 s, load 2.0 s, probe 0.7 s;"
     assert said in outcome.what
@@ -68,8 +68,8 @@ def test_users_pods_that_leave_are_a_part() -> None:
     ended(world)
     found = on_node(world)
     assert found is not None
-    assert found.parts[Part.OPERANDS] == 8.0
-    assert found.parts[Part.EVICT] > 0
+    assert found.parts[OutagePart.OPERANDS] == 8.0
+    assert found.parts[OutagePart.EVICT] > 0
     assert sum(found.parts.values()) == pytest.approx(found.seconds)
 
 
@@ -79,7 +79,7 @@ def test_a_container_loads_after_the_release_so_it_stays_open() -> None:
     found = on_node(world)
     assert found is not None
     assert found.is_open
-    assert Part.LOAD not in found.parts
+    assert OutagePart.LOAD not in found.parts
     assert "users have been without the device for 8.0 s so far: operands 8.0 s" in outcome.what
 
 
@@ -96,7 +96,7 @@ def test_the_run_after_one_that_was_killed_goes_on_with_its_window() -> None:
     assert found is not None
     assert (found.began_s, found.is_open) == (began_s, False)
     assert found.seconds == pytest.approx(world.clock.wall() - began_s)
-    assert found.parts[Part.OTHER] >= away_s
+    assert found.parts[OutagePart.OTHER] >= away_s
 
 
 def test_a_run_that_gives_the_node_back_before_the_driver_was_touched_closes_it() -> None:
@@ -107,7 +107,7 @@ def test_a_run_that_gives_the_node_back_before_the_driver_was_touched_closes_it(
     found = on_node(world)
     assert found is not None
     assert not found.is_open, "the old driver serves"
-    assert found.parts[Part.DEVICE] > 0
+    assert found.parts[OutagePart.DEVICE] > 0
     assert "users were without operands for" in outcome.what
 
 

@@ -28,8 +28,8 @@ from driver_manager.domain.host import UNREAD, Holder, ModuleFile, pod_blocker, 
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.observation import EvictionRules, Observation, Policy, Situation
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.retry_wait import AFTER_FAILURE, FIRST_S, noted, wait_s, wish
-from driver_manager.domain.swap.steps import AskOperator, Plan, PlanAgain, TakeNode, WaitAfterFailure
+from driver_manager.domain.swap.retry_wait import AFTER_FAILURE, FIRST_S, failure_to_record, wait_s, wish
+from driver_manager.domain.swap.steps import AcquireNode, AskOperator, Plan, PlanAgain, WaitAfterFailure
 from tests.support.fakes.builders import (
     DRIVER,
     EXPORTER,
@@ -78,9 +78,9 @@ def waiting(found: Plan) -> WaitAfterFailure | None:
     return first
 
 
-def later(now: Situation, seconds: float) -> Situation:
-    at = Moment(now.obs.at.monotonic_s + seconds, now.obs.at.wall_s + seconds)
-    return replace(now, obs=replace(now.obs, at=at))
+def later(situation: Situation, seconds: float) -> Situation:
+    at = Moment(situation.obs.at.monotonic_s + seconds, situation.obs.at.wall_s + seconds)
+    return replace(situation, obs=replace(situation.obs, at=at))
 
 
 # how long
@@ -187,10 +187,10 @@ def test_an_operator_is_not_asked_for_an_upgrade_before_the_wait_is_over() -> No
 # what is a change
 
 
-def changed(now: Situation, policy: Policy | None = None, **fields: Any) -> Situation:
+def changed(situation: Situation, policy: Policy | None = None, **fields: Any) -> Situation:
     """The same failure, seen by a run for which something else holds."""
-    after = Situation.of(replace(now.obs, **fields), PROFILE, policy or now.policy)
-    return replace(after, host=replace(after.host, failure=now.host.failure))
+    after = Situation.of(replace(situation.obs, **fields), PROFILE, policy or situation.policy)
+    return replace(after, host=replace(after.host, failure=situation.host.failure))
 
 
 SAME: dict[str, dict[str, Any]] = {
@@ -228,7 +228,7 @@ def test_what_does_not_bear_on_the_failure_is_no_change(fields: dict[str, Any]) 
 def test_a_change_acts_at_once(fields: dict[str, Any]) -> None:
     found = plan(changed(failed_before(situation()), **fields))
     assert waiting(found) is None
-    assert any(isinstance(step, TakeNode) for step in found.steps)
+    assert any(isinstance(step, AcquireNode) for step in found.steps)
 
 
 def test_an_operators_annotation_that_is_removed_acts_at_once() -> None:
@@ -309,19 +309,19 @@ def test_where_none_of_what_stood_in_the_way_is_there_any_more_the_run_goes_on(
 
 @pytest.mark.parametrize("kind", [ApiUnavailable, Conflict, NodeMissing, OwnedElsewhere, RebootRequired])
 def test_an_end_that_says_nothing_about_the_next_run_is_not_noted(kind: type[ManagerError]) -> None:
-    assert noted(situation(), kind("x", "y"), 5.0) is None
+    assert failure_to_record(situation(), kind("x", "y"), 5.0) is None
 
 
 @pytest.mark.parametrize("kind", [StandingDown, Terminated])
 def test_who_was_told_to_end_did_not_fail(kind: type[ManagerError]) -> None:
-    assert noted(situation(), kind("x", "y"), 5.0) is None
+    assert failure_to_record(situation(), kind("x", "y"), 5.0) is None
 
 
 @pytest.mark.parametrize("kind", [PodsRemain, DriverBusy, ModuleFailed])
 def test_a_failure_is_noted_with_what_it_was_about(kind: type[ManagerError]) -> None:
     error = kind("why", "y")
     error.blockers = (pod_blocker("u"),)
-    past = noted(situation(), error, 1_007.0)
+    past = failure_to_record(situation(), error, 1_007.0)
     assert past is not None
     assert (past.boot_id, past.exit_code, past.what) == ("boot-1", int(kind.exit_code), "why")
     assert (past.failed_s, past.attempts, past.pod_uid, past.blockers) == (1_007.0, 1, ME.pod_uid, ("pod u",))
@@ -329,8 +329,8 @@ def test_a_failure_is_noted_with_what_it_was_about(kind: type[ManagerError]) -> 
 
 def test_the_same_end_counts_on_and_another_wish_begins_anew() -> None:
     error = ModuleFailed("why", "y")
-    again = noted(failed_before(situation(), attempts=4), error, 0.0)
-    other = noted(changed(failed_before(situation(), attempts=4), digest="a" * 64), error, 0.0)
+    again = failure_to_record(failed_before(situation(), attempts=4), error, 0.0)
+    other = failure_to_record(changed(failed_before(situation(), attempts=4), digest="a" * 64), error, 0.0)
     by_others = changed(failed_before(situation(), attempts=4), me=Owner("rbln-system/x", "x"), own_pod=driver_pod())
-    new_pod = noted(by_others, error, 0.0)
+    new_pod = failure_to_record(by_others, error, 0.0)
     assert [one.attempts for one in (again, other, new_pod) if one is not None] == [5, 1, 5]

@@ -11,13 +11,13 @@ import pytest
 
 from driver_manager.core.node import ATTEMPTS
 from driver_manager.core.ports import Ports
-from driver_manager.core.swap.node import HURRY_S, Settler
+from driver_manager.core.swap.node import HURRY_S, NodeLock
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, ExitCode, NodeMissing, OwnedElsewhere
 from driver_manager.domain.journal import Journal, OldDriver, encode
 from driver_manager.domain.node import FIELD_MANAGER, Node
 from driver_manager.domain.observation import Observation
 from driver_manager.domain.pci import Binding, PciFunction
-from driver_manager.domain.swap.steps import GiveBack
+from driver_manager.domain.swap.steps import ReleaseNode
 from tests.support.fakes.builders import (
     EXPORTER,
     LABELS,
@@ -54,8 +54,8 @@ class Scene:
         before = {} if was_there is None else {JOURNAL: was_there}
         self.settler = self._settler(observation(node=node(annotations=before)))
 
-    def _settler(self, obs: Observation) -> Settler:
-        return Settler(
+    def _settler(self, obs: Observation) -> NodeLock:
+        return NodeLock(
             Ports(self.cluster, self.host, self.clock, self.reporter, self.host.slots, self.host.pci), PROFILE, obs
         )
 
@@ -448,4 +448,4 @@ def _unavailable() -> None:
     ],
 )
 def test_a_release_names_what_there_is_to_undo_and_no_count_of_zero(found: Journal, said: str) -> None:
-    assert GiveBack(found).describe() == said
+    assert ReleaseNode(found).describe() == said

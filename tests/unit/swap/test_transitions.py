@@ -13,7 +13,14 @@ from driver_manager.domain.host import Marker
 from driver_manager.domain.observation import Loader, Policy, Situation
 from driver_manager.domain.profile import ChangeBy, Profile, Strategy, Transition, decode_profile, encode_profile
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.steps import ClearRebootRequest, Decision, GiveBack, Plan, RequestReboot, UnloadModules
+from driver_manager.domain.swap.steps import (
+    ClearRebootRequest,
+    Decision,
+    Plan,
+    ReleaseNode,
+    RequestReboot,
+    UnloadModules,
+)
 from tests.support.fakes.builders import NEW_DIGEST, PROFILE, host, modules, observation, source
 
 MANAGER, CONTAINER = Policy(loader=Loader.MANAGER), Policy(loader=Loader.CONTAINER)
@@ -91,7 +98,7 @@ def test_after_the_reboot_the_request_is_taken_back_before_the_node_is_given_bac
     stale = Marker("upgrade", "boot-0", node="node-1")
     found = decided(of(Strategy.IN_PLACE, BY_REBOOT), modules={}, digest=None, marker=stale)
     assert found.decision is Decision.NOT_LOADED
-    assert kinds(found).index(ClearRebootRequest) < kinds(found).index(GiveBack)
+    assert kinds(found).index(ClearRebootRequest) < kinds(found).index(ReleaseNode)
 
 
 def test_only_a_profile_without_a_pair_in_place_never_unloads() -> None:

@@ -9,18 +9,18 @@ from dataclasses import replace
 from typing import Any
 
 from driver_manager.adapters.host.system import LinuxHost
-from driver_manager.core.swap.node import NodeSteps, Settler
+from driver_manager.core.swap.node import NodeLock, NodeSteps
 from driver_manager.domain.host import Marker
 from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.pods import labels
 from driver_manager.domain.pods.client_record import Client, ClientState
 from driver_manager.domain.swap import node_patches
-from driver_manager.domain.swap.steps import TakeNode
+from driver_manager.domain.swap.steps import AcquireNode
 
 _RELEASE, _REMOVE = node_patches.release, LinuxHost.remove
 
 
-def two_patch_pause(self: NodeSteps, step: TakeNode) -> None:
+def two_patch_pause(self: NodeSteps, step: AcquireNode) -> None:
     """The labels in one patch, the journal in a second."""
     self._context.settler.took(step.journal)
     first = self._context.ports.cluster.patch_node(replace(step.change, annotations={}), step.resource_version)
@@ -53,7 +53,7 @@ MUTANTS: dict[str, tuple[Any, str, Any]] = {
     "unconditional-restore": (labels, "restored", restore_whatever_is_there),
     "always-uncordon": (node_patches, "release", always_uncordon),
     "no-boot-id-check": (Marker, "is_stale", lambda *_: False),
-    "never-hold": (Settler, "_why_hold", lambda *_: ""),
+    "never-hold": (NodeLock, "_why_hold", lambda *_: ""),
     "who-was-asked-for-is-done": (Client, "is_left", property(is_not_asked_for)),
     "an-effect-that-is-not-listed": (LinuxHost, "remove", remove_and_note),
 }

@@ -17,7 +17,7 @@ MINUTES_OF_A_DAY = 24 * 60
 _WINDOW = re.compile(r"(?:(?P<days>[A-Za-z,\-]+)\s+)?(?P<start>\d\d:\d\d)-(?P<end>\d\d:\d\d)")
 
 
-class Window(Frozen):
+class MaintenanceWindow(Frozen):
     """Open on `days` (0 is Monday) from minute `start` of the day, for at most a day; it may end on the next."""
 
     days: frozenset[int]
@@ -34,7 +34,7 @@ class Window(Frozen):
 class Schedule(Frozen):
     """When a node may reboot: in any of `windows`, at any time where there are none. `text` is as it was written."""
 
-    windows: tuple[Window, ...] = ()
+    windows: tuple[MaintenanceWindow, ...] = ()
     zone: tzinfo = UTC
     text: str = ""
 
@@ -60,14 +60,14 @@ def parse_windows(text: str, zone: tzinfo = UTC) -> Schedule:
     return Schedule(tuple(_window(part) for part in parts), zone, "; ".join(parts))
 
 
-def _window(text: str) -> Window:
+def _window(text: str) -> MaintenanceWindow:
     found = _WINDOW.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is not a maintenance window, expected {EXPECTED_WINDOWS}")
     start, end = _minute(found["start"]), _minute(found["end"])
     if start in (end, MINUTES_OF_A_DAY):
         raise ValueError(f"{text!r} opens at {found['start']} and closes at {found['end']}: that is not a window")
-    return Window(_days(found["days"]) if found["days"] else frozenset(range(7)), start, end)
+    return MaintenanceWindow(_days(found["days"]) if found["days"] else frozenset(range(7)), start, end)
 
 
 def _minute(text: str) -> int:

@@ -24,7 +24,7 @@ LEAST_SAID_S = 0.05
 """A shorter part is 0.0 s in a message, and left out."""
 
 
-class Part(Enum):
+class OutagePart(Enum):
     """What the time of a window goes to, in the order in which it comes."""
 
     EVICT = "evict"
@@ -38,21 +38,23 @@ class Part(Enum):
     OTHER = "other"
 
 
-MEANINGS: dict[Part, str] = {
-    Part.EVICT: "users' pods leave: evictions, drains, what an operator was asked to move",
-    Part.OPERANDS: "the operands' labels are paused and their pods leave",
-    Part.DEVICE: "host services stop and the last processes release the device",
-    Part.UNLOAD: "the old modules are unloaded; where a rollout clears the node first, the old driver container ends",
-    Part.INSTALL: "stale mounts and files are removed, the root is flipped to a staged driver; where a container "
+MEANINGS: dict[OutagePart, str] = {
+    OutagePart.EVICT: "users' pods leave: evictions, drains, what an operator was asked to move",
+    OutagePart.OPERANDS: "the operands' labels are paused and their pods leave",
+    OutagePart.DEVICE: "host services stop and the last processes release the device",
+    OutagePart.UNLOAD: "the old modules are unloaded; where a rollout clears the node first, the old driver container "
+    "ends",
+    OutagePart.INSTALL: "stale mounts and files are removed, the root is flipped to a staged driver; where a container "
     "loads, everything until its driver is recorded",
-    Part.LOAD: "the new modules are loaded, and recorded",
-    Part.PROBE: "the run waits for device nodes and probes the driver; where its container loads, until it is ready",
-    Part.BACK: "services start, and labels and cordon are restored",
-    Part.OTHER: "everything in between: between two runs, reading the facts and planning again",
+    OutagePart.LOAD: "the new modules are loaded, and recorded",
+    OutagePart.PROBE: "the run waits for device nodes and probes the driver; where its container loads, until it is "
+    "ready",
+    OutagePart.BACK: "services start, and labels and cordon are restored",
+    OutagePart.OTHER: "everything in between: between two runs, reading the facts and planning again",
 }
 
 
-class Window(Frozen):
+class Outage(Frozen):
     """One window, which began at `began_s` seconds since the epoch and took `seconds`, rounded to milliseconds.
 
     `is_open`: so far, as the driver was not back when this was measured.
@@ -60,7 +62,7 @@ class Window(Frozen):
 
     began_s: float
     seconds: float
-    parts: Mapping[Part, float] = field(default_factory=dict)
+    parts: Mapping[OutagePart, float] = field(default_factory=dict)
     is_open: bool = False
 
     @property
@@ -71,7 +73,7 @@ class Window(Frozen):
 
     def to_json(self) -> dict[str, Any]:
         """The form of all documents that hold one."""
-        parts = {part.value: round(self.parts[part], DIGITS) for part in Part if self.parts.get(part)}
+        parts = {part.value: round(self.parts[part], DIGITS) for part in OutagePart if self.parts.get(part)}
         body = {"began": round(self.began_s, DIGITS), "seconds": round(self.seconds, DIGITS), "parts": parts}
         return {**body, "open": True} if self.is_open else body
 
@@ -81,12 +83,12 @@ class Window(Frozen):
 
     def sentence(self) -> str:
         """For the end of a run's last line; whoever kept the driver all the time was not without the device."""
-        what = "the device" if any(part in self.parts for part in (Part.UNLOAD, Part.LOAD)) else "operands"
+        what = "the device" if any(part in self.parts for part in (OutagePart.UNLOAD, OutagePart.LOAD)) else "operands"
         was, so_far = ("have been", " so far") if self.is_open else ("were", "")
         length, colon, parts = self.in_words().partition(":")
         return f"users {was} without {what} for {length}{so_far}{colon}{parts}"
 
-    def ended_by_container(self, recorded_s: float | None, ready_s: float | None, now_s: float) -> Window:
+    def ended_by_container(self, recorded_s: float | None, ready_s: float | None, now_s: float) -> Outage:
         """The same, once the driver that its container loads is seen to serve at `now_s`.
 
         `recorded_s` is when the container recorded it, `ready_s` when it was marked ready, None where that is not known
@@ -96,7 +98,7 @@ class Window(Frozen):
         known = [moment for moment in (recorded_s, ready_s) if moment is not None and released_s <= moment <= now_s]
         end_s = max(known, default=max(now_s, released_s))
         installed_s = recorded_s if recorded_s in known and recorded_s is not None else end_s
-        more = {Part.INSTALL: installed_s - released_s, Part.PROBE: end_s - installed_s}
+        more = {OutagePart.INSTALL: installed_s - released_s, OutagePart.PROBE: end_s - installed_s}
         parts = {**self.parts, **{part: self.parts.get(part, 0.0) + more[part] for part in more if more[part] > 0}}
         return replace(self, seconds=round(end_s - self.began_s, DIGITS), parts=_rounded(parts), is_open=False)
 
@@ -104,28 +106,28 @@ class Window(Frozen):
 def words(seconds: float, parts: Mapping[str, float]) -> str:
     """A window of so many `seconds` and what they went to, `parts` by their names."""
     named = ", ".join(
-        f"{part.value} {took_s:.1f} s" for part in Part if (took_s := parts.get(part.value, 0.0)) >= LEAST_SAID_S
+        f"{part.value} {took_s:.1f} s" for part in OutagePart if (took_s := parts.get(part.value, 0.0)) >= LEAST_SAID_S
     )
     return f"{seconds:.1f} s{f': {named}' if named else ''}"
 
 
-def read(body: Fields) -> Window:
+def read(body: Fields) -> Outage:
     """What `to_json` gave. Raises as `body`; a part that is not known here counts for none."""
     parts = body.fields("parts")
-    return Window(
+    return Outage(
         began_s=body.seconds("began"),
         seconds=max(0.0, body.seconds("seconds")),
-        parts={part: max(0.0, parts.seconds(part.value)) for part in Part if part.value in parts},
+        parts={part: max(0.0, parts.seconds(part.value)) for part in OutagePart if part.value in parts},
         is_open="open" in body and body.flag("open"),
     )
 
 
-def from_json(body: Mapping[str, Any]) -> Window:
+def from_json(body: Mapping[str, Any]) -> Outage:
     """The same for a process of this version. Raises ConfigError."""
     return read(Fields(FORM, body))
 
 
-def read_in(body: Fields, key: str = "window") -> Window | None:
+def read_in(body: Fields, key: str = "window") -> Outage | None:
     """The window in the field `key`, None where there is none. Raises as `body`, also for one of no era of ours."""
     found = read(body.fields(key)) if key in body else None
     if found is not None and not found.is_of_this_era:
@@ -133,7 +135,7 @@ def read_in(body: Fields, key: str = "window") -> Window | None:
     return found
 
 
-def kept_in(body: Fields, key: str = "window") -> Window | None:
+def kept_in(body: Fields, key: str = "window") -> Outage | None:
     """The same where a form that is not understood is worth no failure: the rest of the document counts.
 
     What acts on the window asks it whether it is of this era.
@@ -144,7 +146,7 @@ def kept_in(body: Fields, key: str = "window") -> Window | None:
         return None
 
 
-def expected(*measured: Window | None) -> Window | None:
+def expected(*measured: Outage | None) -> Outage | None:
     """What the next window may take, from those `measured`, the best source first; None where there is none.
 
     One that is over tells more than one that was still open when it was measured.
@@ -160,8 +162,8 @@ class WindowMeter:
         self.is_serving = False
         self._began_s: float | None = None
         self._zero_s = 0.0
-        self._spent: dict[Part, float] = {}
-        self._part = Part.OTHER
+        self._spent: dict[OutagePart, float] = {}
+        self._part = OutagePart.OTHER
         self._since_s = 0.0
         self._ended_s: float | None = None
 
@@ -172,9 +174,9 @@ class WindowMeter:
 
     def opens(self, wall_s: float, now_s: float) -> None:
         """The first pod is told to go, unless one was before."""
-        self.goes_on(Window(wall_s, 0.0), wall_s, now_s)
+        self.goes_on(Outage(wall_s, 0.0), wall_s, now_s)
 
-    def goes_on(self, before: Window, wall_s: float, now_s: float) -> None:
+    def goes_on(self, before: Outage, wall_s: float, now_s: float) -> None:
         """An earlier run opened it; its parts count. Nothing where one is open already.
 
         It is no shorter than that run measured it, whatever the clock on the wall was set to meanwhile.
@@ -183,14 +185,14 @@ class WindowMeter:
             return
         self._began_s, self._ended_s = before.began_s, None
         self._zero_s = now_s - max(before.seconds, wall_s - before.began_s)
-        self._spent = {part: seconds for part, seconds in before.parts.items() if part is not Part.OTHER}
+        self._spent = {part: seconds for part, seconds in before.parts.items() if part is not OutagePart.OTHER}
         self._since_s = now_s
 
     def forget(self) -> None:
         """Nobody was told to go after all."""
         self._began_s = None
 
-    def turns_to(self, part: Part, now_s: float) -> None:
+    def turns_to(self, part: OutagePart, now_s: float) -> None:
         """From now on the time goes to `part`."""
         if self.is_open:
             self._spent = self._parts(now_s)
@@ -201,7 +203,7 @@ class WindowMeter:
         if self.is_open:
             self._spent, self._ended_s = self._parts(now_s), now_s
 
-    def at(self, now_s: float) -> Window | None:
+    def at(self, now_s: float) -> Outage | None:
         """The window as it is, None where there is none; open as long as the node is not seen to serve."""
         if self._began_s is None:
             return None
@@ -209,17 +211,17 @@ class WindowMeter:
         seconds, parts = max(0.0, end_s - self._zero_s), self._parts(end_s) if self.is_open else dict(self._spent)
         rest = seconds - sum(parts.values())
         if rest > 0:
-            parts[Part.OTHER] = rest
-        return Window(
+            parts[OutagePart.OTHER] = rest
+        return Outage(
             round(self._began_s, DIGITS), round(seconds, DIGITS), _rounded(parts), is_open=not self.is_serving
         )
 
-    def _parts(self, now_s: float) -> dict[Part, float]:
-        if self._part is Part.OTHER:
+    def _parts(self, now_s: float) -> dict[OutagePart, float]:
+        if self._part is OutagePart.OTHER:
             return dict(self._spent)
         took_s = max(0.0, now_s - self._since_s)
         return {**self._spent, self._part: self._spent.get(self._part, 0.0) + took_s}
 
 
-def _rounded(parts: Mapping[Part, float]) -> dict[Part, float]:
+def _rounded(parts: Mapping[OutagePart, float]) -> dict[OutagePart, float]:
     return {part: round(seconds, DIGITS) for part, seconds in parts.items()}
