@@ -88,7 +88,8 @@ def read_journal(data: bytes) -> None:
 def read_host_record(data: bytes) -> None:
     found = host_record.decode(text_of(data))
     assert_conforms(found, HostRecord)
-    assert host_record.decode(host_record.encode(found)) == found
+    # A field of an earlier version is named when it is read, and is not written again.
+    assert host_record.decode(host_record.encode(found)) == replace(found, refused=())
     claims = journal_check.Checked(Journal(Owner(pid=1), BOOT, record=found.run))
     whole = journal_check.with_record(claims, found, BOOT, PROFILE)
     assert set(whole.journal.services) <= set(PROFILE.host_services)
