@@ -50,7 +50,7 @@ from driver_manager.domain.swap.preflight import (
     rights_to_replace,
     source_checks,
 )
-from driver_manager.domain.swap.steps import Plan, ReleaseNode, WaitForHolders, WaitForStuckPods
+from driver_manager.domain.swap.steps import GiveBack, Plan, WaitForHolders, WaitForStuckPods
 from driver_manager.domain.swap.vfio import impossible
 from driver_manager.domain.text import in_words, is_digest, json_text, one_line, several
 from driver_manager.profiles import meaning
@@ -454,7 +454,7 @@ def _give_back(session: Session, obs: Observation, journal: Journal) -> None:
     ports, is_well = session.ports(), False
     for one in obs.refused:
         ports.cluster.post_event(events.JOURNAL_FIELD_IGNORED, str(one), warning=True)
-    session.log.step(1, 1, ReleaseNode(journal).describe())
+    session.log.step(1, 1, GiveBack(journal).describe())
     try:
         settler = NodeLock(ports, session.profile, obs)
         # On the node, a run that only sleeps must not go on with a driver that is in use again.

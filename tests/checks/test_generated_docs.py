@@ -66,8 +66,8 @@ def test_guards_in_another_order_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_steps_in_an_order_that_no_plan_may_have_are_noticed() -> None:
-    plans: list[tuple[str, ...]] = [("AcquireNode", "UnloadModules"), ("UnloadModules", "AcquireNode")]
-    with pytest.raises(ValueError, match="contradict each other about AcquireNode, UnloadModules"):
+    plans: list[tuple[str, ...]] = [("TakeNode", "UnloadModules"), ("UnloadModules", "TakeNode")]
+    with pytest.raises(ValueError, match="contradict each other about TakeNode, UnloadModules"):
         plan_picture.merged(Strategy.IN_PLACE, Decision.REPLACE, plans)
 
 

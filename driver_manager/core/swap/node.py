@@ -36,13 +36,13 @@ from driver_manager.domain.profile import Profile, driver_version, has_root
 from driver_manager.domain.records import Frozen
 from driver_manager.domain.swap.node_patches import marked_cleared, pause_more, release, tested_release, with_step
 from driver_manager.domain.swap.steps import (
-    AcquireNode,
     AnyNodeStep,
+    GiveBack,
     MarkCleared,
     PauseLast,
-    ReleaseNode,
     StandDown,
     Step,
+    TakeNode,
     opens,
 )
 from driver_manager.domain.wire import Operation, written_time
@@ -612,13 +612,13 @@ class NodeSteps:
     def do(self, step: AnyNodeStep) -> None:
         """Do `step`. Raises Conflict, OwnedElsewhere, ApiUnavailable, and at the end of standing down StandingDown."""
         match step:
-            case AcquireNode():
+            case TakeNode():
                 self._take(step)
             case PauseLast():
                 self._pause_last(step)
             case MarkCleared():
                 self._mark_cleared(step)
-            case ReleaseNode():
+            case GiveBack():
                 settler = self._context.settler
                 settler.give_back(settler.held or step.journal)
             case StandDown():
@@ -626,7 +626,7 @@ class NodeSteps:
             case _:
                 assert_never(step)
 
-    def _take(self, step: AcquireNode) -> None:
+    def _take(self, step: TakeNode) -> None:
         cluster, settler = self._context.ports.cluster, self._context.settler
         with self._window_opens_by(step):
             journal, change = self._noted(step.journal, step.change, step)
@@ -640,7 +640,7 @@ class NodeSteps:
                 self.paused_at = taken.resource_version
 
     @contextlib.contextmanager
-    def _window_opens_by(self, step: AcquireNode) -> Generator[None, None, None]:
+    def _window_opens_by(self, step: TakeNode) -> Generator[None, None, None]:
         """Within it the journal tells of the window; it never opened where the node turns out to be another's."""
         clock, window = self._context.ports.clock, self._context.ports.tally.window
         is_first = opens(step) and not window.is_open

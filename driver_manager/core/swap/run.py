@@ -56,7 +56,6 @@ from driver_manager.domain.swap.preflight import access, host_files, is_owned_el
 from driver_manager.domain.swap.retry_wait import AFTER_FAILURE, disturbs, failure_to_record, time_of_day, wait_s
 from driver_manager.domain.swap.steps import (
     PATCH_NODES,
-    AcquireNode,
     AnySlotStep,
     AnyStep,
     BindToVfio,
@@ -66,6 +65,7 @@ from driver_manager.domain.swap.steps import (
     DrainNode,
     EndWithoutReboot,
     EvictWorkloads,
+    GiveBack,
     HoldForReboot,
     KeepBindings,
     LoadModules,
@@ -80,13 +80,13 @@ from driver_manager.domain.swap.steps import (
     PodStep,
     RebootStep,
     RecordDigest,
-    ReleaseNode,
     RemoveArtifacts,
     RemoveSlots,
     ReturnDevices,
     SlotStep,
     StandDown,
     Step,
+    TakeNode,
     UnloadModules,
     UnmountDriverRoot,
     WaitAfterFailure,
@@ -157,7 +157,7 @@ class Executor:
         clock, tally = self._context.ports.clock, self._context.ports.tally
         tally.begins(step.name, clock.monotonic())
         tally.window.turns_to(part_of(step), clock.monotonic())
-        if opens(step) and not isinstance(step, AcquireNode):
+        if opens(step) and not isinstance(step, TakeNode):
             tally.window.opens(clock.wall(), clock.monotonic())
 
     def _do(self, step: AnyStep) -> Then:
@@ -448,7 +448,7 @@ _DONE: tuple[tuple[type[Step], str], ...] = (
     (MakeVirtualFunctions, "virtual functions were created again"),
     (UnloadModules, "the old driver was unloaded"),
     (UnmountDriverRoot, "the old driver root was unmounted"),
-    (ReleaseNode, "the node was released"),
+    (GiveBack, "the node was released"),
     (ClearRebootRequest, "an earlier reboot request was cleared"),
     (RemoveArtifacts, "files of an earlier driver were removed"),
     (RemoveSlots, "old slots were removed"),
@@ -758,7 +758,7 @@ def _check_files(ports: Ports, situation: Situation, decided: Plan) -> None:
 
     What only gives the node back is never refused.
     """
-    if any(isinstance(step, AcquireNode | RemoveArtifacts | KeepBindings | RecordDigest) for step in decided.steps):
+    if any(isinstance(step, TakeNode | RemoveArtifacts | KeepBindings | RecordDigest) for step in decided.steps):
         check = host_files(situation, ports.host.unwritable(written_files(situation)))
         if not check.ok:
             raise PreflightFailed(f"preflight: {check.what}", check.remedy)

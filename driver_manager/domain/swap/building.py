@@ -21,19 +21,19 @@ from driver_manager.domain.swap.eviction import EvictionPlan, clearing, is_manag
 from driver_manager.domain.swap.node_patches import found_journal, give_back, pausable_keys, paused_keys, take
 from driver_manager.domain.swap.preflight import firmware_notes, places_us, problems, remedies, versions
 from driver_manager.domain.swap.steps import (
-    AcquireNode,
     AnyStep,
     FlipRoot,
+    GiveBack,
     KeepRoot,
     LoadModules,
     PauseLast,
     RecordDigest,
-    ReleaseNode,
     RemoveArtifacts,
     RemoveConflicting,
     RemoveSlots,
     SetFirmwarePath,
     StopServices,
+    TakeNode,
     UnmountDriverRoot,
     WaitForOperands,
 )
@@ -369,7 +369,7 @@ def before_the_unload(
     return steps, taken, cleared
 
 
-def _taken_first(situation: Situation, bindings: tuple[Binding, ...]) -> tuple[AcquireNode, ...]:
+def _taken_first(situation: Situation, bindings: tuple[Binding, ...]) -> tuple[TakeNode, ...]:
     """The step that only cordons the node, where that is not done yet."""
     step = take(situation.obs, situation.profile, frozenset(), cordon=True, bindings=bindings)
     return (step,) if step is not None else ()
@@ -434,9 +434,9 @@ def taking(
     return tuple(found for found in (step, wait) if found is not None)
 
 
-def releasing(situation: Situation, taken: tuple[AnyStep, ...]) -> tuple[ReleaseNode, ...]:
+def releasing(situation: Situation, taken: tuple[AnyStep, ...]) -> tuple[GiveBack, ...]:
     """The step that gives the node back as `taken` took it, or as an earlier run left it; none for one that is free."""
     for step in taken:
-        if isinstance(step, AcquireNode):
-            return (ReleaseNode(step.journal),)
+        if isinstance(step, TakeNode):
+            return (GiveBack(step.journal),)
     return give_back(found_journal(situation.obs, situation.profile))

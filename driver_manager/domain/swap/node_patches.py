@@ -16,7 +16,7 @@ from driver_manager.domain.pods import labels as label_rules
 from driver_manager.domain.pods.workloads import gates
 from driver_manager.domain.profile import Profile, driver_version, has_root, kept, unload_order
 from driver_manager.domain.reboot.decision import CORDON_FOR_REBOOT
-from driver_manager.domain.swap.steps import AcquireNode, ReleaseNode
+from driver_manager.domain.swap.steps import GiveBack, TakeNode
 from driver_manager.domain.wire import Operation, expect, replaced
 
 CORDON_MARK = "true"
@@ -72,7 +72,7 @@ def take(  # noqa: PLR0913  # what becomes one journal here
     cordon: bool,
     services: tuple[str, ...] = (),
     bindings: tuple[Binding, ...] = (),
-) -> AcquireNode | None:
+) -> TakeNode | None:
     """The step that takes the node with the labels in `pause` paused; None where it is ours already, just so.
 
     Labels found paused are adopted, so that giving the node back restores them too, but for those that somebody paused
@@ -121,7 +121,7 @@ def take(  # noqa: PLR0913  # what becomes one journal here
         annotations={key: value for key, value in annotations.items() if node.annotations.get(key) != value},
         unschedulable=True if sets_cordon else None,
     )
-    return None if change.is_empty else AcquireNode(journal, change, node.resource_version)
+    return None if change.is_empty else TakeNode(journal, change, node.resource_version)
 
 
 def with_step(
@@ -166,9 +166,9 @@ def decoded_journal(node: Node, profile: Profile, me: Owner) -> Journal | None:
     return Journal(owner=me, boot_id="", labels=saved, cordoned=marked)
 
 
-def give_back(journal: Journal | None) -> tuple[ReleaseNode, ...]:
+def give_back(journal: Journal | None) -> tuple[GiveBack, ...]:
     """The step that gives a taken node back; none where there is nothing to give back."""
-    return (ReleaseNode(journal),) if journal is not None else ()
+    return (GiveBack(journal),) if journal is not None else ()
 
 
 def release(node: Node, journal: Journal, profile: Profile) -> NodeChange:

@@ -61,20 +61,20 @@ from driver_manager.domain.swap.preflight import (
 )
 from driver_manager.domain.swap.retry_wait import wait_first
 from driver_manager.domain.swap.steps import (
-    AcquireNode,
     AnyStep,
     ClearRebootRequest,
     Decision,
     EndWithoutReboot,
+    GiveBack,
     HoldForReboot,
     LoadModules,
     MarkCleared,
     Plan,
     PlanAgain,
-    ReleaseNode,
     RemoveArtifacts,
     RequestReboot,
     StandDown,
+    TakeNode,
     UnloadModules,
     UnmountDriverRoot,
     WaitForDevice,
@@ -283,7 +283,7 @@ def _plan_driver(situation: Situation) -> Plan:
         decided = _decided(situation)
     except (PodsRemain, PreflightFailed, DriverBusy) as error:
         raise skipped or error from None
-    if skipped and any(not isinstance(step, ReleaseNode) for step in decided.steps):
+    if skipped and any(not isinstance(step, GiveBack) for step in decided.steps):
         raise skipped
     loads = decided.decision in (Decision.NOT_LOADED, Decision.REPLACE) and not places_us(situation)
     first = safe_load(situation) if loads else ()
@@ -306,7 +306,7 @@ def _two_digests(situation: Situation) -> tuple[str, ...]:
 
 def _refuse_before_a_reboot(situation: Situation, decided: Plan) -> None:
     """Raise RebootRequired where the node would be taken though its reboot was granted, and may come at any moment."""
-    takes = any(isinstance(step, AcquireNode) for step in decided.steps)
+    takes = any(isinstance(step, TakeNode) for step in decided.steps)
     if takes and is_granted(
         situation.obs.node, situation.profile.keys, situation.host.boot_id, situation.host.granted_reboot
     ):
@@ -366,7 +366,7 @@ def _with_no_request(situation: Situation, decided: Plan) -> Plan:
     forget, steps = forget_request(situation), decided.steps
     if not forget:
         return decided
-    end = next((at for at, step in enumerate(steps) if isinstance(step, ReleaseNode)), len(steps))
+    end = next((at for at, step in enumerate(steps) if isinstance(step, GiveBack)), len(steps))
     return replace(decided, steps=(*steps[:end], *forget, *steps[end:]))
 
 

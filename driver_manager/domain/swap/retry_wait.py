@@ -25,11 +25,11 @@ from driver_manager.domain.host import UNREAD, DriverSource, PastFailure, pod_bl
 from driver_manager.domain.observation import Situation
 from driver_manager.domain.pods.labels import gate_originals, originals
 from driver_manager.domain.swap.steps import (
-    AcquireNode,
     DrainNode,
     EvictWorkloads,
     Plan,
     PlanAgain,
+    TakeNode,
     WaitAfterFailure,
     as_json,
 )
@@ -133,7 +133,7 @@ def _left_s(situation: Situation, past: PastFailure) -> float:
 def disturbs(decided: Plan) -> bool:
     """Whether the plan makes somebody leave who is here."""
     return any(
-        (isinstance(step, AcquireNode) and (bool(step.change.labels) or step.change.unschedulable is not None))
+        (isinstance(step, TakeNode) and (bool(step.change.labels) or step.change.unschedulable is not None))
         or isinstance(step, EvictWorkloads | DrainNode)
         for step in decided.steps
     )

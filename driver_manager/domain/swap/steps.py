@@ -322,7 +322,7 @@ class NodeStep(Step):
     """What is done to the Node."""
 
 
-class AcquireNode(NodeStep):
+class TakeNode(NodeStep):
     """Pause operands, set our cordon and write the journal, in one patch that expects `resource_version`."""
 
     journal: Journal
@@ -366,7 +366,7 @@ class MarkCleared(NodeStep):
         return (PATCH_NODES,)
 
 
-class ReleaseNode(NodeStep):
+class GiveBack(NodeStep):
     """Restore labels that still hold our value, lift our cordon, remove the journal, in one patch."""
 
     journal: Journal
@@ -398,7 +398,7 @@ class StandDown(NodeStep):
         return (PATCH_NODES,) if self.key else ()
 
 
-AnyNodeStep = AcquireNode | PauseLast | MarkCleared | ReleaseNode | StandDown
+AnyNodeStep = TakeNode | PauseLast | MarkCleared | GiveBack | StandDown
 
 
 # Steps that ask something of the operator that manages the node, and take the question back. Pure data.
@@ -874,7 +874,7 @@ def as_json(value: Any) -> Any:
 
 PARTS: Mapping[type[Step], OutagePart] = MappingProxyType(
     {
-        AcquireNode: OutagePart.OPERANDS,
+        TakeNode: OutagePart.OPERANDS,
         PauseLast: OutagePart.OPERANDS,
         WaitForOperands: OutagePart.OPERANDS,
         WaitForStuckPods: OutagePart.OPERANDS,
@@ -902,7 +902,7 @@ PARTS: Mapping[type[Step], OutagePart] = MappingProxyType(
         SetFirmwarePath: OutagePart.LOAD,
         LoadModules: OutagePart.LOAD,
         RecordDigest: OutagePart.LOAD,
-        ReleaseNode: OutagePart.BACK,
+        GiveBack: OutagePart.BACK,
         KeepRoot: OutagePart.OTHER,
         RemoveSlots: OutagePart.OTHER,
         MarkCleared: OutagePart.OTHER,
@@ -928,7 +928,7 @@ def part_of(step: Step) -> OutagePart:
 def opens(step: Step) -> bool:
     """Whether somebody has to leave because of `step`: a window opens with it at the latest."""
     match step:
-        case AcquireNode():
+        case TakeNode():
             return bool(step.journal.paused)
         case EvictWorkloads():
             return bool(step.pods) or step.drains

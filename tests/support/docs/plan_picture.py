@@ -19,11 +19,11 @@ from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.domain.swap.eviction import COMPLETION, OPERATOR, SAFE_LOAD
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.steps import (
-    AcquireNode,
     Decision,
     PauseLast,
     Plan,
     PlanAgain,
+    TakeNode,
     WaitForCompletion,
     WaitForOperands,
 )
@@ -206,7 +206,7 @@ def _names(decided: Plan) -> tuple[str, ...]:
         match step:
             case PlanAgain():
                 name += f" after {step.after}"
-            case AcquireNode() if isinstance(following, WaitForCompletion):
+            case TakeNode() if isinstance(following, WaitForCompletion):
                 name += " to cordon it first"
             case WaitForOperands() if before == PauseLast.__name__:
                 name += " that leave last"

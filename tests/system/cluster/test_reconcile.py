@@ -177,8 +177,8 @@ def test_plan_and_status_change_nothing(
     status = one.run("status", "-o", "json")
     assert (planned.code, dry.code, status.code) == (0, 0, 0)
     steps = [step["step"] for step in json.loads(planned.out)["steps"]]
-    assert steps[0] == "AcquireNode"
-    assert steps[-1] == "ReleaseNode"
+    assert steps[0] == "TakeNode"
+    assert steps[-1] == "GiveBack"
     assert [step["step"] for step in json.loads(dry.out)["steps"]] == steps
     assert json.loads(status.out)["next"]["decision"] == "replace"
     verbs = {record.verb for record in control_plane.audit(agent_with_events.name, since=mark)}

@@ -167,7 +167,7 @@ def test_plan_can_be_asked_for_the_mode_as_json(native: Site, capfd: pytest.Capt
     assert run(["plan", "--mode", "vfio", "-o", "json"]) == ExitCode.DONE
     found = json.loads(capfd.readouterr().out)
     assert found["decision"] == "switch"
-    assert [step["step"] for step in found["steps"]][-3:] == ["LoadVfio", "BindToVfio", "ReleaseNode"]
+    assert [step["step"] for step in found["steps"]][-3:] == ["LoadVfio", "BindToVfio", "GiveBack"]
     assert native.drivers == ("rebellions", "rebellions")
 
 

@@ -21,7 +21,7 @@ from driver_manager.domain.swap.node_patches import (
     release,
     take,
 )
-from driver_manager.domain.swap.steps import AcquireNode
+from driver_manager.domain.swap.steps import TakeNode
 from tests.support.fakes.builders import (
     DRIVER,
     EXPORTER,
@@ -46,7 +46,7 @@ BOTH = frozenset({PLUGIN, EXPORTER})
 PAUSED_LABELS = {**LABELS, PLUGIN: PAUSED, EXPORTER: PAUSED}
 
 
-def taken(*, cordon: bool = True, **fields: object) -> AcquireNode:
+def taken(*, cordon: bool = True, **fields: object) -> TakeNode:
     step = take(observation(**fields), PROFILE, BOTH, cordon=cordon)
     assert step is not None
     return step

@@ -18,12 +18,12 @@ from driver_manager.domain.pods.workloads import OVERDUE_S, UNMOVED_OWNERS
 from driver_manager.domain.swap.eviction import HOLDERS, STUCK
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.steps import (
-    AcquireNode,
     Decision,
     DrainNode,
     EvictWorkloads,
     Plan,
     PlanAgain,
+    TakeNode,
     UnloadModules,
     UnmountDriverRoot,
     WaitForHolders,
@@ -84,7 +84,7 @@ def holds(holder: Pod, **fields: Any) -> Holder:
 
 def test_a_process_of_the_host_is_waited_for_before_the_node_is_taken_and_then_refused() -> None:
     found = planned(holders=(TRAINER,), pods=(pod("plugin", PLUGIN), workload("a", resources=())))
-    assert kinds(found)[:3] == [WaitForHolders, PlanAgain, AcquireNode]
+    assert kinds(found)[:3] == [WaitForHolders, PlanAgain, TakeNode]
     wait = one(found, WaitForHolders)
     assert (wait.pids, wait.timeout_s) == ((4242,), 60.0)
     assert "trainer (pid 4242) has /dev/rbln0 open" in wait.describe()
@@ -174,7 +174,7 @@ def test_a_holder_that_an_option_would_evict_is_refused_with_that_option() -> No
     error = refused(waited=frozenset({HOLDERS}), holders=(holds(other),), pods=(other,))
     assert "EVICT_HOLDERS" in error.remedy
     evicts = Policy(eviction=EvictionRules(evicts_holders=True))
-    assert kinds(planned(evicts, holders=(holds(other),), pods=(other,)))[:2] == [AcquireNode, WaitForOperands]
+    assert kinds(planned(evicts, holders=(holds(other),), pods=(other,)))[:2] == [TakeNode, WaitForOperands]
 
 
 def test_on_a_managed_node_a_process_of_the_host_is_in_the_way_too() -> None:
@@ -215,7 +215,7 @@ def at_last(*pods: Pod, waited: frozenset[str] = frozenset(), policy: Policy = C
 def test_a_stuck_operand_is_waited_for_before_anybody_is_paused(fields: dict[str, Any]) -> None:
     stuck = overdue("stuck", PLUGIN, host_paths=(ROOT_MOUNT,))
     found = at_last(stuck, pod("exporter", EXPORTER), **fields)
-    assert kinds(found)[:3] == [WaitForStuckPods, PlanAgain, AcquireNode]
+    assert kinds(found)[:3] == [WaitForStuckPods, PlanAgain, TakeNode]
     wait = one(found, WaitForStuckPods)
     assert (wait.uids, wait.pods, wait.timeout_s) == (("stuck",), ("rbln-system/stuck",), 300.0)
     assert WaitForStuckPods not in kinds(at_last(stuck, waited=frozenset({STUCK}), **fields)), "once in a run"
@@ -224,7 +224,7 @@ def test_a_stuck_operand_is_waited_for_before_anybody_is_paused(fields: dict[str
 def test_a_stuck_users_pod_is_waited_for_before_others_are_evicted() -> None:
     stuck = workload("w", deleting=True, due_s=NOW_S - OVERDUE_S - 1.0)
     found = at_last(stuck, workload("a"), policy=EVICTS)
-    assert kinds(found)[:3] == [WaitForStuckPods, PlanAgain, AcquireNode]
+    assert kinds(found)[:3] == [WaitForStuckPods, PlanAgain, TakeNode]
 
 
 @pytest.mark.parametrize(
@@ -238,11 +238,11 @@ def test_a_stuck_users_pod_is_waited_for_before_others_are_evicted() -> None:
     ],
 )
 def test_a_pod_whose_grace_is_not_long_over_is_waited_for_after_the_pause_as_ever(fields: dict[str, Any]) -> None:
-    assert kinds(at_last(overdue("p", PLUGIN, **fields)))[:2] == [AcquireNode, WaitForOperands]
+    assert kinds(at_last(overdue("p", PLUGIN, **fields)))[:2] == [TakeNode, WaitForOperands]
 
 
 def test_a_stuck_pod_that_nobody_waits_for_holds_nobody_up() -> None:
-    assert kinds(at_last(overdue("p", "zone"), overdue("q", key("not-on-this-node"))))[:1] == [AcquireNode]
+    assert kinds(at_last(overdue("p", "zone"), overdue("q", key("not-on-this-node"))))[:1] == [TakeNode]
     assert at_last(overdue("p", PLUGIN), host=host(digest=NEW_DIGEST)).steps == ()
 
 
@@ -262,7 +262,7 @@ def test_a_pod_that_no_label_moves_is_refused_before_the_pause_with_its_name_and
 
 def test_a_pod_that_no_label_moves_is_evicted_where_eviction_is_allowed() -> None:
     found = planned(EVICTS, pods=(pod("client", PLUGIN, owner_kind="ReplicaSet"), pod("exporter", EXPORTER)))
-    assert kinds(found)[:3] == [AcquireNode, WaitForOperands, EvictWorkloads]
+    assert kinds(found)[:3] == [TakeNode, WaitForOperands, EvictWorkloads]
     assert one(found, WaitForOperands).pods == ("rbln-system/exporter",), "the label moves nobody else"
     assert one(found, EvictWorkloads).pods == ("rbln-system/client",)
 
@@ -319,7 +319,7 @@ def test_a_pod_whose_label_is_not_paused_does_not_have_to_leave(
     keys: tuple[str, ...], labels: dict[str, str], phase: str
 ) -> None:
     found = planned(pods=(pod("client", *keys, owner_kind="ReplicaSet", phase=phase),), node=node(labels))
-    assert kinds(found)[:2] == [AcquireNode, WaitForOperands]
+    assert kinds(found)[:2] == [TakeNode, WaitForOperands]
 
 
 def test_on_a_managed_node_the_operator_does_not_know_it_so_it_is_refused() -> None:
@@ -448,7 +448,7 @@ def test_nobody_is_disturbed_while_something_known_is_in_the_way(
     except ManagerError:
         return
     first = found.steps[: next((at for at, step in enumerate(found.steps) if isinstance(step, PlanAgain)), None)]
-    if not any(isinstance(step, AcquireNode) for step in first):
+    if not any(isinstance(step, TakeNode) for step in first):
         return
     assert obs.host is not None
     if UnloadModules in kinds(found):

@@ -13,14 +13,14 @@ from driver_manager.domain.node import Pod
 from driver_manager.domain.observation import Loader, Observation, Policy, Situation
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.steps import (
-    AcquireNode,
     Decision,
+    GiveBack,
     LoadModules,
     Plan,
     RecordDigest,
-    ReleaseNode,
     RemoveArtifacts,
     StandDown,
+    TakeNode,
     UnloadModules,
     UnmountDriverRoot,
     WaitForDevice,
@@ -73,7 +73,7 @@ def test_standing_down_does_not_wait_by_hand_nor_label_twice() -> None:
 
 def test_standing_down_gives_back_what_an_earlier_run_took() -> None:
     obs = observation(host=host(host_driver="/lib/m.ko", digest=None), journal=journal(), node=node(TAKEN))
-    assert steps(obs) == [ReleaseNode, StandDown]
+    assert steps(obs) == [GiveBack, StandDown]
 
 
 @pytest.mark.parametrize(
@@ -108,11 +108,11 @@ def test_an_equal_digest_with_no_module_loaded_is_not_current() -> None:
     found = plan(Situation.of(obs, PROFILE, MANAGER))
     assert found.decision is Decision.NOT_LOADED
     assert [type(step) for step in found.steps] == [
-        AcquireNode,
+        TakeNode,
         RemoveArtifacts,
         LoadModules,
         RecordDigest,
-        ReleaseNode,
+        GiveBack,
     ]
     assert one(found, RemoveArtifacts).paths == (STATE,)
 
@@ -121,29 +121,29 @@ def test_only_pods_bound_to_a_stale_root_are_bounced_when_nothing_is_loaded() ->
     pods = (pod("plugin", PLUGIN, host_paths=(ROOT_MOUNT,)), pod("exporter", EXPORTER))
     obs = observation(host=host(modules={}, digest=None, root_mounts=(ROOT_MOUNT,)), pods=pods)
     found = plan(Situation.of(obs, PROFILE, CONTAINER))
-    assert [type(step) for step in found.steps] == [AcquireNode, WaitForOperands, UnmountDriverRoot, ReleaseNode]
-    assert one(found, AcquireNode).change.labels == {PLUGIN: PAUSED}
-    assert one(found, AcquireNode).change.unschedulable is None
+    assert [type(step) for step in found.steps] == [TakeNode, WaitForOperands, UnmountDriverRoot, GiveBack]
+    assert one(found, TakeNode).change.labels == {PLUGIN: PAUSED}
+    assert one(found, TakeNode).change.unschedulable is None
     assert one(found, WaitForOperands).pods == ("rbln-system/plugin",)
 
 
 def test_a_stale_root_that_nobody_has_mounted_is_just_unmounted() -> None:
     obs = observation(host=host(modules={}, digest=None, root_mounts=(f"{ROOT_MOUNT}/a", ROOT_MOUNT)))
     found = plan(Situation.of(obs, PROFILE, CONTAINER))
-    assert [type(step) for step in found.steps] == [AcquireNode, UnmountDriverRoot, ReleaseNode]
+    assert [type(step) for step in found.steps] == [TakeNode, UnmountDriverRoot, GiveBack]
     assert takes_no_label(found)
 
 
 def test_what_a_failed_load_left_behind_is_unloaded_first() -> None:
     left = {"rebellions_core": Module("rebellions_core")}
     obs = observation(host=host(modules=left, digest=None, source=source()))
-    assert steps(obs, MANAGER) == [AcquireNode, UnloadModules, LoadModules, RecordDigest, ReleaseNode]
+    assert steps(obs, MANAGER) == [TakeNode, UnloadModules, LoadModules, RecordDigest, GiveBack]
     assert takes_no_label(plan(Situation.of(obs, PROFILE, MANAGER)))
 
 
 def takes_no_label(found: Plan) -> bool:
     """Whether the node is taken with the journal alone."""
-    change = one(found, AcquireNode).change
+    change = one(found, TakeNode).change
     return not change.labels and change.unschedulable is None and set(change.annotations) == {PROFILE.keys.journal}
 
 
@@ -159,9 +159,9 @@ def takes_no_label(found: Plan) -> bool:
 def test_whoever_loads_unloads_or_unmounts_takes_the_node_first(facts: dict[str, Any], policy: Policy) -> None:
     found = plan(Situation.of(observation(host=host(**{"modules": {}, "digest": None, **facts})), PROFILE, policy))
     assert found.decision is Decision.NOT_LOADED
-    assert type(found.steps[0]) is AcquireNode
+    assert type(found.steps[0]) is TakeNode
     assert takes_no_label(found)
-    assert one(found, ReleaseNode).journal == one(found, AcquireNode).journal
+    assert one(found, GiveBack).journal == one(found, TakeNode).journal
 
 
 def test_removing_files_takes_no_node() -> None:
@@ -172,8 +172,8 @@ def test_removing_files_takes_no_node() -> None:
 def test_a_run_that_resumes_without_a_driver_waits_for_nobody_and_gives_back_what_was_paused() -> None:
     obs = observation(host=host(modules={}, digest=None, source=source()), node=node(TAKEN), journal=journal())
     found = plan(Situation.of(obs, PROFILE, MANAGER))
-    assert [type(step) for step in found.steps] == [AcquireNode, LoadModules, RecordDigest, ReleaseNode]
-    assert one(found, ReleaseNode).journal.labels == {PLUGIN: "true", EXPORTER: "true"}
+    assert [type(step) for step in found.steps] == [TakeNode, LoadModules, RecordDigest, GiveBack]
+    assert one(found, GiveBack).journal.labels == {PLUGIN: "true", EXPORTER: "true"}
 
 
 def test_a_run_that_resumes_without_a_driver_still_waits_for_pods_of_a_stale_root() -> None:
@@ -181,7 +181,7 @@ def test_a_run_that_resumes_without_a_driver_still_waits_for_pods_of_a_stale_roo
     stale = host(modules={}, digest=None, root_mounts=(ROOT_MOUNT,))
     obs = observation(host=stale, node=node(TAKEN), journal=journal(), pods=pods)
     found = plan(Situation.of(obs, PROFILE, CONTAINER))
-    assert [type(step) for step in found.steps] == [AcquireNode, WaitForOperands, UnmountDriverRoot, ReleaseNode]
+    assert [type(step) for step in found.steps] == [TakeNode, WaitForOperands, UnmountDriverRoot, GiveBack]
     assert one(found, WaitForOperands).keys == (PLUGIN,)
 
 
@@ -228,7 +228,7 @@ def test_a_manager_never_unmounts_what_it_loads_from(root: str, unmounts: bool, 
 
 def test_labels_found_paused_without_a_journal_are_given_back_when_nothing_is_loaded() -> None:
     obs = observation(host=host(modules={}, digest=None), node=node(TAKEN))
-    assert steps(obs) == [ReleaseNode]
+    assert steps(obs) == [GiveBack]
 
 
 # loaded and current
@@ -248,13 +248,13 @@ def test_a_driver_container_about_to_start_makes_operands_let_go_of_the_old_root
     found = plan(Situation.of(observation(host=host(**REBOUND)), PROFILE, CONTAINER))
     assert found.decision is Decision.REBIND
     assert [type(step) for step in found.steps] == [
-        AcquireNode,
+        TakeNode,
         WaitForOperands,
         UnmountDriverRoot,
         RemoveArtifacts,
-        ReleaseNode,
+        GiveBack,
     ]
-    assert one(found, AcquireNode).change.unschedulable is None
+    assert one(found, TakeNode).change.unschedulable is None
     assert one(found, RemoveArtifacts).paths == (READY, WITHDRAWN), "the digest stays: the driver does"
 
 
@@ -274,7 +274,7 @@ def test_a_root_that_nobody_is_about_to_replace_stays_as_it_is(fields: dict[str,
 
 def test_a_journal_found_with_a_current_driver_is_given_back() -> None:
     obs = observation(host=host(digest=NEW_DIGEST), node=node(TAKEN), journal=journal())
-    assert steps(obs) == [ReleaseNode]
+    assert steps(obs) == [GiveBack]
 
 
 def test_a_resumed_rebind_whose_root_is_unmounted_still_removes_the_ready_marker() -> None:
@@ -306,27 +306,27 @@ def test_the_full_path_with_a_container() -> None:
     old = host(root_mounts=(f"{ROOT_MOUNT}/proc", ROOT_MOUNT), artifacts=(READY, STATE, PROFILE.paths.load_record))
     found = plan(Situation.of(observation(host=old), PROFILE, CONTAINER))
     assert [type(step) for step in found.steps] == [
-        AcquireNode,
+        TakeNode,
         WaitForOperands,
         WaitForDevice,
         UnloadModules,
         UnmountDriverRoot,
         RemoveArtifacts,
-        ReleaseNode,
+        GiveBack,
     ]
     assert one(found, UnloadModules).names == ("rebellions", "rebellions_core")
     assert one(found, RemoveArtifacts).paths == (READY, WITHDRAWN, STATE)
-    assert one(found, AcquireNode).resource_version == "100"
-    assert one(found, AcquireNode).change.unschedulable is True
-    assert one(found, ReleaseNode).journal == one(found, AcquireNode).journal
+    assert one(found, TakeNode).resource_version == "100"
+    assert one(found, TakeNode).change.unschedulable is True
+    assert one(found, GiveBack).journal == one(found, TakeNode).journal
 
 
 def test_the_full_path_with_a_manager_loads_records_and_knows_the_way_back() -> None:
     old, new = source("/opt/old", "1.0"), source()
     found = plan(Situation.of(observation(host=host(source=new, previous_source=old)), PROFILE, MANAGER))
-    assert [type(step) for step in found.steps][-3:] == [LoadModules, RecordDigest, ReleaseNode]
+    assert [type(step) for step in found.steps][-3:] == [LoadModules, RecordDigest, GiveBack]
     assert one(found, LoadModules) == LoadModules(new, old, OLD_DIGEST)
-    assert one(found, AcquireNode).journal.driver.digest == OLD_DIGEST
+    assert one(found, TakeNode).journal.driver.digest == OLD_DIGEST
     assert one(found, RecordDigest) == RecordDigest(STATE, NEW_DIGEST, PROFILE.paths.load_record, new)
 
 
@@ -336,7 +336,7 @@ PEERS["rebellions"] = replace(PEERS["rebellions"], refcount=2, holders=("rebelli
 
 def test_own_modules_above_the_roots_are_loaded_again_in_the_opposite_order() -> None:
     found = plan(Situation.of(observation(host=host(modules=PEERS, source=source())), PROFILE, MANAGER))
-    assert one(found, AcquireNode).journal.driver.modules == one(found, UnloadModules).names
+    assert one(found, TakeNode).journal.driver.modules == one(found, UnloadModules).names
     assert one(found, LoadModules).also == ("rebellions_peer", "rebellions_fs")
 
 
@@ -373,12 +373,11 @@ def test_on_a_node_whose_upgrades_an_operator_manages_we_never_cordon() -> None:
     assert PROFILE.keys.upgrade_enabled
     managed = node(annotations={PROFILE.keys.upgrade_enabled: "true"})
     found = plan(Situation.of(observation(node=managed), PROFILE, CONTAINER))
-    assert one(found, AcquireNode).change.unschedulable is None
+    assert one(found, TakeNode).change.unschedulable is None
     assert "neither cordons" in found.warnings[0]
     unmanaged = node(annotations={PROFILE.keys.upgrade_enabled: "false"})
     assert (
-        one(plan(Situation.of(observation(node=unmanaged), PROFILE, CONTAINER)), AcquireNode).change.unschedulable
-        is True
+        one(plan(Situation.of(observation(node=unmanaged), PROFILE, CONTAINER)), TakeNode).change.unschedulable is True
     )
 
 

@@ -21,22 +21,22 @@ from driver_manager.domain.profile import ChangeBy, Profile, Strategy, Transitio
 from driver_manager.domain.swap.eviction import COMPLETION, HOLDERS, OPERATOR, SAFE_LOAD, STUCK, is_managed
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.steps import (
-    AcquireNode,
     AskOperator,
     Decision,
     DrainNode,
     EndWithoutReboot,
     EvictWorkloads,
+    GiveBack,
     HoldForReboot,
     LoadModules,
     PauseLast,
     Plan,
     PlanAgain,
-    ReleaseNode,
     RemoveConflicting,
     RequestReboot,
     SetFirmwarePath,
     StandDown,
+    TakeNode,
     UnloadModules,
     UnmountDriverRoot,
     WaitAfterFailure,
@@ -227,21 +227,21 @@ def test_any_plan_is_sound(
     by_pair = name.startswith(PAIR) and obs.host is not None and has_root(obs.host.modules, EVERY[name].modules)
     if EVERY[name].strategy is Strategy.REBOOT or by_pair:
         assert UnloadModules not in kinds, "this driver must never be unloaded"
-    if AcquireNode in kinds:
-        assert set(kinds[: kinds.index(AcquireNode)]) <= ASKING, "an effect before the journal"
-        assert ReleaseNode in kinds, "taken and never given back"
+    if TakeNode in kinds:
+        assert set(kinds[: kinds.index(TakeNode)]) <= ASKING, "an effect before the journal"
+        assert GiveBack in kinds, "taken and never given back"
     if RequestReboot in kinds:
         wanted = (NODE, obs.digest, policy.force_reinstall)
         wish = obs.host.reboot_wish if obs.host else None
         is_same = wish is not None and (wish.node, wish.to_driver, wish.is_forced) == wanted
         assert wish is None or not is_same or wish.boot_id == "boot-1", "a reboot for it was of no use already"
-    if ReleaseNode in kinds:
+    if GiveBack in kinds:
         ends = {StandDown, HoldForReboot, EndWithoutReboot}
-        assert set(kinds[kinds.index(ReleaseNode) + 1 :]) <= ends, "work goes on after giving back"
+        assert set(kinds[kinds.index(GiveBack) + 1 :]) <= ends, "work goes on after giving back"
     if HoldForReboot in kinds and obs.journal is not None:
-        assert ReleaseNode in kinds, "nothing reboots a node that is taken"
+        assert GiveBack in kinds, "nothing reboots a node that is taken"
     if {LoadModules, UnloadModules, UnmountDriverRoot, RemoveConflicting, SetFirmwarePath} & set(kinds):
-        assert AcquireNode in kinds, "two runs may do this at once"
+        assert TakeNode in kinds, "two runs may do this at once"
     if UnmountDriverRoot in kinds and policy.loader is Loader.CONTAINER:
         at_work = [
             pod for pod in obs.pods.pods if pod.main_started and EVERY[name].deploy.driver_key in pod.selector_keys
@@ -268,7 +268,7 @@ def test_any_plan_keeps_to_the_vendors_order_and_switches(seen: tuple[Observatio
         if isinstance(step, UnloadModules):
             backwards = [one for one in reversed(profile.modules.order) if one in step.names]
             assert [one for one in step.names if one in backwards] == backwards
-        if isinstance(step, AcquireNode):
+        if isinstance(step, TakeNode):
             changed = step.change.labels
             assert all(changed[key] == "false" for key in profile.deploy.on_unless_false if key in changed)
 
@@ -285,7 +285,7 @@ def test_any_plan_makes_way_for_the_driver_and_notes_what_went(obs: Observation,
         assert (RemoveConflicting in kinds) is bool(obs.host.removable)
         assert (SetFirmwarePath in kinds) is (obs.host.firmware_path == "")
     if RemoveConflicting in kinds:
-        taken = next(step for step in found.steps if isinstance(step, AcquireNode))
+        taken = next(step for step in found.steps if isinstance(step, TakeNode))
         assert taken.journal.removed == ("generic_npu",), "nobody would load it again"
         assert not {UnloadModules, LoadModules} & set(kinds[: kinds.index(RemoveConflicting)])
     if SetFirmwarePath in kinds:
@@ -305,7 +305,7 @@ def test_any_plan_waits_first_and_spares_the_label_that_places_us(
     if obs.own_pod is VFIO_MANAGER:
         assert LoadModules not in kinds, "it brings no driver"
     own = obs.own_pod.selector_keys if obs.own_pod is not None else frozenset()
-    taken = [step for step in found.steps if isinstance(step, AcquireNode)]
+    taken = [step for step in found.steps if isinstance(step, TakeNode)]
     assert not any(own & step.change.labels.keys() for step in taken), "our own end"
     waits = [at for at, kind in enumerate(kinds) if issubclass(kind, WaitStep)]
     assert waits == list(range(0, 2 * len(waits), 2)), "somebody is asked for something before the waits"
@@ -335,7 +335,7 @@ def test_any_plan_treats_users_pods_well(
         assert is_loaded, "nobody has to leave where nothing is unloaded"
     for clear in clears:
         assert not is_managed(Situation.of(obs, PROFILE, Policy())), "the operator evicts"
-        assert kinds.index(AcquireNode) < kinds.index(clear) < kinds.index(UnloadModules)
+        assert kinds.index(TakeNode) < kinds.index(clear) < kinds.index(UnloadModules)
         assert policy.eviction.is_enabled or policy.eviction.drains or policy.eviction.evicts_holders or not evicted
         assert PauseLast not in kinds or kinds.index(clear) < kinds.index(PauseLast) < kinds.index(UnloadModules)
     afters = [step.after for step in found.steps if isinstance(step, PlanAgain)]

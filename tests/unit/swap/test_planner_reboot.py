@@ -10,14 +10,14 @@ from driver_manager.domain.observation import Loader, Policy, Situation
 from driver_manager.domain.reboot.decision import REBOOT_STATE
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.steps import (
-    AcquireNode,
     ClearRebootRequest,
     Decision,
+    GiveBack,
     HoldForReboot,
     LoadModules,
     RecordDigest,
-    ReleaseNode,
     RequestReboot,
+    TakeNode,
 )
 from tests.support.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST, host, journal, node, observation, source
 from tests.support.fakes.plans import ASCEND_LOADED, CONTAINER, MANAGER, one
@@ -52,13 +52,13 @@ def test_a_fresh_boot_loads_a_driver_of_strategy_reboot() -> None:
     obs = observation(host=host(modules={}, digest=None, source=source(), marker=Marker("upgrade", "boot-0")))
     found = plan(Situation.of(obs, ASCEND, MANAGER))
     assert [type(step) for step in found.steps] == [
-        AcquireNode,
+        TakeNode,
         ClearRebootRequest,
         LoadModules,
         RecordDigest,
-        ReleaseNode,
+        GiveBack,
     ]
-    taken = one(found, AcquireNode)
+    taken = one(found, TakeNode)
     assert (taken.journal.labels, taken.journal.cordoned, taken.change.unschedulable) == ({}, False, None)
 
 
@@ -76,18 +76,18 @@ def test_a_node_that_a_dead_run_left_taken_is_given_back_before_a_reboot_is_wait
     if policy is MANAGER and digest is None and boot_id == "boot-1":
         assert found.decision is Decision.NOT_LOADED
         assert "interrupted" in found.reason
-        assert kinds == [AcquireNode, LoadModules, RecordDigest, ReleaseNode]
+        assert kinds == [TakeNode, LoadModules, RecordDigest, GiveBack]
         assert one(found, LoadModules).previous is None, "nothing may be unloaded for a way back"
     elif digest == NEW_DIGEST:
-        assert kinds == [ReleaseNode]
+        assert kinds == [GiveBack]
     else:
-        assert kinds == [RequestReboot, ReleaseNode, HoldForReboot]
+        assert kinds == [RequestReboot, GiveBack, HoldForReboot]
 
 
 def test_a_driver_of_unknown_origin_is_half_loaded_by_no_journal_alone() -> None:
     facts = host(**ASCEND_LOADED, digest=None, source=source())
     found = plan(Situation.of(observation(host=facts, journal=journal()), ASCEND, MANAGER))
-    assert [type(step) for step in found.steps] == [RequestReboot, ReleaseNode, HoldForReboot]
+    assert [type(step) for step in found.steps] == [RequestReboot, GiveBack, HoldForReboot]
 
 
 def test_where_a_container_loads_nothing_is_taken_for_it() -> None:

@@ -19,15 +19,15 @@ from driver_manager.domain.swap.eviction import COMPLETION, OPERATOR, SAFE_LOAD
 from driver_manager.domain.swap.node_patches import pausable_keys
 from driver_manager.domain.swap.planner import plan, wants_users
 from driver_manager.domain.swap.steps import (
-    AcquireNode,
     AskOperator,
     Decision,
     DrainNode,
     EvictWorkloads,
+    GiveBack,
     PauseLast,
     Plan,
     PlanAgain,
-    ReleaseNode,
+    TakeNode,
     UnloadModules,
     UnmountDriverRoot,
     WaitForCompletion,
@@ -84,8 +84,8 @@ def one(found: Plan, kind: type) -> Any:
 
 def test_workloads_are_evicted_after_the_operands_have_left_and_before_the_device_is_waited_for() -> None:
     found = planned(pods=(*OPERANDS[:2], workload("a")))
-    assert kinds(found) == [AcquireNode, WaitForOperands, EvictWorkloads, WaitForDevice, UnloadModules, ReleaseNode]
-    assert one(found, AcquireNode).change.unschedulable is True
+    assert kinds(found) == [TakeNode, WaitForOperands, EvictWorkloads, WaitForDevice, UnloadModules, GiveBack]
+    assert one(found, TakeNode).change.unschedulable is True
     assert [str(user.pod) for user in found.workloads] == ["tenant/a"]
 
 
@@ -118,17 +118,17 @@ def test_a_current_driver_moves_nobody() -> None:
 def test_the_dra_plugin_is_paused_only_after_the_claim_holders_have_left() -> None:
     found = planned(pods=(*OPERANDS, HOLDING), claims=(CLAIM,), node=node(WITH_DRA))
     assert kinds(found) == [
-        AcquireNode,
+        TakeNode,
         WaitForOperands,
         EvictWorkloads,
         PauseLast,
         WaitForOperands,
         WaitForDevice,
         UnloadModules,
-        ReleaseNode,
+        GiveBack,
     ]
-    assert set(one(found, AcquireNode).change.labels) == {PLUGIN, EXPORTER}
-    assert DRA not in one(found, AcquireNode).journal.labels
+    assert set(one(found, TakeNode).change.labels) == {PLUGIN, EXPORTER}
+    assert DRA not in one(found, TakeNode).journal.labels
     waits = [step for step in found.steps if isinstance(step, WaitForOperands)]
     assert [step.keys for step in waits] == [(PLUGIN, EXPORTER), (DRA,)]
     assert [step.pods for step in waits] == [("rbln-system/exporter", "rbln-system/plugin"), ("rbln-system/dra",)]
@@ -146,14 +146,14 @@ def test_the_dra_plugin_is_paused_only_after_the_claim_holders_have_left() -> No
 def test_without_a_held_claim_the_dra_plugin_is_paused_with_the_others(held: Any, claims: tuple[Claim, ...]) -> None:
     found = planned(pods=(*OPERANDS, held), claims=claims, node=node(WITH_DRA))
     assert PauseLast not in kinds(found)
-    assert set(one(found, AcquireNode).change.labels) == {PLUGIN, EXPORTER, DRA}
+    assert set(one(found, TakeNode).change.labels) == {PLUGIN, EXPORTER, DRA}
 
 
 @pytest.mark.parametrize("value", ["false", "", PAUSED])
 def test_a_dra_plugin_that_is_off_or_paused_already_is_not_paused_last(value: str) -> None:
     found = planned(pods=(HOLDING,), claims=(CLAIM,), node=node({**LABELS, DRA: value}))
     assert PauseLast not in kinds(found)
-    assert DRA not in one(found, AcquireNode).change.labels
+    assert DRA not in one(found, TakeNode).change.labels
 
 
 def test_the_drivers_own_label_is_not_paused_even_where_it_is_named_to_leave_last() -> None:
@@ -162,7 +162,7 @@ def test_the_drivers_own_label_is_not_paused_even_where_it_is_named_to_leave_las
     for claims in ((CLAIM,), ()):
         found = plan(Situation.of(observation(pods=(HOLDING,), claims=claims), profile, EVICTS))
         assert PauseLast not in kinds(found)
-        assert PROFILE.deploy.driver_key not in one(found, AcquireNode).journal.labels
+        assert PROFILE.deploy.driver_key not in one(found, TakeNode).journal.labels
 
 
 def rebound(*pods: Any, claims: tuple[Claim, ...]) -> Plan:
@@ -173,14 +173,14 @@ def rebound(*pods: Any, claims: tuple[Claim, ...]) -> Plan:
 def test_a_rebind_leaves_the_dra_plugin_of_held_claims_alone_and_says_so() -> None:
     found = rebound(*OPERANDS, HOLDING, claims=(CLAIM,))
     assert found.decision is Decision.REBIND
-    assert kinds(found) == [AcquireNode, WaitForOperands, UnmountDriverRoot, ReleaseNode]
-    assert set(one(found, AcquireNode).change.labels) == {PLUGIN, EXPORTER}
+    assert kinds(found) == [TakeNode, WaitForOperands, UnmountDriverRoot, GiveBack]
+    assert set(one(found, TakeNode).change.labels) == {PLUGIN, EXPORTER}
     assert found.warnings == (f"{DRA} is not paused: pods may hold claims, and could not end without its operand",)
 
 
 def test_a_rebind_without_claims_pauses_all() -> None:
     found = rebound(*OPERANDS, claims=())
-    assert set(one(found, AcquireNode).change.labels) == {PLUGIN, EXPORTER, DRA}
+    assert set(one(found, TakeNode).change.labels) == {PLUGIN, EXPORTER, DRA}
     assert found.warnings == ()
 
 
@@ -192,30 +192,30 @@ JOB = workload("j", labels={"job": "1"})
 
 def test_the_node_is_cordoned_before_pods_are_given_time_to_complete() -> None:
     found = planned(COMPLETES, pods=(*OPERANDS[:2], JOB, workload("a")))
-    assert kinds(found)[:5] == [AcquireNode, WaitForCompletion, PlanAgain, AcquireNode, WaitForOperands]
+    assert kinds(found)[:5] == [TakeNode, WaitForCompletion, PlanAgain, TakeNode, WaitForOperands]
     early = found.steps[0]
-    assert isinstance(early, AcquireNode)
+    assert isinstance(early, TakeNode)
     assert (early.change.labels, early.change.unschedulable) == ({}, True)
     assert early.describe() == "take the node: cordon, write the journal"
-    assert kinds(found)[5:] == [EvictWorkloads, WaitForDevice, UnloadModules, ReleaseNode]
+    assert kinds(found)[5:] == [EvictWorkloads, WaitForDevice, UnloadModules, GiveBack]
 
 
 def test_after_the_wait_the_plan_goes_on_from_the_cordoned_node() -> None:
     first = planned(COMPLETES, pods=(JOB,)).steps[0]
-    assert isinstance(first, AcquireNode)
+    assert isinstance(first, TakeNode)
     notes = {name: value for name, value in first.change.annotations.items() if value is not None}
     cordoned = node(annotations=notes, unschedulable=True, cordon_manager="driver-manager")
     found = planned(COMPLETES, frozenset({COMPLETION}), node=cordoned, journal=first.journal)
-    assert kinds(found) == [AcquireNode, WaitForOperands, WaitForDevice, UnloadModules, ReleaseNode]
-    assert one(found, AcquireNode).change.unschedulable is None
-    assert one(found, ReleaseNode).journal.cordoned
-    assert one(found, ReleaseNode).journal.cordon_manager == "driver-manager"
+    assert kinds(found) == [TakeNode, WaitForOperands, WaitForDevice, UnloadModules, GiveBack]
+    assert one(found, TakeNode).change.unschedulable is None
+    assert one(found, GiveBack).journal.cordoned
+    assert one(found, GiveBack).journal.cordon_manager == "driver-manager"
 
 
 def test_an_administrators_cordon_needs_no_early_one() -> None:
     found = planned(COMPLETES, pods=(JOB,), node=node(unschedulable=True))
     early = found.steps[0]
-    assert isinstance(early, AcquireNode)
+    assert isinstance(early, TakeNode)
     assert early.change.unschedulable is None
     assert not early.journal.cordoned
 
@@ -225,9 +225,9 @@ MANAGED = node(annotations={KEYS.upgrade_enabled: "true"})
 
 def test_a_managed_node_is_not_taken_before_its_operator_has_moved_the_workloads() -> None:
     found = planned(pods=(workload("a"),), node=MANAGED)
-    assert kinds(found)[:4] == [AskOperator, PlanAgain, AcquireNode, WaitForOperands]
+    assert kinds(found)[:4] == [AskOperator, PlanAgain, TakeNode, WaitForOperands]
     assert not {EvictWorkloads, DrainNode} & set(kinds(found))
-    assert one(found, AcquireNode).change.unschedulable is None
+    assert one(found, TakeNode).change.unschedulable is None
 
 
 SAFE = replace(EVICTS, safe_load=True)
@@ -296,7 +296,7 @@ def test_a_skipped_node_may_be_looked_at_and_given_back() -> None:
     current = host(digest=NEW_DIGEST)
     assert planned(own_pod=None, node=SKIPPED, host=current).steps == ()
     left = planned(own_pod=None, node=SKIPPED, host=current, journal=journal())
-    assert kinds(left) == [ReleaseNode]
+    assert kinds(left) == [GiveBack]
 
 
 # which facts are read for it

@@ -16,7 +16,7 @@ from driver_manager.domain.swap.steps import (
     ClearRebootRequest,
     Decision,
     EndWithoutReboot,
-    ReleaseNode,
+    GiveBack,
     RemoveArtifacts,
     RequestReboot,
     StandDown,
@@ -80,7 +80,7 @@ def test_standing_down_takes_back_what_an_earlier_run_asked_for_and_holds() -> N
     for boot_id in ("boot-0", "boot-1"):
         obs = observation(host=host(**facts, marker=Marker("upgrade", boot_id)), node=asked, journal=journal())
         found = plan(Situation.of(obs, ASCEND, CONTAINER))
-        assert [type(step) for step in found.steps] == [ClearRebootRequest, ReleaseNode, StandDown]
+        assert [type(step) for step in found.steps] == [ClearRebootRequest, GiveBack, StandDown]
         assert one(found, ClearRebootRequest).change.labels == {KEYS.reboot_required: None}
     for other in (Marker("recovery", "boot-1"), Marker("upgrade", ""), Marker("upgrade", "boot-1", node="another")):
         obs = observation(host=host(**facts, marker=other), node=asked)

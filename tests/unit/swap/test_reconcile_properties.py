@@ -34,7 +34,7 @@ from driver_manager.domain.pods import labels as label_rules
 from driver_manager.domain.swap import node_patches, planner
 from driver_manager.domain.swap import vfio as vfio_return
 from driver_manager.domain.swap.building import taking
-from driver_manager.domain.swap.steps import AcquireNode, Step
+from driver_manager.domain.swap.steps import Step, TakeNode
 from tests.support.fakes.broken import Case, check_caught
 from tests.support.fakes.builders import EXPORTER, PAUSED, PLUGIN, key
 from tests.support.fakes.checks import (
@@ -310,7 +310,7 @@ def restore_all(labels: dict[str, str], saved: dict[str, str], _: str) -> dict[s
     return {name: value for name, value in saved.items() if labels.get(name) != value}
 
 
-def journal_in_a_second_patch(self: NodeSteps, step: AcquireNode) -> None:
+def journal_in_a_second_patch(self: NodeSteps, step: TakeNode) -> None:
     self._context.settler.took(step.journal)
     first = self._context.ports.cluster.patch_node(replace(step.change, annotations={}), step.resource_version)
     self._context.ports.cluster.patch_node(NodeChange(annotations=step.change.annotations), first.resource_version)
@@ -331,7 +331,7 @@ def take_only_to_pause(*arguments: Any, **options: Any) -> tuple[Step, ...]:
     return TAKEN(*arguments, **options) if arguments[1] else ()
 
 
-def patch_without_precondition(self: NodeSteps, step: AcquireNode) -> None:
+def patch_without_precondition(self: NodeSteps, step: TakeNode) -> None:
     self._context.settler.took(step.journal)
     self._context.ports.cluster.patch_node(step.change, None)
 

@@ -29,7 +29,7 @@ from driver_manager.domain.journal import Owner
 from driver_manager.domain.observation import EvictionRules, Observation, Policy, Situation
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.retry_wait import AFTER_FAILURE, FIRST_S, failure_to_record, wait_s, wish
-from driver_manager.domain.swap.steps import AcquireNode, AskOperator, Plan, PlanAgain, WaitAfterFailure
+from driver_manager.domain.swap.steps import AskOperator, Plan, PlanAgain, TakeNode, WaitAfterFailure
 from tests.support.fakes.builders import (
     DRIVER,
     EXPORTER,
@@ -228,7 +228,7 @@ def test_what_does_not_bear_on_the_failure_is_no_change(fields: dict[str, Any]) 
 def test_a_change_acts_at_once(fields: dict[str, Any]) -> None:
     found = plan(changed(failed_before(situation()), **fields))
     assert waiting(found) is None
-    assert any(isinstance(step, AcquireNode) for step in found.steps)
+    assert any(isinstance(step, TakeNode) for step in found.steps)
 
 
 def test_an_operators_annotation_that_is_removed_acts_at_once() -> None:

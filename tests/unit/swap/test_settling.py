@@ -17,7 +17,7 @@ from driver_manager.domain.journal import Journal, OldDriver, encode
 from driver_manager.domain.node import FIELD_MANAGER, Node
 from driver_manager.domain.observation import Observation
 from driver_manager.domain.pci import Binding, PciFunction
-from driver_manager.domain.swap.steps import ReleaseNode
+from driver_manager.domain.swap.steps import GiveBack
 from tests.support.fakes.builders import (
     EXPORTER,
     LABELS,
@@ -448,4 +448,4 @@ def _unavailable() -> None:
     ],
 )
 def test_a_release_names_what_there_is_to_undo_and_no_count_of_zero(found: Journal, said: str) -> None:
-    assert ReleaseNode(found).describe() == said
+    assert GiveBack(found).describe() == said

@@ -21,8 +21,8 @@ from driver_manager.domain.swap.steps import (
     PATCH_NODES,
     ClearRebootRequest,
     Decision,
+    GiveBack,
     Plan,
-    ReleaseNode,
     RemoveArtifacts,
     WithdrawSafeLoad,
 )
@@ -166,7 +166,7 @@ def test_what_an_earlier_run_left_is_given_back_and_its_reboot_request_withdrawn
     facts = replace(loaded("2.0", "2.0"), marker=Marker("upgrade", "boot-0"))
     profile = replace(PROFILE, paths=replace(PROFILE.paths, reboot_marker="/var/lib/own/marker"))
     now = Situation.of(observation(host=facts, node=node(TAKEN), journal=journal()), profile, NONE)
-    assert [type(step) for step in plan(now).steps] == [ClearRebootRequest, ReleaseNode]
+    assert [type(step) for step in plan(now).steps] == [ClearRebootRequest, GiveBack]
 
 
 def test_a_run_that_was_giving_devices_to_virtual_machines_is_not_forgotten() -> None:
@@ -238,10 +238,10 @@ def test_no_plan_takes_a_node_or_touches_its_driver(obs: Observation, name: str,
         assert isinstance(found, PreflightFailed | RebootRequired | ModuleStuck)
         assert found.remedy
         return
-    assert {type(step) for step in found.steps} <= {ReleaseNode, ClearRebootRequest, RemoveArtifacts, WithdrawSafeLoad}
+    assert {type(step) for step in found.steps} <= {GiveBack, ClearRebootRequest, RemoveArtifacts, WithdrawSafeLoad}
     wish = {PROFILES[name].paths.reboot_wish}
     assert all(set(step.paths) <= wish for step in found.steps if isinstance(step, RemoveArtifacts))
-    gives_back = ReleaseNode in map(type, found.steps)
+    gives_back = GiveBack in map(type, found.steps)
     assert gives_back or obs.journal is None
     assert not gives_back or obs.journal is not None or PAUSED in obs.node.labels.values()
     assert found.decision is Decision.CURRENT

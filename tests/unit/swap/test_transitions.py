@@ -16,8 +16,8 @@ from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.steps import (
     ClearRebootRequest,
     Decision,
+    GiveBack,
     Plan,
-    ReleaseNode,
     RequestReboot,
     UnloadModules,
 )
@@ -98,7 +98,7 @@ def test_after_the_reboot_the_request_is_taken_back_before_the_node_is_given_bac
     stale = Marker("upgrade", "boot-0", node="node-1")
     found = decided(of(Strategy.IN_PLACE, BY_REBOOT), modules={}, digest=None, marker=stale)
     assert found.decision is Decision.NOT_LOADED
-    assert kinds(found).index(ClearRebootRequest) < kinds(found).index(ReleaseNode)
+    assert kinds(found).index(ClearRebootRequest) < kinds(found).index(GiveBack)
 
 
 def test_only_a_profile_without_a_pair_in_place_never_unloads() -> None:

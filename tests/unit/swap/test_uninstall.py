@@ -17,14 +17,14 @@ from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.planner import plan, wants_users
 from driver_manager.domain.swap.preflight import places_us
 from driver_manager.domain.swap.steps import (
-    AcquireNode,
     Decision,
+    GiveBack,
     LoadModules,
     Plan,
     RecordDigest,
-    ReleaseNode,
     RemoveArtifacts,
     StandDown,
+    TakeNode,
     UnloadModules,
     UnmountDriverRoot,
     WaitForDevice,
@@ -80,21 +80,21 @@ def test_a_loaded_driver_is_unloaded_without_a_digest_and_nothing_is_loaded() ->
         assert found.decision is Decision.UNINSTALL
         assert f"pod rbln-system/vfio-a, which is placed by {VFIO}, needs the driver uninstalled" in found.reason
         assert kinds(found) == [
-            AcquireNode,
+            TakeNode,
             WaitForOperands,
             WaitForDevice,
             UnloadModules,
             UnmountDriverRoot,
             RemoveArtifacts,
-            ReleaseNode,
+            GiveBack,
         ]
         assert not {LoadModules, RecordDigest} & set(kinds(found))
 
 
 def test_the_key_that_places_us_is_never_paused_and_we_are_not_waited_for() -> None:
     found = planned(pods=(pod("plugin", PLUGIN), pod("vfio-b", VFIO)))
-    assert set(one(found, AcquireNode).change.labels) == {PLUGIN, EXPORTER}
-    assert one(found, AcquireNode).journal.labels == {PLUGIN: "true", EXPORTER: "true"}
+    assert set(one(found, TakeNode).change.labels) == {PLUGIN, EXPORTER}
+    assert one(found, TakeNode).journal.labels == {PLUGIN: "true", EXPORTER: "true"}
     assert set(one(found, WaitForOperands).keys) == {PLUGIN, EXPORTER}
     assert one(found, WaitForOperands).pods == ("rbln-system/plugin",)
 
@@ -102,12 +102,12 @@ def test_the_key_that_places_us_is_never_paused_and_we_are_not_waited_for() -> N
 def test_a_driver_pod_that_a_second_label_places_does_not_pause_that_one_either() -> None:
     found = planned(own_pod=pod("driver-a", DRIVER, EXPORTER), digest=NEW_DIGEST)
     assert found.decision is Decision.REPLACE
-    assert set(one(found, AcquireNode).change.labels) == {PLUGIN, VFIO}
+    assert set(one(found, TakeNode).change.labels) == {PLUGIN, VFIO}
 
 
 def test_our_own_label_that_an_older_manager_left_paused_is_given_back() -> None:
     found = planned(node=node({**MINE, VFIO: PAUSED}))
-    assert one(found, ReleaseNode).journal.labels[VFIO] == "true"
+    assert one(found, GiveBack).journal.labels[VFIO] == "true"
 
 
 def test_what_is_current_or_equal_is_uninstalled_all_the_same() -> None:

@@ -13,14 +13,14 @@ from driver_manager.domain.observation import Policy, Situation
 from driver_manager.domain.pci import Binding, PciBus, PciFunction
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.steps import (
-    AcquireNode,
     Decision,
+    GiveBack,
     LoadModules,
     Plan,
     PlanAgain,
     RecordDigest,
-    ReleaseNode,
     ReturnDevices,
+    TakeNode,
     UnloadModules,
     WaitForMachines,
 )
@@ -66,8 +66,8 @@ def kinds(found: Plan) -> list[type]:
 def test_devices_come_back_before_the_driver_can_be_loaded(policy: Policy, loads: list[type]) -> None:
     found = planned(KEPT, policy=policy, facts={**UNLOADED, "source": source()})
     assert found.decision is Decision.NOT_LOADED
-    assert kinds(found) == [AcquireNode, ReturnDevices, *loads, ReleaseNode]
-    assert not one(found, AcquireNode).change.labels, "nobody is paused for it"
+    assert kinds(found) == [TakeNode, ReturnDevices, *loads, GiveBack]
+    assert not one(found, TakeNode).change.labels, "nobody is paused for it"
     back = one(found, ReturnDevices)
     assert (back.functions, back.path, back.probes) == ((KEPT,), PROFILE.paths.bindings, False)
 
@@ -108,7 +108,7 @@ def test_devices_come_back_for_a_pod_that_brings_a_driver_for_virtual_machines()
     """NVIDIA's vgpu-manager: its init container is `uninstall_driver`, and nobody else takes them from vfio."""
     labels = {**LABELS, key("vgpu-manager"): "true", WORKLOAD: "vm-vgpu"}
     found = planned(KEPT, own_pod=pod("vgpu-a", key("vgpu-manager")), node=node(labels), digest="")
-    assert kinds(found) == [AcquireNode, ReturnDevices, ReleaseNode]
+    assert kinds(found) == [TakeNode, ReturnDevices, GiveBack]
     with pytest.raises(DriverBusy, match="of VM a"):
         planned(
             KEPT,
@@ -123,13 +123,13 @@ def test_devices_come_back_for_a_pod_that_brings_a_driver_for_virtual_machines()
 def test_devices_come_back_to_a_driver_that_is_loaded_and_is_the_wanted_one() -> None:
     found = planned(function(2, driver="rebellions"), KEPT, policy=MANAGER, facts={"digest": NEW_DIGEST})
     assert found.decision is Decision.CURRENT
-    assert kinds(found) == [AcquireNode, ReturnDevices, ReleaseNode]
+    assert kinds(found) == [TakeNode, ReturnDevices, GiveBack]
     assert one(found, ReturnDevices).probes
 
 
 def test_devices_come_back_once_the_old_driver_is_out() -> None:
     order = kinds(planned(function(2, driver="rebellions"), KEPT, facts={}))
-    assert order.index(UnloadModules) < order.index(ReturnDevices) < order.index(ReleaseNode)
+    assert order.index(UnloadModules) < order.index(ReturnDevices) < order.index(GiveBack)
 
 
 def test_a_virtual_machine_is_waited_for_and_then_named() -> None:

@@ -24,19 +24,19 @@ from driver_manager.domain.profile import ChangeBy, Transition
 from driver_manager.domain.swap.planner import plan, wants_users
 from driver_manager.domain.swap.preflight import rights
 from driver_manager.domain.swap.steps import (
-    AcquireNode,
     BindToVfio,
     Decision,
     EvictWorkloads,
+    GiveBack,
     KeepBindings,
     LoadVfio,
     OverrideDrivers,
     PauseLast,
     Plan,
-    ReleaseNode,
     RemoveArtifacts,
     RemoveVirtualFunctions,
     StopServices,
+    TakeNode,
     UnloadModules,
     UnmountDriverRoot,
     WaitForDevice,
@@ -100,7 +100,7 @@ def test_without_a_device_it_is_done_with_a_warning_and_gives_back_what_a_dead_r
     found = planned(seen())
     assert (found.decision, found.steps) == (Decision.NO_DEVICE, ())
     assert "no device of profile rebellions" in found.warnings[0]
-    assert kinds(planned(seen(journal=journal()))) == [ReleaseNode]
+    assert kinds(planned(seen(journal=journal()))) == [GiveBack]
 
 
 def test_without_a_device_a_living_runs_node_stays_as_it_is() -> None:
@@ -186,7 +186,7 @@ def test_a_driver_that_only_a_reboot_changes_is_never_unloaded() -> None:
 def test_devices_that_are_on_vfio_already_cost_nothing() -> None:
     found = planned(seen(GIVEN, function(1, driver="nvgrace_gpu_vfio_pci"), host=UNLOADED))
     assert (found.decision, found.steps, found.workloads) == (Decision.ON_VFIO, (), ())
-    assert kinds(planned(seen(GIVEN, host=UNLOADED, journal=journal()))) == [ReleaseNode]
+    assert kinds(planned(seen(GIVEN, host=UNLOADED, journal=journal()))) == [GiveBack]
 
 
 def test_a_virtual_machine_that_runs_changes_nothing_of_that() -> None:
@@ -232,32 +232,32 @@ def test_a_process_that_may_have_the_group_keeps_nobody() -> None:
 def test_devices_that_nobody_has_are_bound_without_pausing_anybody() -> None:
     found = planned(seen(BARE, function(1, driver=VFIO_DRIVER), host=UNLOADED, pods=(workload("tenant"),)))
     assert found.decision is Decision.BIND
-    assert kinds(found) == [AcquireNode, KeepBindings, OverrideDrivers, LoadVfio, BindToVfio, ReleaseNode]
-    taken = one(found, AcquireNode)
+    assert kinds(found) == [TakeNode, KeepBindings, OverrideDrivers, LoadVfio, BindToVfio, GiveBack]
+    taken = one(found, TakeNode)
     assert (taken.change.labels, taken.change.unschedulable) == ({}, None)
     assert taken.journal.devices == (Binding("0000:c0:00.0"),)
     assert [step.functions for step in found.steps if isinstance(step, BindToVfio)] == [(BARE,)]
     assert one(found, LoadVfio).modules == ("vfio_pci",)
-    assert not rights([step for step in found.steps if not isinstance(step, AcquireNode | ReleaseNode)])
+    assert not rights([step for step in found.steps if not isinstance(step, TakeNode | GiveBack)])
 
 
 def test_the_container_after_us_may_bind_them_itself() -> None:
     found = planned(seen(BARE, host=UNLOADED), replace(VFIO, binds=False))
-    assert kinds(found) == [AcquireNode, KeepBindings, OverrideDrivers, ReleaseNode]
+    assert kinds(found) == [TakeNode, KeepBindings, OverrideDrivers, GiveBack]
 
 
 def test_a_device_that_is_kept_for_vfio_is_not_kept_twice_nor_forgotten() -> None:
     old = (Binding("0000:c0:00.0", "rebellions", "", 4),)
     kept = replace(BARE, override=VFIO_DRIVER)
     found = planned(seen(kept, host={**UNLOADED, "bindings": old}, journal=journal(devices=old)))
-    assert kinds(found) == [AcquireNode, LoadVfio, BindToVfio, ReleaseNode]
-    assert one(found, AcquireNode).journal.devices == old
+    assert kinds(found) == [TakeNode, LoadVfio, BindToVfio, GiveBack]
+    assert one(found, TakeNode).journal.devices == old
 
 
 def test_the_journal_of_an_earlier_boot_says_nothing_of_its_devices() -> None:
     old = (Binding("0000:c0:00.0", "rebellions", "", 4),)
     found = planned(seen(BARE, host=UNLOADED, journal=journal(boot_id="boot-0", devices=old)))
-    assert one(found, AcquireNode).journal.devices == (Binding("0000:c0:00.0"),)
+    assert one(found, TakeNode).journal.devices == (Binding("0000:c0:00.0"),)
 
 
 def test_what_an_earlier_driver_left_is_cleaned_and_who_would_bring_it_back_leaves() -> None:
@@ -265,8 +265,8 @@ def test_what_an_earlier_driver_left_is_cleaned_and_who_would_bring_it_back_leav
     bound = pod("plugin", PLUGIN, host_paths=(ROOT_MOUNT,))
     facts = {**UNLOADED, "root_mounts": (ROOT_MOUNT,), "artifacts": (STATE, READY)}
     found = planned(seen(BARE, host=facts, pods=(driver, bound, pod("exporter", EXPORTER))))
-    assert kinds(found)[:2] == [AcquireNode, WaitForOperands]
-    assert one(found, AcquireNode).change.labels == {DRIVER: PAUSED, PLUGIN: PAUSED}
+    assert kinds(found)[:2] == [TakeNode, WaitForOperands]
+    assert one(found, TakeNode).change.labels == {DRIVER: PAUSED, PLUGIN: PAUSED}
     assert one(found, WaitForOperands).pods == ("rbln-system/driver-x", "rbln-system/plugin")
     assert one(found, UnmountDriverRoot).mounts == (ROOT_MOUNT,)
     assert one(found, RemoveArtifacts).paths == (READY, WITHDRAWN, STATE)
@@ -275,15 +275,15 @@ def test_what_an_earlier_driver_left_is_cleaned_and_who_would_bring_it_back_leav
 def test_a_driver_that_has_no_device_left_is_only_unloaded() -> None:
     found = planned(seen(GIVEN))
     assert found.decision is Decision.BIND
-    assert kinds(found) == [AcquireNode, WaitForDevice, UnloadModules, ReleaseNode]
-    assert (one(found, AcquireNode).change.labels, one(found, AcquireNode).change.unschedulable) == ({}, None)
+    assert kinds(found) == [TakeNode, WaitForDevice, UnloadModules, GiveBack]
+    assert (one(found, TakeNode).change.labels, one(found, TakeNode).change.unschedulable) == ({}, None)
 
 
 @pytest.mark.parametrize(("functions", "users"), [((GIVEN,), 1), ((BARE,), 0)], ids=["in use", "a device between"])
 def test_a_driver_that_may_serve_somebody_takes_the_full_path(functions: tuple[PciFunction, ...], users: int) -> None:
     found = planned(seen(*functions, host={"modules": modules(users=users)}))
     assert found.decision is Decision.SWITCH
-    assert one(found, AcquireNode).change.unschedulable is True
+    assert one(found, TakeNode).change.unschedulable is True
 
 
 # the driver is loaded, the container's or the host's
@@ -299,10 +299,10 @@ def test_the_full_path_in_its_order(facts: dict[str, Any]) -> None:
     found = planned(obs, replace(VFIO, stop_host_services=True))
     assert found.decision is Decision.SWITCH
     assert kinds(found) == [
-        *(AcquireNode, WaitForOperands, EvictWorkloads, StopServices, WaitForDevice),
-        *(KeepBindings, OverrideDrivers, UnloadModules, UnmountDriverRoot, LoadVfio, BindToVfio, ReleaseNode),
+        *(TakeNode, WaitForOperands, EvictWorkloads, StopServices, WaitForDevice),
+        *(KeepBindings, OverrideDrivers, UnloadModules, UnmountDriverRoot, LoadVfio, BindToVfio, GiveBack),
     ]
-    taken = one(found, AcquireNode)
+    taken = one(found, TakeNode)
     assert taken.change.labels == dict.fromkeys((PLUGIN, EXPORTER, DRIVER, SANDBOX), PAUSED), "all but ours"
     assert taken.change.unschedulable is True
     assert taken.journal.devices == (Binding("0000:c0:00.0", "rebellions"),)
@@ -310,7 +310,7 @@ def test_the_full_path_in_its_order(facts: dict[str, Any]) -> None:
     assert one(found, WaitForOperands).pods == ("rbln-system/driver-x", "rbln-system/plugin")
     assert one(found, EvictWorkloads).pods == ("tenant/tenant",), "and never the virtual machine"
     assert one(found, KeepBindings) == KeepBindings(PROFILE.paths.bindings, taken.journal.devices)
-    assert one(found, ReleaseNode).journal == taken.journal
+    assert one(found, GiveBack).journal == taken.journal
 
 
 def virtual_machine() -> Pod:
@@ -322,7 +322,7 @@ def test_pods_whose_labels_the_operator_has_taken_away_are_waited_for_too() -> N
     labels = {MANAGER: "true", WORKLOAD: "vm-passthrough"}
     pods = (pod("driver-x", DRIVER, deleting=True), pod("plugin", PLUGIN, deleting=True))
     found = planned(seen(NATIVE, labels=labels, pods=pods))
-    assert one(found, AcquireNode).change.labels == {}
+    assert one(found, TakeNode).change.labels == {}
     assert one(found, WaitForOperands).pods == ("rbln-system/driver-x", "rbln-system/plugin")
 
 
@@ -331,8 +331,8 @@ def test_a_switch_that_is_on_while_absent_is_paused_for_virtual_machines_and_spe
     profile = replace(PROFILE, deploy=replace(PROFILE.deploy, on_unless_false=(gate,)))
     pods = (pod("telemetry", gate), pod("driver-x", DRIVER, main_started=True))
     found = plan(Situation.of(seen(NATIVE, labels={**label_less, DRIVER: "true"}, pods=pods), profile, VFIO))
-    assert one(found, AcquireNode).change.labels == {gate: "false", DRIVER: PAUSED}
-    assert one(found, AcquireNode).journal.gates == {gate: None}
+    assert one(found, TakeNode).change.labels == {gate: "false", DRIVER: PAUSED}
+    assert one(found, TakeNode).journal.gates == {gate: None}
     assert one(found, WaitForOperands).pods == ("rbln-system/driver-x", "rbln-system/telemetry")
     stays = plan(Situation.of(seen(BARE, labels=label_less, pods=pods[:1], host=UNLOADED), profile, VFIO))
     assert WaitForOperands not in kinds(stays), "nobody switched it off, and its pod does not leave"
@@ -362,7 +362,7 @@ def test_no_driver_follows_so_only_what_holds_for_every_version_holds(new: str, 
 @pytest.mark.parametrize("value", ["false", "pre-installed", ""])
 def test_a_drivers_label_that_is_not_on_is_left_alone(value: str) -> None:
     found = planned(seen(NATIVE, labels={**LABELS, DRIVER: value, MANAGER: "true"}))
-    assert DRIVER not in one(found, AcquireNode).journal.labels
+    assert DRIVER not in one(found, TakeNode).journal.labels
 
 
 def test_the_dra_plugin_leaves_after_the_last_claim() -> None:
@@ -370,7 +370,7 @@ def test_the_dra_plugin_leaves_after_the_last_claim() -> None:
     holder = workload("tenant", resources=(), claims=("npu",))
     obs = seen(NATIVE, labels={**SWITCHED, dra: "true"}, pods=(holder, pod("dra", dra)))
     found = planned(replace(obs, has_unread_claims=True))
-    assert dra not in one(found, AcquireNode).change.labels
+    assert dra not in one(found, TakeNode).change.labels
     assert kinds(found).index(PauseLast) < kinds(found).index(OverrideDrivers)
 
 
@@ -381,7 +381,7 @@ def test_virtual_functions_go_before_the_driver_does() -> None:
     assert one(found, RemoveVirtualFunctions).functions == (parent,)
     assert one(found, OverrideDrivers).functions == (parent,)
     assert one(found, BindToVfio).functions == (parent,), "its virtual ones are gone by then"
-    assert one(found, AcquireNode).journal.devices == (Binding(parent.address, "rebellions", "", 2),)
+    assert one(found, TakeNode).journal.devices == (Binding(parent.address, "rebellions", "", 2),)
     order = kinds(found)
     assert order.index(OverrideDrivers) < order.index(RemoveVirtualFunctions) < order.index(UnloadModules)
 
@@ -424,7 +424,7 @@ def test_what_vfio_has_is_not_touched() -> None:
     for step in found.steps:
         if isinstance(step, OverrideDrivers | BindToVfio):
             assert step.functions == (NATIVE,)
-    assert one(found, AcquireNode).journal.devices == (Binding("0000:c0:00.0", "rebellions"),)
+    assert one(found, TakeNode).journal.devices == (Binding("0000:c0:00.0", "rebellions"),)
     assert EvictWorkloads not in kinds(found)
 
 

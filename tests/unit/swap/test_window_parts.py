@@ -12,11 +12,11 @@ from driver_manager.domain.node import NodeChange
 from driver_manager.domain.outage import Outage, OutagePart
 from driver_manager.domain.swap.steps import (
     PARTS,
-    AcquireNode,
     EvictWorkloads,
+    GiveBack,
     PauseLast,
-    ReleaseNode,
     Step,
+    TakeNode,
     UnloadModules,
     WaitForDevice,
     WaitForOperands,
@@ -45,8 +45,8 @@ def test_every_step_is_some_part() -> None:
 @pytest.mark.parametrize(
     ("step", "is_opening"),
     [
-        (AcquireNode(PAUSING, NodeChange(), "1"), True),
-        (AcquireNode(CORDONING, NodeChange(), "1"), False),
+        (TakeNode(PAUSING, NodeChange(), "1"), True),
+        (TakeNode(CORDONING, NodeChange(), "1"), False),
         (EvictWorkloads(("a/b",), (), 1.0), True),
         (EvictWorkloads((), ("a/b",), 1.0), False),
         (EvictWorkloads((), (), 1.0, drains=True), True),
@@ -54,7 +54,7 @@ def test_every_step_is_some_part() -> None:
         (WaitForOperands(("deploy.plugin",), ("a/b",), 1.0), False),
         (WaitForDevice(1.0), False),
         (UnloadModules(("a",)), True),
-        (ReleaseNode(PAUSING), False),
+        (GiveBack(PAUSING), False),
     ],
 )
 def test_what_makes_somebody_leave_opens_it(step: Step, is_opening: bool) -> None:

@@ -15,12 +15,12 @@ from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.pods import labels
 from driver_manager.domain.pods.client_record import Client, ClientState
 from driver_manager.domain.swap import node_patches
-from driver_manager.domain.swap.steps import AcquireNode
+from driver_manager.domain.swap.steps import TakeNode
 
 _RELEASE, _REMOVE = node_patches.release, LinuxHost.remove
 
 
-def two_patch_pause(self: NodeSteps, step: AcquireNode) -> None:
+def two_patch_pause(self: NodeSteps, step: TakeNode) -> None:
     """The labels in one patch, the journal in a second."""
     self._context.settler.took(step.journal)
     first = self._context.ports.cluster.patch_node(replace(step.change, annotations={}), step.resource_version)
