@@ -64,7 +64,6 @@ class ResourceKind(Frozen):
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
 
-_POD_FIELDS = ("spec.nodeName", "status.phase")
 _EVENT_FIELDS = tuple(f"involvedObject.{field}" for field in ("kind", "namespace", "name", "uid"))
 KINDS: dict[str, ResourceKind] = {
     kind.plural: kind

@@ -9,11 +9,20 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from driver_manager.adapters.host.files import HostRoots, WorkLock, boot_id, refused, translated
-from driver_manager.adapters.host.notes import load_text, read_marker
+from driver_manager.adapters.host.notes import RunFiguresFile, load_text, read_marker
 from driver_manager.adapters.process.supervisor import TaskProcess, problem_in
 from driver_manager.core.ports_base import Clock
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.health.watch import ClientAnswer, Kept, Mute, MuteAnswer, Notice, Surroundings, is_own
+from driver_manager.domain.health.watch import (
+    ClientAnswer,
+    Kept,
+    Mute,
+    MuteAnswer,
+    Notice,
+    Surroundings,
+    is_own,
+    parsed_mute,
+)
 from driver_manager.domain.host import Marker, encode_marker
 from driver_manager.domain.outage import Outage
 from driver_manager.domain.profile import Profile
@@ -95,8 +104,6 @@ class HostMarks:
 
     def note_return(self) -> Outage | None:
         """See the port. When the driver came is what its files say: we only look now and then."""
-        from driver_manager.adapters.host.notes import RunFiguresFile  # noqa: PLC0415  # once for each load
-
         paths = self._paths
         recorded_s, ready_s = (self._files.written_s(path) for path in (paths.state_file, paths.ready_marker))
         return RunFiguresFile(self._files, paths).returned(recorded_s, ready_s, self._clock.wall())
@@ -132,8 +139,6 @@ class HostMarks:
             return None, f"{path} on the host does not mute health-watch: {error.strerror}"
         if text is None:
             return None, ""
-        from driver_manager.domain.health.watch import parsed_mute  # noqa: PLC0415  # with calendars, which the loop does without
-
         try:
             return parsed_mute(text, f"{path} on the host"), ""
         except ValueError as error:

@@ -18,9 +18,7 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
-from driver_manager.adapters.host import modules as kmod
-from driver_manager.adapters.host import modules as module_tree
-from driver_manager.adapters.host import services
+from driver_manager.adapters.host import modules, services
 from driver_manager.adapters.host import system as host_system
 from driver_manager.adapters.kube import transport as in_pod
 from driver_manager.adapters.process.clock import SystemClock
@@ -112,6 +110,6 @@ def _tools_called(tree: HostTree) -> Iterator[None]:
         return Result(status, out.getvalue(), err.getvalue())
 
     with contextlib.ExitStack() as stack:
-        for module in (host_system, kmod, module_tree, services):
+        for module in (host_system, modules, services):
             stack.enter_context(mock.patch.object(module, "run", call))
         yield

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters.host import modules as kmod
-from driver_manager.adapters.host import modules as module_tree
+from driver_manager.adapters.host import modules
 from driver_manager.adapters.host.files import HostFiles
 from driver_manager.adapters.host.modules import ModuleTrees, firmware_search_path, has_firmware
 from driver_manager.adapters.process.run import Result
@@ -69,8 +68,7 @@ def source(tree: Tree, monkeypatch: pytest.MonkeyPatch, *names: str) -> tuple[Mi
     def run(argv: Sequence[str], **_: Any) -> Result:
         return Result(0, f"vermagic:       {KERNEL} SMP\n{told}" if argv[0] == "modinfo" else "", "")
 
-    monkeypatch.setattr(module_tree, "run", run)
-    monkeypatch.setattr(kmod, "run", run)
+    monkeypatch.setattr(modules, "run", run)
     trees = ModuleTrees(HostFiles(tree.root, tree.root / "proc"), tree.root / "proc", tree.root / "sys", KERNEL)
     return trees.source(ROOT, ("rebellions",)).missing_firmware
 

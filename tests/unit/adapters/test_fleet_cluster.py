@@ -11,8 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from driver_manager.adapters.kube import fleet as fleet_feed
-from driver_manager.adapters.kube import fleet as fleet_lists
+from driver_manager.adapters.kube import fleet as kube_fleet
 from driver_manager.adapters.kube.fleet import Informer
 from driver_manager.core.fleet_ports import Change, EventAbout, FactKind, Found, Gone, Listed, Lost, Seen, Subject
 from driver_manager.domain.errors import ApiRefused, Conflict, Terminated, WatchBroken
@@ -70,7 +69,7 @@ def test_a_subject_is_listed_and_then_each_change_is_told(fleet: FleetOverHttp) 
 
 
 def test_a_list_comes_in_pages_and_is_told_as_one(fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_lists, "PAGE", 2)
+    monkeypatch.setattr(kube_fleet, "PAGE", 2)
     for name in "cde":
         fleet.store.create("nodes", {"metadata": {"name": name}})
     fleet.cluster.follow(frozenset({NODES}))
@@ -97,7 +96,7 @@ def test_each_kind_is_asked_for_where_it_is_and_by_its_selector(fleet: FleetOver
 
 @pytest.mark.submission
 def test_a_watch_whose_version_is_forgotten_lists_again(fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_feed, "WATCH_S", 1.0)
+    monkeypatch.setattr(kube_fleet, "WATCH_S", 1.0)
     fleet.cluster.follow(frozenset({Subject(FactKind.ROLLOUTS, NAMESPACE)}))
     fleet.until_one(Listed)
     for number in range(10):  # of other kinds, so that the watch hears of none
@@ -115,7 +114,7 @@ def test_a_watch_whose_version_is_forgotten_lists_again(fleet: FleetOverHttp, mo
 @pytest.mark.submission
 @pytest.mark.shares(3)
 def test_what_happens_between_two_watches_is_told(fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_feed, "WATCH_S", 1.0)
+    monkeypatch.setattr(kube_fleet, "WATCH_S", 1.0)
     fleet.cluster.follow(frozenset({NODES}))
     fleet.until_one(Listed)
     seen: set[str] = set()
@@ -165,7 +164,7 @@ def test_watches_that_break_before_they_tell_anything_are_lost_and_tried_again(
         raise WatchBroken("the watch was cut", "")
 
     with monkeypatch.context() as patched:
-        patched.setattr(fleet_feed, "events", broken)
+        patched.setattr(kube_fleet, "events", broken)
         fleet.cluster.follow(frozenset({NODES}))
         fleet.until_one(Listed)
         lost = fleet.until_one(Lost)
@@ -179,7 +178,7 @@ def test_watches_that_break_before_they_tell_anything_are_lost_and_tried_again(
 def test_what_is_refused_is_lost_with_the_reason_and_found_once_it_is_allowed(
     fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet_feed, "REFUSED_S", 0.1)
+    monkeypatch.setattr(kube_fleet, "REFUSED_S", 0.1)
     fleet.server.deny.append(Deny("watch", "nodes"))
     fleet.cluster.follow(frozenset({NODES}))
     fleet.until_one(Listed)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from driver_manager.adapters.host import slots as host_slots
-from driver_manager.adapters.host import slots as slot_tree
 from driver_manager.adapters.host.probe import probe_command
 from driver_manager.adapters.host.slots import lock_of, look
 from driver_manager.domain.errors import ModuleFailed, PreflightFailed
@@ -186,13 +185,13 @@ def test_a_slot_that_something_is_mounted_in_stays_and_so_does_what_is_mounted(
     host.stage("another")
     host.slots.flip(ROOT, TO_NEW, "")
     mounted = host.slot(OLD) / "usr/bin"
-    real_id = slot_tree._mount_id  # only root can mount
+    real_id = host_slots._mount_id  # only root can mount
 
     def mount_id(descriptor: int) -> str:
         is_there = Path(f"/proc/self/fd/{descriptor}").readlink().is_relative_to(mounted)
         return "mnt_id:\tanother" if is_there else real_id(descriptor)
 
-    monkeypatch.setattr(slot_tree, "_mount_id", mount_id)
+    monkeypatch.setattr(host_slots, "_mount_id", mount_id)
     with pytest.raises(ModuleFailed, match="something is mounted at "):
         host.slots.remove(ROOT, (slot_name(OLD), "another"))
     assert not host.slot("another").exists()

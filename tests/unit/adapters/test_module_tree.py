@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters.host import modules as kmod
-from driver_manager.adapters.host import modules as module_tree
+from driver_manager.adapters.host import modules
 from driver_manager.adapters.host.files import HostFiles
 from driver_manager.adapters.host.modules import ModuleTrees
 from driver_manager.adapters.process.run import Result
@@ -73,8 +72,7 @@ def modinfo(monkeypatch: pytest.MonkeyPatch, out: str) -> list[list[str]]:
         ran.append(list(argv))
         return Result(0, out if argv[0] == "modinfo" else "", "")
 
-    monkeypatch.setattr(module_tree, "run", run)
-    monkeypatch.setattr(kmod, "run", run)
+    monkeypatch.setattr(modules, "run", run)
     return ran
 
 
@@ -99,8 +97,7 @@ def test_a_tool_that_fails_is_said_with_its_words_and_its_output_counts_for_noth
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: Result, why: str
 ) -> None:
     found = tree(tmp_path, "x/rebellions.ko:\n", "x/rebellions.ko")
-    for module in (module_tree, kmod):
-        monkeypatch.setattr(module, "run", lambda *_, **__: result)
+    monkeypatch.setattr(modules, "run", lambda *_, **__: result)
     (file,) = found.source("/opt/driver", ("rebellions",)).modules
     assert file.unread.startswith("modinfo failed: ")
     assert (why in file.unread, file.vermagic) == (True, "")
@@ -181,7 +178,7 @@ def test_a_root_without_the_module_says_for_which_kernels_it_is(tmp_path: Path) 
 def test_a_file_that_was_written_to_or_replaced_has_another_stamp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module_tree, "run", lambda *_, **__: Result(0, "version: 1.0\n", ""))
+    monkeypatch.setattr(modules, "run", lambda *_, **__: Result(0, "version: 1.0\n", ""))
     path = tmp_path / PREFIX.lstrip("/") / "extra/rebellions.ko"
 
     def stamp() -> str:

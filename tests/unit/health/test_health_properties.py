@@ -24,10 +24,7 @@ from hypothesis import strategies as st
 
 from driver_manager.core import health as core_health
 from driver_manager.core.health import HealthWatch
-from driver_manager.domain.health import watch as machine
-from driver_manager.domain.health import watch as marks
-from driver_manager.domain.health import watch as record
-from driver_manager.domain.health import watch as surroundings
+from driver_manager.domain.health import watch
 from driver_manager.domain.health.watch import HealthState, History, MarkChange, Surroundings
 from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, Health, Marker, ProbeResult, encode_marker
 from tests.support.fakes.broken import check_caught
@@ -258,7 +255,7 @@ def test_a_watch_that_is_restarted_all_the_time_does_not_miss_a_wedge(every: int
 
 # mutants
 
-DUE, JUDGE, WHY, RESUME = marks.mark_due, machine.judge_sample, surroundings.why_muted, record.resume_watch
+DUE, JUDGE, WHY, RESUME = watch.mark_due, watch.judge_sample, watch.why_muted, watch.resume_watch
 STORIES: dict[str, list[Part]] = {
     "unknown": [("good", 3, None, None), ("busy", 2, None, None), ("unknown", 60, None, None)],
     "apart": [("good", 3, None, None), ("flapping", 60, None, None)],
@@ -279,12 +276,12 @@ def restarted() -> None:
     test_a_watch_that_is_restarted_all_the_time_does_not_miss_a_wedge(1)
 
 
-def unknown_counts(history: History, sample: machine.Sample, *rest: Any) -> History:
+def unknown_counts(history: History, sample: watch.Sample, *rest: Any) -> History:
     worse = replace(sample, health=Health.UNHEALTHY) if sample.health is Health.UNKNOWN else sample
     return JUDGE(history, worse, *rest)
 
 
-def good_does_not_clear(history: History, sample: machine.Sample, *rest: Any) -> History:
+def good_does_not_clear(history: History, sample: watch.Sample, *rest: Any) -> History:
     after = JUDGE(history, sample, *rest)
     return replace(after, failures=history.failures) if sample.health is Health.HEALTHY else after
 
@@ -325,7 +322,7 @@ JUDGE_TURN: Any = HealthWatch._judge
         (core_health, "why_muted", lambda _: "", tell("install")),
         (HealthWatch, "_judge", mute_only_before_the_probe, tell("probe")),
         (core_health, "mark_due", write_over_anything, tell("upgrade")),
-        (surroundings, "is_own", lambda marker: marker.reason == RECOVERY, tell("foreign")),
+        (watch, "is_own", lambda marker: marker.reason == RECOVERY, tell("foreign")),
         (core_health, "mark_due", only_at_transitions, tell("killed")),
         (core_health, "mark_due", never_put_back, tell("recovers")),
         (core_health, "resume_watch", forgetful, restarted),
