@@ -69,3 +69,8 @@ def test_a_missed_target_is_the_exit_status(
     assert [one["met"] for one in said["figures"]] == [one.is_met for one in figures]
     assert said["figures"][0]["samples"] == list(figures[0].samples)
     assert said["load"]["processors"] >= 1
+
+
+def test_the_bench_starts_outside_of_a_test_run() -> None:
+    argv = [sys.executable, "-m", "tests.assurance.bench", "--help"]
+    assert subprocess.run(argv, check=False, timeout=60, capture_output=True).returncode == 0

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 def main() -> int:
     """Print the table; exit status 1 when a target is missed."""
-    parser = argparse.ArgumentParser(prog="scripts/bench", add_help=False)
+    parser = argparse.ArgumentParser(prog="scripts/bench", add_help=True)
     parser.add_argument("-o", "--output", choices=("text", "markdown", "json"), default="text")
     output = parser.parse_args().output
     before = figure.busy()

@@ -13,6 +13,7 @@ LIMIT_S = 1_500.0
 UNLIMITED = ("--max-requests-inflight=4000", "--max-mutating-requests-inflight=2000")
 """For an API server on this machine alone. By its default it refuses some of a thousand with 429, who come again."""
 
+CLIENTS = 1_000
 OUTAGE = Outage(429, 5.0, retry_after_s=1)
 
 
@@ -55,4 +56,4 @@ def _reconciled(plane: ControlPlane, size: int) -> Crowded:
 
 def measure_storm() -> tuple[int, int]:
     """The most requests in 100 ms when 1,000 clients were all told to come back in a second: with jitter, without."""
-    return peak(requests_s(OUTAGE, own_numbers())), peak(requests_s(OUTAGE, no_numbers()))
+    return peak(requests_s(OUTAGE, own_numbers(CLIENTS))), peak(requests_s(OUTAGE, no_numbers(CLIENTS)))

@@ -20,10 +20,8 @@ from driver_manager.adapters.kube.api import KubeApi
 from driver_manager.adapters.kube.kubeconfig import Library
 from driver_manager.domain.errors import ApiUnavailable
 from tests.support.fakes.clock import FakeClock, RecordingReporter
-from tests.support.selection import examples
 
 SLICE_S = 0.1
-CLIENTS = examples(1_000)
 BUDGET_S = 60.0
 NODE = b'{"kind": "Node", "metadata": {"name": "n"}}'
 
@@ -89,12 +87,12 @@ def requests_s(outage: Outage, numbers: Iterable[Callable[[], float]]) -> list[l
     return asked
 
 
-def own_numbers(clients: int = CLIENTS) -> Iterable[Callable[[], float]]:
+def own_numbers(clients: int) -> Iterable[Callable[[], float]]:
     """Each client's own: what a SystemClock has, and the same in every run of the tests."""
     return (random.Random(seed).random for seed in range(clients))  # noqa: S311  # jitter, not a secret
 
 
-def no_numbers(clients: int = CLIENTS) -> Iterable[Callable[[], float]]:
+def no_numbers(clients: int) -> Iterable[Callable[[], float]]:
     """What it were without jitter."""
     return (lambda: 0.5 for _ in range(clients))
 

@@ -6,7 +6,8 @@ import pytest
 
 from driver_manager.adapters.kube import api as kube_retries
 from driver_manager.domain.deadline import LAST_S, LEAST_S, around_s, retry_s
-from tests.support.fakes.storm import BUDGET_S, CLIENTS, Outage, no_numbers, own_numbers, peak, requests_s
+from tests.support.fakes.storm import BUDGET_S, Outage, no_numbers, own_numbers, peak, requests_s
+from tests.support.selection import examples
 
 OUTAGES = [
     Outage(429, 5.0, retry_after_s=1),
@@ -15,6 +16,7 @@ OUTAGES = [
     Outage(503, 30.0, retry_after_s=10),
     Outage(503, BUDGET_S * 2),
 ]
+CLIENTS = examples(1_000)
 MOST = CLIENTS // 5
 """Of the thousand, in 100 ms."""
 
@@ -23,7 +25,7 @@ FEW = 20
 
 def spread(outage: Outage) -> int:
     """The peak with jitter."""
-    return peak(requests_s(outage, own_numbers()))
+    return peak(requests_s(outage, own_numbers(CLIENTS)))
 
 
 @pytest.mark.submission
