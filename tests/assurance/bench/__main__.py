@@ -16,13 +16,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from tests.assurance.bench import demo, figure, idle, reconcile, rollout, scale
-from tests.assurance.bench.figure import Figure
-from tests.assurance.bench.floor import floor_s
-from tests.assurance.bench.health_watch import measure_watch
-from tests.assurance.bench.holders import measure_holders
-from tests.support.control_plane.rights import EVENTS, GENERATION_1, REBOOTER, ROLLOUT, bind_rights
-from tests.support.control_plane.servers import NAMESPACE, ControlPlane, missing_assets
+from tests.assurance.bench import demo, figure, reconcile, rollout
+from tests.assurance.bench.figure import Figure, floor_s
+from tests.assurance.bench.reconcile import NODES, UNLIMITED, measure_crowd, measure_holders, measure_storm
+from tests.assurance.bench.watches import measure_rebooter, measure_watch, measure_watch_requests
+from tests.support.control_plane.servers import (
+    EVENTS,
+    GENERATION_1,
+    NAMESPACE,
+    REBOOTER,
+    ROLLOUT,
+    ControlPlane,
+    bind_rights,
+    missing_assets,
+)
 
 RUNS = 10
 HOLDER_RUNS = 5
@@ -58,7 +65,7 @@ def figures() -> list[Figure]:
     """All of them, each part said before it begins."""
     with running_plane() as plane:
         found = [*of_reconcile(plane), *of_holders(plane), *of_idle(plane), *of_rollout(plane)]
-    with running_plane(scale.UNLIMITED) as plane:
+    with running_plane(UNLIMITED) as plane:
         found += of_scale(plane)
     return [*found, *of_big_fleets(), *of_storm(), *of_watch(), *of_demo()]
 
@@ -130,8 +137,8 @@ def of_holders(plane: ControlPlane) -> list[Figure]:
 
 def of_idle(plane: ControlPlane) -> list[Figure]:
     """What the loops cost where nothing happens."""
-    rebooter = in_a_folder("idle rebooter", lambda f: idle.measure_rebooter(plane, f))
-    requests = in_a_folder("health-watch's requests", lambda f: idle.measure_watch_requests(plane, f))
+    rebooter = in_a_folder("idle rebooter", lambda f: measure_rebooter(plane, f))
+    requests = in_a_folder("health-watch's requests", lambda f: measure_watch_requests(plane, f))
     how = "through a proxy that counts"
     return [
         Figure("idle rebooter: resident memory", "MiB", (rebooter.rss_mib,), 16.0, "the most in 500 looks, VmRSS"),
@@ -210,12 +217,12 @@ def of_big_fleets() -> list[Figure]:
 
 def of_scale(plane: ControlPlane) -> list[Figure]:
     """What many nodes at once cost."""
-    say(f"{scale.NODES} nodes at once")
-    crowd = scale.measure_crowd(plane)
+    say(f"{NODES} nodes at once")
+    crowd = measure_crowd(plane)
     agents = "real agents, simulated hosts"
     return [
         Figure(
-            f"requests per node, {scale.NODES} at once less one alone",
+            f"requests per node, {NODES} at once less one alone",
             "",
             tuple(float(count - crowd.alone) for count in crowd.requests),
             0,
@@ -223,11 +230,11 @@ def of_scale(plane: ControlPlane) -> list[Figure]:
             f"at most {crowd.peak} requests in 100 ms",
         ),
         Figure(
-            f"p99 of the reaction, {scale.NODES} nodes at once",
+            f"p99 of the reaction, {NODES} nodes at once",
             "s",
             (crowd.p99_s,),
             0.5,
-            f"last pod's deletion to the end of the run; median {crowd.reactions_s[scale.NODES // 2]:.2f} s",
+            f"last pod's deletion to the end of the run; median {crowd.reactions_s[NODES // 2]:.2f} s",
             (floor_s(),),
             7,
         ),
@@ -237,7 +244,7 @@ def of_scale(plane: ControlPlane) -> list[Figure]:
 def of_storm() -> list[Figure]:
     """What an outage's end costs."""
     say("1,000 clients sent away")
-    with_jitter, without = scale.measure_storm()
+    with_jitter, without = measure_storm()
     how = f"real clients on simulated clocks, 5 s of 429 with Retry-After: 1; {without} of 1,000 without jitter"
     return [Figure("most retries in 100 ms of 1,000 nodes", "", (float(with_jitter),), 200, how)]
 

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 from driver_manager.domain.fleet.spec import PLURAL
 from driver_manager.sandbox.apiserver import ApiServer, DaemonSetController, Kubelet, Obj, Store, hash_of
 from driver_manager.sandbox.cluster import daemon_set, pod_template
-from tests.support.control_plane.certificates import Authority
 from tests.support.control_plane.processes import Running
+from tests.support.control_plane.servers import Authority
 from tests.support.fakes.builders import PROFILE
 
 NAMESPACE = PROFILE.namespace

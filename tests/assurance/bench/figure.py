@@ -1,9 +1,12 @@
-"""One figure, and the one table of all."""
+"""A figure, the table of all figures, and this machine's floor."""
 
 from __future__ import annotations
 
 import os
 import statistics
+import subprocess
+import sys
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -82,3 +85,14 @@ def as_markdown(figures: Iterable[Figure], noise: str) -> str:
 def busy() -> float:
     """How many processes wanted a processor in the last minute."""
     return os.getloadavg()[0]
+
+
+ARGV = (sys.executable, "-c", "import click")
+LIMIT_S = 600.0
+
+
+def floor_s() -> float:
+    """Seconds from start to end of one such interpreter, now."""
+    begun_s = time.monotonic()
+    subprocess.run(ARGV, check=True, timeout=LIMIT_S)
+    return time.monotonic() - begun_s

@@ -1,19 +1,111 @@
-"""Measures one upgrade of the real command line on a real API server."""
+"""Measures upgrades of the real command line: one, a thousand nodes at once, and the search for a device's holders."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import shlex
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.assurance.bench.floor import floor_s
-from tests.assurance.bench.tools import quicken
-from tests.support.control_plane.kubelet import Operands
-from tests.support.control_plane.many_nodes import COUNTED_OUT
-from tests.support.control_plane.objects import create_node, create_operands
-from tests.support.control_plane.runner import NEW, CommandRunner
+from driver_manager.sandbox.host import HostTree
+from tests.assurance.bench.figure import floor_s
+from tests.support.control_plane.kubelet import Operands, create_node, create_operands
+from tests.support.control_plane.many_nodes import COUNTED_OUT, Crowd, Crowded
+from tests.support.control_plane.runner import NEW, CommandRunner, lighten
 from tests.support.control_plane.servers import ControlPlane
+from tests.support.fakes.storm import Outage, no_numbers, own_numbers, peak, requests_s
+
+PROCESSES = 5_000
+SPAWN = 'i=0; while [ $i -lt "$1" ]; do sleep 300 & i=$((i+1)); done; echo spawned; wait'
+DEVICE = "/dev/full"
+
+
+@contextlib.contextmanager
+def many_processes() -> Iterator[None]:
+    """5,000 sleeping processes, in a session of their own that ends with the context."""
+    argv = ["sh", "-c", SPAWN, "sh", str(PROCESSES)]
+    shell = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True, text=True)
+    try:
+        assert shell.stdout is not None
+        assert shell.stdout.readline() == "spawned\n"
+        yield
+    finally:
+        os.killpg(shell.pid, signal.SIGKILL)
+        shell.wait()
+
+
+def measure_holders(plane: ControlPlane, folder: Path, runs: int) -> list[float]:
+    """Seconds of `driver-manager holders`, start of the process included, with one holder among all processes."""
+    command_runner = CommandRunner(plane, plane.agent_with_events, folder, is_forked=False).with_upgrade()
+    command_runner.tree.hold_device()
+    shipped = Path("driver_manager/profiles/rebellions.toml").read_text()
+    own = folder / "own.toml"
+    own.write_text(shipped.replace('"/dev/rbln[0-9]*", "/dev/rsd[0-9]*"', f'"{DEVICE}"'))
+    seconds = []
+    with contextlib.ExitStack() as stack:
+        api = stack.enter_context(plane.api(plane.admin))
+        boot_id = (
+            Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        )  # this machine is the node: its /proc is read
+        command_runner.node = create_node(stack, api, {}, boot_id=boot_id)
+        stack.enter_context(many_processes())
+        stack.enter_context(Path(DEVICE).open("rb"))
+        env = {"PROFILE_FILE": str(own), "DRIVER_PROFILE": "rebellions", "PROC_ROOT": "/proc", "DEV_ROOT": "/dev"}
+        for _ in range(runs):
+            begun_s = time.monotonic()
+            ended = command_runner.run("holders", **env)
+            seconds.append(time.monotonic() - begun_s)
+            if ended.code or str(os.getpid()) not in ended.out:
+                raise SystemExit(f"the holder was not found: {ended.err}{ended.out}")
+    return seconds
+
+
+RMMOD = """\
+#!/bin/sh
+for name; do :; done
+read -r count < {modules}/"$name"/refcnt || exit 1
+[ "$count" = 0 ] || {{ echo "rmmod: ERROR: Module $name is in use" >&2; exit 1; }}
+if [ "$name" = rebellions ]; then
+    rm {modules}/rebellions_core/holders/rebellions {device}
+    echo 0 > {modules}/rebellions_core/refcnt
+fi
+mv {modules}/"$name" {modules}/../.gone && exec rm -r {modules}/../.gone
+"""
+MODPROBE = """\
+#!/bin/sh
+case $1 in --dump-modversions | --show-depends) exit 0 ;; esac
+[ -d {modules}/rebellions ] && exit 0
+for name in rebellions_core rebellions; do
+    mkdir -p {modules}/$name/holders
+    echo 0 > {modules}/$name/refcnt
+    echo {version} > {modules}/$name/version
+    echo live > {modules}/$name/initstate
+done
+: > {modules}/rebellions_core/holders/rebellions
+echo 1 > {modules}/rebellions_core/refcnt
+: > {device}
+"""
+
+
+def quicken(tree: HostTree, version: str) -> None:
+    """Put them in place of a host's tools; `version` is what modprobe loads."""
+    lighten(tree)
+    where = {"modules": tree.root / "sys/module", "device": tree.root / "dev/rbln0", "version": version}
+    quoted = {name: shlex.quote(str(value)) for name, value in where.items()}
+    for name, text in (("rmmod", RMMOD), ("modprobe", MODPROBE)):
+        _write(tree.bin / name, text.format(**quoted))
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
 
 POD_STOP_S = 1.0
 PEAK = Path(__file__).with_name("peak.py")
@@ -63,3 +155,54 @@ def _upgrade(plane: ControlPlane, folder: Path, through: tuple[str, ...] = ()) -
         records = plane.audit(plane.agent_with_events.name, since=mark)
         requests = sum(record.resource not in COUNTED_OUT for record in records)
         return Sample(requests, ended.at_s - gone_s, ended.took_s - POD_STOP_S, floor)
+
+
+NODES = 1_000
+LIMIT_S = 1_500.0
+UNLIMITED = ("--max-requests-inflight=4000", "--max-mutating-requests-inflight=2000")
+"""For an API server on this machine alone. By its default it refuses some of a thousand with 429, who come again."""
+
+CLIENTS = 1_000
+OUTAGE = Outage(429, 5.0, retry_after_s=1)
+
+
+@dataclass(frozen=True)
+class Together:
+    """Requests of one node alone, of each of many, and how many seconds after its last pod each of those was done."""
+
+    alone: int
+    requests: tuple[int, ...]
+    reactions_s: tuple[float, ...]
+    peak: int
+    took_s: float
+
+    @property
+    def p99_s(self) -> float:
+        """What 99 of 100 nodes stay below."""
+        return self.reactions_s[int(0.99 * len(self.reactions_s))]
+
+
+def measure_crowd(plane: ControlPlane) -> Together:
+    """One node, then all of them. SystemExit where one does not end well."""
+    alone, many = _reconciled(plane, 1), _reconciled(plane, NODES)
+    return Together(
+        alone.most_requests(),
+        tuple(len(run.requests) for run in many.runs),
+        tuple(many.reactions_s()),
+        many.peak,
+        many.took_s,
+    )
+
+
+def _reconciled(plane: ControlPlane, size: int) -> Crowded:
+    with plane.api(plane.admin) as api, Crowd(plane, api, plane.agent_with_events, size) as crowd:
+        done = crowd.reconcile(LIMIT_S)
+    failed = [run for run in done.runs if run.code or not run.is_unloaded]
+    if failed or len(done.runs) != size:
+        raise SystemExit(f"{len(failed)} of {size} runs did not end as they have to: {failed[:1]}")
+    return done
+
+
+def measure_storm() -> tuple[int, int]:
+    """The most requests in 100 ms when 1,000 clients were all told to come back in a second: with jitter, without."""
+    return peak(requests_s(OUTAGE, own_numbers(CLIENTS))), peak(requests_s(OUTAGE, no_numbers(CLIENTS)))

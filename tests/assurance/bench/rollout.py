@@ -18,8 +18,7 @@ from driver_manager.domain.fleet.spec import NodeRecord, UpgradeState, encode_no
 from driver_manager.domain.fleet.status import status_of
 from driver_manager.sandbox.apiserver import REVISION_LABEL
 from tests.assurance.bench.big_fleet import NAME, NAMESPACE, BigFleet, big_fleet, slim_node
-from tests.support.control_plane.fleet_witness import Witness
-from tests.support.control_plane.rollout_fleet import RolloutFleet, peak_mib, serve_rollouts, writes
+from tests.support.control_plane.rollout_fleet import RolloutFleet, Witness, peak_mib, serve_rollouts, writes
 from tests.support.control_plane.servers import ControlPlane
 from tests.support.docs.rollout_object import definition
 from tests.support.fakes.builders import PROFILE

@@ -18,8 +18,7 @@ from driver_manager.domain.node import Claim, Eviction, Node, NodeChange, PodEve
 from driver_manager.domain.observation import Policy, Situation
 from driver_manager.domain.reboot.state import SlotHolder, Slots, SlotsSeen, encode_slots
 from driver_manager.domain.swap.planner import plan
-from tests.assurance.fuzz.oracle import assert_conforms
-from tests.assurance.fuzz.target import Form, Target, parts, parts_of
+from tests.assurance.fuzz.target import Form, Target, assert_conforms, parts, parts_of
 from tests.support.fakes.builders import ASCEND, LABELS, ME, PROFILE, host, journal, workload
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 

@@ -35,8 +35,7 @@ from driver_manager.domain.reboot.state import Record, Slots, decode_slots, enco
 from driver_manager.domain.text import MAX_DURATION_S, is_digest, parse_duration
 from driver_manager.domain.wire import parsed
 from driver_manager.sandbox.fake_tools import NPU_SMI_TABLE
-from tests.assurance.fuzz.oracle import assert_conforms
-from tests.assurance.fuzz.target import Form, Target, text_of
+from tests.assurance.fuzz.target import Form, Target, assert_conforms, text_of
 from tests.support.fakes import rollout_objects
 from tests.support.fakes.builders import PAUSED, PROFILE
 

@@ -32,8 +32,7 @@ from driver_manager.domain.profile import LoadScope, Modules
 from driver_manager.domain.reboot.state import Record, Snapshot
 from driver_manager.domain.swap.planner import plan
 from tests.assurance.fuzz.documents import MOUNTS, golden
-from tests.assurance.fuzz.oracle import assert_conforms
-from tests.assurance.fuzz.target import Form, Target, parts, parts_of, text_of
+from tests.assurance.fuzz.target import Form, Target, assert_conforms, parts, parts_of, text_of
 from tests.support.fakes.builders import ASCEND, PROFILE, journal, observation
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.elf_files import MODULE

@@ -1,6 +1,6 @@
 """Owns what the sweep's tests share: the workers' nodes, the recorded runs, and the figures at the end of a session."""
 
-# ruff: noqa: F811  # pytest passes fixtures by name
+# pytest passes fixtures by name
 from __future__ import annotations
 
 import contextlib
@@ -11,19 +11,9 @@ from pathlib import Path as File
 import pytest
 
 from tests.support.control_plane.api import Api
-from tests.support.control_plane.fixtures import (  # noqa: F401  # fixtures, used by their names
-    admin_api,
-    agent_for_workloads,
-    control_plane,
-    dra,
-    nothing_left_running,
-    proxy,
-)
 from tests.support.control_plane.servers import ControlPlane, User
-from tests.support.control_plane.sweep.figures import Figures
-from tests.support.control_plane.sweep.paths import Path
-from tests.support.control_plane.sweep.scene import SweepNode
-from tests.support.control_plane.sweep.sweeping import SHARES, Recording, record
+from tests.support.control_plane.sweep.scene import SweepNode, SweepPath
+from tests.support.control_plane.sweep.sweeping import SHARES, Figures, Recording, record
 from tests.support.selection import share
 
 WORKERS = 3
@@ -81,7 +71,7 @@ def sweep_node(sweep_nodes_for: Callable[[int], list[SweepNode]]) -> SweepNode:
 
 
 @pytest.fixture(scope="module")
-def recordings(grounds: list[SweepNode]) -> Callable[[Path], Recording]:
+def recordings(grounds: list[SweepNode]) -> Callable[[SweepPath], Recording]:
     """The undisturbed run of a path, recorded once."""
     return cache(lambda path: record(grounds[0], path))
 

@@ -16,20 +16,24 @@ from pathlib import Path as File
 import pytest
 
 from tests.support.control_plane.api import wait_until
-from tests.support.control_plane.light_tools import lighten
-from tests.support.control_plane.runner import JOURNAL, NEW, NEW_ROOT
-from tests.support.control_plane.sweep.figures import Figures
-from tests.support.control_plane.sweep.judging import judge
-from tests.support.control_plane.sweep.outcome import outcome
-from tests.support.control_plane.sweep.paths import DEVICES, PATHS, Path
-from tests.support.control_plane.sweep.recording import Effect, Place
-from tests.support.control_plane.sweep.scene import Kill, SweepNode
-from tests.support.control_plane.sweep.sweeping import Judged, Point, Recording, Workers, points, strike
+from tests.support.control_plane.runner import JOURNAL, NEW, NEW_ROOT, lighten
+from tests.support.control_plane.sweep.scene import DEVICES, PATHS, Effect, Kill, Place, SweepNode, SweepPath
+from tests.support.control_plane.sweep.sweeping import (
+    Figures,
+    Judged,
+    Point,
+    Recording,
+    Workers,
+    judge,
+    outcome,
+    points,
+    strike,
+)
 
 pytestmark = pytest.mark.submission
 
 
-Record = Callable[[Path], Recording]
+Record = Callable[[SweepPath], Recording]
 BY_NAME = {path.name: path for path in PATHS}
 PAUSE = Effect(Place.API, "patch nodes", 1)
 EVICTION = Effect(Place.API, "create pods/eviction", 1)
@@ -37,7 +41,7 @@ EVICTION = Effect(Place.API, "create pods/eviction", 1)
 
 @pytest.mark.parametrize("path", PATHS, ids=str)
 def test_a_run_killed_anywhere_is_finished_by_the_next_and_nothing_is_lost(
-    grounds: list[SweepNode], recordings: Record, figures: Figures, path: Path
+    grounds: list[SweepNode], recordings: Record, figures: Figures, path: SweepPath
 ) -> None:
     began_s = time.monotonic()
     recording = recordings(path)

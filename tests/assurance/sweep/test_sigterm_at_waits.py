@@ -12,14 +12,21 @@ import pytest
 
 from driver_manager.sandbox.host import HostTree
 from tests.support.control_plane.api import wait_until
-from tests.support.control_plane.kubelet import NEVER
+from tests.support.control_plane.kubelet import NEVER, NOTHING, of_others, shown
 from tests.support.control_plane.runner import CORDON, JOURNAL, NEW, NEW_ROOT, OLD, PREFIX
-from tests.support.control_plane.shown import NOTHING, of_others, shown
-from tests.support.control_plane.sweep.clients import CLIENT, EXPORTER, TEAM
-from tests.support.control_plane.sweep.figures import Figures
-from tests.support.control_plane.sweep.outcome import outcome
-from tests.support.control_plane.sweep.paths import MANAGED, PATHS, Path
-from tests.support.control_plane.sweep.scene import OPERAND, REQUESTED, Scene, SweepNode
+from tests.support.control_plane.sweep.scene import (
+    CLIENT,
+    EXPORTER,
+    MANAGED,
+    OPERAND,
+    PATHS,
+    REQUESTED,
+    TEAM,
+    Scene,
+    SweepNode,
+    SweepPath,
+)
+from tests.support.control_plane.sweep.sweeping import Figures, outcome
 from tests.support.fakes.pace import patient
 
 pytestmark = pytest.mark.submission
@@ -40,7 +47,7 @@ class Wait:
     """A wait: the path that gets there, what makes it wait until `obstacle` is left, and what it says when it waits."""
 
     name: str
-    path: Path
+    path: SweepPath
     obstacle: Obstacle
     says: str
     kept: dict[str, str] = field(default_factory=dict)
@@ -174,7 +181,7 @@ def test_a_run_that_waits_gives_the_node_back(sweep_node: SweepNode, figures: Fi
         finish(replace(scene.path, words=()), scene)
 
 
-def finish(path: Path, scene: Scene) -> None:
+def finish(path: SweepPath, scene: Scene) -> None:
     """The next run, undisturbed, does what is to be done."""
     scene.path = path
     ended = scene.start().end()

@@ -1,7 +1,4 @@
-"""Owns how the cluster tests talk to the API server: a tiny JSON client, its watch, and a bounded wait for a condition.
-
-Must not import the product: the tests judge the product by what this client sees.
-"""
+"""A small JSON client of the API server, its watch, and a bounded wait. It does not use the product."""
 
 from __future__ import annotations
 

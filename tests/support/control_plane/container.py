@@ -1,9 +1,4 @@
-"""Runs a command as a container runtime would: own mounts, root, host name and environment. Run as a program.
-
-`container.py SPEC`, with a JSON document that `Spec` describes. Call it below `unshare --mount --uts`: what it mounts
-is gone with the process. The machine's own folders are there, for the interpreter; /dev, /run and the other fresh
-folders are empty but for what is mounted into them. Standard library only, as it starts in a bare interpreter.
-"""
+"""Runs a command as a container runtime would: own mounts, root, host name and environment. Run as a program."""
 
 from __future__ import annotations
 

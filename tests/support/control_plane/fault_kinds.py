@@ -1,7 +1,5 @@
-"""Owns the kinds of faults that every request meets in the matrix, and how a run has to end after each: a table.
-
-`Ends.AS_EVER` is the same end as undisturbed. Exit codes are the product's contract, written out. Must not import the
-product.
+"""The kinds of faults of the matrix, and the exit code of a run after each. Exit codes are written out: they are the
+contract.
 """
 
 from __future__ import annotations

@@ -1,19 +1,80 @@
-"""Owns the faults that a test scripts for the proxy: what they match, what they do, which of them have fired.
-
-Everything here is data: the `repr` of a fault is the Python that makes it again, so the script of a failure replays.
-No I/O. Must not import the product.
-"""
+"""Faults that a test scripts for the proxy, requests in the words of RBAC, and the record of what passed. No I/O."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import threading
-from collections.abc import Iterable
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, get_args
 
 from tests.support.control_plane.api import Json
-from tests.support.control_plane.api_request import ApiRequest
+
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+_NAMESPACE_PARTS = ("status", "finalize")  # of a namespace itself: what follows its name is no resource in it
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a request is about. `resource` carries its subresource (`pods/eviction`); "" for `/version` and the like."""
+
+    verb: str
+    resource: str = ""
+    namespace: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class ApiRequest:
+    """One request as the client sent it; `user` is "" for a token that nobody was registered for."""
+
+    method: str
+    path: str  # without the query
+    query: Mapping[str, str] = field(default_factory=dict)
+    user: str = ""
+    user_agent: str = ""
+    body: Any = None  # decoded JSON; None if there was none
+
+    @property
+    def target(self) -> Target:
+        """What it is about."""
+        return target_of(self.method, self.path, self.query)
+
+    @property
+    def is_dry_run(self) -> bool:
+        """Whether it is an eviction that is only rehearsed."""
+        options = self.body.get("deleteOptions") if isinstance(self.body, dict) else None  # a JSON patch is a list
+        return bool((options or {}).get("dryRun"))
+
+    @property
+    def is_watch(self) -> bool:
+        """Whether the answer is a stream of events."""
+        return self.target.verb == "watch"
+
+
+def target_of(method: str, path: str, query: Mapping[str, str]) -> Target:
+    """The target of a request; a path that names no resource keeps the method in lower case as its verb."""
+    parts = path.strip("/").split("/")
+    skipped = {"api": 2, "apis": 3}.get(parts[0], len(parts))
+    parts, namespace = parts[skipped:], ""
+    if not parts:
+        return Target(method.lower())
+    if parts[0] == "namespaces" and len(parts) > 2 and parts[2] not in _NAMESPACE_PARTS:
+        namespace, parts = parts[1], parts[2:]
+    plural, name, subresource, *_ = *parts, "", ""
+    resource = f"{plural}/{subresource}" if subresource else plural
+    return Target(_verb(method, query, is_one=bool(name)), resource, namespace, name)
+
+
+def _verb(method: str, query: Mapping[str, str], *, is_one: bool) -> str:
+    if method == "GET":
+        return "watch" if query.get("watch") in ("1", "true") else "get" if is_one else "list"
+    verb = _VERBS.get(method, method.lower())
+    return "deletecollection" if verb == "delete" and not is_one else verb
+
 
 ALWAYS = math.inf
 """For `Fault.times`: every matching request from the `nth` on."""
@@ -269,3 +330,112 @@ class Script:
 
     def _fired(self, fault: Fault) -> int:
         return sum(armed.fired for armed in self._armed if armed.fault == fault)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One request. Times are `time.monotonic()` in seconds, `ended_at_s` None while it runs.
+
+    `status` is what the client was answered, `served` what the server answered: None if nothing, or nothing yet.
+    """
+
+    number: int
+    request: ApiRequest
+    at_s: float
+    ended_at_s: float | None = None
+    status: int | None = None
+    served: int | None = None
+    faults: tuple[Fault, ...] = ()
+
+    def __str__(self) -> str:
+        target = self.request.target
+        what = "/".join(part for part in (target.resource, target.namespace, target.name) if part)
+        met = "".join(f" {fault.action}" for fault in self.faults)
+        return f"{target.verb} {what or self.request.path} {self.status}{met}"
+
+
+class ExchangeLog:
+    """The exchanges in the order in which their requests came. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._exchanges: list[Exchange] = []
+
+    def open(self, request: ApiRequest) -> int:
+        """Note a request; the result is its number."""
+        with self._lock:
+            number = len(self._exchanges)
+            self._exchanges.append(Exchange(number, request, time.monotonic()))
+            return number
+
+    def met(self, number: int, fault: Fault) -> None:
+        """Note that a fault acts on it."""
+        with self._lock:
+            known = self._exchanges[number]
+            self._exchanges[number] = replace(known, faults=(*known.faults, fault))
+
+    def served(self, number: int, status: int) -> None:
+        """Note what the server answered, be it that the client never hears of it."""
+        with self._lock:
+            self._exchanges[number] = replace(self._exchanges[number], served=status)
+
+    def answered(self, number: int, status: int) -> None:
+        """Note the status, before it is sent: a client that has its answer finds it here."""
+        with self._lock:
+            self._exchanges[number] = replace(self._exchanges[number], status=status)
+
+    def ended(self, number: int) -> None:
+        """Note that nothing more is sent."""
+        with self._lock:
+            self._exchanges[number] = replace(self._exchanges[number], ended_at_s=time.monotonic())
+
+    def all(self) -> list[Exchange]:
+        """As they stand now."""
+        with self._lock:
+            return list(self._exchanges)
+
+
+_ACTIONS = {action.__name__: action for action in get_args(Action)}
+_ALWAYS = "always"
+
+
+def to_text(script: Iterable[Fault]) -> str:
+    """The script, one line for each fault; what has its default is left out."""
+    return "\n".join(json.dumps(_as_json(fault)) for fault in script)
+
+
+def from_text(text: str) -> tuple[Fault, ...]:
+    """The script in `text`. Raises KeyError, TypeError or ValueError for what `to_text` would not write."""
+    return tuple(_fault(json.loads(line)) for line in text.splitlines() if line.strip())
+
+
+def _as_json(thing: Any) -> dict[str, Any]:
+    """Its fields that differ from their defaults; an action with its name."""
+    written: dict[str, Any] = {} if isinstance(thing, Fault) else {"do": type(thing).__name__}
+    for one in fields(thing):
+        value = getattr(thing, one.name)
+        if value == one.default:
+            continue
+        if isinstance(value, get_args(Action)):
+            value = _as_json(value)
+        written[one.name] = _ALWAYS if value == math.inf else value
+    return written
+
+
+def _fault(written: dict[str, Any]) -> Fault:
+    rest = {name: _value(value) for name, value in written.items() if name != "action"}
+    return Fault(_action(written["action"]), **rest)
+
+
+def _action(written: dict[str, Any]) -> Action:
+    rest = {name: _value(value) for name, value in written.items() if name != "do"}
+    made: Action = _ACTIONS[written["do"]](**rest)
+    return made
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, dict):  # an action within an action
+        answer = _action(value)
+        assert isinstance(answer, Answer)
+        return answer
+    return math.inf if value == _ALWAYS else value

@@ -1,7 +1,7 @@
-"""Owns the fixtures of the real control plane: one per session, nodes, operands, users' pods, the fault proxy.
+"""Fixtures of the real control plane: one per session, with nodes, operands, users' pods and the fault proxy.
 
-A conftest takes those that it needs. Without the binaries they skip, or fail where the tier is required: CI=true, or
-DRIVER_MANAGER_REQUIRE_TIERS names `cluster`. Must not import the product.
+Without the binaries they skip, or fail if the tier is required: CI=true, or DRIVER_MANAGER_REQUIRE_TIERS names
+`cluster`.
 """
 
 from __future__ import annotations
@@ -18,24 +18,23 @@ import pytest
 
 from tests.support.control_plane.api import Api, Json, wait_until
 from tests.support.control_plane.container import why_not
-from tests.support.control_plane.kubelet import Node, NodeFactory, OperandsFactory
-from tests.support.control_plane.objects import (
-    create_node,
-    create_operands,
-)
+from tests.support.control_plane.kubelet import Node, NodeFactory, OperandsFactory, create_node, create_operands
 from tests.support.control_plane.old_server import DRA_GROUP, dra_definitions
 from tests.support.control_plane.processes import STARTED
 from tests.support.control_plane.proxy import Proxy
-from tests.support.control_plane.rights import (
+from tests.support.control_plane.servers import (
     EVENTS,
     GENERATION_1,
+    NAMESPACE,
     READ_ONLY,
     REBOOTER,
     ROLLOUT,
     WORKLOADS,
+    ControlPlane,
+    User,
     bind_rights,
+    missing_assets,
 )
-from tests.support.control_plane.servers import NAMESPACE, ControlPlane, User, missing_assets
 from tests.support.control_plane.workloads import Workloads, WorkloadsFactory
 
 

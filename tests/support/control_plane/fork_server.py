@@ -1,26 +1,148 @@
-"""Runs the command line in children forked from a process that has its imports: real processes, without the start.
+"""Runs commands in children of a process that has imported the program: real processes without the start.
 
-Run as a program. One JSON line in: `argv`, `env`, files `out` and `err`, what `callpoints.gate` takes. One JSON line
-out for each child begun (`pid`), stopped (`stopped`) or ended (`code`).
+Run as a program. An order is a JSON line: `argv`, `env`, the files `out` and `err`, and what `gate` takes. It prints
+a JSON line for each child that begins (`pid`), stops (`stopped`) or ends (`code`). A child can be stopped at a call
+and broken by a mutant.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import select
 import signal
 import sys
 import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kubernetes import client, config  # noqa: F401  # imported here so that no child has to
 
+from driver_manager.adapters.host import system as host_fence
+from driver_manager.adapters.host.system import LinuxHost
+from driver_manager.adapters.kube import api as retries
 from driver_manager.adapters.kube import node as kube_cluster  # noqa: F401  # likewise
+from driver_manager.adapters.kube.fleet import KubeFleet
+from driver_manager.adapters.kube.node import KubeCluster
+from driver_manager.adapters.report.log import LogReporter
 from driver_manager.cli import main
-from tests.support.control_plane import call_points, mutants
+from driver_manager.core.swap import node as settling
+from driver_manager.core.swap.node import Fence
+from driver_manager.domain.node import Node, NodeChange
+from driver_manager.domain.pods import labels
+from driver_manager.domain.swap import node_patches, planner
 from tests.support.control_plane.pod_transport import enter_pod
+from tests.support.control_plane.processes import API, EFFECTS, FLEET, LOG
+
+
+class Gate:
+    """Counts the calls of this process, writes their names to `record`, and stops it at those in `stops`."""
+
+    def __init__(self, record: Path, stops: frozenset[str]) -> None:
+        self._record = record.open("a", buffering=1)
+        self._stops = stops
+        self._number = 0
+
+    def install(self) -> None:
+        """Stand before the product's adapters."""
+        for kind, names in ((KubeCluster, API), (KubeFleet, FLEET), (LinuxHost, EFFECTS), (LogReporter, LOG)):
+            for name in names:
+                setattr(kind, name, self._gated(name, getattr(kind, name)))
+
+    def _gated(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(*arguments: Any, **options: Any) -> Any:
+            number, self._number = self._number, self._number + 1
+            self._record.write(f"{name}\n")
+            self._stop_at(f"{number} before", f"{name} before")
+            result = method(*arguments, **options)
+            self._stop_at(f"{number} after", f"{name} after")
+            return result
+
+        return call
+
+    def _stop_at(self, *points: str) -> None:
+        if self._stops.intersection(points):
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def gate(record: Path, stops: list[str], turn_s: float | None, attempt_s: float | None = None) -> None:
+    """Install a gate in this process.
+
+    `turn_s` shortens what it waits for another run's effect, `attempt_s` what it waits for an answer that hangs.
+    """
+    if turn_s is not None:
+        host_fence.TURN_S = turn_s
+    if attempt_s is not None:
+        retries.ATTEMPT_S = attempt_s
+    Gate(record, frozenset(stops)).install()
+
+
+def apply(name: str) -> None:
+    """Break this process in the way called `name`; "" for not at all."""
+    if name:
+        MUTANTS[name]()
+
+
+def _replace(owner: object, name: str, mutant: Callable[..., Any]) -> None:
+    assert hasattr(owner, name), f"{name} was renamed: the mutant breaks nothing"
+    setattr(owner, name, mutant)
+
+
+def _unconditional_restore() -> None:
+    def restored(now: Mapping[str, str], saved: Mapping[str, str], _: str) -> dict[str, str]:
+        return {key: value for key, value in saved.items() if now.get(key) != value}
+
+    _replace(labels, "restored", restored)
+
+
+def _always_uncordon() -> None:
+    release = node_patches.release
+
+    def uncordoning(node: Node, *rest: Any) -> NodeChange:
+        change: NodeChange = release(node, *rest)
+        return replace(change, unschedulable=False if node.unschedulable else None)
+
+    for module in (settling, node_patches):
+        _replace(module, "release", uncordoning)
+
+
+def _keep_journal() -> None:
+    release = node_patches.release
+
+    def keeping(node: Node, journal: Any, profile: Any) -> NodeChange:
+        change: NodeChange = release(node, journal, profile)
+        kept = {key: value for key, value in change.annotations.items() if key != profile.keys.journal}
+        return replace(change, annotations=kept)
+
+    for module in (settling, node_patches):
+        _replace(module, "release", keeping)
+
+
+def _adopt_every_pause() -> None:
+    _replace(node_patches, "paused_by_others", lambda *_: frozenset())
+
+
+def _no_owner_check() -> None:
+    _replace(planner, "refuse_if_owned", lambda *_, **__: None)
+
+
+def _no_fence() -> None:
+    _replace(Fence, "effect", lambda *_: contextlib.nullcontext())
+
+
+MUTANTS: dict[str, Callable[[], None]] = {
+    "unconditional restore": _unconditional_restore,
+    "always uncordon": _always_uncordon,
+    "keep the journal": _keep_journal,
+    "adopt every pause": _adopt_every_pause,
+    "no owner check": _no_owner_check,
+    "no fence": _no_fence,
+}
 
 
 def serve() -> None:
@@ -93,8 +215,8 @@ def _be_command(order: dict[str, Any]) -> None:
             os.dup2(opened, descriptor)
             os.close(opened)
         sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
-        call_points.gate(Path(order["record"]), order["stops"], order["turn_s"], order["attempt_s"])
-        mutants.apply(order["mutant"])
+        gate(Path(order["record"]), order["stops"], order["turn_s"], order["attempt_s"])
+        apply(order["mutant"])
         code = main.run(order["argv"])
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,8 +1,4 @@
-"""One process with many agents, each of another node: the real reconcile and the real adapter on simulated hosts.
-
-Started by `crowd`. Says `ready`, waits for a line on its input, runs all agents at once, each in a thread with its own
-connections, and prints how each ended as JSON.
-"""
+"""A process with many agents, one for each node: the real reconcile and adapter on simulated hosts."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""A crowd of nodes that reconcile at once against one real API server, each with six operand pods.
-
-The agents are real (`crowd_agents`) but for their hosts. Played here, with requests of an administrator: the DaemonSet
-controllers and the kubelets, which delete a paused node's pods. Owns the crowd's objects and what is measured of it.
-Must not import the product.
-"""
+"""Nodes that reconcile at once against one real API server, each with six operand pods."""
 
 from __future__ import annotations
 
@@ -23,9 +18,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.support.control_plane.api import Api, Json, gone, wait_until
-from tests.support.control_plane.audit import AuditRecord
 from tests.support.control_plane.kubelet import COMPONENTS
-from tests.support.control_plane.servers import NAMESPACE, ControlPlane, User
+from tests.support.control_plane.servers import NAMESPACE, AuditRecord, ControlPlane, User
 from tests.support.control_plane.workloads import operand_owner
 
 PREFIX = "rebellions.ai/npu.deploy."

@@ -1,7 +1,6 @@
-"""Owns what Kubernetes 1.20 lacks and today's agents use: policy/v1 Eviction, DRA claims of pods, resource.k8s.io/v1.
+"""What Kubernetes 1.20 lacks and today's agents use: policy/v1 Eviction, claims of pods, resource.k8s.io/v1.
 
-Pure translation of JSON, and the definitions that make up for the API group. What a pod of 1.20 has no field for
-stands in the annotation `CLAIMS`. Must not import the product.
+What a pod of 1.20 has no field for is in the annotation `CLAIMS`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.support.control_plane.api import Json
-from tests.support.control_plane.api_request import ApiRequest
+from tests.support.control_plane.faults import ApiRequest
 
 CLAIMS = "cluster-tests/resource-claims"
 DRA_GROUP = "resource.k8s.io"

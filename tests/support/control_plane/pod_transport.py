@@ -1,4 +1,4 @@
-"""The product's way to the API server from a pod, for tests that use the product's adapters in their own process."""
+"""The product's connection to the API server from a pod, for adapters in the test's process."""
 
 from __future__ import annotations
 

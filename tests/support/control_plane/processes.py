@@ -1,16 +1,29 @@
-"""Owns the commands that a test starts: each is ended, and what it said is kept. Must not import the product."""
+"""Commands that a test starts, as processes of their own or forked by `fork_server`, and what they print."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from tests.support.control_plane.api import wait_until
+
+API = ("node", "pods", "claims", "watch_pods", "watch_node", "evict", "patch_node", "patch_node_where", "post_event")
+EFFECTS = ("unload", "load", "reload", "unmount", "remove", "write_text", "stop_service", "start_service")
+LOG = ("step",)
+FLEET = ("patch_node", "delete_pod", "create_pod", "set_template", "patch_status", "post_event")
+
 
 RUN_TIMEOUT_S = 300.0
 """A run takes seconds; on a busy machine ten times as many."""
@@ -95,3 +108,218 @@ class Running:
         """SIGTERM, as the kubelet sends it."""
         self.process.send_signal(signal.SIGTERM)
         return self.end()
+
+
+class ForkedCommand:
+    """A command under way. `pid` is its process'."""
+
+    def __init__(self, folder: Path, last_line: Path) -> None:
+        self.folder = folder
+        self.pid = 0
+        self._last_line = last_line
+        self._changed = threading.Condition()
+        self._code: int | None = None
+        self._stops = 0
+        self._began_s = time.monotonic()
+        self._at_s = 0.0
+
+    @property
+    def log(self) -> str:
+        """What it has logged so far."""
+        path = self.folder / "err"
+        return path.read_text() if path.exists() else ""
+
+    def said(self) -> str:
+        """The same."""
+        return self.log
+
+    @property
+    def calls(self) -> list[str]:
+        """The calls to the outside so far."""
+        path = self.folder / "calls"
+        return path.read_text().split() if path.exists() else []
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is over."""
+        return self._code is not None
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether it stopped itself, and nobody has had it go on."""
+        return bool(self._stops) and not self.has_ended
+
+    def wait_log(self, text: str) -> None:
+        """Wait until it has logged `text`. AssertionError where it ends before."""
+        wait_until(lambda: text in self.log or self.has_ended, f"logged: {text}", RUN_TIMEOUT_S)
+        assert text in self.log, f"ended with {self._code} before {text!r}\n{self.log}"
+
+    def wait_stopped(self) -> bool:
+        """Whether it stopped; False where it ended first."""
+        with self._changed:
+            done = self._changed.wait_for(lambda: self._stops or self.has_ended, RUN_TIMEOUT_S)
+            assert done, f"neither stopped nor ended\n{self.log}"
+            return bool(self._stops) and not self.has_ended
+
+    def stop(self) -> None:
+        """SIGSTOP, in force on return."""
+        os.kill(self.pid, signal.SIGSTOP)
+        assert self.wait_stopped()
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        with self._changed:
+            self._stops = 0
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> Ended:
+        """SIGKILL; it may have ended, and nobody may have said so yet."""
+        if not self.has_ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        return self.end()
+
+    def terminate(self) -> Ended:
+        """SIGTERM, as the kubelet sends it; it may have ended, and nobody may have said so yet."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
+        return self.end()
+
+    def end(self) -> Ended:
+        """Wait for its end (at most RUN_TIMEOUT_S)."""
+        with self._changed:
+            done = self._changed.wait_for(lambda: self.has_ended, RUN_TIMEOUT_S)
+        assert done, f"timed out after {RUN_TIMEOUT_S:g} s\n{self.log}"
+        assert self._code is not None
+        if self in STARTED:
+            STARTED.remove(self)
+        out, last = (self.folder / "out").read_text(), self._last_line.read_text()
+        return Ended(self._code, out, self.log, last, self._at_s, self._at_s - self._began_s)
+
+    def told(self, words: Mapping[str, Any]) -> None:
+        """Take in what the fork server says of it."""
+        with self._changed:
+            if "stopped" in words:
+                self._stops += 1
+            if "code" in words:
+                self._code, self._at_s = int(words["code"]), time.monotonic()
+            self._changed.notify_all()
+
+
+class ForkServer:
+    """The process that forks commands, for as long as the context lasts. Safe to share between threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._began = threading.Condition(self._lock)
+        self._count = 0
+        self._by_log: dict[str, ForkedCommand] = {}
+        self._by_pid: dict[int, ForkedCommand] = {}
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.control_plane.fork_server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._listener = threading.Thread(target=self._listen, name="fork-server")
+        self._listener.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+        self._listener.join(timeout=60)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def start(
+        self,
+        argv: list[str],
+        env: Mapping[str, str],
+        last_line: Path,
+        *,
+        stops: tuple[str, ...] = (),
+        turn_s: float | None = None,
+        attempt_s: float | None = None,
+        mutant: str = "",
+    ) -> ForkedCommand:
+        """Start `driver-manager` with `argv`; it stops itself at the points in `stops`; `mutant` breaks it.
+
+        `turn_s` and `attempt_s`: see `call_points.gate`.
+        """
+        assert self._process.stdin is not None
+        with self._lock:
+            self._count += 1
+            folder = self._folder / f"run-{self._count}"
+            folder.mkdir()
+            run = ForkedCommand(folder, last_line)
+            err = str(folder / "err")
+            self._by_log[err] = run
+            order: dict[str, object] = {"argv": argv, "env": dict(env), "out": str(folder / "out"), "err": err}
+            order |= {"record": str(folder / "calls"), "stops": list(stops), "turn_s": turn_s}
+            order |= {"attempt_s": attempt_s, "mutant": mutant}
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._process.stdin.flush()
+            assert self._began.wait_for(lambda: run.pid, 75.0), "the fork server does not begin"
+        return run
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            words = json.loads(line)
+            with self._lock:
+                if "began" in words:
+                    run = self._by_log[words["began"]]
+                    run.pid = words["pid"]
+                    self._by_pid[run.pid] = run
+                    self._began.notify_all()
+                run = self._by_pid[words["pid"]]
+            run.told(words)
+
+
+END_S = 10.0
+
+
+class Loop:
+    """A loop under way."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self._log = log
+
+    @property
+    def lines(self) -> list[str]:
+        """What it has said so far."""
+        return [json.loads(line)["message"] for line in self._log.read_text().splitlines() if line.endswith("}")]
+
+    def says(self, text: str, after: int = 0) -> None:
+        """Wait until it has said this, in a line after the first `after`."""
+        wait_until(lambda: any(text in line for line in self.lines[after:]), f"says {text!r}: {self._log}")
+
+
+@contextlib.contextmanager
+def running(command: str, env: Mapping[str, str], folder: Path) -> Iterator[Loop]:
+    """`driver-manager command` while the context lasts; what it said is shown with a failure."""
+    log = folder / f"{command}.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "driver_manager", command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=out,
+            env=dict(env),
+        )
+    try:
+        yield Loop(process, log)
+        assert process.poll() is None, f"{command} ended by itself"
+    finally:
+        process.terminate()
+        try:
+            process.wait(END_S)
+        finally:
+            process.kill()
+            process.wait(END_S)
+            print(f"{command}:\n{log.read_text()}")

@@ -1,6 +1,6 @@
-"""Simulated nodes with the real rebooter and the real adapters on a real API server; only the hosts are stand-ins.
+"""Nodes with the real rebooter and adapters on a real API server, on simulated hosts.
 
-Each call of a port passes its node's killer, so that processes die and answers get lost wherever a test says.
+Each call of a port passes the node's killer: processes die and answers get lost where a test says so.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.reboot.decision import RebootDecision
 from driver_manager.domain.reboot.state import RebootPolicy, Slots, SlotsSeen
 from tests.support.control_plane.api import MERGE_PATCH, Api, gone
+from tests.support.control_plane.kubelet import of_others, shown
 from tests.support.control_plane.pod_transport import pod_transport
 from tests.support.control_plane.servers import ControlPlane
-from tests.support.control_plane.shown import of_others, shown
 from tests.support.fakes.builders import ASCEND
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.killer import Killed, Killer

@@ -1,24 +1,73 @@
-"""Runs the real command line as an init container would: own process, real API server, a host tree with stand-in kmod.
-
-The process is a fork of one that has imported the product, unless a test looks at its start or its memory. Owns the
-process and its environment. The host tree is the sandbox's; nothing of the product runs in this process.
-"""
+"""Runs the real command line as an init container would: own process, real API server, stand-in tools on a host tree."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.host import HostTree
 from tests.support.control_plane.api import wait_until
-from tests.support.control_plane.kubelet import Node
-from tests.support.control_plane.light_tools import lighten
+from tests.support.control_plane.kubelet import Node, Shown
 from tests.support.control_plane.processes import STARTED, Command, Ended, Running
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.servers import ControlPlane, User
-from tests.support.control_plane.shown import Shown
+
+_MODINFO = """\
+#!/bin/sh
+read -r facts 2>/dev/null < "$1"
+case $facts in
+    *\\\\*) exec {itself} "$@" ;;
+    '{{"version": "'*'", "vermagic": "'*'", "depends": ['*']'*) ;;
+    *) exec {itself} "$@" ;;
+esac
+field() {{
+    value=${{facts#*"\\"$1\\": \\""}}
+    printf '%-16s%s\\n' "$1:" "${{value%%\\"*}}"
+}}
+field version
+field vermagic
+needs=${{facts#*'"depends": ['}}
+IFS='", '
+for need in ${{needs%%]*}}; do names=${{names-}}${{need:+${{names:+,}}$need}}; done
+printf '%-16s%s\\n' depends: "${{names-}}"
+"""
+_MODPROBE = """\
+#!/bin/sh
+case $1 in
+    --dump-modversions) exit 0 ;;
+    --show-depends)
+        while read -r line; do
+            case $line in */"$7".ko:*) exit 0 ;; esac
+        done 2>/dev/null < "$3/lib/modules/$5/modules.dep" ;;
+esac
+exec {itself} "$@"
+"""
+_RBLN_SMI = """\
+#!/bin/sh
+read -r version 2>/dev/null < {module}/version || {{ echo "rbln-smi: no driver" >&2; exit 1; }}
+printf '{answer}\\n' "$version"
+"""
+_ANSWER = '{"KMD_version": "%s", "devices": [{"npu": 0, "name": "RBLN-CA12", "status": "normal", "device": "rbln0"}]}'
+
+
+def lighten(tree: HostTree) -> None:
+    """Put them in place of the tools of a host, and of those of the drivers that are there."""
+    for name, text in (("modinfo", _MODINFO), ("modprobe", _MODPROBE)):
+        itself = tree.bin / f"{name}-itself"
+        if not itself.exists():
+            (tree.bin / name).rename(itself)
+            _write(tree.bin / name, text.format(itself=shlex.quote(str(itself))))
+    for smi in tree.root.rglob("rbln-smi"):
+        _write(smi, _RBLN_SMI.format(module=shlex.quote(f"{tree.root}/sys/module/rebellions"), answer=_ANSWER))
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
 
 OLD, NEW = "1.2.92", "2.0.1"
 OLD_ROOT, NEW_ROOT = "/opt/rbln/1.2.92", "/run/rbln/driver"

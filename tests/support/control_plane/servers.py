@@ -1,7 +1,8 @@
-"""Owns a real control plane on loopback (etcd, kube-apiserver, kube-controller-manager) and its audit log.
+"""A real control plane on loopback (etcd, kube-apiserver, kube-controller-manager), its certificates, users and audit
+log.
 
-`KUBEBUILDER_ASSETS` names the folder of the binaries. One temporary folder holds everything it writes; leaving the
-context kills the processes that it started, by their ids, and removes that folder. Must not import the product.
+`KUBEBUILDER_ASSETS` names the folder of the binaries. A temporary folder has everything that the servers write.
+Leaving the context kills their processes by id and removes the folder.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -24,10 +27,155 @@ from urllib.parse import urlsplit
 
 import urllib3
 
-from tests.support.control_plane.api import Api, wait_until
-from tests.support.control_plane.audit import AuditRecord, policy, read, settled
-from tests.support.control_plane.certificates import Authority
-from tests.support.control_plane.forked_commands import ForkServer
+from tests.support.control_plane.api import Api, Json, wait_until
+from tests.support.control_plane.processes import ForkServer
+
+
+@dataclass(frozen=True)
+class AuditRecord:
+    """One request, once, however many stages the log has of it. `code` is None while it runs, as an open watch does."""
+
+    audit_id: str
+    verb: str
+    resource: str
+    subresource: str
+    namespace: str
+    name: str
+    user: str
+    user_agent: str
+    uri: str
+    received_at: datetime
+    code: int | None
+    body: Any  # what was sent, for service accounts of the policy's namespace only
+
+    def __str__(self) -> str:
+        path = "/".join(part for part in (self.resource, self.name, self.subresource) if part)
+        return f"{self.verb} {path or self.uri} {self.code}"
+
+
+def policy(namespace: str, others: str = "Metadata") -> Json:
+    """The audit policy: requests of this namespace's service accounts with what was sent, `others` at that level.
+
+    RequestReceived is logged before the handler runs, in blocking mode: whatever a client has had an answer to is in
+    the log already, so counting those can never come too early. The API server's own loopback traffic is left out.
+    """
+    return {
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "rules": [
+            {"level": "None", "users": ["system:apiserver"]},
+            {"level": "Request", "userGroups": [f"system:serviceaccounts:{namespace}"]},
+            {"level": others},
+        ],
+    }
+
+
+def settled(log: Path, user: str | None, since: int, settle_s: float) -> list[AuditRecord]:
+    """The requests of `user` (None: of all) after byte `since`, in the order they came in, each once.
+
+    Waits up to `settle_s` seconds until each has its status, open watches apart. AssertionError naming those that have
+    none by then.
+    """
+    deadline_s = time.monotonic() + settle_s
+    while True:
+        records = [record for record in read(log, since) if user in (None, record.user)]
+        # 1.20 logs a watch's ResponseStarted when the watch ends, not when it starts: nothing to wait for.
+        pending = [record for record in records if record.code is None and record.verb != "watch"]
+        if not pending:
+            return records
+        assert time.monotonic() < deadline_s, f"unanswered after {settle_s:g} s: {', '.join(map(str, pending))}"
+        time.sleep(0.01)
+
+
+def read(log: Path, since: int = 0) -> list[AuditRecord]:
+    """The requests whose first stage is after byte `since`, in order, with the latest stage's status."""
+    with log.open("rb") as file:
+        file.seek(since)
+        lines = file.read().split(b"\n")[:-1]  # what follows the last newline is still being written
+    first: dict[str, Json] = {}
+    last: dict[str, Json] = {}
+    for line in lines:
+        event = json.loads(line)
+        if event["stage"] == "RequestReceived":
+            first[event["auditID"]] = event
+        last[event["auditID"]] = event
+    return [_record(first[audit_id], last[audit_id]) for audit_id in first]
+
+
+def _record(first: Json, last: Json) -> AuditRecord:
+    target = first.get("objectRef", {})
+    return AuditRecord(
+        audit_id=first["auditID"],
+        verb=first["verb"],
+        resource=target.get("resource", ""),
+        subresource=target.get("subresource", ""),
+        namespace=target.get("namespace", ""),
+        name=target.get("name", ""),
+        user=first["user"]["username"],
+        user_agent=first.get("userAgent", ""),
+        uri=first["requestURI"],
+        received_at=datetime.fromisoformat(first["requestReceivedTimestamp"]),
+        code=last.get("responseStatus", {}).get("code"),
+        body=last.get("requestObject"),
+    )
+
+
+_NAMES = "subjectAltName=IP:127.0.0.1,IP:10.0.2.2,DNS:localhost"  # 10.0.2.2: the host as a QEMU guest sees it
+_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+
+class CertificateError(Exception):
+    """openssl failed; the message ends with what it said."""
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A CA in a folder of its own: `ca.crt` and `ca.key`, PEM. `names` are those of the servers that it signs for."""
+
+    folder: Path
+    names: str = _NAMES
+
+    @property
+    def certificate(self) -> Path:
+        """Of the CA itself."""
+        return self.folder / "ca.crt"
+
+    def establish(self) -> None:
+        """Make the CA, for two days."""
+        extensions = ["-addext", "keyUsage=critical,keyCertSign", "-subj", "/CN=cluster-tests-ca"]
+        self._openssl("req", "-x509", *_NEW_KEY, *extensions, "-days", "2", "-keyout", "ca.key", "-out", "ca.crt")
+
+    def sign(self, name: str, *, days: int = 2) -> tuple[Path, Path]:
+        """Certificate and key of a server on loopback, or of its client, PEM; with 0 `days` it has expired."""
+        extensions = self.folder / "extensions"
+        extensions.write_text(
+            f"{self.names}\nkeyUsage=critical,digitalSignature\nextendedKeyUsage=serverAuth,clientAuth\n"
+            "authorityKeyIdentifier=keyid\nsubjectKeyIdentifier=hash\n"
+        )
+        key, request, signed = f"{name}.key", f"{name}.csr", f"{name}.crt"
+        self._openssl("req", *_NEW_KEY, "-subj", "/CN=127.0.0.1", "-keyout", key, "-out", request)
+        signing = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", str(extensions)]
+        self._openssl("x509", "-req", "-in", request, *signing, "-days", str(days), "-out", signed)
+        return self.folder / signed, self.folder / key
+
+    def _openssl(self, *args: str) -> None:
+        done = subprocess.run(
+            ["openssl", *args], cwd=self.folder, capture_output=True, text=True, timeout=150, check=False
+        )
+        if done.returncode:
+            raise CertificateError(f"openssl {args[0]} ended with status {done.returncode}:\n{done.stderr}")
+
+
+def all_certificates(good: Authority, folder: Path) -> dict[str, tuple[Path, Path]]:
+    """Of one server: `good`, `expired` by the same CA, and `strange` by another one, which is made in `folder`."""
+    other = Authority(folder)
+    other.establish()
+    return {
+        "good": good.sign("proxy"),
+        "expired": good.sign("expired", days=0),
+        "strange": other.sign("strange"),
+    }
+
 
 BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager")
 NAMESPACE = "rbln-system"
@@ -355,3 +503,65 @@ def _free_ports(count: int) -> list[int]:
     finally:
         for s in sockets:
             s.close()
+
+
+# The rights the operator's first generation gives its driver pods, to the letter.
+GENERATION_1 = [
+    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch", "patch", "update"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
+    {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]},
+    {"apiGroups": ["apps"], "resources": ["daemonsets"], "verbs": ["get"]},
+]
+
+
+# With claims, which the second generation's manager reads to find the pods that hold a device.
+WORKLOADS = [
+    *GENERATION_1,
+    {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get", "list"]},
+]
+
+
+# The rights that the README gives the rebooter, without those for evicting.
+REBOOTER = [
+    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]},
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
+    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "patch"]},
+]
+
+
+# What deploy/components/rollout gives the controller, over all namespaces.
+ROLLOUT = [
+    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch", "patch"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "create", "delete"]},
+    {
+        "apiGroups": ["driver-manager.rebellions.ai"],
+        "resources": ["driverrollouts"],
+        "verbs": ["list", "watch"],
+    },
+    {"apiGroups": ["driver-manager.rebellions.ai"], "resources": ["driverrollouts/status"], "verbs": ["patch"]},
+    {"apiGroups": ["apps"], "resources": ["daemonsets"], "verbs": ["list", "watch", "patch"]},
+    {"apiGroups": ["apps"], "resources": ["controllerrevisions"], "verbs": ["list", "watch"]},
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
+    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "patch"]},
+]
+
+
+READ_ONLY = [{"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list"]}]
+
+
+EVENTS = [{"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch", "update"]}]
+
+
+def bind_rights(api: Api, user: User, rules: list[Json]) -> None:
+    """Bind a ClusterRole of these rules to the service account, and wait until the authorizer knows it."""
+    _, _, namespace, account = user.name.split(":")
+    subject = {"kind": "ServiceAccount", "namespace": namespace, "name": account}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": account}
+    base = "/apis/rbac.authorization.k8s.io/v1"
+    api.post(f"{base}/clusterroles", {"metadata": {"name": account}, "rules": rules})
+    api.post(f"{base}/clusterrolebindings", {"metadata": {"name": account}, "roleRef": role, "subjects": [subject]})
+    last = rules[-1]
+    attributes = {"verb": last["verbs"][-1], "group": last["apiGroups"][0], "resource": last["resources"][0]}
+    review = {"spec": {"user": user.name, "groups": list(user.groups), "resourceAttributes": attributes}}
+    path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+    wait_until(lambda: api.post(path, review)["status"]["allowed"], f"the rights of {user.name}")

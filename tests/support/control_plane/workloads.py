@@ -1,8 +1,4 @@
-"""Owns the users' pods of a test: whatever an eviction can meet on one node, on the real API server.
-
-Owners are real objects, because the garbage collector deletes pods whose owner does not exist; no controller here runs
-ReplicaSets, so what an owner's pod loses stays lost. Must not import the product.
-"""
+"""Users' pods on the real API server: everything that an eviction can meet on a node."""
 
 from __future__ import annotations
 

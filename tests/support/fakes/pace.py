@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from tests.assurance.bench.floor import floor_s
+from tests.assurance.bench.figure import floor_s
 
 T = TypeVar("T")
 

@@ -7,13 +7,7 @@ from typing import Any
 from driver_manager.domain.host import Module
 from driver_manager.domain.observation import Loader, Policy
 from driver_manager.domain.swap.steps import Plan
-from tests.support.fakes.builders import (
-    DRIVER,
-    EXPORTER,
-    PAUSED,
-    PLUGIN,
-    PROFILE,
-)
+from tests.support.fakes.builders import DRIVER, EXPORTER, PAUSED, PLUGIN, PROFILE
 
 CONTAINER, MANAGER = Policy(), Policy(loader=Loader.MANAGER)
 

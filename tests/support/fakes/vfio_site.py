@@ -12,7 +12,7 @@ import pytest
 
 from driver_manager.sandbox.cluster import NODE
 from driver_manager.sandbox.host import KERNEL, HostTree, PciTree
-from tests.support.control_plane.shown import of_others
+from tests.support.control_plane.kubelet import of_others
 from tests.support.fakes.sandboxed import ByHand, by_hand, upgradable
 from tests.support.fakes.signals import signals_kept
 

@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.control_plane.api import Api
-from tests.support.control_plane.kubelet import Node
-from tests.support.control_plane.objects import create_node
-from tests.support.control_plane.shown import shown
-from tests.support.control_plane.sweep.launch import Order, Recorder
+from tests.support.control_plane.kubelet import Node, create_node, shown
+from tests.support.control_plane.sweep.process import Order, Recorder
 from tests.support.kernel.forked_command import Ended, Forked
 from tests.support.kernel.guest_fixtures import DriverRoots, modprobe
 from tests.support.kernel.guest_profile import VIRTIO_PCI_VENDOR, write_profile

@@ -13,8 +13,8 @@ from tests.support import cache
 from tests.support.kernel.driver_roots import NEW_VERSION
 from tests.support.kernel.guest import Prepared
 from tests.support.node import images
-from tests.support.node.containers import Containers
 from tests.support.node.images import Laid
+from tests.support.node.machine import Containers
 from tests.support.node.namespaces import Namespaces
 
 NAME = "stock.tar"

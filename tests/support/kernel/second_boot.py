@@ -26,7 +26,7 @@ from driver_manager.core.rebooter import Rebooter, RebootPorts
 from driver_manager.domain.observation import Situation
 from driver_manager.domain.reboot.state import RebootPolicy, is_idle
 from driver_manager.domain.swap.preflight import problems
-from tests.support.control_plane.shown import of_others, shown
+from tests.support.control_plane.kubelet import of_others, shown
 from tests.support.fakes.builders import PROFILE, observation
 from tests.support.fakes.clock import RecordingReporter
 from tests.support.fakes.plans import CONTAINER

@@ -1,28 +1,70 @@
-"""Owns the driver on a test node: deploy/ as it is, its operands, users' pods, and the questions that tests ask.
-
-Only image names' tags, the node's own label and, for an upgrade, the DaemonSet's driver version are not deploy/'s.
-Must not import the product.
-"""
+"""The driver on a test node: deploy/ as it is, operands, users' pods, other teams' pods, and the rollout controller."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import json
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
 
-from scripts.releasing.kustomize import only, render_with_namespace
+from driver_manager import profiles
+from scripts.releasing.kustomize import only, render, render_with_namespace
 from tests.support.control_plane.api import JSON_PATCH, Json, gone
-from tests.support.deploy.apply import apply
-from tests.support.node.control_plane import NAMESPACE
-from tests.support.node.daemon_sets import daemon_set, remove_ended, running, shell
+from tests.support.control_plane.servers import AuditRecord
+from tests.support.deploy.apply import apply, path_of
 from tests.support.node.images import OPERAND, TAGS
-from tests.support.node.machine import Machine
-from tests.support.node.patience import wait_until
+from tests.support.node.machine import NAMESPACE, Machine
+from tests.support.node.place import CHECKOUT, wait_until
+
+
+def shell(name: str, line: str, *, is_privileged: bool = False) -> Json:
+    """A container that runs a line of shell.
+
+    A privileged one has the device nodes that are there when it is made.
+    """
+    container: Json = {"name": name, "image": OPERAND, "imagePullPolicy": "Never", "args": [line]}
+    return {**container, "securityContext": {"privileged": is_privileged}}
+
+
+def daemon_set(name: str, namespace: str, labels: dict[str, str], spec: Json) -> Json:
+    """A DaemonSet whose pods have `labels`, `app` among them, and this spec."""
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": name, "namespace": namespace, "labels": labels},
+        "spec": {
+            "selector": {"matchLabels": {"app": name}},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
+    }
+
+
+def running(pods: Iterable[Json]) -> list[Json]:
+    """Those that run and are not on their way out."""
+    return [
+        pod for pod in pods if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
+    ]
+
+
+def remove_ended(machine: Machine, namespace: str) -> None:
+    """Remove the objects of pods that are on their way out and have no process left.
+
+    A kubelet of 1.20 does it up to a minute later, when it has collected their sandboxes
+    (kubernetes/kubernetes#97288).
+    """
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    for pod in machine.api.list(path):
+        meta = pod["metadata"]
+        if "deletionTimestamp" in meta and not machine.containers.processes(meta["uid"]):
+            gone(lambda meta=meta: machine.api.delete(f"{path}/{meta['name']}", grace_s=0, uid=meta["uid"]), 409)  # type: ignore[misc]
+
 
 PREFIX = "rebellions.ai/npu.deploy."
 PAUSED = "paused-for-driver-upgrade"
@@ -425,3 +467,197 @@ class Drivers:
             lines += [str(log), *log.read_text(errors="replace").splitlines()[-20:]]
         lines += ["kubelet:", self.machine.kubelet.daemon.tail()]
         return "\n".join([*lines, f"logs are in {self.machine.namespaces.logs}"])
+
+
+OTHER_NAMESPACE = "other-team"
+CLIENT = {"rebellions.ai/npu-driver-manager.client": "true"}
+"""The label by which its author has a pod restarted with each driver."""
+
+
+class OtherTeam:
+    """Their DaemonSets on the driver's node."""
+
+    def __init__(self, drivers: Drivers) -> None:
+        self._drivers = drivers
+        apply(drivers.api, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OTHER_NAMESPACE}})
+
+    def add(self, name: str, line: str, labels: dict[str, str] | None = None) -> Json:
+        """A DaemonSet whose containers run this line of shell, privileged and in the node's /dev; its pod, running."""
+        container = shell(name, line, is_privileged=True)
+        container["volumeMounts"] = [{"name": "dev", "mountPath": "/dev"}]
+        volumes = [{"name": "dev", "hostPath": {"path": "/dev"}}]
+        spec: Json = {"automountServiceAccountToken": False, "containers": [container], "volumes": volumes}
+        apply(self._drivers.api, daemon_set(name, OTHER_NAMESPACE, {"app": name, **(labels or {})}, spec))
+        found = wait_until(lambda: self.running(name), f"{name} of {OTHER_NAMESPACE} runs")
+        self._drivers.machine.place.say(f"{name} of {OTHER_NAMESPACE} runs")
+        return found[0]
+
+    def running(self, name: str) -> list[Json]:
+        """The pods of a DaemonSet that run and are not on their way out."""
+        return running(self._drivers.api.list(_PODS, labelSelector=f"app={name}"))
+
+    def remove(self) -> None:
+        """All of them."""
+        for one in self._drivers.api.list(_SETS):
+            gone(lambda one=one: self._drivers.api.delete(f"{_SETS}/{one['metadata']['name']}"))  # type: ignore[misc]
+        wait_until(lambda: not running(self._drivers.api.list(_PODS)), f"no pod of {OTHER_NAMESPACE} runs")
+
+
+ACCOUNT = f"system:serviceaccount:{NAMESPACE}:rebellions-driver-rollout"
+DAEMON_SET = "rebellions-driver"
+CONTROLLERS = "app.kubernetes.io/name=driver-rollout"
+PROFILE = "unloading"
+
+_CONFIG_MAPS = f"/api/v1/namespaces/{NAMESPACE}/configmaps"
+_OBJECTS = f"/apis/driver-manager.rebellions.ai/v1alpha1/namespaces/{NAMESPACE}/driverrollouts"
+_FOLDER = "/etc/driver-manager"
+
+
+class Rollouts:
+    """The rollout of the node's driver: its controllers, and the object `driver`."""
+
+    def __init__(self, drivers: Drivers) -> None:
+        self.machine, self.api = drivers.machine, drivers.api
+
+    def make(self, **spec: object) -> None:
+        """The object; the first revision counts as complete."""
+        head = {"apiVersion": "driver-manager.rebellions.ai/v1alpha1", "kind": "DriverRollout"}
+        metadata = {"name": "driver", "namespace": NAMESPACE}
+        self.api.post(_OBJECTS, {**head, "metadata": metadata, "spec": {"daemonSet": DAEMON_SET, **spec}})
+        wait_until(lambda: self.is_complete(self.status().get("targetRevision", "-")), "the first revision is complete")
+
+    def status(self) -> Json:
+        """The object's, empty while it has none."""
+        found: Json = self.api.get(f"{_OBJECTS}/driver").get("status", {})
+        return found
+
+    def is_complete(self, revision: str) -> bool:
+        """Whether the object is Ready with this revision."""
+        status = self.status()
+        ready = {one["type"]: one["status"] for one in status.get("conditions", [])}.get("Ready")
+        return (status.get("targetRevision"), status.get("phase"), ready) == (revision, "Complete", "True")
+
+    def wait_complete(self, revision: str) -> None:
+        """Until the object is Ready with this revision."""
+        try:
+            wait_until(lambda: self.is_complete(revision), f"{revision} is complete", 300.0)
+        except AssertionError as error:
+            said = self.machine.kubectl("logs", "-n", NAMESPACE, "-l", CONTROLLERS, "--tail=30").stdout
+            raise AssertionError(f"{error}\n{self.status()}\n{said}") from error
+
+    def wait_new_target(self, old: str) -> str:
+        """The revision that the object has as its target, once that is another one."""
+
+        def target() -> str:
+            found = str(self.status().get("targetRevision", old))
+            return found if found != old else ""
+
+        return wait_until(target, "another target")
+
+    def set_env(self, *words: str) -> None:
+        """`kubectl set env` on the driver's DaemonSet."""
+        done = self.machine.kubectl("set", "env", f"daemonset/{DAEMON_SET}", "-n", NAMESPACE, *words)
+        assert done.returncode == 0, done.stderr
+
+    def shown(self) -> str:
+        """What `kubectl driver-rollout status` prints."""
+        path = f"PATH={CHECKOUT / '.venv/bin'}:/usr/sbin:/usr/bin:/sbin:/bin"
+        config = f"KUBECONFIG={self.machine.plane.kubeconfig('admin')}"
+        words = ("kubectl", "driver-rollout", "status", "driver", "-n", NAMESPACE, "--profile", "rebellions")
+        return self.machine.namespaces.checked("env", path, config, *words)
+
+    def requests(self, since: int) -> list[AuditRecord]:
+        """What the controllers have asked of the API server since a mark of the audit log, and changed by it."""
+        changing = ("create", "patch", "delete")
+        return [
+            one
+            for one in self.machine.plane.requests(since)
+            if one.user == ACCOUNT and one.verb in changing and one.resource not in ("leases", "events")
+        ]
+
+
+@contextmanager
+def rollouts(drivers: Drivers) -> Iterator[Rollouts]:
+    """The controllers run and one of them leads, until the context ends; then nothing of them is left."""
+    api, wanted = drivers.api, _objects(drivers.machine.access.policy())
+    try:
+        for one in wanted:
+            apply(api, one)
+        api.post(_CONFIG_MAPS, {"metadata": {"name": PROFILE}, "data": {"profile.toml": _profile()}})
+        wait_until(lambda: api.answers(_OBJECTS), "DriverRollouts are served")
+        yield Rollouts(drivers)
+    finally:
+        gone(lambda: api.delete(f"{_OBJECTS}/driver"))
+        gone(lambda: api.delete(f"{_CONFIG_MAPS}/{PROFILE}"))
+        for one in reversed(wanted):
+            gone(lambda one=one: api.delete(path_of(one)))  # type: ignore[misc]
+
+        def none_left() -> bool:
+            drivers.remove_ended()
+            return not api.list(_PODS, labelSelector=CONTROLLERS)
+
+        wait_until(none_left, "no controller is left")
+
+
+def _profile() -> str:
+    """The shipped profile, of a driver whose container unloads it."""
+    shipped = (Path(profiles.__file__).parent / "rebellions.toml").read_text(encoding="utf-8")
+    named = shipped.replace('name = "rebellions"', f'name = "{PROFILE}"', 1)
+    return named.replace("namespace = ", "container_unloads = true\nnamespace = ", 1)
+
+
+def _objects(policy: str) -> list[Json]:
+    """What deploy/ has for the controller, on a server that knows budgets in the API version `policy`."""
+    objects = copy.deepcopy(render("rebellions/rollout"))
+    only(objects, "PodDisruptionBudget")["apiVersion"] = policy
+    spec = only(objects, "Deployment")["spec"]["template"]["spec"]
+    (controller,) = spec["containers"]
+    env = {one["name"]: one for one in controller["env"]}
+    env["DRIVER_PROFILE"]["value"] = PROFILE
+    controller["env"].append({"name": "PROFILE_FILE", "value": f"{_FOLDER}/profile.toml"})
+    controller["volumeMounts"].append({"name": "profile", "mountPath": _FOLDER})
+    spec["volumes"].append({"name": "profile", "configMap": {"name": PROFILE}})
+    return objects
+
+
+def run_process(drivers: Drivers) -> int:
+    """The pid of the init container's driver-manager, as this process sees it; 0 where it does not run."""
+    pod = drivers.pod()
+    for pid in drivers.machine.containers.processes(pod.uid) if pod else ():
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").split("\0")
+        except OSError:
+            continue
+        if "reconcile-driver-state" in words:
+            return pid
+    return 0
+
+
+def waiting_run(drivers: Drivers) -> int:
+    """The pid of a run that waits, with everything but the gated operand gone."""
+    wait_until(lambda: not drivers.running("device-plugin"), "the other operand has left")
+    return wait_until(lambda: run_process(drivers), "the run's process")
+
+
+def kill_run(drivers: Drivers) -> None:
+    """SIGKILL the run as soon as there is one, and wait for its end."""
+    pid = wait_until(lambda: run_process(drivers), "the run's process")
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: run_process(drivers) != pid, "the end of the run's process")
+
+
+def last_words(drivers: Drivers) -> str:
+    """The termination message of the init container's last run; "" where there was none."""
+    pod = drivers.pod()
+    if pod is None:
+        return ""
+    status = drivers.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods/{pod.name}")["status"]
+    (found,) = status.get("initContainerStatuses") or [{}]
+    return str(found.get("lastState", {}).get("terminated", {}).get("message", ""))
+
+
+def what_happened(before: Seen, after: Seen) -> str:
+    """In the table's words."""
+    pods = "same pod" if before.uid == after.uid else "new pod"
+    restarts = {0: "init container not restarted", 1: "init container restarted once"}
+    return f"{pods}, {restarts.get(after.restarts, f'init container restarted {after.restarts} times')}"

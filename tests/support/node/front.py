@@ -10,8 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from tests.support.control_plane.proxy import Proxy
-from tests.support.control_plane.proxy_identity import GOOD
+from tests.support.control_plane.proxy import GOOD, Proxy
 
 
 def main() -> None:

@@ -1,26 +1,129 @@
-"""Owns the images of a test node, as docker archives in the cache: made once for each state of their inputs.
-
-The driver's images are those that the image tier builds, with what a node needs laid on top: driver trees, and
-stand-ins where its kernel takes no modules. The operands' and the sandbox's hold one static program. Must not import
-the product.
-"""
+"""Images of a test node as docker archives in the cache, made once for each state of their inputs."""
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import io
 import json
 import os
 import shutil
 import subprocess
+import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.support import cache
+from tests.support.control_plane.api import Json
 from tests.support.image import builder
-from tests.support.node import archives
 from tests.support.node.namespaces import NodeTierError
 from tests.support.node.place import CHECKOUT
+
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+@dataclass(frozen=True)
+class Link:
+    """A symbolic link in a layer."""
+
+    target: str
+
+
+@dataclass(frozen=True)
+class Packed:
+    """An image under `name`; its layers are files that are named by their digests, lowest first."""
+
+    name: str
+    config: Json
+    layers: tuple[Path, ...]
+
+    def on_top(self, name: str, folder: Path, files: Mapping[str, bytes | Link], env: Iterable[str] = ()) -> Packed:
+        """This image with a layer of `files` (programs, or links) on top and further environment, as `name`."""
+        layer = _layer(files, folder)
+        config = copy.deepcopy(self.config)
+        config["rootfs"]["diff_ids"].append(f"sha256:{layer.name}")
+        config["config"]["Env"] = [*config["config"].get("Env", []), *env]
+        config.pop("history", None)  # has to have an entry for each layer, or none
+        return Packed(name, config, (*self.layers, layer))
+
+
+def of_program(name: str, folder: Path, program: Path, entrypoint: list[str], links: Iterable[str] = ()) -> Packed:
+    """An image of one program, with links to it in /bin."""
+    place = entrypoint[0].lstrip("/")
+    config = {
+        "architecture": ARCHITECTURES[os.uname().machine],
+        "os": "linux",
+        "config": {"Entrypoint": entrypoint, "Env": ["PATH=/bin"]},
+        "rootfs": {"type": "layers", "diff_ids": []},
+    }
+    files: dict[str, bytes | Link] = {place: program.read_bytes()}
+    files |= {f"bin/{link}": Link(f"/{place}") for link in links}
+    return Packed(name, config, ()).on_top(name, folder, files)
+
+
+def read(archive: Path, name: str, folder: Path) -> Packed:
+    """The only image of an archive, as `name`; its layers are laid in `folder`."""
+    with tarfile.open(archive) as source:
+        (described,) = json.loads(_content(source, "manifest.json").read())
+        config: Json = json.loads(_content(source, described["Config"]).read())
+        layers = []
+        for member, digest in zip(described["Layers"], config["rootfs"]["diff_ids"], strict=True):
+            layers.append(folder / digest.removeprefix("sha256:"))
+            if not layers[-1].exists():
+                with layers[-1].open("wb") as target:
+                    shutil.copyfileobj(_content(source, member), target)
+    return Packed(name, config, tuple(layers))
+
+
+def write(archive: Path, images: Iterable[Packed]) -> None:
+    """All images in one archive, what they share once; it is there whole or not at all."""
+    described, written = [], set[str]()
+    fresh = archive.with_suffix(".fresh")
+    with tarfile.open(fresh, "w") as target:
+        for image in images:
+            data = json.dumps(image.config).encode()
+            config = f"{hashlib.sha256(data).hexdigest()}.json"
+            _add(target, config, data)
+            for layer in image.layers:
+                if layer.name not in written:
+                    written.add(layer.name)
+                    target.add(layer, f"{layer.name}.tar")
+            layers = [f"{layer.name}.tar" for layer in image.layers]
+            described.append({"Config": config, "RepoTags": [image.name], "Layers": layers})
+        _add(target, "manifest.json", json.dumps(described).encode())
+    fresh.rename(archive)
+
+
+def _layer(files: Mapping[str, bytes | Link], folder: Path) -> Path:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as layer:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            if isinstance(content, Link):
+                entry.type, entry.linkname = tarfile.SYMTYPE, content.target
+                layer.addfile(entry)
+            else:
+                entry.size, entry.mode = len(content), 0o755
+                layer.addfile(entry, io.BytesIO(content))
+    path = folder / hashlib.sha256(data.getvalue()).hexdigest()
+    path.write_bytes(data.getvalue())
+    return path
+
+
+def _add(target: tarfile.TarFile, name: str, data: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = len(data)
+    target.addfile(entry, io.BytesIO(data))
+
+
+def _content(source: tarfile.TarFile, name: str) -> io.BufferedIOBase:
+    """A member's content, behind links: buildah names a layer that it has written already by one."""
+    found = source.extractfile(name)
+    assert found is not None, name
+    return found  # type: ignore[return-value]  # a reader of a tar member, which is one
+
 
 PAUSE = "docker.io/library/node-pause:test"
 OPERAND = "docker.io/library/operand:test"
@@ -35,7 +138,7 @@ KERNEL = os.uname().release
 
 STAND_INS = Path(__file__).with_name("stand_ins.py")
 FAKE_TOOLS = CHECKOUT / "driver_manager/sandbox/fake_tools.py"
-SOURCES = (Path(__file__), Path(archives.__file__))
+SOURCES = (Path(__file__), Path(__file__))
 """What makes the archives."""
 TOOLS = ("rmmod", "modprobe", "modinfo", "insmod")
 
@@ -60,9 +163,9 @@ def tiny_archives() -> list[Path]:
             source, program = folder / "pause.c", folder / "pause"
             source.write_text(_PAUSE_SOURCE)
             _checked(["gcc-12", "-static", "-Os", "-o", str(program), str(source)])
-            pause = archives.of_program(PAUSE, folder, program, ["/pause"])
-            shell = archives.of_program(OPERAND, folder, Path(busybox), ["/busybox", "sh", "-c"], ("sh", "sleep"))
-            archives.write(fresh / "tiny.tar", [pause, shell])
+            pause = of_program(PAUSE, folder, program, ["/pause"])
+            shell = of_program(OPERAND, folder, Path(busybox), ["/busybox", "sh", "-c"], ("sh", "sleep"))
+            write(fresh / "tiny.tar", [pause, shell])
 
     return [cache.entry("tiny-images", cache.key(Path(busybox), *SOURCES), make) / "tiny.tar"]
 
@@ -78,9 +181,9 @@ class Laid:
 
     kind: str
     trees: Mapping[str, Mapping[str, bytes]]
-    files: Mapping[str, bytes | archives.Link] = field(default_factory=dict)
+    files: Mapping[str, bytes | Link] = field(default_factory=dict)
     env: tuple[str, ...] = ()
-    programs: Mapping[str, bytes | archives.Link] = field(default_factory=dict)
+    programs: Mapping[str, bytes | Link] = field(default_factory=dict)
     managers: tuple[str, ...] = (MANAGER,)
     driver: str = DRIVER
     tags: Mapping[str, str] = field(default_factory=lambda: TAGS)
@@ -127,18 +230,18 @@ def _export(image: builder.Image, folder: Path) -> None:
 def _write_archive(plain: Path, laid: Laid, archive: Path) -> None:
     with tempfile.TemporaryDirectory(dir=archive.parent) as made:
         folder = Path(made)
-        manager = archives.read(plain / "manager.tar", MANAGER, folder)
-        driver = archives.read(plain / "driver.tar", DRIVER, folder)
+        manager = read(plain / "manager.tar", MANAGER, folder)
+        driver = read(plain / "driver.tar", DRIVER, folder)
         manager = manager.on_top(MANAGER, folder, laid.files) if laid.files else manager
         packed = [replace(manager, name=name) for name in laid.managers]
         for version, tree in laid.trees.items():
             files = {f"opt/driver/{path}": content for path, content in tree.items()}
             name = f"{laid.driver}:{laid.tags[version]}"
             packed.append(driver.on_top(name, folder, {**laid.files, **laid.programs, **files}, laid.env))
-        archives.write(archive, packed)
+        write(archive, packed)
 
 
-def stand_ins() -> dict[str, bytes | archives.Link]:
+def stand_ins() -> dict[str, bytes | Link]:
     """Stand-ins for kmod's tools, in the place of the image's own."""
     program = '#!/bin/sh\nexec python3 -I -S /opt/stand-ins/stand_ins.py {} "$@"\n'
     tools = {f"usr/sbin/{tool}": program.format(tool).encode() for tool in TOOLS}

@@ -19,9 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from tests.support.node import node_keeper, patience
+from tests.support.node import node_keeper
 from tests.support.node.node_init import READY, WITH_STAND_INS
-from tests.support.node.place import HERE, Place
+from tests.support.node.place import HERE, Place, ended, run, wait_until
 from tests.support.tiers import TierError
 
 GROUP_PREFIX = "driver-manager-node-"
@@ -73,11 +73,11 @@ class Namespaces:
         assert self._keeper.stdin
         with contextlib.suppress(BrokenPipeError):
             self._keeper.stdin.close()
-        patience.ended(self._keeper, START_S)
+        ended(self._keeper, START_S)
         assert self._keeper.stdout
         self._keeper.stdout.close()
         for process in self.started:
-            patience.ended(process, START_S)
+            ended(process, START_S)
         self._lock.close()
         Path(self._lock.name).unlink(missing_ok=True)
         if self._keeper.returncode:
@@ -95,7 +95,7 @@ class Namespaces:
     def run(self, *argv: str, timeout_s: float = COMMAND_S, given: str = "") -> subprocess.CompletedProcess[str]:
         """The command with what it wrote; any exit status. Raises NodeTierError where it does not end in time."""
         try:
-            return patience.run(self.words(*argv), given, timeout_s)
+            return run(self.words(*argv), given, timeout_s)
         except subprocess.TimeoutExpired as error:
             raise NodeTierError(f"{' '.join(argv[:6])}: no end within {timeout_s:g} s of an idle machine") from error
 
@@ -134,9 +134,9 @@ class Daemon:
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send it a signal that ends it, and wait for its end."""
-        pid = patience.wait_until(lambda: node_keeper.child_of(self._process.pid), f"a process of {self.name}")
+        pid = wait_until(lambda: node_keeper.child_of(self._process.pid), f"a process of {self.name}")
         os.kill(pid, number)
-        patience.ended(self._process, START_S)
+        ended(self._process, START_S)
 
     def end(self) -> None:
         """Kill it unless it has ended."""

@@ -1,12 +1,11 @@
-"""Owns the vendors' driver containers on a test node: their images, and the examples that name them.
-
-Must not import the product.
-"""
+"""The vendors' driver containers on a test node, and a clone of the repository in which a page's commands are typed."""
 
 from __future__ import annotations
 
+import re
+import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import yaml
@@ -14,15 +13,57 @@ import yaml
 from tests.support import cache
 from tests.support.control_plane.api import Json
 from tests.support.docs.console import commands_below
-from tests.support.docs.markdown import DOCS
+from tests.support.docs.markdown import DOCS, ROOT
 from tests.support.fakes import driver_packages
 from tests.support.fakes.driver_packages import run_file, write_deb
 from tests.support.image import builder
-from tests.support.node import archives, images
-from tests.support.node.clone import Clone
-from tests.support.node.daemon_sets import remove_ended
+from tests.support.node import images
+from tests.support.node.drivers import remove_ended
+from tests.support.node.images import Packed, read, write
 from tests.support.node.machine import Machine
-from tests.support.node.patience import wait_until
+from tests.support.node.place import wait_until
+
+
+class Clone:
+    """A clone's deploy/, and an administrator of the node's cluster in it."""
+
+    def __init__(self, machine: Machine, folder: Path) -> None:
+        self.machine, self.folder = machine, folder
+        shutil.copytree(ROOT / "deploy", folder / "deploy")
+
+    def types(self, line: str, **names: str) -> str:
+        """Type one line, which ends well; `names` are what its capital letters stand for."""
+        for name, meant in names.items():
+            line = re.sub(rf"\b{name}\b", meant, line)
+        config = f"KUBECONFIG={self.machine.plane.kubeconfig('admin')}"
+        script = f"cd {self.folder} && {line}"
+        done = self.machine.namespaces.run("env", config, "bash", "--norc", "--noprofile", "-c", script)
+        assert done.returncode == 0, f"$ {line}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+
+class Reader:
+    """Somebody who types the commands of a page, each in its turn."""
+
+    def __init__(self, types: Callable[..., str], lines: Iterable[str]) -> None:
+        self._types = types
+        self._typed, self._left = list[str](), [*lines]
+
+    def next(self, begins: str, **names: str) -> str:
+        """Type the page's next command, which begins like this; what it prints. AssertionError where it does not."""
+        line = self._left.pop(0) if self._left else "its end"
+        assert line.startswith(begins), f"next on the page is {line!r}, not {begins!r}"
+        self._typed.append(line)
+        return self._types(line, **names)
+
+    def again(self, begins: str, **names: str) -> str:
+        """Type once more the last command that begins like this, as the page says; what it prints."""
+        return self._types([line for line in self._typed if line.startswith(begins)][-1], **names)
+
+    def left(self) -> list[str]:
+        """The commands of the page that were not typed."""
+        return self._left
+
 
 PAGE = DOCS / "driver-containers.md"
 NVIDIA = "nvcr.io/nvidia/driver"
@@ -54,23 +95,23 @@ def archive() -> list[Path]:
     def make(fresh: Path) -> None:
         with tempfile.TemporaryDirectory(dir=fresh) as made:
             folder = Path(made)
-            archives.write(fresh / "vendors.tar", [*_rebellions(image, folder), *_ascend(image, folder)])
+            write(fresh / "vendors.tar", [*_rebellions(image, folder), *_ascend(image, folder)])
 
     sources = (Path(__file__), Path(driver_packages.__file__), *images.SOURCES)
     name = f"{image.state}-{cache.key(images.KERNEL, repr(images.stand_ins()), *sources)}"
     return [cache.entry("vendor-images", name, make) / "vendors.tar"]
 
 
-def _built(kind: str, image: builder.Image, folder: Path, package: Path) -> archives.Packed:
+def _built(kind: str, image: builder.Image, folder: Path, package: Path) -> Packed:
     """The image of images/`kind`, with the package in it."""
     made = builder.build_driver_container(kind, f"localhost/{kind}:node", image, package=package)
     file = folder / f"{kind}.tar"
     builder.checked(["buildah", "push", "--quiet", made.name, f"docker-archive:{file}"], builder.BUILD_TIMEOUT_S)
     builder.remove(made)
-    return archives.read(file, kind, folder)
+    return read(file, kind, folder)
 
 
-def _rebellions(image: builder.Image, folder: Path) -> list[archives.Packed]:
+def _rebellions(image: builder.Image, folder: Path) -> list[Packed]:
     """The second is the first with another tree in its place; NVIDIA's has a tree of its own and its own program."""
     package = folder / "rebellions"
     write_deb(package, "rebellions", VERSIONS[0], images.driver_tree(VERSIONS[0]))
@@ -87,7 +128,7 @@ def _rebellions(image: builder.Image, folder: Path) -> list[archives.Packed]:
     return packed
 
 
-def _ascend(image: builder.Image, folder: Path) -> list[archives.Packed]:
+def _ascend(image: builder.Image, folder: Path) -> list[Packed]:
     """The second is the first with another .run in its place."""
     package = folder / "ascend"
     package.mkdir()

@@ -17,15 +17,13 @@ from driver_manager.profiles import builtin
 from scripts.releasing.admission import RESERVED
 from scripts.releasing.kustomize import Json, only, render, render_with_namespace
 from tests.support.control_plane.api import Api, ApiError, gone, wait_until
-from tests.support.control_plane.forked_commands import ForkServer
 from tests.support.control_plane.kubelet import NEVER, NodeFactory, OperandsFactory
-from tests.support.control_plane.processes import RUN_TIMEOUT_S
+from tests.support.control_plane.processes import RUN_TIMEOUT_S, ForkServer
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.rollout_fleet import RolloutFleet, serve_rollouts
 from tests.support.control_plane.runner import JOURNAL, PREFIX, CommandRunner, node_of, start_and_take
-from tests.support.control_plane.scene import open_world
+from tests.support.control_plane.scene import open_world, watched_node
 from tests.support.control_plane.servers import NAMESPACE, ControlPlane
-from tests.support.control_plane.watched_node import watched_node
 from tests.support.control_plane.workloads import Shape, WorkloadsFactory
 from tests.support.deploy.apply import applied
 from tests.support.deploy.rights import BOUND_KINDS, user

@@ -19,12 +19,9 @@ from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.core.ports_base import Clock, Reporter
 from driver_manager.domain.errors import Conflict
 from driver_manager.domain.node import Claim, Node, NodeChange
-from tests.support.control_plane import fault_runner
-from tests.support.control_plane.certificates import all_certificates
 from tests.support.control_plane.fault_kinds import SHARES, Asked, Cell, cells
-from tests.support.control_plane.fault_routes import ROUTES
-from tests.support.control_plane.fault_runner import Bench, FaultSetup, Verdict
-from tests.support.control_plane.servers import ControlPlane, User
+from tests.support.control_plane.fault_matrix import ROUTES, Bench, FaultSetup, Verdict, judge, record, set_up
+from tests.support.control_plane.servers import ControlPlane, User, all_certificates
 from tests.support.selection import Share, share
 
 PROCESSES = 6
@@ -48,7 +45,7 @@ def fault_setup(
 def pool(fault_setup: FaultSetup, processes: int) -> Iterator[ProcessPoolExecutor]:
     """Fresh processes, each with a bench of its own: a command wants the main thread, for its signals."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, fault_runner.set_up, (fault_setup,)) as executor:
+    with ProcessPoolExecutor(processes, context, set_up, (fault_setup,)) as executor:
         yield executor
 
 
@@ -61,7 +58,7 @@ def told(verdicts: Sequence[Verdict]) -> str:
 
 def matrix(executor: ProcessPoolExecutor) -> list[Verdict]:
     """The cells of this run's share, judged."""
-    records = dict(zip(ROUTES, executor.map(fault_runner.record, ROUTES), strict=True))
+    records = dict(zip(ROUTES, executor.map(record, ROUTES), strict=True))
     asked = {route: record.asked for route, record in records.items()}
     only = re.compile(os.environ.get(ONLY, ""))
     part = share(SHARES)
@@ -69,7 +66,7 @@ def matrix(executor: ProcessPoolExecutor) -> list[Verdict]:
     requests, every = sum(map(len, asked.values())), len(cells(asked, Share()))
     print(f"{requests} requests of {len(ROUTES)} routes; share {part}: {len(chosen)} of {every} cells")
     verdicts: list[Verdict] = []
-    for verdict in executor.map(fault_runner.judge, chosen, [records[cell.route] for cell in chosen]):
+    for verdict in executor.map(judge, chosen, [records[cell.route] for cell in chosen]):
         verdicts.append(verdict)
         if verdict.problems:  # at once: a run that is stopped has told what it found
             print("\n    ".join([str(verdict.cell), *verdict.problems]), flush=True)

@@ -11,15 +11,13 @@ import pytest
 from driver_manager.core.rebooter import MAX_ACTS
 from driver_manager.domain.reboot.state import RebootPolicy
 from tests.support.control_plane.api import Api
-from tests.support.control_plane.certificates import all_certificates
 from tests.support.control_plane.fault_kinds import SHARES, Cell, Family, cells
-from tests.support.control_plane.fault_runner import enumerate_requests
-from tests.support.control_plane.fault_script import to_text
-from tests.support.control_plane.faults import Fault
+from tests.support.control_plane.fault_matrix import enumerate_requests
+from tests.support.control_plane.faults import Fault, to_text
 from tests.support.control_plane.pod_transport import pod_transport
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.reboot_fleet import KEYS, RealFleet, RealSite, real_fleet
-from tests.support.control_plane.servers import ControlPlane
+from tests.support.control_plane.servers import ControlPlane, all_certificates
 from tests.support.selection import Share, share
 
 POLICY = RebootPolicy("", KEYS, cordon=True, max_attempts=1000)

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.support.control_plane.api import wait_until
-from tests.support.control_plane.certificates import all_certificates
 from tests.support.control_plane.faults import Certificate, Fault, Gone, Hold
 from tests.support.control_plane.kubelet import NEVER, NodeFactory, OperandsFactory
 from tests.support.control_plane.processes import Ended
@@ -27,7 +26,7 @@ from tests.support.control_plane.runner import (
     node_of,
     start_and_take,
 )
-from tests.support.control_plane.servers import ControlPlane, User
+from tests.support.control_plane.servers import ControlPlane, User, all_certificates
 from tests.support.fakes.pace import patient
 
 Build = Callable[..., CommandRunner]

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.control_plane.kubelet import NodeFactory
+from tests.support.control_plane.kubelet import NOTHING, NodeFactory, Shown
 from tests.support.control_plane.processes import Ended
 from tests.support.control_plane.runner import JOURNAL, OLD, PREFIX, CommandRunner
 from tests.support.control_plane.servers import ControlPlane, User
-from tests.support.control_plane.shown import NOTHING, Shown
 from tests.support.fakes.pace import patient
 
 LABELS = {f"{PREFIX}device-plugin": "paused-for-driver-upgrade", f"{PREFIX}metrics-exporter": "true"}

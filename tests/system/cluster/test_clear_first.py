@@ -17,8 +17,7 @@ from driver_manager import profiles
 from tests.support.control_plane.api import Api, Json, gone, wait_until
 from tests.support.control_plane.kubelet import NEVER, Node, NodeFactory, OperandsFactory
 from tests.support.control_plane.processes import Command, Running
-from tests.support.control_plane.rollout_fleet import ROLLOUTS, STATE, serve_rollouts
-from tests.support.control_plane.rollout_tasks import PODS, TASK, ended
+from tests.support.control_plane.rollout_fleet import PODS, ROLLOUTS, STATE, TASK, ended, serve_rollouts
 from tests.support.control_plane.runner import CORDON, JOURNAL, PREFIX, CommandRunner, node_of
 from tests.support.control_plane.servers import NAMESPACE, ControlPlane, User
 from tests.support.docs.rollout_object import definition

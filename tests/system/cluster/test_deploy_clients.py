@@ -13,11 +13,10 @@ import pytest
 
 from scripts.releasing.kustomize import only, render, render_with_namespace
 from tests.support.control_plane.api import Api, wait_until
-from tests.support.control_plane.loops import Loop
 from tests.support.control_plane.old_server import PodClaim
-from tests.support.control_plane.scene import open_world
+from tests.support.control_plane.processes import Loop
+from tests.support.control_plane.scene import WatchedNode, open_world, watched_node
 from tests.support.control_plane.servers import ControlPlane
-from tests.support.control_plane.watched_node import WatchedNode, watched_node
 from tests.support.control_plane.workloads import Pod, Shape
 from tests.support.deploy.apply import Right, applied, rights_of
 from tests.support.deploy.rights import BOUND_KINDS, shown, user, without

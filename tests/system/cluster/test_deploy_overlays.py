@@ -18,14 +18,11 @@ from driver_manager.domain.profile import Strategy
 from driver_manager.profiles import builtin
 from scripts.releasing.kustomize import OVERLAYS, only, render_with_namespace
 from tests.support.control_plane.api import Api, Json, refusal, wait_until
-from tests.support.control_plane.driver_node import OLD, DriverNode, old_driver, settled
-from tests.support.control_plane.kubelet import NodeFactory
-from tests.support.control_plane.objects import create_operands
-from tests.support.control_plane.pod_process import PodRunner, wait_pod
+from tests.support.control_plane.kubelet import NodeFactory, create_operands, of_others, shown
+from tests.support.control_plane.pod_process import OLD, DriverNode, PodRunner, old_driver, settled, wait_pod
 from tests.support.control_plane.processes import RUN_TIMEOUT_S, Running
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.servers import ControlPlane
-from tests.support.control_plane.shown import of_others, shown
 from tests.support.control_plane.workloads import Shape, WorkloadsFactory
 from tests.support.deploy.apply import applied, apply
 

@@ -15,14 +15,12 @@ import pytest
 from scripts.releasing.kustomize import only, render_with_namespace
 from tests.support.control_plane.api import Api, Json, gone, wait_until
 from tests.support.control_plane.kubelet import NEVER, Node, NodeFactory, OperandsFactory
-from tests.support.control_plane.loops import Loop
 from tests.support.control_plane.old_server import PodClaim
-from tests.support.control_plane.processes import RUN_TIMEOUT_S, Command, Ended
+from tests.support.control_plane.processes import RUN_TIMEOUT_S, Command, Ended, Loop
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.runner import PREFIX, CommandRunner, node_of, start_and_take
-from tests.support.control_plane.scene import open_world
+from tests.support.control_plane.scene import WatchedNode, open_world, watched_node
 from tests.support.control_plane.servers import ControlPlane
-from tests.support.control_plane.watched_node import WatchedNode, watched_node
 from tests.support.control_plane.workloads import Shape, Workloads, WorkloadsFactory
 from tests.support.deploy.apply import Right, applied, apply, rights_of
 from tests.support.deploy.rights import BOUND_KINDS, shown, user, without

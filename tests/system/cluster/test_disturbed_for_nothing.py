@@ -10,12 +10,11 @@ import pytest
 
 from driver_manager.profiles import builtin
 from tests.support.control_plane.api import Json, wait_until
-from tests.support.control_plane.kubelet import NodeFactory, Operands, OperandsFactory
+from tests.support.control_plane.kubelet import NodeFactory, Operands, OperandsFactory, of_others
 from tests.support.control_plane.processes import Command
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.runner import JOURNAL, NEW, OLD, PREFIX, CommandRunner, assert_untouched, node_of
 from tests.support.control_plane.servers import ControlPlane, User
-from tests.support.control_plane.shown import of_others
 from tests.support.control_plane.workloads import Pod, Shape, WorkloadsFactory
 
 EVICTS = {"ENABLE_NPU_POD_EVICTION": "true"}

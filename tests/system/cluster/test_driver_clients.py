@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.control_plane.api import Api, Json, gone, wait_until
-from tests.support.control_plane.exchanges import Exchange
-from tests.support.control_plane.objects import NODE_KEY
+from tests.support.control_plane.faults import Exchange
+from tests.support.control_plane.kubelet import NODE_KEY
 from tests.support.control_plane.runner import NEW_DIGEST, OLD_DIGEST
-from tests.support.control_plane.scene import World, open_world
+from tests.support.control_plane.scene import PROFILE, WatchedNode, World, open_world, watched_node
 from tests.support.control_plane.servers import ControlPlane, User
-from tests.support.control_plane.watched_node import PROFILE, WatchedNode, watched_node
 
 SELECTOR = {"CLIENT_SELECTOR": "role=exporter"}
 RESTARTED = "DriverClientRestarted"

@@ -16,12 +16,10 @@ from dataclasses import dataclass
 import pytest
 
 from tests.support.control_plane.api import Api, Json, Watch, gone, wait_until
-from tests.support.control_plane.light_tools import lighten
-from tests.support.control_plane.runner import JOURNAL, NEW, NEW_DIGEST, NEW_ROOT, OLD, OLD_DIGEST, OLD_ROOT
-from tests.support.control_plane.scene import NodeScene, World, make_stage, open_world
+from tests.support.control_plane.kubelet import shown
+from tests.support.control_plane.runner import JOURNAL, NEW, NEW_DIGEST, NEW_ROOT, OLD, OLD_DIGEST, OLD_ROOT, lighten
+from tests.support.control_plane.scene import PROFILE, NodeScene, World, make_stage, open_world
 from tests.support.control_plane.servers import ControlPlane, User
-from tests.support.control_plane.shown import shown
-from tests.support.control_plane.watched_node import PROFILE
 
 NODES = 20
 AT_ONCE = 4

@@ -20,10 +20,9 @@ from driver_manager.sandbox import fake_tools
 from driver_manager.sandbox.host import KERNEL, HostTree, PciTree
 from scripts.releasing.kustomize import only
 from tests.support.control_plane.api import Api, Json
-from tests.support.control_plane.driver_node import OLD, DriverNode, old_driver, settled
 from tests.support.control_plane.kubelet import Node, NodeFactory, OperandsFactory
 from tests.support.control_plane.old_server import PodClaim
-from tests.support.control_plane.pod_process import PodRunner
+from tests.support.control_plane.pod_process import OLD, DriverNode, PodRunner, old_driver, settled
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.runner import JOURNAL, PREFIX
 from tests.support.control_plane.servers import ControlPlane

@@ -11,8 +11,7 @@ import pytest
 
 from driver_manager.adapters.kube.node import EVICTIONS_AT_ONCE
 from tests.support.control_plane.api import Json, wait_until
-from tests.support.control_plane.exchanges import Exchange
-from tests.support.control_plane.faults import ALWAYS, Answer, Delay, Fault, Hold
+from tests.support.control_plane.faults import ALWAYS, Answer, Delay, Exchange, Fault, Hold
 from tests.support.control_plane.kubelet import NEVER, NodeFactory, OperandsFactory
 from tests.support.control_plane.old_server import PodClaim
 from tests.support.control_plane.proxy import Proxy

@@ -14,11 +14,10 @@ import pytest
 
 from tests.support.control_plane.api import Api
 from tests.support.control_plane.faults import ALWAYS, Answer, Fault
-from tests.support.control_plane.foreign_edits import HANDS, Hand, play, plays, wanted
+from tests.support.control_plane.foreign_edits import HANDS, WAITS, Hand, Wait, play, plays, wanted
 from tests.support.control_plane.runner import NEW
 from tests.support.control_plane.scene import Left, World, make_stage, open_world
 from tests.support.control_plane.servers import ControlPlane, User
-from tests.support.control_plane.waits import WAITS, Wait
 from tests.support.selection import Share, share
 
 AT_ONCE = 8

@@ -22,10 +22,9 @@ import pytest
 from driver_manager.profiles import builtin
 from scripts.releasing.kustomize import only, render, render_with_namespace
 from tests.support.control_plane.api import Api, Json, gone, wait_until
-from tests.support.control_plane.driver_node import DriverNode, old_driver, settled
 from tests.support.control_plane.fixtures import skip_or_fail
 from tests.support.control_plane.kubelet import NEVER, NodeFactory, OperandsFactory
-from tests.support.control_plane.pod_process import PodRunner, wait_pod
+from tests.support.control_plane.pod_process import DriverNode, PodRunner, old_driver, settled, wait_pod
 from tests.support.control_plane.processes import RUN_TIMEOUT_S
 from tests.support.control_plane.rollout_fleet import RolloutFleet, serve_rollouts
 from tests.support.control_plane.runner import (

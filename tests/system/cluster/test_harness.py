@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.control_plane.api import PATIENCE_S, Api, Json, status_of, wait_until
-from tests.support.control_plane.fault_routes import ROUTES, TEAM, Bystander, Scene
+from tests.support.control_plane.fault_matrix import ROUTES, TEAM, Bystander, Scene
 from tests.support.control_plane.kubelet import COMPONENTS, NEVER, Kubelet, NodeFactory, OperandsFactory
 from tests.support.control_plane.servers import NAMESPACE, ControlPlane, ControlPlaneError, User, missing_assets
 from tests.support.fakes.pace import patient

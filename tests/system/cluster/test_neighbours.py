@@ -13,11 +13,11 @@ from driver_manager.domain.reboot.decision import CORDON_FOR_REBOOT
 from driver_manager.profiles import builtin
 from driver_manager.sandbox import fake_tools
 from tests.support.control_plane.api import Api, wait_until
-from tests.support.control_plane.loops import running
+from tests.support.control_plane.foreign_edits import ASCEND_OLD, ASCEND_ROOT
+from tests.support.control_plane.processes import running
 from tests.support.control_plane.runner import OLD_ROOT
 from tests.support.control_plane.scene import NodeScene, World, make_stage, open_world
 from tests.support.control_plane.servers import ControlPlane, User
-from tests.support.control_plane.waits import ASCEND_OLD, ASCEND_ROOT
 
 ASCEND, REBELLIONS = builtin()["ascend"], builtin()["rebellions"]
 KEYS = ASCEND.keys

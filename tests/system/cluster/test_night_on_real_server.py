@@ -14,11 +14,10 @@ import pytest
 from driver_manager.domain.node_state import NEEDS_HAND, NodeState
 from driver_manager.sandbox.host import HostTree
 from tests.support.control_plane.api import Api, wait_until
-from tests.support.control_plane.kubelet import NodeFactory, OperandsFactory
+from tests.support.control_plane.kubelet import STATE, NodeFactory, OperandsFactory
 from tests.support.control_plane.runner import PREFIX, CommandRunner, node_of
 from tests.support.control_plane.scene import NodeScene, make_stage, open_world
 from tests.support.control_plane.servers import ControlPlane, User
-from tests.support.control_plane.shown import STATE
 from tests.support.fakes.night import NIGHTS, Night, check, textfile
 
 ASCEND_ROOT = "/var/lib/Ascend/driver"

@@ -17,12 +17,11 @@ from urllib.parse import urlsplit
 import pytest
 import urllib3
 
-from tests.support.control_plane import proxy_connection
+from tests.support.control_plane import proxy as proxy_connection
 from tests.support.control_plane.api import Api, refusal, wait_until
 from tests.support.control_plane.faults import Answer, Delay, Drop, Fault, Hold, Silence
 from tests.support.control_plane.kubelet import Node, NodeFactory
-from tests.support.control_plane.proxy import CLOSE_LIMIT_S, Proxy
-from tests.support.control_plane.raw_streams import opened, read_on, watch_path
+from tests.support.control_plane.proxy import CLOSE_LIMIT_S, Proxy, opened, read_on, watch_path
 from tests.support.control_plane.servers import ControlPlane, User
 from tests.support.fakes.pace import patient
 

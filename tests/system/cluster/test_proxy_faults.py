@@ -15,7 +15,6 @@ import pytest
 import urllib3
 
 from tests.support.control_plane.api import Api, refusal, status_of, wait_until
-from tests.support.control_plane.certificates import all_certificates
 from tests.support.control_plane.faults import (
     ALWAYS,
     Action,
@@ -32,10 +31,9 @@ from tests.support.control_plane.faults import (
     Silence,
 )
 from tests.support.control_plane.kubelet import Node, NodeFactory, OperandsFactory
-from tests.support.control_plane.proxy import Proxy
-from tests.support.control_plane.raw_streams import opened, read_on, watch_path
+from tests.support.control_plane.proxy import Proxy, opened, read_on, watch_path
 from tests.support.control_plane.runner import JOURNAL, NEW, PREFIX, CommandRunner
-from tests.support.control_plane.servers import ControlPlane, User
+from tests.support.control_plane.servers import ControlPlane, User, all_certificates
 from tests.support.fakes.pace import patient
 
 

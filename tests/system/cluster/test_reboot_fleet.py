@@ -15,12 +15,11 @@ from driver_manager.domain.errors import ApiUnavailable
 from driver_manager.domain.reboot.decision import RebootAct
 from driver_manager.domain.reboot.state import RebootPolicy, Record, encode_reboot_record
 from tests.support.control_plane.api import Api, wait_until
-from tests.support.control_plane.audit import AuditRecord
 from tests.support.control_plane.kubelet import NodeFactory
 from tests.support.control_plane.pod_transport import pod_transport
 from tests.support.control_plane.reboot_fleet import KEYS, RealFleet, RealSite, real_fleet
 from tests.support.control_plane.runner import CommandRunner
-from tests.support.control_plane.servers import ControlPlane
+from tests.support.control_plane.servers import AuditRecord, ControlPlane
 from tests.support.fakes.killer import Killer
 
 NODES = 50

@@ -14,8 +14,7 @@ from driver_manager.domain.deadline import SAID_EVERY_S
 from driver_manager.domain.wire import pointer
 from tests.assurance.bench.reconcile import PEAK
 from tests.support.control_plane.api import Api, Json
-from tests.support.control_plane.audit import AuditRecord
-from tests.support.control_plane.kubelet import NEVER, NodeFactory, Operands, OperandsFactory
+from tests.support.control_plane.kubelet import LAST_OUTCOME, NEVER, STATE, NodeFactory, Operands, OperandsFactory
 from tests.support.control_plane.runner import (
     CORDON,
     JOURNAL,
@@ -28,8 +27,7 @@ from tests.support.control_plane.runner import (
     node_of,
     start_and_take,
 )
-from tests.support.control_plane.servers import NAMESPACE, ControlPlane, User
-from tests.support.control_plane.shown import LAST_OUTCOME, STATE
+from tests.support.control_plane.servers import NAMESPACE, AuditRecord, ControlPlane, User
 from tests.support.fakes.pace import patient
 
 COUNTED_OUT = ("events", "selfsubjectaccessreviews")

@@ -10,11 +10,9 @@ import pytest
 
 from tests.support.control_plane.api import Api, gone, wait_until
 from tests.support.control_plane.faults import Action, Answer, CutLine, Drop, ErrorEvent, Fault, Gone, Hold
-from tests.support.control_plane.fleet_witness import Witness
-from tests.support.control_plane.forked_commands import ForkServer
+from tests.support.control_plane.processes import ForkServer
 from tests.support.control_plane.proxy import Proxy
-from tests.support.control_plane.rollout_fleet import RolloutFleet, serve_rollouts
-from tests.support.control_plane.rollout_tasks import TaskPods
+from tests.support.control_plane.rollout_fleet import RolloutFleet, TaskPods, Witness, serve_rollouts
 from tests.support.control_plane.servers import ControlPlane
 from tests.support.docs.rollout_object import definition
 

@@ -14,11 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.control_plane.api import Api, wait_until
-from tests.support.control_plane.call_names import FLEET
-from tests.support.control_plane.fleet_witness import Witness
-from tests.support.control_plane.forked_commands import ForkServer
-from tests.support.control_plane.rollout_fleet import RolloutFleet, serve_rollouts
-from tests.support.control_plane.rollout_tasks import TaskPods
+from tests.support.control_plane.processes import FLEET, ForkServer
+from tests.support.control_plane.rollout_fleet import RolloutFleet, TaskPods, Witness, serve_rollouts
 from tests.support.control_plane.servers import NAMESPACE, ControlPlane
 from tests.support.docs.rollout_object import definition
 

@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.control_plane.api import Api, wait_until
-from tests.support.control_plane.exchanges import Exchange
-from tests.support.control_plane.faults import ALWAYS, Drop, Fault
-from tests.support.control_plane.fleet_witness import Witness
-from tests.support.control_plane.forked_commands import ForkServer
+from tests.support.control_plane.faults import ALWAYS, Drop, Exchange, Fault
+from tests.support.control_plane.processes import ForkServer
 from tests.support.control_plane.proxy import Proxy
-from tests.support.control_plane.rollout_fleet import RolloutFleet, serve_rollouts
+from tests.support.control_plane.rollout_fleet import RolloutFleet, Witness, serve_rollouts
 from tests.support.control_plane.servers import ControlPlane
 from tests.support.docs.rollout_object import definition
 

@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.control_plane.api import Api, Json, wait_until
-from tests.support.control_plane.rollout_fleet import ROLLOUTS, RolloutFleet, restarted, serve_rollouts, writes
-from tests.support.control_plane.rollout_tasks import TaskPods
+from tests.support.control_plane.rollout_fleet import (
+    ROLLOUTS,
+    RolloutFleet,
+    TaskPods,
+    restarted,
+    serve_rollouts,
+    writes,
+)
 from tests.support.control_plane.servers import ControlPlane
 from tests.support.docs.rollout_object import definition
 

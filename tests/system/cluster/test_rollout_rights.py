@@ -16,12 +16,9 @@ import pytest
 
 from scripts.releasing.kustomize import only, render
 from tests.support.control_plane.api import Api, gone, wait_until
-from tests.support.control_plane.audit import AuditRecord
-from tests.support.control_plane.fleet_witness import Witness
-from tests.support.control_plane.forked_commands import ForkedCommand, ForkServer
-from tests.support.control_plane.rollout_fleet import RolloutFleet, serve_rollouts
-from tests.support.control_plane.rollout_tasks import TaskPods
-from tests.support.control_plane.servers import NAMESPACE, ControlPlane
+from tests.support.control_plane.processes import ForkedCommand, ForkServer
+from tests.support.control_plane.rollout_fleet import RolloutFleet, TaskPods, Witness, serve_rollouts
+from tests.support.control_plane.servers import NAMESPACE, AuditRecord, ControlPlane
 from tests.support.deploy.apply import Right, applied, rights_of
 from tests.support.deploy.rights import BOUND_KINDS, shown, user, without
 from tests.support.docs.rollout_object import definition

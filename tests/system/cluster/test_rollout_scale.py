@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.control_plane.api import Api, wait_until
-from tests.support.control_plane.fleet_witness import Witness
 from tests.support.control_plane.rollout_fleet import (
     IDLE,
     RolloutFleet,
+    Witness,
     most_under_way,
     peak_mib,
     serve_rollouts,

@@ -7,10 +7,9 @@ import json
 import pytest
 
 from tests.support.control_plane.api import Api
-from tests.support.control_plane.kubelet import COMPONENTS
+from tests.support.control_plane.kubelet import COMPONENTS, LAST_OUTCOME, STATE, of_others
 from tests.support.control_plane.many_nodes import PREFIX, Crowd
 from tests.support.control_plane.servers import ControlPlane
-from tests.support.control_plane.shown import LAST_OUTCOME, STATE, of_others
 
 NODES = 100
 LIMIT_S = 600.0

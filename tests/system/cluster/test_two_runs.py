@@ -19,13 +19,11 @@ from driver_manager.domain.node import PROGRAM
 from driver_manager.profiles import builtin
 from driver_manager.sandbox import fake_tools
 from tests.support.control_plane.api import Api, wait_until
-from tests.support.control_plane.call_names import EFFECTS
-from tests.support.control_plane.forked_commands import ForkedCommand
-from tests.support.control_plane.processes import Ended
+from tests.support.control_plane.foreign_edits import ASCEND_OLD, ASCEND_ROOT
+from tests.support.control_plane.processes import EFFECTS, Ended, ForkedCommand
 from tests.support.control_plane.runner import NEW, NEW_DIGEST, OLD
 from tests.support.control_plane.scene import Left, NodeScene, World, make_stage, open_world
 from tests.support.control_plane.servers import NAMESPACE, ControlPlane, User
-from tests.support.control_plane.waits import ASCEND_OLD, ASCEND_ROOT
 from tests.support.control_plane.workloads import Shape
 
 SERVICE = "rbln_daemon.service"

@@ -11,10 +11,9 @@ import pytest
 
 from tests.support.control_plane.api import Api, wait_until
 from tests.support.control_plane.faults import Action, Answer, Delay, Fault, Gone, Hold
-from tests.support.control_plane.loops import Loop
-from tests.support.control_plane.scene import World, open_world
+from tests.support.control_plane.processes import Loop
+from tests.support.control_plane.scene import STATE, WatchedNode, World, open_world, watched_node
 from tests.support.control_plane.servers import ControlPlane, User
-from tests.support.control_plane.watched_node import STATE, WatchedNode, watched_node
 from tests.support.fakes.pace import patient
 
 WEDGED, RECOVERED = "DriverWedged", "DriverRecovered"

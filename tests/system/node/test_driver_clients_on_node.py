@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.control_plane.api import Json
-from tests.support.control_plane.audit import AuditRecord
-from tests.support.node.drivers import Drivers, stopping_after
-from tests.support.node.other_team import CLIENT, NAMESPACE, OtherTeam
-from tests.support.node.patience import wait_until
+from tests.support.control_plane.servers import AuditRecord
+from tests.support.node.drivers import CLIENT, OTHER_NAMESPACE, Drivers, OtherTeam, stopping_after
+from tests.support.node.place import wait_until
 
 GENERATION = "rebellions.ai/npu-driver-manager.generation"
 EXPORTER, BYSTANDER = "exporter", "bystander"
@@ -54,7 +53,7 @@ def test_a_client_is_restarted_once_by_the_watch_after_the_ready_marker(drivers:
     )
     wait_until(lambda: generation(drivers) != shown, "the Node shows the generation, which comes last")
     (eviction,) = evictions(drivers, since)
-    assert (eviction.namespace, eviction.name) == (NAMESPACE, client["metadata"]["name"])
+    assert (eviction.namespace, eviction.name) == (OTHER_NAMESPACE, client["metadata"]["name"])
     assert eviction.received_at.timestamp() >= ready_s
     assert [uid(pod) for pod in team.running(EXPORTER)] == [uid(successor)]
     assert [uid(pod) for pod in team.running(BYSTANDER)] == [uid(bystander)]

@@ -21,13 +21,12 @@ import yaml
 from tests.support.docs.console import commands, commands_in_passing, files
 from tests.support.docs.markdown import DOCS
 from tests.support.node import images
-from tests.support.node.archives import Link
-from tests.support.node.clone import Clone, Reader
-from tests.support.node.control_plane import NAMESPACE
 from tests.support.node.drivers import JOURNAL, MODULE, READY_MARKER, Drivers, stopping_after
-from tests.support.node.machine import Machine
+from tests.support.node.images import Link
+from tests.support.node.machine import NAMESPACE, Machine
 from tests.support.node.node_init import NAME
-from tests.support.node.patience import wait_until
+from tests.support.node.place import wait_until
+from tests.support.node.vendor_containers import Clone, Reader
 
 pytestmark = pytest.mark.shares(6)
 """Together, as they share a node of their own."""

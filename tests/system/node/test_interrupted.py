@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.node.drivers import Drivers, Seen
-from tests.support.node.measured import Action, Row, Table
-from tests.support.node.patience import wait_until
-from tests.support.node.runs import kill_run, waiting_run, what_happened
-from tests.support.node.timeline import Timeline
+from tests.support.node.drivers import Drivers, Seen, kill_run, waiting_run, what_happened
+from tests.support.node.measured import Action, Row, Table, Timeline
+from tests.support.node.place import wait_until
 
 API_GONE_S = 8.0
 TIMES = {1: Action.KILLED_ONCE, 4: Action.KILLED_FOUR_TIMES}

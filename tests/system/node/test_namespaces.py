@@ -13,8 +13,7 @@ import pytest
 
 from tests.support.node import node_keeper
 from tests.support.node.namespaces import Namespaces
-from tests.support.node.patience import wait_until
-from tests.support.node.place import CHECKOUT, FOLDER
+from tests.support.node.place import CHECKOUT, FOLDER, wait_until
 
 RUN = """
 from tests.support.node.namespaces import Daemon, Namespaces

@@ -12,17 +12,16 @@ import pytest
 import yaml
 
 from tests.support.control_plane.api import Json, gone
-from tests.support.control_plane.audit import AuditRecord
-from tests.support.control_plane.shown import of_others
+from tests.support.control_plane.kubelet import of_others
+from tests.support.control_plane.servers import AuditRecord
 from tests.support.deploy.apply import applied
-from tests.support.node.control_plane import NAMESPACE
-from tests.support.node.drivers import PREFIX, Drivers, stopping_after
+from tests.support.node.drivers import PREFIX, Drivers, last_words, stopping_after
 from tests.support.node.images import OPERAND
+from tests.support.node.machine import NAMESPACE
 from tests.support.node.measured import Action, Table
 from tests.support.node.namespaces import Daemon
 from tests.support.node.node_init import STAND_INS
-from tests.support.node.patience import wait_until
-from tests.support.node.runs import last_words
+from tests.support.node.place import wait_until
 
 DEVICE = "/dev/rbln0"
 REFCOUNT = "run/rbln/.stand-ins/sys/module/rebellions/refcnt"

@@ -13,12 +13,10 @@ import pytest
 from tests.support.control_plane.api import Json, gone
 from tests.support.docs.console import commands
 from tests.support.docs.markdown import DOCS
-from tests.support.node.control_plane import NAMESPACE
-from tests.support.node.drivers import Drivers
-from tests.support.node.machine import Machine
+from tests.support.node.drivers import Drivers, waiting_run
+from tests.support.node.machine import NAMESPACE, Machine
 from tests.support.node.node_init import ADDRESS, NAME
-from tests.support.node.patience import wait_until
-from tests.support.node.runs import waiting_run
+from tests.support.node.place import wait_until
 
 IMAGE = "driver-manager:0.1.0"
 

@@ -17,7 +17,7 @@ from tests.support.control_plane.api import Json, gone
 from tests.support.deploy.apply import apply, path_of
 from tests.support.node.machine import Machine
 from tests.support.node.measured import Action, Table
-from tests.support.node.patience import wait_until
+from tests.support.node.place import wait_until
 
 DOMAIN = "npu.openfuyao.com"
 APPROVAL = f"{DOMAIN}/approve-reboot"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.node.drivers import Drivers, stopping_after
+from tests.support.node.drivers import DAEMON_SET, Drivers, Rollouts, rollouts, stopping_after
 from tests.support.node.measured import Action, Table
-from tests.support.node.patience import wait_until
-from tests.support.node.rollouts import DAEMON_SET, Rollouts, rollouts
+from tests.support.node.place import wait_until
 
 STATE = "rebellions.ai/npu-driver-upgrade-state"
 OPERAND = "device-plugin"

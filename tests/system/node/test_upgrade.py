@@ -9,9 +9,8 @@ import pytest
 
 from tests.support.fakes.pace import ratio
 from tests.support.node.drivers import MANAGER, OPERANDS, Drivers
-from tests.support.node.measured import Action, Table
-from tests.support.node.patience import wait_until
-from tests.support.node.timeline import Part, Timeline, patches
+from tests.support.node.measured import Action, Part, Table, Timeline, patches
+from tests.support.node.place import wait_until
 
 REQUESTS = ["get nodes", "list pods", "patch nodes", "watch pods", "get nodes", "patch nodes"]
 """The least where there is a kubelet: the record of our cordon does not keep its place, so the release takes a look."""

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.control_plane.api import Json
-from tests.support.node.control_plane import NAMESPACE
 from tests.support.node.drivers import WATCH, Drivers
-from tests.support.node.patience import wait_until
+from tests.support.node.machine import NAMESPACE
+from tests.support.node.place import wait_until
 
 STATE = "rebellions.ai/npu-driver-manager.state"
 WELL = {"devices": [{"npu": 0, "name": "RBLN-CA12", "status": "normal", "device": "rbln0"}]}

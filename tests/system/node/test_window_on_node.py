@@ -12,7 +12,7 @@ from tests.support.control_plane.api import Json
 from tests.support.fakes.pace import ratio
 from tests.support.node.drivers import INSTALL_S, Drivers, Loads
 from tests.support.node.measured import Table
-from tests.support.node.patience import wait_until
+from tests.support.node.place import wait_until
 
 STAGED_S = 3.0
 """The longest window with a staged driver, where users' pods and operands stop in a second."""

@@ -19,7 +19,7 @@ import pytest
 
 from driver_manager.adapters.kube.kubeconfig import load_kubeconfig
 from driver_manager.adapters.kube.transport import WireRequest
-from tests.support.control_plane.certificates import Authority
+from tests.support.control_plane.servers import Authority
 from tests.support.selection import current
 
 REPOSITORY = Path(__file__).parents[3]

@@ -19,7 +19,7 @@ from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.settings import AnySetting, Values
 from driver_manager.sandbox.cluster import NODE
 from driver_manager.sandbox.stories import NEW, NEW_ROOT, OLD
-from tests.support.control_plane.shown import of_others
+from tests.support.control_plane.kubelet import of_others
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.sandboxed import ByHand, by_hand
 from tests.support.fakes.signals import signals_kept

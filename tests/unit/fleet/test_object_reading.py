@@ -33,7 +33,7 @@ from driver_manager.domain.fleet.spec import (
     read,
 )
 from driver_manager.domain.reboot.maintenance_windows import parse_windows
-from tests.assurance.fuzz.oracle import assert_conforms
+from tests.assurance.fuzz.target import assert_conforms
 from tests.support.fakes.rollout_objects import BAD, BAD_WISHES, BLANK, FULL, Bad, Json, but, rollout, zones
 from tests.support.fakes.rollout_objects import SPEC as SHORTEST
 

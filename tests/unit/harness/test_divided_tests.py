@@ -10,15 +10,10 @@ import pytest
 
 from tests.support.control_plane import fault_kinds
 from tests.support.control_plane.fault_kinds import KINDS, Asked, cells
-from tests.support.control_plane.foreign_edits import HANDS, plays
+from tests.support.control_plane.foreign_edits import HANDS, WAITS, plays
 from tests.support.control_plane.sweep import sweeping
-from tests.support.control_plane.sweep.figures import Figures
-from tests.support.control_plane.sweep.judging import Verdict
-from tests.support.control_plane.sweep.outcome import Outcome
-from tests.support.control_plane.sweep.paths import PATHS
-from tests.support.control_plane.sweep.recording import Effect, Place
-from tests.support.control_plane.sweep.sweeping import Judged, Recording, points
-from tests.support.control_plane.waits import WAITS
+from tests.support.control_plane.sweep.scene import PATHS, Effect, Place
+from tests.support.control_plane.sweep.sweeping import Figures, Judged, Outcome, Recording, Verdict, points
 from tests.support.selection import Share
 
 ASKED = {

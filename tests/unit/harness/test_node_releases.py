@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.node.measured import Timeline
 from tests.support.node.releases import Release, known, kubelet_flags, kubelet_settings, policy_of
-from tests.support.node.timeline import Timeline
 
 SOCKET = "/run/containerd.sock"
 ENDPOINT = "unix:///run/containerd.sock"

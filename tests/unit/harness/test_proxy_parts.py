@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.support.control_plane.api import Json
-from tests.support.control_plane.api_request import ApiRequest, Target, target_of
-from tests.support.control_plane.fault_script import from_text, to_text
 from tests.support.control_plane.faults import (
     ALWAYS,
     Answer,
+    ApiRequest,
     Certificate,
     CutLine,
     Delay,
@@ -21,6 +20,10 @@ from tests.support.control_plane.faults import (
     Rotate,
     Script,
     Silence,
+    Target,
+    from_text,
+    target_of,
+    to_text,
 )
 from tests.support.control_plane.old_server import (
     CLAIMS,
@@ -30,7 +33,7 @@ from tests.support.control_plane.old_server import (
     old_eviction,
     with_claims,
 )
-from tests.support.control_plane.proxy_identity import Identity
+from tests.support.control_plane.proxy import Identity
 
 GET = ApiRequest("GET", "/api/v1/nodes/n", user="agent")
 PATCH = ApiRequest("PATCH", "/api/v1/nodes/n", user="agent")

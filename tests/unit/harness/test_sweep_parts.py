@@ -17,14 +17,11 @@ import pytest
 
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.host import HostTree
-from tests.support.control_plane.api_request import ApiRequest
-from tests.support.control_plane.exchanges import Exchange
-from tests.support.control_plane.light_tools import lighten
-from tests.support.control_plane.runner import JOURNAL, NEW_ROOT
-from tests.support.control_plane.sweep.host_effects import Surroundings, effect_of
-from tests.support.control_plane.sweep.judging import judge
-from tests.support.control_plane.sweep.outcome import Outcome
-from tests.support.control_plane.sweep.recording import Effect, Place, recorded, uncovered
+from tests.support.control_plane.faults import ApiRequest, Exchange
+from tests.support.control_plane.runner import JOURNAL, NEW_ROOT, lighten
+from tests.support.control_plane.sweep.process import Surroundings, effect_of
+from tests.support.control_plane.sweep.scene import Effect, Place, recorded, uncovered
+from tests.support.control_plane.sweep.sweeping import Outcome, judge
 
 AROUND = Surroundings(host="/h", container="/c", own="/c/tmp")
 WRITE, READ = os.O_WRONLY | os.O_CREAT, os.O_RDONLY
@@ -96,7 +93,7 @@ def test_the_end_of_our_own_copy_is_no_effect_and_that_of_a_tool_is(argv: list[s
 THREE_WRITES = """
 import os, sys
 from driver_manager.adapters.process.forked import lines_within
-from tests.support.control_plane.sweep.launch import Order, Recorder
+from tests.support.control_plane.sweep.process import Order, Recorder
 
 def write(name):
     os.close(os.open(name, os.O_WRONLY | os.O_CREAT))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.node import patience
+from tests.support.node import place as patience
 from tests.support.tiers import TierError, answer
 
 

@@ -1,6 +1,4 @@
-"""Owns what one worker sweeps on: a node of the real API server with its operands, a proxy and a zygote; and the scenes
-on it, each a fresh host tree with the Node as it was at the beginning.
-"""
+"""What a worker sweeps on: a Node with operands and clients, a proxy, a zygote, and the paths with their scenes."""
 
 from __future__ import annotations
 
@@ -8,25 +6,380 @@ import contextlib
 import shutil
 import signal
 import threading
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
 from pathlib import Path as Folder
+from types import TracebackType
+from typing import Self
 
-from driver_manager.sandbox.host import PciTree
+from driver_manager.adapters.host.slots import record_of
+from driver_manager.domain.host import FOLDER_END, RECORD, encode_staged, folder_of, slot_name
+from driver_manager.domain.pci import Binding, encode_bindings
+from driver_manager.sandbox import fake_tools
+from driver_manager.sandbox.host import KERNEL, VFIO_DRIVER, VFIO_MODULE, HostTree, PciTree
 from tests.support.control_plane.api import Api, Json, gone, wait_until
-from tests.support.control_plane.faults import Fault, Hold
-from tests.support.control_plane.kubelet import Node
-from tests.support.control_plane.light_tools import lighten
-from tests.support.control_plane.objects import create_node, create_operands
+from tests.support.control_plane.faults import ALWAYS, Exchange, Fault, Hold
+from tests.support.control_plane.kubelet import Node, create_node, create_operands
 from tests.support.control_plane.proxy import Proxy
-from tests.support.control_plane.runner import PREFIX, CommandRunner
+from tests.support.control_plane.runner import (
+    NEW,
+    NEW_DIGEST,
+    NEW_ROOT,
+    OLD,
+    OLD_DIGEST,
+    OLD_ROOT,
+    PREFIX,
+    CommandRunner,
+    lighten,
+)
 from tests.support.control_plane.servers import ControlPlane, User
-from tests.support.control_plane.sweep.clients import POLL_S, Exporter, Holder
-from tests.support.control_plane.sweep.forking import Died, Forked, Zygote
-from tests.support.control_plane.sweep.launch import Order
-from tests.support.control_plane.sweep.paths import MANAGED, Path
-from tests.support.control_plane.sweep.recording import Effect, Place, recorded
+from tests.support.control_plane.sweep.process import Died, Forked, Order, Zygote
 from tests.support.control_plane.workloads import Pod, Shape, Workloads
+
+TEAM = "monitoring"
+CLIENT = Shape(npus=0, labels={"role": "exporter"})
+SELECTOR = {"CLIENT_SELECTOR": "role=exporter"}
+EXPORTER, HOLDER = "exporter", "holder"
+HOLDER_PID = 4711
+POLL_S = 0.05
+
+
+class Exporter:
+    """A DaemonSet of `TEAM`, which the real controller runs. Its pod on the node is a client where a run is told so."""
+
+    def __init__(self, made: Workloads, node: Node) -> None:
+        self._node = node
+        first = made.daemon_set_pod(CLIENT, namespace=TEAM)
+        self.prefix = f"{first.name.rpartition('-')[0]}-"
+
+    def wait_running(self) -> Json:
+        """Its pod, once there is one that runs, and no other."""
+
+        def found() -> Json | None:
+            pods = [pod for pod in self._node.pods() if pod["metadata"]["name"].startswith(self.prefix)]
+            is_whole = len(pods) == 1 and "deletionTimestamp" not in pods[0]["metadata"]
+            return pods[0] if is_whole and pods[0]["status"].get("phase") == "Running" else None
+
+        return wait_until(found, f"the pod of {self.prefix} runs")
+
+    def begin(self) -> None:
+        """From now on its pod has run for long."""
+        self._node.age(self.wait_running())
+
+
+class Holder:
+    """A pod that has the device open on the host of `tree`, while the context lasts.
+
+    The process ends when its pod is gone, and whoever evicted the pod has the answer after that: how often an unload is
+    tried in between is not left to chance. Its controller makes no other before the next boot.
+    """
+
+    def __init__(self, made: Workloads, node: Node, proxy: Proxy, tree: HostTree) -> None:
+        self._made = made
+        self._node = node
+        self._proxy = proxy
+        self._tree = tree
+        self._is_over = threading.Event()
+        self._pod = self._new_pod()
+        self.names = {self._pod.name}
+        self._answer = Fault(
+            Hold(applied=True),
+            "create",
+            "pods/eviction",
+            path=f"/{self._pod.name}/eviction$",
+            times=ALWAYS,
+            spares_dry_runs=True,
+        )
+        self._thread = threading.Thread(target=self._end_with_its_pod, name=f"holder-{self._pod.name}")
+
+    def __enter__(self) -> Self:
+        self._tree.hold_device_by(HOLDER_PID, HOLDER)
+        slice_name = f"kubepods-pod{self._pod.uid.replace('-', '_')}.slice"
+        (self._process / "cgroup").write_text(f"0::/kubepods.slice/{slice_name}/cri-{'0' * 64}.scope\n")
+        self._proxy.add(self._answer)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._end_thread()
+        gone(lambda: self._pod.api.delete(self._pod.path, grace_s=0), 409)
+
+    def reboot(self) -> None:
+        """The host boots: no process is left. Where the pod is gone, its controller has made another one by now."""
+        self._end_thread()
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self._process)
+        if self._pod.state() != "Running":
+            self._pod.wait_state("gone")
+            self._pod = self._new_pod()
+            self.names.add(self._pod.name)
+
+    @property
+    def _process(self) -> Path:
+        return self._tree.root / "proc" / str(HOLDER_PID)
+
+    def _new_pod(self) -> Pod:
+        (pod,) = self._made.managed(1, CLIENT, namespace=TEAM)
+        found = pod.read()
+        assert found is not None
+        self._node.age(found)
+        return pod
+
+    def _end_with_its_pod(self) -> None:
+        while not self._is_over.wait(POLL_S):
+            if self._pod.state() == "gone":
+                self._tree.end_process(HOLDER_PID)
+                break
+        self._proxy.release(self._answer)
+
+    def _end_thread(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+        self._proxy.lift(self._answer)
+
+
+SERVICE = "rbln_daemon.service"
+BAD_ROOT = "/opt/rbln/bad"
+ASCEND_ROOT, ASCEND_OLD = "/var/lib/Ascend/driver", "25.2.0"
+STAGED_ROOT = "/var/lib/rbln/driver"
+DEVICES = ("0000:c1:00.0", "0000:c2:00.0")
+MANAGED = "rebellions.ai/npu-driver-upgrade-enabled"
+
+
+@dataclass(frozen=True)
+class SweepPath:
+    """One path through the decision table. `lay_out` makes the host, `lay_anew` what a boot brings back to it.
+
+    `code` is the exit code of an undisturbed run. `jobs` pods use the accelerator. `runs_in_pod`: as the init container
+    of the driver pod on the node, else by hand. `is_managed`: an operator moves the pods when it is asked.
+    `has_clients`: the exporter on the node is a client of the driver. `is_held`: another client has the device open.
+    `devices` puts functions on the PCI bus, whose kernel answers then.
+    """
+
+    name: str
+    lay_out: Callable[[HostTree], None]
+    lay_anew: Callable[[HostTree], None]
+    command: str = "reconcile-driver-state"
+    devices: Callable[[PciTree], None] | None = None
+    env: Mapping[str, str] = field(default_factory=dict, hash=False)
+    words: tuple[str, ...] = ()
+    code: int = 0
+    profile: str = "rebellions"
+    runs_in_pod: bool = False
+    is_cordoned: bool = False
+    is_managed: bool = False
+    has_clients: bool = False
+    is_held: bool = False
+    jobs: int = 0
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _boot(tree: HostTree) -> None:
+    """What a boot brings back: the driver's tree below /run, from its container, and the host's services."""
+    tree.add_driver(NEW_ROOT, NEW)
+    tree.start_service(SERVICE)
+
+
+def _ready(tree: HostTree) -> None:
+    """The marker that a driver container leaves when its driver serves."""
+    marker = tree.root / tree.profile.paths.ready_marker.lstrip("/")
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.write_text("")
+
+
+def _outdated(tree: HostTree) -> None:
+    """The old driver is loaded, recorded and ready."""
+    _boot(tree)
+    tree.add_driver(OLD_ROOT, OLD)
+    tree.load(OLD_ROOT)
+    tree.record(OLD_DIGEST, OLD_ROOT, OLD)
+    _ready(tree)
+
+
+def _outdated_in_a_container(tree: HostTree) -> None:
+    _outdated(tree)
+    tree.mount_driver_root()
+
+
+def _current_in_a_container(tree: HostTree) -> None:
+    _boot(tree)
+    tree.load(NEW_ROOT)
+    tree.record(NEW_DIGEST, NEW_ROOT, NEW)
+    _ready(tree)
+    tree.mount_driver_root()
+
+
+def _empty_with_a_stale_root(tree: HostTree) -> None:
+    _boot(tree)
+    _ready(tree)
+    tree.mount_driver_root()
+
+
+def _outdated_with_a_bad_driver(tree: HostTree) -> None:
+    _outdated(tree)
+    tree.add_driver(BAD_ROOT, "3.0.0", fails=True)
+
+
+def _staged(tree: HostTree) -> None:
+    """The driver root leads to the old driver's slot, and the new one is staged beside it, both on disk."""
+    for version, digest in ((OLD, OLD_DIGEST), (NEW, NEW_DIGEST)):
+        slot = f"{folder_of(STAGED_ROOT)}/{slot_name(digest)}"
+        tree.add_driver(slot, version)
+        folder = tree.root / slot.lstrip("/")
+        record = record_of(folder, digest, KERNEL, version)
+        # The tools in it differ from host to host here.
+        modules = tuple(one for one in record.files if one.path.startswith("lib/"))
+        (folder / RECORD).write_text(encode_staged(replace(record, files=modules)))
+    link = tree.root / STAGED_ROOT.lstrip("/")
+    link.symlink_to(f"{link.name}{FOLDER_END}/{slot_name(OLD_DIGEST)}")
+    tree.load(STAGED_ROOT)
+    tree.record(OLD_DIGEST, f"{folder_of(STAGED_ROOT)}/{slot_name(OLD_DIGEST)}", OLD)
+    _ready(tree)
+
+
+def _outdated_ascend(tree: HostTree) -> None:
+    tree.add_driver(ASCEND_ROOT, ASCEND_OLD)
+    tree.load(ASCEND_ROOT)
+    tree.record("old", ASCEND_ROOT, ASCEND_OLD)
+
+
+def _fresh_ascend(tree: HostTree) -> None:
+    tree.add_driver(ASCEND_ROOT, ASCEND_OLD)
+
+
+def _for_machines(tree: HostTree) -> None:
+    """No driver, and what an earlier run left that gave the devices to virtual machines."""
+    _boot(tree)
+    module = PciTree(tree.root, "").add_vfio(KERNEL)
+    fake_tools.insert(tree.root, VFIO_MODULE, {VFIO_MODULE: (module, [])})
+    record = tree.root / tree.profile.paths.bindings.lstrip("/")
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text(encode_bindings(tree.boot_id, [Binding(one, "rebellions") for one in DEVICES]))
+
+
+def _native(bus: PciTree) -> None:
+    """One device with the driver, one that nobody has."""
+    bus.add_vfio(KERNEL)
+    bus.add(DEVICES[0], group="10", driver="rebellions", module="rebellions")
+    bus.add(DEVICES[1], group="11")
+
+
+def _given(bus: PciTree) -> None:
+    for number, address in enumerate(DEVICES):
+        bus.add(address, group=str(10 + number), driver=VFIO_DRIVER, module=VFIO_MODULE, override=VFIO_DRIVER)
+
+
+def _nothing(_: HostTree) -> None:
+    """Everything that this path needs outlives a boot."""
+
+
+_BY_CONTAINER = {"DRIVER_LOAD": "container", "DRIVER_ROOT": ""}
+
+PATHS = (
+    SweepPath("replace-by-manager", _outdated, _boot, words=("--stop-host-services",)),
+    SweepPath(
+        "replace-by-container",
+        _outdated_in_a_container,
+        _boot,
+        env=_BY_CONTAINER,
+        runs_in_pod=True,
+        is_cordoned=True,
+    ),
+    SweepPath("digest-equal", _current_in_a_container, _boot, env=_BY_CONTAINER, runs_in_pod=True),
+    SweepPath("first-install-by-container", _empty_with_a_stale_root, _boot, env=_BY_CONTAINER, runs_in_pod=True),
+    SweepPath("first-install-by-manager", _boot, _boot),
+    SweepPath("eviction", _outdated, _boot, env={"ENABLE_NPU_POD_EVICTION": "true"}, jobs=2),
+    SweepPath("operator-managed", _outdated, _boot, jobs=1, is_managed=True),
+    SweepPath(
+        "rollback",
+        _outdated_with_a_bad_driver,
+        _boot,
+        env={"DRIVER_ROOT": BAD_ROOT, "RETRY_WAIT": "1s"},
+        code=5,
+    ),
+    SweepPath(
+        "reboot-required",
+        _outdated_ascend,
+        _nothing,
+        env={"DRIVER_LOAD": "container", "DRIVER_ROOT": ""},
+        words=("--no-wait",),
+        code=9,
+        profile="ascend",
+    ),
+    SweepPath("staged", _staged, _nothing, env={"DRIVER_ROOT": STAGED_ROOT}),
+    SweepPath("clients", _outdated, _boot, env=SELECTOR, has_clients=True),
+    SweepPath(
+        "client-that-holds-the-device",
+        _outdated,
+        _boot,
+        env={**SELECTOR, "RESTART_CLIENTS": "true"},
+        has_clients=True,
+        is_held=True,
+    ),
+    SweepPath("to-virtual-machines", _outdated, _boot, command="reconcile-vfio-state", devices=_native),
+    SweepPath("back-from-virtual-machines", _for_machines, _boot, devices=_given),
+    SweepPath("load-at-boot", _fresh_ascend, _nothing, env={"DRIVER_ROOT": ASCEND_ROOT}, profile="ascend"),
+)
+
+
+_READING = ("get", "list", "watch")
+_ASKING = ("selfsubjectaccessreviews",)
+"""Created to be answered, and kept nowhere."""
+
+
+class Place(Enum):
+    """Where an effect shows."""
+
+    API = "api"
+    HOST = "host"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One effect of a run. `number` is its own among the host effects (from 0), or among the requests of its verb and
+    resource (from 1)."""
+
+    place: Place
+    name: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.place.value}: {self.name}"
+
+
+def recorded(exchanges: Iterable[Exchange], host_effects: Iterable[tuple[float, str]]) -> tuple[Effect, ...]:
+    """All effects of one run in the order in which they happened; both sides tell the monotonic clock's time."""
+    found = [(at_s, Effect(Place.HOST, name, number)) for number, (at_s, name) in enumerate(host_effects)]
+    asked: Counter[str] = Counter()
+    for exchange in exchanges:
+        target = exchange.request.target
+        name = f"{target.verb} {target.resource}"
+        asked[name] += 1
+        if changes(exchange):
+            found.append((exchange.at_s, Effect(Place.API, name, asked[name])))
+    return tuple(effect for _, effect in sorted(found, key=lambda one: one[0]))
+
+
+def changes(exchange: Exchange) -> bool:
+    """Whether the request changes something on the server: an eviction that is only rehearsed does not."""
+    target = exchange.request.target
+    return target.verb not in _READING and target.resource not in _ASKING and not exchange.request.is_dry_run
+
+
+def uncovered(reference: tuple[Effect, ...], seen: tuple[Effect, ...]) -> str:
+    """Where a killed run's effects are not those that the points were taken from; "" where they are."""
+    for wanted, there in zip(reference, seen, strict=False):
+        if wanted != there:
+            return f"expected {wanted}, there was {there}"
+    if len(seen) > len(reference):
+        return f"not in the recorded run: {seen[len(reference)]}"
+    return ""
+
 
 EDITED = f"{PREFIX}metrics-exporter"
 LONG = f"{PREFIX}custom-client"
@@ -83,7 +436,7 @@ class SweepNode:
         return str(pod["name"])
 
     @contextlib.contextmanager
-    def scene(self, path: Path, *, mutant: str = "") -> Generator[Scene, None, None]:
+    def scene(self, path: SweepPath, *, mutant: str = "") -> Generator[Scene, None, None]:
         """The beginning of `path`, on a host and a Node that no earlier scene has touched."""
         self._scenes += 1
         folder = self._folder / f"scene-{self._scenes}"
@@ -112,7 +465,7 @@ class SweepNode:
             gone(lambda job=job: job.api.delete(job.path, grace_s=0), 409)  # type: ignore[misc]
         shutil.rmtree(folder)
 
-    def _reset(self, path: Path, boot_id: str) -> None:
+    def _reset(self, path: SweepPath, boot_id: str) -> None:
         """The Node as it is at the beginning of `path`, its operand running."""
         found = self.node.read()
         extra = dict.fromkeys(found["metadata"]["labels"].keys() - self.labels.keys())
@@ -138,7 +491,7 @@ class Scene:
     def __init__(
         self,
         sweep_node: SweepNode,
-        path: Path,
+        path: SweepPath,
         command_runner: CommandRunner,
         folder: Folder,
         jobs: list[Pod],

@@ -1,20 +1,316 @@
-"""Owns the sweep of one path: the recorded run, every kill that follows from it, and what each of them left."""
+"""The sweep of one path: the recorded run, a kill at every effect, and the comparison of what is left."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path as File
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from tests.support.control_plane.shown import NOTHING
-from tests.support.control_plane.sweep.judging import Verdict, judge
-from tests.support.control_plane.sweep.outcome import Outcome, after_a_boot, outcome
-from tests.support.control_plane.sweep.paths import Path
-from tests.support.control_plane.sweep.recording import Effect, uncovered
-from tests.support.control_plane.sweep.scene import EDITED, Kill, Scene, SweepNode
+from driver_manager.domain.profile import RUN_RECORD
+from tests.support.control_plane.api import wait_until
+from tests.support.control_plane.kubelet import NODE_KEY, NOTHING, Shown, of_others, shown
+from tests.support.control_plane.runner import JOURNAL
+from tests.support.control_plane.sweep.scene import (
+    DEVICES,
+    EDITED,
+    EXPORTER,
+    HOLDER,
+    OPERAND,
+    PATHS,
+    REQUESTED,
+    STATE,
+    Effect,
+    Kill,
+    Scene,
+    SweepNode,
+    SweepPath,
+    uncovered,
+)
 from tests.support.selection import Share
+
+JOURNALS = (JOURNAL, "npu.openfuyao.com/driver-manager.journal")
+_INTERRUPTED = re.compile(r"/\.[^/]+\.[0-9a-f]{12}$")
+"""A file that was being written when its writer was killed; nobody reads it."""
+
+_UNLIKE = ("writer", "time")
+"""Of a marker: who wrote it, and when."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run leaves. `files` by path on the host, without what the kernel shows; `evicted` by uid, clients apart.
+
+    `devices`: driver and override of each function on the PCI bus.
+
+    `restarts`: how often each client of the driver was evicted, in each boot; `untold`: those without an Event.
+
+    `shown` is the driver's state on the Node, which is in no other field.
+    """
+
+    code: int
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    is_cordoned: bool
+    modules: Mapping[str, str]
+    devices: Mapping[str, str]
+    files: Mapping[str, str]
+    mounts: str
+    services: tuple[str, ...]
+    jobs: tuple[str, ...]
+    bystander: str
+    evicted: Mapping[str, int]
+    restarts: Mapping[str, tuple[int, ...]]
+    untold: tuple[str, ...]
+    interrupted: int
+    shown: Shown
+
+    @property
+    def driver(self) -> tuple[Any, ...]:
+        """What of it is the driver's."""
+        return self.modules, self.devices, self.files, self.mounts, self.services
+
+
+def outcome(scene: Scene, code: int) -> Outcome:
+    """What there is now, once the operator is done and the operand runs that runs in the end."""
+    sweep_node = scene.sweep_node
+    wait_until(lambda: REQUESTED not in sweep_node.node.annotations(), "the operator is done")
+    node = sweep_node.node.read()
+    if node["metadata"]["labels"].get(sweep_node.operands.deploy_labels[OPERAND]) == "true":
+        sweep_node.operands.wait_running(OPERAND)
+    if scene.path.has_clients:
+        sweep_node.exporter.wait_running()
+    scene.settle()
+    files = _files(scene)
+    whole = {path: text for path, text in files.items() if not _INTERRUPTED.search(path)}
+    return Outcome(
+        code=code,
+        labels={key: value for key, value in of_others(node["metadata"]["labels"]).items() if key != NODE_KEY},
+        annotations=of_others(node["metadata"].get("annotations", {})),
+        is_cordoned=bool(node["spec"].get("unschedulable")),
+        modules=_modules(scene),
+        devices=_devices(scene),
+        files=whole,
+        mounts=(scene.command_runner.tree.root / "proc/1/mountinfo").read_text(),
+        services=tuple(scene.command_runner.tree.services),
+        jobs=tuple(job.state() for job in scene.jobs),
+        bystander=sweep_node.bystander.state(),
+        evicted=_evicted(scene),
+        restarts=_restarts(scene),
+        untold=_untold(scene),
+        interrupted=len(files) - len(whole),
+        shown=shown(node),
+    )
+
+
+def after_a_boot(one: Outcome) -> Outcome:
+    """`one` without what a reboot may have made needless: with no driver loaded nobody has to leave.
+
+    What a reboot was asked for is noted beside the marker, by a run that came so far: it stays until it is fulfilled.
+    """
+    labels = {key: value for key, value in one.labels.items() if key != STATE}
+    files = {path: text for path, text in one.files.items() if not path.endswith("/.reboot-required.wish")}
+    return replace(one, labels=labels, files=files, jobs=())
+
+
+def _modules(scene: Scene) -> dict[str, str]:
+    folder = scene.command_runner.tree.root / "sys/module"
+    return {one.name: (one / "version").read_text().strip() for one in sorted(folder.iterdir())}
+
+
+def _devices(scene: Scene) -> dict[str, str]:
+    bus = scene.bus
+    if bus is None:
+        return {}
+    return {one: f"driver {bus.driver_of(one)}, override {bus.read(one, 'driver_override')}" for one in DEVICES}
+
+
+def _files(scene: Scene) -> dict[str, str]:
+    """All files below the host's root but those that the kernel makes; what differs from scene to scene is named.
+
+    The files of the locks say nothing, and the note of who had the node last says something of a living process only:
+    a run that finds nothing to do makes none of them. Evidence is what each run saw, at its own time; figures are what
+    it took. The note of a failure tells when, and how often in a row.
+    """
+    root, paths = scene.command_runner.tree.root, scene.command_runner.tree.profile.paths
+    locks = (paths.work_lock, paths.effect_lock, paths.client_lock)
+    aside = (*locks, paths.owner_note, paths.run_figures, paths.failure_note)
+    named = {
+        scene.command_runner.tree.boot_id: "<boot id>",
+        str(scene.command_runner.tree.bin): "<bin>",
+        str(root): "",
+        scene.sweep_node.node.name: "<node>",
+    }
+    found = {}
+    for path in sorted(root.rglob("*")):
+        inside = "/" + path.relative_to(root).as_posix()
+        if path.is_symlink() and not inside.startswith("/proc/"):
+            found[inside] = f"-> {path.readlink()}"
+            continue
+        if path.is_file() and inside not in aside and not inside.startswith(("/proc/", "/sys/", f"{paths.evidence}/")):
+            if RUN_RECORD in inside:
+                continue  # of a run that was killed before the Node named it, or after it named it no more
+            text = path.read_text()
+            for value, name in named.items():
+                text = text.replace(value, name)
+            found[inside] = _rewritten(inside, text, paths.client_record)
+    return found
+
+
+def _rewritten(path: str, text: str, client_record: str) -> str:
+    if path == client_record:
+        return _settled(text)
+    return _without_author(text) if path.endswith("/.reboot-required") else text
+
+
+def _without_author(text: str) -> str:
+    marker = json.loads(text)
+    assert all(marker.pop(key) for key in _UNLIKE), f"a marker without {_UNLIKE}: {text}"
+    return json.dumps(marker, sort_keys=True)
+
+
+def _evicted(scene: Scene) -> dict[str, int]:
+    """How often the eviction of each pod that is no client was granted."""
+    granted = _granted(scene, scene.boots[0])
+    return Counter(uid for uid, name in granted if not _client(scene, name))
+
+
+def _restarts(scene: Scene) -> dict[str, tuple[int, ...]]:
+    names = (EXPORTER,) * scene.path.has_clients + (HOLDER,) * scene.path.is_held
+    boots = zip(scene.boots, [*scene.boots[1:], None], strict=True)
+    counts = [Counter(_client(scene, pod) for _, pod in _granted(scene, *boot)) for boot in boots]
+    return {name: tuple(count[name] for count in counts) for name in names}
+
+
+def _untold(scene: Scene) -> tuple[str, ...]:
+    """The exporter's pods that were evicted in this boot, without an Event that says so."""
+    node = scene.sweep_node.node
+    about = f"involvedObject.name={node.name},reason=DriverClientRestarted"
+    told = " ".join(event["message"] for event in node.api.list("/api/v1/events", fieldSelector=about))
+    granted = _granted(scene, scene.boots[-1])
+    return tuple(name for _, name in granted if _client(scene, name) == EXPORTER and name not in told)
+
+
+def _client(scene: Scene, pod: str) -> str:
+    """Which client the pod of this name is, "" for none."""
+    if not scene.path.has_clients:
+        return ""
+    if scene.holder is not None and pod in scene.holder.names:
+        return HOLDER
+    return EXPORTER if pod.startswith(scene.sweep_node.exporter.prefix) else ""
+
+
+def _granted(scene: Scene, since: int, until: int | None = None) -> list[tuple[str, str]]:
+    """Uid and name for each eviction that the server granted between two marks, be it that nobody heard the answer.
+
+    A run that dies has several requests under way. One that was cut off on its way counts for nothing: nobody knows
+    whether it arrived, and the next run is right to ask again.
+    """
+    found = []
+    for exchange in scene.sweep_node.proxy.exchanges("create", "pods/eviction", since=since):
+        request, is_in_time = exchange.request, until is None or exchange.number < until
+        if is_in_time and not request.is_dry_run and exchange.served == 201:
+            found.append((request.body["deleteOptions"]["preconditions"]["uid"], request.target.name))
+    return found
+
+
+def _settled(text: str) -> str:
+    """Of the record of clients: how many there are in which state; who they are and when differs."""
+    record = json.loads(text)
+    states = sorted(one["state"] for one in record["clients"])
+    return json.dumps([states, len(record["unknown"]), record["hasLooked"], record["isShown"]])
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was lost, each as lines that say where; all empty where nothing was."""
+
+    lost_labels: tuple[str, ...] = ()
+    lost_cordons: tuple[str, ...] = ()
+    leaked_cordons: tuple[str, ...] = ()
+    leftover_journals: tuple[str, ...] = ()
+    leftover_annotations: tuple[str, ...] = ()
+    wrong_states: tuple[str, ...] = ()
+    wrong_drivers: tuple[str, ...] = ()
+    wrong_evictions: tuple[str, ...] = ()
+    wrong_restarts: tuple[str, ...] = ()
+    wrong_exit_codes: tuple[str, ...] = ()
+    uncovered_effects: tuple[str, ...] = ()
+
+    def by_name(self) -> dict[str, tuple[str, ...]]:
+        """The lines by what was lost, in the order above."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {line}" for name, lines in self.by_name().items() for line in lines)
+
+
+def judge(wanted: Outcome, got: Outcome, *, edits: Mapping[str, str], uncovered: str, pods: frozenset[str]) -> Verdict:
+    """Compare with the undisturbed `wanted`. `edits` are an administrator's, who wins; `pods` may be evicted, by uid.
+
+    `uncovered` says which effect of the killed run was not among the recorded ones.
+    """
+    ours = {key: value for key, value in got.annotations.items() if key in JOURNALS}
+    return Verdict(
+        lost_labels=_differences({**wanted.labels, **edits}, got.labels),
+        lost_cordons=("the administrator's cordon is gone",) if wanted.is_cordoned and not got.is_cordoned else (),
+        leaked_cordons=("our cordon is still there",) if got.is_cordoned and not wanted.is_cordoned else (),
+        leftover_journals=tuple(f"{key} = {value}" for key, value in ours.items() if key not in wanted.annotations),
+        leftover_annotations=_differences(_but(wanted.annotations, ours), _but(got.annotations, ours)),
+        wrong_states=() if got.shown == wanted.shown else (f"it shows {got.shown}, not {wanted.shown}",),
+        wrong_drivers=_of_the_driver(wanted, got),
+        wrong_evictions=_of_the_pods(wanted, got, pods),
+        wrong_restarts=_of_the_clients(wanted, got),
+        wrong_exit_codes=() if got.code == wanted.code else (f"{got.code}, not {wanted.code}",),
+        uncovered_effects=(uncovered,) if uncovered else (),
+    )
+
+
+def _but(values: Mapping[str, str], without: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in values.items() if key not in without}
+
+
+def _differences(wanted: Mapping[str, str], got: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(
+        f"{key} is {got.get(key)!r}, not {wanted.get(key)!r}"
+        for key in sorted({*wanted, *got})
+        if wanted.get(key) != got.get(key)
+    )
+
+
+def _of_the_driver(wanted: Outcome, got: Outcome) -> tuple[str, ...]:
+    if wanted.driver == got.driver:
+        return ()
+    facts = ((wanted.modules, got.modules), (wanted.devices, got.devices), (wanted.files, got.files))
+    found = [line for pair in facts for line in _differences(*pair)]
+    found += [f"mounts: {got.mounts!r}"] if wanted.mounts != got.mounts else []
+    found += [f"services: {got.services}, not {wanted.services}"] if wanted.services != got.services else []
+    return tuple(found)
+
+
+def _of_the_pods(wanted: Outcome, got: Outcome, pods: frozenset[str]) -> tuple[str, ...]:
+    found = [f"pod {uid} was evicted {times} times" for uid, times in got.evicted.items() if times > 1]
+    found += [f"pod {uid} was not to be evicted" for uid in got.evicted if uid not in pods]
+    found += ["the bystander is not running"] if got.bystander != "Running" else []
+    if wanted.jobs and wanted.jobs != got.jobs:
+        found.append(f"pods are {got.jobs}, not {wanted.jobs}")
+    return tuple(found)
+
+
+def _of_the_clients(wanted: Outcome, got: Outcome) -> tuple[str, ...]:
+    """Each as often as for an undisturbed run's driver; for the driver of an earlier boot, once at most."""
+    found = [f"no Event tells of the restart of {name}" for name in got.untold]
+    for name, times in wanted.restarts.items():
+        *earlier, now = got.restarts[name]
+        found += [f"{name} was restarted {now} times, not {times[-1]}"] if now != times[-1] else []
+        found += [f"{name} was restarted {count} times before the boot" for count in earlier if count > 1]
+    return tuple(found)
+
 
 PATCH = "patch nodes"
 EDIT = {EDITED: "false"}
@@ -30,7 +326,7 @@ T = TypeVar("T")
 class Recording:
     """One undisturbed run: its effects, what it left, and what is left when a reboot and another run follow it."""
 
-    path: Path
+    path: SweepPath
     effects: tuple[Effect, ...]
     at_the_end: Outcome
     after_a_boot: Outcome
@@ -56,7 +352,7 @@ class Point:
 class Judged:
     """What one point was found to leave."""
 
-    path: Path
+    path: SweepPath
     point: Point
     verdict: Verdict
     interrupted: int
@@ -65,7 +361,7 @@ class Judged:
         return "\n".join(f"{self.path}, {self.point}: {line}" for line in str(self.verdict).splitlines())
 
 
-def record(sweep_node: SweepNode, path: Path) -> Recording:
+def record(sweep_node: SweepNode, path: SweepPath) -> Recording:
     """Run the path undisturbed. AssertionError where it does not end as the path says."""
     with sweep_node.scene(path) as scene:
         ended = scene.start().end()
@@ -142,3 +438,61 @@ class Workers:
 
         with ThreadPoolExecutor(self._count) as pool:
             return list(pool.map(on_a_free_one, work))
+
+
+@dataclass
+class Figures:
+    """Counts over all paths of one session, which kills at its share of the points."""
+
+    share: Share = field(default_factory=Share)
+    effects: dict[str, list[str]] = field(default_factory=dict)
+    kills: Counter[str] = field(default_factory=Counter)
+    lost: Counter[str] = field(default_factory=Counter)
+    terms_s: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def add(self, recording: Recording, judged: list[Judged], took_s: float) -> None:
+        """Count one path."""
+        self.effects[str(recording.path)] = [str(effect) for effect in recording.effects]
+        self.seconds += took_s
+        for one in judged:
+            self.kills["kills"] += 1
+            self.kills["reboots"] += one.point.reboots
+            self.kills["interrupted writes"] += one.interrupted
+            for name, lines in one.verdict.by_name().items():
+                self.lost[name] += len(lines)
+
+    def terminated(self, wait: str, took_s: float) -> None:
+        """Count one SIGTERM."""
+        self.terms_s[wait] = round(took_s, 3)
+
+    def lines(self) -> list[str]:
+        """What to say at the end of a session; nothing where nothing was swept."""
+        said = []
+        if self.effects:
+            count, paths = sum(map(len, self.effects.values())), len(self.effects)
+            said.append(
+                f"share {self.share} of the kills: {count} effects on {paths} paths: killed {self.kills['kills']} "
+                f"times, with a reboot after {self.kills['reboots']} of them, in {self.seconds:.0f} s"
+            )
+            said.append(", ".join(f"{number} {name.replace('_', ' ')}" for name, number in self.lost.items()))
+        if self.terms_s:
+            said.append(
+                f"{len(self.terms_s)} waits ended by SIGTERM, the slowest in {max(self.terms_s.values()):.1f} s"
+            )
+        return said
+
+    def write(self, path: File) -> None:
+        """Leave them as JSON, where every kill of all paths was swept."""
+        if self.share != Share() or self.effects.keys() != {one.name for one in PATHS}:
+            return
+        path.parent.mkdir(exist_ok=True)
+        body = {
+            "share": str(self.share),
+            "effects": self.effects,
+            "kills": self.kills,
+            "lost": self.lost,
+            "sigterm_s": self.terms_s,
+            "seconds": round(self.seconds, 1),
+        }
+        path.write_text(json.dumps(body, indent=2) + "\n")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.control_plane.api import wait_until
-from tests.support.control_plane.objects import create_operands
+from tests.support.control_plane.kubelet import create_operands
 from tests.support.kernel.containers import HOST, WITHOUT_IMAGE_VARIABLE, image_root, run_in_image
 from tests.support.kernel.guest_command import DRIVER_ROOT, STATE, Command, assert_given_back, old_driver
 from tests.support.kernel.guest_fixtures import DriverRoots, module_fact

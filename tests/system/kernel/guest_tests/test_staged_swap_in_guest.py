@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from driver_manager.domain.host import RECORD, decode_staged, slot_name
-from tests.support.control_plane.objects import create_operands
+from tests.support.control_plane.kubelet import create_operands
 from tests.support.kernel.console import say
 from tests.support.kernel.driver_roots import NEW_VERSION, OLD_VERSION
 from tests.support.kernel.guest_command import STATE, Command, assert_given_back, boot_id

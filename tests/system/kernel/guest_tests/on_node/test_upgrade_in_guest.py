@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.support.control_plane.api import Json
-from tests.support.control_plane.shown import shown
+from tests.support.control_plane.kubelet import shown
 from tests.support.kernel.driver_roots import OLD_VERSION
 from tests.support.kernel.guest_command import STATE
 from tests.support.kernel.guest_fixtures import (
@@ -27,10 +27,18 @@ from tests.support.kernel.guest_fixtures import (
     open_files,
 )
 from tests.support.kernel.guest_node import WITHOUT_VARIABLE, driver_node
-from tests.support.node.drivers import JOURNAL, MODULE, PREFIX, Drivers, stopping_after
-from tests.support.node.other_team import CLIENT, NAMESPACE, OtherTeam
-from tests.support.node.patience import wait_until
-from tests.support.node.runs import last_words
+from tests.support.node.drivers import (
+    CLIENT,
+    JOURNAL,
+    MODULE,
+    OTHER_NAMESPACE,
+    PREFIX,
+    Drivers,
+    OtherTeam,
+    last_words,
+    stopping_after,
+)
+from tests.support.node.place import wait_until
 
 pytestmark = pytest.mark.release
 
@@ -117,7 +125,7 @@ def test_an_upgrade_swaps_the_kernels_modules_once_operand_and_client_have_left(
     drivers, before = pods.drivers, pods.uids()
     (client,) = pods.team.running(EXPORTER)
     assert versions() == {OLD_VERSION}
-    refused_without_consent(pods, f"{NAMESPACE}/{client['metadata']['name']}")
+    refused_without_consent(pods, f"{OTHER_NAMESPACE}/{client['metadata']['name']}")
     assert pods.uids() == before
     assert pods.have_open() == {OPERAND, EXPORTER}
     assert versions() == {OLD_VERSION}
@@ -138,10 +146,10 @@ def test_an_upgrade_swaps_the_kernels_modules_once_operand_and_client_have_left(
     assert {name for name in before if after.get(name) == before[name]} == {BYSTANDER}
     (bystander,) = pods.team.running(BYSTANDER)
     assert [one["restartCount"] for one in bystander["status"]["containerStatuses"]] == [0]
-    who = f"client {NAMESPACE}/{client['metadata']['name']} (DaemonSet)"
+    who = f"client {OTHER_NAMESPACE}/{client['metadata']['name']} (DaemonSet)"
     said = pods.restarts()
     assert f"{who} was restarted: it held the driver that is being replaced" in said
-    assert not [one for one in said if f"{NAMESPACE}/{EXPORTER}-" not in one], said
+    assert not [one for one in said if f"{OTHER_NAMESPACE}/{EXPORTER}-" not in one], said
 
 
 def refused_without_consent(pods: Pods, client: str) -> None:

@@ -1,30 +1,51 @@
-"""Owns the routes whose requests the fault matrix disturbs: what each node is like, how its run is started.
+"""Runs cells of the fault matrix: the routes, a node for each, and the command line inside this process.
 
-A scene is light: bare pods instead of DaemonSets, which go when its bystander sees why, at once. Must not import the
-product but for what it runs (`tests.support.control_plane.in_process`) and the profiles' facts.
+A scene has bare pods instead of DaemonSets. They end as soon as they should, without a kubelet.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
+import json
+import multiprocessing.process
+import multiprocessing.util
+import os
+import tempfile
 import threading
+import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from unittest import mock
+from urllib.parse import urlsplit
 
 import urllib3
 
+from driver_manager.adapters.host import modules, services
+from driver_manager.adapters.host import system as host_system
+from driver_manager.adapters.kube import transport as in_pod
+from driver_manager.adapters.process.clock import SystemClock
+from driver_manager.adapters.process.run import Result
+from driver_manager.cli import by_hand as restore
+from driver_manager.cli import main, reconcile
+from driver_manager.cli import session as wiring
 from driver_manager.profiles import builtin
-from driver_manager.sandbox.host import KERNEL, HostTree, PciTree
+from driver_manager.sandbox import fake_tools
+from driver_manager.sandbox.host import KERNEL, TOOLS, HostTree, PciTree
 from tests.support.control_plane.api import Api, ApiError, Json, gone, wait_until
+from tests.support.control_plane.fault_kinds import KINDS, Asked, Cell, code_of, most_requests
+from tests.support.control_plane.faults import ALWAYS, Answer, Exchange, Fault, to_text
+from tests.support.control_plane.kubelet import NOTHING, Shown, of_others, shown
 from tests.support.control_plane.old_server import PodClaim, claim_body, claim_status
+from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.runner import JOURNAL, NEW, NEW_DIGEST, NEW_ROOT, OLD, OLD_DIGEST, OLD_ROOT, PREFIX
-from tests.support.control_plane.shown import NOTHING, Shown, of_others, shown
 from tests.support.control_plane.workloads import Shape, operand_owner, owner_reference, pod_body
+from tests.support.fakes.signals import signals_kept
 
 SCENE = "cluster-tests/scenes"
 """Label of the nodes and pods of one bystander."""
@@ -367,3 +388,303 @@ def is_as_before(state: State, before: State) -> bool:
     """Whether labels, annotations and cordon are those of `before`."""
     mine, theirs = ((one.labels, one.annotations, one.is_cordoned) for one in (state, before))
     return mine == theirs
+
+
+COMMANDS = (reconcile, restore)
+"""Imported here, so that no run pays for it."""
+
+NAP_S = 0.002
+"""What is left of a pause: other threads get their turn."""
+
+
+class SkippingClock(SystemClock):
+    """The system's clock, on which a pause takes no time of its own: it ends once `settle` returns.
+
+    Real seconds would be enough for what others do meanwhile. Skipped, they are not: they have to be waited for.
+    """
+
+    def __init__(self, settle: Callable[[], object]) -> None:
+        super().__init__()
+        self._settle = settle
+        self._skipped_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._skipped_s
+
+    def sleep(self, seconds: float) -> None:
+        began_s = time.monotonic()
+        super().sleep(min(seconds, NAP_S))
+        self._settle()
+        self._skipped_s += seconds - (time.monotonic() - began_s)
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a command ended: its code, the lines of its log, and what it left for `kubectl describe pod`."""
+
+    code: int
+    lines: tuple[str, ...]
+    errors: tuple[str, ...]
+    err: str
+    last_line: str
+
+
+def run(
+    argv: Sequence[str], env: Mapping[str, str], tree: HostTree, folder: Path, settle: Callable[[], object]
+) -> Said:
+    """Run `driver-manager argv` on `tree` with `env` as its whole environment; `folder` is for the termination log.
+
+    In each of its pauses `settle` is called, which returns once everybody else has done what they have to do by now.
+    """
+    log = folder / "termination-log"
+    log.write_text("")
+    out, err = io.StringIO(), io.StringIO()
+    environment = {"PATH": os.environ["PATH"], "HOST_ROOT": str(tree.root), "TERMINATION_LOG": str(log), **env}
+    with (
+        mock.patch.dict(os.environ, environment, clear=True),
+        mock.patch.object(wiring, "SystemClock", partial(SkippingClock, settle)),
+        mock.patch.object(in_pod, "SERVICE_ACCOUNT", Path(env.get("TEST_SERVICE_ACCOUNT", in_pod.SERVICE_ACCOUNT))),
+        _tools_called(tree),
+        signals_kept(),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        code = main.run(list(argv))
+    records = [json.loads(line) for line in err.getvalue().splitlines() if line.startswith("{")]
+    errors = tuple(record["message"] for record in records if record["level"] == "error")
+    lines = tuple(record["message"] for record in records)
+    return Said(code, lines, errors, out.getvalue() + err.getvalue(), log.read_text())
+
+
+@contextlib.contextmanager
+def _tools_called(tree: HostTree) -> Iterator[None]:
+    """Within it, tools of the host are called instead of started."""
+    tools = {*TOOLS, tree.profile.probe.tool if tree.profile.probe else ""}
+
+    def call(argv: Sequence[str], *, timeout_s: float = 0.0, env: Mapping[str, str] | None = None) -> Result:
+        name = Path(argv[0]).name
+        assert name in tools, f"no stand-in for {argv}"
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            status = fake_tools.main([name, str(tree.root), *argv[1:]])
+        return Result(status, out.getvalue(), err.getvalue())
+
+    with contextlib.ExitStack() as stack:
+        for module in (host_system, modules, services):
+            stack.enter_context(mock.patch.object(module, "run", call))
+        yield
+
+
+@dataclass(frozen=True)
+class FaultSetup:
+    """Where the API server is, and who may do what there: all that a process needs to know."""
+
+    url: str
+    ca: Path
+    admin: str
+    agent: str
+    certificates: Mapping[str, tuple[Path, Path]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one cell came to; no problems is what is wanted."""
+
+    cell: Cell
+    code: int
+    problems: tuple[str, ...]
+    requests: int
+    took_s: float
+
+
+@dataclass(frozen=True)
+class Record:
+    """An undisturbed run: what it asked, its code, what the node was like before and after."""
+
+    asked: tuple[Asked, ...]
+    code: int
+    before: State
+    after: State
+    paused: Json | None = None  # what its nodes are like where they are found paused
+
+
+class Bench:
+    """Everything that a process keeps from one cell to the next."""
+
+    def __init__(self, fault_setup: FaultSetup, stack: contextlib.ExitStack) -> None:
+        self._ground = fault_setup
+        self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-")))
+        api = stack.enter_context(Api(fault_setup.url, fault_setup.ca, fault_setup.admin))
+        self._bystander = stack.enter_context(Bystander(api))
+
+    def paused(self) -> Json:
+        """A node as a run leaves it that was cut off from the API server while it waited."""
+        faults = (
+            Fault(Answer(403), "watch", "pods", times=ALWAYS),
+            Fault(Answer(403), "patch", "nodes", nth=2, times=ALWAYS),
+        )
+        with self._scene("full") as scene, self._proxy(*faults) as proxy:
+            self._run(scene, proxy.url)
+            assert is_taken(scene.state())
+            return scene.snapshot()
+
+    def record(self, route: str) -> Record:
+        """The route undisturbed."""
+        paused = self.paused() if ROUTES[route].is_paused else None
+        with self._scene(route, paused) as scene, self._proxy() as proxy:
+            before = scene.state()
+            said = self._run(scene, proxy.url)
+            assert said.code == scene.route.code, said.err
+            return Record(enumerate_requests(proxy.exchanges()), said.code, before, scene.state(), paused)
+
+    def judge(self, cell: Cell, record: Record) -> Verdict:
+        """Run the cell and look at everything."""
+        began_s = time.monotonic()
+        with self._scene(cell.route, record.paused) as scene:
+            fault = cell.fault(str(scene.folder / "token"))
+            with self._proxy(fault) as proxy:
+                before = scene.state()
+                said = self._run(scene, proxy.url, cell)
+                fired, asked = proxy.fired(fault), proxy.exchanges(cell.asked.verb)
+            after = scene.state()
+            requests = sum(one.request.target.resource == cell.asked.resource for one in asked)
+            problems = [*_of_end(cell, said, record), *_of_requests(cell, fired, requests)]
+            if said.code == record.code:
+                problems += _of_state("the run", record.after, after)
+            else:
+                problems += self._of_failure(scene, said, record, before, after)
+        return Verdict(cell, said.code, _told(cell, fault, said, problems), requests, time.monotonic() - began_s)
+
+    def _of_failure(self, scene: Scene, said: Said, record: Record, before: State, after: State) -> Iterator[str]:
+        """Given back, held and said so, or as after a good end whose answer was lost; the next run ends as ever."""
+        if after != record.after:
+            if not is_as_before(after, before) and not is_taken(after):
+                yield f"neither given back nor held: {after}"
+            yield from _of_what_is_shown(said, before, after)
+        is_said = "paused" in said.last_line or "does not exist" in said.last_line
+        if not is_as_before(after, before) and is_taken(after) and not is_said:
+            yield f"held, and it is not said: {said.last_line}"
+        with self._proxy() as proxy:
+            again = self._run(scene, proxy.url)
+        if again.code != record.code:
+            yield f"the next run ended with {again.code}: {again.last_line}"
+        yield from _of_state("the next run", record.after, scene.state())
+
+    @contextlib.contextmanager
+    def _scene(self, route: str, paused: Json | None = None) -> Iterator[Scene]:
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        scene = Scene(ROUTES[route], self._bystander, folder, paused)
+        try:
+            yield scene
+        finally:
+            scene.close()
+
+    @contextlib.contextmanager
+    def _proxy(self, *faults: Fault) -> Iterator[Proxy]:
+        with Proxy(self._ground.url, self._ground.ca, self._ground.certificates, faults=faults) as proxy:
+            yield proxy
+
+    def _account(self, scene: Scene, server: str) -> dict[str, str]:
+        """The service account in the scene's folder, and the environment that leads to it."""
+        (scene.folder / "token").write_text(self._ground.agent)
+        (scene.folder / "ca.crt").write_bytes(self._ground.ca.read_bytes())
+        url = urlsplit(server)
+        return {
+            "TEST_SERVICE_ACCOUNT": str(scene.folder),
+            "KUBERNETES_SERVICE_HOST": str(url.hostname),
+            "KUBERNETES_SERVICE_PORT": str(url.port),
+        }
+
+    def _run(self, scene: Scene, server: str, cell: Cell | None = None) -> Said:
+        wait_s, budget_s = (cell.wait_s, cell.by.budget_s) if cell else (KINDS[0].wait_s, KINDS[0].budget_s)
+        waits = dict.fromkeys(("POD_TERMINATION_TIMEOUT", "POD_EVICTION_TIMEOUT", "OPERATOR_TIMEOUT"), f"{wait_s}s")
+        env = {**scene.env, **waits, "API_TIMEOUT": f"{budget_s}s", **self._account(scene, server)}
+        return run(scene.route.argv, env, scene.tree, scene.folder, scene.settle)
+
+
+def enumerate_requests(exchanges: Sequence[Exchange]) -> tuple[Asked, ...]:
+    """The requests in order, each by its number among those of its verb and resource."""
+    seen: dict[tuple[str, str], int] = {}
+    found: list[Asked] = []
+    for target in (exchange.request.target for exchange in exchanges):
+        key = (target.verb, target.resource)
+        seen[key] = seen.get(key, 0) + 1
+        found.append(Asked(*key, seen[key]))
+    return tuple(found)
+
+
+def _of_end(cell: Cell, said: Said, record: Record) -> Iterator[str]:
+    """The exit code, and what is said of it."""
+    wanted = code_of(cell, record.code)
+    if said.code != wanted:
+        yield f"exit code {said.code}, not {wanted}"
+    if "Traceback" in said.err:
+        yield "a traceback"
+    is_two_lines = len(said.errors) == 2 and said.errors[1].startswith("what to do: ") and all(said.errors)
+    if said.code and not (is_two_lines and len(said.errors[1]) > len("what to do: ")):
+        yield f"not one line what and one line what to do: {said.errors}"
+    if any("\n" in line for line in said.errors):
+        yield f"more than one line: {said.errors}"
+
+
+def _of_requests(cell: Cell, fired: int, requests: int) -> Iterator[str]:
+    """Whether the fault met anything, and how often the same was asked."""
+    if not fired:
+        yield "the fault met no request"
+    most = most_requests(cell)
+    if requests > most:
+        yield f"{requests} requests of {cell.asked}, more than {most}"
+
+
+def _of_state(whose: str, wanted: State, now: State) -> Iterator[str]:
+    if replace(now, shown=wanted.shown) != wanted:
+        yield f"{whose} ended in {now}, not in {wanted}"
+    # Where an undisturbed run has nothing to say, an earlier failure's word is replaced.
+    right = {wanted.shown, ("ready", 0)} if wanted.shown == NOTHING else {wanted.shown}
+    if now.shown not in right:
+        yield f"{whose} is shown as {now.shown}, not as {wanted.shown}"
+
+
+def _of_what_is_shown(said: Said, before: State, after: State) -> Iterator[str]:
+    """A failure is shown as one, or nothing is where the Node could not be patched; a taken node is held or at work."""
+    word, code = after.shown
+    if is_taken(after):
+        right = word in ("held", "upgrading") or after.shown == before.shown
+    else:
+        right = (word, code) == ("failed", said.code) or after.shown == before.shown
+    if not right:
+        yield f"exit code {said.code} is shown as {after.shown}"
+
+
+def _told(cell: Cell, fault: Fault, said: Said, problems: Sequence[str]) -> tuple[str, ...]:
+    """The problems, with what somebody needs who looks into them."""
+    return (*problems, f"script: {to_text([fault])}", f"last line: {said.last_line}") if problems else ()
+
+
+_BENCH: list[Bench] = []
+
+
+def set_up(fault_setup: FaultSetup) -> None:
+    """Once in each process of a pool: it lives as long as the process, and that not longer than the pool's own."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent,), name="end-with-the-pool", daemon=True).start()
+    stack = contextlib.ExitStack()
+    multiprocessing.util.Finalize(None, stack.close, exitpriority=10)
+    _BENCH.append(Bench(fault_setup, stack))
+
+
+def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
+    """A pool whose own process was killed ends nobody, and its workers would hold open what they inherited."""
+    parent.join()
+    os._exit(1)
+
+
+def judge(cell: Cell, record: Record) -> Verdict:
+    """In a process of a pool."""
+    return _BENCH[0].judge(cell, record)
+
+
+def record(route: str) -> Record:
+    """In a process of a pool."""
+    return _BENCH[0].record(route)
