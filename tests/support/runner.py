@@ -38,7 +38,7 @@ LOGS = CHECKOUT / "build/test"
 RECORD = LOGS / "release.json"
 QUICK_CLUSTER = (
     "test_reconcile.py::test_an_upgrade_ends_with_every_label_as_it_was_in_five_requests",
-    "test_rollout_controller.py::test_a_rollout_goes_through_its_waves_in_few_writes_and_is_idle_afterwards",
+    "test_rollout.py::test_a_rollout_goes_through_its_waves_in_few_writes_and_is_idle_afterwards",
 )
 """One reconcile and one rollout, for the quick run."""
 COVERED_BY = "3.13"

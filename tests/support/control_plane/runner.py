@@ -1,4 +1,4 @@
-"""Runs the real command line as an init container would: own process, real API server, stand-in tools on a host tree."""
+"""Runs the command line as an init container would: own process, real API server, stand-in tools on a host tree."""
 
 from __future__ import annotations
 

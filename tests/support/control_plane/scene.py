@@ -1,4 +1,4 @@
-"""A node on which a run is played: its host tree, its pods, the run and its result; and one that health-watch watches."""
+"""A node on which a run is played: its host, its pods, the run and its result; and one that health-watch watches."""
 
 from __future__ import annotations
 
@@ -146,7 +146,6 @@ class Left:
 
 
 PROFILE = builtin()["rebellions"]
-STATE = PROFILE.keys.state
 EVENTS = "/api/v1/namespaces/default/events"
 TOOL = """#!/bin/sh
 echo >> {folder}/samples

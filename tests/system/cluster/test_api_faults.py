@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import multiprocessing
 import os
 import re
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -17,11 +22,40 @@ from driver_manager.adapters.kube import api as kube_retries
 from driver_manager.adapters.kube.api import ApiRejected, KubeApi, Retries
 from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.core.ports_base import Clock, Reporter
+from driver_manager.core.rebooter import MAX_ACTS
 from driver_manager.domain.errors import Conflict
 from driver_manager.domain.node import Claim, Node, NodeChange
-from tests.support.control_plane.fault_kinds import SHARES, Asked, Cell, cells
-from tests.support.control_plane.fault_matrix import ROUTES, Bench, FaultSetup, Verdict, judge, record, set_up
+from driver_manager.domain.reboot.state import RebootPolicy
+from tests.support.control_plane.api import Api, wait_until
+from tests.support.control_plane.fault_kinds import SHARES, Asked, Cell, Family, cells
+from tests.support.control_plane.fault_matrix import (
+    ROUTES,
+    Bench,
+    FaultSetup,
+    Verdict,
+    enumerate_requests,
+    judge,
+    record,
+    set_up,
+)
+from tests.support.control_plane.faults import Certificate, Fault, Gone, Hold, to_text
+from tests.support.control_plane.kubelet import NEVER, NodeFactory, OperandsFactory
+from tests.support.control_plane.pod_transport import pod_transport
+from tests.support.control_plane.processes import Ended
+from tests.support.control_plane.proxy import Proxy
+from tests.support.control_plane.reboot_fleet import KEYS, RealFleet, RealSite, real_fleet
+from tests.support.control_plane.runner import (
+    JOURNAL,
+    NEW,
+    OLD,
+    PREFIX,
+    CommandRunner,
+    assert_untouched,
+    node_of,
+    start_and_take,
+)
 from tests.support.control_plane.servers import ControlPlane, User, all_certificates
+from tests.support.fakes.pace import patient
 from tests.support.selection import Share, share
 
 PROCESSES = 6
@@ -158,3 +192,281 @@ def test_the_matrix_can_fail(
     assert bench.judge(cell, record).problems == ()
     mutate(monkeypatch)
     assert bench.judge(cell, record).problems != ()
+
+
+POLICY = RebootPolicy("", KEYS, cordon=True, max_attempts=1000)
+ROUNDS_DISTURBED, ROUNDS = 5, 10
+MOST_REQUESTS = ROUNDS_DISTURBED * 2 * MAX_ACTS
+"""Of one verb and resource in the disturbed rounds: a round ends after so many acts, each with a look."""
+
+
+def rounds(driver_node: RealSite, most: int) -> None:
+    """So many rounds at most, until its reboot is behind it."""
+    for _ in range(most):
+        if not driver_node.is_done:
+            driver_node.round()
+
+
+class Track:
+    """A fleet that grows by a node for each cell, before the real API server."""
+
+    def __init__(self, plane: ControlPlane, fleet: RealFleet, folder: Path) -> None:
+        """`folder` is for the proxy's certificates: a pod speaks TLS only."""
+        self._certificates = all_certificates(plane.authority, folder)
+        self._plane = plane
+        self._fleet = fleet
+        self._good = fleet.client
+
+    def run(self, *faults: Fault) -> tuple[RealSite, Proxy]:
+        """A node asks for its reboot, is disturbed for some rounds, and then left alone until it is done."""
+        driver_node = RealSite(self._fleet, len(self._fleet.sites))
+        self._fleet.sites.append(driver_node)
+        driver_node.request()
+        with Proxy(self._plane.url, self._plane.ca, self._certificates, faults=faults) as proxy:
+            self._fleet.client = pod_transport(self._plane, self._plane.rebooter.token, proxy.url)
+            rounds(driver_node, ROUNDS_DISTURBED if faults else ROUNDS)
+        self._fleet.client = self._good
+        rounds(driver_node, ROUNDS)
+        return driver_node, proxy
+
+    def problems(self, cell: Cell) -> list[str]:
+        """What is not as undisturbed after the cell."""
+        fault = cell.fault("")
+        self._fleet.api.delete(self._fleet.lease_path)  # as where it was recorded: the first one makes it
+        driver_node, proxy = self.run(fault)
+        node = driver_node.fleet.api.get(driver_node.path)
+        asked = [one for one in proxy.exchanges(cell.asked.verb) if one.request.target.resource == cell.asked.resource]
+        seen = {
+            "rebooted once": len(driver_node.reboots) == 1 and driver_node.is_done,
+            "nothing left on the Node": driver_node.notes() == {},
+            "shown as ready": driver_node.state() == "ready",
+            "not cordoned": "unschedulable" not in node["spec"],
+            "no slot kept": self._fleet.holders() == [],
+            "the fault met a request": proxy.fired(fault) > 0,
+            "few requests": len(asked) <= MOST_REQUESTS,
+        }
+        wrong = [what for what, is_so in seen.items() if not is_so]
+        return [f"{cell}: not {', not '.join(wrong)}\n  {to_text([fault])}"] if wrong else []
+
+
+def is_quick(cell: Cell) -> bool:
+    """Whether its fault needs neither TLS nor a token on disk, nor real time to pass."""
+    return not cell.by.needs and cell.by.family is not Family.WATCH and cell.kind not in ("mute", "away", "slow")
+
+
+def test_every_request_of_the_rebooter_meets_every_fault(
+    control_plane: ControlPlane, admin_api: Api, tmp_path: Path
+) -> None:
+    with real_fleet(control_plane, admin_api, 0, POLICY) as fleet:
+        track = Track(control_plane, fleet, tmp_path)
+        driver_node, proxy = track.run()
+        assert driver_node.is_done
+        asked = enumerate_requests(proxy.exchanges())
+        assert {"leases", "nodes", "events"} == {one.resource for one in asked}
+        part = share(SHARES)
+        chosen = [cell for cell in cells({"rebooter": asked}, part) if is_quick(cell)]
+        every = sum(map(is_quick, cells({"rebooter": asked}, Share())))
+        print(f"rebooter: {len(asked)} requests; share {part}: {len(chosen)} of {every} cells")
+        only = re.compile(os.environ.get(ONLY, ""))
+        problems = [problem for cell in chosen if only.search(str(cell)) for problem in track.problems(cell)]
+        for left in fleet.sites:
+            admin_api.delete(left.path)
+    assert problems == [], "\n".join(problems)
+
+
+def test_the_rebooters_matrix_can_fail(
+    control_plane: ControlPlane, admin_api: Api, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A process that forgets to give its slot back would be noticed."""
+    monkeypatch.setattr("driver_manager.core.rebooter.Rebooter._leave_slot", lambda *_: None)
+    with real_fleet(control_plane, admin_api, 0, POLICY) as fleet:
+        track = Track(control_plane, fleet, tmp_path)
+        driver_node, _ = track.run()
+        assert fleet.holders() == [driver_node.name]
+        admin_api.delete(driver_node.path)
+
+
+Build = Callable[..., CommandRunner]
+
+
+@pytest.fixture
+def proxy(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path) -> Iterator[Proxy]:
+    """A proxy with every certificate."""
+    certificates = all_certificates(control_plane.authority, tmp_path)
+    users = {agent_with_events.token: agent_with_events.name}
+    with Proxy(control_plane.url, control_plane.ca, certificates, users) as running:
+        yield running
+    print(running.report())
+
+
+@pytest.fixture
+def command_runner(
+    control_plane: ControlPlane,
+    agent_with_events: User,
+    tmp_path: Path,
+    proxy: Proxy,
+    node: NodeFactory,
+    operands: OperandsFactory,
+) -> CommandRunner:
+    """A node with an old driver and one operand."""
+    made = CommandRunner(control_plane, agent_with_events, tmp_path, proxy=proxy).with_upgrade()
+    made.node = node({f"{PREFIX}driver": "true"}, boot_id=made.tree.boot_id)
+    operands(made.node, ("device-plugin",))
+    return made
+
+
+@pytest.mark.shares(6)
+def test_a_server_that_is_gone_for_3_s_while_pods_are_waited_for_is_back_in_time(
+    command_runner: CommandRunner, proxy: Proxy, operands: OperandsFactory
+) -> None:
+    node = node_of(command_runner)
+    operands(node, ("metrics-exporter",))
+    labels = node.labels()
+    for name in ("device-plugin", "metrics-exporter"):
+        node.kubelet.stop_after(name, NEVER)
+    run = start_and_take(command_runner)
+    wait_until(lambda: any(one.status for one in proxy.exchanges("watch", "pods")), "the watch was answered")
+    node.kubelet.release("metrics-exporter")
+    wait_until(lambda: ", 1 left" in run.said(), "the run reads the watch: an answer that is lost breaks off nothing")
+    proxy.go_away(3.0)
+    node.kubelet.release("device-plugin")
+    ended = run.end()
+    assert ended.code == 0, ended.err
+    assert "the watch was interrupted" in ended.err
+    assert_untouched(command_runner, labels)
+    assert command_runner.tree.driver_version == NEW
+    assert len(proxy.exchanges("watch", "pods")) <= 5
+
+
+@pytest.mark.shares(6)
+def test_a_server_that_is_gone_for_longer_than_told_leaves_the_node_to_the_next_run(
+    command_runner: CommandRunner, proxy: Proxy
+) -> None:
+    labels = node_of(command_runner).labels()
+    proxy.add(Fault(Gone(60.0), "watch", "pods"))
+    ended = command_runner.reconcile(API_TIMEOUT="5s")
+    assert ended.code == 8, ended.err
+    assert "the node is still paused; the next run releases it from the journal" in ended.last_line
+    assert JOURNAL in node_of(command_runner).annotations()
+    wait_until(lambda: refuses(proxy.url), "the server is gone, also where the run was done with it before")
+    proxy.go_away(0.0)
+    again = command_runner.reconcile()
+    assert again.code == 0, again.err
+    assert_untouched(command_runner, labels)
+
+
+@pytest.mark.shares(6)
+def test_an_expired_certificate_is_named_and_waited_for(command_runner: CommandRunner, proxy: Proxy) -> None:
+    proxy.identity.present("expired", handshakes=3)
+    ended = command_runner.reconcile()
+    assert ended.code == 0, ended.err
+    assert "certificate is out of date: certificate has expired" in ended.err
+
+
+@pytest.mark.shares(6)
+def test_a_certificate_that_stays_expired_ends_with_exit_code_8_and_its_own_remedy(
+    command_runner: CommandRunner, proxy: Proxy
+) -> None:
+    proxy.identity.present("expired", handshakes=1000)
+    ended = command_runner.reconcile(API_TIMEOUT="5s")
+    assert ended.code == 8, ended.err
+    assert "Renew the API server's certificate, or set this node's clock" in ended.last_line
+    assert command_runner.tree.driver_version == OLD
+
+
+def test_an_unknown_ca_is_a_configuration_error_at_once(command_runner: CommandRunner, proxy: Proxy) -> None:
+    proxy.identity.present("strange", handshakes=1000)
+    ended = command_runner.reconcile(API_TIMEOUT="1h")
+    assert ended.code == 2, ended.err
+    assert "certificate is not trusted: unable to get local issuer certificate" in ended.last_line
+    assert "certificate-authority" in ended.last_line
+    assert ended.took_s < patient(10.0), "the budget is not spent on it"
+    assert proxy.exchanges() == []
+
+
+@pytest.mark.shares(6)
+def test_a_server_that_was_trusted_once_may_be_so_again(command_runner: CommandRunner, proxy: Proxy) -> None:
+    proxy.add(Fault(Certificate("strange", handshakes=2), "patch", "nodes"))
+    ended = command_runner.reconcile()
+    assert ended.code == 0, ended.err
+    proxy.assert_all_fired()
+
+
+def test_a_junk_ca_in_a_kubeconfig_is_a_configuration_error_at_once(
+    command_runner: CommandRunner, tmp_path: Path
+) -> None:
+    authority = tmp_path / "junk.crt"
+    authority.write_bytes(b"junk")  # empty would be none: then the system's are trusted
+    ended = command_runner.reconcile(
+        KUBECONFIG=str(kubeconfig(tmp_path, "https://127.0.0.1:9", authority, tmp_path / "token"))
+    )
+    assert ended.code == 2, ended.err
+    assert "its CA certificate cannot be read" in ended.last_line
+    assert ended.took_s < patient(10.0)
+
+
+def test_a_token_is_rotated_while_a_watch_is_open_and_the_run_goes_on_with_the_new_one(
+    command_runner: CommandRunner, proxy: Proxy, control_plane: ControlPlane, agent_with_events: User, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text(agent_with_events.token)
+    path = kubeconfig(tmp_path, proxy.url, control_plane.ca, token)
+    ended = rotated(command_runner, proxy, agent_with_events, token, KUBECONFIG=str(path))
+    assert "the credentials were read again" in ended.err
+    assert [exchange.status for exchange in proxy.exchanges("patch", "nodes")] == [200, 401, 200]
+
+
+def test_a_pod_whose_token_is_rotated_sends_the_new_one_at_once(
+    command_runner: CommandRunner, proxy: Proxy, control_plane: ControlPlane, agent_with_events: User
+) -> None:
+    account = control_plane.service_account(agent_with_events.token, proxy.url)
+    rotated(command_runner, proxy, agent_with_events, Path(account["TEST_SERVICE_ACCOUNT"]) / "token", **account)
+    assert [exchange.status for exchange in proxy.exchanges("patch", "nodes")] == [200, 200]
+
+
+def rotated(command_runner: CommandRunner, proxy: Proxy, user: User, token: Path, **env: str) -> Ended:
+    """How a run ended whose token, in the file `token`, was replaced while it watched."""
+    node, labels = node_of(command_runner), node_of(command_runner).labels()
+    node.kubelet.stop_after("device-plugin", NEVER)
+    cut = Fault(Hold(), "patch", "nodes", nth=2)
+    proxy.add(cut)
+    run = start_and_take(command_runner, **env)
+    wait_until(lambda: proxy.exchanges("watch", "pods"), "the pods are watched")
+    token.write_text("rotated")
+    proxy.identity.rotate(user.token, "rotated")
+    node.kubelet.release("device-plugin")  # said by the watch that the old token has opened
+    proxy.wait_fired(cut)
+    proxy.release()
+    ended = run.end()
+    assert ended.code == 0, ended.err
+    assert_untouched(command_runner, labels)
+    assert len(proxy.exchanges("watch", "pods")) == 1
+    return ended
+
+
+def refuses(url: str) -> bool:
+    """Whether nobody listens there."""
+    where = urlsplit(url)
+    try:
+        socket.create_connection((str(where.hostname), int(where.port or 0)), timeout=25.0).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def kubeconfig(folder: Path, server: str, authority: Path, token: Path) -> Path:
+    """Written as a kubelet's is: with the token in a file."""
+    ca = base64.b64encode(authority.read_bytes()).decode()
+    if not token.exists():
+        token.write_text("t")
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+        "clusters": [{"name": "test", "cluster": {"server": server, "certificate-authority-data": ca}}],
+        "users": [{"name": "test", "user": {"tokenFile": str(token)}}],
+    }
+    path = folder / "kubeconfig"
+    path.write_text(json.dumps(config))
+    return path

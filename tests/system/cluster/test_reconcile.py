@@ -7,14 +7,27 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from driver_manager.domain.deadline import SAID_EVERY_S
+from driver_manager.domain.node import FIELD_MANAGER
+from driver_manager.domain.profile import RUN_RECORD
 from driver_manager.domain.wire import pointer
 from tests.assurance.bench.reconcile import PEAK
-from tests.support.control_plane.api import Api, Json
-from tests.support.control_plane.kubelet import LAST_OUTCOME, NEVER, STATE, NodeFactory, Operands, OperandsFactory
+from tests.support.control_plane.api import MERGE_PATCH, Api, Json, wait_until
+from tests.support.control_plane.kubelet import (
+    LAST_OUTCOME,
+    NEVER,
+    NOTHING,
+    STATE,
+    NodeFactory,
+    Operands,
+    OperandsFactory,
+    Shown,
+)
+from tests.support.control_plane.processes import Ended
 from tests.support.control_plane.runner import (
     CORDON,
     JOURNAL,
@@ -29,6 +42,358 @@ from tests.support.control_plane.runner import (
 )
 from tests.support.control_plane.servers import NAMESPACE, AuditRecord, ControlPlane, User
 from tests.support.fakes.pace import patient
+
+BAD_INPUT_LABELS = {f"{PREFIX}device-plugin": "paused-for-driver-upgrade", f"{PREFIX}metrics-exporter": "true"}
+
+
+@pytest.fixture
+def case(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, node: NodeFactory) -> CommandRunner:
+    """A node with the old driver, ready for an upgrade."""
+    command_runner = CommandRunner(control_plane, agent_with_events, tmp_path).with_upgrade()
+    command_runner.node = node(BAD_INPUT_LABELS, boot_id=command_runner.tree.boot_id)
+    return command_runner
+
+
+def _assert_lost_nothing(
+    command_runner: CommandRunner, ended: Ended, code: int, *words: str, shows: Shown = NOTHING
+) -> None:
+    assert ended.code == code, ended.err
+    assert "Traceback" not in ended.err
+    for word in words:
+        assert word in ended.err
+    assert "what to do: " in ended.err
+    assert len([line for line in ended.err.splitlines() if "error" in line]) <= 2
+    assert ended.last_line.startswith(f"exit {code}: ")
+    assert command_runner.node is not None
+    assert command_runner.node.labels() == BAD_INPUT_LABELS
+    assert command_runner.node.shown() == shows
+    assert command_runner.tree.driver_version == OLD
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"NODE_NAME": "no-such-node"}, ["no-such-node does not exist"]),
+        ({"NODE_NAME": "../pods"}, ["not the name of a node"]),
+        ({"NODE_NAME": ""}, ["the name of the node is not set"]),
+        ({"KUBECONFIG": "/nonexistent/kubeconfig"}, ["cannot connect to the cluster"]),
+        ({"POD_TERMINATION_TIMEOUT": "5 parsecs"}, ["5 parsecs", "1h30m"]),
+        ({"DRIVER_PROFILE": "cray"}, ["no profile 'cray'", "amd, ascend, furiosa, gaudi, nvidia, rebellions"]),
+        ({"DRIVER_LOAD": "nobody"}, ["nobody", "container"]),
+        ({"FORCE_REINSTALL": "perhaps"}, ["perhaps"]),
+        ({"POD_NAME": "rbln-driver-abcde", "OPERATOR_NAMESPACE": "wrong"}, ["wrong/rbln-driver-abcde is not on node"]),
+        ({"PROFILE_FILE": "/nonexistent.toml"}, ["cannot be read"]),
+        ({"SYS_ROOT": "/nonexistent"}, ["cannot read /nonexistent/module"]),
+        ({"PROC_ROOT": "/nonexistent"}, ["cannot read /nonexistent/sys/kernel"]),
+        ({"DRIVER_CONFIG_DIGEST": ""}, ["the wanted driver is unknown"]),
+    ],
+)
+def test_a_bad_setting_is_exit_code_2(case: CommandRunner, env: dict[str, str], words: list[str]) -> None:
+    # Shown on the Node where it is known to be this host's, and that is only once it was read.
+    is_shown = env.keys() & {"DRIVER_CONFIG_DIGEST", "POD_NAME", "SYS_ROOT"}
+    _assert_lost_nothing(case, case.reconcile(**env), 2, *words, shows=("failed", 2) if is_shown else NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('name = "x"\nflavour = "sweet"\n', ["unknown key flavour"]),
+        ('name = "x"\nstrategy = "hope"\n', ["strategy is 'hope'", "in-place, reboot"]),
+        ("name = [", ["is not TOML"]),
+    ],
+)
+def test_a_bad_profile_file_names_the_key(case: CommandRunner, tmp_path: Path, text: str, words: list[str]) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(text)
+    _assert_lost_nothing(case, case.reconcile(PROFILE_FILE=str(path)), 2, *words)
+
+
+@pytest.mark.shares(6)
+@pytest.mark.parametrize(
+    ("journal", "words"),
+    [
+        ("not json", ["cannot be read"]),
+        ('{"v":99}', ["version 99"]),
+        ('{"v":1,"owner":{},"labels":[],"bootId":"","cordoned":false}', ["cannot be read"]),
+        ('{"v":1,"bootId":3}', ["cannot be read"]),
+    ],
+)
+def test_an_unreadable_journal_stops_the_run_and_stays(case: CommandRunner, journal: str, words: list[str]) -> None:
+    assert case.node is not None
+    case.node.api.patch(case.node.path, {"metadata": {"annotations": {JOURNAL: journal}}})
+    _assert_lost_nothing(case, case.reconcile(), 2, *words, shows=("held", 2))
+    assert case.node.annotations()[JOURNAL] == journal
+    status = case.run("status")
+    assert status.code == 0, status.err
+    assert "unreadable" in status.out
+    assert status.out.startswith("held since ")
+    assert case.run("restore").code == 2
+    restored = case.run("restore", "--ignore-journal")
+    assert restored.code == 0, restored.err
+    assert case.node.labels() == {**BAD_INPUT_LABELS, f"{PREFIX}device-plugin": "true"}
+    assert case.node.shown() == ("failed", 0), "who took it did not finish"
+    assert JOURNAL not in case.node.annotations()
+
+
+def test_who_has_no_rights_is_refused_with_verb_and_resource(control_plane: ControlPlane, case: CommandRunner) -> None:
+    nobody = str(control_plane.kubeconfig(control_plane.nobody.token))
+    _assert_lost_nothing(case, case.reconcile(KUBECONFIG=nobody), 7, "refused to get nodes (403)")
+
+
+def test_an_unknown_token_is_refused(control_plane: ControlPlane, case: CommandRunner) -> None:
+    _assert_lost_nothing(case, case.reconcile(KUBECONFIG=str(control_plane.kubeconfig("wrong"))), 7, "(401)")
+
+
+def test_a_dead_api_server_is_unavailable_after_the_budget(
+    control_plane: ControlPlane, agent_with_events: User, case: CommandRunner
+) -> None:
+    dead = str(control_plane.kubeconfig(agent_with_events.token, server="https://127.0.0.1:9"))
+    ended = case.reconcile(KUBECONFIG=dead, API_TIMEOUT="1s")
+    _assert_lost_nothing(case, ended, 8, "gave no usable answer within 1 s")
+    assert ended.took_s < patient(5.0)
+
+
+@pytest.mark.parametrize("garbage", [b"\xff\xfe\x00", b"", b"two words", b"x" * 100_000, b"a\nb\n"])
+def test_garbage_in_the_digest_file_means_replace_not_crash(case: CommandRunner, garbage: bytes) -> None:
+    (case.tree.root / "run/rbln/rbln-driver.state").write_bytes(garbage)
+    planned = case.run("plan")
+    assert planned.code == 0, planned.err
+    assert "does not contain exactly case digest" in planned.out
+
+
+def test_every_command_teaches_with_help(case: CommandRunner) -> None:
+    run: Callable[..., Ended] = case.run
+    for command in ("reconcile-driver-state", "plan", "status", "restore", "sandbox"):
+        ended = run(command, "--help")
+        assert ended.code == 0, ended.err
+        assert "Usage: driver-manager" in ended.out
+    assert "NODE_NAME" in run("plan", "--help").out
+    assert run("no-such-command").code == 2
+
+
+GOLDEN = sorted((Path(__file__).parents[2] / "unit/golden").glob("journal-v*.json"))
+PAUSED = "paused-for-driver-upgrade"
+JOURNAL_LABELS = {f"{PREFIX}device-plugin": "true", f"{PREFIX}custom": "gold"}
+"""What the node's labels are while nobody has taken it."""
+
+
+def taken(runner: CommandRunner, path: Path) -> dict[str, str]:
+    """Make the Node as the version that wrote the journal left it in this boot; its labels before."""
+    node = node_of(runner)
+    journal: dict[str, Any] = json.loads(path.read_text())
+    node.set_labels(journal["labels"])
+    before = node.labels()
+    journal["bootId"] = runner.tree.boot_id
+    if "nodeUid" in journal:
+        journal["nodeUid"] = node.read()["metadata"]["uid"]
+    labels = {key: PAUSED if value == "true" else f"{value}_{PAUSED}" for key, value in journal["labels"].items()}
+    notes = {JOURNAL: json.dumps(journal), **({CORDON: "true"} if journal["cordoned"] else {})}
+    spec = {"spec": {"unschedulable": True}} if journal["cordoned"] else {}
+    body = {"metadata": {"labels": labels, "annotations": notes}, **spec}
+    node.api.request("PATCH", node.path, body, params={"fieldManager": FIELD_MANAGER}, content_type=MERGE_PATCH)
+    return before
+
+
+@pytest.fixture
+def runner(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, node: NodeFactory) -> CommandRunner:
+    """A node with the old driver loaded and the new one at hand."""
+    made = CommandRunner(control_plane, agent_with_events, tmp_path).with_upgrade()
+    made.node = node(JOURNAL_LABELS, boot_id=made.tree.boot_id)
+    return made
+
+
+@pytest.mark.shares(6)
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_a_run_goes_on_from_every_journal_ever_written(
+    runner: CommandRunner, operands: OperandsFactory, path: Path
+) -> None:
+    node = node_of(runner)
+    operands(node, ("device-plugin",))
+    labels = taken(runner, path)
+    ended = runner.reconcile()
+    assert ended.code == 0, ended.err
+    assert (runner.tree.driver_version, runner.tree.digest) == (NEW, NEW_DIGEST)
+    assert_untouched(runner, labels)
+
+
+def test_restore_gives_back_what_every_journal_ever_written_names(runner: CommandRunner) -> None:
+    node = node_of(runner)
+    for path in GOLDEN:
+        labels = taken(runner, path)
+        assert JOURNAL in node.annotations()
+        ended = runner.run("restore")
+        assert ended.code == 0, f"{path.stem}: {ended.err}"
+        assert runner.tree.driver_version == OLD
+        assert node.labels() == labels, path.stem
+        assert not {JOURNAL, CORDON} & node.annotations().keys(), path.stem
+        assert "unschedulable" not in node.read()["spec"], path.stem
+
+
+SERVICE = "rbln_daemon.service"
+HOST_LABELS = {f"{PREFIX}device-plugin": "true"}
+
+
+@pytest.fixture
+def one(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, node: NodeFactory) -> CommandRunner:
+    """A node ready for an upgrade, with the vendor's host service and a foreign one running."""
+    command_runner = CommandRunner(control_plane, agent_with_events, tmp_path).with_upgrade()
+    command_runner.node = node(HOST_LABELS, boot_id=command_runner.tree.boot_id)
+    command_runner.tree.start_service(SERVICE)
+    command_runner.tree.start_service("sshd.service")
+    return command_runner
+
+
+def _journal(command_runner: CommandRunner) -> str:
+    assert command_runner.node is not None
+    return command_runner.node.annotations().get(JOURNAL, "")
+
+
+def _records(command_runner: CommandRunner) -> list[Path]:
+    """What runs have left to undo on the host."""
+    return list(command_runner.tree.root.rglob(f"{RUN_RECORD}*"))
+
+
+def test_a_host_service_is_left_alone_unless_asked(one: CommandRunner) -> None:
+    ended = one.reconcile()
+    assert ended.code == 0, ended.err
+    assert "rbln_daemon" not in ended.err
+    assert one.tree.services == [SERVICE, "sshd.service"]
+
+
+def test_a_host_service_is_stopped_for_the_swap_and_runs_after_it(one: CommandRunner) -> None:
+    ended = one.reconcile("--stop-host-services")
+    assert ended.code == 0, ended.err
+    order = [
+        ended.err.index(text) for text in (f"stop host service(s) {SERVICE}", "is unloaded", f"{SERVICE} is started")
+    ]
+    assert order == sorted(order)
+    assert one.tree.services == [SERVICE, "sshd.service"]
+    assert one.tree.driver_version == NEW
+
+
+def test_a_host_service_runs_again_after_a_failure(one: CommandRunner) -> None:
+    one.tree.hold_device()
+    assert one.reconcile("--stop-host-services", DEVICE_FREE_TIMEOUT="0s").code == 4
+    assert one.tree.services == [SERVICE, "sshd.service"]
+
+
+def test_a_killed_runs_service_is_started_by_the_next(one: CommandRunner) -> None:
+    one.tree.hold_device()
+    run = one.start("reconcile-driver-state", "--stop-host-services")
+    wait_until(lambda: one.tree.services == ["sshd.service"], "the service is stopped")
+    run.kill()
+    assert SERVICE not in _journal(one)
+    (record,) = _records(one)
+    assert (SERVICE in record.read_text(), record.stat().st_mode & 0o777) == (True, 0o600)
+    again = one.reconcile(DEVICE_FREE_TIMEOUT="0s")
+    assert again.code == 4, again.err
+    assert one.tree.services == [SERVICE, "sshd.service"]
+    assert (_journal(one), _records(one)) == ("", [])
+
+
+def test_missing_rights_are_found_before_anything_changes(control_plane: ControlPlane, one: CommandRunner) -> None:
+    reader = str(control_plane.kubeconfig(control_plane.reader.token))
+    ended = one.reconcile(KUBECONFIG=reader)
+    assert ended.code == 6, ended.err
+    assert "may not patch nodes" in ended.last_line
+    assert one.node is not None
+    assert one.node.labels() == HOST_LABELS
+    assert one.tree.driver_version == OLD
+    checked = one.run("preflight", "-o", "text", KUBECONFIG=reader)
+    assert checked.code == 6
+    assert "✗ may patch nodes" in checked.out
+    assert "? may watch pods" in checked.out
+
+
+def test_preflight_says_what_stops_a_run_and_what_to_do(one: CommandRunner) -> None:
+    good = one.run("preflight", "-o", "json")
+    assert good.code == 0, good.err
+    assert all(check["ok"] is not False for check in json.loads(good.out)["checks"])
+    bad = one.run("preflight", "-o", "text", DRIVER_ROOT="/nonexistent", RECONCILE_DEADLINE="1s")
+    assert bad.code == 6
+    assert bad.out.count("✗") == 2
+    assert bad.out.count("what to do: ") == 2
+
+
+def test_enforced_signatures_stop_an_unsigned_driver(one: CommandRunner) -> None:
+    switch = one.tree.root / "sys/module/module/parameters/sig_enforce"
+    switch.parent.mkdir(parents=True)
+    switch.write_text("Y\n")
+    ended = one.reconcile()
+    assert ended.code == 6, ended.err
+    assert "enforces signatures and rebellions is not signed" in ended.last_line
+    assert _journal(one) == ""
+
+
+def test_a_foreign_module_above_the_driver_stops_the_run(one: CommandRunner) -> None:
+    foreign = one.tree.root / "sys/module/thirdparty_peer"
+    (foreign / "holders").mkdir(parents=True)
+    (foreign / "initstate").write_text("live\n")
+    (foreign / "refcnt").write_text("0\n")
+    (one.tree.root / "sys/module/rebellions/holders/thirdparty_peer").touch()
+    ended = one.reconcile()
+    assert ended.code == 6, ended.err
+    assert "thirdparty_peer" in ended.last_line
+    assert one.tree.driver_version == OLD
+
+
+def test_a_driver_root_that_leads_to_the_hosts_own_folders_is_refused(one: CommandRunner) -> None:
+    root = one.tree.root / "run/rbln/driver"
+    root.rename(root.with_name("real"))
+    root.symlink_to("/")
+    ended = one.reconcile(DRIVER_ROOT="/run/rbln/real")
+    assert ended.code == 2, ended.err
+    assert "resolves to the system directory /" in ended.last_line
+    assert one.tree.driver_version == OLD
+
+
+def test_holders_lists_who_has_the_device_open(one: CommandRunner) -> None:
+    process = one.tree.root / "proc/4242"
+    (process / "fd").mkdir(parents=True)
+    (process / "fd/3").symlink_to("/dev/rbln0")
+    (process / "stat").write_text("4242 (trainer) S 1 " + "0 " * 40 + "\n")
+    (process / "status").write_text("Name:\ttrainer\n")
+    (process / "cgroup").write_text(f"0::/kubepods/burstable/pod{'1' * 8}-2222-3333-4444-{'5' * 12}/{'c' * 64}\n")
+    listed = one.run("holders", "-o", "json")
+    assert listed.code == 0, listed.err
+    (holder,) = json.loads(listed.out)["holders"]
+    assert (holder["pid"], holder["process"], holder["node"], holder["how"]) == (4242, "trainer", "/dev/rbln0", "open")
+    one.tree.hold_device()
+    busy = one.reconcile(DEVICE_FREE_TIMEOUT="0s")
+    assert busy.code == 4
+    assert "trainer (pid 4242)" in busy.last_line
+
+
+def test_a_node_whose_services_were_stopped_is_not_given_back_from_another_machine(
+    one: CommandRunner, tmp_path: Path
+) -> None:
+    one.tree.hold_device()
+    run = one.start("reconcile-driver-state", "--stop-host-services")
+    wait_until(lambda: one.tree.services == ["sshd.service"], "the service is stopped")
+    run.kill()
+    boot_id = one.tree.root / "proc/sys/kernel/random/boot_id"
+    here = boot_id.read_text()
+    boot_id.write_text("another machine\n")
+    dry = one.run("restore", "--take-over", "--dry-run")
+    assert "a record on the host names what else is to be undone" in dry.out
+    refused = one.run("restore", "--take-over")
+    assert refused.code == 2, refused.err
+    assert "Run restore on the node" in refused.err
+    assert len(_records(one)) == 1
+    boot_id.write_text(here)
+    given = one.run("restore")
+    assert given.code == 0, given.err
+    assert (one.tree.services, _journal(one)) == ([SERVICE, "sshd.service"], "")
+
+
+def test_a_failed_run_says_so_in_json(one: CommandRunner) -> None:
+    one.tree.hold_device()
+    failed = one.reconcile("-o", "json", DEVICE_FREE_TIMEOUT="0s")
+    body = json.loads(failed.out)
+    assert (body["exitCode"], "error" in body, "remedy" in body) == (4, True, True)
+    wrong = one.run("plan", "-o", "json", NODE_NAME="no-such-node")
+    assert json.loads(wrong.out)["exitCode"] == 2
+
 
 COUNTED_OUT = ("events", "selfsubjectaccessreviews")
 EXTRA_LABELS = {f"{PREFIX}vfio-manager": "false", f"{PREFIX}container-toolkit": "team-a", f"{PREFIX}driver": "true"}

@@ -43,12 +43,12 @@ ELSEWHERE = {
     "sha256sum --check": "for a release: tests/checks/test_release.py checks the sums",
     "kubectl apply --server-side -f rebellions": "for a release: test_release.py compares its files with deploy/",
     "kubectl apply -f rebellions-namespace.yaml": "the same file, before Helm",
-    "helm ": "tests/system/cluster/test_chart_on_server.py installs, upgrades and uninstalls the chart",
+    "helm ": "tests/system/cluster/test_deploy.py installs, upgrades and uninstalls the chart",
     "kubectl label namespace": "only after Helm's --create-namespace",
     "kubectl apply --server-side -f deploy/charts": "only before an upgrade by Helm",
     "kubectl annotate node N npu.openfuyao.com/approve-reboot": "Ascend's: test_rebooter_on_node.py",
     "kubectl create clusterrole": "from Kubernetes 1.30 on: tests/system/cluster/test_admission_policy.py has the verb",
-    "driver-manager restore": "only after a killed run: tests/system/cluster/test_going_back.py",
+    "driver-manager restore": "only after a killed run: tests/system/cluster/test_pages.py",
 }
 """Why a command of the page that is not in a console block is not run here, by how it begins."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +17,8 @@ import pytest
 
 from driver_manager.domain.profile import Strategy
 from driver_manager.profiles import builtin
-from scripts.releasing.kustomize import OVERLAYS, only, render_with_namespace
+from scripts.releasing.chart import CHART
+from scripts.releasing.kustomize import OVERLAYS, only, render, render_with_namespace
 from tests.support.control_plane.api import Api, Json, refusal, wait_until
 from tests.support.control_plane.kubelet import NodeFactory, create_operands, of_others, shown
 from tests.support.control_plane.pod_process import OLD, DriverNode, PodRunner, old_driver, settled, wait_pod
@@ -24,11 +26,182 @@ from tests.support.control_plane.processes import RUN_TIMEOUT_S, Running
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.servers import ControlPlane
 from tests.support.control_plane.workloads import Shape, WorkloadsFactory
-from tests.support.deploy.apply import applied, apply
+from tests.support.deploy.apply import applied, apply, path_of
+from tests.support.deploy.helm import Helm, HelmError, started
+from tests.support.deploy.meaning import canonical
+
+NVIDIA = "gpu-operator"
+VALUES: Json = {"vendor": "nvidia", "networkPolicy": {"enabled": True}, "resourceQuota": {"enabled": True}}
+
+
+@pytest.fixture(scope="module")
+def helm() -> Iterator[Helm]:
+    """Helm's own code."""
+    with started() as running:
+        yield running
+
+
+@pytest.fixture
+def chart(tmp_path: Path) -> Path:
+    """The chart for a server that is older than the chart asks for."""
+    shutil.copytree(CHART, tmp_path / "driver-manager")
+    file = tmp_path / "driver-manager/Chart.yaml"
+    text = file.read_text()
+    assert 'kubeVersion: ">=1.22.0-0"' in text
+    file.write_text(text.replace('kubeVersion: ">=1.22.0-0"\n', ""))
+    return tmp_path / "driver-manager"
+
+
+def spec_of(kept: Json, wanted: Json) -> Json:
+    """What the server keeps of the fields that are wanted."""
+
+    def shared(have: object, want: object) -> object:
+        if isinstance(have, dict) and isinstance(want, dict):
+            return {key: shared(have.get(key), inner) for key, inner in want.items()}
+        if isinstance(have, list) and isinstance(want, list) and len(have) == len(want):
+            return [shared(*pair) for pair in zip(have, want, strict=True)]
+        return have
+
+    return {key: shared(canonical(kept.get(key)), canonical(inner)) for key, inner in wanted.items()}
+
+
+def test_it_is_installed_upgraded_and_uninstalled_and_the_namespace_stays(
+    helm: Helm, chart: Path, control_plane: ControlPlane, admin_api: Api
+) -> None:
+    kubeconfig = control_plane.kubeconfig(control_plane.admin.token)
+    apply(admin_api, only(render("nvidia/namespace"), "Namespace"))
+    with pytest.raises(HelmError, match=r"chart requires kubeVersion: >=1\.22\.0-0"):
+        helm.act("install", VALUES, CHART, kubeconfig, NVIDIA)
+
+    helm.act("install", VALUES, chart, kubeconfig, NVIDIA)
+    wanted = render("nvidia", "network-policy", "resource-quota")
+    for one in wanted:
+        kept = admin_api.get(path_of(one))
+        assert spec_of(kept, one) == canonical(one), one["metadata"]["name"]
+        assert kept["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"
+    before = {path_of(one): admin_api.get(path_of(one))["metadata"] for one in wanted}
+
+    new = {**VALUES, "driver": {"configDigest": "sample-2.0.2"}}
+    helm.act("upgrade", new, chart, kubeconfig, NVIDIA)
+    after = {path: admin_api.get(path)["metadata"] for path in before}
+    changed = [path for path, one in after.items() if one.get("generation") != before[path].get("generation")]
+    daemon_set = only(wanted, "DaemonSet")
+    assert changed == [path_of(daemon_set)], "only the pod template has changed"
+    template = admin_api.get(path_of(daemon_set))["spec"]["template"]
+    assert template["metadata"]["annotations"]["driver-config-digest"] == "sample-2.0.2"
+
+    helm.act("uninstall", {}, chart, kubeconfig, NVIDIA)
+    assert not [path for path in before if admin_api.answers(path)]
+    assert admin_api.get(f"/api/v1/namespaces/{NVIDIA}")["status"]["phase"] == "Active"
+    assert admin_api.answers(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{definition()}")
+
+
+def definition() -> str:
+    """The name of the definition that Helm installs and never removes."""
+    return str(only(render("nvidia/rollout"), "CustomResourceDefinition")["metadata"]["name"])
+
+
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+KIND = "SecurityContextConstraints"
+GROUP = "security.openshift.io"
+PLURAL = "securitycontextconstraints"
+AROUND = ("openshift", "openshift-rebooter", "resource-quota", "network-policy")
+
+
+def constraints() -> Json:
+    """OpenShift's definition (github.com/openshift/api, security/v1: its CRD, strategies and volumes by types.go)."""
+    flag: Json = {"type": "boolean"}
+    texts: Json = {"type": "array", "nullable": True, "items": {"type": "string"}}
+    flags = ("DirVolumePlugin", "IPC", "Network", "PID", "Ports")
+    required: Json = {f"allowHost{name}": flag for name in flags}
+    required |= {"allowPrivilegedContainer": flag, "readOnlyRootFilesystem": flag}
+    required |= dict.fromkeys(("allowedCapabilities", "defaultAddCapabilities", "requiredDropCapabilities"), texts)
+    required |= {"priority": {"type": "integer", "nullable": True}}
+    volumes = [
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "hostPath",
+        "projected",
+        "secret",
+        "none",
+        "*",
+    ]
+    required |= {"volumes": {"type": "array", "items": {"type": "string", "enum": volumes}}}
+
+    def strategy(*names: str) -> Json:
+        return {"type": "object", "properties": {"type": {"type": "string", "enum": [*names, "RunAsAny", "MustRunAs"]}}}
+
+    properties = {
+        **required,
+        "allowPrivilegeEscalation": {**flag, "nullable": True},
+        "runAsUser": strategy("MustRunAsRange", "MustRunAsNonRoot"),
+        **{name: strategy() for name in ("seLinuxContext", "fsGroup", "supplementalGroups")},
+        "users": texts,
+        "groups": texts,
+    }
+    schema = {"type": "object", "required": sorted(required), "properties": properties}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    names = {"plural": PLURAL, "singular": PLURAL, "kind": KIND}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "spec": {"group": GROUP, "scope": "Cluster", "names": names, "versions": [version]},
+    }
+
+
+@pytest.fixture(scope="module")
+def served(admin_api: Api) -> None:
+    """The server knows OpenShift's kind."""
+    admin_api.post(CRD, constraints())
+    wait_until(lambda: admin_api.answers(f"/apis/{GROUP}/v1/{PLURAL}"), "the constraints are served")
+
+
+@pytest.mark.usefixtures("served")
+def test_the_api_server_knows_every_field_and_a_wrong_one_is_refused(admin_api: Api) -> None:
+    objects = render_with_namespace("ascend", *AROUND)
+    with applied(admin_api, objects):
+        for kind, name in (
+            ("SecurityContextConstraints", "ascend-driver"),
+            ("ResourceQuota", ""),
+            ("NetworkPolicy", ""),
+        ):
+            kept = apply(admin_api, only(objects, kind, name))
+            assert kept["metadata"].get("namespace", "") == ("" if kind == KIND else "npu-operator")
+            broken = copy.deepcopy(only(objects, kind, name))
+            (broken if kind == KIND else broken["spec"])["alowed"] = True
+            assert "alowed" in str(refusal(lambda broken=broken: apply(admin_api, broken)))  # type: ignore[misc]
+
+
+@pytest.mark.shares(6)
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize(
+    ("account", "may_use", "constraint"),
+    [
+        ("ascend-driver", True, "ascend-driver"),
+        ("ascend-driver", False, "ascend-driver-rebooter"),
+        ("ascend-driver-rebooter", True, "ascend-driver-rebooter"),
+        ("ascend-driver-rebooter", False, "privileged"),
+    ],
+)
+def test_an_account_may_use_its_own_constraints_in_its_namespace_only(
+    admin_api: Api, account: str, may_use: bool, constraint: str
+) -> None:
+    # OpenShift admits a pod by what its account may use: verb `use`, asked in the pod's namespace.
+    with applied(admin_api, render_with_namespace("ascend", *AROUND)):
+        for namespace, wanted in (("npu-operator", may_use), ("default", False)):
+            attributes = {"verb": "use", "group": GROUP, "resource": PLURAL, "name": constraint, "namespace": namespace}
+            user = f"system:serviceaccount:npu-operator:{account}"
+            review = {"spec": {"user": user, "resourceAttributes": attributes}}
+            said = admin_api.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+            assert said["status"]["allowed"] is wanted, (namespace, said)
+
 
 NEW = "2.0.1"
 NPU = "npu.openfuyao.com/"
-CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 MANAGER = "k8s-driver-manager"
 
 

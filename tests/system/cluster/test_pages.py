@@ -14,11 +14,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from driver_manager.domain.errors import ExitCode
 from driver_manager.profiles import builtin
 from scripts.releasing.kustomize import only, render, render_with_namespace
 from tests.support.control_plane.api import Api, Json, gone, wait_until
@@ -41,9 +43,125 @@ from tests.support.control_plane.runner import (
 )
 from tests.support.control_plane.servers import NAMESPACE, ControlPlane, User
 from tests.support.deploy.apply import applied, path_of
-from tests.support.docs.console import commands, commands_below
+from tests.support.docs.console import commands, commands_below, files
 from tests.support.docs.markdown import DOCS
 from tests.support.docs.rollout_object import definition
+
+FILE = "by-hand.kubeconfig"
+ACCOUNT = "rebellions-driver"
+POD = "driver-pod"
+CREATE_TOKEN = f"kubectl -n {NAMESPACE} create token {ACCOUNT} --bound-object-kind=Pod --bound-object-name={POD}"
+IN_POD = f"kubectl -n {NAMESPACE} exec -i D -- "
+
+
+def recipe() -> tuple[str, ...]:
+    """The commands of the page from the first to the last that has the file."""
+    found = [one.text for one in commands(DOCS / "operate.md")]
+    mine = [number for number, text in enumerate(found) if FILE in text]
+    assert mine == list(range(mine[0], mine[-1] + 1)), "they are one block"
+    return tuple(found[mine[0] : mine[-1] + 1])
+
+
+@dataclass
+class PluginLaptop:
+    """A person with kubectl and a plugin, and a debug pod on the node that has neither."""
+
+    folder: Path
+    runner: CommandRunner
+    api: Api
+
+    def types(self, line: str) -> subprocess.CompletedProcess[str]:
+        """Type one line of the page."""
+        pod = self.runner.environment(DRIVER_PROFILE="rebellions")
+        inside = " ".join(f"{name}={pod[name]}" for name in ("PATH", "HOST_ROOT", "TERMINATION_LOG", "DRIVER_PROFILE"))
+        line = line.replace(IN_POD, f"env -i {inside} ").replace(
+            "--node-name=N", f"--node-name={node_of(self.runner).name}"
+        )
+        line = line.replace("--bound-object-name=P)", f"--bound-object-name={POD})")
+        if "token" not in self._run("kubectl create --help").stdout:  # kubectl before 1.24: what the newer one asks for
+            line = line.replace(CREATE_TOKEN, f"echo {self._token()}")
+        return self._run(line)
+
+    def _token(self) -> str:
+        path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}/token"
+        bound = {"apiVersion": "v1", "kind": "Pod", "name": POD}
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"boundObjectRef": bound}}
+        return str(self.api.post(path, body)["status"]["token"])
+
+    def _run(self, line: str) -> subprocess.CompletedProcess[str]:
+        plugin = self.folder / "plugin"
+        env = {
+            "PATH": os.pathsep.join([str(plugin), os.environ["PATH"]]),
+            "HOME": str(self.folder),
+            "KUBECONFIG": str(self.folder / "config"),
+        }
+        return subprocess.run(
+            ["bash", "--norc", "--noprofile", "-o", "pipefail", "-c", line],
+            env=env,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=RUN_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+        )
+
+
+@pytest.fixture
+def plugin_laptop(
+    control_plane: ControlPlane, admin_api: Api, tmp_path: Path, node: NodeFactory
+) -> Iterator[PluginLaptop]:
+    """The overlay's account and its rights are there, and a node whose driver is loaded."""
+    if shutil.which("kubectl") is None:
+        skip_or_fail("kubectl is not on PATH")
+    home, plugin = tmp_path / "home", tmp_path / "home/plugin"
+    plugin.mkdir(parents=True)
+    version = "client.authentication.k8s.io/v1beta1"
+    credential = {"apiVersion": version, "kind": "ExecCredential", "status": {"token": control_plane.admin.token}}
+    script = plugin / "cloud-login"
+    script.write_text(f"#!/bin/sh\necho '{json.dumps(credential)}'\n")
+    script.chmod(0o700)
+    config = json.loads(control_plane.kubeconfig("unused").read_text())
+    config["users"][0]["user"] = {"exec": {"apiVersion": version, "command": script.name}}
+    (home / "config").write_text(json.dumps(config))
+    runner = CommandRunner(control_plane, control_plane.nobody, tmp_path).with_upgrade()
+    (runner.tree.bin / "driver-manager").symlink_to(Path(sys.executable).parent / "driver-manager")
+    runner.node = node({f"{PREFIX}driver": "true"}, boot_id=runner.tree.boot_id)
+    objects = [one for one in render_with_namespace("rebellions") if one["kind"] != "DaemonSet"]
+    pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
+    with applied(admin_api, objects):
+        containers = [{"name": "c", "image": "i"}]
+        spec = {
+            "serviceAccountName": ACCOUNT,
+            "nodeName": runner.node.name,
+            "containers": containers,
+            "terminationGracePeriodSeconds": 0,
+        }
+        admin_api.post(pods, {"metadata": {"name": POD}, "spec": spec})
+        yield PluginLaptop(home, runner, admin_api)
+
+
+def test_a_token_by_the_page_does_what_the_plugins_kubeconfig_cannot(plugin_laptop: PluginLaptop) -> None:
+    view, credentials, context, status, remove = recipe()
+    without = status.replace(f"--kubeconfig={FILE} ", "")
+    ended = plugin_laptop.types(without)
+    assert ended.returncode == ExitCode.USAGE, ended.stdout + ended.stderr
+    assert "the API server requires credentials, and the kubeconfig has none" in ended.stderr
+    assert "kubectl create token" in ended.stderr
+
+    for line in (view, credentials, context):
+        done = plugin_laptop.types(line)
+        assert done.returncode == 0, f"$ {line}\n{done.stdout}{done.stderr}"
+    assert (plugin_laptop.folder / FILE).stat().st_mode & 0o077 == 0
+    shown = plugin_laptop.types(status)
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert shown.stdout.startswith("ready: ")
+    assert "access" not in shown.stdout, "nothing is out of sight"
+    assert node_of(plugin_laptop.runner).name in shown.stdout
+    assert plugin_laptop.types(status.replace("status", "restore --dry-run")).returncode == 0
+    assert plugin_laptop.types(remove).returncode == 0
+    assert not (plugin_laptop.folder / FILE).exists()
+
 
 PAGE = DOCS / "going-back.md"
 MANAGER = "k8s-driver-manager"
@@ -375,3 +493,204 @@ KEYS = builtin()["rebellions"].keys
 LABELS = {KEYS.state, KEYS.upgrade_state, KEYS.skip, f"{PREFIX}driver"}
 RELEASED = {KEYS.journal, KEYS.cordon, KEYS.upgrade_enabled, KEYS.safe_load}
 """What a run removes when it releases the node, and what is an operator's."""
+
+
+OPERANDS_PAGE = DOCS / "operands.md"
+KEY = f"{PREFIX}device-plugin"
+MADE = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/device-plugin"
+
+Types = Callable[[str], str]
+
+
+@pytest.fixture
+def types(control_plane: ControlPlane, admin_api: Api, one: CommandRunner, tmp_path: Path) -> Iterator[Types]:
+    """Somebody with the page's files types one of its lines; what kubectl prints."""
+    if shutil.which("kubectl") is None:
+        skip_or_fail("kubectl is not on PATH")
+    home = tmp_path / "home"
+    home.mkdir()
+    for name, content in files(OPERANDS_PAGE).items():
+        (home / name).write_text(content)
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "KUBECONFIG": str(control_plane.kubeconfig(control_plane.admin.token)),
+    }
+
+    def typed(line: str) -> str:
+        argv = ["bash", "--norc", "--noprofile", "-c", re.sub(r"\bN\b", node_of(one).name, line)]
+        done = subprocess.run(
+            argv, env=env, cwd=home, capture_output=True, text=True, check=False, timeout=RUN_TIMEOUT_S
+        )
+        assert done.returncode == 0, f"$ {line}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    yield typed
+    gone(partial(admin_api.delete, MADE, grace_s=0))
+
+
+@pytest.fixture
+def one(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, node: NodeFactory) -> CommandRunner:
+    """A node on which an old driver is loaded, and the new one at hand."""
+    made = CommandRunner(control_plane, agent_with_events, tmp_path).with_upgrade()
+    made.node = node({f"{PREFIX}driver": "true", "kubernetes.io/os": "linux"}, boot_id=made.tree.boot_id)
+    return made
+
+
+def plugin(one: CommandRunner) -> str:
+    """The uid of the plugin's pod once it runs."""
+    found: list[str] = []
+
+    def runs() -> bool:
+        pods = [one for one in node_of(one).pods() if one["metadata"]["labels"].get("app") == "device-plugin"]
+        found[:] = [one["metadata"]["uid"] for one in pods if one["status"].get("phase") == "Running"]
+        return len(found) == 1
+
+    wait_until(runs, "the plugin runs")
+    return found[0]
+
+
+def test_an_ordinary_plugin_stays_and_the_pages_operand_leaves_and_comes_back(types: Types, one: CommandRunner) -> None:
+    label, patch, rolled = (one.text for one in commands(OPERANDS_PAGE) if one.text.startswith("kubectl"))
+    types("kubectl apply -f device-plugin.yaml")
+    ordinary = plugin(one)
+    before = one.run("plan", LOG_FORMAT="text").out
+    assert "operand pod(s)" not in before
+
+    types(label)
+    types(patch)
+    types(rolled)
+    wait_until(lambda: plugin(one) != ordinary, "the operand takes the plugin's place")
+    operand, labels = plugin(one), node_of(one).labels()
+    assert labels[KEY] == "true"
+    promised = re.findall(r"^ +(\d\. .*)$", OPERANDS_PAGE.read_text(), re.MULTILINE)
+    assert len(promised) == 2
+    said = one.run("plan", LOG_FORMAT="text").out
+    assert [line for line in promised if line not in said] == [], said
+
+    assert one.reconcile().code == 0
+    assert one.tree.driver_version == NEW
+    assert_untouched(one, labels)
+    assert plugin(one) != operand, "it has left and come back"
+
+
+TIMEOUT_S = 900.0
+MARK = "=== "
+NODE, STATE = "sandbox-node", "rebellions.ai/npu-driver-manager.state"
+TYPED = (
+    f"kubectl get nodes -L {STATE}",
+    f"kubectl get nodes -l '{STATE} in (held,failed)'",
+    "kubectl get pods -A -o wide",
+    "kubectl -n rbln-system get ds",
+    f"kubectl describe node {NODE}",
+    "kubectl -n rbln-system describe pod rbln-driver",
+    "kubectl get events -A",
+    f"kubectl cordon {NODE}",
+    f"kubectl get node {NODE}",
+    f"kubectl uncordon {NODE}",
+    f"kubectl label node {NODE} team=a",
+    f"kubectl annotate node {NODE} note=b",
+    f"kubectl get node {NODE} -o jsonpath='{{.metadata.labels.team}} {{.metadata.annotations.note}}'",
+    "kubectl -n rbln-system delete pod -l app=rbln-device-plugin",
+    "kubectl -n rbln-system get pods -l app=rbln-device-plugin",
+    "kubectl get pod no-such-pod",
+    "driver-manager status",
+)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each command printed, in the shell after the scenario `upgrade`; its exit status is the last line."""
+    if shutil.which("kubectl") is None:
+        skip_or_fail("kubectl is not on PATH")
+    home = tmp_path_factory.mktemp("home")
+    script = "".join(f"echo '{MARK}{number}'\n{line} 2>&1\necho $?\n" for number, line in enumerate(TYPED))
+    env = {"PATH": os.environ["PATH"], "HOME": str(home), "SHELL": "/bin/sh", "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(
+        [sys.executable, "-m", "driver_manager", "sandbox", "--shell"],
+        input=script,
+        env=env,
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    _, *parts = re.split(rf"^{MARK}\d+\n", done.stdout, flags=re.MULTILINE)
+    return {line: part.strip() for line, part in zip(TYPED, parts, strict=True)}
+
+
+def answer(answers: dict[str, str], beginning: str) -> list[str]:
+    """The lines of the one command that begins so, which ended well."""
+    (found,) = [text for line, text in answers.items() if line.startswith(beginning)]
+    *lines, status = found.splitlines()
+    assert status == "0", found
+    return lines
+
+
+def cells(lines: list[str]) -> list[list[str]]:
+    """A table of kubectl's, without its headings."""
+    return [re.split(r" {2,}", line.rstrip()) for line in lines[1:]]
+
+
+@pytest.mark.shares(6)
+def test_get_nodes_shows_the_state_in_a_column(answers: dict[str, str]) -> None:
+    heading, row = answer(answers, "kubectl get nodes -L")
+    assert heading.split() == ["NAME", "STATUS", "ROLES", "AGE", "VERSION", "NPU-DRIVER-MANAGER.STATE"]
+    assert row.split()[:3] == [NODE, "Ready", "<none>"]
+    assert row.split()[-1] == "ready"
+    assert answer(answers, "kubectl get nodes -l") == ["No resources found"]
+
+
+def test_get_pods_shows_what_runs_and_the_init_container_that_does_not_end(answers: dict[str, str]) -> None:
+    lines = answer(answers, "kubectl get pods -A")
+    assert lines[0].split() == ["NAMESPACE", "NAME", "READY", "STATUS", "RESTARTS", "AGE", "NODE"]
+    states = {row[1].rpartition("-")[0]: (row[2], row[3], row[6]) for row in cells(lines)}
+    assert states.pop("rbln-driver") == ("0/1", "Init:0/1", NODE)
+    assert set(states.values()) == {("1/1", "Running", NODE)}
+    assert len(states) == 6
+    sets = {row[0]: row[2] for row in cells(answer(answers, "kubectl -n rbln-system get ds"))}
+    assert sets["rbln-driver"] == "rebellions.ai/npu.deploy.driver=true"
+
+
+def test_describe_shows_the_node_with_its_pods_and_the_outcome_of_the_run(answers: dict[str, str]) -> None:
+    text = "\n".join(answer(answers, "kubectl describe node"))
+    assert re.search(rf"{re.escape(STATE)}=ready$", text, re.MULTILINE)
+    assert re.search(r"^Unschedulable: +false$", text, re.MULTILINE)
+    assert re.search(r"^Non-terminated Pods: +\(7 in total\)$", text, re.MULTILINE)
+    assert re.search(r"^ +cpu +0 \(0%\)", text, re.MULTILINE)
+    assert re.search(r"Normal +DriverReconciled .*driver 2\.0\.1", text)
+    pod = "\n".join(answer(answers, "kubectl -n rbln-system describe pod"))
+    assert re.search(r"^Controlled By: +DaemonSet/rbln-driver$", pod, re.MULTILINE)
+    assert "k8s-driver-manager:" in pod
+    events = answer(answers, "kubectl get events")
+    assert [row[3:5] for row in cells(events)] == [["DriverReconciled", f"node/{NODE}"]]
+
+
+def test_what_is_changed_with_it_is_changed(answers: dict[str, str]) -> None:
+    assert answer(answers, "kubectl cordon") == [f"node/{NODE} cordoned"]
+    cordoned = answers[f"kubectl get node {NODE}"]
+    assert "Ready,SchedulingDisabled" in cordoned
+    assert answer(answers, "kubectl uncordon") == [f"node/{NODE} uncordoned"]
+    answer(answers, "kubectl label")
+    answer(answers, "kubectl annotate")
+    (line,) = [text for typed, text in answers.items() if "jsonpath" in typed]
+    assert line == "a b0", "and its exit status"
+
+
+def test_a_pod_that_is_deleted_is_made_again(answers: dict[str, str]) -> None:
+    (said,) = answer(answers, "kubectl -n rbln-system delete pod")
+    old = re.findall(r'"(rbln-device-plugin-\w+)"', said)
+    new = [row[0] for row in cells(answer(answers, "kubectl -n rbln-system get pods"))]
+    assert len(old) == len(new) == 1
+    assert old != new
+
+
+def test_what_is_not_there_is_an_error_in_the_servers_words(answers: dict[str, str]) -> None:
+    text = answers["kubectl get pod no-such-pod"]
+    assert text.splitlines() == ['Error from server (NotFound): pods "no-such-pod" not found', "1"]
+
+
+def test_the_commands_see_what_kubectl_did(answers: dict[str, str]) -> None:
+    assert answer(answers, "driver-manager status")[0].startswith("ready since ")

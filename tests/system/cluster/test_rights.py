@@ -7,23 +7,107 @@ there, and the very path that needed it says so.
 from __future__ import annotations
 
 import copy
+import re
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import count, pairwise
 from pathlib import Path
 
 import pytest
 
-from scripts.releasing.kustomize import only, render_with_namespace
+from scripts.releasing.kustomize import only, render, render_with_namespace
 from tests.support.control_plane.api import Api, Json, gone, wait_until
 from tests.support.control_plane.kubelet import NEVER, Node, NodeFactory, OperandsFactory
 from tests.support.control_plane.old_server import PodClaim
-from tests.support.control_plane.processes import RUN_TIMEOUT_S, Command, Ended, Loop
+from tests.support.control_plane.processes import RUN_TIMEOUT_S, Command, Ended, ForkedCommand, ForkServer, Loop
 from tests.support.control_plane.proxy import Proxy
+from tests.support.control_plane.rollout_fleet import RolloutFleet, TaskPods, Witness, serve_rollouts
 from tests.support.control_plane.runner import PREFIX, CommandRunner, node_of, start_and_take
 from tests.support.control_plane.scene import WatchedNode, open_world, watched_node
-from tests.support.control_plane.servers import ControlPlane
-from tests.support.control_plane.workloads import Shape, Workloads, WorkloadsFactory
+from tests.support.control_plane.servers import NAMESPACE, AuditRecord, ControlPlane
+from tests.support.control_plane.workloads import Pod, Shape, Workloads, WorkloadsFactory
 from tests.support.deploy.apply import Right, applied, apply, rights_of
 from tests.support.deploy.rights import BOUND_KINDS, shown, user, without
+from tests.support.docs.rollout_object import definition
+
+# This overlay has no eviction.
+OBJECTS = [one for one in render_with_namespace("ascend", "clients") if one["kind"] in BOUND_KINDS]
+CLIENTS_ACCOUNT = only(OBJECTS, "ServiceAccount", "ascend-driver")
+OF_THE_COMPONENT = sorted(set(rights_of(OBJECTS, CLIENTS_ACCOUNT)) - set(rights_of(render("ascend"), CLIENTS_ACCOUNT)))
+NEEDED = [*OF_THE_COMPONENT, ("", "", "pods", "", "list")]
+RESTARTED = "DriverClientRestarted"
+
+
+@pytest.fixture(scope="module")
+def clients_shipped(admin_api: Api) -> Iterator[None]:
+    """The rights of the overlay with the component, in force."""
+    with applied(admin_api, OBJECTS):
+        yield
+
+
+class Clients:
+    """A node with a client, and a user's pod that holds a claim; both have run since before the driver was ready."""
+
+    def __init__(self, watched: WatchedNode) -> None:
+        self.watched = watched
+        made = watched.scene.pods
+        (self.client,) = made.managed(1, Shape(npus=0, labels={"role": "exporter"}), namespace="monitoring")
+        (self.user,) = made.managed(1, Shape(npus=0, claims=(PodClaim("npu", claim="mine"),)))
+        made.claim("mine", self.user)
+        wait_until(lambda: all(map(ran_before_now, (self.client, self.user))), "both have run for a while")
+        watched.be_ready()
+
+    def restarted(self) -> str:
+        """What health-watch says that it could not do, "" where the client was restarted and the claim named."""
+        with self.watched.watch(CLIENT_SELECTOR="role=exporter") as loop:
+            wait_until(
+                lambda: any(" was restarted: " in line or "not every client" in line for line in loop.lines),
+                "the client is restarted, or a right lacks",
+            )
+            return client_complaints(loop)
+
+
+def ran_before_now(pod: Pod) -> bool:
+    """Whether its container runs since an earlier second than this one."""
+    states = [one["state"] for one in (pod.read() or {})["status"].get("containerStatuses", [])]
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return bool(states) and all("running" in state and state["running"]["startedAt"] < now for state in states)
+
+
+def client_complaints(loop: Loop) -> str:
+    """Its lines about clients and claims that something is wrong with."""
+    return "\n".join(line for line in loop.lines if "not every client" in line or "cannot tell" in line)
+
+
+@pytest.fixture
+def clients(
+    control_plane: ControlPlane, admin_api: Api, clients_shipped: None, dra: None, tmp_path: Path
+) -> Iterator[Clients]:
+    """Such a node, whose health-watch has the account's token."""
+    account = user(admin_api, CLIENTS_ACCOUNT)
+    with open_world(control_plane, account, admin_api, tmp_path) as world, watched_node(world) as watched:
+        yield Clients(watched)
+
+
+@pytest.mark.shares(6)
+def test_the_rights_of_the_component_are_enough_and_no_users_pod_is_evicted(clients: Clients) -> None:
+    assert clients.restarted() == ""
+    clients.client.wait_state("gone")
+    assert clients.user.state() == "Running"
+    (event,) = clients.watched.events(RESTARTED)
+    assert event["message"].endswith(f"{clients.user.namespace}/mine"), "the claim that survives is named"
+
+
+@pytest.mark.shares(6)
+@pytest.mark.parametrize("right", NEEDED, ids=shown)
+def test_every_right_of_the_component_is_needed(admin_api: Api, clients: Clients, right: Right) -> None:
+    with without(admin_api, OBJECTS, CLIENTS_ACCOUNT, right):
+        said = clients.restarted()
+    assert f"{right[4]} {right[2]}" in said, said
+    assert clients.client.state() == ("gone" if right[2] == "resourceclaims" else "Running")
+
 
 EVICT = {"ENABLE_NPU_POD_EVICTION": "true"}
 UPGRADE = "rebellions.ai/npu-driver-upgrade"
@@ -367,3 +451,137 @@ def test_every_right_of_the_rebooter_is_needed(admin_api: Api, ascend: AscendFac
     with without(admin_api, REBOOTER, REBOOTER_ACCOUNT, right):
         said = rebooted(ascend(REBOOTER_ACCOUNT))
     assert f"{right[4]} {right[2]}" in said, said
+
+
+SHIPPED = [one for one in render("rebellions/rollout") if one["kind"] in BOUND_KINDS]
+ROLLOUT_ACCOUNT = only(SHIPPED, "ServiceAccount")
+ROLLOUT_LEASE = "driver-manager-rollout"
+NODES = 2
+AT_ONCE = ("list", "watch", "get")
+"""What every controller asks for, whether there is anything to do or not."""
+
+
+@dataclass
+class Scene:
+    """A fleet on whose second node no further driver serves, and who plays a controller of it with shipped rights."""
+
+    fleet: RolloutFleet
+    fork_server: ForkServer
+    token: str
+    good: str
+    images: Iterator[int]
+
+    def start(self) -> ForkedCommand:
+        """A controller, which leads at once."""
+        self.fleet.free_lease()
+        return self.fleet.fork(self.fork_server, token=self.token)
+
+    def new_driver(self) -> str:
+        """One more revision, which fails on the second node: the rollout goes back then."""
+        image = f"driver:{next(self.images)}"
+        self.fleet.kubelets.wedging.add((self.fleet.nodes[1], image))
+        return self.fleet.set_driver(image)
+
+    def wait_back(self, bad: str) -> None:
+        """Until the rollout has gone back from that revision."""
+        wait_until(
+            lambda: self.fleet.is_complete(self.good) and bad in str(self.fleet.status()),
+            f"it goes back: {self.fleet.status()}",
+            120,
+            every_s=0.1,
+        )
+
+
+@pytest.fixture
+def scene(control_plane: ControlPlane, admin_api: Api, tmp_path: Path) -> Iterator[Scene]:
+    """All of it, with the first revision complete."""
+    serve_rollouts(admin_api, definition())
+    (tmp_path / "runs").mkdir()
+    with ExitStack() as stack:
+        stack.enter_context(applied(admin_api, SHIPPED))
+        fleet = stack.enter_context(RolloutFleet(control_plane, admin_api, tmp_path, NODES, ROLLOUT_LEASE))
+        stack.enter_context(TaskPods(admin_api, "preflight"))
+        server = stack.enter_context(ForkServer(tmp_path / "runs"))
+        (good,) = set(fleet.serving().values())
+        made = Scene(fleet, server, user(admin_api, ROLLOUT_ACCOUNT).token, good, count(2))
+        waves = [{"name": "canary", "count": 1}, {"name": "rest"}]
+        fleet.make_rollout(waves=waves, onHalt="undo", preflight="require")
+        run = made.start()
+        wait_until(lambda: fleet.is_complete(good), f"the first revision: {fleet.status()}", 120)
+        assert run.terminate().code == 0
+        yield made
+
+
+def lacking(right: Right) -> re.Pattern[str]:
+    """What a controller says that lacks it."""
+    namespace, group, resource, _, verb = right
+    plural, _, subresource = resource.partition("/")
+    what = ".".join(filter(None, (plural, group if group != "coordination.k8s.io" else "")))
+    what += f"/{subresource}" if subresource else ""
+    where = f" in namespace {namespace}" if namespace else r"( in namespace \S+)?"
+    return re.compile(rf".*refused to {verb} {re.escape(what)}{where} \(403\).*")
+
+
+def complaint(scene: Scene, right: Right) -> list[str]:
+    """The lines in which a controller without the right says so; it is ended then."""
+    if right[2] == "leases" and right[4] == "create":
+        gone(lambda: scene.fleet.api.delete(scene.fleet.lease_path))
+    run = scene.start()
+    wanted = lacking(right)
+    try:
+        wait_until(lambda: wanted.search(run.log), f"it says what it lacks: {shown(right)}", 120)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{run.log}\n{scene.fleet.status()}") from error
+    said = run.terminate().err
+    return [line for line in said.splitlines() if wanted.search(line)]
+
+
+@pytest.mark.shares(6)
+def test_every_right_is_needed_said_where_it_lacks_and_all_of_them_are_enough(scene: Scene, admin_api: Api) -> None:
+    fleet, rights = scene.fleet, rights_of(SHIPPED, ROLLOUT_ACCOUNT)
+    for right in (one for one in rights if one[4] in AT_ONCE or one[2] == "leases"):
+        with without(admin_api, SHIPPED, ROLLOUT_ACCOUNT, right):
+            check_said_once(complaint(scene, right))
+    mark = fleet.plane.audit_mark()
+    with Witness(admin_api, fleet.name) as witness:
+        for right in (one for one in rights if one[4] not in AT_ONCE and one[2] != "leases"):
+            bad = scene.new_driver()
+            with without(admin_api, SHIPPED, ROLLOUT_ACCOUNT, right):
+                check_said_once(complaint(scene, right))
+            run = scene.start()
+            scene.wait_back(bad)
+            assert run.terminate().code == 0
+        witness.caught_up()
+        served = witness.served()
+    assert served[fleet.nodes[0]].count(scene.good) > 1
+    for revisions in served.values():
+        assert all(before != after for before, after in pairwise(revisions)), f"restarted twice: {served}"
+    assert witness.most_under_way() == 1
+    assert witness.labels_lost({"fleet": fleet.name}) == []
+    forbidden = {(one.verb, one.resource, one.subresource) for one in refused_requests(fleet, mark)}
+    assert forbidden == {
+        (verb, *split(resource)) for _, _, resource, _, verb in rights if verb not in AT_ONCE and resource != "leases"
+    }
+    mark = fleet.plane.audit_mark()
+    bad, run = scene.new_driver(), scene.start()
+    scene.wait_back(bad)
+    assert run.terminate().code == 0
+    assert refused_requests(fleet, mark) == []
+
+
+def check_said_once(lines: list[str]) -> None:
+    """Raise AssertionError unless each thing was said, in one line."""
+    assert lines
+    assert len(lines) == len(set(lines)), lines
+
+
+def refused_requests(fleet: RolloutFleet, mark: int) -> list[AuditRecord]:
+    """What the controllers were not allowed to do since then."""
+    name = f"system:serviceaccount:{NAMESPACE}:{ROLLOUT_ACCOUNT['metadata']['name']}"
+    return [one for one in fleet.plane.audit(name, mark) if one.code == 403]
+
+
+def split(resource: str) -> tuple[str, str]:
+    """Plural and subresource."""
+    plural, _, subresource = resource.partition("/")
+    return plural, subresource
