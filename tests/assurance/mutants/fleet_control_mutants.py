@@ -112,7 +112,7 @@ FLEET_CONTROL_MUTANTS = (
     ),
     Mutant(
         "conflict-forgotten",
-        "after a conflict the next version of the node is read, whatever changed in it",
+        "after a conflict the next version of the node is read, regardless of what changed",
         "core/fleet/world.py",
         "        return is_doubted or known.owner != item.owner or not _is_same(known.fact, item.fact)\n",
         "        return known.owner != item.owner or not _is_same(known.fact, item.fact)\n",

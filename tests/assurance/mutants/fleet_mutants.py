@@ -61,7 +61,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-cordoned-is-available",
-        "a node that somebody cordoned counts as unavailable",
+        "a node that a person cordoned counts as unavailable",
         PATH + "state.py",
         "return self.node.unschedulable or not self.node.is_ready or not self.has_ready_pod",
         "return not self.node.is_ready or not self.has_ready_pod",
@@ -125,7 +125,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-cordoned-begins",
-        "a node that somebody cordoned is left out",
+        "a node that a person cordoned is left out",
         PATH + "state.py",
         "_not_ready, _cordoned, _run_at_work)",
         "_not_ready, _run_at_work)",
@@ -277,7 +277,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-repaired-stays-failed",
-        "a failed node that somebody repaired counts as done",
+        "a failed node that a person repaired counts as done",
         PATH + "nodes.py",
         "    if not lacking(member, terms):\n        done = mark(",
         "    if member is None:\n        done = mark(",
@@ -461,7 +461,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-undo-over-others",
-        "a template that somebody changed after the undo was decided is not replaced",
+        "a template that another writer changed after the undo was decided is not replaced",
         PATH + "advance.py",
         "    if terms.target != memory.undo_from or not is_there:",
         "    if terms.target == memory.undo_to or not is_there:",

@@ -59,7 +59,7 @@ NODE_MUTANTS = (
     ),
     Mutant(
         "unconditional-restore",
-        "a label that somebody edited during the pause stays as edited",
+        "a label that another writer edited during the pause stays as edited",
         "domain/pods/labels.py",
         "        if key in labels and _is_pause_of(original, labels[key], paused_value)",
         "        if key in labels and labels[key] != original",
@@ -159,7 +159,7 @@ NODE_MUTANTS = (
     ),
     Mutant(
         "release-without-tests",
-        "a label that somebody edited stays as edited, even if the release does not read the Node first",
+        "a label that another writer edited stays as edited, even if the release does not read the Node first",
         "domain/wire.py",
         "    return (expect(old, *where), change)",
         "    return (change,)",
@@ -167,7 +167,7 @@ NODE_MUTANTS = (
     ),
     Mutant(
         "release-without-the-record-of-the-cordon",
-        "a cordon that somebody lifted and set again is not lifted, even if the release does not read the Node first",
+        "a cordon that a person lifted and set again is not lifted, even if the release does not read the Node first",
         "domain/swap/node_patches.py",
         "    if not node.cordon_manager:\n        return ()",
         "    if True:\n        return ()",

@@ -116,7 +116,7 @@ STATE_MUTANTS = (
     ),
     Mutant(
         "wedge-called-ready",
-        "`status` shows a wedge that the host reports, whatever the last run left on the Node",
+        "`status` shows a wedge that the host reports, regardless of the last run",
         "domain/status.py",
         "    _wedged,\n    _failed_headline,\n    _with_machines,\n    _not_loaded,\n    _ready,\n",
         "    _failed_headline,\n    _not_loaded,\n    _ready,\n    _wedged,\n",

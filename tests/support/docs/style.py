@@ -1,41 +1,66 @@
-"""The words of the docs and of the program: what `style.toml` has rules against, and where a text has it.
+"""The style checker: the rules of `style.toml` on docs, texts of the program, comments and docstrings.
 
-Owns what of a page is prose: code, in blocks and in lines, and what is made from the package is not. Pure, but for
-reading the rules. Which texts of the program people meet belongs to `tests.support.docs.package_texts`.
+`python -m tests.support.docs.style FILE…` prints the findings in these files, with line numbers. Without a file it
+prints those in docs and package. `--shrink` writes the list of files that still have findings, `style-waiting.txt`.
 """
 
 from __future__ import annotations
 
+import argparse
+import ast
+import io
 import re
+import sys
+import tokenize
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from tests.support.docs.console import PAGES
-from tests.support.docs.package_texts import Text
+from tests.support.docs.markdown import ROOT
 
-FILE = Path(__file__).with_name("style.toml")
+RULES = Path(__file__).with_name("style.toml")
+WAITING = Path(__file__).with_name("style-waiting.txt")
+PACKAGE = "driver_manager"
+FOLDERS = (PACKAGE, "deploy", "images", "scripts")
+"""Folders of the program. In a file that is not Python every line is checked."""
+
 _NO_PROSE = re.compile(
     r"^ *```.*?^ *```|<!-- begin: made by .*?<!-- end: made by .*?-->|`[^`\n]+`|\]\([^)\s]*\)|^#+ *`.*$",
     re.MULTILINE | re.DOTALL,
 )
+_WORDS = re.compile(r"\S\s+\S")
+_SHOWN_BY = frozenset({"command", "group"})
+"""Decorators of click that make a docstring help."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule. `wrong` is a sentence that it finds, `right` one that it lets pass."""
+    """One rule. It finds the sentence `wrong` and accepts `right`. `code`: for comments and docstrings only."""
 
     pattern: re.Pattern[str]
     better: str
     wrong: str
     right: str
+    code: bool
 
 
 @dataclass(frozen=True)
-class Fault:
-    """Words that a rule is against."""
+class Text:
+    """A text, with its file and first line. `is_code`: a comment or a docstring that users do not see."""
+
+    place: str
+    line: int
+    words: str
+    is_code: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Words that a rule refuses."""
 
     place: str
     line: int
@@ -48,35 +73,110 @@ class Fault:
 
 @cache
 def rules() -> tuple[Rule, ...]:
-    """All rules of the style file."""
-    found = tomllib.loads(FILE.read_text(encoding="utf-8"))["rule"]
+    """All rules of the file."""
     return tuple(
-        Rule(re.compile(one["not"], re.IGNORECASE), one["better"], one["wrong"], one["right"]) for one in found
+        Rule(re.compile(one["not"], re.IGNORECASE), one["better"], one["wrong"], one["right"], one.get("code", False))
+        for one in tomllib.loads(RULES.read_text(encoding="utf-8"))["rule"]
     )
 
 
-def prose(text: str) -> str:
-    """The text of a page with what is no prose blanked out, line by line as long as before."""
-    return _NO_PROSE.sub(lambda found: re.sub(r"[^\n]", "_", found[0]), text)
-
-
-def faults(page: str, text: str) -> Iterator[Fault]:
-    """What the rules are against in a page; several lines of a paragraph are one text."""
-    return _faults(Text(page, 1, prose(text)))
-
-
-def faults_of_docs() -> list[Fault]:
-    """Those of README.md and docs/."""
-    return [fault for page in PAGES for fault in faults(page.name, page.read_text(encoding="utf-8"))]
-
-
-def faults_of(texts: Iterable[Text]) -> list[Fault]:
-    """Those of texts of the program."""
-    return [fault for text in texts for fault in _faults(text)]
-
-
-def _faults(text: Text) -> Iterator[Fault]:
+def findings(text: Text) -> Iterator[Finding]:
+    """The words of a text that a rule refuses. On pages and in comments, code and generated blocks do not count."""
+    is_prose = text.is_code or text.place.endswith(".md")
+    prose = _NO_PROSE.sub(lambda found: re.sub(r"[^\n]", "_", found[0]), text.words) if is_prose else text.words
     for rule in rules():
-        for found in rule.pattern.finditer(text.words):
-            line = text.line + text.words.count("\n", 0, found.start())
-            yield Fault(text.place, line, found[0], rule.better)
+        for found in rule.pattern.finditer(prose) if text.is_code or not rule.code else ():
+            line = text.line + prose.count("\n", 0, found.start())
+            yield Finding(text.place, line, found[0], rule.better)
+
+
+def findings_in(path: str) -> list[Finding]:
+    """The findings in a file of the repository, by line."""
+    source = (ROOT / path).read_text(encoding="utf-8")
+    return sorted((one for text in texts_of(path, source) for one in findings(text)), key=lambda one: one.line)
+
+
+def all_findings() -> list[Finding]:
+    """The findings in README.md, docs/ and the folders of the program."""
+    paths = {path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()} | set(PAGES)
+    names = sorted(str(path.relative_to(ROOT)) for path in paths if "__pycache__" not in path.parts)
+    return [finding for name in names for finding in findings_in(name)]
+
+
+def waiting() -> dict[str, int]:
+    """The number of findings that each file on the list may have."""
+    rows = (line.split() for line in WAITING.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
+    return {path: int(count) for count, path in rows}
+
+
+def texts_of(path: str, source: str) -> Iterator[Text]:
+    """The texts of a file. Of Python, all comments, docstrings, and strings of two words or more.
+
+    The parts of an f-string are one text, in which each value is `{}`.
+    """
+    if path.endswith(".md"):
+        yield Text(path, 1, source)
+    elif not path.endswith(".py"):
+        yield Text(path, 1, source.replace("#", " "))
+    else:
+        yield from _comments(path, source)
+        yield from _strings(path, ast.parse(source))
+
+
+def _comments(path: str, source: str) -> Iterator[Text]:
+    """Consecutive comment lines are one text."""
+    begin, lines = 0, list[str]()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            if lines and token.start[0] != begin + len(lines):
+                yield Text(path, begin, "\n".join(lines), is_code=True)
+                lines = []
+            begin = begin if lines else token.start[0]
+            lines.append(token.string.lstrip("# "))
+    if lines:
+        yield Text(path, begin, "\n".join(lines), is_code=True)
+
+
+def _strings(path: str, tree: ast.Module) -> Iterator[Text]:
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    alone -= {id(node.body[0].value) for node in ast.walk(tree) if _is_command(node)}  # type: ignore[attr-defined]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            words = (str(one.value) if isinstance(one, ast.Constant) else "{}" for one in node.values)
+            yield Text(path, node.lineno, "".join(words))
+        elif isinstance(node, ast.Constant) and id(node) not in parts and _WORDS.search(str(node.value)):
+            yield Text(path, node.lineno, str(node.value), is_code=id(node) in alone)
+
+
+def _is_command(node: ast.AST) -> bool:
+    """True if `--help` prints the docstring of this function."""
+    made = (one.func for one in getattr(node, "decorator_list", ()) if isinstance(one, ast.Call))
+    return ast.get_docstring(node) is not None if any(_shows(one) for one in made) else False  # type: ignore[arg-type]
+
+
+def _shows(function: ast.expr) -> bool:
+    return isinstance(function, ast.Attribute) and function.attr in _SHOWN_BY
+
+
+def main(arguments: list[str]) -> int:
+    """Print findings, or write the list; 1 if there are findings."""
+    parser = argparse.ArgumentParser(prog="python -m tests.support.docs.style", description=__doc__.split("\n\n")[1])
+    parser.add_argument("files", nargs="*", metavar="FILE")
+    parser.add_argument("--shrink", action="store_true", help="write the list of files that still have findings")
+    given = parser.parse_args(arguments)
+    if given.shrink:
+        counts = Counter(one.place for one in all_findings())
+        rows = [f"{min(count, waiting().get(path, 0)):4} {path}\n" for path, count in sorted(counts.items())]
+        head = [line for line in WAITING.read_text(encoding="utf-8").splitlines(keepends=True) if line.startswith("#")]
+        WAITING.write_text("".join([*head, *(row for row in rows if int(row.split()[0]))]), encoding="utf-8")
+        return 0
+    paths = [str(Path(one).resolve().relative_to(ROOT)) for one in given.files]
+    found = [one for path in paths for one in findings_in(path)] if paths else all_findings()
+    for one in found:
+        print(one)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
