@@ -1,4 +1,4 @@
-"""`health-watch`: checks its options, then becomes a lean interpreter that runs the loop."""
+"""`health-watch`: check the options, then become a lean interpreter that runs the loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from driver_manager.cli.session import host_roots, log_form, refuse_zero, select
 from driver_manager.core.health import WatchPolicy
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ExitCode
-from driver_manager.domain.health.watch import recorded_watch
+from driver_manager.domain.health.watch import decode_watch_record
 from driver_manager.domain.host import Health, ProbeResult
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.settings import Setting, Values
@@ -38,7 +38,7 @@ _ONCE_CODES = {
     Health.UNHEALTHY: ExitCode.MODULE_FAILED,
     Health.UNKNOWN: ExitCode.PREFLIGHT_FAILED,
 }
-"""What `--once` ends with: 0 healthy, 5 the driver does not serve its devices, 6 unknown."""
+"""Exit codes of `--once`: 0 healthy, 5 the driver does not serve its devices, 6 unknown."""
 
 
 @click.command(
@@ -73,14 +73,15 @@ def health_watch_command(*, once: bool, handover: bool, output: str, values: Val
 
 
 def _launch(values: Values) -> Launch:
-    """Everything the loop needs, checked. Raises ConfigError."""
+    """The settings of the loop, checked. Raises ConfigError."""
     roots = host_roots(values)
-    boot_id(roots)  # a host that cannot be seen is better found now than at every turn
+    boot_id(roots)  # fail now if the host cannot be read, and not at every turn
     profile = _profile(values, roots)
+    timeout_s = values[settings.HEALTH_WATCH_TIMEOUT]
     policy = WatchPolicy(
         interval_s=values[settings.HEALTH_WATCH_INTERVAL],
         failures=values[settings.HEALTH_WATCH_FAILURES],
-        timeout_s=_probe_timeout_s(values, profile),
+        timeout_s=profile.probe.timeout_s if timeout_s is None and profile.probe else timeout_s or 0.0,
         node=values[settings.NODE_NAME],
     )
     refuse_zero(settings.HEALTH_WATCH_INTERVAL, policy.interval_s)
@@ -98,7 +99,14 @@ def _launch(values: Values) -> Launch:
         metrics_addr=values[settings.METRICS_ADDR],
         metrics_textfile=values[settings.METRICS_TEXTFILE],
         ready_file=values[settings.HEALTH_WATCH_READY_FILE],
-        way=None if no_way else _way(values),
+        way=None
+        if no_way
+        else NodeWay(
+            node=values[settings.NODE_NAME],
+            account=str(transport.SERVICE_ACCOUNT),
+            host=os.environ[SERVICE_HOST],
+            port=os.environ[SERVICE_PORT],
+        ),
         no_way=no_way,
         client_selector=selector(values, settings.CLIENT_SELECTOR).text,
         argv=tuple(click.get_current_context().find_root().obj or ()),
@@ -106,7 +114,7 @@ def _launch(values: Values) -> Launch:
 
 
 def _refuse_without_folder(option: Setting[str], path: str) -> None:
-    """Raise ConfigError for a file whose folder is not there."""
+    """Raise ConfigError for a file whose folder does not exist."""
     if path and not Path(path).parent.is_dir():
         raise ConfigError(
             f"the folder of {option.flag} {path} does not exist",
@@ -115,24 +123,12 @@ def _refuse_without_folder(option: Setting[str], path: str) -> None:
 
 
 def _why_no_way(values: Values) -> str:
-    """Why a process of ours could not reach the Node, "" where it could."""
+    """Why a process in this pod cannot reach the Node, "" if it can."""
     if not is_in_pod(transport.SERVICE_ACCOUNT, os.environ):
         return f"there is no service account token at {transport.SERVICE_ACCOUNT}, or a proxy is set"
     if not (os.environ.get(SERVICE_HOST) and os.environ.get(SERVICE_PORT)):
         return f"{SERVICE_HOST} and {SERVICE_PORT} are not set"
     return "" if values[settings.NODE_NAME] else f"{settings.NODE_NAME.env} is not set"
-
-
-def _way(values: Values) -> NodeWay:
-    host, port = os.environ[SERVICE_HOST], os.environ[SERVICE_PORT]
-    return NodeWay(values[settings.NODE_NAME], str(transport.SERVICE_ACCOUNT), host, port)
-
-
-def _probe_timeout_s(values: Values, profile: Profile) -> float:
-    told = values[settings.HEALTH_WATCH_TIMEOUT]
-    if told is not None:
-        return told
-    return profile.probe.timeout_s if profile.probe else 0.0
 
 
 def _profile(values: Values, roots: HostRoots) -> Profile:
@@ -148,12 +144,12 @@ def _profile(values: Values, roots: HostRoots) -> Profile:
 
 
 def _once(launch: Launch, output: str) -> int:
-    """One sample, as text or JSON; its exit code."""
+    """Take one sample and print it as text or JSON; the exit code."""
     clock = LoopClock()
     clock.install()
     begun = time.monotonic()
     supervisor = Supervisor(clock, launch.roots.proc)
-    stuck = recorded_watch(HostMarks(launch.roots, launch.profile, clock).recall(), boot_id(launch.roots)).stuck
+    stuck = decode_watch_record(HostMarks(launch.roots, launch.profile, clock).recall(), boot_id(launch.roots)).stuck
     if stuck is not None:
         supervisor.inherit(stuck)
     result = ToolProber(launch.roots, launch.profile, launch.driver_root, supervisor, launch.policy.timeout_s).sample()

@@ -1,6 +1,6 @@
-"""The loop of `health-watch` in its lean interpreter, built from the document that the command handed over.
+"""The loop of `health-watch`, in a lean interpreter (`driver_manager.cli.lean`), built from the command's document.
 
-Imports what the loop needs and no more: see `driver_manager.cli.lean`.
+Imports only what the loop needs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from driver_manager.adapters.host.health import (
     CLIENTS_S,
     EVIDENCE_S,
     MUTE_S,
-    TELL_S,
+    REPORT_S,
     ChildKeeper,
     ChildNotifier,
     HostMarks,
@@ -40,7 +40,7 @@ TARGET = f"{__name__}:run"
 CHILD = "driver_manager.cli.health_watch_tasks:run_child"
 EVIDENCE = "driver_manager.cli.health_watch_tasks:run_evidence"
 GRACE_S = 10.0
-"""What a turn may take beyond its interval and its probe before the loop is held for hung."""
+"""Seconds that a turn may take, beyond its interval and its tasks, before the loop counts as hung."""
 
 RELOAD_S = 30.0
 
@@ -48,9 +48,9 @@ Publish = Callable[[HealthReport], None]
 
 
 class Launch(Frozen):
-    """What the loop is started with. `argv` starts the command again.
+    """The settings of the loop. `argv` are the command's arguments, for a reload.
 
-    `way` leads to the Node; where there is none, `no_way` says why. `client_selector` selects clients of the driver.
+    `way` leads to the Node; if it is None, `no_way` is the reason. `client_selector` selects clients of the driver.
     """
 
     roots: HostRoots
@@ -66,7 +66,7 @@ class Launch(Frozen):
     argv: tuple[str, ...] = ()
 
     def to_document(self) -> dict[str, Any]:
-        """For another interpreter of this version."""
+        """The settings as JSON, for another interpreter of this version."""
         names = ("driver_root", "metrics_addr", "metrics_textfile", "ready_file", "no_way", "client_selector")
         rest = {name: getattr(self, name) for name in names}
         return {
@@ -80,7 +80,7 @@ class Launch(Frozen):
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Launch:
-        """What `to_document` made."""
+        """The settings in a document of `to_document`."""
         return cls(
             **{
                 **document,
@@ -94,7 +94,7 @@ class Launch(Frozen):
 
 
 def run(document: dict[str, Any], log: LogForm) -> int:
-    """Watch until told to end: that is exit code 0. See `driver_manager.cli.lean.become`."""
+    """Watch until SIGTERM, then return exit code 0. See `driver_manager.cli.lean.become`."""
     launch = Launch.from_document(document)
     clock = LoopClock()
     clock.install()
@@ -103,8 +103,7 @@ def run(document: dict[str, Any], log: LogForm) -> int:
     prober = ToolProber(launch.roots, launch.profile, launch.driver_root, supervisor, launch.policy.timeout_s)
     marks = HostMarks(launch.roots, launch.profile, clock)
     publish = _publisher(launch, clock, reporter)
-    talks = (_notifier(launch, clock, log), _keeper(launch, clock, log))
-    ports = WatchPorts(prober, marks, clock, reporter, *talks)
+    ports = WatchPorts(prober, marks, clock, reporter, _notifier(launch, clock, log), _keeper(launch, clock, log))
     watch = HealthWatch(ports, launch.policy, publish)
     policy = launch.policy
     reporter.info(
@@ -113,7 +112,7 @@ def run(document: dict[str, Any], log: LogForm) -> int:
     )
     if launch.no_way:
         reporter.info(f"wedges are not reported on the Node: {launch.no_way}")
-    gc.freeze()  # so that a collection skips what was imported
+    gc.freeze()  # collections skip the imported modules
     try:
         while True:
             watch.run(clock.take_reload)
@@ -124,7 +123,7 @@ def run(document: dict[str, Any], log: LogForm) -> int:
 
 
 def _notifier(launch: Launch, clock: LoopClock, log: LogForm) -> ChildNotifier | None:
-    """The way to the Node, None where there is none."""
+    """The NodeNotifier, None if the Node cannot be reached."""
     if launch.way is None:
         return None
     known = {"way": asdict(launch.way), "roots": launch.roots.to_document(), "client_selector": launch.client_selector}
@@ -132,14 +131,14 @@ def _notifier(launch: Launch, clock: LoopClock, log: LogForm) -> ChildNotifier |
 
 
 def _keeper(launch: Launch, clock: LoopClock, log: LogForm) -> ChildKeeper | None:
-    """Who keeps evidence, None where none is wanted. What gets stuck for it keeps nobody from telling the Node."""
+    """The EvidenceKeeper, None if no evidence is wanted. It has its own process, as that may get stuck."""
     if not launch.profile.paths.evidence:
         return None
     return ChildKeeper(_process(EVIDENCE, {"roots": launch.roots.to_document()}, launch, clock, log))
 
 
 def _process(target: str, document: Mapping[str, Any], launch: Launch, clock: LoopClock, log: LogForm) -> TaskProcess:
-    """A short-lived process of ours for tasks of one kind, which all get `document`."""
+    """A short-lived process for tasks of one kind, each of which gets `document`."""
     known = {**document, "profile": encode_profile(launch.profile)}
 
     def hand_over(task: Mapping[str, Any]) -> bytes:
@@ -149,7 +148,7 @@ def _process(target: str, document: Mapping[str, Any], launch: Launch, clock: Lo
 
 
 def _publisher(launch: Launch, clock: LoopClock, reporter: LogReporter) -> Publish:
-    """Tells everybody who wants to know of each turn; what is not wanted is not imported."""
+    """A function that publishes each report to the outputs that the settings name. Imports no others."""
     found: list[Publish] = []
     if launch.metrics_textfile:
         from driver_manager.adapters.report.publish import Textfile  # noqa: PLC0415
@@ -170,13 +169,13 @@ def _publisher(launch: Launch, clock: LoopClock, reporter: LogReporter) -> Publi
     def publish(report: HealthReport) -> None:
         for one in found:
             one(report)
-        gc.collect()  # only this empties CPython's free lists, where each turn's tuples add up to 1 MiB
+        gc.collect()  # empties CPython's free lists, where the tuples of all turns add up to 1 MiB
 
     return publish
 
 
 def _served(launch: Launch, clock: LoopClock) -> list[Publish]:
-    """Who has to be told of each turn so that the endpoint can answer; it listens from now on. Raises ConfigError."""
+    """Listen on the metrics address; the functions that give each report to the endpoint. Raises ConfigError."""
     from driver_manager.adapters.host.notes import others_of  # noqa: PLC0415
     from driver_manager.adapters.report.http import (  # noqa: PLC0415
         Endpoint,
@@ -185,7 +184,7 @@ def _served(launch: Launch, clock: LoopClock) -> list[Publish]:
     )
 
     policy = launch.policy
-    longest_s = MUTE_S + EVIDENCE_S + TELL_S + CLIENTS_S + 5 * (TERM_S + KILL_S)
+    longest_s = MUTE_S + EVIDENCE_S + REPORT_S + CLIENTS_S + 5 * (TERM_S + KILL_S)
     heartbeat = Heartbeat(clock, policy.interval_s + policy.timeout_s + longest_s + GRACE_S)
     endpoint = Endpoint(heartbeat, lambda: others_of(launch.roots, launch.profile.paths))
     StatusServer(clock, launch.metrics_addr, endpoint.respond)
@@ -193,22 +192,22 @@ def _served(launch: Launch, clock: LoopClock) -> list[Publish]:
 
 
 def _reload(launch: Launch, clock: LoopClock, reporter: LogReporter) -> None:
-    """Start again with options and profile read again; keep what is in use if they are invalid now."""
+    """Restart the loop with options and profile read again; continue with the old ones if the new ones are invalid."""
     try:
         fresh, log = _read_again(launch, clock)
     except (ValueError, KeyError, TypeError, OSError) as error:
         reporter.warn(f"not reloaded, continuing as before: {error}")
         return
     if not clock.close_reloads():
-        return  # asked again while it was read, so what was read may be old: the next turn comes first
+        return  # another SIGHUP came meanwhile, so what was read may be old: the next turn comes first
     reporter.info("reloaded")
     lean.become(TARGET, fresh.to_document(), log)
 
 
 def _read_again(launch: Launch, clock: LoopClock) -> tuple[Launch, LogForm]:
-    """Options and profile as they are now. Raises ValueError where they are no good, and what goes with bad output.
+    """Options and profile as they are now. Raises ValueError, KeyError or TypeError if they are invalid, and OSError.
 
-    The command reads them in a process of its own, so that a bad profile ends that one and not the watch.
+    The command reads them in its own process, so that an invalid profile ends that process and not the watch.
     """
     argv = [sys.executable, "-P", "-m", "driver_manager", *launch.argv, "--handover"]
     ran = Supervisor(clock).run(argv, dict(os.environ), RELOAD_S)

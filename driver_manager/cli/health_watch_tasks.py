@@ -1,6 +1,7 @@
 """Short-lived processes of `health-watch`: requests to the API server, and the evidence of a wedge.
 
-Each runs one task in a lean interpreter (`driver_manager.cli.lean`) and prints one answer. The loop bounds its time.
+Each does one task in a lean interpreter (`driver_manager.cli.lean`) and prints one JSON object. The loop ends it in
+time.
 """
 
 from __future__ import annotations
@@ -29,30 +30,44 @@ from driver_manager.domain.health.watch import Notice, mute_on
 from driver_manager.domain.pods.workloads import ClientRules
 from driver_manager.domain.profile import decode_profile
 
+Task = Callable[[Mapping[str, Any], LogForm], dict[str, Any]]
+"""From the document that the loop hands over to the result."""
+
 API_BUDGET_S = 8.0
-"""For one request and its repetitions; half of it for one answer."""
+"""Seconds for one request and its retries; half of it for one attempt."""
+
+HOLDERS_S = 10.0
 
 
 def run_child(document: Mapping[str, Any], log: LogForm) -> int:
-    """Do the task in `document` and print the answer. A task that failed is an answer, too: its `problem`."""
+    """Do the task in `document` and print its result, or the `problem` if it failed."""
+    return _print_result(_TASKS[document["task"]], document, log)
+
+
+def run_evidence(document: Mapping[str, Any], log: LogForm) -> int:
+    """Save the evidence of a wedge in one file, and print its `path` or the `problem`."""
+    return _print_result(_evidence, document, log)
+
+
+def _print_result(task: Task, document: Mapping[str, Any], log: LogForm) -> int:
     try:
-        answer = _TASKS[document["task"]](document, log)
+        result = task(document, log)
     except ManagerError as error:
-        answer = {"problem": error.what}
-    sys.stdout.write(json.dumps(answer) + "\n")
+        result = {"problem": error.what}
+    sys.stdout.write(json.dumps(result) + "\n")
     return ExitCode.DONE
 
 
 def _cluster(document: Mapping[str, Any], log: LogForm) -> tuple[KubeCluster, LogReporter]:
     clock = SystemClock()
-    # What is repeated is no news: whether it was done in the end is the answer.
+    # Retries are not logged: the result shows whether the task succeeded in the end.
     reporter = LogReporter(clock.wall, as_json=log.as_json, level="error")
     way = NodeWay(**document["way"])
     transport = InPod(Path(way.account), {SERVICE_HOST: way.host, SERVICE_PORT: way.port})
     return KubeCluster(transport, way.node, clock, reporter, API_BUDGET_S), reporter
 
 
-def _tell(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
+def _report(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
     cluster, reporter = _cluster(document, log)
     announce(cluster, reporter, decode_profile(document["profile"]).keys, Notice.from_json(document["notice"]))
     return {}
@@ -70,12 +85,12 @@ def _mute(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
     try:
         found = mute_on(cluster.node(), decode_profile(document["profile"]).keys)
     except ValueError as error:
-        return {"garbage": str(error)}
+        return {"invalid": str(error)}
     return asdict(found) if found is not None else {}
 
 
 class _Warned(LogReporter):
-    """Keeps warnings for the answer: nobody reads what else a process says that gives one."""
+    """Keeps warnings for the result, as the standard error of these processes is not read."""
 
     def __init__(self, wall: Callable[[], float], *, as_json: bool, level: str) -> None:
         super().__init__(wall, as_json=as_json, level=level)
@@ -98,26 +113,13 @@ def _clients(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
     return {**answer, "warnings": reporter.warnings}
 
 
-_TASKS = {"clients": _clients, "mute": _mute, "tell": _tell, "window": _window}
+_TASKS = {"clients": _clients, "mute": _mute, "report": _report, "window": _window}
 
 
-# The short-lived process of `health-watch` that saves what can be seen of a wedge: one file, one answer.
-#
-# Runs in a lean interpreter of its own: see `driver_manager.cli.lean`. Whoever started it bounds its time.
-
-HOLDERS_S = 10.0
-
-
-def run_evidence(document: Mapping[str, Any], log: LogForm) -> int:
-    """Save the evidence and print its `path`, or the `problem`."""
+def _evidence(document: Mapping[str, Any], _: LogForm) -> dict[str, Any]:
     profile = decode_profile(document["profile"])
     roots = HostRoots.from_document(document["roots"])
     holders = holders_within(roots, profile.paths.device_nodes, HOLDERS_S)
     folder = EvidenceFolder(roots.files(), profile.paths.evidence)
-    try:
-        name = f"{document['since_s']}-{profile.name}-wedge"
-        answer = {"path": folder.save(name, with_surroundings(document["lines"], holders, roots))}
-    except ManagerError as error:
-        answer = {"problem": error.what}
-    sys.stdout.write(json.dumps(answer) + "\n")
-    return ExitCode.DONE
+    name = f"{document['since_s']}-{profile.name}-wedge"
+    return {"path": folder.save(name, with_surroundings(document["lines"], holders, roots))}

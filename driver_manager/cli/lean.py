@@ -1,8 +1,8 @@
-"""A loop that runs for ever, in a lean interpreter of its own: the same process, without the command line's libraries.
+"""Run a loop in a lean interpreter: the same process, without the command line's libraries.
 
-Owns the hand-over. The command line checks the options, then replaces itself by an interpreter without site-packages
-that imports what the loop needs and nothing else. What was decided goes with it as one JSON document in a memory file:
-neither in the environment nor on the command line, where other processes could read it.
+The command checks its options, then replaces itself by an interpreter without site-packages that imports only what the
+loop needs. The settings go with it as one JSON document in a memory file: other processes could read the environment
+and the command line.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ MAX_DOCUMENT_BYTES = 1024 * 1024
 
 
 def become(target: str, document: Mapping[str, Any], log: LogForm) -> NoReturn:
-    """Replace this process by `function(document, log)`; what it returns is the exit status. `target`: module:function.
+    """Replace this process by `function(document, log)`, which returns the exit status. `target`: module:function.
 
-    `document` must survive JSON. The process id, the environment and the working directory stay. SIGTERM, SIGINT and
-    SIGHUP are blocked from here until the loop takes them (SystemClock.install): none is lost, none kills in between.
-    Raises OSError if the interpreter cannot be started.
+    `document` is JSON. The process id, the environment and the working directory stay. SIGTERM, SIGINT and SIGHUP are
+    blocked from here until the loop handles them (SystemClock.install), so that none is lost and none kills the process
+    in between. Raises OSError if the interpreter cannot be started.
     """
-    # Inheritable on purpose: the next program of this process reads it.
+    # Inheritable: the next program of this process reads it.
     descriptor = os.memfd_create("driver-manager", 0)
     os.write(descriptor, handed(document, log, adopts=adopts_orphans()))
     os.lseek(descriptor, 0, os.SEEK_SET)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, _argv(target, descriptor))  # noqa: S606  # without a shell is what is wanted
+    os.execv(sys.executable, _argv(target, descriptor))  # noqa: S606  # no shell is wanted
 
 
 def handed(document: Mapping[str, Any], log: LogForm, *, adopts: bool = False) -> bytes:
-    """What a lean interpreter of this version is handed over; `adopts`: it is this process, and orphans come to it."""
+    """The input of a lean interpreter of this version. `adopts`: it replaces this process, to which orphans come."""
     path = [entry for entry in sys.path if entry]
     return json.dumps({"path": path, "log": asdict(log), "adopts": adopts, "document": document}).encode()
 
 
 def child_argv(target: str) -> list[str]:
-    """What starts `target` (module:function) in a process of its own, to which `handed` is given as standard input."""
+    """The command line that runs `target` (module:function) in a child, whose standard input is `handed`."""
     return _argv(target, 0)
 
 
@@ -60,10 +60,10 @@ def _argv(target: str, descriptor: int) -> list[str]:
 
 
 def main(target: str, descriptor: str) -> int:
-    """The lean side: run `target` with the document in `descriptor`; its exit status. A ManagerError is two lines."""
+    """In the lean interpreter: run `target` with the document in `descriptor`; its exit status. Logs a ManagerError."""
     with os.fdopen(int(descriptor), "rb") as file:
         handed = json.loads(file.read(MAX_DOCUMENT_BYTES))
-    # Behind the standard library, for what a loop imports only in need.
+    # Behind the standard library, for rare imports of a loop.
     sys.path += [entry for entry in handed["path"] if entry not in sys.path]
     if handed["adopts"]:
         has_adopted_orphans()

@@ -1,4 +1,4 @@
-"""How a process in a pod reaches its Node, as data: for a loop that hands it on, and never goes that way itself."""
+"""How a process in a pod reaches its Node, as data: a loop passes it to the processes that send the requests."""
 
 from __future__ import annotations
 

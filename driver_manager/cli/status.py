@@ -21,7 +21,7 @@ from driver_manager.core.swap.run import decide
 from driver_manager.domain import settings
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode, ManagerError
-from driver_manager.domain.health.watch import HealthState, History, recorded_watch
+from driver_manager.domain.health.watch import HealthState, History, decode_watch_record
 from driver_manager.domain.host import DeviceVerdict, Holder, Host, ProbeResult, StagedSlot, StagedSlots
 from driver_manager.domain.journal import Journal
 from driver_manager.domain.node import Node, Pod
@@ -182,7 +182,7 @@ def _health_facts(session: Session, obs: Observation, *, probes: bool) -> Device
         return DeviceHealth()
     marks = HostMarks(session.roots, session.profile, session.clock)
     text = marks.recall()
-    history = recorded_watch(text, obs.host.boot_id)
+    history = decode_watch_record(text, obs.host.boot_id)
     withdrawn = session.profile.paths.ready_withdrawn
     seen = DeviceHealth(is_withdrawn=bool(withdrawn) and withdrawn in obs.host.artifacts)
     if history != History():

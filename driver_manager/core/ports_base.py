@@ -74,26 +74,26 @@ class Reporter(Protocol):
 
 
 class HealthMarks(Protocol):
-    """The marks on the host by which health-watch speaks to others. Every method raises ConfigError."""
+    """The marks on the host by which health-watch shows the driver's state. Every method raises ConfigError."""
 
     def alone(self) -> AbstractContextManager[Surroundings]:
-        """What is to be seen on the host; within it no reconcile begins to work. One that works already is said."""
+        """The host as it is now. Within it no reconcile starts; `is_reconciling`: one is already running."""
         ...
 
     def withdraw_ready(self) -> None:
-        """Put the ready marker aside, content and all, so that it can be put back."""
+        """Move the ready marker aside."""
         ...
 
     def restore_ready(self) -> None:
-        """Put it back; one that somebody else made meanwhile stays."""
+        """Move the ready marker back; a new one that was written meanwhile stays."""
         ...
 
     def forget_ready(self) -> None:
-        """Remove what was put aside."""
+        """Remove the withdrawn ready marker."""
         ...
 
     def request_recovery(self, marker: Marker) -> None:
-        """Write the recovery marker, unless something is there that is not ours to replace."""
+        """Write the recovery marker, unless there is one of another writer or of this boot."""
         ...
 
     def clear_request(self) -> None:
@@ -101,7 +101,7 @@ class HealthMarks(Protocol):
         ...
 
     def recall(self) -> str:
-        """What `remember` was given, "" if that is gone."""
+        """The text that `remember` wrote last, "" for none."""
         ...
 
     def remember(self, text: str) -> None:
@@ -109,11 +109,11 @@ class HealthMarks(Protocol):
         ...
 
     def note_return(self) -> Outage | None:
-        """The driver serves: the window that a run left open for it, now that it is over; None where none was."""
+        """The driver serves: close the window that a run left open, and return it; None for none."""
         ...
 
     def touch(self) -> None:
-        """Note that what `remember` was given holds now: who looks at it sees that the watch lives. No write."""
+        """Set the record's modification time, which shows that the watch is alive."""
         ...
 
 
@@ -121,57 +121,57 @@ class Prober(Protocol):
     """Takes samples of the profile's probe."""
 
     def sample(self) -> ProbeResult:
-        """One sample, after the probe's timeout and a few seconds at the latest. Raises Terminated."""
+        """One sample, at the latest a few seconds after the probe's timeout. Raises Terminated."""
         ...
 
     def output(self) -> str:
-        """The end of what the tool printed at the last sample."""
+        """The end of the tool's output at the last sample."""
         ...
 
     def abandoned(self) -> int:
-        """How many probes so far could not be killed."""
+        """The number of probes so far that could not be killed."""
         ...
 
     def stuck(self) -> Owner | None:
-        """A probe that could not be killed and still lives: no other is started meanwhile."""
+        """A probe that could not be killed and still runs: no other one is started meanwhile."""
         ...
 
     def inherit(self, stuck: Owner) -> None:
-        """What `stuck` said to an earlier process."""
+        """Wait for the stuck probe of an earlier process."""
 
 
 class NodeNotifier(Protocol):
-    """health-watch's way to its Node: each call is a process of its own, so that the loop needs no client."""
+    """health-watch's requests for its Node. Each call is a process of its own, so that the loop needs no client."""
 
     def mute(self) -> MuteAnswer:
-        """Whether the Node mutes health-watch. Over after a bounded time. Raises Terminated."""
+        """The Node's mute. Returns after a bounded time. Raises Terminated."""
         ...
 
-    def tell(self, notice: Notice) -> str:
-        """Record `notice` as an Event, and its state on the Node; what could not be done, "" where all was.
+    def report(self, notice: Notice) -> str:
+        """Post `notice` as an Event and show its state on the Node; the problem, "" for none. Raises Terminated.
 
-        Over after a bounded time, whatever the API server does; telling twice changes nothing. Raises Terminated.
+        Returns after a bounded time. A second call with the same notice changes nothing.
         """
         ...
 
     def restart_clients(self, load: str) -> ClientAnswer:
-        """Restart the clients of this load of the driver, which serves now.
+        """Restart the clients of this load of the driver, which serves now. Raises Terminated.
 
-        Over after a bounded time; asked again, it goes on. Raises Terminated.
+        Returns after a bounded time; another call continues.
         """
         ...
 
-    def tell_window(self, window: Outage) -> str:
-        """Show on the Node that the window which its last outcome has open is over; as `tell`."""
+    def report_window(self, window: Outage) -> str:
+        """Show on the Node that the window which its last outcome left open is over; see `report`."""
         ...
 
 
 class EvidenceKeeper(Protocol):
-    """Keeps what can be seen of a wedge on the host's disk, in a process of its own."""
+    """Saves the evidence of a wedge on the host's disk, in a process of its own."""
 
     def keep(self, since_s: int, lines: Iterable[str]) -> Kept:
-        """What became of a file with `lines`, holders and the kernel's log; the same `since_s` is the same file.
+        """Save a file with `lines`, the holders and the kernel's log; the same `since_s` gives the same file.
 
-        Over after a bounded time. Raises Terminated.
+        Returns after a bounded time. Raises Terminated.
         """
         ...

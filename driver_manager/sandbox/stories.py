@@ -23,7 +23,7 @@ from typing import Any, Protocol, TextIO
 
 from driver_manager.adapters.kube.leases import LEASE
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.health.watch import recorded_watch
+from driver_manager.domain.health.watch import decode_watch_record
 from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, Marker, encode_marker
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.reboot.decision import APPROVED
@@ -877,7 +877,7 @@ class Machine:
     def is_watched(self) -> bool:
         """Whether health-watch has seen the chip healthy in this boot."""
         path = self.tree.root / self.tree.profile.paths.health_record.lstrip("/")
-        return path.exists() and recorded_watch(path.read_text(), self.tree.boot_id).was_healthy
+        return path.exists() and decode_watch_record(path.read_text(), self.tree.boot_id).was_healthy
 
     def run(self, command: list[str], env: dict[str, str], *, up_to: str = "") -> int:
         """Run another command to its end, its lines shown as they come; its exit status, negative for a signal.

@@ -53,7 +53,7 @@ def test_a_default_that_changes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.submission
 def test_a_transition_that_changes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TRANSITIONS[HealthState.SUSPECT], SampleResult.UNKNOWN, HealthState.WEDGED)
+    monkeypatch.setitem(TRANSITIONS[HealthState.SUSPECT], SampleResult.NOT_COUNTED, HealthState.WEDGED)
     with pytest.raises(Drift, match=r"docs/states\.md"):
         markdown.check(pictures.pages())
 

@@ -1,4 +1,4 @@
-"""Health-watch's view of the host: marks of the driver's state, and tasks that run in processes of their own."""
+"""Health-watch's marks on the host, and its tasks that run in short-lived processes."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ class HostMarks:
         path, text = self._paths.reboot_marker, encode_marker(marker)
         if self._files.create(path, text):
             return
-        # Somebody was faster, or it is our own of an earlier boot: that alone is replaced.
-        there, problem = read_marker(self._files, path)
-        if there is None and not problem:
+        # Another program wrote one first, or it is health-watch's own of an earlier boot, which alone is replaced.
+        current, problem = read_marker(self._files, path)
+        if current is None and not problem:
             raise ConfigError(
                 f"cannot write {path} on the host: a dangling symlink is in its place",
                 "Remove it if nobody needs it.",
             )
-        if there is not None and is_own(there) and there.is_stale(marker.boot_id):
+        if current is not None and is_own(current) and current.is_stale(marker.boot_id):
             self._files.write(path, text)
 
     def clear_request(self) -> None:
@@ -103,13 +103,13 @@ class HostMarks:
             self._files.touch(self._paths.health_record)
 
     def note_return(self) -> Outage | None:
-        """See the port. When the driver came is what its files say: we only look now and then."""
+        """See the port. The driver's files show when it came: health-watch looks only once per interval."""
         paths = self._paths
         recorded_s, ready_s = (self._files.written_s(path) for path in (paths.state_file, paths.ready_marker))
         return RunFiguresFile(self._files, paths).returned(recorded_s, ready_s, self._clock.wall())
 
     def touched_s(self) -> float | None:
-        """When that was, or `remember`, in seconds since the epoch; None where nothing is remembered."""
+        """When `remember` or `touch` was called last, in seconds since the epoch; None if there is no record."""
         return self._files.written_s(self._paths.health_record)
 
     def _seen(self, *, is_reconciling: bool) -> Surroundings:
@@ -131,7 +131,7 @@ class HostMarks:
         )
 
     def _mute(self) -> tuple[Mute | None, str]:
-        """What the host's file asks for, or why it cannot be read; neither where there is none."""
+        """The mute in the host's file, or why it cannot be read; neither if there is no file."""
         path = self._paths.mute_file
         try:
             text = self._files.read(path)
@@ -145,7 +145,7 @@ class HostMarks:
             return None, str(error)
 
     def _is_live(self, module: str) -> bool:
-        """Whether the kernel has finished loading it, and does not unload it (kernel/module/sysfs.c, initstate)."""
+        """True if the module is neither being loaded nor unloaded (kernel/module/sysfs.c, initstate)."""
         try:
             return (self._roots.sys / "module" / module / "initstate").read_bytes().strip() == b"live"
         except OSError:
@@ -156,10 +156,10 @@ class HostMarks:
         return PurePosixPath(self._paths.ready_withdrawn).name
 
 
-# What health-watch has done by short-lived processes: the NodeNotifier and the EvidenceKeeper port.
+# The NodeNotifier and the EvidenceKeeper port, by short-lived processes, each with its timeout.
 
 MUTE_S = 10.0
-TELL_S = 20.0
+REPORT_S = 20.0
 CLIENTS_S = 30.0
 EVIDENCE_S = 30.0
 
@@ -173,20 +173,20 @@ class ChildNotifier:
     def mute(self) -> MuteAnswer:
         """See the port."""
         answer = self._process.ask(MUTE_S, {"task": "mute"})
-        if "said" not in answer:
-            return MuteAnswer(None, str(answer.get("garbage", "")), problem_in(answer))
+        if "text" not in answer:
+            return MuteAnswer(None, str(answer.get("invalid", "")), problem_in(answer))
         try:
-            return MuteAnswer(Mute(float(answer["until_s"]), str(answer["said"]), str(answer["where"])))
+            return MuteAnswer(Mute(float(answer["until_s"]), str(answer["text"]), str(answer["where"])))
         except (KeyError, TypeError, ValueError):
             return MuteAnswer(problem="its answer is not understood")
 
-    def tell(self, notice: Notice) -> str:
+    def report(self, notice: Notice) -> str:
         """See the port."""
-        return problem_in(self._process.ask(TELL_S, {"task": "tell", "notice": notice.to_json()}))
+        return problem_in(self._process.ask(REPORT_S, {"task": "report", "notice": notice.to_json()}))
 
-    def tell_window(self, window: Outage) -> str:
+    def report_window(self, window: Outage) -> str:
         """See the port."""
-        return problem_in(self._process.ask(TELL_S, {"task": "window", "window": window.to_json()}))
+        return problem_in(self._process.ask(REPORT_S, {"task": "window", "window": window.to_json()}))
 
     def restart_clients(self, load: str) -> ClientAnswer:
         """See the port."""

@@ -41,7 +41,7 @@ from driver_manager.domain import host_record
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ManagerError, ModuleFailed, ModuleStuck, OwnedElsewhere
 from driver_manager.domain.health.parsers import parse
-from driver_manager.domain.health.watch import recorded_watch
+from driver_manager.domain.health.watch import decode_watch_record
 from driver_manager.domain.host import (
     DriverSource,
     Health,
@@ -675,7 +675,7 @@ class LinuxHost:
         """What health-watch has noted of this boot; nothing where all was well, or it does not run."""
         with contextlib.suppress(OSError):
             text = self._files.read(self._profile.paths.health_record) or ""
-            return recorded_watch(text, boot_id(self._roots)).evidence
+            return decode_watch_record(text, boot_id(self._roots)).evidence
         return ()
 
     def unwritable(self, paths: tuple[str, ...]) -> Mapping[str, str]:

@@ -1,1 +1,1 @@
-"""What health-watch judges: samples of a probe, the states they lead to, what is published. Pure."""
+"""Samples of a probe, the states that they lead to, and the metrics of health-watch."""

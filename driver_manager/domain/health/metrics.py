@@ -1,4 +1,4 @@
-"""Metrics of health-watch. Pure."""
+"""Metrics of health-watch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from driver_manager.domain.records import Frozen
 
 
 class HealthReport(Frozen):
-    """What is known after one turn. `result` is None while muted; durations in seconds.
+    """The state after one turn. `result` is None while muted; `probe_s` is in seconds, moments are since the epoch.
 
-    `is_ready` is what a readiness probe is answered; not before the first turn. `turn_wall_s` is when the turn ended,
-    in seconds since the epoch.
+    `is_ready` is the answer to a readiness probe, False before the first turn. `turn_wall_s` is when the turn ended.
     """
 
     history: History

@@ -1,7 +1,4 @@
-"""Health-watch: states and transitions, marks on the host, records, notices and mutes. Pure.
-
-Time comes with the sample.
-"""
+"""Health-watch: states and transitions, marks on the host, record, notices and mutes. Times come with the sample."""
 
 from __future__ import annotations
 
@@ -21,44 +18,42 @@ from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import writable
 from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form, seconds_of
 
-# What health-watch sees of the host beside the probe: boot, driver, marks, and what mutes it.
-#
-# Owns which marks are health-watch's own. Pure.
+# Facts about the host: boot, driver, marks, and the file that mutes health-watch.
 
 WRITER = "health-watch"
 
 
 class Mute(Frozen):
-    """Somebody wants health-watch to hold still until `until_s`, in seconds since the epoch.
+    """A request to hold still until `until_s`, in seconds since the epoch.
 
-    `said` is that time as it was written, `where` who says so.
+    `text` is that time as the user wrote it, `where` the file or annotation that has it.
     """
 
     until_s: float
-    said: str
+    text: str
     where: str
 
     @property
     def why(self) -> str:
-        """For a message."""
-        return f"muted until {self.said} by {self.where}"
+        """The reason, for a message."""
+        return f"muted until {self.text} by {self.where}"
 
 
 class MuteAnswer(Frozen):
-    """What the Node says of it: a mute, or `garbage` in its place, or `problem`: it could not be asked."""
+    """What the Node asks for: a mute, the error in `invalid`, or neither. `problem`: the Node cannot be read."""
 
     mute: Mute | None = None
-    garbage: str = ""
+    invalid: str = ""
     problem: str = ""
 
 
 class Surroundings(Frozen):
-    """The host's side of the judgement. `ready` is None where the profile knows no ready marker.
+    """The host as health-watch sees it.
 
-    `driver` is another text for each load of the driver, "" while it cannot be told. `is_withdrawn`: the ready marker
-    is put aside, by us. `marker` is the reboot-required marker, `marker_problem` why
-    it cannot be read; `can_request` says whether the profile has one at all. `mute` is what the host's file asks for,
-    `mute_problem` why that cannot be read.
+    `driver` differs for each load of the driver, and is "" if unknown. `ready`: the ready marker exists; None if the
+    profile has none. `is_withdrawn`: health-watch has moved it aside. `marker` is the reboot-required marker,
+    `marker_problem` why it cannot be read; `can_request`: the profile has such a marker. `mute` is the request in the
+    host's file, `mute_problem` why that file cannot be read.
     """
 
     boot_id: str
@@ -75,19 +70,19 @@ class Surroundings(Frozen):
 
     @property
     def has_request_of_ours(self) -> bool:
-        """Whether the marker is a recovery marker that health-watch wrote in this boot."""
+        """True if the marker is a recovery marker that health-watch wrote in this boot."""
         return self.marker is not None and self.marker.boot_id == self.boot_id and is_own(self.marker)
 
     @property
     def is_marked(self) -> bool:
-        """Whether the host says that we hold the driver for wedged."""
+        """True if the host's marks show a wedge that health-watch declared."""
         return self.has_request_of_ours or (self.is_withdrawn and not self.ready)
 
     @property
     def may_request(self) -> bool:
-        """Whether a recovery marker may be written: nothing is there, or an outdated one of our own.
+        """True if a recovery marker may be written: there is none, or one that health-watch wrote in an earlier boot.
 
-        An upgrade marker stays, of whatever boot, and so does what somebody else wrote or what cannot be read.
+        An upgrade marker of any boot stays, and so does one of another writer or one that cannot be read.
         """
         if not self.can_request or self.marker_problem:
             return False
@@ -95,12 +90,12 @@ class Surroundings(Frozen):
 
 
 def is_own(marker: Marker) -> bool:
-    """Whether health-watch wrote it, as a request for recovery."""
+    """True if health-watch wrote this marker, as a request for recovery."""
     return marker.reason == RECOVERY and marker.writer == WRITER
 
 
 def why_muted(seen: Surroundings) -> str:
-    """Why nothing can be judged now, "" where it can."""
+    """Why no sample can be judged now, "" if one can."""
     if seen.is_reconciling:
         return "a reconcile is under way"
     if not seen.is_loaded:
@@ -110,11 +105,11 @@ def why_muted(seen: Surroundings) -> str:
     return ""
 
 
-# A wedge as it is remembered: since when, and what the Node was told of it last. Pure.
+# The last wedge, its evidence, and what was reported about it on the Node.
 
 
 class NoticeKind(Enum):
-    """What the Node is told of a wedge."""
+    """What is reported about a wedge on the Node."""
 
     WEDGED = "wedged"
     RECOVERED = "recovered"
@@ -124,17 +119,17 @@ class NoticeKind(Enum):
 class Wedge(Frozen):
     """The last wedge of this boot. `since_s` is when it was declared, in seconds since the epoch; 0: none is known.
 
-    `told` is the last notice that reached the Node in this boot, None before the first. `evidence` is the file on the
-    host with what could be seen when it was declared, "" where there is none.
+    `reported` is the last notice that reached the Node in this boot, None before the first. `evidence` is the file on
+    the host that was saved when it was declared, "" for none.
     """
 
     since_s: int = 0
-    told: NoticeKind | None = None
+    reported: NoticeKind | None = None
     evidence: str = ""
 
 
 class Kept(Frozen):
-    """What became of evidence: the file on the host, "" where none is wanted, or the problem."""
+    """The file on the host with the evidence ("" if none is wanted), or why it was not saved."""
 
     path: str = ""
     problem: str = ""
@@ -142,17 +137,18 @@ class Kept(Frozen):
 
 NO_WEDGE = Wedge()
 
+# States and transitions.
 
 EVIDENCE_LINES = 10
 EVIDENCE_CHARS = 500
 RECENT = 20
 FLAPPING_FLIPS = 6
 CALM_FLIPS = 2
-"""Of the last 20 samples that said something, so many changes are flapping, and so few are calm again."""
+"""Changes among the last 20 counted samples at which flapping starts, and at which it ends."""
 
 
 class HealthState(Enum):
-    """What is held of the driver."""
+    """The driver's health."""
 
     STARTING = "starting"
     HEALTHY = "healthy"
@@ -162,59 +158,39 @@ class HealthState(Enum):
 
 
 class SampleResult(Enum):
-    """What a moment tells, with the failures before it counted in."""
+    """How a sample counts, with the failures before it.
+
+    NOT_COUNTED: an unknown sample, or an unhealthy one that repeats the last failure or comes before the driver was
+    ever ready.
+    """
 
     GOOD = "good"
-    UNKNOWN = "unknown"
+    NOT_COUNTED = "not counted"
     BAD = "bad"
     THRESHOLD_REACHED = "last bad"
     MUTE = "mute"
 
 
+_STARTING, _HEALTHY, _SUSPECT, _WEDGED, _MUTED = HealthState
 TRANSITIONS: dict[HealthState, dict[SampleResult, HealthState]] = {
-    HealthState.STARTING: {
-        SampleResult.GOOD: HealthState.HEALTHY,
-        SampleResult.UNKNOWN: HealthState.STARTING,
-        SampleResult.BAD: HealthState.SUSPECT,
-        SampleResult.THRESHOLD_REACHED: HealthState.WEDGED,
-        SampleResult.MUTE: HealthState.MUTED,
-    },
-    HealthState.HEALTHY: {
-        SampleResult.GOOD: HealthState.HEALTHY,
-        SampleResult.UNKNOWN: HealthState.HEALTHY,
-        SampleResult.BAD: HealthState.SUSPECT,
-        SampleResult.THRESHOLD_REACHED: HealthState.WEDGED,
-        SampleResult.MUTE: HealthState.MUTED,
-    },
-    HealthState.SUSPECT: {
-        SampleResult.GOOD: HealthState.HEALTHY,
-        SampleResult.UNKNOWN: HealthState.SUSPECT,
-        SampleResult.BAD: HealthState.SUSPECT,
-        SampleResult.THRESHOLD_REACHED: HealthState.WEDGED,
-        SampleResult.MUTE: HealthState.MUTED,
-    },
-    HealthState.WEDGED: {
-        SampleResult.GOOD: HealthState.HEALTHY,
-        SampleResult.UNKNOWN: HealthState.WEDGED,
-        SampleResult.BAD: HealthState.WEDGED,
-        SampleResult.THRESHOLD_REACHED: HealthState.WEDGED,
-        SampleResult.MUTE: HealthState.MUTED,
-    },
-    HealthState.MUTED: {
-        SampleResult.GOOD: HealthState.HEALTHY,
-        SampleResult.UNKNOWN: HealthState.STARTING,
-        SampleResult.BAD: HealthState.SUSPECT,
-        SampleResult.THRESHOLD_REACHED: HealthState.WEDGED,
-        SampleResult.MUTE: HealthState.MUTED,
-    },
+    state: dict(zip(SampleResult, row, strict=True))
+    for state, row in {
+        # after a sample: GOOD, NOT_COUNTED, BAD, THRESHOLD_REACHED, MUTE
+        _STARTING: (_HEALTHY, _STARTING, _SUSPECT, _WEDGED, _MUTED),
+        _HEALTHY: (_HEALTHY, _HEALTHY, _SUSPECT, _WEDGED, _MUTED),
+        _SUSPECT: (_HEALTHY, _SUSPECT, _SUSPECT, _WEDGED, _MUTED),
+        _WEDGED: (_HEALTHY, _WEDGED, _WEDGED, _WEDGED, _MUTED),
+        _MUTED: (_HEALTHY, _STARTING, _SUSPECT, _WEDGED, _MUTED),
+    }.items()
 }
+"""The next state, by state and sample."""
 
 
 class Sample(Frozen):
-    """One sample of the probe, or a moment without one: `muted` then says why. Times in seconds.
+    """One sample of the probe, or a turn without one: `muted` is the reason then. Times in seconds.
 
-    `at_s` is when it began, on a clock that goes on through restarts of this process, `wall_s` since the epoch.
-    `is_hushed`: somebody muted it by hand.
+    `at_s` is when it began, on a clock that continues through restarts of this process, `wall_s` since the epoch.
+    `is_muted_by_hand`: the Node or a file on the host muted it.
     """
 
     health: Health
@@ -222,17 +198,17 @@ class Sample(Frozen):
     at_s: float = 0.0
     wall_s: float = 0.0
     muted: str = ""
-    is_hushed: bool = False
+    is_muted_by_hand: bool = False
 
 
 class History(Frozen):
-    """What has to be remembered between two samples.
+    """The state that health-watch keeps between two samples.
 
-    `failures` are consecutive, unknown samples left out. `was_healthy`: at least once since this boot. `recent` holds
-    the last samples that said something, the newest last. `reason` belongs to the state. `stuck` is a probe that could
-    not be killed. `driver` tells the loaded driver from the one before it. `wedge` is the last one of this boot.
-    `mute` is what the Node last asked for; `is_hushed`: muted, and by hand, so nothing is held against the driver.
-    `devices` are those of the last sample, none where it said nothing of each.
+    `failures` are consecutive; samples that are not counted do not end the row. `was_healthy`: at least once since this
+    boot. `recent` holds the last counted samples, the newest last. `reason` explains the state. `stuck` is a probe that
+    could not be killed. `driver` differs for each load of the driver. `wedge` is the last one of this boot. `mute` is
+    what the Node asked for last; `is_muted_by_hand`: by the Node or a file, so the driver counts as ready. `devices`
+    are those of the last sample, none if it has no verdict on each.
     """
 
     state: HealthState = HealthState.STARTING
@@ -247,29 +223,29 @@ class History(Frozen):
     driver: str = ""
     wedge: Wedge = NO_WEDGE
     mute: Mute | None = None
-    is_hushed: bool = False
+    is_muted_by_hand: bool = False
     devices: tuple[DeviceVerdict, ...] = ()
 
     @property
     def name(self) -> str:
-        """The state as people are told it."""
+        """The state, for messages."""
         return f"suspect({self.failures})" if self.state is HealthState.SUSPECT else self.state.value
 
 
 MUTE_HOLD_S = 3600.0
-"""A mute on the Node is held for so long at most, in seconds; then a driver that still fails is a reason to ask again.
+"""Seconds after which a mute on the Node is read again if the driver still fails.
 
-So one that is taken back early, or is of the year 9999 by mistake, does not blind the watch for long.
+So a mute that is removed early, or one of the year 9999 by mistake, does not blind the watch for long.
 """
 
 
-def held_watch(mute: Mute, wall_s: float) -> Mute:
-    """`mute` as it is held from `wall_s` on."""
+def bounded_mute(mute: Mute, wall_s: float) -> Mute:
+    """`mute`, which ends at the latest `MUTE_HOLD_S` after `wall_s`."""
     return replace(mute, until_s=min(mute.until_s, wall_s + MUTE_HOLD_S))
 
 
 def active_mute(history: History, seen: Surroundings, wall_s: float) -> Mute | None:
-    """The mute by hand that holds at `wall_s`: the host's file, which is read at every turn, or the Node's."""
+    """The mute by hand that is in force at `wall_s`: that of the host's file, or else the Node's; None for none."""
     return next((one for one in (seen.mute, history.mute) if one is not None and wall_s < one.until_s), None)
 
 
@@ -278,11 +254,11 @@ def judge_sample(
 ) -> History:
     """The history after one more sample; `threshold` consecutive failures are a wedge.
 
-    A failure sooner than `spacing_s` seconds after the last one that counted is the same failure: restarts and reloads
-    take samples at once.
+    A failure that comes less than `spacing_s` seconds after the last counted one does not count: restarts and reloads
+    take a sample at once.
     """
     if seen.driver and history.driver and seen.driver != history.driver and history.state is not HealthState.MUTED:
-        # It was changed between two samples: what was counted is the failures of another driver.
+        # The driver was changed between two samples: the counted failures are those of another driver.
         changed = replace(sample, muted="the driver was changed")
         history = judge_sample(replace(history, driver=""), changed, seen, threshold)
     before = _unmuted(history, seen) if history.state is HealthState.MUTED and not sample.muted else history
@@ -295,12 +271,12 @@ def judge_sample(
         after = replace(after, wedge=Wedge(max(0, int(sample.wall_s))))
     if not seen.is_loaded:
         after = replace(after, was_healthy=False)
-    is_hushed = finding is SampleResult.MUTE and sample.is_hushed
-    return replace(after, is_flapping=_flaps(after), driver=seen.driver or history.driver, is_hushed=is_hushed)
+    by_hand = finding is SampleResult.MUTE and sample.is_muted_by_hand
+    return replace(after, is_flapping=_flaps(after), driver=seen.driver or history.driver, is_muted_by_hand=by_hand)
 
 
 def _unmuted(history: History, seen: Surroundings) -> History:
-    """What is held right after a mute: a wedge that is still marked on the host goes on, anything else begins anew."""
+    """The state right after a mute: a wedge that is still marked on the host continues, anything else starts again."""
     return replace(history, state=HealthState.WEDGED if seen.is_marked else HealthState.STARTING)
 
 
@@ -311,13 +287,12 @@ def _finding(history: History, sample: Sample, seen: Surroundings, threshold: in
         case Health.HEALTHY:
             return SampleResult.GOOD
         case Health.UNKNOWN:
-            return SampleResult.UNKNOWN
+            return SampleResult.NOT_COUNTED
         case Health.UNHEALTHY:
-            # Without a ready marker only a healthy sample tells that the driver was ready at all.
-            if seen.ready is None and not history.was_healthy and history.state is HealthState.STARTING:
-                return SampleResult.UNKNOWN
-            if is_same:
-                return SampleResult.UNKNOWN
+            # Without a ready marker only a healthy sample shows that the driver was ever ready.
+            never_ready = seen.ready is None and not history.was_healthy and history.state is HealthState.STARTING
+            if never_ready or is_same:
+                return SampleResult.NOT_COUNTED
             return SampleResult.THRESHOLD_REACHED if history.failures + 1 >= threshold else SampleResult.BAD
 
 
@@ -329,7 +304,7 @@ def _counted(history: History, sample: Sample, finding: SampleResult) -> History
     after = replace(history, evidence=evidence)
     if finding is SampleResult.GOOD:
         return replace(after, failures=0, was_healthy=True, recent=(*after.recent, True)[-RECENT:])
-    if finding is SampleResult.UNKNOWN:
+    if finding is SampleResult.NOT_COUNTED:
         return after
     return replace(after, failures=after.failures + 1, recent=(*after.recent, False)[-RECENT:], failed_at_s=sample.at_s)
 
@@ -339,11 +314,11 @@ def _flaps(history: History) -> bool:
     return flips >= FLAPPING_FLIPS or (history.is_flapping and flips > CALM_FLIPS)
 
 
-# Which marks on the host a state of health-watch calls for: the ready marker put aside, a recovery asked for. Pure.
+# The marks on the host that each state needs: the ready marker withdrawn, a recovery requested.
 
 
 class MarkChange(Enum):
-    """One effect on the host's marks."""
+    """One change of the host's marks."""
 
     WITHDRAW_READY = "withdraw the ready marker"
     RESTORE_READY = "restore the ready marker"
@@ -352,11 +327,11 @@ class MarkChange(Enum):
     CLEAR_REQUEST = "remove the recovery marker"
 
 
-def mark_due(history: History, seen: Surroundings) -> tuple[MarkChange, ...]:
-    """What the host's marks lack of what the state calls for, in the order in which it has to be done.
+def mark_changes(history: History, seen: Surroundings) -> tuple[MarkChange, ...]:
+    """The changes that bring the host's marks to what the state needs, in order.
 
-    On a wedge nobody may hold the driver for ready before its recovery is asked for, and that takes a failure: a marker
-    that was put aside, by itself, may be an earlier boot's. A mute by hand takes back what a wedge before it marked.
+    On a wedge the driver must not look ready when its recovery is requested. A request needs a failure: a withdrawn
+    ready marker alone may be from an earlier boot. A mute by hand removes the marks of a wedge before it.
     """
     acts: list[MarkChange] = []
     match history.state:
@@ -366,11 +341,11 @@ def mark_due(history: History, seen: Surroundings) -> tuple[MarkChange, ...]:
             if seen.may_request and history.failures:
                 acts.append(MarkChange.REQUEST_RECOVERY)
         case HealthState.HEALTHY | HealthState.SUSPECT:
-            acts += _taken_back(seen)
-        case HealthState.MUTED if history.is_hushed:
-            acts += _taken_back(seen)
+            acts += _marks_removed(seen)
+        case HealthState.MUTED if history.is_muted_by_hand:
+            acts += _marks_removed(seen)
         case HealthState.MUTED:
-            # The driver that we called not ready is gone: the next one's marker is not ours to put back.
+            # The driver that was not ready is unloaded: the next one writes its own ready marker.
             if seen.is_withdrawn and not seen.is_loaded and not seen.is_reconciling:
                 acts.append(MarkChange.FORGET_READY)
         case HealthState.STARTING:
@@ -378,18 +353,18 @@ def mark_due(history: History, seen: Surroundings) -> tuple[MarkChange, ...]:
     return tuple(acts)
 
 
-def _taken_back(seen: Surroundings) -> list[MarkChange]:
-    """Nothing is held against the driver: a reboot is called off before it is called ready."""
+def _marks_removed(seen: Surroundings) -> list[MarkChange]:
+    """Remove the marks of a wedge: the reboot is cancelled before the driver looks ready."""
     request = [MarkChange.CLEAR_REQUEST] if seen.has_request_of_ours else []
     return [*request, *([MarkChange.RESTORE_READY] if seen.is_withdrawn else [])]
 
 
 def is_marked_ready(history: History, seen: Surroundings) -> bool:
-    """What a readiness probe is answered: not while the driver is wedged, and not while a wedge waits out a mute.
+    """The answer to a readiness probe: False while the driver is wedged, and while a marked wedge is muted by the host.
 
-    While nothing is held against the driver (starting, suspect, muted without a wedge or by hand) the answer is yes.
+    True in all other states: starting, suspect, muted without a wedge or by hand.
     """
-    waits = history.state is HealthState.MUTED and seen.is_marked and not history.is_hushed
+    waits = history.state is HealthState.MUTED and seen.is_marked and not history.is_muted_by_hand
     return history.state is not HealthState.WEDGED and not waits
 
 
@@ -398,40 +373,36 @@ def mark_request(history: History, boot_id: str, node: str, wall_s: float) -> Ma
     return Marker(RECOVERY, boot_id, node=node, writer=WRITER, written_s=int(wall_s), evidence=history.evidence)
 
 
-# How somebody mutes health-watch: a time, on the Node or in a file on the host, until which it holds still. Pure.
-#
-# Owns the time's form. Not imported by the loop, which has no use for calendars unless somebody mutes it.
+# Mutes: a time on the Node or in a file on the host, until which health-watch changes nothing.
 
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", re.ASCII)
 MAX_SHOWN = 60
 
 
 def parsed_mute(text: str, where: str) -> Mute:
-    """The mute that `text`, found in `where`, asks for. Raises ValueError for what is no RFC 3339 time."""
-    said = text.strip()
-    until_s = seconds_of(said) if _RFC3339.fullmatch(said) else None
+    """The mute that `text`, found in `where`, requests. Raises ValueError if it is not an RFC 3339 time."""
+    time = text.strip()
+    until_s = seconds_of(time) if _RFC3339.fullmatch(time) else None
     if until_s is None:
-        shown = said if len(said) <= MAX_SHOWN else f"{said[:MAX_SHOWN]}…"
+        shown = time if len(time) <= MAX_SHOWN else f"{time[:MAX_SHOWN]}…"
         raise ValueError(f"{where} does not mute health-watch: {shown!r} is not a time such as 2026-01-02T03:04:05Z")
-    return Mute(until_s, said, where)
+    return Mute(until_s, time, where)
 
 
 def mute_on(node: Node, keys: NodeKeys) -> Mute | None:
-    """The mute on `node`, past or not; None where there is none. Raises ValueError."""
+    """The mute in the Node's annotation, past or not; None for none. Raises ValueError."""
     text = node.annotations.get(keys.mute_until) if keys.mute_until else None
     return parsed_mute(text, f"the annotation {keys.mute_until}") if text is not None else None
 
 
-# What the Node has to be told at a wedge and at its end: one Event for each, however often it is tried, and the state.
-#
-# Owns when a notice is due, how often one that failed is repeated, and its words. Pure.
+# Notices: one Event and the Node's state for each wedge and each end of one, however often it is tried.
 
 FIRST_RETRY_S = 30.0
 TRIES = 7
-"""An API server that is away for half an hour still gets the notice: 30 s, doubled six times."""
+"""30 s, doubled six times: an API server that is away for half an hour still gets the notice."""
 
 REASON_CHARS = 400
-"""An Event's message has 1,024 characters, and names evidence, too."""
+"""An Event's message has at most 1,024 characters, and also names the evidence."""
 
 _EVENTS = {
     NoticeKind.WEDGED: events.DRIVER_WEDGED,
@@ -441,10 +412,9 @@ _EVENTS = {
 
 
 class Notice(Frozen):
-    """One notice. `since_s` is when the wedge was declared, in seconds since the epoch.
+    """One notice. `since_s` is when the wedge was declared, in seconds since the epoch; `evidence` a file on the host.
 
-    It is 0 where this boot knows of none: then only what an earlier boot left on the Node is taken back. `evidence` is
-    a file on the host.
+    `since_s` is 0 if this boot has had none: then the notice only removes what an earlier boot left on the Node.
     """
 
     kind: NoticeKind
@@ -460,12 +430,12 @@ class Notice(Frozen):
 
     @property
     def key(self) -> str:
-        """What names its Event, the same for every process that tells of this wedge; letters of an object's name."""
+        """The name of its Event, the same in every process that reports this wedge."""
         return re.sub("[^a-z0-9-]", "-", f"{self.event}-{self.boot_id[:40]}-{self.since_s % 10**12}".lower())
 
     @property
     def message(self) -> str:
-        """The Event's words."""
+        """The Event's message."""
         match self.kind:
             case NoticeKind.WEDGED:
                 where = f"; evidence on the host: {self.evidence}" if self.evidence else ""
@@ -477,26 +447,23 @@ class Notice(Frozen):
 
     @property
     def undone(self) -> str:
-        """What a process that failed to bring it leaves undone, for a message."""
+        """The consequence if it was not reported, for a message."""
         if self.since_s:
             return f"{self.event} was not reported on the Node"
         return "unknown whether the Node still shows a wedge of an earlier boot"
 
     def to_json(self) -> dict[str, Any]:
-        """For another process of this version."""
+        """The notice for another process of this version."""
         return {**asdict(self), "kind": self.kind.value}
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Notice:
-        """What `to_json` made."""
+        """The notice that `to_json` encoded."""
         return cls(**{**body, "kind": NoticeKind(body["kind"])})
 
 
 class ClientAnswer(Frozen):
-    """What became of clients of the driver: those `restarted` now, and what is `left` to be done, "" for nothing.
-
-    `is_early`: that is no trouble yet. `warnings` are about what else is worth knowing.
-    """
+    """The clients `restarted` now, and what is `left` ("" for nothing). `is_early`: that is normal so far."""
 
     restarted: tuple[str, ...] = ()
     left: str = ""
@@ -505,51 +472,48 @@ class ClientAnswer(Frozen):
 
 
 def notice_due(history: History, boot_id: str) -> Notice | None:
-    """What the Node has yet to be told, None where it knows.
+    """The notice that the Node has not received yet, None if there is none.
 
-    The first healthy sample of a boot is told, too: a state that the last boot left on the Node has no other end.
+    The first healthy sample of a boot is reported too: nothing else removes the state that the last boot left there.
     """
     match history.state:
         case HealthState.WEDGED:
             kind = NoticeKind.WEDGED
         case HealthState.HEALTHY:
             kind = NoticeKind.RECOVERED
-        case HealthState.MUTED if history.is_hushed and history.wedge.told is NoticeKind.WEDGED:
+        case HealthState.MUTED if history.is_muted_by_hand and history.wedge.reported is NoticeKind.WEDGED:
             kind = NoticeKind.MUTED
         case _:
             return None
-    if history.wedge.told is kind:
+    if history.wedge.reported is kind:
         return None
     wedge = history.wedge
     return Notice(kind, boot_id, wedge.since_s, history.reason[:REASON_CHARS], wedge.evidence)
 
 
 def retry_after_s(failed: int) -> float | None:
-    """How long to wait after the `failed`th try (from 1) of one notice, in seconds; None where it is given up."""
+    """Seconds to wait after the `failed`th try (from 1) of one notice, None after the last try."""
     return FIRST_RETRY_S * 2.0 ** (failed - 1) if failed < TRIES else None
 
 
-# What a later process of health-watch goes on with: one versioned line of JSON, gone with the boot.
-#
-# Owns its form and how it is reconciled with the marks on the host. Pure.
+# The record from which a later process of the same boot continues: one versioned line of JSON.
 
 
 class HistoryUnreadable(ConfigError):
-    """The file is no history that this version can go on with."""
+    """This version cannot read the record."""
 
 
 WATCH_RECORD_FORM = Form("health-watch's record", HistoryUnreadable, "No action needed: it is written again.")
 MAX_FAILURES = 2**31
 MAX_PID = 2**22
-"""The kernel gives no higher process id (proc(5), pid_max); more failures than that take four thousand years."""
-
+"""The highest process id of Linux (proc(5), pid_max)."""
 
 MAX_DEVICES = 256
 MAX_REASON_CHARS = 200
 
 
 def encode_watch_record(history: History, boot_id: str) -> str:
-    """The history as a later process of this boot needs it, and whoever looks at it: one line of JSON."""
+    """The history as one line of JSON, for a later process of this boot and for `status`."""
     body = {
         "bootId": boot_id,
         "state": history.state.value,
@@ -570,14 +534,14 @@ def encode_watch_record(history: History, boot_id: str) -> str:
 
 
 def resume_watch(text: str, seen: Surroundings, now_s: float, patience_s: float, threshold: int) -> History:
-    """The history to go on with: what `encode` wrote, corrected by the marks on the host.
+    """The history to continue with: the record in `text`, corrected by the marks on the host.
 
-    It is written before the marks are changed. So marks are a wedge, unless the record says that the driver recovered
-    and only their removal was cut short. Without marks a suspicion needs one more failure, whatever was counted, and
-    one whose last failure is more than `patience_s` seconds past is dropped. Garbage and other boots' records count
-    for nothing.
+    The record is written before the marks are changed. So marks mean a wedge, unless the record has a driver that
+    recovered: then their removal was interrupted. Without marks a suspicion needs one more failure, whatever was
+    counted, and one whose last failure is more than `patience_s` seconds old is dropped. An unreadable record, or one
+    of another boot, counts as none.
     """
-    history = recorded_watch(text, seen.boot_id)
+    history = decode_watch_record(text, seen.boot_id)
     if seen.is_marked and history.state not in (HealthState.HEALTHY, HealthState.SUSPECT):
         reason = history.reason if history.state is HealthState.WEDGED else "already marked on the host at the start"
         failures = max(history.failures, threshold) if seen.has_request_of_ours else history.failures
@@ -591,17 +555,18 @@ def resume_watch(text: str, seen: Surroundings, now_s: float, patience_s: float,
     return replace(history, state=HealthState.SUSPECT if failures else calm, failures=failures)
 
 
-def adopted_record(history: History, text: str, boot_id: str) -> History:
-    """`history` of a fresh wedge, as the record in `text` has it where another process has declared it already.
+def with_recorded_wedge(history: History, text: str, boot_id: str) -> History:
+    """`history` of a fresh wedge, with the wedge of the record in `text` if another process has declared it already.
 
-    Two that watch one driver see the same wedge moments apart: one Event is to come of it.
+    Two processes that watch one driver see the same wedge moments apart, and post one Event.
     """
-    there = recorded_watch(text, boot_id)
-    return replace(history, wedge=there.wedge) if there.state is HealthState.WEDGED and there.wedge.since_s else history
+    recorded = decode_watch_record(text, boot_id)
+    is_declared = recorded.state is HealthState.WEDGED and recorded.wedge.since_s
+    return replace(history, wedge=recorded.wedge) if is_declared else history
 
 
 def _of_device(device: DeviceVerdict) -> dict[str, str]:
-    """What a healthy device says of itself changes with every sample, and is not worth a write."""
+    """A device, without the reason of a healthy one: that changes with every sample, and is not worth a write."""
     reason = "" if device.health is Health.HEALTHY else writable(device.reason)[:MAX_REASON_CHARS]
     return {"name": device.name, "address": device.address, "health": device.health.value, "reason": reason}
 
@@ -613,23 +578,23 @@ def _device(body: Fields) -> DeviceVerdict:
 
 
 def _of_process(owner: Owner) -> dict[str, int]:
-    """What tells a process from all others of one boot."""
+    """The identity of a process within one boot."""
     return {"pid": owner.pid, "startTicks": owner.start_ticks, "pidNamespace": owner.pid_namespace}
 
 
 def _of_wedge(wedge: Wedge) -> dict[str, Any]:
-    told = wedge.told.value if wedge.told else ""
-    return {"since": wedge.since_s, "told": told, **({"evidence": wedge.evidence} if wedge.evidence else {})}
+    reported = wedge.reported.value if wedge.reported else ""
+    return {"since": wedge.since_s, "told": reported, **({"evidence": wedge.evidence} if wedge.evidence else {})}
 
 
 def _wedge(body: Fields) -> Wedge:
-    told = body.choice("told", ["", *(kind.value for kind in NoticeKind)])
+    reported = body.choice("told", ["", *(kind.value for kind in NoticeKind)])
     since_s, evidence = body.whole("since", least=0, most=LAST_MOMENT_S), writable(body.text("evidence", ""))
-    return Wedge(since_s, NoticeKind(told) if told else None, evidence)
+    return Wedge(since_s, NoticeKind(reported) if reported else None, evidence)
 
 
 def _of_mute(mute: Mute) -> dict[str, Any]:
-    return {"until": mute.until_s, "said": mute.said, "where": mute.where}
+    return {"until": mute.until_s, "said": mute.text, "where": mute.where}
 
 
 def _mute(body: Fields) -> Mute:
@@ -644,8 +609,8 @@ def _process(body: Fields) -> Owner:
     )
 
 
-def recorded_watch(text: str, boot_id: str) -> History:
-    """What `encode` wrote in this boot; a fresh start for anything else."""
+def decode_watch_record(text: str, boot_id: str) -> History:
+    """The history in a record of this boot; a fresh history for anything else."""
     try:
         body = WATCH_RECORD_FORM.read(text)
         if body.text("bootId") != boot_id:

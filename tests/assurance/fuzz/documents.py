@@ -157,10 +157,10 @@ def read_generation(data: bytes) -> None:
 
 def read_health_record(data: bytes) -> None:
     text = text_of(data)
-    assert_conforms(health_record.recorded_watch(text, BOOT), History)
+    assert_conforms(health_record.decode_watch_record(text, BOOT), History)
     found = health_record.resume_watch(text, SEEN, 100.0, 60.0, 3)
     assert_conforms(found, History)
-    assert health_record.recorded_watch(health_record.encode_watch_record(found, BOOT), BOOT).state is found.state
+    assert health_record.decode_watch_record(health_record.encode_watch_record(found, BOOT), BOOT).state is found.state
     assert_speakable(found.reason, *found.evidence, exposition(families(HealthReport(found))))
 
 

@@ -53,8 +53,8 @@ CLIENT_MUTANTS = (
         "client-too-early",
         "no client is restarted before the driver is ready",
         "core/health.py",
-        "bool(serves) and serves == self._owed and",
-        "bool(self._owed) and",
+        "bool(serving) and serving == self._load and",
+        "bool(self._load) and",
         ("unit/health/test_client_talk.py::test_meanwhile_nothing_is_done_for_a_driver_that_does_not_serve",),
     ),
     Mutant(

@@ -13,7 +13,7 @@ WATCH_MUTANTS = (
         "the host's markers are changed before the Node is patched",
         "core/health.py",
         "                self._settle(seen)\n",
-        "                self._tell_node()\n                self._settle(seen)\n",
+        "                self._report_to_node()\n                self._settle(seen)\n",
         (LOOP + "test_the_hosts_marks_and_the_report_come_before_the_node",),
     ),
     Mutant(
@@ -28,7 +28,7 @@ WATCH_MUTANTS = (
         "notice-of-each-watch",
         "two health-watch processes for one driver make one Event of its wedge",
         "core/health.py",
-        "            after = adopted_record(after, self._marks.recall(), seen.boot_id)\n",
+        "            after = with_recorded_wedge(after, self._marks.recall(), seen.boot_id)\n",
         "            pass\n",
         (LOOP + "test_two_watches_of_one_driver_tell_of_one_wedge",),
     ),
@@ -100,8 +100,8 @@ WATCH_MUTANTS = (
         "invalid-time-mutes",
         "an invalid time does not mute health-watch",
         "domain/health/watch.py",
-        "    until_s = seconds_of(said) if _RFC3339.fullmatch(said) else None\n",
-        "    until_s = seconds_of(said)\n",
+        "    until_s = seconds_of(time) if _RFC3339.fullmatch(time) else None\n",
+        "    until_s = seconds_of(time)\n",
         ("unit/health/test_mute.py::test_what_is_no_time_is_named_and_says_how_one_looks",),
     ),
     Mutant(

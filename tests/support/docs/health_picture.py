@@ -11,7 +11,7 @@ from driver_manager.domain.health.watch import (
     History,
     MarkChange,
     Surroundings,
-    mark_due,
+    mark_changes,
 )
 from driver_manager.domain.host import RECOVERY, Marker
 from tests.support.docs.markdown import table
@@ -53,7 +53,7 @@ def acts() -> dict[HealthState, list[MarkChange]]:
                 can_request=can,
                 marker=marker,
             )
-            found.setdefault(state, []).extend(mark_due(History(state, failures=failures), seen))
+            found.setdefault(state, []).extend(mark_changes(History(state, failures=failures), seen))
     return {state: [act for act in MarkChange if act in done] for state, done in found.items()}
 
 

@@ -60,7 +60,7 @@ class HealthWorld:
     stuck_probe: Owner | None = None
     touched_s: float = 0.0
     reports: list[HealthReport] = field(default_factory=list)
-    told: dict[str, Notice] = field(default_factory=dict)
+    reported: dict[str, Notice] = field(default_factory=dict)
     tried: list[float] = field(default_factory=list)
     asked: list[float] = field(default_factory=list)
     node_mute: MuteAnswer = field(default_factory=MuteAnswer)
@@ -69,7 +69,7 @@ class HealthWorld:
     locked: int = 0
     returns: int = 0
     window: Outage | None = None
-    windows_told: list[Outage] = field(default_factory=list)
+    windows_reported: list[Outage] = field(default_factory=list)
     clients_asked: list[str] = field(default_factory=list)
     clients_left: list[str] = field(default_factory=list)
     client_warnings: tuple[str, ...] = ()
@@ -177,12 +177,12 @@ class HealthWorld:
             self.asked.append(self.clock.now)
             return self.node_mute
 
-    def tell(self, notice: Notice) -> str:
-        with self.killer.call("tell", effect=True):
+    def report(self, notice: Notice) -> str:
+        with self.killer.call("report", effect=True):
             self.tried.append(self.clock.now)
-            if "tell" in self.broken:
+            if "report" in self.broken:
                 return "the API server does not answer"
-            self.told.setdefault(notice.key, notice)
+            self.reported.setdefault(notice.key, notice)
         return ""
 
     def restart_clients(self, load: str) -> ClientAnswer:
@@ -191,10 +191,10 @@ class HealthWorld:
             left = self.clients_left.pop(0) if self.clients_left else ""
             return ClientAnswer(("a (DaemonSet)",), left, self.client_warnings, left == "early")
 
-    def tell_window(self, window: Outage) -> str:
-        with self.killer.call("tell window", effect=True):
-            self.windows_told.append(window)
-            return "the API server does not answer" if "tell window" in self.broken else ""
+    def report_window(self, window: Outage) -> str:
+        with self.killer.call("report window", effect=True):
+            self.windows_reported.append(window)
+            return "the API server does not answer" if "report window" in self.broken else ""
 
     # the EvidenceKeeper port
 
@@ -209,7 +209,7 @@ class HealthWorld:
     @property
     def kinds(self) -> list[NoticeKind]:
         """What the Node was told of wedges, once for each Event."""
-        return [notice.kind for notice in self.told.values() if notice.since_s]
+        return [notice.kind for notice in self.reported.values() if notice.since_s]
 
     # the HealthMarks port
 

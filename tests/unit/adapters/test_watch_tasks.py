@@ -47,14 +47,14 @@ def test_the_task_comes_as_standard_input_and_nothing_else_of_ours(
     clock: LoopClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKEN", "geheim")
-    given = json.loads(notifier(clock, ECHO).tell(NOTICE))
-    assert given == {"own": "kept", "task": "tell", "notice": NOTICE.to_json()}
-    seen = notifier(clock, "import json, os; print(json.dumps({'problem': str(dict(os.environ))}))").tell(NOTICE)
+    given = json.loads(notifier(clock, ECHO).report(NOTICE))
+    assert given == {"own": "kept", "task": "report", "notice": NOTICE.to_json()}
+    seen = notifier(clock, "import json, os; print(json.dumps({'problem': str(dict(os.environ))}))").report(NOTICE)
     assert "geheim" not in seen
 
 
 def test_an_answer_without_a_problem_is_success(clock: LoopClock) -> None:
-    assert notifier(clock, "print('{}')").tell(NOTICE) == ""
+    assert notifier(clock, "print('{}')").report(NOTICE) == ""
 
 
 @pytest.mark.parametrize(
@@ -71,32 +71,32 @@ def test_an_answer_without_a_problem_is_success(clock: LoopClock) -> None:
     ids=["status", "error", "list", "nonsense", "deep", "endless", "killed"],
 )
 def test_a_process_that_gives_no_answer_is_a_problem(clock: LoopClock, program: str, problem: str) -> None:
-    assert notifier(clock, program).tell(NOTICE) == problem
+    assert notifier(clock, program).report(NOTICE) == problem
 
 
 @pytest.mark.submission
 def test_a_process_that_hangs_is_over_in_time_and_leaves_nothing(
     clock: LoopClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(module, "TELL_S", 0.5)
+    monkeypatch.setattr(module, "REPORT_S", 0.5)
     pid_file = tmp_path / "pid"
     hung = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     begun = time.monotonic()
-    assert "timed out after 0.5 s" in notifier(clock, hung).tell(NOTICE)
+    assert "timed out after 0.5 s" in notifier(clock, hung).report(NOTICE)
     assert time.monotonic() - begun < patient(5.0)
     assert not pid_file.exists() or not is_alive(int(pid_file.read_text()))
 
 
 def test_a_program_that_cannot_be_run_is_a_problem(clock: LoopClock) -> None:
     missing = ChildNotifier(TaskProcess(Supervisor(clock), ["/absent/python"], lambda _: b"{}"))
-    assert missing.tell(NOTICE) == "/absent/python: not found"
+    assert missing.report(NOTICE) == "/absent/python: not found"
 
 
 def test_one_that_could_not_be_killed_is_not_doubled(clock: LoopClock) -> None:
     supervisor = Supervisor(clock)
     supervisor.inherit(this_process("boot-1"))
     held = ChildNotifier(TaskProcess(supervisor, [sys.executable, "-c", "print('{}')"], lambda _: b"{}"))
-    assert held.tell(NOTICE) == f"an earlier process for it ({os.getpid()}) cannot be killed"
+    assert held.report(NOTICE) == f"an earlier process for it ({os.getpid()}) cannot be killed"
 
 
 def test_a_machine_short_of_processes_is_a_problem(clock: LoopClock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_a_machine_short_of_processes_is_a_problem(clock: LoopClock, monkeypatch
         raise OSError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(os, "fork", no_fork)
-    told = notifier(clock, ECHO).tell(NOTICE)
+    told = notifier(clock, ECHO).report(NOTICE)
     assert told == "no process can be started for it: Resource temporarily unavailable"
 
 
@@ -117,7 +117,7 @@ def test_told_to_end_meanwhile_the_process_is_ended_too(clock: LoopClock, tmp_pa
         "time.sleep(600)\n"
     )
     with pytest.raises(Terminated):
-        notifier(clock, program).tell(NOTICE)
+        notifier(clock, program).report(NOTICE)
     pid = int(pid_file.read_text())
     end = time.monotonic() + 60.0
     while is_alive(pid):
@@ -163,13 +163,13 @@ def test_clients_are_what_the_process_says(clock: LoopClock, printed: str, answe
     [
         ("{}", MuteAnswer()),
         (
-            '{"until_s": 1767323045.5, "said": "2026-01-02T03:04:05.5Z", "where": "the annotation x"}',
+            '{"until_s": 1767323045.5, "text": "2026-01-02T03:04:05.5Z", "where": "the annotation x"}',
             MuteAnswer(Mute(1_767_323_045.5, "2026-01-02T03:04:05.5Z", "the annotation x")),
         ),
-        ('{"garbage": "no time"}', MuteAnswer(garbage="no time")),
+        ('{"invalid": "no time"}', MuteAnswer(invalid="no time")),
         ('{"problem": "no server"}', MuteAnswer(problem="no server")),
-        ('{"until_s": "soon", "said": "x", "where": "y"}', MuteAnswer(problem="its answer is not understood")),
-        ('{"said": "x"}', MuteAnswer(problem="its answer is not understood")),
+        ('{"until_s": "soon", "text": "x", "where": "y"}', MuteAnswer(problem="its answer is not understood")),
+        ('{"text": "x"}', MuteAnswer(problem="its answer is not understood")),
         ("nothing", MuteAnswer(problem="nothing")),
     ],
 )

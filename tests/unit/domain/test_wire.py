@@ -91,7 +91,7 @@ def test_every_form_has_golden_files() -> None:
 def test_every_health_record_ever_written_is_read_and_written_again_the_same(path: Path) -> None:
     text = path.read_text()
     boot = json.loads(text)["bootId"]
-    found = health_record.recorded_watch(text, boot)
+    found = health_record.decode_watch_record(text, boot)
     assert found.failures > 0
     assert health_record.encode_watch_record(found, boot) == text
 
@@ -142,7 +142,7 @@ def test_a_wrong_value_anywhere_is_read_or_named_with_its_document(path: Path) -
 def test_a_wrong_value_in_a_health_record_is_a_fresh_start_or_read(path: Path) -> None:
     body = json.loads(path.read_text())
     ends = [
-        health_record.recorded_watch(json.dumps(changed(body, place, value)), body["bootId"])
+        health_record.decode_watch_record(json.dumps(changed(body, place, value)), body["bootId"])
         for place in places(body)
         for value in WRONG
     ]

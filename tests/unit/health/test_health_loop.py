@@ -8,7 +8,7 @@ import pytest
 
 from driver_manager.core.health import WINDOW_TRIES, WatchPolicy
 from driver_manager.domain.errors import Terminated
-from driver_manager.domain.health.watch import WRITER, recorded_watch
+from driver_manager.domain.health.watch import WRITER, decode_watch_record
 from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, DeviceVerdict, Health, Marker, encode_marker
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.outage import Outage, OutagePart
@@ -252,10 +252,10 @@ DEVICES = (
 def test_the_record_has_the_verdict_on_each_device() -> None:
     world = HealthWorld()
     world.turns(replace(BAD, devices=DEVICES))
-    kept = recorded_watch(world.files[RECORD], world.boot_id).devices
+    kept = decode_watch_record(world.files[RECORD], world.boot_id).devices
     assert kept == (replace(DEVICES[0], reason=""), DEVICES[1])
     world.turns(BAD)
-    assert recorded_watch(world.files[RECORD], world.boot_id).devices == (), "the last sample said nothing of each"
+    assert decode_watch_record(world.files[RECORD], world.boot_id).devices == (), "the last sample said nothing of each"
 
 
 def test_what_a_healthy_device_says_of_itself_costs_no_write() -> None:
@@ -347,12 +347,12 @@ OVER = Outage(100.0, 25.0, {OutagePart.UNLOAD: 4.0, OutagePart.INSTALL: 21.0})
 def test_the_end_of_a_window_is_said_and_the_node_told_of_it_once() -> None:
     world = HealthWorld(has_node=True, window=OVER)
     world.turns(GOOD, GOOD)
-    assert world.windows_told == [OVER]
+    assert world.windows_reported == [OVER]
     said = "the driver is back: users were without the device for 25.0 s: unload 4.0 s, install 21.0 s"
     assert said in world.reporter.infos
 
 
 def test_a_node_that_cannot_be_told_of_it_is_given_up_after_some_turns() -> None:
-    world = HealthWorld(has_node=True, window=OVER, broken={"tell window"})
+    world = HealthWorld(has_node=True, window=OVER, broken={"report window"})
     world.turns(*[GOOD] * 6)
-    assert len(world.windows_told) == WINDOW_TRIES
+    assert len(world.windows_reported) == WINDOW_TRIES

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from driver_manager.domain.errors import Terminated
-from driver_manager.domain.health.watch import TRIES, NoticeKind, recorded_watch
+from driver_manager.domain.health.watch import TRIES, NoticeKind, decode_watch_record
 from tests.support.fakes.health_world import BAD, GOOD, RECORD, UNKNOWN, HealthWorld
 
 WEDGED, RECOVERED = NoticeKind.WEDGED, NoticeKind.RECOVERED
@@ -42,7 +42,7 @@ def test_the_hosts_marks_and_the_report_come_before_the_node() -> None:
     world = watched()
     world.turns(GOOD, BAD, BAD)
     seen: list[tuple[str, dict[str, str]]] = []
-    world.killer.at("tell", lambda: seen.append((world.state, dict(world.files))))
+    world.killer.at("report", lambda: seen.append((world.state, dict(world.files))))
     world.turns(BAD)
     ((state, files),) = seen
     assert state == "wedged", "whoever asks for metrics knows"
@@ -54,7 +54,7 @@ def test_the_hosts_marks_and_the_report_come_before_the_node() -> None:
 def test_without_a_way_to_the_node_nothing_is_told_and_nothing_is_kept_of_it() -> None:
     world = HealthWorld()
     world.turns(*STORY)
-    assert (world.told, world.tried) == ({}, [])
+    assert (world.reported, world.tried) == ({}, [])
     assert world.reporter.warnings.count("suspect(2) → wedged: npu 0 chip 0 is Critical") == 2
 
 
@@ -93,14 +93,14 @@ def test_a_watch_killed_at_any_effect_tells_as_one_that_was_not(effect: int, aft
 def test_the_kills_reach_the_telling() -> None:
     world = watched()
     world.turns(*STORY)
-    assert world.killer.effects.count("tell") == 5
+    assert world.killer.effects.count("report") == 5
     assert len(world.killer.effects) > 20
 
 
 def test_a_server_that_is_away_gets_the_notice_later_and_the_trouble_is_one_line() -> None:
     world = watched()
     world.turns(GOOD)
-    world.broken.add("tell")
+    world.broken.add("report")
     world.turns(BAD, BAD, *[BAD] * 6)
     assert world.kinds == []
     lines = [line for line in world.reporter.warnings if "was not reported" in line]
@@ -113,7 +113,7 @@ def test_a_server_that_is_away_gets_the_notice_later_and_the_trouble_is_one_line
 
 def test_a_look_that_fails_is_no_news_of_a_recovery() -> None:
     world = watched()
-    world.broken.add("tell")
+    world.broken.add("report")
     world.turns(GOOD)
     (line,) = world.reporter.warnings
     assert line.startswith("unknown whether the Node still shows a wedge of an earlier boot: ")
@@ -122,7 +122,7 @@ def test_a_look_that_fails_is_no_news_of_a_recovery() -> None:
 def test_a_notice_is_given_up_after_its_tries_and_the_next_change_begins_anew() -> None:
     world = watched()
     world.turns(GOOD)
-    world.broken.add("tell")
+    world.broken.add("report")
     world.turns(*[BAD] * 100)
     tried = world.tried[1:]
     assert len(tried) == TRIES
@@ -144,7 +144,7 @@ def test_told_to_end_while_it_tells_it_ends_and_the_next_one_tells() -> None:
         world.clock.ask_to_end()
         world.clock.check()
 
-    world.killer.at("tell", end)
+    world.killer.at("report", end)
     world.chip = BAD
     with pytest.raises(Terminated):
         world.watch.turn()
@@ -165,7 +165,7 @@ def test_a_record_that_cannot_be_written_still_gives_one_event() -> None:
 def test_two_watches_of_one_driver_tell_of_one_wedge() -> None:
     world = watched()
     other = watched()
-    other.files, other.told = world.files, world.told
+    other.files, other.reported = world.files, world.reported
     for chip in (GOOD, BAD, BAD, BAD, BAD, GOOD, GOOD):
         world.chip = other.chip = chip
         world.turn()
@@ -177,8 +177,8 @@ def test_two_watches_of_one_driver_tell_of_one_wedge() -> None:
 def test_what_was_told_is_in_the_record() -> None:
     world = watched()
     world.turns(BAD, BAD, BAD)
-    found = recorded_watch(world.files[RECORD], world.boot_id)
-    assert found.wedge.told is WEDGED
+    found = decode_watch_record(world.files[RECORD], world.boot_id)
+    assert found.wedge.reported is WEDGED
     assert found.wedge.since_s > 0
 
 
@@ -202,12 +202,12 @@ def test_evidence_of_a_wedge_is_kept_after_the_marks_and_named_in_the_event() ->
     world = with_evidence()
     world.turns(GOOD, BAD, BAD, BAD, BAD)
     order = [effect for effect in world.killer.effects if effect != "remember"]
-    assert order == ["tell", "withdraw", "request", "keep", "tell"]
+    assert order == ["report", "withdraw", "request", "keep", "report"]
     ((path, lines),) = world.kept.items()
     assert "health-watch's last samples:" in lines
     assert sum(f"unhealthy: {BAD.reason}" in line for line in lines) == 3
     assert f"printed: {BAD.reason}" in lines
-    (notice,) = [notice for notice in world.told.values() if notice.kind is WEDGED]
+    (notice,) = [notice for notice in world.reported.values() if notice.kind is WEDGED]
     assert notice.message.endswith(f"; evidence on the host: {path}")
     assert f"evidence is in {path} on the host" in world.reporter.infos
 
@@ -230,7 +230,7 @@ def test_evidence_that_cannot_be_kept_costs_one_warning_and_neither_marks_nor_ev
     lines = [line for line in world.reporter.warnings if "no evidence" in line]
     assert lines == ["no evidence is kept: cannot write: Read-only file system"]
     assert world.has_request
-    (notice,) = [notice for notice in world.told.values() if notice.kind is WEDGED]
+    (notice,) = [notice for notice in world.reported.values() if notice.kind is WEDGED]
     assert "evidence" not in notice.message
 
 
@@ -242,7 +242,7 @@ def test_killed_at_any_effect_evidence_and_events_are_as_of_one_that_was_not(eff
     for world.chip in STORY:
         world.turn()
     assert world.kinds == [WEDGED, RECOVERED, WEDGED, RECOVERED]
-    named = [notice.evidence for notice in world.told.values() if notice.kind is WEDGED]
+    named = [notice.evidence for notice in world.reported.values() if notice.kind is WEDGED]
     assert set(named) <= set(world.kept)
     assert all(named)
 

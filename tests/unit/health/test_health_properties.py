@@ -255,7 +255,7 @@ def test_a_watch_that_is_restarted_all_the_time_does_not_miss_a_wedge(every: int
 
 # mutants
 
-DUE, JUDGE, WHY, RESUME = watch.mark_due, watch.judge_sample, watch.why_muted, watch.resume_watch
+DUE, JUDGE, WHY, RESUME = watch.mark_changes, watch.judge_sample, watch.why_muted, watch.resume_watch
 STORIES: dict[str, list[Part]] = {
     "unknown": [("good", 3, None, None), ("busy", 2, None, None), ("unknown", 60, None, None)],
     "apart": [("good", 3, None, None), ("flapping", 60, None, None)],
@@ -321,10 +321,10 @@ JUDGE_TURN: Any = HealthWatch._judge
         (core_health, "judge_sample", good_does_not_clear, tell("apart")),
         (core_health, "why_muted", lambda _: "", tell("install")),
         (HealthWatch, "_judge", mute_only_before_the_probe, tell("probe")),
-        (core_health, "mark_due", write_over_anything, tell("upgrade")),
+        (core_health, "mark_changes", write_over_anything, tell("upgrade")),
         (watch, "is_own", lambda marker: marker.reason == RECOVERY, tell("foreign")),
-        (core_health, "mark_due", only_at_transitions, tell("killed")),
-        (core_health, "mark_due", never_put_back, tell("recovers")),
+        (core_health, "mark_changes", only_at_transitions, tell("killed")),
+        (core_health, "mark_changes", never_put_back, tell("recovers")),
         (core_health, "resume_watch", forgetful, restarted),
     ],
     ids=lambda value: getattr(value, "__name__", None) if callable(value) else None,

@@ -19,12 +19,12 @@ from driver_manager.domain.health.watch import (
     Sample,
     SampleResult,
     Surroundings,
+    decode_watch_record,
     encode_watch_record,
     is_marked_ready,
     judge_sample,
-    mark_due,
+    mark_changes,
     mark_request,
-    recorded_watch,
     resume_watch,
     why_muted,
 )
@@ -240,7 +240,7 @@ OUTDATED = replace(OWN, boot_id="earlier")
 def test_a_state_calls_for_marks_and_never_touches_those_of_others(
     history: History, seen: Surroundings, acts: tuple[MarkChange, ...]
 ) -> None:
-    assert mark_due(history, seen) == acts
+    assert mark_changes(history, seen) == acts
 
 
 def test_a_request_names_its_writer_boot_and_evidence() -> None:
@@ -326,7 +326,7 @@ def test_what_was_healthy_in_this_boot_stays_so() -> None:
 @given(st.text(alphabet="+-?m", max_size=30))
 def test_a_record_is_read_as_it_was_written(samples: str) -> None:
     history = judged(samples)
-    assert recorded_watch(encode_watch_record(history, "boot"), "boot") == history
+    assert decode_watch_record(encode_watch_record(history, "boot"), "boot") == history
 
 
 def test_a_stuck_probe_is_remembered_too() -> None:

@@ -22,15 +22,15 @@ from driver_manager.domain.health.watch import (
     Surroundings,
     Wedge,
     active_mute,
+    bounded_mute,
+    decode_watch_record,
     encode_watch_record,
-    held_watch,
     is_marked_ready,
     judge_sample,
-    mark_due,
+    mark_changes,
     mute_on,
     notice_due,
     parsed_mute,
-    recorded_watch,
 )
 from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, Health, Marker, ProbeResult
 from tests.support.fakes.builders import PROFILE, node
@@ -41,7 +41,7 @@ NOW_S = 1_700_000_000.0
 UNTIL = Mute(NOW_S + 7200.0, "2023-11-15T00:13:20Z", "the annotation")
 OWN = Marker(RECOVERY, "boot", writer=WRITER)
 MARKED = Surroundings("boot", ready=False, is_withdrawn=True, can_request=True, marker=OWN)
-HUSHED = History(HealthState.MUTED, is_hushed=True)
+HUSHED = History(HealthState.MUTED, is_muted_by_hand=True)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_what_is_no_time_is_named_and_says_how_one_looks(text: str) -> None:
 @given(st.text(max_size=40))
 def test_any_other_text_mutes_or_is_named(text: str) -> None:
     try:
-        said = parsed_mute(text, "x").said
+        said = parsed_mute(text, "x").text
     except ValueError as error:
         said = str(error)
     assert said == text.strip() or "does not mute" in said
@@ -110,10 +110,10 @@ def test_the_key_of_a_profile_follows_its_journal() -> None:
 
 
 def test_a_mute_of_the_node_is_held_for_an_hour_at_most_and_says_its_own_end() -> None:
-    assert held_watch(UNTIL, NOW_S) == replace(UNTIL, until_s=NOW_S + MUTE_HOLD_S)
+    assert bounded_mute(UNTIL, NOW_S) == replace(UNTIL, until_s=NOW_S + MUTE_HOLD_S)
     short = replace(UNTIL, until_s=NOW_S + 5.0)
-    assert held_watch(short, NOW_S) == short
-    assert held_watch(UNTIL, NOW_S).why == "muted until 2023-11-15T00:13:20Z by the annotation"
+    assert bounded_mute(short, NOW_S) == short
+    assert bounded_mute(UNTIL, NOW_S).why == "muted until 2023-11-15T00:13:20Z by the annotation"
 
 
 @pytest.mark.parametrize(
@@ -138,27 +138,32 @@ def test_a_mute_holds_until_its_time_wherever_it_stands(
 @pytest.mark.parametrize("health", Health)
 def test_whatever_was_held_of_the_driver_a_mute_by_hand_hushes_it(state: HealthState, health: Health) -> None:
     before = History(state, failures=2, wedge=Wedge(7, NoticeKind.WEDGED))
-    sample = Sample(health, "why", 1.0, NOW_S, UNTIL.why, is_hushed=True)
+    sample = Sample(health, "why", 1.0, NOW_S, UNTIL.why, is_muted_by_hand=True)
     after = judge_sample(before, sample, MARKED, 3)
-    assert (after.state, after.is_hushed, after.failures, after.reason) == (HealthState.MUTED, True, 0, UNTIL.why)
+    assert (after.state, after.is_muted_by_hand, after.failures, after.reason) == (
+        HealthState.MUTED,
+        True,
+        0,
+        UNTIL.why,
+    )
     assert after.wedge == before.wedge
     later = judge_sample(
         after, Sample(Health.UNHEALTHY, "bad", 2.0, NOW_S), replace(MARKED, marker=None, ready=True), 3
     )
-    assert not later.is_hushed
+    assert not later.is_muted_by_hand
 
 
 def test_a_mute_by_hand_takes_back_what_was_marked_and_another_mute_does_not() -> None:
-    assert mark_due(HUSHED, MARKED) == (MarkChange.CLEAR_REQUEST, MarkChange.RESTORE_READY)
-    assert mark_due(replace(HUSHED, is_hushed=False), MARKED) == ()
+    assert mark_changes(HUSHED, MARKED) == (MarkChange.CLEAR_REQUEST, MarkChange.RESTORE_READY)
+    assert mark_changes(replace(HUSHED, is_muted_by_hand=False), MARKED) == ()
     upgrade = replace(MARKED, marker=Marker(UPGRADE_REASON, "boot"))
-    assert mark_due(HUSHED, upgrade) == (MarkChange.RESTORE_READY,), "what is not ours stays"
+    assert mark_changes(HUSHED, upgrade) == (MarkChange.RESTORE_READY,), "what is not ours stays"
     assert is_marked_ready(HUSHED, MARKED)
-    assert not is_marked_ready(replace(HUSHED, is_hushed=False), MARKED)
+    assert not is_marked_ready(replace(HUSHED, is_muted_by_hand=False), MARKED)
 
 
 @pytest.mark.parametrize(
-    ("told", "is_hushed", "kind"),
+    ("told", "is_muted_by_hand", "kind"),
     [
         (NoticeKind.WEDGED, True, NoticeKind.MUTED),
         (NoticeKind.WEDGED, False, None),
@@ -168,9 +173,9 @@ def test_a_mute_by_hand_takes_back_what_was_marked_and_another_mute_does_not() -
     ],
 )
 def test_the_node_is_told_of_a_mute_where_it_was_told_of_the_wedge(
-    told: NoticeKind | None, is_hushed: bool, kind: NoticeKind | None
+    told: NoticeKind | None, is_muted_by_hand: bool, kind: NoticeKind | None
 ) -> None:
-    history = replace(HUSHED, is_hushed=is_hushed, reason=UNTIL.why, wedge=Wedge(7, told))
+    history = replace(HUSHED, is_muted_by_hand=is_muted_by_hand, reason=UNTIL.why, wedge=Wedge(7, told))
     notice = notice_due(history, "boot")
     assert (notice.kind if notice else None) is kind
     if notice is not None:
@@ -179,9 +184,9 @@ def test_the_node_is_told_of_a_mute_where_it_was_told_of_the_wedge(
 
 def test_a_restart_goes_on_muted() -> None:
     history = replace(HUSHED, mute=UNTIL)
-    found = recorded_watch(encode_watch_record(history, "boot"), "boot")
+    found = decode_watch_record(encode_watch_record(history, "boot"), "boot")
     assert found.mute == UNTIL
-    assert recorded_watch(encode_watch_record(history, "boot"), "another") == History()
+    assert decode_watch_record(encode_watch_record(history, "boot"), "another") == History()
 
 
 # the loop
@@ -281,10 +286,10 @@ def test_a_node_that_cannot_be_asked_mutes_nothing_and_is_one_line() -> None:
 
 def test_garbage_on_the_node_is_said_once_and_mutes_nothing() -> None:
     world = watched()
-    world.node_mute = MuteAnswer(garbage="the annotation x does not mute health-watch: 'soon' is not a time")
+    world.node_mute = MuteAnswer(invalid="the annotation x does not mute health-watch: 'soon' is not a time")
     world.turns(GOOD, *[BAD] * 20)
     assert world.state == "wedged"
-    assert [line for line in world.reporter.warnings if "does not mute" in line] == [world.node_mute.garbage]
+    assert [line for line in world.reporter.warnings if "does not mute" in line] == [world.node_mute.invalid]
 
 
 def test_a_mute_in_the_past_mutes_nothing() -> None:

@@ -20,11 +20,11 @@ from driver_manager.domain.health.watch import (
     Sample,
     Surroundings,
     Wedge,
-    adopted_record,
     encode_watch_record,
     judge_sample,
     notice_due,
     retry_after_s,
+    with_recorded_wedge,
 )
 from driver_manager.domain.host import Health
 
@@ -72,7 +72,7 @@ def told_by(samples: str) -> list[Notice]:
         notice = notice_due(history, SEEN.boot_id)
         if notice is not None:
             told.append(notice)
-            history = replace(history, wedge=replace(history.wedge, told=notice.kind))
+            history = replace(history, wedge=replace(history.wedge, reported=notice.kind))
     return told
 
 
@@ -131,8 +131,8 @@ def test_two_that_watch_one_driver_tell_of_one_wedge() -> None:
     first = History(HealthState.WEDGED, failures=3, wedge=Wedge(SINCE_S, WEDGED))
     second = History(HealthState.WEDGED, failures=3, wedge=Wedge(SINCE_S + 7))
     kept = encode_watch_record(first, "boot")
-    assert adopted_record(second, kept, "boot").wedge == first.wedge
-    assert adopted_record(second, kept, "another boot") == second
-    assert adopted_record(second, "garbage", "boot") == second
+    assert with_recorded_wedge(second, kept, "boot").wedge == first.wedge
+    assert with_recorded_wedge(second, kept, "another boot") == second
+    assert with_recorded_wedge(second, "garbage", "boot") == second
     calm = replace(first, state=HealthState.HEALTHY)
-    assert adopted_record(second, encode_watch_record(calm, "boot"), "boot") == second
+    assert with_recorded_wedge(second, encode_watch_record(calm, "boot"), "boot") == second

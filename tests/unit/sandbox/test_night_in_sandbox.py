@@ -18,7 +18,7 @@ from driver_manager.adapters.kube.api import load_client
 from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.core.announce import announce
-from driver_manager.domain.health.watch import notice_due, recorded_watch
+from driver_manager.domain.health.watch import decode_watch_record, notice_due
 from driver_manager.sandbox.apiserver import Deny
 from driver_manager.sandbox.cluster import NODE
 from driver_manager.sandbox.host import HostTree
@@ -80,7 +80,7 @@ class SandboxPlace:
                 process.terminate()
         profile, roots = self.by_hand.cluster.profile, HostRoots(self.tree.root, *(self.tree.root,) * 3)
         text = HostMarks(roots, profile, FakeClock()).recall()
-        notice = notice_due(recorded_watch(text, self.tree.boot_id), self.tree.boot_id)
+        notice = notice_due(decode_watch_record(text, self.tree.boot_id), self.tree.boot_id)
         assert notice is not None
         clock = SystemClock()
         client = load_client(str(self.by_hand.kubeconfig))

@@ -12,7 +12,7 @@ import pytest
 
 from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.adapters.process.supervisor import StillStuckError, Supervisor
-from driver_manager.domain.health.watch import recorded_watch
+from driver_manager.domain.health.watch import decode_watch_record
 from driver_manager.domain.profile import Profile
 from driver_manager.profiles import builtin
 from tests.support.fakes.pace import patient
@@ -113,7 +113,7 @@ def test_a_probe_that_kill_does_not_reach_is_left_alone_counted_and_never_double
     assert (state_of(pid), READY.exists()) == ("D", False)
 
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    left = recorded_watch(Path(PROFILE.paths.health_record).read_text(), boot_id).stuck
+    left = decode_watch_record(Path(PROFILE.paths.health_record).read_text(), boot_id).stuck
     assert left is not None
     successor = Supervisor(LoopClock())
     successor.inherit(left)
