@@ -21,7 +21,7 @@ from typing import Any
 
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.health.parsers import PARSERS, TELL_IDLE
+from driver_manager.domain.health.parsers import PARSERS, SHOWS_USE
 from driver_manager.domain.metrics import PREFIX
 from driver_manager.domain.pods.labels import MAX_LABEL_VALUE_CHARS
 from driver_manager.domain.profile import (
@@ -245,8 +245,8 @@ def broken_relations(profile: Profile) -> Iterator[Wrong]:
     deploy = profile.deploy
     if deploy.prefix and not re.fullmatch(PREFIXED_KEY, deploy.driver_key):
         yield Wrong.of("deploy.driver_component", deploy.driver_component, f"the end of a key after {deploy.prefix}")
-    if profile.probe is not None and profile.probe.tells_idle and profile.probe.parser not in TELL_IDLE:
-        known = ", ".join(sorted(TELL_IDLE))
+    if profile.probe is not None and profile.probe.tells_idle and profile.probe.parser not in SHOWS_USE:
+        known = ", ".join(sorted(SHOWS_USE))
         yield Wrong.of("probe.tells_idle", True, f"a parser that can determine it: {known}")
     if profile.container_unloads and not deploy.prefix:
         yield Wrong.lacking("deploy.prefix", "container_unloads")

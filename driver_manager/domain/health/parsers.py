@@ -1,4 +1,8 @@
-"""Parsers of the vendors' tools: exit status and output in, one verdict per device out."""
+"""Parsers of the vendors' tools: exit status and output in, one verdict per device out.
+
+To add one, write a function of the type `Parser`, or `JsonReader` for a tool that prints JSON, and a line in `PARSERS`,
+the table at the end.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +15,22 @@ from typing import Any
 from driver_manager.domain.host import NO_TOOL, TIMED_OUT, DeviceVerdict, Health, ProbeResult, loader_failure
 from driver_manager.domain.text import writable
 
-# From verdicts on devices to one on the whole, compared with what the PCI bus shows. Pure.
+# From the verdicts on devices to one result, compared with the devices on the PCI bus.
+
+Parser = Callable[[int, str, str, tuple[str, ...]], ProbeResult]
+"""From exit status, output, the last line for a reason, and the addresses of the PCI functions to serve."""
+
+JsonReader = Callable[[Any, tuple[str, ...]], ProbeResult]
+"""From the decoded JSON and the addresses. May raise ValueError, KeyError or TypeError for an unexpected form."""
 
 ENDED_FROM_OUTSIDE = (-9, -15)
-"""A tool that somebody killed (an administrator, the kernel short of memory) says nothing about the devices."""
+"""Statuses of a tool that was killed (by an administrator, or for lack of memory): no verdict on the devices."""
 
 _ADDRESS = re.compile(r"(?:([0-9A-Fa-f]{4,8}):)?([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.([0-7])")
 
 
 def pci_address(text: str) -> str:
-    """The PCI address in `text` as sysfs writes it, "" if it holds none. Tools pad the domain, or leave it out."""
+    """The PCI address in `text` as sysfs writes it, "" for none. Tools pad the domain, or leave it out."""
     found = _ADDRESS.search(text)
     if found is None:
         return ""
@@ -29,28 +39,43 @@ def pci_address(text: str) -> str:
 
 
 def unknown(reason: str) -> ProbeResult:
-    """A sample that says nothing about the devices."""
+    """A result without any verdict."""
     return ProbeResult(Health.UNKNOWN, reason)
 
 
 def unhealthy(reason: str) -> ProbeResult:
-    """A sample that fails as a whole, without a word on single devices."""
+    """A failure without verdicts on single devices."""
     return ProbeResult(Health.UNHEALTHY, reason)
 
 
 def failure(tool: str, status: int, last_line: str) -> ProbeResult | None:
-    """The sample of a tool that failed, of which nothing but 0 is known to mean success; None where it did not."""
+    """The result of a tool whose exit status is not 0; None for 0."""
     if status in ENDED_FROM_OUTSIDE:
         return unknown(f"{tool} was killed from outside: {last_line}")
     return unhealthy(f"{tool} failed with exit status {status}: {last_line}") if status else None
 
 
-def whole(devices: tuple[DeviceVerdict, ...], present: tuple[str, ...]) -> ProbeResult:
-    """The sample of `devices`; `present` are the PCI functions that the driver should serve.
+def json_parser(tool: str, read: JsonReader) -> Parser:
+    """The parser of a tool that prints JSON and exits with 0 unless it fails."""
 
-    Each function must be among the devices, by its address: a function may hold two devices (Ascend 310P), so that
-    their number says nothing. One without an address stands for no function; it still counts if it is bad. Where none
-    has one that can be read, which functions are served is unknown.
+    def parser(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
+        failed = failure(tool, status, last_line)
+        if failed is not None:
+            return failed
+        try:
+            return read(json.loads(out), present)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return unknown(f"{tool} printed unexpected output")
+
+    return parser
+
+
+def whole(devices: tuple[DeviceVerdict, ...], present: tuple[str, ...]) -> ProbeResult:
+    """The result of `devices`; `present` are the PCI functions that the driver should serve.
+
+    Each function must be among the devices, by its address: the number of devices does not show it, as a function may
+    hold two (Ascend 310P). A device without an address stands for no function, but counts if it is bad. If none has an
+    address, the result is unknown unless a device is bad.
     """
     seen = {device.address for device in devices} - {""}
     if devices and not seen:
@@ -64,7 +89,7 @@ def whole(devices: tuple[DeviceVerdict, ...], present: tuple[str, ...]) -> Probe
 
 
 def counted(devices: tuple[DeviceVerdict, ...], present: tuple[str, ...]) -> ProbeResult:
-    """The same for a tool that prints no addresses: the number of devices is all there is to compare."""
+    """The result of `devices` without addresses: their number is compared with that of the PCI functions."""
     return _judged(devices, _lacking(max(0, len(present) - len(devices)), present))
 
 
@@ -83,7 +108,7 @@ def _judged(devices: tuple[DeviceVerdict, ...], lacking: str) -> ProbeResult:
 
 
 def partial(tool: str, devices: tuple[DeviceVerdict, ...]) -> ProbeResult:
-    """The sample of an output that breaks off: a device that was seen to be bad counts, everything else is unknown."""
+    """The result of incomplete output: unhealthy if a device in it is bad, else unknown."""
     result = whole(devices, ())
     return result if result.health is Health.UNHEALTHY else unknown(f"{tool} printed unexpected output")
 
@@ -96,23 +121,17 @@ def _words(devices: tuple[DeviceVerdict, ...]) -> str:
     return ", ".join(dict.fromkeys(device.reason for device in devices))
 
 
-# AMD's `amd-smi list --json`: the GPUs that the loaded driver serves. It does not tell their health. Pure.
+# AMD: `amd-smi list --json`, the GPUs that the loaded driver serves, without their health.
 #
 # Source of the form: ROCm/amdsmi (amdsmi_cli), and its documentation of `amd-smi list`.
 
 
-def amd_smi_listing(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
-    """`amd-smi list --json`: a partitioned GPU is in it once for each partition, with one address.
+def amd_smi_listing(bodies: Any, present: tuple[str, ...]) -> ProbeResult:
+    """`amd-smi list --json`. A partitioned GPU is listed once for each partition, with the same address.
 
-    A GPU whose `kfd_id` is N/A takes no work: the kernel's compute driver does not have it, or the tool may not ask.
+    A GPU whose `kfd_id` is N/A takes no work: the kernel's compute driver lacks it, or the tool may not read it.
     """
-    failed = failure("amd-smi", status, last_line)
-    if failed is not None:
-        return failed
-    try:
-        found = tuple(_amd_gpu(body) for body in json.loads(out))
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return unknown("amd-smi printed unexpected output")
+    found = tuple(map(_amd_gpu, bodies))
     return whole(found, present) if found else unhealthy("amd-smi sees no device")
 
 
@@ -123,56 +142,51 @@ def _amd_gpu(body: dict[str, object]) -> DeviceVerdict:
     return DeviceVerdict(name, Health.HEALTHY, "listed", address)
 
 
-# Furiosa's `furiosa-smi status --format json`: whether each NPU is alive, and whether it is at work. Pure.
+# Furiosa: `furiosa-smi status --format json`, whether each NPU is alive, and whether a process uses it.
 #
 # Source of the form: a public recording of furiosa-smi on RNGD cards; developer.furiosa.ai, Furiosa SMI CLI.
 
-ALIVE = "alive"
 
-
-def furiosa_smi_status(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
-    """One entry per NPU; it does not tell PCI addresses, so they are counted."""
-    failed = failure("furiosa-smi", status, last_line)
-    if failed is not None:
-        return failed
-    try:
-        bodies = json.loads(out)
-        found = tuple(_npu(body) for body in bodies)
-        busy = tuple(writable(body["device"]) for body in bodies if _is_at_work(body))
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return unknown("furiosa-smi printed unexpected output")
+def furiosa_smi_status(bodies: Any, present: tuple[str, ...]) -> ProbeResult:
+    """One entry per NPU, without PCI addresses. An NPU is busy if a process has one of its processing elements."""
+    found = tuple(_furiosa_npu(body) for body in bodies)
+    busy = tuple(
+        writable(body["device"])
+        for body in bodies
+        if any(one["pe_occupancy"] is True for one in body.get("pe_utilizations") or ())
+    )
     if len({npu.name for npu in found}) < len(found):
         return unknown("furiosa-smi printed an NPU twice")
     return replace(counted(found, present), busy=busy) if found else unhealthy("furiosa-smi sees no device")
 
 
-def _is_at_work(body: dict[str, Any]) -> bool:
-    """Whether a process has one of the NPU's processing elements."""
-    return any(one["pe_occupancy"] is True for one in body.get("pe_utilizations") or ())
-
-
-def _npu(body: dict[str, object]) -> DeviceVerdict:
+def _furiosa_npu(body: dict[str, object]) -> DeviceVerdict:
     word = writable(body["liveness"])
-    health = Health.HEALTHY if word == ALIVE else Health.UNHEALTHY
-    return DeviceVerdict(writable(body["device"]), health, word)
+    return DeviceVerdict(writable(body["device"]), Health.HEALTHY if word == "alive" else Health.UNHEALTHY, word)
 
 
-# Intel Gaudi's `hl-smi -Q index,bus_id,name -f csv,noheader`: one line per device that answers. Pure.
+# Intel Gaudi: `hl-smi -Q index,bus_id,name -f csv,noheader`, one line per device that answers.
 #
 # Source of the form: docs.habana.ai, System Management Interface Tool (hl-smi); public recordings of its CSV.
 
 
 def hl_smi_query(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
-    """The query's output. A device that the driver took down has no line; one whose name is not known is bad."""
+    """The query's output. A device that the driver took down has no line; one without a name is bad."""
     failed = failure("hl-smi", status, last_line)
     if failed is not None:
         return failed
-    rows = [[field.strip() for field in line.split(",")] for line in out.splitlines() if line.strip()]
-    complete = [row for row in rows if len(row) > 2 and row[0].isdecimal() and pci_address(row[1])]
-    devices = tuple(_hl_device(row) for row in complete)
-    if len(complete) < len(rows) or (rows and not out.endswith("\n")):
+    rows, is_whole = _csv_rows(out, 3)
+    devices = tuple(map(_hl_device, rows))
+    if not is_whole:
         return partial("hl-smi", devices)
     return whole(devices, present) if devices else unhealthy("hl-smi sees no device")
+
+
+def _csv_rows(out: str, fields: int) -> tuple[list[list[str]], bool]:
+    """The rows that begin with an index and a PCI address and have at least `fields` fields; True if all do."""
+    rows = [[field.strip() for field in line.split(",")] for line in out.splitlines() if line.strip()]
+    complete = [row for row in rows if len(row) >= fields and row[0].isdecimal() and pci_address(row[1])]
+    return complete, len(complete) == len(rows) and (not rows or out.endswith("\n"))
 
 
 def _hl_device(row: list[str]) -> DeviceVerdict:
@@ -181,11 +195,11 @@ def _hl_device(row: list[str]) -> DeviceVerdict:
     return DeviceVerdict(writable(f"aip {row[0]}"), health, word, pci_address(row[1]))
 
 
-# Huawei's `npu-smi`: the table of `npu-smi info`, the list of `npu-smi info -l`, and what it says when it fails. Pure.
+# Huawei: the table of `npu-smi info`, the list of `npu-smi info -l`, and the codes of npu-smi's failures.
 #
 # The table differs by chip and version: widths, a second number in the chip's row (310P: Device, 910_93: Phy-ID),
-# chips of one card apart by `---` or `===`, a table of processes below. So it is read by its shape, not by its
-# headings: a row `<number> <name> | <health> | …`, right below it a row `<number> [<number>] | <bus id> | …`.
+# `---` or `===` between the chips of one card, a table of processes below. So it is read by its shape and not by its
+# headings: a row `<number> <name> | <health> | …`, and directly below it a row `<number> [<number>] | <bus id> | …`.
 
 WORDS = {
     "ok": Health.HEALTHY,
@@ -194,7 +208,7 @@ WORDS = {
     "critical": Health.UNHEALTHY,
     "unknown": Health.UNHEALTHY,
 }
-"""The health column. A warning is a minor alarm of a chip that works; UNKNOWN is a chip that is gone or not started."""
+"""The health column. A warning is a minor alarm of a working chip; UNKNOWN is a chip that is gone or not started."""
 
 CODES: dict[int, tuple[Health, str]] = {
     -8002: (Health.UNKNOWN, "no permission"),
@@ -207,15 +221,15 @@ CODES: dict[int, tuple[Health, str]] = {
     -8020: (Health.UNKNOWN, "device in use by another client"),
     -8255: (Health.UNKNOWN, "not supported"),
 }
-"""DCMI return codes (dcmi_interface_api.h); what is not here is a failure without a name.
+"""DCMI return codes (dcmi_interface_api.h); any other code is a failure without a name.
 
--8005 is also what a driver says that was upgraded without a reboot; -8020 is seen with more than two or three clients.
+A driver that was upgraded without a reboot also returns -8005; -8020 occurs with more than two or three clients.
 """
 
 _STATUSES = {code & 0xFF: code for code in CODES}
 """npu-smi ends with the low byte of the code."""
 
-_SAID_CODE = re.compile(r"ret is (-8\d{3})\b")
+_PRINTED_CODE = re.compile(r"ret is (-8\d{3})\b")
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _BARS = str.maketrans({"│": "|", "┃": "|", "║": "|"})
 _CARD = re.compile(r"(\d+)\s+(\S.*)")
@@ -223,10 +237,10 @@ _CHIP = re.compile(r"(\d+)(?:\s+(?:\d+|-|NA))?")
 _NO_CARD = "There is no NPU card"
 _FIELD = re.compile(r"\s*(Total Count|NPU ID|Chip Count)\s*:\s*(\d{1,9})\s*", re.ASCII)
 MOST_CHIPS = 64
-"""Of one card; there are four on the largest. More is garbage, and would be a list of that length."""
+"""On one card, where the largest has four. A larger number is invalid, and would make a list of that length."""
 
 Row = tuple[str, ...] | None
-"""Cells of a line of a table; None for a border or another line."""
+"""The cells of a table's line; None for a border or another line."""
 
 
 def npu_smi_table(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
@@ -244,9 +258,9 @@ def npu_smi_table(status: int, out: str, last_line: str, present: tuple[str, ...
 
 
 def npu_smi_listing(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
-    """`npu-smi info -l`: which cards answer, with how many chips. It does not tell their health.
+    """`npu-smi info -l`: the cards that answer and their numbers of chips, without their health.
 
-    It tells no bus ids either, and one PCI function has one or two chips: only as many cards as functions are all.
+    It has no bus ids, and a PCI function has one or two chips: the list is complete only if it has a card for each one.
     """
     failed = _failure(status, out, last_line)
     if failed is not None:
@@ -274,12 +288,12 @@ def npu_smi_listing(status: int, out: str, last_line: str, present: tuple[str, .
 
 
 def _failure(status: int, out: str, last_line: str) -> ProbeResult | None:
-    """The sample where npu-smi failed: by the code it names, else by its exit status. None where it did not."""
+    """The result of a failed npu-smi: by the code that it prints, else by its exit status. None if it did not fail."""
     if status == 0:
         return unhealthy("npu-smi sees no device") if _NO_CARD in out else None
     if status in ENDED_FROM_OUTSIDE:
         return unknown(f"npu-smi was killed from outside: {last_line}")
-    named = _SAID_CODE.findall(out)
+    named = _PRINTED_CODE.findall(out)
     code = int(named[-1]) if named else _STATUSES.get(status)
     if code is None:
         return unhealthy(f"npu-smi failed with exit status {status}: {last_line}")
@@ -288,7 +302,7 @@ def _failure(status: int, out: str, last_line: str) -> ProbeResult | None:
 
 
 def _is_closed(lines: list[str]) -> bool:
-    """Whether the last line is a border, as wide as the first one."""
+    """True if the last line is a border, as wide as the first one."""
     borders = [line for line in lines if line.startswith("+") and line.endswith("+")]
     return bool(borders) and lines[-1] == borders[-1] and len(borders[-1]) >= len(borders[0])
 
@@ -300,29 +314,27 @@ def _cells(line: str) -> Row:
 
 
 def _chips(rows: list[Row]) -> tuple[tuple[DeviceVerdict, ...], bool]:
-    """The chips in a table's rows, and whether a row of a chip lacks its other half."""
+    """The chips in a table's rows, and whether one of their two rows is missing."""
     chips: list[DeviceVerdict] = []
     is_broken = False
-    number = 0
-    while number < len(rows):
-        upper, lower = rows[number], rows[number + 1] if number + 1 < len(rows) else None
-        chip = _npu_chip(upper, lower)
+    left = [*rows, None]
+    while len(left) > 1:
+        chip = _npu_chip(left[0], left[1])
         if chip is not None:
             chips.append(chip)
-            number += 2
-            continue
-        is_broken = is_broken or _is_half(upper)
-        number += 1
+        else:
+            is_broken = is_broken or _is_half(left[0])
+        del left[: 1 if chip is None else 2]
     return tuple(chips), is_broken
 
 
 def _npu_chip(upper: Row, lower: Row) -> DeviceVerdict | None:
-    """The chip in two rows, None if they are none."""
+    """The chip in two rows, None if these are no rows of a chip."""
     if upper is None or lower is None or min(len(upper), len(lower)) < 3:
         return None
     card, chip, word = _CARD.fullmatch(upper[0]), _CHIP.fullmatch(lower[0]), upper[1]
     address = pci_address(lower[1])
-    is_process = lower[1].isdecimal()  # a row of the table of processes has a process id where a chip has its bus id
+    is_process = lower[1].isdecimal()  # in the table of processes, a process id is where a chip has its bus id
     if card is None or chip is None or is_process or not (address or word.lower() in WORDS):
         return None
     name = f"npu {card.group(1)} chip {chip.group(1)}"
@@ -330,16 +342,16 @@ def _npu_chip(upper: Row, lower: Row) -> DeviceVerdict | None:
 
 
 def _is_half(row: Row) -> bool:
-    """Whether the row belongs to a chip: one that has its other half is not asked."""
+    """True if this row without its other one belongs to a chip."""
     if row is None or len(row) < 2:
         return False
     is_upper = _CARD.fullmatch(row[0]) is not None and row[1].lower() in WORDS
     return is_upper or (_CHIP.fullmatch(row[0]) is not None and bool(pci_address(row[1])))
 
 
-# NVIDIA's `nvidia-smi --query-gpu=index,pci.bus_id,… --format=csv,noheader`: one line per GPU. Pure.
+# NVIDIA: `nvidia-smi --query-gpu=index,pci.bus_id,… --format=csv,noheader`, one line per GPU.
 
-SAYS_NOTHING = (2, 3, 4, 12, 13)
+NO_VERDICT = (2, 3, 4, 12, 13)
 """nvidia-smi(1), RETURN VALUE: bad argument, not available, no permission, library not found, function not in it."""
 
 _REMARK = re.compile(r"\[([^\]]*)\]|(ERR!)")
@@ -347,21 +359,15 @@ _HARMLESS = {"n/a", "not supported", "insufficient permissions"}
 
 
 def nvidia_smi_query(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
-    """The query's output. A GPU is bad where a field holds a remark such as `[GPU requires reset]` or `ERR!`."""
-    if status in ENDED_FROM_OUTSIDE:
-        return unknown(f"nvidia-smi was killed from outside: {last_line}")
-    if status in SAYS_NOTHING:
-        return unknown(f"nvidia-smi failed with exit status {status}: {last_line}")
-    if status:
-        return unhealthy(f"nvidia-smi failed with exit status {status}: {last_line}")
+    """The query's output. A GPU is bad if a field has a remark such as `[GPU requires reset]` or `ERR!`."""
+    failed = failure("nvidia-smi", status, last_line)
+    if failed is not None:
+        return unknown(failed.reason) if status in NO_VERDICT else failed
     if "No devices were found" in out:
         return unhealthy("nvidia-smi sees no device")
-    rows = [[field.strip() for field in line.split(",")] for line in out.splitlines() if line.strip()]
-    complete = [row for row in rows if len(row) > 1 and row[0].isdecimal() and pci_address(row[1])]
-    gpus = tuple(_nvidia_gpu(row) for row in complete)
-    if len(complete) < len(rows) or not gpus or not out.endswith("\n"):
-        return partial("nvidia-smi", gpus)
-    return whole(gpus, present)
+    rows, is_whole = _csv_rows(out, 2)
+    gpus = tuple(map(_nvidia_gpu, rows))
+    return whole(gpus, present) if gpus and is_whole else partial("nvidia-smi", gpus)
 
 
 def _nvidia_gpu(row: list[str]) -> DeviceVerdict:
@@ -371,26 +377,25 @@ def _nvidia_gpu(row: list[str]) -> DeviceVerdict:
     return DeviceVerdict(f"gpu {row[0]}", health, "; ".join(bad) or "without errors", pci_address(row[1]))
 
 
-# Rebellions' `rbln-smi -j`: one status per device; `normal` is healthy. Pure.
+# Rebellions: `rbln-smi -j`, one status per device; `normal` is healthy.
 
 _NAMED_BY = ("npu", "name", "uuid", "device", "pci")
-"""What tells one device from another; a version may leave some of it out."""
+"""The identity of a device; a version may leave out some of these."""
 
 
-def rbln_smi_devices(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
-    """`rbln-smi -j`."""
-    if status in ENDED_FROM_OUTSIDE:
-        return unknown(f"rbln-smi was killed from outside: {last_line}")
-    if status:
+def rbln_smi(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
+    """`rbln-smi -j`, whose last line names the failure."""
+    if status and status not in ENDED_FROM_OUTSIDE:
         return unhealthy(last_line)
-    try:
-        body = json.loads(out)
-        found = tuple(_rbln_device(one) for one in body["devices"])
-        names = {tuple(str(one.get(key)) for key in _NAMED_BY) for one in body["devices"]}
-        prints_addresses = any("pci" in one for one in body["devices"])
-        count = len(body.get("contexts") or ())
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return unknown("rbln-smi printed unexpected output")
+    return json_parser("rbln-smi", rbln_smi_devices)(status, out, last_line, present)
+
+
+def rbln_smi_devices(body: Any, present: tuple[str, ...]) -> ProbeResult:
+    """The devices, with PCI addresses if this version prints them."""
+    found = tuple(map(_rbln_device, body["devices"]))
+    names = {tuple(str(one.get(key)) for key in _NAMED_BY) for one in body["devices"]}
+    prints_addresses = any("pci" in one for one in body["devices"])
+    count = len(body.get("contexts") or ())
     if len(names) < len(found):
         return unknown("rbln-smi printed a device twice")
     busy = (f"{count} context(s)",) if count else ()
@@ -405,21 +410,14 @@ def _rbln_device(body: dict[str, object]) -> DeviceVerdict:
     return DeviceVerdict(writable(body["name"]), health, status, pci_address(str(body.get("pci", ""))))
 
 
-# Tenstorrent's `tt-smi -s`: a snapshot of all chips as JSON. Pure.
+# Tenstorrent: `tt-smi -s`, a snapshot of all chips as JSON.
 #
 # Source of the form: tenstorrent/tt-smi, and public recordings of its snapshots.
 
 
-def tt_smi_snapshot(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
-    """The chips that are on PCI; a chip that is reached through another one has no address, and is left out."""
-    failed = failure("tt-smi", status, last_line)
-    if failed is not None:
-        return failed
-    try:
-        found = [_tt_chip(body) for body in json.loads(out)["device_info"]]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return unknown("tt-smi printed unexpected output")
-    on_bus = tuple(chip for chip in found if chip.address)
+def tt_smi_snapshot(body: Any, present: tuple[str, ...]) -> ProbeResult:
+    """The chips on the PCI bus; a chip that is reached through another one has no address, and is left out."""
+    on_bus = tuple(chip for chip in map(_tt_chip, body["device_info"]) if chip.address)
     return whole(on_bus, present) if on_bus else unhealthy("tt-smi sees no device")
 
 
@@ -434,24 +432,18 @@ def _tt_chip(body: dict[str, Any]) -> DeviceVerdict:
     return DeviceVerdict(writable(f"{board['board_type']} {address}"), health, word, address)
 
 
-# What the output of a vendor's tool says about the devices: the parsers by the name that a profile gives. Pure.
+# The table of parsers.
 
 LAST_LINE_CHARS = 300
 
-TELL_IDLE = frozenset({"furiosa-smi", "rbln-smi"})
-"""Parsers that say what is at work on the devices."""
 
-Parser = Callable[[int, str, str, tuple[str, ...]], ProbeResult]
-"""Exit status, output, the last line for a reason, and the PCI functions that the driver should serve."""
-
-
-def parse(  # noqa: PLR0913  # all that a run of a tool leaves
+def parse(  # noqa: PLR0913  # the whole result of a tool's run
     parser: str, status: int, out: str, last_line: str, present: tuple[str, ...] = (), *, err: str = ""
 ) -> ProbeResult:
-    """The sample in a tool's exit `status` and output; `last_line` is its last line, for the reason.
+    """The result in a tool's exit `status` and output; `last_line` is the last line that it printed, for the reason.
 
-    `present` are the PCI addresses of the devices that the driver should serve, `err` is the standard error, where a
-    tool that could not be loaded with its libraries says so: that is no word on the devices.
+    `present` are the PCI addresses of the devices that the driver should serve. `err` is the standard error, which
+    shows that the tool could not be loaded with its libraries: that is no verdict on the devices.
     """
     if status == TIMED_OUT:
         return unhealthy(last_line)
@@ -470,12 +462,16 @@ def _exit_status(status: int, _out: str, last_line: str, _present: tuple[str, ..
 
 PARSERS: dict[str, Parser] = {
     "exit-status": _exit_status,
-    "amd-smi-list": amd_smi_listing,
-    "furiosa-smi": furiosa_smi_status,
+    "amd-smi-list": json_parser("amd-smi", amd_smi_listing),
+    "furiosa-smi": json_parser("furiosa-smi", furiosa_smi_status),
     "hl-smi": hl_smi_query,
     "npu-smi": npu_smi_table,
     "npu-smi-list": npu_smi_listing,
     "nvidia-smi": nvidia_smi_query,
-    "rbln-smi": rbln_smi_devices,
-    "tt-smi": tt_smi_snapshot,
+    "rbln-smi": rbln_smi,
+    "tt-smi": json_parser("tt-smi", tt_smi_snapshot),
 }
+"""By the name in a profile's `probe.parser`."""
+
+SHOWS_USE = frozenset({"furiosa-smi", "rbln-smi"})
+"""Parsers whose result has the devices that are busy."""

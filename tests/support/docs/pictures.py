@@ -41,9 +41,9 @@ WHEN = {
 }
 HEALTH = """## health-watch
 
-From the table of its transitions. A sample is `good`, `bad`, `last bad` (the failure that reaches the threshold) or `not counted` (unknown, or
-a failure that repeats the one before it). `mute` is a moment at which nothing is judged: a reconcile works, the driver is
-not loaded or not ready.
+From the table of its transitions. A sample is `good`, `bad`, `last bad` (the failure that reaches the threshold) or
+`not counted` (unknown, or a failure that repeats the one before it). `mute` is a moment at which nothing is judged: a
+reconcile works, the driver is not loaded or not ready.
 """
 REBOOTER = """## rebooter
 
