@@ -26,8 +26,8 @@ from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ManagerError
 from driver_manager.domain.fleet.advance import advance, last_good
 from driver_manager.domain.fleet.spec import Fleet, RolloutObject
-from driver_manager.domain.fleet.state import NodePhase, NodeView, Outlook, Phase, WaveView
-from driver_manager.domain.fleet.status import INVALID_SPEC, STANDING, pace
+from driver_manager.domain.fleet.state import NodePhase, NodeView, Outlook, Pace, Phase, WaveView
+from driver_manager.domain.fleet.status import INVALID_SPEC, STANDING
 from driver_manager.domain.fleet.waves import preflight_told
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.records import Frozen
@@ -189,17 +189,16 @@ def body(shown: Shown, outlook: Outlook, plan: Json | None = None) -> Json:
         "waves": [_wave(one) for one in outlook.waves],
         "nodes": [_node(one) for one in sorted(outlook.nodes, key=lambda one: one.name)],
         "controller": leader,
-        "pace": _pace(fleet, outlook.phase, shown.now_s) if fleet is not None else None,
+        "pace": _pace(outlook.pace, shown.now_s) if fleet is not None else None,
         "plan": plan,
     }
 
 
-def _pace(fleet: Fleet, phase: Phase, now_s: float) -> Json:
-    found = pace(fleet, phase, now_s)
+def _pace(found: Pace, now_s: float) -> Json:
     return {
         "typicalSeconds": None if found.node_s is None else round(found.node_s),
         "windowSeconds": None if found.window_s is None else round(found.window_s, 3),
-        "ends": moment(found.ends_s),
+        "ends": moment(None if found.left_s is None else now_s + found.left_s),
     }
 
 

@@ -48,6 +48,7 @@ from driver_manager.core.fleet_ports import FactKind, FleetCluster, Leader, Lost
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, Terminated
 from driver_manager.domain.fleet.advance import Survey, survey
+from driver_manager.domain.fleet.nodes import order
 from driver_manager.domain.fleet.requests import (
     Request,
     asking_waves,
@@ -62,7 +63,6 @@ from driver_manager.domain.fleet.requests import (
 from driver_manager.domain.fleet.spec import Fleet, FleetNode, Revision, RevisionHistory, UpgradeState
 from driver_manager.domain.fleet.state import Outlook, Phase
 from driver_manager.domain.fleet.status import STANDING
-from driver_manager.domain.fleet.waves import order
 from driver_manager.domain.observation import EvictionRules
 from driver_manager.domain.pods.workloads import NodePods, namespaces_with_claims, workloads
 from driver_manager.domain.settings import Values

@@ -14,9 +14,9 @@ from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
 from driver_manager.domain.events import EVENTS
 from driver_manager.domain.fleet import waves as holds
 from driver_manager.domain.fleet.advance import OUTLOOK_GUARDS
-from driver_manager.domain.fleet.nodes import JUDGE_CASES, PHASE_CASES
+from driver_manager.domain.fleet.nodes import FOREIGN, JUDGE_CASES, PHASE_CASES, UNFIT
 from driver_manager.domain.fleet.spec import UpgradeState
-from driver_manager.domain.fleet.state import FOREIGN, UNFIT, NodePhase, Phase
+from driver_manager.domain.fleet.state import NodePhase, Phase
 from driver_manager.domain.health.watch import TRANSITIONS, HealthState, MarkChange, SampleResult
 from driver_manager.domain.profile import HostPaths, Strategy
 from driver_manager.domain.reboot.decision import ASKS, GUARDS, RebootAct

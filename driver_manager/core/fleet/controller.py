@@ -38,13 +38,11 @@ from driver_manager.domain.fleet.state import (
     marked,
 )
 from driver_manager.domain.fleet.status import (
-    IDLE,
     PACE_S,
     FleetReport,
     RolloutFigures,
     StatusUrgency,
     figures,
-    pace,
     status_of,
     status_of_problems,
     worth,
@@ -290,62 +288,6 @@ def _of_node(name: str) -> str:
     return f"{OF_NODE}{name}"
 
 
-# The figures of all rollouts: as each was last decided on, and when it may be through, as far as it goes on.
-#
-# Owns how often that is estimated: it takes as long as two decisions, and changes with the time alone. Depends on
-# ports only.
-
-ESTIMATE_S = 60.0
-"""Between two estimates of one rollout: as often as somebody scrapes them."""
-
-
-class _Gauge(Frozen):
-    """One rollout. `facts` are what it was last decided on, None where it does not go on; `due_s` is monotonic."""
-
-    figures: RolloutFigures
-    facts: Fleet | None = None
-    due_s: float = -math.inf
-
-
-class Gauges:
-    """The figures by namespace/name of the rollout."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._known: dict[str, _Gauge] = {}
-
-    def decided(self, key: str, fleet: Fleet, decision: FleetDecision, decision_s: float) -> None:
-        """One was decided on. What was estimated of it stays until it is due again, while it goes on."""
-        found, known = figures(fleet, decision, decision_s), self._known.get(key)
-        if found.phase in IDLE:
-            self._known[key] = _Gauge(found)
-        elif known is None or known.facts is None or known.figures.target != found.target:
-            self._known[key] = _Gauge(found, fleet)
-        else:
-            self._known[key] = _Gauge(replace(found, pace=known.figures.pace), fleet, known.due_s)
-
-    def refused(self, key: str) -> None:
-        """One cannot be read."""
-        self._known[key] = _Gauge(RolloutFigures(Phase.STALLED, {}, 0.0))
-
-    def keep_only(self, keys: Iterable[str]) -> None:
-        """The others are gone."""
-        for gone in self._known.keys() - set(keys):
-            del self._known[gone]
-
-    def estimate(self) -> None:
-        """Whatever is due."""
-        now_s = self._clock.monotonic()
-        for key, one in self._known.items():
-            if one.facts is not None and now_s >= one.due_s:
-                found = replace(one.figures, pace=pace(one.facts, one.figures.phase, self._clock.wall()))
-                self._known[key] = _Gauge(found, one.facts, now_s + ESTIMATE_S)
-
-    def report(self) -> dict[str, RolloutFigures]:
-        """All of them."""
-        return {key: one.figures for key, one in self._known.items()}
-
-
 SETTLE_S = 0.05
 """What comes within this time after the first change is decided on together with it."""
 
@@ -421,7 +363,6 @@ class FleetController:
             self._world.keep_only(subjects)
             if self._is_due():
                 self._pass()
-            self._gauges.estimate()
         self._report()
 
     # the lead
@@ -460,7 +401,7 @@ class FleetController:
         """Nothing is known."""
         self._world = FleetCache(self._namespace, clears_first=self._profile.container_unloads)
         self._rests.forget()
-        self._gauges = Gauges(self._ports.clock)
+        self._figures: dict[str, RolloutFigures] = {}
         self._shown_soon: dict[str, float] = {}
         self._unshown: set[str] = set()
         ports = self._ports
@@ -515,7 +456,8 @@ class FleetController:
         self._news_s = self._again_s = math.inf
         self._rests.wake()
         rollouts = self._world.rollouts()
-        self._gauges.keep_only(one.key for one in rollouts)
+        keys = {one.key for one in rollouts}
+        self._figures = {key: one for key, one in self._figures.items() if key in keys}
         for rollout in rollouts:
             if rollout.policy is None:
                 self._refuse(rollout)
@@ -533,7 +475,7 @@ class FleetController:
     def _refuse(self, rollout: RolloutObject) -> None:
         """Say what is wrong with a rollout; nothing else is done for it."""
         now_s = self._ports.clock.wall()
-        self._gauges.refused(rollout.key)
+        self._figures[rollout.key] = RolloutFigures(Phase.STALLED, {}, 0.0)
         self._show(rollout, status_of_problems(rollout.problems, rollout.status, rollout.generation, now_s))
 
     def _decide(self, rollout: RolloutObject, policy: RolloutPolicy) -> None:
@@ -543,7 +485,7 @@ class FleetController:
         unmade, blocked = self._acting.unmade.get(rollout.key, ""), self._acting.blocked()
         fleet = self._world.fleet(rollout, policy, unmade, blocked)
         decision = self._advance(fleet, now_s)
-        self._gauges.decided(rollout.key, fleet, decision, clock.monotonic() - begun_s)
+        self._figures[rollout.key] = figures(fleet, decision, clock.monotonic() - begun_s)
         if decision.again_s is not None:
             self._again_s = min(self._again_s, max(decision.again_s, now_s + LEAST_S))
         before = self._acts.total()
@@ -615,4 +557,5 @@ class FleetController:
         why = self._trouble
         if not why and self._is_leading:
             why = "; ".join(self._world.lost()) or self._world.why_not_listed()
-        self._publish(FleetReport(self._is_leading, why, self._gauges.report(), dict(self._acts)))
+        now_s = self._ports.clock.wall()
+        self._publish(FleetReport(self._is_leading, why, dict(self._figures), dict(self._acts), now_s))

@@ -6,14 +6,23 @@ then what is undone, kept and shown.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 
 from driver_manager.domain import events
 from driver_manager.domain.fleet import waves
-from driver_manager.domain.fleet.nodes import IN_NO_WAVE, gates_by_node, obsolete_clear_pods, place, restart
-from driver_manager.domain.fleet.spec import Fleet, OnHalt, RevisionHistory, RolloutState
+from driver_manager.domain.fleet.nodes import (
+    IN_NO_WAVE,
+    Starts,
+    gates_by_node,
+    obsolete_clear_pods,
+    place,
+    restart,
+    starts,
+)
+from driver_manager.domain.fleet.spec import NO_LIMIT, Fleet, OnHalt, RevisionHistory, RolloutState, UpgradeState
 from driver_manager.domain.fleet.state import (
     Act,
     Announce,
@@ -23,11 +32,11 @@ from driver_manager.domain.fleet.state import (
     NodeStatus,
     NodeView,
     Outlook,
+    Pace,
     Phase,
     SetTemplate,
     Terms,
     WaveView,
-    is_excluded,
     newest_revision,
     rollout_members,
 )
@@ -36,12 +45,10 @@ from driver_manager.domain.fleet.waves import (
     Checks,
     GateKind,
     Scene,
-    Starts,
     WaveProgress,
     hold,
     preflight_checks,
     preflight_findings,
-    starts,
     turn,
     wave_name,
 )
@@ -101,7 +108,7 @@ def caption(view: View) -> Caption:
     return next(found for guard in OUTLOOK_GUARDS if (found := guard(view)) is not None)
 
 
-def outlook(view: View, shown: Caption) -> Outlook:
+def outlook(view: View, shown: Caption, pace: Pace) -> Outlook:
     """What the rollout looks like: phase, nodes and waves."""
     return Outlook(
         phase=shown.phase,
@@ -111,6 +118,7 @@ def outlook(view: View, shown: Caption) -> Outlook:
         wave=view.turn.current,
         nodes=tuple(_node(standing, view) for standing in view.standings),
         waves=view.turn.waves,
+        pace=pace,
     )
 
 
@@ -134,7 +142,7 @@ def _complete(view: View) -> Caption | None:
     if any(view.by_place[place] for place in (NodePhase.WAITING, NodePhase.UNDER_WAY, NodePhase.FAILED)):
         return None
     left_out = view.by_place[NodePhase.LEFT_OUT]
-    if view.without_pod or not all(is_excluded(standing.member) for standing in left_out):
+    if view.without_pod or not all(standing.member.is_excluded for standing in left_out):
         return None
     done = len(view.by_place[NodePhase.DONE])
     if not done:
@@ -221,7 +229,7 @@ def _failed(view: View) -> Caption | None:
 
 def _left_out(view: View) -> Caption | None:
     left_out = view.by_place[NodePhase.LEFT_OUT]
-    first = next((one for one in left_out if not is_excluded(one.member)), None)
+    first = next((one for one in left_out if not one.member.is_excluded), None)
     if first is None:
         return None
     text = f"left out: {view.named(NodePhase.LEFT_OUT)}; {first.member.node.name} {first.verdict.reason}"
@@ -468,7 +476,7 @@ def advance(fleet: Fleet, now_s: float) -> FleetDecision:
     return FleetDecision(
         acts=(*settled, *view.starts.acts, *told, *view.checks.acts) if fleet.daemon_set is not None else (),
         memory=memory,
-        outlook=outlook(view, shown),
+        outlook=outlook(view, shown, pace(seen, shown.phase)),
         again_s=_next(now_s, (*moments, *_waits(seen, shown.phase))),
     )
 
@@ -524,6 +532,57 @@ def view_of(seen: Survey) -> View:
         without_pod=without_pod,
         blocked=terms.blocked,
     )
+
+
+# Pace: how long the rest of the rollout takes
+
+STARTING = frozenset({Phase.PROGRESSING, Phase.WAITING_FOR_NODES})
+"""Phases in which a node starts as soon as there is room."""
+
+
+def pace(seen: Survey, phase: Phase) -> Pace:
+    """The median duration of the nodes that are done, times the nodes left, divided by how many go at the same time.
+
+    Later soak times, maintenance windows and approvals are not part of it. `left_s` is None before the first node is
+    done, and in a phase in which no node may start.
+    """
+    standings, target = seen.standings, seen.scene.terms.target
+    under_way = sum(one.verdict.place is NodePhase.UNDER_WAY for one in standings)
+    left, parallel = under_way + sum(one.verdict.wants_turn for one in standings), _parallel(seen)
+    done = [
+        (one.member.node, record)
+        for one in standings
+        if (record := one.member.record) is not None and one.member.state is UpgradeState.DONE
+    ]
+    took = [(record.revision == target, record.since_s - record.began_s) for _, record in done]
+    node_s = _median([s for is_target, s in took if is_target and s > 0]) or _median([s for _, s in took if s > 0])
+    # An outage counts if it is over and began after the node was taken for the target.
+    outages = [
+        node.window.seconds
+        for node, record in done
+        if record.revision == target and node.window is not None
+        if not node.window.is_open and node.window.began_s >= record.began_s
+    ]
+    is_aside = seen.hold is not None and seen.hold.stands_aside
+    can_end = node_s is not None and left and phase in STARTING and not is_aside
+    left_s = node_s * math.ceil(left / max(1, parallel)) if node_s is not None and can_end else None
+    return Pace(node_s, _median(outages), left_s, max(0, parallel - under_way))
+
+
+def _parallel(seen: Survey) -> int:
+    """How many nodes may be under way: by maxParallel, and by what others leave of maxUnavailable."""
+    policy, standings = seen.scene.terms.policy, seen.standings
+    most = len(standings) if policy.max_parallel == NO_LIMIT else policy.max_parallel
+    if policy.max_unavailable is None:
+        return most
+    unseen = waves.absent(seen.scene.terms.daemon_set, standings)
+    away = unseen + sum(one.member.is_away and one.verdict.place is not NodePhase.UNDER_WAY for one in standings)
+    return min(most, max(0, policy.max_unavailable.of(len(standings) + unseen) - away))
+
+
+def _median(found: Sequence[float]) -> float | None:
+    half, ordered = len(found) // 2, sorted(found)
+    return (ordered[half] + ordered[~half]) / 2 if found else None
 
 
 def _settled(seen: Survey) -> tuple[list[Act], list[float | None]]:

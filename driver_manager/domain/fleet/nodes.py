@@ -1,15 +1,23 @@
-"""One node of a rollout: its phase, gates, restarts, and when it counts as done or failed.
+"""Why a node of a rollout starts, waits, is left out, goes on or has failed.
 
-Pure. Every case is one guard in `PLACE_CASES` or `JUDGE_CASES`. The first guard with an answer decides.
+Each question is one table of guards, asked in order; the first answer counts, with its reason:
+
+- `PHASE_CASES`: where a node stands. `FOREIGN` and `UNFIT` are the reasons to leave it out.
+- `JUDGE_CASES`: what follows for a node that is under way.
+- `START_CASES` and `UNIT_CASES`: why a node that waits does not start now.
+
+What blocks the whole rollout or a wave is in `waves`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
+from driver_manager.domain import events
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.fleet.spec import (
+    UNDER_WAY,
     ConditionGate,
     DriverPod,
     Fleet,
@@ -23,11 +31,12 @@ from driver_manager.domain.fleet.spec import (
     UpgradeState,
 )
 from driver_manager.domain.fleet.state import (
-    TAKEN_AGAIN,
     Act,
+    Announce,
     Clears,
     CreatePod,
     DeletePod,
+    MarkNode,
     Member,
     NodeDecision,
     NodePhase,
@@ -37,49 +46,446 @@ from driver_manager.domain.fleet.state import (
     TemplateUnusable,
     Terms,
     Untouched,
-    again,
-    failing,
     is_placed,
-    mark,
     release,
-    why_foreign,
-    why_unfit,
 )
-from driver_manager.domain.fleet.waves import FAILING, MAX_REASON_CHARS, Blocked, preflight_again, preflight_told
+from driver_manager.domain.fleet.waves import (
+    FAILING,
+    MAX_REASON_CHARS,
+    Blocked,
+    Budget,
+    WaveProgress,
+    absent,
+    busy_units,
+    crews,
+    is_one_at_a_time,
+    preflight_again,
+    preflight_told,
+    units_kept_back,
+)
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.text import shortened, spoken
 
-# Owns how a taken node is cleared before its driver pod is deleted, where that pod's container unloads the driver.
+# Where a node stands
+
+DONE = NodeDecision(NodePhase.DONE, "serves the target revision")
+WAITING = NodeDecision(NodePhase.WAITING, "", wants_turn=True)
+IN_NO_WAVE = NodeDecision(
+    NodePhase.LEFT_OUT, "is in no wave: none matches it, or those that match have all their nodes"
+)
+TAKEN = "a run has left the node taken: `driver-manager restore` releases it"
+"""Reason for a node whose driver serves while its run still holds it: the rollout cannot release it."""
+
+_BROKEN = frozenset({NodeState.HELD, NodeState.WEDGED})
+
+
+def place(member: Member, terms: Terms) -> NodeDecision:
+    """Where the node stands, why, and the acts that its own facts require."""
+    return next(verdict for case in PHASE_CASES if (verdict := case(member, terms)) is not None)
+
+
+def _serving(member: Member, terms: Terms) -> NodeDecision | None:
+    """A ready driver of the target revision and nothing to write: most nodes in the end."""
+    pod, node = member.pod, member.node
+    if pod is None or pod.revision != terms.target or not pod.is_ready or pod.is_deleting or node.record_problem:
+        return None
+    return DONE if not node.upgrade or member.state is UpgradeState.DONE else None
+
+
+def _foreign(member: Member, terms: Terms) -> NodeDecision | None:
+    return _left_out(_first(FOREIGN, member))
+
+
+def _no_longer_placed(member: Member, terms: Terms) -> NodeDecision | None:
+    """The DaemonSet places no pod here any more. This is no failure."""
+    if is_placed(member, terms.daemon_set):
+        return None
+    stands = NodePhase.UNDER_WAY if member.is_taken else NodePhase.LEFT_OUT
+    return NodeDecision(stands, "the DaemonSet no longer places a pod on it", (release(member.node),))
+
+
+def _taken(member: Member, terms: Terms) -> NodeDecision | None:
+    record = member.record
+    return judge(member, record, terms) if record is not None and member.is_taken else None
+
+
+def _failed(member: Member, terms: Terms) -> NodeDecision | None:
+    """A failed node stays failed until it is repaired, a retry is requested or the target changes."""
+    record = member.record
+    if member.state is not UpgradeState.FAILED or record is None:
+        return None
+    if not _why_not_repaired(member, terms):
+        done = _mark(member, record, terms, UpgradeState.DONE)
+        return NodeDecision(NodePhase.FAILED, "its driver is ready now", (done,))
+    if record.revision != terms.target:
+        return None
+    if not member.node.wants_retry:
+        return NodeDecision(NodePhase.FAILED, record.reason)
+    unfit = _first(UNFIT, member)
+    return NodeDecision(
+        NodePhase.FAILED, f"a retry was asked for, but it {unfit}" if unfit else "", wants_turn=not unfit
+    )
+
+
+def _why_not_repaired(member: Member, terms: Terms) -> str:
+    """What a failed node lacks to serve the target revision, "" if nothing."""
+    pod = member.pod
+    is_serving = pod is not None and pod.revision == terms.target and member.has_ready_pod
+    if not is_serving or member.node.driver_state in _BROKEN:
+        return "its driver does not serve"
+    if member.node.is_taken_by_run:
+        return TAKEN
+    return why_shut(member, terms)
+
+
+def _has_target(member: Member, terms: Terms) -> NodeDecision | None:
+    """The pod has the target revision already: the node was upgraded, or its pod was deleted by others."""
+    if member.pod is None or member.pod.revision != terms.target:
+        return None
+    if _was_upgraded(member, terms):
+        return DONE
+    is_stranded = member.has_ready_pod and member.node.is_taken_by_run
+    return _left_out(f"has the target revision already, but {TAKEN if is_stranded else 'does not serve yet'}")
+
+
+def _has_left(member: Member, terms: Terms) -> NodeDecision | None:
+    """The node was upgraded to the target and has another revision since: its pod is not deleted for it again."""
+    pod = member.pod
+    if pod is None or not _was_upgraded(member, terms):
+        return None
+    if pod.is_deleting:
+        return DONE
+    if member.node.wants_retry:
+        return None
+    return _left_out(f"was upgraded already, but its driver pod has revision {pod.revision} now: retry it")
+
+
+def _unfit(member: Member, terms: Terms) -> NodeDecision | None:
+    return _left_out(_first(UNFIT, member))
+
+
+def _not_passed(member: Member, terms: Terms) -> NodeDecision | None:
+    """A node without a passed preflight keeps its driver, and delays no other node."""
+    found = terms.preflights.get(member.node.name)
+    if found is None or terms.policy.preflight is not PreflightMode.REQUIRE:
+        return None
+    if found.shown.result in (PreflightResult.PASSES, PreflightResult.RUNNING):
+        return None
+    acts = preflight_again(member, found) if member.node.wants_retry else ()
+    return NodeDecision(NodePhase.LEFT_OUT, preflight_told(found.shown), acts)
+
+
+def _waiting(member: Member, terms: Terms) -> NodeDecision | None:
+    return WAITING
+
+
+PHASE_CASES: tuple[Callable[[Member, Terms], NodeDecision | None], ...] = (
+    _serving,
+    _foreign,
+    _no_longer_placed,
+    _taken,
+    _failed,
+    _has_target,
+    _has_left,
+    _unfit,
+    _not_passed,
+    _waiting,
+)
+
+
+def _left_out(why: str) -> NodeDecision | None:
+    return NodeDecision(NodePhase.LEFT_OUT, why) if why else None
+
+
+def _was_upgraded(member: Member, terms: Terms) -> bool:
+    record = member.record
+    return record is not None and record.revision == terms.target and member.state is UpgradeState.DONE
+
+
+# Why a node is left out: others decide about it, or it cannot start. The rollout never acts on such a node.
+
+
+def _first(obstacles: Iterable[Callable[[Member], str]], member: Member) -> str:
+    for obstacle in obstacles:  # asked of every node in every decision: a generator costs half as much again
+        if why := obstacle(member):
+            return why
+    return ""
+
+
+def _unreadable(member: Member) -> str:
+    problem = member.node.record_problem
+    return f"its record cannot be read: {problem}" if problem else ""
+
+
+def _another_rollout(member: Member) -> str:
+    record = member.node.record
+    if record is None or member.record is not None or member.state not in UNDER_WAY:
+        return ""
+    return f"is under way for rollout {record.rollout}"
+
+
+def _operated(member: Member) -> str:
+    return "an operator manages its driver upgrades" if member.node.is_operated else ""
+
+
+def _foreign_word(member: Member) -> str:
+    word = member.node.upgrade
+    if not word or member.state is UpgradeState.DONE:
+        return ""
+    is_ours = member.state is not None and member.node.record is not None
+    return "" if is_ours else f"its upgrade-state label is {word}, which this rollout did not write"
+
+
+def _no_pod(member: Member) -> str:
+    return "has no driver pod" if member.pod is None and not member.node.wants_retry else ""
+
+
+def _deleting(member: Member) -> str:
+    is_deleting = member.pod is not None and member.pod.is_deleting
+    return "its driver pod is being deleted" if is_deleting else ""
+
+
+def _skipped(member: Member) -> str:
+    return "a label excludes it" if member.node.is_skipped else ""
+
+
+def _not_ready(member: Member) -> str:
+    return "" if member.node.is_ready else "the Node is not Ready"
+
+
+def _cordoned(member: Member) -> str:
+    """A failed run keeps its own cordon once the old driver is gone: the next revision may repair that node."""
+    node = member.node
+    return "is cordoned by somebody else" if node.unschedulable and not node.is_cordoned_by_run else ""
+
+
+def _run_at_work(member: Member) -> str:
+    """Runs on a failed node retry for ever: these do not keep it from the next revision."""
+    is_at_work = member.node.driver_state is NodeState.UPGRADING and member.state is not UpgradeState.FAILED
+    return "a run is working on it" if is_at_work else ""
+
+
+FOREIGN: tuple[Callable[[Member], str], ...] = (_unreadable, _another_rollout, _operated, _foreign_word)
+UNFIT: tuple[Callable[[Member], str], ...] = (_no_pod, _deleting, _skipped, _not_ready, _cordoned, _run_at_work)
+
+
+# What follows for a node that is under way
+
+
+def judge(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision:
+    """Where a node that was taken as `record` shows stands, and what is to be written on it."""
+    return next(verdict for case in JUDGE_CASES if (verdict := case(member, record, terms)) is not None)
+
+
+def _untouched(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
+    """The old pod is still there, so nothing was done to the node. `restart` decides what follows."""
+    pod, limit_s = member.pod, terms.policy.node_timeout_s
+    if pod is None or not member.is_untouched:
+        return None
+    until_s = record.since_s + limit_s
+    cleared = _judge_clearing(member, record, terms)
+    if cleared is not None:
+        return cleared
+    if terms.now_s >= until_s and record.reason == TAKEN_AGAIN and record.revision == terms.target:
+        return _failing(member, record, terms, f"its driver pod could not be deleted within {spoken(limit_s)}")
+    return NodeDecision(
+        NodePhase.UNDER_WAY, "its driver pod will be deleted", until_s=until_s, untouched=Untouched(record, pod)
+    )
+
+
+def _no_new_pod(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
+    if member.pod is not None and not member.pod.is_deleting:
+        return None
+    why = "its driver pod is being deleted" if member.pod is not None else "waits for its new driver pod"
+    return _bounded(member, record, terms, terms.policy.node_timeout_s, why)
+
+
+def _broken(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
+    """The node's own run, or its health-watch, reports that the driver does not serve."""
+    node, state = member.node, member.node.driver_state
+    if state is None or state not in _BROKEN or not _is_news(member, record):
+        return None
+    return _failing(member, record, terms, f"the node reports {state.value}: {node.outcome or 'no outcome'}")
+
+
+def _reboot(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
+    """A reboot of the boot in which the node was taken. A reboot that a person has to approve has no time limit."""
+    node, policy = member.node, terms.policy
+    if node.driver_state is not NodeState.REBOOT_REQUIRED or not _is_news(member, record):
+        return None
+    if record.boot_id not in ("", node.boot_id):
+        return None
+    if member.state is not UpgradeState.REBOOT:
+        why = "a reboot is required"
+        marked = replace(
+            _mark(member, record, terms, UpgradeState.REBOOT, why), approves_reboot=policy.approves_reboots
+        )
+        return NodeDecision(NodePhase.UNDER_WAY, why, (marked,))
+    if policy.approves_reboots:
+        return _bounded(member, record, terms, policy.node_timeout_s, "waits for its reboot")
+    return NodeDecision(NodePhase.UNDER_WAY, "waits for somebody to approve its reboot")
+
+
+def _other_revision(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
+    """A ready pod of another revision than the target.
+
+    A node that was taken for an earlier target is done with it, and is outdated like others. A node that was taken for
+    the target came back with another revision: deleting the pod again would begin a circle. An unknown revision is
+    newer than what the watch has shown, and no fault of the target.
+    """
+    pod = member.pod
+    if pod is None or not pod.is_ready or pod.revision == terms.target:
+        return None
+    if record.revision == terms.target and pod.revision not in terms.revisions:
+        why = f"its new driver pod has revision {pod.revision}, which is not known yet"
+        return _bounded(member, record, terms, terms.policy.node_timeout_s, why)
+    if record.revision == terms.target:
+        return _failing(member, record, terms, f"its new driver pod has revision {pod.revision}, not {terms.target}")
+    return _next_state(member, record, terms, UpgradeState.DONE, f"serves revision {pod.revision}")
+
+
+def _ready(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
+    if not member.has_ready_pod:
+        return None
+    why = why_shut(member, terms)
+    if not why:
+        return _next_state(member, record, terms, UpgradeState.DONE, "its driver is ready")
+    if member.state is not UpgradeState.VALIDATION:
+        return _next_state(member, record, terms, UpgradeState.VALIDATION, why)
+    return _bounded(member, record, terms, terms.policy.validation_timeout_s, why)
+
+
+def _rebooted(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
+    if member.state is not UpgradeState.REBOOT:
+        return None
+    return _next_state(member, record, terms, UpgradeState.RESTART, "rebooted; waits for its driver")
+
+
+def _starting(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
+    waiting, policy = member.pod.why_waiting if member.pod is not None else "", terms.policy
+    is_validated = member.state is UpgradeState.VALIDATION
+    limit_s = policy.validation_timeout_s if is_validated else policy.node_timeout_s
+    why = f"waits for its driver to be ready{': ' if waiting else ''}{waiting}"
+    return _bounded(member, record, terms, limit_s, why)
+
+
+JUDGE_CASES: tuple[Callable[[Member, NodeRecord, Terms], NodeDecision | None], ...] = (
+    _untouched,
+    _no_new_pod,
+    _broken,
+    _reboot,
+    _other_revision,
+    _ready,
+    _rebooted,
+    _starting,
+)
+
+
+def _is_news(member: Member, record: NodeRecord) -> bool:
+    """True if the node's report is of a run since the node was taken; an older report is why it is upgraded.
+
+    The node's clock is compared with itself, as it may be hours off. Records of earlier versions have no such time.
+    """
+    outcome_s = member.node.outcome_s
+    if outcome_s is None:
+        return True
+    return outcome_s >= record.began_s if record.outcome_s is None else outcome_s != record.outcome_s
+
+
+def _next_state(member: Member, record: NodeRecord, terms: Terms, state: UpgradeState, why: str) -> NodeDecision:
+    marked = _mark(member, record, terms, state, "" if state is UpgradeState.DONE else why)
+    return NodeDecision(NodePhase.UNDER_WAY, why, (marked,))
+
+
+def _bounded(member: Member, record: NodeRecord, terms: Terms, limit_s: float, why: str) -> NodeDecision:
+    """Wait for `limit_s` seconds from the start of the node's state, then fail."""
+    until_s = record.since_s + limit_s
+    if terms.now_s >= until_s:
+        return _failing(member, record, terms, f"not done within {spoken(limit_s)}: {why}")
+    return NodeDecision(NodePhase.UNDER_WAY, why, until_s=until_s)
+
+
+def _failing(member: Member, record: NodeRecord, terms: Terms, why: str) -> NodeDecision:
+    """The node has failed because of `why`: mark it, and post one Event."""
+    event = Announce(
+        events.NODE_UPGRADE_FAILED,
+        f"Driver upgrade to revision {record.revision} failed: {why}",
+        f"{member.node.uid or member.node.name}/{record.revision}/{record.began_s:.0f}",
+        is_warning=True,
+        node=member.node.name,
+    )
+    return NodeDecision(
+        NodePhase.UNDER_WAY, why, (_mark(member, record, terms, UpgradeState.FAILED, why), event), fails=True
+    )
+
+
+def _mark(member: Member, record: NodeRecord, terms: Terms, state: UpgradeState, reason: str = "") -> MarkNode:
+    """The node's next state, from now on.
+
+    A node whose pod has the target revision by now serves that one, even if it was taken for another; then the record
+    has no wave.
+    """
+    pod, node = member.pod, member.node
+    revision, wave = record.revision, record.wave
+    is_ahead = state is UpgradeState.DONE and pod is not None and pod.revision == terms.target != revision
+    if is_ahead:
+        revision, wave = terms.target, 0
+    return MarkNode(
+        node.name,
+        node.resource_version,
+        state,
+        replace(record, revision=revision, wave=wave, since_s=terms.now_s, reason=reason),
+        consumes_retry=node.wants_retry and state is UpgradeState.DONE,
+    )
+
+
+# Clear first: where the driver pod's container unloads the driver
 #
-# A short-lived pod of the new template takes the node and makes everybody but the driver pod leave the device. It says
-# so in the node's journal, and holds the node until the driver pod is gone. A node that cannot be cleared keeps its
-# driver pod. What has begun here is finished, whatever holds the others: it begins when a run takes the node. Pure.
+# A task pod of the new template takes the node, makes every pod but the driver pod leave the device, writes that to the
+# node's journal, and holds the node until the driver pod is gone. A node that cannot be cleared keeps its driver pod.
+# Once a run has taken the node, the clearing goes on even if the rollout is blocked.
 
 AGAIN_S = 30.0
-"""After so long a pod that ended for a reason which passes is followed by another one."""
+"""Seconds until a task pod that ended for a transient reason is replaced."""
 
 GONE = "its pods disappear before they end"
 
 
-def judge_clearing(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
-    """Where a taken node with its old driver pod stands; None where nodes are not cleared first."""
+def _judge_clearing(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
+    """Where a taken node with its old driver pod stands; None if nodes are not cleared first."""
     driver, clears = member.pod, terms.clears
     if clears is None or driver is None:
         return None
-    pod = clears.pods.get(_name(member, record, clears))
+    pod = clears.pods.get(_clear_pod_name(member, record, clears))
     if pod is None:
-        return _without_pod(member, record, terms, clears, Untouched(record, driver))
+        return _without_clear_pod(member, record, terms, clears, Untouched(record, driver))
     if pod.exit_code == ExitCode.DONE and not member.node.is_taken_by_run:
-        return None  # nobody was there to be disturbed
+        return None  # there was no pod to disturb
     if pod.exit_code == ExitCode.DONE or (_is_alive(pod) and member.node.cleared_by == pod.uid):
         return _cleared(member, record, terms, pod, driver)
     if pod.exit_code in FAILING:
-        return failing(member, record, terms, f"it could not be cleared: {_message(pod)}")
+        return _failing(member, record, terms, f"it could not be cleared: {_message(pod)}")
     return _not_cleared_yet(member, record, terms, pod, driver)
 
 
+def _without_clear_pod(
+    member: Member, record: NodeRecord, terms: Terms, clears: Clears, found: Untouched
+) -> NodeDecision:
+    """Create the pod. If an earlier one died while it had the node, do so even if the rollout is blocked."""
+    try:
+        clears.maker(record.revision)
+    except TemplateUnusable as error:
+        return _failing(member, record, terms, f"it cannot be cleared: {error.what}")
+    until_s, unmade = record.since_s + terms.policy.node_timeout_s, clears.fleet.unmade
+    if terms.now_s >= until_s and (unmade or record.reason == TAKEN_AGAIN):
+        return _failing(member, record, terms, f"it could not be cleared: {unmade or GONE}")
+    why = f"will be cleared{': ' if unmade else ''}{unmade}"
+    untouched = replace(found, has_begun=member.node.is_taken_by_run, is_to_be_cleared=True)
+    return NodeDecision(NodePhase.UNDER_WAY, why, until_s=until_s, untouched=untouched)
+
+
 def _cleared(member: Member, record: NodeRecord, terms: Terms, pod: TaskPod, driver: DriverPod) -> NodeDecision:
-    """The driver pod is next, unless it is the wanted one again: then the node gets back what it had."""
+    """Delete the driver pod, unless it has the target revision again: then the node is released."""
     if _is_back(record, driver, terms) and _is_alive(pod):
         held = Untouched(record, driver, is_at_work=True)
         return NodeDecision(
@@ -90,19 +496,25 @@ def _cleared(member: Member, record: NodeRecord, terms: Terms, pod: TaskPod, dri
         return NodeDecision(NodePhase.UNDER_WAY, why, untouched=Untouched(record, driver, has_begun=True))
     until_s = record.since_s + terms.policy.node_timeout_s
     if terms.now_s >= until_s:
-        return failing(member, record, terms, f"{why}, but the Node is not Ready")
+        return _failing(member, record, terms, f"{why}, but the Node is not Ready")
     return NodeDecision(NodePhase.UNDER_WAY, f"{why} once the Node is Ready", until_s=until_s)
 
 
 def _not_cleared_yet(member: Member, record: NodeRecord, terms: Terms, pod: TaskPod, driver: DriverPod) -> NodeDecision:
-    """The pod is at work, or ended for a reason that passes: then it is followed by another one.
+    """The pod is running, or ended for a transient reason and is replaced.
 
-    A node that it does not have, and one whose driver pod is the wanted one again, can be let go.
+    The node can be released while the pod does not hold it, or if the driver pod has the target revision again.
     """
-    why, limit_s = _why_not_yet(pod), terms.policy.node_timeout_s
+    if pod.is_deleting:
+        why = "waits for the pod that clears it to end"
+    elif pod.has_ended:
+        why = f"will be cleared again soon: {_message(pod)}"
+    else:
+        why = f"is being cleared{': ' if pod.why_waiting else ''}{pod.why_waiting}"
+    limit_s = terms.policy.node_timeout_s
     until_s, again_s = record.since_s + limit_s, (pod.ended_s or pod.made_s) + AGAIN_S
     if terms.now_s >= until_s:
-        return failing(member, record, terms, f"not cleared within {spoken(limit_s)}: {why}")
+        return _failing(member, record, terms, f"not cleared within {spoken(limit_s)}: {why}")
     is_free = not member.node.is_taken_by_run or (_is_back(record, driver, terms) and _is_alive(pod))
     held = Untouched(record, driver, is_at_work=True) if is_free else None
     if not pod.has_ended or pod.is_deleting:
@@ -112,13 +524,8 @@ def _not_cleared_yet(member: Member, record: NodeRecord, terms: Terms, pod: Task
     return NodeDecision(NodePhase.UNDER_WAY, why, acts, until_s=moment_s, untouched=held)
 
 
-def clear_pod(member: Member, record: NodeRecord, clears: Clears) -> CreatePod:
-    """The pod that clears the node. Raises TemplateUnusable."""
-    return clears.maker(record.revision).pod(member.node, _attempt(member, record))
-
-
 def obsolete_clear_pods(fleet: Fleet, standings: Sequence[NodeStatus], terms: Terms) -> list[Act]:
-    """Pods that nobody needs any more; one that still holds a node gives it back when it is told to end."""
+    """Deletions of pods that are not needed any more; a pod that still holds a node releases it on SIGTERM."""
     members = {one.member.node.name: one.member for one in standings}
     return [
         _deleted(pod)
@@ -128,40 +535,26 @@ def obsolete_clear_pods(fleet: Fleet, standings: Sequence[NodeStatus], terms: Te
 
 
 def _is_needed(pod: TaskPod, member: Member | None, terms: Terms) -> bool:
-    """Whether the pod is at work for the node as it was taken, or says why that failed.
+    """True if the pod is clearing the node as it was taken, or has the reason why that failed.
 
-    One that holds the node while its driver pod goes ends by itself: told to end, it could give the node back.
+    A pod that holds the node while its driver pod goes ends by itself: on SIGTERM it could release the node.
     """
     if member is None or member.record is None or terms.clears is None:
         return False
-    if pod.name != _name(member, member.record, terms.clears):
+    if pod.name != _clear_pod_name(member, member.record, terms.clears):
         return False
     if member.state is UpgradeState.FAILED:
         return pod.has_ended
     return member.is_taken and (member.is_untouched or not pod.has_ended)
 
 
-def _without_pod(member: Member, record: NodeRecord, terms: Terms, clears: Clears, found: Untouched) -> NodeDecision:
-    """It is to be made; where an earlier one has died with the node in its hands, whatever holds the others."""
-    try:
-        clears.maker(record.revision)
-    except TemplateUnusable as error:
-        return failing(member, record, terms, f"it cannot be cleared: {error.what}")
-    until_s, unmade = record.since_s + terms.policy.node_timeout_s, clears.fleet.unmade
-    if terms.now_s >= until_s and (unmade or record.reason == TAKEN_AGAIN):
-        return failing(member, record, terms, f"it could not be cleared: {unmade or GONE}")
-    why = f"will be cleared{': ' if unmade else ''}{unmade}"
-    untouched = replace(found, has_begun=member.node.is_taken_by_run, is_to_be_cleared=True)
-    return NodeDecision(NodePhase.UNDER_WAY, why, until_s=until_s, untouched=untouched)
-
-
 def _is_alive(pod: TaskPod) -> bool:
-    """Whether nobody has told it to end: told so, it gives the node back."""
+    """True if the pod has neither ended nor got SIGTERM, on which it releases the node."""
     return not pod.has_ended and not pod.is_deleting
 
 
 def _is_back(record: NodeRecord, driver: DriverPod, terms: Terms) -> bool:
-    """Whether the node was taken for a revision that is not wanted any more, and has the one that is."""
+    """True if the node was taken for another revision than the target, and its driver pod has the target."""
     return driver.revision == terms.target != record.revision
 
 
@@ -170,20 +563,12 @@ def _message(pod: TaskPod) -> str:
     return shortened(pod.message, MAX_REASON_CHARS) or ended
 
 
-def _why_not_yet(pod: TaskPod) -> str:
-    if pod.is_deleting:
-        return "waits for the pod that clears it to end"
-    if pod.has_ended:
-        return f"will be cleared again soon: {_message(pod)}"
-    return f"is being cleared{': ' if pod.why_waiting else ''}{pod.why_waiting}"
-
-
-def _name(member: Member, record: NodeRecord, clears: Clears) -> str:
+def _clear_pod_name(member: Member, record: NodeRecord, clears: Clears) -> str:
     return clears.name(record.revision, member.node, _attempt(member, record))
 
 
 def _attempt(member: Member, record: NodeRecord) -> str:
-    """Of one taking of the node, in one boot: what was cleared before a reboot is not any more."""
+    """Key of one attempt in one boot: a reboot undoes what was cleared."""
     return f"{record.began_s:.3f}/{member.node.boot_id}"
 
 
@@ -191,7 +576,7 @@ def _deleted(pod: TaskPod) -> DeletePod:
     return DeletePod(pod.namespace, pod.name, pod.uid, pod.node)
 
 
-# Owns what has to hold on a node, besides a ready driver, before its upgrade counts as done. Pure.
+# Gates: what must hold on a node, besides a ready driver, before its upgrade counts as done
 
 
 def gates_by_node(pods: Iterable[GatePod], names: Container[str]) -> dict[str, list[GatePod]]:
@@ -222,309 +607,37 @@ def _pod_problem(gate: PodGate, pods: Sequence[GatePod]) -> str:
 
 
 def _condition_problem(gate: ConditionGate, node: FleetNode) -> str:
-    status = _status(gate.kind, node.conditions)
+    status = node.conditions.get(gate.kind, "not reported")
     return "" if status == gate.status else f"waits for condition {gate.kind}={gate.status}: it is {status}"
 
 
-def _status(kind: str, conditions: Mapping[str, str]) -> str:
-    return conditions.get(kind, "not reported")
-
-
-TAKEN = "a run has left the node taken: `driver-manager restore` releases it"
-"""Of one whose driver serves: nothing that the rollout does would give the node back."""
-
-_BROKEN = frozenset({NodeState.HELD, NodeState.WEDGED})
-
-
-def judge(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision:
-    """Where a node that was taken, as `record` tells, stands, and what has to be noted on it."""
-    return next(verdict for case in JUDGE_CASES if (verdict := case(member, record, terms)) is not None)
-
-
-def lacking(member: Member, terms: Terms) -> str:
-    """What a node that has failed lacks to serve the target revision as well as a node has to, "" if nothing."""
-    pod = member.pod
-    is_serving = pod is not None and pod.revision == terms.target and member.has_ready_pod
-    if not is_serving or member.node.driver_state in _BROKEN:
-        return "its driver does not serve"
-    if member.node.is_taken_by_run:
-        return TAKEN
-    return why_shut(member, terms)
-
-
-def _untouched(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
-    """The pod is still there: nothing has been done to the node. What follows from that is up to `restarts`."""
-    pod, limit_s = member.pod, terms.policy.node_timeout_s
-    if pod is None or not member.is_untouched:
-        return None
-    until_s = record.since_s + limit_s
-    cleared = judge_clearing(member, record, terms)
-    if cleared is not None:
-        return cleared
-    if terms.now_s >= until_s and record.reason == TAKEN_AGAIN and record.revision == terms.target:
-        return failing(member, record, terms, f"its driver pod could not be deleted within {spoken(limit_s)}")
-    return NodeDecision(
-        NodePhase.UNDER_WAY, "its driver pod will be deleted", until_s=until_s, untouched=Untouched(record, pod)
-    )
-
-
-def _no_new_pod(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
-    if member.pod is not None and not member.pod.is_deleting:
-        return None
-    why = "its driver pod is being deleted" if member.pod is not None else "waits for its new driver pod"
-    return _bounded(member, record, terms, terms.policy.node_timeout_s, why)
-
-
-def _broken(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
-    """The node's own run, or its health-watch, says that the driver does not serve."""
-    node, state = member.node, member.node.driver_state
-    if state is None or state not in _BROKEN or not _is_news(member, record):
-        return None
-    return failing(member, record, terms, f"the node reports {state.value}: {node.outcome or 'no outcome'}")
-
-
-def _reboot(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
-    """Only a reboot of the boot that the node was taken in counts. One that a person has to approve has any time."""
-    node, policy = member.node, terms.policy
-    if node.driver_state is not NodeState.REBOOT_REQUIRED or not _is_news(member, record):
-        return None
-    if record.boot_id not in ("", node.boot_id):
-        return None
-    if member.state is not UpgradeState.REBOOT:
-        why = "a reboot is required"
-        marked = replace(mark(member, record, terms, UpgradeState.REBOOT, why), approves_reboot=policy.approves_reboots)
-        return NodeDecision(NodePhase.UNDER_WAY, why, (marked,))
-    if policy.approves_reboots:
-        return _bounded(member, record, terms, policy.node_timeout_s, "waits for its reboot")
-    return NodeDecision(NodePhase.UNDER_WAY, "waits for somebody to approve its reboot")
-
-
-def _other_revision(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
-    """A ready pod of an earlier revision than the target.
-
-    What was taken for an earlier target has ended with that, and is an outdated node like others. What was taken for
-    the target came back with another one: to delete the pod a second time would be the beginning of a circle. One that
-    is not known is newer than what is known, and no fault of the target.
-    """
-    pod = member.pod
-    if pod is None or not pod.is_ready or pod.revision == terms.target:
-        return None
-    if record.revision == terms.target and pod.revision not in terms.revisions:
-        why = f"its new driver pod has revision {pod.revision}, which is not known yet"
-        return _bounded(member, record, terms, terms.policy.node_timeout_s, why)
-    if record.revision == terms.target:
-        return failing(member, record, terms, f"its new driver pod has revision {pod.revision}, not {terms.target}")
-    return _noted(member, record, terms, UpgradeState.DONE, f"serves revision {pod.revision}")
-
-
-def _ready(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
-    if not member.has_ready_pod:
-        return None
-    why = why_shut(member, terms)
-    if not why:
-        return _noted(member, record, terms, UpgradeState.DONE, "its driver is ready")
-    if member.state is not UpgradeState.VALIDATION:
-        return _noted(member, record, terms, UpgradeState.VALIDATION, why)
-    return _bounded(member, record, terms, terms.policy.validation_timeout_s, why)
-
-
-def _rebooted(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
-    if member.state is not UpgradeState.REBOOT:
-        return None
-    return _noted(member, record, terms, UpgradeState.RESTART, "rebooted; waits for its driver")
-
-
-def _starting(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
-    waiting, policy = member.pod.why_waiting if member.pod is not None else "", terms.policy
-    is_validated = member.state is UpgradeState.VALIDATION
-    limit_s = policy.validation_timeout_s if is_validated else policy.node_timeout_s
-    why = f"waits for its driver to be ready{': ' if waiting else ''}{waiting}"
-    return _bounded(member, record, terms, limit_s, why)
-
-
-JUDGE_CASES: tuple[Callable[[Member, NodeRecord, Terms], NodeDecision | None], ...] = (
-    _untouched,
-    _no_new_pod,
-    _broken,
-    _reboot,
-    _other_revision,
-    _ready,
-    _rebooted,
-    _starting,
-)
-
-
-def _is_news(member: Member, record: NodeRecord) -> bool:
-    """Whether what the node reports is of a run since it was taken. What was there before is why it is upgraded.
-
-    The node's clock is compared with itself: it may be hours from ours. Records of earlier versions do not tell.
-    """
-    outcome_s = member.node.outcome_s
-    if outcome_s is None:
-        return True
-    return outcome_s >= record.began_s if record.outcome_s is None else outcome_s != record.outcome_s
-
-
-def _noted(member: Member, record: NodeRecord, terms: Terms, state: UpgradeState, why: str) -> NodeDecision:
-    marked = mark(member, record, terms, state, "" if state is UpgradeState.DONE else why)
-    return NodeDecision(NodePhase.UNDER_WAY, why, (marked,))
-
-
-def _bounded(member: Member, record: NodeRecord, terms: Terms, limit_s: float, why: str) -> NodeDecision:
-    """It goes on waiting for `limit_s` since it came to its state; then it has failed."""
-    until_s = record.since_s + limit_s
-    if terms.now_s >= until_s:
-        return failing(member, record, terms, f"not done within {spoken(limit_s)}: {why}")
-    return NodeDecision(NodePhase.UNDER_WAY, why, until_s=until_s)
-
-
-# Owns where a node stands in the rollout of the target revision.
+# What happens to a taken node whose old pod is still there
 #
-# Pure. Every case is one guard in `CASES`, asked in order; the first that has something to say decides.
-
-DONE = NodeDecision(NodePhase.DONE, "serves the target revision")
-WAITING = NodeDecision(NodePhase.WAITING, "", wants_turn=True)
-IN_NO_WAVE = NodeDecision(
-    NodePhase.LEFT_OUT, "is in no wave: none matches it, or those that match have all their nodes"
-)
-
-
-def place(member: Member, terms: Terms) -> NodeDecision:
-    """Where the node stands, why, and what its own facts call for."""
-    return next(verdict for case in PHASE_CASES if (verdict := case(member, terms)) is not None)
-
-
-def _serving(member: Member, terms: Terms) -> NodeDecision | None:
-    """The driver of the target revision is ready and there is nothing to note: most nodes in the end."""
-    pod, node = member.pod, member.node
-    if pod is None or pod.revision != terms.target or not pod.is_ready or pod.is_deleting or node.record_problem:
-        return None
-    return DONE if not node.upgrade or member.state is UpgradeState.DONE else None
-
-
-def _foreign(member: Member, terms: Terms) -> NodeDecision | None:
-    why = why_foreign(member)
-    return _left_out(why) if why else None
-
-
-def _no_longer_placed(member: Member, terms: Terms) -> NodeDecision | None:
-    """The DaemonSet places no pod here any more: there is nothing to wait for, and nobody to blame."""
-    if is_placed(member, terms.daemon_set):
-        return None
-    stands = NodePhase.UNDER_WAY if member.is_taken else NodePhase.LEFT_OUT
-    return NodeDecision(stands, "the DaemonSet no longer places a pod on it", (release(member.node),))
-
-
-def _taken(member: Member, terms: Terms) -> NodeDecision | None:
-    record = member.record
-    return judge(member, record, terms) if record is not None and member.is_taken else None
-
-
-def _failed(member: Member, terms: Terms) -> NodeDecision | None:
-    """What has failed stays so until it is repaired, or somebody asks for one more attempt, or the target changes."""
-    record = member.record
-    if member.state is not UpgradeState.FAILED or record is None:
-        return None
-    if not lacking(member, terms):
-        done = mark(member, record, terms, UpgradeState.DONE)
-        return NodeDecision(NodePhase.FAILED, "its driver is ready now", (done,))
-    if record.revision != terms.target:
-        return None
-    if not member.node.wants_retry:
-        return NodeDecision(NodePhase.FAILED, record.reason)
-    unfit = why_unfit(member)
-    return NodeDecision(
-        NodePhase.FAILED, f"a retry was asked for, but it {unfit}" if unfit else "", wants_turn=not unfit
-    )
-
-
-def _has_target(member: Member, terms: Terms) -> NodeDecision | None:
-    """The pod is of the target revision already: the node was upgraded, or somebody else restarted the pod."""
-    if member.pod is None or member.pod.revision != terms.target:
-        return None
-    if _was_upgraded(member, terms):
-        return DONE
-    is_stranded = member.has_ready_pod and member.node.is_taken_by_run
-    return _left_out(f"has the target revision already, but {TAKEN if is_stranded else 'does not serve yet'}")
-
-
-def _has_left(member: Member, terms: Terms) -> NodeDecision | None:
-    """The node was upgraded to the target and has another revision since: its pod is not deleted for that one again."""
-    pod = member.pod
-    if pod is None or not _was_upgraded(member, terms):
-        return None
-    if pod.is_deleting:
-        return DONE
-    if member.node.wants_retry:
-        return None
-    return _left_out(f"was upgraded already, but its driver pod has revision {pod.revision} now: retry it")
-
-
-def _unfit(member: Member, terms: Terms) -> NodeDecision | None:
-    why = why_unfit(member)
-    return _left_out(why) if why else None
-
-
-def _not_passed(member: Member, terms: Terms) -> NodeDecision | None:
-    """A node whose preflight says no, or nothing, keeps its driver, and keeps nobody waiting."""
-    found = terms.preflights.get(member.node.name)
-    if found is None or terms.policy.preflight is not PreflightMode.REQUIRE:
-        return None
-    if found.shown.result in (PreflightResult.PASSES, PreflightResult.RUNNING):
-        return None
-    acts = preflight_again(member, found) if member.node.wants_retry else ()
-    return NodeDecision(NodePhase.LEFT_OUT, preflight_told(found.shown), acts)
-
-
-def _waiting(member: Member, terms: Terms) -> NodeDecision | None:
-    return WAITING
-
-
-PHASE_CASES: tuple[Callable[[Member, Terms], NodeDecision | None], ...] = (
-    _serving,
-    _foreign,
-    _no_longer_placed,
-    _taken,
-    _failed,
-    _has_target,
-    _has_left,
-    _unfit,
-    _not_passed,
-    _waiting,
-)
-
-
-def _left_out(why: str) -> NodeDecision:
-    return NodeDecision(NodePhase.LEFT_OUT, why)
-
-
-def _was_upgraded(member: Member, terms: Terms) -> bool:
-    record = member.record
-    return record is not None and record.revision == terms.target and member.state is UpgradeState.DONE
-
-
-# Owns whether the pod of a taken node is deleted now, or the node let go because it should no longer begin. Pure.
-#
-# A pod is deleted only once the Node is seen to say so, and by the uid that stands in its record: never twice for one
-# revision, whoever dies on the way.
+# A pod is deleted only once the Node shows the mark, and by the uid in its record: never twice for one revision, even
+# if controllers die in between.
 
 STALE_S = 60.0
-"""A node that was taken this long ago and has its pod still was taken by a controller that has died since.
+"""Age in seconds from which a taken node that still has its old pod belongs to a controller that has died.
 
-Before that, the pod may be gone without having been seen to go: a node in that state is not let go.
+Before that, the pod may be gone without the watch having shown it, so the node is not released.
+"""
+
+TAKEN_AGAIN = "taken again: its driver pod was not deleted the first time"
+"""Reason in a record. If a taken node's pod stays for the whole node timeout, its controller was away, or the pod
+cannot be deleted. Taking the node once more tells the two apart.
 """
 
 
 def restart(
     member: Member, found: Untouched, terms: Terms, hold: Blocked | None
 ) -> tuple[tuple[Act, ...], float | None]:
-    """What to do with a taken node that is untouched, and when time alone changes that."""
+    """Acts for a taken node that is untouched, and the time at which the answer changes by itself."""
     record, is_aside = found.record, hold is not None and hold.stands_aside
     if found.has_begun:
         return (() if is_aside else (_next_of_taken(member, found, terms),)), None
     stale_s = record.since_s + STALE_S
     is_stale = terms.now_s >= stale_s
-    is_unwanted = record.revision != terms.target or bool(why_unfit(member))
+    is_unwanted = record.revision != terms.target or bool(_first(UNFIT, member))
     if is_stale and (is_unwanted or hold is not None):
         return (release(member.node),), None
     if is_unwanted or is_aside:
@@ -535,11 +648,165 @@ def restart(
 
 
 def _next_of_taken(member: Member, found: Untouched, terms: Terms) -> Act:
-    """What is done to the node now: it is cleared, where that comes first, or loses its pod; late it is taken again."""
-    is_late = terms.now_s >= found.record.since_s + terms.policy.node_timeout_s
+    """Clear the node where that comes first, else delete its pod. After the node timeout, take it again."""
+    node, record, pod, now_s = member.node, found.record, found.pod, terms.now_s
+    is_late = now_s >= record.since_s + terms.policy.node_timeout_s
     if is_late and (found.is_to_be_cleared or not found.has_begun):
-        return again(member, found.record, terms)
+        taken = replace(record, began_s=now_s, since_s=now_s, reason=TAKEN_AGAIN, outcome_s=node.outcome_s or 0.0)
+        return MarkNode(node.name, node.resource_version, UpgradeState.RESTART, taken)
     if found.is_to_be_cleared and terms.clears is not None:
-        return clear_pod(member, found.record, terms.clears)
-    pod = found.pod
-    return RestartPod(pod.namespace, pod.name, pod.uid, member.node.name)
+        return _clear_pod(member, record, terms.clears)
+    return RestartPod(pod.namespace, pod.name, pod.uid, node.name)
+
+
+def _clear_pod(member: Member, record: NodeRecord, clears: Clears) -> CreatePod:
+    return clears.maker(record.revision).pod(member.node, _attempt(member, record))
+
+
+# Which nodes start now, and why the others wait
+
+BEGINS = "starts now"
+
+
+@dataclass
+class Starts:
+    """The nodes that start, the reason of every other one by name, and why a unit never can.
+
+    `are_short_of_nodes`: a node waits because of maxUnavailable. `blocked` are the nodes whose turn it is and for which
+    requests fail: they use no slot.
+    """
+
+    acts: list[MarkNode] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
+    never: str = ""
+    are_short_of_nodes: bool = False
+    blocked: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """What a start depends on besides the node. `unchecked`: the reason of each node that waits for a preflight."""
+
+    terms: Terms
+    progress: WaveProgress
+    hold: Blocked | None
+    unchecked: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Crew:
+    """Nodes that start together: one, or all of a unit. `busy`: units that may not start, each with the node in it."""
+
+    unit: str
+    nodes: Sequence[NodeStatus]
+    busy: dict[str, str]
+    budget: Budget
+
+
+def order(standings: Iterable[NodeStatus]) -> list[NodeStatus]:
+    """The nodes that want to start, in the order in which they may: by wave, retries first, by name."""
+    return sorted(
+        (standing for standing in standings if standing.verdict.wants_turn),
+        key=lambda standing: (standing.wave, standing.verdict.place is not NodePhase.FAILED),
+    )
+
+
+def starts(
+    standings: Sequence[NodeStatus],
+    terms: Terms,
+    progress: WaveProgress,
+    hold: Blocked | None,
+    unchecked: Mapping[str, str],
+) -> Starts:
+    """The nodes that start now, of `standings`, all nodes of the rollout by name."""
+    found, turn = Starts(), _Turn(terms, progress, hold, unchecked)
+    candidates = []
+    for standing in order(standings):
+        case, why = next(((case, why) for case in START_CASES if (why := case(standing, turn))), (None, ""))
+        if not why:
+            candidates.append(standing)
+            continue
+        found.reasons[standing.member.node.name] = why
+        if case is _requests_fail:
+            found.blocked.append(standing.member.node.name)
+    if not candidates:
+        return found
+    units = terms.policy.units
+    budget = Budget(terms.policy, standings, absent(terms.daemon_set, standings))
+    busy = busy_units(standings, units) | units_kept_back(standings, found.blocked, units)
+    for unit, nodes in crews(candidates, units):
+        crew = _Crew(unit, nodes, busy, budget)
+        found.never = found.never or _never_fits(crew)
+        why = next((why for case in UNIT_CASES if (why := case(crew))), "")
+        if not why:
+            budget.take(nodes)
+            found.acts += [begin(standing, terms) for standing in nodes]
+            if unit and is_one_at_a_time(units):
+                busy[unit] = nodes[0].member.node.name
+        for standing in nodes:
+            found.reasons[standing.member.node.name] = why or BEGINS
+    found.are_short_of_nodes = budget.is_refused_for_away
+    return found
+
+
+def _rollout_blocked(standing: NodeStatus, turn: _Turn) -> str:
+    is_retry = standing.verdict.place is NodePhase.FAILED
+    return "" if turn.hold is None or (is_retry and turn.hold.allows_retries) else turn.hold.message
+
+
+def _wave_closed(standing: NodeStatus, turn: _Turn) -> str:
+    gate = turn.progress.gate
+    return gate.text if standing.wave > turn.progress.upto and gate is not None else ""
+
+
+def _requests_fail(standing: NodeStatus, turn: _Turn) -> str:
+    why = turn.terms.blocked.get(standing.member.node.name)
+    return "" if why is None else f"cannot begin: {why}"
+
+
+def _preflight_missing(standing: NodeStatus, turn: _Turn) -> str:
+    return turn.unchecked.get(standing.member.node.name, "")
+
+
+START_CASES: tuple[Callable[[NodeStatus, _Turn], str], ...] = (
+    _rollout_blocked,
+    _wave_closed,
+    _requests_fail,
+    _preflight_missing,
+)
+
+
+def _unit_busy(crew: _Crew) -> str:
+    return f"waits for node {crew.busy[crew.unit]} of its unit {crew.unit}" if crew.unit in crew.busy else ""
+
+
+def _never_fits(crew: _Crew) -> str:
+    return crew.budget.never(crew.unit, crew.nodes) if len(crew.nodes) > 1 else ""
+
+
+def _over_budget(crew: _Crew) -> str:
+    return crew.budget.refusal(crew.nodes)
+
+
+UNIT_CASES: tuple[Callable[[_Crew], str], ...] = (_unit_busy, _never_fits, _over_budget)
+
+
+def begin(standing: NodeStatus, terms: Terms) -> MarkNode:
+    """The mark that takes the node for the target revision. Every later act on it follows from this mark."""
+    node, pod = standing.member.node, standing.member.pod
+    return MarkNode(
+        node.name,
+        node.resource_version,
+        UpgradeState.RESTART,
+        NodeRecord(
+            rollout=terms.rollout,
+            revision=terms.target,
+            wave=standing.wave,
+            pod=pod.uid if pod is not None else "",
+            boot_id=node.boot_id,
+            began_s=terms.now_s,
+            since_s=terms.now_s,
+            outcome_s=node.outcome_s or 0.0,
+        ),
+        consumes_retry=node.wants_retry,
+    )

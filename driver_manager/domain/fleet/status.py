@@ -5,26 +5,24 @@ A status has every field, also empty ones. Pure.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from enum import Enum
 from typing import Any
 
-from driver_manager.domain.fleet.advance import Survey, survey
-from driver_manager.domain.fleet.spec import NO_LIMIT, UNDER_WAY, Fleet, RolloutState, UpgradeState, memory_of
+from driver_manager.domain.fleet.advance import STARTING
+from driver_manager.domain.fleet.spec import UNDER_WAY, Fleet, RolloutState, UpgradeState, memory_of
 from driver_manager.domain.fleet.state import (
     FleetDecision,
     NodePhase,
-    NodeStatus,
     NodeView,
     Outlook,
+    Pace,
     Phase,
     PreflightResult,
     WaveView,
 )
-from driver_manager.domain.fleet.waves import absent, order
 from driver_manager.domain.metrics import PREFIX, Family, by_label, gauge
 from driver_manager.domain.profile import UpgradeMetrics
 from driver_manager.domain.records import Frozen
@@ -46,19 +44,6 @@ _WORDS = {
     NodePhase.LEFT_OUT: UNKNOWN,
 }
 _UNDER_WAY = frozenset(state.value for state in UNDER_WAY)
-
-
-class Pace(Frozen):
-    """How fast a rollout goes. `free` is how many more nodes may begin now.
-
-    `node_s` is how long a node takes, `window_s` how long its users are without their device, both in seconds. `ends_s`
-    is the estimated end, in seconds since the epoch. None where they cannot be determined.
-    """
-
-    node_s: float | None = None
-    window_s: float | None = None
-    ends_s: float | None = None
-    free: int = 0
 
 
 class RolloutFigures(Frozen):
@@ -100,68 +85,8 @@ def figures(fleet: Fleet, decision: FleetDecision, decision_s: float) -> Rollout
         progress_s=max([began_s, *(node.since_s or 0.0 for node in outlook.nodes)]),
         patience_s=max(policy.node_timeout_s, policy.validation_timeout_s),
         is_paused=policy.paused,
+        pace=Pace() if outlook.phase in IDLE else outlook.pace,
     )
-
-
-def pace(fleet: Fleet, phase: Phase, now_s: float) -> Pace:
-    """The pace at `now_s`. Later soak times, maintenance windows and approvals are not part of the estimated end.
-
-    There is no end before the first node is done, or in a phase in which no node may start.
-    """
-    seen = survey(fleet, now_s)
-    standings, target = seen.standings, seen.scene.terms.target
-    under_way = sum(one.verdict.place is NodePhase.UNDER_WAY for one in standings)
-    left, parallel = under_way + len(order(standings)), _parallel(seen)
-    node_s, ends_s = _typical(standings, target), None
-    is_aside = seen.hold is not None and seen.hold.stands_aside
-    if node_s is not None and left and phase in _STARTING and not is_aside:
-        ends_s = now_s + node_s * math.ceil(left / max(1, parallel))
-    return Pace(node_s, _typical_window(standings, target), ends_s, max(0, parallel - under_way))
-
-
-def _parallel(seen: Survey) -> int:
-    """How many nodes may be under way: by maxParallel, and by what others leave of maxUnavailable."""
-    policy, standings = seen.scene.terms.policy, seen.standings
-    most = len(standings) if policy.max_parallel == NO_LIMIT else policy.max_parallel
-    if policy.max_unavailable is None:
-        return most
-    unseen = absent(seen.scene.terms.daemon_set, standings)
-    away = unseen + sum(one.member.is_away and one.verdict.place is not NodePhase.UNDER_WAY for one in standings)
-    return min(most, max(0, policy.max_unavailable.of(len(standings) + unseen) - away))
-
-
-def _typical(standings: Iterable[NodeStatus], target: str) -> float | None:
-    """What a node takes, in seconds: the median of those done for the target, else of those done before."""
-    took: dict[bool, list[float]] = {True: [], False: []}
-    for standing in standings:
-        record = standing.member.record
-        if record is not None and standing.member.state is UpgradeState.DONE and record.since_s > record.began_s:
-            took[record.revision == target].append(record.since_s - record.began_s)
-    return _median(took[True] or took[False])
-
-
-def _typical_window(standings: Iterable[NodeStatus], target: str) -> float | None:
-    """How long users are without their device, in seconds: the median of the nodes done for the target.
-
-    Only a window that is over and that began within the node's turn tells that.
-    """
-    return _median(
-        [
-            window.seconds
-            for standing in standings
-            if (record := standing.member.record) is not None
-            and standing.member.state is UpgradeState.DONE
-            and record.revision == target
-            and (window := standing.member.node.window) is not None
-            and not window.is_open
-            and window.began_s >= record.began_s
-        ]
-    )
-
-
-def _median(found: Sequence[float]) -> float | None:
-    half, ordered = len(found) // 2, sorted(found)
-    return (ordered[half] + ordered[~half]) / 2 if found else None
 
 
 def _word(node: NodeView, label: str) -> str:
@@ -189,6 +114,7 @@ class FleetReport(Frozen):
     why_not_ready: str = "it has not read anything yet"
     rollouts: Mapping[str, RolloutFigures] = field(default_factory=dict)
     acts: Mapping[str, int] = field(default_factory=dict)
+    now_s: float = 0.0
 
 
 def fleet_families(report: FleetReport) -> tuple[Family, ...]:
@@ -240,7 +166,7 @@ def fleet_families(report: FleetReport) -> tuple[Family, ...]:
             PREFIX + "rollout_expected_end_timestamp_seconds",
             "gauge",
             "When the rollout of this revision may be complete, as `rollout plan` estimates it; 0 where it cannot.",
-            tuple(({"rollout": name, "revision": one.target}, one.pace.ends_s or 0.0) for name, one in known),
+            tuple(({"rollout": name, "revision": one.target}, _ends_s(one.pace, report.now_s)) for name, one in known),
         ),
         _of_each("decision_seconds", "How long the last decision took.", {name: one.decision_s for name, one in known}),
         by_label(
@@ -251,6 +177,10 @@ def fleet_families(report: FleetReport) -> tuple[Family, ...]:
             {name: report.acts.get(name, 0) for name in ACTS},
         ),
     )
+
+
+def _ends_s(pace: Pace, now_s: float) -> float:
+    return 0.0 if pace.left_s is None else now_s + pace.left_s
 
 
 def _of_each(name: str, meaning: str, values: Mapping[str, float]) -> Family:
@@ -272,9 +202,6 @@ def _of_each(name: str, meaning: str, values: Mapping[str, float]) -> Family:
 # They collide with nothing where the operator runs too: its series have the labels of its own job. Nor is a node
 # counted twice by a sum over both, as nodes that an operator manages are not in these numbers. Only who leads has
 # them: the zeros of a controller that stands by would be a second opinion.
-
-_STARTING = frozenset({Phase.PROGRESSING, Phase.WAITING_FOR_NODES})
-"""Phases in which a node begins as soon as there is room."""
 
 
 def operator_families(report: FleetReport, names: UpgradeMetrics) -> tuple[Family, ...]:
@@ -309,7 +236,7 @@ def _is_enabled(report: FleetReport) -> bool:
 def _available(report: FleetReport) -> int:
     """For how many of the nodes that wait there is room."""
     return sum(
-        min(one.pace.free, one.words.get(REQUIRED, 0)) for one in report.rollouts.values() if one.phase in _STARTING
+        min(one.pace.free, one.words.get(REQUIRED, 0)) for one in report.rollouts.values() if one.phase in STARTING
     )
 
 

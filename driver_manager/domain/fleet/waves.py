@@ -1,13 +1,11 @@
-"""Which nodes may start: waves, units, budget, preflight, and the reasons that hold a start.
+"""What many nodes share before they start: the budget, waves, what blocks the rollout, units and preflights.
 
-A node that was started for the target stays in its wave unless it is left out later. The others are placed in the
-order of their names, in the first wave that matches and has room. Nodes that wait come before nodes that are left out
-or have the target already, so that a canary is a node that goes. Pure.
+The guards of a single node are in `nodes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -17,7 +15,6 @@ from driver_manager.domain.fleet.spec import (
     UNDER_WAY,
     DaemonSetFacts,
     Fleet,
-    NodeRecord,
     PreflightMode,
     Requests,
     RolloutPolicy,
@@ -25,7 +22,6 @@ from driver_manager.domain.fleet.spec import (
     TaskPod,
     UnitMode,
     Units,
-    UpgradeState,
     Wave,
 )
 from driver_manager.domain.fleet.state import (
@@ -47,30 +43,29 @@ from driver_manager.domain.fleet.state import (
     TemplateUnusable,
     Terms,
     WaveView,
-    is_excluded,
-    moment,
 )
 from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import several, shortened, spoken
+from driver_manager.domain.wire import LAST_MOMENT_S, written_time
 
-# Owns how many nodes may be away from work at a time: maxParallel and maxUnavailable. Pure.
+# Budget: how many nodes may be unavailable at a time, by maxParallel and maxUnavailable
 
 
 def absent(daemon_set: DaemonSetFacts | None, standings: Sequence[NodeStatus]) -> int:
-    """How many nodes the DaemonSet wants a pod on that have neither pod nor record: only their number is known."""
+    """Number of nodes that the DaemonSet wants a pod on, with neither pod nor record. Their names are unknown."""
     return max(0, daemon_set.desired - len(standings)) if daemon_set is not None else 0
 
 
 class Budget:
-    """What is left to be taken in one decision; it counts what is taken from it.
+    """How many more nodes may start in one decision. `take` counts them.
 
-    A node that is away already costs nothing of maxUnavailable: to upgrade it takes nothing from anybody.
+    A node that is unavailable already costs nothing of maxUnavailable.
     """
 
     def __init__(self, policy: RolloutPolicy, standings: Sequence[NodeStatus], absent: int = 0) -> None:
-        """Count who is under way or away among `standings`, all nodes of the rollout.
+        """Count the nodes that are under way or unavailable among `standings`, all nodes of the rollout.
 
-        `absent` nodes more are without a driver pod, so that their names are not known: they are away too.
+        `absent` more nodes have no driver pod: these are unavailable too.
         """
         self._parallel = policy.max_parallel
         self._under_way = sum(standing.verdict.place is NodePhase.UNDER_WAY for standing in standings)
@@ -83,7 +78,7 @@ class Budget:
         self.is_refused_for_away = False
 
     def refusal(self, crew: Sequence[NodeStatus]) -> str:
-        """Why these nodes cannot begin now, all of them; "" where they can."""
+        """Why these nodes cannot start together now, "" if they can."""
         if self._parallel != NO_LIMIT and self._under_way + len(crew) > self._parallel:
             return f"waits for others to end: maxParallel is {self._parallel}"
         cost = self._cost(crew)
@@ -93,7 +88,7 @@ class Budget:
         return ""
 
     def never(self, unit: str, crew: Sequence[NodeStatus]) -> str:
-        """Why these nodes can never begin together, whoever else ends; "" where they can one day."""
+        """Why these nodes can never start together, even when no other node is under way; "" if they can."""
         if self._parallel != NO_LIMIT and len(crew) > self._parallel:
             return f"unit {unit} has {len(crew)} nodes that begin together, but maxParallel is {self._parallel}"
         if self._most_away is not None and self._cost(crew) > self._most_away:
@@ -101,22 +96,22 @@ class Budget:
         return ""
 
     def take(self, crew: Sequence[NodeStatus]) -> None:
-        """These nodes begin."""
+        """Count these nodes as started."""
         self._under_way += len(crew)
         self._away += self._cost(crew)
 
     def _cost(self, crew: Sequence[NodeStatus]) -> int:
-        """How many of them are not away yet; nobody counts where nothing limits that."""
+        """How many of them are still available; 0 without maxUnavailable."""
         return 0 if self._most_away is None else sum(not standing.is_unavailable for standing in crew)
 
 
-# Owns how far the waves have come: which have ended, and what the next one waits for. Pure.
+# Waves: which have ended, and what the next one waits for
 #
-# A wave that has begun stays open, whoever joins an earlier one later.
+# A wave that has started stays open, even if a node joins an earlier one later.
 
 
 class GateKind(Enum):
-    """What keeps the next wave from its beginning."""
+    """Why the next wave is not open."""
 
     UNFINISHED = "an earlier wave has not ended"
     SOAK = "the soak time of an earlier wave"
@@ -124,7 +119,7 @@ class GateKind(Enum):
 
 
 class Gate(Frozen):
-    """What the waves behind number `wave` wait for. `until_s`: until then, where time alone opens it."""
+    """What the waves after number `wave` wait for. `until_s`: when time alone opens it, in seconds since the epoch."""
 
     kind: GateKind
     wave: int
@@ -133,9 +128,9 @@ class Gate(Frozen):
 
 
 class WaveProgress(Frozen):
-    """How far the waves have come: nodes of waves up to `upto` may begin, the others wait for `gate`.
+    """Nodes of waves up to `upto` may start; the others wait for `gate`.
 
-    `reached` is the last wave that a node was taken in; `current` the last one that is open and has nodes.
+    `reached` is the last wave with a node that was taken; `current` is the last open wave that has nodes.
     """
 
     reached: int
@@ -145,8 +140,13 @@ class WaveProgress(Frozen):
     waves: tuple[WaveView, ...]
 
 
+def moment(wall_s: float) -> str:
+    """A time in a reason. A record's clock may be years off."""
+    return written_time(wall_s) if 0.0 <= wall_s <= LAST_MOMENT_S else "an unknown time"
+
+
 def turn(standings: Sequence[NodeStatus], terms: Terms, wishes: Requests) -> WaveProgress:
-    """How far the waves have come."""
+    """The open waves, and what the next one waits for."""
     views = _views(standings, terms.policy, terms.target)
     reached = max((_reached(standing, terms.target) for standing in standings), default=0)
     gate: Gate | None = None
@@ -163,19 +163,19 @@ def turn(standings: Sequence[NodeStatus], terms: Terms, wishes: Requests) -> Wav
 
 
 def is_approved(number: int, target: str, wishes: Requests) -> bool:
-    """Whether the waves behind wave `number` may begin with the revision `target`."""
+    """True if the waves after wave `number` are approved for the revision `target`."""
     return wishes.approved_for == target and wishes.approved > number
 
 
 def wave_name(view: WaveView) -> str:
-    """A wave in a reason."""
+    """The wave as reasons name it."""
     return f"wave {view.number} ({view.name})" if view.name else f"wave {view.number}"
 
 
 def _gate(view: WaveView, wave: Wave, terms: Terms, wishes: Requests, reached: int) -> Gate | None:
-    """What this wave has the later ones wait for, None where it lets them begin.
+    """What the waves after this one wait for, None if they may start.
 
-    Soak and approval count where the waves have come to: those of an earlier wave are over.
+    Only the last wave that was reached can soak or wait for an approval.
     """
     if any(view.counts[place] for place in GOING):
         return Gate(GateKind.UNFINISHED, view.number, f"waits for {wave_name(view)} to end")
@@ -213,23 +213,22 @@ def _views(standings: Sequence[NodeStatus], policy: RolloutPolicy, target: str) 
     )
 
 
-# Owns why nothing begins in the whole fleet, whatever its nodes are in.
-#
-# Pure. Every cause is one guard in `GUARDS`, asked in order; the first that has something to say decides.
+# What blocks the whole rollout: one guard per cause in `HOLD_GUARDS`, asked in order; the first answer counts
 
 ON_DELETE = "OnDelete"
 MINUTE_S = 60.0
 UNSEEN_S = 300.0
-"""A pod of a revision that is not known is waited for so long: longer than a feed that shows nothing is believed.
+"""How long a driver pod of an unknown revision blocks the rollout, in seconds.
 
-The rest is for clocks that differ. Whatever is not known after that is no more: nobody waits for it.
+Longer than a watch may lag, plus a margin for clocks that differ. After that, the revision was deleted.
 """
 
 
 class Blocked(Frozen):
-    """Why nothing begins. `stands_aside`: nothing is touched at all, not even on nodes that were taken.
+    """Why no node starts. `stands_aside`: the rollout does nothing at all, not even on nodes that were taken.
 
-    `allows_retries`: nodes that somebody asked one more attempt for may begin. `until_s`: when it may be over.
+    `allows_retries`: nodes with a requested retry may start. `until_s`: when the block may end, in seconds since the
+    epoch.
     """
 
     phase: Phase
@@ -241,9 +240,9 @@ class Blocked(Frozen):
 
 
 class Scene(Frozen):
-    """All that a hold depends on. `unmatched` are the waves that match no node of the fleet.
+    """What the guards look at. `unmatched` are the waves that match no node of the fleet.
 
-    `failed` are the nodes that failed for the target, and `failing` those of which that is to be noted now.
+    `failed` are the nodes that failed for the target; `failing` are those that are marked as failed now.
     """
 
     fleet: Fleet
@@ -255,18 +254,18 @@ class Scene(Frozen):
 
     @property
     def are_too_many(self) -> bool:
-        """Whether as many nodes have failed as end the rollout."""
+        """True if failureThreshold is reached."""
         return len(self.failed) + len(self.failing) >= max(1, self.terms.policy.failure_threshold)
 
     @property
     def failed_of_s(self) -> float:
-        """When the last of those was taken, 0 without one."""
+        """When the last failed node was taken, in seconds since the epoch; 0 without one."""
         found = (one.member.record for one in (*self.failed, *self.failing))
         return max((record.began_s for record in found if record is not None), default=0.0)
 
 
 def hold(scene: Scene) -> Blocked | None:
-    """Why nothing may begin, None where nodes may."""
+    """Why no node may start, None if nodes may."""
     return next((found for guard in HOLD_GUARDS if (found := guard(scene)) is not None), None)
 
 
@@ -296,7 +295,7 @@ def _strategy(scene: Scene) -> Blocked | None:
 
 
 def _not_observed(scene: Scene) -> Blocked | None:
-    """Until the DaemonSet's own controller has seen its template, nobody knows what a new pod would be made from."""
+    """Before the DaemonSet controller has observed the template, the revision of a new pod is unknown."""
     daemon_set = scene.fleet.daemon_set
     if scene.terms.target and (daemon_set is None or daemon_set.is_current):
         return None
@@ -305,9 +304,9 @@ def _not_observed(scene: Scene) -> Blocked | None:
 
 
 def _not_seen(scene: Scene) -> Blocked | None:
-    """A new pod of a revision that is not known: somebody has asked for a newer template than the target's.
+    """A new pod has an unknown revision, so the DaemonSet has a newer template than the target.
 
-    To go back now would throw that away, and whoever begins now would have to begin again.
+    Going back now would discard it, and a node that starts now would have to start again.
     """
     known, now_s = scene.terms.revisions, scene.terms.now_s
     unseen = [pod for pod in scene.fleet.pods if pod.revision not in known and now_s < pod.made_s + UNSEEN_S]
@@ -326,7 +325,7 @@ def _none_may_be_away(scene: Scene) -> Blocked | None:
 
 
 def _empty_wave(scene: Scene) -> Blocked | None:
-    """A wave for nobody is a slip of the pen: a canary that does not exist would let everybody go at once."""
+    """A wave that matches no node is likely a typo: without its canary, all nodes would start at once."""
     waves = scene.terms.policy.waves
     for number, wave in enumerate(waves, 1):
         if number <= scene.turn.reached:
@@ -399,28 +398,28 @@ HOLD_GUARDS: tuple[Callable[[Scene], Blocked | None], ...] = (
 )
 
 
-# Owns which nodes are one unit: a job, a rack, a link domain. Pure.
+# Units: nodes that share a job, a rack or a link domain
 
 
 def unit_name(member: Member, units: Units | None) -> str:
-    """The unit of the node, "" for one that stands alone."""
+    """The unit of the node, "" if it has none."""
     return member.node.labels.get(units.key, "") if units is not None else ""
 
 
 def is_one_at_a_time(units: Units | None) -> bool:
-    """Whether at most one node of a unit may be under way."""
+    """True if at most one node of a unit may be under way."""
     return units is not None and units.mode is UnitMode.ONE_AT_A_TIME
 
 
 def busy_units(standings: Iterable[NodeStatus], units: Units | None) -> dict[str, str]:
-    """The units of which no other node may begin, each with the node that is under way."""
+    """Units with mode OneAtATime that have a node under way, each with that node."""
     if not is_one_at_a_time(units):
         return {}
     return _by_unit((one for one in standings if one.verdict.place is NodePhase.UNDER_WAY), units)
 
 
 def units_kept_back(standings: Iterable[NodeStatus], blocked: Iterable[str], units: Units | None) -> dict[str, str]:
-    """The units that go together and cannot yet, each with a node of it that has not begun and is `blocked`."""
+    """Units with mode Together that cannot start, each with a waiting node for which requests fail (`blocked`)."""
     if units is None or units.mode is not UnitMode.TOGETHER:
         return {}
     stuck = set(blocked)
@@ -429,12 +428,12 @@ def units_kept_back(standings: Iterable[NodeStatus], blocked: Iterable[str], uni
 
 
 def _by_unit(standings: Iterable[NodeStatus], units: Units | None) -> dict[str, str]:
-    """The units of `standings`, each with the name of a node of it."""
+    """The units of `standings`, each with one of its nodes."""
     return {unit: one.member.node.name for one in standings if (unit := unit_name(one.member, units))}
 
 
 def crews(candidates: Iterable[NodeStatus], units: Units | None) -> list[tuple[str, list[NodeStatus]]]:
-    """The candidates by who begins together, each with the name of the unit: alone, but in units that go together."""
+    """The candidates that start together, with the name of their unit: single nodes except with mode Together."""
     together: dict[str, list[NodeStatus]] = {}
     found: list[tuple[str, list[NodeStatus]]] = []
     for standing in candidates:
@@ -449,17 +448,17 @@ def crews(candidates: Iterable[NodeStatus], units: Units | None) -> list[tuple[s
     return found
 
 
-# Owns what is known of a node before it begins: whether a run for the target revision would succeed on it.
+# Preflight: whether a run for the target revision would succeed on a node
 #
-# A short-lived pod of the new template looks, pulls meanwhile all images that the template's pods need, so that no
-# node waits for them in its turn, and keeps its own result: it stays until its node has begun, or nobody needs to know
-# any more. A wave begins once all of its nodes have a result; whoever joins it later waits for their own. Pure.
+# A task pod of the new template checks that, and pulls all images of the template meanwhile. The pod keeps the result
+# until its node starts or the result is not needed any more. A wave starts once all of its nodes have a result; a node
+# that joins later waits for its own.
 
 MAX_AT_ONCE = 50
-"""So many pods may be at work at a time: each pulls an image and asks the API server."""
+"""Maximum number of running preflight pods: each pulls images and sends requests."""
 
 LATE_S = 60.0
-"""A kubelet that lives has ended its pod so long after the pod's own limit."""
+"""Seconds that a working kubelet needs at most to end a pod after its limit."""
 
 MAX_REASON_CHARS = 300
 
@@ -473,19 +472,19 @@ FAILING = frozenset(
         ExitCode.API_REFUSED,
     }
 )
-"""Exit codes that a run with the same settings on the same node would end with, too."""
+"""Exit codes that a retry with the same settings on the same node would end with, too."""
 
 WAITS, RUNS = "waits for its preflight", "its preflight is running"
 
 _SEEN_AHEAD = frozenset({GateKind.SOAK, GateKind.APPROVAL})
-"""While the next wave waits for one of these, its nodes are looked at: whoever approves it sees what comes."""
+"""Gates during which the preflights of the next wave run, so that its approver sees their results."""
 
 
 @dataclass
 class Checks:
-    """Which pods are made and deleted now, who waits for a result, by name, and why nobody gets one, "" where they do.
+    """Pods to create and delete, the reason of each node that waits for a result, and why no pod can be created.
 
-    `shown` is what is known of each node, `progress` how many have come to a result, in words.
+    `shown` is the known result of each node, `progress` the number of nodes with a result, in words.
     """
 
     acts: list[Act] = field(default_factory=list)
@@ -496,7 +495,7 @@ class Checks:
 
 
 def preflight_findings(fleet: Fleet, target: str, now_s: float) -> dict[str, PreflightFinding]:
-    """What the pods tell of a run for `target`, by node."""
+    """The results of the preflights for `target`, by node."""
     if fleet.policy.preflight is PreflightMode.OFF:
         return {}
     return {
@@ -509,7 +508,7 @@ def preflight_findings(fleet: Fleet, target: str, now_s: float) -> dict[str, Pre
 def preflight_checks(
     fleet: Fleet, standings: Sequence[NodeStatus], terms: Terms, turn: WaveProgress, hold: Blocked | None
 ) -> Checks:
-    """What the preflight of the nodes has come to, and what follows."""
+    """The results of the preflights, and what follows from them."""
     found = Checks(shown={node: one.shown for node, one in terms.preflights.items()})
     if hold is not None and hold.stands_aside:
         return found
@@ -536,7 +535,7 @@ def preflight_checks(
 
 
 def preflight_again(member: Member, finding: PreflightFinding) -> tuple[Act, ...]:
-    """Somebody asked for one more attempt: the pod is made anew. The wish goes after it, so that none is lost."""
+    """A retry was requested: recreate the pod. The request is removed after the pod, so that none is lost."""
     pod, node = finding.pod, member.node
     return (
         DeletePod(pod.namespace, pod.name, pod.uid, pod.node),
@@ -545,7 +544,7 @@ def preflight_again(member: Member, finding: PreflightFinding) -> tuple[Act, ...
 
 
 def preflight_told(shown: NodePreflight) -> str:
-    """A result that is no good, as the reason of a node."""
+    """A result that is not a pass, as the reason of a node."""
     if shown.result is PreflightResult.FAILS:
         return f"its preflight fails: {shown.reason}"
     return f"its preflight could not be run: {shown.reason}"
@@ -568,7 +567,7 @@ def _finding(pod: TaskPod, now_s: float) -> PreflightFinding:
 
 
 def _unneeded(fleet: Fleet, standings: Sequence[NodeStatus], terms: Terms) -> list[Act]:
-    """Pods whose result nobody needs any more."""
+    """Deletions of pods whose result is not needed any more."""
     needed = {one.member.node.name for one in standings if _may_wait(one)}
     is_off = fleet.policy.preflight is PreflightMode.OFF
     return [
@@ -580,15 +579,15 @@ def _unneeded(fleet: Fleet, standings: Sequence[NodeStatus], terms: Terms) -> li
 
 
 def _may_wait(standing: NodeStatus) -> bool:
-    """Whether the node waits for its turn, or may do so again."""
+    """True if the node waits to start, or may do so again."""
     place = standing.verdict.place
-    return place is NodePhase.WAITING or (place is NodePhase.LEFT_OUT and not is_excluded(standing.member))
+    return place is NodePhase.WAITING or (place is NodePhase.LEFT_OUT and not standing.member.is_excluded)
 
 
 def _asked(standings: Sequence[NodeStatus], turn: WaveProgress, hold: Blocked | None) -> list[NodeStatus]:
-    """The nodes that have to have a result now, by wave: those of open waves, and of the one that opens next.
+    """The nodes that need a result now, by wave: those of open waves, and of the one that opens next.
 
-    Nothing is made while somebody or something has stopped the rollout; a window is waited for with results.
+    None while the rollout is blocked, except outside of a maintenance window.
     """
     if hold is not None and hold.phase is not Phase.WAITING_FOR_WINDOW:
         return []
@@ -600,7 +599,7 @@ def _asked(standings: Sequence[NodeStatus], turn: WaveProgress, hold: Blocked | 
 
 
 def _made(fleet: Fleet, asked: Sequence[NodeStatus], terms: Terms) -> tuple[list[CreatePod], str]:
-    """The pods that are made now, and why none can be, "" where they can."""
+    """The pods to create now, and why none can be created."""
     ours = [pod for pod in fleet.task_pods if pod.task is Task.PREFLIGHT]
     there = {pod.node for pod in ours if pod.revision == terms.target}
     room = MAX_AT_ONCE - sum(is_at_work(pod, terms.now_s) for pod in ours)
@@ -615,7 +614,7 @@ def _made(fleet: Fleet, asked: Sequence[NodeStatus], terms: Terms) -> tuple[list
 
 
 def is_at_work(pod: TaskPod, now_s: float) -> bool:
-    """Whether something may come of it yet. One whose kubelet is gone never ends: after a while it holds no place."""
+    """True if the pod may still have a result. A pod whose kubelet is gone never ends, and stops counting."""
     return not pod.has_ended and now_s < _until_s(pod)
 
 
@@ -631,7 +630,7 @@ def _has_result(standing: NodeStatus, terms: Terms) -> bool:
 def _reasons(
     asked: Sequence[NodeStatus], waiting: Sequence[NodeStatus], terms: Terms, turn: WaveProgress
 ) -> dict[str, str]:
-    """Why those `asked` do not begin: their own result, or that of others in a wave or a unit that begins as one."""
+    """Why nodes of `asked` do not start: they lack a result, or others of their wave or unit do."""
     own = {one.member.node.name for one in waiting}
     waves = {one.wave for one in waiting if one.wave > turn.reached}
     crews = {unit for one in waiting if (unit := _crew(one, terms))}
@@ -652,111 +651,11 @@ def _crew(standing: NodeStatus, terms: Terms) -> str:
     return unit_name(standing.member, rules) if rules is not None and rules.mode is UnitMode.TOGETHER else ""
 
 
-# Owns who starts now, and why each of the others that could has to wait. Pure.
-
-BEGINS = "starts now"
-
-
-@dataclass
-class Starts:
-    """Who begins, why each of the others waits, by name, and why some never can.
-
-    `are_short_of_nodes`: somebody waits for nodes to be available again. `blocked` are those whose turn it is, but for
-    which requests fail: they take nobody's place.
-    """
-
-    acts: list[MarkNode] = field(default_factory=list)
-    reasons: dict[str, str] = field(default_factory=dict)
-    never: str = ""
-    are_short_of_nodes: bool = False
-    blocked: list[str] = field(default_factory=list)
-
-
-def order(standings: Iterable[NodeStatus]) -> list[NodeStatus]:
-    """Those that want a turn, in the order in which they get it: by wave, retries first, by name."""
-    return sorted(
-        (standing for standing in standings if standing.verdict.wants_turn),
-        key=lambda standing: (standing.wave, standing.verdict.place is not NodePhase.FAILED),
-    )
-
-
-def starts(
-    standings: Sequence[NodeStatus],
-    terms: Terms,
-    turn: WaveProgress,
-    hold: Blocked | None,
-    unchecked: Mapping[str, str],
-) -> Starts:
-    """Who of `standings`, all nodes of the rollout by name, starts now; none of `unchecked`, which has the reasons."""
-    found = Starts()
-    candidates = []
-    for standing in order(standings):
-        name = standing.member.node.name
-        if why := _why_not_yet(standing, turn, hold):
-            found.reasons[name] = why
-        elif name in terms.blocked:
-            found.blocked.append(name)
-            found.reasons[name] = f"cannot begin: {terms.blocked[name]}"
-        elif why := unchecked.get(name, ""):
-            found.reasons[name] = why
-        else:
-            candidates.append(standing)
-    if not candidates:
-        return found
-    budget = Budget(terms.policy, standings, absent(terms.daemon_set, standings))
-    busy = busy_units(standings, terms.policy.units) | units_kept_back(standings, found.blocked, terms.policy.units)
-    one_at_a_time = is_one_at_a_time(terms.policy.units)
-    for unit, crew in crews(candidates, terms.policy.units):
-        never = budget.never(unit, crew) if len(crew) > 1 else ""
-        found.never = found.never or never
-        why = _why_unit_waits(unit, busy) or never or budget.refusal(crew)
-        if not why:
-            budget.take(crew)
-            found.acts += [begin(standing, terms) for standing in crew]
-            if unit and one_at_a_time:
-                busy[unit] = crew[0].member.node.name
-        for standing in crew:
-            found.reasons[standing.member.node.name] = why or BEGINS
-    found.are_short_of_nodes = budget.is_refused_for_away
-    return found
-
-
-def begin(standing: NodeStatus, terms: Terms) -> MarkNode:
-    """Take the node: the mark that everything else on it follows from."""
-    node, pod = standing.member.node, standing.member.pod
-    return MarkNode(
-        node.name,
-        node.resource_version,
-        UpgradeState.RESTART,
-        NodeRecord(
-            rollout=terms.rollout,
-            revision=terms.target,
-            wave=standing.wave,
-            pod=pod.uid if pod is not None else "",
-            boot_id=node.boot_id,
-            began_s=terms.now_s,
-            since_s=terms.now_s,
-            outcome_s=node.outcome_s or 0.0,
-        ),
-        consumes_retry=node.wants_retry,
-    )
-
-
-def _why_not_yet(standing: NodeStatus, turn: WaveProgress, hold: Blocked | None) -> str:
-    is_retry = standing.verdict.place is NodePhase.FAILED
-    if hold is not None and not (is_retry and hold.allows_retries):
-        return hold.message
-    if standing.wave > turn.upto and turn.gate is not None:
-        return turn.gate.text
-    return ""
-
-
-def _why_unit_waits(unit: str, busy: dict[str, str]) -> str:
-    return f"waits for node {busy[unit]} of its unit {unit}" if unit in busy else ""
+# Which node is in which wave
 
 
 class Waves(Frozen):
-    """The number of each node's wave, in the order of the nodes, and the waves that no node matches."""
+    """The wave number of each node in the order of the nodes (0: none), and the waves that match no node."""
 
     numbers: tuple[int, ...]
     unmatched: tuple[int, ...]
@@ -765,7 +664,12 @@ class Waves(Frozen):
 def assign_waves(
     members: Sequence[Member], verdicts: Sequence[NodeDecision], policy: RolloutPolicy, target: str
 ) -> Waves:
-    """The waves of all nodes; 0 for a node that is in none. The first of a Together unit brings the others along."""
+    """Assign a wave to every node.
+
+    A node that was started for the target stays in its wave unless it is left out. The others go, in the order of their
+    names, to the first wave that matches and has room, nodes that wait before those that are left out or done: a canary
+    is a node that starts. The first node of a unit with mode Together brings the others along.
+    """
     placing = _Placing(members, policy)
     for at, (member, verdict) in enumerate(zip(members, verdicts, strict=True)):
         if verdict.place is not NodePhase.LEFT_OUT and (number := _kept(member, target, len(policy.waves))):
@@ -778,7 +682,7 @@ def assign_waves(
 
 
 class _Placing:
-    """The waves with what is left of their amounts (None: as much as comes), while nodes are put in them."""
+    """The waves and what is left of their amounts (None: no limit) while nodes are assigned."""
 
     def __init__(self, members: Sequence[Member], policy: RolloutPolicy) -> None:
         self._members, self._waves = members, policy.waves
@@ -794,7 +698,7 @@ class _Placing:
         self.unmatched = tuple(number for number, count in enumerate(matching, 1) if members and not count)
 
     def put(self, at: int, number: int) -> None:
-        """This node is in that wave, or in none."""
+        """Assign the node at `at` to the wave; 0 for none."""
         self.numbers[at] = number
         if not number:
             return
@@ -805,7 +709,7 @@ class _Placing:
             self._of_unit.setdefault(unit, number)
 
     def found(self, at: int) -> int:
-        """The wave of its unit, else the first that matches and has room, else 0."""
+        """The wave of the node's unit, else the first that matches and has room, else 0."""
         if number := self._of_unit.get(self._units[at], 0):
             return number
         labels = self._members[at].node.labels
@@ -823,6 +727,6 @@ def _matching(wave: Wave, members: Sequence[Member]) -> int:
 
 
 def _kept(member: Member, target: str, waves: int) -> int:
-    """The wave that the node was taken in for the target; the last one where there are fewer waves by now."""
+    """The wave in which the node was taken for the target, or the last wave if there are fewer now; 0 if none."""
     record = member.record
     return min(max(record.wave, 0), waves) if record is not None and record.revision == target else 0

@@ -89,9 +89,9 @@ FLEET_CONTROL_MUTANTS = (
     Mutant(
         "blocked-node-takes-a-place",
         "a node that cannot be marked does not use the place of another node",
-        "domain/fleet/waves.py",
-        "        elif name in terms.blocked:\n",
-        "        elif name in terms.blocked and not name:\n",
+        "domain/fleet/nodes.py",
+        "    _requests_fail,\n    _preflight_missing,\n",
+        "    _preflight_missing,\n",
         (FAULTS + "test_what_one_node_is_refused_keeps_nobody_else_back_and_is_said_once",),
     ),
     Mutant(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from tests.assurance.mutants.mutant import Mutant
 
 METRICS = "unit/fleet/test_fleet_metrics.py::"
-GAUGES = "unit/fleet/test_gauges.py::"
 MILESTONES = "unit/fleet/test_milestones.py::"
 
 FLEET_METRICS_MUTANTS = (
@@ -29,7 +28,7 @@ FLEET_METRICS_MUTANTS = (
         "room-while-paused",
         "no node counts as ready to start while the rollout is paused or halted",
         "domain/fleet/status.py",
-        " for one in report.rollouts.values() if one.phase in _STARTING",
+        " for one in report.rollouts.values() if one.phase in STARTING",
         " for one in report.rollouts.values()",
         (METRICS + "test_an_upgrade_can_start_where_somebody_waits_and_there_is_room",),
     ),
@@ -52,18 +51,10 @@ FLEET_METRICS_MUTANTS = (
     Mutant(
         "end-estimated-once",
         "the expected end of a rollout moves as time passes, even if nothing happens",
-        "core/fleet/controller.py",
-        "_Gauge(found, one.facts, now_s + ESTIMATE_S)",
-        "_Gauge(found, one.facts, math.inf)",
-        (GAUGES + "test_it_is_estimated_at_once_and_again_after_a_minute_though_nothing_happens",),
-    ),
-    Mutant(
-        "end-of-another-revision",
-        "a new revision has its own expected end at once",
-        "core/fleet/controller.py",
-        " or known.figures.target != found.target:",
-        ":",
-        (GAUGES + "test_another_revision_is_estimated_for_itself",),
+        "domain/fleet/status.py",
+        "else now_s + pace.left_s",
+        "else pace.left_s",
+        (METRICS + "test_a_pace_that_is_unknown_is_served_as_0",),
     ),
     Mutant(
         "wave-end-reported-again",

@@ -9,9 +9,9 @@ from functools import cache
 from unittest import mock
 
 from driver_manager.domain.fleet.advance import OUTLOOK_GUARDS, advance, survey, view_of
-from driver_manager.domain.fleet.nodes import JUDGE_CASES, PHASE_CASES
+from driver_manager.domain.fleet.nodes import FOREIGN, JUDGE_CASES, PHASE_CASES, UNFIT
 from driver_manager.domain.fleet.spec import Fleet, PreflightMode, RolloutPolicy, UpgradeState
-from driver_manager.domain.fleet.state import FOREIGN, UNFIT, FleetDecision, MarkNode, NodeStatus, Terms
+from driver_manager.domain.fleet.state import FleetDecision, MarkNode, NodeStatus, Terms
 from driver_manager.domain.fleet.waves import HOLD_GUARDS
 from tests.support.docs.markdown import code, table
 from tests.support.fakes import fleet_world

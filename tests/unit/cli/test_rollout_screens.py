@@ -15,6 +15,7 @@ from driver_manager.cli.rollout_verbs import plan_body
 from driver_manager.core.fleet.world import ObservedRollout
 from driver_manager.core.fleet_ports import Leader
 from driver_manager.domain.fleet.advance import survey
+from driver_manager.domain.fleet.nodes import order
 from driver_manager.domain.fleet.spec import (
     Amount,
     Fleet,
@@ -28,7 +29,6 @@ from driver_manager.domain.fleet.spec import (
     Wave,
 )
 from driver_manager.domain.fleet.state import NodePhase, Phase
-from driver_manager.domain.fleet.waves import order
 from driver_manager.schemas import schema
 from tests.support.fakes.fleet_builders import NEW, NOW_S, OLD, fleet, new_pod, node, pod, policy, record
 from tests.support.fakes.schemas import conforms

@@ -10,15 +10,13 @@ from driver_manager.adapters.report.http import Heartbeat
 from driver_manager.cli.rollout_controller import FleetEndpoint
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.spec import Amount, Fleet, RevisionHistory, RolloutState, UpgradeState
-from driver_manager.domain.fleet.state import Phase
+from driver_manager.domain.fleet.state import Pace, Phase
 from driver_manager.domain.fleet.status import (
     FleetReport,
-    Pace,
     RolloutFigures,
     figures,
     fleet_families,
     operator_families,
-    pace,
 )
 from driver_manager.domain.metrics import exposition
 from driver_manager.domain.profile import UpgradeMetrics
@@ -56,14 +54,13 @@ def some() -> Fleet:
 
 
 def counted(facts: Fleet, decision_s: float = 0.25) -> RolloutFigures:
-    """Its figures, with the pace."""
-    found = figures(facts, advance(facts, NOW_S), decision_s)
-    return replace(found, pace=pace(facts, found.phase, NOW_S))
+    """Its figures."""
+    return figures(facts, advance(facts, NOW_S), decision_s)
 
 
 def report(*found: RolloutFigures, leads: bool = True) -> FleetReport:
     """Of a controller that is well."""
-    return FleetReport(leads, "", {f"npu/{number}": one for number, one in enumerate(found)})
+    return FleetReport(leads, "", {f"npu/{number}": one for number, one in enumerate(found)}, now_s=NOW_S)
 
 
 def read(text: str) -> dict[tuple[object, ...], float]:
@@ -118,7 +115,7 @@ def test_a_rollout_moves_when_a_node_comes_to_another_state_or_when_it_begins() 
 
 def test_a_pace_that_is_unknown_is_served_as_0() -> None:
     known = counted(some())
-    assert known.pace == Pace(40.0, ends_s=NOW_S + 2 * 40.0, free=1), "b took so long; four are left, three at a time"
+    assert known.pace == Pace(40.0, left_s=2 * 40.0, free=1), "b took so long; four are left, three at a time"
     for one, values in ((known, (40.0, NOW_S + 80.0)), (replace(known, pace=Pace()), (0.0, 0.0))):
         found = {family.name: family.values for family in fleet_families(report(one))}
         served = ("node_seconds", "expected_end_timestamp_seconds")
@@ -126,7 +123,7 @@ def test_a_pace_that_is_unknown_is_served_as_0() -> None:
 
 
 def test_what_is_served_is_what_prometheus_reads(endpoint: FleetEndpoint) -> None:
-    told = FleetReport(True, "", {'npu/"odd"': counted(some())}, {"MarkNode": 4, "RestartPod": 2})
+    told = FleetReport(True, "", {'npu/"odd"': counted(some())}, {"MarkNode": 4, "RestartPod": 2}, NOW_S)
     endpoint.publish(told)
     answer = endpoint.respond("/metrics")
     assert (answer.status, answer.content_type.partition(";")[0]) == (200, "text/plain")

@@ -9,9 +9,9 @@ import pytest
 
 from driver_manager.domain import selectors
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.nodes import STALE_S
+from driver_manager.domain.fleet.nodes import STALE_S, TAKEN_AGAIN
 from driver_manager.domain.fleet.spec import ConditionGate, DriverPod, Fleet, FleetNode, GatePod, PodGate, UpgradeState
-from driver_manager.domain.fleet.state import TAKEN_AGAIN, Announce, MarkNode, NodePhase, RestartPod
+from driver_manager.domain.fleet.state import Announce, MarkNode, NodePhase, RestartPod
 from driver_manager.domain.node_state import NodeState
 from tests.support.fakes.fleet_builders import (
     NEW,

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.spec import Amount, Fleet, FleetNode, UpgradeState, Wave
-from driver_manager.domain.fleet.state import Phase
-from driver_manager.domain.fleet.status import Pace, pace
+from driver_manager.domain.fleet.spec import PLURAL, Amount, Fleet, FleetNode, UpgradeState, Wave
+from driver_manager.domain.fleet.state import Pace, Phase
 from driver_manager.domain.outage import Outage
 from driver_manager.domain.reboot.maintenance_windows import Schedule
 from tests.support.fakes.fleet_builders import (
@@ -24,6 +23,9 @@ from tests.support.fakes.fleet_builders import (
     policy,
     record,
 )
+from tests.support.fakes.fleet_runs import ControllerRun
+from tests.support.fakes.fleet_runs import fleet as scene_of
+from tests.support.fakes.fleet_scene import NAMESPACE
 
 DONE, FAILED, RESTART = UpgradeState.DONE, UpgradeState.FAILED, UpgradeState.RESTART
 TO_APPROVE = Wave("canary", amount=Amount(1), needs_approval=True)
@@ -43,14 +45,13 @@ def of(found: list[FleetNode], **rules: Any) -> Fleet:
 
 
 def pace_of(facts: Fleet) -> Pace:
-    """Its pace now, in the phase that it is in."""
-    return pace(facts, advance(facts, NOW_S).outlook.phase, NOW_S)
+    """Its pace now."""
+    return advance(facts, NOW_S).outlook.pace
 
 
 def lasts_s(facts: Fleet) -> float | None:
     """In how many seconds it may be done."""
-    ends_s = pace_of(facts).ends_s
-    return None if ends_s is None else ends_s - NOW_S
+    return pace_of(facts).left_s
 
 
 def test_what_a_node_takes_is_the_median_of_those_that_are_done() -> None:
@@ -132,3 +133,31 @@ def test_room_is_what_the_limits_leave_of_those_under_way() -> None:
     assert pace_of(of(nodes, max_parallel=1)).free == 0
     assert pace_of(of(nodes, max_parallel=0)).free == 3
     assert pace_of(of(nodes, max_parallel=3, max_unavailable=Amount(2))).free == 1
+
+
+def test_a_controller_reports_when_a_rollout_may_be_complete() -> None:
+    scene = scene_of(6, maxParallel=1, waves=[{"name": "all"}])
+    run = ControllerRun(scene)
+    run.until_phase("Complete")
+    new = scene.set_driver("driver:2")
+    run.until(lambda: len(scene.restarts) == 3, "half of them are done or under way")
+    run.turn()
+    report = run.reports[-1]
+    (found,) = report.rollouts.values()
+    left_s, node_s = found.pace.left_s, found.pace.node_s
+    assert left_s
+    assert node_s
+    ends_s = report.now_s + left_s
+    run.until_complete(new)
+    assert ends_s == pytest.approx(scene.clock.wall(), abs=2 * node_s)
+    (found,) = run.reports[-1].rollouts.values()
+    assert found.pace == Pace(), "a rollout that does not go on has none"
+
+
+def test_a_rollout_that_is_gone_is_not_reported() -> None:
+    scene = scene_of(1)
+    run = ControllerRun(scene)
+    run.until_phase("Complete")
+    scene.store.delete(PLURAL, "driver", namespace=NAMESPACE)
+    run.turn()
+    assert run.reports[-1].rollouts == {}
