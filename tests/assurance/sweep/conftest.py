@@ -1,6 +1,6 @@
 """Owns what the sweep's tests share: the workers' nodes, the recorded runs, and the figures at the end of a session."""
 
-# pytest passes fixtures by name
+# ruff: noqa: F811  # pytest passes fixtures by name
 from __future__ import annotations
 
 import contextlib
@@ -11,6 +11,14 @@ from pathlib import Path as File
 import pytest
 
 from tests.support.control_plane.api import Api
+from tests.support.control_plane.fixtures import (  # noqa: F401  # fixtures, used by their names
+    admin_api,
+    agent_for_workloads,
+    control_plane,
+    dra,
+    nothing_left_running,
+    proxy,
+)
 from tests.support.control_plane.servers import ControlPlane, User
 from tests.support.control_plane.sweep.scene import SweepNode, SweepPath
 from tests.support.control_plane.sweep.sweeping import SHARES, Figures, Recording, record

@@ -6,6 +6,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.control_plane.fixtures import (  # noqa: F401  # fixtures, used by their names
+    admin_api,
+    agent,
+    agent_for_workloads,
+    agent_token,
+    agent_with_events,
+    containers,
+    control_plane,
+    dra,
+    node,
+    nothing_left_running,
+    operands,
+    proxy,
+    workloads,
+)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what lives in this folder; the hook gets the whole session's items."""

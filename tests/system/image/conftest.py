@@ -8,6 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.control_plane.fixtures import (  # noqa: F401  # fixtures, used by their names
+    admin_api,
+    agent_with_events,
+    control_plane,
+    node,
+    operands,
+)
 from tests.support.image import builder, distributions
 
 
