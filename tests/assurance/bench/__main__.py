@@ -72,7 +72,6 @@ def figures() -> list[Figure]:
 
 @contextlib.contextmanager
 def running_plane(server_options: tuple[str, ...] = ()) -> Iterator[ControlPlane]:
-    """A control plane with the namespace and the agents' rights."""
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     reason = missing_assets(assets)
     if reason or assets is None:
@@ -87,7 +86,6 @@ def running_plane(server_options: tuple[str, ...] = ()) -> Iterator[ControlPlane
 
 
 def of_reconcile(plane: ControlPlane) -> list[Figure]:
-    """What one upgrade costs."""
     samples = [in_a_folder(f"reconcile {n + 1} of {RUNS}", lambda f: reconcile.measure(plane, f)) for n in range(RUNS)]
     peaks = [in_a_folder("its memory", lambda f: reconcile.measure_peak(plane, f)) for _ in range(PEAK_RUNS)]
     floors = tuple(sample.floor_s for sample in samples)
@@ -128,7 +126,6 @@ def of_reconcile(plane: ControlPlane) -> list[Figure]:
 
 
 def of_holders(plane: ControlPlane) -> list[Figure]:
-    """What finding the holders of a device costs."""
     seconds = in_a_folder("holders among 5,000 processes", lambda f: measure_holders(plane, f, HOLDER_RUNS))
     how = f"whole command among 5,000 processes more; {OVER.format(HOLDER_RUNS)}"
     floors = tuple(floor_s() for _ in seconds)
@@ -136,7 +133,6 @@ def of_holders(plane: ControlPlane) -> list[Figure]:
 
 
 def of_idle(plane: ControlPlane) -> list[Figure]:
-    """What the loops cost where nothing happens."""
     rebooter = in_a_folder("idle rebooter", lambda f: measure_rebooter(plane, f))
     requests = in_a_folder("health-watch's requests", lambda f: measure_watch_requests(plane, f))
     how = "through a proxy that counts"
@@ -148,7 +144,6 @@ def of_idle(plane: ControlPlane) -> list[Figure]:
 
 
 def of_rollout(plane: ControlPlane) -> list[Figure]:
-    """What a rollout costs the API server."""
     rolled = in_a_folder(f"rollout over {rollout.FEW} nodes", lambda f: rollout.measure_rolled(plane, f))
     idle_how = f"audit log over {rollout.IDLE_S:.0f} s after a rollout; watches and its Lease aside"
     return [
@@ -179,7 +174,6 @@ def of_served(plane: ControlPlane) -> list[Figure]:
 
 
 def of_big_fleets() -> list[Figure]:
-    """What a rollout costs with thousands of nodes."""
     say(f"decisions about {rollout.MOST} nodes")
     decisions = tuple(rollout.measure_decisions(rollout.MOST, DECISIONS))
     floors = tuple(floor_s() for _ in decisions)
@@ -216,7 +210,6 @@ def of_big_fleets() -> list[Figure]:
 
 
 def of_scale(plane: ControlPlane) -> list[Figure]:
-    """What many nodes at once cost."""
     say(f"{NODES} nodes at once")
     crowd = measure_crowd(plane)
     agents = "real agents, simulated hosts"
@@ -242,7 +235,6 @@ def of_scale(plane: ControlPlane) -> list[Figure]:
 
 
 def of_storm() -> list[Figure]:
-    """What an outage's end costs."""
     say("1,000 clients sent away")
     with_jitter, without = measure_storm()
     how = f"real clients on simulated clocks, 5 s of 429 with Retry-After: 1; {without} of 1,000 without jitter"
@@ -250,7 +242,6 @@ def of_storm() -> list[Figure]:
 
 
 def of_watch() -> list[Figure]:
-    """What a watch costs."""
     watch = in_a_folder("health-watch over 10,000 probes", measure_watch)
     how = "VmRSS, a probe every millisecond, /metrics scraped 50 times a second"
     return [
@@ -273,7 +264,6 @@ def of_watch() -> list[Figure]:
 
 
 def of_demo() -> list[Figure]:
-    """What the first look costs."""
     return [
         *_of_story("the sandbox's demo", 10.0, 140),
         *_of_story("the sandbox's story of a fleet", 20.0, 300, "fleet"),
@@ -295,7 +285,6 @@ def in_a_folder(what: str, measure: Callable[[Path], T]) -> T:
 
 
 def say(what: str) -> None:
-    """Progress."""
     print(what, file=sys.stderr, flush=True)
 
 

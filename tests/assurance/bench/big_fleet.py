@@ -66,7 +66,6 @@ def heavy_node(name: str) -> Obj:
 
 
 def slim_node(name: str) -> Obj:
-    """A Node with what a rollout looks at."""
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": SAID}
     return {
         "metadata": {"name": name, "labels": {**LABEL, "kubernetes.io/hostname": name}},
@@ -99,7 +98,6 @@ class BigFleet:
 
     @property
     def revision(self) -> str:
-        """The hash of the template that all of it serves now."""
         return hash_of(self.store.get("daemonsets", NAME, NAMESPACE)["spec"]["template"])
 
     def set_driver(self, version: str) -> str:
@@ -109,12 +107,10 @@ class BigFleet:
         return self.revision
 
     def status(self) -> Obj:
-        """What the rollout's object shows."""
         found, _ = self.store.find_objects(PLURAL)
         return found[0].get("status") or {}
 
     def counted(self, word: str) -> int:
-        """How many nodes have this word as their label."""
         found, _ = self.store.find_objects("nodes", labels=f"{PROFILE.keys.upgrade_state}={word}")
         return len(found)
 

@@ -30,7 +30,6 @@ class Figure:
 
     @property
     def median(self) -> float:
-        """The middle sample."""
         return statistics.median(self.samples)
 
     @property
@@ -51,12 +50,10 @@ class Figure:
         return f"{text}, {self.median_floors:.1f} × floor" if self.floors_s else text
 
     def wanted(self) -> str:
-        """The target with its unit."""
         text = f"{self.target:g}" if self.target == 0 else f"≤ {self.target:g} {self.unit}".strip()
         return f"{text} or {self.target_floors:g} × floor" if self.floors_s else text
 
     def to_json(self) -> dict[str, Any]:
-        """For machines."""
         floors = {"medianFloors": self.median_floors} if self.floors_s else {}
         return {**vars(self), "median": self.median, "met": self.is_met, **floors}
 
@@ -73,7 +70,6 @@ def as_text(figures: Iterable[Figure], noise: str) -> str:
 
 
 def as_markdown(figures: Iterable[Figure], noise: str) -> str:
-    """The table for a document."""
     head = ["| what | target | measured | how |", "|---|---|---|---|"]
     rows = (
         f"| {one.what} | {one.wanted()} | {one.measured()}{'' if one.is_met else ' **missed**'} | {one.how} |"
@@ -83,7 +79,6 @@ def as_markdown(figures: Iterable[Figure], noise: str) -> str:
 
 
 def busy() -> float:
-    """How many processes wanted a processor in the last minute."""
     return os.getloadavg()[0]
 
 

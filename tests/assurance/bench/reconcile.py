@@ -122,7 +122,6 @@ class Sample:
 
 
 def measure(plane: ControlPlane, folder: Path) -> Sample:
-    """One upgrade with six operands that take a second to stop."""
     return _upgrade(plane, folder)
 
 

@@ -65,7 +65,6 @@ def measure_watch(folder: Path) -> WatchFigures:
 
 @contextlib.contextmanager
 def watching(tree: AscendTree, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A watch that takes a sample every millisecond."""
     argv = [sys.executable, "-m", "driver_manager", "health-watch", *tree.options, "--interval", "1ms"]
     argv += ["--log-level", "warning", "--metrics-addr", f"127.0.0.1:{port}"]
     process = subprocess.Popen(argv, env={"PATH": os.environ["PATH"]})

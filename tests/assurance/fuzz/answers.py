@@ -111,7 +111,6 @@ WRITERS: tuple[tuple[Callable[[KubeCluster], Any], Any], ...] = (
 
 
 def read_answers(data: bytes) -> None:
-    """The first byte picks what is asked for."""
     asks = (*READERS, *WRITERS)
     number = (data[:1] or bytes(1))[0] % len(asks)
     server = _server(data[1:])

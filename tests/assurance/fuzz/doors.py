@@ -27,7 +27,6 @@ MOST_TURNS = 100
 
 
 def answer_request(data: bytes) -> None:
-    """One connection that sends this and then nothing more."""
     ours, theirs = socket.socketpair()
     clock, clients = LoopClock(), dict[int, _Client]()
     with ours, theirs:

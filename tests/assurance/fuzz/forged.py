@@ -53,7 +53,6 @@ class Choices:
         self._left = iter(data)
 
     def one(self, among: Sequence[T]) -> T:
-        """One of them."""
         return among[next(self._left, 0) % len(among)]
 
     def word(self, *likely: str) -> str:
@@ -61,15 +60,12 @@ class Choices:
         return self.one(likely or WORDS) if self.one((True, False)) else self.one(WORDS)
 
     def words(self, *likely: str) -> tuple[str, ...]:
-        """Up to three words."""
         return tuple(self.word(*likely) for _ in range(self.one(range(4))))
 
     def texts(self, *likely: str) -> dict[str, str]:
-        """Words by words."""
         return {word: self.one(WORDS) for word in self.words(*likely)}
 
     def driver(self) -> OldDriver | None:
-        """A driver to go back to."""
         if not self.one((True, False)):
             return None
         return OldDriver(
@@ -81,7 +77,6 @@ class Choices:
         )
 
     def devices(self) -> tuple[Binding, ...]:
-        """Original bindings."""
         return tuple(
             Binding(word, self.one(WORDS), self.one(WORDS), self.one(NUMBERS[:4]))
             for word in (self.word(DEVICE) for _ in range(self.one(range(3))))
@@ -160,7 +155,6 @@ def _with_own_driver() -> World:
 
 
 def _never_unloaded() -> World:
-    """Only a reboot replaces the driver that the host has loaded."""
     world = World({}, Policy(loader=Loader.MANAGER, no_wait=True), profile=ASCEND, driver_root="/opt/new", gate="x")
     world.host.loaded |= dict.fromkeys(ASCEND.modules.roots, "1.0")
     world.host.offers = {"/opt/new": "2.0"}

@@ -231,7 +231,6 @@ def _refusing(read: Callable[[], object], kind: type) -> None:
 
 
 def read_module_file(data: bytes) -> None:
-    """The first byte picks the file's ending."""
     endings = (".ko", ".ko.gz", ".ko.xz")
     if not _TREES:
         _TREES.append(Tree())
@@ -243,7 +242,6 @@ def read_module_file(data: bytes) -> None:
 
 
 def part(place: str, content: bytes | str) -> tuple[int, bytes | str]:
-    """The part of an input that is this file."""
     return PLACES.index(place) + 1, content
 
 

@@ -129,12 +129,10 @@ def check(target: Target, data: bytes) -> bool:
 
 
 def text_of(data: bytes) -> str:
-    """Foreign bytes as our readers give them."""
     return data.decode(errors="replace")
 
 
 def parts_of(data: bytes) -> list[tuple[int, bytes]]:
-    """Selector and content of each part."""
     return [(part[0], part[1:]) for part in data.split(b"\0") if part]
 
 

@@ -139,7 +139,6 @@ def test_a_chain_of_a_thousand_modules_is_put_in_order(monkeypatch: pytest.Monke
 
 
 def test_what_every_tool_prints_reaches_the_readers_of_module_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the part for it would test nothing."""
     seen: list[str] = []
     real = ModuleTrees._modinfo
 

@@ -50,7 +50,6 @@ def warm_up() -> None:
 
 
 def run(root: str, arguments: list[str], limit_s: int) -> dict[str, object]:
-    """One run in a child."""
     out = Path(root, "pytest.out")
     child = os.fork()
     if child == 0:

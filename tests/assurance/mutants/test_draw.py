@@ -46,7 +46,6 @@ CATALOGUE = (POD, NODE)
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A repository with one commit."""
     root = tmp_path / "checkout"
     root.mkdir()
     git(root, "init", "--quiet")

@@ -38,13 +38,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin to count."""
     config.stash[_FIGURES] = Figures(share(SHARES))
 
 
 @pytest.fixture(scope="session")
 def figures(pytestconfig: pytest.Config) -> Figures:
-    """The session's figures."""
     return pytestconfig.stash[_FIGURES]
 
 
@@ -74,7 +72,6 @@ def grounds(sweep_nodes_for: Callable[[int], list[SweepNode]]) -> list[SweepNode
 
 @pytest.fixture(scope="module")
 def sweep_node(sweep_nodes_for: Callable[[int], list[SweepNode]]) -> SweepNode:
-    """One node."""
     return sweep_nodes_for(1)[0]
 
 

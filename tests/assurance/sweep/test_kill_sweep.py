@@ -108,8 +108,6 @@ def test_a_run_killed_together_with_its_half_done_modprobe_is_finished_by_the_ne
 
 
 def last(name: str) -> Callable[[Recording], Kill]:
-    """Right after the last host effect whose name begins so."""
-
     def found(recording: Recording) -> Kill:
         there = [one for one in recording.effects if one.place is Place.HOST and one.name.startswith(name)]
         return Kill(there[-1], after=True)

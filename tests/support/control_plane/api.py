@@ -131,7 +131,6 @@ class Api:
         return answer
 
     def get(self, path: str, **params: str) -> Json:
-        """One object."""
         return self.request("GET", path, params=params)
 
     def answers(self, path: str) -> bool:
@@ -147,7 +146,6 @@ class Api:
         return list(self.request("GET", path, params=params)["items"])
 
     def post(self, path: str, body: Json) -> Json:
-        """The object as created."""
         return self.request("POST", path, body)
 
     def patch(self, path: str, body: Any, content_type: str = MERGE_PATCH) -> Json:
@@ -176,7 +174,6 @@ class Api:
         return Watch(response)
 
     def close(self) -> None:
-        """Close the idle connections."""
         self._pool.clear()
 
     def __enter__(self) -> Self:

@@ -96,7 +96,6 @@ def place(one: Mount) -> None:
 
 
 def main(document: str) -> None:
-    """Become the command."""
     body = json.loads(document)
     spec = Spec(**{**body, "mounts": tuple(Mount(**one) for one in body["mounts"])})
     socket.sethostname(spec.hostname)

@@ -124,7 +124,6 @@ class Cell:
 
     @property
     def by(self) -> Kind:
-        """Its kind."""
         return next(kind for kind in KINDS if kind.name == self.kind)
 
     @property
@@ -134,7 +133,6 @@ class Cell:
         return IN_VAIN_S if is_in_vain else self.by.wait_s
 
     def fault(self, token_file: str) -> Fault:
-        """What the proxy is told."""
         action = self.by.action(self.asked)
         if isinstance(action, Rotate):
             action = replace(action, file=token_file)

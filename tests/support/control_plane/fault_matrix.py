@@ -175,7 +175,6 @@ class Bystander:
             self._pods[node] = pods
 
     def forget(self, node: str) -> None:
-        """The node is gone."""
         with self._lock:
             self._pods.pop(node, None)
 
@@ -218,7 +217,6 @@ class Bystander:
             gone(partial(self.api.delete, f"{pods}/{pod['name']}", grace_s=0), 409)
 
     def _due(self, node: Json) -> list[str]:
-        """Why some of the node's pods have to go now."""
         labels, annotations = node.get("labels", {}), node.get("annotations", {})
         pods = self._pods.get(node["name"], {})
         return [why for why in pods if PAUSED in labels.get(why, "") or annotations.get(why)]
@@ -342,7 +340,6 @@ class Scene:
         return path, made
 
     def state(self) -> State:
-        """As it is now."""
         node = self._api.get(f"/api/v1/nodes/{self.node}")
         meta = node["metadata"]
         kinds = (pod["metadata"]["name"].rpartition("-")[0] for pod in self.pods())
@@ -358,7 +355,6 @@ class Scene:
         )
 
     def settle(self) -> None:
-        """Return once the bystander has done what the node asks for."""
         self._by.settle(self.node)
 
     def pods(self) -> list[Json]:
@@ -373,14 +369,12 @@ class Scene:
         return {"labels": labels, "annotations": node["metadata"].get("annotations", {}), "spec": spec}
 
     def close(self) -> None:
-        """Remove what was made."""
         self._by.forget(self.node)
         for remove in self._removals:
             gone(remove, 409)
 
 
 def is_taken(state: State) -> bool:
-    """Whether the node is still held."""
     return JOURNAL in state.annotations
 
 
@@ -529,7 +523,6 @@ class Bench:
             return scene.snapshot()
 
     def record(self, route: str) -> Record:
-        """The route undisturbed."""
         paused = self.paused() if ROUTES[route].is_paused else None
         with self._scene(route, paused) as scene, self._proxy() as proxy:
             before = scene.state()
@@ -538,7 +531,6 @@ class Bench:
             return Record(enumerate_requests(proxy.exchanges()), said.code, before, scene.state(), paused)
 
     def judge(self, cell: Cell, record: Record) -> Verdict:
-        """Run the cell and look at everything."""
         began_s = time.monotonic()
         with self._scene(cell.route, record.paused) as scene:
             fault = cell.fault(str(scene.folder / "token"))
@@ -681,10 +673,8 @@ def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
 
 
 def judge(cell: Cell, record: Record) -> Verdict:
-    """In a process of a pool."""
     return _BENCH[0].judge(cell, record)
 
 
 def record(route: str) -> Record:
-    """In a process of a pool."""
     return _BENCH[0].record(route)

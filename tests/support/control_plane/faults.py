@@ -40,7 +40,6 @@ class ApiRequest:
 
     @property
     def target(self) -> Target:
-        """What it is about."""
         return target_of(self.method, self.path, self.query)
 
     @property
@@ -237,7 +236,6 @@ class Armed:
 
     @property
     def is_due(self) -> bool:
-        """Whether the request just counted is its."""
         return not self.is_over and self.seen >= self.fault.nth and self.taken < self.fault.times
 
     @property
@@ -283,7 +281,6 @@ class Script:
         return taken
 
     def fire(self, armed: Armed) -> None:
-        """Note that it acts now."""
         with self._changed:
             armed.fired += 1
             self._changed.notify_all()
@@ -319,7 +316,6 @@ class Script:
             assert done, f"fired {self._fired(fault)} of {times} times within {limit_s:g} s: {fault}"
 
     def fired(self, fault: Fault) -> int:
-        """How often it has acted."""
         with self._changed:
             return self._fired(fault)
 
@@ -369,7 +365,6 @@ class ExchangeLog:
             return number
 
     def met(self, number: int, fault: Fault) -> None:
-        """Note that a fault acts on it."""
         with self._lock:
             known = self._exchanges[number]
             self._exchanges[number] = replace(known, faults=(*known.faults, fault))
@@ -385,12 +380,10 @@ class ExchangeLog:
             self._exchanges[number] = replace(self._exchanges[number], status=status)
 
     def ended(self, number: int) -> None:
-        """Note that nothing more is sent."""
         with self._lock:
             self._exchanges[number] = replace(self._exchanges[number], ended_at_s=time.monotonic())
 
     def all(self) -> list[Exchange]:
-        """As they stand now."""
         with self._lock:
             return list(self._exchanges)
 

@@ -82,7 +82,6 @@ def containers() -> None:
 
 @pytest.fixture(scope="session")
 def admin_api(control_plane: ControlPlane) -> Iterator[Api]:
-    """A client that may do everything."""
     with control_plane.api(control_plane.admin) as api:
         yield api
 
@@ -143,7 +142,6 @@ def workloads(node: NodeFactory, admin_api: Api, dra: None) -> Iterator[Workload
 
 @pytest.fixture
 def node(admin_api: Api) -> Iterator[NodeFactory]:
-    """Create nodes. At the end their pods and they are removed."""
     with contextlib.ExitStack() as stack:
 
         def create(

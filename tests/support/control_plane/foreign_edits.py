@@ -60,7 +60,6 @@ class Wait:
 
 
 def _workload(scene: NodeScene, shape: Shape) -> Pod:
-    """A pod that takes for ever to stop."""
     (pod,) = scene.pods.managed(1, shape)
     scene.node.kubelet.stop_after(pod.key, NEVER)
     scene.others.append(pod)
@@ -185,7 +184,6 @@ class Expected:
 
     @property
     def state(self) -> str | None:
-        """What the Node shows of the driver's state."""
         return None if self.is_silent or self.edits is None else STATES.get(self.code, "failed")
 
 
@@ -205,7 +203,6 @@ class Hand:
     in_pause: bool = False
 
     def fits(self, wait: Wait) -> bool:
-        """Whether it means something in this wait."""
         return (wait.has_journal or not self.in_journal) and (wait.has_pause or not self.in_pause)
 
 
@@ -315,7 +312,6 @@ def _told_to_end_expected(wait: Wait) -> Expected:
 
 
 def _force_delete_own_pod(scene: NodeScene) -> None:
-    """The process lives on."""
     scene.own.api.delete(scene.own.path, grace_s=0)
     scene.own.wait_state("gone")
 
@@ -362,7 +358,6 @@ def _reconcile_labels(scene: NodeScene) -> contextlib.AbstractContextManager[Non
 
 
 def _flap(scene: NodeScene) -> contextlib.AbstractContextManager[None]:
-    """Another field manager changes the Node all the time."""
     numbers = iter(range(1_000_000))
     return _looping(scene, lambda: _label(FLAPPING, str(next(numbers)), scene), FLAP_S)
 

@@ -170,7 +170,6 @@ def serve() -> None:
 
 
 def _report(children: set[int]) -> None:
-    """Say what became of children."""
     while children:
         try:
             pid, word = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)

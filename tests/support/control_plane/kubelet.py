@@ -38,7 +38,6 @@ def of_others(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def shown(node: Json) -> Shown:
-    """What the Node shows of the driver's state."""
     labels, notes = node["metadata"].get("labels", {}), node["metadata"].get("annotations", {})
     word = next((text for key, text in labels.items() if key.endswith(STATE_END)), None)
     outcome = next((json.loads(text) for key, text in notes.items() if key.endswith(OUTCOME_END)), None)
@@ -218,7 +217,6 @@ class Kubelet:
                 self._changed.notify_all()
 
     def _reap_pods(self) -> None:
-        """Confirm each deletion when the pod's time to stop is over."""
         while (pod := self._next_to_confirm()) is not None:
             try:
                 self._api.delete(pod.path, grace_s=0, uid=pod.uid)
@@ -257,11 +255,9 @@ class Node:
 
     @property
     def path(self) -> str:
-        """The object's path on the API server."""
         return f"/api/v1/nodes/{self.name}"
 
     def read(self) -> Json:
-        """The Node object as it is now."""
         return self.api.get(self.path)
 
     def labels(self) -> dict[str, str]:
@@ -273,7 +269,6 @@ class Node:
         return of_others(self.read()["metadata"].get("annotations", {}))
 
     def shown(self) -> Shown:
-        """What the Node shows of the driver's state."""
         return shown(self.read())
 
     def set_labels(self, labels: Mapping[str, str | None]) -> None:
@@ -317,7 +312,6 @@ class Operands:
         return {component for component, pods in self.pods().items() if any(map(_is_ready, pods))}
 
     def present(self) -> set[str]:
-        """The components that have a pod on the node in any state."""
         return {component for component, pods in self.pods().items() if pods}
 
     def wait_running(self, *components: str, timeout_s: float = PATIENCE_S) -> None:
@@ -478,7 +472,6 @@ def _remove_node(node: Node) -> None:
 
 
 def node_body(name: str, labels: Mapping[str, str], annotations: Json, boot_id: str | None) -> Json:
-    """A Node that is Ready."""
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "the stand-in is ready"}
     info = {
         "bootID": boot_id or str(uuid.uuid4()),

@@ -46,7 +46,6 @@ class Reconciled:
 
     @property
     def reaction_s(self) -> float:
-        """From the last pod's deletion to the end of the run."""
         return self.ended_s - self.gone_s
 
 
@@ -59,7 +58,6 @@ class Crowded:
     took_s: float
 
     def reactions_s(self) -> list[float]:
-        """Sorted."""
         return sorted(run.reaction_s for run in self.runs)
 
     def most_requests(self) -> int:

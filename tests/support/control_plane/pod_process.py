@@ -67,7 +67,6 @@ class PodRunner:
         return Running(made.command(), {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, last_line)
 
     def run(self, pod: Json, name: str) -> Ended:
-        """Run the container to its end."""
         return self.start(pod, name).end()
 
     def _env(self, pod: Json, container: Json) -> Mapping[str, str]:
@@ -203,7 +202,6 @@ class DriverNode:
             marker.touch()
 
     def is_mounted(self) -> bool:
-        """Whether something is mounted at the driver root."""
         return f" {self.tree.profile.paths.driver_root} " in (self.tree.root / "proc/1/mountinfo").read_text()
 
 

@@ -21,5 +21,4 @@ def enter_pod(environ: Mapping[str, str]) -> None:
 
 
 def of_environment(environ: dict[str, str]) -> InPod:
-    """As the process of such an environment has it."""
     return InPod(Path(environ["TEST_SERVICE_ACCOUNT"]), environ)

@@ -79,15 +79,12 @@ class Running:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is over."""
         return self.process.poll() is not None
 
     def said(self) -> str:
-        """What it has written to standard error so far."""
         return os.pread(self._err.fileno(), os.fstat(self._err.fileno()).st_size, 0).decode(errors="replace")
 
     def end(self) -> Ended:
-        """Wait for its end (at most RUN_TIMEOUT_S)."""
         try:
             out, _ = self.process.communicate(timeout=RUN_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -100,7 +97,6 @@ class Running:
         return Ended(self.process.returncode, out, err, self._last_line.read_text(), at_s, at_s - self._began_s)
 
     def kill(self) -> Ended:
-        """SIGKILL."""
         self.process.send_signal(signal.SIGKILL)
         return self.end()
 
@@ -125,23 +121,19 @@ class ForkedCommand:
 
     @property
     def log(self) -> str:
-        """What it has logged so far."""
         path = self.folder / "err"
         return path.read_text() if path.exists() else ""
 
     def said(self) -> str:
-        """The same."""
         return self.log
 
     @property
     def calls(self) -> list[str]:
-        """The calls to the outside so far."""
         path = self.folder / "calls"
         return path.read_text().split() if path.exists() else []
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is over."""
         return self._code is not None
 
     @property
@@ -167,7 +159,6 @@ class ForkedCommand:
         assert self.wait_stopped()
 
     def go_on(self) -> None:
-        """SIGCONT."""
         with self._changed:
             self._stops = 0
         os.kill(self.pid, signal.SIGCONT)
@@ -186,7 +177,6 @@ class ForkedCommand:
         return self.end()
 
     def end(self) -> Ended:
-        """Wait for its end (at most RUN_TIMEOUT_S)."""
         with self._changed:
             done = self._changed.wait_for(lambda: self.has_ended, RUN_TIMEOUT_S)
         assert done, f"timed out after {RUN_TIMEOUT_S:g} s\n{self.log}"
@@ -197,7 +187,6 @@ class ForkedCommand:
         return Ended(self._code, out, self.log, last, self._at_s, self._at_s - self._began_s)
 
     def told(self, words: Mapping[str, Any]) -> None:
-        """Take in what the fork server says of it."""
         with self._changed:
             if "stopped" in words:
                 self._stops += 1
@@ -292,7 +281,6 @@ class Loop:
 
     @property
     def lines(self) -> list[str]:
-        """What it has said so far."""
         return [json.loads(line)["message"] for line in self._log.read_text().splitlines() if line.endswith("}")]
 
     def says(self, text: str, after: int = 0) -> None:

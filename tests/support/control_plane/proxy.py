@@ -99,7 +99,6 @@ class Hangups:
                         callback()
 
     def close(self) -> None:
-        """End the thread."""
         os.eventfd_write(self._wake, 1)
         self._thread.join()
         self._epoll.close()
@@ -252,7 +251,6 @@ class _Exchange:
         self._stage.log.served(self._number, status)
 
     def answered(self, status: int) -> None:
-        """Note the status that is about to be sent."""
         self._stage.log.answered(self._number, status)
 
     def end(self) -> None:
@@ -641,7 +639,6 @@ class Proxy:
         self._script.lift(fault)
 
     def fired(self, fault: Fault) -> int:
-        """How often the fault has acted."""
         return self._script.fired(fault)
 
     def wait_fired(self, fault: Fault, times: int = 1, timeout_s: float = PATIENCE_S) -> None:
@@ -710,7 +707,6 @@ class Proxy:
             self._start(client)
 
     def _wait_back(self) -> None:
-        """Listen again when the time has come."""
         with self._changed:
             while not self._closing.is_set() and (left_s := self._back_at_s - time.monotonic()) > 0:
                 self._changed.wait(left_s)

@@ -85,11 +85,9 @@ class RealSite:
 
     @property
     def path(self) -> str:
-        """Of the Node."""
         return f"/api/v1/nodes/{self.name}"
 
     def rebooter(self, killer: Killer) -> Rebooter:
-        """A process that was just started."""
         cluster = KubeCluster(self.fleet.client, self.name, self.clock, self.reporter, BUDGET_S)
         gated = Gated(cluster, LeaseSlots(cluster.api, self.fleet.namespace, KEYS), killer)
         ports = RebootPorts(cast(Cluster, gated), gated, self.host, self.clock, self.reporter)
@@ -127,7 +125,6 @@ class RealSite:
 
     @property
     def is_away(self) -> bool:
-        """Whether it is in the middle of a reboot."""
         return self.host.is_down or not self.host.serves
 
     def come_back(self) -> None:
@@ -150,12 +147,10 @@ class RealSite:
         return {key: value for key, value in both.items() if key.startswith("npu.openfuyao.com/")}
 
     def state(self) -> str | None:
-        """What the Node shows of the driver's state."""
         return shown(self.fleet.api.get(self.path))[0]
 
     @property
     def is_done(self) -> bool:
-        """Whether its one reboot is behind it."""
         return len(self.reboots) == 1 and not self.is_away and self.host.remembered().is_empty
 
     def _status(self, *, is_ready: bool) -> dict[str, Any]:
@@ -176,18 +171,15 @@ class RealFleet:
 
     @property
     def lease_path(self) -> str:
-        """Of the Lease with the slots."""
         return f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases/{LEASE}"
 
     def holders(self) -> list[str]:
-        """Names of the nodes that hold a slot."""
         lease = self.api.get(self.lease_path)
         return [name for name in (lease["spec"].get("holderIdentity") or "").split(", ") if name]
 
 
 @contextmanager
 def real_fleet(plane: ControlPlane, api: Api, size: int, policy: RebootPolicy) -> Iterator[RealFleet]:
-    """A fleet whose Nodes are removed at the end."""
     with ExitStack() as stack:
         fleet = RealFleet(plane, api, size, policy)
         stack.callback(fleet.client.renew)

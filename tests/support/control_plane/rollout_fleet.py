@@ -156,7 +156,6 @@ class RolloutFleet:
             gone(lambda node=node: self.api.delete(f"/api/v1/nodes/{node}"))  # type: ignore[misc]
 
     def make_rollout(self, **spec: Any) -> None:
-        """The object."""
         body = {
             "apiVersion": f"{GROUP}/v1alpha1",
             "kind": "DriverRollout",
@@ -166,7 +165,6 @@ class RolloutFleet:
         self.api.post(ROLLOUTS, body)
 
     def edit_rollout(self, **spec: Any) -> None:
-        """Change its spec."""
         self.api.patch(f"{ROLLOUTS}/{self.name}", {"spec": spec})
 
     def set_driver(self, image: str) -> str:
@@ -241,7 +239,6 @@ class RolloutFleet:
         return found
 
     def is_complete(self, revision: str) -> bool:
-        """Whether the object says so of this revision."""
         status = self.status()
         return (status.get("phase"), status.get("targetRevision")) == ("Complete", revision)
 
@@ -254,11 +251,9 @@ class RolloutFleet:
             raise AssertionError(f"{error}: {self.status()}\n{said}") from error
 
     def pods(self) -> list[Json]:
-        """All driver pods."""
         return self.api.list(f"/api/v1/namespaces/{NAMESPACE}/pods", labelSelector=f"app={self.name}")
 
     def serving(self) -> dict[str, str]:
-        """The revision of each node's ready pod."""
         ready = [pod for pod in self.pods() if pod["status"].get("phase") == "Running"]
         return {pod["spec"]["nodeName"]: pod["metadata"]["labels"][REVISION] for pod in ready}
 
@@ -312,7 +307,6 @@ class RolloutFleet:
 
 
 def serve_rollouts(api: Api, definition: Json) -> None:
-    """From here on the API server serves DriverRollouts."""
     path, name = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition["metadata"]["name"]
 
     def is_there() -> bool:
@@ -337,7 +331,6 @@ def peak_mib(pid: int) -> float:
 
 
 def writes(records: list[AuditRecord]) -> Counter[str]:
-    """How many requests of each kind changed something."""
     changing = [
         one for one in records if one.verb in ("patch", "delete", "create", "update") and one.resource != "leases"
     ]
@@ -403,7 +396,6 @@ class Witness:
             watch.close()
 
     def caught_up(self) -> Self:
-        """Once it has seen all that there is by now."""
         for room in self._rooms:
             there = self._api.list(room.path, labelSelector=room.selector)
             newest = max((int(one["metadata"]["resourceVersion"]) for one in there), default=0)
@@ -424,7 +416,6 @@ class Witness:
         return found
 
     def most_under_way(self) -> int:
-        """The most nodes that were marked as under way at one moment."""
         return self._most(lambda nodes, _: sum(_is_under_way(node) for node in nodes.values()))
 
     def most_unavailable(self) -> int:
@@ -546,7 +537,6 @@ class TaskPods:
         assert not self._thread.is_alive(), "a kubelet did not end"
 
     def there(self) -> list[Json]:
-        """The pods that there are."""
         return self._api.list(PODS, labelSelector=self._selector)
 
     def _run(self) -> None:

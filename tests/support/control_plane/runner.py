@@ -149,7 +149,6 @@ class CommandRunner:
         }
 
     def run(self, *arguments: str, **env: str) -> Ended:
-        """Run it to its end."""
         return self.start(*arguments, **env).end()
 
     def reconcile(self, *arguments: str, **env: str) -> Ended:

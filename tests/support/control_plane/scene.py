@@ -91,12 +91,10 @@ class NodeScene:
 
     @property
     def current(self) -> ForkedCommand:
-        """The run that was begun."""
         assert self.run is not None
         return self.run
 
     def patch(self, body: Json) -> None:
-        """Change the Node as somebody else."""
         self.world.api.patch(self.node.path, body)
 
     def annotate(self, **annotations: str | None) -> None:
@@ -104,7 +102,6 @@ class NodeScene:
         self.patch({"metadata": {"annotations": annotations}})
 
     def is_taken(self) -> bool:
-        """Whether a journal is on the Node."""
         return JOURNAL in self.node.annotations()
 
 
@@ -133,7 +130,6 @@ class Left:
 
     @classmethod
     def of(cls, scene: NodeScene) -> Left:
-        """As it is now."""
         found = scene.world.api.list("/api/v1/nodes", fieldSelector=f"metadata.name={scene.node.name}")
         driver = scene.command_runner.tree.driver_version
         if not found:
@@ -168,25 +164,20 @@ class WatchedNode:
         self.be_ready()
 
     def on_host(self, path: str) -> Path:
-        """A path of the host."""
         return self.scene.command_runner.tree.root / path.lstrip("/")
 
     def fail(self) -> None:
-        """From now on every sample is a failure."""
         (self.folder / "bad").touch()
 
     def mend(self) -> None:
-        """From now on every sample is well."""
         (self.folder / "bad").unlink()
 
     @property
     def samples(self) -> int:
-        """How many there were."""
         path = self.folder / "samples"
         return path.read_text().count("\n") if path.exists() else 0
 
     def wait_samples(self, count: int) -> None:
-        """Wait for so many more."""
         begun = self.samples
         wait_until(lambda: self.samples >= begun + count, f"{count} samples more")
 
@@ -217,7 +208,6 @@ class WatchedNode:
         self.be_ready()
 
     def be_ready(self) -> None:
-        """The driver container says that the driver serves."""
         self.ready.parent.mkdir(parents=True, exist_ok=True)
         self.ready.write_text("DRIVER=1\n")
 
@@ -235,7 +225,6 @@ class WatchedNode:
 
     @property
     def state(self) -> str | None:
-        """What the Node shows."""
         return self.scene.node.shown()[0]
 
     def shows(self, state: str) -> None:
@@ -243,7 +232,6 @@ class WatchedNode:
         wait_until(lambda: self.state == state, f"the Node shows {state}")
 
     def events(self, reason: str) -> list[Json]:
-        """The Events of this reason on the Node."""
         selector = f"involvedObject.name={self.scene.node.name},reason={reason}"
         return self.scene.world.api.list(EVENTS, fieldSelector=selector)
 

@@ -137,7 +137,6 @@ class Authority:
 
     @property
     def certificate(self) -> Path:
-        """Of the CA itself."""
         return self.folder / "ca.crt"
 
     def establish(self) -> None:
@@ -229,7 +228,6 @@ class _Component:
         raise kind(f"{self.name} ended with status {self.process.returncode}; its log ends:\n{self.tail()}")
 
     def tail(self, lines: int = 30) -> str:
-        """The last lines of its log."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
 
     def kill(self) -> None:
@@ -289,7 +287,6 @@ class ControlPlane:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The process ids of the running components."""
         return tuple(component.process.pid for component in self._components)
 
     @cached_property

@@ -99,7 +99,6 @@ class Budget:
     path: str
 
     def status(self) -> Json:
-        """Its status as it is now."""
         return dict(self.api.get(self.path).get("status", {}))
 
     def set_min_available(self, count: int) -> None:
@@ -159,7 +158,6 @@ class Workloads:
         return self.pod(mirrored, namespace=namespace, owner=owner_reference("v1", "Node", self._node.read()))
 
     def succeeded(self, shape: Shape = PLAIN, *, namespace: str = TEAM, owner: Json | None = None) -> Pod:
-        """A pod that has run to its end."""
         pod = self.pod(shape, namespace=namespace, owner=owner)
         self._api.patch(f"{pod.path}/status", {"metadata": {"uid": pod.uid}, "status": {"phase": "Succeeded"}})
         return pod

@@ -154,11 +154,9 @@ class Drivers:
         self.version = next(iter(TAGS))
 
     def place_pod(self) -> None:
-        """Label the node for the driver's pod."""
         self.label({f"{PREFIX}driver": "true"})
 
     def label(self, labels: dict[str, str | None]) -> None:
-        """Change labels of the Node."""
         self.api.patch(self.machine.kubelet.path, {"metadata": {"labels": labels}})
 
     def labels(self) -> dict[str, str]:
@@ -222,7 +220,6 @@ class Drivers:
         spec["initContainers"] = [*first, *spec["initContainers"]]
 
     def load_as_deployed(self) -> None:
-        """The driver is loaded as deploy/ has it again."""
         self._set["spec"]["template"]["spec"] = copy.deepcopy(self._template)
         self._replace_containers()
 
@@ -242,7 +239,6 @@ class Drivers:
         return found
 
     def other_version(self) -> str:
-        """Not the present one."""
         return next(one for one in TAGS if one != self.version)
 
     def pod(self) -> Seen | None:
@@ -335,7 +331,6 @@ class Drivers:
         return False
 
     def operand_names(self) -> list[str]:
-        """The operands that are there."""
         sets = self.api.list(_SETS, labelSelector="node-tests=operand")
         return [one["metadata"]["name"] for one in sets]
 
@@ -437,12 +432,10 @@ class Drivers:
         return datetime.fromisoformat(line["time"]).timestamp()
 
     def open_gate(self) -> None:
-        """Let the gated pods stop."""
         self.gate().mkdir(exist_ok=True)
         (self.gate() / "open").touch()
 
     def close_gate(self) -> None:
-        """From here on a gated pod that is told to end stays."""
         self.gate().mkdir(exist_ok=True)
         (self.gate() / "open").unlink(missing_ok=True)
 
@@ -497,7 +490,6 @@ class OtherTeam:
         return running(self._drivers.api.list(_PODS, labelSelector=f"app={name}"))
 
     def remove(self) -> None:
-        """All of them."""
         for one in self._drivers.api.list(_SETS):
             gone(lambda one=one: self._drivers.api.delete(f"{_SETS}/{one['metadata']['name']}"))  # type: ignore[misc]
         wait_until(lambda: not running(self._drivers.api.list(_PODS)), f"no pod of {OTHER_NAMESPACE} runs")
@@ -532,13 +524,11 @@ class Rollouts:
         return found
 
     def is_complete(self, revision: str) -> bool:
-        """Whether the object is Ready with this revision."""
         status = self.status()
         ready = {one["type"]: one["status"] for one in status.get("conditions", [])}.get("Ready")
         return (status.get("targetRevision"), status.get("phase"), ready) == (revision, "Complete", "True")
 
     def wait_complete(self, revision: str) -> None:
-        """Until the object is Ready with this revision."""
         try:
             wait_until(lambda: self.is_complete(revision), f"{revision} is complete", 300.0)
         except AssertionError as error:
@@ -657,7 +647,6 @@ def last_words(drivers: Drivers) -> str:
 
 
 def what_happened(before: Seen, after: Seen) -> str:
-    """In the table's words."""
     pods = "same pod" if before.uid == after.uid else "new pod"
     restarts = {0: "init container not restarted", 1: "init container restarted once"}
     return f"{pods}, {restarts.get(after.restarts, f'init container restarted {after.restarts} times')}"

@@ -14,7 +14,6 @@ from tests.support.control_plane.proxy import GOOD, Proxy
 
 
 def main() -> None:
-    """Until it is killed."""
     address, server, ca, certificate, key, policy = sys.argv[1:]
     identity = {GOOD: (Path(certificate), Path(key))}
     with Proxy(server, Path(ca), identity, address=(address, 443), policy=policy):

@@ -138,7 +138,7 @@ KERNEL = os.uname().release
 
 STAND_INS = Path(__file__).with_name("stand_ins.py")
 FAKE_TOOLS = CHECKOUT / "driver_manager/sandbox/fake_tools.py"
-SOURCES = (Path(__file__), Path(__file__))
+SOURCES = (Path(__file__),)
 """What makes the archives."""
 TOOLS = ("rmmod", "modprobe", "modinfo", "insmod")
 

@@ -60,7 +60,6 @@ class Credentials:
 
     @classmethod
     def made(cls, ca: str) -> Self:
-        """With fresh tokens."""
         return cls(ca, {role: secrets.token_hex(16) for role in USERS})
 
 
@@ -75,7 +74,6 @@ class Access:
         self._folder = namespaces.root / SEEN_INSIDE.relative_to("/")
 
     def reach(self, credentials: Credentials, port: int) -> None:
-        """The server is at this port of our loopback."""
         self.credentials = credentials
         # That folder is the node's; whoever talks to the server from outside needs the certificate there.
         ca = self._namespaces.logs / "ca.crt"
@@ -209,7 +207,6 @@ class Containers:
 
 
 def is_there(programs: str = CNI_PROGRAMS) -> bool:
-    """Whether the network plugins are installed."""
     return all((Path(programs) / name).exists() for name in ("bridge", "host-local", "loopback"))
 
 
@@ -401,7 +398,6 @@ class Kubelet:
         self._say("the Node is Ready")
 
     def node(self) -> Json:
-        """The Node."""
         return self._api.get(self.path)
 
     def _heartbeat(self) -> str:
@@ -433,7 +429,6 @@ PACKAGE_OF = {
 
 
 def own_archives() -> list[Path]:
-    """The images of a node on this machine."""
     return [*images.tiny_archives(), images.driver_archive(images.with_stand_ins())]
 
 

@@ -44,7 +44,6 @@ class Part:
         return max(0.0, self.end_s - self.begin_s)
 
     def to_json(self) -> Json:
-        """As it is kept."""
         return {"part": self.what, "ours": self.is_ours, "seconds": round(self.seconds, 2)}
 
 
@@ -72,7 +71,6 @@ class Timeline:
         self._watch.close()
 
     def started(self, pod_uid: str, container: str) -> float:
-        """When the container of the pod was started first."""
         return min(self._task(one, "start") for one in self._told_ids(pod_uid, container))
 
     def ended(self, pod_uid: str, container: str = "") -> float:
@@ -80,7 +78,6 @@ class Timeline:
         return max(self._task(one, "exit") for one in self._told_ids(pod_uid, container))
 
     def gone(self, pod_uid: str) -> float:
-        """When the pod's object was removed."""
         return wait_until(lambda: self._gone(pod_uid), f"the end of pod {pod_uid}")
 
     def refused(self, reason: str) -> dict[str, Json]:
@@ -96,7 +93,6 @@ class Timeline:
         return wait_until(lambda: self._told_ended(pod_uid), f"the end of pod {pod_uid}")
 
     def requests(self) -> list[AuditRecord]:
-        """What the driver's pods have asked of the API server."""
         return self._machine.plane.requests(self._audit)
 
     def _gone(self, pod_uid: str) -> float:
@@ -152,7 +148,6 @@ class Timeline:
 
 
 def patches(requests: Iterable[AuditRecord]) -> list[float]:
-    """When Node patches were received."""
     return [one.received_at.timestamp() for one in requests if (one.verb, one.resource) == ("patch", "nodes")]
 
 
@@ -194,7 +189,6 @@ class Row:
     seconds: float = 0.0
 
     def to_json(self) -> Json:
-        """As it is kept."""
         return {
             "action": self.action.value,
             "kubelet": self.kubelet,
@@ -230,7 +224,6 @@ class Table:
         assert shown in ([], [row.end]), f"{action.value} ends with {row.end!r}, and docs/reliability.md shows {shown}"
 
     def to_json(self) -> Json:
-        """As it is kept."""
         rows = [self.rows[action].to_json() for action in Action if action in self.rows]
         return {
             "kubernetes": self.kubernetes,
@@ -243,7 +236,6 @@ class Table:
         }
 
     def write(self) -> None:
-        """Keep it in build/node."""
         if self.rows:
             Table.last = as_markdown(self.to_json())
             (FOLDER / RECORD.name).write_text(json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n")
@@ -251,7 +243,6 @@ class Table:
 
 
 def recorded() -> Json:
-    """What the docs show."""
     found: Json = json.loads(RECORD.read_text(encoding="utf-8"))
     return found
 

@@ -144,7 +144,6 @@ class Daemon:
             self.kill()
 
     def is_running(self, program: str) -> bool:
-        """Whether the process is that program by now."""
         self.check_alive()
         pid = node_keeper.child_of(self._process.pid)
         return bool(pid) and Path(f"/proc/{pid}/comm").read_text().strip() == program
@@ -156,7 +155,6 @@ class Daemon:
             raise NodeTierError(f"{self.name} ended with {status}, {self.log} ends:\n{self.tail()}")
 
     def tail(self, lines: int = 30) -> str:
-        """The last lines of its log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
 

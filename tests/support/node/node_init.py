@@ -118,7 +118,6 @@ def make_network() -> None:
 
 
 def main() -> None:
-    """Never returns."""
     state = Path(sys.argv[1])
     make_sys(state)
     make_folders(state)

@@ -37,7 +37,6 @@ def make_devices() -> None:
 
 
 def main(argv: list[str]) -> int:
-    """The tool's exit status."""
     tool, *given = argv
     status = int(fake_tools.main([tool, str(TREE), *arguments(tool, given)]))
     make_devices()

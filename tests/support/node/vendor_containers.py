@@ -129,7 +129,6 @@ def _rebellions(image: builder.Image, folder: Path) -> list[Packed]:
 
 
 def _ascend(image: builder.Image, folder: Path) -> list[Packed]:
-    """The second is the first with another .run in its place."""
     package = folder / "ascend"
     package.mkdir()
     runs = {version: run_file(images.driver_tree(version, ASCEND_MODULE)) for version in VERSIONS}
@@ -222,7 +221,6 @@ class Vendor:
         return str(wait_until(self.pods, "a driver pod")[0]["metadata"]["name"])
 
     def mounts(self, path: str) -> int:
-        """How many are at this path of the host."""
         lines = self.machine.namespaces.checked("cat", "/proc/1/mountinfo").splitlines()
         return sum(line.split(" ")[4] == path for line in lines)
 

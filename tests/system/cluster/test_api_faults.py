@@ -69,7 +69,6 @@ ONLY = "FAULT_CELLS"
 def fault_setup(
     control_plane: ControlPlane, agent_for_workloads: User, dra: None, tmp_path_factory: pytest.TempPathFactory
 ) -> FaultSetup:
-    """What a process has to know of the control plane."""
     certificates = all_certificates(control_plane.authority, tmp_path_factory.mktemp("certificates"))
     admin, agent = control_plane.admin.token, agent_for_workloads.token
     return FaultSetup(control_plane.url, control_plane.ca, admin, agent, certificates)
@@ -291,7 +290,6 @@ Build = Callable[..., CommandRunner]
 
 @pytest.fixture
 def proxy(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path) -> Iterator[Proxy]:
-    """A proxy with every certificate."""
     certificates = all_certificates(control_plane.authority, tmp_path)
     users = {agent_with_events.token: agent_with_events.name}
     with Proxy(control_plane.url, control_plane.ca, certificates, users) as running:
@@ -308,7 +306,6 @@ def command_runner(
     node: NodeFactory,
     operands: OperandsFactory,
 ) -> CommandRunner:
-    """A node with an old driver and one operand."""
     made = CommandRunner(control_plane, agent_with_events, tmp_path, proxy=proxy).with_upgrade()
     made.node = node({f"{PREFIX}driver": "true"}, boot_id=made.tree.boot_id)
     operands(made.node, ("device-plugin",))
@@ -445,7 +442,6 @@ def rotated(command_runner: CommandRunner, proxy: Proxy, user: User, token: Path
 
 
 def refuses(url: str) -> bool:
-    """Whether nobody listens there."""
     where = urlsplit(url)
     try:
         socket.create_connection((str(where.hostname), int(where.port or 0)), timeout=25.0).close()

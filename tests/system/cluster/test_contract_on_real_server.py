@@ -35,7 +35,6 @@ class TestOnRealServer(ClusterContract):
 
     @pytest.fixture(params=[False, True], ids=["kubeconfig", "in-pod"])
     def target(self, request: pytest.FixtureRequest, control_plane: ControlPlane, admin_api: Api) -> Target:
-        """See above."""
         return reached(control_plane, admin_api, in_pod=request.param)
 
 
@@ -53,7 +52,6 @@ class TestSlotsOnRealServer(SlotContract):
 
     @pytest.fixture
     def target(self, control_plane: ControlPlane, admin_api: Api) -> Target:
-        """See above."""
         return reached(control_plane, admin_api, in_pod=True)
 
 

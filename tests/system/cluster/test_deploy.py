@@ -53,8 +53,6 @@ def chart(tmp_path: Path) -> Path:
 
 
 def spec_of(kept: Json, wanted: Json) -> Json:
-    """What the server keeps of the fields that are wanted."""
-
     def shared(have: object, want: object) -> object:
         if isinstance(have, dict) and isinstance(want, dict):
             return {key: shared(have.get(key), inner) for key, inner in want.items()}
@@ -155,7 +153,6 @@ def constraints() -> Json:
 
 @pytest.fixture(scope="module")
 def served(admin_api: Api) -> None:
-    """The server knows OpenShift's kind."""
     admin_api.post(CRD, constraints())
     wait_until(lambda: admin_api.answers(f"/apis/{GROUP}/v1/{PLURAL}"), "the constraints are served")
 
@@ -209,7 +206,6 @@ MANAGER = "k8s-driver-manager"
 def settle(
     control_plane: ControlPlane, containers: None, admin_api: Api, tmp_path: Path, node: NodeFactory, proxy: Proxy
 ) -> Iterator[Callable[[str], DriverNode]]:
-    """Put an overlay in force on a node with an old driver."""
     with ExitStack() as stack:
 
         def build(overlay: str) -> DriverNode:
@@ -248,7 +244,6 @@ def podmonitors() -> Json:
 
 
 def prometheusrules() -> Json:
-    """The same for alerts."""
     text = {"type": "string"}
     texts = {"type": "object", "additionalProperties": text}
     rule = {

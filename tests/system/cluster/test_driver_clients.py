@@ -42,17 +42,14 @@ class Client:
 
     @property
     def path(self) -> str:
-        """Of its DaemonSet."""
         return f"/apis/apps/v1/namespaces/{self.namespace}/daemonsets/exporter"
 
     @property
     def pods(self) -> list[Json]:
-        """Its pods that nobody has told to end."""
         found = self.api.list(f"/api/v1/namespaces/{self.namespace}/pods")
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     def running(self) -> list[str]:
-        """The uids of those that run."""
         return [pod["metadata"]["uid"] for pod in self.pods if pod["status"].get("phase") == "Running"]
 
     def end(self) -> None:
@@ -234,7 +231,6 @@ class Record:
                 self._events.append(event)
 
     def last(self, name: str) -> Json:
-        """The object of this name as it was told of last."""
         with self._lock:
             return next(body for _, body in reversed(self._events) if body["metadata"]["name"] == name)
 
@@ -255,11 +251,9 @@ class Fleet:
 
     @property
     def path(self) -> str:
-        """The DaemonSet's."""
         return f"/apis/apps/v1/namespaces/{self.namespace}/daemonsets/exporter"
 
     def by_node(self) -> dict[str, Json]:
-        """The pod that runs on each node."""
         listed = self.api.list(f"/api/v1/namespaces/{self.namespace}/pods")
         running = [pod for pod in listed if pod["status"].get("phase") == "Running"]
         return {pod["spec"]["nodeName"]: pod for pod in running if "deletionTimestamp" not in pod["metadata"]}
@@ -291,7 +285,6 @@ class Fleet:
         self.bring(scene, OLD if scene.command_runner.tree.driver_version == NEW else NEW)
 
     def bring(self, scene: NodeScene, version: str) -> None:
-        """A run to its end."""
         root, digest = (NEW_ROOT, NEW_DIGEST) if version == NEW else (OLD_ROOT, OLD_DIGEST)
         ended = scene.start(env={**SELECTOR, "DRIVER_ROOT": root, "DRIVER_CONFIG_DIGEST": digest}).end()
         assert ended.code == 0, ended.err
@@ -416,7 +409,6 @@ def evicted(upgrade: Upgrade, plane: ControlPlane) -> dict[str, list[str]]:
 
 
 def generation(scene: NodeScene) -> Json:
-    """The driver generation that the Node shows."""
     return dict(json.loads(scene.node.read()["metadata"]["annotations"].get(PROFILE.keys.generation, "{}")))
 
 

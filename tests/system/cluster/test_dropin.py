@@ -60,7 +60,6 @@ def settle(
 
 
 def warnings(text: str) -> list[str]:
-    """The messages of the warnings in a log."""
     return [json.loads(line)["message"] for line in text.splitlines() if WARNING in line]
 
 
@@ -374,6 +373,5 @@ def test_who_may_evict_has_to_see_all_pods(settle: SettleDropin) -> None:
 
 
 def pod_path(pod: Json) -> str:
-    """Where the pod is on the API server."""
     meta = pod["metadata"]
     return f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"

@@ -71,7 +71,6 @@ class PluginLaptop:
     api: Api
 
     def types(self, line: str) -> subprocess.CompletedProcess[str]:
-        """Type one line of the page."""
         pod = self.runner.environment(DRIVER_PROFILE="rebellions")
         inside = " ".join(f"{name}={pod[name]}" for name in ("PATH", "HOST_ROOT", "TERMINATION_LOG", "DRIVER_PROFILE"))
         line = line.replace(IN_POD, f"env -i {inside} ").replace(
@@ -203,7 +202,6 @@ class Laptop:
         }
 
     def edit(self, objects: list[Json]) -> None:
-        """What the overlay renders to from now on."""
         self._mine.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
 
     def tries(self, line: str, **names: str) -> subprocess.CompletedProcess[str]:
@@ -231,7 +229,6 @@ class Laptop:
 
 @pytest.fixture
 def laptop(control_plane: ControlPlane, tmp_path: Path) -> Laptop:
-    """With kubectl on it."""
     if shutil.which("kubectl") is None:
         skip_or_fail("kubectl is not on PATH")
     (tmp_path / "home").mkdir()
@@ -336,7 +333,6 @@ def rolled_back(runner: CommandRunner) -> str:
 
 
 def given_back(runner: CommandRunner) -> str:
-    """Something has the device open."""
     runner.tree.hold_device_by(4711, "old-daemon")
     assert runner.reconcile(DEVICE_FREE_TIMEOUT="0s").code == 4
     runner.tree.end_process(4711)
@@ -353,14 +349,12 @@ def held(runner: CommandRunner) -> str:
 
 
 def loaded(runner: CommandRunner) -> str:
-    """The new driver is loaded."""
     assert runner.reconcile().code == 0
     assert runner.tree.driver_version == NEW
     return "ready"
 
 
 def killed(runner: CommandRunner) -> str:
-    """A run was killed that had taken the node."""
     node_of(runner).kubelet.stop_after("device-plugin", NEVER)
     start_and_take(runner).kill()
     node_of(runner).kubelet.release()
@@ -538,7 +532,6 @@ def one(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, no
 
 
 def plugin(one: CommandRunner) -> str:
-    """The uid of the plugin's pod once it runs."""
     found: list[str] = []
 
     def runs() -> bool:

@@ -38,7 +38,6 @@ def one(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, no
 
 
 def reconcile(one: CommandRunner, **env: str) -> tuple[int, str]:
-    """Exit code and last line of a run."""
     wanted = {"DRIVER_LOAD": "container", "DRIVER_ROOT": "", "DRIVER_CONFIG_DIGEST": WANTED, **env}
     ended = one.reconcile("--no-wait", DRIVER_PROFILE="ascend", POD_TERMINATION_TIMEOUT="0s", **wanted)
     return ended.code, ended.last_line
@@ -260,13 +259,11 @@ def command_runner(control_plane: ControlPlane, tmp_path: Path, node: NodeFactor
 
 
 def rss_mib(pid: int) -> float:
-    """Resident memory."""
     (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS")]
     return int(line.split()[1]) / 1024
 
 
 def is_lean(pid: int) -> bool:
-    """Whether the process is the idle rebooter by now."""
     return b"rebooter_idle" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 

@@ -1,4 +1,7 @@
-"""The main job through the real command line, against a real API server and the real DaemonSet controller."""
+"""The main job through the real command line, on a real API server: runs, bad input, earlier journals, and the host.
+
+The journals are those of `tests/unit/golden`: every form ever written.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from driver_manager.domain.node import FIELD_MANAGER
 from driver_manager.domain.profile import RUN_RECORD
 from driver_manager.domain.wire import pointer
 from tests.assurance.bench.reconcile import PEAK
-from tests.support.control_plane.api import MERGE_PATCH, Api, Json, wait_until
+from tests.support.control_plane.api import MERGE_PATCH, Json, wait_until
 from tests.support.control_plane.kubelet import (
     LAST_OUTCOME,
     NEVER,
@@ -70,42 +73,43 @@ def _assert_lost_nothing(
     assert command_runner.tree.driver_version == OLD
 
 
-@pytest.mark.parametrize(
-    ("env", "words"),
-    [
-        ({"NODE_NAME": "no-such-node"}, ["no-such-node does not exist"]),
-        ({"NODE_NAME": "../pods"}, ["not the name of a node"]),
-        ({"NODE_NAME": ""}, ["the name of the node is not set"]),
-        ({"KUBECONFIG": "/nonexistent/kubeconfig"}, ["cannot connect to the cluster"]),
-        ({"POD_TERMINATION_TIMEOUT": "5 parsecs"}, ["5 parsecs", "1h30m"]),
-        ({"DRIVER_PROFILE": "cray"}, ["no profile 'cray'", "amd, ascend, furiosa, gaudi, nvidia, rebellions"]),
-        ({"DRIVER_LOAD": "nobody"}, ["nobody", "container"]),
-        ({"FORCE_REINSTALL": "perhaps"}, ["perhaps"]),
-        ({"POD_NAME": "rbln-driver-abcde", "OPERATOR_NAMESPACE": "wrong"}, ["wrong/rbln-driver-abcde is not on node"]),
-        ({"PROFILE_FILE": "/nonexistent.toml"}, ["cannot be read"]),
-        ({"SYS_ROOT": "/nonexistent"}, ["cannot read /nonexistent/module"]),
-        ({"PROC_ROOT": "/nonexistent"}, ["cannot read /nonexistent/sys/kernel"]),
-        ({"DRIVER_CONFIG_DIGEST": ""}, ["the wanted driver is unknown"]),
-    ],
+UNSHOWN_BAD: tuple[tuple[dict[str, str], str], ...] = (
+    ({"NODE_NAME": "no-such-node"}, "no-such-node does not exist"),
+    ({"NODE_NAME": "../pods"}, "not the name of a node"),
+    ({"NODE_NAME": ""}, "the name of the node is not set"),
+    ({"KUBECONFIG": "/nonexistent/kubeconfig"}, "cannot connect to the cluster"),
+    ({"POD_TERMINATION_TIMEOUT": "5 parsecs"}, "5 parsecs"),
+    ({"DRIVER_PROFILE": "cray"}, "no profile 'cray'"),
+    ({"DRIVER_LOAD": "nobody"}, "nobody"),
+    ({"FORCE_REINSTALL": "perhaps"}, "perhaps"),
+    ({"PROFILE_FILE": "/nonexistent.toml"}, "cannot be read"),
+    ({"PROC_ROOT": "/nonexistent"}, "cannot read /nonexistent/sys/kernel"),
 )
-def test_a_bad_setting_is_exit_code_2(case: CommandRunner, env: dict[str, str], words: list[str]) -> None:
-    # Shown on the Node where it is known to be this host's, and that is only once it was read.
-    is_shown = env.keys() & {"DRIVER_CONFIG_DIGEST", "POD_NAME", "SYS_ROOT"}
-    _assert_lost_nothing(case, case.reconcile(**env), 2, *words, shows=("failed", 2) if is_shown else NOTHING)
+"""Settings with which the run does not know that the Node is this host's, each with a part of the message."""
+
+SHOWN_BAD: tuple[tuple[dict[str, str], str], ...] = (
+    ({"POD_NAME": "rbln-driver-abcde", "OPERATOR_NAMESPACE": "wrong"}, "wrong/rbln-driver-abcde is not on node"),
+    ({"SYS_ROOT": "/nonexistent"}, "cannot read /nonexistent/module"),
+    ({"DRIVER_CONFIG_DIGEST": ""}, "the wanted driver is unknown"),
+)
+"""Settings that are found wrong after the Node was read."""
+
+BAD_PROFILES = (
+    ('name = "x"\nflavour = "sweet"\n', "unknown key flavour"),
+    ('name = "x"\nstrategy = "hope"\n', "strategy is 'hope'"),
+    ("name = [", "is not TOML"),
+)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('name = "x"\nflavour = "sweet"\n', ["unknown key flavour"]),
-        ('name = "x"\nstrategy = "hope"\n', ["strategy is 'hope'", "in-place, reboot"]),
-        ("name = [", ["is not TOML"]),
-    ],
-)
-def test_a_bad_profile_file_names_the_key(case: CommandRunner, tmp_path: Path, text: str, words: list[str]) -> None:
+def test_bad_settings_and_profiles_are_exit_code_2(case: CommandRunner, tmp_path: Path) -> None:
+    for env, word in UNSHOWN_BAD:
+        _assert_lost_nothing(case, case.reconcile(**env), 2, word)
     path = tmp_path / "own.toml"
-    path.write_text(text)
-    _assert_lost_nothing(case, case.reconcile(PROFILE_FILE=str(path)), 2, *words)
+    for text, word in BAD_PROFILES:
+        path.write_text(text)
+        _assert_lost_nothing(case, case.reconcile(PROFILE_FILE=str(path)), 2, word)
+    for env, word in SHOWN_BAD:
+        _assert_lost_nothing(case, case.reconcile(**env), 2, word, shows=("failed", 2))
 
 
 @pytest.mark.shares(6)
@@ -135,13 +139,12 @@ def test_an_unreadable_journal_stops_the_run_and_stays(case: CommandRunner, jour
     assert JOURNAL not in case.node.annotations()
 
 
-def test_who_has_no_rights_is_refused_with_verb_and_resource(control_plane: ControlPlane, case: CommandRunner) -> None:
-    nobody = str(control_plane.kubeconfig(control_plane.nobody.token))
-    _assert_lost_nothing(case, case.reconcile(KUBECONFIG=nobody), 7, "refused to get nodes (403)")
-
-
-def test_an_unknown_token_is_refused(control_plane: ControlPlane, case: CommandRunner) -> None:
-    _assert_lost_nothing(case, case.reconcile(KUBECONFIG=str(control_plane.kubeconfig("wrong"))), 7, "(401)")
+def test_an_account_without_rights_and_an_unknown_token_are_refused(
+    control_plane: ControlPlane, case: CommandRunner
+) -> None:
+    for token, word in ((control_plane.nobody.token, "refused to get nodes (403)"), ("wrong", "(401)")):
+        kubeconfig = str(control_plane.kubeconfig(token))
+        _assert_lost_nothing(case, case.reconcile(KUBECONFIG=kubeconfig), 7, word)
 
 
 def test_a_dead_api_server_is_unavailable_after_the_budget(
@@ -153,22 +156,12 @@ def test_a_dead_api_server_is_unavailable_after_the_budget(
     assert ended.took_s < patient(5.0)
 
 
-@pytest.mark.parametrize("garbage", [b"\xff\xfe\x00", b"", b"two words", b"x" * 100_000, b"a\nb\n"])
-def test_garbage_in_the_digest_file_means_replace_not_crash(case: CommandRunner, garbage: bytes) -> None:
-    (case.tree.root / "run/rbln/rbln-driver.state").write_bytes(garbage)
-    planned = case.run("plan")
-    assert planned.code == 0, planned.err
-    assert "does not contain exactly case digest" in planned.out
-
-
-def test_every_command_teaches_with_help(case: CommandRunner) -> None:
-    run: Callable[..., Ended] = case.run
-    for command in ("reconcile-driver-state", "plan", "status", "restore", "sandbox"):
-        ended = run(command, "--help")
-        assert ended.code == 0, ended.err
-        assert "Usage: driver-manager" in ended.out
-    assert "NODE_NAME" in run("plan", "--help").out
-    assert run("no-such-command").code == 2
+def test_garbage_in_the_digest_file_means_replace_not_crash(case: CommandRunner) -> None:
+    for garbage in (b"\xff\xfe\x00", b"", b"two words", b"x" * 100_000, b"a\nb\n"):
+        (case.tree.root / "run/rbln/rbln-driver.state").write_bytes(garbage)
+        planned = case.run("plan")
+        assert planned.code == 0, planned.err
+        assert "does not contain exactly one digest" in planned.out
 
 
 GOLDEN = sorted((Path(__file__).parents[2] / "unit/golden").glob("journal-v*.json"))
@@ -196,7 +189,6 @@ def taken(runner: CommandRunner, path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def runner(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, node: NodeFactory) -> CommandRunner:
-    """A node with the old driver loaded and the new one at hand."""
     made = CommandRunner(control_plane, agent_with_events, tmp_path).with_upgrade()
     made.node = node(JOURNAL_LABELS, boot_id=made.tree.boot_id)
     return made
@@ -249,7 +241,6 @@ def _journal(command_runner: CommandRunner) -> str:
 
 
 def _records(command_runner: CommandRunner) -> list[Path]:
-    """What runs have left to undo on the host."""
     return list(command_runner.tree.root.rglob(f"{RUN_RECORD}*"))
 
 
@@ -260,8 +251,15 @@ def test_a_host_service_is_left_alone_unless_asked(one: CommandRunner) -> None:
     assert one.tree.services == [SERVICE, "sshd.service"]
 
 
-def test_a_host_service_is_stopped_for_the_swap_and_runs_after_it(one: CommandRunner) -> None:
-    ended = one.reconcile("--stop-host-services")
+def test_a_host_service_is_stopped_for_the_swap_and_runs_after_it_and_after_a_failure(one: CommandRunner) -> None:
+    version = one.tree.driver_version
+    one.tree.hold_device()
+    failed = one.reconcile("--stop-host-services", "-o", "json", DEVICE_FREE_TIMEOUT="0s")
+    body = json.loads(failed.out)
+    assert (body["exitCode"], "error" in body, "remedy" in body) == (4, True, True)
+    assert (one.tree.services, one.tree.driver_version) == ([SERVICE, "sshd.service"], version)
+    (one.tree.root / "sys/module/rebellions/refcnt").write_text("0\n")
+    ended = one.reconcile("--stop-host-services", RETRY_WAIT="0s")
     assert ended.code == 0, ended.err
     order = [
         ended.err.index(text) for text in (f"stop host service(s) {SERVICE}", "is unloaded", f"{SERVICE} is started")
@@ -269,12 +267,6 @@ def test_a_host_service_is_stopped_for_the_swap_and_runs_after_it(one: CommandRu
     assert order == sorted(order)
     assert one.tree.services == [SERVICE, "sshd.service"]
     assert one.tree.driver_version == NEW
-
-
-def test_a_host_service_runs_again_after_a_failure(one: CommandRunner) -> None:
-    one.tree.hold_device()
-    assert one.reconcile("--stop-host-services", DEVICE_FREE_TIMEOUT="0s").code == 4
-    assert one.tree.services == [SERVICE, "sshd.service"]
 
 
 def test_a_killed_runs_service_is_started_by_the_next(one: CommandRunner) -> None:
@@ -386,15 +378,6 @@ def test_a_node_whose_services_were_stopped_is_not_given_back_from_another_machi
     assert (one.tree.services, _journal(one)) == ([SERVICE, "sshd.service"], "")
 
 
-def test_a_failed_run_says_so_in_json(one: CommandRunner) -> None:
-    one.tree.hold_device()
-    failed = one.reconcile("-o", "json", DEVICE_FREE_TIMEOUT="0s")
-    body = json.loads(failed.out)
-    assert (body["exitCode"], "error" in body, "remedy" in body) == (4, True, True)
-    wrong = one.run("plan", "-o", "json", NODE_NAME="no-such-node")
-    assert json.loads(wrong.out)["exitCode"] == 2
-
-
 COUNTED_OUT = ("events", "selfsubjectaccessreviews")
 EXTRA_LABELS = {f"{PREFIX}vfio-manager": "false", f"{PREFIX}container-toolkit": "team-a", f"{PREFIX}driver": "true"}
 LONG = "x" * 50
@@ -444,6 +427,7 @@ def test_an_upgrade_ends_with_every_label_as_it_was_in_five_requests(
     made.wait_running()
 
 
+@pytest.mark.shares(6)
 def test_a_long_wait_says_who_is_left_and_how_long_yet_and_asks_nothing_for_it(
     command_runner: Build, operands: OperandsFactory, control_plane: ControlPlane, agent_with_events: User
 ) -> None:
@@ -513,11 +497,14 @@ def test_the_pause_is_one_patch_with_labels_cordon_and_journal(
     assert json.loads(changes[outcome]["value"])["version"] == NEW
 
 
-def test_a_current_driver_costs_two_reads_and_changes_nothing(
+def test_a_run_posts_one_event_and_a_current_driver_costs_two_reads_and_changes_nothing(
     command_runner: Build, control_plane: ControlPlane, agent_with_events: User
 ) -> None:
     one = command_runner().with_upgrade()
     assert one.reconcile().code == 0
+    events = node_of(one).api.list("/api/v1/namespaces/default/events")
+    (event,) = [event for event in events if event["involvedObject"]["name"] == node_of(one).name]
+    assert (event["reason"], event["type"], NEW in event["message"]) == ("DriverReconciled", "Normal", True)
     version = node_of(one).read()["metadata"]["resourceVersion"]
     mark = control_plane.audit_mark()
     ended = one.reconcile()
@@ -570,15 +557,6 @@ def test_first_generation_rights_without_events_cost_one_warning(
     warnings = [line for line in ended.err.splitlines() if '"warning"' in line]
     assert len(warnings) == 1
     assert "no event was recorded" in warnings[0]
-
-
-def test_the_outcome_is_an_event_on_the_node(command_runner: Build, admin_api: Api) -> None:
-    one = command_runner().with_upgrade()
-    assert one.reconcile().code == 0
-    events = admin_api.list("/api/v1/namespaces/default/events")
-    (event,) = [event for event in events if event["involvedObject"]["name"] == node_of(one).name]
-    assert (event["reason"], event["type"]) == ("DriverReconciled", "Normal")
-    assert NEW in event["message"]
 
 
 def test_a_pod_that_stays_is_named_and_the_node_given_back(command_runner: Build, operands: OperandsFactory) -> None:
@@ -719,15 +697,6 @@ def test_edits_during_the_pause_win(command_runner: Build, operands: OperandsFac
     assert_untouched(one, wanted)
 
 
-def test_an_administrators_cordon_survives(command_runner: Build) -> None:
-    one = command_runner().with_upgrade()
-    node = node_of(one)
-    node.api.patch(node.path, {"spec": {"unschedulable": True}})
-    assert one.reconcile().code == 0
-    assert node.read()["spec"]["unschedulable"] is True
-    assert CORDON not in node.annotations()
-
-
 def test_a_node_deleted_meanwhile_ends_with_exit_code_2(command_runner: Build, operands: OperandsFactory) -> None:
     one = command_runner().with_upgrade()
     node = node_of(one)
@@ -740,16 +709,6 @@ def test_a_node_deleted_meanwhile_ends_with_exit_code_2(command_runner: Build, o
     ended = run.end()
     assert ended.code == 2, ended.err
     assert f"node {node.name} does not exist" in ended.last_line
-
-
-def test_labels_that_another_manager_left_paused_are_decoded(command_runner: Build) -> None:
-    paused = "paused-for-driver-upgrade"
-    one = command_runner(
-        labels={f"{PREFIX}device-plugin": paused, f"{PREFIX}container-toolkit": f"team-a_{paused}"}
-    ).with_upgrade()
-    ended = one.reconcile()
-    assert ended.code == 0, ended.err
-    assert_untouched(one, {f"{PREFIX}device-plugin": "true", f"{PREFIX}container-toolkit": "team-a"})
 
 
 def test_what_failed_and_what_to_do_are_two_sentences_in_event_and_termination_message(command_runner: Build) -> None:

@@ -148,7 +148,6 @@ class Case:
         return [pod.key for pod in (*asking, *holding)]
 
     def driver_pod(self) -> str:
-        """A pod of the driver DaemonSet on the node."""
         return str(self._operands(self.node, ("driver",)).pods()["driver"][0]["metadata"]["name"])
 
 
@@ -483,7 +482,6 @@ class Scene:
         return self.fleet.set_driver(image)
 
     def wait_back(self, bad: str) -> None:
-        """Until the rollout has gone back from that revision."""
         wait_until(
             lambda: self.fleet.is_complete(self.good) and bad in str(self.fleet.status()),
             f"it goes back: {self.fleet.status()}",
@@ -513,7 +511,6 @@ def scene(control_plane: ControlPlane, admin_api: Api, tmp_path: Path) -> Iterat
 
 
 def lacking(right: Right) -> re.Pattern[str]:
-    """What a controller says that lacks it."""
     namespace, group, resource, _, verb = right
     plural, _, subresource = resource.partition("/")
     what = ".".join(filter(None, (plural, group if group != "coordination.k8s.io" else "")))
@@ -582,6 +579,5 @@ def refused_requests(fleet: RolloutFleet, mark: int) -> list[AuditRecord]:
 
 
 def split(resource: str) -> tuple[str, str]:
-    """Plural and subresource."""
     plural, _, subresource = resource.partition("/")
     return plural, subresource

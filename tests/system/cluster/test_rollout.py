@@ -77,7 +77,6 @@ class Scene:
         return node_of(self.one)
 
     def driver_pod(self) -> Json | None:
-        """The driver pod that is there to stay."""
         pods = [pod for pod in self.node.pods() if pod["metadata"]["name"].startswith(self.driver)]
         return next((pod for pod in pods if "deletionTimestamp" not in pod["metadata"]), None)
 
@@ -99,7 +98,6 @@ class Scene:
         return {"POD_NAME": name, **where, "DRIVER_LOAD": "container", "DEVICE_FREE_TIMEOUT": "2s"}
 
     def report(self, pod: Json, code: int, message: str = "") -> None:
-        """What the kubelet says of a pod that has ended."""
         gone(lambda: self.api.patch(f"{PODS}/{pod['metadata']['name']}/status", ended(pod, code, message)), 409)
 
     def is_given_back(self) -> bool:
@@ -149,7 +147,6 @@ def scene(
 
 
 def _controller(plane: ControlPlane, folder: Path) -> Running:
-    """A controller with a profile whose driver container unloads."""
     profile = folder / "unloading.toml"
     shipped = (
         (Path(profiles.__file__).parent / "rebellions.toml")
@@ -345,7 +342,6 @@ LEADERS_NODES = 30
 
 @pytest.fixture
 def thirty(control_plane: ControlPlane, admin_api: Api, tmp_path: Path) -> Iterator[RolloutFleet]:
-    """Nodes that serve the first driver."""
     serve_rollouts(admin_api, definition())
     with RolloutFleet(control_plane, admin_api, tmp_path, LEADERS_NODES) as made:
         yield made
@@ -609,7 +605,6 @@ REQUESTED = "rebellions.ai/npu-driver-upgrade-requested"
 
 @pytest.fixture
 def four(control_plane: ControlPlane, admin_api: Api, tmp_path: Path) -> Iterator[RolloutFleet]:
-    """Four nodes that serve the first driver."""
     serve_rollouts(admin_api, definition())
     with RolloutFleet(control_plane, admin_api, tmp_path, PREFLIGHT_NODES) as made:
         yield made
@@ -617,7 +612,6 @@ def four(control_plane: ControlPlane, admin_api: Api, tmp_path: Path) -> Iterato
 
 @pytest.fixture
 def looks(admin_api: Api) -> Iterator[TaskPods]:
-    """Whose preflights end well."""
     with TaskPods(admin_api, "preflight") as made:
         yield made
 

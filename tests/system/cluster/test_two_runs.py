@@ -151,7 +151,6 @@ def world(
 
 @pytest.fixture
 def scene(world: World, request: pytest.FixtureRequest) -> Iterator[NodeScene]:
-    """A node with an old driver and a host service."""
     with contextlib.ExitStack() as stack:
         yield new_stage(stack, world, request.node.name)
 

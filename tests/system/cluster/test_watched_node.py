@@ -210,8 +210,6 @@ def place(
     node: NodeFactory,
     operands: OperandsFactory,
 ) -> Callable[[str], RealPlace]:
-    """Makes the place of a profile."""
-
     def make(profile: str) -> RealPlace:
         runner = CommandRunner(control_plane, agent_with_events, tmp_path, profile)
         if profile == "ascend":

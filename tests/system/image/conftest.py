@@ -38,7 +38,6 @@ def able() -> None:
 
 @pytest.fixture(scope="session")
 def releases(able: None) -> None:
-    """Other releases of Debian are at hand."""
     try:
         for release in (distributions.OLDER, distributions.NEWER):
             distributions.tree(release)
@@ -48,7 +47,6 @@ def releases(able: None) -> None:
 
 @pytest.fixture(scope="session")
 def image(able: None) -> builder.Image:
-    """The image of this checkout."""
     try:
         return builder.built()
     except builder.ImageTierError as error:
@@ -63,6 +61,5 @@ def root(image: builder.Image) -> Path:
 
 @pytest.fixture(scope="session")
 def container(image: builder.Image) -> Iterator[builder.Container]:
-    """A container to run commands in."""
     with image.container() as made:
         yield made

@@ -59,13 +59,11 @@ class DriverRoot:
 
 
 def by_reconcile(root: DriverRoot, profile: Profile) -> ProbeResult:
-    """The sample that verifies a load."""
     clock = SystemClock()
     return LinuxHost(root.roots, profile, clock).probe(ROOT, Deadline.after(TIMEOUT_S, clock.monotonic))
 
 
 def by_health_watch(root: DriverRoot, profile: Profile) -> ProbeResult:
-    """The sample that health-watch takes."""
     return ToolProber(root.roots, profile, ROOT, Supervisor(LoopClock())).sample()
 
 

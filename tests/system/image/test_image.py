@@ -26,7 +26,6 @@ PROJECT = tomllib.loads((builder.CHECKOUT / "pyproject.toml").read_text())["proj
 
 @pytest.fixture(scope="session")
 def base() -> builder.Image:
-    """The bare Debian below the image."""
     return builder.Image(builder.BASE, 0.0)
 
 
@@ -145,7 +144,6 @@ def first(image: builder.Image) -> Iterator[builder.Image]:
 
 @pytest.fixture(scope="module")
 def again(first: builder.Image) -> Iterator[builder.Image]:
-    """The same built once more."""
     made = builder.build(f"{builder.TAG}-again:test")
     yield made
     builder.remove(made)

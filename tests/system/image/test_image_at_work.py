@@ -121,7 +121,6 @@ class ImageRig(CommandRunner):
 def command_runner(
     control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, node: NodeFactory, container: Container
 ) -> ImageRig:
-    """A node ready for an upgrade by the image's command line."""
     made = ImageRig(control_plane, agent_with_events, tmp_path)
     made.with_upgrade()
     made.node = node(LABELS, boot_id=made.tree.boot_id)

@@ -171,7 +171,6 @@ def _words(process: str) -> bytes:
 
 
 def _of(descriptor: int) -> str:
-    """What is open there."""
     return str(Path(f"/proc/self/fd/{descriptor}").readlink())
 
 
@@ -224,12 +223,10 @@ class Order:
     mutant: str = ""
 
     def encode(self) -> str:
-        """One line."""
         return json.dumps(self.__dict__)
 
     @classmethod
     def decode(cls, line: str) -> Order:
-        """The order in a line."""
         fields = json.loads(line)
         return cls(**{**fields, "words": tuple(fields["words"])})
 
@@ -339,7 +336,6 @@ class Died:
 
     @property
     def is_killed(self) -> bool:
-        """Whether SIGKILL ended it."""
         return self.code == -signal.SIGKILL
 
 
@@ -354,7 +350,6 @@ class Forked:
 
     @property
     def err(self) -> str:
-        """What it has said on standard error so far."""
         return Path(self._order.err).read_text(errors="replace")
 
     def send(self, number: signal.Signals) -> None:
@@ -391,7 +386,6 @@ class Zygote:
         self._process.communicate(timeout=RUN_TIMEOUT_S)
 
     def start(self, order: Order) -> Forked:
-        """Begin a run."""
         self._tell(order.encode())
         return Forked(self, order, int(self._line()))
 
@@ -438,7 +432,6 @@ def restore_whatever_is_there(now: dict[str, str], saved: dict[str, str], _: str
 
 
 def always_uncordon(node: Node, *rest: Any) -> NodeChange:
-    """Whosever cordon it is."""
     return replace(_RELEASE(node, *rest), unschedulable=False if node.unschedulable else None)
 
 
@@ -465,7 +458,6 @@ MUTANTS: dict[str, tuple[Any, str, Any]] = {
 
 
 def apply(name: str) -> None:
-    """Put the fault of this name into the product."""
     owner, attribute, fault = MUTANTS[name]
     setattr(owner, attribute, fault)
 

@@ -66,7 +66,6 @@ class Exporter:
         return wait_until(found, f"the pod of {self.prefix} runs")
 
     def begin(self) -> None:
-        """From now on its pod has run for long."""
         self._node.age(self.wait_running())
 
 
@@ -481,7 +480,6 @@ class SweepNode:
         self.driver_pod = self._in_its_init_container(self.driver_pod)
 
     def tell_boot(self, boot_id: str) -> None:
-        """What the kubelet says of a new boot."""
         self.node.api.patch(f"{self.node.path}/status", {"status": {"nodeInfo": {"bootID": boot_id}}})
 
 
@@ -540,7 +538,6 @@ class Scene:
         )
 
     def effects(self, ended: Died) -> tuple[Effect, ...]:
-        """All effects of the last run."""
         return recorded(self.sweep_node.proxy.exchanges(since=self._mark), ended.effects)
 
     def killed(self, kill: Kill) -> Died:

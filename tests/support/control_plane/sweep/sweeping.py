@@ -72,7 +72,6 @@ class Outcome:
 
     @property
     def driver(self) -> tuple[Any, ...]:
-        """What of it is the driver's."""
         return self.modules, self.devices, self.files, self.mounts, self.services
 
 
@@ -396,7 +395,6 @@ def strike(sweep_node: SweepNode, recording: Recording, point: Point, mutant: st
 
 
 def _wanted(recording: Recording, point: Point, got: Outcome) -> Outcome:
-    """What has to be there."""
     if not point.reboots:
         return recording.at_the_end
     wanted = recording.after_a_boot
@@ -406,7 +404,6 @@ def _wanted(recording: Recording, point: Point, got: Outcome) -> Outcome:
 
 
 def _was_patched(recording: Recording, kill: Kill) -> bool:
-    """Whether the killed run had patched the Node."""
     first = next((place for place, one in enumerate(recording.effects) if one.name == PATCH), len(recording.effects))
     at = recording.effects.index(kill.effect)
     return at > first or (at == first and kill.after)
@@ -452,7 +449,6 @@ class Figures:
     seconds: float = 0.0
 
     def add(self, recording: Recording, judged: list[Judged], took_s: float) -> None:
-        """Count one path."""
         self.effects[str(recording.path)] = [str(effect) for effect in recording.effects]
         self.seconds += took_s
         for one in judged:
@@ -463,7 +459,6 @@ class Figures:
                 self.lost[name] += len(lines)
 
     def terminated(self, wait: str, took_s: float) -> None:
-        """Count one SIGTERM."""
         self.terms_s[wait] = round(took_s, 3)
 
     def lines(self) -> list[str]:
