@@ -63,6 +63,7 @@ def spec_of(kept: Json, wanted: Json) -> Json:
     return {key: shared(canonical(kept.get(key)), canonical(inner)) for key, inner in wanted.items()}
 
 
+@pytest.mark.shares(6)
 def test_it_is_installed_upgraded_and_uninstalled_and_the_namespace_stays(
     helm: Helm, chart: Path, control_plane: ControlPlane, admin_api: Api
 ) -> None:
@@ -384,6 +385,7 @@ def watched(driver_node: DriverNode, pod: Json) -> None:
     assert not warned, "it reaches its Node with that token; the stand-in of a vendor's tool may be none"
 
 
+@pytest.mark.shares(6)
 def test_a_driver_that_must_not_be_unloaded_is_replaced_by_a_reboot_that_somebody_approves(
     settle: Callable[[str], DriverNode],
 ) -> None:

@@ -207,6 +207,7 @@ def test_nvidias_uninstall_driver_runs_unchanged(
     assert (again.code, "a reinstall was forced" in again.last_line, modules(driver_node)) == (0, True, set())
 
 
+@pytest.mark.shares(6)
 def test_nvidias_preflight_check_looks_and_changes_nothing(settle: SettleDropin) -> None:
     driver_node = nvidia(settle)
     checking: Json = copy.deepcopy(driver_node.pod)
@@ -269,6 +270,7 @@ def test_a_vfio_managers_init_container_uninstalls_and_leaves_its_own_label_alon
 DEVICE = "0000:c1:00.0"
 
 
+@pytest.mark.shares(6)
 def test_a_vfio_managers_own_command_gives_the_devices_to_virtual_machines(
     settle: SettleDropin, operands: OperandsFactory, workloads: WorkloadsFactory
 ) -> None:

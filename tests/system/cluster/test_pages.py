@@ -1,6 +1,6 @@
-"""docs/going-back.md on a real API server: its commands in their order, with kubectl, and what it says of the runs.
+"""Pages of docs/ on a real API server, and kubectl in the sandbox's shell: commands in their order and what they print.
 
-Where the page says `-k mine`, what kustomize makes of that is given by `-f`: tests must not need a new kubectl.
+Where a page says `-k mine`, the test gives what kustomize makes of it by `-f`: it must not need a new kubectl.
 """
 
 from __future__ import annotations
@@ -140,6 +140,7 @@ def plugin_laptop(
         yield PluginLaptop(home, runner, admin_api)
 
 
+@pytest.mark.shares(6)
 def test_a_token_by_the_page_does_what_the_plugins_kubeconfig_cannot(plugin_laptop: PluginLaptop) -> None:
     view, credentials, context, status, remove = recipe()
     without = status.replace(f"--kubeconfig={FILE} ", "")
@@ -405,6 +406,7 @@ def test_a_reboot_that_the_former_driver_does_not_need_is_taken_back(
     assert not (runner.tree.root / "var/lib/ascend/.reboot-required").exists()
 
 
+@pytest.mark.shares(6)
 def test_a_node_that_a_killed_run_has_left_is_seen_from_a_laptop_and_released_on_the_node(
     runner: CommandRunner, operands: OperandsFactory, laptop: Laptop
 ) -> None:
@@ -543,6 +545,7 @@ def plugin(one: CommandRunner) -> str:
     return found[0]
 
 
+@pytest.mark.shares(6)
 def test_an_ordinary_plugin_stays_and_the_pages_operand_leaves_and_comes_back(types: Types, one: CommandRunner) -> None:
     label, patch, rolled = (one.text for one in commands(OPERANDS_PAGE) if one.text.startswith("kubectl"))
     types("kubectl apply -f device-plugin.yaml")
@@ -591,14 +594,13 @@ TYPED = (
 )
 
 
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+@pytest.fixture
+def answers(tmp_path: Path) -> dict[str, str]:
     """What each command printed, in the shell after the scenario `upgrade`; its exit status is the last line."""
     if shutil.which("kubectl") is None:
         skip_or_fail("kubectl is not on PATH")
-    home = tmp_path_factory.mktemp("home")
     script = "".join(f"echo '{MARK}{number}'\n{line} 2>&1\necho $?\n" for number, line in enumerate(TYPED))
-    env = {"PATH": os.environ["PATH"], "HOME": str(home), "SHELL": "/bin/sh", "LC_ALL": "C.UTF-8"}
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "SHELL": "/bin/sh", "LC_ALL": "C.UTF-8"}
     done = subprocess.run(
         [sys.executable, "-m", "driver_manager", "sandbox", "--shell"],
         input=script,
@@ -628,15 +630,13 @@ def cells(lines: list[str]) -> list[list[str]]:
 
 
 @pytest.mark.shares(6)
-def test_get_nodes_shows_the_state_in_a_column(answers: dict[str, str]) -> None:
+def test_kubectl_works_in_the_sandboxs_shell(answers: dict[str, str]) -> None:
     heading, row = answer(answers, "kubectl get nodes -L")
     assert heading.split() == ["NAME", "STATUS", "ROLES", "AGE", "VERSION", "NPU-DRIVER-MANAGER.STATE"]
     assert row.split()[:3] == [NODE, "Ready", "<none>"]
     assert row.split()[-1] == "ready"
     assert answer(answers, "kubectl get nodes -l") == ["No resources found"]
 
-
-def test_get_pods_shows_what_runs_and_the_init_container_that_does_not_end(answers: dict[str, str]) -> None:
     lines = answer(answers, "kubectl get pods -A")
     assert lines[0].split() == ["NAMESPACE", "NAME", "READY", "STATUS", "RESTARTS", "AGE", "NODE"]
     states = {row[1].rpartition("-")[0]: (row[2], row[3], row[6]) for row in cells(lines)}
@@ -646,8 +646,6 @@ def test_get_pods_shows_what_runs_and_the_init_container_that_does_not_end(answe
     sets = {row[0]: row[2] for row in cells(answer(answers, "kubectl -n rbln-system get ds"))}
     assert sets["rbln-driver"] == "rebellions.ai/npu.deploy.driver=true"
 
-
-def test_describe_shows_the_node_with_its_pods_and_the_outcome_of_the_run(answers: dict[str, str]) -> None:
     text = "\n".join(answer(answers, "kubectl describe node"))
     assert re.search(rf"{re.escape(STATE)}=ready$", text, re.MULTILINE)
     assert re.search(r"^Unschedulable: +false$", text, re.MULTILINE)
@@ -660,8 +658,6 @@ def test_describe_shows_the_node_with_its_pods_and_the_outcome_of_the_run(answer
     events = answer(answers, "kubectl get events")
     assert [row[3:5] for row in cells(events)] == [["DriverReconciled", f"node/{NODE}"]]
 
-
-def test_what_is_changed_with_it_is_changed(answers: dict[str, str]) -> None:
     assert answer(answers, "kubectl cordon") == [f"node/{NODE} cordoned"]
     cordoned = answers[f"kubectl get node {NODE}"]
     assert "Ready,SchedulingDisabled" in cordoned
@@ -671,19 +667,13 @@ def test_what_is_changed_with_it_is_changed(answers: dict[str, str]) -> None:
     (line,) = [text for typed, text in answers.items() if "jsonpath" in typed]
     assert line == "a b0", "and its exit status"
 
-
-def test_a_pod_that_is_deleted_is_made_again(answers: dict[str, str]) -> None:
     (said,) = answer(answers, "kubectl -n rbln-system delete pod")
     old = re.findall(r'"(rbln-device-plugin-\w+)"', said)
     new = [row[0] for row in cells(answer(answers, "kubectl -n rbln-system get pods"))]
     assert len(old) == len(new) == 1
     assert old != new
 
-
-def test_what_is_not_there_is_an_error_in_the_servers_words(answers: dict[str, str]) -> None:
     text = answers["kubectl get pod no-such-pod"]
     assert text.splitlines() == ['Error from server (NotFound): pods "no-such-pod" not found', "1"]
 
-
-def test_the_commands_see_what_kubectl_did(answers: dict[str, str]) -> None:
     assert answer(answers, "driver-manager status")[0].startswith("ready since ")

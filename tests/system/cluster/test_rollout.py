@@ -162,6 +162,7 @@ def _controller(plane: ControlPlane, folder: Path) -> Running:
     return Running(argv, env, last_line)
 
 
+@pytest.mark.shares(6)
 def test_the_journal_carries_the_node_from_one_pod_to_the_next(scene: Scene) -> None:
     pod, clears = scene.begin()
     driver = scene.driver_pod
@@ -251,6 +252,7 @@ def check_each_once(fleet: RolloutFleet, revision: str, mark: int) -> None:
     assert (len(deleted), set(deleted.values())) == (NODES, {1})
 
 
+@pytest.mark.shares(6)
 def test_a_rollout_goes_through_its_waves_in_few_writes_and_is_idle_afterwards(fleet: RolloutFleet) -> None:
     controller = fleet.start()
     mark = begun(fleet)

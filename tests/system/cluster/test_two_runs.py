@@ -39,7 +39,7 @@ from tests.support.control_plane.workloads import Shape
 from tests.support.selection import Share, share
 
 PLAYS_AT_ONCE = 8
-SHARES = 3
+SHARES = 6
 PLAYS = plays(share(SHARES))
 PAIRS = [(wait, hand) for wait, hands in PLAYS for hand in hands]
 MUTANTS = [
@@ -102,6 +102,7 @@ def test_every_wait_meets_every_hand_that_means_something_in_it() -> None:
     assert len(pairs) >= 130
 
 
+@pytest.mark.shares(6)
 @pytest.mark.parametrize(("mutant", "wait_name", "hand_name"), MUTANTS, ids=lambda value: value)
 def test_a_mutant_is_caught(world: World, mutant: str, wait_name: str, hand_name: str) -> None:
     wait = next(wait for wait in WAITS if wait.name == wait_name)
@@ -214,6 +215,7 @@ def blow(scene: NodeScene, calls: list[str], number: int, when: str) -> Blow:
     return Blow(f"{when} {calls[number]} ({number})", second.code, third.code, ended.code, was_touched, done)
 
 
+@pytest.mark.shares(6)
 def test_at_every_moment_a_second_run_is_refused_and_one_that_takes_over_is_not_disturbed_by_the_first(
     world: World,
 ) -> None:
@@ -241,6 +243,7 @@ def test_at_every_moment_a_second_run_is_refused_and_one_that_takes_over_is_not_
     assert {one.first for one in blows if not one.taken_over} == {0, 11}
 
 
+@pytest.mark.shares(6)
 def test_two_that_start_at_the_same_instant_never_both_take_the_node(scene: NodeScene) -> None:
     winners = set()
     for _ in range(ROUNDS):
