@@ -18,7 +18,7 @@ import urllib3
 from tests.support.control_plane.api import Api, ApiError, Json, Watch, gone, wait_until
 from tests.support.control_plane.kubelet import LAST_OUTCOME, binding, node_body, running, wanted_node
 from tests.support.control_plane.kubelet import STATE as SHOWN
-from tests.support.control_plane.processes import ForkedCommand, ForkServer, Running
+from tests.support.control_plane.processes import Command, ForkedCommand, Running
 from tests.support.control_plane.servers import NAMESPACE, AuditRecord, ControlPlane
 
 GROUP = "driver-manager.rebellions.ai"
@@ -133,6 +133,7 @@ class RolloutFleet:
         self.nodes = [f"{self.name}-{number}" for number in range(size)]
         self.kubelets = Kubelets(api, self.name)
         self._controllers: list[Running] = []
+        self._forked: list[ForkedCommand] = []
 
     def __enter__(self) -> Self:
         for node in self.nodes:
@@ -144,8 +145,9 @@ class RolloutFleet:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for controller in self._controllers:
-            if controller.process.poll() is None:
+        started: tuple[Command, ...] = (*self._controllers, *self._forked)
+        for controller in started:
+            if not controller.has_ended:
                 print(controller.kill().err)
         gone(lambda: self.api.delete(f"{ROLLOUTS}/{self.name}"))
         gone(lambda: self.api.delete(self._path))
@@ -193,17 +195,17 @@ class RolloutFleet:
 
     def fork(
         self,
-        fork_server: ForkServer,
         server: str | None = None,
         *,
         stops: tuple[str, ...] = (),
         attempt_s: float | None = None,
         token: str = "",
     ) -> ForkedCommand:
-        """As `start`, sooner, and it stops itself at those of its effects. Whoever forks it ends it."""
-        last_line = self._last_line("forked")
-        environ = self._environment(server, token)
-        return fork_server.start(self._command, environ, last_line, stops=stops, attempt_s=attempt_s)
+        """As `start`, sooner, and it stops itself at those of its effects."""
+        last_line, environ = self._last_line("forked"), self._environment(server, token)
+        run = self.plane.fork_server.start(self._command, environ, last_line, stops=stops, attempt_s=attempt_s)
+        self._forked.append(run)
+        return run
 
     def free_lease(self) -> None:
         """The lead is nobody's: whoever has it is known to be dead, and nobody waits until it runs out."""

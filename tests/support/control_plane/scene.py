@@ -14,7 +14,7 @@ from driver_manager.domain.node import PROGRAM
 from driver_manager.profiles import builtin
 from tests.support.control_plane.api import Api, Json, wait_until
 from tests.support.control_plane.kubelet import Node, create_node, of_others, shown
-from tests.support.control_plane.processes import END_S, ForkedCommand, ForkServer, Loop
+from tests.support.control_plane.processes import END_S, ForkedCommand, Loop
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.runner import CORDON, JOURNAL, OLD_ROOT, PREFIX, CommandRunner
 from tests.support.control_plane.servers import NAMESPACE, ControlPlane, User
@@ -45,18 +45,24 @@ class World:
     user: User
     api: Api
     proxy: Proxy
-    fork_server: ForkServer
     folder: Path
+    runs: list[ForkedCommand] = field(default_factory=list)
+    """Every run that was started."""
 
 
 @contextlib.contextmanager
 def open_world(plane: ControlPlane, user: User, api: Api, folder: Path) -> Iterator[World]:
-    """A proxy and a fork server before `plane`, for as long as the context lasts."""
-    nodes, runs = folder / "nodes", folder / "runs"
-    for made in (nodes, runs):
-        made.mkdir()
-    with Proxy.before(plane) as proxy, ForkServer(runs) as fork_server:
-        yield World(plane, user, api, proxy, fork_server, nodes)
+    """A proxy before `plane`, for as long as the context lasts. Kills the runs that a failed test left."""
+    nodes = folder / "nodes"
+    nodes.mkdir()
+    with Proxy.before(plane) as proxy:
+        world = World(plane, user, api, proxy, nodes)
+        try:
+            yield world
+        finally:
+            for run in world.runs:
+                if not run.has_ended:
+                    run.kill()
 
 
 @dataclass
@@ -87,7 +93,10 @@ class NodeScene:
         told = self.command_runner.environment(**{"POD_NAME": self.own.name, **self.env, **env})
         argv = [command, *arguments]
         last_line = self.command_runner.new_last_line()
-        return self.world.fork_server.start(argv, told, last_line, stops=stops, turn_s=turn_s, mutant=mutant)
+        server = self.world.plane.fork_server
+        run = server.start(argv, told, last_line, stops=stops, turn_s=turn_s, mutant=mutant)
+        self.world.runs.append(run)
+        return run
 
     @property
     def current(self) -> ForkedCommand:

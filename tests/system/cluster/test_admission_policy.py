@@ -18,7 +18,7 @@ from scripts.releasing.admission import RESERVED
 from scripts.releasing.kustomize import Json, only, render, render_with_namespace
 from tests.support.control_plane.api import Api, ApiError, gone, wait_until
 from tests.support.control_plane.kubelet import NEVER, NodeFactory, OperandsFactory
-from tests.support.control_plane.processes import RUN_TIMEOUT_S, ForkServer
+from tests.support.control_plane.processes import RUN_TIMEOUT_S
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.rollout_fleet import RolloutFleet, serve_rollouts
 from tests.support.control_plane.runner import JOURNAL, PREFIX, CommandRunner, node_of, start_and_take
@@ -171,13 +171,10 @@ def test_a_rollout_is_never_denied(
     webhook: Webhook, control_plane: ControlPlane, admin_api: Api, tmp_path: Path
 ) -> None:
     serve_rollouts(admin_api, definition())
-    (tmp_path / "runs").mkdir()
-    with ExitStack() as stack:
-        fleet = stack.enter_context(RolloutFleet(control_plane, admin_api, tmp_path, 2, "driver-manager-rollout"))
-        server = stack.enter_context(ForkServer(tmp_path / "runs"))
+    with RolloutFleet(control_plane, admin_api, tmp_path, 2, "driver-manager-rollout") as fleet:
         fleet.make_rollout(waves=[{"name": "canary", "count": 1}, {"name": "rest"}])
         wanted = fleet.set_driver("driver:2")
-        run = fleet.fork(server, token=user(admin_api, CONTROLLER).token)
+        run = fleet.fork(token=user(admin_api, CONTROLLER).token)
         fleet.wait_complete(wanted)
         assert run.terminate().code == 0
         name = fleet.nodes[0]

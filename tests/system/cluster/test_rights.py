@@ -21,7 +21,7 @@ from scripts.releasing.kustomize import only, render, render_with_namespace
 from tests.support.control_plane.api import Api, Json, gone, wait_until
 from tests.support.control_plane.kubelet import NEVER, Node, NodeFactory, OperandsFactory
 from tests.support.control_plane.old_server import PodClaim
-from tests.support.control_plane.processes import RUN_TIMEOUT_S, Command, Ended, ForkedCommand, ForkServer, Loop
+from tests.support.control_plane.processes import RUN_TIMEOUT_S, Command, Ended, ForkedCommand, Loop
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.rollout_fleet import RolloutFleet, TaskPods, Witness, serve_rollouts
 from tests.support.control_plane.runner import PREFIX, CommandRunner, node_of, start_and_take
@@ -465,7 +465,6 @@ class Scene:
     """A fleet on whose second node no further driver serves, and who plays a controller of it with shipped rights."""
 
     fleet: RolloutFleet
-    fork_server: ForkServer
     token: str
     good: str
     images: Iterator[int]
@@ -473,7 +472,7 @@ class Scene:
     def start(self) -> ForkedCommand:
         """A controller, which leads at once."""
         self.fleet.free_lease()
-        return self.fleet.fork(self.fork_server, token=self.token)
+        return self.fleet.fork(token=self.token)
 
     def new_driver(self) -> str:
         """One more revision, which fails on the second node: the rollout goes back then."""
@@ -494,14 +493,12 @@ class Scene:
 def scene(control_plane: ControlPlane, admin_api: Api, tmp_path: Path) -> Iterator[Scene]:
     """All of it, with the first revision complete."""
     serve_rollouts(admin_api, definition())
-    (tmp_path / "runs").mkdir()
     with ExitStack() as stack:
         stack.enter_context(applied(admin_api, SHIPPED))
         fleet = stack.enter_context(RolloutFleet(control_plane, admin_api, tmp_path, NODES, ROLLOUT_LEASE))
         stack.enter_context(TaskPods(admin_api, "preflight"))
-        server = stack.enter_context(ForkServer(tmp_path / "runs"))
         (good,) = set(fleet.serving().values())
-        made = Scene(fleet, server, user(admin_api, ROLLOUT_ACCOUNT).token, good, count(2))
+        made = Scene(fleet, user(admin_api, ROLLOUT_ACCOUNT).token, good, count(2))
         waves = [{"name": "canary", "count": 1}, {"name": "rest"}]
         fleet.make_rollout(waves=waves, onHalt="undo", preflight="require")
         run = made.start()

@@ -31,7 +31,7 @@ from scripts.releasing.kustomize import DEPLOY, OVERLAYS, only, render
 from tests.support.control_plane.api import Api, Json, gone, refusal, wait_until
 from tests.support.control_plane.faults import ALWAYS, Drop, Exchange, Fault
 from tests.support.control_plane.kubelet import NEVER, Node, NodeFactory, OperandsFactory
-from tests.support.control_plane.processes import Command, ForkServer, Running
+from tests.support.control_plane.processes import Command, Running
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.rollout_fleet import (
     IDLE,
@@ -363,14 +363,12 @@ def effects(proxy: Proxy, since: int = 0) -> list[Exchange]:
 def test_a_leader_cut_off_from_its_lease_stops_before_another_begins(
     thirty: RolloutFleet, admin_api: Api, tmp_path: Path
 ) -> None:
-    (tmp_path / "runs").mkdir()
     cut = Fault(Drop(), resource="leases", times=ALWAYS)
     with (
-        ForkServer(tmp_path / "runs") as fork_server,
         Proxy.before(thirty.plane) as of_first,
         Proxy.before(thirty.plane) as of_second,
     ):
-        first = thirty.fork(fork_server, of_first.url)
+        first = thirty.fork(of_first.url)
         thirty.make_rollout(waves=[{"name": "all"}])
         wait_until(
             lambda: thirty.status().get("phase") == "Complete",
@@ -378,7 +376,7 @@ def test_a_leader_cut_off_from_its_lease_stops_before_another_begins(
             120,
         )
         (good,) = set(thirty.serving().values())
-        second = thirty.fork(fork_server, of_second.url)
+        second = thirty.fork(of_second.url)
         second.wait_log("as ")
         with Witness(admin_api, thirty.name) as witness:
             new = thirty.set_driver("driver:2")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.control_plane.api import Api, gone, wait_until
 from tests.support.control_plane.faults import Action, Answer, CutLine, Drop, ErrorEvent, Fault, Gone, Hold
-from tests.support.control_plane.processes import FLEET, ForkServer
+from tests.support.control_plane.processes import FLEET
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.rollout_fleet import RolloutFleet, TaskPods, Witness, serve_rollouts
 from tests.support.control_plane.servers import NAMESPACE, ControlPlane
@@ -93,14 +93,12 @@ def test_every_kind_of_request_meets_every_fault_and_the_rollout_ends(
 ) -> None:
     (good,) = set(fleet.serving().values())
     faults = faults_of(MATRIX[group])
-    (tmp_path / "runs").mkdir()
     with (
-        ForkServer(tmp_path / "runs") as fork_server,
         Witness(admin_api, fleet.name) as witness,
         Proxy.before(fleet.plane, *faults) as proxy,
     ):
         bad = fleet.set_driver("driver:2")
-        run = fleet.fork(fork_server, proxy.url, attempt_s=ATTEMPT_S if group == "hanging" else None)
+        run = fleet.fork(proxy.url, attempt_s=ATTEMPT_S if group == "hanging" else None)
         try:
             for fault in faults:
                 proxy.wait_fired(fault, timeout_s=240)
@@ -128,13 +126,13 @@ TURNS = (("before", FLEET), ("after", FLEET), ("before", UNTOLD), ("after", UNTO
 """At which first write one controller after the other is killed. An Event may be posted again by each."""
 
 
-def kill_at_each(fleet: RolloutFleet, fork_server: ForkServer, good: str, bad: str) -> Counter[str]:
+def kill_at_each(fleet: RolloutFleet, good: str, bad: str) -> Counter[str]:
     """Kill one controller after the other at its first write until none is left; at which writes, before or after."""
     killed: Counter[str] = Counter()
     for when, names in islice(cycle(TURNS), MOST_KILLS):
         fleet.free_lease()
         mark = fleet.plane.audit_mark()
-        run = fleet.fork(fork_server, stops=tuple(f"{name} {when}" for name in names))
+        run = fleet.fork(stops=tuple(f"{name} {when}" for name in names))
         run.wait_log("leading")
         wait_until(
             lambda run=run, mark=mark: (
@@ -164,11 +162,10 @@ def test_killed_before_and_after_every_write_the_next_one_goes_on(
     fleet: RolloutFleet, admin_api: Api, tmp_path: Path
 ) -> None:
     (good,) = set(fleet.serving().values())
-    (tmp_path / "runs").mkdir()
     told_before = told(fleet)
-    with Witness(admin_api, fleet.name) as witness, ForkServer(tmp_path / "runs") as fork_server:
+    with Witness(admin_api, fleet.name) as witness:
         bad = fleet.set_driver("driver:2")
-        killed = kill_at_each(fleet, fork_server, good, bad)
+        killed = kill_at_each(fleet, good, bad)
         witness.caught_up()
     print(f"killed {killed.total()} times: {dict(killed)}")
     assert {f"{when} {name}" for when in ("before", "after") for name in FLEET} == set(killed)
