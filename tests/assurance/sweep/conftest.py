@@ -1,4 +1,4 @@
-"""Owns what the sweep's tests share: the workers' nodes, the recorded runs, and the figures at the end of a session."""
+"""What the sweep's tests share: the workers' nodes, the recorded runs, and the figures at the end of a session."""
 
 # ruff: noqa: F811  # pytest passes fixtures by name
 from __future__ import annotations

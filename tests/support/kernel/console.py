@@ -1,4 +1,4 @@
-"""Owns the guest's console: what a long test has come to. The host ends a guest that says nothing for too long.
+"""The guest's console: what a long test has come to. The host ends a guest that says nothing for too long.
 
 Runs in the guest only.
 """

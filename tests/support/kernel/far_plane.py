@@ -1,7 +1,7 @@
-"""Owns the control plane of the guest's node, which the host runs: emulated, an API server misses its own deadlines.
+"""The control plane of the guest's node, which the host runs: emulated, an API server misses its own deadlines.
 
 The host's end and the guest's. The guest's pods and kubelet find it where a node of the node tier has it, on addresses
-of the node itself, and each connection is passed on as it is. Must not import the product.
+of the node itself, and each connection is passed on as it is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Owns a guest's life: what it boots, its processes and its end. `run()` is one boot with one list of tests.
+"""A guest's life: what it boots, its processes and its end. `run()` is one boot with one list of tests.
 
 As a program: `python -m tests.support.kernel.guest --check` says what the machine lacks, `--prepare` fills the cache.
 """

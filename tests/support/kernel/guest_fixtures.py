@@ -1,4 +1,4 @@
-"""Owns what guest tests have at hand: raw modprobe and rmmod, processes that hold the device, the driver roots.
+"""What guest tests have at hand: raw modprobe and rmmod, processes that hold the device, the driver roots.
 
 A pytest plugin of the guest's own run. Everything that touches a kernel asks first whether it is the guest's.
 """

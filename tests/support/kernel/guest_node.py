@@ -1,6 +1,6 @@
-"""Owns the node tier's node inside of the guest: modules and devices are its kernel's, images come from the host.
+"""The node tier's node inside of the guest: modules and devices are its kernel's, images come from the host.
 
-Runs in the guest only. Must not import the product.
+Runs in the guest only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Owns the guest's devices that virtual machines may get: their places on the bus, and processes that have one.
+"""The guest's devices that virtual machines may get: their places on the bus, and processes that have one.
 
 They are QEMU's `edu` devices, behind an emulated IOMMU (`guest.DEVICES`); the stand-in driver serves them. A pytest
 plugin of the guest's own run.

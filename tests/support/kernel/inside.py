@@ -1,4 +1,4 @@
-"""Owns the guest's side of a run: pytest on the node ids the host chose, and the results sent back.
+"""The guest's side of a run: pytest on the node ids the host chose, and the results sent back.
 
 Runs in the guest only: everything here refuses to work where the kernel command line lacks the guest's marker.
 """

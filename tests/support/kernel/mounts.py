@@ -1,4 +1,4 @@
-"""Owns the read-only view of the host's files: which mounts it holds, and the command that makes it.
+"""The read-only view of the host's files: which mounts it holds, and the command that makes it.
 
 The view exists only in the mount namespace of the process that is started in it.
 """

@@ -1,4 +1,4 @@
-"""Owns how a guest's case becomes a pytest result on the host, and when the tier is refused.
+"""How a guest's case becomes a pytest result on the host, and when the tier is refused.
 
 Apart from conftest.py, which pytest imports under a name of its own: the classes here exist once.
 """

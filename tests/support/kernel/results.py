@@ -1,4 +1,4 @@
-"""Owns the form in which results leave the guest: a frame with an end marker around JUnit XML.
+"""The form in which results leave the guest: a frame with an end marker around JUnit XML.
 
 Guest and host both import it, so that the marker is written once. Standard library only.
 """

@@ -1,4 +1,4 @@
-"""Owns how long a guest may be quiet: there is no limit on a run as a whole, however slow the machine is."""
+"""How long a guest may be quiet: there is no limit on a run as a whole, however slow the machine is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns what the kernel tier needs of the machine, and how the tier's commands are run.
+"""What the kernel tier needs of the machine, and how the tier's commands are run.
 
 Standard library only: `python -m tests.support.kernel.guest --check` must work before anything is installed.
 """

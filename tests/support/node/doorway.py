@@ -1,7 +1,7 @@
-"""Owns the way into a node's network, and out of it: an address in one network that stands for one in another.
+"""The way into a node's network, and out of it: an address in one network that stands for one in another.
 
 A thread enters a network namespace before it listens or connects; a socket belongs to the namespace that it was made
-in. Must not import the product.
+in.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Owns one whole test node: control plane, containerd and kubelet in one process's namespaces, and what it needs.
+"""One whole test node: control plane, containerd and kubelet in one process's namespaces, and what it needs.
 
 As a program: `python -m tests.support.node.machine --check` says what the machine lacks, `--prepare` makes the images.
-Must not import the product.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Owns a test node's process: its namespaces from start to end, the commands run in them, and the logs that stay.
+"""A test node's process: its namespaces from start to end, the commands run in them, and the logs that stay.
 
 Everything of the node ends with this process, by whatever it is ended (`node_keeper`); only logs are kept. What a
-keeper that was killed itself has left is removed before the next node starts. Must not import the product.
+keeper that was killed itself has left is removed before the next node starts.
 """
 
 from __future__ import annotations

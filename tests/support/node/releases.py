@@ -1,7 +1,7 @@
-"""Owns what differs between Kubernetes releases on a test node: options of its programs, and API groups of its server.
+"""What differs between Kubernetes releases on a test node: options of its programs, and API groups of its server.
 
 What a program or a server can be asked, it is asked: a flag by `--help`, a group by discovery. The rest follows from
-the version. Must not import the product.
+the version.
 """
 
 from __future__ import annotations

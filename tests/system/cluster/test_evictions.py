@@ -106,26 +106,6 @@ def test_a_process_of_the_host_disturbs_nobody_in_three_retries(
     placed.wait_running()
 
 
-@pytest.mark.parametrize(
-    ("path", "text", "said"),
-    [
-        ("proc/sys/kernel/modules_disabled", "1\n", "kernel.modules_disabled is 1"),
-        ("proc/modules", "rebellions 16384 0 [permanent], Live 0x0\n", "rebellions cannot be unloaded"),
-        ("proc/modules", "rebellions 16384 - - Live 0x0\n", "without CONFIG_MODULE_UNLOAD"),
-    ],
-    ids=["frozen", "permanent", "no-unload"],
-)
-def test_a_kernel_that_cannot_do_it_disturbs_nobody(
-    one: CommandRunner, placed: Operands, path: str, text: str, said: str
-) -> None:
-    (one.tree.root / path).write_text(text)
-    before = state(one)
-    for _ in range(2):
-        ended = one.reconcile(**EVICTS)
-        assert (ended.code, said in ended.last_line) == (6, True), ended.err
-    assert state(one) == before
-
-
 def test_a_pod_that_no_label_moves_is_refused_before_and_evicted_where_that_is_allowed(
     one: CommandRunner, placed: Operands, workloads: WorkloadsFactory
 ) -> None:

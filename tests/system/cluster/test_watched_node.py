@@ -568,19 +568,6 @@ def test_a_muted_node_keeps_its_ready_driver_and_hears_nothing(watched: WatchedN
 
 
 @pytest.mark.shares(6)
-@pytest.mark.parametrize("text", ["soon", "2020-01-02T03:04:05Z"])
-def test_a_mute_that_is_none_or_over_mutes_nothing(watched: WatchedNode, text: str) -> None:
-    watched.scene.annotate(**{MUTE: text})
-    with watched.watch() as loop:
-        watched.wait_told("recovered")
-        watched.fail()
-        wait_until(lambda: watched.events(WEDGED), "the Event")
-        garbage = [line for line in loop.lines if "does not mute health-watch" in line]
-    assert len(garbage) == (1 if text == "soon" else 0)
-    assert not watched.ready.exists()
-
-
-@pytest.mark.shares(6)
 @pytest.mark.parametrize(
     "action", [Hold(), Gone(25.0), Answer(403, "nodes is forbidden")], ids=["hangs", "gone", "403"]
 )
@@ -596,19 +583,3 @@ def test_a_node_that_cannot_be_asked_delays_the_marks_by_some_seconds_and_no_mor
         loop.says("→ wedged")
         wait_until(lambda: not watched.ready.exists(), "the ready marker is withdrawn")
         proxy.release()
-
-
-@pytest.mark.shares(6)
-def test_a_mute_during_a_wedge_takes_back_what_was_marked_and_says_so(watched: WatchedNode) -> None:
-    with watched.watch("first") as loop:
-        watched.wait_told("recovered")
-        watched.fail()
-        watched.shows("wedged")
-        watched.wait_told("wedged")
-        watched.on_host("/run/rbln/health-watch.mute-until").write_text("2099-01-02T03:04:05Z\n")
-        loop.says("wedged → muted")
-        wait_until(watched.ready.exists, "the ready marker is back")
-        watched.shows("ready")
-        wait_until(lambda: watched.events("DriverWedgeMuted"), "the Event")
-    (event,) = watched.events("DriverWedgeMuted")
-    assert "muted until 2099-01-02T03:04:05Z" in event["message"]

@@ -1,4 +1,4 @@
-"""Owns the fixtures of the image tier: the built image, a container of it, its files."""
+"""The fixtures of the image tier: the built image, a container of it, its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns how guest results become pytest results on the host: each guest test is an item here that replays its case.
+"""How guest results become pytest results on the host: each guest test is an item here that replays its case.
 
 The guest boots once, when the first of its tests is about to be reported, and runs just the tests that were selected.
 In the guest this file is not loaded.

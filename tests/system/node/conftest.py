@@ -1,7 +1,4 @@
-"""Owns the fixtures of the node tier: one node for the session, the driver on it, and the table of what was measured.
-
-Must not import the product.
-"""
+"""The fixtures of the node tier: one node for the session, the driver on it, and the table of what was measured."""
 
 from __future__ import annotations
 
