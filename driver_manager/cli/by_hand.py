@@ -22,7 +22,16 @@ from driver_manager.adapters.host.system import Sources, enforces_signatures, re
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import write_termination_log
 from driver_manager.cli.main import LazyGroup
-from driver_manager.cli.options import ScreenCommand, in_form, output_option, put, put_after, styled, with_options
+from driver_manager.cli.options import (
+    ScreenCommand,
+    in_form,
+    output_option,
+    put,
+    put_after,
+    styled,
+    table,
+    with_options,
+)
 from driver_manager.cli.reconcile import mode_option, policy_for
 from driver_manager.cli.session import PartialRead, Session, host_roots, log_form, open_session
 from driver_manager.core.ports import Cluster, Ports
@@ -104,14 +113,11 @@ def _table(holders: list[dict[str, Any]]) -> str:
         (str(one["pid"]), one["process"], one["node"] or "-", one["how"], _pod(one), one["container"][:12] or "-")
         for one in holders
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return "\n".join(table(rows))
 
 
 def _pod(one: dict[str, Any]) -> str:
-    """Its pod, by the uid where nobody knows a name for that."""
+    """The pod's name, or its uid if the name is unknown."""
     return one["pod"] or (f"unknown (uid {one['pod_uid']})" if one["pod_uid"] else "-")
 
 

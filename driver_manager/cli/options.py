@@ -6,7 +6,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, tzinfo
 from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
@@ -26,7 +26,8 @@ from driver_manager.domain.settings import (
     Values,
     heading_of,
 )
-from driver_manager.domain.text import json_text, parse_duration, words_on_one_line
+from driver_manager.domain.text import json_text, parse_duration, spoken, words_on_one_line
+from driver_manager.domain.wire import seconds_of
 
 # Help that fits a screen: the options that people type under their headings, all others with `--help-all`.
 
@@ -232,6 +233,25 @@ PRINT_S = 10.0
 def in_form(output: str, body: Any, text: Callable[[Any], str]) -> str:
     """`body` as JSON where `output` is "json", else as `text` shows it, which gets every word on one line."""
     return json_text(body, indent=2) if output == "json" else text(words_on_one_line(body))
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows as lines with aligned columns, two spaces apart."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def titled(title: str, lines: Iterable[str], width: int) -> list[str]:
+    """The lines behind a column of `width`, with the title before the first line."""
+    return [f"{title if number == 0 else '':<{width}} {line}".rstrip() for number, line in enumerate(lines)]
+
+
+def when(moment: str, now_s: float) -> str:
+    """A moment in the API's form, with its distance from `now_s` (seconds since the epoch)."""
+    then_s = seconds_of(moment)
+    if then_s is None:
+        return moment
+    return f"{moment} ({f'{spoken(now_s - then_s)} ago' if now_s >= then_s else f'in {spoken(then_s - now_s)}'})"
 
 
 def put(text: str) -> None:

@@ -17,7 +17,7 @@ from driver_manager.adapters.kube.api import KubeApi, load_client
 from driver_manager.adapters.kube.fleet import KubeDesk, node_label_keys, readers
 from driver_manager.adapters.kube.transport import is_in_pod
 from driver_manager.adapters.process.clock import SystemClock
-from driver_manager.cli.options import styled, zone
+from driver_manager.cli.options import styled, table, titled, when, zone
 from driver_manager.cli.session import log_form
 from driver_manager.core.fleet.world import ObservedRollout, look
 from driver_manager.core.fleet_ports import Leader, RolloutClient
@@ -330,23 +330,9 @@ def facts(body: Json, now_s: float) -> list[str]:
     return lines + rows("controller", [_controller(body["controller"], now_s)])
 
 
-def when(moment: str, now_s: float) -> str:
-    """A moment, and how far from now that is."""
-    then_s = seconds_of(moment)
-    if then_s is None:
-        return moment
-    return f"{moment} ({f'{spoken(now_s - then_s)} ago' if now_s >= then_s else f'in {spoken(then_s - now_s)}'})"
-
-
 def rows(title: str, texts: Iterable[str]) -> list[str]:
-    """Rows under one title, the title beside the first."""
-    return [f"{title if number == 0 else '':<{WIDTH}} {row}".rstrip() for number, row in enumerate(texts)]
-
-
-def table(cells: Sequence[Sequence[str]]) -> list[str]:
-    """Cells in columns."""
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    """The texts as lines with the title before the first."""
+    return titled(title, texts, WIDTH)
 
 
 def nodes(body: Json, now_s: float) -> list[str]:

@@ -25,7 +25,17 @@ from driver_manager.adapters.process.clock import EventQueue, LoopClock
 from driver_manager.adapters.report.log import is_capable
 from driver_manager.adapters.report.steps import LiveScreen
 from driver_manager.cli.main import LazyGroup
-from driver_manager.cli.options import ScreenCommand, in_form, output_option, put, put_after, with_options, zone
+from driver_manager.cli.options import (
+    ScreenCommand,
+    in_form,
+    output_option,
+    put,
+    put_after,
+    table,
+    when,
+    with_options,
+    zone,
+)
 from driver_manager.cli.rollout_screen import (
     NO_CONTROLLER,
     RolloutSession,
@@ -40,8 +50,6 @@ from driver_manager.cli.rollout_screen import (
     rollout_in_short,
     rollout_text,
     rows,
-    table,
-    when,
 )
 from driver_manager.core.fleet.world import FleetCache, ObservedRollout, chosen
 from driver_manager.core.fleet_ports import FactKind, FleetCluster, Leader, Lost, Subject

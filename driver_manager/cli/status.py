@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -14,7 +13,16 @@ import click
 from driver_manager import schemas
 from driver_manager.adapters.host.health import HostMarks
 from driver_manager.adapters.host.notes import HostClientNotes, RebootFiles
-from driver_manager.cli.options import ScreenCommand, in_form, output_option, put, styled, with_options
+from driver_manager.cli.options import (
+    ScreenCommand,
+    in_form,
+    output_option,
+    put,
+    styled,
+    titled,
+    when,
+    with_options,
+)
 from driver_manager.cli.reconcile import policy_for
 from driver_manager.cli.session import PartialRead, Session, log_form
 from driver_manager.core.swap.run import decide
@@ -24,7 +32,7 @@ from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode, ManagerError
 from driver_manager.domain.health.watch import HealthState, History, decode_watch_record
 from driver_manager.domain.host import DeviceVerdict, Holder, Host, ProbeResult, StagedSlot, StagedSlots
 from driver_manager.domain.journal import Journal
-from driver_manager.domain.node import Node, Pod
+from driver_manager.domain.node import Node
 from driver_manager.domain.node_state import GenerationUnreadable, LastOutcome, decode_generation
 from driver_manager.domain.observation import Loader, Mode, Observation, ObservedPart, Policy
 from driver_manager.domain.outage import words
@@ -41,17 +49,17 @@ from driver_manager.domain.settings import Values
 from driver_manager.domain.status import NOTES, DeviceHealth, StatusFacts, attention, headline
 from driver_manager.domain.swap.node_patches import has_managers_cordon, has_rebooters_cordon
 from driver_manager.domain.swap.steps import Plan
-from driver_manager.domain.text import in_words, spoken
-from driver_manager.domain.wire import seconds_of, written_time
+from driver_manager.domain.text import in_words
+from driver_manager.domain.wire import written_time
 
-# The part of `status` about reboots: what asks for one, what it waits for, how often it was tried. Changes nothing.
+# Reboots: what requests one, what it waits for, and the attempts.
 
 REBOOT_WINDOW = settings.REBOOT_ATTEMPTS_WINDOW
-"""The option that says for how long a reboot counts; it should be the rebooter's."""
+"""How long an attempt counts; the rebooter's option must have the same value."""
 
 
 def reboot_facts(session: Session, node: Node, *, on_host: bool) -> dict[str, Any] | None:
-    """Everything that is shown of reboots, for machines; None for a driver that never asks for one."""
+    """The JSON form; None for a driver that never requests a reboot."""
     profile = session.profile
     keys, paths = profile.keys, profile.paths
     if not paths.reboot_marker:
@@ -74,7 +82,7 @@ def reboot_facts(session: Session, node: Node, *, on_host: bool) -> dict[str, An
 
 
 def reboot_rows(body: dict[str, Any] | None, *, has_marker: bool) -> list[str]:
-    """The same for people; nothing where there is nothing to say."""
+    """The text form; empty if no reboot is requested and none was attempted."""
     if body is None or not (has_marker or body["required"] or body["underWay"] or body["attempts"]):
         return []
     state = "under way" if body["underWay"] else "required" if body["required"] else "not announced on the Node yet"
@@ -87,8 +95,8 @@ def reboot_rows(body: dict[str, Any] | None, *, has_marker: bool) -> list[str]:
         lines.append("no rebooter has read the marker yet")
     if body["attempts"]:
         hours = body["attemptsWindowSeconds"] / 3600
-        last = datetime.fromtimestamp(body["lastAttempt"], UTC)
-        lines.append(f"{body['attempts']} attempt(s) within {hours:g} h, the last at {last:%Y-%m-%dT%H:%M:%SZ}")
+        last = written_time(body["lastAttempt"])
+        lines.append(f"{body['attempts']} attempt(s) within {hours:g} h, the last at {last}")
     return lines
 
 
@@ -100,26 +108,24 @@ def _record(session: Session) -> tuple[Record, str]:
         return Record(), error.what
 
 
-# Gathers what `status` shows: every part by itself, so that what is out of sight costs its own lines only.
-#
-# Changes nothing.
+# The facts. A part that cannot be read is reported, and the other parts are still shown.
 
 HOLDERS_S = 20.0
 PROBE_S = 60.0
-"""Bound of a probe that was asked for: its own timeout is shorter."""
+"""Seconds for a probe with --probe: longer than the probe's own timeout."""
 
 
 class Gathered(Frozen):
-    """What `status` shows: the facts, and the rebooter's side as it is printed."""
+    """The facts, and the JSON form of the reboots."""
 
     facts: StatusFacts
     reboot: dict[str, Any] | None
 
 
 def gather(values: Values, wanted: Callable[[Mode], Policy], *, probes: bool) -> Gathered:
-    """Everything that can be seen. Raises ManagerError where neither the Node nor the host can.
+    """Read all facts. Raises ManagerError if neither the Node nor the host can be read.
 
-    `wanted` is what a run would want in each mode. `probes`: take a sample of the devices' health now.
+    `wanted` is the policy of a run in each mode. `probes`: take a sample of the devices' health now.
     """
     missing = PartialRead()
     session = missing.session(values)
@@ -148,13 +154,13 @@ def gather(values: Values, wanted: Callable[[Mode], Policy], *, probes: bool) ->
 
 
 def _mode(session: Session) -> Mode:
-    """Whom the user's label wants the node's devices for."""
+    """The mode that the user's label requests."""
     known = session.profile.passthrough
     return Mode.VFIO if known is not None and known.is_wanted(session.node.labels) else Mode.CONTAINER
 
 
 def _group_holders(session: Session, obs: Observation) -> tuple[Holder, ...]:
-    """Who has a device that is on vfio, or between two drivers; none where that cannot be seen."""
+    """The holders of devices that are on vfio, or have no driver; none if unknown."""
     functions = obs.host.bus.functions if obs.host is not None else ()
     nodes = frozenset[str]().union(*(one.user_nodes for one in functions if one.is_on_vfio or not one.driver))
     if not nodes:
@@ -166,7 +172,7 @@ def _group_holders(session: Session, obs: Observation) -> tuple[Holder, ...]:
 
 
 def _verdict(session: Session, obs: Observation, wanted: Policy, missing: PartialRead) -> Plan | ManagerError:
-    """What a run would do; where a part that it decides by is out of sight, the error of that part."""
+    """The plan of a run now, or the error that prevents one; the first error if a part could not be read."""
     unseen = missing.first()
     if unseen is not None:
         return unseen
@@ -177,7 +183,7 @@ def _verdict(session: Session, obs: Observation, wanted: Policy, missing: Partia
 
 
 def _health_facts(session: Session, obs: Observation, *, probes: bool) -> DeviceHealth:
-    """What health-watch remembers of this boot, and where it is asked for, a sample taken now."""
+    """health-watch's record of this boot, and with `probes` a sample taken now."""
     if obs.host is None:
         return DeviceHealth()
     marks = HostMarks(session.roots, session.profile, session.clock)
@@ -200,7 +206,7 @@ def _health_facts(session: Session, obs: Observation, *, probes: bool) -> Device
 
 
 def _client_facts(session: Session, obs: Observation) -> ClientRecord | None:
-    """The generation of the driver that is loaded, as the host has noted it; away from it, as the Node shows it."""
+    """The generation of the loaded driver: from the host's record, or from the Node if the host cannot be read."""
     if obs.host is None:
         text = obs.node.annotations.get(session.profile.keys.generation, "")
         with contextlib.suppress(GenerationUnreadable):
@@ -208,20 +214,20 @@ def _client_facts(session: Session, obs: Observation) -> ClientRecord | None:
         return None
     notes = HostClientNotes(session.roots, session.profile, session.clock)
     with contextlib.suppress(ManagerError):
-        there, seen = client_record.recorded(notes.recall()), notes.sighting()
-        if there is not None and there.generation.goes_on_as(seen):
-            return there
+        record, seen = client_record.recorded(notes.recall()), notes.sighting()
+        if record is not None and record.generation.goes_on_as(seen):
+            return record
     return None
 
 
 def _since_s(history: History) -> float | None:
-    """When the wedge was declared, in seconds since the epoch; None where there is none, or that is not known."""
+    """When the wedge was declared, in seconds since the epoch; None if there is none or it is unknown."""
     is_wedged = history.state is HealthState.WEDGED
     return float(history.wedge.since_s) if is_wedged and history.wedge.since_s else None
 
 
 def _probed(session: Session, seen: DeviceHealth) -> DeviceHealth:
-    """`seen` with a sample of now, unless an earlier one is stuck: then another would be, too."""
+    """`seen` with a sample taken now, unless an earlier probe is stuck: another one would get stuck too."""
     if seen.has_stuck_probe:
         return seen
     root = session.values[settings.DRIVER_ROOT] or session.profile.paths.driver_root
@@ -231,13 +237,13 @@ def _probed(session: Session, seen: DeviceHealth) -> DeviceHealth:
     return replace(seen, source="probe", reason=reason, sampled_s=session.clock.wall(), devices=result.devices)
 
 
-# `status` for machines: the form that `schemas/status.schema.json` describes.
+# The JSON form, which `schemas/status.schema.json` describes.
 
 OFF_NODE = "not on the node"
 
 
 def status_body(gathered: Gathered) -> dict[str, Any]:
-    """Everything that is shown."""
+    """The JSON form of all facts."""
     facts = gathered.facts
     obs, profile, first = facts.obs, facts.profile, headline(facts)
     recorded = obs.host.digest if obs.host else None
@@ -283,7 +289,7 @@ def _health(facts: StatusFacts) -> dict[str, Any]:
 
 
 def _devices(host: Host | None, health: DeviceHealth) -> tuple[DeviceVerdict | str, ...]:
-    """The devices with their verdicts; those on the bus that nobody has judged by their addresses alone."""
+    """The devices with their verdicts, and the addresses of devices on the bus that have none."""
     judged = {one.address for one in health.devices}
     if health.devices and not all(judged):
         return health.devices
@@ -364,7 +370,9 @@ def _journal(facts: StatusFacts) -> dict[str, Any] | None:
 
 def _operands(obs: Observation, profile: Profile) -> list[dict[str, str]]:
     operands = placed_by(obs.pods.pods, profile.deploy_keys(obs.node.labels), obs.own_pod)
-    return [{"pod": str(pod), "phase": pod.phase, "why": _operand_note(pod)} for pod in operands]
+    return [
+        {"pod": str(pod), "phase": pod.phase, "why": why_still_there(pod) if pod.deleting else ""} for pod in operands
+    ]
 
 
 def _generation(record: ClientRecord | None) -> dict[str, Any] | None:
@@ -379,10 +387,6 @@ def _generation(record: ClientRecord | None) -> dict[str, Any] | None:
         "clients": [{"pod": one.pod, "owner": one.owner, "state": one.state.value} for one in record.clients],
         "claims": list(record.claims),
     }
-
-
-def _operand_note(pod: Pod) -> str:
-    return why_still_there(pod) if pod.deleting else ""
 
 
 def _host(host: Host, profile: Profile, holders: tuple[Holder, ...]) -> dict[str, Any]:
@@ -457,14 +461,15 @@ def _next(verdict: Plan | ManagerError) -> dict[str, Any]:
     }
 
 
-# `status` for people: headline, what needs a hand, devices, last run, what holds the node, and the rest.
+# The text form: headline, what needs attention, devices, last run, journal, and the rest.
 
+WIDTH = 9
 COLOURS = {"ready": "green", "upgrading": "yellow"}
-"""Other states need a hand."""
+"""All other states are red."""
 
 
 def status_text(body: dict[str, Any], now_s: float) -> str:
-    """The screen of `body`, whose words are on one line each; `now_s` is in seconds since the epoch."""
+    """The text form of `body`, whose strings are one line each; `now_s` is in seconds since the epoch."""
     lines = [*_devices_text(body["health"], now_s), *_last_run_text(body["lastRun"], now_s)]
     lines.append(f"journal   {_journal_text(body['journal'], now_s)}")
     cordon = body["cordon"] or "unknown"
@@ -489,19 +494,12 @@ def status_text(body: dict[str, Any], now_s: float) -> str:
 def _headline(body: dict[str, Any], now_s: float) -> str:
     state = body["state"] or "unknown"
     word = styled(state, fg=COLOURS.get(state, "red"), bold=True)
-    since = f" since {_when(body['since'], now_s)}" if body["since"] else ""
+    since = f" since {when(body['since'], now_s)}" if body["since"] else ""
     return f"{word}{since}: {body['why']}"
 
 
-def _when(moment: str, now_s: float) -> str:
-    """A moment and how long ago that is."""
-    then_s = seconds_of(moment)
-    ago = f" ({spoken(now_s - then_s)} ago)" if then_s is not None and now_s >= then_s else ""
-    return f"{moment}{ago}"
-
-
 def _attention(body: dict[str, Any]) -> list[str]:
-    """Errors first, as they come: red, and notes yellow."""
+    """Errors in red, then notes in yellow."""
     rows = []
     for one in body["attention"]:
         kind = styled(one["kind"], fg="yellow" if one["kind"] in NOTES else "red", bold=True)
@@ -520,11 +518,11 @@ def _devices_text(health: dict[str, Any], now_s: float) -> list[str]:
 
 
 def _watch(health: dict[str, Any], now_s: float) -> str:
-    """Who says so, and when."""
-    sampled = f", sampled {_when(health['sampledAt'], now_s)}" if health["sampledAt"] else ""
+    """The source of the verdicts, and when the sample was taken."""
+    sampled = f", sampled {when(health['sampledAt'], now_s)}" if health["sampledAt"] else ""
     if health["source"] is None:
         return "health-watch has left no record on this host; --probe takes a sample now"
-    since = f" since {_when(health['since'], now_s)}" if health["since"] else ""
+    since = f" since {when(health['since'], now_s)}" if health["since"] else ""
     state = f" {health['state']}{since}" if health["state"] else ""
     reason = f": {health['reason']}" if health["reason"] else ""
     return f"({health['source']}{state}{reason}{sampled})"
@@ -534,7 +532,7 @@ def _last_run_text(run: dict[str, Any] | None, now_s: float) -> list[str]:
     if run is None:
         return _list("last run", ["not shown on the Node"])
     meaning = EXIT_MEANINGS.get(ExitCode(run["exitCode"]), "") if run["exitCode"] in set(ExitCode) else ""
-    rows = [f"{run['state']}, exit {run['exitCode']}{f' ({meaning})' if meaning else ''}, {_when(run['ended'], now_s)}"]
+    rows = [f"{run['state']}, exit {run['exitCode']}{f' ({meaning})' if meaning else ''}, {when(run['ended'], now_s)}"]
     rows += [run["what"]]
     rows += [f"at: {run['step']}"] if run["step"] else []
     version = f", version {run['version']} loaded" if run["version"] else ""
@@ -556,7 +554,7 @@ def _journal_text(journal: dict[str, Any] | None, now_s: float) -> str:
     lives = {True: "still running", False: "gone", None: "unknown whether it is still running"}[journal["ownerLives"]]
     old = journal["oldDriver"]
     services = f"; services stopped: {', '.join(journal['services'])}" if journal["services"] else ""
-    since = f" since {_when(journal['begin'], now_s)}" if journal["begin"] else ""
+    since = f" since {when(journal['begin'], now_s)}" if journal["begin"] else ""
     step = f"; last step noted: {journal['step']}" if journal["step"] else ""
     version = old["version"] if old else "none"
     return f"taken by {journal['owner']} ({lives}){since}; old driver {version}{services}{step}"
@@ -594,10 +592,10 @@ def _loads(who: str) -> str:
 
 
 def _clients_text(generation: dict[str, Any] | None, now_s: float) -> list[str]:
-    """Since when this driver is ready, and what became of the clients of the one before."""
+    """Since when this driver is ready, and the clients of the driver before it."""
     if generation is None:
         return []
-    since = f"ready since {_when(generation['ready'], now_s)}" if generation["ready"] else "ready"
+    since = f"ready since {when(generation['ready'], now_s)}" if generation["ready"] else "ready"
     clients = [
         f"client {one['pod']} ({one['owner']}) {MEANINGS[ClientState(one['state'])]}" for one in generation["clients"]
     ]
@@ -634,7 +632,7 @@ def _host_text(host: dict[str, Any]) -> list[str]:
 
 
 def _function_text(one: dict[str, Any]) -> str:
-    """One function of the bus: who has it, for whom it is kept, and which virtual machine uses it."""
+    """One PCI function: its driver, the driver it is reserved for, and the virtual machine that uses it."""
     words = [f"driver {one['driver'] or 'none'}"]
     words += [f"kept for {one['override']}"] if one["override"] else []
     words += [f"IOMMU group {one['iommuGroup']}"] if one["iommuGroup"] else ["no IOMMU group"]
@@ -651,9 +649,9 @@ def _slot_text(slot: dict[str, Any]) -> str:
     return f"{what} ({', '.join(filter(None, words))})"
 
 
-def _list(title: str, rows: list[str]) -> list[str]:
-    """Rows under one title, the title beside the first."""
-    return [f"{title if number == 0 else '':<9} {row}" for number, row in enumerate(rows or ["none"])]
+def _list(title: str, lines: list[str]) -> list[str]:
+    """The lines with the title before the first, "none" if there are none."""
+    return titled(title, lines or ["none"], WIDTH)
 
 
 @click.command(cls=ScreenCommand, name="status", short_help="Show the driver's state and what needs attention.")
@@ -673,7 +671,7 @@ def status_command(*, probe: bool, output: str, values: Values) -> int:
     Works in a node debug pod (host at /host) and from a laptop. A missing right or mount is reported, and
     hides only what needs it; if the Node cannot be read, the command ends with that error.
     """
-    policies = {mode: policy_for(values, mode) for mode in Mode}  # a wrong option is named first
+    policies = {mode: policy_for(values, mode) for mode in Mode}  # invalid options fail before any request
     gathered = gather(values, policies.__getitem__, probes=probe)
     body = status_body(gathered)
     put(in_form(output, body, lambda words: status_text(words, gathered.facts.now_s)))
