@@ -19,7 +19,8 @@ from typing import BinaryIO
 
 from driver_manager.adapters.host.files import HostFiles
 from driver_manager.adapters.process.forked import lines_within
-from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, Result, run
+from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, run
+from driver_manager.adapters.process.tools import Result
 from driver_manager.core.ports_base import Clock
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ModuleBusy, ModuleFailed, ModuleStuck

@@ -17,31 +17,14 @@ from typing import Generic, TypeVar
 from driver_manager.domain.errors import Terminated
 
 LOOK_S = 1.0
-"""How often a sleep looks for a signal: one that arrives right before it, or in another thread, does not end it."""
+"""Seconds after which a sleep checks for a signal: one just before it, or in another thread, does not end it."""
 
 SOON_S = 0.001
 """The shortest time that a timer is set to: 0 would stop it."""
 
 
-class SystemClock:
-    """See `driver_manager.core.ports_base.Clock`. One per process: it owns the handlers of SIGTERM and SIGINT."""
-
-    def __init__(self) -> None:
-        self._asked_by = ""
-        self._interruptible = False
-        self._shields = 0
-        self._intervals = 0
-        self._is_installed = False
-
-    def install(self) -> None:
-        """Take over SIGTERM and SIGINT, also where they were blocked until now."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-        before = sys.unraisablehook
-        # Python drops what is raised in a finalizer, and prints it: the wish is kept, and honoured at the next look.
-        sys.unraisablehook = lambda said: None if isinstance(said.exc_value, Terminated) else before(said)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
-        self._is_installed = True
+class _SystemTime:
+    """Time and randomness of the system."""
 
     def monotonic(self) -> float:
         """See the port."""
@@ -53,23 +36,44 @@ class SystemClock:
 
     def random(self) -> float:
         """See the port."""
-        return int.from_bytes(os.urandom(4)) / 2**32  # the module for it costs a loop 160 KiB
+        return int.from_bytes(os.urandom(4)) / 2**32  # the module random costs a loop 160 KiB
+
+
+class SystemClock(_SystemTime):
+    """See `driver_manager.core.ports_base.Clock`. One per process: it owns the handlers of SIGTERM and SIGINT."""
+
+    def __init__(self) -> None:
+        self._signal = ""
+        self._interruptible = False
+        self._shields = 0
+        self._intervals = 0
+        self._is_installed = False
+
+    def install(self) -> None:
+        """Handle SIGTERM and SIGINT, and unblock them."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        before = sys.unraisablehook
+        # Python drops and prints an exception that is raised in a finalizer: the next check raises Terminated again.
+        sys.unraisablehook = lambda error: None if isinstance(error.exc_value, Terminated) else before(error)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
+        self._is_installed = True
 
     def sleep(self, seconds: float) -> None:
         """See the port."""
         end_s = self.monotonic() + seconds
         with self.interruptible():
             while (left_s := end_s - self.monotonic()) > 0:
-                time.sleep(min(left_s, LOOK_S))  # a signal that comes right before it is seen after one look
+                time.sleep(min(left_s, LOOK_S))
 
     def check(self) -> None:
         """See the port."""
-        if self._asked_by and not self._shields:
-            raise Terminated(f"terminated by {self._asked_by}", "No action needed: the next run continues.")
+        if self._signal and not self._shields:
+            raise Terminated(f"terminated by {self._signal}", "No action needed: the next run continues.")
 
     def is_ending(self) -> bool:
         """See the port."""
-        return bool(self._asked_by)
+        return bool(self._signal)
 
     @contextmanager
     def interruptible(self) -> Generator[None, None, None]:
@@ -83,7 +87,7 @@ class SystemClock:
 
     @contextmanager
     def every(self, seconds: float, say: Callable[[], None]) -> Generator[None, None, None]:
-        """See the port; by SIGALRM, after which blocking calls go on (PEP 475). Calls nothing before `install`."""
+        """See the port; by SIGALRM, after which blocking calls continue (PEP 475). Calls nothing before `install`."""
         if not self._is_installed:
             yield
             return
@@ -98,7 +102,7 @@ class SystemClock:
             try:
                 say()
             finally:
-                # The next interval begins now: a call that takes longer than one is not interrupted by itself.
+                # The next interval begins now, so that a call that takes longer than one does not interrupt itself.
                 is_speaking = False
                 signal.setitimer(signal.ITIMER_REAL, seconds)
 
@@ -108,11 +112,11 @@ class SystemClock:
         try:
             yield
         finally:
-            is_over = True  # from here on an alarm does nothing, and sets no other one
+            is_over = True  # from here on an alarm does nothing and sets no other one
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, before)
             self._intervals -= 1
-            if outer_s or self._intervals:  # one of an outer `every` that has expired meanwhile is due
+            if outer_s or self._intervals:  # an outer `every` whose time has expired meanwhile is due now
                 left_s = outer_s - (self.monotonic() - began_s)
                 signal.setitimer(signal.ITIMER_REAL, max(left_s, SOON_S))
 
@@ -126,12 +130,10 @@ class SystemClock:
             self._shields -= 1
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._asked_by = signal.Signals(number).name
+        self._signal = signal.Signals(number).name
         if self._interruptible:
             self.check()
 
-
-# The clock of a loop that runs for ever in one thread: a wait serves descriptors, and ends on a signal.
 
 Callback = Callable[[], None]
 DRAIN_BYTES = 4096
@@ -140,7 +142,10 @@ MAX_POLL_S = 86_400.0
 
 
 class LoopClock(SystemClock):
-    """SystemClock whose waits are poll(2). SIGTERM and SIGINT end a wait, SIGHUP asks for a reload, SIGCHLD wakes."""
+    """The clock of a loop in one thread. A wait is a poll(2) that serves descriptors.
+
+    SIGTERM, SIGINT and SIGCHLD end a wait, and SIGHUP requests a reload.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,10 +154,10 @@ class LoopClock(SystemClock):
         self._reload_asked = False
 
     def install(self) -> None:
-        """Take over the signals; once per process."""
+        """Handle the signals; once per process."""
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.watch(reader, select.POLLIN, lambda: _drain(reader))
-        # The handler runs before poll(2) is entered or after it returns: the pipe closes the gap between.
+        # A signal just before poll(2) would not end it: this pipe does.
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         super().install()
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
@@ -160,17 +165,17 @@ class LoopClock(SystemClock):
         self.open_reloads()
 
     def watch(self, descriptor: int, events: int, callback: Callback) -> None:
-        """Call `callback` in every wait in which `descriptor` has one of poll(2)'s `events`; replaces the last."""
+        """Call `callback` in each wait in which `descriptor` has one of poll(2)'s `events`; replaces an earlier one."""
         self._poll.register(descriptor, events)
         self._callbacks[descriptor] = callback
 
     def unwatch(self, descriptor: int) -> None:
-        """No longer look at `descriptor`."""
+        """Stop watching `descriptor`."""
         self._poll.unregister(descriptor)
         del self._callbacks[descriptor]
 
     def turn(self, end: float) -> None:
-        """Wait until something happens, or the monotonic time `end`, a day at the most. Raises Terminated."""
+        """Wait for an event, until the monotonic time `end` or for a day at most. Raises Terminated."""
         self.check()
         left_s = min(MAX_POLL_S, max(0.0, end - self.monotonic()))
         for descriptor, _ in self._poll.poll(left_s * 1000):
@@ -180,28 +185,25 @@ class LoopClock(SystemClock):
         self.check()
 
     def sleep(self, seconds: float) -> None:
-        """See the port. Ends early when a reload is asked for."""
+        """See the port. Ends early when a reload is requested."""
         end = self.monotonic() + seconds
         while self.monotonic() < end and not self._reload_asked:
             self.turn(end)
 
     def take_reload(self) -> bool:
-        """Whether a reload was asked for since the last call."""
+        """True if a reload was requested since the last call."""
         asked, self._reload_asked = self._reload_asked, False
         return asked
 
     def close_reloads(self) -> bool:
-        """Leave SIGHUP to the next program of this process, unless a reload was asked for that nobody took yet.
-
-        Whether it is left to the next program.
-        """
+        """Block SIGHUP for the next program of this process; False, and not blocked, if a reload is still pending."""
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))
         if self._reload_asked:
             self.open_reloads()
         return not self._reload_asked
 
     def open_reloads(self) -> None:
-        """Take SIGHUP, also where it was blocked until now."""
+        """Unblock SIGHUP."""
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGHUP,))
 
     def _on_hangup(self, _number: int, _frame: FrameType | None) -> None:
@@ -216,13 +218,11 @@ def _drain(descriptor: int) -> None:
         return
 
 
-# What threads hand to the loop of the main one: put from any thread, taken by the one that waits on its clock.
-
 T = TypeVar("T")
 
 
 class EventQueue(Generic[T]):
-    """A queue whose owner waits in the waits of its loop, so that it answers HTTP and hears signals meanwhile."""
+    """A queue from any thread to a loop that waits on its LoopClock, and so serves HTTP and signals meanwhile."""
 
     def __init__(self, clock: LoopClock) -> None:
         self._clock = clock
@@ -232,26 +232,23 @@ class EventQueue(Generic[T]):
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         clock.watch(self._bell, select.POLLIN, self._quiet)
 
-    def put(self, thing: T) -> None:
-        """Hand over, from any thread."""
-        self._found.append(thing)
+    def put(self, item: T) -> None:
+        """Add an item, from any thread."""
+        self._found.append(item)
         with self._ringing:
             if not self._is_closed:
                 os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
-        """Nobody takes any more: what is put from now on is for nobody."""
+        """Close the queue and discard later items."""
         with self._ringing:
             self._is_closed = True
             self._clock.unwatch(self._bell)
             os.close(self._bell)
 
     def take(self, until_s: float) -> tuple[T, ...]:
-        """All that is there, in order. Waits until there is something, or the monotonic moment `until_s`.
-
-        Raises Terminated.
-        """
-        # At least one turn, however much there is: nobody else serves what the clock watches.
+        """All items, in order. Waits for the first one until the monotonic time `until_s`. Raises Terminated."""
+        # At least one turn even if there are items: the clock's descriptors are served here only.
         self._clock.turn(self._clock.monotonic())
         while not self._found and self._clock.monotonic() < until_s:
             self._clock.turn(until_s)
@@ -263,34 +260,19 @@ class EventQueue(Generic[T]):
     def _quiet(self) -> None:
         try:
             os.eventfd_read(self._bell)
-        except BlockingIOError:  # several puts ring once
+        except BlockingIOError:  # several items, one event
             return
 
 
-# The Clock port for a thread beside the main one: signals are not its business, it ends when it is told to.
-
-
-class ThreadClock:
-    """See `driver_manager.core.ports_base.Clock`. Any thread may call `end`, which also ends blocking calls."""
+class ThreadClock(_SystemTime):
+    """The Clock port for a thread beside the main one, without signals. Any thread may call `end`, which ends waits."""
 
     def __init__(self) -> None:
         self._is_ending = threading.Event()
 
     def end(self) -> None:
-        """Tell the thread to end."""
+        """Ask the thread to end."""
         self._is_ending.set()
-
-    def monotonic(self) -> float:
-        """See the port."""
-        return time.monotonic()
-
-    def wall(self) -> float:
-        """See the port."""
-        return time.time()
-
-    def random(self) -> float:
-        """See the port."""
-        return int.from_bytes(os.urandom(4)) / 2**32
 
     def sleep(self, seconds: float) -> None:
         """See the port."""
@@ -308,16 +290,16 @@ class ThreadClock:
 
     @contextmanager
     def interruptible(self) -> Generator[None, None, None]:
-        """See the port; what was told is seen before and not in the middle."""
+        """See the port; `end` is checked before and not during it."""
         self.check()
         yield
 
     @contextmanager
     def every(self, seconds: float, say: Callable[[], None]) -> Generator[None, None, None]:
-        """See the port; a thread of its own would be needed, so nobody is called."""
+        """See the port. Calls nothing: that would need another thread."""
         yield
 
     @contextmanager
     def shielded(self) -> Generator[None, None, None]:
-        """See the port; a thread has nothing to give back."""
+        """See the port. Shields nothing."""
         yield

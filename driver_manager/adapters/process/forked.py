@@ -1,7 +1,7 @@
-"""Reads that may block for ever (stat, readlink, /proc), made in a child that can be left behind.
+"""Calls that may block for ever, made in a thread or child that can be abandoned.
 
-A read about a process whose memory is locked by a dead driver sleeps, and no signal ends it. The child inherits
-memory and no descriptor; its answer is bounded text.
+Reading /proc of a process whose memory is locked by a dead driver sleeps, and no signal ends it: such reads are made in
+a child, which inherits memory and no descriptor, and prints bounded text.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
-
-# Threads beside the main one: one that no signal reaches, and a question that is given up after a time limit.
 
 T = TypeVar("T")
 
@@ -36,9 +34,9 @@ def start_unsignalled(thread: threading.Thread) -> None:
 
 
 def within(limit_s: float, ask: Callable[[], T]) -> T:
-    """The result of `ask`, for a call that has no time limit of its own. Raises what it raises.
+    """The result of `ask`, called in a thread. Raises what it raises, and TimeoutError after `limit_s` seconds.
 
-    Raises TimeoutError after `limit_s` seconds. The thread then stays behind, so `ask` must change nothing.
+    After a timeout the thread continues, so `ask` must change nothing.
     """
     answers: list[T] = []
     errors: list[BaseException] = []
@@ -63,31 +61,28 @@ ANSWER_BYTES = 64 * 1024
 ANSWERS_BYTES = 4 * 1024 * 1024
 MAX_DESCRIPTORS = 65_536
 ENDING_S = 1.0
-"""What is left to a question of many items once the process was told to end."""
+"""Seconds left to `each_within` once the process is ending."""
 
 POLL_S = 0.2
 REAP_S = 1.0
-"""How long a child is waited for that is killed."""
+"""Seconds to wait for a killed child."""
 
 FIRST_LOOK_S, MOST_LOOK_S = 0.000_25, 0.01
-"""Between two looks whether it is gone, at first and in the end: who has answered ends within a millisecond."""
+"""First and longest pause between two waits for a child: one that has answered ends within a millisecond."""
 
 _DONE = b"\n"
 """An empty line ends the answer on one item."""
 
 
 def lines_within(timeout_s: float, ask: Callable[[], Iterable[str]]) -> list[str] | None:
-    """The lines that `ask` gives, the first 64 KiB of them; None where it gives none within `timeout_s` seconds.
-
-    A child that does not die is not waited for.
-    """
+    """The lines of `ask`, up to 64 KiB, from a child; None if it does not end within `timeout_s` seconds."""
     with _child(lambda write_end: _write(write_end, "\n".join(ask()).encode(errors="replace")[:ANSWER_BYTES])) as end:
         return _read(end, time.monotonic() + timeout_s)
 
 
 @dataclass
 class Asked:
-    """Lines by item, for those that gave any; `stuck` did not end, and what they gave is kept; `left` never began."""
+    """Lines by item. `stuck` items did not end (their lines so far are kept), and `left` ones were not started."""
 
     lines: dict[int, list[str]] = field(default_factory=dict)
     stuck: list[int] = field(default_factory=list)
@@ -101,10 +96,10 @@ def each_within(
     ask: Callable[[int], Iterable[str]],
     is_ending: Callable[[], bool] = lambda: False,
 ) -> Asked:
-    """What `ask` says of each item, in at most `timeout_s` seconds for all of them.
+    """The lines of `ask` for each item, from children, in at most `timeout_s` seconds for all items.
 
-    An item that gives nothing for `stall_s` seconds is stuck: its child is left behind, and another goes on after it.
-    `is_ending` (the process was told to end) cuts the time to a second. A line with a break in it is cut there.
+    An item without a line for `stall_s` seconds is stuck: its child is abandoned, and another one continues after it.
+    Once `is_ending` is true, one second is left. A line ends at its first line feed.
     """
     asked = Asked(left=list(items))
     clock = _Bound(time.monotonic() + timeout_s, is_ending)
@@ -116,7 +111,7 @@ def each_within(
 
 
 class _Bound:
-    """The end of the time for a question, which comes nearer when the process is told to end."""
+    """The end of the time limit, which comes nearer once the process is ending."""
 
     def __init__(self, end_s: float, is_ending: Callable[[], bool]) -> None:
         self.end_s = end_s
@@ -131,16 +126,16 @@ class _Bound:
 
 
 def _collect(read_end: int, asked: Asked, stall_s: float, clock: _Bound) -> int:
-    """Take what one child says, until it ends, stalls or the time is over; how many bytes it was."""
+    """Read the lines of one child until it ends, stalls or the time is over; the number of bytes."""
     size, rest = 0, b""
-    heard_s = time.monotonic()
+    last_s = time.monotonic()
     while asked.left and not clock.is_over() and size < ANSWERS_BYTES:
         if select.select([read_end], [], [], min(POLL_S, stall_s))[0]:
             chunk = os.read(read_end, ANSWER_BYTES)
             if not chunk:
-                asked.left.pop(0)  # the child died of this item
+                asked.left.pop(0)  # this item killed the child
                 return size
-            heard_s = time.monotonic()
+            last_s = time.monotonic()
             size += len(chunk)
             *whole, rest = (rest + chunk).split(b"\n")
             for line in whole:
@@ -148,7 +143,7 @@ def _collect(read_end: int, asked: Asked, stall_s: float, clock: _Bound) -> int:
                     asked.left.pop(0)
                 else:
                     asked.lines.setdefault(asked.left[0], []).append(line[1:].decode(errors="replace"))
-        elif time.monotonic() - heard_s >= stall_s:
+        elif time.monotonic() - last_s >= stall_s:
             asked.stuck.append(asked.left.pop(0))
             return size
     return size
@@ -164,7 +159,7 @@ def _answer_each(write_end: int, items: Iterable[int], ask: Callable[[int], Iter
 
 @contextmanager
 def _child(work: Callable[[int], None]) -> Generator[int, None, None]:
-    """A child that does `work` with the writing end of a pipe, killed at the end; yields the reading end."""
+    """Run `work` in a child with the writing end of a pipe; yields the reading end, and kills the child at the end."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -180,7 +175,7 @@ def _child(work: Callable[[int], None]) -> Generator[int, None, None]:
 
 
 def _reap(pid: int) -> None:
-    """Wait for a child that was killed; what is stuck is left to whoever adopts it. Raises ChildProcessError."""
+    """Wait up to `REAP_S` for a killed child; a stuck one is abandoned. Raises ChildProcessError."""
     end_s, look_s = time.monotonic() + REAP_S, FIRST_LOOK_S
     while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < end_s:
         time.sleep(look_s)  # waitpid(2) knows no timeout
@@ -188,9 +183,9 @@ def _reap(pid: int) -> None:
 
 
 def _live(write_end: int, work: Callable[[int], None]) -> None:
-    """The child's life: never returns."""
+    """Run the child. Never returns."""
     try:
-        # A lock would be held as long as a child lives that nobody can end.
+        # A stuck child must not hold a lock for ever.
         os.closerange(3, write_end)
         os.closerange(write_end + 1, MAX_DESCRIPTORS)
         for number in (signal.SIGTERM, signal.SIGINT):

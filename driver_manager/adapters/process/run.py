@@ -1,7 +1,7 @@
 """Run a tool: argv list, no shell, a timeout, a short environment, bounded output.
 
-What the tool starts ends with it, and an output that it holds open delays no run. Output beyond the limit is read and
-discarded, so that the tool can continue.
+Processes that the tool starts end with it, and an output that they hold open delays nothing. Output beyond the limit is
+read and discarded, so that the tool can continue.
 """
 
 from __future__ import annotations
@@ -14,35 +14,19 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
-from driver_manager.adapters.process.tools import Orphans, Output, environment, last_words
-from driver_manager.domain.host import NO_TOOL, TIMED_OUT
-from driver_manager.domain.records import Frozen
+from driver_manager.adapters.process.tools import NOT_FOUND, NOT_RUNNABLE, Orphans, Output, Result, environment
+from driver_manager.domain.host import TIMED_OUT
 
 OUTPUT_CHARS = 4 * 1024 * 1024
 TOOL_TIMEOUT_S = 60.0
 KILLED_S = 1.0
 LOOK_S = 0.1
-"""Between two looks whether a tool has ended whose output is still open."""
+"""Seconds between two checks whether the tool has ended while its output is open."""
 
 FIRST_LOOK_S = 0.001
-"""Before the first look at a tool that has closed its outputs and has not ended; each next pause is twice as long."""
+"""Seconds before the first check of a tool that has closed its outputs; each next pause is twice as long."""
 
 CLEAR_POLL_S = 0.01
-
-NOT_RUNNABLE, NOT_FOUND = NO_TOOL
-
-
-class Result(Frozen):
-    """Exit status and output (each at most 4 Mi characters). Negative status: killed by that signal."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def last_line(self) -> str:
-        """The last line it wrote, for a message."""
-        return last_words(self.status, self.out, self.err)
 
 
 def run(
@@ -55,9 +39,8 @@ def run(
 ) -> Result:
     """Run `argv` with PATH, LC_ALL=C and `env` only; it inherits `pass_fds`.
 
-    `may_leave`: what it starts may go on after it has ended.
-
-    Raises nothing: 127 not found, 126 not runnable, 124 timed out.
+    `may_leave`: processes that it starts may continue after it has ended. Raises nothing: the status is 127 for not
+    found, 126 for not runnable, 124 for timed out.
     """
     orphans, end_s = Orphans(), time.monotonic() + timeout_s
     try:
@@ -88,7 +71,7 @@ def run(
 
 
 class _Outputs:
-    """Both outputs of a tool; the pipes are closed with it."""
+    """Both outputs of a tool; closes the pipes at the end."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._pipes = [pipe for pipe in (process.stdout, process.stderr) if pipe is not None]
@@ -103,26 +86,26 @@ class _Outputs:
 
     @property
     def are_over(self) -> bool:
-        """True if nothing has either of them open any more."""
+        """True if no process has either of them open."""
         return self.out.is_over and self.err.is_over
 
     def take(self, within_s: float) -> None:
-        """Wait for something to come on one of them, and take it: at most one chunk of each."""
-        seen = select.poll()
+        """Wait for output, and read at most one chunk of each."""
+        poll = select.poll()
         by_reader = {output.reader: output for output in (self.out, self.err) if not output.is_over}
         for reader in by_reader:
-            seen.register(reader, select.POLLIN)
-        for reader, _ in seen.poll(within_s * 1000):
+            poll.register(reader, select.POLLIN)
+        for reader, _ in poll.poll(within_s * 1000):
             by_reader[reader].read()
 
     def drain(self) -> None:
-        """Take what is left in the pipes."""
+        """Read what is left in the pipes."""
         self.out.drain()
         self.err.drain()
 
 
 def _ends_before(process: subprocess.Popen[bytes], outputs: _Outputs, end_s: float) -> bool:
-    """Whether the tool ends before `end_s`, in monotonic seconds. Its outputs are read meanwhile."""
+    """Read the outputs until the tool ends; False at `end_s`, in monotonic seconds."""
     look_s = FIRST_LOOK_S
     while not _has_ended(process):
         left_s = end_s - time.monotonic()
@@ -138,26 +121,23 @@ def _ends_before(process: subprocess.Popen[bytes], outputs: _Outputs, end_s: flo
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the tool itself has ended; it is not reaped, so that its group stays its own."""
+    """True if the tool has ended. It is not reaped, so that its process group id stays reserved."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _end(process: subprocess.Popen[bytes], orphans: Orphans, outputs: _Outputs) -> None:
-    """Kill the whole session of a child and its orphans.
-
-    One in uninterruptible sleep survives that: it is left, never waited for.
-    """
+    """Kill the process group of the tool and its orphans. A process in uninterruptible sleep survives: abandon it."""
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     end_s = time.monotonic() + KILLED_S
     while not _has_ended(process) and time.monotonic() < end_s:
-        time.sleep(CLEAR_POLL_S)  # until then its children are its own
+        time.sleep(CLEAR_POLL_S)  # its children become orphans only when it ends
     _clear(orphans, process.pid)
     process.poll()
 
 
 def _clear(orphans: Orphans, tool: int = 0) -> None:
-    """End what the tool left behind, waiting a moment for it."""
+    """Kill the tool's orphans, and wait up to `KILLED_S` for them."""
     end_s = time.monotonic() + KILLED_S
     while orphans.end(tool) is not None and time.monotonic() < end_s:
         time.sleep(CLEAR_POLL_S)

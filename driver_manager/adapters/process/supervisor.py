@@ -1,7 +1,7 @@
-"""Run a tool that may hang for ever, from a loop that goes on meanwhile.
+"""Run a tool that may hang for ever, from a loop that continues meanwhile.
 
 The child has its own session, a deadline on the monotonic clock and bounded output. It gets SIGTERM, then SIGKILL. A
-child in uninterruptible sleep survives SIGKILL: it is left alone and counted, and no other one is started meanwhile.
+child in uninterruptible sleep survives SIGKILL: it is abandoned and counted, and no other one is started meanwhile.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from typing import Any, NoReturn
 
 from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.adapters.process.tools import (
+    NOT_FOUND,
+    NOT_RUNNABLE,
     Orphans,
     Output,
+    Result,
     environment,
-    last_words,
     process_lives,
     surviving_process,
 )
-from driver_manager.domain.host import NO_TOOL, TIMED_OUT
+from driver_manager.domain.host import TIMED_OUT
 from driver_manager.domain.journal import Owner
-from driver_manager.domain.records import Frozen
 
 OUT_BYTES = 256 * 1024
 ERR_BYTES = 16 * 1024
@@ -34,32 +35,14 @@ TERM_S = 2.0
 KILL_S = 1.0
 SUSPENDED_S = 1.0
 CLEAR_POLL_S = 0.02
-NOT_RUNNABLE, NOT_FOUND = NO_TOOL
 
 
 class StillStuckError(Exception):
-    """An earlier child is alive that could not be killed; the argument is its process id."""
-
-
-class Ran(Frozen):
-    """How a command ended: its status (negative: killed by that signal, 124: timed out) and what it printed.
-
-    `is_cut`: it printed more than anybody would read, and was killed; nothing of that is kept.
-    """
-
-    status: int
-    out: str
-    err: str
-    is_cut: bool = False
-
-    @property
-    def last_line(self) -> str:
-        """The last line it wrote, for a message."""
-        return last_words(self.status, self.out, self.err)
+    """An earlier child that could not be killed still runs; the argument is its process id."""
 
 
 class Supervisor:
-    """Runs one command at a time. `host_proc` is where processes of other pid namespaces are seen."""
+    """Runs one command at a time. `host_proc` is a /proc that shows processes of all pid namespaces."""
 
     def __init__(self, clock: LoopClock, host_proc: Path = Path("/proc")) -> None:
         self._clock = clock
@@ -70,12 +53,12 @@ class Supervisor:
 
     @property
     def abandoned(self) -> int:
-        """How many children could not be killed."""
+        """The number of children that could not be killed."""
         return self._abandoned
 
     @property
     def stuck(self) -> Owner | None:
-        """The child that could not be killed and still lives."""
+        """The child that could not be killed and still runs."""
         if self._stuck is not None:
             _reap(self._group or self._stuck.pid)
             if process_lives(self._stuck, self._host_proc) is False:
@@ -83,13 +66,14 @@ class Supervisor:
         return self._stuck
 
     def inherit(self, stuck: Owner) -> None:
-        """Leave alone what an earlier process could not kill, as if it were ours."""
+        """Wait for the stuck child of an earlier process, as for an own one."""
         self._stuck, self._group = stuck, 0
 
-    def run(self, argv: Sequence[str], env: Mapping[str, str], timeout_s: float, given: bytes = b"") -> Ran:
+    def run(self, argv: Sequence[str], env: Mapping[str, str], timeout_s: float, given: bytes = b"") -> Result:
         """Run `argv` (an absolute path first) with `given` as its standard input.
 
-        Raises StillStuckError, OSError, and Terminated with the child killed.
+        `is_cut`: it printed too much and was killed, and no output is kept. Raises StillStuckError, OSError, and
+        Terminated, after which the child is killed.
         """
         stuck = self.stuck
         if stuck is not None:
@@ -107,13 +91,13 @@ class Supervisor:
             child.close()
         self._clear(child.group, orphans)
         if child.is_cut:
-            return Ran(0, "", "", is_cut=True)
+            return Result(0, "", "", is_cut=True)
         if status is None:
-            return Ran(TIMED_OUT, "", f"{argv[0]}: timed out after {timeout_s:g} s")
-        return Ran(status, child.out.text(), child.err.text())
+            return Result(TIMED_OUT, "", f"{argv[0]}: timed out after {timeout_s:g} s")
+        return Result(status, child.out.text(), child.err.text())
 
     def _clear(self, group: int, orphans: Orphans) -> None:
-        """Wait a moment until the killed group is gone, and what left it with its parent; one that stays is stuck."""
+        """Wait up to `KILL_S` until the killed group and its orphans are gone; one that remains is stuck."""
         end = self._clock.monotonic() + KILL_S
         while True:
             in_group, orphan = _left_of(group), orphans.end(group)
@@ -138,7 +122,7 @@ class _ChildOutput(Output):
         clock.watch(reader, select.POLLIN, self._take)
 
     def close(self) -> None:
-        """Let go of both ends."""
+        """Stop watching, and close the reading end."""
         self._unwatch()
         os.close(self.reader)
 
@@ -154,13 +138,13 @@ class _ChildOutput(Output):
 
 
 class _Child:
-    """A command under way, leader of a session and a process group of its own."""
+    """A running command, the leader of its own session and process group."""
 
     def __init__(self, clock: LoopClock, argv: Sequence[str], env: Mapping[str, str], given: bytes) -> None:
         self._clock = clock
         source = _source(given)
         self.out, self.err = _ChildOutput(clock, OUT_BYTES), _ChildOutput(clock, ERR_BYTES)
-        # Not posix_spawn: its parent waits until the exec is done, and a file of a hung file system may never be read.
+        # Not posix_spawn: the parent waits for the exec, which never returns if the program's file system hangs.
         try:
             self.group = os.fork()
         except OSError:
@@ -174,10 +158,10 @@ class _Child:
         self._close_writers()
 
     def wait(self, end: float) -> int | None:
-        """The exit status, None if it prints too much or does not end before the time `end`. It is not reaped yet.
+        """The exit status; None if the child prints too much or does not end before the time `end`. Does not reap it.
 
-        A turn that ends long after it should was ours to lose: a suspended machine or container stopped the tool too,
-        so what was left to it before is left to it still.
+        If a turn ends much too late, the machine or container was suspended, and the child too: it keeps the time that
+        it had left.
         """
         while not self.is_cut:
             ended = os.waitid(os.P_PID, self.group, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -194,20 +178,20 @@ class _Child:
 
     @property
     def is_cut(self) -> bool:
-        """Whether it printed too much."""
+        """True if it printed too much."""
         return self.out.is_cut or self.err.is_cut
 
     def end(self) -> None:
-        """Ask it to end, and give it a moment."""
+        """Send SIGTERM, and wait up to `TERM_S`."""
         self._signal(signal.SIGTERM)
         self.wait(self._clock.monotonic() + TERM_S)
 
     def kill(self) -> None:
-        """Kill it and whatever it started, waiting for nobody."""
+        """Kill the process group, without waiting."""
         self._signal(signal.SIGKILL)
 
     def drain(self) -> None:
-        """Take what is left of its output."""
+        """Read what is left of its output."""
         self.out.drain()
         self.err.drain()
 
@@ -221,7 +205,7 @@ class _Child:
         os.close(self.err.writer)
 
     def _signal(self, number: int) -> None:
-        # The group may not be there yet: the child makes it.
+        # The group may not exist yet: the child creates it.
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.group, number)
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -229,7 +213,7 @@ class _Child:
 
 
 def _left_of(group: int) -> Owner | None:
-    """A process of the group that is alive; those that ended and are our own children are reaped."""
+    """A process of the group that is alive. Reaps our own children that have ended."""
     _reap(group)
     try:
         os.killpg(group, 0)
@@ -237,21 +221,21 @@ def _left_of(group: int) -> Owner | None:
         return None
     except PermissionError:
         pass
-    # What the tool started is the init process' to reap, and not every container has one that does.
+    # Not every container has an init process that reaps the tool's children: zombies do not count.
     left = surviving_process(group)
     _reap(group)
     return left
 
 
 def _reap(group: int) -> None:
-    """Reap our own children of the group that ended."""
+    """Reap our own children of the group that have ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass
 
 
 def _source(given: bytes) -> int:
-    """A descriptor from which `given` can be read, all of it at once: nobody has to write while a child reads."""
+    """A descriptor from which the child reads `given`, without a writer."""
     if not given:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     descriptor = os.memfd_create("driver-manager", os.MFD_CLOEXEC)
@@ -261,19 +245,19 @@ def _source(given: bytes) -> int:
 
 
 def _become(argv: Sequence[str], env: Mapping[str, str], source: int, out: int, err: int) -> NoReturn:
-    """The child's life until it is the tool. What cannot be run ends as it would in a shell."""
+    """In the child: become the tool. One that cannot be run ends with a shell's exit status."""
     status = NOT_RUNNABLE
     try:
         os.setsid()
         os.dup2(source, 0)
         os.dup2(out, 1)
         os.dup2(err, 2)
-        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  # also what we inherited ourselves
+        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  # also descriptors that this process inherited
             if int(name) > 2:
                 with contextlib.suppress(OSError):
                     os.close(int(name))
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        os.execve(argv[0], list(argv), dict(env))  # noqa: S606  # without a shell is what is wanted
+        os.execve(argv[0], list(argv), dict(env))  # noqa: S606  # no shell is wanted
     except FileNotFoundError:
         os.write(2, f"{argv[0]}: not found\n".encode())
         status = NOT_FOUND
@@ -283,18 +267,14 @@ def _become(argv: Sequence[str], env: Mapping[str, str], source: int, out: int, 
         os._exit(status)
 
 
-# One task for a short-lived process of our own, under supervision: JSON in, JSON out.
-#
-# For a loop that must stay small: what a task needs is imported there, and whatever it meets (a server that hangs, a
-# full disk, a process stuck in the kernel) is over when its time is.
-
 PROBLEM = "problem"
 
 
 class TaskProcess:
-    """`argv` starts a process that is given what `hand_over` makes of a task, as its standard input.
+    """Runs tasks in short-lived processes, so that a loop stays small and a task that hangs ends with its timeout.
 
-    Its answer is one JSON object; `problem` in it is what could not be done.
+    `argv` starts a process whose standard input is `hand_over(task)`. It prints one JSON object; a task that fails has
+    a `problem` in it.
     """
 
     def __init__(
@@ -305,7 +285,7 @@ class TaskProcess:
         self._hand_over = hand_over
 
     def ask(self, timeout_s: float, task: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The answer to one task; a process that gives none is a problem of its own. Raises Terminated."""
+        """The result of one task; a process without a result is a `problem`. Raises Terminated."""
         try:
             ran = self._supervisor.run(self._argv, {}, timeout_s, self._hand_over(task))
         except StillStuckError as error:
@@ -320,5 +300,5 @@ class TaskProcess:
 
 
 def problem_in(answer: Mapping[str, Any]) -> str:
-    """What the process could not do, "" where it did all."""
+    """The problem in a result, "" for none."""
     return str(answer.get(PROBLEM, ""))

@@ -1,6 +1,6 @@
-"""What `run` and `Supervisor` share: identity of a process, its output, its environment, its orphans.
+"""Shared by `run` and `Supervisor`: results, environment, output and orphans of a tool, and the identity of a process.
 
-Imports no subprocess: loops that run for weeks import this module.
+Does not import subprocess, as the lean loops import this module.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from driver_manager.adapters.process.forked import each_within, lines_within
+from driver_manager.domain.host import NO_TOOL
 from driver_manager.domain.journal import Owner
+from driver_manager.domain.records import Frozen
 
-# Which process is which, by its /proc. Decides nothing.
+# The identity of a process: its pid, pid namespace and start time in /proc.
 
 IDENTITY_LOOK_S = 10.0
 STALL_S = 2.0
@@ -23,7 +25,7 @@ _ENDED = ("Z", "X", "x")
 
 
 def this_process(boot_id: str) -> Owner:
-    """This process as a journal's owner."""
+    """This process, as the owner of a journal."""
     return _owner(os.getpid(), Path("/proc/self"), boot_id)
 
 
@@ -33,9 +35,9 @@ def identity_of(pid: int) -> Owner:
 
 
 def process_lives(owner: Owner, host_proc: Path) -> bool | None:
-    """Whether the process `owner` is still there, seen from our own pid namespace or from the host's /proc.
+    """True if the process `owner` still runs, by our own /proc or the host's.
 
-    Read in a disposable child: None where a process that it may be does not answer.
+    Reads in a child that can be abandoned: None if a process that may be the owner cannot be read.
     """
     own = Path("/proc")
     if owner.pid_namespace == (own / "self/ns/pid").stat().st_ino:
@@ -61,16 +63,22 @@ def _is_inner(owner: Owner, process: Path) -> bool:
 
 
 def surviving_process(group: int) -> Owner | None:
-    """A process of the group that has not ended yet, in our own pid namespace. Field 5 of /proc/pid/stat."""
+    """A process of the group that has not ended, in our own pid namespace; None for none."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-                if int(fields[2]) == group and fields[0] not in _ENDED:
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                fields = _stat(entry)
+                if int(fields[_GROUP]) == group and fields[_STATE] not in _ENDED:
                     return _owner(int(entry.name), entry, "")
-            except (OSError, IndexError, ValueError):
-                continue
     return None
+
+
+_STATE, _PARENT, _GROUP, _START_TICKS = 0, 1, 2, 19
+
+
+def _stat(process: Path) -> list[str]:
+    """The fields of /proc/pid/stat after the name, from field 3 on (proc(5)). Raises OSError."""
+    return (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 def _owner(pid: int, process: Path, boot_id: str) -> Owner:
@@ -83,10 +91,10 @@ def _owner(pid: int, process: Path, boot_id: str) -> Owner:
 
 
 def _start_ticks(process: Path) -> int | None:
-    """Field 22 of /proc/pid/stat (proc(5)): clock ticks after boot; None for a process that is gone."""
+    """When the process started, in clock ticks after boot; None if it has ended."""
     try:
-        after_name = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        return None if after_name[0] in _ENDED else int(after_name[19])
+        fields = _stat(process)
+        return None if fields[_STATE] in _ENDED else int(fields[_START_TICKS])
     except (OSError, IndexError, ValueError):
         return None
 
@@ -102,70 +110,70 @@ def _inner_pid(process: Path) -> int | None:
     return None
 
 
-# What a tool leaves behind when it ends: its orphans become children of this process, which ends them.
+# Orphans: children of a tool that has ended. They become children of this process, which kills them.
 #
-# Owns which processes these are. Only our own children are ever signalled: a child that was not waited for keeps its
-# process id, so that no other process can be hit. Their children become ours in turn.
+# Only our own children are signalled: a child that has not been reaped keeps its process id, so no other process can be
+# hit. The children of a killed orphan become ours in turn.
 
 PR_SET_CHILD_SUBREAPER = 36
 """include/uapi/linux/prctl.h"""
 
 INIT_PID = 1
 MARK = ("STARTED_BY", "driver-manager")
-"""What every tool has in its environment, and what it starts has from there."""
+"""A variable in the environment of every tool, which its children inherit."""
 
 ORPHANS_LOOK_S = 2.0
 
 MAX_ROUNDS = 100
-"""Looks at our children in a row: a process that starts others for ever is not followed for ever."""
+"""Rounds over our children at most, as a process may start others for ever."""
 
 _adopting: set[int] = set()
-"""Our process id where this process was made a reaper. A set: after a fork it is not true any more."""
+"""Our process id if this process was made a subreaper; a fork is not one."""
 
 
 def adopt() -> None:
-    """Let the orphans of our tools come to us, also after execve(2); a container's init process has them anyway.
+    """Become a subreaper, to which the orphans of our tools come, also after execve(2). An init process is one anyway.
 
-    Where the kernel refuses, they stay out of reach.
+    If the kernel refuses, orphans are not found.
     """
     if os.getpid() == INIT_PID:
         return
-    import ctypes  # noqa: PLC0415  # half a MiB, which a loop leaves behind when it becomes lean
+    import ctypes  # noqa: PLC0415  # half a MiB, which a loop frees when it becomes lean
 
     if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0:
         has_adopted_orphans()
 
 
 def has_adopted_orphans() -> None:
-    """This process was made a reaper before it became this program."""
+    """Note that this process became a subreaper before it became this program."""
     _adopting.add(os.getpid())
 
 
 def adopts_orphans() -> bool:
-    """Whether orphans come to this process."""
+    """True if orphans come to this process."""
     return os.getpid() == INIT_PID or os.getpid() in _adopting
 
 
 class Orphans:
-    """The children that come to this process from a tool. Made before the tool is started."""
+    """The orphans of a tool. Created before the tool is started."""
 
     def __init__(self) -> None:
         self._before = frozenset(pid for pid, _ in _children()) if adopts_orphans() else frozenset()
 
     def end(self, tool: int = 0) -> Owner | None:
-        """Kill them and reap what has ended, without a wait; one that is still there, None if none is.
+        """Kill them and reap those that have ended, without waiting; one that is still there, None for none.
 
-        `tool` is a child that the caller ends and reaps by itself.
+        `tool` is a child that the caller kills and reaps.
         """
         left: Owner | None = None
         for _ in range(MAX_ROUNDS if adopts_orphans() else 0):
             left, is_reaped = self._round(tool)
-            if not is_reaped:  # the children of what was reaped may have become ours after they were looked at
+            if not is_reaped:  # otherwise children of a reaped one may have become ours meanwhile
                 break
         return left
 
     def _round(self, tool: int) -> tuple[Owner | None, bool]:
-        """One that is still there after a look at all children, and whether any was reaped."""
+        """One that is still there after a round over all children, and whether any was reaped."""
         left, is_reaped = None, False
         for pid, has_ended in _children():
             if pid == tool:
@@ -179,24 +187,24 @@ class Orphans:
 
 
 def _children() -> Iterator[tuple[int, bool]]:
-    """Our children, and whether each has ended: fields 1, 3 and 4 of /proc/pid/stat (proc(5))."""
+    """Our children, and whether each has ended."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
-        return  # there is none, and the processes of the host need not be read
-    us = str(os.getpid())
+        return  # no children: do not read all processes of the host
+    own_pid = str(os.getpid())
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, IndexError):
-                state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
-                if parent == us:
-                    yield int(entry.name), state in "ZX"
+                fields = _stat(entry)
+                if fields[_PARENT] == own_pid:
+                    yield int(entry.name), fields[_STATE] in _ENDED
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether a tool of ours started the child. To an init process come those of `kubectl exec` too.
+    """True if one of our tools started the child: orphans of `kubectl exec` come to an init process too.
 
-    Read in a disposable child, as what is read belongs to a process that may be stuck.
+    Reads in a child that can be abandoned, as the process may be stuck.
     """
     if os.getpid() != INIT_PID:
         return True
@@ -207,15 +215,13 @@ def _is_ours(pid: int) -> bool:
     return bool(lines)
 
 
-# One output of a command, read as it comes and kept up to a limit: what it prints beyond that is read and discarded.
-#
-# Owns no process: who waits for the command says when to read.
+# Output, environment and result of a tool.
 
 CHUNK_BYTES = 16 * 1024
 
 
 class Output:
-    """What comes from `reader`, the reading end of a pipe, up to `limit_bytes`. The descriptor is the caller's."""
+    """The output from `reader`, a pipe's end that the caller closes. Keeps `limit_bytes`, and discards the rest."""
 
     def __init__(self, reader: int, limit_bytes: int) -> None:
         os.set_blocking(reader, False)
@@ -226,7 +232,7 @@ class Output:
         self._kept = bytearray()
 
     def read(self) -> int:
-        """Take what is there, at most one chunk; how many bytes it was. At its end it is over."""
+        """Read at most one chunk without waiting; the number of bytes."""
         try:
             chunk = os.read(self.reader, CHUNK_BYTES)
         except BlockingIOError:
@@ -238,29 +244,38 @@ class Output:
         return len(chunk)
 
     def drain(self) -> None:
-        """Take what a command left in the pipe that has ended: a pipe full at most, even if something still writes."""
+        """Read what an ended command left in the pipe: at most a full pipe, even if another process still writes."""
         left_bytes = fcntl.fcntl(self.reader, fcntl.F_GETPIPE_SZ)
         while left_bytes > 0 and (taken := self.read()):
             left_bytes -= taken
 
     def text(self) -> str:
-        """What was printed, as far as it is kept."""
+        """The output that is kept."""
         return self._kept.decode(errors="replace")
 
 
-# What every tool that we start has in common, however it is run: its environment, and its last word.
-
 LAST_LINE_CHARS = 300
 READ_CHARS = 4096
-"""Of the end of an output: a last line that is longer is cut anyway."""
+"""Characters at the end of an output in which the last line is searched."""
+
+NOT_RUNNABLE, NOT_FOUND = NO_TOOL
 
 
 def environment(own: Mapping[str, str]) -> dict[str, str]:
-    """PATH, LC_ALL=C, the mark of what we start, and `own`; nothing else of ours, which may hold credentials."""
+    """PATH, LC_ALL=C, `MARK` and `own`; nothing else of our environment, which may have credentials."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", MARK[0]: MARK[1], **own}
 
 
-def last_words(status: int, out: str, err: str) -> str:
-    """The last line that a tool wrote, for a message."""
-    lines = [line.strip() for line in (err or out)[-READ_CHARS:].splitlines() if line.strip()]
-    return lines[-1][:LAST_LINE_CHARS] if lines else f"exit status {status}, no output"
+class Result(Frozen):
+    """Exit status (negative: killed by that signal) and bounded output. `is_cut`: killed for too much output."""
+
+    status: int
+    out: str
+    err: str
+    is_cut: bool = False
+
+    @property
+    def last_line(self) -> str:
+        """The last line of the output, for a message."""
+        lines = [line.strip() for line in (self.err or self.out)[-READ_CHARS:].splitlines() if line.strip()]
+        return lines[-1][:LAST_LINE_CHARS] if lines else f"exit status {self.status}, no output"

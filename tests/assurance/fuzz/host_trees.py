@@ -21,8 +21,7 @@ from driver_manager.adapters.host.modules import ModuleTrees, exported_symbols, 
 from driver_manager.adapters.host.notes import RebootFiles
 from driver_manager.adapters.host.pci import served_devices
 from driver_manager.adapters.host.system import read_host
-from driver_manager.adapters.process.run import Result
-from driver_manager.adapters.process.tools import process_lives
+from driver_manager.adapters.process.tools import Result, process_lives
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.health.watch import Surroundings
 from driver_manager.domain.host import DriverSource, Holder, Host

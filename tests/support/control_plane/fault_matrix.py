@@ -30,7 +30,7 @@ from driver_manager.adapters.host import modules, services
 from driver_manager.adapters.host import system as host_system
 from driver_manager.adapters.kube import transport as in_pod
 from driver_manager.adapters.process.clock import SystemClock
-from driver_manager.adapters.process.run import Result
+from driver_manager.adapters.process.tools import Result
 from driver_manager.cli import by_hand as restore
 from driver_manager.cli import main, reconcile
 from driver_manager.cli import session as wiring

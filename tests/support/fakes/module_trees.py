@@ -12,7 +12,8 @@ import pytest
 from driver_manager.adapters.host import modules as kmod
 from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.system import LinuxHost, read_host
-from driver_manager.adapters.process.run import Result, run
+from driver_manager.adapters.process.run import run
+from driver_manager.adapters.process.tools import Result
 from driver_manager.domain.host import Host
 from driver_manager.domain.profile import Profile
 from driver_manager.sandbox.host import KERNEL, HostTree

@@ -14,7 +14,7 @@ import pytest
 from driver_manager.adapters.host import modules as module_tree
 from driver_manager.adapters.host.files import boot_id
 from driver_manager.adapters.host.pci import pci_devices, served_devices
-from driver_manager.adapters.process.run import Result
+from driver_manager.adapters.process.tools import Result
 from driver_manager.domain import host_record
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.host import Marker

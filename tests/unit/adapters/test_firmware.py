@@ -11,7 +11,7 @@ import pytest
 from driver_manager.adapters.host import modules
 from driver_manager.adapters.host.files import HostFiles
 from driver_manager.adapters.host.modules import ModuleTrees, firmware_search_path, has_firmware
-from driver_manager.adapters.process.run import Result
+from driver_manager.adapters.process.tools import Result
 from driver_manager.domain.host import MissingFirmware
 from tests.support.fakes.host_folders import KERNEL, Tree
 

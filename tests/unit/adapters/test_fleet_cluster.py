@@ -234,7 +234,7 @@ def test_a_stopped_feed_ends(fleet: FleetOverHttp) -> None:
 
 
 def test_waiting_ends_when_the_process_is_told_to(fleet: FleetOverHttp) -> None:
-    fleet.clock._asked_by = "SIGTERM"
+    fleet.clock._signal = "SIGTERM"
     with pytest.raises(Terminated):
         fleet.cluster.changes(fleet.clock.monotonic() + 60.0)
 

@@ -13,7 +13,7 @@ from driver_manager.adapters.host import modules as kmod
 from driver_manager.adapters.host import pci as udev
 from driver_manager.adapters.host import system as host_system
 from driver_manager.adapters.host.system import NODE_POLL_S, LinuxHost
-from driver_manager.adapters.process.run import NOT_FOUND, Result
+from driver_manager.adapters.process.tools import NOT_FOUND, Result
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ModuleFailed, ModuleStuck
 from driver_manager.domain.host import TIMED_OUT, DriverSource, Health, ModuleFile

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from driver_manager.adapters.host import modules as kmod
-from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, Result
+from driver_manager.adapters.process.run import TOOL_TIMEOUT_S
+from driver_manager.adapters.process.tools import Result
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ModuleBusy, ModuleFailed, ModuleStuck, Terminated
 from driver_manager.domain.host import Module

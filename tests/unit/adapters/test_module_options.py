@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from driver_manager.adapters.host import modules as kmod
 from driver_manager.adapters.host.files import HostFiles
 from driver_manager.adapters.host.modules import as_config, configured_options, loaded_parameters, options_in
-from driver_manager.adapters.process.run import Result
+from driver_manager.adapters.process.tools import Result
 from tests.support.fakes.deadlines import soon
 from tests.support.fakes.host_folders import KERNEL, load
 

@@ -11,7 +11,7 @@ import pytest
 from driver_manager.adapters.host import modules
 from driver_manager.adapters.host.files import HostFiles
 from driver_manager.adapters.host.modules import ModuleTrees
-from driver_manager.adapters.process.run import Result
+from driver_manager.adapters.process.tools import Result
 
 KERNEL = "6.1.0-fake"
 

@@ -92,7 +92,7 @@ def test_a_tool_that_hangs_ends_with_its_grandchild(tmp_path: Path, starter: str
 AS_INIT = """
 import os, subprocess
 from driver_manager.adapters.process import tools
-from driver_manager.adapters.process.run import environment
+from driver_manager.adapters.process.tools import environment
 seen = tools.Orphans()
 # What `kubectl exec` leaves behind comes to the init process as well, with the container's environment.
 for environ in ({"PATH": os.environ["PATH"]}, environment({})):

@@ -16,7 +16,7 @@ from driver_manager.adapters.host.files import HostFiles, HostRoots, WorkLock
 from driver_manager.adapters.host.holders import in_host
 from driver_manager.adapters.host.reboot import HostRebooter
 from driver_manager.adapters.host.system import read_host
-from driver_manager.adapters.process.run import Result
+from driver_manager.adapters.process.tools import Result
 from driver_manager.domain.errors import ConfigError, Conflict, ModuleFailed
 from driver_manager.domain.host import Marker, encode_marker
 from driver_manager.domain.profile import NodeMaker

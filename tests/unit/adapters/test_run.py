@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.process.run import KILLED_S, NOT_FOUND, NOT_RUNNABLE, OUTPUT_CHARS, Result, run
+from driver_manager.adapters.process.run import KILLED_S, OUTPUT_CHARS, run
+from driver_manager.adapters.process.tools import NOT_FOUND, NOT_RUNNABLE, Result
 from driver_manager.domain.host import TIMED_OUT
 from tests.support.fakes.pace import patient, with_time_enough
 

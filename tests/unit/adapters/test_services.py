@@ -11,7 +11,7 @@ import pytest
 from driver_manager.adapters.host import services
 from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.holders import in_host_mounts
-from driver_manager.adapters.process.run import Result
+from driver_manager.adapters.process.tools import Result
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleFailed, Terminated
 from tests.support.fakes.clock import FakeClock

@@ -15,7 +15,8 @@ import pytest
 
 from driver_manager.adapters.process import supervisor as module
 from driver_manager.adapters.process.clock import LoopClock
-from driver_manager.adapters.process.supervisor import Ran, StillStuckError, Supervisor
+from driver_manager.adapters.process.supervisor import StillStuckError, Supervisor
+from driver_manager.adapters.process.tools import Result
 from driver_manager.domain.errors import Terminated
 from tests.support.fakes.host_folders import is_alive
 from tests.support.fakes.npu_smi_tool import HEALTHY, StandIn
@@ -45,7 +46,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return StandIn(tmp_path / "tools")
 
 
-def run(clock: LoopClock, tool: StandIn, mood: str, timeout_s: float = 10.0) -> Ran:
+def run(clock: LoopClock, tool: StandIn, mood: str, timeout_s: float = 10.0) -> Result:
     tool.be(mood)
     return Supervisor(clock).run([str(tool.path)], {}, timeout_s)
 
@@ -55,7 +56,7 @@ def descriptors() -> int:
 
 
 def test_output_and_status_are_those_of_the_tool(clock: LoopClock, tool: StandIn) -> None:
-    assert run(clock, tool, "healthy") == Ran(0, HEALTHY, "")
+    assert run(clock, tool, "healthy") == Result(0, HEALTHY, "")
     dead = run(clock, tool, "dead")
     assert (dead.status, dead.last_line) == (187, "dcmi module initialize failed. ret is -8005")
     assert run(clock, tool, "nothing").last_line == "exit status 0, no output"

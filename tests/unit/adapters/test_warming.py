@@ -13,7 +13,7 @@ from driver_manager.adapters.host import modules as module_tree
 from driver_manager.adapters.host import system as host_system
 from driver_manager.adapters.host.slots import warm
 from driver_manager.adapters.host.system import LinuxHost
-from driver_manager.adapters.process.run import Result
+from driver_manager.adapters.process.tools import Result
 from driver_manager.domain.host import DriverSource, ModuleFile
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.clock import FakeClock

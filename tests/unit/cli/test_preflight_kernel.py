@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from driver_manager.adapters.host import modules as module_tree
-from driver_manager.adapters.process.run import Result, run
+from driver_manager.adapters.process.run import run
+from driver_manager.adapters.process.tools import Result
 from driver_manager.cli.main import run as command
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.settings import HEADINGS

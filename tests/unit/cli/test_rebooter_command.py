@@ -240,7 +240,7 @@ def test_sigterm_on_the_way_to_being_idle_is_not_lost(node: Node) -> None:
 
 def test_sigterm_on_the_way_from_being_idle_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SystemClock()
-    clock._asked_by = "SIGTERM"
+    clock._signal = "SIGTERM"
     monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("the signal is forgotten"))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
