@@ -64,8 +64,6 @@ from driver_manager.domain.swap.vfio import impossible
 from driver_manager.domain.text import in_words, is_digest, json_text, one_line, several
 from driver_manager.profiles import meaning
 
-# `holders`: who uses the device.
-
 
 @click.command(cls=ScreenCommand, name="holders", short_help="List the processes that use the device.")
 @output_option
@@ -121,10 +119,10 @@ def _pod(one: dict[str, Any]) -> str:
     return one["pod"] or (f"unknown (uid {one['pod_uid']})" if one["pod_uid"] else "-")
 
 
-# `stage`: put a driver into a slot beside the one that runs. Needs no API server.
+# `stage`
 
 STAGE_TIMEOUT_S = 900.0
-"""What another process that stages may take: copying a large driver to a slow disk."""
+"""Seconds to wait for another process that stages: it may copy a large driver to a slow disk."""
 
 DEPMOD_S = 60.0
 
@@ -182,15 +180,15 @@ def stage_command(*, source: str, verify: bool, values: Values) -> int:
 
 
 def profile_of_host(values: Values, roots: HostRoots) -> Profile:
-    """The profile, by name or by the devices on PCI: the Node is not asked. Raises ConfigError."""
+    """The profile, by name or by the devices on the PCI bus, without the Node. Raises ConfigError."""
     known = profiles.known(values[settings.PROFILE_FILE])
     return profiles.pick(values[settings.DRIVER_PROFILE], known, (), lambda one: bool(pci_devices(roots, one)))
 
 
 def _judged(roots: HostRoots, profile: Profile, host: Host, path: str) -> str:
-    """The version of the driver in the tree at `path` on the host. Raises PreflightFailed where it would not load."""
+    """The version of the driver in the tree at `path` on the host. Raises PreflightFailed if it would not load."""
     if profile.modules.load is LoadScope.ROOTS:
-        with contextlib.suppress(ModuleFailed):  # the run makes it, where it can
+        with contextlib.suppress(ModuleFailed):  # the run makes the list if it can
             make_module_list(roots.files().path(path), host.kernel_release, Deadline.after(DEPMOD_S, time.monotonic))
     trees = ModuleTrees(
         roots.files(), roots.proc, roots.sys, host.kernel_release, profile.modules, profile.paths.firmware
@@ -208,15 +206,15 @@ def _summary(done: Staged, digest: str) -> str:
     return f"already staged: {text}" if done.was_there else f"staged: {text} in {done.path}"
 
 
-# What `preflight --kernel RELEASE` looks at: a kernel that does not run yet. Needs no API server, changes nothing.
+# `preflight --kernel RELEASE`
 
 _INSTALL = "Install that kernel and its headers on the host (without a reboot), then run again."
 
 
 def kernel_checks(release: str, values: Values) -> tuple[tuple[Check, ...], tuple[Check, ...]]:
-    """What decides whether the kernel `release` would load the driver, and what is only worth a note.
+    """The checks that decide whether the kernel `release` would load the driver, and those that are only notes.
 
-    Whether it enforces signatures is taken from the kernel that runs. Raises ConfigError for what is no release.
+    The running kernel shows whether signatures are enforced. Raises ConfigError if `release` is not a kernel release.
     """
     if "/" in release or release.strip(".") == "" or release != release.strip():
         raise ConfigError(f"--kernel is {release!r}, which is not a kernel release", "Write it as uname -r prints it.")
@@ -232,16 +230,14 @@ def kernel_checks(release: str, values: Values) -> tuple[tuple[Check, ...], tupl
     if not has_tree:
         what = f"the host has no modules of kernel {release}: its options and checksums are unknown"
         tree = Check("kernel on the host", None, what, _INSTALL)
-    found = (_with_remedy(check) for check in source_checks(source, host))
+    found = (
+        check if check.ok is not None else Check(check.name, None, check.what, check.remedy or _INSTALL)
+        for check in source_checks(source, host)
+    )
     return (tree, *found), firmware_checks(source)
 
 
-def _with_remedy(check: Check) -> Check:
-    """`check`, where it is unknown, with what lets it be known."""
-    return check if check.ok is not None else Check(check.name, None, check.what, check.remedy or _INSTALL)
-
-
-# `preflight`: would a reconcile that replaces the driver, or gives the devices to virtual machines, succeed.
+# `preflight`
 
 _GROUPS = (settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, settings.HOST, settings.LOGGING)
 _WISHED = ("create", "events")
@@ -279,7 +275,7 @@ def preflight_command(*, mode: str, kernel: str, output: str, values: Values) ->
 
 
 def _of_other_kernel(release: str, mode: Mode, values: Values, output: str) -> int:
-    """The checks of a kernel that does not run: unknown is no pass, but for firmware that no device may need."""
+    """The checks for a kernel that does not run. An unknown one fails, except for firmware."""
     if mode is not Mode.CONTAINER:
         raise ConfigError("--kernel is for the driver of containers", "Leave out --mode vfio.")
     decisive, notes = kernel_checks(release, values)
@@ -297,21 +293,21 @@ def _ended(found: tuple[Check, ...], failed: list[Check], values: Values, output
 
 
 def _devices(situation: Situation) -> tuple[Check, ...]:
-    """Whether virtual machines could have the devices."""
+    """Check that virtual machines could have the devices."""
     wrong = tuple(Check("devices", False, what, remedy) for what, remedy in impossible(situation).items())
     count = len(situation.host.bus.functions)
     return wrong or (Check("devices", True, f"{count} device(s) can be bound to vfio"),)
 
 
 def _workloads(ports: Ports, obs: Observation, profile: Profile, wanted: Policy) -> tuple[Check, ...]:
-    """Whether the pods that use the driver would leave, as far as their budgets tell now."""
+    """Whether the pods that use the driver could be evicted, by their disruption budgets now."""
     try:
         _, decided = decide(ports, obs, profile, wanted)
         decided = rehearsed(ports, decided)
     except PodsRemain as error:
         return (Check("workloads", False, error.what, error.remedy),)
     except PreflightFailed:
-        return ()  # another check says so
+        return ()  # another check reports it
     except ManagerError as error:
         return (Check("plan", False, error.what, error.remedy),)
     targets = with_action(decided.workloads, PodAction.EVICT)
@@ -324,7 +320,7 @@ def _workloads(ports: Ports, obs: Observation, profile: Profile, wanted: Policy)
 
 
 def _in_the_way(decided: Plan) -> tuple[Check, ...]:
-    """What a run would wait for with everything in place, and refuse to go on without."""
+    """The holders and stuck pods for which a run would wait, and then fail."""
     found = []
     for step in decided.steps:
         match step:
@@ -338,7 +334,7 @@ def _in_the_way(decided: Plan) -> tuple[Check, ...]:
 
 
 def _wished(cluster: Cluster) -> tuple[Check, ...]:
-    """A right without which a run only says less."""
+    """The right to create Events, which a run does not need."""
     if not cluster.refused((_WISHED,)):
         return (Check("may create events", True, "this account may create events in namespace default"),)
     return (Check("may create events", None, "this account may not create events in namespace default: a warning"),)
@@ -354,7 +350,7 @@ def _text(found: tuple[Check, ...], failed: list[Check]) -> str:
     return "\n".join(lines)
 
 
-# `profile`: the group of commands about profile files. None of them needs a node or a cluster.
+# `profile`
 
 COMMANDS = {
     "check": ("driver_manager.cli.by_hand", "check_command"),
@@ -373,9 +369,6 @@ def profile_group() -> None:
 
     These commands need no node, no cluster and no rights.
     """
-
-
-# `profile check` and `profile schema`: a profile file before it goes anywhere.
 
 
 @click.command(cls=ScreenCommand, name="check", short_help="Show what is wrong with a profile file, or what it means.")
@@ -449,32 +442,32 @@ def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, values:
     if not dry_run and journal is not None and (obs.left or not change.is_empty):
         _give_back(session, obs, journal)
         if obs.host is not None:
-            with contextlib.suppress(ManagerError):  # metrics that are out of date are no reason to fail
+            with contextlib.suppress(ManagerError):  # outdated metrics are no failure
                 RunFiguresFile(session.roots.files(), session.profile.paths).release()
     put_after(_render(obs, session.profile, change, output, dry_run=dry_run), session.log)
     return ExitCode.DONE
 
 
 def _give_back(session: Session, obs: Observation, journal: Journal) -> None:
-    """The one step that restoring is. Raises ManagerError."""
+    """Release the node, as one step. Raises ManagerError."""
     ports, is_well = session.ports(), False
     for one in obs.refused:
         ports.cluster.post_event(events.JOURNAL_FIELD_IGNORED, str(one), warning=True)
     session.log.step(1, 1, GiveBack(journal).describe())
     try:
-        settler = NodeLock(ports, session.profile, obs)
-        # On the node, a run that only sleeps must not go on with a driver that is in use again.
+        lock = NodeLock(ports, session.profile, obs)
+        # On the node, a run that was suspended must not continue with a driver that is in use again.
         with Fence(ports.host, ports.reporter).taking(obs.me) if obs.host is not None else contextlib.nullcontext():
-            settler.state.is_given_by_hand()
-            settler.undo_devices(journal)
-            settler.give_back(journal)
+            lock.state.is_given_by_hand()
+            lock.undo_devices(journal)
+            lock.give_back(journal)
         is_well = True
     finally:
         session.log.ended(well=is_well)
 
 
 def _facts(session: Session, *, ignore_journal: bool) -> tuple[Observation, Journal | None]:
-    """The observation, and the journal to give back by."""
+    """The observation, and the journal to undo."""
     node, key = session.node, session.profile.keys.journal
     try:
         obs = session.observe(node, tolerant=True)
@@ -485,7 +478,7 @@ def _facts(session: Session, *, ignore_journal: bool) -> tuple[Observation, Jour
             raise
         bare = replace(node, annotations={name: value for name, value in node.annotations.items() if name != key})
         obs = replace(session.observe(bare, tolerant=True), node=node, journal=None)
-    obs = replace(obs, left=())  # the labels alone: what records have to undo is left to the next run
+    obs = replace(obs, left=())  # only the labels: the next run undoes the records on the host
     decoded = decoded_journal(node, session.profile, obs.me)
     if decoded is None and key in node.annotations:
         decoded = Journal(owner=obs.me, boot_id="")
@@ -500,7 +493,7 @@ def _render(obs: Observation, profile: Profile, change: NodeChange, output: str,
         body["services"] = list(obs.journal.services) if obs.journal else []
         body["rebooterCordon"] = has_rebooters_cordon(obs.node, profile)
         return json_text({**body, "dryRun": dry_run}, indent=2)
-    stays = _rebooters_cordon(obs.node, profile)
+    stays = _cordon_notes(obs.node, profile)
     if change.is_empty and not obs.left:
         nothing = (
             f"nothing to release on node {obs.node.name}: no journal, no paused label, no cordon by driver-manager"
@@ -520,8 +513,8 @@ def _render(obs: Observation, profile: Profile, change: NodeChange, output: str,
     return "\n".join(map(one_line, (*lines, *stays)))
 
 
-def _rebooters_cordon(node: Node, profile: Profile) -> tuple[str, ...]:
-    """What is said of the cordon that is not lifted here; nothing where there is none."""
+def _cordon_notes(node: Node, profile: Profile) -> tuple[str, ...]:
+    """Message for a cordon of the rebooter, which this command does not remove; empty if there is none."""
     if not has_rebooters_cordon(node, profile):
         return ()
     by_hand = f"kubectl uncordon {node.name}, and remove the annotation {profile.keys.cordon}"

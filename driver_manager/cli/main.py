@@ -1,4 +1,4 @@
-"""`driver-manager`: the group of commands, and the conversion of errors to two lines and an exit code."""
+"""`driver-manager`: the group of commands, and the conversion of errors to log lines and an exit code."""
 
 from __future__ import annotations
 
@@ -22,11 +22,9 @@ from driver_manager.domain.profile import Profile
 from driver_manager.domain.settings import LOG_FORMAT, TERMINATION_LOG, Setting
 from driver_manager.domain.text import json_text
 
-# `completion`: the script by which a shell completes this command's words.
-
 PROGRAM = "driver-manager"
 VARIABLE = "_DRIVER_MANAGER_COMPLETE"
-"""By which click is asked for completions: the name it gives this variable itself."""
+"""The variable by which a shell requests completions; the name is click's."""
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -45,21 +43,17 @@ def completion_command(*, shell: str) -> int:
     if known is None:
         raise ConfigError(f"there is no completion for {shell}", f"Use one of {', '.join(SHELLS)}.")
     root = click.get_current_context().find_root().command
-    # Not known.source(): for bash it runs the shell to ask its version, and an image may have none.
+    # Not known.source(): it runs bash to read its version, and an image may have no bash.
     click.echo(ShellComplete.source(known(root, {}, PROGRAM, VARIABLE)))
     return ExitCode.DONE
 
 
-# Groups of commands that import a command when it is used: a small one must not pay for the others' libraries.
-#
-# A name that no command has is an error with the names that come near it: click compares them, we know them.
-
 Table = Mapping[str, tuple[str, str]]
-"""Commands by their names, each as the module that it is in and its name there."""
+"""Module and name of each command, by the word that runs it."""
 
 
 class LazyGroup(click.Group):
-    """A group of the commands in a table."""
+    """A group that imports a command when it is used, so that it does not load the libraries of all others."""
 
     def __init__(self, *args: Any, table: Table, **known: Any) -> None:
         super().__init__(*args, **known)
@@ -70,7 +64,7 @@ class LazyGroup(click.Group):
         return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now; None if there is none of that name."""
+        """The command, imported now; None for an unknown name."""
         if cmd_name not in self.table:
             return None
         module, attribute = self.table[cmd_name]
@@ -80,7 +74,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does it, but that it knows the names in our table, too. Raises NoSuchCommand."""
+        """The command of the first word. Raises NoSuchCommand with similar names, those of inner groups too."""
         try:
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand as error:
@@ -91,12 +85,12 @@ class LazyGroup(click.Group):
             raise found from None
 
     def _by_last_word(self) -> dict[str, str]:
-        """The commands of the groups in this one by their own names, as `rollout undo` by `undo`; ours come first."""
+        """The commands of inner groups by their last word, as `rollout undo` by `undo`, unless this group has it."""
         found = {words.rpartition(" ")[2]: words for words, _ in self.each() if " " in words}
         return {name: words for name, words in found.items() if name not in self.table}
 
     def each(self) -> Iterator[tuple[str, click.Command]]:
-        """Every command with its words, those of the groups in it, too, and no group."""
+        """All commands with their words, including those of inner groups, without the groups."""
         context = click.Context(self)
         for name in self.table:
             found = self.get_command(context, name)
@@ -127,15 +121,12 @@ EPILOG = "Exit codes: " + " · ".join(f"{code.value} {text}" for code, text in E
 
 
 class Commands(LazyGroup):
-    """All commands, also by the names that vendors' own managers have for them."""
+    """All commands, also by the names that they have in vendors' own managers."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now; None if there is none of that name, be it a vendor's."""
-        if cmd_name not in self.table:
-            # DROPPED  # our own names need no profiles
-
-            return find_vendor_command(cmd_name, lambda ours: self.get_command(ctx, ours))
-        return super().get_command(ctx, cmd_name)
+        """The command, imported now; None for an unknown name."""
+        found = super().get_command(ctx, cmd_name)
+        return found or find_vendor_command(cmd_name, lambda name: self.get_command(ctx, name))
 
 
 @click.group(
@@ -154,15 +145,14 @@ def cli() -> None:
 
 
 def entry() -> None:
-    """The console script: run, and end with the exit code of the wire contract."""
+    """Run the command line, and end with its exit code."""
     leave(run(sys.argv[1:]))
 
 
 def leave(code: int) -> NoReturn:
-    """End this process with all that was written; nothing is taken down that ends with it.
+    """Flush the streams and end this process without Python's clean-up, which takes 20 ms.
 
-    Taking modules down one by one is 20 ms that a node is given back later. A stream that cannot be written any more
-    changes no exit code: whoever printed into it has said so.
+    A stream that cannot be flushed does not change the exit code: the code that printed has reported it.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -171,7 +161,7 @@ def leave(code: int) -> NoReturn:
 
 
 def run(argv: list[str]) -> int:
-    """Run the command in `argv`; its exit code. Errors go to standard error and the termination log."""
+    """Run the command in `argv`; its exit code. Errors go to the log and the termination log."""
     try:
         result: Any = cli.main(argv, prog_name="driver-manager", standalone_mode=False, obj=tuple(argv))
     except click.exceptions.Abort:
@@ -194,11 +184,11 @@ def run(argv: list[str]) -> int:
 
 
 def _end(argv: list[str], error: ManagerError) -> int:
-    """Everything that is said of a failure; the exit code."""
+    """Print and log a failure; the exit code."""
     if _wants_json(argv):
-        said = {"error": error.what, "remedy": error.remedy, "exitCode": int(error.exit_code)}
-        body = {"schemaVersion": schemas.VERSION, **said, **error.facts}
-        with contextlib.suppress(ConfigError):  # the two lines say what failed, wherever they can be written
+        body = {"schemaVersion": schemas.VERSION, "error": error.what, "remedy": error.remedy}
+        body |= {"exitCode": int(error.exit_code), **error.facts}
+        with contextlib.suppress(ConfigError):  # the log has the error too
             put(json_text(body, indent=2))
     return _fail(argv, error.exit_code, error.what, error.remedy)
 
@@ -212,8 +202,8 @@ def _usage_text(error: click.ClickException) -> str:
     return " ".join(error.format_message().split())
 
 
-def _told(argv: list[str], option: Setting[str]) -> str:
-    """An option where click has not read it, or could not: flag before environment before default."""
+def _option(argv: list[str], option: Setting[str]) -> str:
+    """The value of an option that click has not parsed: flag before environment before default."""
     for number, word in enumerate(argv):
         if word == option.flag and number + 1 < len(argv):
             return argv[number + 1]
@@ -223,21 +213,20 @@ def _told(argv: list[str], option: Setting[str]) -> str:
 
 
 def _fail(argv: list[str], code: ExitCode, what: str, remedy: str) -> int:
-    """Two lines, as every failure has them; the exit code."""
-    wanted = _told(argv, LOG_FORMAT)
+    """Log the two lines of a failure; the exit code."""
+    wanted = _option(argv, LOG_FORMAT)
     as_json = wanted == "json" or (wanted != "text" and not sys.stderr.isatty())
-    path = _told(argv, TERMINATION_LOG)
+    path = _option(argv, TERMINATION_LOG)
     return LogForm(as_json, termination_log=path).fail(time.time, code, what, remedy)
 
 
-# Completion of `kubectl driver-rollout`, as kubectl asks for it: by a program of its own.
+# Completion of `kubectl driver-rollout`.
 #
-# kubectl runs `kubectl_complete-driver_rollout` with the words so far, of which the last may be empty, and reads a
-# line for each offer, its description behind a tab, and at last a directive (kubectl,
-# pkg/cmd/plugin/plugin_completion.go).
+# kubectl runs `kubectl_complete-driver_rollout` with the words so far, of which the last may be empty. It reads a line
+# for each candidate, with its description after a tab, and then a directive (pkg/cmd/plugin/plugin_completion.go).
 
 NO_FILES = ":4"
-"""The directive that no names of files are offered (cobra, ShellCompDirectiveNoFileComp)."""
+"""The directive not to complete file names (cobra, ShellCompDirectiveNoFileComp)."""
 
 
 def kubectl_complete() -> None:
@@ -247,21 +236,19 @@ def kubectl_complete() -> None:
 
 
 def offers(words: list[str]) -> list[str]:
-    """What may stand for the last of `words`, and the directive."""
+    """The candidates for the last of `words`, and the directive."""
     *before, last = words or [""]
     found = ShellComplete(cli, {}, PROGRAM, VARIABLE).get_completions(["rollout", *before], last)
     return [*(f"{one.value}\t{one.help}" if one.help else str(one.value) for one in found), NO_FILES]
 
 
-# The names that vendors' own managers have for our commands: their manifests run unchanged.
-#
-# A name stands for our command with its vendor's profile as the default. Which there are is the profiles' business.
+# The names of commands in vendors' own managers, so that their manifests run unchanged. The profiles have them.
 
 RECONCILE, PREFLIGHT = "reconcile-driver-state", "preflight"
 
 
 def find_vendor_command(name: str, ours: Callable[[str], click.Command | None]) -> click.Command | None:
-    """The command that some shipped profile calls `name`, None if none does. `ours` gives a command of our own."""
+    """The command that a shipped profile calls `name`, with that profile as its default; None if no profile does."""
     for profile in profiles.builtin().values():
         for names, meant in ((profile.commands.reconcile, RECONCILE), (profile.commands.preflight, PREFLIGHT)):
             if name in names:
@@ -270,7 +257,7 @@ def find_vendor_command(name: str, ours: Callable[[str], click.Command | None]) 
 
 
 def warn_of_unheeded(profile: Profile, log: LogReporter) -> None:
-    """Say which switches of the vendor's own manager are on and change nothing."""
+    """Warn of variables of the vendor's own manager that are set and have no effect here."""
     for name in profile.commands.unheeded:
         if os.environ.get(name, "").lower() in ("1", "t", "true"):
             log.warn(f"{name} is set but has no effect here; see docs/migrating.md")

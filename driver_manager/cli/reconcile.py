@@ -33,23 +33,21 @@ from driver_manager.domain.settings import Values
 from driver_manager.domain.swap.steps import Plan, opens
 from driver_manager.domain.text import json_text, one_line, sentences
 
-# The end of a run that loads the driver itself: clients of the one before are restarted.
-
 CLIENTS_S = 60.0
-"""What a run may take for it beyond its work: health-watch goes on with what is left."""
+"""Seconds that a run takes at most to restart clients: health-watch continues with the others."""
 
 
 def restart_clients(session: Session, wanted: Policy, pods: Collection[Pod]) -> None:
     """Restart the clients of a driver that this run, or one before, has loaded. Never raises a ManagerError.
 
-    `pods` are those that the run saw on the node. A client that came meanwhile is health-watch's to find, or the next
-    run's. A driver that its container loads is not ready yet: health-watch sees when it is.
+    `pods` are those that the run saw on the node. health-watch or the next run finds clients that came meanwhile. If
+    the container loads the driver, it is not ready yet: health-watch restarts the clients when it is.
     """
     if wanted.loader is not Loader.MANAGER:
         return
     clock, log, withdrawn = session.clock, session.log, session.profile.paths.ready_withdrawn
     if withdrawn and session.roots.files().exists(withdrawn):
-        return  # a wedged driver serves nobody: health-watch goes on once it does
+        return  # the driver is wedged: health-watch restarts the clients when it serves again
     notes = HostClientNotes(session.roots, session.profile, clock)
     rules = ClientRules.of(session.profile, wanted.eviction.clients, whose(Path("/proc/self"))[0])
     try:
@@ -63,13 +61,12 @@ def restart_clients(session: Session, wanted: Policy, pods: Collection[Pod]) -> 
         log.warn(f"not every client of the driver was restarted: {turn.undone}; health-watch or the next run continues")
 
 
-# Measures one reconcile from its first moment, and leaves its figures on the host, however it ends.
-#
-# A run that could not even reach its Node counts as well, where its profile is known without it.
+# The figures of a run, which stay on the host. A run that could not reach its Node counts too, if its options name the
+# profile.
 
 
 class Measured:
-    """What is known of the run so far: `profile` once it was picked, `ports` once it has begun."""
+    """One run: `profile` once it is known, `ports` once it has begun, and the exit code."""
 
     def __init__(self) -> None:
         self.exit_code: int = ExitCode.INTERNAL
@@ -77,14 +74,14 @@ class Measured:
         self.ports: Ports | None = None
 
     def begins(self, profile: Profile, ports: Ports) -> Ports:
-        """The run begins; `ports`, whose tally is kept."""
+        """Note that the run begins; returns `ports`, whose tally it keeps."""
         self.profile, self.ports = profile, ports
         return ports
 
 
 @contextmanager
 def measured(values: Values) -> Generator[Measured, None, None]:
-    """Within it one run: its `exit_code` is set at its end, or is that of what is raised."""
+    """Measure the run within it. The caller sets `exit_code`, unless the run raises a ManagerError."""
     run, begun_s = Measured(), time.monotonic()
     try:
         yield run
@@ -96,9 +93,9 @@ def measured(values: Values) -> Generator[Measured, None, None]:
 
 
 def _keep(run: Measured, took_s: float, values: Values) -> None:
-    """Add the run to the figures on the host. What cannot be kept is missing in the metrics, and is no failure."""
+    """Add the run to the figures on the host. Ignores errors: the run is then missing in the metrics."""
     with suppress(ManagerError):
-        profile = run.profile or _told(values)
+        profile = run.profile or _named_profile(values)
         if profile is None:
             return
         is_given_back = run.ports is not None and run.ports.tally.is_given_back
@@ -119,17 +116,16 @@ def _report(run: Measured, took_s: float) -> RunReport:
     return RunReport(run.exit_code, time.time(), took_s, dict(tally.seconds), tally.is_held, requests, retries, window)
 
 
-def _told(values: Values) -> Profile | None:
-    """The profile that the options name; None where it goes by the node."""
+def _named_profile(values: Values) -> Profile | None:
+    """The profile that the options name; None if it depends on the node."""
     wanted = values[settings.DRIVER_PROFILE]
     if wanted == profiles.AUTO:
         return None
     return profiles.pick(wanted, profiles.known(values[settings.PROFILE_FILE]), (), lambda _: False)
 
 
-# What `reconcile-vfio-state` and the commands with `--mode vfio` want, from their options.
-#
-# The drop-in environment is that of the vfio-manager pods' init containers: without a digest, and with nobody to load.
+# The policy of `reconcile-vfio-state` and of `--mode vfio`: the environment of the init containers of vfio-manager
+# pods, without a digest and without a loader.
 
 MANAGER = "manager"
 
@@ -143,17 +139,17 @@ mode_option = click.option(
 
 
 def policy_for(values: Values, mode: Mode) -> Policy:
-    """The policy in the options for a node whose devices are to serve `mode`. Raises ConfigError for a bad selector."""
+    """The policy in the options for `mode`. Raises ConfigError for an invalid selector."""
     return vfio_policy(values) if mode is Mode.VFIO else policy(values)
 
 
 def vfio_policy(values: Values) -> Policy:
-    """The policy in the options. Raises ConfigError for a bad selector."""
+    """The policy in the options. Raises ConfigError for an invalid selector."""
     return Policy(
         mode=Mode.VFIO,
         binds=values[settings.VFIO_BIND] == MANAGER,
         take_over=values[settings.TAKE_OVER],
-        # Its label is paused with the others, or gone already.
+        # The label of the driver pod is paused with the others, or gone already.
         driver_pod_leaves=True,
         stop_host_services=values[settings.STOP_HOST_SERVICES],
         pod_termination_timeout_s=values[settings.POD_TERMINATION_TIMEOUT],
@@ -206,7 +202,7 @@ def reconcile_vfio_command(*, dry_run: bool, output: str, values: Values) -> int
 
 
 def _run(values: Values, policy_of: Callable[[Values], Policy], output: str) -> int:
-    """One reconcile, from its options to its exit code. Options that are refused are a run that failed."""
+    """One reconcile, from its options to its exit code. Invalid options count as a failed run."""
     with measured(values) as run:
         wanted = policy_of(values)
         session = open_session(values, lists_steps=True, mode=wanted.mode)
@@ -225,7 +221,7 @@ def _run(values: Values, policy_of: Callable[[Values], Policy], output: str) -> 
 
 
 class _Observer:
-    """Observes as the session does, and keeps the pods that it saw last."""
+    """The session's observer, which keeps the pods that it saw last."""
 
     def __init__(self, session: Session) -> None:
         self._observe = session.observer()
@@ -279,12 +275,12 @@ def _show_plan(values: Values, wanted: Policy, output: str) -> int:
 
 
 def _expected_window(session: Session, decided: Plan) -> Outage | None:
-    """What the window of this plan may take, by the last one of this node; None where nobody would have to leave."""
+    """The window to expect, from the last one of this node; None if the plan opens none."""
     if not any(map(opens, decided.steps)):
         return None
-    there = node_state.outcome_on(session.node, session.profile.keys)
-    here = RunFiguresFile(session.roots.files(), session.profile.paths).read() if session.is_here else None
-    return expected(here.window if here else None, there.window if there else None)
+    outcome = node_state.outcome_on(session.node, session.profile.keys)
+    figures = RunFiguresFile(session.roots.files(), session.profile.paths).read() if session.is_here else None
+    return expected(figures.window if figures else None, outcome.window if outcome else None)
 
 
 def _window_lines(window: Outage | None) -> tuple[str, ...]:
@@ -295,7 +291,7 @@ def _window_lines(window: Outage | None) -> tuple[str, ...]:
 
 
 def _announce(session: Session, outcome: Outcome) -> None:
-    """The last line: in the log, in the termination log, and as an Event where something happened."""
+    """Report the outcome: in the log, in the termination log, and as an Event if the run changed anything."""
     failed = outcome.exit_code is not ExitCode.DONE
     if failed:
         session.log.error(outcome.what, exit_code=int(outcome.exit_code))

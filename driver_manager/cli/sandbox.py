@@ -33,42 +33,40 @@ from driver_manager.sandbox.stories import (
     run_shell,
 )
 
-# Where the sandbox's stories are shown: lines for anybody, and a table that is drawn again and again on a terminal.
-#
-# Owns how a story looks. The table is what a terminal shows last; what is said meanwhile goes above it, and each
-# chapter leaves it as it was. Where there is no room for it, or no terminal, each change is a line.
+# The screen of a scenario: lines, and on a terminal a table of the fleet below them, which is redrawn. Without room or
+# without a terminal each change is a line.
 
 MOST_COLUMNS = 100
 HEADLINES = 8
-"""Lines that the rollout's own message may take."""
+"""The most lines of the rollout's message."""
 
 LEAST_LINES = 24
 
 
 class Screen:
-    """Shows a story as plain lines."""
+    """Shows a scenario as lines."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     @property
     def terminal(self) -> TextIO | None:
-        """The terminal that it is shown on, where control sequences work there."""
+        """The terminal, None if control sequences do not work on it."""
         return self._stream if is_capable(self._stream) else None
 
     def chapter(self, title: str) -> None:
-        """A new part begins."""
+        """Show the title of a new part."""
         self.line("")
         width = min(MOST_COLUMNS, shutil.get_terminal_size().columns)
         self.line(styled(f"── {title} ", bold=True) + "─" * max(0, width - len(title) - 4))
 
     def line(self, text: str) -> None:
-        """One line of it."""
+        """Show a line."""
         click.echo(text, file=self._stream)
 
 
 class FleetScreen(Screen):
-    """The same, and the fleet as it looks. Called from several threads."""
+    """Shows lines, and below them the fleet. Thread-safe."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
@@ -93,7 +91,7 @@ class FleetScreen(Screen):
             self._draw()
 
     def picture(self, picture: Picture, news: Sequence[str]) -> None:
-        """How the fleet looks now, and what of it is new, in lines."""
+        """Show the fleet; without a terminal, its changes as lines."""
         with self._lock:
             if not self._is_live:
                 for text in news:
@@ -104,7 +102,7 @@ class FleetScreen(Screen):
             self._draw()
 
     def _erase(self) -> None:
-        """The table is gone, and the cursor where it began (ECMA-48: cursor up, erase in page)."""
+        """Erase the table (ECMA-48: cursor up, erase in page)."""
         if self._drawn:
             click.echo(f"\x1b[{self._drawn}A\r\x1b[J", nl=False, file=self._stream)
         self._drawn = 0
@@ -118,7 +116,7 @@ class FleetScreen(Screen):
 
 
 def table(picture: Picture, columns: int, *, paints: bool) -> list[str]:
-    """The picture in lines that a terminal so wide does not wrap: what is said of the rollout, then its nodes."""
+    """The rollout's message and its nodes, in lines of at most `columns`."""
     headline = textwrap.wrap(picture.headline, columns, max_lines=HEADLINES, placeholder=" ...")
     cells = [HEADINGS, *(row.cells for row in picture.rows)]
     widths = [max(len(one[column]) for one in cells) for column in range(len(HEADINGS) - 1)]
@@ -145,11 +143,8 @@ def _colour(row: NodeRow) -> str:
     return GREEN if row.upgrade == UpgradeState.DONE.value else ""
 
 
-# `sandbox --shell`: what is said before the shell begins in which driver-manager and kubectl work on the node.
-
-
 def open_shell(stay: Stay, profile: str, screen: Screen) -> None:
-    """Let somebody work on the node until they leave the shell."""
+    """Open a shell on the node, and wait until the user leaves it."""
     screen.chapter(f"{NODE} is up until you leave this shell; driver-manager and kubectl work on it")
     for line in _suggestions(profile):
         screen.line(f"  {line}")
@@ -175,7 +170,7 @@ STORIES: dict[str, Story] = {**SCENARIOS, **REBOOT_STORIES, **FLEET_STORIES}
 
 
 def _names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    """The scenarios that begin so, for a shell's completion."""
+    """The scenarios that begin with `incomplete`, for a shell's completion."""
     return [name for name in STORIES if name.startswith(incomplete)]
 
 
@@ -234,7 +229,7 @@ def _play(name: str, output: str, *, wants_shell: bool) -> ScenarioReport:
 
 
 def _play_scenario(scenario: Scenario, screen: Screen, *, wants_shell: bool) -> ScenarioReport:
-    """The report, which was shown before the server and the host were gone."""
+    """Play the scenario, and show its report while the server and the host still run."""
 
     def then(report: ScenarioReport, stay: Stay) -> None:
         _show(report, screen)

@@ -1,4 +1,4 @@
-"""Builds clock, log, cluster, profile and host from the options. One Session per command."""
+"""The session of a command: clock, log, cluster, profile and host, from its options."""
 
 from __future__ import annotations
 
@@ -37,11 +37,8 @@ if TYPE_CHECKING:
     from driver_manager.adapters.kube.node import KubeCluster
 
 
-# Who loads the driver, from the options, and which others make no sense then.
-
-
 def loader(values: Values) -> Loader:
-    """Who loads the driver. Raises ConfigError where the host does, and another option wants it installed."""
+    """Who loads the driver. Raises ConfigError if it is the host and FORCE_REINSTALL is set."""
     chosen = Loader(values[settings.DRIVER_LOAD])
     if chosen is Loader.NONE and values[settings.FORCE_REINSTALL]:
         raise ConfigError(
@@ -53,12 +50,12 @@ def loader(values: Values) -> Loader:
 
 CONTAINER_HOST_ROOT = Path("/host")
 BLIND_RETRIES_S = 1.0
-"""Of every further request, where the first got no answer."""
+"""Seconds of retries for each further request after the first one failed."""
 NO_EVIDENCE = "off"
 
 
 def host_roots(values: Values) -> HostRoots:
-    """Where the host is seen: as told, else /host where a host tree is mounted there, else /."""
+    """The host's folders: from the options, else under /host if a host tree is mounted there, else under /."""
     mounted = (CONTAINER_HOST_ROOT / "etc").is_dir()
     root = Path(values[settings.HOST_ROOT] or (CONTAINER_HOST_ROOT if mounted else "/"))
     return HostRoots(
@@ -70,7 +67,7 @@ def host_roots(values: Values) -> HostRoots:
 
 
 def policy(values: Values) -> Policy:
-    """The policy in the options. Raises ConfigError for a bad selector, and for what contradicts DRIVER_LOAD."""
+    """The policy in the options. Raises ConfigError for an invalid selector, or a contradiction to DRIVER_LOAD."""
     loads = loader(values)
     return Policy(
         loader=loads,
@@ -95,17 +92,17 @@ def policy(values: Values) -> Policy:
 
 
 def eviction_rules(values: Values) -> EvictionRules:
-    """What may be done to users' pods. Raises ConfigError for a bad selector."""
+    """The eviction rules in the options. Raises ConfigError for an invalid selector."""
     return replace(
         workload_rules(values),
         clients=selector(values, settings.CLIENT_SELECTOR),
-        # A driver container that unloads in our place leaves no gap that we could use.
+        # If the driver container unloads the driver, there is no gap in which a run could restart clients.
         restarts_clients=values[settings.RESTART_CLIENTS] and not values[settings.CLEAR_FOR],
     )
 
 
 def workload_rules(values: Values) -> EvictionRules:
-    """Of those rules, what is not about the clients of a driver that follows. Raises ConfigError for a bad selector."""
+    """These rules without those for clients of the next driver. Raises ConfigError for an invalid selector."""
     return replace(
         eviction_consents(values),
         is_enabled=values[settings.ENABLE_NPU_POD_EVICTION],
@@ -117,7 +114,7 @@ def workload_rules(values: Values) -> EvictionRules:
 
 
 def eviction_consents(values: Values) -> EvictionRules:
-    """Of those rules, what matters before a reboot, too."""
+    """The part of these rules that also applies before a reboot."""
     classes = values[settings.NPU_POD_EVICTION_DEVICE_CLASS].split(",")
     return EvictionRules(
         forces=values[settings.NPU_POD_EVICTION_FORCE],
@@ -138,34 +135,34 @@ def selector(values: Values, option: Setting[str]) -> Selector:
 
 
 def refuse_zero(option: Setting[Any], seconds: float) -> None:
-    """Raise ConfigError for an option that has to be a time above 0."""
+    """Raise ConfigError for a time of 0."""
     if not seconds > 0:
         raise ConfigError(f"{option.flag} is {seconds:g} seconds", f"Give {option.flag} a time above 0.")
 
 
 def with_shown_state(profile: Profile, values: Values) -> Profile:
-    """`profile`, without the keys by which the Node shows the driver's state where that is switched off."""
+    """`profile`, without the keys of the driver's state on the Node if NODE_STATE is off."""
     if values[settings.NODE_STATE] == "on":
         return profile
     return replace(profile, keys=replace(profile.keys, state="", last_outcome="", generation=""))
 
 
 def with_evidence(profile: Profile, values: Values) -> Profile:
-    """`profile` with the folder for evidence that the options name. Raises ConfigError for one that is no path."""
-    told = values.get(settings.EVIDENCE_DIR, "")
-    if not told:
+    """`profile` with the folder for evidence in the options. Raises ConfigError if it is not a path."""
+    option = values.get(settings.EVIDENCE_DIR, "")
+    if not option:
         return profile
-    folder = "" if told == NO_EVIDENCE else told.rstrip("/")
-    if told != NO_EVIDENCE and not folder.startswith("/"):
+    folder = "" if option == NO_EVIDENCE else option.rstrip("/")
+    if option != NO_EVIDENCE and not folder.startswith("/"):
         raise ConfigError(
-            f"{settings.EVIDENCE_DIR.env} is {told!r}, which is not a path on the host",
+            f"{settings.EVIDENCE_DIR.env} is {option!r}, which is not a path on the host",
             f"Write it as /var/lib/driver-manager/evidence, or {NO_EVIDENCE}.",
         )
     return replace(profile, paths=replace(profile.paths, evidence=folder))
 
 
 def _with_last_label(profile: Profile, key: str) -> Profile:
-    """`profile` with a further label of a DRA kubelet plugin. Raises ConfigError."""
+    """`profile` with another label of a DRA kubelet plugin. Raises ConfigError."""
     if not key:
         return profile
     if not profiles.may_pause(key) or key == profile.deploy.driver_key:
@@ -175,7 +172,7 @@ def _with_last_label(profile: Profile, key: str) -> Profile:
 
 
 def log_form(values: Values) -> LogForm:
-    """How the log is written: text on a terminal, JSON lines otherwise, unless told."""
+    """The form of the log: text on a terminal and JSON lines otherwise, unless the options name one."""
     wanted = values[settings.LOG_FORMAT]
     as_json = wanted == "json" or (wanted == "auto" and not sys.stderr.isatty())
     return LogForm(as_json, values[settings.LOG_LEVEL], values[settings.TERMINATION_LOG])
@@ -183,7 +180,7 @@ def log_form(values: Values) -> LogForm:
 
 @dataclass
 class Session:
-    """Everything one command works with, after its Node was read once."""
+    """What one command works with, after its Node was read once."""
 
     values: Values
     clock: SystemClock
@@ -211,14 +208,14 @@ class Session:
         recent: bool = False,
         reading: PartReader = strictly,
     ) -> Observation:
-        """All facts, of `node` as given or as it is now. `tolerant`: a host that cannot be read counts as none.
+        """All facts, with `node` as given or as it is now. Raises ManagerError, unless `reading` keeps the errors.
 
-        `recent`: pods as they were a moment ago will do. Raises ManagerError, unless `reading` does not.
+        `tolerant`: a host that cannot be read counts as none. `recent`: a list of pods that is a moment old is enough.
         """
         current = node if node is not None else self.cluster.node()
         identity, unread = self._identity(), PodList((), "")
         pods = reading(ObservedPart.PODS, lambda: self._pods(current, identity, recent=recent), unread)
-        if pods is unread:  # nobody can be missed there
+        if pods is unread:  # our own pod is not missing then
             identity = replace(identity, pod_name="", pod_name_is_sure=False)
         obs = observe(
             current,
@@ -235,21 +232,21 @@ class Session:
         return replace(obs, owner_alive=None) if is_unsure else obs
 
     def warn_of_refused(self, obs: Observation) -> None:
-        """Warn of each field of the node's journal that is ignored, and of records on the host that it lacks."""
+        """Warn of ignored fields of the node's journal, and of records on the host that the journal does not have."""
         for one in obs.refused:
             self.log.warn(str(one))
         warn_of_left(obs.left, self.log, set())
 
     def observer(self) -> Callable[[], Observation]:
-        """Observes with the Node already read first, read again at each later call: for a run that follows the pods.
+        """A function that observes: first with the Node that was read already, later with a new one.
 
-        Later calls come after a wait: what it saw go must not be there again, in the memory of another server.
+        Later calls come after a wait, so they need current pods: a recent list may have pods that are already gone.
         """
         first: list[Node] = [self.node]
         return lambda: self.observe(first.pop(), recent=True) if first else self.observe()
 
     def _pods(self, node: Node, identity: Identity, *, recent: bool) -> PodList:
-        """The pods on `node`; as they are now where a journal's owner is looked for, or we ourselves are missed."""
+        """The pods on `node`: current ones if the owner of a journal matters, or a recent list lacks our own pod."""
         if recent and self.profile.keys.journal not in node.annotations:
             pods = self.cluster.pods(recent=True)
             if not identity.pod_name_is_sure or any(pod.name == identity.pod_name for pod in pods.pods):
@@ -278,12 +275,12 @@ class Session:
             return None
 
     def _identity(self) -> Identity:
-        told = self.values[settings.POD_NAME]
+        name = self.values[settings.POD_NAME]
         namespace = (
             self.values[settings.POD_NAMESPACE] or self.values[settings.OPERATOR_NAMESPACE] or self.profile.namespace
         )
         around, _ = whose(Path("/proc/self"))
-        return Identity(told or socket.gethostname(), bool(told), namespace, self._process(), around)
+        return Identity(name or socket.gethostname(), bool(name), namespace, self._process(), around)
 
     def _process(self) -> Owner:
         try:
@@ -294,10 +291,10 @@ class Session:
 
 
 def _log(values: Values, clock: SystemClock, *, lists_steps: bool) -> LogReporter:
-    """The log; a list of steps instead for a person at a terminal, unless LOG_FORMAT says otherwise."""
+    """The log; on a terminal a list of steps with `lists_steps`, unless LOG_FORMAT is set."""
     form = log_form(values)
     if lists_steps and not form.as_json and values[settings.LOG_FORMAT] != "text" and is_capable(sys.stderr):
-        from driver_manager.adapters.report.steps import StepList  # noqa: PLC0415  # with a thread, for this case only
+        from driver_manager.adapters.report.steps import StepList  # noqa: PLC0415  # rarely needed
 
         return StepList(clock.monotonic, level=form.level, stream=sys.stderr)
     return form.reporter(clock.wall)
@@ -311,11 +308,10 @@ def open_session(
     reading: PartReader = strictly,
     mode: Mode = Mode.CONTAINER,
 ) -> Session:
-    """Check the options, reach the cluster, read the Node, pick the profile. Raises ManagerError.
+    """Check the options, connect to the cluster, read the Node, choose the profile. Raises ManagerError.
 
-    `lists_steps`: the command has steps that a person may want to follow; it has to call `log.ended` after them.
-    `mode` is whom the devices are to serve. `reading`: where it does not raise for a cluster or a Node out of reach,
-    the Node is one without anything on it.
+    `lists_steps`: the command shows steps, and calls `log.ended` after them. If `reading` keeps the error of a cluster
+    or Node that cannot be read, the session has an empty Node.
     """
     known = profiles.known(values[settings.PROFILE_FILE])
     wanted = values[settings.DRIVER_PROFILE]
@@ -340,10 +336,10 @@ def open_session(
     return Session(values, clock, log, cluster, roots, node, profile, is_here, mode=mode)
 
 
-def _cluster(  # noqa: PLR0913, PLR0917  # as `kube_cluster`, and what becomes of its error
+def _cluster(  # noqa: PLR0913, PLR0917  # the arguments of `kube_cluster`, and `reading`
     values: Values, name: str, clock: SystemClock, log: LogReporter, api_timeout_s: float, reading: PartReader
 ) -> KubeCluster:
-    """The way to the cluster, or one on which every request fails. Raises ConfigError, unless `reading` does not."""
+    """The cluster, or one whose requests all fail. Raises ConfigError, unless `reading` keeps it."""
     try:
         return kube_cluster(values, name, clock, log, api_timeout_s)
     except ConfigError as error:
@@ -360,9 +356,9 @@ def _cluster(  # noqa: PLR0913, PLR0917  # as `kube_cluster`, and what becomes o
 
 
 def _home(values: Values, profile: Profile) -> str:
-    """Our namespace, whose pods may do where those of all may not be listed; "" where they may not do.
+    """The namespace of our pod, whose pods are enough if those of all namespaces may not be listed.
 
-    It is where a Role of our account is, and our own pod. Whoever may evict users' pods has to see all of them.
+    "" for a run that may evict users' pods: it needs the pods of all namespaces.
     """
     evicting = (
         settings.ENABLE_NPU_POD_EVICTION,
@@ -376,7 +372,7 @@ def _home(values: Values, profile: Profile) -> str:
 
 
 def _is_here(node: Node, roots: HostRoots) -> bool:
-    """Whether this is the node's own host: another machine's devices say nothing about it."""
+    """True if this process runs on the node's host, so that the devices seen here are the node's."""
     try:
         return is_this_host(node, machine_id(roots), boot_id(roots))
     except (ManagerError, OSError):
@@ -384,43 +380,41 @@ def _is_here(node: Node, roots: HostRoots) -> bool:
 
 
 def node_name(values: Values, roots: HostRoots) -> str:
-    """The node's name: as told, else the host's own where a host tree is mounted. Raises ConfigError."""
-    told = values[settings.NODE_NAME]
-    if not told and roots.root != Path("/"):
+    """The node's name: from the options, else the host's name if a host tree is mounted. Raises ConfigError."""
+    name = values[settings.NODE_NAME]
+    if not name and roots.root != Path("/"):
         with contextlib.suppress(OSError):
-            told = (roots.files().read("/etc/hostname") or "").strip()
-    if not told:
+            name = (roots.files().read("/etc/hostname") or "").strip()
+    if not name:
         raise ConfigError("the name of the node is not set", "Set NODE_NAME (or --node-name).")
-    if not all(part.replace("-", "").isalnum() and part == part.lower() for part in told.split(".")):
-        raise ConfigError(f"{told!r} is not the name of a node", "Set NODE_NAME (or --node-name) to its name.")
-    return told
+    if not all(part.replace("-", "").isalnum() and part == part.lower() for part in name.split(".")):
+        raise ConfigError(f"{name!r} is not the name of a node", "Set NODE_NAME (or --node-name) to its name.")
+    return name
 
 
 def kube_cluster(
     values: Values, name: str, clock: SystemClock, log: LogReporter, api_timeout_s: float = settings.API_TIMEOUT_S
 ) -> KubeCluster:
-    """The way to the cluster. Raises ConfigError where there is none."""
+    """The cluster, from the options. Raises ConfigError without credentials."""
     from driver_manager.adapters.kube.api import load_client  # noqa: PLC0415  # as above
     from driver_manager.adapters.kube.node import KubeCluster  # noqa: PLC0415  # 40 MiB that only this needs
 
-    told = values[settings.API_TIMEOUT]
+    timeout_s = values[settings.API_TIMEOUT]
     client = load_client(values[settings.KUBECONFIG] or None)
-    return KubeCluster(client, name, clock, log, api_timeout_s if told is None else told)
+    return KubeCluster(client, name, clock, log, api_timeout_s if timeout_s is None else timeout_s)
 
-
-# For commands that only look: what is out of sight costs its own part of the answer, and no more.
 
 T = TypeVar("T")
 
 
 class PartialRead:
-    """Reads parts, and keeps the errors of those that are out of sight."""
+    """A PartReader for commands that change nothing: keeps the error of a part, and the other parts are still shown."""
 
     def __init__(self) -> None:
         self.errors: dict[ObservedPart, ManagerError] = {}
 
     def __call__(self, part: ObservedPart, read: Callable[[], T], otherwise: T) -> T:
-        """See `driver_manager.core.swap.run.PartReader`. Raises NodeMissing and Terminated: no matter of sight."""
+        """See `driver_manager.core.swap.run.PartReader`. Raises NodeMissing and Terminated."""
         try:
             return read()
         except (NodeMissing, Terminated):
@@ -430,13 +424,13 @@ class PartialRead:
             return otherwise
 
     def first(self) -> ManagerError | None:
-        """The first error, None where everything was seen."""
+        """The first error, None if all parts were read."""
         return next(iter(self.errors.values()), None)
 
     def session(self, values: Values) -> Session:
-        """The command's session, without a cluster or a Node where those are out of sight.
+        """The command's session, without a cluster or Node that cannot be read.
 
-        Raises ManagerError: the first one, as what is out of sight may be why the rest is unknown.
+        Raises the first ManagerError: a part that could not be read may be the cause of a later one.
         """
         try:
             return open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, reading=self)
@@ -445,5 +439,5 @@ class PartialRead:
 
     @property
     def why_no_node(self) -> ManagerError | None:
-        """Why the Node is out of sight, None where it was read."""
+        """Why the Node could not be read, None if it was."""
         return self.errors.get(ObservedPart.CLUSTER) or self.errors.get(ObservedPart.NODE)

@@ -1,4 +1,4 @@
-"""Entry point: signals and streams are set up before the first library is imported."""
+"""Entry point: sets up signals and streams before it imports the first library."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ import signal
 import sys
 
 LOOPS = frozenset({"health-watch", "rebooter", "rollout controller"})
-"""Commands that take signals by themselves, and end well when told to."""
+"""Commands that handle signals, and end with exit code 0 on SIGTERM."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-NEVER_TAKES = "sandbox"
-"""The command that takes no signal, and starts processes that would inherit a blocked one."""
+WITHOUT_HANDLERS = "sandbox"
+"""The command that handles no signal, and starts processes that would inherit a blocked one."""
 
-STARTS_NO_TOOL = frozenset({NEVER_TAKES, "rollout", "profile", "completion"})
-"""Commands that need not see what a tool leaves behind."""
+STARTS_NO_TOOL = frozenset({WITHOUT_HANDLERS, "rollout", "profile", "completion"})
+"""Commands that start no tools, so that no orphans come to them."""
 
 FIRST_PID = 1
-"""The process of a container for which the kernel drops signals that nobody takes (pid_namespaces(7))."""
+"""The first process of a container: the kernel drops its signals without a handler (pid_namespaces(7))."""
 
 COLLECT_AFTER = 100_000
-"""New objects after which a command that ends looks for garbage: imports make 30,000 to 90,000, and hardly any."""
+"""The threshold of Python's garbage collection in short commands: imports create 30,000 to 90,000 objects that stay."""
 
 
 def entry() -> None:
-    """The console script: run, and end with the exit code of the wire contract."""
+    """The console script."""
     words = sys.argv[1:3]
     signal.pthread_sigmask(signal.SIG_BLOCK, _kept(words))
     if not _is_loop(words):
         gc.set_threshold(COLLECT_AFTER)
     _fill_streams()
     if words and words[0] not in STARTS_NO_TOOL:
-        from driver_manager.adapters.process.tools import adopt  # noqa: PLC0415  # signals come first
+        from driver_manager.adapters.process.tools import adopt  # noqa: PLC0415  # after the signals
 
         adopt()
-    from driver_manager.cli import main  # noqa: PLC0415  # a tenth of a second, in which a signal may come
+    from driver_manager.cli import main  # noqa: PLC0415  # after the signals: it takes a tenth of a second
 
     main.entry()
 
@@ -52,18 +52,18 @@ def _is_loop(words: list[str]) -> bool:
 
 
 def _kept(words: list[str]) -> tuple[signal.Signals, ...]:
-    """Signals that wait from now on until the command takes them, whose first words these are."""
+    """The signals to block until the command with these first words handles them."""
     command = words[0] if words else ""
     if _is_loop(words):
         return SIGNALS
-    # Otherwise a run whose pod is deleted as it starts would go on to take the node, until it is killed.
-    return (signal.SIGTERM,) if os.getpid() == FIRST_PID and command != NEVER_TAKES else ()
+    # Without this, a run whose pod is deleted as it starts would take the node, until it is killed.
+    return (signal.SIGTERM,) if os.getpid() == FIRST_PID and command != WITHOUT_HANDLERS else ()
 
 
 def _fill_streams() -> None:
-    """Leave none of the three standard descriptors closed: the next file that is opened would be printed into.
+    """Open closed standard streams on /dev/null: otherwise output would go into the next file that is opened.
 
-    What no encoding has is spelled out on standard output, as Python does on standard error.
+    Standard output escapes characters that its encoding lacks, as standard error does.
     """
     descriptor = os.open(os.devnull, os.O_RDWR)
     while descriptor <= 2:
@@ -72,6 +72,6 @@ def _fill_streams() -> None:
     os.close(descriptor)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123  # as long as we live
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123  # stays open
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -1,6 +1,6 @@
 """Evidence of a wedge: kernel log, holders and probe output, saved in a file on the host.
 
-Files are bounded in number and size, the oldest are removed, and each is written whole or not at all.
+Files are bounded in number and size, the oldest are removed, and each is written atomically.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class EvidenceFolder:
         self._folder = folder
 
     def save(self, name: str, lines: Iterable[str]) -> str:
-        """The path of a new file with `lines`, the last 256 KiB of them; "" where none is kept. Raises ConfigError."""
+        """Save the last 256 KiB of `lines`; the file's path, "" without a folder. Raises ConfigError."""
         if not self._folder:
             return ""
         path = f"{self._folder}/{name}.txt"
@@ -41,7 +41,7 @@ class EvidenceFolder:
         return path
 
     def _forget_old(self) -> None:
-        """Keep the youngest files, by the time in their names."""
+        """Remove all but the newest files, by the time in their names."""
         names = sorted(
             (name for name in self._files.names(self._folder) if name[:1].isdigit()),
             key=lambda name: (len(name.partition("-")[0]), name),
@@ -51,7 +51,7 @@ class EvidenceFolder:
 
 
 def with_surroundings(lines: Iterable[str], holders: Iterable[str], roots: HostRoots) -> list[str]:
-    """`lines`, and after them who uses the device and the kernel's last messages."""
+    """`lines`, then the processes that use the device, then the kernel's last messages."""
     return [
         *lines,
         "",
@@ -64,7 +64,7 @@ def with_surroundings(lines: Iterable[str], holders: Iterable[str], roots: HostR
 
 
 def holders_within(roots: HostRoots, patterns: tuple[str, ...], timeout_s: float) -> list[str]:
-    """Who uses the device, as far as can be told: what looks at the memory of a stuck process may get stuck too."""
+    """The processes that use the device, as lines. Bounded: reading a stuck process may get stuck too."""
     try:
         found = find_holders(roots.proc, roots.dev, patterns, looks=Looks(timeout_s=timeout_s))
     except ManagerError as error:
@@ -73,7 +73,7 @@ def holders_within(roots: HostRoots, patterns: tuple[str, ...], timeout_s: float
 
 
 def kernel_log(roots: HostRoots) -> list[str]:
-    """The last lines of the kernel's log, or why there are none."""
+    """The last lines of the kernel's log, or why it cannot be read."""
     try:
         return list(deque(_kernel_records(roots.dev / "kmsg"), KERNEL_LINES))
     except OSError as error:
@@ -81,7 +81,7 @@ def kernel_log(roots: HostRoots) -> list[str]:
 
 
 def _kernel_records(path: Path) -> Iterator[str]:
-    """What /dev/kmsg has now, a record each (ABI/testing/dev-kmsg); it does not wait for more. Raises OSError."""
+    """The records of /dev/kmsg (ABI/testing/dev-kmsg), without waiting for more. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         for _ in range(KERNEL_RECORDS):

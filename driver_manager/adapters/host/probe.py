@@ -1,4 +1,4 @@
-"""The command line of the vendor's probe, from the driver root that has the tool."""
+"""The vendor's probe: a tool of the driver root, run from this container."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from driver_manager.domain.journal import Owner
 from driver_manager.domain.profile import Probe, Profile
 from driver_manager.domain.records import Frozen
 
-# How a program that lies in another root file system is run from here: by the loader and the libraries of that one.
+# Run a program of another root file system with the loader and the libraries of that one.
 #
-# A driver root is as a rule another distribution's root file system. Its programs need its own C library: with ours
-# they fail in ways that say nothing of the device (`version GLIBC_2.38 not found`, an exit status of 1 or 127).
+# A driver root usually is the root file system of another distribution. With our C library its programs fail in ways
+# that show nothing about the device (`version GLIBC_2.38 not found`, exit status 1 or 127).
 #
-# Why its loader, and not a chroot: the program goes on seeing our own /dev, /proc and /sys. A driver root need not
-# have them mounted, and in a chroot without its device node a tool says "no device", which would pass for a dead
-# driver. What does not work this way is a tool that starts other programs, or opens libraries, by absolute paths: it
-# ends as one that cannot be run, which is unknown and not unhealthy.
+# The loader and not a chroot, so that the program sees our /dev, /proc and /sys: a driver root need not have them, and
+# a tool without its device node prints "no device", as with a dead driver. A tool that starts programs or opens
+# libraries by absolute paths does not work this way: it cannot be run, which is unknown and not unhealthy.
 #
-# Reads heads of files only, runs nothing. Sources: elf(5), ld.so(8), execve(2) (interpreter scripts).
+# Sources: elf(5), ld.so(8), execve(2) (interpreter scripts).
 
 LIBRARY_DIRS = (
     "lib/x86_64-linux-gnu",
@@ -40,12 +39,12 @@ LIBRARY_DIRS = (
     "usr/lib",
     "usr/local/lib",
 )
-"""Where distributions keep their libraries; ld.so.cache of that root would name paths that are not ours."""
+"""Library folders of distributions. The root's ld.so.cache has paths that do not exist here."""
 
 PROGRAM_DIRS = ("usr/local/sbin", "usr/local/bin", "usr/sbin", "usr/bin", "sbin", "bin")
 
 HEAD_BYTES = 256
-"""As much of a script's first line as the kernel reads (execve(2), BINPRM_BUF_SIZE)."""
+"""The part of a script's first line that the kernel reads (execve(2), BINPRM_BUF_SIZE)."""
 
 MAX_INTERPRETER_BYTES = 4096
 MAX_PROGRAM_HEADERS = 128
@@ -58,9 +57,9 @@ _ENV = "env"
 
 
 class Interpreted(Frozen):
-    """What a file says it is run by, as paths of its own root; both "" for what runs by itself or cannot be read.
+    """The interpreter of a program, as paths of its root; both empty for a static program or one that cannot be read.
 
-    `script` is the words of a `#!` line, `loader` the dynamic loader of an ELF program.
+    `script` are the words of a `#!` line, `loader` is the dynamic loader of an ELF program.
     """
 
     loader: str = ""
@@ -68,7 +67,7 @@ class Interpreted(Frozen):
 
 
 def interpreted(program: Path) -> Interpreted:
-    """What runs `program`: by its head alone, bounded, whatever it holds."""
+    """The interpreter of `program`, from a bounded part of the file."""
     try:
         descriptor = os.open(program, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -87,13 +86,13 @@ def interpreted(program: Path) -> Interpreted:
 
 
 def _words(head: bytes) -> tuple[str, ...]:
-    """Interpreter and its one argument, if it has any."""
+    """The interpreter, and its one argument if it has any."""
     line = head[2:].split(b"\n", 1)[0].decode()
     return tuple(word.strip() for word in line.strip().split(None, 1))
 
 
 def _loader(descriptor: int, head: bytes) -> str:
-    """Content of PT_INTERP, "" for a static program."""
+    """The content of PT_INTERP, "" for a static program."""
     _, offset, _, _, _, size, count = _HEADER.unpack_from(head, 24)
     if size != _PROGRAM_HEADER.size or count > MAX_PROGRAM_HEADERS:
         return ""
@@ -105,7 +104,7 @@ def _loader(descriptor: int, head: bytes) -> str:
 
 
 def inside(root: Path, path: str) -> Path | None:
-    """The regular file `path` of the root file system `root`, its links resolved inside of it; None where none is."""
+    """The regular file `path` of the root file system `root`, with links resolved inside it; None if there is none."""
     try:
         found = resolve(root, path)
         return found if found.is_file() else None
@@ -114,10 +113,10 @@ def inside(root: Path, path: str) -> Path | None:
 
 
 def foreign_command(program: Path, roots: Iterable[Path], libraries: Iterable[Path] = ()) -> tuple[str, ...]:
-    """The words before `program`'s arguments, `program` among them.
+    """The command line that runs `program`, without its arguments.
 
-    `roots`: the root file systems that it may belong to, the likeliest first; the first that has what runs it counts.
-    Where none has it, and where that is our own root, the kernel finds it as ever. `libraries` come before the root's.
+    The first of `roots` that has its interpreter provides it. If none has it, or it is our own root, the kernel finds
+    the interpreter. `libraries` are searched before the root's.
     """
     found = interpreted(program)
     if found.script:
@@ -146,9 +145,9 @@ def _script(
 
 
 def _by_loader(root: Path, loader: Path, libraries: Iterable[Path]) -> tuple[str, ...]:
-    """Words that run a program by the loader of `root`; none for the root that we live in ourselves.
+    """The words that run a program with the loader of `root`; none for our own root.
 
-    The loader's own folder is where its C library is, also where a distribution has folders of its own (NixOS).
+    The C library is in the loader's folder, also in distributions with folders of their own (NixOS).
     """
     if root == OWN_ROOT:
         return ()
@@ -165,21 +164,21 @@ def _folder(root: Path, path: str) -> Path | None:
         return None
 
 
-# A profile's probe as a command: which file is run, with which environment.
+# The profile's probe as a command.
 
 
 class ProbeCommand(Frozen):
-    """What to run; `env` is what the tool needs beside PATH and LC_ALL."""
+    """A command; `env` is in addition to PATH and LC_ALL."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
 
 
 def probe_command(files: HostFiles, probe: Probe, root: str) -> ProbeCommand | None:
-    """The command for `probe` in the driver root `root` (absolute on the host), None where its tool is not there.
+    """The command for `probe` in the driver root `root` (absolute on the host), None if its tool is not there.
 
-    Its libraries are those of the root file system that it was made for: the driver root, or the host's own where the
-    driver root has no loader (a driver that was installed on the host).
+    Its libraries are those of the driver root, or the host's if the driver root has no loader (a driver that is
+    installed on the host).
     """
     driver = _DriverTree(files, root)
     tools = (driver.find(f"{folder}/{probe.tool}") for folder in probe.search)
@@ -192,7 +191,7 @@ def probe_command(files: HostFiles, probe: Probe, root: str) -> ProbeCommand | N
 
 
 class _DriverTree:
-    """A driver root's files. Its absolute links lead into itself, as in a root file system, or else into the host."""
+    """The files of a driver root. An absolute link leads into the root if its target is there, else into the host."""
 
     def __init__(self, files: HostFiles, root: str) -> None:
         self._files = files
@@ -200,7 +199,7 @@ class _DriverTree:
         self.top = files.path(self._root)
 
     def find(self, path: str) -> Path:
-        """`path` (relative to the root) as a path of this process, be it there or not. Raises OSError (ELOOP)."""
+        """`path` (relative to the root) as a path of this process, whether it exists or not. Raises OSError (ELOOP)."""
         within = resolve(self.top, path)
         return within if within.exists() else self._files.path(f"{self._root}/{path}")
 
@@ -244,7 +243,7 @@ class ToolProber:
             return ProbeResult(
                 Health.UNHEALTHY, f"an earlier {probe.tool} (process {error.args[0]}) is stuck in the kernel"
             )
-        except OSError as error:  # short of processes, descriptors or memory: that is not the device's fault
+        except OSError as error:  # no process, descriptor or memory: not the device's fault
             return ProbeResult(Health.UNKNOWN, f"{probe.tool} cannot be run: {error.strerror}")
         if ran.is_cut:
             return ProbeResult(Health.UNKNOWN, f"{probe.tool} printed more than {OUT_BYTES // 1024} KiB")

@@ -1,6 +1,6 @@
-"""An HTTP server in the loop's own thread: it answers while the loop waits, and does not answer when the loop hangs.
+"""An HTTP server in a loop's own thread: it answers while the loop waits, and does not answer if the loop hangs.
 
-Connections are limited in number, time and size. Speaks as much HTTP/1.1 as kubelet and Prometheus need.
+Supports the part of HTTP/1.1 that kubelet and Prometheus need. Connections are limited in number and size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from driver_manager.domain.metrics import Family, exposition
 from driver_manager.domain.records import Frozen
 
 MAX_CLIENTS = 16
-"""One more takes the place of the oldest: clients that say nothing must not keep the kubelet out."""
+"""One more replaces the oldest: idle clients must not block the kubelet."""
 
 MAX_REQUEST_BYTES = 8 * 1024
 CHUNK_BYTES = 4096
@@ -53,11 +53,11 @@ BAD_REQUEST = HttpResponse(400, "Bad Request", b"not understood\n")
 TOO_LARGE = HttpResponse(431, "Request Header Fields Too Large", b"too large\n")
 
 Respond = Callable[[str], HttpResponse]
-"""From the path to an answer."""
+"""From the path to a response."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Host ("" for all, IPv4 and IPv6) and port in `host:port`, `:port` or `[v6]:port`. Raises ConfigError."""
+    """Host ("" for all addresses) and port in `host:port`, `:port` or `[v6]:port`. Raises ConfigError."""
     host, colon, port = text.rpartition(":")
     if not colon or not host.isascii() or not _PORT.fullmatch(port) or int(port) > 65535:
         raise ConfigError(f"{text!r} is not an address such as :9400 or 127.0.0.1:9400", "Fix --metrics-addr.")
@@ -65,7 +65,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 class StatusServer:
-    """Listens on `address` and answers from `respond`, in the waits of `clock`."""
+    """Listens on `address`, and answers with `respond` during the waits of `clock`. Raises ConfigError."""
 
     def __init__(self, clock: LoopClock, address: str, respond: Respond) -> None:
         host, port = parse_address(address)
@@ -104,7 +104,7 @@ class StatusServer:
 
 
 class _Client:
-    """One connection: a request is read, an answer written, and it is over."""
+    """One connection: reads one request, writes one response, and closes."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class _Client:
 
 
 class Heartbeat:
-    """Whether the loop goes round: it beats at every turn, and is late after `patience_s` seconds without."""
+    """The time since the loop's last turn; late after `patience_s` seconds."""
 
     def __init__(self, clock: Clock, patience_s: float) -> None:
         self._clock = clock
@@ -179,52 +179,52 @@ class Heartbeat:
         self._at_s = clock.monotonic()
 
     def beat(self, _: object = None) -> None:
-        """The loop went round."""
+        """Note that the loop took a turn."""
         self._at_s = self._clock.monotonic()
 
     @property
     def age_s(self) -> float:
-        """Seconds since the last beat."""
+        """Seconds since the last turn."""
         return self._clock.monotonic() - self._at_s
 
     @property
     def is_late(self) -> bool:
-        """Whether the loop must be taken for hung."""
+        """True if the loop counts as hung."""
         return self.age_s > self._patience_s
 
 
 class Endpoint:
     """Answers /metrics and /readyz from the last report, /healthz from the heartbeat.
 
-    `others` gives metrics that other programs of this node have left, read when they are asked for.
+    `other_metrics` reads the metrics that other programs of this node left on the host.
     """
 
-    def __init__(self, heartbeat: Heartbeat, others: Callable[[], Iterable[Family]] = tuple) -> None:
-        self._others = others
+    def __init__(self, heartbeat: Heartbeat, other_metrics: Callable[[], Iterable[Family]] = tuple) -> None:
+        self._other_metrics = other_metrics
         self._heartbeat = heartbeat
         self._report = HealthReport(History())
 
     def publish(self, report: HealthReport) -> None:
-        """From now on, answer with this report."""
+        """Answer with this report from now on."""
         self._report = report
 
     def respond(self, path: str) -> HttpResponse:
-        """The answer to a GET."""
+        """The response to a GET."""
         if path == "/healthz":
             age = f"last turn {self._heartbeat.age_s:.0f} s ago, {self._report.history.name}\n".encode()
             return probed(age, is_well=not self._heartbeat.is_late)
         if path == "/readyz":
             return probed(f"{self._report.history.name}\n".encode(), is_well=self._report.is_ready)
         if path == "/metrics":
-            return measured((*families(self._report), *self._others()))
+            return measured((*families(self._report), *self._other_metrics()))
         return NOT_FOUND
 
 
 def measured(found: Iterable[Family]) -> HttpResponse:
-    """What a scraper is answered, in the text format whatever else it accepts."""
+    """The response to a scraper, always in the text format."""
     return HttpResponse(200, "OK", exposition(found).encode(), TEXT_FORMAT)
 
 
 def probed(text: bytes, *, is_well: bool) -> HttpResponse:
-    """What a probe of the kubelet is answered."""
+    """The response to a probe of the kubelet."""
     return HttpResponse(200, "OK", text) if is_well else HttpResponse(503, "Service Unavailable", text)

@@ -1,6 +1,6 @@
 """The Reporter port: text on a terminal, else JSON lines. One line per transition, on standard error.
 
-A reader that does not read delays no run: a line that does not fit into its pipe is dropped and counted.
+A reader that does not read delays nothing: a line that does not fit into its pipe is dropped and counted.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import json_text, one_line, sentences, shown
 
-# What a terminal can be shown, and in which colours. Small: loops import it.
+# Terminals and colours. The lean loops import this module.
 
 RED, GREEN, YELLOW, CYAN = "31", "32", "33", "36"
 ERASE_LINE = "\r\x1b[2K"
 _STYLES = re.compile(r"(\x1b\[(?:0|1|31|32|33|36)m)")
-"""What we paint with: bold, the colours above, and their end."""
+"""The styles in use: bold, the colours above, and reset."""
 
 
 def is_capable(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether `stream` is a terminal that understands control sequences: not where TERM is unset, empty or `dumb`."""
+    """True if `stream` is a terminal with control sequences: TERM is neither unset, empty nor `dumb`."""
     try:
         return stream.isatty() and environ.get("TERM", "") not in ("", "dumb")
     except ValueError:
@@ -36,27 +36,27 @@ def is_capable(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def allows_colour(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the user lets us colour: not where NO_COLOR is set and not empty (no-color.org), nor on a dumb TERM."""
+    """True unless NO_COLOR is set and not empty (no-color.org), or TERM is `dumb`."""
     return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 
 def has_colour(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether what goes to `stream` is to be coloured."""
+    """True if text for `stream` is to be coloured."""
     return is_capable(stream, environ) and allows_colour(environ)
 
 
 def painted(text: str, colour: str, *, wanted: bool) -> str:
-    """`text` in `colour` where that is wanted (ECMA-48, select graphic rendition)."""
+    """`text`, in `colour` if `wanted` (ECMA-48, select graphic rendition)."""
     return f"\x1b[{colour}m{text}\x1b[0m" if wanted and text else text
 
 
 def for_terminal(text: str) -> str:
-    """`text` with no control sequence but our styles: the last guard, for words that nothing before has escaped."""
+    """`text` with all control characters escaped but the styles in use: the last guard before a terminal."""
     return "".join(part if _STYLES.fullmatch(part) else shown(part) for part in _STYLES.split(text))
 
 
 def columns_of(stream: TextIO) -> int:
-    """How wide the terminal is now, 80 where it does not say."""
+    """The width of the terminal, 80 if unknown."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):
@@ -69,16 +69,16 @@ TERMINATION_LOG_BYTES = 4000
 
 
 def write_termination_log(path: str, what: str, remedy: str = "") -> None:
-    """Write the last line for `kubectl describe pod`; only into a file that is already there (the kubelet made it).
+    """Write the last line for `kubectl describe pod`, if the kubelet has created the file. Ignores errors.
 
-    The kubelet keeps 4,096 bytes: a long `what` is cut so that the remedy is seen. What cannot be written is let go.
+    The kubelet keeps 4,096 bytes: a long `what` is cut so that the remedy fits.
     """
     what, remedy = one_line(what), one_line(remedy)
     whole = sentences(what, remedy).encode()
     ending = whole[len(what.encode()) :][: TERMINATION_LOG_BYTES // 2]
     text = what.encode()[: TERMINATION_LOG_BYTES - len(ending)] + ending
     with contextlib.suppress(OSError):
-        # Not blocking: a FIFO that nobody reads must not hold the end of a run.
+        # Not blocking: a FIFO without a reader must not delay the end of a run.
         descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "wb") as file:
             file.write(text.strip())
@@ -88,17 +88,17 @@ LEVELS = ("debug", "info", "warning", "error")
 _COLOURS = {"warning": YELLOW, "error": RED}
 
 PATIENCE_S = 0.2
-"""How long a line waits for a reader that has kept up so far. One that has not costs no time."""
+"""Seconds that a line waits for a reader that has kept up so far; after a dropped line, no time."""
 
 ATOMIC_BYTES = 4096
-"""A pipe that poll(2) calls writable takes this much without a wait (pipe(7), PIPE_BUF)."""
+"""A pipe that poll(2) reports as writable takes this much without blocking (pipe(7), PIPE_BUF)."""
 
 
 class Outlet:
     """A pipe, socket or terminal at `descriptor`, written to without waiting for its reader.
 
-    The descriptor is shared with other processes, so it stays as it is: a pipe is opened again for writes that do not
-    wait. What cannot be opened again gets no more at a time than poll(2) promises room for.
+    The descriptor is shared with other processes, so its flags stay: the file is opened again for non-blocking writes.
+    If that fails, each write has at most `ATOMIC_BYTES`.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -114,7 +114,7 @@ class Outlet:
         self._dropped = 0
 
     def put(self, line: bytes, notice: Callable[[int], bytes]) -> None:
-        """Write `line`, or drop it; after a drop `notice` of their number goes before it. Raises OSError."""
+        """Write `line`, or drop it. The next line after dropped ones comes after `notice(count)`. Raises OSError."""
         patience_s = 0.0 if self._dropped else PATIENCE_S
         whole = (notice(self._dropped) if self._dropped else b"") + line
         self._rest = self.push(self._rest, patience_s)
@@ -125,7 +125,7 @@ class Outlet:
             self._dropped += 1
 
     def push(self, text: bytes, patience_s: float) -> bytes:
-        """What of `text` finds no room within that time, b"" if all of it is written. Raises OSError."""
+        """Write `text`; the part that finds no room within `patience_s`, b"" if all is written. Raises OSError."""
         end_s = time.monotonic() + patience_s
         while text and self._poll.poll(max(0.0, end_s - time.monotonic()) * 1000):
             try:
@@ -137,11 +137,11 @@ class Outlet:
 
 
 _OUTLETS: dict[tuple[int, int, int], Outlet] = {}
-"""By descriptor, device and inode: a process has several reporters, and one number of dropped lines."""
+"""By descriptor, device and inode: all reporters of a process share one count of dropped lines."""
 
 
 def outlet_of(stream: TextIO) -> Outlet | None:
-    """Where the text of `stream` is written without a wait; None for a file, which has no reader that could stop it."""
+    """The outlet of `stream`, None for a file, which has no reader."""
     try:
         descriptor = stream.fileno()
         found = os.fstat(descriptor)
@@ -179,14 +179,14 @@ class LogReporter:
         self._write("warning", text)
 
     def error(self, text: str, **fields: Any) -> None:
-        """The line that says why the command failed."""
+        """Log why the command failed."""
         self._write("error", text, **fields)
 
     def ended(self, *, well: bool) -> None:
-        """The last step is over, and was done if it ended `well`: what shows the present one takes it away."""
+        """Note that the last step is over; `well`: it succeeded. A log has no current step to remove."""
 
     def _mark(self, level: str) -> str:
-        """What tells a warning or an error from other lines."""
+        """The level before the text of a warning or an error."""
         return painted(f"{level}: ", _COLOURS[level], wanted=self._paints) if level in _COLOURS else ""
 
     def _write(self, level: str, text: str, **fields: Any) -> None:
@@ -195,8 +195,8 @@ class LogReporter:
         self._emit(self._line(level, text, **fields))
 
     def _line(self, level: str, text: str, **fields: Any) -> str:
-        text = text if self._json else one_line(text)  # JSON spells everything out by itself
-        # Not by datetime: a third of a MiB for a loop that prints a line a day.
+        text = text if self._json else one_line(text)  # JSON escapes control characters itself
+        # Not datetime: its import takes a third of a MiB, for a loop that prints a line a day.
         seconds, ms = divmod(int(self._wall() * 1000), 1000)
         now = time.gmtime(seconds)
         if self._json:
@@ -205,7 +205,7 @@ class LogReporter:
         return f"{time.strftime('%H:%M:%S', now)}.{ms:03d} {self._mark(level)}{text}\n"
 
     def _emit(self, text: str) -> None:
-        if self._is_writing:  # a signal handler speaks in the middle of a line, which the stream does not allow
+        if self._is_writing:  # a signal handler logs in the middle of a line, which the stream does not allow
             return
         self._is_writing = True
         try:
@@ -216,7 +216,7 @@ class LogReporter:
             self._stream.write(text)
             self._stream.flush()
         except (OSError, ValueError):
-            return  # a closed log must not end a run that holds a node
+            return  # a closed log must not end a run that holds its node
         finally:
             self._is_writing = False
 
@@ -229,18 +229,18 @@ class LogReporter:
 
 
 class LogForm(Frozen):
-    """How a command speaks: JSON lines or text, from which level on, and the termination log for its last line."""
+    """The form of a command's log: JSON lines or text, the lowest level, and the path of the termination log."""
 
     as_json: bool
     level: str = "info"
     termination_log: str = ""
 
     def reporter(self, wall: Callable[[], float]) -> LogReporter:
-        """The log of this form."""
+        """A log of this form."""
         return LogReporter(wall, as_json=self.as_json, level=self.level)
 
     def fail(self, wall: Callable[[], float], code: ExitCode, what: str, remedy: str) -> int:
-        """The two lines that every failure has, in the log and in the termination log; the exit code."""
+        """Log `what` and the remedy, and write both into the termination log; the exit code."""
         log = LogReporter(wall, as_json=self.as_json, level="error")
         log.error(what, exit_code=int(code))
         if remedy:

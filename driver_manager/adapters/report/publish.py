@@ -1,13 +1,13 @@
-"""Files for other programs: the ready file of a readiness probe, and metrics for a textfile collector.
+"""Outputs of health-watch and runs: the ready file of a readiness probe, metrics in a file, the state for systemd.
 
-The probe needs `test -e` only. The ready file outlives this process, so that a process that ends after a wedge makes
-nothing ready.
+The readiness probe is `test -e`. The ready file stays when this process ends, so its end makes no driver ready.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
 
 from driver_manager.adapters.host.files import replace_file
@@ -17,40 +17,45 @@ from driver_manager.domain.metrics import Family, exposition
 from driver_manager.domain.text import one_line
 
 
-class ReadyFile:
-    """Keeps the file at `path` as each report says."""
+class _WarnsOnce:
+    """Logs an OSError once while it stays the same, and continues."""
 
     def __init__(self, path: Path, reporter: Reporter) -> None:
         self._path = path
         self._reporter = reporter
-        self._said = ""
+        self._problem: str | None = None
+
+    @contextmanager
+    def _warning(self, what: str) -> Generator[None, None, None]:
+        try:
+            yield
+            self._problem = None
+        except OSError as error:
+            if error.strerror != self._problem:
+                self._reporter.warn(f"{what}: {error.strerror}")
+            self._problem = error.strerror
+
+
+class ReadyFile(_WarnsOnce):
+    """The ready file at `path`."""
 
     def publish(self, report: HealthReport) -> None:
-        """Make the file, or remove it. What cannot be done is said once, and keeps nobody from watching."""
-        try:
+        """Create the file if the driver is ready, else remove it. Logs a problem once."""
+        with self._warning(f"the readiness file {self._path} cannot be changed"):
             if report.is_ready:
                 self._path.touch()
             else:
                 self._path.unlink(missing_ok=True)
-        except OSError as error:
-            if error.strerror != self._said:
-                self._reporter.warn(f"the readiness file {self._path} cannot be changed: {error.strerror}")
-            self._said = error.strerror or ""
-            return
-        self._said = ""
-
-
-# Tells systemd how health-watch does, where it runs as a service (sd_notify(3), systemd.service(5) WatchdogSec).
 
 
 class ServiceNotifier:
-    """Tells systemd that the service is up, alive at every turn, and in which state (sd_notify(3))."""
+    """Sends systemd the state of health-watch at each turn (sd_notify(3), WatchdogSec in systemd.service(5))."""
 
     def __init__(self, address: str) -> None:
         self._address = "\0" + address[1:] if address.startswith("@") else address
 
     def publish(self, report: HealthReport) -> None:
-        """Send the notification; a systemd that does not listen is none of our troubles."""
+        """Send the notification, and ignore errors."""
         status = one_line(" ".join(f"{report.history.name} {report.history.reason}".split()))
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
             channel.setblocking(False)
@@ -60,24 +65,10 @@ class ServiceNotifier:
                 return
 
 
-# Writes metrics for node_exporter's textfile collector, which wants a file that appears whole, by a rename.
-
-
-class Textfile:
-    """One file that node_exporter reads, of one program: two files must not have the same series."""
-
-    def __init__(self, path: Path, reporter: Reporter) -> None:
-        self._path = path
-        self._reporter = reporter
-        self._said = ""
+class Textfile(_WarnsOnce):
+    """The metrics of one program for node_exporter's textfile collector. Two files must not have the same series."""
 
     def publish(self, found: Iterable[Family]) -> None:
-        """Replace the file. One that cannot be written is said once, and keeps nobody from working."""
-        try:
+        """Replace the file by a rename, as the collector needs it. Logs a problem once."""
+        with self._warning(f"metrics cannot be written to {self._path}"):
             replace_file(self._path, exposition(found))
-        except OSError as error:
-            if error.strerror != self._said:
-                self._reporter.warn(f"metrics cannot be written to {self._path}: {error.strerror}")
-            self._said = error.strerror or ""
-            return
-        self._said = ""

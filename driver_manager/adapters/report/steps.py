@@ -1,7 +1,7 @@
-"""The Reporter port on a terminal: one line per step, with the time that it takes.
+"""The Reporter port on a terminal: one line per step, with the time that it takes; and a screen that is redrawn.
 
-Only the last line is overwritten, so it works in any terminal and leaves a record in its scrollback. Loops do not use
-it: it has a thread, which shows the time while a step waits.
+The step list overwrites only its last line, so it works in any terminal and stays in the scrollback. It has a thread,
+which updates the time while a step waits.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from driver_manager.adapters.report.log import (
 from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import one_line
 
-# A text that is drawn again in place, for a person at a terminal. Owns what is erased, and nothing of the text.
-
 ERASE_BELOW = "\x1b[J"
 HOME_AND_ERASE = "\x1b[H\x1b[2J"
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
@@ -35,14 +33,14 @@ _PLAIN = "\x1b[0m"
 
 
 class LiveScreen:
-    """The terminal behind `stream`, from its first line on: what was on it before is in the scrollback."""
+    """A text that is redrawn in place, from the terminal's first line. Earlier output goes into the scrollback."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._is_drawn = False
 
     def draw(self, text: str) -> None:
-        """Show `text`, as much of it as there is room for: what wraps or scrolls could not be drawn over."""
+        """Show `text`, cut to the terminal's size: lines that wrap or scroll could not be redrawn."""
         columns, lines = self._size()
         shown = [_cut(line, columns) for line in for_terminal(text).split("\n")]
         if len(shown) > lines:
@@ -53,7 +51,7 @@ class LiveScreen:
         self._is_drawn = True
 
     def end(self) -> None:
-        """Leave the terminal empty, for what comes next."""
+        """Clear the terminal."""
         if self._is_drawn:
             self._write(HOME_AND_ERASE)
             self._is_drawn = False
@@ -71,7 +69,7 @@ class LiveScreen:
 
 
 def _cut(line: str, columns: int) -> str:
-    """`line` in so many columns; styles take none."""
+    """`line` cut to `columns`; styles take no columns."""
     if len(_STYLE.sub("", line)) <= columns:
         return line
     left, found = columns - 1, ""
@@ -86,22 +84,22 @@ TICK_S = 0.5
 UNICODE_MARKS, ASCII_MARKS = ("✓", "✗", "▸"), ("+", "x", ">")
 
 
-class _Present(Frozen):
-    """The step that is done now, and since when on the monotonic clock."""
+class _CurrentStep(Frozen):
+    """The current step, and when it began on the monotonic clock."""
 
     text: str
     since_s: float
 
 
 class StepList(LogReporter):
-    """See `driver_manager.core.ports_base.Reporter`. `ended` has to be called after the last step."""
+    """See `driver_manager.core.ports_base.Reporter`. Call `ended` after the last step."""
 
     def __init__(self, monotonic: Callable[[], float], *, level: str, stream: TextIO) -> None:
         super().__init__(monotonic, as_json=False, level=level, stream=stream)
         self._monotonic = monotonic
         is_unicode = (stream.encoding or "").lower().startswith("utf")
         self._done, self._failed, self._now = UNICODE_MARKS if is_unicode else ASCII_MARKS
-        self._present: _Present | None = None
+        self._current: _CurrentStep | None = None
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._ticker: threading.Thread | None = None
@@ -112,14 +110,14 @@ class StepList(LogReporter):
             return
         with self._lock:
             self._settle(self._done, GREEN)
-            self._present = _Present(f"[{number}/{total}] {one_line(text)}", self._monotonic())
+            self._current = _CurrentStep(f"[{number}/{total}] {one_line(text)}", self._monotonic())
             self._draw()
         if self._ticker is None:
             self._ticker = threading.Thread(target=self._tick, daemon=True)
             self._ticker.start()
 
     def ended(self, *, well: bool) -> None:
-        """The last step is over; `well`: it was done."""
+        """Note that the last step is over; `well`: it succeeded."""
         self._over.set()
         with self._lock:
             self._settle(*((self._done, GREEN) if well else (self._failed, RED)))
@@ -132,24 +130,24 @@ class StepList(LogReporter):
             self._draw()
 
     def _line(self, level: str, text: str, **_: Any) -> str:
-        indent = "  " if self._present is not None else ""
+        indent = "  " if self._current is not None else ""
         return f"{ERASE_LINE}{indent}{self._mark(level)}{one_line(text)}\n"
 
     def _settle(self, mark: str, colour: str) -> None:
-        """What was the present step becomes a line that stays."""
-        if self._present is not None:
-            took = f"{self._monotonic() - self._present.since_s:.1f} s"
-            line = f"{painted(mark, colour, wanted=self._paints)} {self._present.text}  {took}"
-            self._present = None
+        """Replace the current step by a line that stays."""
+        if self._current is not None:
+            took = f"{self._monotonic() - self._current.since_s:.1f} s"
+            line = f"{painted(mark, colour, wanted=self._paints)} {self._current.text}  {took}"
+            self._current = None
             self._emit(f"{ERASE_LINE}{line}\n")
 
     def _draw(self) -> None:
-        """The present step on the last line, cut to the width of the terminal: a line that wraps cannot be erased."""
-        if self._present is None:
+        """Show the current step on the last line, cut to the terminal's width: a line that wraps cannot be erased."""
+        if self._current is None:
             return
-        took = f"  {self._monotonic() - self._present.since_s:.0f} s"
+        took = f"  {self._monotonic() - self._current.since_s:.0f} s"
         room = columns_of(self._stream) - len(took) - len(self._now) - 2
-        text = self._present.text if len(self._present.text) <= room else f"{self._present.text[: max(0, room - 3)]}..."
+        text = self._current.text if len(self._current.text) <= room else f"{self._current.text[: max(0, room - 3)]}..."
         self._emit(f"{ERASE_LINE}{painted(self._now, CYAN, wanted=self._paints)} {text}{took}")
 
     def _tick(self) -> None:

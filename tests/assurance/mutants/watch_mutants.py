@@ -5,7 +5,8 @@ from __future__ import annotations
 from tests.assurance.mutants.mutant import Mutant
 
 MACHINE = "unit/health/test_machine.py::"
-LOOP = "unit/health/test_health_notices_loop.py::"
+LOOP = "unit/health/test_scenarios.py::"
+TRACES = LOOP + "test_a_scenario_gives_its_trace"
 
 WATCH_MUTANTS = (
     Mutant(
@@ -14,7 +15,7 @@ WATCH_MUTANTS = (
         "core/health.py",
         "                self._settle(seen)\n",
         "                self._report_to_node()\n                self._settle(seen)\n",
-        (LOOP + "test_the_hosts_marks_and_the_report_come_before_the_node",),
+        (LOOP + "test_the_marks_and_the_report_come_before_the_node",),
     ),
     Mutant(
         "notice-forgotten",
@@ -22,7 +23,7 @@ WATCH_MUTANTS = (
         "domain/health/watch.py",
         '        **({"wedge": _of_wedge(history.wedge)} if history.wedge != NO_WEDGE else {}),\n',
         "",
-        (LOOP + "test_a_restart_tells_nobody_again",),
+        (TRACES,),
     ),
     Mutant(
         "notice-of-each-watch",
@@ -30,7 +31,7 @@ WATCH_MUTANTS = (
         "core/health.py",
         "            after = with_recorded_wedge(after, self._marks.recall(), seen.boot_id)\n",
         "            pass\n",
-        (LOOP + "test_two_watches_of_one_driver_tell_of_one_wedge",),
+        (LOOP + "test_two_watches_of_one_driver_post_one_event",),
     ),
     Mutant(
         "notice-without-end",
@@ -38,7 +39,7 @@ WATCH_MUTANTS = (
         "domain/health/watch.py",
         " if failed < TRIES else None",
         "",
-        (LOOP + "test_a_notice_is_given_up_after_its_tries_and_the_next_change_begins_anew",),
+        (TRACES,),
     ),
     Mutant(
         "notice-not-retried",
@@ -46,7 +47,7 @@ WATCH_MUTANTS = (
         "core/health.py",
         "        self._next_s = None if wait_s is None else self._clock.monotonic() + wait_s\n",
         "        self._next_s = None\n",
-        (LOOP + "test_a_server_that_is_away_gets_the_notice_later_and_the_trouble_is_one_line",),
+        (TRACES,),
     ),
     Mutant(
         "wedge-replaces-a-run",
@@ -70,7 +71,7 @@ WATCH_MUTANTS = (
         "core/health.py",
         "            self._ask_node(result, begun)\n",
         "",
-        ("unit/health/test_mute.py::test_a_muted_node_is_never_marked_and_never_told",),
+        (TRACES,),
     ),
     Mutant(
         "mute-read-under-the-lock",
@@ -78,7 +79,7 @@ WATCH_MUTANTS = (
         "core/health.py",
         "            self._ask_node(result, begun)\n            with self._marks.alone() as seen:\n",
         "            with self._marks.alone() as seen:\n                self._ask_node(result, begun)\n",
-        ("unit/health/test_mute.py::test_a_reconcile_does_not_wait_for_the_answer",),
+        (LOOP + "test_a_reconcile_does_not_wait_for_the_mute_of_the_node",),
     ),
     Mutant(
         "mute-read-at-every-turn",
@@ -86,7 +87,7 @@ WATCH_MUTANTS = (
         "core/health.py",
         "        return would_wedge()\n",
         "        return True\n",
-        ("unit/health/test_mute.py::test_a_driver_that_is_not_about_to_be_wedged_costs_no_question",),
+        (TRACES,),
     ),
     Mutant(
         "mute-without-end",
@@ -94,7 +95,7 @@ WATCH_MUTANTS = (
         "domain/health/watch.py",
         "    return replace(mute, until_s=min(mute.until_s, wall_s + MUTE_HOLD_S))\n",
         "    return mute\n",
-        ("unit/health/test_mute.py::test_a_long_mute_is_asked_for_again_after_an_hour_with_samples_in_between",),
+        (TRACES,),
     ),
     Mutant(
         "invalid-time-mutes",
@@ -102,13 +103,13 @@ WATCH_MUTANTS = (
         "domain/health/watch.py",
         "    until_s = seconds_of(time) if _RFC3339.fullmatch(time) else None\n",
         "    until_s = seconds_of(time)\n",
-        ("unit/health/test_mute.py::test_what_is_no_time_is_named_and_says_how_one_looks",),
+        (MACHINE + "test_what_is_no_time_is_named_and_says_how_one_looks",),
     ),
     Mutant(
         "early-failure-not-counted",
         "a run that failed before it read its node counts as failed",
         "cli/reconcile.py",
-        "        profile = run.profile or _told(values)\n",
+        "        profile = run.profile or _named_profile(values)\n",
         "        profile = run.profile\n",
         ("unit/cli/test_run_metrics.py::test_a_run_that_never_saw_its_node_counts_as_failed",),
     ),
@@ -158,7 +159,7 @@ WATCH_MUTANTS = (
         "core/health.py",
         "        if wedge.evidence or wedge.since_s == self._evidence_of:\n            return\n",
         "",
-        (LOOP + "test_evidence_is_kept_once_for_each_wedge_whatever_restarts",),
+        (TRACES,),
     ),
     Mutant(
         "ready-while-wedged",
