@@ -55,7 +55,7 @@ CLIENT_MUTANTS = (
         "core/health.py",
         "bool(serving) and serving == self._load and",
         "bool(self._load) and",
-        ("unit/health/test_client_talk.py::test_meanwhile_nothing_is_done_for_a_driver_that_does_not_serve",),
+        ("unit/health/test_scenarios.py::test_a_scenario_gives_its_trace",),
     ),
     Mutant(
         "client-opens-first",

@@ -93,7 +93,7 @@ HOST_MUTANTS = (
         "                acts.append(MarkChange.REQUEST_RECOVERY)\n"
         "            if seen.ready:\n"
         "                acts.append(MarkChange.WITHDRAW_READY)\n",
-        ("unit/health/test_health_loop.py",),
+        ("unit/health/test_scenarios.py::test_a_scenario_gives_its_trace",),
     ),
     Mutant(
         "unknown-is-a-failure",
@@ -117,7 +117,7 @@ HOST_MUTANTS = (
         "domain/health/watch.py",
         "            return SampleResult.THRESHOLD_REACHED if history.failures + 1 >= threshold else SampleResult.BAD",
         "            return SampleResult.THRESHOLD_REACHED if history.failures + 2 >= threshold else SampleResult.BAD",
-        ("unit/health/test_health_loop.py::test_a_wedge_is_declared_at_the_third_failure_and_not_before",),
+        ("unit/health/test_scenarios.py::test_a_scenario_gives_its_trace",),
     ),
     Mutant(
         "upgrade-marker-replaced",
