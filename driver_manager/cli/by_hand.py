@@ -458,9 +458,9 @@ def _give_back(session: Session, obs: Observation, journal: Journal) -> None:
         lock = NodeLock(ports, session.profile, obs)
         # On the node, a run that was suspended must not continue with a driver that is in use again.
         with Fence(ports.host, ports.reporter).taking(obs.me) if obs.host is not None else contextlib.nullcontext():
-            lock.state.is_given_by_hand()
+            lock.state.is_released_by_hand()
             lock.undo_devices(journal)
-            lock.give_back(journal)
+            lock.release(journal)
         is_well = True
     finally:
         session.log.ended(well=is_well)

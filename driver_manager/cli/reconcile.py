@@ -25,12 +25,12 @@ from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiRefused, EvictionRefused, ExitCode, ManagerError
 from driver_manager.domain.node import Pod
 from driver_manager.domain.observation import Loader, Mode, Observation, Policy
-from driver_manager.domain.outage import Outage, expected
+from driver_manager.domain.outage import NodeEnd, Outage, expected
 from driver_manager.domain.pods.workloads import ClientRules
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.run_report import RunReport, run_families
 from driver_manager.domain.settings import Values
-from driver_manager.domain.swap.steps import Plan, opens
+from driver_manager.domain.swap.steps import Plan
 from driver_manager.domain.text import json_text, one_line, sentences
 
 CLIENTS_S = 60.0
@@ -98,7 +98,7 @@ def _keep(run: Measured, took_s: float, values: Values) -> None:
         profile = run.profile or _named_profile(values)
         if profile is None:
             return
-        is_given_back = run.ports is not None and run.ports.tally.is_given_back
+        is_given_back = run.ports is not None and run.ports.log.end is NodeEnd.RELEASED
         file = RunFiguresFile(host_roots(values).files(), profile.paths)
         figures = file.add(_report(run, took_s), is_given_back=is_given_back)
         path = values[settings.METRICS_TEXTFILE]
@@ -110,10 +110,9 @@ def _keep(run: Measured, took_s: float, values: Values) -> None:
 def _report(run: Measured, took_s: float) -> RunReport:
     if run.ports is None:
         return RunReport(run.exit_code, time.time(), took_s)
-    tally, (requests, retries) = run.ports.tally, run.ports.cluster.traffic()
-    tally.ends(run.ports.clock.monotonic())
-    window = tally.window.at(run.ports.clock.monotonic())
-    return RunReport(run.exit_code, time.time(), took_s, dict(tally.seconds), tally.is_held, requests, retries, window)
+    log, (requests, retries) = run.ports.log, run.ports.cluster.traffic()
+    steps, is_held = log.seconds(run.ports.clock.monotonic()), log.end is NodeEnd.HELD
+    return RunReport(run.exit_code, time.time(), took_s, steps, is_held, requests, retries, run.ports.outage())
 
 
 def _named_profile(values: Values) -> Profile | None:
@@ -276,7 +275,7 @@ def _show_plan(values: Values, wanted: Policy, output: str) -> int:
 
 def _expected_window(session: Session, decided: Plan) -> Outage | None:
     """The window to expect, from the last one of this node; None if the plan opens none."""
-    if not any(map(opens, decided.steps)):
+    if not any(step.disturbs for step in decided.steps):
         return None
     outcome = node_state.outcome_on(session.node, session.profile.keys)
     figures = RunFiguresFile(session.roots.files(), session.profile.paths).read() if session.is_here else None

@@ -35,7 +35,7 @@ from driver_manager.domain.wire import decimal
 # A wait that lasts says so, whoever waits for whatever. Depends on ports only.
 
 
-def said_meanwhile(
+def progress_logged(
     clock: Clock, reporter: Reporter, deadline: Deadline, what: Callable[[], str]
 ) -> AbstractContextManager[None]:
     """Within it, every half minute one line tells how long yet until `deadline`, and `what` is waited for by then."""
@@ -96,7 +96,7 @@ class _Wait(ABC, Generic[T]):
         """Whether it was done in time."""
         if self._is_done():
             return True
-        with said_meanwhile(self._clock, self._reporter, deadline, self._why_not_done):
+        with progress_logged(self._clock, self._reporter, deadline, self._why_not_done):
             return self._followed(deadline)
 
     def _followed(self, deadline: Deadline) -> bool:
@@ -359,7 +359,7 @@ class Evictor:
         def refusals() -> str:
             return f"{len(pending)} pod(s) may not be evicted yet: {_answers(pending, said)}"
 
-        with said_meanwhile(self._clock, self._reporter, asking, refusals):
+        with progress_logged(self._clock, self._reporter, asking, refusals):
             return self._asked(pending, said, asking)
 
     def _asked(self, pending: dict[str, Workload], said: dict[str, str], asking: Deadline) -> float:

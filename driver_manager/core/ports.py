@@ -13,10 +13,10 @@ from driver_manager.domain.host import DriverSource, Holder, Marker, Module, Pro
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.node import Claim, Eviction, Node, NodeChange, Pod, PodEvent, PodList
 from driver_manager.domain.node_state import Sighting
+from driver_manager.domain.outage import Outage, StepLog
 from driver_manager.domain.pci import PciBus
 from driver_manager.domain.reboot.state import RebootAnswer, Record, Slots, SlotsSeen, Snapshot
 from driver_manager.domain.records import Frozen
-from driver_manager.domain.run_report import RunTally
 from driver_manager.domain.wire import Operation
 
 # What restarting the driver's clients needs from the outside, beside the cluster. Adapters implement it.
@@ -322,7 +322,7 @@ class HostSystem(Protocol):
 
 
 class Ports(Frozen):
-    """The outside of a reconcile, wired once by the command line; `tally` is what the run does, for metrics.
+    """The outside of a reconcile, wired once by the command line; `log` is what the run does.
 
     `slots` are touched only where this run loads the driver from one, `devices` only where they change hands.
     """
@@ -333,7 +333,11 @@ class Ports(Frozen):
     reporter: Reporter
     slots: SlotFolders
     devices: PciDevices
-    tally: RunTally = field(default_factory=RunTally)
+    log: StepLog = field(default_factory=StepLog)
+
+    def outage(self) -> Outage | None:
+        """The outage so far, None if no pod was asked to leave."""
+        return self.log.outage(self.clock.monotonic())
 
 
 # What the rebooter needs from the outside. Adapters implement it.

@@ -1,12 +1,11 @@
 """The outage: from the first pod that is asked to leave until the node serves again, by part.
 
-Which step belongs to which part is in `driver_manager.domain.swap.steps`. Pure: the time comes with each call, in
-seconds.
+A run logs its steps; the outage is computed from that log. The class of a step names its part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from enum import Enum
 from typing import Any
@@ -155,72 +154,119 @@ def expected(*measured: Outage | None) -> Outage | None:
     return next((window for window in known if not window.is_open), known[0] if known else None)
 
 
-class WindowMeter:
-    """Measures one window as it goes. Times are `now_s` on a monotonic clock; `wall_s` is since the epoch."""
+class NodeEnd(Enum):
+    """What a run has made of the node that it acquired, or found acquired."""
+
+    UNCHANGED = "unchanged"
+    HELD = "held"
+    RELEASED = "released"
+
+
+class _Entry(Frozen):
+    """From `at_s` on the run is busy with `step`, and its time belongs to `part`."""
+
+    at_s: float
+    step: str
+    part: OutagePart
+
+
+class _Start(Frozen):
+    """An outage that began at `began_s` since the epoch, at `zero_s` on the monotonic clock.
+
+    `before` is what earlier runs measured; entries count from `counted_from_s`. `entry` is the number of the entry with
+    which it began, -1 if an earlier run began it.
+    """
+
+    began_s: float
+    zero_s: float
+    counted_from_s: float
+    before: Mapping[OutagePart, float]
+    entry: int
+
+
+class StepLog:
+    """The steps of one run with their times, and what follows from them: seconds by step, and the outage.
+
+    `now_s` is on a monotonic clock, `wall_s` since the epoch. `is_serving`: the node is released, or is about to be,
+    with a driver that serves.
+    """
 
     def __init__(self) -> None:
         self.is_serving = False
-        self._began_s: float | None = None
-        self._zero_s = 0.0
-        self._spent: dict[OutagePart, float] = {}
-        self._part = OutagePart.OTHER
-        self._since_s = 0.0
-        self._ended_s: float | None = None
+        self.end = NodeEnd.UNCHANGED
+        self._entries: list[_Entry] = []
+        self._start: _Start | None = None
+        self._released_s: float | None = None
+
+    def begins(self, step: str, part: OutagePart, now_s: float) -> None:
+        """Start the step of this name; the one before it is over."""
+        self._entries.append(_Entry(now_s, step, part))
+
+    def turns_to(self, part: OutagePart, now_s: float) -> None:
+        """Count the rest of the present step as `part`."""
+        self.begins(self._entries[-1].step if self._entries else "", part, now_s)
+
+    def disturbs(self, wall_s: float, now_s: float) -> None:
+        """The present step asks the first pod to leave: an outage begins, unless one is open."""
+        if not self.is_open:
+            self._start, self._released_s = _Start(wall_s, now_s, now_s, {}, len(self._entries) - 1), None
+
+    def disturbed_nothing(self) -> None:
+        """The present step asked no pod to leave after all: an outage that began with it did not."""
+        if self._start is not None and self._start.entry == len(self._entries) - 1:
+            self._start = None
+
+    def resumes(self, before: Outage, wall_s: float, now_s: float) -> None:
+        """Continue the outage of an earlier run, unless one is open.
+
+        It is no shorter than that run measured it, even if the wall clock was set back since.
+        """
+        if not self.is_open:
+            zero_s = now_s - max(before.seconds, wall_s - before.began_s)
+            self._start, self._released_s = _Start(before.began_s, zero_s, now_s, before.parts, -1), None
+
+    def released(self, now_s: float) -> None:
+        """The node is released."""
+        self.end = NodeEnd.RELEASED
+        if self.is_open:
+            self._released_s = now_s
 
     @property
     def is_open(self) -> bool:
-        """Whether somebody was told to go, and the node is not given back."""
-        return self._began_s is not None and self._ended_s is None
+        """True if a pod was asked to leave and the node is not released since."""
+        return self._start is not None and self._released_s is None
 
-    def opens(self, wall_s: float, now_s: float) -> None:
-        """The first pod is told to go, unless one was before."""
-        self.goes_on(Outage(wall_s, 0.0), wall_s, now_s)
+    def seconds(self, now_s: float) -> dict[str, float]:
+        """Seconds of each step by its name."""
+        spent: dict[str, float] = {}
+        for entry, seconds in self._durations(float("-inf"), now_s):
+            if entry.step:
+                spent[entry.step] = spent.get(entry.step, 0.0) + seconds
+        return spent
 
-    def goes_on(self, before: Outage, wall_s: float, now_s: float) -> None:
-        """An earlier run opened it; its parts count. Nothing where one is open already.
-
-        It is no shorter than that run measured it, whatever the clock on the wall was set to meanwhile.
-        """
-        if self.is_open:
-            return
-        self._began_s, self._ended_s = before.began_s, None
-        self._zero_s = now_s - max(before.seconds, wall_s - before.began_s)
-        self._spent = {part: seconds for part, seconds in before.parts.items() if part is not OutagePart.OTHER}
-        self._since_s = now_s
-
-    def forget(self) -> None:
-        """Nobody was told to go after all."""
-        self._began_s = None
-
-    def turns_to(self, part: OutagePart, now_s: float) -> None:
-        """From now on the time goes to `part`."""
-        if self.is_open:
-            self._spent = self._parts(now_s)
-        self._part, self._since_s = part, now_s
-
-    def closes(self, now_s: float) -> None:
-        """The node was given back."""
-        if self.is_open:
-            self._spent, self._ended_s = self._parts(now_s), now_s
-
-    def at(self, now_s: float) -> Outage | None:
-        """The window as it is, None where there is none; open as long as the node is not seen to serve."""
-        if self._began_s is None:
+    def outage(self, now_s: float) -> Outage | None:
+        """The outage so far, None if no pod was asked to leave. It is open until the node is seen to serve."""
+        start = self._start
+        if start is None:
             return None
-        end_s = now_s if self._ended_s is None else self._ended_s
-        seconds, parts = max(0.0, end_s - self._zero_s), self._parts(end_s) if self.is_open else dict(self._spent)
-        rest = seconds - sum(parts.values())
-        if rest > 0:
-            parts[OutagePart.OTHER] = rest
+        end_s = now_s if self._released_s is None else self._released_s
+        parts = {**start.before, OutagePart.OTHER: 0.0}
+        for entry, seconds in self._durations(start.counted_from_s, end_s):
+            if entry.part is not OutagePart.OTHER:
+                parts[entry.part] = parts.get(entry.part, 0.0) + seconds
+        seconds = max(0.0, end_s - start.zero_s)
+        parts[OutagePart.OTHER] = max(0.0, seconds - sum(parts.values()))
+        if not parts[OutagePart.OTHER]:
+            del parts[OutagePart.OTHER]
         return Outage(
-            round(self._began_s, DIGITS), round(seconds, DIGITS), _rounded(parts), is_open=not self.is_serving
+            round(start.began_s, DIGITS), round(seconds, DIGITS), _rounded(parts), is_open=not self.is_serving
         )
 
-    def _parts(self, now_s: float) -> dict[OutagePart, float]:
-        if self._part is OutagePart.OTHER:
-            return dict(self._spent)
-        took_s = max(0.0, now_s - self._since_s)
-        return {**self._spent, self._part: self._spent.get(self._part, 0.0) + took_s}
+    def _durations(self, from_s: float, end_s: float) -> Iterator[tuple[_Entry, float]]:
+        """Each entry with the seconds that it took between `from_s` and `end_s`."""
+        ends = (*(entry.at_s for entry in self._entries[1:]), end_s)
+        for entry, entry_end_s in zip(self._entries, ends, strict=False):
+            yield entry, max(0.0, min(entry_end_s, end_s) - max(entry.at_s, from_s))
 
 
 def _rounded(parts: Mapping[OutagePart, float]) -> dict[OutagePart, float]:

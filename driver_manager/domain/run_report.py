@@ -12,39 +12,13 @@ from typing import Any
 from driver_manager.domain import outage
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.metrics import Family, by_label, counter, gauge
-from driver_manager.domain.outage import Outage, WindowMeter
+from driver_manager.domain.outage import Outage
 from driver_manager.domain.records import Frozen
 from driver_manager.domain.wire import Fields, Form
 
 NO_FAILURES = frozenset({ExitCode.DONE, ExitCode.REBOOT_REQUIRED})
 NO_NEWS = frozenset({ExitCode.STANDING_DOWN, ExitCode.OWNED_ELSEWHERE})
 """Ends that say nothing of the driver: somebody else's node, a host with a driver of its own, or told to end."""
-
-
-class RunTally:
-    """What one run does, as it goes: the time by step, and whether it leaves the node held, or has given it back.
-
-    `window` is that of its node, from whichever run on.
-    """
-
-    def __init__(self) -> None:
-        self.window = WindowMeter()
-        self.seconds: dict[str, float] = {}
-        self.is_held = False
-        self.is_given_back = False
-        self._step = ""
-        self._since_s = 0.0
-
-    def begins(self, step: str, now_s: float) -> None:
-        """The step of this name begins; the one before it is over."""
-        self.ends(now_s)
-        self._step, self._since_s = step, now_s
-
-    def ends(self, now_s: float) -> None:
-        """The present step is over, if there is one."""
-        if self._step:
-            self.seconds[self._step] = self.seconds.get(self._step, 0.0) + max(0.0, now_s - self._since_s)
-        self._step = ""
 
 
 class RunReport(Frozen):

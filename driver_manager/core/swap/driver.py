@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import assert_never
 
-from driver_manager.core.pods import Evictor, said_meanwhile
+from driver_manager.core.pods import Evictor, progress_logged
 from driver_manager.core.swap.node import RunContext
 from driver_manager.domain import events
 from driver_manager.domain.deadline import Deadline
@@ -194,7 +194,7 @@ class DeviceSteps:
         wrong = [what for one in step.functions if (what := _why_not_given(one, now.get(one.address)))]
         if wrong:
             raise ModuleFailed("; ".join(wrong), NO_BIND)
-        self._context.settler.devices_are_given()
+        self._context.lock.devices_are_on_vfio()
 
     def _return(self, step: ReturnDevices) -> None:
         known = {one.address: one for one in step.originals}
@@ -422,7 +422,7 @@ class DriverSwap:
     def _wait_for_device(self, step: WaitForDevice) -> None:
         ports, free_by = self._context.ports, self._context.deadline.within(step.timeout_s)
         self._free_by = free_by
-        with said_meanwhile(ports.clock, ports.reporter, free_by, lambda: self._in_use):
+        with progress_logged(ports.clock, ports.reporter, free_by, lambda: self._in_use):
             self._until_free(free_by, frozenset(step.apart))
 
     def _until_free(self, free_by: Deadline, apart: frozenset[str]) -> None:
@@ -533,7 +533,7 @@ class DriverSwap:
             ports.reporter.warn(f"no evidence is kept: {error.what}")
             return
         if path:
-            self._context.settler.kept_evidence(path)
+            self._context.lock.kept_evidence(path)
 
     def _unload_one(self, module: Module) -> None:
         while True:
@@ -571,7 +571,7 @@ class DriverSwap:
             # Loaded in part it would have to wait for a reboot: whoever is killed here leaves the journal.
             with self._context.ports.clock.shielded() if never_unloaded else contextlib.nullcontext():
                 self._load_and_verify(step.source, step.also)
-            self._context.settler.driver_has_come()
+            self._context.lock.driver_is_loaded()
         except ModuleStuck:
             raise
         except ModuleFailed as error:
@@ -583,7 +583,7 @@ class DriverSwap:
         with self._context.effect():
             host.load(source, self._context.soon(LOAD_S))
         self._load_again(source, also)
-        self._context.ports.tally.window.turns_to(OutagePart.PROBE, self._context.ports.clock.monotonic())
+        self._context.turns_to(OutagePart.PROBE)
         if not host.await_device_nodes(self._context.soon(DEVICE_NODES_S)):
             raise ModuleFailed(
                 f"driver {source.version} is loaded, but no device node appeared within {DEVICE_NODES_S:g} s",
@@ -637,9 +637,9 @@ class DriverSwap:
         """What to raise after trying to bring the old driver back."""
         previous = step.previous
         if previous is None:
-            self._context.settler.driver_is_unusable()
+            self._context.lock.driver_is_unusable()
             return ModuleFailed(f"{error.what}; there is no old driver to go back to", error.remedy)
-        self._context.ports.tally.window.turns_to(OutagePart.LOAD, self._context.ports.clock.monotonic())
+        self._context.turns_to(OutagePart.LOAD)
         self._context.ports.reporter.warn(f"{error.what}; going back to {previous.version} from {previous.root}")
         try:
             # Told to end or not: between two drivers there is none, and the way back is short.
@@ -652,7 +652,7 @@ class DriverSwap:
         except OwnedElsewhere:
             raise
         except ManagerError as second:
-            self._context.settler.driver_is_unusable()
+            self._context.lock.driver_is_unusable()
             return ModuleFailed(f"{error.what}; going back failed too: {second.what}", second.remedy)
         if step.previous_digest:
             paths = self._context.situation.profile.paths
@@ -668,4 +668,4 @@ class DriverSwap:
         with self._context.effect():
             host.write_text(step.record_path, json.dumps(record, sort_keys=True) + "\n")
             host.write_text(step.path, step.digest + "\n")
-        self._context.settler.driver_is_proved()
+        self._context.lock.driver_is_recorded()

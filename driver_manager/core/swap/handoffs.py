@@ -42,7 +42,7 @@ class RebootRequests:
         self._clock = context.ports.clock
         self._reporter = context.ports.reporter
         self._host = context.ports.host
-        self._state = context.settler.state
+        self._state = context.lock.state
 
     def do(self, step: AnyRebootStep) -> None:
         """Do `step`. Raises ConfigError, ModuleFailed, and at the end of a hold RebootRequired."""

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from enum import Enum
 from typing import assert_never
 
 from driver_manager.core.node import patch_until_current
@@ -29,7 +30,7 @@ from driver_manager.domain.journal import Journal, JournalUnreadable, Owner
 from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.node_state import LastOutcome, NodeState
 from driver_manager.domain.observation import Observation, Situation
-from driver_manager.domain.outage import OutagePart
+from driver_manager.domain.outage import NodeEnd, OutagePart
 from driver_manager.domain.pci import Binding
 from driver_manager.domain.pods.journal_check import journal_on
 from driver_manager.domain.profile import Profile, driver_version, has_root
@@ -43,17 +44,12 @@ from driver_manager.domain.swap.steps import (
     StandDown,
     Step,
     TakeNode,
-    opens,
 )
 from driver_manager.domain.wire import Operation, written_time
 
-# This run's fence on its host: claimed once the node is taken, looked at before every effect on the driver.
-#
-# Owns when that is done; how belongs to the HostSystem port. Depends on ports only.
-
 
 class Fence:
-    """The fence of one process, through all of its plans."""
+    """The fence of one process on its host: claimed once the node is acquired, checked before every driver change."""
 
     def __init__(self, host: HostSystem, reporter: Reporter) -> None:
         self._host = host
@@ -63,22 +59,22 @@ class Fence:
 
     @property
     def is_claimed(self) -> bool:
-        """Whether the node was taken by this process."""
+        """True if this process has acquired the node."""
         return self._owner is not None
 
     @contextmanager
     def taking(self, owner: Owner) -> Generator[None, None, None]:
-        """Within it the node is taken by `owner`, which we are; noted once that went well. Raises OwnedElsewhere."""
-        with self._host.turn() as noted:
+        """Within it the node is acquired for `owner`, this process. Raises OwnedElsewhere."""
+        with self._host.turn() as record_owner:
             yield
-            self._owner, self._is_on_host = owner, noted(owner)
+            self._owner, self._is_on_host = owner, record_owner(owner)
         if not self._is_on_host:
             self._reporter.warn("cannot write the owner file; re-reading the Node before each change")
 
     def effect(self, ask_node: Callable[[], None]) -> AbstractContextManager[None]:
-        """Within it the driver may be changed. Raises OwnedElsewhere where another run took over.
+        """Within it the driver may be changed. Raises OwnedElsewhere if another run has acquired the node.
 
-        `ask_node` raises that by what the Node says; it is called only where the host cannot tell.
+        `ask_node` checks the Node; it is called only if the host has no owner file.
         """
         if self._owner is None:
             return contextlib.nullcontext()
@@ -88,16 +84,14 @@ class Fence:
         return contextlib.nullcontext()
 
 
-# Undoes what keeps devices for virtual machines, while none has them yet. Depends on ports only.
-
 UNDO_S = 5.0
-"""Of one write: whoever was told to end is killed soon."""
+"""Limit of one write: a process that was asked to end is killed soon."""
 
 
 def undo(devices: PciDevices, originals: Iterable[Binding], clock: Clock, reporter: Reporter) -> None:
-    """Give functions that no virtual machine can have yet the overrides and virtual functions that they had.
+    """Restore overrides and virtual functions of the PCI functions that are not on vfio yet.
 
-    Never raises a ManagerError: what could not be undone is said.
+    Never raises a ManagerError: a failure is logged.
     """
     try:
         now = {one.address: one for one in devices.bus().functions}
@@ -113,19 +107,17 @@ def undo(devices: PciDevices, originals: Iterable[Binding], clock: Clock, report
         reporter.warn(f"not all devices were restored: {error.what}. {error.remedy}")
 
 
-# Shows on the Node what a run is about and how it ended: in the patches that are sent anyway, else in one of its own.
-#
-# Owns when that takes a patch; the words and their form are `driver_manager.domain.node_state`. Depends on ports only.
-
-
 class StateWriter:
-    """What one run shows on `node`, which is as it was last seen. `digest` is the wanted driver's."""
+    """Shows a run's state and outcome on the Node: in patches that are sent anyway, otherwise in one of its own.
+
+    `node` is the Node as last seen, `digest` that of the wanted driver.
+    """
 
     def __init__(self, ports: Ports, profile: Profile, node: Node, digest: str = "") -> None:
         self._ports = ports
         self._profile = profile
         self._keys = profile.keys
-        self._node = node
+        self.node = node
         self._digest = digest
         self._step = ""
         self._outcome: LastOutcome | None = None
@@ -133,7 +125,7 @@ class StateWriter:
         self._lasting = node_state.NONE_LASTS
 
     def saw_host(self, host: Host) -> None:
-        """The host is like this, before the run changes anything."""
+        """The host before the run changes anything."""
         self._lasting = node_state.lasting_on(host, self._profile)
 
     def reached(self, step: str) -> None:
@@ -141,15 +133,15 @@ class StateWriter:
         self._step = step
 
     def saw(self, node: Node) -> None:
-        """The Node is like this now."""
-        self._node = node
+        """The Node as it is now."""
+        self.node = node
 
     def will_end_well(self, what: str, state: NodeState = NodeState.READY) -> None:
-        """Unless something fails, the run ends with exit code 0, and the driver is in `state`."""
+        """Unless a step fails, the run ends with exit code 0, and the driver is in `state`."""
         self._outcome = LastOutcome(state, ExitCode.DONE, what, digest=self._digest)
 
     def fails(self, error: ManagerError) -> None:
-        """The run ends with `error`. No patch of its own goes to an API server that does not answer, or a Node gone."""
+        """The run ends with `error`. If the API server does not answer or the Node is gone, send no patch for it."""
         state = node_state.state_after(error)
         step = "" if isinstance(error, RebootRequired) else self._step
         self._outcome = LastOutcome(state, error.exit_code, error.what, error.remedy, step, self._digest)
@@ -163,27 +155,27 @@ class StateWriter:
         )
 
     def holds(self) -> None:
-        """What was taken is not given back."""
+        """The node stays acquired."""
         if self._outcome is not None:
             self._outcome = replace(self._outcome, state=NodeState.HELD)
 
-    def is_given_by_hand(self) -> None:
-        """`restore` gives the node back: whoever took it did not end."""
+    def is_released_by_hand(self) -> None:
+        """`restore` releases the node: the run that had acquired it did not end."""
         what = "the node was released by hand; the run that had taken it did not finish"
         remedy = "Restart the driver pod, or run reconcile-driver-state."
         self._outcome = LastOutcome(NodeState.FAILED, ExitCode.DONE, what, remedy)
 
     def keeps_silent(self) -> None:
-        """The Node is not this run's to speak for, out of reach, or may not be patched: no patch of its own."""
+        """Send no patch of its own: the Node is another run's, cannot be reached, or may not be patched."""
         self._may_write = False
 
     def taking(self, change: NodeChange) -> NodeChange:
-        """`change`, which takes the node, with the state that this means."""
-        label = node_state.label(self._node, self._keys, NodeState.UPGRADING)
+        """`change`, which acquires the node, with the state label."""
+        label = node_state.label(self.node, self._keys, NodeState.UPGRADING)
         return replace(change, labels={**change.labels, **label})
 
     def ending(self, node: Node, change: NodeChange) -> NodeChange:
-        """`change` of `node`, with how the run ends; one that is empty stays so where that is shown already."""
+        """`change` of `node` with the outcome; an empty one stays empty if the Node shows the outcome already."""
         outcome = self._outcome
         if outcome is None or (change.is_empty and node_state.is_shown(node, self._keys, outcome, self._lasting)):
             return change
@@ -195,28 +187,28 @@ class StateWriter:
         return () if outcome is None else node_state.operations(node, self._keys, self._written(node, outcome))
 
     def write(self, what: str = "") -> None:
-        """Send how the run ended in a patch of its own, unless the Node shows it; `what` says more. Never raises."""
+        """Send the outcome in a patch of its own, unless the Node shows it; `what` is its longer text. Never raises."""
         if self._outcome is None or not self._may_write:
             return
-        if node_state.is_shown(self._node, self._keys, self._outcome, self._lasting):
+        if node_state.is_shown(self.node, self._keys, self._outcome, self._lasting):
             return
         self._outcome = replace(self._outcome, what=what or self._outcome.what)
         with self._ports.clock.shielded():
             try:
                 cluster, reporter = self._ports.cluster, self._ports.reporter
-                self._node = patch_until_current(cluster, reporter, self._change, known=self._node) or self._node
+                self.node = patch_until_current(cluster, reporter, self._change, known=self.node) or self.node
             except ManagerError as error:
                 self._ports.reporter.warn(f"the end of this run is not shown on the Node: {error.what}")
 
     def correct(self) -> None:
-        """After a run that ended well: replace what the Node shows, where that is over. Never raises."""
-        if node_state.is_outdated(self._node, self._keys, self._lasting):
+        """After a run that succeeded: replace what the Node shows, if it is outdated. Never raises."""
+        if node_state.is_outdated(self.node, self._keys, self._lasting):
             self.write()
 
     def _change(self, node: Node) -> NodeChange:
-        """What has to be changed on `node` as it is now; nothing where it is another one, or another run's."""
+        """The change of `node` as it is now; empty if it was replaced, or another run has acquired it."""
         journal = self._keys.journal
-        is_same = node.uid == self._node.uid and node.annotations.get(journal) == self._node.annotations.get(journal)
+        is_same = node.uid == self.node.uid and node.annotations.get(journal) == self.node.annotations.get(journal)
         return self.ending(node, NodeChange()) if is_same else NodeChange()
 
     def _written(self, node: Node, outcome: LastOutcome) -> LastOutcome:
@@ -224,8 +216,7 @@ class StateWriter:
         with contextlib.suppress(ManagerError):
             version = driver_version(self._ports.host.modules())
         before = node_state.outcome_on(node, self._keys)
-        window = self._ports.tally.window.at(self._ports.clock.monotonic())
-        return replace(outcome, version=version, window=window).of(self._ports.clock.wall(), before)
+        return replace(outcome, version=version, window=self._ports.outage()).of(self._ports.clock.wall(), before)
 
 
 HURRY_S = 1.2
@@ -235,8 +226,42 @@ SERVICE_S = 30.0
 RELOAD_S = 60.0
 
 
+class NotAcquired(Frozen):
+    """This run has not acquired the node; an earlier one may have, with `journal`."""
+
+    journal: Journal | None
+
+
+class Acquired(Frozen):
+    """The Node carries `journal`. `is_confirmed`: the Node was seen as the run's own patch left it."""
+
+    journal: Journal
+    is_confirmed: bool
+
+
+class Released(Frozen):
+    """The node is released from the hold that `before` describes."""
+
+    before: NotAcquired | Acquired
+
+
+class DriverNow(Enum):
+    """What this run has done to the driver, as far as it decides whether the node may be released."""
+
+    AS_FOUND = "as found"
+    NEW = "the wanted driver is loaded and works"
+    NEW_RECORDED = "and its digest is recorded"
+    OLD_RECORDED = "the driver from before works, and its digest is recorded"
+    ON_VFIO = "virtual machines can have the devices: the node serves without a driver"
+    UNUSABLE = "the loaded driver does not serve its devices, and the old one cannot be restored"
+    STUCK = "a module does not leave the kernel: only a reboot helps"
+
+
 class NodeLock:
-    """Knows what this run holds, and gives it back. `may_load`: what was unloaded for a driver may be loaded again."""
+    """What this run holds of the node, and its release. `may_load`: modules unloaded for a driver may be loaded again.
+
+    The Node itself, as last seen, is in `state`.
+    """
 
     def __init__(self, ports: Ports, profile: Profile, obs: Observation, *, may_load: bool = True) -> None:
         self._cluster = ports.cluster
@@ -244,38 +269,32 @@ class NodeLock:
         self._devices = ports.devices
         self._clock = ports.clock
         self._reporter = ports.reporter
-        self._tally = ports.tally
+        self._log = ports.log
         self._profile = profile
         self._obs = obs
         self._may_load = may_load
         self._left = obs.left
-        self._held: Journal | None = None
-        self._taken: Node | None = None
-        self._is_given_back = False
-        self._is_driver_unusable = False
-        self._is_driver_stuck = False
-        self._is_driver_proved = False
-        self._has_come = False
-        self._services_started = False
-        self._are_devices_given = False
-        self._to_load_again: tuple[str, ...] = ()
+        self._hold: NotAcquired | Acquired | Released = NotAcquired(obs.journal)
+        self._driver = DriverNow.AS_FOUND
+        self._started = set[str]()
+        self._to_reload: tuple[str, ...] = ()
         self.state = StateWriter(ports, profile, obs.node, obs.digest)
         self._evidence: list[str] = []
 
     def kept_evidence(self, path: str) -> None:
-        """What could be seen of the old driver is in this file on the host."""
+        """Evidence of the old driver is in this file on the host."""
         self._evidence.append(path)
 
     @property
     def evidence(self) -> str:
-        """Where it is, as the end of a sentence; "" where nothing was kept."""
+        """The paths of the evidence as the end of a sentence; "" if there is none."""
         return f"; evidence on the host: {', '.join(self._evidence)}" if self._evidence else ""
 
-    def took(self, journal: Journal, taken: Node | None = None) -> None:
-        """The node now carries `journal`; `taken` is the Node as the patch left it, None while its answer is due."""
-        self._held, self._taken = journal, taken
-        if taken is not None:
-            self.state.saw(taken)
+    def acquired(self, journal: Journal, node: Node | None = None) -> None:
+        """The Node now carries `journal`. `node` is the answer to the patch, None until it has come."""
+        self._hold = Acquired(journal, is_confirmed=node is not None)
+        if node is not None:
+            self.state.saw(node)
 
     def record(self, journal: Journal) -> None:
         """Write what `journal` has to undo on the host: before the Node names it. Raises ConfigError."""
@@ -284,11 +303,11 @@ class NodeLock:
             self._host.write_text(path, host_record.encode(host_record.of(journal)), is_secret=True)
 
     def remove_record(self, journal: Journal | None, but: str = "") -> None:
-        """Remove the record that `journal` names, which the Node names no more, and those that no journal named.
+        """Remove the record that `journal` names, once the Node does not, and those that no journal names.
 
-        One that stays is undone once more by the next run.
+        The next run undoes a record that remains once more.
         """
-        runs = {journal.record if journal is not None else "", *(one.run for one in self._left)} - {"", but}
+        runs = {journal.record if journal is not None else "", *(left.run for left in self._left)} - {"", but}
         self._left = ()
         for run in sorted(runs):
             try:
@@ -297,65 +316,68 @@ class NodeLock:
                 self._reporter.warn(error.what)
 
     @property
-    def has_given_back(self) -> bool:
-        """Whether nothing is taken any more, by this process."""
-        return self._is_given_back
+    def is_released(self) -> bool:
+        """True if this process has released the node."""
+        return isinstance(self._hold, Released)
 
     @property
-    def has_taken(self) -> bool:
-        """Whether this process has taken the node, in this plan or in an earlier one."""
-        found = self._obs.journal
-        return self._held is not None or (found is not None and found.owner == self._obs.me)
+    def was_acquired(self) -> bool:
+        """True if this process has acquired the node, in this plan or in an earlier one."""
+        hold, found = self._before_release, self._obs.journal
+        return isinstance(hold, Acquired) or (found is not None and found.owner == self._obs.me)
 
     @property
-    def held(self) -> Journal | None:
-        """The journal that the node carries for this run, or found at its beginning."""
-        return self._held or self._obs.journal
+    def journal(self) -> Journal | None:
+        """The journal that the Node carries for this run, or that it carried at the start."""
+        return self._before_release.journal
+
+    @property
+    def _before_release(self) -> NotAcquired | Acquired:
+        return self._hold.before if isinstance(self._hold, Released) else self._hold
 
     def driver_is_unusable(self) -> None:
-        """What is loaded now does not serve its device, and there is no way back: operands would only crash."""
-        self._is_driver_unusable = True
+        """The loaded driver does not serve its devices, and the old one cannot be restored: operands would crash."""
+        self._driver = DriverNow.UNUSABLE
 
-    def driver_is_proved(self) -> None:
-        """What is loaded now was seen to work, and is recorded."""
-        self._is_driver_proved = True
+    def driver_is_recorded(self) -> None:
+        """The loaded driver works, and its digest is recorded."""
+        is_new = self._driver is DriverNow.NEW
+        self._driver = DriverNow.NEW_RECORDED if is_new else DriverNow.OLD_RECORDED
 
-    def devices_are_given(self) -> None:
-        """Virtual machines can have the devices now: the node serves without its driver."""
-        self._are_devices_given = True
+    def devices_are_on_vfio(self) -> None:
+        """Virtual machines can have the devices: the node serves without its driver."""
+        self._driver = DriverNow.ON_VFIO
 
-    def driver_has_come(self) -> None:
-        """The wanted driver is loaded, and was seen to work."""
-        self._has_come = True
+    def driver_is_loaded(self) -> None:
+        """The wanted driver is loaded and works."""
+        self._driver = DriverNow.NEW
 
     def driver_is_stuck(self) -> None:
-        """A module of the driver does not leave the kernel: until a reboot nothing can take its place."""
-        self._is_driver_stuck = True
+        """A module of the driver does not leave the kernel: nothing can replace it before a reboot."""
+        self._driver = DriverNow.STUCK
 
-    def after_failure(self, found: Journal | None, *, hurry: bool = False) -> str:
-        """Give back, or hold, after a failure; one phrase says which. `found` is what an earlier run left.
+    def after_failure(self, *, hurry: bool = False) -> str:
+        """Release the node, or hold it, after a failure; one phrase says which, "" if nothing was held.
 
-        `hurry`: we were told to end, and are killed soon.
-
-        Never raises a ManagerError: what cannot be given back now is given back by the next run, from the journal.
+        `hurry`: the process was asked to end and is killed soon. Never raises a ManagerError: the next run releases
+        from the journal what cannot be released now.
         """
-        journal = self._held or found
-        if journal is None or self._is_given_back:
+        journal = self.journal
+        if journal is None or self.is_released:
             return ""
         with self._clock.shielded():
             if hurry:
                 self._cluster.limit_retries(HURRY_S)
-            self._tally.window.turns_to(OutagePart.BACK, self._clock.monotonic())
+            self._log.turns_to(OutagePart.BACK, self._clock.monotonic())
             if why := self._why_hold(journal):
                 self.state.holds()
-                self._tally.is_held = True
+                self._log.end = NodeEnd.HELD
                 self._start_services_of_ours(journal)
                 return f"the node stays paused, because {why}; the next run resumes from the journal"
-            is_over = not self._may_load or self._has_new_driver(journal)
-            self._to_load_again = () if is_over else journal.removed
+            self._to_reload = journal.removed if self._may_load and not self._has_new_driver(journal) else ()
             try:
                 self.undo_devices(journal)
-                self.give_back(journal)
+                self.release(journal)
             except OwnedElsewhere as error:
                 self.state.keeps_silent()
                 return f"the node is left as it is: {error.what}"
@@ -370,92 +392,84 @@ class NodeLock:
         return "the node was released"
 
     def undo_devices(self, journal: Journal) -> None:
-        """Give devices that were kept for virtual machines back to what they were; those that are given stay so.
+        """Restore devices that are reserved for virtual machines; those that are on vfio stay there.
 
-        Nothing where the journal is of another boot, which made them all anew. Raises OwnedElsewhere, and as the API.
+        Does nothing if the journal is of another boot, which reset the devices. Raises OwnedElsewhere, and as the API.
         """
         host = self._obs.host
         if journal.devices and host is not None and journal.boot_id == host.boot_id:
             self.refuse_foreign(self._cluster.node(), journal)
             undo(self._devices, journal.devices, self._clock, self._reporter)
 
-    def give_back(self, journal: Journal) -> None:
-        """Start the services of `journal` and undo it on the Node in one patch; nothing where the Node was replaced.
+    def release(self, journal: Journal) -> None:
+        """Start the services of `journal` and undo it on the Node in one patch; only the record if the Node is new.
 
-        Raises OwnedElsewhere when another run took the node over, ApiUnavailable when it kept changing, NodeMissing.
+        Raises OwnedElsewhere if another run has acquired the node, ApiUnavailable if it kept changing, NodeMissing.
         """
-        window = self._tally.window
-        window.is_serving = window.is_open and self._is_driver_there()
+        before, self._log.is_serving = self._before_release, self._log.is_open and self._serves()
         try:
-            self._give_back(journal)
-        except ManagerError:
-            window.is_serving = False
-            raise
-        self._tally.is_given_back = True
-        window.closes(self._clock.monotonic())
-
-    def _give_back(self, journal: Journal) -> None:
-        try:
-            if not self._gave_back_as_taken(journal):
+            if not self._released_without_read(journal):
                 remedy = "Run again; the journal is still on the Node."
-                given = patch_until_current(
+                changed = patch_until_current(
                     self._cluster, self._reporter, lambda node: self._change(node, journal), remedy
                 )
-                self._saw(given)
+                if changed is not None:
+                    self.state.saw(changed)
             self.remove_record(journal)
         except NodeMissing as error:
             self._start_services(journal)
             self.remove_record(journal)
-            self._is_given_back = True
+            self._hold, self._log.is_serving = Released(before), False
             raise NodeMissing(error.what, "No action needed: nothing is left to release.") from error
-        self._is_given_back = True
+        except ManagerError:
+            self._log.is_serving = False
+            raise
+        self._hold = Released(before)
+        self._log.released(self._clock.monotonic())
 
-    def _is_driver_there(self) -> bool:
-        """Whether the node serves once it is given back; False too where its driver's container is yet to load it."""
-        if self._are_devices_given:
+    def _serves(self) -> bool:
+        """True if the node serves once it is released; False if the driver container has yet to load the driver."""
+        if self._driver is DriverNow.ON_VFIO:
             return True
         try:
             return has_root(self._host.modules(), self._profile.modules)
         except ManagerError:
             return False
 
-    def _gave_back_as_taken(self, journal: Journal) -> bool:
-        """Whether one patch did it without a look, because the Node still was as this run's own patch had left it.
+    def _released_without_read(self, journal: Journal) -> bool:
+        """True if one patch released the Node, which was still as this run's own patch had left it.
 
-        Services are started before the node is given back, and on a node that another run took over not at all: that
-        takes a look.
+        Services start before the release, and not at all on a node that another run has acquired: that takes a read.
         """
-        if self._taken is None or self._to_load_again or (journal.services and not self._services_started):
+        is_confirmed = isinstance(self._hold, Acquired) and self._hold.is_confirmed
+        if not is_confirmed or self._to_reload or not self._started.issuperset(journal.services):
             return False
-        operations = tested_release(self._taken, journal, self._profile)
+        operations = tested_release(self.state.node, journal, self._profile)
+        if not operations:
+            return False
         try:
-            if operations:
-                self._saw(self._cluster.patch_node_where((*operations, *self.state.operations(self._taken))))
+            self.state.saw(self._cluster.patch_node_where((*operations, *self.state.operations(self.state.node))))
         except Conflict as error:
             self._reporter.info(f"{error.what}; reading it again")
-            self._taken = None
+            self._hold = Acquired(journal, is_confirmed=False)
             return False
-        return bool(operations)
+        return True
 
     def _change(self, node: Node, journal: Journal) -> NodeChange:
-        """What gives `node` back, as it is now. Raises OwnedElsewhere."""
+        """The patch that releases `node` as it is now. Raises OwnedElsewhere."""
         self.refuse_foreign(node, journal)
         is_same = node.uid == self._obs.node.uid or self._is_ours(node)
         self._start_services(journal)
-        self._load_removed()
+        self._reload()
         if not is_same:
             self._reporter.warn(f"node {node.name} was replaced meanwhile: nothing to release")
             return NodeChange()
-        if self._held is not None and self._profile.keys.journal not in node.annotations:
+        if isinstance(self._hold, Acquired) and self._profile.keys.journal not in node.annotations:
             self._reporter.warn("the journal was removed meanwhile: this node was already released")
         return self.state.ending(node, release(node, journal, self._profile))
 
-    def _saw(self, node: Node | None) -> None:
-        if node is not None:
-            self.state.saw(node)
-
     def _start_services_of_ours(self, journal: Journal) -> None:
-        """Start the services on a node that is held, unless another run took it over meanwhile."""
+        """Start the services on a held node, unless another run has acquired it meanwhile."""
         if not journal.services:
             return
         try:
@@ -467,9 +481,9 @@ class NodeLock:
         self._start_services(journal)
 
     def _has_new_driver(self, journal: Journal) -> bool:
-        """Whether another driver than that of `journal` is in the kernel, or nobody can tell."""
-        if self._has_come or not journal.removed:
-            return self._has_come
+        """True if the kernel has another driver than that of `journal`, or if that cannot be determined."""
+        if self._driver in (DriverNow.NEW, DriverNow.NEW_RECORDED) or not journal.removed:
+            return self._driver in (DriverNow.NEW, DriverNow.NEW_RECORDED)
         try:
             loaded = self._host.modules()
         except ManagerError:
@@ -477,9 +491,9 @@ class NodeLock:
         before = journal.driver.version if journal.driver is not None else None
         return has_root(loaded, self._profile.modules) and driver_version(loaded) != before
 
-    def _load_removed(self) -> None:
-        """Load again, once, what was unloaded for a driver that did not come; what does not load is said."""
-        names, self._to_load_again = self._to_load_again, ()
+    def _reload(self) -> None:
+        """Load again, once, the modules that were unloaded for a driver that did not come. Failures are logged."""
+        names, self._to_reload = self._to_reload, ()
         if not names:
             return
         try:
@@ -489,46 +503,49 @@ class NodeLock:
             self._reporter.warn(f"{', '.join(names)} may stay unloaded: {error.what}")
 
     def _start_services(self, journal: Journal) -> None:
-        """Start what was stopped, once; a service that does not start is said and keeps nobody from the node."""
-        for name in () if self._services_started else journal.services:
+        """Start the stopped services, each once. Logs a service that fails to start and continues."""
+        for name in journal.services:
+            if name in self._started:
+                continue
+            self._started.add(name)
             try:
                 self._host.start_service(name, Deadline.after(SERVICE_S, self._clock.monotonic))
                 self._reporter.info(f"host service {name} is started")
             except ManagerError as error:
                 self._reporter.warn(f"{error.what}. {error.remedy}")
-        self._services_started = True
 
     def _why_hold(self, journal: Journal) -> str:
-        """Why the node stays paused, "" where it need not: without the driver it had, operands would only crash.
+        """Why the node stays paused, "" if it is released. Without the driver that it had, operands would only crash.
 
-        A host that cannot be read may be without one: hold then, too. A driver that only a reboot changes was not
-        unloaded by us, and nothing reboots a node that is held. A driver that no record on the host knows, as after a
-        boot, was not unloaded in this boot: what the Node says alone holds no node.
+        A host that cannot be read may be without one, so the node is held. A driver that only a reboot replaces was not
+        unloaded by this run, and no rebooter reboots a held node. A driver that no host record names, as after a boot,
+        was not unloaded in this boot: an annotation alone holds no node.
         """
         if self._profile.never_unloads:
             return ""
-        if self._is_driver_stuck:
+        if self._driver is DriverNow.STUCK:
             return "its driver is stuck while unloading"
         if journal.driver is None or not journal.driver.modules:
             return ""
         try:
-            is_there = has_root(self._host.modules(), self._profile.modules)
+            is_loaded = has_root(self._host.modules(), self._profile.modules)
         except ManagerError as error:
             self._reporter.warn(error.what)
-            is_there = False
-        if self._is_driver_unusable:
+            is_loaded = False
+        if self._driver is DriverNow.UNUSABLE:
             return "its driver does not work"
-        if not is_there:
+        if not is_loaded:
             return "its old driver is gone"
-        return "an earlier run left a driver that was not verified" if self._is_unproved() else ""
+        return "an earlier run left a driver that was not verified" if self._is_unverified() else ""
 
-    def _is_unproved(self) -> bool:
-        """Whether an earlier run of this boot has removed the record of the old driver, and nobody made one since.
+    def _is_unverified(self) -> bool:
+        """True if an earlier run of this boot removed the record of the old driver, and no run has written one since.
 
-        The record goes before a load, and comes back once what was loaded, or loaded again, was seen to work.
+        The record goes before a load, and comes back once the loaded driver was seen to work.
         """
         found, host = self._obs.journal, self._obs.host
-        if self._is_driver_proved or found is None or host is None or found.driver is None:
+        is_recorded = self._driver in (DriverNow.NEW_RECORDED, DriverNow.OLD_RECORDED)
+        if is_recorded or found is None or host is None or found.driver is None:
             return False
         return found.boot_id == host.boot_id and bool(found.driver.digest) and not host.digest
 
@@ -540,70 +557,64 @@ class NodeLock:
         return found.journal if found is not None else None
 
     def _is_ours(self, node: Node) -> bool:
-        """Whether a Node of another uid carries our journal: somebody created it anew from a copy."""
-        there = self._journal_on(node)
-        return there is not None and there.owner == self._obs.me
+        """True if a Node of another uid carries our journal: it was created again from a copy."""
+        current = self._journal_on(node)
+        return current is not None and current.owner == self._obs.me
 
     def refuse_foreign(self, node: Node, journal: Journal) -> None:
-        """Raise OwnedElsewhere where another run wrote its journal on `node` meanwhile."""
+        """Raise OwnedElsewhere if another run has written its journal on `node` meanwhile."""
         key = self._profile.keys.journal
         if node.annotations.get(key) == self._obs.node.annotations.get(key):
             return
-        there = self._journal_on(node)
-        if there is not None and there != journal and there.owner != self._obs.me:
+        current = self._journal_on(node)
+        if current is not None and current != journal and current.owner != self._obs.me:
             raise OwnedElsewhere(
-                f"node {node.name} was taken over by {there.owner}",
+                f"node {node.name} was taken over by {current.owner}",
                 "No action needed: that run releases the node.",
             )
 
 
-# What the steps of one run share: the outside, the situation, what was taken, and how long it may take.
-#
-# Made once for each plan by `driver_manager.core.swap.run`; the handlers of the steps take it whole.
-
-
 class RunContext(Frozen):
-    """`deadline` is the whole run's."""
+    """What the steps of one plan share. `deadline` is that of the whole run."""
 
     ports: Ports
     situation: Situation
-    settler: NodeLock
+    lock: NodeLock
     fence: Fence
     deadline: Deadline
 
     def effect(self) -> AbstractContextManager[None]:
-        """Within it the driver may be changed. Raises OwnedElsewhere where another run took over."""
+        """Within it the driver may be changed. Raises OwnedElsewhere if another run has acquired the node."""
         return self.fence.effect(self._ask_node)
 
     def check_owner(self) -> None:
-        """Raise OwnedElsewhere where another run took over."""
+        """Raise OwnedElsewhere if another run has acquired the node."""
         with self.effect():
             pass
 
     def claim_what_is_ours(self) -> None:
-        """The node may be ours by a patch whose answer was lost. Raises OwnedElsewhere."""
+        """Claim the fence if the node is ours by a patch whose answer was lost. Raises OwnedElsewhere."""
         obs = self.situation.obs
         if not self.fence.is_claimed and obs.journal is not None and obs.journal.owner == obs.me:
             with self.fence.taking(obs.me):
                 self._ask_node()
 
     def soon(self, seconds: float) -> Deadline:
-        """A deadline of its own, for what is not to be cut short by the run's: the node would be left in between."""
+        """A deadline beside the run's, for what must not be interrupted: the node would be left in between."""
         return Deadline.after(seconds, self.ports.clock.monotonic)
 
+    def turns_to(self, part: OutagePart) -> None:
+        """Count the rest of the present step as `part` of the outage."""
+        self.ports.log.turns_to(part, self.ports.clock.monotonic())
+
     def _ask_node(self) -> None:
-        journal = self.settler.held
+        journal = self.lock.journal
         if journal is not None:
-            self.settler.refuse_foreign(self.ports.cluster.node(), journal)
-
-
-# Takes the node and gives it back: the steps that patch it.
-#
-# Owns how each of these steps is done. Depends on ports only.
+            self.lock.refuse_foreign(self.ports.cluster.node(), journal)
 
 
 class NodeSteps:
-    """The Node of one run. `paused_at`: its version since which operands are paused, "" where this plan paused none."""
+    """The steps on the Node. `paused_at`: its version since which operands are paused, "" if this plan paused none."""
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
@@ -611,84 +622,66 @@ class NodeSteps:
 
     def do(self, step: AnyNodeStep) -> None:
         """Do `step`. Raises Conflict, OwnedElsewhere, ApiUnavailable, and at the end of standing down StandingDown."""
+        context, profile = self._context, self._context.situation.profile
         match step:
             case TakeNode():
-                self._take(step)
+                self._acquire(step)
             case PauseLast():
-                self._pause_last(step)
+                # Reads the Node again: a label that was edited meanwhile is paused, and restored, as it is now.
+                node = self.rewrite(
+                    step, lambda node, journal: pause_more(node, journal, profile, frozenset(step.keys))
+                )
+                self.paused_at = node.resource_version if node is not None else self.paused_at
             case MarkCleared():
-                self._mark_cleared(step)
+                self.rewrite(step, lambda _, journal: marked_cleared(journal, profile, step.revision))
             case GiveBack():
-                settler = self._context.settler
-                settler.give_back(settler.held or step.journal)
+                context.lock.release(context.lock.journal or step.journal)
             case StandDown():
                 self._stand_down(step)
             case _:
                 assert_never(step)
 
-    def _take(self, step: TakeNode) -> None:
-        cluster, settler = self._context.ports.cluster, self._context.settler
-        with self._window_opens_by(step):
-            journal, change = self._noted(step.journal, step.change, step)
-            with self._context.fence.taking(journal.owner):
-                settler.record(journal)
-                # Noted before it is done: a patch whose answer is lost may have been applied.
-                settler.took(journal)
-                taken = cluster.patch_node(settler.state.taking(change), step.resource_version)
-                settler.took(journal, taken)
-                settler.remove_record(self._context.situation.obs.journal, but=journal.record)
-                self.paused_at = taken.resource_version
-
-    @contextlib.contextmanager
-    def _window_opens_by(self, step: TakeNode) -> Generator[None, None, None]:
-        """Within it the journal tells of the window; it never opened where the node turns out to be another's."""
-        clock, window = self._context.ports.clock, self._context.ports.tally.window
-        is_first = opens(step) and not window.is_open
-        if is_first:
-            window.opens(clock.wall(), clock.monotonic())
+    def _acquire(self, step: TakeNode) -> None:
+        ports, lock = self._context.ports, self._context.lock
+        journal, change = self._with_step(step.journal, step.change, step)
         try:
-            yield
-        except (Conflict, OwnedElsewhere):
-            if is_first:
-                window.forget()
+            with self._context.fence.taking(journal.owner):
+                lock.record(journal)
+                # Before it is done: a patch whose answer is lost may have been applied.
+                lock.acquired(journal)
+                node = ports.cluster.patch_node(lock.state.taking(change), step.resource_version)
+                lock.acquired(journal, node)
+                lock.remove_record(self._context.situation.obs.journal, but=journal.record)
+                self.paused_at = node.resource_version
+        except (Conflict, OwnedElsewhere):  # the node turns out to be another run's, or to have changed
+            ports.log.disturbed_nothing()
             raise
 
-    def _pause_last(self, step: PauseLast) -> None:
-        """By a fresh look at the Node: a label that was edited meanwhile is paused, and restored, as it is now."""
-        profile, keys = self._context.situation.profile, frozenset(step.keys)
-        taken = self.rewrite(step, lambda node, journal: pause_more(node, journal, profile, keys))
-        if taken is not None:
-            self.paused_at = taken.resource_version
-
-    def _mark_cleared(self, step: MarkCleared) -> None:
-        profile = self._context.situation.profile
-        self.rewrite(step, lambda _, journal: marked_cleared(journal, profile, step.revision))
-
     def rewrite(self, step: Step, longer: Callable[[Node, Journal], tuple[Journal, NodeChange]]) -> Node | None:
-        """The Node with a longer journal, None where that is none. Raises OwnedElsewhere, and as a patch does."""
-        ports, settler = self._context.ports, self._context.settler
+        """The Node with a longer journal, None if it is not longer. Raises OwnedElsewhere, and as a patch does."""
+        ports, lock = self._context.ports, self._context.lock
 
         def changed(node: Node) -> NodeChange:
-            journal = settler.held
+            journal = lock.journal
             if journal is None:
                 raise OwnedElsewhere("the node is not taken by this run", "Run again.")
-            settler.refuse_foreign(node, journal)
+            lock.refuse_foreign(node, journal)
             written, change = longer(node, journal)
             if not change.is_empty:
-                written, change = self._noted(written, change, step)
-                settler.took(written)
+                written, change = self._with_step(written, change, step)
+                lock.acquired(written)
             return change
 
-        taken = patch_until_current(ports.cluster, ports.reporter, changed)
-        if taken is not None and settler.held is not None:
-            settler.took(settler.held, taken)
-        return taken
+        node = patch_until_current(ports.cluster, ports.reporter, changed)
+        if node is not None and lock.journal is not None:
+            lock.acquired(lock.journal, node)
+        return node
 
-    def _noted(self, journal: Journal, change: NodeChange, step: Step) -> tuple[Journal, NodeChange]:
-        """Both with what the journal has for its reader: the step that writes it, since when, and the window so far."""
+    def _with_step(self, journal: Journal, change: NodeChange, step: Step) -> tuple[Journal, NodeChange]:
+        """Both with what the journal shows readers: the step that writes it, since when, and the outage so far."""
         ports = self._context.ports
-        now, window = written_time(ports.clock.wall()), ports.tally.window.at(ports.clock.monotonic())
-        journal = replace(journal, window=window or journal.window)
+        journal = replace(journal, window=ports.outage() or journal.window)
+        now = written_time(ports.clock.wall())
         return with_step(journal, change, self._context.situation.profile, step.name, now)
 
     def _stand_down(self, step: StandDown) -> None:
@@ -696,7 +689,7 @@ class NodeSteps:
         ended = StandingDown(
             step.why, "Remove the host's driver if a container is to install one; otherwise no action is needed."
         )
-        state = self._context.settler.state
+        state = self._context.lock.state
         state.fails(ended)
         if step.key and not step.already_labelled:
             change = NodeChange(labels={step.key: step.value})

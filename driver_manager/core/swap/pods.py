@@ -8,7 +8,7 @@ from functools import partial
 from typing import assert_never
 
 from driver_manager.core.node import patch_until_current
-from driver_manager.core.pods import Evictor, NodeWait, PodWait, RestartWait, said_meanwhile
+from driver_manager.core.pods import Evictor, NodeWait, PodWait, RestartWait, progress_logged
 from driver_manager.core.swap.node import HURRY_S, RunContext
 from driver_manager.domain import events
 from driver_manager.domain.deadline import Deadline
@@ -144,26 +144,21 @@ class Handoff:
                 self._reporter.warn(f"{key} is not withdrawn: {error.what}")
 
 
-# Waits before anybody is disturbed, while the driver serves and all pods stay: what is in the way may go by itself.
-#
-# Owns how each of these steps is done, and how often is looked; whether to wait belongs to the planner, which looks at
-# everything anew after each of them. Depends on ports only.
-
 USERS_POLL_S = 0.2
-"""The kernel has no event for a falling module reference count, so it is looked at: a file for each module."""
+"""The kernel has no event for a falling module reference count, so it is polled: one file per module."""
 
-HOLDERS_LOOK_S = 5.0
-"""Between two looks at all processes, which cost more, where the count has not changed."""
+HOLDERS_POLL_S = 5.0
+"""Between two reads of all processes, which cost more, while the count stays the same."""
 
 CHANGE_POLL_S = 5.0
-LOOK_AGAIN_S = 30.0
-"""After so long everything is looked at again: Node and pods are two requests."""
+OBSERVE_AGAIN_S = 30.0
+"""After this long the run observes again: Node and pods are two requests."""
 
-LOOK_S = 60.0
+READ_S = 60.0
 
 
 class Waits:
-    """The waits of one observed node."""
+    """The waits before a pod is disturbed, while the driver serves. The planner sees what has changed after each."""
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
@@ -171,12 +166,20 @@ class Waits:
         self._ports = context.ports
 
     def do(self, step: AnyWaitStep) -> None:
-        """Do `step`; what it came to is for the next plan to see. Raises PodsRemain, Terminated."""
+        """Do `step`. Raises PodsRemain, Terminated."""
+        ports = self._ports
         match step:
             case WaitForMachines():
-                self._for_machines(step)
+                deadline, nodes = self._context.deadline.within(step.timeout_s), frozenset(step.nodes)
+                in_use = f"devices in use: {several(step.holders, '; ')}"
+                with progress_logged(ports.clock, ports.reporter, deadline, lambda: in_use):
+                    while not deadline.is_over and self._are_open(nodes):
+                        ports.clock.sleep(deadline.bound(HOLDERS_POLL_S))
             case WaitForHolders():
-                self._for_holders(step)
+                deadline, pids = self._context.deadline.within(step.timeout_s), frozenset(step.pids)
+                in_use = f"device in use: {several(step.holders, '; ')}"
+                with progress_logged(ports.clock, ports.reporter, deadline, lambda: in_use):
+                    self._until_released(pids, deadline)
             case WaitForStuckPods():
                 self._for_stuck_pods(step)
             case WaitAfterFailure():
@@ -184,42 +187,31 @@ class Waits:
             case _:
                 assert_never(step)
 
-    def _for_holders(self, step: WaitForHolders) -> None:
-        """Until none of the processes has the device any more, or the time is over."""
-        ports, deadline = self._ports, self._context.deadline.within(step.timeout_s)
-        in_use = f"device in use: {several(step.holders, '; ')}"
-        with said_meanwhile(ports.clock, ports.reporter, deadline, lambda: in_use):
-            self._until_let_go(frozenset(step.pids), deadline)
-
-    def _for_machines(self, step: WaitForMachines) -> None:
-        """Until nobody has one of the devices open any more, or the time is over."""
-        ports, deadline = self._ports, self._context.deadline.within(step.timeout_s)
-        in_use = f"devices in use: {several(step.holders, '; ')}"
-        with said_meanwhile(ports.clock, ports.reporter, deadline, lambda: in_use):
-            while not deadline.is_over and self._have_machines(frozenset(step.nodes)):
-                ports.clock.sleep(deadline.bound(HOLDERS_LOOK_S))
-
-    def _have_machines(self, nodes: frozenset[str]) -> bool:
-        """Whether somebody has one of the device nodes open, as far as that can be seen."""
+    def _are_open(self, nodes: frozenset[str]) -> bool:
+        """True if a process is seen to have one of the device nodes open."""
         try:
-            held = self._ports.devices.holders(nodes, self._context.soon(LOOK_S))
+            held = self._ports.devices.holders(nodes, self._context.soon(READ_S))
         except ManagerError:
             return False
-        return any(one.how != UNREAD for one in held)
+        return any(holder.how != UNREAD for holder in held)
 
-    def _until_let_go(self, pids: frozenset[int], deadline: Deadline) -> None:
-        count, look = self._count(), deadline.within(HOLDERS_LOOK_S)
+    def _until_released(self, pids: frozenset[int], deadline: Deadline) -> None:
+        """Return once none of the processes `pids` holds the device, or at the deadline.
+
+        Processes are read when the modules' reference count changes, and every HOLDERS_POLL_S.
+        """
+        count, next_read = self._count(), deadline.within(HOLDERS_POLL_S)
         while not deadline.is_over:
             self._ports.clock.sleep(deadline.bound(USERS_POLL_S))
             now = self._count()
-            if now == count and not look.is_over:
+            if now == count and not next_read.is_over:
                 continue
-            count, look = now, deadline.within(HOLDERS_LOOK_S)
-            if pids.isdisjoint(pid for pid, _ in self._who_holds(count)):
+            count, next_read = now, deadline.within(HOLDERS_POLL_S)
+            if pids.isdisjoint(pid for pid, _ in self._holders(count)):
                 return
 
     def _for_stuck_pods(self, step: WaitForStuckPods) -> None:
-        """Until they are gone. Raises PodsRemain, naming what holds each of them."""
+        """Wait until the pods are gone. Raises PodsRemain, which names what holds each of them."""
         ports, uids = self._ports, frozenset(step.uids)
         wait = PodWait(ports.cluster, ports.clock, ports.reporter, lambda pod: pod.uid in uids and not pod.has_left)
         try:
@@ -230,33 +222,30 @@ class Waits:
             raise PodsRemain(what, error.remedy) from error
 
     def _after_failure(self, step: WaitAfterFailure) -> None:
-        """Until it is time, something on the host changes, or all is to be looked at again."""
+        """Wait until the time is over, the processes in the way have gone, or the run has to observe again."""
         # Not the run's deadline: that is for what comes after.
-        deadline = self._context.soon(min(step.left_s, LOOK_AGAIN_S))
+        deadline = self._context.soon(min(step.left_s, OBSERVE_AGAIN_S))
         failure = self._situation.host.failure
         processes = frozenset(filter(is_process, failure.blockers if failure is not None else ()))
         count = self._count()
         while not deadline.is_over:
             self._ports.clock.sleep(deadline.bound(CHANGE_POLL_S))
-            if (now := self._count()) != count and self._are_gone(processes, now):
-                return
-            count = now
-
-    def _are_gone(self, processes: frozenset[str], count: int) -> bool:
-        """Whether the processes that stood in the way are gone, where any are known."""
-        return bool(processes) and processes.isdisjoint(process_blocker(*one) for one in self._who_holds(count))
+            if processes and (now := self._count()) != count:
+                count = now
+                if processes.isdisjoint(process_blocker(*holder) for holder in self._holders(count)):
+                    return
 
     def _count(self) -> int:
-        """How many users the driver's modules have, other than modules."""
+        """Reference count of the driver's modules, other modules not counted."""
         return users_of(self._ports.host.modules())
 
-    def _who_holds(self, count: int) -> frozenset[tuple[int, str]]:
-        """Number and name of each process that has the device; none where that cannot be seen."""
+    def _holders(self, count: int) -> frozenset[tuple[int, str]]:
+        """Pid and name of each process that holds the device; empty if they cannot be read."""
         try:
-            holders = self._ports.host.holders(self._context.soon(LOOK_S), count) if count else ()
+            holders = self._ports.host.holders(self._context.soon(READ_S), count) if count else ()
         except ManagerError:
             return frozenset()
-        return frozenset((one.pid, one.process) for one in holders if one.how != UNREAD)
+        return frozenset((holder.pid, holder.process) for holder in holders if holder.how != UNREAD)
 
 
 HOLDERS_S = 60.0

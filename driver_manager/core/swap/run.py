@@ -92,16 +92,9 @@ from driver_manager.domain.swap.steps import (
     WaitAfterFailure,
     WaitStep,
     earlier,
-    opens,
-    part_of,
 )
 from driver_manager.domain.swap.vfio import nodes_in_doubt, nodes_to_return
 from driver_manager.domain.text import FROM_ENVIRONMENT, is_digest, several
-
-# Walks a plan's steps: the only place with effects on a taken node, together with the modules that it hands them to.
-#
-# Owns the order, and what a step's end means for the plan. What happens when one fails belongs to
-# `driver_manager.core.swap.node`.
 
 NEWCOMERS = "newcomers"
 """Why to plan again: pods came between the observation and the cordon."""
@@ -145,20 +138,18 @@ class Executor:
                 if isinstance(step, StandDown | HoldForReboot | WaitStep):  # nothing is done to the driver meanwhile
                     work.close()
                 ports.reporter.step(number, len(steps), step.describe())
-                self._context.settler.state.reached(step.name)
-                self._measure(step)
+                self._context.lock.state.reached(step.name)
+                self._log(step)
                 if self._do(step) is Then.PLAN_AGAIN:
                     return NEWCOMERS
         self._modules.afterwards()
         return ""
 
-    def _measure(self, step: AnyStep) -> None:
-        """The time goes to `step` from now on; what takes the node opens the window when it is sure of it."""
-        clock, tally = self._context.ports.clock, self._context.ports.tally
-        tally.begins(step.name, clock.monotonic())
-        tally.window.turns_to(part_of(step), clock.monotonic())
-        if opens(step) and not isinstance(step, TakeNode):
-            tally.window.opens(clock.wall(), clock.monotonic())
+    def _log(self, step: AnyStep) -> None:
+        clock, log = self._context.ports.clock, self._context.ports.log
+        log.begins(step.name, step.part, clock.monotonic())
+        if step.disturbs:
+            log.disturbs(clock.wall(), clock.monotonic())
 
     def _do(self, step: AnyStep) -> Then:
         match step:
@@ -472,9 +463,9 @@ def summary(decided: Plan) -> str:
 
 
 def measured(ports: Ports) -> str:
-    """How long nobody was served, as the end of a sentence; "" where nobody was told to go."""
-    window = ports.tally.window.at(ports.clock.monotonic())
-    return "" if window is None else f"; {window.sentence()}"
+    """The outage as the end of a sentence; "" if no pod was asked to leave."""
+    outage = ports.outage()
+    return "" if outage is None else f"; {outage.sentence()}"
 
 
 def state_after(decided: Plan, situation: Situation) -> NodeState:
@@ -504,13 +495,12 @@ class Outcome(Frozen):
 
 
 class Again(Exception):
-    """Observe and plan anew. `after` names what was waited for; `settler` holds what was taken, seen as `obs`."""
+    """Observe and plan again. `after` names what was waited for; `lock` is what this run holds."""
 
-    def __init__(self, after: str, settler: NodeLock, obs: Observation) -> None:
+    def __init__(self, after: str, lock: NodeLock) -> None:
         super().__init__(after)
         self.after = after
-        self.settler = settler
-        self.obs = obs
+        self.lock = lock
 
 
 def reconcile(
@@ -589,7 +579,7 @@ class _Run:
         self._waited: frozenset[str] = frozenset()
         self._deadline = Deadline.after(policy.deadline_s, ports.clock.monotonic)
         self._fence = Fence(ports.host, ports.reporter)
-        self._kept: tuple[NodeLock, Observation] | None = None
+        self._lock: NodeLock | None = None
         self._is_rehearsed = False
         self._said_refused = set[str]()
 
@@ -599,42 +589,42 @@ class _Run:
         report_refused(obs.refused, ports, self._said_refused)
         warn_of_left(obs.left, ports.reporter, self._said_refused)
         may_load = self._policy.loader is not Loader.NONE
-        settler = NodeLock(ports, self._profile, obs, may_load=may_load)
+        lock = NodeLock(ports, self._profile, obs, may_load=may_load)
         if obs.host is not None:
-            settler.state.saw_host(obs.host)
+            lock.state.saw_host(obs.host)
         try:
             now, decided = decide(ports, obs, self._profile, self._policy, self._waited)
         except OwnedElsewhere:
             raise
         except ManagerError as error:
-            return self._refused(error, obs, settler)
+            return self._refused(error, obs, lock)
         self._go_on_measuring(obs)
         if not _ends_by_itself(decided):
-            settler.state.will_end_well(summary(decided), state_after(decided, now))
+            lock.state.will_end_well(summary(decided), state_after(decided, now))
         try:
             if _waits_after_failure(decided) and self._is_let_go(now, decided):
                 self._waited |= {AFTER_FAILURE}
                 now, decided = decide(ports, obs, self._profile, self._policy, self._waited)
-            settler.state.reached("preflight")
-            self._prepare(now, decided, settler.state)
+            lock.state.reached("preflight")
+            self._prepare(now, decided, lock.state)
             self._warm(decided)
-            waited_for = Executor(RunContext(ports, now, settler, self._fence, self._deadline), decided).run()
+            waited_for = Executor(RunContext(ports, now, lock, self._fence, self._deadline), decided).run()
         except (Conflict, OwnedElsewhere):
             raise
         except ManagerError as error:
-            return self._noted(_failed(error, ports, settler, obs), error, now, settler, decided)
+            return self._noted(_failed(error, ports, lock), error, now, lock, decided)
         except BaseException as error:
-            settler.state.breaks(error)
-            settler.after_failure(obs.journal)
-            settler.state.write()
+            lock.state.breaks(error)
+            lock.after_failure()
+            lock.state.write()
             raise
         if waited_for:
-            raise Again(waited_for, settler, now.obs)
-        settler.state.correct()
-        what = summary(decided) + measured(ports) + settler.evidence
+            raise Again(waited_for, lock)
+        lock.state.correct()
+        what = summary(decided) + measured(ports) + lock.evidence
         return Outcome(ExitCode.DONE, what, changed=bool(decided.steps))
 
-    def _refused(self, error: ManagerError, obs: Observation, settler: NodeLock) -> Outcome:
+    def _refused(self, error: ManagerError, obs: Observation, lock: NodeLock) -> Outcome:
         """The end of a run that cannot begin. Raises Conflict where another run was seen half done."""
         ports = self._ports
         if is_owned_elsewhere(obs, take_over=self._policy.take_over):  # nothing of that run's is given back
@@ -644,32 +634,32 @@ class _Run:
         if is_seen_half_done and _was_taken_since(obs, ports, self._profile):
             raise Conflict(f"{error.what}, but the Node was taken or released meanwhile", error.remedy) from error
         # A node that an earlier run left paused does not stay so because this run cannot even start.
-        settler.state.reached("preflight" if isinstance(error, PreflightFailed) else "plan")
+        lock.state.reached("preflight" if isinstance(error, PreflightFailed) else "plan")
         if obs.host is None:
             return _plain(error)
         # A node that is left out of upgrades was asked for by hand: that is no news of its driver.
-        return _failed(error, ports, settler, obs, is_news=not isinstance(error, StandingDown))
+        return _failed(error, ports, lock, is_news=not isinstance(error, StandingDown))
 
     def _go_on_measuring(self, obs: Observation) -> None:
         """The window that the run before opened, whose journal was found and is ours to go on from, is still open."""
         clock, before = self._ports.clock, earlier(obs.journal)
         if before is not None:
-            self._ports.tally.window.goes_on(before, clock.wall(), clock.monotonic())
+            self._ports.log.resumes(before, clock.wall(), clock.monotonic())
 
     def go_on(self, again: Again) -> None:
         """The next attempt follows what `again` waited for."""
         if again.after == AFTER_FAILURE:  # everything is as it was, and the run only begins
             self._deadline = Deadline.after(self._policy.deadline_s, self._ports.clock.monotonic)
             return
-        if again.after in (HOLDERS, STUCK) and again.settler.held is None:  # each once, and nobody is disturbed yet
+        if again.after in (HOLDERS, STUCK) and again.lock.journal is None:  # each once, and nobody is disturbed yet
             self._deadline = Deadline.after(self._policy.deadline_s, self._ports.clock.monotonic)
         self._waited |= {again.after}
-        self._kept = (again.settler, again.obs)
+        self._lock = again.lock
 
     def failed(self, error: ManagerError) -> Outcome:
         """The end between two attempts: what an earlier one took is given back."""
-        if self._kept is not None:
-            return _failed(error, self._ports, *self._kept)
+        if self._lock is not None:
+            return _failed(error, self._ports, self._lock)
         if self._here is None or isinstance(error, ApiUnavailable):
             return _plain(error)
         _show_blindness(error, self._ports, self._profile, self._here)
@@ -696,7 +686,7 @@ class _Run:
         ports = self._ports
         loads = [step for step in decided.steps if isinstance(step, LoadModules)]
         plans_again = any(isinstance(step, PlanAgain) for step in decided.steps)
-        if not loads or plans_again or ports.tally.window.is_open or not any(map(opens, decided.steps)):
+        if not loads or plans_again or ports.log.is_open or not any(step.disturbs for step in decided.steps):
             return
         read = ports.host.warm(loads[0].source, self._deadline.within(WARM_S))
         if read >= LEAST_SAID_BYTES:
@@ -711,11 +701,11 @@ class _Run:
         return bool(pods) and not evictor.rehearse(pods).warnings
 
     def _noted(
-        self, outcome: Outcome, error: ManagerError, situation: Situation, settler: NodeLock, decided: Plan
+        self, outcome: Outcome, error: ManagerError, situation: Situation, lock: NodeLock, decided: Plan
     ) -> Outcome:
         """`outcome`, with when the next run tries again if it waits at all, which is noted on the host for it."""
         ports = self._ports
-        failure = failure_to_record(situation, error, ports.clock.monotonic()) if settler.has_taken else None
+        failure = failure_to_record(situation, error, ports.clock.monotonic()) if lock.was_acquired else None
         if failure is None:
             return outcome
         try:
@@ -723,7 +713,7 @@ class _Run:
         except ManagerError as problem:
             ports.reporter.warn(f"the next run will not wait before it retries: {problem.what}")
             return outcome
-        if not (settler.has_given_back and disturbs(decided)):
+        if not (lock.is_released and disturbs(decided)):
             return outcome
         seconds = wait_s(failure.attempts, self._policy.retry_wait_s)
         until = time_of_day(ports.clock.wall() + seconds)
@@ -792,15 +782,15 @@ def _plain(error: ManagerError) -> Outcome:
     return Outcome(error.exit_code, error.what, error.remedy)
 
 
-def _failed(error: ManagerError, ports: Ports, settler: NodeLock, obs: Observation, *, is_news: bool = True) -> Outcome:
-    """The end of a run that failed: settled, and shown on the Node where it `is_news`."""
+def _failed(error: ManagerError, ports: Ports, lock: NodeLock, *, is_news: bool = True) -> Outcome:
+    """The outcome of a run that failed: the node is released or held; shown on the Node if it `is_news`."""
     is_ending = ports.clock.is_ending()
     if isinstance(error, ModuleStuck):
-        settler.driver_is_stuck()
-    settler.state.fails(error)
-    settled = settler.after_failure(obs.journal, hurry=is_ending)
+        lock.driver_is_stuck()
+    lock.state.fails(error)
+    settled = lock.after_failure(hurry=is_ending)
     expected = isinstance(error, StandingDown) and not isinstance(error, Terminated)
     what = f"{error.what}; {settled}" if settled and not expected else error.what
     if is_news and not is_ending:  # killed soon: the Event comes first
-        settler.state.write(what)
-    return Outcome(error.exit_code, what + measured(ports) + settler.evidence, error.remedy, changed=True)
+        lock.state.write(what)
+    return Outcome(error.exit_code, what + measured(ports) + lock.evidence, error.remedy, changed=True)

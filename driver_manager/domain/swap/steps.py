@@ -6,8 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from driver_manager.domain.host import DriverSource, Marker, RebootWish
 from driver_manager.domain.journal import Journal
@@ -35,7 +34,9 @@ EVICT_PODS: Right = ("create", "pods/eviction")
 
 
 class Step(Frozen, ABC):
-    """One thing that a run does."""
+    """One thing that a run does. `part` is the part of the outage that its time belongs to."""
+
+    part: ClassVar[OutagePart] = OutagePart.OTHER
 
     @property
     def name(self) -> str:
@@ -48,7 +49,12 @@ class Step(Frozen, ABC):
 
     @abstractmethod
     def rights(self) -> tuple[Right, ...]:
-        """What it needs beyond the reads that made the plan."""
+        """The rights that it needs beyond the reads that made the plan."""
+
+    @property
+    def disturbs(self) -> bool:
+        """True if a pod or a service has to leave because of it: the outage begins with it at the latest."""
+        return False
 
 
 def named_pods(pods: tuple[str, ...]) -> str:
@@ -73,6 +79,7 @@ def _named(functions: tuple[PciFunction, ...]) -> str:
 class KeepBindings(DeviceStep):
     """Record on the host what the functions are bound to, for the way back: the record outlives the release."""
 
+    part = OutagePart.UNLOAD
     path: str
     bindings: tuple[Binding, ...]
 
@@ -83,6 +90,7 @@ class KeepBindings(DeviceStep):
 class OverrideDrivers(DeviceStep):
     """Let no other driver than the functions' vfio driver bind them from now on; the driver that has them stays."""
 
+    part = OutagePart.UNLOAD
     functions: tuple[PciFunction, ...]
 
     def describe(self) -> str:
@@ -92,6 +100,7 @@ class OverrideDrivers(DeviceStep):
 class RemoveVirtualFunctions(DeviceStep):
     """Take away the virtual functions of the physical ones in `functions`: they stay when those lose their driver."""
 
+    part = OutagePart.UNLOAD
     functions: tuple[PciFunction, ...]
 
     def describe(self) -> str:
@@ -102,6 +111,7 @@ class RemoveVirtualFunctions(DeviceStep):
 class LoadVfio(DeviceStep):
     """Load the modules that hand devices to virtual machines; one that is loaded stays as it is."""
 
+    part = OutagePart.LOAD
     modules: tuple[str, ...]
 
     def describe(self) -> str:
@@ -111,6 +121,7 @@ class LoadVfio(DeviceStep):
 class BindToVfio(DeviceStep):
     """Let the vfio drivers have the functions, auxiliary ones first taken from theirs, and read back that they do."""
 
+    part = OutagePart.LOAD
     functions: tuple[PciFunction, ...]
 
     def describe(self) -> str:
@@ -124,6 +135,7 @@ class ReturnDevices(DeviceStep):
     `left`: functions that have to get their virtual ones again, once they have their driver.
     """
 
+    part = OutagePart.INSTALL
     functions: tuple[PciFunction, ...]
     originals: tuple[Binding, ...]
     path: str
@@ -140,6 +152,7 @@ class ReturnDevices(DeviceStep):
 class MakeVirtualFunctions(DeviceStep):
     """Give functions, which have their driver, as many virtual ones as they had. It ends the record at `path`."""
 
+    part = OutagePart.LOAD
     bindings: tuple[Binding, ...]
     path: str
 
@@ -165,17 +178,22 @@ AnyDeviceStep = (
 class ModuleStep(Step):
     """What is done to the driver in the kernel."""
 
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
 
 class StopServices(ModuleStep):
     """Stop host services that hold the device; they are started again on every way out."""
 
+    part = OutagePart.DEVICE
     names: tuple[str, ...]
 
     def describe(self) -> str:
         return f"stop host service(s) {', '.join(self.names)}"
 
-    def rights(self) -> tuple[Right, ...]:
-        return ()
+    @property
+    def disturbs(self) -> bool:
+        return True
 
 
 class WaitForDevice(ModuleStep):
@@ -184,6 +202,7 @@ class WaitForDevice(ModuleStep):
     `whose` says in words which pods these are.
     """
 
+    part = OutagePart.DEVICE
     timeout_s: float
     apart: tuple[str, ...] = ()
     whose: str = "the driver pod"
@@ -192,20 +211,15 @@ class WaitForDevice(ModuleStep):
         but = f", apart from {self.whose}" if self.apart else ""
         return f"wait up to {self.timeout_s:g} s for the device to be free{but}"
 
-    def rights(self) -> tuple[Right, ...]:
-        return ()
-
 
 class RemoveConflicting(ModuleStep):
     """Unload modules that must not be loaded beside the driver; where none comes of it they are loaded again."""
 
+    part = OutagePart.UNLOAD
     names: tuple[str, ...]
 
     def describe(self) -> str:
         return f"unload conflicting module(s) {' → '.join(self.names)}"
-
-    def rights(self) -> tuple[Right, ...]:
-        return ()
 
 
 class UnloadModules(ModuleStep):
@@ -215,6 +229,7 @@ class UnloadModules(ModuleStep):
     before their successors have it open. `pods` are their names.
     """
 
+    part = OutagePart.UNLOAD
     names: tuple[str, ...]
     clients: tuple[str, ...] = ()
     pods: tuple[str, ...] = ()
@@ -228,17 +243,19 @@ class UnloadModules(ModuleStep):
     def rights(self) -> tuple[Right, ...]:
         return (EVICT_PODS,) if self.clients else ()
 
+    @property
+    def disturbs(self) -> bool:
+        return True
+
 
 class SetFirmwarePath(ModuleStep):
     """Let the kernel look for firmware in the folder that the profile names, before its own."""
 
+    part = OutagePart.LOAD
     path: str
 
     def describe(self) -> str:
         return f"set firmware_class.path to {self.path}"
-
-    def rights(self) -> tuple[Right, ...]:
-        return ()
 
 
 class LoadModules(ModuleStep):
@@ -247,6 +264,7 @@ class LoadModules(ModuleStep):
     `also` are further modules of the driver that were loaded before, as its peers above the roots.
     """
 
+    part = OutagePart.LOAD
     source: DriverSource
     previous: DriverSource | None
     previous_digest: str = ""
@@ -257,13 +275,11 @@ class LoadModules(ModuleStep):
         names = ", ".join(self.source.sequence)
         return f"load {names}{version} from {self.source.root} and verify it"
 
-    def rights(self) -> tuple[Right, ...]:
-        return ()
-
 
 class RecordDigest(ModuleStep):
     """Write the digest to the state file, and where the driver came from."""
 
+    part = OutagePart.LOAD
     path: str
     digest: str
     record_path: str
@@ -271,9 +287,6 @@ class RecordDigest(ModuleStep):
 
     def describe(self) -> str:
         return f"record digest {in_words(self.digest)} in {self.path}"
-
-    def rights(self) -> tuple[Right, ...]:
-        return ()
 
 
 AnyModuleStep = (
@@ -287,29 +300,28 @@ AnyModuleStep = (
 class MountStep(Step):
     """What is done to mounts and files of the host."""
 
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
 
 class UnmountDriverRoot(MountStep):
     """Unmount what an earlier driver container left mounted at the driver root, the last mounted first."""
 
+    part = OutagePart.INSTALL
     mounts: tuple[str, ...]
 
     def describe(self) -> str:
         return f"unmount the stale driver root {self.mounts[-1]} ({len(self.mounts)} mount(s))"
 
-    def rights(self) -> tuple[Right, ...]:
-        return ()
-
 
 class RemoveArtifacts(MountStep):
     """Remove files that speak of a driver which is no longer there, or of an earlier run's failure."""
 
+    part = OutagePart.INSTALL
     paths: tuple[str, ...]
 
     def describe(self) -> str:
         return f"remove {', '.join(self.paths)}"
-
-    def rights(self) -> tuple[Right, ...]:
-        return ()
 
 
 AnyMountStep = UnmountDriverRoot | RemoveArtifacts
@@ -321,10 +333,14 @@ AnyMountStep = UnmountDriverRoot | RemoveArtifacts
 class NodeStep(Step):
     """What is done to the Node."""
 
+    def rights(self) -> tuple[Right, ...]:
+        return (PATCH_NODES,)
+
 
 class TakeNode(NodeStep):
     """Pause operands, set our cordon and write the journal, in one patch that expects `resource_version`."""
 
+    part = OutagePart.OPERANDS
     journal: Journal
     change: NodeChange
     resource_version: str
@@ -338,20 +354,23 @@ class TakeNode(NodeStep):
             parts.append("cordon")
         return f"take the node: {', '.join([*parts, 'write the journal'])}"
 
-    def rights(self) -> tuple[Right, ...]:
-        return (PATCH_NODES,)
+    @property
+    def disturbs(self) -> bool:
+        return bool(self.journal.paused)
 
 
 class PauseLast(NodeStep):
     """Pause what must leave last, by a second patch that adds it to the journal."""
 
+    part = OutagePart.OPERANDS
     keys: tuple[str, ...]
 
     def describe(self) -> str:
         return f"pause {', '.join(self.keys)}, after the last claim is released"
 
-    def rights(self) -> tuple[Right, ...]:
-        return (PATCH_NODES,)
+    @property
+    def disturbs(self) -> bool:
+        return True
 
 
 class MarkCleared(NodeStep):
@@ -362,13 +381,11 @@ class MarkCleared(NodeStep):
     def describe(self) -> str:
         return f"record that the node is cleared for revision {self.revision}"
 
-    def rights(self) -> tuple[Right, ...]:
-        return (PATCH_NODES,)
-
 
 class GiveBack(NodeStep):
     """Restore labels that still hold our value, lift our cordon, remove the journal, in one patch."""
 
+    part = OutagePart.BACK
     journal: Journal
 
     def describe(self) -> str:
@@ -376,9 +393,6 @@ class GiveBack(NodeStep):
         parts += ["lift the run's cordon"] if self.journal.cordoned else []
         parts += [f"start {', '.join(self.journal.services)}"] if self.journal.services else []
         return f"release the node: {', '.join([*parts, 'remove the journal'])}"
-
-    def rights(self) -> tuple[Right, ...]:
-        return (PATCH_NODES,)
 
 
 class StandDown(NodeStep):
@@ -429,6 +443,7 @@ class AskOperator(OperatorStep):
     but what is going; then it is only waited for.
     """
 
+    part = OutagePart.EVICT
     key: str
     state_key: str
     state: str
@@ -442,6 +457,10 @@ class AskOperator(OperatorStep):
 
     def rights(self) -> tuple[Right, ...]:
         return (PATCH_NODES, WATCH_PODS) if self.asks else (WATCH_PODS,)
+
+    @property
+    def disturbs(self) -> bool:
+        return True
 
 
 class WithdrawSafeLoad(OperatorStep):
@@ -470,6 +489,7 @@ class PodStep(Step):
 class WaitForOperands(PodStep):
     """Wait until no pod is left on the node that was placed by one of the paused keys."""
 
+    part = OutagePart.OPERANDS
     keys: tuple[str, ...]
     pods: tuple[str, ...]
     timeout_s: float
@@ -486,6 +506,7 @@ class WaitForOperands(PodStep):
 class WaitForCompletion(PodStep):
     """Give the pods that `selector` matches time to end by themselves; those that do not are evicted after it."""
 
+    part = OutagePart.EVICT
     selector: Selector
     pods: tuple[str, ...]
     timeout_s: float
@@ -503,6 +524,7 @@ class EvictWorkloads(PodStep):
     `leaving` are those that terminate already.
     """
 
+    part = OutagePart.EVICT
     pods: tuple[str, ...]
     leaving: tuple[str, ...]
     timeout_s: float
@@ -517,10 +539,15 @@ class EvictWorkloads(PodStep):
     def rights(self) -> tuple[Right, ...]:
         return (EVICT_PODS, WATCH_PODS) if self.pods or self.drains else (WATCH_PODS,)
 
+    @property
+    def disturbs(self) -> bool:
+        return bool(self.pods) or self.drains
+
 
 class DrainNode(PodStep):
     """Evict every pod but those of DaemonSets, and wait until they are gone. `timeout_s` 0: until the deadline."""
 
+    part = OutagePart.EVICT
     pods: tuple[str, ...]
     timeout_s: float
 
@@ -531,10 +558,15 @@ class DrainNode(PodStep):
     def rights(self) -> tuple[Right, ...]:
         return (EVICT_PODS, WATCH_PODS)
 
+    @property
+    def disturbs(self) -> bool:
+        return True
+
 
 class WaitForRestart(PodStep):
     """Keep the node as it is until the driver pods `uids`, which somebody else deletes, have left."""
 
+    part = OutagePart.UNLOAD
     uids: tuple[str, ...]
     pods: tuple[str, ...]
 
@@ -625,6 +657,9 @@ AnyRebootStep = RequestReboot | HoldForReboot | ClearRebootRequest | EndWithoutR
 class SlotStep(Step):
     """What is done to the driver root and the slots beside it."""
 
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
 
 class KeepRoot(SlotStep):
     """Record what is in the folder at the driver root, so that it is a slot once the root leads elsewhere."""
@@ -636,9 +671,6 @@ class KeepRoot(SlotStep):
     def describe(self) -> str:
         return f"record the driver tree in {self.root}, so that it can be restored"
 
-    def rights(self) -> tuple[Right, ...]:
-        return ()
-
 
 class FlipRoot(SlotStep):
     """Let the driver root lead to the slot at `target`; `slot` is that one for people.
@@ -647,6 +679,7 @@ class FlipRoot(SlotStep):
     again if the driver does not load, "" where there is no way back.
     """
 
+    part = OutagePart.INSTALL
     root: str
     target: str
     slot: str
@@ -655,9 +688,6 @@ class FlipRoot(SlotStep):
 
     def describe(self) -> str:
         return f"flip {self.root} to the staged slot {self.slot}"
-
-    def rights(self) -> tuple[Right, ...]:
-        return ()
 
 
 class RemoveSlots(SlotStep):
@@ -668,9 +698,6 @@ class RemoveSlots(SlotStep):
 
     def describe(self) -> str:
         return f"remove {len(self.names)} old slot(s): {', '.join(self.names)}"
-
-    def rights(self) -> tuple[Right, ...]:
-        return ()
 
 
 AnySlotStep = KeepRoot | FlipRoot | RemoveSlots
@@ -695,6 +722,7 @@ class WaitForHolders(WaitStep):
     `is_undisturbed`: nobody was made to leave so far.
     """
 
+    part = OutagePart.DEVICE
     pids: tuple[int, ...]
     holders: tuple[str, ...]
     timeout_s: float
@@ -711,6 +739,7 @@ class WaitForHolders(WaitStep):
 class WaitForStuckPods(WaitStep):
     """Wait for pods that should have ended long before this run began."""
 
+    part = OutagePart.OPERANDS
     uids: tuple[str, ...]
     pods: tuple[str, ...]
     timeout_s: float
@@ -750,6 +779,7 @@ class WaitAfterFailure(WaitStep):
 class WaitForMachines(WaitStep):
     """Wait until no virtual machine has one of the device `nodes` open any more. `holders` names who has them."""
 
+    part = OutagePart.DEVICE
     nodes: tuple[str, ...]
     holders: tuple[str, ...]
     timeout_s: float
@@ -868,77 +898,10 @@ def as_json(value: Any) -> Any:
     return [as_json(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-# Which step of a plan is which part of the window, and which steps make somebody leave.
-#
-# Owns that one table. Pure.
-
-PARTS: Mapping[type[Step], OutagePart] = MappingProxyType(
-    {
-        TakeNode: OutagePart.OPERANDS,
-        PauseLast: OutagePart.OPERANDS,
-        WaitForOperands: OutagePart.OPERANDS,
-        WaitForStuckPods: OutagePart.OPERANDS,
-        WaitForCompletion: OutagePart.EVICT,
-        EvictWorkloads: OutagePart.EVICT,
-        DrainNode: OutagePart.EVICT,
-        AskOperator: OutagePart.EVICT,
-        StopServices: OutagePart.DEVICE,
-        WaitForDevice: OutagePart.DEVICE,
-        WaitForHolders: OutagePart.DEVICE,
-        WaitForMachines: OutagePart.DEVICE,
-        RemoveConflicting: OutagePart.UNLOAD,
-        UnloadModules: OutagePart.UNLOAD,
-        WaitForRestart: OutagePart.UNLOAD,
-        UnmountDriverRoot: OutagePart.INSTALL,
-        RemoveArtifacts: OutagePart.INSTALL,
-        FlipRoot: OutagePart.INSTALL,
-        KeepBindings: OutagePart.UNLOAD,
-        OverrideDrivers: OutagePart.UNLOAD,
-        RemoveVirtualFunctions: OutagePart.UNLOAD,
-        LoadVfio: OutagePart.LOAD,
-        BindToVfio: OutagePart.LOAD,
-        ReturnDevices: OutagePart.INSTALL,
-        MakeVirtualFunctions: OutagePart.LOAD,
-        SetFirmwarePath: OutagePart.LOAD,
-        LoadModules: OutagePart.LOAD,
-        RecordDigest: OutagePart.LOAD,
-        GiveBack: OutagePart.BACK,
-        KeepRoot: OutagePart.OTHER,
-        RemoveSlots: OutagePart.OTHER,
-        MarkCleared: OutagePart.OTHER,
-        StandDown: OutagePart.OTHER,
-        WaitForSafeLoad: OutagePart.OTHER,
-        WithdrawSafeLoad: OutagePart.OTHER,
-        WaitAfterFailure: OutagePart.OTHER,
-        RequestReboot: OutagePart.OTHER,
-        HoldForReboot: OutagePart.OTHER,
-        ClearRebootRequest: OutagePart.OTHER,
-        EndWithoutReboot: OutagePart.OTHER,
-        PlanAgain: OutagePart.OTHER,
-    }
-)
-"""Every kind of step. The end of LoadModules, when the modules are in, is the part PROBE: who loads says when."""
-
-
-def part_of(step: Step) -> OutagePart:
-    """What the time of `step` goes to while a window is open."""
-    return PARTS.get(type(step), OutagePart.OTHER)
-
-
-def opens(step: Step) -> bool:
-    """Whether somebody has to leave because of `step`: a window opens with it at the latest."""
-    match step:
-        case TakeNode():
-            return bool(step.journal.paused)
-        case EvictWorkloads():
-            return bool(step.pods) or step.drains
-    return isinstance(step, PauseLast | DrainNode | AskOperator | StopServices | UnloadModules)
-
-
 def earlier(journal: Journal | None) -> Outage | None:
-    """The window that the run which wrote `journal` opened, None where it told nobody to go.
+    """The outage that began in the run which wrote `journal`, None if that asked no pod to leave.
 
-    A version that measured none has noted when it took the node, and what it paused.
+    A journal of a version that measured no outage has the time of the acquisition and the paused labels.
     """
     if journal is None or journal.window is not None or not journal.paused:
         return None if journal is None else journal.window

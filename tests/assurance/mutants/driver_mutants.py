@@ -7,7 +7,7 @@ from tests.assurance.mutants.mutant import Mutant
 STUCK = "unit/swap/test_reconcile_stuck.py::"
 LOAD_AT_BOOT = "unit/swap/test_load_at_boot.py::"
 REBOOT_HOST = "unit/adapters/test_reboot_host.py::"
-PLANNER_REBOOT = "unit/swap/test_planner_reboot.py::"
+PLANS = "unit/swap/test_plans.py"
 TREE = "unit/adapters/test_module_tree.py::"
 WISHES = "unit/swap/test_reboot_wishes.py::"
 SEES_THE_ROOT = "unit/swap/test_driver_root.py::test_a_pod_is_named_that_still_sees_the_root_after_the_unmount"
@@ -81,7 +81,7 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
         "domain/swap/planner.py",
         "(request, *back, hold)",
         "(request, hold)",
-        (PLANNER_REBOOT + "test_a_node_that_a_dead_run_left_taken_is_given_back_before_a_reboot_is_waited_for",),
+        (PLANS,),
     ),
     Mutant(
         "dangling-link-handed-to-modprobe",
@@ -168,7 +168,7 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
         "stuck-driver-released",
         "a node whose driver is stuck while unloading stays paused",
         "core/swap/node.py",
-        "        if self._is_driver_stuck:",
+        "        if self._driver is DriverNow.STUCK:",
         "        if False:",
         (STUCK + "test_the_node_is_held_and_the_message_says_that_only_a_reboot_helps",),
     ),

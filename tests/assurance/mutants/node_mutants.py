@@ -10,11 +10,11 @@ NODE_MUTANTS = (
         "two-patch-pause",
         "pause, cordon and journal are one patch",
         "core/swap/node.py",
-        "                taken = cluster.patch_node(settler.state.taking(change), step.resource_version)\n",
+        "                node = ports.cluster.patch_node(lock.state.taking(change), step.resource_version)\n",
         "                later = {key: change.annotations[key] for key in change.annotations}\n"
         "                first = NodeChange(change.labels, {}, change.unschedulable)\n"
-        "                taken = cluster.patch_node(first, step.resource_version)\n"
-        "                taken = cluster.patch_node(NodeChange(annotations=later), taken.resource_version)\n",
+        "                node = ports.cluster.patch_node(first, step.resource_version)\n"
+        "                node = ports.cluster.patch_node(NodeChange(annotations=later), node.resource_version)\n",
         ("unit/swap/test_executor.py::test_one_reconcile_with_operands_is_five_requests",),
     ),
     Mutant(
@@ -79,7 +79,7 @@ NODE_MUTANTS = (
         "domain/swap/preflight.py",
         "    if situation.host.digest != situation.obs.digest:\n",
         "    if situation.host.digest.lower() != situation.obs.digest.lower():\n",
-        ("unit/swap/test_planner.py::test_a_driver_is_replaced_for_a_stated_reason",),
+        ("unit/swap/test_plans.py",),
     ),
     Mutant(
         "old-driver-of-another-boot",
@@ -193,8 +193,8 @@ NODE_MUTANTS = (
         "released-before-its-services",
         "the host services that a run stopped are started before the node is released",
         "core/swap/node.py",
-        "        if self._taken is None or self._to_load_again or (journal.services and not self._services_started):",
-        "        if self._taken is None or self._to_load_again:",
+        "if not is_confirmed or self._to_reload or not self._started.issuperset(journal.services):",
+        "if not is_confirmed or self._to_reload:",
         ("unit/swap/test_settling.py::test_services_are_started_before_the_node_is_given_back",),
     ),
     Mutant(
@@ -209,8 +209,8 @@ NODE_MUTANTS = (
         "no-resource-version",
         "a node edited between observation and pause is observed again",
         "core/swap/node.py",
-        "patch_node(settler.state.taking(change), step.resource_version)",
-        "patch_node(settler.state.taking(change), None)",
+        "patch_node(lock.state.taking(change), step.resource_version)",
+        "patch_node(lock.state.taking(change), None)",
         ("unit/swap/test_executor.py::test_a_node_edited_before_the_pause_is_observed_again",),
     ),
     Mutant(
@@ -235,7 +235,7 @@ NODE_MUTANTS = (
         "domain/swap/preflight.py",
         "    if journal is None or not is_owned_elsewhere(obs, take_over=take_over):\n",
         "    if journal is None or not take_over:\n",
-        ("unit/swap/test_planner_refusals.py",),
+        ("unit/swap/test_plans.py",),
     ),
     Mutant(
         "taken-over-node-released",
@@ -249,7 +249,7 @@ NODE_MUTANTS = (
         "released-without-a-driver",
         "operands are not restored on a node whose old driver is gone",
         "core/swap/node.py",
-        "        if not is_there:\n",
+        "        if not is_loaded:\n",
         "        if False:\n",
         ("unit/swap/test_settling.py::test_a_node_whose_old_driver_is_gone_is_held_with_its_journal",),
     ),
@@ -265,8 +265,8 @@ NODE_MUTANTS = (
         "taken-node-forgotten",
         "a node is released even if the answer to the patch that took it was lost",
         "core/swap/node.py",
-        "                settler.took(journal)\n                taken = cluster.patch_node(",
-        "                taken = cluster.patch_node(",
+        "                lock.acquired(journal)\n                node = ports.cluster.patch_node(",
+        "                node = ports.cluster.patch_node(",
         ("unit/swap/test_reconcile_properties.py::test_an_api_server_that_fails_at_any_call_loses_nothing",),
     ),
     Mutant(
@@ -331,7 +331,7 @@ NODE_MUTANTS = (
         "domain/swap/planner.py",
         "    taken = taking(situation, stale, cordon=False) if owns else ()",
         "    taken = taking(situation, pause_in_two(situation)[0], cordon=False) if owns else ()",
-        ("unit/swap/test_planner.py::test_only_pods_bound_to_a_stale_root_are_bounced_when_nothing_is_loaded",),
+        ("unit/swap/test_plans.py",),
     ),
     Mutant(
         "dra-plugin-first",
@@ -339,7 +339,7 @@ NODE_MUTANTS = (
         "domain/swap/building.py",
         "    return keys - last, (keys & last) - paused_keys(situation.obs.node, situation.profile)",
         "    return keys, frozenset()",
-        ("unit/swap/test_planner_workloads.py::test_the_dra_plugin_is_paused_only_after_the_claim_holders_have_left",),
+        ("unit/swap/test_plans.py",),
     ),
     Mutant(
         "unload-before-the-pods-left",
@@ -382,9 +382,7 @@ NODE_MUTANTS = (
         "domain/swap/planner.py",
         "    if situation.profile.strategy is Strategy.REBOOT:\n        return plan_reboot_driver",
         "    if False:\n        return plan_reboot_driver",
-        (
-            "unit/swap/test_planner_reboot.py::test_a_driver_of_strategy_reboot_is_never_unloaded_but_a_reboot_requested",
-        ),
+        ("unit/swap/test_plans.py",),
     ),
     Mutant(
         "digest-before-verification",
@@ -394,7 +392,7 @@ NODE_MUTANTS = (
         "        *_firmware_path(situation),\n"
         "        RecordDigest(paths.state_file, digest, paths.load_record, source),\n"
         "        LoadModules(",
-        ("unit/swap/test_planner.py::test_the_full_path_with_a_manager_loads_records_and_knows_the_way_back",),
+        ("unit/swap/test_plans.py",),
     ),
     Mutant(
         "equal-digest-is-current",
@@ -403,7 +401,7 @@ NODE_MUTANTS = (
         "    if not is_loaded(situation.host, situation.profile):\n        return _first_install",
         "    if not is_loaded(situation.host, situation.profile) and situation.host.digest != situation.obs.digest:\n"
         "        return _first_install",
-        ("unit/swap/test_planner.py::test_an_equal_digest_with_no_module_loaded_is_not_current",),
+        ("unit/swap/test_plans.py",),
     ),
     Mutant(
         "no-rollback",

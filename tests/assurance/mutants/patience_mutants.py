@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.assurance.mutants.mutant import Mutant
 
-OBSTACLES = "unit/swap/test_obstacles.py"
+PLANS = "unit/swap/test_plans.py"
 RETRY_WAIT = "unit/swap/test_retry_wait.py"
 
 PATIENCE_MUTANTS = (
@@ -14,7 +14,7 @@ PATIENCE_MUTANTS = (
         "domain/swap/eviction.py",
         "        return holder.service not in _stopped(situation)\n",
         "        return False\n",
-        (OBSTACLES, "unit/swap/test_patience.py"),
+        (PLANS, "unit/swap/test_patience.py"),
     ),
     Mutant(
         "stuck-after-the-pause",
@@ -22,7 +22,7 @@ PATIENCE_MUTANTS = (
         "domain/swap/eviction.py",
         "    if not stuck or STUCK in situation.waited:\n",
         "    if stuck or STUCK in situation.waited:\n",
-        (f"{OBSTACLES}::test_a_stuck_operand_is_waited_for_before_anybody_is_paused",),
+        (PLANS,),
     ),
     Mutant(
         "unmoved-pod-found-late",
@@ -30,7 +30,7 @@ PATIENCE_MUTANTS = (
         "domain/pods/workloads.py",
         "    return not pod.deleting and (pod.is_mirror or pod.owner_kind in UNMOVED_OWNERS)\n",
         "    return False\n",
-        (f"{OBSTACLES}::test_a_pod_that_no_label_moves_is_refused_before_the_pause_with_its_name_and_remedy",),
+        (PLANS,),
     ),
     Mutant(
         "frozen-kernel-tried",
@@ -38,7 +38,7 @@ PATIENCE_MUTANTS = (
         "domain/swap/preflight.py",
         "    if not situation.host.are_modules_frozen:\n",
         "    if situation.host.boot_id:\n",
-        (f"{OBSTACLES}::test_what_this_kernel_never_does_is_refused_before_the_first_change",),
+        (PLANS,),
     ),
     Mutant(
         "permanent-module-tried",
@@ -127,7 +127,7 @@ PATIENCE_MUTANTS = (
         "domain/pods/workloads.py",
         "    keys, inverse = profile.deploy_keys(labels) - places_us, profile",
         "    keys, inverse = profile.deploy_keys(labels), profile",
-        ("unit/swap/test_uninstall.py::test_the_key_that_places_us_is_never_paused_and_we_are_not_waited_for",),
+        ("unit/swap/test_plans.py",),
     ),
     Mutant(
         "vfio-node-labelled-pre-installed",
@@ -135,7 +135,7 @@ PATIENCE_MUTANTS = (
         "domain/swap/planner.py",
         " and is_host_driver(situation) and not places_us(situation)\n",
         " and is_host_driver(situation)\n",
-        ("unit/swap/test_uninstall.py::test_the_hosts_own_driver_is_uninstalled_and_the_node_not_labelled",),
+        ("unit/swap/test_plans.py",),
     ),
     Mutant(
         "uninstalled-and-loaded-again",
@@ -143,7 +143,7 @@ PATIENCE_MUTANTS = (
         "domain/swap/building.py",
         " or source is None or places_us(situation):\n",
         " or source is None:\n",
-        ("unit/swap/test_uninstall.py::test_a_loaded_driver_is_unloaded_without_a_digest_and_nothing_is_loaded",),
+        ("unit/swap/test_plans.py",),
     ),
     Mutant(
         "unseen-owner-is-dead",

@@ -7,7 +7,6 @@ from tests.assurance.mutants.mutant import Mutant
 CONFLICTING = "unit/swap/test_conflicting.py::"
 GATES = "unit/pods/test_gates.py::"
 ORDER = "unit/adapters/test_load_order.py::"
-TRANSITIONS = "unit/swap/test_transitions.py::"
 
 PROFILE_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -25,8 +24,8 @@ PROFILE_MUTANTS: tuple[Mutant, ...] = (
         "conflicting-module-lost",
         "a conflicting module is loaded again if the driver does not load",
         "core/swap/node.py",
-        "            self._to_load_again = () if is_over else journal.removed\n",
-        "",
+        "self._to_reload = journal.removed if",
+        "self._to_reload = () if",
         (
             CONFLICTING + "test_a_driver_that_does_not_load_on_a_fresh_node_brings_it_back",
             CONFLICTING + "test_a_run_killed_after_it_went_and_followed_by_one_that_cannot_load_brings_it_back",
@@ -54,7 +53,7 @@ PROFILE_MUTANTS: tuple[Mutant, ...] = (
         "domain/observation.py",
         "for_this_change(obs.host, profile, policy)",
         "profile",
-        (TRANSITIONS + "test_a_pair_that_takes_a_reboot_is_never_unloaded_though_the_driver_else_is",),
+        ("unit/swap/test_plans.py",),
     ),
     Mutant(
         "only-the-first-mistake",

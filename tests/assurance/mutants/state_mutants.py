@@ -30,8 +30,8 @@ STATE_MUTANTS = (
         "end-in-a-patch-of-its-own",
         "the outcome of a run is written in the patch that releases the node",
         "core/swap/node.py",
-        "self._cluster.patch_node_where((*operations, *self.state.operations(self._taken)))",
-        "self._cluster.patch_node_where(operations)",
+        "patch_node_where((*operations, *self.state.operations(self.state.node)))",
+        "patch_node_where(operations)",
         (WRITER + "test_a_replacement_takes_two_patches_which_say_upgrading_and_ready",),
     ),
     Mutant(

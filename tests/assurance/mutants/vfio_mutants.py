@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.assurance.mutants.mutant import Mutant
 
-ROWS = "unit/swap/test_vfio_rows.py"
+PLANS = "unit/swap/test_plans.py"
 BACK = "unit/swap/test_vfio_return.py"
 
 VFIO_MUTANTS = (
@@ -14,7 +14,7 @@ VFIO_MUTANTS = (
         "domain/swap/vfio.py",
         "        held = holders_of(situation, one) if not one.driver or one.is_stuck else ()\n",
         "        held = holders_of(situation, one) if one.driver or one.is_stuck else ()\n",
-        (f"{ROWS}::test_a_device_between_two_drivers_that_somebody_has_is_named_and_left_alone",),
+        (PLANS,),
     ),
     Mutant(
         "used-virtual-function-removed",
@@ -22,7 +22,7 @@ VFIO_MUTANTS = (
         "domain/swap/vfio.py",
         "    for one in _vanishing(situation):\n        held = holders_of(situation, one)\n",
         "    for one in _vanishing(situation):\n        held = ()\n",
-        (f"{ROWS}::test_a_virtual_function_that_a_machine_has_keeps_its_physical_one",),
+        (PLANS,),
     ),
     Mutant(
         "machine-evicted",
@@ -30,7 +30,7 @@ VFIO_MUTANTS = (
         "domain/pods/workloads.py",
         "    return is_ours and not any(fnmatchcase(resource, pattern) for pattern in given_away)\n",
         "    return is_ours\n",
-        (f"{ROWS}::test_the_full_path_in_its_order",),
+        (PLANS,),
     ),
     Mutant(
         "used-device-unbound",

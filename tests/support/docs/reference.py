@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -30,7 +30,7 @@ from driver_manager.domain.reboot import state as reboot_metrics
 from driver_manager.domain.reboot.state import Record
 from driver_manager.domain.run_report import RunFigures, RunReport, run_families
 from driver_manager.domain.settings import AnySetting, SettingKind
-from driver_manager.domain.swap.steps import PARTS
+from driver_manager.domain.swap.steps import AnyStep
 from driver_manager.profiles import builtin
 from tests.assurance.mutants.catalogue import MUTANTS
 from tests.support.docs import profile_keys, profile_schema, rollout_object
@@ -326,7 +326,7 @@ def _nights() -> str:
 
 
 def _window_parts() -> str:
-    made = {part: codes(kind.__name__ for kind, one in PARTS.items() if one is part) for part in OutagePart}
+    made = {part: codes(kind.__name__ for kind in get_args(AnyStep) if kind.part is part) for part in OutagePart}
     rows = [(code(part.value), PART_MEANINGS[part], made[part]) for part in OutagePart]
     return table(("part", "what its time goes to", "steps"), rows)
 

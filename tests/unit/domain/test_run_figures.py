@@ -15,7 +15,6 @@ from driver_manager.domain.outage import Outage, OutagePart
 from driver_manager.domain.run_report import (
     RunFigures,
     RunReport,
-    RunTally,
     decode_run_figures,
     encode_run_figures,
     run_families,
@@ -195,25 +194,6 @@ def sampled(figures: RunFigures) -> dict[tuple[str, ...], float]:
 
 def test_before_the_first_run_of_a_boot_there_is_nothing_to_publish() -> None:
     assert run_families(RunFigures()) == ()
-
-
-def test_a_tally_adds_up_what_a_step_took_each_time() -> None:
-    tally = RunTally()
-    tally.ends(5.0)
-    assert tally.seconds == {}
-    tally.begins("wait", 10.0)
-    tally.begins("unload", 12.5)
-    tally.begins("wait", 13.0)
-    tally.ends(14.0)
-    tally.ends(99.0)
-    assert tally.seconds == {"wait": 3.5, "unload": 0.5}
-
-
-def test_a_clock_that_goes_back_counts_nothing() -> None:
-    tally = RunTally()
-    tally.begins("wait", 10.0)
-    tally.ends(9.0)
-    assert tally.seconds == {"wait": 0.0}
 
 
 def test_a_run_that_gave_the_node_back_ends_a_hold_however_it_ended() -> None:

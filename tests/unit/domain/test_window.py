@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.outage import Outage, OutagePart, WindowMeter, expected, read
+from driver_manager.domain.outage import Outage, OutagePart, StepLog, expected, read
 from driver_manager.domain.wire import LAST_MOMENT_S, Form
 from tests.support.fakes.windows import WINDOWS
 
@@ -18,10 +18,10 @@ FORM = Form("a document with a window", ConfigError, "Write it again.")
 MOMENTS = st.lists(st.tuples(st.sampled_from(OutagePart), st.floats(0, 1_000)), max_size=12)
 
 
-def walked(meter: WindowMeter, moments: list[tuple[OutagePart, float]], now_s: float) -> float:
+def walked(log: StepLog, moments: list[tuple[OutagePart, float]], now_s: float) -> float:
     """Now, after each of these parts took its time."""
     for part, seconds in moments:
-        meter.turns_to(part, now_s)
+        log.turns_to(part, now_s)
         now_s += seconds
     return now_s
 
@@ -34,14 +34,14 @@ def of(text: str) -> Outage:
 def test_parts_make_up_the_whole_and_what_came_before_the_first_pod_counts_for_nothing(
     before: list[tuple[OutagePart, float]], within: list[tuple[OutagePart, float]]
 ) -> None:
-    meter = WindowMeter()
-    began_s = walked(meter, before, 50.0)
-    assert meter.at(began_s) is None
-    meter.turns_to(OutagePart.OPERANDS, began_s)
-    meter.opens(WALL_S, began_s)
-    end_s = walked(meter, within, began_s)
-    meter.closes(end_s)
-    found = meter.at(end_s + 1_000)
+    log = StepLog()
+    began_s = walked(log, before, 50.0)
+    assert log.outage(began_s) is None
+    log.turns_to(OutagePart.OPERANDS, began_s)
+    log.disturbs(WALL_S, began_s)
+    end_s = walked(log, within, began_s)
+    log.released(end_s)
+    found = log.outage(end_s + 1_000)
     assert found is not None
     assert found.seconds == pytest.approx(end_s - began_s, abs=0.001)
     assert sum(found.parts.values()) == pytest.approx(found.seconds, abs=0.01)
@@ -54,16 +54,16 @@ def test_parts_make_up_the_whole_and_what_came_before_the_first_pod_counts_for_n
 def test_another_run_goes_on_with_it(
     first: list[tuple[OutagePart, float]], gap_s: float, then: list[tuple[OutagePart, float]]
 ) -> None:
-    dead, now_s = WindowMeter(), 7.0
-    dead.opens(WALL_S, now_s)
-    left = dead.at(walked(dead, first, now_s))
+    dead, now_s = StepLog(), 7.0
+    dead.disturbs(WALL_S, now_s)
+    left = dead.outage(walked(dead, first, now_s))
     assert left is not None
     wall_s = WALL_S + sum(seconds for _, seconds in first) + gap_s
-    meter = WindowMeter()
-    meter.goes_on(of(FORM.write(left.to_json())), wall_s, 90_000.0)  # another boot's clock
-    end_s = walked(meter, then, 90_000.0)
-    meter.closes(end_s)
-    found = meter.at(end_s)
+    log = StepLog()
+    log.resumes(of(FORM.write(left.to_json())), wall_s, 90_000.0)  # another boot's clock
+    end_s = walked(log, then, 90_000.0)
+    log.released(end_s)
+    found = log.outage(end_s)
     assert found is not None
     assert found.began_s == WALL_S
     assert found.seconds == pytest.approx(wall_s - WALL_S + end_s - 90_000.0, abs=0.01)
@@ -72,40 +72,51 @@ def test_another_run_goes_on_with_it(
 
 
 def test_a_window_that_is_open_is_not_opened_again() -> None:
-    meter = WindowMeter()
-    meter.opens(WALL_S, 10.0)
-    meter.opens(WALL_S + 5, 15.0)
-    meter.goes_on(Outage(1.0, 2.0), WALL_S + 6, 16.0)
-    found = meter.at(18.0)
+    log = StepLog()
+    log.disturbs(WALL_S, 10.0)
+    log.disturbs(WALL_S + 5, 15.0)
+    log.resumes(Outage(1.0, 2.0), WALL_S + 6, 16.0)
+    found = log.outage(18.0)
     assert found is not None
     assert (found.began_s, found.seconds, found.is_open) == (WALL_S, 8.0, True)
 
 
 def test_a_window_that_nobody_was_sent_away_in_is_none() -> None:
-    meter = WindowMeter()
-    meter.opens(WALL_S, 10.0)
-    meter.forget()
-    assert meter.at(11.0) is None
-    assert not meter.is_open
+    log = StepLog()
+    log.disturbs(WALL_S, 10.0)
+    log.disturbed_nothing()
+    assert log.outage(11.0) is None
+    assert not log.is_open
 
 
 def test_a_clock_that_was_set_back_between_two_runs_takes_nothing_away() -> None:
-    meter = WindowMeter()
-    meter.goes_on(Outage(WALL_S, 4.0, {OutagePart.EVICT: 3.0}), WALL_S - 3_600, 10.0)
-    found = meter.at(12.0)
+    log = StepLog()
+    log.resumes(Outage(WALL_S, 4.0, {OutagePart.EVICT: 3.0}), WALL_S - 3_600, 10.0)
+    found = log.outage(12.0)
     assert found is not None
     assert (found.seconds, found.parts) == (6.0, {OutagePart.EVICT: 3.0, OutagePart.OTHER: 3.0})
 
 
 @pytest.mark.parametrize(("serves", "is_open"), [(True, False), (False, True)])
 def test_a_node_that_is_given_back_before_its_driver_comes_leaves_it_open(serves: bool, is_open: bool) -> None:
-    meter = WindowMeter()
-    meter.opens(WALL_S, 10.0)
-    meter.is_serving = serves
-    meter.closes(12.0)
-    found = meter.at(99.0)
+    log = StepLog()
+    log.disturbs(WALL_S, 10.0)
+    log.is_serving = serves
+    log.released(12.0)
+    found = log.outage(99.0)
     assert found is not None
     assert (found.seconds, found.is_open) == (2.0, is_open)
+
+
+def test_seconds_of_a_step_add_up_and_a_clock_that_goes_back_counts_nothing() -> None:
+    log = StepLog()
+    assert log.seconds(5.0) == {}
+    for name, now_s in (("wait", 10.0), ("unload", 12.5), ("wait", 13.0)):
+        log.begins(name, OutagePart.OTHER, now_s)
+    log.turns_to(OutagePart.BACK, 13.5)
+    assert log.seconds(14.0) == {"wait": 3.5, "unload": 0.5}
+    log.begins("release", OutagePart.BACK, 14.0)
+    assert log.seconds(9.0)["release"] == 0.0
 
 
 # documents

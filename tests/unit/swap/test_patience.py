@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from driver_manager.core.swap.pods import CHANGE_POLL_S, HOLDERS_LOOK_S, LOOK_AGAIN_S
+from driver_manager.core.swap.pods import CHANGE_POLL_S, HOLDERS_POLL_S, OBSERVE_AGAIN_S
 from driver_manager.core.swap.run import Outcome
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, ExitCode
 from driver_manager.domain.host import Holder
@@ -104,7 +104,7 @@ def test_a_process_that_lets_go_while_another_one_opens_the_device_is_seen_to_be
     outcome = run(world)
     assert outcome.exit_code is ExitCode.DRIVER_BUSY
     assert "other (pid 1) has /dev/rbln0 open" in outcome.what
-    assert 1_012.0 < world.clock.now <= 1_012.0 + HOLDERS_LOOK_S + 1.0
+    assert 1_012.0 < world.clock.now <= 1_012.0 + HOLDERS_POLL_S + 1.0
     assert is_untouched(world)
 
 
@@ -113,7 +113,7 @@ def test_nobody_looks_at_all_processes_more_often_than_the_count_changes() -> No
     hold(world)
     run(world)
     looks = world.killer.calls.count("holders")
-    assert looks <= 60.0 / HOLDERS_LOOK_S + 3
+    assert looks <= 60.0 / HOLDERS_POLL_S + 3
 
 
 def test_a_run_that_is_told_to_end_while_it_waits_for_a_process_ends_at_once() -> None:
@@ -213,7 +213,7 @@ def test_waiting_costs_two_requests_every_half_minute_and_changes_nothing() -> N
     world.next_process()
     world.killer.at("patch", world.killer.die)
     world.run()
-    calls, looks = world.killer.calls, int(240.0 / LOOK_AGAIN_S)
+    calls, looks = world.killer.calls, int(240.0 / OBSERVE_AGAIN_S)
     record = f"write {PROFILE.paths.run_record(world.process.process)}"
     assert world.killer.effects == [record]
     assert calls.count("node") == calls.count("pods") == looks + 1
@@ -315,7 +315,7 @@ def goes_on_within(world: World, seconds: float, change: Callable[[], None]) -> 
 
 def test_a_label_of_the_node_is_noticed_at_the_next_look() -> None:
     world = upgrade()
-    assert goes_on_within(world, LOOK_AGAIN_S, lambda: world.cluster.edit({PLUGIN: "false"}))
+    assert goes_on_within(world, OBSERVE_AGAIN_S, lambda: world.cluster.edit({PLUGIN: "false"}))
 
 
 def test_an_operators_annotation_that_is_removed_is_noticed_at_the_next_look() -> None:
@@ -329,7 +329,7 @@ def test_an_operators_annotation_that_is_removed_is_noticed_at_the_next_look() -
     world.clock.after(40.0, lambda: world.cluster.edit(annotations={key: None}))
     world.killer.at("patch", lambda: taken.append(world.clock.now))
     again(world)
-    assert moment <= taken[0] <= moment + LOOK_AGAIN_S
+    assert moment <= taken[0] <= moment + OBSERVE_AGAIN_S
 
 
 def test_a_driver_that_was_repaired_is_noticed_at_the_next_look() -> None:
@@ -348,7 +348,7 @@ def test_a_driver_that_was_repaired_is_noticed_at_the_next_look() -> None:
     world.clock.after(20.0, repair)
     assert again(world).exit_code is ExitCode.DONE
     assert world.host.loaded["rebellions"] == "2.1"
-    assert world.clock.now - began < 20.0 + LOOK_AGAIN_S + 20.0
+    assert world.clock.now - began < 20.0 + OBSERVE_AGAIN_S + 20.0
 
 
 def test_a_process_that_stood_in_the_way_and_ends_is_noticed_without_a_request() -> None:
@@ -398,7 +398,7 @@ def test_a_budget_that_allows_the_eviction_by_now_lets_the_run_go_on() -> None:
         assert is_given_back(world)
     assert world.clock.now < 1_200.0
     assert again(world).exit_code is ExitCode.DONE
-    assert world.clock.now < 1_200.0 + LOOK_AGAIN_S + 30.0
+    assert world.clock.now < 1_200.0 + OBSERVE_AGAIN_S + 30.0
 
 
 # in a new pod, and by hand

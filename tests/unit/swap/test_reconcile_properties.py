@@ -311,7 +311,7 @@ def restore_all(labels: dict[str, str], saved: dict[str, str], _: str) -> dict[s
 
 
 def journal_in_a_second_patch(self: NodeSteps, step: TakeNode) -> None:
-    self._context.settler.took(step.journal)
+    self._context.lock.acquired(step.journal)
     first = self._context.ports.cluster.patch_node(replace(step.change, annotations={}), step.resource_version)
     self._context.ports.cluster.patch_node(NodeChange(annotations=step.change.annotations), first.resource_version)
 
@@ -332,7 +332,7 @@ def take_only_to_pause(*arguments: Any, **options: Any) -> tuple[Step, ...]:
 
 
 def patch_without_precondition(self: NodeSteps, step: TakeNode) -> None:
-    self._context.settler.took(step.journal)
+    self._context.lock.acquired(step.journal)
     self._context.ports.cluster.patch_node(step.change, None)
 
 
@@ -352,13 +352,13 @@ ORIGINALS, RELEASE, TAKEN = label_rules.originals, node_patches.release, taking
     ("target", "name", "mutant", "cases"),
     [
         (label_rules, "restored", restore_all, all_edits),
-        (NodeSteps, "_take", journal_in_a_second_patch, all_kills),
+        (NodeSteps, "_acquire", journal_in_a_second_patch, all_kills),
         (label_rules, "originals", originals_without_the_journal, all_kills),
         (node_patches, "release", always_uncordon, lambda: [partial(check_cordoned_first, "replace_by_container")]),
         (NodeLock, "_why_hold", lambda *_: "", all_terms),
         (planner, "refuse_if_owned", lambda *_, **__: None, lambda: all_seconds("first_install_by_manager")),
         (planner, "taking", take_only_to_pause, lambda: all_seconds("first_install_by_manager")),
-        (NodeSteps, "_take", patch_without_precondition, all_edits),
+        (NodeSteps, "_acquire", patch_without_precondition, all_edits),
         ((bindings, node_patches, vfio_return), "merged_bindings", last_word_first, all_switches),
         (vfio_return, "returning", given_back_as_they_are, all_called_off),
     ],

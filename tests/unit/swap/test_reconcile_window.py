@@ -13,8 +13,7 @@ from driver_manager.domain import node_state
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiUnavailable, ExitCode
 from driver_manager.domain.node_state import NodeState
-from driver_manager.domain.outage import Outage, OutagePart
-from driver_manager.domain.run_report import RunTally
+from driver_manager.domain.outage import Outage, OutagePart, StepLog
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.scenarios import (
     current,
@@ -125,8 +124,8 @@ def test_a_run_that_holds_the_node_leaves_it_open() -> None:
 
 
 def test_a_node_that_could_not_be_given_back_does_not_serve() -> None:
-    world, tally = replace_by_manager(), RunTally()
-    ports = Ports(world.cluster, world.host, world.clock, world.reporter, world.host.slots, world.host.pci, tally)
+    world, log = replace_by_manager(), StepLog()
+    ports = Ports(world.cluster, world.host, world.clock, world.reporter, world.host.slots, world.host.pci, log)
 
     def refuse() -> None:
         raise ApiUnavailable("no answer", "Run again.")
@@ -135,7 +134,7 @@ def test_a_node_that_could_not_be_given_back_does_not_serve() -> None:
     for _ in range(20):
         world.killer.at("patch", refuse)
     assert reconcile(ports, world.observe, PROFILE, world.policy).exit_code is ExitCode.API_UNAVAILABLE
-    found = tally.window.at(world.clock.monotonic())
+    found = log.outage(world.clock.monotonic())
     assert found is not None
     assert found.is_open
 
@@ -168,10 +167,10 @@ def test_a_run_with_nothing_to_do_has_none_and_leaves_the_last_one_to_be_read() 
 
 
 def test_the_tally_has_it_for_the_figures() -> None:
-    world, tally = replace_by_manager(), RunTally()
-    ports = Ports(world.cluster, world.host, world.clock, world.reporter, world.host.slots, world.host.pci, tally)
+    world, log = replace_by_manager(), StepLog()
+    ports = Ports(world.cluster, world.host, world.clock, world.reporter, world.host.slots, world.host.pci, log)
     assert reconcile(ports, world.observe, PROFILE, world.policy).exit_code is ExitCode.DONE
-    found = tally.window.at(world.clock.monotonic() + 60)
+    found = log.outage(world.clock.monotonic() + 60)
     assert found is not None
     assert (found.seconds, found.is_open) == (8.0, False)
 

@@ -52,9 +52,9 @@ class Scene:
         if loaded:
             self.host.put_driver("1.0", "d")
         before = {} if was_there is None else {JOURNAL: was_there}
-        self.settler = self._settler(observation(node=node(annotations=before)))
+        self.lock = self.lock_of(observation(node=node(annotations=before)))
 
-    def _settler(self, obs: Observation) -> NodeLock:
+    def lock_of(self, obs: Observation) -> NodeLock:
         return NodeLock(
             Ports(self.cluster, self.host, self.clock, self.reporter, self.host.slots, self.host.pci), PROFILE, obs
         )
@@ -71,28 +71,29 @@ class Scene:
 
 def test_a_taken_node_is_given_back_after_a_failure_with_the_driver_loaded() -> None:
     scene = Scene()
-    scene.settler.took(MINE)
-    assert scene.settler.after_failure(None) == "the node was released"
+    scene.lock.acquired(MINE)
+    assert scene.lock.after_failure() == "the node was released"
     assert scene.is_given_back
     assert scene.killer.calls == ["modules", "node", "patch"]
 
 
 def test_what_an_earlier_run_left_is_given_back_too() -> None:
-    scene = Scene(was_there=encode(MINE))
-    assert "released" in scene.settler.after_failure(MINE)
+    scene = Scene()
+    scene.lock = scene.lock_of(observation(node=node(annotations={JOURNAL: encode(MINE)}), journal=MINE))
+    assert "released" in scene.lock.after_failure()
     assert scene.is_given_back
 
 
 def test_nothing_taken_is_nothing_to_say_and_nothing_to_ask() -> None:
     scene = Scene()
-    assert scene.settler.after_failure(None) == ""
+    assert scene.lock.after_failure() == ""
     assert scene.killer.calls == []
 
 
 def test_a_node_whose_old_driver_is_gone_is_held_with_its_journal() -> None:
     scene = Scene(loaded=False)
-    scene.settler.took(MINE)
-    said = scene.settler.after_failure(None)
+    scene.lock.acquired(MINE)
+    said = scene.lock.after_failure()
     assert "stays paused" in said
     assert "resumes from the journal" in said
     assert scene.is_untouched
@@ -100,8 +101,8 @@ def test_a_node_whose_old_driver_is_gone_is_held_with_its_journal() -> None:
 
 def test_a_node_that_had_no_driver_is_given_back_without_one() -> None:
     scene = Scene(loaded=False)
-    scene.settler.took(journal(cordoned=True))
-    assert "released" in scene.settler.after_failure(None)
+    scene.lock.acquired(journal(cordoned=True))
+    assert "released" in scene.lock.after_failure()
     assert scene.is_given_back
 
 
@@ -110,51 +111,51 @@ def test_devices_that_a_boot_made_again_are_not_restored_from_the_journal(boot_i
     address = "0000:c0:00.0"
     scene = Scene()
     scene.host.pci.put(PciFunction(address, override="vfio-pci"))
-    scene.settler.took(replace(MINE, boot_id=boot_id, devices=(Binding(address),)))
-    scene.settler.after_failure(None)
+    scene.lock.acquired(replace(MINE, boot_id=boot_id, devices=(Binding(address),)))
+    scene.lock.after_failure()
     assert scene.host.pci.at[address].override == override
 
 
 def test_giving_back_after_a_failure_is_not_interrupted_by_sigterm() -> None:
     scene = Scene()
-    scene.settler.took(MINE)
+    scene.lock.acquired(MINE)
     scene.clock.ask_to_end()
     scene.killer.at("node", scene.clock.check)
-    assert "released" in scene.settler.after_failure(None)
+    assert "released" in scene.lock.after_failure()
 
 
 @pytest.mark.parametrize(("hurry", "budgets"), [(True, [HURRY_S]), (False, [])])
 def test_only_after_sigterm_the_last_calls_are_bounded(hurry: bool, budgets: list[float]) -> None:
     scene = Scene()
-    scene.settler.took(MINE)
-    assert "released" in scene.settler.after_failure(None, hurry=hurry)
+    scene.lock.acquired(MINE)
+    assert "released" in scene.lock.after_failure(hurry=hurry)
     assert scene.cluster.retry_budgets == budgets
     assert HURRY_S * 4 < 5.0, "two patches, a read and the event within the shortest grace period"
 
 
 def test_a_deleted_node_is_no_failure_of_giving_back() -> None:
     scene = Scene()
-    scene.settler.took(replace(MINE, services=(SERVICE,)))
+    scene.lock.acquired(replace(MINE, services=(SERVICE,)))
     scene.host.services = {SERVICE: False}
     scene.cluster.delete_node()
-    assert scene.settler.after_failure(None) == "the Node is gone, so there is nothing to release"
+    assert scene.lock.after_failure() == "the Node is gone, so there is nothing to release"
     assert scene.host.services == {SERVICE: True}
     assert scene.reporter.warnings == []
 
 
 def test_an_api_server_that_is_away_leaves_it_to_the_next_run() -> None:
     scene = Scene()
-    scene.settler.took(MINE)
+    scene.lock.acquired(MINE)
     scene.killer.at("node", _unavailable)
-    assert "the next run releases it from the journal" in scene.settler.after_failure(None)
+    assert "the next run releases it from the journal" in scene.lock.after_failure()
     assert scene.reporter.warnings == ["not released: no answer"]
 
 
 def test_a_host_that_cannot_be_read_does_not_hide_the_first_failure() -> None:
     scene = Scene()
-    scene.settler.took(MINE)
+    scene.lock.acquired(MINE)
     scene.host.modules_error = ConfigError("cannot read /sys/module", "")
-    assert "the next run" in scene.settler.after_failure(None)
+    assert "the next run" in scene.lock.after_failure()
     assert scene.is_untouched, "whether the driver is gone is not known: hold"
 
 
@@ -163,7 +164,7 @@ def test_a_conflict_is_met_by_computing_the_patch_anew(conflicts: int) -> None:
     scene = Scene()
     for _ in range(conflicts):
         scene.killer.at("patch", lambda: scene.cluster.edit({"other": "x"}))
-    scene.settler.give_back(MINE)
+    scene.lock.release(MINE)
     assert scene.cluster.current is not None
     assert scene.cluster.current.labels == {**LABELS, "other": "x"}
     assert scene.killer.calls.count("patch") == conflicts + 1
@@ -174,14 +175,14 @@ def test_a_node_that_keeps_changing_ends_with_api_unavailable() -> None:
     for number in range(ATTEMPTS * 2):
         scene.killer.at_call(number, lambda: scene.cluster.edit({"other": "x"}))
     with pytest.raises(ApiUnavailable, match=f"{ATTEMPTS} patches conflicted") as caught:
-        scene.settler.give_back(MINE)
+        scene.lock.release(MINE)
     assert "the journal is still on the Node" in caught.value.remedy
 
 
 def test_a_replaced_node_is_left_alone() -> None:
     scene = Scene()
     scene.cluster.replace_node({PLUGIN: PAUSED})
-    scene.settler.give_back(MINE)
+    scene.lock.release(MINE)
     assert scene.is_untouched
     assert "replaced meanwhile" in scene.reporter.warnings[0]
 
@@ -196,8 +197,8 @@ def recreated(scene: Scene, carried: Journal) -> None:
 def test_a_node_created_anew_with_our_own_journal_is_given_back() -> None:
     scene = Scene()
     recreated(scene, MINE)
-    scene.settler.took(MINE)
-    assert "released" in scene.settler.after_failure(None)
+    scene.lock.acquired(MINE)
+    assert "released" in scene.lock.after_failure()
     assert scene.is_given_back
     assert scene.reporter.warnings == []
 
@@ -206,7 +207,7 @@ def test_a_node_created_anew_with_somebody_elses_journal_is_left_alone() -> None
     scene = Scene()
     recreated(scene, replace(MINE, owner=SOMEBODY))
     with contextlib.suppress(OwnedElsewhere):
-        scene.settler.give_back(MINE)
+        scene.lock.release(MINE)
     assert scene.is_untouched
 
 
@@ -215,7 +216,7 @@ def test_services_stay_stopped_on_a_node_created_anew_that_another_run_owns() ->
     recreated(scene, replace(MINE, owner=SOMEBODY, services=(SERVICE,)))
     scene.host.services = {SERVICE: False}
     with contextlib.suppress(OwnedElsewhere):
-        scene.settler.give_back(replace(MINE, services=(SERVICE,)))
+        scene.lock.release(replace(MINE, services=(SERVICE,)))
     assert scene.host.services == {SERVICE: False}
 
 
@@ -223,7 +224,7 @@ def test_a_deleted_node_has_nothing_to_give_back() -> None:
     scene = Scene()
     scene.cluster.delete_node()
     with pytest.raises(NodeMissing, match="does not exist") as caught:
-        scene.settler.give_back(MINE)
+        scene.lock.release(MINE)
     assert caught.value.exit_code is ExitCode.USAGE
     assert caught.value.remedy == "No action needed: nothing is left to release."
 
@@ -231,7 +232,7 @@ def test_a_deleted_node_has_nothing_to_give_back() -> None:
 def test_a_node_that_another_run_took_over_is_left_to_it() -> None:
     scene = Scene(encode(journal(owner=SOMEBODY)))
     with pytest.raises(OwnedElsewhere, match="driver-b"):
-        scene.settler.give_back(MINE)
+        scene.lock.release(MINE)
     assert scene.is_untouched
 
 
@@ -242,7 +243,7 @@ def test_any_other_journal_does_not_stop_the_giving_back(owner: str) -> None:
     scene = Scene(there, was_there=other if owner == "as-observed" else None)
     if owner == "missing":
         scene.cluster.edit(annotations={JOURNAL: None})
-    scene.settler.give_back(MINE)
+    scene.lock.release(MINE)
     assert scene.is_given_back
 
 
@@ -253,8 +254,8 @@ def test_stopped_services_are_started_on_both_ways_out() -> None:
     for loaded in (True, False):
         scene = Scene(loaded=loaded)
         scene.host.services = {SERVICE: False}
-        scene.settler.took(replace(MINE, services=(SERVICE,)))
-        scene.settler.after_failure(None)
+        scene.lock.acquired(replace(MINE, services=(SERVICE,)))
+        scene.lock.after_failure()
         assert scene.host.services == {SERVICE: True}
 
 
@@ -262,25 +263,25 @@ def test_services_are_started_once_however_often_the_patch_is_tried() -> None:
     scene = Scene()
     for _ in range(3):
         scene.killer.at("patch", lambda: scene.cluster.edit({"other": "x"}))
-    scene.settler.give_back(replace(MINE, services=(SERVICE,)))
+    scene.lock.release(replace(MINE, services=(SERVICE,)))
     assert scene.killer.calls.count(f"start {SERVICE}") == 1
 
 
 def test_services_are_started_once_when_giving_back_fails_and_is_settled() -> None:
     scene = Scene()
     taken = replace(MINE, services=(SERVICE,))
-    scene.settler.took(taken)
+    scene.lock.acquired(taken)
     scene.killer.at("patch", _unavailable)
     with pytest.raises(ApiUnavailable):
-        scene.settler.give_back(taken)
-    assert "released" in scene.settler.after_failure(None)
+        scene.lock.release(taken)
+    assert "released" in scene.lock.after_failure()
     assert scene.killer.calls.count(f"start {SERVICE}") == 1
 
 
 def test_a_service_that_does_not_start_keeps_nobody_from_the_node() -> None:
     scene = Scene()
     scene.host.broken_services = {SERVICE}
-    scene.settler.give_back(replace(MINE, services=(SERVICE,)))
+    scene.lock.release(replace(MINE, services=(SERVICE,)))
     assert scene.is_given_back
     assert SERVICE in scene.reporter.warnings[0]
 
@@ -289,7 +290,7 @@ def test_services_that_another_run_stopped_are_left_to_it() -> None:
     scene = Scene(encode(journal(owner=SOMEBODY, services=(SERVICE,))))
     scene.host.services = {SERVICE: False}
     with pytest.raises(OwnedElsewhere):
-        scene.settler.give_back(replace(MINE, services=(SERVICE,)))
+        scene.lock.release(replace(MINE, services=(SERVICE,)))
     assert scene.host.services == {SERVICE: False}
 
 
@@ -309,13 +310,13 @@ ALL_LABELS = journal(labels={PLUGIN: "true", EXPORTER: "true"}, cordoned=True, c
 def taken(journal: Journal = ALL_LABELS) -> Scene:
     """A node that this run's own patch took; its answer is known."""
     scene = Scene(encode(journal))
-    scene.settler.took(journal, seen(scene))
+    scene.lock.acquired(journal, seen(scene))
     return scene
 
 
 def test_a_node_that_stayed_as_it_was_taken_is_given_back_by_one_request() -> None:
     scene = taken()
-    scene.settler.give_back(ALL_LABELS)
+    scene.lock.release(ALL_LABELS)
     assert scene.is_given_back
     assert scene.killer.calls == ["patch"]
 
@@ -328,9 +329,9 @@ def test_a_cordon_on_a_node_with_a_kubelet_is_lifted_after_a_look_and_by_one_pat
     if not cordons:
         scene.cluster.edit(annotations={CORDON: None}, cordon=False)
     scene.cluster.current = replace(seen(scene), has_heartbeat=True)
-    scene.settler.took(held, scene.cluster.current)
+    scene.lock.acquired(held, scene.cluster.current)
     scene.killer.calls.clear()
-    scene.settler.give_back(held)
+    scene.lock.release(held)
     assert scene.is_given_back
     assert scene.killer.calls == (["node", "patch"] if cordons else ["patch"])
 
@@ -368,13 +369,13 @@ def test_what_changed_since_the_node_was_taken_is_met_with_a_look(change: str, a
     for is_known in (True, False):
         scene = taken()
         if not is_known:
-            scene.settler.took(ALL_LABELS)
+            scene.lock.acquired(ALL_LABELS)
         if at_once and is_known:
             scene.killer.at("patch", partial(CHANGES[change], scene))
         else:
             CHANGES[change](scene)
         with contextlib.suppress(OwnedElsewhere):
-            scene.settler.give_back(ALL_LABELS)
+            scene.lock.release(ALL_LABELS)
         assert "node" in scene.killer.calls
         node_now = scene.cluster.current
         assert node_now is not None
@@ -386,17 +387,17 @@ def test_a_node_that_was_made_again_is_met_with_a_look_where_no_cordon_tells() -
     plain = replace(ALL_LABELS, cordoned=False, cordon_manager="")
     scene = Scene(encode(plain))
     scene.cluster.edit(annotations={CORDON: None}, cordon=False)
-    scene.settler.took(plain, scene.cluster.current)
+    scene.lock.acquired(plain, scene.cluster.current)
     made_again(scene)
     scene.killer.calls.clear()
-    scene.settler.give_back(plain)
+    scene.lock.release(plain)
     assert "node" in scene.killer.calls
 
 
 def test_what_nobody_asked_about_is_no_reason_to_look() -> None:
     scene = taken()
     scene.cluster.edit({"other": "x"}, annotations={"theirs": "kept"})
-    scene.settler.give_back(ALL_LABELS)
+    scene.lock.release(ALL_LABELS)
     assert scene.killer.calls == ["patch"]
 
 
@@ -404,9 +405,9 @@ def test_an_answer_that_is_lost_is_met_with_a_look_and_nothing_is_done_twice() -
     scene = taken()
     scene.killer.at("patch", _unavailable, after=True)
     with pytest.raises(ApiUnavailable):
-        scene.settler.give_back(ALL_LABELS)
+        scene.lock.release(ALL_LABELS)
     assert scene.is_given_back
-    scene.settler.give_back(ALL_LABELS)
+    scene.lock.release(ALL_LABELS)
     assert scene.is_given_back
     assert scene.killer.calls == ["patch", "patch", "node"]
 
@@ -415,7 +416,7 @@ def test_services_are_started_before_the_node_is_given_back() -> None:
     with_service = replace(ALL_LABELS, services=(SERVICE,))
     scene = taken(with_service)
     scene.host.services = {SERVICE: False}
-    scene.settler.give_back(with_service)
+    scene.lock.release(with_service)
     assert scene.is_given_back
     assert scene.killer.calls == ["node", f"start {SERVICE}", "patch"]
 
@@ -423,7 +424,7 @@ def test_services_are_started_before_the_node_is_given_back() -> None:
 def test_a_label_of_the_journal_that_was_not_paused_by_the_patch_needs_a_look() -> None:
     wider = replace(ALL_LABELS, labels={**ALL_LABELS.labels, "rebellions.ai/npu.deploy.absent": "true"})
     scene = taken(wider)
-    scene.settler.give_back(wider)
+    scene.lock.release(wider)
     assert scene.is_given_back
     assert scene.killer.calls == ["node", "patch"]
 
@@ -431,7 +432,7 @@ def test_a_label_of_the_journal_that_was_not_paused_by_the_patch_needs_a_look() 
 def test_an_unchanged_node_is_not_patched() -> None:
     scene = Scene()
     scene.cluster.edit({PLUGIN: "true", EXPORTER: "true"}, cordon=False, annotations={JOURNAL: None, CORDON: None})
-    scene.settler.give_back(MINE)
+    scene.lock.release(MINE)
     assert scene.is_untouched
 
 

@@ -421,7 +421,7 @@ _RELEASE, _REMOVE = node_patches.release, LinuxHost.remove
 
 def two_patch_pause(self: NodeSteps, step: TakeNode) -> None:
     """The labels in one patch, the journal in a second."""
-    self._context.settler.took(step.journal)
+    self._context.lock.acquired(step.journal)
     first = self._context.ports.cluster.patch_node(replace(step.change, annotations={}), step.resource_version)
     self._context.ports.cluster.patch_node(NodeChange(annotations=step.change.annotations), first.resource_version)
 
@@ -447,7 +447,7 @@ def is_not_asked_for(self: Client) -> bool:
 
 
 MUTANTS: dict[str, tuple[Any, str, Any]] = {
-    "two-patch-pause": (NodeSteps, "_take", two_patch_pause),
+    "two-patch-pause": (NodeSteps, "_acquire", two_patch_pause),
     "unconditional-restore": (labels, "restored", restore_whatever_is_there),
     "always-uncordon": (node_patches, "release", always_uncordon),
     "no-boot-id-check": (Marker, "is_stale", lambda *_: False),
