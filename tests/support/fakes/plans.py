@@ -1,21 +1,47 @@
-"""Policies, facts and looks at a plan that the tests of the planner share."""
+"""The plan of facts, as text: rows of the golden files in `tests/unit/golden/plans`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
+from driver_manager.domain import deadline, host, host_record, journal, node, observation, pci, profile, selectors
+from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.host import Module
-from driver_manager.domain.observation import Loader, Policy
-from driver_manager.domain.swap.steps import Plan
+from driver_manager.domain.journal import Journal
+from driver_manager.domain.node import PodList
+from driver_manager.domain.observation import Loader, Policy, Situation
+from driver_manager.domain.records import Frozen
+from driver_manager.domain.swap.planner import plan, wants_users
+from driver_manager.domain.swap.preflight import rights
+from driver_manager.domain.swap.steps import GiveBack, Plan, Step, TakeNode, as_json
+from tests.support.fakes import builders
 from tests.support.fakes.builders import DRIVER, EXPORTER, PAUSED, PLUGIN, PROFILE
 
 CONTAINER, MANAGER = Policy(), Policy(loader=Loader.MANAGER)
-
-
 STATE, READY, WITHDRAWN = PROFILE.paths.state_file, PROFILE.paths.ready_marker, PROFILE.paths.ready_withdrawn
-
-
 TAKEN = {PLUGIN: PAUSED, EXPORTER: PAUSED, DRIVER: "true"}
+ASCEND_LOADED = {"modules": {"drv_pcie_host": Module("drv_pcie_host", "23.0", 3)}}
+GOLDEN = Path(__file__).parents[2] / "unit" / "golden" / "plans"
+
+NAMES: dict[str, Any] = {
+    name: value
+    for module in (deadline, host, host_record, journal, node, observation, pci, profile, builders)
+    for name, value in vars(module).items()
+    if not name.startswith("_")
+} | {
+    "CONTAINER": CONTAINER,
+    "MANAGER": MANAGER,
+    "NVIDIA": builders.PROFILES["nvidia"],
+    "READY": READY,
+    "STATE": STATE,
+    "TAKEN": TAKEN,
+    "replace": replace,
+    "selectors": selectors,
+}
+"""What the facts of a row may use: the builders and the types of the domain."""
 
 
 def one(found: Plan, kind: type) -> Any:
@@ -23,4 +49,121 @@ def one(found: Plan, kind: type) -> Any:
     return step
 
 
-ASCEND_LOADED = {"modules": {"drv_pcie_host": Module("drv_pcie_host", "23.0", 3)}}
+SHORT = {
+    "<new digest>": builders.NEW_DIGEST,
+    "<old digest>": builders.OLD_DIGEST,
+    "deploy.": PROFILE.deploy.prefix,
+    "paused": PAUSED,
+    "<root>": PROFILE.paths.driver_root,
+}
+"""What is written for long values."""
+
+
+class Row(Frozen):
+    """One row: several `facts` that lead to the same `plan`."""
+
+    title: str
+    facts: tuple[str, ...]
+    plan: str
+
+
+def rows(path: Path) -> Iterator[Row]:
+    """The rows of one file: a title after `==`, facts, separated by `or`, then `--` and the plan."""
+    for text in path.read_text(encoding="utf-8").split("== ")[1:]:
+        head, _, expected = text.partition("\n--\n")
+        title, _, facts = head.partition("\n")
+        yield Row(title, tuple(facts.split("\nor\n")), expected.rstrip("\n"))
+
+
+def written(found: list[Row]) -> str:
+    """The text of a file with these rows."""
+    return "\n".join(f"== {row.title}\n" + "\nor\n".join(row.facts) + f"\n--\n{row.plan}\n" for row in found)
+
+
+def situation_of(facts: str) -> Situation:
+    """The situation of facts, one a line: `name = expression`, as `tests.support.fakes.builders` takes them."""
+    known = dict(line.split(" = ", 1) for line in facts.splitlines() if line)
+    values = {name: eval(text, NAMES) for name, text in known.items()}  # noqa: S307  # a file of this repository
+    wider = {name: values.pop(name) for name in ("profile", "policy", "waited", "namespace") if name in values}
+    obs = builders.observation(**values)
+    if "namespace" in wider:
+        obs = replace(obs, pods=PodList(obs.pods.pods, obs.pods.resource_version, wider["namespace"]))
+    waited: frozenset[str] = wider.get("waited", frozenset())
+    return Situation.of(obs, wider.get("profile", PROFILE), wider.get("policy", CONTAINER), waited)
+
+
+def shown(situation: Situation) -> str:
+    """The plan for `situation` with the data of its steps and the rights that it needs, or why it is refused."""
+    text = _shown(situation)
+    for name, value in SHORT.items():
+        text = text.replace(value, name)
+    return text
+
+
+def _shown(situation: Situation) -> str:
+    try:
+        found = plan(situation)
+    except ManagerError as error:
+        blockers = [f"blockers: {', '.join(error.blockers)}"] if error.blockers else []
+        lines = [f"refused with {int(error.exit_code)}: {error.what}", f"remedy: {error.remedy}", *blockers]
+        return "\n".join(lines)
+    taken = next((step.journal for step in found.steps if isinstance(step, TakeNode)), None)
+    lines = []
+    for line in found.to_text().splitlines():
+        number, _, _ = line.strip().partition(".")
+        lines.append(line)
+        if line.startswith("  ") and number.isdecimal():
+            lines += [f"       {text}" for text in details(found.steps[int(number) - 1], taken)]
+    needed = [" ".join(right) for right in rights(found.steps)]
+    lines += [f"  rights: {', '.join(needed)}"] if needed else []
+    lines += ["  reads claims and holders first"] if wants_users(situation) else []
+    return "\n".join(lines)
+
+
+def details(step: Step, taken: Journal | None) -> Iterator[str]:
+    """The data of a step that its line does not show; the journal of a release only where it differs."""
+    text = step.describe()
+    for field in fields(step):
+        value = getattr(step, field.name)
+        if isinstance(value, Journal):
+            if isinstance(step, GiveBack) and value == taken:
+                continue
+            hidden = ("owner", "window", "bootId") if value.boot_id == "boot-1" else ("owner", "window")
+            fields_of = {name: item for name, item in as_json(value).items() if name not in hidden}
+            yield f"{field.name}: {plain(fields_of)}"
+        elif field.name == "change":
+            change = as_json(value)
+            notes = {key: item for key, item in change["annotations"].items() if not key.endswith("journal")}
+            if changed := plain({**change, "annotations": notes}):
+                yield f"{field.name}: {changed}"
+        elif (data := plain(as_json(value))) and data not in text and not _is_shown(value, text):
+            yield f"{field.name}: {data}"
+
+
+def _is_shown(value: Any, text: str) -> bool:
+    if isinstance(value, float):
+        return f"{value:g} s" in text
+    return isinstance(value, tuple) and all(isinstance(part, str) and part in text for part in value)
+
+
+def plain(value: Any) -> str:
+    """`value` in one line, without what is empty; False where it is not the default, and None for a removed key."""
+    if isinstance(value, Mapping):
+        parts = [f"{key}={text}" for key, item in value.items() if (text := plain(item) or _emptied(key, item))]
+        return f"{{{', '.join(parts)}}}" if parts else ""
+    if isinstance(value, list):
+        return f"[{', '.join(map(plain, value))}]" if value else ""
+    return "" if value in (None, False, "") else str(value)
+
+
+def _emptied(key: str, item: Any) -> str:
+    if "/" in key:
+        return "removed" if item is None else "''"
+    return "no" if key == "unschedulable" and item is False else ""
+
+
+if __name__ == "__main__":  # write the plans of all rows again
+    for file in sorted(GOLDEN.glob("*.txt")):
+        file.write_text(
+            written([replace(row, plan=shown(situation_of(row.facts[0]))) for row in rows(file)]), encoding="utf-8"
+        )

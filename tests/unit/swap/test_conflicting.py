@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
-from driver_manager.domain.errors import DriverBusy, ExitCode, PreflightFailed
+from driver_manager.domain.errors import DriverBusy, ExitCode
 from driver_manager.domain.host import Module
-from driver_manager.domain.observation import Observation, Policy, Situation
-from driver_manager.domain.profile import Profile
-from driver_manager.domain.swap.planner import plan
+from driver_manager.domain.observation import Policy, Situation
 from driver_manager.domain.swap.preflight import checks
 from driver_manager.domain.swap.steps import Plan, RemoveConflicting
-from tests.support.fakes.builders import PROFILE, driver_pod, host, key, observation, pod
+from tests.support.fakes.builders import PROFILE, driver_pod, host, observation
 from tests.support.fakes.scenarios import SCENARIOS, replace_with_more_of_the_profile
 from tests.support.fakes.world import World
 
@@ -21,40 +17,8 @@ BESIDE = replace(PROFILE, modules=replace(PROFILE.modules, conflicting_removable
 LOADED = {"generic_npu": Module("generic_npu", "", 0)}
 
 
-def decided(obs: Observation, profile: Profile = BESIDE) -> Plan:
-    return plan(Situation.of(obs, profile, Policy()))
-
-
 def unloaded(found: Plan) -> list[tuple[str, ...]]:
     return [step.names for step in found.steps if isinstance(step, RemoveConflicting)]
-
-
-def test_it_goes_before_the_driver_and_the_journal_knows_it() -> None:
-    found = decided(observation(host=host(removable=LOADED)))
-    assert unloaded(found) == [("generic_npu",)]
-    fresh = decided(observation(host=host(removable=LOADED, modules={}, digest=None)))
-    assert unloaded(fresh) == [("generic_npu",)]
-    assert unloaded(decided(observation(host=host()))) == []
-
-
-def test_who_only_uninstalls_leaves_it_alone() -> None:
-    vfio_manager = pod("vfio", key("vfio-manager"))
-    assert unloaded(decided(observation(host=host(removable=LOADED), own_pod=vfio_manager))) == []
-
-
-@pytest.mark.parametrize(
-    ("removable", "said"),
-    [
-        ({"generic_npu": Module("generic_npu", "", 2)}, r"generic_npu conflicts .* is in use \(2 user"),
-        (
-            {"generic_npu": Module("generic_npu", "", 1, ("drm_x",)), "drm_x": Module("drm_x", "", 0)},
-            "module drm_x uses one that conflicts",
-        ),
-    ],
-)
-def test_one_that_cannot_go_is_said_before_anybody_is_disturbed(removable: dict[str, Module], said: str) -> None:
-    with pytest.raises(PreflightFailed, match=said):
-        decided(observation(host=host(removable=removable)))
 
 
 def test_preflight_says_that_it_would_go() -> None:

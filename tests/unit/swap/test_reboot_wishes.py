@@ -9,28 +9,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.host import Marker, RebootWish, decode_reboot_wish, encode_marker
-from driver_manager.domain.observation import Loader, Situation
-from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.steps import (
-    ClearRebootRequest,
-    Decision,
-    EndWithoutReboot,
-    GiveBack,
-    RemoveArtifacts,
-    RequestReboot,
-    StandDown,
-)
-from tests.support.fakes.builders import ASCEND, NEW_DIGEST, NODE, OLD_DIGEST, host, journal, node, observation, source
+from driver_manager.domain.host import Marker, decode_reboot_wish, encode_marker
+from driver_manager.domain.observation import Loader
+from tests.support.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST
 from tests.support.fakes.executions import ascend, run
-from tests.support.fakes.plans import ASCEND_LOADED, CONTAINER, MANAGER, one
 from tests.support.fakes.scenarios import NEW_ROOT
 from tests.support.fakes.world import World
 from tests.support.selection import examples
 
 PATHS, KEYS = ASCEND.paths, ASCEND.keys
 OWN = "/lib/modules/6.1.0-fake/updates/drv_pcie_host.ko"
-SERVED = RebootWish("boot-0", NODE, NEW_DIGEST)
 
 
 def requests(world: World) -> int:
@@ -54,37 +42,6 @@ def boot(world: World, *, loaded: str = "23.0", digest: str = "") -> None:
 
 
 # the host's own driver
-
-
-@pytest.mark.parametrize("loaded", [True, False])
-def test_a_container_stands_down_before_the_hosts_own_driver_whatever_the_strategy(loaded: bool) -> None:
-    facts = {**(ASCEND_LOADED if loaded else {"modules": {}}), "digest": None, "host_driver": OWN}
-    found = plan(Situation.of(observation(host=host(**facts)), ASCEND, CONTAINER))
-    assert found.decision is Decision.HOST_DRIVER
-    step = one(found, StandDown)
-    assert step.key == "", "this vendor has no deploy labels"
-    assert "label" not in step.describe()
-    assert step.rights() == ()
-
-
-def test_a_driver_that_a_container_installed_is_not_the_hosts_own() -> None:
-    obs = observation(host=host(**ASCEND_LOADED, host_driver=OWN))
-    assert plan(Situation.of(obs, ASCEND, CONTAINER)).decision is Decision.REBOOT
-    by_hand = observation(host=host(**ASCEND_LOADED, digest=None, host_driver=OWN))
-    assert plan(Situation.of(by_hand, ASCEND, MANAGER)).decision is Decision.REBOOT
-
-
-def test_standing_down_takes_back_what_an_earlier_run_asked_for_and_holds() -> None:
-    facts = {**ASCEND_LOADED, "digest": None, "host_driver": OWN}
-    asked = node({KEYS.reboot_required: "true"})
-    for boot_id in ("boot-0", "boot-1"):
-        obs = observation(host=host(**facts, marker=Marker("upgrade", boot_id)), node=asked, journal=journal())
-        found = plan(Situation.of(obs, ASCEND, CONTAINER))
-        assert [type(step) for step in found.steps] == [ClearRebootRequest, GiveBack, StandDown]
-        assert one(found, ClearRebootRequest).change.labels == {KEYS.reboot_required: None}
-    for other in (Marker("recovery", "boot-1"), Marker("upgrade", ""), Marker("upgrade", "boot-1", node="another")):
-        obs = observation(host=host(**facts, marker=other), node=asked)
-        assert [type(step) for step in plan(Situation.of(obs, ASCEND, CONTAINER)).steps] == [StandDown]
 
 
 def test_a_hosts_own_driver_asks_for_no_reboot_at_any_boot() -> None:
@@ -179,33 +136,6 @@ def test_a_wish_that_was_given_up_is_forgotten() -> None:
     boot(world, digest=OLD_DIGEST)
     world.digest = NEW_DIGEST
     assert run(world).exit_code is ExitCode.REBOOT_REQUIRED
-
-
-def test_a_fresh_boot_that_is_to_load_another_driver_forgets_the_wish() -> None:
-    for wanted, is_forgotten in ((NEW_DIGEST, False), (OLD_DIGEST, True), ("", False)):
-        facts = host(modules={}, digest=None, source=source(), reboot_wish=SERVED)
-        found = plan(Situation.of(observation(host=facts, digest=wanted), ASCEND, MANAGER))
-        assert (RemoveArtifacts((PATHS.reboot_wish,)) in found.steps) is is_forgotten
-
-
-@pytest.mark.parametrize(
-    "wish", [replace(SERVED, node="another"), replace(SERVED, boot_id="boot-1"), replace(SERVED, is_forced=True)]
-)
-def test_the_wish_of_another_node_of_this_boot_or_of_another_kind_does_not_count(wish: RebootWish) -> None:
-    found = plan(Situation.of(observation(host=host(**ASCEND_LOADED, reboot_wish=wish)), ASCEND, CONTAINER))
-    assert one(found, RequestReboot)
-
-
-def test_a_wish_that_is_noted_already_is_not_written_again() -> None:
-    noted = RebootWish("boot-1", NODE, NEW_DIGEST)
-    found = plan(Situation.of(observation(host=host(**ASCEND_LOADED, reboot_wish=noted)), ASCEND, CONTAINER))
-    assert one(found, RequestReboot).wish is None
-
-
-def test_the_plan_says_that_the_run_ends_without_a_reboot() -> None:
-    found = plan(Situation.of(observation(host=host(**ASCEND_LOADED, reboot_wish=SERVED)), ASCEND, CONTAINER))
-    assert one(found, EndWithoutReboot).rights() == ()
-    assert "exit 5" in found.to_text()
 
 
 def test_a_recovery_is_asked_for_as_ever() -> None:
