@@ -282,7 +282,7 @@ class FleetCache:
 
     @staticmethod
     def _gates(policy: RolloutPolicy) -> tuple[Subject, ...]:
-        named = (Subject(FactKind.GATE_PODS, gate.namespace, gate.selector.text) for gate in policy.pod_gates)
+        named = (Subject(FactKind.GATE_PODS, gate.namespace, gate.selector.text) for gate in policy.gates.pods)
         return tuple(dict.fromkeys(named))
 
     def _daemon_set(self, policy: RolloutPolicy) -> FollowedDaemonSet | None:

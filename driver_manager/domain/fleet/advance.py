@@ -491,7 +491,7 @@ def survey(fleet: Fleet, now_s: float) -> Survey:
         fleet.rollout,
         now_s,
         fleet.daemon_set,
-        gates_by_node(fleet.gate_pods, judged) if fleet.policy.pod_gates else {},
+        gates_by_node(fleet.gate_pods, judged) if fleet.policy.gates.pods else {},
         preflight_findings(fleet, target, now_s),
         Clears(fleet) if fleet.clears_first else None,
         fleet.blocked,

@@ -592,8 +592,8 @@ def why_shut(member: Member, terms: Terms) -> str:
     """The first gate that the node does not pass, "" if it passes all."""
     pods = terms.gate_pods.get(member.node.name, ())
     problems = [
-        *(_pod_problem(gate, pods) for gate in terms.policy.pod_gates),
-        *(_condition_problem(gate, member.node) for gate in terms.policy.condition_gates),
+        *(_pod_problem(gate, pods) for gate in terms.policy.gates.pods),
+        *(_condition_problem(gate, member.node) for gate in terms.policy.gates.conditions),
     ]
     return next((problem for problem in problems if problem), "")
 

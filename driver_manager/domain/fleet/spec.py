@@ -1,17 +1,16 @@
-"""The spec of a DriverRollout: fields with kind, default, bounds and meaning; reading it; the record on each Node.
+"""The DriverRollout: its spec as types, and its reader; the facts of a decision; the record on each Node.
 
-Has the names of the custom resource and one table of its spec. The CRD's schema, the reader and the reference are
-made from the table. Pure.
+The fields of RolloutPolicy are those of the spec. The CustomResourceDefinition and the reference are made from them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import tzinfo
+from datetime import UTC, tzinfo
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ConfigError
@@ -20,9 +19,10 @@ from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.outage import Outage
 from driver_manager.domain.reboot.maintenance_windows import EXPECTED_WINDOWS, Schedule, parse_windows
 from driver_manager.domain.records import Frozen
+from driver_manager.domain.schema import JSON, Key, Problem, Reader, Rule
 from driver_manager.domain.selectors import Selector
 from driver_manager.domain.text import parse_duration, shortened, writable
-from driver_manager.domain.wire import FLAG, OBJECT, WHOLE, Form, in_brief, seconds_of
+from driver_manager.domain.wire import OBJECT, Form, seconds_of
 
 # The annotation that a rollout keeps on a Node, as versioned JSON. Pure.
 #
@@ -156,64 +156,138 @@ class UnitMode(Enum):
     TOGETHER = "Together"
 
 
-class Units(Frozen):
-    """Nodes with the same value of the label `key` are one unit; without the label a node is one of its own."""
+MAX_ENTRIES = 20
+"""Waves of a spec, and gates of each kind."""
 
-    key: str
+MAX_NODES = 100_000
+MAX_DURATION_S = 30 * 24 * 3600
+
+_WINDOW = r"([A-Za-z]{3}([,-][A-Za-z]{3})* +)?[0-2][0-9]:[0-5][0-9]-[0-2][0-9]:[0-5][0-9]"
+
+
+def _name(most_chars: int) -> Rule:
+    expected = "a name of lower-case letters, digits, '-' and '.' such as driver"
+    return Rule(expected, "[a-z0-9]([-a-z0-9.]*[a-z0-9])?", chars=(0, most_chars))
+
+
+def _selector(least_chars: int) -> Rule:
+    expected = "a label selector such as 'rack=a,tier!=prod'"
+    return Rule(expected, "[ -~]*", parse=selectors.parse, chars=(least_chars, 1000))
+
+
+def _duration(least_s: int) -> Rule:
+    return Rule(
+        f"a duration such as 90, 30s, 5m or 1h30m, from {least_s} s to 30 days",
+        r"([0-9]{1,9}|([0-9]{1,9}(\.[0-9]{1,9})?[hms])+)",
+        parse=parse_duration,
+        least=least_s,
+        most=MAX_DURATION_S,
+        chars=(0, 40),
+    )
+
+
+def _percent(text: str) -> Amount:
+    return Amount(int(text.removesuffix("%")), is_percent=True)
+
+
+def _zone_of_the_caller(name: str) -> tzinfo | None:
+    raise NotImplementedError(f"{name}: read() passes the parser, as time zones are files")
+
+
+AMOUNT = Rule(
+    "a whole number from 1, or a percent such as 10%",
+    "([1-9][0-9]?|100)%",
+    parse=_percent,
+    or_number=True,
+    least=1,
+    most=MAX_NODES,
+)
+CONDITION_TYPE = Rule("the type of a condition of the Node such as NetworkReady", selectors.KEY_PATTERN, chars=(0, 317))
+LABEL_KEY = Rule("the key of a label such as topology.kubernetes.io/zone", selectors.KEY_PATTERN, chars=(0, 317))
+SCHEDULE = Rule(EXPECTED_WINDOWS, f"( *({_WINDOW}( *; *{_WINDOW})* *;?)? *)", parse=parse_windows, chars=(0, 1000))
+STATUS = Rule(choices=("True", "False", "Unknown"))
+ZONE = Rule(
+    "a time zone such as Europe/Berlin, or UTC",
+    "[A-Za-z0-9][-+A-Za-z0-9_/]*",
+    parse=_zone_of_the_caller,
+    chars=(0, 64),
+)
+METRICS = Rule(
+    removed="was removed: delete it, and use `conditions`, with a job that queries Prometheus and sets the condition"
+)
+
+
+class Units(Frozen):
+    """Nodes with the same value of the label `key` are one unit; without the label a node is a unit of its own."""
+
+    key: Annotated[str, LABEL_KEY, Key("topologyKey")]
     mode: UnitMode = UnitMode.ONE_AT_A_TIME
 
 
 class Wave(Frozen):
-    """Some of the nodes: those that match `selector`, and of these as many as `amount`, all where it is None.
+    """Some of the nodes: those that match `selector`, at most `count` or `percent` of them.
 
-    The next wave begins once this one has ended, `soak_s` have passed since, and, where `needs_approval`, somebody has
+    The next wave starts once this one has ended, `soak_s` have passed since, and, with `needs_approval`, a person has
     approved the next.
     """
 
-    name: str
-    selector: Selector = field(default_factory=Selector)
-    amount: Amount | None = None
-    soak_s: float = 0.0
-    needs_approval: bool = False
+    name: Annotated[str, _name(63)]
+    selector: Annotated[Selector, _selector(0), Key("nodeSelector")] = field(default_factory=Selector)
+    count: Annotated[int | None, Rule(least=1, most=MAX_NODES)] = None
+    percent: Annotated[int | None, Rule(least=1, most=100)] = None
+    soak_s: Annotated[float, _duration(0), Key("soak")] = 0.0
+    needs_approval: Annotated[bool, Key("approval")] = False
+
+    @property
+    def amount(self) -> Amount | None:
+        """The most nodes that it takes, None if it takes all that match."""
+        if self.count is not None:
+            return Amount(self.count)
+        return None if self.percent is None else Amount(self.percent, is_percent=True)
 
 
 class PodGate(Frozen):
-    """Pods of `namespace` that match `selector` have to be ready on a node before its upgrade counts as done.
+    """Pods that must be ready on a node, at least one, before its upgrade counts as done."""
 
-    At least one has to be there.
-    """
-
-    namespace: str
-    selector: Selector
+    namespace: Annotated[str, _name(63)] = ""
+    selector: Annotated[Selector, _selector(1)] = field(kw_only=True)
 
 
 class ConditionGate(Frozen):
-    """A condition of the Node that has to have this status."""
+    """A condition that the Node must have with this status."""
 
-    kind: str
-    status: str = "True"
+    kind: Annotated[str, CONDITION_TYPE, Key("type")]
+    status: Annotated[str, STATUS] = "True"
 
 
-DEFAULT_WAVES = (Wave("canary", amount=Amount(1)), Wave("tenth", amount=Amount(10, is_percent=True)), Wave("rest"))
+class Gates(Frozen):
+    """What a node must show, besides a ready driver pod, to count as done."""
+
+    pods: Annotated[tuple[PodGate, ...], Rule(most=MAX_ENTRIES)] = ()
+    conditions: Annotated[tuple[ConditionGate, ...], Rule(most=MAX_ENTRIES)] = ()
+    metrics: Annotated[None, METRICS] = None
+
+
+DEFAULT_WAVES = (Wave("canary", count=1), Wave("tenth", percent=10), Wave("rest"))
 
 
 class RolloutPolicy(Frozen):
-    """What the object's spec asks for."""
+    """The spec of the object. Its `schedule` is in the zone `timezone`."""
 
-    daemon_set: str
+    daemon_set: Annotated[str, _name(253), Key("daemonSet")]
     paused: bool = False
-    max_parallel: int = 1
-    max_unavailable: Amount | None = None
-    waves: tuple[Wave, ...] = DEFAULT_WAVES
+    max_parallel: Annotated[int, Rule(least=NO_LIMIT, most=MAX_NODES), Key("maxParallel")] = 1
+    max_unavailable: Annotated[Amount | None, AMOUNT, Key("maxUnavailable")] = None
+    waves: Annotated[tuple[Wave, ...], Rule(least=1, most=MAX_ENTRIES)] = DEFAULT_WAVES
     units: Units | None = None
-    schedule: Schedule = field(default_factory=Schedule)
-    pod_gates: tuple[PodGate, ...] = ()
-    condition_gates: tuple[ConditionGate, ...] = ()
-    failure_threshold: int = 1
-    on_halt: OnHalt = OnHalt.HOLD
-    node_timeout_s: float = 1800.0
-    validation_timeout_s: float = 600.0
-    approves_reboots: bool = False
+    schedule: Annotated[Schedule, SCHEDULE, Key("windows")] = field(default_factory=Schedule)
+    timezone: Annotated[tzinfo, ZONE] = UTC
+    gates: Gates = field(default_factory=Gates)
+    failure_threshold: Annotated[int, Rule(least=1, most=MAX_NODES), Key("failureThreshold")] = 1
+    on_halt: Annotated[OnHalt, Key("onHalt")] = OnHalt.HOLD
+    node_timeout_s: Annotated[float, _duration(1), Key("nodeTimeout")] = 1800.0
+    validation_timeout_s: Annotated[float, _duration(1), Key("validationTimeout")] = 600.0
+    approves_reboots: Annotated[bool, Key("approveReboots")] = False
     preflight: PreflightMode = PreflightMode.OFF
 
 
@@ -420,293 +494,6 @@ RETRY = f"{GROUP}/retry"
 UNDO = f"{GROUP}/undo"
 
 
-class Kind(Enum):
-    """What a field holds; the words are those of the reference."""
-
-    OBJECT = "object"
-    LIST = "list of objects"
-    TEXTS = "list of texts"
-    FLAG = "true or false"
-    WHOLE = "whole number"
-    AMOUNT = "number or percent"
-    CHOICE = "word"
-    TEXT = "text"
-    TIME = "time"
-    DURATION = "duration"
-    NAME = "name"
-    SELECTOR = "label selector"
-    LABEL_KEY = "label key"
-    CONDITION = "condition type"
-    WINDOWS = "maintenance windows"
-    ZONE = "time zone"
-    REMOVED = "nothing"
-
-
-class Grammar(Frozen):
-    """How a text of some kind is written: the pattern that it matches as a whole, and the same in words."""
-
-    pattern: str
-    expected: str
-    most_chars: int
-
-
-WINDOW = r"([A-Za-z]{3}([,-][A-Za-z]{3})* +)?[0-2][0-9]:[0-5][0-9]-[0-2][0-9]:[0-5][0-9]"
-GRAMMARS = {
-    Kind.AMOUNT: Grammar(r"^([1-9][0-9]?|100)%$", "a whole number from 1, or a percent such as 10%", 4),
-    Kind.DURATION: Grammar(
-        r"^([0-9]{1,9}|([0-9]{1,9}(\.[0-9]{1,9})?[hms])+)$", "a duration such as 90, 30s, 5m or 1h30m", 40
-    ),
-    Kind.NAME: Grammar(
-        r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", "a name of lower-case letters, digits, '-' and '.' such as driver", 253
-    ),
-    Kind.SELECTOR: Grammar(r"^[ -~]*$", "a label selector such as 'rack=a,tier!=prod'", 1000),
-    Kind.LABEL_KEY: Grammar(
-        f"^{selectors.KEY_PATTERN}$", "the key of a label such as topology.kubernetes.io/zone", 317
-    ),
-    Kind.CONDITION: Grammar(
-        f"^{selectors.KEY_PATTERN}$", "the type of a condition of the Node such as NetworkReady", 317
-    ),
-    Kind.WINDOWS: Grammar(f"^( *({WINDOW}( *; *{WINDOW})* *;?)? *)$", EXPECTED_WINDOWS, 1000),
-    Kind.ZONE: Grammar(r"^[A-Za-z0-9][-+A-Za-z0-9_/]*$", "a time zone such as Europe/Berlin, or UTC", 64),
-}
-"""Kinds of texts that are checked. The patterns mean the same to Go's and to Python's reader of them."""
-
-
-class Field(Frozen):
-    """A field of the object. `default` is in the field's written form; None where there is none.
-
-    `least` and `most` bound a number, the entries of a list, the seconds of a duration or the characters of a text;
-    None where only the kind does. `fields` are those of an object, or of each entry of a list; there `apart` are fields
-    of which an entry has at most one, and `key` is a field that no two entries share. The meaning of a field that was
-    removed says what to use instead.
-    """
-
-    name: str
-    kind: Kind
-    meaning: str
-    default: Any = None
-    example: Any = None
-    is_required: bool = False
-    least: int | None = None
-    most: int | None = None
-    choices: tuple[str, ...] = ()
-    fields: tuple[Field, ...] = ()
-    apart: tuple[str, ...] = ()
-    key: str = ""
-
-
-DAY_S = 24 * 3600
-MAX_WAVES = 20
-MAX_GATES = 20
-MAX_NODES = 100_000
-
-WAVE = (
-    Field("name", Kind.NAME, "name of the wave", example="canary", is_required=True, most=63),
-    Field("nodeSelector", Kind.SELECTOR, "takes only nodes that match; without it any node", example="rack=a"),
-    Field("count", Kind.WHOLE, "takes at most this number of nodes", example=1, least=1, most=MAX_NODES),
-    Field(
-        "percent",
-        Kind.WHOLE,
-        "takes at most this share of the nodes that match, rounded up; not together with `count`",
-        example=10,
-        least=1,
-        most=100,
-    ),
-    Field(
-        "soak",
-        Kind.DURATION,
-        "time from the end of this wave to the start of the next",
-        default="0s",
-        example="30m",
-        least=0,
-        most=30 * DAY_S,
-    ),
-    Field(
-        "approval",
-        Kind.FLAG,
-        "whether the next wave waits until somebody has approved it (`driver-manager rollout approve`)",
-        default=False,
-        example=True,
-    ),
-)
-UNITS = (
-    Field(
-        "topologyKey",
-        Kind.LABEL_KEY,
-        "nodes with the same value of this label are one unit; a node without it is a unit of its own",
-        example="topology.kubernetes.io/rack",
-        is_required=True,
-    ),
-    Field(
-        "mode",
-        Kind.CHOICE,
-        "whether the nodes of a unit go one after the other, or start together",
-        default=UnitMode.ONE_AT_A_TIME.value,
-        example=UnitMode.TOGETHER.value,
-        choices=tuple(mode.value for mode in UnitMode),
-    ),
-)
-GATES = (
-    Field(
-        "pods",
-        Kind.LIST,
-        "pods that must be ready on a node, at least one for each entry, before its upgrade counts as done",
-        most=MAX_GATES,
-        fields=(
-            Field(
-                "namespace",
-                Kind.NAME,
-                "namespace of the pods; default: the object's own",
-                example="monitoring",
-                most=63,
-            ),
-            Field(
-                "selector",
-                Kind.SELECTOR,
-                "label selector of the pods",
-                example="app=validator",
-                is_required=True,
-                least=1,
-            ),
-        ),
-    ),
-    Field(
-        "conditions",
-        Kind.LIST,
-        "conditions of the Node that must have this status before its upgrade counts as done",
-        most=MAX_GATES,
-        fields=(
-            Field("type", Kind.CONDITION, "type of the condition", example="NetworkReady", is_required=True),
-            Field(
-                "status",
-                Kind.CHOICE,
-                "status that it must have",
-                default="True",
-                example="False",
-                choices=("True", "False", "Unknown"),
-            ),
-        ),
-    ),
-    Field(
-        "metrics",
-        Kind.REMOVED,
-        "was removed: delete it, and use `conditions`, with a job that queries Prometheus and sets the condition",
-    ),
-)
-SPEC = (
-    Field(
-        "daemonSet",
-        Kind.NAME,
-        "name of the driver's DaemonSet, in the object's namespace; its `updateStrategy` has to be `OnDelete`",
-        example="driver",
-        is_required=True,
-    ),
-    Field(
-        "paused",
-        Kind.FLAG,
-        "while true no more nodes start; nodes that have started are completed",
-        default=False,
-        example=True,
-    ),
-    Field(
-        "maxParallel",
-        Kind.WHOLE,
-        "number of nodes that may be upgraded at the same time; 0 is no limit",
-        default=1,
-        example=4,
-        least=0,
-        most=MAX_NODES,
-    ),
-    Field(
-        "maxUnavailable",
-        Kind.AMOUNT,
-        "number or percent of the rollout's nodes that may be out of service at the same time, for whatever reason: "
-        "cordoned, not Ready, without a ready driver pod, or being upgraded; without it there is no such limit",
-        example="10%",
-        least=1,
-        most=MAX_NODES,
-    ),
-    Field(
-        "waves",
-        Kind.LIST,
-        "which nodes go in which order; a node belongs to the first wave that takes it, and is left out if none does",
-        default=[{"name": "canary", "count": 1}, {"name": "tenth", "percent": 10}, {"name": "rest"}],
-        least=1,
-        most=MAX_WAVES,
-        fields=WAVE,
-        apart=("count", "percent"),
-        key="name",
-    ),
-    Field(
-        "units",
-        Kind.OBJECT,
-        "nodes that depend on each other; without it every node is a unit of its own",
-        fields=UNITS,
-    ),
-    Field(
-        "windows",
-        Kind.WINDOWS,
-        "when nodes may start; without it at any time",
-        example="Sat,Sun 02:00-06:00; Mon-Fri 22:00-04:00",
-    ),
-    Field("timezone", Kind.ZONE, "time zone of `windows`", default="UTC", example="Europe/Berlin"),
-    Field("gates", Kind.OBJECT, "what a node must show, besides a ready driver pod, to count as done", fields=GATES),
-    Field(
-        "failureThreshold",
-        Kind.WHOLE,
-        "number of failed nodes at which the rollout of a revision halts",
-        default=1,
-        example=3,
-        least=1,
-        most=MAX_NODES,
-    ),
-    Field(
-        "onHalt",
-        Kind.CHOICE,
-        "what follows a halt: `hold` waits for somebody, `undo` gives the DaemonSet its last good template again",
-        default=OnHalt.HOLD.value,
-        example=OnHalt.UNDO.value,
-        choices=tuple(word.value for word in OnHalt),
-    ),
-    Field(
-        "nodeTimeout",
-        Kind.DURATION,
-        "time from a node's start to a ready driver pod, after which the node has failed",
-        default="30m",
-        example="1h",
-        least=1,
-        most=30 * DAY_S,
-    ),
-    Field(
-        "validationTimeout",
-        Kind.DURATION,
-        "time from a ready driver pod to passed `gates`, after which the node has failed",
-        default="10m",
-        example="5m",
-        least=1,
-        most=30 * DAY_S,
-    ),
-    Field(
-        "approveReboots",
-        Kind.FLAG,
-        "whether the rollout approves the reboot of a node that it has started and whose driver needs one",
-        default=False,
-        example=True,
-    ),
-    Field(
-        "preflight",
-        Kind.CHOICE,
-        "what happens to a node that is expected to fail: `require` leaves it out, `warn` names it, `off` does not "
-        "check; "
-        "write `off` in quotes, as YAML reads it as false without them",
-        default=PreflightMode.OFF.value,
-        example=PreflightMode.REQUIRE.value,
-        choices=tuple(mode.value for mode in PreflightMode),
-    ),
-)
-"""The spec. What has no example is an object or a list, and has one in its fields."""
-
-
 class WishField(Frozen):
     """An annotation of the object by which people ask for something: its key, how it is written, what it asks for."""
 
@@ -726,139 +513,11 @@ WISHES = (
 )
 
 
-# Reads JSON by a table of fields, and collects what is wrong with it, each problem in one line with what was expected.
-#
-# Knows kinds, defaults and bounds; what the values are for is the business of `reading`. Pure.
+# The reader. The API server has checked the object by the same types, but not selectors, windows, time zones and two
+# fields together. What cannot be read in the status is treated as absent: no node's safety depends on it.
 
 Zones = Callable[[str], tzinfo | None]
-"""The time zone of this name; None where there is none."""
-
-
-class FieldReader:
-    """Reads values, each as what its kind stands for; None stands for one that is absent or wrong."""
-
-    def __init__(self, zones: Zones) -> None:
-        self._zones = zones
-        self.problems: list[str] = []
-
-    def bad(self, at: str, value: Any, expected: str) -> None:
-        """One more problem."""
-        self.problems.append(f"{at} is {in_brief(value)}, expected {expected}")
-
-    def object(self, fields: Sequence[Field], body: Any, at: str) -> dict[str, Any]:
-        """The values of all `fields` in the object `body`. What is absent, or null, has its default."""
-        if type(body) is not dict:
-            self.bad(at, body, OBJECT)
-            return {}
-        known = sorted(one.name for one in fields if one.kind is not Kind.REMOVED)
-        for name in sorted(body.keys() - {one.name for one in fields}):
-            self.problems.append(f"{at} has a field {in_brief(name)}, expected one of {', '.join(known)}")
-        return {one.name: self._field(one, body, f"{at}.{one.name}") for one in fields}
-
-    def _field(self, one: Field, body: Mapping[str, Any], at: str) -> Any:
-        if body.get(one.name) is not None:
-            return self._value(one, body[one.name], at)
-        if one.is_required:
-            self.problems.append(f"{at} is missing, expected {_expected(one)}")
-        return None if one.default is None else self._value(one, one.default, at)
-
-    def _value(self, one: Field, value: Any, at: str) -> Any:
-        found: Any = None
-        match one.kind, value:
-            case Kind.REMOVED, _:
-                self.problems.append(f"{at} {one.meaning}")
-                return None
-            case Kind.OBJECT, dict():
-                return self.object(one.fields, value, at)
-            case Kind.LIST, list() if _fits(one, len(value)):
-                self._compare(one, value, at)
-                return [self.object(one.fields, item, f"{at}[{number}]") for number, item in enumerate(value)]
-            case ((Kind.WHOLE | Kind.AMOUNT), int()) if type(value) is int and _fits(one, value):
-                found = value if one.kind is Kind.WHOLE else Amount(value)
-            case (Kind.FLAG, bool()) | (Kind.CHOICE, str()) if one.kind is Kind.FLAG or value in one.choices:
-                found = value
-            case _, str() if one.kind in GRAMMARS:
-                return self._text(one, value, at)
-        if found is None:
-            self.bad(at, value, _expected(one))
-        return found
-
-    def _compare(self, one: Field, entries: Sequence[Any], at: str) -> None:
-        """What the entries of a list may not have together."""
-        first: dict[str, int] = {}
-        for number, entry in enumerate(entries):
-            if type(entry) is not dict:
-                continue
-            both = [name for name in one.apart if entry.get(name) is not None]
-            if len(both) > 1:
-                self.problems.append(f"{at}[{number}] has {' and '.join(both)}, expected at most one of them")
-            key = entry.get(one.key)
-            if type(key) is str and first.setdefault(key, number) != number:
-                self.bad(f"{at}[{number}].{one.key}", key, f"a value other than that of entry {first[key]}")
-
-    def _text(self, one: Field, text: str, at: str) -> Any:
-        least, most = chars(one)
-        if not least <= len(text) <= most:
-            self.bad(at, text, f"{least} to {most} characters")
-            return None
-        expected = _expected(one)
-        try:
-            meant = self._meant(one, text) if re.fullmatch(GRAMMARS[one.kind].pattern, text) else None
-        except ValueError as error:
-            why = f": {error}" if expected in str(error) else f", expected {expected} ({error})"
-            self.problems.append(f"{at} is {in_brief(text)}{why}")
-            return None
-        if meant is None:
-            self.bad(at, text, expected)
-        return meant
-
-    def _meant(self, one: Field, text: str) -> Any:
-        """What a text means that is written as its kind is. Raises ValueError; None where that is the whole reason."""
-        match one.kind:
-            case Kind.AMOUNT:
-                return Amount(int(text.removesuffix("%")), is_percent=True)
-            case Kind.SELECTOR:
-                return selectors.parse(text)
-            case Kind.WINDOWS:
-                return parse_windows(text)
-            case Kind.ZONE:
-                return self._zones(text)
-            case Kind.DURATION:
-                seconds = parse_duration(text)
-                return seconds if _fits(one, seconds) else None
-        return text
-
-
-def chars(one: Field) -> tuple[int, int]:
-    """How many characters a text has at least and at most. The bounds of an amount or a duration are of its meaning."""
-    most = GRAMMARS[one.kind].most_chars
-    return (0, most) if one.kind in (Kind.AMOUNT, Kind.DURATION) else (one.least or 0, min(most, one.most or most))
-
-
-def _expected(one: Field) -> str:
-    """What a field takes, in words."""
-    if one.kind in GRAMMARS:
-        expected = GRAMMARS[one.kind].expected
-        is_timed = one.kind is Kind.DURATION
-        return f"{expected}, from {one.least} s to {(one.most or 0) // DAY_S} days" if is_timed else expected
-    return {
-        Kind.CHOICE: f"one of {', '.join(one.choices)}",
-        Kind.WHOLE: f"{WHOLE} from {one.least} to {one.most}",
-        Kind.LIST: f"a list of {one.least or 0} to {one.most} objects",
-        Kind.FLAG: FLAG,
-        Kind.OBJECT: OBJECT,
-    }[one.kind]
-
-
-def _fits(one: Field, number: float) -> bool:
-    return (one.least is None or number >= one.least) and (one.most is None or number <= one.most)
-
-
-# Reads a DriverRollout: what it asks for, what people have asked of it, and what its status remembers.
-#
-# The API server has checked the object by the same table (`fields`), and cannot check everything: selectors, windows,
-# time zones and what two fields say together are refused here. What cannot be read in the status is as if it were not
-# there: nothing in it is needed for a node to be safe. Pure.
+"""Returns the time zone of a name, None if there is none."""
 
 _WISH = {wish.key: wish.form for wish in WISHES}
 _REVISION = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -893,28 +552,44 @@ class RolloutObject(Frozen):
 
 
 def read(body: Any, zones: Zones) -> RolloutObject:
-    """The object in `body`, any JSON value. Never raises: what cannot be read is a problem."""
+    """The object in `body`, any JSON value. Does not raise: what cannot be read is a problem."""
     whole = _object(body)
     metadata, status = _object(whole.get("metadata")), _object(whole.get("status"))
-    reader = FieldReader(zones)
-    spec = reader.object(SPEC, whole.get("spec", {}), "spec")
+    namespace, spec = _text(metadata, "namespace"), whole.get("spec", {})
+    reader = Reader(JSON, {tzinfo: zones})
+    policy = reader.record(RolloutPolicy, spec, "spec")
+    reader.problems += _wave_problems(_list(_object(spec), "waves"))
     wishes = _wishes(reader, metadata.get("annotations", {}))
-    problems = tuple(reader.problems)
+    if policy is not None:
+        pods = tuple(replace(one, namespace=one.namespace or namespace) for one in policy.gates.pods)
+        schedule = replace(policy.schedule, zone=policy.timezone)
+        policy = replace(policy, schedule=schedule, gates=replace(policy.gates, pods=pods))
     generation = metadata.get("generation")
     return RolloutObject(
-        namespace=_text(metadata, "namespace"),
+        namespace=namespace,
         name=_text(metadata, "name"),
         uid=_text(metadata, "uid"),
         resource_version=_text(metadata, "resourceVersion"),
         generation=generation if type(generation) is int else 0,
         created_s=seconds_of(_text(metadata, "creationTimestamp")),
-        policy=None if problems else _policy(spec, _text(metadata, "namespace")),
-        problems=problems,
+        policy=None if reader.problems else policy,
+        problems=tuple(problem.what for problem in reader.problems),
         wishes=wishes,
         memory=memory_of(status),
         status=status,
         is_deleting=bool(metadata.get("deletionTimestamp")),
     )
+
+
+def _wave_problems(waves: list[Any]) -> Iterator[Problem]:
+    """What no schema can say: a wave has one of two amounts, and a name of its own."""
+    first: dict[str, int] = {}
+    for number, wave in enumerate(map(_object, waves)):
+        at, name = f"spec.waves[{number}]", wave.get("name")
+        if wave.get("count") is not None and wave.get("percent") is not None:
+            yield Problem(at, f"{at} has count and percent, expected at most one of them")
+        if type(name) is str and first.setdefault(name, number) != number:
+            yield Problem.of(f"{at}.name", name, f"a value other than that of entry {first[name]}")
 
 
 def memory_of(status: Mapping[str, Any]) -> RolloutState:
@@ -932,14 +607,14 @@ def memory_of(status: Mapping[str, Any]) -> RolloutState:
     )
 
 
-def _wishes(values: FieldReader, annotations: Any) -> Requests:
+def _wishes(reader: Reader, annotations: Any) -> Requests:
     """What the annotations ask for."""
     if type(annotations) is not dict:
-        values.bad("metadata.annotations", annotations, OBJECT)
+        reader.problems.append(Problem.of("metadata.annotations", annotations, OBJECT))
         return Requests()
-    approved = _wish(values, annotations, APPROVED, _APPROVED)
-    undo = _wish(values, annotations, UNDO, _UNDO)
-    retry = _wish(values, annotations, RETRY, _REVISION)
+    approved = _wish(reader, annotations, APPROVED, _APPROVED)
+    undo = _wish(reader, annotations, UNDO, _UNDO)
+    retry = _wish(reader, annotations, RETRY, _REVISION)
     return Requests(
         approved_for=approved["revision"] if approved else "",
         approved=int(approved["wave"]) if approved else 0,
@@ -949,45 +624,14 @@ def _wishes(values: FieldReader, annotations: Any) -> Requests:
     )
 
 
-def _wish(values: FieldReader, annotations: Mapping[str, Any], key: str, form: re.Pattern[str]) -> re.Match[str] | None:
+def _wish(reader: Reader, annotations: Mapping[str, Any], key: str, form: re.Pattern[str]) -> re.Match[str] | None:
     if key not in annotations:
         return None
     value = annotations[key]
     found = form.fullmatch(value) if type(value) is str else None
     if found is None:
-        values.bad(f"the annotation {key}", value, _WISH[key])
+        reader.problems.append(Problem.of(f"the annotation {key}", value, _WISH[key]))
     return found
-
-
-def _policy(values: Mapping[str, Any], namespace: str) -> RolloutPolicy:
-    """The policy that checked values stand for."""
-    units, gates = values["units"], values["gates"] or {}
-    return RolloutPolicy(
-        daemon_set=values["daemonSet"],
-        paused=values["paused"],
-        max_parallel=values["maxParallel"],
-        max_unavailable=values["maxUnavailable"],
-        waves=tuple(_wave(one) for one in values["waves"]),
-        units=units and Units(units["topologyKey"], UnitMode(units["mode"])),
-        schedule=replace(values["windows"] or Schedule(), zone=values["timezone"]),
-        pod_gates=tuple(PodGate(one["namespace"] or namespace, one["selector"]) for one in gates.get("pods") or ()),
-        condition_gates=tuple(ConditionGate(one["type"], one["status"]) for one in gates.get("conditions") or ()),
-        failure_threshold=values["failureThreshold"],
-        on_halt=OnHalt(values["onHalt"]),
-        node_timeout_s=values["nodeTimeout"],
-        validation_timeout_s=values["validationTimeout"],
-        approves_reboots=values["approveReboots"],
-        preflight=PreflightMode(values["preflight"]),
-    )
-
-
-def _wave(one: Mapping[str, Any]) -> Wave:
-    amount = None
-    if one["count"] is not None:
-        amount = Amount(one["count"])
-    elif one["percent"] is not None:
-        amount = Amount(one["percent"], is_percent=True)
-    return Wave(one["name"], one["nodeSelector"] or Selector(), amount, one["soak"], one["approval"])
 
 
 def _past(one: Mapping[str, Any]) -> RevisionHistory | None:

@@ -13,21 +13,11 @@ from typing import Any
 
 import yaml
 
-from driver_manager.domain.fleet.spec import (
-    GRAMMARS,
-    GROUP,
-    KIND,
-    PLURAL,
-    SHORT_NAME,
-    SPEC,
-    VERSION,
-    WISHES,
-    Field,
-    Kind,
-    chars,
-)
+from driver_manager.domain.fleet.spec import GROUP, KIND, PLURAL, SHORT_NAME, VERSION, WISHES, Amount, RolloutPolicy
+from driver_manager.domain.schema import FieldType, Rule, fields_of
+from tests.support.docs import spec_fields
 from tests.support.docs.markdown import code, table
-from tests.support.docs.status_fields import STATUS
+from tests.support.docs.status_fields import STATUS, Field, Kind
 
 Json = dict[str, Any]
 
@@ -53,16 +43,12 @@ WIDE = frozenset({"Left out", "Message"})
 """Columns of `kubectl get -o wide` only."""
 
 PLAIN: dict[Kind, Json] = {
-    Kind.FLAG: {"type": "boolean"},
     Kind.WHOLE: {"type": "integer", "format": "int64"},
-    Kind.AMOUNT: {"x-kubernetes-int-or-string": True},
     Kind.TEXTS: {"type": "array", "items": {"type": "string"}},
     Kind.TEXT: {"type": "string"},
-    # What an earlier version stored is kept, so that the reader sees and refuses it.
-    Kind.REMOVED: {"x-kubernetes-preserve-unknown-fields": True},
     Kind.TIME: {"type": "string", "format": "date-time"},
 }
-"""The type of a kind that has no grammar."""
+"""The types of the status."""
 
 WISH = """### Annotations
 
@@ -117,10 +103,17 @@ def manifest(script: str) -> str:
 def reference() -> Iterator[str]:
     """The object's part of docs/reference.md."""
     spec = [
-        (path, _takes(one), _shown(one.default), _shown(one.example), one.meaning) for path, one in _walked(SPEC, "")
+        (
+            code(path),
+            spec_fields.takes(one),
+            _shown(spec_fields.default(one)),
+            _shown(spec_fields.example(path)),
+            spec_fields.meaning(path, one),
+        )
+        for path, one in spec_fields.every_field()
     ]
     wishes = [(code(wish.key), wish.form, wish.meaning) for wish in WISHES]
-    status = [(path, one.kind.value, one.meaning) for path, one in _walked(STATUS, "")]
+    status = [(code(path), one.kind.value, one.meaning) for path, one in _walked(STATUS, "")]
     yield SECTION
     yield "### spec\n\n" + table(("field", "takes", "default", "example", "what"), spec)
     yield WISH + "\n" + table(("annotation", "value", "what"), wishes)
@@ -128,19 +121,15 @@ def reference() -> Iterator[str]:
 
 
 def _walked(fields: Sequence[Field], at: str) -> Iterator[tuple[str, Field]]:
-    """Every field with its path, and behind it those in it."""
+    """Every field with its path, and after it those in it."""
     for one in fields:
-        path = f"{at}.{one.name}" if at else one.name
-        yield code(path), one
-        yield from _walked(one.fields, f"{path}[]" if one.kind is Kind.LIST else path)
+        path = at + one.name
+        yield path, one
+        yield from _walked(one.fields, f"{path}[]." if one.kind is Kind.LIST else f"{path}.")
 
 
-def _takes(one: Field) -> str:
-    if one.kind is Kind.CHOICE:
-        return " or ".join(code(choice) for choice in one.choices)
-    named = f"{one.kind.value}, required" if one.is_required else one.kind.value
-    is_bounded = one.kind in (Kind.WHOLE, Kind.AMOUNT) and one.least is not None
-    return f"{named}, {one.least} to {one.most}" if is_bounded else named
+def _dotted(path: str) -> str:
+    return code(path)
 
 
 def _shown(value: Any) -> str:
@@ -158,54 +147,84 @@ def _columns() -> Iterator[Json]:
 
 def _whole() -> Json:
     top = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"}}
-    spec = {"description": "What is wanted.", **_object(SPEC)}
-    status = {"description": "How it stands.", **_object(STATUS)}
+    spec = {"description": "What is wanted.", **_spec(RolloutPolicy, "")}
+    status = {"description": "How it stands.", **_status(STATUS)}
     properties = {**top, "spec": spec, "status": status}
     return {"description": ABOUT, "type": "object", "required": ["spec"], "properties": properties}
 
 
-def _object(fields: Sequence[Field]) -> Json:
-    required = [one.name for one in fields if one.is_required]
-    properties = {one.name: _schema(one) for one in fields}
-    return {"type": "object", **({"required": required} if required else {}), "properties": properties}
+def _object(required: Sequence[str], properties: Json) -> Json:
+    return {"type": "object", **({"required": list(required)} if required else {}), "properties": properties}
 
 
-def _schema(one: Field) -> Json:
-    default = {} if one.default is None else {"default": one.default}
-    return {"description": f"{one.meaning[0].upper()}{one.meaning[1:]}.", **_type(one), **default}
+def _sentence(meaning: str) -> str:
+    return f"{meaning[0].upper()}{meaning[1:]}."
 
 
-def _type(one: Field) -> Json:
-    match one.kind:
-        case Kind.OBJECT:
-            return _object(one.fields)
-        case Kind.LIST:
-            bounds = _bounds(one, "minItems", "maxItems")
-            return {"type": "array", **_listed(one), **bounds, "items": _object(one.fields)}
-        case Kind.CHOICE:
-            return {"type": "string", "enum": list(one.choices)}
-        case Kind.AMOUNT:
-            bounds = _bounds(one, "minimum", "maximum")
-            return {**PLAIN[one.kind], **bounds, "pattern": GRAMMARS[one.kind].pattern}
-        case Kind.WHOLE:
-            return {**PLAIN[one.kind], **_bounds(one, "minimum", "maximum")}
-    if one.kind in GRAMMARS:
-        least, most = chars(one)
-        pattern = GRAMMARS[one.kind].pattern
-        # A server of 1.20 takes an empty text for null.
-        nullable = {"nullable": True} if not least and re.fullmatch(pattern, "") else {}
-        length = {**({"minLength": least} if least else {}), "maxLength": most}
-        return {"type": "string", **nullable, **length, "pattern": pattern}
-    return PLAIN[one.kind]
+def _spec(record: type, at: str) -> Json:
+    fields = fields_of(record)
+    properties = {}
+    for key, one in fields.items():
+        default = spec_fields.default(one)
+        properties[key] = {
+            "description": _sentence(spec_fields.meaning(at + key, one)),
+            **_spec_type(one, at + key),
+            **({} if default is None else {"default": default}),
+        }
+    return _object([key for key, one in fields.items() if one.is_required], properties)
 
 
-def _listed(one: Field) -> Json:
-    """How server-side apply joins the list: the order of waves means something, conditions have one writer each."""
-    if one.name == "conditions" and one.most is None:
-        return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
-    return {"x-kubernetes-list-type": "atomic"}
+def _spec_type(one: FieldType, path: str) -> Json:
+    rule = one.rule
+    if rule.removed:  # What an earlier version stored is kept, so that the reader sees and refuses it.
+        return {"x-kubernetes-preserve-unknown-fields": True}
+    if one.item is not None:  # The order of waves matters to server-side apply, and no list has keys.
+        entries = _spec(one.item.kind, f"{path}[].")
+        return {
+            "type": "array",
+            "x-kubernetes-list-type": "atomic",
+            **_bounds(rule, "minItems", "maxItems"),
+            "items": entries,
+        }
+    if one.is_record:
+        return _spec(one.kind, f"{path}.")
+    if words := spec_fields.choices(one):
+        return {"type": "string", "enum": list(words)}
+    if one.kind is bool:
+        return {"type": "boolean"}
+    if one.kind is int:
+        return {**PLAIN[Kind.WHOLE], **_bounds(rule, "minimum", "maximum")}
+    pattern = f"^{rule.pattern}$"
+    if one.kind is Amount:
+        return {"x-kubernetes-int-or-string": True, **_bounds(rule, "minimum", "maximum"), "pattern": pattern}
+    least, most = rule.chars or (0, None)
+    # A server of 1.20 takes an empty text for null.
+    nullable = {"nullable": True} if not least and re.fullmatch(pattern, "") else {}
+    return {
+        "type": "string",
+        **nullable,
+        **({"minLength": least} if least else {}),
+        "maxLength": most,
+        "pattern": pattern,
+    }
 
 
-def _bounds(one: Field, least: str, most: str) -> Json:
-    found = {least: one.least, most: one.most}
+def _bounds(rule: Rule, least: str, most: str) -> Json:
+    found = {least: rule.least, most: rule.most}
     return {key: value for key, value in found.items() if value is not None}
+
+
+def _status(fields: Sequence[Field]) -> Json:
+    properties = {one.name: {"description": _sentence(one.meaning), **_status_type(one)} for one in fields}
+    return _object([one.name for one in fields if one.is_required], properties)
+
+
+def _status_type(one: Field) -> Json:
+    if one.kind is Kind.OBJECT:
+        return _status(one.fields)
+    if one.kind is Kind.LIST:
+        # Conditions have one writer each.
+        keys = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
+        listed = keys if one.name == "conditions" else {"x-kubernetes-list-type": "atomic"}
+        return {"type": "array", **listed, "items": _status(one.fields)}
+    return PLAIN[one.kind]

@@ -5,8 +5,33 @@
 
 from __future__ import annotations
 
-from driver_manager.domain.fleet.spec import Field, Kind
+from dataclasses import dataclass
+from enum import Enum
+
 from driver_manager.domain.fleet.state import Phase
+
+
+class Kind(Enum):
+    """What a field holds, in the words of the reference."""
+
+    OBJECT = "object"
+    LIST = "list of objects"
+    TEXTS = "list of texts"
+    WHOLE = "whole number"
+    TEXT = "text"
+    TIME = "time"
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of the status. `fields` are those of an object, or of each entry of a list."""
+
+    name: str
+    kind: Kind
+    meaning: str
+    is_required: bool = False
+    fields: tuple[Field, ...] = ()
+
 
 COUNTS = (
     Field("total", Kind.WHOLE, "nodes in all"),

@@ -6,7 +6,17 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from driver_manager.domain.fleet.spec import Amount, OnHalt, PodGate, Requests, RolloutPolicy, UnitMode, Units, Wave
+from driver_manager.domain.fleet.spec import (
+    Amount,
+    Gates,
+    OnHalt,
+    PodGate,
+    Requests,
+    RolloutPolicy,
+    UnitMode,
+    Units,
+    Wave,
+)
 from driver_manager.domain.fleet.state import Phase
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.reboot.maintenance_windows import Schedule, parse_windows
@@ -25,16 +35,16 @@ LABELS = {
 
 WAVES = (
     (Wave("all"),),
-    (Wave("canary", amount=Amount(1), soak_s=120.0), Wave("tenth", amount=Amount(10, True)), Wave("rest")),
+    (Wave("canary", count=1, soak_s=120.0), Wave("tenth", percent=10), Wave("rest")),
     (Wave("canary", matching("pool=canary"), soak_s=30.0, needs_approval=True), Wave("rest", matching("pool!=canary"))),
-    (Wave("half", amount=Amount(50, True), needs_approval=True), Wave("rest", soak_s=60.0)),
+    (Wave("half", percent=50, needs_approval=True), Wave("rest", soak_s=60.0)),
 )
-BAD_WAVES = ((Wave("typo", matching("pool=canray")), Wave("rest")), (Wave("none", amount=Amount(0)), Wave("rest")), ())
+BAD_WAVES = ((Wave("typo", matching("pool=canray")), Wave("rest")), (Wave("none", count=0), Wave("rest")), ())
 PARALLEL = (0, 1, 2, 3)
 UNAVAILABLE = (None, Amount(1), Amount(30, True), Amount(4))
 UNITS = (None, Units(RACK), Units(RACK, UnitMode.TOGETHER))
 THRESHOLDS = (1, 2, 100)
-GATES = ((), (PodGate("npu", matching("app=v")),))
+GATES = (Gates(), Gates((PodGate("npu", selector=matching("app=v")),)))
 PAUSES_S = (0.0, 5.0, 40.0, 65.0, 700.0)
 KILLS = (None, None, None, 0, 1, 2)
 
@@ -222,7 +232,7 @@ def some_rules(dice: random.Random) -> RolloutPolicy:
         max_unavailable=dice.choice(UNAVAILABLE),
         waves=dice.choice(WAVES),
         units=dice.choice(UNITS),
-        pod_gates=dice.choice(GATES),
+        gates=dice.choice(GATES),
         failure_threshold=dice.choice(THRESHOLDS),
         on_halt=dice.choice(tuple(OnHalt)),
         approves_reboots=dice.random() < 0.5,

@@ -77,7 +77,7 @@ COUNT = "from 1 to 100000"
 
 BAD = (
     Bad("no-daemon-set", {}, f"spec.daemonSet is missing, expected {NAME}", "spec.daemonSet: Required value"),
-    Bad("no-object", [], "spec is a list, expected an object", "spec in body must be of type object"),
+    Bad("no-object", [], "spec is [], expected an object", "spec in body must be of type object"),
     Bad(
         "daemon-set-of-capitals",
         {"daemonSet": "Driver"},
@@ -93,7 +93,7 @@ BAD = (
     Bad(
         "daemon-set-too-long",
         {"daemonSet": "d" * 254},
-        f"spec.daemonSet is '{'d' * 79}…, expected 0 to 253 characters",
+        f"spec.daemonSet is '{'d' * 118}…, expected 0 to 253 characters",
         "spec.daemonSet: ",
     ),
     Bad(
@@ -156,11 +156,12 @@ BAD = (
         "spec.maxUnavailable is True, expected a whole number from 1, or a percent such as 10%",
         "spec.maxUnavailable",
     ),
-    Bad("no-wave", but(waves=[]), "spec.waves is a list, expected a list of 1 to 20 objects", "at least 1 items"),
+    Bad("no-wave", but(waves=[]), "spec.waves is [], expected a list of 1 to 20 objects", "at least 1 items"),
     Bad(
         "waves-too-many",
         but(waves=[{"name": f"w{number}"} for number in range(21)]),
-        "spec.waves is a list, expected a list of 1 to 20 objects",
+        "spec.waves is [{'name': 'w0'}, {'name': 'w1'}, {'name': 'w2'}, {'name': 'w3'}, {'name': … {'name': 'w19'}, "
+        "{'name': 'w20'}], expected a list of 1 to 20 objects",
         "spec.waves",
     ),
     Bad("wave-that-is-text", but(waves=["a"]), "spec.waves[0] is 'a', expected an object", "must be of type object"),

@@ -17,7 +17,6 @@ from driver_manager.core.fleet_ports import Leader
 from driver_manager.domain.fleet.advance import survey
 from driver_manager.domain.fleet.nodes import order
 from driver_manager.domain.fleet.spec import (
-    Amount,
     Fleet,
     PreflightMode,
     RevisionHistory,
@@ -37,9 +36,9 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 HISTORY = (RevisionHistory(OLD, NOW_S - 9000.0, NOW_S - 8000.0, "complete"), RevisionHistory(NEW, NOW_S - 600.0))
 LEADER = Leader("controller-7_ab", NOW_S - 3.0, 15.0)
 WAVES = (
-    Wave("canary", amount=Amount(1), soak_s=300.0),
-    Wave("some", amount=Amount(3)),
-    Wave("night-shift", amount=Amount(2), needs_approval=True),
+    Wave("canary", count=1, soak_s=300.0),
+    Wave("some", count=3),
+    Wave("night-shift", count=2, needs_approval=True),
     Wave("rest"),
 )
 

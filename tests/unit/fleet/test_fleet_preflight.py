@@ -13,7 +13,6 @@ from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.requests import request_retry_of_nodes
 from driver_manager.domain.fleet.spec import (
-    Amount,
     Fleet,
     FleetNode,
     PreflightMode,
@@ -104,7 +103,7 @@ def test_a_node_that_would_fail_keeps_its_driver_and_the_others_go() -> None:
 
 
 def test_a_canary_is_a_node_that_passes() -> None:
-    rules = {"waves": (Wave("canary", amount=Amount(1)), Wave("rest"))}
+    rules = {"waves": (Wave("canary", count=1), Wave("rest"))}
     assert made(facts("abc", policy=rules)) == ["a"]
     assert made(facts("abc", [look("a", **FAILS)], policy=rules)) == ["b"]
     assert begun(facts("abc", [look("a", **FAILS), look("b", **PASSES)], policy=rules)) == ["b"]
@@ -225,8 +224,8 @@ def test_a_failed_node_that_is_tried_again_needs_no_result() -> None:
 
 def test_a_soaking_wave_lets_the_next_one_be_looked_at() -> None:
     waves = (
-        Wave("first", amount=Amount(1), soak_s=600.0, needs_approval=True),
-        Wave("second", amount=Amount(1)),
+        Wave("first", count=1, soak_s=600.0, needs_approval=True),
+        Wave("second", count=1),
         Wave("rest"),
     )
     nodes = [node("a", UpgradeState.DONE), node("b"), node("c")]

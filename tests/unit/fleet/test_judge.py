@@ -10,7 +10,16 @@ import pytest
 from driver_manager.domain import selectors
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.nodes import STALE_S, TAKEN_AGAIN
-from driver_manager.domain.fleet.spec import ConditionGate, DriverPod, Fleet, FleetNode, GatePod, PodGate, UpgradeState
+from driver_manager.domain.fleet.spec import (
+    ConditionGate,
+    DriverPod,
+    Fleet,
+    FleetNode,
+    GatePod,
+    Gates,
+    PodGate,
+    UpgradeState,
+)
 from driver_manager.domain.fleet.state import Announce, MarkNode, NodePhase, RestartPod
 from driver_manager.domain.node_state import NodeState
 from tests.support.fakes.fleet_builders import (
@@ -35,7 +44,7 @@ DONE, FAILED = UpgradeState.DONE, UpgradeState.FAILED
 STARTING = new_pod("a", is_ready=False, why_waiting="CrashLoopBackOff")
 NEEDS_REBOOT = NodeState.REBOOT_REQUIRED
 LONG_AGO_S = NOW_S - 100_000.0
-GATE = PodGate("npu", selectors.parse("app=validator"))
+GATE = PodGate("npu", selector=selectors.parse("app=validator"))
 VALIDATOR = GatePod("npu", "a", {"app": "validator"}, is_ready=True)
 
 
@@ -201,7 +210,7 @@ GATES = {
     "condition-absent": ((VALIDATOR,), {}, "Link=True: it is not reported"),
     "condition-unknown": ((VALIDATOR,), {"Link": "Unknown"}, "Link=True: it is Unknown"),
 }
-BOTH = policy(pod_gates=(GATE,), condition_gates=(ConditionGate("Link"),))
+BOTH = policy(gates=Gates((GATE,), (ConditionGate("Link"),)))
 
 
 @pytest.mark.parametrize(("pods", "conditions", "reason"), GATES.values(), ids=GATES)

@@ -9,7 +9,6 @@ import pytest
 
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.spec import (
-    Amount,
     Fleet,
     FleetNode,
     Requests,
@@ -24,7 +23,7 @@ from tests.support.fakes.fleet_builders import DAEMON_SET, NEW, NOW_S, fleet, ne
 DONE, FAILED = UpgradeState.DONE, UpgradeState.FAILED
 MEMORY = RolloutState(target=NEW, good="old", history=(RevisionHistory(NEW, NOW_S - 900.0),))
 REST = Wave("rest")
-CANARY = Wave("canary", amount=Amount(1))
+CANARY = Wave("canary", count=1)
 SOAKED = replace(CANARY, soak_s=300.0)
 APPROVED = replace(CANARY, needs_approval=True)
 BOTH = replace(SOAKED, needs_approval=True)
@@ -60,7 +59,7 @@ def test_the_end_of_a_wave_is_told_once() -> None:
 
 def test_a_wave_that_ended_with_failures_says_how_many() -> None:
     nodes = (node("a", DONE), node("b", FAILED), node("c", DONE))
-    facts = of(Wave("canary", amount=Amount(3)), REST, nodes=nodes, rules={"failure_threshold": 2})
+    facts = of(Wave("canary", count=3), REST, nodes=nodes, rules={"failure_threshold": 2})
     ((reason, message),) = told(advance(facts, NOW_S))
     assert (reason, message.rpartition(" ended: ")[2]) == ("RolloutWaveEnded", "2 done, 1 failed")
 
@@ -99,14 +98,14 @@ def test_an_approval_that_was_interrupted_by_a_pause_is_told_again() -> None:
 
 
 def test_a_node_that_joins_a_wave_that_has_ended_ends_it_without_a_word() -> None:
-    facts = of(Wave("canary", amount=Amount(2)), REST)
+    facts = of(Wave("canary", count=2), REST)
     decision = advance(facts, NOW_S)
     assert told(decision) == [], "the second node of the canary waits"
-    ended = of(Wave("canary", amount=Amount(2)), REST, nodes=(node("a", DONE), node("b", DONE)))
+    ended = of(Wave("canary", count=2), REST, nodes=(node("a", DONE), node("b", DONE)))
     first = advance(ended, NOW_S)
     again = (node("a", DONE), node("b", DONE, record=record("b", since_s=NOW_S - 1.0)))
     assert told(first) != []
-    assert told(later(of(Wave("canary", amount=Amount(2)), REST, nodes=again), first)) == []
+    assert told(later(of(Wave("canary", count=2), REST, nodes=again), first)) == []
 
 
 @pytest.mark.parametrize("announced", [f"{NEW}/x/", f"{NEW}/²/", f"{NEW}/{'9' * 5000}/", "other/1/", "/", NEW])

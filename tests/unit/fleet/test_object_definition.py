@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.fleet.spec import SPEC, Kind, RolloutPolicy, read
+from driver_manager.domain.fleet.spec import RolloutPolicy, read
+from driver_manager.domain.schema import fields_of
 from tests.support.docs.rollout_object import definition
+from tests.support.docs.spec_fields import default, entries_of
 from tests.support.fakes.rollout_objects import BAD, FULL, Bad, Json, rollout, zones
 from tests.support.fakes.rollout_objects import SPEC as SHORTEST
 
@@ -63,7 +65,7 @@ def is_valid(spec: Any) -> bool:
 @pytest.mark.parametrize("spec", [SHORTEST, FULL], ids=["shortest", "full"])
 def test_the_defaults_of_the_api_server_are_those_of_the_reader(spec: Json) -> None:
     filled = defaulted(WHOLE, spec)
-    assert filled.keys() >= {one.name for one in SPEC if one.default is not None}
+    assert filled.keys() >= {key for key, one in fields_of(RolloutPolicy).items() if default(one) is not None}
     assert read(rollout(filled), zones).policy == read(rollout(spec), zones).policy
 
 
@@ -88,7 +90,7 @@ def test_what_the_reader_takes_the_schema_takes(data: st.DataObject) -> None:
     wave = st.fixed_dictionaries(
         {"name": texts}, optional=dict.fromkeys(("nodeSelector", "count", "percent", "soak", "approval"), values)
     )
-    optional = {one.name: values for one in SPEC if one.kind not in (Kind.OBJECT, Kind.LIST)}
+    optional = {key: values for key, one in fields_of(RolloutPolicy).items() if entries_of(one) is None}
     spec = data.draw(st.fixed_dictionaries({}, optional={**optional, "waves": st.lists(wave, max_size=3)}))
     if read(rollout(spec), zones).policy is not None:
         assert is_valid(spec)

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 
 from driver_manager.domain import selectors
 from driver_manager.domain.fleet.spec import (
-    SPEC,
     Amount,
     ConditionGate,
-    Field,
-    Kind,
+    Gates,
     OnHalt,
     PodGate,
     PreflightMode,
@@ -33,7 +31,9 @@ from driver_manager.domain.fleet.spec import (
     read,
 )
 from driver_manager.domain.reboot.maintenance_windows import parse_windows
+from driver_manager.domain.schema import FieldType, fields_of
 from tests.assurance.fuzz.target import assert_conforms
+from tests.support.docs.spec_fields import choices, default, every_field, example
 from tests.support.fakes.rollout_objects import BAD, BAD_WISHES, BLANK, FULL, Bad, Json, but, rollout, zones
 from tests.support.fakes.rollout_objects import SPEC as SHORTEST
 
@@ -48,21 +48,22 @@ SHORT_TEXTS = st.sampled_from(
 )
 
 
-def near(fields: tuple[Field, ...]) -> st.SearchStrategy[Json]:
-    """Objects with these fields, most of them good."""
-    return st.fixed_dictionaries({}, optional={one.name: value_near(one) for one in fields})
+def near(record: type, at: str = "") -> st.SearchStrategy[Json]:
+    """Objects of this record, most of them good."""
+    return st.fixed_dictionaries(
+        {}, optional={key: value_near(one, at + key) for key, one in fields_of(record).items()}
+    )
 
 
-def value_near(one: Field) -> st.SearchStrategy[Any]:
-    match one.kind:
-        case Kind.OBJECT:
-            return near(one.fields) | st.integers()
-        case Kind.LIST:
-            return st.lists(near(one.fields), max_size=3) | st.text(max_size=2)
-        case Kind.REMOVED:
-            return SHORT_TEXTS
-    good = [value for value in (one.example, one.default) if value is not None]
-    return st.sampled_from([*good, *one.choices]) | SHORT_TEXTS | st.integers(-2, 200) | st.booleans()
+def value_near(one: FieldType, path: str) -> st.SearchStrategy[Any]:
+    if one.rule.removed:
+        return SHORT_TEXTS
+    if one.item is not None:
+        return st.lists(near(one.item.kind, f"{path}[]."), max_size=3) | st.text(max_size=2)
+    if one.is_record:
+        return near(one.kind, f"{path}.") | st.integers()
+    good = [value for value in (example(path), default(one)) if value is not None]
+    return st.sampled_from([*good, *choices(one)]) | SHORT_TEXTS | st.integers(-2, 200) | st.booleans()
 
 
 def policy_of(spec: Json) -> RolloutPolicy:
@@ -87,17 +88,20 @@ def test_everything_that_can_be_said_is_understood() -> None:
         max_parallel=0,
         max_unavailable=Amount(25, is_percent=True),
         waves=(
-            Wave("canary", selectors.parse("rack=a,tier!=prod"), Amount(2), 5400.0, True),
-            Wave("half", amount=Amount(50, is_percent=True), soak_s=90.0),
+            Wave("canary", selectors.parse("rack=a,tier!=prod"), count=2, soak_s=5400.0, needs_approval=True),
+            Wave("half", percent=50, soak_s=90.0),
             Wave("rest"),
         ),
         units=Units("topology.kubernetes.io/rack", UnitMode.TOGETHER),
         schedule=parse_windows("Sat,Sun 02:00-06:00; Mon-Fri 22:00-04:00", ZoneInfo("Europe/Berlin")),
-        pod_gates=(
-            PodGate("monitoring", selectors.parse("app=validator")),
-            PodGate("rbln-system", selectors.parse("app in (a,b)")),
+        timezone=ZoneInfo("Europe/Berlin"),
+        gates=Gates(
+            pods=(
+                PodGate("monitoring", selector=selectors.parse("app=validator")),
+                PodGate("rbln-system", selector=selectors.parse("app in (a,b)")),
+            ),
+            conditions=(ConditionGate("NetworkReady"), ConditionGate("example.com/Broken", "False")),
         ),
-        condition_gates=(ConditionGate("NetworkReady"), ConditionGate("example.com/Broken", "False")),
         failure_threshold=3,
         on_halt=OnHalt.UNDO,
         node_timeout_s=3600.0,
@@ -105,17 +109,6 @@ def test_everything_that_can_be_said_is_understood() -> None:
         approves_reboots=True,
         preflight=PreflightMode.REQUIRE,
     )
-
-
-def leaves(fields: tuple[Field, ...], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Field]]:
-    """Every field that holds a value, with its path."""
-    found = []
-    for one in fields:
-        if one.fields:
-            found += leaves(one.fields, (*path, one.name))
-        elif one.kind is not Kind.REMOVED:
-            found.append(((*path, one.name), one))
-    return found
 
 
 ENTRIES: Json = {
@@ -127,18 +120,20 @@ ENTRIES: Json = {
 """What has to be in an entry or an object beside the one field that is looked at."""
 
 
-def with_example(path: tuple[str, ...], one: Field) -> Json:
+def with_example(path: str) -> Json:
     """A spec that says, beside what it must, this one field as in its example."""
-    value: Any = one.example
-    for name, inner in reversed(list(itertools.pairwise(path))):
-        entry = {**ENTRIES.get(name, {}), inner: value}
-        value = [entry] if name in ("waves", "pods", "conditions") else entry
-    return {**SHORTEST, "daemonSet": "other", path[0]: value}
+    value = example(path)
+    names = path.split(".")
+    for name, inner in reversed(list(itertools.pairwise(names))):
+        entry = {**ENTRIES.get(name.removesuffix("[]"), {}), inner.removesuffix("[]"): value}
+        value = [entry] if name.endswith("[]") else entry
+    return {**SHORTEST, "daemonSet": "other", names[0].removesuffix("[]"): value}
 
 
 def test_each_field_changes_the_policy_in_a_way_of_its_own() -> None:
     plain = policy_of({**SHORTEST, "daemonSet": "other"})
-    changed = {path: repr(policy_of(with_example(path, one))) for path, one in leaves(SPEC)}
+    leaves = [path for path, _ in every_field() if example(path) is not None]
+    changed = {path: repr(policy_of(with_example(path))) for path in leaves}
     assert [path for path, policy in changed.items() if policy == repr(plain)] == []
     assert len(set(changed.values())) == len(changed)
 
@@ -247,7 +242,7 @@ def test_any_json_is_a_policy_or_problems(body: Any) -> None:
     judged(read({"spec": body, "metadata": {"annotations": body}, "status": body}, zones))
 
 
-@given(near(SPEC), st.dictionaries(st.sampled_from(["approved", "retry", "undo"]), SHORT_TEXTS | JSON))
+@given(near(RolloutPolicy), st.dictionaries(st.sampled_from(["approved", "retry", "undo"]), SHORT_TEXTS | JSON))
 def test_what_is_almost_a_rollout_is_a_policy_or_problems(spec: Json, annotations: Json) -> None:
     judged(read(rollout({**SHORTEST, **spec}, **annotations), zones))
 

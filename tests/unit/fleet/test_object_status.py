@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.fleet.spec import Kind, RevisionHistory, RolloutState, memory_of
+from driver_manager.domain.fleet.spec import RevisionHistory, RolloutState, memory_of
 from driver_manager.domain.fleet.state import (
     FleetDecision,
     NodePhase,
@@ -37,7 +37,7 @@ from driver_manager.domain.fleet.status import (
     worth,
 )
 from tests.support.docs.rollout_object import definition
-from tests.support.docs.status_fields import STATUS
+from tests.support.docs.status_fields import STATUS, Kind
 from tests.support.fakes.schemas import closed
 
 Json = dict[str, Any]

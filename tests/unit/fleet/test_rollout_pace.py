@@ -28,8 +28,8 @@ from tests.support.fakes.fleet_runs import fleet as scene_of
 from tests.support.fakes.fleet_scene import NAMESPACE
 
 DONE, FAILED, RESTART = UpgradeState.DONE, UpgradeState.FAILED, UpgradeState.RESTART
-TO_APPROVE = Wave("canary", amount=Amount(1), needs_approval=True)
-TO_SOAK = Wave("canary", amount=Amount(1), soak_s=999.0)
+TO_APPROVE = Wave("canary", count=1, needs_approval=True)
+TO_SOAK = Wave("canary", count=1, soak_s=999.0)
 
 
 def done(name: str, took_s: float, **said: Any) -> FleetNode:

@@ -37,7 +37,7 @@ from tests.support.fakes.fleet_builders import (
 )
 
 DONE, FAILED, RESTART = UpgradeState.DONE, UpgradeState.FAILED, UpgradeState.RESTART
-CANARY = Wave("canary", amount=Amount(1))
+CANARY = Wave("canary", count=1)
 REST = Wave("rest")
 TWO = (CANARY, REST)
 
@@ -85,7 +85,7 @@ def test_a_share_is_rounded_up(percent: int, of_nodes: int, count: int) -> None:
 
 def test_a_share_is_one_of_those_that_match() -> None:
     found = nodes("abcd", labels={"pool": "x"}) + nodes("efgh")
-    waves = (Wave("half of x", matching("pool=x"), Amount(50, True)), REST)
+    waves = (Wave("half of x", matching("pool=x"), percent=50), REST)
     assert numbers(of(found, waves)) == {"a": 1, "b": 1, "c": 2, "d": 2, "e": 2, "f": 2, "g": 2, "h": 2}
 
 
@@ -197,7 +197,7 @@ def test_a_complete_rollout_whose_wave_soaks_looks_again_when_that_ends() -> Non
 
 
 def test_it_soaks_since_the_last_of_its_nodes_ended_well_or_not() -> None:
-    two = (Wave("two", amount=Amount(2), soak_s=100.0), REST)
+    two = (Wave("two", count=2, soak_s=100.0), REST)
     found = [done("a", since_s=NOW_S - 90.0), done("b", since_s=NOW_S - 50.0), node("c")]
     assert advance(of(found, two), NOW_S).again_s == NOW_S + 50.0
     failed = [done("a", since_s=NOW_S - 90.0), node("b", FAILED, record=record("b", since_s=NOW_S - 20.0)), node("c")]
@@ -248,7 +248,7 @@ def test_a_unit_that_goes_together_is_in_the_wave_of_its_first_node() -> None:
 
 EMPTY = {
     "matches-nobody": ((Wave("typo", matching("pool=canray")), REST), "pool=canray"),
-    "amount-of-nothing": ((Wave("none", amount=Amount(0)), REST), "takes 0 nodes"),
+    "amount-of-nothing": ((Wave("none", count=0), REST), "takes 0 nodes"),
     "none-at-all": ((), "no wave"),
 }
 

@@ -29,6 +29,7 @@ from driver_manager.domain.fleet.spec import (
     Fleet,
     FleetNode,
     GatePod,
+    Gates,
     PodGate,
     Revision,
     RolloutObject,
@@ -182,8 +183,8 @@ def test_a_rollout_has_the_short_lived_pods_that_it_owns() -> None:
 
 
 def test_gates_are_followed_and_waited_for() -> None:
-    gate = PodGate("monitoring", selectors.parse("app=validator"))
-    policy = replace(POLICY, pod_gates=(gate, gate))
+    gate = PodGate("monitoring", selector=selectors.parse("app=validator"))
+    policy = replace(POLICY, gates=Gates((gate, gate)))
     known = world(Listed(ROLLOUTS, (rollout(version=2, policy=policy),), "2"))
     subject = Subject(FactKind.GATE_PODS, "monitoring", "app=validator")
     assert subject in known.subjects()
