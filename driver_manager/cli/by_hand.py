@@ -384,16 +384,16 @@ def check_command(*, file: str, output: str) -> int:
     if output == "json":
         findings = [
             {"key": one.key, "value": one.value, "expectation": one.expected, "line": one.line, "what": one.what}
-            for one in found.wrong
+            for one in found.problems
         ]
         name = profile.name if profile is not None else None
         body = {"schemaVersion": schemas.VERSION, "file": file, "profile": name, "findings": findings}
         put(json_text(body, indent=2))
         return ExitCode.USAGE if findings else ExitCode.DONE
     if profile is None:
-        put("\n".join(one_line(one.what) for one in found.wrong))
+        put("\n".join(one_line(one.what) for one in found.problems))
         raise ConfigError(
-            f"profile {file} has {len(found.wrong)} mistake(s)",
+            f"profile {file} has {len(found.problems)} mistake(s)",
             "Fix the file: docs/profiles.md lists every key, `driver-manager profile schema` prints the JSON Schema "
             "for editors.",
         )

@@ -1,7 +1,4 @@
-"""The vendor profile: everything vendor-specific, as data.
-
-`driver_manager.profiles` reads and checks files. Pure.
-"""
+"""The vendor profile: everything vendor-specific, as data. The types of its fields are the schema of profile files."""
 
 from __future__ import annotations
 
@@ -11,13 +8,146 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, field
 from enum import Enum
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Annotated, Any
 
+from driver_manager.domain import selectors
 from driver_manager.domain.host import Module
+from driver_manager.domain.metrics import PREFIX
 from driver_manager.domain.records import Frozen
+from driver_manager.domain.schema import Rule
 from driver_manager.domain.text import fingerprint
 
-# Where on a host a vendor keeps its driver, and we what we note beside it. Pure.
+# What the values of a profile must be.
+
+AUTO = "auto"
+MAX_TIMEOUT_S = 86_400
+"""Longest timeout of a probe. poll(2), which waits for it, takes at most 24 days."""
+
+_DOMAIN = "[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
+PREFIXED_KEY = f"{_DOMAIN}/[A-Za-z0-9]([A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?"
+"""Qualified names of labels and annotations (k8s.io/apimachinery validation.IsQualifiedName)."""
+
+_BEGINNING = f"{_DOMAIN}/([A-Za-z0-9][A-Za-z0-9._-]{{0,61}})?"
+
+
+def may_pause(key: str) -> bool:
+    """True if `key` is a prefixed label key and none of Kubernetes' own, on which schedulers and kubelets depend."""
+    domain = key.partition("/")[0]
+    is_kubernetes = any(domain == own or domain.endswith(f".{own}") for own in ("kubernetes.io", "k8s.io"))
+    return bool(re.fullmatch(PREFIXED_KEY, key)) and not is_kubernetes
+
+
+def _is_selective(text: str) -> bool:
+    """True if `text` is a label selector that does not select everything."""
+    try:
+        return bool(selectors.parse(text))
+    except ValueError:
+        return False
+
+
+def _has_no_parent(path: str) -> bool:
+    return ".." not in path.split("/")
+
+
+_VITAL = (
+    "/bin",
+    "/boot",
+    "/dev",
+    "/etc",
+    "/lib",
+    "/lib64",
+    "/proc",
+    "/sbin",
+    "/sys",
+    "/usr/bin",
+    "/usr/lib",
+    "/usr/lib64",
+    "/usr/sbin",
+    "/run/containerd",
+    "/run/crio",
+    "/run/docker",
+    "/run/k3s",
+    "/run/netns",
+    "/run/systemd",
+    "/run/user",
+    "/var/lib/containerd",
+    "/var/lib/containers",
+    "/var/lib/docker",
+    "/var/lib/kubelet",
+    "/var/lib/rancher",
+)
+"""Folders that the host and its containers live in."""
+
+
+def is_safe_root(path: str) -> bool:
+    """Whether everything mounted at and below `path` may be unmounted: it holds nothing vital, nor lies in it."""
+    parts = path.rstrip("/").split("/")[1:]
+    if len(parts) < 2 or {"", ".", ".."} & set(parts):
+        return False
+    below = f"/{'/'.join(parts)}/"
+    return not any(f"{vital}/".startswith(below) or below.startswith(f"{vital}/") for vital in _VITAL)
+
+
+_KEY = Rule("a key such as example.com/name", PREFIXED_KEY)
+_PATH = Rule("an absolute path without ..", "/.*", holds=_has_no_parent)
+# Names of metrics: prometheus.io, Data model.
+_METRIC = Rule("the name of a metric that is not driver-manager's own", f"(?!{PREFIX})[a-zA-Z_:][a-zA-Z0-9_:]*")
+_KEY_PREFIX = Rule("the beginning of a key, as example.com/npu.deploy.", _BEGINNING)
+
+ClientSelector = Annotated[str, Rule("a label selector such as app=exporter,tier!=test", ".+", holds=_is_selective)]
+DeviceNode = Annotated[
+    str,
+    Rule(
+        "a pattern such as /dev/rbln[0-9]*",
+        r"/dev/[A-Za-z0-9_][A-Za-z0-9_.*?\[\]!:-]*(/[A-Za-z0-9_.*?\[\]!:-]+)*",
+        holds=lambda pattern: "**" not in pattern and _has_no_parent(pattern),
+    ),
+]
+DriverRoot = Annotated[str, Rule("a folder of the driver's own", "/.*", holds=is_safe_root)]
+KeptParameter = Annotated[
+    str,
+    Rule("module.parameter, or a pattern of it that begins with the module", r"[A-Za-z0-9_]+\.[A-Za-z0-9_*?\[\]!-]+"),
+]
+LabelKey = Annotated[str, _KEY]
+LabelValue = Annotated[
+    str,
+    Rule("a label value other than true and false", "(?!(true|false)$)[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"),
+]
+ModuleName = Annotated[str, Rule("the name of a module as /sys/module has it", "[A-Za-z0-9_]+")]
+ModulePattern = Annotated[
+    str,
+    Rule("a module name, or a pattern that begins with three letters of it", r"[A-Za-z0-9_]{3}[A-Za-z0-9_*?\[\]!-]*"),
+]
+Name = Annotated[str, Rule("a name", ".+")]
+OptionalKey = Annotated[str, _KEY.or_empty]
+OptionalKeyPrefix = Annotated[str, _KEY_PREFIX.or_empty]
+OptionalMetric = Annotated[str, _METRIC.or_empty]
+OptionalPath = Annotated[str, _PATH.or_empty]
+Parameter = Annotated[str, Rule("module.parameter=value, without blanks", r"[A-Za-z0-9_]+\.[A-Za-z0-9_]+=[^\s\"'\\#]+")]
+Path = Annotated[str, _PATH]
+PausableKey = Annotated[
+    str,
+    Rule("a label key such as example.com/deploy.name, and none of Kubernetes' own", PREFIXED_KEY, holds=may_pause),
+]
+PciClass = Annotated[str, Rule("four lower-case hexadecimal digits, as 0403", "[0-9a-f]{4}")]
+PciVendor = Annotated[str, Rule("four lower-case hexadecimal digits, as 1eff", "[0-9a-f]{4}")]
+ProfileName = Annotated[
+    str,
+    Rule(
+        f"letters, digits, dots and dashes, other than {AUTO}", f"(?!{AUTO}$)[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
+    ),
+]
+ResourcePattern = Annotated[str, Rule("a pattern such as example.com/*_VF", "[^/]+/.*[^*?].*")]
+ResourcePrefix = Annotated[str, Rule("the beginning of a resource's name, as example.com/npu", _BEGINNING)]
+Service = Annotated[str, Rule("the name of a systemd service", r"[A-Za-z0-9][A-Za-z0-9_.@:-]*\.service")]
+Timeout = Annotated[
+    float,
+    Rule("a number above 0 and at most a day of seconds", holds=lambda seconds: 0 < seconds <= MAX_TIMEOUT_S),
+]
+VersionPattern = Annotated[str, Rule("a version, or a pattern such as 6.2.*", r"[A-Za-z0-9._+:~*?\[\]!-]+")]
+
+
+# Where a vendor keeps its driver on a host, and driver-manager its records beside it.
 
 RUN_RECORD = "driver-manager.run-"
 """The beginning of the names of such records."""
@@ -33,18 +163,18 @@ class NodeMaker(Enum):
 class HostPaths(Frozen):
     """Absolute paths on the host, and who makes those of the devices. `firmware` is where the kernel has to look."""
 
-    driver_root: str
-    state_file: str
-    load_record: str
-    ready_marker: str = ""
-    artifacts: tuple[str, ...] = ()
-    device_nodes: tuple[str, ...] = ()
+    driver_root: DriverRoot
+    state_file: Path
+    load_record: Path
+    ready_marker: OptionalPath = ""
+    artifacts: tuple[Path, ...] = ()
+    device_nodes: tuple[DeviceNode, ...] = ()
     device_nodes_made_by: NodeMaker = NodeMaker.MODULE
-    reboot_marker: str = ""
-    rebooter_record: str = ""
-    reboot_evidence: str = ""
-    evidence: str = ""
-    firmware: str = ""
+    reboot_marker: OptionalPath = ""
+    rebooter_record: OptionalPath = ""
+    reboot_evidence: OptionalPath = ""
+    evidence: OptionalPath = ""
+    firmware: OptionalPath = ""
 
     @property
     def ready_withdrawn(self) -> str:
@@ -172,23 +302,23 @@ class NodeKeys(Frozen):
     Without the first three the Node shows nothing of the driver's state.
     """
 
-    journal: str
-    cordon: str
-    upgrade_enabled: str = ""
-    upgrade_state: str = ""
-    upgrade_requested: str = ""
-    skip: str = ""
-    safe_load: str = ""
-    reboot_required: str = ""
-    approve_reboot: str = ""
-    pre_reboot_boot_id: str = ""
-    reboot_in_progress: str = ""
-    reboot_slots: str = ""
-    state: str = ""
-    last_outcome: str = ""
-    mute_until: str = ""
-    rollout: str = ""
-    generation: str = ""
+    journal: LabelKey
+    cordon: LabelKey
+    upgrade_enabled: OptionalKey = ""
+    upgrade_state: OptionalKey = ""
+    upgrade_requested: OptionalKey = ""
+    skip: OptionalKey = ""
+    safe_load: OptionalKey = ""
+    reboot_required: OptionalKey = ""
+    approve_reboot: OptionalKey = ""
+    pre_reboot_boot_id: OptionalKey = ""
+    reboot_in_progress: OptionalKey = ""
+    reboot_slots: OptionalKey = ""
+    state: OptionalKey = ""
+    last_outcome: OptionalKey = ""
+    mute_until: OptionalKey = ""
+    rollout: OptionalKey = ""
+    generation: OptionalKey = ""
 
     @property
     def names(self) -> frozenset[str]:
@@ -204,12 +334,12 @@ class DeployLabels(Frozen):
     other polarity: on while the Node lacks them, and off only with `false`.
     """
 
-    prefix: str = ""
+    prefix: OptionalKeyPrefix = ""
     driver_component: str = "driver"
-    paused_value: str = "paused-for-driver-upgrade"
-    preinstalled_value: str = "pre-installed"
+    paused_value: LabelValue = "paused-for-driver-upgrade"
+    preinstalled_value: LabelValue = "pre-installed"
     leave_last: tuple[str, ...] = ()
-    on_unless_false: tuple[str, ...] = ()
+    on_unless_false: tuple[PausableKey, ...] = ()
 
     @property
     def driver_key(self) -> str:
@@ -240,15 +370,15 @@ class Modules(Frozen):
     Beside the driver none of `conflicting` may be loaded, and those of `conflicting_removable` are unloaded for it.
     """
 
-    roots: tuple[str, ...]
-    own: tuple[str, ...] = ()
+    roots: Annotated[tuple[ModulePattern, ...], Rule("at least one module name", least=1)]
+    own: tuple[ModulePattern, ...] = ()
     conflicting: tuple[str, ...] = ()
     load: LoadScope = LoadScope.ROOTS
     roots_needed: RootsNeeded = RootsNeeded.ALL
-    order: tuple[str, ...] = ()
-    parameters: tuple[str, ...] = ()
-    keep_parameters: tuple[str, ...] = ()
-    conflicting_removable: tuple[str, ...] = ()
+    order: tuple[ModuleName, ...] = ()
+    parameters: tuple[Parameter, ...] = ()
+    keep_parameters: tuple[KeptParameter, ...] = ()
+    conflicting_removable: tuple[ModuleName, ...] = ()
 
     def are_loaded(self, is_there: Callable[[str], bool]) -> bool:
         """Whether the kernel has the roots that it takes."""
@@ -267,7 +397,7 @@ class Probe(Frozen):
     search: tuple[str, ...] = ("usr/bin", "usr/local/bin", "bin")
     preload: str = ""
     library_dirs: tuple[str, ...] = ()
-    timeout_s: float = 20.0
+    timeout_s: Timeout = 20.0
     parser: str = "exit-status"
     lists_virtual: bool = True
     tells_idle: bool = False
@@ -290,13 +420,13 @@ class UpgradeMetrics(Frozen):
     `by_state` is one metric with the label `state`, the others are numbers without labels.
     """
 
-    enabled: str = ""
-    in_progress: str = ""
-    done: str = ""
-    failed: str = ""
-    available: str = ""
-    pending: str = ""
-    by_state: str = ""
+    enabled: OptionalMetric = ""
+    in_progress: OptionalMetric = ""
+    done: OptionalMetric = ""
+    failed: OptionalMetric = ""
+    available: OptionalMetric = ""
+    pending: OptionalMetric = ""
+    by_state: OptionalMetric = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -314,10 +444,10 @@ class Passthrough(Frozen):
     want is a driver of their own.
     """
 
-    mode_key: str = ""
+    mode_key: OptionalKey = ""
     mode_value: str = ""
-    resources: tuple[str, ...] = ()
-    auxiliary: tuple[str, ...] = ()
+    resources: tuple[ResourcePattern, ...] = ()
+    auxiliary: tuple[PciClass, ...] = ()
     component: str = "vfio-manager"
 
     def is_wanted(self, labels: Mapping[str, str]) -> bool:
@@ -331,8 +461,8 @@ class Transition(Frozen):
     A version that is not known is like `*` only. `why` is told to whoever is refused.
     """
 
-    old: str
-    new: str
+    old: VersionPattern
+    new: VersionPattern
     strategy: ChangeBy
     why: str = ""
 
@@ -345,9 +475,9 @@ class Profile(Frozen):
     `passthrough` is None where the devices are never given to virtual machines.
     """
 
-    name: str
+    name: ProfileName
     strategy: Strategy
-    pci_vendor: str
+    pci_vendor: PciVendor
     keys: NodeKeys
     modules: Modules
     paths: HostPaths
@@ -355,14 +485,14 @@ class Profile(Frozen):
     pci_classes: tuple[str, ...] = ()
     pci_devices: tuple[str, ...] = ()
     present_labels: tuple[str, ...] = ()
-    resource_prefixes: tuple[str, ...] = ()
-    device_classes: tuple[str, ...] = ()
+    resource_prefixes: tuple[ResourcePrefix, ...] = ()
+    device_classes: tuple[Name, ...] = ()
     dra_driver: str = ""
-    clients: tuple[str, ...] = ()
-    idle_states: tuple[str, ...] = ()
+    clients: tuple[ClientSelector, ...] = ()
+    idle_states: tuple[Name, ...] = ()
     namespace: str = ""
     container_unloads: bool = False
-    host_services: tuple[str, ...] = ()
+    host_services: tuple[Service, ...] = ()
     probe: Probe | None = field(default=None)
     commands: VendorCommands = field(default_factory=VendorCommands)
     upgrade_metrics: UpgradeMetrics = field(default_factory=UpgradeMetrics)
@@ -571,44 +701,3 @@ def _frozen(value: Any) -> Any:
         case list():
             return tuple(_frozen(inner) for inner in value)
     return value
-
-
-# Which folders of a host a driver root may be: none that the host or its containers live in. Pure.
-
-_VITAL = (
-    "/bin",
-    "/boot",
-    "/dev",
-    "/etc",
-    "/lib",
-    "/lib64",
-    "/proc",
-    "/sbin",
-    "/sys",
-    "/usr/bin",
-    "/usr/lib",
-    "/usr/lib64",
-    "/usr/sbin",
-    "/run/containerd",
-    "/run/crio",
-    "/run/docker",
-    "/run/k3s",
-    "/run/netns",
-    "/run/systemd",
-    "/run/user",
-    "/var/lib/containerd",
-    "/var/lib/containers",
-    "/var/lib/docker",
-    "/var/lib/kubelet",
-    "/var/lib/rancher",
-)
-"""Folders that the host and its containers live in."""
-
-
-def is_safe_root(path: str) -> bool:
-    """Whether everything mounted at and below `path` may be unmounted: it holds nothing vital, nor lies in it."""
-    parts = path.rstrip("/").split("/")[1:]
-    if len(parts) < 2 or {"", ".", ".."} & set(parts):
-        return False
-    below = f"/{'/'.join(parts)}/"
-    return not any(f"{vital}/".startswith(below) or below.startswith(f"{vital}/") for vital in _VITAL)

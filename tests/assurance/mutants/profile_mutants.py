@@ -59,8 +59,8 @@ PROFILE_MUTANTS: tuple[Mutant, ...] = (
         "only-the-first-mistake",
         "all mistakes in a profile file are reported at once",
         "profiles/__init__.py",
-        "        return ProfileReading(None, tuple(reader.wrong))",
-        "        return ProfileReading(None, tuple(reader.wrong[:1]))",
+        "        return ProfileReading(None, tuple(reader.problems))",
+        "        return ProfileReading(None, tuple(reader.problems[:1]))",
         ("unit/cli/test_profile_file.py::test_all_that_is_wrong_is_said_at_once",),
     ),
 )

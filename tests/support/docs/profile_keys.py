@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import types
-import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -12,7 +9,8 @@ from typing import Any
 
 from driver_manager.domain.health.parsers import PARSERS
 from driver_manager.domain.profile import Profile
-from driver_manager.profiles import builtin, is_list
+from driver_manager.domain.schema import FieldType, fields_of
+from driver_manager.profiles import builtin
 from tests.support.docs.markdown import code, table
 
 MEANINGS = {
@@ -132,35 +130,23 @@ def rows() -> str:
     return table(("key", "type", "default", "for example", "meaning"), lines)
 
 
-def _keys(kind: Any, at: str) -> Iterator[Key]:
-    hints = typing.get_type_hints(kind)
+def _keys(record: type, at: str) -> Iterator[Key]:
     nested = []
-    for field in dataclasses.fields(kind):
-        inner = _inner(hints[field.name])
-        if dataclasses.is_dataclass(inner):
-            nested.append((inner, f"{at}{field.name}."))
-            continue
-        if is_list(inner) and dataclasses.is_dataclass(entry := typing.get_args(inner)[0]):
-            nested.append((entry, f"{at}{field.name}[]."))
-            continue
-        is_required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        yield Key(f"{at}{field.name}", _kind(inner), "" if is_required else _toml(field.default), is_required)
+    for name, one in fields_of(record).items():
+        if one.is_record:
+            nested.append((one.kind, f"{at}{name}."))
+        elif one.item is not None and one.item.is_record:
+            nested.append((one.item.kind, f"{at}{name}[]."))
+        else:
+            yield Key(at + name, _kind(one), "" if one.is_required else _toml(one.default), one.is_required)
     for inner, prefix in nested:
         yield from _keys(inner, prefix)
 
 
-def _inner(hint: Any) -> Any:
-    if isinstance(hint, types.UnionType):
-        return next(option for option in typing.get_args(hint) if option is not type(None))
-    return hint
-
-
-def _kind(hint: Any) -> str:
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return " or ".join(code(str(member.value)) for member in hint)
-    if typing.get_origin(hint) is tuple:
-        return "list of texts"
-    return {str: "text", float: "number", bool: "true or false"}[hint]
+def _kind(one: FieldType) -> str:
+    if issubclass(one.kind, Enum) if isinstance(one.kind, type) else False:
+        return " or ".join(code(str(member.value)) for member in one.kind)
+    return "list of texts" if one.item is not None else {str: "text", float: "number", bool: "true or false"}[one.kind]
 
 
 def _toml(value: Any) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import typing
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from driver_manager import schemas
-from driver_manager.domain.profile import Profile
-from driver_manager.profiles import LEAST_ENTRIES, MAX_TIMEOUT_S, RULES, inner, is_list, rule_path
+from driver_manager.domain.health.parsers import PARSERS
+from driver_manager.domain.profile import MAX_TIMEOUT_S, Profile
+from driver_manager.domain.schema import FieldType, fields_of
 from tests.support.docs.profile_keys import MEANINGS
 
 PATH = Path(schemas.__file__).parent / "profile.schema.json"
@@ -27,44 +26,37 @@ def text() -> str:
     return json.dumps(form, indent=2, ensure_ascii=False) + "\n"
 
 
-def _table(kind: Any, at: str) -> dict[str, Any]:
-    hints, fields = typing.get_type_hints(kind), dataclasses.fields(kind)
-    required = [
-        one.name for one in fields if one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
-    ]
+def _table(record: type, at: str) -> dict[str, Any]:
+    fields = fields_of(record)
+    required = [key for key, one in fields.items() if one.is_required]
     return {
         "type": "object",
         "additionalProperties": False,
         **({"required": required} if required else {}),
-        "properties": {one.name: _value(hints[one.name], f"{at}{one.name}") for one in fields},
+        "properties": {key: _value(one, at + key) for key, one in fields.items()},
     }
 
 
-def _value(hint: Any, at: str) -> dict[str, Any]:
-    kind = inner(hint)
-    if dataclasses.is_dataclass(kind):
-        return _table(kind, f"{at}.")
-    if is_list(kind) and dataclasses.is_dataclass(item := typing.get_args(kind)[0]):
-        return {"type": "array", "items": _table(item, f"{at}[].")}
-    told = {"description": MEANINGS[at].replace("`", "")}
-    if is_list(kind):
-        _, least = LEAST_ENTRIES.get(at, ("", 0))
-        entries = {"type": "string", **_rule(at, in_list=True)}
-        return {**told, "type": "array", "items": entries, **({"minItems": least} if least else {})}
-    if kind is bool:
-        return {**told, "type": "boolean"}
-    if kind is float:
-        return {**told, "type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S}
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return {**told, "enum": [member.value for member in kind]}
-    return {**told, "type": "string", **_rule(at, in_list=False)}
+def _value(one: FieldType, at: str) -> dict[str, Any]:
+    if one.is_record:
+        return _table(one.kind, f"{at}.")
+    if one.item is not None and one.item.is_record:
+        return {"type": "array", "items": _table(one.item.kind, f"{at}[].")}
+    return {"description": MEANINGS[at].replace("`", ""), **_plain(one, at)}
 
 
-def _rule(at: str, *, in_list: bool) -> dict[str, Any]:
-    rule = RULES.get(rule_path(at))
-    if rule is None:
-        return {}
-    if rule.choices:
-        return {"enum": list(rule.choices)}
-    may_be_empty = "" if in_list or rule.is_needed else "?"
-    return {"pattern": f"^(?:{rule.pattern}){may_be_empty}$"} if rule.pattern else {}
+def _plain(one: FieldType, at: str) -> dict[str, Any]:
+    if one.item is not None:
+        least = {"minItems": one.rule.least} if one.rule.least else {}
+        return {"type": "array", "items": _plain(one.item, at), **least}
+    if one.kind is bool:
+        return {"type": "boolean"}
+    if one.kind is float:
+        return {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S}
+    if issubclass(one.kind, Enum):
+        return {"enum": [member.value for member in one.kind]}
+    if at == "probe.parser":
+        return {"type": "string", "enum": sorted(PARSERS)}
+    pattern = one.rule.pattern
+    whole = pattern if pattern.endswith(")?") and pattern.startswith("(?:") else f"(?:{pattern})"
+    return {"type": "string", **({"pattern": f"^{whole}$"} if pattern else {})}

@@ -96,11 +96,11 @@ def test_any_wrong_value_gives_one_line_with_key_value_and_expectation(shipped: 
     if found.profile is not None:
         assert is_conforming(text), "an editor would refuse what the reader takes"
         return
-    for one in found.wrong:
+    for one in found.problems:
         assert one.what.isprintable()
     if is_conforming(text):  # what one pattern cannot say: another key is in the way, or a function decides
         return
-    (only,) = found.wrong
+    (only,) = found.problems
     assert re.match(r"\w[\w.]*", only.key)
     path = key.path.replace("[]", "[0]")
     assert only.key.startswith(path)
@@ -150,8 +150,8 @@ keys.cordon is missing, expected a key such as example.com/name
 modules.roots is [], expected at least one module name
 modules.own is '*', expected a module name, or a pattern that begins with three letters of it
 paths.state_file is '/run/../state', expected an absolute path without ..
-probe.timeout_s is -1, expected a number above 0 and at most a day of seconds
 probe.tool is missing, expected a text
+probe.timeout_s is -1, expected a number above 0 and at most a day of seconds
 """
 
 
