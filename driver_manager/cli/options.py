@@ -17,14 +17,12 @@ from driver_manager.adapters.report.log import allows_colour, for_terminal, outl
 from driver_manager.core.ports_base import Reporter
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.settings import (
-    COMMON,
     DRIVER_LOAD,
     DRIVER_PROFILE,
     HEADINGS,
     AnySetting,
     SettingKind,
     Values,
-    heading_of,
 )
 from driver_manager.domain.text import json_text, parse_duration, spoken, words_on_one_line
 from driver_manager.domain.wire import seconds_of
@@ -81,7 +79,7 @@ class ScreenCommand(click.Command):
         """The options heading by heading."""
         options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
         shown = [option for option in options if ctx.meta.get(ALL) or _is_common(option)]
-        for heading in (OWN, *(heading for heading, _ in HEADINGS)):
+        for heading in (OWN, *dict(HEADINGS)):
             rows = [option.get_help_record(ctx) for option in shown if _heading(option) == heading]
             if rows:
                 with formatter.section(heading):
@@ -89,11 +87,11 @@ class ScreenCommand(click.Command):
 
 
 def _heading(option: click.Option) -> str:
-    return heading_of(option.setting) if isinstance(option, SettingOption) else OWN
+    return option.setting.heading if isinstance(option, SettingOption) else OWN
 
 
 def _is_common(option: click.Parameter) -> bool:
-    return not isinstance(option, SettingOption) or option.setting in COMMON
+    return not isinstance(option, SettingOption) or option.setting.is_common
 
 
 def _show_all(ctx: click.Context, _: click.Parameter, is_wanted: bool) -> None:
@@ -184,7 +182,7 @@ def _type_of(setting: AnySetting) -> Any:
             return click.STRING
 
 
-def with_options(*groups: tuple[AnySetting, ...]) -> Callable[[Callable[..., R]], Callable[..., R]]:
+def with_options(*groups: Iterable[AnySetting]) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Decorator that adds every setting of `groups` as an option; the command gets them all as `values`."""
     settings = [setting for group in groups for setting in group]
 

@@ -152,5 +152,5 @@ def test_a_page_without_the_marks_is_an_error() -> None:
 
 
 def test_a_setting_that_no_command_takes_is_found() -> None:
-    other = replace(settings.CLUSTER[0], name="other", env="OTHER")
+    other = replace(settings.NODE_NAME, name="other", env="OTHER")
     assert reference.takers(other) == []
