@@ -246,7 +246,7 @@ class Scene:
         self._api = bystander.api
         self._removals: list[Callable[[], object]] = []
         self.bus: PciTree | None = None
-        self.tree = HostTree(folder / "host", folder / "bin", builtin()[route.profile])
+        self.tree = HostTree(folder / "host", folder / "bin", PROFILES[route.profile])
         self.node = f"node-{uuid.uuid4().hex[:10]}"
         self.env = {"NODE_NAME": self.node, "OPERATOR_NAMESPACE": "rbln-system", **route.env}
         self._build_host()

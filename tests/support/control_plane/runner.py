@@ -69,6 +69,7 @@ def _write(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
+PROFILES = builtin()
 OLD, NEW = "1.2.92", "2.0.1"
 OLD_ROOT, NEW_ROOT = "/opt/rbln/1.2.92", "/run/rbln/driver"
 OLD_DIGEST, NEW_DIGEST = "digest-of-1.2.92", "digest-of-2.0.1"
@@ -101,7 +102,7 @@ class CommandRunner:
         self._user = user
         self._proxy = proxy
         self._last_line = folder / "termination-log"
-        self.tree = HostTree(folder / "host", folder / "bin", builtin()[profile])
+        self.tree = HostTree(folder / "host", folder / "bin", PROFILES[profile])
         self.tree.build()
         self.node: Node | None = None
 

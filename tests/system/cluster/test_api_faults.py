@@ -76,8 +76,9 @@ def fault_setup(
 
 @contextmanager
 def pool(fault_setup: FaultSetup, processes: int) -> Iterator[ProcessPoolExecutor]:
-    """Fresh processes, each with a bench of its own: a command wants the main thread, for its signals."""
-    context = multiprocessing.get_context("spawn")
+    """Processes with a bench each, forked from one that has its imports: a command wants the main thread's signals."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([set_up.__module__])
     with ProcessPoolExecutor(processes, context, set_up, (fault_setup,)) as executor:
         yield executor
 
