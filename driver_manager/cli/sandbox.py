@@ -8,7 +8,7 @@ import shutil
 import sys
 import textwrap
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 import click
@@ -19,16 +19,15 @@ from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.fleet.spec import UpgradeState
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.cluster import NODE
-from driver_manager.sandbox.fleet import FLEET_STORIES, HEADINGS, NodeRow, Picture, run_fleet_story
-from driver_manager.sandbox.stories import (
-    REBOOT_STORIES,
+from driver_manager.sandbox.fleet import FLEET_SCENARIOS, HEADINGS, NodeRow, Picture, run_fleet_scenario
+from driver_manager.sandbox.scenarios import (
+    REBOOT_SCENARIOS,
     SCENARIOS,
+    Named,
     NodeSummary,
     Scenario,
     ScenarioReport,
-    Stay,
-    Story,
-    run_reboot_story,
+    run_reboot_scenario,
     run_scenario,
     run_shell,
 )
@@ -143,14 +142,14 @@ def _colour(row: NodeRow) -> str:
     return GREEN if row.upgrade == UpgradeState.DONE.value else ""
 
 
-def open_shell(stay: Stay, profile: str, screen: Screen) -> None:
+def open_shell(env: Mapping[str, str], profile: str, screen: Screen) -> None:
     """Open a shell on the node, and wait until the user leaves it."""
     screen.chapter(f"{NODE} is up until you leave this shell; driver-manager and kubectl work on it")
     for line in _suggestions(profile):
         screen.line(f"  {line}")
     screen.line("")
     sys.stdout.flush()
-    run_shell(stay)
+    run_shell(env)
 
 
 def _suggestions(profile: str) -> tuple[str, ...]:
@@ -166,12 +165,12 @@ def _suggestions(profile: str) -> tuple[str, ...]:
     )
 
 
-STORIES: dict[str, Story] = {**SCENARIOS, **REBOOT_STORIES, **FLEET_STORIES}
+ALL: dict[str, Named] = {**SCENARIOS, **REBOOT_SCENARIOS, **FLEET_SCENARIOS}
 
 
 def _names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
     """The scenarios that begin with `incomplete`, for a shell's completion."""
-    return [name for name in STORIES if name.startswith(incomplete)]
+    return [name for name in ALL if name.startswith(incomplete)]
 
 
 @click.command(cls=ScreenCommand, name="sandbox", short_help="Play a scenario without a cluster and without a device.")
@@ -189,15 +188,15 @@ def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, wants_shell
     and the host stay until you leave the shell.
     """
     if wants_list:
-        listed = [{"name": scenario.name, "tells": scenario.tells} for scenario in STORIES.values()]
+        listed = [{"name": scenario.name, "tells": scenario.summary} for scenario in ALL.values()]
         rows = [f"{row['name']:<26} {row['tells']}" for row in listed]
         click.echo(json.dumps(listed, indent=2) if output == "json" else "\n".join(rows))
         return ExitCode.DONE
     if wants_all and name:
         raise ConfigError("a scenario and --all cannot be used together", "Use one of them.")
     name = name or "upgrade"
-    if not wants_all and name not in STORIES:
-        near = difflib.get_close_matches(name, STORIES, n=1)
+    if not wants_all and name not in ALL:
+        near = difflib.get_close_matches(name, ALL, n=1)
         meant = f"Did you mean {near[0]!r}? " if near else ""
         raise ConfigError(f"there is no scenario {name!r}", f"{meant}See `driver-manager sandbox --list`.")
     if wants_shell and (wants_all or output == "json" or name not in SCENARIOS):
@@ -205,7 +204,7 @@ def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, wants_shell
             "--shell needs one scenario of one node, and text output",
             f"Leave out --all and -o json, and give one of {', '.join(SCENARIOS)}.",
         )
-    names = list(STORIES) if wants_all else [name]
+    names = list(ALL) if wants_all else [name]
     reports = [_play(each, output, wants_shell=wants_shell) for each in names]
     if output == "json":
         click.echo(json.dumps([_as_json(report) for report in reports], indent=2))
@@ -217,11 +216,11 @@ def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, wants_shell
 
 def _play(name: str, output: str, *, wants_shell: bool) -> ScenarioReport:
     screen = FleetScreen(sys.stderr if output == "json" else sys.stdout)
-    screen.line(f"sandbox: {name}: {STORIES[name].tells}")
-    if name in FLEET_STORIES:
-        report = run_fleet_story(FLEET_STORIES[name], screen)
-    elif name in REBOOT_STORIES:
-        report = run_reboot_story(REBOOT_STORIES[name], screen)
+    screen.line(f"sandbox: {name}: {ALL[name].summary}")
+    if name in FLEET_SCENARIOS:
+        report = run_fleet_scenario(FLEET_SCENARIOS[name], screen)
+    elif name in REBOOT_SCENARIOS:
+        report = run_reboot_scenario(REBOOT_SCENARIOS[name], screen)
     else:
         return _play_scenario(SCENARIOS[name], screen, wants_shell=wants_shell)
     _show(report, screen)
@@ -231,16 +230,16 @@ def _play(name: str, output: str, *, wants_shell: bool) -> ScenarioReport:
 def _play_scenario(scenario: Scenario, screen: Screen, *, wants_shell: bool) -> ScenarioReport:
     """Play the scenario, and show its report while the server and the host still run."""
 
-    def then(report: ScenarioReport, stay: Stay) -> None:
+    def then(report: ScenarioReport, env: Mapping[str, str]) -> None:
         _show(report, screen)
         if wants_shell:
-            open_shell(stay, scenario.profile, screen)
+            open_shell(env, scenario.profile, screen)
 
     return run_scenario(scenario, screen, screen.terminal, then)
 
 
 def _show(report: ScenarioReport, screen: Screen) -> None:
-    if not report.is_told:
+    if not report.is_shown:
         screen.chapter("timeline: what the cluster and the node saw (… stands for the deploy labels' common prefix)")
         for happening in report.timeline:
             screen.line(f"{happening.at_s:7.2f} s  {happening.text}")
@@ -254,7 +253,7 @@ def _show(report: ScenarioReport, screen: Screen) -> None:
     for problem in report.problems:
         screen.line(f"NOT AS EXPECTED: {problem}")
     if not report.problems:
-        screen.line("as expected: " + report.scenario.tells)
+        screen.line("as expected: " + report.scenario.summary)
 
 
 def _rows(before: NodeSummary, after: NodeSummary) -> list[str]:

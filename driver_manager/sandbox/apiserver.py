@@ -1,8 +1,8 @@
-"""The sandbox's API server: routes, discovery, tables, patches, watches, and a log of requests.
+"""An API server for the sandbox: objects, watches, patches, evictions, tables for `kubectl get`, and a request log.
 
-Does what a real API server does with a request. Differences: later pages of a list show the present state;
-server-side apply, PUT, bindings, delete-collection and protobuf are not served. Imports only the standard library and
-the sandbox.
+It answers as a real API server does. Later pages of a list show the present state. It does not serve server-side apply,
+PUT, bindings, delete-collection or protobuf. Specs are not validated, and namespaces need not exist. With it come a
+DaemonSet controller and a kubelet.
 """
 
 from __future__ import annotations
@@ -26,22 +26,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from driver_manager.domain import selectors
 from driver_manager.domain.fleet.spec import GROUP, KIND, PLURAL, VERSION
 from driver_manager.domain.records import Frozen
 
-# The kinds of objects that the sandbox's API server serves. Pure.
-#
-# Must not import anything but the standard library and, of the domain, names.
-
 
 class ResourceKind(Frozen):
-    """One served resource: its names, its scope, and the field selectors and subresources it answers to.
+    """A served resource. `fields` are the field selectors that it supports besides name and namespace.
 
-    `counts_specs`: metadata.generation goes up with each change of the spec. `is_custom`: defined by a user.
+    `counts_specs`: metadata.generation increases with each change of the spec. `is_custom`: defined by a CRD.
     """
 
     plural: str
@@ -53,6 +49,7 @@ class ResourceKind(Frozen):
     subresources: tuple[str, ...] = ()
     counts_specs: bool = False
     is_custom: bool = False
+    short_names: tuple[str, ...] = ()
 
     @property
     def api_version(self) -> str:
@@ -60,7 +57,7 @@ class ResourceKind(Frozen):
 
     @property
     def qualified(self) -> str:
-        """The resource as the real server's messages spell it, such as `daemonsets.apps`."""
+        """The resource in the server's messages, such as `daemonsets.apps`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
 
@@ -68,25 +65,30 @@ _EVENT_FIELDS = tuple(f"involvedObject.{field}" for field in ("kind", "namespace
 KINDS: dict[str, ResourceKind] = {
     kind.plural: kind
     for kind in (
-        ResourceKind("nodes", "Node", namespaced=False, subresources=("status",)),
-        ResourceKind("namespaces", "Namespace", namespaced=False),
-        ResourceKind("pods", "Pod", fields=("spec.nodeName", "status.phase"), subresources=("status", "eviction")),
-        ResourceKind("events", "Event", fields=(*_EVENT_FIELDS, "reason", "type")),
-        ResourceKind("daemonsets", "DaemonSet", "apps", subresources=("status",), counts_specs=True),
+        ResourceKind("nodes", "Node", namespaced=False, subresources=("status",), short_names=("no",)),
+        ResourceKind("namespaces", "Namespace", namespaced=False, short_names=("ns",)),
+        ResourceKind(
+            "pods",
+            "Pod",
+            fields=("spec.nodeName", "status.phase"),
+            subresources=("status", "eviction"),
+            short_names=("po",),
+        ),
+        ResourceKind("events", "Event", fields=(*_EVENT_FIELDS, "reason", "type"), short_names=("ev",)),
+        ResourceKind(
+            "daemonsets", "DaemonSet", "apps", subresources=("status",), counts_specs=True, short_names=("ds",)
+        ),
         ResourceKind("controllerrevisions", "ControllerRevision", "apps"),
         ResourceKind("leases", "Lease", "coordination.k8s.io"),
-        ResourceKind("poddisruptionbudgets", "PodDisruptionBudget", "policy"),
+        ResourceKind("poddisruptionbudgets", "PodDisruptionBudget", "policy", short_names=("pdb",)),
         ResourceKind("resourceclaims", "ResourceClaim", "resource.k8s.io", subresources=("status",)),
         ResourceKind(PLURAL, KIND, GROUP, VERSION, subresources=("status",), counts_specs=True, is_custom=True),
     )
 }
 
 
-# The sandbox cluster's objects: selectors, resource versions, deletion, and the log that watches read.
-#
-# Owns what a real API server decides about an object, with no transport. Stored objects are never changed in place: a
-# write stores a new one, so events may share them. Namespaces are not required to exist, and specs are not validated.
-# Must not import anything but the standard library, the kinds and, of the domain, selectors.
+# Objects: selectors, resource versions, deletion, and the history that watches read. A write stores a new object and
+# never changes an old one, so events may share them.
 
 Obj = dict[str, Any]
 Match = Callable[[Obj], bool]
@@ -105,14 +107,14 @@ _SERVER_OWNED = (
 
 
 class ApiError(Exception):
-    """A refusal, as the real server would word it."""
+    """A refusal with the words of a real API server."""
 
     def __init__(self, code: int, reason: str, message: str, details: Obj | None = None) -> None:
         super().__init__(message)
         self.code, self.reason, self.message, self.details = code, reason, message, details
 
     def status(self) -> Obj:
-        """The refusal as a `Status` object."""
+        """The refusal as a Status object."""
         body: Obj = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
         body |= {"reason": self.reason, "message": self.message, "code": self.code}
         return body | ({"details": self.details} if self.details else {})
@@ -123,12 +125,12 @@ def _refusal(code: int, reason: str, kind: ResourceKind, name: str, message: str
 
 
 def conflict(kind: ResourceKind, name: str, why: str) -> ApiError:
-    """The 409 of a write whose precondition does not hold."""
+    """409: a precondition of the write does not hold."""
     return _refusal(409, "Conflict", kind, name, f'Operation cannot be fulfilled on {kind.qualified} "{name}": {why}')
 
 
 class Event(Frozen):
-    """One change. `obj` is the state after it (the last one, if deleted), `previous` the state before; read only."""
+    """A change. `obj` is the object after it (the last state if deleted), `previous` the object before. Read only."""
 
     revision: int
     type: str
@@ -138,7 +140,7 @@ class Event(Frozen):
 
 
 def timestamp(after_s: float = 0) -> str:
-    """The time `after_s` seconds from now, as the API writes it."""
+    """The time `after_s` seconds from now in the format of the API."""
     return (datetime.now(UTC) + timedelta(seconds=after_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -168,10 +170,7 @@ def _label_match(text: str) -> Match:
 
 
 def selection(resource: str, *, namespace: str = "", fields: str = "", labels: str = "") -> Match:
-    """Whether an object is in the namespace ("" is all) and matches both selectors.
-
-    Raises ApiError 400 for a selector that the real server refuses, an unknown field among them.
-    """
+    """A predicate for objects in the namespace ("" for all) that match both selectors. Raises ApiError 400."""
     terms = [_field_term(KINDS[resource], term) for term in selectors.split(fields) if term] + [_label_match(labels)]
     if namespace:
         terms.append(lambda obj: bool(obj["metadata"].get("namespace") == namespace))
@@ -179,7 +178,7 @@ def selection(resource: str, *, namespace: str = "", fields: str = "", labels: s
 
 
 def copy_of(obj: Json) -> Json:
-    """A copy of JSON, in a third of the time that `copy.deepcopy` takes."""
+    """A deep copy of JSON, three times as fast as `copy.deepcopy`."""
     copied: Json = json.loads(json.dumps(obj))
     return copied
 
@@ -196,7 +195,7 @@ def _key(obj: Obj) -> tuple[str, str]:
 
 
 def _drop_empty(obj: Obj) -> None:
-    """The real server omits these when empty: setting them to nothing is no change."""
+    """Drop empty fields that the real server omits: setting them to empty changes nothing."""
     for part, keys in (
         ("metadata", ("labels", "annotations", "finalizers", "ownerReferences")),
         ("spec", ("unschedulable", "taints")),
@@ -229,7 +228,7 @@ def _check_names(kind: ResourceKind, obj: Obj) -> None:
 
 
 class Store:
-    """All objects of one cluster. Every method may be called from any thread; `changed` is a re-entrant condition."""
+    """All objects of one cluster. Methods are thread-safe; `changed` is a re-entrant condition."""
 
     def __init__(self, *, history_limit: int = 10_000) -> None:
         self.changed = threading.Condition()
@@ -240,7 +239,7 @@ class Store:
         self._compacted = 0
 
     def create(self, resource: str, obj: Obj, *, dry_run: bool = False) -> Obj:
-        """The object as stored. A namespaced one with no namespace goes to `default`; `generateName` is completed.
+        """Create the object. A namespaced one without namespace goes to `default`; `generateName` is completed.
 
         Raises ApiError 409 (AlreadyExists), 422 (no name, bad labels), 400.
         """
@@ -278,14 +277,14 @@ class Store:
     def list_objects(
         self, resource: str, *, namespace: str = "", fields: str = "", labels: str = ""
     ) -> tuple[list[Obj], int]:
-        """Copies of the matching objects by namespace and name, and the revision they were read at. Raises 400."""
+        """Copies of the matching objects by namespace and name, and the revision of the list. Raises ApiError 400."""
         found, revision = self.find_objects(resource, namespace=namespace, fields=fields, labels=labels)
         return copy_of(found), revision
 
     def find_objects(
         self, resource: str, *, namespace: str = "", fields: str = "", labels: str = ""
     ) -> tuple[list[Obj], int]:
-        """As `list_objects`, without copies: to be read only. Thousands of objects are listed page by page."""
+        """As `list_objects`, without copies: read only."""
         matches = selection(resource, namespace=namespace, fields=fields, labels=labels)
         with self.changed:
             found, revision = [obj for obj in self._objects[resource].values() if matches(obj)], self._revision
@@ -301,10 +300,10 @@ class Store:
         status: bool = False,
         dry_run: bool = False,
     ) -> Obj:
-        """The object after `change`, which gets a copy; only `.status` of its result counts, or all but `.status`.
+        """Replace the object by `change(copy)`: its `.status` if `status`, else all but `.status`.
 
-        A change of nothing keeps the resource version. Raises ApiError 404, 422, 400, and 409 when the result names a
-        resource version or uid that is not the present one.
+        If nothing changes, the resource version stays. Raises ApiError 404, 422, 400, and 409 if the result has a
+        resource version or uid that is not the current one.
         """
         kind = KINDS[resource]
         with self.changed:
@@ -341,9 +340,9 @@ class Store:
         resource_version: str | None = None,
         dry_run: bool = False,
     ) -> Obj:
-        """The object's last state, or its state while it waits for its kubelet or its finalizers.
+        """Delete the object; its last state, or its state while it waits for a kubelet or finalizers.
 
-        A bound, unfinished pod stays for its kubelet to delete it with `grace_s=0`. Raises ApiError 404, 409.
+        A bound, unfinished pod stays until its kubelet deletes it with `grace_s=0`. Raises ApiError 404, 409.
         """
         kind = KINDS[resource]
         with self.changed:
@@ -360,7 +359,7 @@ class Store:
             return self._commit(kind, "MODIFIED", old, new, dry_run)
 
     def snapshot(self, resources: Collection[str]) -> tuple[list[Event], int]:
-        """The present objects as ADDED events, and the revision to wait from."""
+        """The current objects as ADDED events, and the revision to wait from."""
         with self.changed:
             found = [(plural, obj) for plural in resources for obj in self._objects[plural].values()]
             return [Event(self._revision, "ADDED", plural, obj, None) for plural, obj in found], self._revision
@@ -368,9 +367,9 @@ class Store:
     def wait(
         self, since: int, resources: Collection[str], *, timeout_s: float, stop: threading.Event
     ) -> tuple[list[Event], int]:
-        """Block for events of `resources` after revision `since`: those found, and the revision to go on from.
+        """Wait for events of `resources` after revision `since`: the events, and the revision to wait from next.
 
-        The list is empty after `timeout_s`, or once `stop` is set and `wake` was called. Raises ApiError 410.
+        No events after `timeout_s`, or if `stop` is set and `wake` was called. Raises ApiError 410.
         """
         deadline_s = time.monotonic() + timeout_s
         with self.changed:
@@ -386,12 +385,12 @@ class Store:
                 self.changed.wait(left_s)
 
     def wake(self) -> None:
-        """Let every waiter look at its `stop` again."""
+        """Make every waiter check its `stop` event."""
         with self.changed:
             self.changed.notify_all()
 
     def compact(self, keep: int = 0) -> None:
-        """Forget all but the last `keep` events: a wait from before them gets a 410."""
+        """Drop all but the last `keep` events. A wait from an earlier revision gets a 410."""
         with self.changed:
             dropped = self._history[: max(0, len(self._history) - keep)]
             self._compacted = dropped[-1].revision if dropped else self._compacted
@@ -431,40 +430,34 @@ class Store:
 
 
 def _effective_grace_s(kind: ResourceKind, obj: Obj, grace_s: int | None) -> int:
-    """Only a pod that a kubelet may be running has a grace period (pod strategy, CheckGracefulDelete)."""
+    """0 unless a kubelet may be running the pod (kubernetes, pod strategy: CheckGracefulDelete)."""
     spec, phase = obj.get("spec") or {}, (obj.get("status") or {}).get("phase")
     if kind.plural != "pods" or not spec.get("nodeName") or phase in ("Succeeded", "Failed"):
         return 0
     return grace_s if grace_s is not None else int(spec.get("terminationGracePeriodSeconds", 30))
 
 
-# What the DaemonSet controller keeps of a template: one ControllerRevision for each that there ever was.
-#
-# Owns the hash of a template, by which pods and revisions name it. As with the real controller, a template that comes
-# back is the old revision with a new number. Old revisions are never dropped. Must not import anything but the
-# standard library and the store.
+# Revisions of DaemonSets. As in the real controller, a template that returns is the old revision with a new number. Old
+# revisions are never deleted.
 
 REVISION_LABEL = "controller-revision-hash"
 _HASH_CHARS = 10
 
 
 def hash_of(template: Obj) -> str:
-    """The hash that pods made from this template carry."""
+    """The value of the revision label on pods of this template."""
     return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:_HASH_CHARS]
 
 
 def owned_by(daemonset: Obj) -> Obj:
-    """The ownerReference of what this DaemonSet controls."""
+    """The ownerReference of objects that this DaemonSet controls."""
     metadata = daemonset["metadata"]
     named = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": metadata["name"], "uid": metadata["uid"]}
     return {**named, "controller": True, "blockOwnerDeletion": True}
 
 
 def observe(store: Store, daemonset: Obj, desired: int) -> None:
-    """Let the present template be the newest revision, and the status say so and on how many nodes a pod is desired.
-
-    Raises ApiError where the DaemonSet is gone.
-    """
+    """Make the current template the newest revision, and write the status. Raises ApiError if the DaemonSet is gone."""
     metadata, template = daemonset["metadata"], daemonset["spec"]["template"]
     name, namespace = metadata["name"], metadata["namespace"]
     hashed = hash_of(template)
@@ -493,17 +486,14 @@ def _is_of(revision: Obj, uid: str) -> bool:
     return any(owner["uid"] == uid for owner in revision["metadata"].get("ownerReferences", []))
 
 
-# Stand-ins for the parties that act on a cluster's objects: DaemonSet controller, kubelets, disruption controller.
-#
-# Owns when operand pods come and go in the sandbox. Each controller is one thread that blocks on the store's events.
-# Must not import the API server, a client, or anything else than the standard library, the store and the revisions.
+# Controllers. Each is one thread that waits for events of the store.
 
 STOP_SECONDS_ANNOTATION = "sandbox/stop-seconds"
 _IDLE_S = 3600.0
 
 
 class Controller(ABC):
-    """A thread that is told of every present object once, then of every change, and runs for its `with` block."""
+    """A thread that handles each object once, then each change, during its `with` block."""
 
     resources: Sequence[str] = ()
 
@@ -527,22 +517,20 @@ class Controller(ABC):
             idle_s = self._handle(events)
             try:
                 events, since = self._store.wait(since, self.resources, timeout_s=idle_s, stop=self._stop)
-            except ApiError:  # compacted meanwhile: look at everything again
+            except ApiError:  # the revision was compacted: start with all objects
                 events, since = self._store.snapshot(self.resources)
 
     @abstractmethod
     def _handle(self, events: Sequence[Event]) -> float:
-        """Act on the events; the result is the longest time in seconds to wait for more before the next call."""
+        """Handle the events; the maximum time in seconds until the next call."""
 
 
 class DaemonSetController(Controller):
-    """Keeps one pod of each DaemonSet on every node that the template's nodeSelector and node affinity match.
+    """Keeps one pod of each DaemonSet on every node that its nodeSelector and required node affinity match.
 
-    As the real one, it waits for a terminating pod to be gone before it makes the next, from the newest template then,
-    and keeps a ControllerRevision of each template. A pod of an older one stays until somebody deletes it, as
-    `OnDelete` has it; no other updateStrategy is played. Of affinity only what is required of a node's labels counts,
-    taints are not looked at, and of the status only the nodes that should have a pod are counted. Pods of a deleted
-    DaemonSet or node go too.
+    It waits until a terminating pod is gone before it creates the next one from the newest template. A pod of an older
+    template stays until it is deleted (`OnDelete`, the only updateStrategy). Taints are ignored, and
+    the status has only the desired number. Pods of a deleted DaemonSet or node are deleted.
     """
 
     resources = ("daemonsets", "nodes", "pods")
@@ -550,7 +538,7 @@ class DaemonSetController(Controller):
     def _handle(self, events: Sequence[Event]) -> float:
         names = {event.obj["metadata"]["name"] for event in events if event.resource == "nodes"}
         names |= {event.obj["spec"].get("nodeName", "") for event in events if event.resource == "pods"}
-        # Without copies, which would cost more than all the rest where there are thousands of nodes.
+        # Without copies, which would take most of the time with thousands of nodes.
         found = [(event.resource, event.obj) for event in self._store.snapshot(self.resources)[0]]
         daemonsets = [obj for resource, obj in found if resource == "daemonsets"]
         nodes = {obj["metadata"]["name"]: obj for resource, obj in found if resource == "nodes"}
@@ -582,7 +570,7 @@ class DaemonSetController(Controller):
 
 
 def _is_wanted(daemonset: Obj, node: Obj) -> bool:
-    """Whether a pod of the DaemonSet should be on the node."""
+    """True if the DaemonSet needs a pod on the node."""
     spec, labels = daemonset["spec"]["template"].get("spec", {}), node["metadata"].get("labels", {})
     selector = spec.get("nodeSelector") or {}
     affinity = (spec.get("affinity") or {}).get("nodeAffinity", {})
@@ -600,7 +588,7 @@ _OPERATORS: dict[str, Callable[[str | None, Sequence[str]], bool]] = {
 
 
 def _matches(term: Obj, labels: dict[str, str]) -> bool:
-    """Whether all expressions of one term of a node affinity hold."""
+    """True if all expressions of a node selector term match."""
     found = term.get("matchExpressions", ())
     return all(_OPERATORS[one["operator"]](labels.get(one["key"]), one.get("values", ())) for one in found)
 
@@ -611,13 +599,16 @@ def _daemonset_uid(pod: Obj) -> str:
 
 
 def _daemon_pod(daemonset: Obj, node: str) -> Obj:
-    metadata, template = daemonset["metadata"], daemonset["spec"]["template"]
-    told = template.get("metadata", {})
-    labels = {**told.get("labels", {}), REVISION_LABEL: hash_of(template)}
-    place = {"generateName": f"{metadata['name']}-", "namespace": metadata["namespace"]}
-    named = {"labels": labels, "annotations": told.get("annotations", {}), "ownerReferences": [owned_by(daemonset)]}
+    owner, template = daemonset["metadata"], daemonset["spec"]["template"]
+    metadata = {
+        "labels": {**template.get("metadata", {}).get("labels", {}), REVISION_LABEL: hash_of(template)},
+        "annotations": template.get("metadata", {}).get("annotations", {}),
+        "ownerReferences": [owned_by(daemonset)],
+        "generateName": f"{owner['name']}-",
+        "namespace": owner["namespace"],
+    }
     spec = {**template.get("spec", {}), "nodeName": node}
-    return {"metadata": named | place, "spec": spec, "status": {"phase": "Pending"}}
+    return {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}}
 
 
 def _delete(store: Store, pod: Obj, *, grace_s: int | None) -> None:
@@ -636,9 +627,9 @@ class _Due(Frozen):
 class Kubelet(Controller):
     """The kubelets of all nodes: a bound pod runs after `start_s`; a deleted one is gone after its stop time.
 
-    The stop time is the pod's annotation `sandbox/stop-seconds` (`never`, or anything but a number: it stays), else
-    `stop_s`. It may exceed the grace period, as that of a process in uninterruptible sleep does. A finalizer keeps
-    the pod beyond it. A pod with init containers stays Pending: what runs in those is started by somebody else.
+    The stop time is the pod's annotation `sandbox/stop-seconds` (anything but a number: never), else `stop_s`. It may
+    exceed the grace period, as for a process in uninterruptible sleep. A finalizer keeps the pod longer. A pod with
+    init containers stays Pending: other code plays those.
     """
 
     resources = ("pods",)
@@ -676,7 +667,7 @@ class Kubelet(Controller):
 
 
 def run_pod(store: Store, pod: Obj) -> None:
-    """Let all containers of the pod run and be ready, unless it is gone."""
+    """Set all containers of the pod running and ready, unless the pod is gone."""
     now = timestamp()
     containers = [
         {"name": container["name"], "ready": True, "restartCount": 0, "state": {"running": {"startedAt": now}}}
@@ -688,7 +679,7 @@ def run_pod(store: Store, pod: Obj) -> None:
 
 
 def set_status(store: Store, pod: Obj, status: Obj) -> None:
-    """Let the pod, by its uid, have this status, unless it is gone."""
+    """Set the status of the pod with this uid, unless the pod is gone."""
     metadata = pod["metadata"]
 
     def change(current: Obj) -> Obj:
@@ -711,10 +702,10 @@ def _seconds(text: str) -> float:
 
 
 def refuse_eviction(store: Store, pod: Obj) -> None:
-    """Raise ApiError 429 where a PodDisruptionBudget forbids to evict the pod now, 500 where it has two.
+    """Raise ApiError 429 if a PodDisruptionBudget forbids the eviction, 500 if two budgets match.
 
-    Only `matchLabels` are read, and the pods that match stand for the controller's scale. A pod that is not running
-    or already on its way out is no disruption.
+    Only `matchLabels` count, and the matching pods are the scale. A pod that is not running or is being deleted is no
+    disruption.
     """
     metadata = pod["metadata"]
     if "deletionTimestamp" in metadata or pod.get("status", {}).get("phase") != "Running":
@@ -737,7 +728,7 @@ def _selected(budget: Obj) -> dict[str, str]:
 
 
 def _why_not(store: Store, budget: Obj, metadata: Obj) -> str:
-    """Why the budget allows no disruption by this pod; "" where it does."""
+    """The reason why the budget forbids the eviction, "" if it allows it."""
     spec = budget["spec"]
     labels = ",".join(f"{key}={value}" for key, value in _selected(budget).items())
     matching, _ = store.list_objects("pods", namespace=metadata["namespace"], labels=labels)
@@ -759,15 +750,13 @@ def _is_healthy(pod: Obj) -> bool:
 
 
 def _scaled(value: Any, total: int) -> int:
-    """A count, or a percentage of `total` rounded up as the disruption controller does."""
+    """The number, or the percentage of `total` rounded up as the disruption controller does."""
     if isinstance(value, str) and value.endswith("%"):
         return math.ceil(int(value[:-1]) * total / 100)
     return int(value)
 
 
-# What an HTTP request to the sandbox's API server is about: the kinds served, the route, the record of it.
-#
-# Pure. Must not import anything but the standard library and the store.
+# Requests: the resource, verb and options of an HTTP request, and its record.
 
 REVIEW = ResourceKind("selfsubjectaccessreviews", "SelfSubjectAccessReview", "authorization.k8s.io", namespaced=False)
 SERVED = (*KINDS.values(), REVIEW)
@@ -776,7 +765,7 @@ VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 
 class RequestRecord(Frozen):
-    """One answered request, in the words of RBAC. `resource` is the path where the request names no resource."""
+    """An answered request in the terms of RBAC. `resource` is the path if the request names no resource."""
 
     verb: str
     resource: str
@@ -806,7 +795,7 @@ class SandboxRequest(Frozen):
 
     @property
     def manager(self) -> str:
-        """The name under which the write goes on record."""
+        """The field manager of the write."""
         return self.option("fieldManager") or self.user
 
     @property
@@ -814,7 +803,7 @@ class SandboxRequest(Frozen):
         return self.option("dryRun") == "All"
 
     def object(self) -> Obj:
-        """The body. Raises ApiError 400 unless it is an object that agrees with the path."""
+        """A copy of the body. Raises ApiError 400 unless it is an object whose name and namespace match the path."""
         if not isinstance(self.body, dict) or not isinstance(self.body.get("metadata", {}), dict):
             raise ApiError(400, "BadRequest", "the request body is not an API object")
         body: Obj = copy_of(self.body)
@@ -827,7 +816,7 @@ class SandboxRequest(Frozen):
 
 
 def route(method: str, path: str, query: Mapping[str, str]) -> SandboxRequest:
-    """What the request is about. Raises ApiError 404 for a path that names no served resource, 405."""
+    """The request for this path. Raises ApiError 404 if the path names no served resource, 405."""
     parts = [unquote(part) for part in path.strip("/").split("/")]
     api_version, rest = ("v1", parts[2:]) if parts[0] == "api" else ("/".join(parts[1:3]), parts[3:])
     kinds = {kind.plural: kind for kind in SERVED if kind.api_version == api_version}
@@ -848,28 +837,19 @@ def route(method: str, path: str, query: Mapping[str, str]) -> SandboxRequest:
     return SandboxRequest(verb, kind, namespace, name, subresource, query=query)
 
 
-# What the sandbox's API server says of itself: health, version, the groups and resources that it serves. Pure.
-#
-# Must not import anything but the standard library, the kinds and the requests' routes. Source: kubernetes.io, "API
-# discovery" (the unaggregated form, which every client understands).
+# Discovery (kubernetes.io, "API discovery": the unaggregated form, which every client understands).
 
 OPEN_PATHS = ("/version", "/readyz", "/livez", "/healthz")
-"""Asked without credentials."""
+"""Paths that need no credentials."""
 
 SERVER_VERSION = "v1.31.0-sandbox"
 ALL_VERBS = ("create", "delete", "get", "list", "patch", "watch")
-SHORT_NAMES = {
-    "nodes": ("no",),
-    "namespaces": ("ns",),
-    "pods": ("po",),
-    "events": ("ev",),
-    "daemonsets": ("ds",),
-    "poddisruptionbudgets": ("pdb",),
-}
+EVICTION = {"kind": "Eviction", "group": "policy", "version": "v1", "verbs": ["create"]}
+"""Without it `kubectl drain` deletes pods."""
 
 
 def public(path: str) -> Obj | str | None:
-    """The answer to a path that names no resource: probes, version, groups, their resources; None for any other."""
+    """The answer to a path of probes, version or discovery; None for any other path."""
     if path in ("/readyz", "/livez", "/healthz"):
         return "ok"
     if path == "/version":
@@ -879,15 +859,11 @@ def public(path: str) -> Obj | str | None:
     groups = {kind.group: _group(kind) for kind in SERVED if kind.group}
     if path == "/apis":
         return {"kind": "APIGroupList", "apiVersion": "v1", "groups": list(groups.values())}
-    versions = {_path_of(kind): kind.api_version for kind in SERVED}
+    versions = {f"/{'apis' if kind.group else 'api'}/{kind.api_version}": kind.api_version for kind in SERVED}
     if path in versions:
         return _resources(versions[path])
     group = groups.get(path.removeprefix("/apis/"))
     return {"kind": "APIGroup", "apiVersion": "v1", **group} if group is not None else None
-
-
-def _path_of(kind: ResourceKind) -> str:
-    return f"/apis/{kind.api_version}" if kind.group else f"/api/{kind.version}"
 
 
 def _group(kind: ResourceKind) -> Obj:
@@ -896,45 +872,49 @@ def _group(kind: ResourceKind) -> Obj:
 
 
 def _resources(api_version: str) -> Obj:
-    found = [_entry(kind) for kind in SERVED if kind.api_version == api_version]
+    found = []
+    for kind in (kind for kind in SERVED if kind.api_version == api_version):
+        own = {"name": kind.plural, "singularName": kind.kind.lower(), "namespaced": kind.namespaced, "kind": kind.kind}
+        verbs = ["create"] if kind is REVIEW else list(ALL_VERBS)
+        found.append(own | {"verbs": verbs, "shortNames": list(kind.short_names)})
+        for name in kind.subresources:
+            part = EVICTION if name == "eviction" else {"kind": kind.kind, "verbs": ["get", "patch"]}
+            found.append({"name": f"{kind.plural}/{name}", "singularName": "", "namespaced": kind.namespaced, **part})
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": api_version, "resources": found}
 
 
-def _entry(kind: ResourceKind) -> Obj:
-    verbs = ("create",) if kind is REVIEW else ALL_VERBS
-    own = {"name": kind.plural, "singularName": kind.kind.lower(), "namespaced": kind.namespaced, "kind": kind.kind}
-    return own | {"verbs": list(verbs), "shortNames": list(SHORT_NAMES.get(kind.plural, ()))}
+# Tables for `kubectl get` (kubernetes.io, "Receiving resources as Tables"). Kinds without a row have name and age.
 
-
-# What `kubectl get` prints: tables of objects, which an API server makes where a client asks for them.
-#
-# Pure. Owns the columns; kinds that are not named here have a name and an age. Must not import anything but the
-# standard library, the kinds and the store's types. Source: kubernetes.io, "Receiving resources as Tables"; columns as
-# pkg/printers/internalversion has them.
-
-Column = tuple[str, Callable[[Obj], Any], int]
-"""Its name, its cell, and its priority: 1 for `-o wide` alone."""
+Column = tuple[str, Callable[[Obj], Any]]
 
 NONE, UNKNOWN = "<none>", "<unknown>"
-MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
-
-
-def is_table_asked_for(accept: str) -> bool:
-    """Whether the header of a request asks for a table before anything else."""
-    return "as=Table" in accept.partition(",")[0]
+UNITS_S = ((86400, "d"), (3600, "h"), (60, "m"))
 
 
 def printed_table(kind: ResourceKind, body: Obj) -> Obj:
-    """The table of one object, or of a list. Anything else, such as a refusal, is given back."""
+    """The table of an object or a list; another body, such as a refusal, as it is."""
     if body.get("kind") == f"{kind.kind}List":
-        return _table(kind, body["items"], body["metadata"])
-    if body.get("kind") != kind.kind:
+        objects, metadata = body["items"], body["metadata"]
+    elif body.get("kind") == kind.kind:
+        objects, metadata = [body], {"resourceVersion": body["metadata"].get("resourceVersion", "")}
+    else:
         return body
-    return _table(kind, [body], {"resourceVersion": body["metadata"].get("resourceVersion", "")})
+    columns = COLUMNS.get(kind.plural, (NAME, AGE))
+    plain = {"type": "string", "format": "", "description": "", "priority": 0}
+    definitions = [plain | {"name": name} | ({"format": "name"} if name == "Name" else {}) for name, _ in columns]
+    version = {"apiVersion": "meta.k8s.io/v1"}
+    rows = [
+        {
+            "cells": [str(cell(obj)) for _, cell in columns],
+            "object": {"kind": "PartialObjectMetadata", **version, "metadata": obj["metadata"]},
+        }
+        for obj in objects
+    ]
+    return {"kind": "Table", **version, "metadata": metadata, "columnDefinitions": definitions, "rows": rows}
 
 
 def state_of(pod: Obj) -> str:
-    """The pod in a word or two."""
+    """The status column of a pod."""
     if "deletionTimestamp" in pod["metadata"]:
         return "Terminating"
     status = pod.get("status") or {}
@@ -946,151 +926,66 @@ def state_of(pod: Obj) -> str:
     return f"Init:0/{initial}" if initial and phase == "Pending" else phase
 
 
-def _table(kind: ResourceKind, objects: list[Obj], metadata: Obj) -> Obj:
-    columns = COLUMNS.get(kind.plural, NAME_AND_AGE)
-    definitions = [
-        {
-            "name": name,
-            "type": "string",
-            "format": "name" if name == "Name" else "",
-            "description": "",
-            "priority": rank,
-        }
-        for name, _, rank in columns
-    ]
-    rows = [{"cells": [str(cell(obj)) for _, cell, _ in columns], "object": _table_metadata(obj)} for obj in objects]
-    return {
-        "kind": "Table",
-        "apiVersion": "meta.k8s.io/v1",
-        "metadata": metadata,
-        "columnDefinitions": definitions,
-        "rows": rows,
-    }
-
-
-def _table_metadata(obj: Obj) -> Obj:
-    return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": obj["metadata"]}
-
-
-def _name(obj: Obj) -> str:
-    return str(obj["metadata"]["name"])
-
-
-def _age(obj: Obj) -> str:
-    return _since(obj["metadata"].get("creationTimestamp") or "")
-
-
 def _since(moment: str) -> str:
-    """How long ago that is, in its largest unit."""
+    """The time since then, in its largest unit."""
     try:
         passed_s = max(0, int(time.time() - timegm(time.strptime(moment[:19], "%Y-%m-%dT%H:%M:%S"))))
     except ValueError:
         return UNKNOWN
-    for unit_s, letter in ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "m")):
-        if passed_s >= 2 * unit_s:
-            return f"{passed_s // unit_s}{letter}"
-    return f"{passed_s}s"
+    return next((f"{passed_s // unit_s}{name}" for unit_s, name in UNITS_S if passed_s >= 2 * unit_s), f"{passed_s}s")
 
 
 def _node_status(node: Obj) -> str:
     conditions = (node.get("status") or {}).get("conditions", ())
     is_ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
-    words = ["Ready" if is_ready else "NotReady"]
-    return ",".join(words + ["SchedulingDisabled"] * bool((node.get("spec") or {}).get("unschedulable")))
-
-
-def _node_info(name: str) -> Callable[[Obj], str]:
-    return lambda node: str((node.get("status") or {}).get("nodeInfo", {}).get(name) or UNKNOWN)
-
-
-def _containers(pod: Obj) -> list[Obj]:
-    return list((pod.get("status") or {}).get("containerStatuses", ()))
+    return ("Ready" if is_ready else "NotReady") + (",SchedulingDisabled" if _is_cordoned(node) else "")
 
 
 def _ready(pod: Obj) -> str:
-    return f"{sum(bool(one.get('ready')) for one in _containers(pod))}/{len(pod['spec'].get('containers', ()))}"
+    statuses = (pod.get("status") or {}).get("containerStatuses", ())
+    return f"{sum(bool(one.get('ready')) for one in statuses)}/{len(pod['spec'].get('containers', ()))}"
 
 
 def _restarts(pod: Obj) -> int:
     status = pod.get("status") or {}
-    return sum(one.get("restartCount", 0) for one in (*_containers(pod), *status.get("initContainerStatuses", ())))
+    both = (*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ()))
+    return sum(one.get("restartCount", 0) for one in both)
 
 
-def _about(event: Obj) -> str:
-    about = event.get("involvedObject", {})
-    return f"{about.get('kind', '').lower()}/{about.get('name', '')}"
+def _event_object(event: Obj) -> str:
+    involved = event.get("involvedObject", {})
+    return f"{involved.get('kind', '').lower()}/{involved.get('name', '')}"
 
 
-def _selector(daemonset: Obj) -> str:
-    chosen = daemonset["spec"]["template"].get("spec", {}).get("nodeSelector") or {}
-    return ",".join(f"{key}={value}" for key, value in sorted(chosen.items())) or NONE
-
-
-NAME_AND_AGE: tuple[Column, ...] = (("Name", _name, 0), ("Age", _age, 0))
+NAME: Column = ("Name", lambda obj: obj["metadata"]["name"])
+AGE: Column = ("Age", lambda obj: _since(obj["metadata"].get("creationTimestamp") or ""))
 COLUMNS: dict[str, tuple[Column, ...]] = {
     "nodes": (
-        ("Name", _name, 0),
-        ("Status", _node_status, 0),
-        ("Roles", lambda _: NONE, 0),
-        ("Age", _age, 0),
-        ("Version", _node_info("kubeletVersion"), 0),
-        ("Kernel-Version", _node_info("kernelVersion"), 1),
+        NAME,
+        ("Status", _node_status),
+        ("Roles", lambda _: NONE),
+        AGE,
+        ("Version", lambda node: (node.get("status") or {}).get("nodeInfo", {}).get("kubeletVersion") or UNKNOWN),
     ),
-    "pods": (
-        ("Name", _name, 0),
-        ("Ready", _ready, 0),
-        ("Status", state_of, 0),
-        ("Restarts", _restarts, 0),
-        ("Age", _age, 0),
-        ("Node", lambda pod: pod["spec"].get("nodeName") or NONE, 1),
-    ),
-    "daemonsets": (
-        ("Name", _name, 0),
-        ("Desired", lambda one: (one.get("status") or {}).get("desiredNumberScheduled", 0), 0),
-        ("Node Selector", _selector, 0),
-        ("Age", _age, 0),
-    ),
+    "pods": (NAME, ("Ready", _ready), ("Status", state_of), ("Restarts", _restarts), AGE),
     "events": (
-        ("Last Seen", lambda event: _since(event.get("lastTimestamp") or event.get("eventTime") or ""), 0),
-        ("Type", lambda event: event.get("type", ""), 0),
-        ("Reason", lambda event: event.get("reason", ""), 0),
-        ("Object", _about, 0),
-        ("Message", lambda event: event.get("message", ""), 0),
+        ("Last Seen", lambda event: _since(event.get("lastTimestamp") or event.get("eventTime") or "")),
+        ("Type", lambda event: event.get("type", "")),
+        ("Reason", lambda event: event.get("reason", "")),
+        ("Object", _event_object),
+        ("Message", lambda event: event.get("message", "")),
     ),
 }
 
 
-# The sandbox's HTTP transport: connections, authentication, answers and streams. What they say is the API server's.
-#
-# Must not import anything but the standard library and the sandbox.
-
-
-class Api(Protocol):
-    """What decides about the requests; `requests` grows by one record per request."""
-
-    requests: list[RequestRecord]
-
-    def split_token(self, path: str) -> tuple[str, str]:
-        """The Authorization that the beginning of a path stands for, "" for none, and the rest."""
-
-    def authenticate(self, authorization: str) -> str:
-        """The user behind an Authorization header. Raises ApiError."""
-
-    def is_denied(self, verb: str, resource: str, user: str) -> bool:
-        """Whether a rule forbids it."""
-
-    def answer(self, request: SandboxRequest) -> tuple[int, Obj]:
-        """The status and body for all but watches. Raises ApiError."""
-
-    def watch(self, request: SandboxRequest) -> Iterator[Obj]:
-        """The events of a watch. Raises ApiError."""
+# HTTP: connections, authentication, answers and streams.
 
 
 class HttpServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 1024  # a thousand nodes may start at once
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: ApiServer) -> None:
         self.api = api
         self._connections: set[Any] = set()
         self._closed = threading.Condition()
@@ -1108,11 +1003,11 @@ class HttpServer(ThreadingHTTPServer):
             self._closed.notify_all()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), OSError):  # a client that hangs up is no error of ours
+        if not isinstance(sys.exception(), OSError):  # clients may hang up at any time
             super().handle_error(request, client_address)
 
     def disconnect(self) -> None:
-        """Hang up on every client, and wait (bounded) for the threads that serve them."""
+        """Close every connection, and wait at most 0.3 s for the threads that serve them."""
         with self._closed:
             for connection in self._connections:
                 try:
@@ -1128,7 +1023,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: HttpServer
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's parameter name
-        """Say nothing: the request records are the log."""
+        """Log nothing: the request records are the log."""
 
     def _serve(self) -> None:
         raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -1150,7 +1045,7 @@ class _Handler(BaseHTTPRequestHandler):
             if request.verb == "watch":
                 return self._stream(api.watch(request), request)
             code, body = api.answer(request)
-            if self.command == "GET" and is_table_asked_for(self.headers.get("Accept", "")):
+            if self.command == "GET" and "as=Table" in self.headers.get("Accept", "").partition(",")[0]:
                 body = printed_table(request.kind, body)
         except ApiError as error:
             code, body = error.code, error.status()
@@ -1169,7 +1064,7 @@ class _Handler(BaseHTTPRequestHandler):
         raise ApiError(403, "Forbidden", f"{what}: {who} {scope}", details)
 
     def _record(self, request: SandboxRequest, code: int) -> None:
-        """Before the answer leaves, so that a client that has its answer finds its record."""
+        """Record the request before the answer leaves, so that a client with its answer finds the record."""
         record = RequestRecord(request.verb, request.kind.plural, request.subresource, request.name, request.user, code)
         self.server.api.requests.append(record)
 
@@ -1196,19 +1091,19 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _parsed(raw: bytes) -> Any:
+    if raw.startswith(b"k8s\0"):  # as from `kubectl drain --disable-eviction`
+        raise ApiError(415, "UnsupportedMediaType", "the sandbox does not serve protobuf")
     try:
         return json.loads(raw) if raw else None
     except ValueError as error:
         raise ApiError(400, "BadRequest", f"the body is not JSON: {error}") from error
 
 
-# The three patch types of the API: JSON merge, JSON patch, and strategic merge as far as the sandbox needs it.
-#
-# Pure. Must not import anything but the standard library and the store's error.
+# The patch types of the API: JSON merge, JSON patch, and strategic merge without merge keys and directives.
 
 
 def apply_merge_patch(target: Any, patch: Any) -> Any:
-    """RFC 7386: maps merge, null removes, anything else replaces. The arguments are left as they are."""
+    """RFC 7386: maps merge, null removes, anything else replaces. Does not change its arguments."""
     if not isinstance(patch, dict):
         return patch
     result = dict(target) if isinstance(target, dict) else {}
@@ -1221,14 +1116,14 @@ def apply_merge_patch(target: Any, patch: Any) -> Any:
 
 
 def strategic_merge_patch(target: Any, patch: Any) -> Any:
-    """As `merge_patch`: lists are replaced, where the real server merges some by key. Directives (`$…`) get a 400."""
+    """As a merge patch: lists are replaced, while the real server merges some by key. Directives (`$…`) get a 400."""
     if '"$' in json.dumps(patch):
         raise ApiError(400, "BadRequest", "strategic merge patch directives are not served here")
     return apply_merge_patch(target, patch)
 
 
 def json_patch(document: Obj, operations: Any) -> Obj:
-    """RFC 6902 add, remove, replace and test. Raises ApiError 422 when an operation does not apply, 400."""
+    """RFC 6902 add, remove, replace and test. Raises ApiError 422 if an operation does not apply, 400."""
     if not isinstance(operations, list) or not all(isinstance(operation, dict) for operation in operations):
         raise ApiError(400, "BadRequest", "a JSON patch is a list of operations")
     result = copy_of(document)
@@ -1279,7 +1174,7 @@ _WATCH_LIMIT_S = 1800.0
 
 
 class Deny(Frozen):
-    """A rule that forbids: `*` stands for every verb, resource or user. A subresource is written `pods/eviction`."""
+    """A denied verb, resource and user; `*` is any. A subresource is `pods/eviction`."""
 
     verb: str
     resource: str
@@ -1295,10 +1190,10 @@ def _success(kind: ResourceKind, name: str) -> Obj:
 
 
 class ApiServer:
-    """An API server on 127.0.0.1 for the time of its `with` block.
+    """An API server on 127.0.0.1 during its `with` block.
 
-    `tokens` maps bearer tokens to user names (one random token for the user `sandbox` if None). `deny` may be changed
-    at any time; access reviews answer from it. `requests` grows by one record per request, open paths apart.
+    `tokens` maps bearer tokens to user names (default: one random token for the user `sandbox`). `deny` may change at
+    any time; access reviews use it. `requests` gets a record for each request except those to open paths.
     """
 
     def __init__(
@@ -1323,7 +1218,7 @@ class ApiServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop within half a second, ending open watches and idle connections."""
+        """Stop within half a second; end open watches and idle connections."""
         self.stopping.set()
         self.store.wake()
         self._http.shutdown()
@@ -1336,9 +1231,9 @@ class ApiServer:
         return f"http://127.0.0.1:{self._http.server_port}"
 
     def kubeconfig(self, token: str | None = None, *, in_address: bool = False) -> Obj:
-        """A kubeconfig for `token` (the first one if None); written as JSON it is a valid file.
+        """A kubeconfig for `token` (default: the first one).
 
-        `in_address`: for kubectl, which sends no token to a server without TLS; the server's address holds it.
+        `in_address`: put the token into the server's address, as kubectl sends no token to a server without TLS.
         """
         token = token if token is not None else next(iter(self.tokens))
         server, user = (f"{self.url}/{token}", {}) if in_address else (self.url, {"token": token})
@@ -1352,14 +1247,14 @@ class ApiServer:
         }
 
     def counts(self) -> Counter[tuple[str, str, str]]:
-        """The number of requests by verb, resource (with its subresource) and user."""
+        """The number of requests by verb, resource with subresource, and user."""
         return Counter(
             (record.verb, "/".join(filter(None, (record.resource, record.subresource))), record.user)
             for record in list(self.requests)
         )
 
     def split_token(self, path: str) -> tuple[str, str]:
-        """What a path stands for that begins with a token: an Authorization, "" without one, and the rest."""
+        """The Authorization for a path that begins with a token ("" without one), and the rest of the path."""
         first, _, rest = path.removeprefix("/").partition("/")
         return (f"Bearer {first}", f"/{rest}") if first in self.tokens else ("", path)
 
@@ -1374,7 +1269,7 @@ class ApiServer:
         return any(rule.covers(verb, resource, user) for rule in list(self.deny))
 
     def answer(self, request: SandboxRequest) -> tuple[int, Obj]:
-        """The HTTP code and body for any request but a watch. Raises ApiError."""
+        """The HTTP code and body for any request except a watch. Raises ApiError."""
         is_status = request.subresource == "status" and request.verb in ("get", "patch")
         act = _ACTIONS.get((request.verb, "" if is_status else request.subresource))
         if act is None:
@@ -1410,7 +1305,7 @@ class ApiServer:
             kind.plural, namespace=request.namespace, fields=fields, labels=labels
         )
         found, metadata = _page(found, revision, request.option("limit"), request.option("continue"))
-        # Items of a typed list carry neither kind nor apiVersion on the real server, those of a user's kind do.
+        # On the real server, items of a typed list have no kind and apiVersion, those of a custom resource have both.
         left_out = () if kind.is_custom else ("kind", "apiVersion")
         items = [{key: value for key, value in obj.items() if key not in left_out} for obj in found]
         return {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": metadata, "items": items}
@@ -1420,11 +1315,9 @@ class ApiServer:
         resource = "/".join(filter(None, (wanted.get("resource", ""), wanted.get("subresource", ""))))
         return review | {"status": {"allowed": not self.is_denied(wanted.get("verb", ""), resource, user)}}
 
-    def _delete(self, request: SandboxRequest) -> Obj:
-        """Pods answer with the pod, the rest with a Status once they are gone."""
-        return self._delete_as(request, request.body or {})
-
-    def _delete_as(self, request: SandboxRequest, options: Any) -> Obj:
+    def _delete(self, request: SandboxRequest, options: Any = None) -> Obj:
+        """The pod or the object that remains; a Status if the object is gone."""
+        options = (request.body or {}) if options is None else options
         if not isinstance(options, dict):
             raise ApiError(400, "BadRequest", "the request body is not a DeleteOptions object")
         kind, preconditions = request.kind, options.get("preconditions") or {}
@@ -1448,11 +1341,11 @@ class ApiServer:
         with self.store.changed:
             pod = self.store.get("pods", request.name, request.namespace)
             refuse_eviction(self.store, pod)
-            self._delete_as(request, options)
+            self._delete(request, options)
         return _success(request.kind, request.name)
 
     def watch(self, request: SandboxRequest) -> Iterator[Obj]:
-        """The events of a watch until its timeout or the server's end. Raises ApiError 400 before the first."""
+        """The events of a watch until its timeout or the server's stop. Raises ApiError 400 before the first event."""
         fields, labels = request.option("fieldSelector"), request.option("labelSelector")
         matches = selection(request.kind.plural, namespace=request.namespace, fields=fields, labels=labels)
         since, limit = request.option("resourceVersion") or "0", request.option("timeoutSeconds") or "0"
@@ -1500,7 +1393,7 @@ _ACTIONS: dict[tuple[str, str], Callable[[ApiServer, SandboxRequest], Obj]] = {
 def _page(found: list[Obj], revision: int, limit: str, token: str) -> tuple[list[Obj], Obj]:
     """The objects of one page, and the list's metadata. Raises ApiError 400.
 
-    A token is the revision of the first page, which is that of the whole list, and the last object of the page before.
+    A token has the revision of the first page, and the last object of the previous page.
     """
     if not (limit or "0").isdigit() or not re.fullmatch(r"(\d+ \S* \S+)?", token):
         raise ApiError(
@@ -1508,21 +1401,16 @@ def _page(found: list[Obj], revision: int, limit: str, token: str) -> tuple[list
         )
     if token:
         first, *last = token.split(" ")
-        revision, found = int(first), [obj for obj in found if _place(obj) > tuple(last)]
+        revision, found = int(first), [obj for obj in found if _key(obj) > tuple(last)]
     size = int(limit or 0) or len(found)
     page, metadata = found[:size], {"resourceVersion": str(revision)}
     if len(found) > size:
-        metadata["continue"] = " ".join((str(revision), *_place(page[-1])))
+        metadata["continue"] = " ".join((str(revision), *_key(page[-1])))
     return page, metadata
 
 
-def _place(obj: Obj) -> tuple[str, str]:
-    """Where an object stands in a list."""
-    return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
-
-
 def _change_of(request: SandboxRequest) -> Callable[[Obj], Obj]:
-    # Of a user's kind nobody knows how lists are merged.
+    # A custom resource has no merge keys.
     served = {kind: apply for kind, apply in PATCHES.items() if not (request.kind.is_custom and kind == STRATEGIC)}
     apply = served.get(request.content_type)
     if apply is None:
@@ -1534,9 +1422,9 @@ def _change_of(request: SandboxRequest) -> Callable[[Obj], Obj]:
 
 
 def _on_record(change: Callable[[Obj], Obj], manager: str) -> Callable[[Obj], Obj]:
-    """`change`, with the manager of spec.unschedulable on record, and of no other field."""
+    """`change` that also records the manager of spec.unschedulable in managedFields, and of no other field."""
 
-    def noted(obj: Obj) -> Obj:
+    def recorded(obj: Obj) -> Obj:
         before = _is_cordoned(obj)
         new = change(obj)
         if _is_cordoned(new) is before or not isinstance(new.get("metadata"), dict):
@@ -1545,7 +1433,7 @@ def _on_record(change: Callable[[Obj], Obj], manager: str) -> Callable[[Obj], Ob
         kept = {key: value for key, value in new["metadata"].items() if key != "managedFields"}
         return new | {"metadata": kept if before else kept | {"managedFields": [entry]}}
 
-    return noted
+    return recorded
 
 
 def _is_cordoned(obj: Obj) -> bool:
@@ -1554,7 +1442,7 @@ def _is_cordoned(obj: Obj) -> bool:
 
 
 def _watch_event(event: Event, matches: Match) -> Obj | None:
-    """The event as a watch with this selection sees it: entering is ADDED, leaving is DELETED."""
+    """The event for a watch with this selection: an object that enters is ADDED, one that leaves is DELETED."""
     is_in = event.type != "DELETED" and matches(event.obj)
     was_in = event.previous is not None and matches(event.previous)
     if is_in:

@@ -1,7 +1,4 @@
-"""The sandbox's cluster: one node, its DaemonSets, and controllers that react.
-
-Imports only the sandbox.
-"""
+"""The sandbox's cluster: one node, its DaemonSets, clients of the driver, and the processes of its containers."""
 
 from __future__ import annotations
 
@@ -16,12 +13,11 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TextIO
 
 from driver_manager.domain import events
@@ -56,14 +52,14 @@ WAIT_S = 10.0
 
 
 class Happening(Frozen):
-    """One thing seen on the API server; `at_s` on the monotonic clock."""
+    """A change that was seen; `at_s` on the monotonic clock."""
 
     at_s: float
     text: str
 
 
 class Recorder(Controller):
-    """Writes down what happens to the node's labels, cordon and journal, and to pods."""
+    """Records changes of the node's labels, cordon and annotations, and of pods."""
 
     resources = ("nodes", "pods")
 
@@ -149,9 +145,7 @@ class SandboxCluster:
         self.kubectl_config = self._written("kubectl-config", self.server.kubeconfig(in_address=True))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def _written(self, name: str, kubeconfig: dict[str, Any]) -> Path:
@@ -162,7 +156,7 @@ class SandboxCluster:
 
     @property
     def namespace(self) -> str:
-        """Where the vendor's pods live."""
+        """The namespace of the vendor's pods."""
         return self.profile.namespace
 
     def node(self) -> dict[str, Any]:
@@ -170,11 +164,11 @@ class SandboxCluster:
         return self.store.get("nodes", NODE)
 
     def driver_pod(self) -> str:
-        """Name of the driver's pod, "" when it is gone."""
+        """Name of the driver's pod, "" if it is gone."""
         return next((name for name in self.pods() if name.startswith("rbln-driver-")), "")
 
     def pods(self) -> list[str]:
-        """Names of all pods that are not told to stop."""
+        """Names of all pods that are not being deleted."""
         return [
             pod["metadata"]["name"]
             for pod in self.store.list_objects("pods")[0]
@@ -182,7 +176,7 @@ class SandboxCluster:
         ]
 
     def pin_pod(self, prefix: str, finalizer: str) -> None:
-        """Keep the first pod of that name prefix on the node by a finalizer."""
+        """Add a finalizer to the first pod with this name prefix."""
         name = next(name for name in self.pods() if name.startswith(prefix))
 
         def change(pod: dict[str, Any]) -> dict[str, Any]:
@@ -190,7 +184,7 @@ class SandboxCluster:
 
         self.store.patch("pods", name, change, namespace=self.namespace)
 
-    def add_workload(  # noqa: PLR0913  # what a pod that asks for a device may be like
+    def add_workload(  # noqa: PLR0913  # properties of a pod
         self,
         name: str,
         *,
@@ -200,7 +194,7 @@ class SandboxCluster:
         empty_dir: bool = False,
         resource: str = "ATOM",
     ) -> None:
-        """A running pod of a tenant that asks for one device as `resource`; `owned` by a ReplicaSet, or by nobody."""
+        """Start a tenant's pod that requests one device as `resource`; `owned` by a ReplicaSet or by no controller."""
         owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": app, "uid": app, "controller": True}
         resources = {"limits": {f"{self.profile.resource_prefixes[0]}{resource}": "1"}}
         metadata: dict[str, Any] = {"name": name, "namespace": TENANT, "labels": {"app": app}}
@@ -215,19 +209,19 @@ class SandboxCluster:
         self._await(lambda: self.store.get("pods", name, TENANT).get("status", {}).get("phase") == "Running")
 
     def add_budget(self, app: str) -> None:
-        """A PodDisruptionBudget: one pod of `app` has to be available."""
+        """Add a PodDisruptionBudget: one pod of `app` must be available."""
         selector = {"matchLabels": {"app": app}}
         body = {"metadata": {"name": app, "namespace": TENANT}, "spec": {"minAvailable": 1, "selector": selector}}
         self.store.create("poddisruptionbudgets", body)
 
     def timeline(self, begun_s: float) -> list[Happening]:
-        """What was seen of the cluster and of the first node's kernel since `begun_s`, in seconds after that."""
+        """Changes of the cluster and of the first node's kernel since `begun_s`, in seconds after it."""
         found = [*self.recorder.happenings, *(Happening(*row) for row in self.tree.kernel_log())]
         since = (Happening(one.at_s - begun_s, one.text) for one in found if one.at_s >= begun_s)
         return sorted(since, key=lambda one: one.at_s)
 
     def play(self, controller: Controller) -> None:
-        """Let somebody else act on the objects, until the sandbox ends."""
+        """Run another controller until the sandbox ends."""
         self._stack.enter_context(controller)
 
     def await_running(self, names: Iterable[str]) -> None:
@@ -243,7 +237,7 @@ class SandboxCluster:
         self._await(all_run)
 
     def restarted(self) -> list[str]:
-        """The clients that Events report as restarted, as namespace/DaemonSet."""
+        """Clients that Events report as restarted, as namespace/DaemonSet."""
         found = []
         for event in self.store.list_objects("events")[0]:
             if event["reason"] == events.DRIVER_CLIENT_RESTARTED:
@@ -251,7 +245,7 @@ class SandboxCluster:
         return sorted(found)
 
     def later(self, seconds: float, act: Callable[[], None]) -> None:
-        """Let `act` happen so many seconds from now, unless the sandbox has ended."""
+        """Call `act` after `seconds`, unless the sandbox has ended."""
         timer = threading.Timer(seconds, act)
         timer.daemon = True
         self._stack.callback(timer.join)
@@ -259,11 +253,11 @@ class SandboxCluster:
         timer.start()
 
     def add_node(self, name: str, tree: HostTree) -> None:
-        """A further node, which no pod is placed on."""
+        """Add a node without pods."""
         self.store.create("nodes", {"metadata": {"name": name}, "status": _status(tree, is_ready=True)})
 
     def new_boot(self, name: str = NODE, tree: HostTree | None = None, *, is_ready: bool = True) -> None:
-        """Tell the Node object of its host's boot id and whether it is Ready, as its kubelet does."""
+        """Write the host's boot id and the Ready condition to the Node, as its kubelet does."""
 
         def change(node: dict[str, Any]) -> dict[str, Any]:
             return {**node, "status": _status(tree or self.tree, is_ready=is_ready)}
@@ -285,7 +279,7 @@ class SandboxCluster:
         self.store.create("daemonsets", daemon_set(name, self.namespace, {key: "true"}, pod_template(name, env)))
 
     def _on_unless_false(self, key: str) -> None:
-        """An operand whose switch is `key`: it runs where that is absent, too."""
+        """An operand that runs unless the label `key` is false."""
         name = key.rpartition(".")[2]
         term = {"matchExpressions": [{"key": key, "operator": "NotIn", "values": ["false"]}]}
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
@@ -294,7 +288,7 @@ class SandboxCluster:
         self.store.create("daemonsets", daemon_set(name, self.namespace, {}, template))
 
     def _await_pods(self) -> None:
-        """Wait until every pod runs; the driver's stays Pending in its init container. Raises RuntimeError."""
+        """Wait until every pod but the driver's runs, which stays in its init container. Raises RuntimeError."""
         wanted = len(self.store.list_objects("daemonsets")[0])
 
         def all_run() -> bool:
@@ -304,7 +298,7 @@ class SandboxCluster:
         self._await(all_run)
 
     def _await(self, is_so: Callable[[], bool]) -> None:
-        """Raises RuntimeError when it does not become so."""
+        """Wait for a condition. Raises RuntimeError."""
         end_s = time.monotonic() + WAIT_S
         with self.store.changed:
             while not is_so():
@@ -313,13 +307,13 @@ class SandboxCluster:
                 self.store.changed.wait(0.5)
 
     def delete_pod(self, name: str) -> None:
-        """Take a pod away at once, as a kubelet does when its containers have ended."""
+        """Remove a pod, as a kubelet does when its containers have ended."""
         with contextlib.suppress(ApiError):
             self.store.delete("pods", name, namespace=self.namespace, grace_s=0)
 
 
 def pod_template(name: str, env: dict[str, str] | None = None, version: str = "1") -> dict[str, Any]:
-    """The template of pods with one container; with `env` an init container before it, which has that environment."""
+    """The template of pods with one container, and with an init container if `env` is given."""
     spec: dict[str, Any] = {
         "containers": [{"name": "main", "image": f"sandbox/{name}:{version}"}],
         "terminationGracePeriodSeconds": 30,
@@ -331,7 +325,7 @@ def pod_template(name: str, env: dict[str, str] | None = None, version: str = "1
 
 
 def daemon_set(name: str, namespace: str, nodes: dict[str, str], template: dict[str, Any]) -> dict[str, Any]:
-    """A DaemonSet of pods from `template` on the `nodes` with these labels, which change when they are deleted."""
+    """An OnDelete DaemonSet on nodes with the labels `nodes`."""
     spec = {**template["spec"], "nodeSelector": nodes}
     return {
         "metadata": {"name": name, "namespace": namespace},
@@ -344,7 +338,7 @@ def daemon_set(name: str, namespace: str, nodes: dict[str, str], template: dict[
 
 
 def _status(tree: HostTree, *, is_ready: bool) -> dict[str, Any]:
-    """A Node's status as its kubelet writes it."""
+    """The status of a Node as its kubelet writes it."""
     now, reason = timestamp(), "KubeletReady" if is_ready else "KubeletNotReady"
     times = {"lastHeartbeatTime": now, "lastTransitionTime": now}
     return {
@@ -360,14 +354,8 @@ def _status(tree: HostTree, *, is_ready: bool) -> dict[str, Any]:
     }
 
 
-# A container of the sandbox's pods: the real command line as its own process, and what is in its environment.
-#
-# Owns how such a process starts, what it says, and how it ends. What it is and where it runs is the caller's. Must not
-# import anything but the standard library and the host tree.
-
-
 def environment(tree: HostTree, kubeconfig: Path, node: str, env: dict[str, str]) -> dict[str, str]:
-    """What the container of a driver-manager has on the host `tree`, and `env`."""
+    """The environment of a driver-manager container on the host `tree`, with `env`."""
     return {
         "PATH": f"{tree.bin}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
@@ -381,71 +369,124 @@ def environment(tree: HostTree, kubeconfig: Path, node: str, env: dict[str, str]
     }
 
 
-class Container:
-    """One process from its start on. `say` gets each line of it, and `ended` its exit status, negative for a signal."""
+def command_line(*words: str) -> list[str]:
+    """The argv of a driver-manager command."""
+    return [sys.executable, "-m", "driver_manager", *words]
 
-    def __init__(
+
+CHUNK_BYTES = 65536
+OUTPUT_FLAGS = 1
+"""Their index in the result of tcgetattr (termios(3))."""
+
+TERMINAL_VARIABLES = ("TERM", "NO_COLOR", "COLUMNS", "LINES")
+
+
+class Process:
+    """A process of the sandbox. `say` gets each line, and `ended` the exit status, negative for a signal.
+
+    With a `terminal`, the process has a terminal of the same size, and its output goes to `terminal` unchanged.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917  # the parts of a process
         self,
-        command: Sequence[str],
-        env: dict[str, str],
+        argv: Sequence[str],
+        env: Mapping[str, str],
         folder: Path,
         say: Callable[[str], None],
         ended: Callable[[int], None] = lambda _: None,
+        terminal: TextIO | None = None,
     ) -> None:
         self._say = say
         self._ended = ended
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "driver_manager", *command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=env,
-            cwd=folder,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._terminal = terminal
+        if terminal is None:
+            source, sink = os.pipe()
+        else:
+            source, sink = _terminal_like(terminal)
+            env = {name: value for name, value in env.items() if name != "LOG_FORMAT"}
+            env |= {name: os.environ[name] for name in TERMINAL_VARIABLES if name in os.environ}
+        try:
+            self._process: subprocess.Popen[bytes] = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=env, cwd=folder
+            )
+        except BaseException:
+            os.close(source)
+            raise
+        finally:
+            os.close(sink)
+        self._reader = threading.Thread(target=self._read, args=(source,), daemon=True)
         self._reader.start()
 
     @property
     def has_ended(self) -> bool:
-        """Whether it ended, by itself or otherwise."""
+        """True if the process has ended."""
         return self._process.poll() is not None
 
     def stop(self) -> None:
-        """Tell it to end, and wait for nothing."""
+        """Send SIGTERM, and do not wait."""
         self._process.terminate()
 
     def terminate(self, timeout_s: float) -> int:
-        """Tell it to end, as a kubelet does; its exit status. It is killed after `timeout_s` seconds."""
+        """Send SIGTERM, and SIGKILL after `timeout_s` seconds; the exit status."""
         self.stop()
         return self.wait(timeout_s)
 
     def wait(self, timeout_s: float) -> int:
-        """Its exit status, once it has ended and all that it said was told. It is killed after `timeout_s` seconds."""
+        """Wait until all lines are passed on, with SIGKILL after `timeout_s` seconds; the exit status."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         return self.kill()
 
     def kill(self) -> int:
-        """It is gone, as everything is when the power is; its exit status."""
+        """Send SIGKILL; the exit status."""
         self._process.kill()
         status = self._process.wait()
         if threading.current_thread() is not self._reader:
             self._reader.join()
         return status
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None  # noqa: S101  # a pipe was asked for
-        # Where nobody reads any more, the story's own next line says so.
-        with self._process.stdout as lines, contextlib.suppress(BrokenPipeError):
-            for line in lines:
-                self._say(line.rstrip())
+    def _read(self, descriptor: int) -> None:
+        decoder, rest = codecs.getincrementaldecoder("utf-8")(errors="replace"), ""
+        # If the reader of our output is gone, the scenario fails at its next line.
+        with os.fdopen(descriptor, "rb", buffering=0) as source, contextlib.suppress(BrokenPipeError):
+            while data := _next_chunk(source):
+                rest = self._show(rest + decoder.decode(data))
+            if rest:
+                self._say(rest)
         self._ended(self._process.wait())
 
+    def _show(self, text: str) -> str:
+        """Show whole lines; the incomplete last line."""
+        if self._terminal is not None:
+            self._terminal.write(text)
+            self._terminal.flush()
+            return ""
+        *lines, rest = text.split("\n")
+        for line in lines:
+            self._say(line.rstrip())
+        return rest
 
-# The sandbox's clients of the driver: DaemonSets of two other teams. A process of the second has the device open.
-#
-# Owns when that process runs. Imports only the sandbox.
+
+def _next_chunk(source: FileIO) -> bytes:
+    """The next bytes, b"" at the end: on a terminal that no process has open, Linux gives an error (EIO)."""
+    with contextlib.suppress(OSError):
+        return source.read(CHUNK_BYTES) or b""
+    return b""
+
+
+def _terminal_like(terminal: TextIO) -> tuple[int, int]:
+    """A pseudo-terminal of the same size that passes on bytes unchanged: the descriptors of its two ends."""
+    ours, theirs = pty.openpty()
+    with contextlib.suppress(OSError, termios.error):
+        size = fcntl.ioctl(terminal.fileno(), termios.TIOCGWINSZ, bytes(8))
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, size)
+    attributes = termios.tcgetattr(theirs)
+    attributes[OUTPUT_FLAGS] &= ~termios.OPOST
+    termios.tcsetattr(theirs, termios.TCSANOW, attributes)
+    return ours, theirs
+
+
+# Clients of the driver: DaemonSets of two other teams. A process of the second one has the device open.
 
 EXPORTER, AGENT = "npu-exporter", "npu-agent"
 TEAMS = {EXPORTER: "monitoring", AGENT: "telemetry"}
@@ -454,7 +495,7 @@ PID = 5151
 
 
 class Agent(Controller):
-    """Opens the device in the agent's pods. Their init container lets no pod run while a run of ours has the node."""
+    """Opens the device in the agent's pods. Their init container waits while a run has the node."""
 
     resources = ("nodes", "pods")
 
@@ -492,94 +533,10 @@ class Agent(Controller):
 
 
 def add_clients(cluster: SandboxCluster) -> None:
-    """Both DaemonSets, whose authors have set the label that makes their pods clients; returns once their pods run."""
+    """Add both DaemonSets, with the label for clients, and wait until their pods run."""
     cluster.play(Agent(cluster))
     for name, team in TEAMS.items():
         template = pod_template(name, {} if name == AGENT else None)
         template["metadata"]["labels"][LABEL] = "true"
         cluster.store.create("daemonsets", daemon_set(name, team, {}, template))
     cluster.await_running(TEAMS)
-
-
-# One command of a story in the foreground: its lines as they come; on a terminal all that it draws there.
-#
-# Owns where such a command prints to. On a terminal it gets one of its own, as wide as ours, so that it shows what it
-# shows a person; what it is and when it is killed is the caller's. Must not import anything but the standard library.
-
-CHUNK_BYTES = 65536
-OUTPUT_FLAGS = 1
-"""Their place in what tcgetattr gives (termios(3))."""
-
-SHOWN_ALSO = ("TERM", "NO_COLOR", "COLUMNS", "LINES")
-"""Variables by which a person tells programs what their terminal is like."""
-
-
-class Foreground:
-    """A command that has begun. `say` gets its lines, unless there is a `terminal`, which gets everything as it is."""
-
-    def __init__(
-        self,
-        argv: Sequence[str],
-        env: dict[str, str],
-        folder: Path,
-        say: Callable[[str], None],
-        terminal: TextIO | None,
-    ) -> None:
-        self._say = say
-        self._terminal = terminal
-        if terminal is None:
-            self._source, sink = os.pipe()
-        else:
-            self._source, sink = _terminal_like(terminal)
-            env = {name: value for name, value in env.items() if name != "LOG_FORMAT"}
-            env |= {name: os.environ[name] for name in SHOWN_ALSO if name in os.environ}
-        try:
-            self.process: subprocess.Popen[bytes] = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=env, cwd=folder
-            )
-        except BaseException:
-            os.close(self._source)
-            raise
-        finally:
-            os.close(sink)
-
-    def follow(self) -> int:
-        """Show it until it ends; its exit status, negative for a signal."""
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        rest = ""
-        with os.fdopen(self._source, "rb", buffering=0) as source:
-            while data := _read(source):
-                rest = self._show(rest + decoder.decode(data))
-            if rest:
-                self._say(rest)
-        return self.process.wait()
-
-    def _show(self, text: str) -> str:
-        """Show what came; the beginning of a line that has not ended yet."""
-        if self._terminal is not None:
-            self._terminal.write(text)
-            self._terminal.flush()
-            return ""
-        *lines, rest = text.split("\n")
-        for line in lines:
-            self._say(line.rstrip())
-        return rest
-
-
-def _read(source: FileIO) -> bytes:
-    """What came next, b"" at the end: of a terminal that nobody has open any more, Linux gives an error (EIO)."""
-    with contextlib.suppress(OSError):
-        return source.read(CHUNK_BYTES) or b""
-    return b""
-
-
-def _terminal_like(terminal: TextIO) -> tuple[int, int]:
-    """A terminal of the size of that one, which passes on what is written as it is: our end, and the command's."""
-    ours, theirs = pty.openpty()
-    with contextlib.suppress(OSError, termios.error):
-        size = fcntl.ioctl(terminal.fileno(), termios.TIOCGWINSZ, bytes(8))
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, size)
-    attributes = termios.tcgetattr(theirs)
-    attributes[OUTPUT_FLAGS] &= ~termios.OPOST
-    termios.tcsetattr(theirs, termios.TCSANOW, attributes)
-    return ours, theirs

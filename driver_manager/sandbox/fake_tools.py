@@ -18,14 +18,14 @@ DEVICES = {
     "tenstorrent": "tenstorrent/0",
 }
 KERNEL_LOG = "kernel-log"
-"""What the kernel did with modules, what a vendor's tool saw: each line has a monotonic time in seconds and a text."""
+"""The log of module operations and of a vendor tool's samples: lines of monotonic time in seconds and text."""
 
 AT_WORK = "run/devices-at-work"
-"""How many more samples show the devices at work."""
+"""The number of further samples that show the devices at work."""
 
 REBOOT_ASKED = "reboot-asked"
 WEDGED = "run/chip-is-wedged"
-"""A file of this boot, in which only a reboot helps the chip."""
+"""A file that makes the vendor's tool fail until the next boot."""
 
 NPU_SMI_TABLE = """\
 +---------------------------+---------------+----------------------------------------------------+
@@ -47,8 +47,8 @@ ANSWERS = {
         '{"device_info": [{"board_info": {"board_type": "p300c", "bus_id": "0000:c1:00.0"}, "telemetry": {"t": 1}}]}',
     ),
 }
-"""The module that a vendor's tool needs, and what it prints for the one device as long as that is loaded. `%s` is
-whether the device is at work. The forms are those of the recordings in tests/unit/golden/probes."""
+"""For each vendor tool the module that it needs, and its output for one device. `%s`: true if the device is at work.
+The forms are those of the recordings in tests/unit/golden/probes."""
 
 BUSY = "rmmod: ERROR: Module {} is in use"
 
@@ -83,7 +83,7 @@ def rmmod(tree: Path, arguments: list[str]) -> int:
         if link.exists():
             link.unlink()
             count(other, -1)
-    # sysfs gives no folder's number to another one: what stays of this one keeps its number.
+    # sysfs never uses an inode number twice: the renamed folder keeps this one.
     empty(module, tree / "sys" / f".gone-{name}-{time.monotonic_ns()}")
     note(tree, f"module {name} unloaded")
     if name in DEVICES:
@@ -92,7 +92,7 @@ def rmmod(tree: Path, arguments: list[str]) -> int:
 
 
 def modprobe(tree: Path, arguments: list[str]) -> int:
-    """Load a module and what it depends on from `--dirname`; a loaded one is left as it is, as modprobe does."""
+    """Load a module and its dependencies from `--dirname`. A loaded module stays."""
     if "--dump-modversions" in arguments:
         return 0  # as for a kernel without symbol versions
     root = Path(arguments[arguments.index("--dirname") + 1])
@@ -108,7 +108,7 @@ def modprobe(tree: Path, arguments: list[str]) -> int:
 
 
 def show(name: str, dependencies: dict[str, tuple[Path, list[str]]]) -> int:
-    """Print what loading `name` would insert, in that order."""
+    """Print the files that loading `name` inserts, in order."""
     if name not in dependencies:
         return fail(f"modprobe: FATAL: Module {name} not found")
     path, needs = dependencies[name]
@@ -119,7 +119,7 @@ def show(name: str, dependencies: dict[str, tuple[Path, list[str]]]) -> int:
 
 
 def insmod(tree: Path, arguments: list[str]) -> int:
-    """Load one module file; one whose dependencies are not loaded has unknown symbols."""
+    """Load a module file. Without its dependencies it has unknown symbols."""
     path = Path(arguments[0])
     name, needs = path.name.partition(".ko")[0], json.loads(path.read_text()).get("depends", [])
     if (tree / "sys/module" / name).is_dir():
@@ -130,7 +130,7 @@ def insmod(tree: Path, arguments: list[str]) -> int:
 
 
 def insert(tree: Path, name: str, dependencies: dict[str, tuple[Path, list[str]]]) -> int:
-    """Load `name` after its dependencies; the first failure ends it and leaves what was loaded on the way."""
+    """Load `name` after its dependencies. After a failure, loaded dependencies stay."""
     if (tree / "sys/module" / name).is_dir():
         return 0
     if name not in dependencies:
@@ -141,7 +141,7 @@ def insert(tree: Path, name: str, dependencies: dict[str, tuple[Path, list[str]]
         if status:
             return status
     facts = json.loads(path.read_text())
-    time.sleep(facts.get("seconds", 0.0))  # the time that a scenario says this module takes to load
+    time.sleep(facts.get("seconds", 0.0))  # the load time in the scenario
     if facts.get("fails"):
         return fail(f"modprobe: ERROR: could not insert '{name}': Input/output error")
     module = tree / "sys/module" / name
@@ -164,7 +164,7 @@ def modinfo(_: Path, arguments: list[str]) -> int:
     facts = json.loads(Path(arguments[-1]).read_text())
     for field in ("version", "vermagic"):
         print(f"{field + ':':<16}{facts[field]}")  # noqa: T201  # this program's output
-    print(f"{'depends:':<16}{','.join(facts.get('depends', []))}")  # noqa: T201  # likewise
+    print(f"{'depends:':<16}{','.join(facts.get('depends', []))}")  # noqa: T201  # this program's output
     return 0
 
 
@@ -182,7 +182,7 @@ def umount(tree: Path, arguments: list[str]) -> int:
 
 
 def systemctl(tree: Path, arguments: list[str]) -> int:
-    """Start or stop a service: its cgroup is there while it runs. A reboot is noted for whoever plays the hardware."""
+    """Start or stop a service, which has a cgroup while it runs. Record a reboot for the scenario."""
     verb, name = arguments[0], arguments[-1]
     if verb == "reboot":
         (tree / REBOOT_ASKED).touch()
@@ -196,7 +196,7 @@ def systemctl(tree: Path, arguments: list[str]) -> int:
 
 
 def rbln_smi(tree: Path, _: list[str]) -> int:
-    """`rbln-smi -j` for one device, healthy as long as the module is there."""
+    """`rbln-smi -j` for one device, which is healthy while the module is loaded."""
     module = tree / "sys/module/rebellions"
     if not module.is_dir():
         return fail("rbln-smi: no driver")
@@ -215,7 +215,7 @@ def npu_smi(tree: Path, _: list[str]) -> int:
 
 
 def answer(tree: Path, tool: str) -> int:
-    """A vendor's tool on the one device; each sample is noted."""
+    """Another vendor's tool; each sample is logged."""
     module, form = ANSWERS[tool]
     if not (tree / "sys/module" / module).is_dir():
         return fail(f"{tool}: no driver")
@@ -228,7 +228,7 @@ def answer(tree: Path, tool: str) -> int:
 
 
 def note(tree: Path, text: str) -> None:
-    """Write down what happened just now, where the tree keeps such a log."""
+    """Add a line to the log, if the tree has one."""
     if not (tree / KERNEL_LOG).exists():
         return
     with (tree / KERNEL_LOG).open("a") as log:
@@ -236,21 +236,21 @@ def note(tree: Path, text: str) -> None:
 
 
 def count(module: Path, change: int) -> None:
-    """Change a module's reference count, of which nobody sees half."""
+    """Change a module's reference count atomically."""
     path, new = module / "refcnt", module / ".refcnt"
     new.write_text(f"{int(path.read_text()) + change}\n")
     new.replace(path)
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder with what is in it."""
+    """Remove a folder and its content."""
     gone = folder.parent.parent / f".gone-{folder.name}"
     empty(folder, gone)
     gone.rmdir()
 
 
 def empty(folder: Path, gone: Path) -> None:
-    """Make `folder` the empty folder `gone`; moved away first, so that nobody sees half of it."""
+    """Turn `folder` into the empty folder `gone`. It is renamed first, so that it disappears at once."""
     folder.rename(gone)
     for path in sorted(gone.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()

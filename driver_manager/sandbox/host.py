@@ -1,7 +1,4 @@
-"""A host as a folder: /proc, /sys, /dev, /run and driver trees, with stand-in tools that act on it.
-
-What the tools do is in `fake_tools`. Needs no privileges.
-"""
+"""A host as a folder: /proc, /sys, /dev, /run and driver trees, and the stand-in tools of `fake_tools`."""
 
 from __future__ import annotations
 
@@ -63,10 +60,10 @@ class HostTree(Frozen):
         fails: bool = False,
         seconds: float = 0.0,
     ) -> None:
-        """Install a driver tree at `root` on the host: modules for this kernel, modules.dep, the vendor's smi tool.
+        """Install a driver tree at `root`: modules for this kernel, modules.dep, and the vendor's tool.
 
-        `modules` have those that each of them needs; by default there are the profile's first root and one below it.
-        The root `fails` to load, or takes so many `seconds`.
+        `modules` maps names to dependencies (default: the profile's first root and one module below it). The root
+        module `fails` to load, or loading takes `seconds`.
         """
         main = self.profile.modules.roots[0]
         folder = self._inside(root) / "lib/modules" / KERNEL / "extra"
@@ -83,30 +80,30 @@ class HostTree(Frozen):
             self._tool(self._inside(root) / probe.search[0] / probe.tool, probe.tool)
 
     def load(self, root: str) -> None:
-        """Load the driver of the tree at `root`, as somebody did before."""
+        """Load the driver of the tree at `root`."""
         for name in self.profile.modules.order or self.profile.modules.roots[:1]:
             argv = ["--dirname", str(self._inside(root)), "--set-version", KERNEL, name]
             if fake_tools.modprobe(self.root, argv):
                 raise RuntimeError(f"the sandbox's driver at {root} does not load")
 
     def record(self, digest: str, root: str, version: str) -> None:
-        """Leave what a finished install leaves: the digest, and where the driver came from."""
+        """Write the records of a finished install: digest and driver root."""
         paths = self.profile.paths
         note = {"schema": 1, "bootId": self.boot_id, "root": root, "version": version}
         self._write(paths.state_file.lstrip("/"), digest)
         self._write(paths.load_record.lstrip("/"), json.dumps(note))
 
     def mount_driver_root(self) -> None:
-        """Show a mount at the driver root, as a driver container leaves one."""
+        """Mount the driver root, as a driver container does."""
         with (self.root / "proc/1/mountinfo").open("a") as table:
             table.write(ROOT_MOUNT.format(self.profile.paths.driver_root))
 
     def hold_device(self) -> None:
-        """Make the driver busy, as a process with the device open does."""
+        """Increase the reference count, as a process with the device open does."""
         fake_tools.count(self.root / "sys/module" / self.profile.modules.roots[0], 1)
 
     def hold_device_by(self, pid: int, name: str, *, pod_uid: str = "") -> None:
-        """Let a process have the device open, as /proc shows it: one of the host, or of the pod with this uid."""
+        """Add a process with the device open to /proc: one of the host, or of the pod with this uid."""
         main = self.profile.modules.roots[0]
         process = self.root / "proc" / str(pid)
         (process / "fd").mkdir(parents=True)
@@ -120,43 +117,43 @@ class HostTree(Frozen):
         self.hold_device()
 
     def end_process(self, pid: int) -> None:
-        """End that process: the device is free again."""
+        """Remove that process from /proc."""
         shutil.rmtree(self.root / "proc" / str(pid))
         fake_tools.count(self.root / "sys/module" / self.profile.modules.roots[0], -1)
 
     def add_firmware_path(self) -> None:
-        """Let the kernel have firmware_class.path, in each boot from now on; it names no folder."""
+        """Add an empty firmware_class.path, also after reboots."""
         self._write(FIRMWARE_PATH, "")
 
     def put_to_work(self, samples: int) -> None:
-        """Let the devices be at work for so many more samples of the vendor's tool, though no process has them open."""
+        """Let the vendor's tool report devices at work in its next `samples` samples."""
         self._write(fake_tools.AT_WORK, str(samples))
 
     def keep_kernel_log(self) -> None:
-        """From here on keep what the kernel does with modules, and what the vendor's tool sees."""
+        """Begin the log of the kernel's module operations and of the vendor tool's samples."""
         (self.root / fake_tools.KERNEL_LOG).touch()
 
     def kernel_log(self) -> list[tuple[float, str]]:
-        """What was kept so far, each with its monotonic time in seconds."""
+        """The log: monotonic time in seconds, and text."""
         rows = [line.split(" ", 1) for line in (self.root / fake_tools.KERNEL_LOG).read_text().splitlines()]
         return [(float(at_s), text) for at_s, text in rows]
 
     def wedge(self) -> None:
-        """Let the chip wedge: from now on only a reboot helps."""
+        """Let the vendor's tool fail until a reboot."""
         self._write(fake_tools.WEDGED, "")
 
     def start_service(self, name: str) -> None:
-        """Let a host service run."""
+        """Start a host service."""
         fake_tools.systemctl(self.root, ["start", name])
 
     @property
     def services(self) -> list[str]:
-        """Names of the host services that run."""
+        """Names of the running host services."""
         folder = self.root / "sys/fs/cgroup/system.slice"
         return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
 
     def reboot(self) -> None:
-        """A new boot: no modules, empty /run, no mounts."""
+        """Begin a new boot: no modules, empty /run, no mounts."""
         has_path = (self.root / FIRMWARE_PATH).exists()
         for folder in ("sys/module", "run", "dev"):
             for one in (self.root / folder).iterdir():
@@ -168,8 +165,8 @@ class HostTree(Frozen):
             self.add_firmware_path()
 
     @property
-    def is_told_to_reboot(self) -> bool:
-        """Whether the reboot command was given in this boot."""
+    def is_reboot_requested(self) -> bool:
+        """True if the reboot command was called in this boot."""
         return (self.root / fake_tools.REBOOT_ASKED).exists()
 
     @property
@@ -207,9 +204,8 @@ class HostTree(Frozen):
         path.chmod(0o755)
 
 
-# A PCI bus as folders below a host tree, and a kernel that answers what is written to them, in a thread.
-#
-# Acts on `drivers_probe`, on drivers' `unbind` and on the native module's coming and going. Needs no privileges.
+# A PCI bus as folders, and a thread that plays the kernel: it answers writes to `drivers_probe` and `unbind`, and
+# follows the native module.
 
 POLL_S = 0.005
 VFIO_MODULE, VFIO_DRIVER = "vfio_pci", "vfio-pci"
@@ -217,7 +213,7 @@ CLEARED = "(null)"
 
 
 class PciTree:
-    """The bus below `root`. `native` is the module that serves its accelerators; no driver takes those in `refused`."""
+    """The bus below `root`. `native` is the accelerators' module; no driver binds the functions in `refused`."""
 
     def __init__(self, root: Path, native: str) -> None:
         self._root = root
@@ -242,7 +238,7 @@ class PciTree:
         physical: str = "",
         virtual: int | None = None,
     ) -> None:
-        """A function on the bus."""
+        """Add a function to the bus."""
         device = self._bus / "devices" / address
         device.mkdir(exist_ok=True)
         for name, text in (
@@ -266,7 +262,7 @@ class PciTree:
             self.attach(address, driver, module)
 
     def attach(self, address: str, driver: str, module: str = "") -> None:
-        """Let `driver` have the function."""
+        """Bind the function to `driver`."""
         folder = self._driver(driver)
         folder.mkdir(parents=True, exist_ok=True)
         if module and not (folder / "module").is_symlink():
@@ -276,23 +272,23 @@ class PciTree:
         _link(self._bus / "devices" / address / "driver", folder)
 
     def driver_of(self, address: str) -> str:
-        """Which driver has the function, "" for none."""
+        """The driver of the function, "" for none."""
         try:
             return (self._bus / "devices" / address / "driver").readlink().name
         except OSError:
             return ""
 
     def read(self, address: str, name: str) -> str:
-        """What a file of the function says, "" for a cleared override."""
+        """The text of a file of the function, "" for a cleared override."""
         text = (self._bus / "devices" / address / name).read_text().strip()
         return "" if text == CLEARED else text
 
     def unbind_file(self, driver: str) -> Path:
-        """The file by which a function is taken from `driver`."""
+        """The `unbind` file of the driver."""
         return self._driver(driver) / "unbind"
 
     def add_vfio(self, kernel: str) -> Path:
-        """The kernel's own tree offers vfio-pci, for any function; the file of its module."""
+        """Add vfio-pci to the kernel's tree; its module file."""
         folder = self._root / "lib/modules" / kernel
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "modules.alias").write_text(f"alias vfio_pci:v*d*sv*sd*bc*sc*i* {VFIO_MODULE}\n")
@@ -305,7 +301,7 @@ class PciTree:
         return folder / path
 
     def hold_group(self, group: str, pid: int, machine: str) -> None:
-        """Let a process of the host that runs a virtual machine have the group open."""
+        """Add a process of a virtual machine that has the group open."""
         process = self._root / "proc" / str(pid)
         (process / "fd").mkdir(parents=True)
         (process / "fd/9").symlink_to(f"/dev/vfio/{group}")
@@ -315,7 +311,7 @@ class PciTree:
         (process / "cgroup").write_text("0::/\n")
 
     def reboot(self) -> None:
-        """The host has booted: no driver has a function, and whatever was set in one is gone."""
+        """Begin a new boot: no function has a driver, an override or virtual functions."""
         for device in (self._bus / "devices").iterdir():
             (device / "driver").unlink(missing_ok=True)
             (device / "driver_override").write_text(f"{CLEARED}\n")
@@ -325,14 +321,14 @@ class PciTree:
             self._show_group(group.name)
 
     def settle(self) -> None:
-        """Return once the kernel has answered to all that was done before."""
+        """Wait until the thread has handled all earlier changes."""
         seen = self._looks
-        while self._looks < seen + 2:  # the first may have begun before that
-            time.sleep(POLL_S)  # looks are counted by a thread, which tells nobody
+        while self._looks < seen + 2:  # the first round may have begun before
+            time.sleep(POLL_S)
 
     @contextlib.contextmanager
     def running(self) -> Generator[None, None, None]:
-        """Within it the kernel answers."""
+        """Run the thread during the `with` block."""
         end = threading.Event()
         thread = threading.Thread(target=self._answer, args=(end,), daemon=True)
         thread.start()
@@ -345,10 +341,10 @@ class PciTree:
     def _answer(self, end: threading.Event) -> None:
         while not end.wait(POLL_S):
             self._follow_module()
-            for address in _told(self._bus / "drivers_probe"):
+            for address in _taken_from(self._bus / "drivers_probe"):
                 self._offer(address)
             for file in self._bus.glob("drivers/*/unbind"):
-                for address in _told(file):
+                for address in _taken_from(file):
                     (self._bus / "devices" / address / "driver").unlink(missing_ok=True)
             self._looks += 1
 
@@ -361,7 +357,7 @@ class PciTree:
         return bool(self._native) and (self._root / "sys/module" / self._native).is_dir()
 
     def _follow_module(self) -> None:
-        """The native module gives up its functions as it goes, and takes those that it may have as it comes."""
+        """Unbind functions when the native module is unloaded, and bind them when it is loaded."""
         is_loaded = self._is_loaded()
         if is_loaded is self._was_loaded:
             return
@@ -387,12 +383,12 @@ class PciTree:
 
 
 def _link(link: Path, target: Path) -> None:
-    """A link as sysfs has them: relative, so that it leads to the same wherever the tree is mounted."""
+    """Make a relative link as in sysfs, which is valid wherever the tree is mounted."""
     link.symlink_to(os.path.relpath(target, link.parent))
 
 
-def _told(file: Path) -> list[str]:
-    """The addresses that were written to `file`, which is empty then."""
+def _taken_from(file: Path) -> list[str]:
+    """Read and clear the addresses that were written to `file`."""
     text = file.read_text() if file.is_file() else ""
     if not text.endswith("\n"):
         return []

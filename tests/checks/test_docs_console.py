@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.sandbox.stories import NEW_DIGEST
+from driver_manager.sandbox.scenarios import NEW_DIGEST
 from tests.support.docs.console import EXITS, PAGES, Command, Unknown, commands, substituted
 from tests.support.docs.markdown import ROOT
 from tests.support.fakes.sandboxed import ByHand, by_hand

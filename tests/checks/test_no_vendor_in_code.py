@@ -16,10 +16,10 @@ MAY = {
     "domain/health/parsers.py": "parsers of the vendors' tools",
     "domain/fleet/spec.py": "the API group of DriverRollout, whatever the vendor",
     "domain/swap/vfio.py": "amd_iommu, an option of the kernel",
-    "sandbox/cluster.py": "data of a story",
+    "sandbox/cluster.py": "data of a scenario",
     "sandbox/fake_tools.py": "stand-ins for the vendors' tools",
-    "sandbox/fleet.py": "the profile of a story",
-    "sandbox/stories.py": "the profile of the stories",
+    "sandbox/fleet.py": "the profile of a scenario",
+    "sandbox/scenarios.py": "the profile of the scenarios",
 }
 """Modules that name a vendor, each with its reason."""
 

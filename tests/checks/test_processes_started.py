@@ -28,7 +28,7 @@ STARTERS = {
     "cli/lean.py": {"os.execv"},
     "cli/rebooter_idle.py": {"os.execv"},
     "sandbox/cluster.py": {"subprocess.Popen", "pty.openpty"},
-    "sandbox/stories.py": {"subprocess.Popen"},
+    "sandbox/scenarios.py": {"subprocess.Popen"},
 }
 """Who may start what. The two `execv` are this process itself, going on as another program of ours; the shell of the
 sandbox is its user's, and takes as long as they like.

@@ -12,7 +12,7 @@ from pathlib import Path
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.cluster import NODE, SandboxCluster
 from driver_manager.sandbox.host import HostTree
-from driver_manager.sandbox.stories import NEW, NEW_DIGEST, NEW_ROOT, OLD, OLD_DIGEST, OLD_ROOT
+from driver_manager.sandbox.scenarios import NEW, NEW_DIGEST, NEW_ROOT, OLD, OLD_DIGEST, OLD_ROOT
 
 
 @dataclass(frozen=True)

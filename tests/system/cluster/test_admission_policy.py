@@ -150,8 +150,8 @@ def test_a_reboot_from_its_request_to_its_end_is_never_denied(
     env |= {"OPERATOR_NAMESPACE": "npu-operator", "REBOOTER_INTERVAL": "0.1s", "REBOOT_EVICT": "true"}
     node.api.patch(node.path, {"metadata": {"annotations": {APPROVE: "true"}}})
     first = runner.start("rebooter", **env)
-    wait_until(lambda: tree.is_told_to_reboot or first.has_ended, "the reboot is told", RUN_TIMEOUT_S)
-    assert tree.is_told_to_reboot, first.said()
+    wait_until(lambda: tree.is_reboot_requested or first.has_ended, "the reboot is told", RUN_TIMEOUT_S)
+    assert tree.is_reboot_requested, first.said()
     first.kill()
     tree.reboot()
     tree.load(ASCEND_ROOT)

@@ -406,7 +406,7 @@ def test_a_driver_that_must_not_be_unloaded_is_replaced_by_a_reboot_that_somebod
     assert idle.terminate().code == 0
     rebooter = driver_node.runner.start(rebooters, "rebooter")
     node.api.patch(node.path, {"metadata": {"annotations": {f"{NPU}approve-reboot": "true"}}})
-    wait_until(lambda: tree.is_told_to_reboot, "the reboot command is given", RUN_TIMEOUT_S)
+    wait_until(lambda: tree.is_reboot_requested, "the reboot command is given", RUN_TIMEOUT_S)
     assert f"{NPU}approve-reboot" not in node.annotations()
     lease = "/apis/coordination.k8s.io/v1/namespaces/npu-operator/leases/driver-manager-reboots"
     assert node.api.get(lease)["spec"]["holderIdentity"] == node.name

@@ -294,7 +294,7 @@ def test_the_command_is_idle_in_little_memory_reboots_when_approved_and_is_idle_
     node = command_runner.node
     wait_until(lambda: node.labels().get(KEYS.reboot_required) == "true", "the request is announced")
     node.api.patch(node.path, {"metadata": {"annotations": {KEYS.approve_reboot: "true"}}})
-    wait_until(lambda: command_runner.tree.is_told_to_reboot, "the reboot command is given")
+    wait_until(lambda: command_runner.tree.is_reboot_requested, "the reboot command is given")
     assert KEYS.approve_reboot not in node.annotations()
     assert running.kill().code == -9
     command_runner.tree.reboot()

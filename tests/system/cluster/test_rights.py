@@ -388,7 +388,9 @@ def rebooted(one: AscendGround) -> str:
     (tree.root / "var/lib/ascend/.reboot-required").write_text("upgrade\n")
     node.api.patch(node.path, {"metadata": {"annotations": {f"{ASCEND}approve-reboot": "true"}}})
     first = one.command_runner.start("rebooter", **env)
-    wait_until(lambda: tree.is_told_to_reboot or refused(first), "the reboot is told, or a right lacks", RUN_TIMEOUT_S)
+    wait_until(
+        lambda: tree.is_reboot_requested or refused(first), "the reboot is told, or a right lacks", RUN_TIMEOUT_S
+    )
     if said := refused(first):
         return said
     assert pod.state() == "gone"

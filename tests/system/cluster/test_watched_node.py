@@ -108,10 +108,10 @@ def test_nothing_reboots_while_a_run_has_the_node_and_the_request_of_both_is_one
     rebooted.annotate(**{KEYS.approve_reboot: "true", KEYS.journal: "of a run that has taken the node"})
     with running("rebooter", rebooter_environment(rebooted), rebooted.world.folder) as rebooter:
         rebooter.says("taken")
-        assert not tree.is_told_to_reboot
+        assert not tree.is_reboot_requested
         assert rebooted.node.annotations()[KEYS.approve_reboot] == "true"
         rebooted.annotate(**{KEYS.journal: None})
-        wait_until(lambda: tree.is_told_to_reboot, "the host is told to reboot")
+        wait_until(lambda: tree.is_reboot_requested, "the reboot is requested")
         assert events_of(rebooted, "RebootRequired") == 1
 
 
@@ -123,7 +123,7 @@ def test_restore_leaves_the_rebooters_cordon_while_its_reboot_is_granted(reboote
     rebooted.annotate(**{KEYS.approve_reboot: "true"})
     cordoning = {**rebooter_environment(rebooted), "REBOOT_CORDON": "true"}
     with running("rebooter", cordoning, rebooted.world.folder):
-        wait_until(lambda: tree.is_told_to_reboot, "the host is told to reboot")
+        wait_until(lambda: tree.is_reboot_requested, "the reboot is requested")
         granted = rebooted.node.annotations()
         assert granted[KEYS.cordon] == CORDON_FOR_REBOOT
         restored = rebooted.start(command="restore", env={"POD_NAME": ""}).end()
@@ -151,10 +151,10 @@ def test_a_chip_that_recovers_takes_back_what_the_rebooter_announced(rebooted: N
         (tree.root / fake_tools.WEDGED).unlink()
         wait_until(lambda: not marker.exists(), "the marker is taken back")
         wait_until(lambda: KEYS.reboot_required not in rebooted.node.labels(), "the label is taken back")
-        assert not tree.is_told_to_reboot
+        assert not tree.is_reboot_requested
         rebooted.annotate(**{KEYS.approve_reboot: "true"})
         tree.wedge()
-        wait_until(lambda: tree.is_told_to_reboot, "the host is told to reboot")
+        wait_until(lambda: tree.is_reboot_requested, "the reboot is requested")
         assert KEYS.approve_reboot not in rebooted.node.annotations()
 
 

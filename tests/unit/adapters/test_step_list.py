@@ -26,7 +26,7 @@ from driver_manager.adapters.report.log import (
 )
 from driver_manager.adapters.report.steps import StepList
 from driver_manager.domain.errors import ExitCode
-from driver_manager.sandbox.stories import NEW_DIGEST, NEW_ROOT
+from driver_manager.sandbox.scenarios import NEW_DIGEST, NEW_ROOT
 from tests.support.fakes.sandboxed import by_hand
 
 COLOUR = re.compile(r"\x1b\[\d+m")

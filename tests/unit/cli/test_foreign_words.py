@@ -16,7 +16,7 @@ from driver_manager.cli.main import run
 from driver_manager.domain.fleet.spec import PLURAL
 from driver_manager.domain.settings import HEADINGS
 from driver_manager.sandbox.cluster import NODE
-from driver_manager.sandbox.stories import NEW_ROOT
+from driver_manager.sandbox.scenarios import NEW_ROOT
 from tests.support.fakes.fleet_scene import NAMESPACE
 from tests.support.fakes.rollout_desk import laptop
 from tests.support.fakes.sandboxed import ByHand, by_hand

@@ -15,7 +15,7 @@ from driver_manager.domain.observation import Loader
 from driver_manager.domain.settings import HEADINGS
 from driver_manager.sandbox.cluster import NODE
 from driver_manager.sandbox.host import HostTree
-from driver_manager.sandbox.stories import NEW, OLD
+from driver_manager.sandbox.scenarios import NEW, OLD
 from tests.support.fakes.sandboxed import ByHand, by_hand
 from tests.support.fakes.schemas import conforms
 from tests.support.fakes.signals import signals_kept

@@ -18,7 +18,7 @@ from driver_manager.domain import settings
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.settings import AnySetting, Values
 from driver_manager.sandbox.cluster import NODE
-from driver_manager.sandbox.stories import NEW, NEW_ROOT, OLD
+from driver_manager.sandbox.scenarios import NEW, NEW_ROOT, OLD
 from tests.support.control_plane.kubelet import of_others
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.sandboxed import ByHand, by_hand

@@ -183,7 +183,7 @@ def test_where_no_rebooter_has_been_it_asks_once_and_never_again(node: Node) -> 
 def test_a_disk_that_forgets_leaves_no_slot_and_no_cordon_behind(node: Node, while_idle: bool) -> None:
     node.mark()
     process = node.start(AUTO_UPGRADE="true", REBOOT_CORDON="true")
-    wait_until(lambda: node.tree.is_told_to_reboot, "the command is given")
+    wait_until(lambda: node.tree.is_reboot_requested, "the command is given")
     process.kill()
     process.communicate()
     node.path(ASCEND.paths.reboot_marker).unlink()
@@ -286,8 +286,8 @@ def test_a_second_rebooter_on_the_host_waits_for_the_first(node: Node) -> None:
         process = node.start(AUTO_UPGRADE="true")
         assert process.stderr is not None
         assert "another rebooter is running" in process.stderr.readline()
-        assert not node.tree.is_told_to_reboot
-    wait_until(lambda: node.tree.is_told_to_reboot, "it goes on when the first is gone")
+        assert not node.tree.is_reboot_requested
+    wait_until(lambda: node.tree.is_reboot_requested, "it goes on when the first is gone")
     process.kill()
     process.communicate()
 
@@ -316,7 +316,7 @@ def test_a_grant_that_somebody_else_wrote_on_the_node_reboots_no_young_host(node
     process = node.start(AUTO_UPGRADE="true", REBOOT_MIN_UPTIME="600")
     wait_until(lambda: "waits for uptime" in record.read_text(), "it waits")
     assert not grant.keys() & node.cluster.node()["metadata"].get("annotations", {}).keys()
-    assert not node.tree.is_told_to_reboot
+    assert not node.tree.is_reboot_requested
     assert "create leases" not in node.asked()
     ended(process)
 

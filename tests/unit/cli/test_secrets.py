@@ -17,10 +17,10 @@ from driver_manager.cli import session as wiring
 from driver_manager.cli.main import run
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.profiles import builtin
-from driver_manager.sandbox import stories as runner
+from driver_manager.sandbox import scenarios as runner
 from driver_manager.sandbox.cluster import SandboxCluster
 from driver_manager.sandbox.host import HostTree
-from driver_manager.sandbox.stories import SCENARIOS
+from driver_manager.sandbox.scenarios import SCENARIOS
 from tests.support.fakes.scripted_api import NODE, Answer, Scripted
 
 TOKEN, PASSWORD, VARIABLE, KEY = "geheim-token-4711", "geheim-password-4712", "geheim-variable-4713", "geheim-key-4714"
@@ -203,9 +203,9 @@ def test_a_whole_run_leaves_no_secret_on_node_host_or_terminal(
     scenario = SCENARIOS[name]
     clusters: list[SandboxCluster] = []
 
-    def meddle(cluster: SandboxCluster) -> None:
+    def add_pods(cluster: SandboxCluster) -> None:
         clusters.append(cluster)
-        scenario.meddle(cluster)
+        scenario.add_pods(cluster)
 
     def prepare(tree: HostTree) -> None:
         scenario.prepare(tree)
@@ -215,7 +215,7 @@ def test_a_whole_run_leaves_no_secret_on_node_host_or_terminal(
     kept = SimpleNamespace(TemporaryDirectory=lambda **_: contextlib.nullcontext(str(tmp_path)))
     monkeypatch.setattr(runner, "tempfile", kept)
     show = Listener()
-    report = runner.run_scenario(replace(scenario, env=env, prepare=prepare, meddle=meddle), show)
+    report = runner.run_scenario(replace(scenario, env=env, prepare=prepare, add_pods=add_pods), show)
     assert report.problems == []
     (cluster,) = clusters
     token = json.loads(cluster.kubeconfig.read_text())["users"][0]["user"]["token"]

@@ -14,7 +14,7 @@ import pytest
 
 from driver_manager.domain.host import RECORD, slot_name
 from driver_manager.sandbox.host import KERNEL, HostTree
-from driver_manager.sandbox.stories import NEW, NEW_DIGEST, OLD, OLD_DIGEST
+from driver_manager.sandbox.scenarios import NEW, NEW_DIGEST, OLD, OLD_DIGEST
 from tests.support.fakes.sandboxed import ByHand, by_hand
 
 BOUND_S = 300.0

@@ -25,7 +25,7 @@ from driver_manager.domain.settings import HEADINGS
 from driver_manager.domain.text import spoken
 from driver_manager.sandbox.apiserver import Deny, apply_merge_patch
 from driver_manager.sandbox.cluster import NODE
-from driver_manager.sandbox.stories import OLD_DIGEST
+from driver_manager.sandbox.scenarios import OLD_DIGEST
 from driver_manager.schemas import NAMES, schema
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.sandboxed import ByHand, by_hand

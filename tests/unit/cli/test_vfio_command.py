@@ -9,7 +9,7 @@ import pytest
 from driver_manager.cli.main import run
 from driver_manager.domain.errors import ExitCode
 from driver_manager.sandbox.host import KERNEL
-from driver_manager.sandbox.stories import OLD
+from driver_manager.sandbox.scenarios import OLD
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.vfio_site import ONE, TWO, WORKLOAD, Site
 

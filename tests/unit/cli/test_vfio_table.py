@@ -12,7 +12,7 @@ from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.journal import Owner, encode
 from driver_manager.sandbox import fake_tools
 from driver_manager.sandbox.host import KERNEL
-from driver_manager.sandbox.stories import OLD
+from driver_manager.sandbox.scenarios import OLD
 from tests.support.fakes.builders import DRIVER, PAUSED, PROFILE, journal, key
 from tests.support.fakes.vfio_site import ONE, TWO, Site
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.sandbox.stories import SCENARIOS, ScenarioReport, run_scenario
+from driver_manager.sandbox.scenarios import SCENARIOS, ScenarioReport, run_scenario
 
 STORY = SCENARIOS["clients"]
 

@@ -14,6 +14,7 @@ from driver_manager.sandbox import apiserver as tables
 from driver_manager.sandbox.apiserver import KINDS, ApiServer, Obj
 from tests.support.fakes.sandbox_calls import LIMIT_S, PODS, call, node, pod
 
+DAY_S = 86400.0
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 
 
@@ -55,6 +56,21 @@ def test_every_kind_is_found_with_its_verbs_below_its_group(server: ApiServer) -
         assert (own["kind"], own["namespaced"], own["singularName"]) == (kind.kind, kind.namespaced, kind.kind.lower())
 
 
+def test_drain_finds_the_eviction_of_pods(server: ApiServer) -> None:
+    _, found = call(server, "GET", "/api/v1")
+    (eviction,) = [one for one in found["resources"] if one["name"] == "pods/eviction"]
+    assert (eviction["kind"], eviction["group"], eviction["version"]) == ("Eviction", "policy", "v1")
+
+
+def test_a_body_in_protobuf_is_refused(there: ApiServer) -> None:
+    connection = http.client.HTTPConnection(there.url.removeprefix("http://"), timeout=LIMIT_S)
+    with contextlib.closing(connection):
+        sent = b'k8s\x00\n\x13\n\x02v1\x12\rDeleteOptions\x12\x02\x08\x07\x1a\x00"\x00'
+        connection.request("DELETE", f"/admin-token{PODS}/p", sent)
+        response = connection.getresponse()
+        assert (response.status, json.loads(response.read())["message"]) == (415, "the sandbox does not serve protobuf")
+
+
 def cells(found: Obj) -> list[dict[str, str]]:
     """The rows of a table by the names of its columns."""
     assert (found["kind"], found["apiVersion"]) == ("Table", "meta.k8s.io/v1")
@@ -70,7 +86,7 @@ def tables_read_the_time(monkeypatch: pytest.MonkeyPatch, now: float) -> None:
 def test_a_table_is_given_to_who_asks_for_one_of_a_list_or_of_one_object(
     there: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tables_read_the_time(monkeypatch, time.time() + 3.5 * tables.DAY_S)
+    tables_read_the_time(monkeypatch, time.time() + 3.5 * DAY_S)
     ours = {"Accept": TABLE, "Authorization": "Bearer admin-token"}
     (listed,) = cells(asked(there, "/api/v1/nodes", **ours)[1])
     assert (listed["Name"], listed["Status"], listed["Age"]) == ("n1", "NotReady,SchedulingDisabled", "3d")
@@ -102,7 +118,7 @@ def test_a_table_is_given_to_who_asks_for_one_of_a_list_or_of_one_object(
 def test_an_age_is_in_the_largest_unit_that_there_are_two_of(
     monkeypatch: pytest.MonkeyPatch, made: str, age: str
 ) -> None:
-    tables_read_the_time(monkeypatch, tables.DAY_S)
+    tables_read_the_time(monkeypatch, DAY_S)
     made_then = {"kind": "Node", "metadata": {"name": "n1", "creationTimestamp": made}}
     (row,) = cells(tables.printed_table(KINDS["nodes"], made_then))
     assert row["Age"] == age

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.sandbox.cluster import Foreground
+from driver_manager.sandbox.cluster import Process
 
+LIMIT_S = 60.0
 ASK = "import os, sys; print(sys.stdout.isatty(), *os.get_terminal_size(1)); print(os.environ.get('LOG_FORMAT'))"
 
 
@@ -44,7 +45,8 @@ def run(code: str, folder: Path, terminal: Terminal | None) -> tuple[int, list[s
     """Exit status and lines of a program."""
     lines: list[str] = []
     env = {"LOG_FORMAT": "text", "PYTHONUNBUFFERED": "1"}
-    return Foreground([sys.executable, "-c", code], env, folder, lines.append, terminal).follow(), lines
+    process = Process([sys.executable, "-c", code], env, folder, lines.append, terminal=terminal)
+    return process.wait(LIMIT_S), lines
 
 
 def test_on_a_terminal_it_finds_one_of_the_same_size_and_may_draw(terminal: Terminal, tmp_path: Path) -> None:
@@ -83,5 +85,5 @@ def test_a_command_that_is_not_there_leaves_nothing_open(terminal: Terminal, tmp
     before = sum(1 for _ in Path("/proc/self/fd").iterdir())
     for shown in (terminal, None):
         with pytest.raises(FileNotFoundError):
-            Foreground(["/absent"], {}, tmp_path, print, shown)
+            Process(["/absent"], {}, tmp_path, print, terminal=shown)
     assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == before

@@ -22,7 +22,7 @@ from driver_manager.domain.health.watch import decode_watch_record, notice_due
 from driver_manager.sandbox.apiserver import Deny
 from driver_manager.sandbox.cluster import NODE
 from driver_manager.sandbox.host import HostTree
-from driver_manager.sandbox.stories import NEW_DIGEST, NEW_ROOT, SCENARIOS
+from driver_manager.sandbox.scenarios import NEW_DIGEST, NEW_ROOT, SCENARIOS
 from tests.support.control_plane.api import wait_until
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.night import NIGHTS, Night, check, textfile

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from driver_manager.sandbox.stories import REBOOT_STORIES, ScenarioReport, run_reboot_story
+from driver_manager.sandbox.scenarios import REBOOT_SCENARIOS, ScenarioReport, run_reboot_scenario
 
 pytestmark = [pytest.mark.submission, pytest.mark.shares(3)]
 
@@ -36,7 +36,7 @@ class Listener:
 def played(name: str) -> tuple[ScenarioReport, Listener, list[Said]]:
     """How the story went, what was told, and each line as node, agent and words."""
     show = Listener()
-    report = run_reboot_story(REBOOT_STORIES[name], show)
+    report = run_reboot_scenario(REBOOT_SCENARIOS[name], show)
     found = [NAMED.fullmatch(line) for line in show.lines]
     assert all(found), [line for line, one in zip(show.lines, found, strict=True) if one is None]
     assert report.problems == []

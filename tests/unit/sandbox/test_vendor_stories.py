@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from driver_manager.profiles import builtin
-from driver_manager.sandbox.stories import VENDOR_SCENARIOS, Interference, ScenarioReport, run_scenario
+from driver_manager.sandbox.scenarios import VENDOR_SCENARIOS, Interference, ScenarioReport, run_scenario
 
 pytestmark = [pytest.mark.submission, pytest.mark.shares(3)]  # each plays a whole upgrade as processes, four seconds
 

@@ -1,6 +1,6 @@
-"""The scenarios of the sandbox: their data, how each runs, and how it is judged.
+"""The scenarios of one node and of reboots: their data, how each runs, and how its end is checked.
 
-Plays the hardware, the kubelet and the administrator. Prints nothing: a `Show` does.
+This module plays the hardware, the kubelet and the administrator. A `Show` prints.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TextIO
@@ -34,27 +34,25 @@ from driver_manager.sandbox.apiserver import ApiError
 from driver_manager.sandbox.cluster import (
     NODE,
     TEAMS,
-    Container,
-    Foreground,
     Happening,
+    Process,
     SandboxCluster,
     add_clients,
+    command_line,
     environment,
 )
 from driver_manager.sandbox.host import KERNEL, VFIO_DRIVER, VFIO_MODULE, HostTree, PciTree
 
-# The sandbox's stories of reboots as data: who asks, who allows it, and how often each node has to reboot.
 
+class RebootScenario(Frozen):
+    """A scenario of reboots. Every node reboots `reboots` times. `recovers`: the chip recovers before the approval.
 
-class RebootStory(Frozen):
-    """One story. `reboots` is how often every node does; `recovers`: the chip does by itself, before anybody approves.
-
-    An upgrade is asked for by the real reconcile; a recovery by the real health-watch where the chip `wedges`, else by
-    a marker as it writes them.
+    A reconcile requests an upgrade. health-watch requests a recovery if the chip `wedges`, else the scenario writes the
+    marker.
     """
 
     name: str
-    tells: str
+    summary: str
     reason: str
     nodes: int = 1
     approves: bool = True
@@ -64,36 +62,36 @@ class RebootStory(Frozen):
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-REBOOT_STORIES = {
-    story.name: story
-    for story in (
-        RebootStory(
+REBOOT_SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        RebootScenario(
             "reboot-approved",
             "an upgrade requests a reboot: the node waits for approval, reboots once, loads the new driver and cleans "
             "up",
             UPGRADE_REASON,
         ),
-        RebootStory(
+        RebootScenario(
             "reboot-recovery",
             "a wedged chip, and recoveries need no approval: the node reboots at once and cleans up",
             RECOVERY,
             approves=False,
             env={"AUTO_RECOVER": "true"},
         ),
-        RebootStory(
+        RebootScenario(
             "wedge-to-reboot",
             "a chip wedges: health-watch requests a reboot, the rebooter waits for approval, reboots and cleans up",
             RECOVERY,
             wedges=True,
         ),
-        RebootStory(
+        RebootScenario(
             "reboot-one-slot",
             "two nodes have to reboot, one at a time: the second waits until the first serves again",
             RECOVERY,
             nodes=2,
             env={"REBOOT_CORDON": "true"},
         ),
-        RebootStory(
+        RebootScenario(
             "reboot-withdrawn",
             "the chip recovers before the approval: the request is withdrawn everywhere, nothing reboots",
             RECOVERY,
@@ -105,16 +103,12 @@ REBOOT_STORIES = {
 }
 
 
-# What a story of one node is made of: how host and cluster begin, what is run, and how it has to end.
-#
-# Imports only the domain and the sandbox.
-
 OLD, NEW = "1.2.92", "2.0.1"
 OLD_DIGEST, NEW_DIGEST = "4d1f7c09a25e83b6", "9be2a06f4c31d758"
 
 
 class Interference(Enum):
-    """What the sandbox does to the run."""
+    """What happens after the first run begins."""
 
     NONE = "none"
     KILL_WITHOUT_DRIVER = "SIGKILL once the old driver is unloaded, then run again"
@@ -123,20 +117,19 @@ class Interference(Enum):
 
 
 class Scenario(Frozen):
-    """One story. `labels` are extra node labels; `changed_labels` how labels have to differ at the end.
+    """A scenario of one node. `labels` are extra node labels, `changed_labels` the expected changes.
 
-    `shows` is the state that the Node shows then, None where it shows none. `restarts` are the clients that are
-    restarted, each once, as namespace/DaemonSet. `bus` is the PCI bus where it matters, and `devices_after` the driver
-    that all devices have in the end, "" for none. `kernel` is what the kernel and the vendor's tool have to report, in
-    this order; empty where nobody looks. `asks` is a command to run at the end, with its options.
+    `shows` is the expected state label, None for none. `restarts` are the clients that are restarted once, as
+    namespace/DaemonSet. `devices_after` is the expected driver of all devices on `bus`. `kernel` is the expected kernel
+    log (empty: not checked). `asks` is a command that runs at the end, with its options.
     """
 
     name: str
-    tells: str
+    summary: str
     exit_code: ExitCode
     driver_after: str
     prepare: Callable[[HostTree], None]
-    meddle: Callable[[SandboxCluster], None] = lambda _: None
+    add_pods: Callable[[SandboxCluster], None] = lambda _: None
     profile: str = "rebellions"
     labels: dict[str, str] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
@@ -152,24 +145,20 @@ class Scenario(Frozen):
     asks: tuple[str, ...] = ()
 
 
-# The sandbox's whole swaps by the profiles of further vendors, as data: each by its own order, switches and probe.
-#
-# Imports only the domain and the sandbox.
-
 ASKS = ("status", "--probe")
 
 AMD: Mapping[str, Sequence[str]] = {"amdkcl": (), "amdttm": ("amdkcl",), "amdgpu": ("amdkcl", "amdttm")}
 GAUDI: Mapping[str, Sequence[str]] = dict.fromkeys(
     ("habanalabs", "habanalabs_cn", "habanalabs_ib", "habanalabs_en"), ()
 )
-"""They meet on a bus, so nothing in modules.dep orders them."""
+"""Nothing in modules.dep orders these modules: they depend on a bus."""
 
 FURIOSA: Mapping[str, Sequence[str]] = {"furiosa_rngd": ()}
 TENSTORRENT: Mapping[str, Sequence[str]] = {"tenstorrent": ()}
 
 
 def _old_and_new(vendor: str, modules: Mapping[str, Sequence[str]], samples: int = 0) -> Callable[[HostTree], None]:
-    """The old driver is loaded, the new one is on the host; devices are at work for so many samples."""
+    """Load the old driver and install the new one. The tool reports devices at work for `samples` samples."""
 
     def prepare(tree: HostTree) -> None:
         old, new = _root(vendor, OLD), _root(vendor, NEW)
@@ -185,7 +174,7 @@ def _old_and_new(vendor: str, modules: Mapping[str, Sequence[str]], samples: int
 
 
 def _root(vendor: str, version: str) -> str:
-    """On a disk: a driver that is loaded after a reboot has to outlive it."""
+    """A root on disk, so that the driver can be loaded after a reboot."""
     return f"/opt/{vendor}/{version}"
 
 
@@ -232,7 +221,7 @@ VENDOR_SCENARIOS = (
         ExitCode.DONE,
         NEW,
         _old_and_new("habana", GAUDI),
-        meddle=lambda cluster: cluster.add_workload("training-0", app="training", resource=""),
+        add_pods=lambda cluster: cluster.add_workload("training-0", app="training", resource=""),
         profile="gaudi",
         env={**_manager("habana"), "ENABLE_NPU_POD_EVICTION": "true"},
         kernel=(*_unloaded(tuple(GAUDI)[::-1]), *_loaded(tuple(GAUDI)), "hl-smi sees a device"),
@@ -258,10 +247,6 @@ VENDOR_SCENARIOS = (
 )
 
 
-# The sandbox's scenarios as data: how host and cluster begin, what is run, and how it has to end.
-#
-# Imports only the domain and the sandbox.
-
 OLD_ROOT, NEW_ROOT = "/opt/rbln/1.2.92", "/run/rbln/driver"
 ASCEND_ROOT = "/var/lib/Ascend/driver"
 
@@ -279,9 +264,13 @@ def _old_loaded(tree: HostTree) -> None:
     tree.record(OLD_DIGEST, OLD_ROOT, OLD)
 
 
-def _upgrade(tree: HostTree) -> None:
-    _old_loaded(tree)
+def _new_installed(tree: HostTree) -> None:
     tree.add_driver(NEW_ROOT, NEW)
+
+
+def _upgrade(tree: HostTree, *, fails: bool = False, seconds: float = 0.0) -> None:
+    _old_loaded(tree)
+    tree.add_driver(NEW_ROOT, NEW, fails=fails, seconds=seconds)
 
 
 def _container_upgrade(tree: HostTree) -> None:
@@ -290,19 +279,9 @@ def _container_upgrade(tree: HostTree) -> None:
 
 
 def _current(tree: HostTree) -> None:
-    tree.add_driver(NEW_ROOT, NEW)
+    _new_installed(tree)
     tree.load(NEW_ROOT)
     tree.record(NEW_DIGEST, NEW_ROOT, NEW)
-
-
-def _bad_module(tree: HostTree) -> None:
-    _old_loaded(tree)
-    tree.add_driver(NEW_ROOT, NEW, fails=True)
-
-
-def _slow_module(tree: HostTree) -> None:
-    _old_loaded(tree)
-    tree.add_driver(NEW_ROOT, NEW, seconds=1.0)
 
 
 def _busy(tree: HostTree) -> None:
@@ -322,14 +301,13 @@ def _tenants(cluster: SandboxCluster) -> None:
     cluster.later(2.8, lambda: cluster.add_workload("serving-1", app="serving", node="another-node"))
 
 
-def _host_driver(tree: HostTree) -> None:
-    tree.add_driver("/", NEW)
+def _host_driver(tree: HostTree, version: str = NEW) -> None:
+    tree.add_driver("/", version)
     tree.load("/")
 
 
 def _updated_image(tree: HostTree) -> None:
-    tree.add_driver("/", OLD)
-    tree.load("/")
+    _host_driver(tree, OLD)
     tree.add_driver("/", NEW)
 
 
@@ -337,7 +315,7 @@ DEVICES = ("0000:c1:00.0", "0000:c2:00.0")
 MACHINE = 4711
 
 
-def _bus(tree: HostTree, driver: str, module: str, override: str = "") -> PciTree:
+def _bus(tree: HostTree, driver: str = VFIO_DRIVER, module: str = VFIO_MODULE, override: str = VFIO_DRIVER) -> PciTree:
     bus = PciTree(tree.root, tree.profile.modules.roots[0])
     bus.add_vfio(KERNEL)
     for number, address in enumerate(DEVICES):
@@ -345,16 +323,8 @@ def _bus(tree: HostTree, driver: str, module: str, override: str = "") -> PciTre
     return bus
 
 
-def _with_driver(tree: HostTree) -> PciTree:
-    return _bus(tree, "rebellions", "rebellions")
-
-
-def _with_machines(tree: HostTree) -> PciTree:
-    return _bus(tree, VFIO_DRIVER, VFIO_MODULE, VFIO_DRIVER)
-
-
 def _with_a_machine_that_runs(tree: HostTree) -> PciTree:
-    bus = _with_machines(tree)
+    bus = _bus(tree)
     bus.hold_group("10", MACHINE, "web")
     return bus
 
@@ -400,7 +370,7 @@ SCENARIOS = {
             "no driver is loaded: no pod is paused, the driver is loaded",
             ExitCode.DONE,
             NEW,
-            lambda tree: tree.add_driver(NEW_ROOT, NEW),
+            _new_installed,
             env=_MANAGER,
         ),
         Scenario(
@@ -409,7 +379,7 @@ SCENARIOS = {
             ExitCode.PODS_REMAIN,
             OLD,
             _upgrade,
-            meddle=lambda cluster: cluster.pin_pod("rbln-device-plugin", "example.com/backup"),
+            add_pods=lambda cluster: cluster.pin_pod("rbln-device-plugin", "example.com/backup"),
             env={**_MANAGER, "POD_TERMINATION_TIMEOUT": "2s"},
             shows=NodeState.FAILED,
         ),
@@ -419,7 +389,7 @@ SCENARIOS = {
             ExitCode.DONE,
             NEW,
             _upgrade,
-            meddle=_tenants,
+            add_pods=_tenants,
             env={**_MANAGER, "ENABLE_NPU_POD_EVICTION": "true"},
         ),
         Scenario(
@@ -428,7 +398,7 @@ SCENARIOS = {
             ExitCode.PODS_REMAIN,
             OLD,
             _upgrade,
-            meddle=lambda cluster: cluster.add_workload("scratch-0", app="scratch", empty_dir=True),
+            add_pods=lambda cluster: cluster.add_workload("scratch-0", app="scratch", empty_dir=True),
             env={**_MANAGER, "ENABLE_NPU_POD_EVICTION": "true"},
             shows=NodeState.FAILED,
         ),
@@ -456,7 +426,7 @@ SCENARIOS = {
             ExitCode.DONE,
             NEW,
             _upgrade,
-            meddle=add_clients,
+            add_pods=add_clients,
             env={**_MANAGER, "DEVICE_FREE_TIMEOUT": "1s"},
             interference=Interference.CONSENT_AFTER,
             restarts=tuple(sorted(f"{team}/{name}" for name, team in TEAMS.items())),
@@ -466,7 +436,7 @@ SCENARIOS = {
             f"{NEW} does not load: {OLD} is loaded again, the node is released, the failure is reported",
             ExitCode.MODULE_FAILED,
             OLD,
-            _bad_module,
+            partial(_upgrade, fails=True),
             env=_MANAGER,
             shows=NodeState.FAILED,
         ),
@@ -475,7 +445,7 @@ SCENARIOS = {
             "the manager is killed while no driver is loaded: the node stays paused, the next run finishes",
             ExitCode.DONE,
             NEW,
-            _slow_module,
+            partial(_upgrade, seconds=1.0),
             labels=_CUSTOM,
             env=_MANAGER,
             interference=Interference.KILL_WITHOUT_DRIVER,
@@ -504,10 +474,10 @@ SCENARIOS = {
             ExitCode.DONE,
             "not loaded",
             _container_upgrade,
-            meddle=lambda cluster: cluster.add_workload("training-0", app="training"),
+            add_pods=lambda cluster: cluster.add_workload("training-0", app="training"),
             env={"ENABLE_NPU_POD_EVICTION": "true", "POD_NAME": ""},
             command="reconcile-vfio-state",
-            bus=_with_driver,
+            bus=lambda tree: _bus(tree, "rebellions", "rebellions", ""),
             devices_after=VFIO_DRIVER,
         ),
         Scenario(
@@ -515,9 +485,9 @@ SCENARIOS = {
             "the devices are to serve containers again: vfio releases them, and the driver is loaded",
             ExitCode.DONE,
             NEW,
-            lambda tree: tree.add_driver(NEW_ROOT, NEW),
+            _new_installed,
             env=_MANAGER,
-            bus=_with_machines,
+            bus=_bus,
             devices_after="rebellions",
         ),
         Scenario(
@@ -525,7 +495,7 @@ SCENARIOS = {
             "the same while a virtual machine has a device: it is named, it keeps its device, no pod is paused",
             ExitCode.DRIVER_BUSY,
             "not loaded",
-            lambda tree: tree.add_driver(NEW_ROOT, NEW),
+            _new_installed,
             env={**_MANAGER, "DEVICE_FREE_TIMEOUT": "1s"},
             bus=_with_a_machine_that_runs,
             devices_after=VFIO_DRIVER,
@@ -546,10 +516,6 @@ SCENARIOS = {
 }
 
 
-# Runs a scenario: the real command line as its own process against the sandbox's cluster and host tree.
-#
-# Owns the processes, the timeline and the comparison with how it has to end. Prints nothing: a `Show` does.
-
 RUN_TIMEOUT_S = 150.0
 POLL_S = 0.005
 CONSENT = {"RESTART_CLIENTS": "true"}
@@ -557,19 +523,19 @@ VFIO_COMMAND = "reconcile-vfio-state"
 
 
 class Show(Protocol):
-    """Where the story goes while it happens."""
+    """Prints a scenario while it runs."""
 
     def chapter(self, title: str) -> None:
-        """A new part begins."""
+        """Begin a part."""
         ...
 
     def line(self, text: str) -> None:
-        """One line of it."""
+        """Print a line."""
         ...
 
 
 class NodeSummary(Frozen):
-    """What is compared between beginning and end."""
+    """The facts that are compared before and after."""
 
     labels: dict[str, str]
     cordoned: bool
@@ -578,28 +544,35 @@ class NodeSummary(Frozen):
     digest: str
 
 
-class Story(Protocol):
-    """What a report is about."""
+def summary_of(node: dict[str, Any], tree: HostTree, *, journal: bool) -> NodeSummary:
+    """The facts of a Node and its host."""
+    labels = dict(node["metadata"].get("labels", {}))
+    is_cordoned = bool(node.get("spec", {}).get("unschedulable"))
+    return NodeSummary(labels, is_cordoned, journal, tree.driver_version, tree.digest)
+
+
+class Named(Protocol):
+    """The part that all scenarios have."""
 
     @property
     def name(self) -> str:
-        """Its name on the command line."""
+        """The name on the command line."""
         ...
 
     @property
-    def tells(self) -> str:
-        """What happens in it, in one line."""
+    def summary(self) -> str:
+        """The content in one line."""
         ...
 
 
 @dataclass
 class ScenarioReport:
-    """How a scenario went. `problems` is empty when it ended as it has to.
+    """The result. `problems` is empty if the scenario ended as expected.
 
-    `is_told`: what is in the timeline was shown while it happened. `node` is named where there are several.
+    `is_shown`: the timeline was printed while the scenario ran. `node` is the compared node if there are several.
     """
 
-    scenario: Story
+    scenario: Named
     before: NodeSummary
     after: NodeSummary | None = None
     exit_codes: list[int] = field(default_factory=list)
@@ -607,25 +580,19 @@ class ScenarioReport:
     requests: int = 0
     seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
-    is_told: bool = False
+    is_shown: bool = False
     node: str = ""
-
-
-class Stay(Frozen):
-    """Where a story took place, while it lasts: what a command has in its environment there."""
-
-    env: dict[str, str]
 
 
 def run_scenario(
     scenario: Scenario,
     show: Show,
     terminal: TextIO | None = None,
-    then: Callable[[ScenarioReport, Stay], None] = lambda _, __: None,
+    then: Callable[[ScenarioReport, Mapping[str, str]], None] = lambda _, __: None,
 ) -> ScenarioReport:
-    """Play `scenario` and judge its end. Raises RuntimeError when the sandbox itself does not work.
+    """Play `scenario` and check its end. Raises RuntimeError if the sandbox itself fails.
 
-    `terminal`: what the commands draw goes there as it is. `then` is called while server and host are still there.
+    Commands draw on `terminal`. `then` gets the report and the environment of commands while server and host exist.
     """
     with tempfile.TemporaryDirectory(prefix="driver-manager-sandbox-") as name:
         folder = Path(name).resolve()
@@ -639,13 +606,17 @@ def run_scenario(
             bus.running() if bus is not None else contextlib.nullcontext(),
             SandboxCluster(profile, tree, folder, scenario.labels, NEW_DIGEST) as cluster,
         ):
-            scenario.meddle(cluster)
+            scenario.add_pods(cluster)
             play = _Play(scenario, cluster, tree, show, terminal)
             report = play.report()
             if bus is not None:
                 drivers = {address: bus.driver_of(address) for address in DEVICES}
-                report.problems += _problems_of_devices(scenario, drivers)
-            then(report, Stay({**play.environment(), "KUBECONFIG": str(cluster.kubectl_config)}))
+                report.problems += [
+                    f"device {address} has driver {driver or 'none'}, expected {scenario.devices_after or 'none'}"
+                    for address, driver in drivers.items()
+                    if driver != scenario.devices_after
+                ]
+            then(report, {**play.environment(), "KUBECONFIG": str(cluster.kubectl_config)})
         return report
 
 
@@ -663,9 +634,10 @@ class _Play:
 
     def report(self) -> ScenarioReport:
         """Plan, run, interfere, compare."""
-        report = ScenarioReport(self._scenario, self._state())
+        scenario = self._scenario
+        report = ScenarioReport(scenario, self._state())
         self._show.chapter("plan: what driver-manager would do")
-        self._run("plan", arguments=("--mode", "vfio") if self._gives_devices else ())
+        self._run("plan", *(("--mode", "vfio") if self._gives_devices else ()))
         begun_s = time.monotonic()
         first_request = len(self._cluster.server.requests)
         self._show.chapter(f"run: {self._command()}")
@@ -678,47 +650,57 @@ class _Play:
         )
         report.timeline = self._cluster.timeline(begun_s)
         report.after = self._state()
-        report.problems = _problems(self._scenario, report)
-        seen = tuple(text for at_s, text in self._tree.kernel_log() if at_s >= begun_s)
-        if self._scenario.kernel and seen != self._scenario.kernel:
-            report.problems.append(f"the kernel reports {list(seen)}, expected {list(self._scenario.kernel)}")
-        if self._scenario.asks:
-            self._show.chapter(f"driver-manager {' '.join(self._scenario.asks)}")
-            self._run(self._scenario.asks[0], arguments=self._scenario.asks[1:])
-        if (restarted := self._cluster.restarted()) != list(self._scenario.restarts):
-            report.problems.append(f"restarted clients {restarted}, expected {list(self._scenario.restarts)}")
+        report.problems = _problems(scenario, report.before, report.after, report.exit_codes)
+        seen = [text for at_s, text in self._tree.kernel_log() if at_s >= begun_s]
+        if scenario.kernel and seen != list(scenario.kernel):
+            report.problems.append(f"the kernel reports {seen}, expected {list(scenario.kernel)}")
+        if scenario.asks:
+            self._show.chapter(f"driver-manager {' '.join(scenario.asks)}")
+            self._run(*scenario.asks)
+        if (restarted := self._cluster.restarted()) != list(scenario.restarts):
+            report.problems.append(f"restarted clients {restarted}, expected {list(scenario.restarts)}")
         return report
 
     def _command(self) -> str:
-        """The command as one would type it, apart from what every init container has."""
+        """The command line, without the settings that every init container has."""
         settings = [f"{name}={value}" for name, value in self._env.items()]
         return " ".join([*settings, f"driver-manager {self._scenario.command}", *self._scenario.arguments])
 
     def _reconcile(self) -> int:
-        watch = self._kill_without_driver if self._scenario.interference is Interference.KILL_WITHOUT_DRIVER else None
-        # By hand it is in no pod that could be told to stop.
-        return self._run(self._scenario.command, watch or (None if self._gives_devices else self._end_with_pod))
+        if self._scenario.interference is Interference.KILL_WITHOUT_DRIVER:
+            return self._run(
+                self._scenario.command, act=Process.kill, is_time=lambda: self._tree.driver_version == "not loaded"
+            )
+        # A run by hand is not in the driver's pod.
+        return self._run(self._scenario.command) if self._gives_devices else self._run_in_pod()
+
+    def _run_in_pod(self) -> int:
+        """Run the command; terminate it when the driver's pod is deleted, as a kubelet does."""
+        return self._run(
+            self._scenario.command, act=Process.stop, is_time=lambda: self._pod not in self._cluster.pods()
+        )
 
     @property
     def _gives_devices(self) -> bool:
         return self._scenario.command == VFIO_COMMAND
 
     def _interfere(self, report: ScenarioReport) -> None:
-        if self._scenario.interference is Interference.KILL_WITHOUT_DRIVER:
-            self._show.chapter("killed (SIGKILL) without a driver; what status shows now")
-            self._run("status")
-        elif self._scenario.interference is Interference.REBOOT_AFTER:
-            self._show.chapter("the node reboots")
-            self._tree.reboot()
-            self._cluster.new_boot()
-        elif self._scenario.interference is Interference.CONSENT_AFTER:
-            self._env |= CONSENT
-            self._show.chapter("the administrator allows it; the plan now")
-            self._run("plan")
-        else:
-            return
+        match self._scenario.interference:
+            case Interference.NONE:
+                return
+            case Interference.KILL_WITHOUT_DRIVER:
+                self._show.chapter("killed (SIGKILL) without a driver; what status shows now")
+                self._run("status")
+            case Interference.REBOOT_AFTER:
+                self._show.chapter("the node reboots")
+                self._tree.reboot()
+                self._cluster.new_boot()
+            case Interference.CONSENT_AFTER:
+                self._env |= CONSENT
+                self._show.chapter("the administrator allows it; the plan now")
+                self._run("plan")
         self._show.chapter(f"run again: {self._command()}")
-        report.exit_codes.append(self._run(self._scenario.command, self._end_with_pod))
+        report.exit_codes.append(self._run_in_pod())
         if self._scenario.interference is Interference.CONSENT_AFTER:
             self._show.chapter("what status shows now")
             self._run("status")
@@ -726,21 +708,24 @@ class _Play:
     def _run(
         self,
         command: str,
-        watch: Callable[[subprocess.Popen[bytes]], None] | None = None,
-        arguments: tuple[str, ...] = (),
+        *arguments: str,
+        act: Callable[[Process], object] | None = None,
+        is_time: Callable[[], bool] = lambda: True,
     ) -> int:
-        """Run one command to its end, its lines shown as they come; its exit status (negative: a signal)."""
+        """The exit status of a command (negative: a signal). `act` on it as soon as `is_time`."""
         arguments = (*arguments, *(self._scenario.arguments if command != "status" else ()))
-        argv = [sys.executable, "-m", "driver_manager", command, *arguments]
-        running = Foreground(argv, self.environment(), self._tree.root, self._show.line, self._terminal)
-        watcher = threading.Thread(target=watch or self._time_out, args=(running.process,), daemon=True)
-        watcher.start()
-        status = running.follow()
-        watcher.join()
-        return status
+        argv = command_line(command, *arguments)
+        process = Process(argv, self.environment(), self._tree.root, self._show.line, terminal=self._terminal)
+        end_s = time.monotonic() + RUN_TIMEOUT_S
+        while act is not None and not process.has_ended and time.monotonic() < end_s:
+            if is_time():
+                act(process)
+                break
+            time.sleep(POLL_S)  # the tree's files have no events
+        return process.wait(RUN_TIMEOUT_S)
 
     def environment(self) -> dict[str, str]:
-        """What the init container of the driver pod has."""
+        """The environment of the driver pod's init container."""
         pod = {
             "POD_NAME": self._pod,
             "POD_NAMESPACE": self._cluster.namespace,
@@ -749,65 +734,23 @@ class _Play:
         }
         return environment(self._tree, self._cluster.kubeconfig, NODE, {**pod, **self._env})
 
-    def _time_out(self, process: subprocess.Popen[bytes]) -> None:
-        try:
-            process.wait(RUN_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-
-    def _end_with_pod(self, process: subprocess.Popen[bytes]) -> None:
-        """As a kubelet: when the driver's pod is told to stop, terminate its init container."""
-        self._once(lambda: self._pod not in self._cluster.pods(), process.terminate, process)
-
-    def _kill_without_driver(self, process: subprocess.Popen[bytes]) -> None:
-        self._once(lambda: self._tree.driver_version == "not loaded", process.kill, process)
-
-    def _once(self, is_time: Callable[[], bool], act: Callable[[], None], process: subprocess.Popen[bytes]) -> None:
-        """`act` as soon as `is_time`, while the process runs; then wait for its end."""
-        end_s = time.monotonic() + RUN_TIMEOUT_S
-        while process.poll() is None and time.monotonic() < end_s:
-            if is_time():
-                act()
-                break
-            time.sleep(POLL_S)  # the tree's files have no events
-        self._time_out(process)
-
     def _state(self) -> NodeSummary:
         node = self._cluster.node()
-        metadata: dict[str, Any] = node["metadata"]
-        keys = self._cluster.profile.keys
-        return NodeSummary(
-            labels=dict(metadata.get("labels", {})),
-            cordoned=bool(node.get("spec", {}).get("unschedulable")),
-            journal=keys.journal in metadata.get("annotations", {}),
-            driver=self._tree.driver_version,
-            digest=self._tree.digest,
-        )
+        is_taken = self._cluster.profile.keys.journal in node["metadata"].get("annotations", {})
+        return summary_of(node, self._tree, journal=is_taken)
 
 
-def _problems_of_devices(scenario: Scenario, drivers: dict[str, str]) -> list[str]:
-    """The devices that have another driver than they have to."""
-    wanted = scenario.devices_after
-    return [
-        f"device {address} has driver {driver or 'none'}, expected {wanted or 'none'}"
-        for address, driver in drivers.items()
-        if driver != wanted
-    ]
-
-
-def _problems(scenario: Scenario, report: ScenarioReport) -> list[str]:
-    """How the end differs from how it has to be."""
+def _problems(scenario: Scenario, before: NodeSummary, after: NodeSummary, exit_codes: list[int]) -> list[str]:
+    """Differences from the expected end."""
     found: list[str] = []
-    before, after = report.before, report.after
-    assert after is not None  # noqa: S101  # set just before
     expected_codes = {
         Interference.NONE: [int(scenario.exit_code)],
         Interference.KILL_WITHOUT_DRIVER: [-9, int(scenario.exit_code)],
         Interference.CONSENT_AFTER: [int(ExitCode.DRIVER_BUSY), int(scenario.exit_code)],
         Interference.REBOOT_AFTER: [int(scenario.exit_code), int(ExitCode.DONE)],
     }[scenario.interference]
-    if report.exit_codes != expected_codes:
-        found.append(f"exit codes {report.exit_codes}, expected {expected_codes}")
+    if exit_codes != expected_codes:
+        found.append(f"exit codes {exit_codes}, expected {expected_codes}")
     wanted = before.labels | scenario.changed_labels
     if scenario.shows is not None:
         wanted |= {builtin()[scenario.profile].keys.state: scenario.shows.value}
@@ -830,15 +773,15 @@ PLAY_TIMEOUT_S = 150.0
 COMMAND_TIMEOUT_S = 90.0
 REBOOT_POLL_S = 0.01
 AGENTS = {"reconcile-driver-state": "reconcile"}
-"""Programs that are known by a shorter name."""
+"""Short names of commands in the output."""
 
 WIDEST = len("health-watch")
 REST_OF_STATUS = "devices"
-"""Where `status` goes on to what has nothing to do with the reboot."""
+"""The first line of `status` that has nothing to do with the reboot."""
 
 
 class Machine:
-    """One node: its host, and the rebooter that runs on it."""
+    """A node: its host, and the loops that run on it."""
 
     def __init__(self, name: str, folder: Path, show: Show, prefix: str) -> None:
         self.name = name
@@ -852,72 +795,69 @@ class Machine:
         self.marker = self.tree.root / self.tree.profile.paths.reboot_marker.lstrip("/")
         self._show = show
         self._prefix = prefix
-        self._loops: list[Container] = []
+        self._loops: list[Process] = []
 
     def environment(self, kubeconfig: Path, env: dict[str, str]) -> dict[str, str]:
-        """What the container of a driver-manager has here."""
+        """The environment of a container on this node."""
         return environment(self.tree, kubeconfig, self.name, env)
 
     def start(self, command: list[str], env: dict[str, str]) -> None:
-        """The container of a loop starts."""
-        self._loops.append(Container(command, env, self.tree.root, self._speaker(command[0])))
+        """Start the container of a loop."""
+        self._loops.append(Process(command_line(*command), env, self.tree.root, self._printer(command[0])))
 
     def stop(self) -> None:
-        """The loops are gone, as everything is when the power is."""
+        """Kill the loops, as a power cut does."""
         for loop in self._loops:
             loop.kill()
         self._loops.clear()
 
     @property
     def has_ended(self) -> bool:
-        """Whether a loop ended by itself, which it never should."""
+        """True if a loop ended by itself, which is a problem."""
         return any(loop.has_ended for loop in self._loops)
 
     @property
     def is_watched(self) -> bool:
-        """Whether health-watch has seen the chip healthy in this boot."""
+        """True if health-watch has had a healthy sample in this boot."""
         path = self.tree.root / self.tree.profile.paths.health_record.lstrip("/")
         return path.exists() and decode_watch_record(path.read_text(), self.tree.boot_id).was_healthy
 
     def run(self, command: list[str], env: dict[str, str], *, up_to: str = "") -> int:
-        """Run another command to its end, its lines shown as they come; its exit status, negative for a signal.
-
-        `up_to`: a line that begins so is not shown, nor is any after it.
-        """
-        speak, is_over = self._speaker(command[0]), False
+        """The exit status of a command, negative for a signal. Lines are shown up to one that begins with `up_to`."""
+        show, is_over = self._printer(command[0]), False
 
         def say(line: str) -> None:
             nonlocal is_over
             is_over = is_over or (bool(up_to) and line.startswith(up_to))
             if not is_over:
-                speak(line)
+                show(line)
 
-        return Container(command, env, self.tree.root, say).wait(COMMAND_TIMEOUT_S)
+        return Process(command_line(*command), env, self.tree.root, say).wait(COMMAND_TIMEOUT_S)
 
-    def _speaker(self, agent: str) -> Callable[[str], None]:
-        """Shows the lines of one of the programs on this node, each with its name."""
+    def _printer(self, agent: str) -> Callable[[str], None]:
         prefix = f"{self._prefix}{AGENTS.get(agent, agent):<{WIDEST}} | "
         return lambda line: self._show.line(prefix + line)
 
     @property
     def record(self) -> Record:
-        """What the rebooter remembers."""
+        """The rebooter's record."""
         path = self.tree.root / self.tree.profile.paths.rebooter_record.lstrip("/")
         return decode_reboot_record(path.read_text()) if path.exists() else Record()
 
     @property
     def is_settled(self) -> bool:
-        """Whether its rebooter has nothing under way."""
+        """True if no reboot is pending."""
         return self.record.is_empty and not self.marker.exists()
 
 
-def run_reboot_story(story: RebootStory, show: Show) -> ScenarioReport:
-    """Play `story` and judge its end. Raises RuntimeError when the sandbox itself does not work."""
+def run_reboot_scenario(scenario: RebootScenario, show: Show) -> ScenarioReport:
+    """Play `scenario` and check its end. Raises RuntimeError if the sandbox itself fails."""
     with tempfile.TemporaryDirectory(prefix="driver-manager-sandbox-") as name, ExitStack() as stack:
         folder = Path(name).resolve()
-        names = [NODE, *(f"{NODE}-{number}" for number in range(2, story.nodes + 1))]
+        names = [NODE, *(f"{NODE}-{number}" for number in range(2, scenario.nodes + 1))]
         machines = [
-            Machine(one, folder / one, show, f"{one:<{len(names[-1])}}  " if story.nodes > 1 else "") for one in names
+            Machine(one, folder / one, show, f"{one:<{len(names[-1])}}  " if scenario.nodes > 1 else "")
+            for one in names
         ]
         first = machines[0].tree
         cluster = stack.enter_context(SandboxCluster(first.profile, first, folder, digest=NEW_DIGEST))
@@ -925,14 +865,14 @@ def run_reboot_story(story: RebootStory, show: Show) -> ScenarioReport:
             cluster.add_node(machine.name, machine.tree)
         for machine in machines:
             stack.callback(machine.stop)
-        return RebootPlay(story, cluster, machines, show).report()
+        return RebootPlay(scenario, cluster, machines, show).report()
 
 
 class RebootPlay:
-    """One story under way."""
+    """A scenario of reboots while it runs."""
 
-    def __init__(self, story: RebootStory, cluster: SandboxCluster, machines: list[Machine], show: Show) -> None:
-        self._story = story
+    def __init__(self, scenario: RebootScenario, cluster: SandboxCluster, machines: list[Machine], show: Show) -> None:
+        self._scenario = scenario
         self._cluster = cluster
         self._machines = machines
         self._show = show
@@ -941,9 +881,9 @@ class RebootPlay:
         self._approved: set[str] = set()
 
     def report(self) -> ScenarioReport:
-        """Ask, wait for what has to come, compare."""
+        """Request reboots, play until all is settled, compare."""
         begun_s, first_request = time.monotonic(), len(self._cluster.server.requests)
-        report = ScenarioReport(self._story, self._state())
+        report = ScenarioReport(self._scenario, self._state())
         self._show.chapter("the rebooter starts on each node, and waits for a marker that asks for a reboot")
         for machine in self._machines:
             self._start(machine)
@@ -960,17 +900,17 @@ class RebootPlay:
         return report
 
     def _start(self, machine: Machine) -> None:
-        """The loops of a node start, as they do at each boot."""
-        machine.start(["rebooter"], self._env(machine, **self._story.env))
-        if self._story.wedges:
+        """Start the loops of a node, as at each boot."""
+        machine.start(["rebooter"], self._env(machine, **self._scenario.env))
+        if self._scenario.wedges:
             machine.start(["health-watch", "--profile=ascend"], self._env(machine, HEALTH_WATCH_INTERVAL=INTERVAL))
 
     def _env(self, machine: Machine, **env: str) -> dict[str, str]:
         return machine.environment(self._cluster.kubeconfig, {"REBOOTER_INTERVAL": INTERVAL, **env})
 
     def _ask(self, machine: Machine) -> list[int]:
-        """A marker appears; the exit code of the reconcile that wrote it, where one did."""
-        if self._story.reason == UPGRADE_REASON:
+        """Let a marker appear; the exit code of the reconcile that wrote it, if any."""
+        if self._scenario.reason == UPGRADE_REASON:
             machine.tree.add_driver(ROOT, NEW_FIRMWARE)
             self._show.chapter(
                 f"driver {NEW_FIRMWARE} is installed on {machine.name}; plan: what driver-manager would do"
@@ -978,7 +918,7 @@ class RebootPlay:
             machine.run(["plan", "--no-wait"], self._driver_env(machine))
             return [self._reconcile(machine)]
         machine.marker.parent.mkdir(parents=True, exist_ok=True)
-        if self._story.wedges:
+        if self._scenario.wedges:
             self._wedge(machine)
             return []
         self._show.chapter(f"the chip of {machine.name} is wedged, and the marker asks for a reboot")
@@ -987,7 +927,7 @@ class RebootPlay:
         return []
 
     def _wedge(self, machine: Machine) -> None:
-        """Once health-watch has seen the chip healthy, it wedges."""
+        """Wedge the chip after health-watch has had a healthy sample."""
         end_s = time.monotonic() + PLAY_TIMEOUT_S
         while not machine.is_watched and time.monotonic() < end_s:
             time.sleep(REBOOT_POLL_S)  # the tree's files have no events
@@ -999,13 +939,13 @@ class RebootPlay:
         return machine.run(["reconcile-driver-state", "--no-wait"], self._driver_env(machine))
 
     def _driver_env(self, machine: Machine) -> dict[str, str]:
-        """What the init container of the driver pod has."""
+        """The environment of the driver pod's init container."""
         settings = {"DRIVER_CONFIG_DIGEST": NEW_DIGEST, "DRIVER_LOAD": "manager", "DRIVER_ROOT": ROOT}
         pod = {"POD_NAME": self._cluster.driver_pod(), "POD_NAMESPACE": self._cluster.namespace}
         return self._env(machine, **settings, **pod)
 
     def _play(self, begun_s: float) -> None:
-        """Be hardware, kubelet and administrator until everything has come to rest."""
+        """Play hardware, kubelet and administrator until all is settled."""
         while time.monotonic() < begun_s + PLAY_TIMEOUT_S:
             for machine in self._machines:
                 self._follow(machine)
@@ -1019,21 +959,21 @@ class RebootPlay:
             self._problems.append(f"a loop on {machine.name} ended by itself")
             machine.stop()
             self._start(machine)
-        if machine.tree.is_told_to_reboot:
+        if machine.tree.is_reboot_requested:
             self._reboot(machine)
         if machine.record.reason and machine.name not in self._approved:
             self._approved.add(machine.name)
             self._answer(machine)
 
     def _answer(self, machine: Machine) -> None:
-        """What comes of the request once the rebooter waits: an approval, or a chip that recovers by itself."""
-        if self._story.recovers:
+        """Answer the request once the rebooter waits: approve it, or let the chip recover."""
+        if self._scenario.recovers:
             self._show.chapter("the chip recovers by itself: health-watch withdraws its marker")
             machine.marker.unlink()
-        elif self._story.approves:
+        elif self._scenario.approves:
             if len(self._approved) == 1:
                 self._show.chapter(f"driver-manager status on {machine.name}, its first lines")
-                wanted = NEW_DIGEST if self._story.reason == UPGRADE_REASON else OLD_DIGEST
+                wanted = NEW_DIGEST if self._scenario.reason == UPGRADE_REASON else OLD_DIGEST
                 machine.run(["status"], self._env(machine, DRIVER_CONFIG_DIGEST=wanted), up_to=REST_OF_STATUS)
             self._show.chapter(f"kubectl annotate node {machine.name} {self._keys.approve_reboot}=true")
             self._annotate(machine, self._keys.approve_reboot, APPROVED)
@@ -1046,7 +986,7 @@ class RebootPlay:
         self._cluster.store.patch("nodes", machine.name, change)
 
     def _reboot(self, machine: Machine) -> None:
-        """The host goes down with everything on it, comes up, and its driver is loaded by whoever does that."""
+        """Stop the host and start it again; load its driver."""
         others = [
             other.name for other in self._machines if other is not machine and other.tree.driver_version != OLD_FIRMWARE
         ]
@@ -1059,7 +999,7 @@ class RebootPlay:
         machine.tree.reboot()
         self._start(machine)
         self._cluster.new_boot(machine.name, machine.tree)
-        if self._story.reason == UPGRADE_REASON:
+        if self._scenario.reason == UPGRADE_REASON:
             if self._reconcile(machine) != ExitCode.DONE:
                 self._problems.append("the new driver was not loaded after the boot")
         else:
@@ -1076,32 +1016,25 @@ class RebootPlay:
         return name in (self._lease().get("spec", {}).get("holderIdentity") or "").split(", ")
 
     def _is_over(self) -> bool:
-        if any(machine.reboots < self._story.reboots or not machine.is_settled for machine in self._machines):
+        if any(machine.reboots < self._scenario.reboots or not machine.is_settled for machine in self._machines):
             return False
-        return len(self._approved) == len(self._machines) or not (self._story.approves or self._story.recovers)
+        return len(self._approved) == len(self._machines) or not (self._scenario.approves or self._scenario.recovers)
 
     def _state(self) -> NodeSummary:
-        node, tree = self._cluster.node(), self._machines[0].tree
-        metadata: dict[str, Any] = node["metadata"]
-        return NodeSummary(
-            labels=dict(metadata.get("labels", {})),
-            cordoned=bool(node.get("spec", {}).get("unschedulable")),
-            journal=bool(self._left_on(node)),
-            driver=tree.driver_version,
-            digest=tree.digest,
-        )
+        node = self._cluster.node()
+        return summary_of(node, self._machines[0].tree, journal=bool(self._left_on(node)))
 
     def _left_on(self, node: dict[str, Any]) -> dict[str, str]:
-        """Annotations that speak of something taken or asked for: how the last run ended stays."""
+        """Annotations that should be gone at the end: all but the last outcome."""
         last_outcome = self._cluster.profile.keys.last_outcome
         return {key: text for key, text in (node["metadata"].get("annotations") or {}).items() if key != last_outcome}
 
     def _judge(self, report: ScenarioReport) -> list[str]:
-        """How the end differs from how it has to be."""
+        """Differences from the expected end."""
         found = [
-            f"{machine.name} rebooted {machine.reboots} time(s), expected {self._story.reboots}"
+            f"{machine.name} rebooted {machine.reboots} time(s), expected {self._scenario.reboots}"
             for machine in self._machines
-            if machine.reboots != self._story.reboots
+            if machine.reboots != self._scenario.reboots
         ]
         for machine in self._machines:
             node = self._cluster.store.get("nodes", machine.name)
@@ -1110,41 +1043,37 @@ class RebootPlay:
         wanted = report.before.labels | {self._cluster.profile.keys.state: NodeState.READY.value}
         if report.after is not None and report.after.labels != wanted:
             found.append(f"labels are {report.after.labels}, expected {wanted}")
-        expected = NEW_FIRMWARE if self._story.reason == UPGRADE_REASON else OLD_FIRMWARE
+        expected = NEW_FIRMWARE if self._scenario.reason == UPGRADE_REASON else OLD_FIRMWARE
         if report.after is not None and report.after.driver != expected:
             found.append(f"driver {report.after.driver}, expected {expected}")
         if self._lease().get("spec", {}).get("holderIdentity"):
             found.append("a slot is still held")
-        codes = [int(ExitCode.REBOOT_REQUIRED)] if self._story.reason == UPGRADE_REASON else []
+        codes = [int(ExitCode.REBOOT_REQUIRED)] if self._scenario.reason == UPGRADE_REASON else []
         return found + ([f"exit codes {report.exit_codes}, expected {codes}"] if report.exit_codes != codes else [])
 
 
-# A shell on the sandbox's node, for as long as its user likes: the one process of the sandbox that has our terminal.
-#
-# Must not import anything but the standard library and what a story leaves.
-
 DEFAULT_SHELL = "/bin/sh"
 NOT_FOR_PEOPLE = ("LOG_FORMAT", "TERMINATION_LOG")
-"""Variables by which a container speaks to machines."""
+"""Variables of containers that a person does not need."""
 
 
-def shell_environment(stay: Stay) -> dict[str, str]:
-    """What the shell has: everything that this process has, and what the init container of the driver pod has."""
-    own = {name: value for name, value in stay.env.items() if name not in NOT_FOR_PEOPLE}
+def shell_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The shell's environment: that of this process, and that of the driver pod's init container."""
+    own = {name: value for name, value in env.items() if name not in NOT_FOR_PEOPLE}
     tools = str(Path(sys.executable).parent)
     return {**os.environ, **own, "PATH": os.pathsep.join([tools, own["PATH"]])}
 
 
-def run_shell(stay: Stay) -> None:
-    """Run the user's shell to its end. How it ended changes nothing."""
-    # An interrupt at the prompt is the shell's: this process has nothing to stop, and must not be stopped.
+def run_shell(env: Mapping[str, str]) -> None:
+    """Run the user's shell to its end. Its exit status is ignored."""
+    # An interrupt at the prompt is for the shell: this process must not stop.
     before = signal.signal(signal.SIGINT, _ignored)
     try:
         shell = [os.environ.get("SHELL") or DEFAULT_SHELL]
-        subprocess.Popen(shell, stdin=None, env=shell_environment(stay)).wait()
+        subprocess.Popen(shell, stdin=None, env=shell_environment(env)).wait()
     finally:
         signal.signal(signal.SIGINT, before)
 
 
 def _ignored(_: int, __: FrameType | None) -> None:
-    """A handler, and not SIG_IGN, which the shell would inherit."""
+    """A handler instead of SIG_IGN, which the shell would inherit."""
