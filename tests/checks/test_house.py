@@ -1,22 +1,30 @@
-"""The size of the code base and its names: figures that a change must not exceed without a reason."""
+"""The rules of the code base: rooms and imports, sizes, names of classes and vendors, the layout of the tests."""
 
 from __future__ import annotations
 
 import ast
 import collections
+import functools
+import graphlib
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import driver_manager
+from driver_manager.domain.profile import Profile
+from driver_manager.profiles import builtin
 
+NAME = "driver_manager"
 PACKAGE = Path(driver_manager.__file__).parent
 TESTS = Path(__file__).parents[1]
+
+# Sizes. A change that needs more raises these figures in the same commit, with the reason.
 
 MODULES = 122
 PACKAGE_LINES = 44_000
 TEST_LINES = 104_700
-"""The figures of the day. A change that needs more raises them in the same commit, with the reason."""
 
 SHORT_LINES = 60
 SHORT = {
@@ -28,51 +36,382 @@ SHORT = {
     "domain/records.py": "the base of all records",
     "schemas/__init__.py": "the package of the schema files",
 }
-"""Modules of at most so many lines, each with the reason to be one."""
+"""Modules of at most SHORT_LINES lines, each with its reason."""
+
+# Rooms and imports.
+
+LAYERS = {
+    "domain": set[str](),
+    "domain/pods": {"domain"},
+    "domain/health": {"domain"},
+    "domain/reboot": {"domain"},
+    "domain/fleet": {"domain", "domain/reboot"},
+    "domain/swap": {"domain", "domain/pods", "domain/reboot"},
+    "domain/status": {"domain", "domain/health", "domain/pods", "domain/reboot", "domain/swap"},
+    "schemas": set[str](),
+    "profiles": {"domain", "domain/health", "domain/pods"},
+    "core": {"domain", "domain/fleet", "domain/health", "domain/pods", "domain/reboot"},
+    "core/swap": {"core", "domain", "domain/pods", "domain/reboot", "domain/swap"},
+    "core/fleet": {"core", "domain", "domain/fleet"},
+    "adapters/process": {"core", "domain"},
+    "adapters": {"adapters/process", "core", "domain", "domain/fleet"},
+    "adapters/kube": {"adapters", "adapters/process", "core", "domain", "domain/fleet", "domain/reboot"},
+    "adapters/host": {"adapters/process", "core", "domain", "domain/health", "domain/reboot"},
+    "adapters/report": {"adapters/host", "adapters/process", "core", "domain", "domain/fleet", "domain/health"},
+}
+"""What each room may import besides itself, from the ground up: only rooms above it in this table. `cli` and `sandbox`
+are the edge and wire the rest."""
+
+PORTS = {"core/fleet_ports.py", "core/ports.py", "core/ports_base.py"}
+"""The protocols of the core: all that adapters may import from it."""
+
+EDGE = {"cli", "sandbox", "__main__", "__init__"}
+FLOORS = {"domain", "core", "adapters"}
+"""Folders whose folders are rooms of their own."""
+
+OWN_ROOMS = {"domain/status.py"}
+"""Modules that are rooms of their own, because they import rooms beside them."""
+
+THIRD_PARTY = {"click", "kubernetes", "psutil", "pyudev", "tenacity", "urllib3"}
+KUBERNETES = {"adapters/kube/kubeconfig.py"}
+"""The only importer of the kubernetes package, for kubeconfigs: no pod loads it."""
+
+PURE = {"abc", "__future__", "collections", "dataclasses", "datetime", "enum", "fnmatch", "functools", "hashlib"} | {
+    *("heapq", "itertools", "json", "math", "operator", "re", "types", "typing")
+}
+"""The part of the standard library for the domain: no clock, environment, process, network, file or randomness."""
+
+STARTERS_AND_CLOCKS = {"subprocess", "socket", "signal", "time", "random", "threading", "multiprocessing"}
+
+TAKES_OBSERVATIONS = {
+    "core/swap/run.py": "plans from it",
+    "core/swap/node.py": "releases a node that has no plan",
+    "domain/pods/workloads.py": "pods of the node",
+    "domain/swap/preflight.py": "whether the node may be taken, also by hand",
+    "domain/swap/node_patches.py": "patches that take and release",
+    "domain/observation.py": "makes a Situation of it",
+}
+"""Modules of domain and core with a function that takes an Observation. Others take a Situation."""
 
 
-def modules() -> dict[str, str]:
-    """The text of every module that has code, by its path in the package."""
-    texts = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
-    return {name: text for name, text in texts.items() if len(ast.parse(text).body) > 1}
+@functools.cache
+def texts() -> dict[str, str]:
+    """The text of every module by its path in the package."""
+    return {
+        path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))
+    }
 
 
-def lines_of(texts: dict[str, str]) -> int:
-    return sum(text.count("\n") for text in texts.values())
+@functools.cache
+def tree_of(text: str) -> ast.Module:
+    return ast.parse(text)
 
 
-def classes_that_exist_twice(texts: dict[str, str]) -> dict[str, list[str]]:
-    """Where each class name is that exists more than once."""
+def room_of(module: str) -> str:
+    """The room of a module: its folder, or its own name at the top."""
+    first, *rest = module.split("/")
+    if module in OWN_ROOMS:
+        return module.removesuffix(".py")
+    return f"{first}/{rest[0]}" if first in FLOORS and len(rest) > 1 else first.removesuffix(".py")
+
+
+@functools.cache
+def imports(text: str) -> frozenset[str]:
+    """Full names of all modules that a text imports, also inside functions."""
+    found = set[str]()
+    for node in ast.walk(tree_of(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import of {node.module}"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return frozenset(found)
+
+
+def own_modules(text: str) -> set[str]:
+    """Modules of the package that a text imports, without the bare package (its version)."""
+    found = set()
+    for parts in (name.split(".")[1:] for name in imports(text) if name.split(".")[0] == NAME):
+        ends = ["/".join(parts[:length]) for length in range(len(parts), 0, -1)]
+        files = [file for end in ends for file in (f"{end}.py", f"{end}/__init__.py") if file in texts()]
+        found |= set(files[:1])
+    return found
+
+
+def own_rooms(text: str) -> set[str]:
+    return {room_of(module) for module in own_modules(text)}
+
+
+def outside(text: str) -> set[str]:
+    """Packages that a text imports, by their first names."""
+    return {name.split(".")[0] for name in imports(text)}
+
+
+def inside(*rooms: str) -> dict[str, str]:
+    """The modules of these top rooms and of the rooms in them."""
+    return {name: text for name, text in texts().items() if name.split("/")[0].removesuffix(".py") in rooms}
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """The names on a circle, none if there is no circle."""
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.mark.submission
+def test_a_room_imports_only_rooms_above_it_in_the_table() -> None:
+    rooms = {name: room_of(name) for name in texts()}
+    inner = {name for name, room in rooms.items() if room not in EDGE and not name.endswith("__init__.py")}
+    assert {rooms[name] for name in inner} == set(LAYERS) - {"profiles", "schemas"}, "a room without a row in LAYERS"
+    inner |= {"profiles/__init__.py", "schemas/__init__.py"}
+    wrong = {name: own_rooms(texts()[name]) - LAYERS[rooms[name]] - {rooms[name]} for name in inner}
+    assert not {name: found for name, found in wrong.items() if found}
+    order = list(LAYERS)
+    assert not [(room, one) for room in order for one in LAYERS[room] if order.index(one) > order.index(room)]
+
+
+def test_protocols_and_adapters_import_only_protocols_of_the_core() -> None:
+    wrong = {
+        name: {one for one in own_modules(text) if one.startswith("core/") and not one.endswith("__init__.py")} - PORTS
+        for name, text in texts().items()
+        if name in PORTS or name.startswith("adapters/")
+    }
+    assert not {name: found for name, found in wrong.items() if found}
+
+
+def test_no_circle_of_imports() -> None:
+    graph = {name: own_modules(text) - {name} for name, text in texts().items()}
+    assert circle(graph) == []
+    added = "if TYPE_CHECKING:\n    from driver_manager.sandbox.apiserver import ApiServer\n"
+    graph["sandbox/apiserver.py"] |= own_modules(added)
+    assert {"sandbox/apiserver.py"} <= set(circle(graph))
+
+
+def test_the_domain_is_pure() -> None:
+    wrong = {name: outside(text) - {NAME} - PURE for name, text in inside("domain").items()}
+    assert not {name: found for name, found in wrong.items() if found}
+    for module, text in inside("domain").items():
+        nodes = list(ast.walk(tree_of(text)))
+        called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+        assert not called & {"open", "print", "input", "exec", "eval", "__import__"}, module
+        attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        assert not attributes & {"now", "utcnow", "today", "environ"}, module
+
+
+def test_third_party_packages_processes_and_sockets_are_outside_of_the_core() -> None:
+    for module, text in texts().items():
+        room = module.split("/")[0].removesuffix(".py")
+        forbidden = set[str]()
+        if room in ("core", "domain", "profiles", "__init__", "__main__"):
+            forbidden |= THIRD_PARTY
+        if room not in ("adapters", "sandbox"):
+            forbidden |= {"subprocess"} if room == "cli" else STARTERS_AND_CLOCKS
+        assert not outside(text) & forbidden, module
+    assert {name for name, text in texts().items() if "kubernetes" in outside(text)} == KUBERNETES
+
+
+def test_only_the_edge_imports_the_edge() -> None:
+    assert not [
+        name for name, text in texts().items() if room_of(name) not in EDGE and own_rooms(text) & {"cli", "sandbox"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "rooms"),
+    [
+        ("def later():\n    from driver_manager.domain.swap import planner", {"domain/swap"}),
+        ("from driver_manager.domain.swap.planner import plan", {"domain/swap"}),
+        ("from driver_manager import profiles, schemas", {"profiles", "schemas"}),
+        ("import driver_manager.adapters.host.modules", {"adapters/host"}),
+        ("from driver_manager import __version__", set[str]()),
+        ("def later():\n    import os", set[str]()),
+    ],
+)
+def test_an_import_belongs_to_a_room(source: str, rooms: set[str]) -> None:
+    assert own_rooms(source) - {"__init__"} == rooms
+    assert outside(source) == {"os" if "os" in source.split() else NAME}
+
+
+def takers(*kinds: str) -> set[str]:
+    """Modules of domain and core with a function that has a parameter of each of these types."""
+    found = set()
+    for name, text in inside("domain", "core").items():
+        for node in ast.walk(tree_of(text)) if all(kind in text for kind in kinds) else ():
+            if isinstance(node, ast.FunctionDef):
+                given = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                types = {part for one in given if one.annotation for part in ast.unparse(one.annotation).split(" | ")}
+                if types >= set(kinds):
+                    found.add(name)
+    return found
+
+
+def test_few_modules_take_an_observation() -> None:
+    assert takers("Observation") == TAKES_OBSERVATIONS.keys()
+    assert takers("Observation", "Profile", "Policy") == {"core/swap/run.py", "domain/observation.py"}
+
+
+def lines_of(files: dict[str, str]) -> int:
+    return sum(text.count("\n") for text in files.values())
+
+
+def test_package_and_tests_have_the_size_of_the_day() -> None:
+    modules = {name: text for name, text in texts().items() if len(tree_of(text).body) > 1}
+    assert len(modules) <= MODULES
+    assert lines_of(modules) <= PACKAGE_LINES
+    assert {name for name, text in modules.items() if text.count("\n") <= SHORT_LINES} == SHORT.keys()
+    assert lines_of({str(path): path.read_text(encoding="utf-8") for path in TESTS.rglob("*.py")}) <= TEST_LINES
+
+
+def classes_that_exist_twice(files: dict[str, str]) -> dict[str, list[str]]:
+    """The modules of each class name that exists more than once."""
     where = collections.defaultdict(list)
-    for module, text in texts.items():
-        for node in ast.walk(ast.parse(text)):
+    for module, text in files.items():
+        for node in ast.walk(tree_of(text)):
             if isinstance(node, ast.ClassDef):
                 where[node.name].append(module)
     return {name: found for name, found in where.items() if len(found) > 1}
 
 
-@pytest.mark.reads("driver_manager")
-def test_the_package_has_the_size_of_the_day() -> None:
-    texts = modules()
-    assert len(texts) <= MODULES
-    assert lines_of(texts) <= PACKAGE_LINES
-
-
-@pytest.mark.reads("driver_manager")
-def test_every_short_module_has_a_reason() -> None:
-    assert {name for name, text in modules().items() if text.count("\n") <= SHORT_LINES} == SHORT.keys()
-
-
-def test_the_tests_have_the_size_of_the_day() -> None:
-    assert lines_of({str(path): path.read_text(encoding="utf-8") for path in TESTS.rglob("*.py")}) <= TEST_LINES
-
-
-@pytest.mark.reads("driver_manager")
 def test_no_class_name_exists_twice() -> None:
-    assert classes_that_exist_twice(modules()) == {}
+    assert classes_that_exist_twice(texts()) == {}
+    twice = {"a.py": "class Part: ...", "b.py": "def f():\n    class Part: ..."}
+    assert classes_that_exist_twice(twice) == {"Part": ["a.py", "b.py"]}
 
 
-def test_a_class_name_that_exists_twice_is_found() -> None:
-    assert classes_that_exist_twice({"a.py": "class Part: ...", "b.py": "def f():\n    class Part: ..."}) == {
-        "Part": ["a.py", "b.py"]
+def compiled_records(source: str) -> Iterator[str]:
+    """Frozen dataclasses without slots. They delay every start: `Frozen` compiles nothing."""
+    for made in (node for node in ast.walk(tree_of(source)) if isinstance(node, ast.ClassDef)):
+        for decorator in made.decorator_list:
+            if isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith("dataclass"):
+                options = {keyword.arg for keyword in decorator.keywords}
+                if "frozen" in options and "slots" not in options:
+                    yield made.name
+
+
+def test_no_record_is_a_frozen_dataclass_without_slots() -> None:
+    assert {name: list(compiled_records(text)) for name, text in texts().items() if "frozen" in text} == {
+        name: [] for name, text in texts().items() if "frozen" in text
     }
+    fields = "class Seen:\n    name: str\n"
+    assert list(compiled_records(f"@dataclass(frozen=True)\n{fields}")) == ["Seen"]
+    assert list(compiled_records(f"@dataclasses.dataclass(frozen=True)\n{fields}")) == ["Seen"]
+    assert not list(compiled_records(f"@dataclass(frozen=True, slots=True)\n{fields}@dataclass\n{fields}"))
+
+
+# Vendors.
+
+NAMES_A_VENDOR = {
+    "domain/health/parsers.py": "parsers of the vendors' tools",
+    "domain/fleet/spec.py": "the API group of DriverRollout, for all vendors",
+    "domain/swap/vfio.py": "amd_iommu, an option of the kernel",
+    "sandbox/cluster.py": "data of a scenario",
+    "sandbox/fake_tools.py": "stand-ins for the vendors' tools",
+    "sandbox/fleet.py": "the profile of a scenario",
+    "sandbox/scenarios.py": "the profile of the scenarios",
+}
+"""Modules that name a vendor, each with its reason. In other modules vendors are data of profiles."""
+
+
+def vendor_words(profile: Profile) -> set[str]:
+    """The profile's name, the domains of its keys and resources, its modules and its tool."""
+    domains = (key.partition("/")[0] for key in (profile.keys.journal, *profile.resource_prefixes))
+    tool = {profile.probe.tool} if profile.probe else set()
+    return {profile.name, *(domain.split(".")[-2] for domain in domains), *profile.modules.roots, *tool}
+
+
+VENDOR_WORDS = sorted({word for profile in builtin().values() for word in vendor_words(profile)})
+
+
+def vendors_in(code: str) -> set[str]:
+    """The words of vendors in names and strings, without comments and docstrings. `amd64` does not count."""
+    docstrings = {id(node.value) for node in ast.walk(tree_of(code)) if isinstance(node, ast.Expr)}
+    fields = ("id", "attr", "name", "arg", "module", "value")
+    nodes = (node for node in ast.walk(tree_of(code)) if id(node) not in docstrings)
+    found = [getattr(node, field, None) for node in nodes for field in fields]
+    words = "\n".join(text for text in found if isinstance(text, str)).lower()
+    return {
+        one for one in VENDOR_WORDS if one in words and re.search(rf"(?<![a-z]){re.escape(one)}(?![a-z0-9])", words)
+    }
+
+
+@pytest.mark.submission
+@pytest.mark.reads("driver_manager")
+def test_vendors_are_named_only_where_there_is_a_reason() -> None:
+    assert {name for name, text in texts().items() if vendors_in(text)} == NAMES_A_VENDOR.keys()
+
+
+@pytest.mark.parametrize("profile", builtin().values(), ids=lambda profile: profile.name)
+def test_each_word_of_a_vendor_is_found(profile: Profile) -> None:
+    assert len(vendor_words(profile)) > 1
+    for word in vendor_words(profile):
+        assert word in vendors_in(f"if profile.name == {word!r}:\n    pass\n")
+        assert not vendors_in(f'"""About {word}."""\nx = 1  # {word}\n')
+
+
+def test_a_vendor_in_a_name_and_in_an_f_string_is_found_and_a_longer_word_is_not() -> None:
+    assert vendors_in("from driver_manager import nvidia") == {"nvidia"}
+    assert vendors_in("def unload_gaudi(): ...") == {"gaudi"}
+    assert vendors_in("text = f'on {node} for Furiosa'") == {"furiosa"}
+    assert vendors_in("machine = 'amd64'") == set()
+
+
+# The layout of the tests.
+
+FOLDERS = ("unit", "system", "checks", "assurance")
+"""Folders of test modules. `assurance` also has its tools for mutants, fuzzing and measuring."""
+
+UNIT_ROOMS = {"adapters", "cli", "domain", "fleet", "harness", "health", "pods", "reboot", "sandbox", "status", "swap"}
+IMPORT = re.compile(r"^\s*(?:from\s+(tests[\w.]*)\s+import\s+(\([^)]*\)|.*)|import\s+(tests[\w.]*))", re.MULTILINE)
+BORROWED = re.compile(r"\b(?:test_\w+|conftest)\b")
+
+
+def layout_faults(tests: Path) -> list[str]:
+    """Violations of the layout."""
+    found = []
+    for file in sorted(tests.rglob("*.py")):
+        path = file.relative_to(tests)
+        is_test = path.name.startswith("test_")
+        if is_test and path.parts[0] not in FOLDERS:
+            found.append(f"{path}: a test module belongs to one of {', '.join(FOLDERS)}")
+        if path.parts[0] in FOLDERS[:3] and not is_test and path.name not in ("conftest.py", "__init__.py"):
+            found.append(f"{path}: a helper module belongs to support")
+        for names in IMPORT.findall(file.read_text()):
+            found += [f"{path}: imports {name}" for name in BORROWED.findall(" ".join(names))]
+    return found
+
+
+def test_every_test_module_is_in_its_folder_with_a_name_of_its_own() -> None:
+    assert layout_faults(TESTS) == []
+    assert {path.parent.name for path in (TESTS / "unit").rglob("test_*.py")} == UNIT_ROOMS
+    names = [path.name for path in TESTS.rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names)), "pytest identifies modules without packages by their names"
+
+
+MISPLACED = "a test module belongs to one of unit, system, checks, assurance"
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "fault"),
+    [
+        ("support/test_x.py", "", MISPLACED),
+        ("test_x.py", "", MISPLACED),
+        ("unit/swap/x.py", "", "a helper module belongs to support"),
+        ("checks/x.py", "", "a helper module belongs to support"),
+        ("support/x.py", "from tests.checks.test_house import ROOMS", "imports test_house"),
+        ("support/x.py", "from tests.checks import (\n    a,\n    test_house,\n)", "imports test_house"),
+        ("support/x.py", "import tests.checks.test_house", "imports test_house"),
+        ("support/x.py", "def f():\n    from tests.system.cluster.conftest import control_plane", "imports conftest"),
+        ("unit/swap/test_x.py", "from tests.support.selection import Share", ""),
+        ("unit/conftest.py", "", ""),
+        ("assurance/mutants/x.py", "", ""),
+        ("support/x.py", "", ""),
+    ],
+)
+def test_a_violation_of_the_layout_is_found(tmp_path: Path, path: str, line: str, fault: str) -> None:
+    file = tmp_path / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(line + "\n")
+    assert layout_faults(tmp_path) == ([f"{path}: {fault}"] if fault else [])
