@@ -1,6 +1,6 @@
 """Protocols of the rollout controller: what adapters implement.
 
-Apart from the other ports, so that no program of a node has the types of the fleet in memory.
+Apart from `ports`, so that programs on nodes do not load the types of a fleet.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from driver_manager.domain.records import Frozen
 
 
 class FactKind(Enum):
-    """Kinds of facts, each with a watch of its own."""
+    """Kinds of facts, each with its own watch."""
 
     ROLLOUTS = "rollouts"
     DAEMON_SETS = "DaemonSets"
@@ -36,7 +36,7 @@ class FactKind(Enum):
 
 
 class Subject(Frozen):
-    """What one watch shows: objects of a kind in a namespace ("" for those that are in none) that match a selector."""
+    """What one watch shows: objects of a kind in a namespace ("" for cluster-scoped ones) that match a selector."""
 
     kind: FactKind
     namespace: str = ""
@@ -70,7 +70,7 @@ class Item:
 
 
 class Listed(Frozen):
-    """All objects of a subject as they were at `version`; whatever else was known of it is over."""
+    """All objects of a subject at `version`; others do not exist."""
 
     subject: Subject
     items: tuple[Item, ...]
@@ -78,14 +78,14 @@ class Listed(Frozen):
 
 
 class Seen(Frozen):
-    """An object is new, or changed."""
+    """An object was created or changed."""
 
     subject: Subject
     item: Item
 
 
 class Gone(Frozen):
-    """An object is gone, or matches no longer; `version` is that of its end."""
+    """An object was deleted, or does not match any more; `version` is that of its last event."""
 
     subject: Subject
     name: str
@@ -93,14 +93,14 @@ class Gone(Frozen):
 
 
 class Lost(Frozen):
-    """A subject cannot be seen now: what is known of it may be old. It is tried again."""
+    """A subject cannot be read now, so its facts may be outdated. The watch is retried."""
 
     subject: Subject
     why: str
 
 
 class Found(Frozen):
-    """A subject is seen again, and what changed meanwhile follows."""
+    """A subject can be read again; its changes follow."""
 
     subject: Subject
 
@@ -109,7 +109,7 @@ Change = Listed | Seen | Gone | Lost | Found
 
 
 class EventAbout(Frozen):
-    """What an Event is about: a rollout of that namespace, or the Node of that name where the namespace is ""."""
+    """What an Event is about: a rollout, or a Node if the namespace is ""."""
 
     name: str
     namespace: str = ""
@@ -119,31 +119,28 @@ class EventAbout(Frozen):
 class FleetCluster(Protocol):
     """The cluster as a rollout sees and changes it.
 
-    What changes something asks once: nothing is repeated, as whoever decides may decide otherwise by then. It raises
-    ApiRefused (401, 403, or rejected), ApiUnavailable, and Conflict where what it was decided from has changed.
+    A write is sent once, as the next decision may be another one. It raises ApiRefused (401, 403, or rejected),
+    ApiUnavailable, and Conflict if the object has changed since the decision.
     """
 
     def follow(self, subjects: frozenset[Subject]) -> None:
-        """From now on tell of these subjects, and of no other: what they have, and each change."""
+        """Watch exactly these subjects: `changes` returns their objects, then each change."""
         ...
 
     def changes(self, until_s: float) -> tuple[Change, ...]:
-        """What has changed, in order. Waits until there is something, or the monotonic moment `until_s`.
-
-        Raises Terminated.
-        """
+        """The changes, in order. Waits for one at most until the monotonic time `until_s`. Raises Terminated."""
         ...
 
     def patch_node(self, name: str, change: NodeChange, resource_version: str) -> Item:
-        """The Node after `change`. Raises Conflict also where there is no such Node."""
+        """The Node after `change`. Raises Conflict also if there is no such Node."""
         ...
 
     def delete_pod(self, namespace: str, name: str, uid: str) -> None:
-        """Delete exactly this pod, with its own grace. One that is gone already is no error."""
+        """Delete exactly this pod, with its own grace period. A missing pod is no error."""
         ...
 
     def create_pod(self, namespace: str, body: Mapping[str, Any]) -> Item | None:
-        """The short-lived pod in `body`, made; None where there is one of its name already."""
+        """Create the task pod in `body`; None if there is a pod of its name already."""
         ...
 
     def set_template(self, namespace: str, name: str, template: str, resource_version: str) -> Item:
@@ -155,12 +152,12 @@ class FleetCluster(Protocol):
         ...
 
     def post_event(self, about: EventAbout, reason: str, message: str, *, warning: bool, key: str) -> None:
-        """An Event; where there is one of that key already, nothing."""
+        """Post an Event, unless there is one with that key."""
         ...
 
 
 class Leader(Frozen):
-    """Who leads the controllers, "" for nobody. `renewed_s` and `lasts_s` are the Lease's, None where it has none."""
+    """The leader of the controllers, "" without one. `renewed_s` and `lasts_s` are those of the Lease."""
 
     name: str
     renewed_s: float | None = None
@@ -168,10 +165,10 @@ class Leader(Frozen):
 
 
 class RolloutClient(Protocol):
-    """The cluster as a person asks for it: lists, and the few changes by which something is asked of a controller.
+    """The cluster as commands see it: lists, and the writes that request something from a controller.
 
-    Everything raises ApiRefused, ApiUnavailable; what changes something, Conflict where the object is another one by
-    now, or gone. With `dry_run` the server checks the change and makes none.
+    All methods raise ApiRefused and ApiUnavailable; writes raise Conflict if the object was replaced or deleted. With
+    `dry_run` the server validates the write only.
     """
 
     def listed(self, subject: Subject) -> Listed:
@@ -179,11 +176,11 @@ class RolloutClient(Protocol):
         ...
 
     def leader(self, namespace: str, lease: str) -> Leader:
-        """Who leads by that Lease."""
+        """The leader by that Lease."""
         ...
 
     def users_by_node(self, nodes: Set[str]) -> Mapping[str, tuple[Pod, ...]]:
-        """The pods of all namespaces on these nodes that have not ended and ask for some device or claim."""
+        """The pods of all namespaces on these nodes that have not ended and request a device or a claim."""
         ...
 
     def claims(self, namespaces: Iterable[str]) -> tuple[Claim, ...]:
@@ -193,38 +190,38 @@ class RolloutClient(Protocol):
     def ask_rollout(
         self, rollout: RolloutObject, spec: Mapping[str, object], annotations: Mapping[str, str], *, dry_run: bool
     ) -> None:
-        """Give the object these fields of its spec, and these annotations."""
+        """Set these fields of its spec and these annotations."""
         ...
 
     def ask_node(self, node: FleetNode, annotations: Mapping[str, str], *, dry_run: bool) -> None:
-        """Give the Node these annotations."""
+        """Set these annotations on the Node."""
         ...
 
 
 class Leadership(Protocol):
-    """Of several controllers the one that may act."""
+    """Elects the one controller that may act."""
 
     def hold(self) -> bool:
-        """Whether we lead. Renews or takes the lead where that is due, and asks the API server for nothing otherwise.
+        """True if we lead. Sends a request only if a renewal or an acquisition is due.
 
-        Raises ApiRefused, ApiUnavailable: then it is not known; `may_act` says what holds for now.
+        Raises ApiRefused, ApiUnavailable: then only `may_act` is certain.
         """
         ...
 
     def may_act(self) -> bool:
-        """Whether an effect that begins now is over before anybody else can lead. Asks nobody."""
+        """True if an effect that starts now ends before another controller can lead. Sends no request."""
         ...
 
     @property
     def due_s(self) -> float:
-        """The monotonic moment from which `hold` has something to do."""
+        """The monotonic time from which `hold` sends a request."""
         ...
 
     @property
     def leader(self) -> str:
-        """Who led when we last looked, "" for nobody."""
+        """The leader at the last request, "" without one."""
         ...
 
     def release(self) -> None:
-        """Give the lead back, if we have it, so that another takes it at once. Raises as `hold`."""
+        """Release the Lease if we lead, so that another controller acquires it at once. Raises as `hold`."""
         ...

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import field
 
+from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ManagerError
 from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import spoken
 
@@ -35,6 +36,16 @@ def retry_s(attempt: int, asked_s: float, random: float) -> float:
     doubled = 2.0 ** min(attempt - 1, MOST_DOUBLINGS)
     window_s = max(asked_s, min(LAST_S, FIRST_WINDOW_S * doubled))
     return min(LAST_S, LEAST_S * doubled) + asked_s + random * window_s
+
+
+REFUSED_S = 30.0
+"""Seconds before a refused request is sent again: people have to grant a right or change a webhook."""
+
+
+def pause_s(attempt: int, error: ManagerError, random: float) -> float:
+    """Seconds before the next try after the `attempt`th failure (from 1), which was `error`."""
+    asked_s = error.asked_s if isinstance(error, ApiUnavailable) else 0.0
+    return max(REFUSED_S if isinstance(error, ApiRefused) else 0.0, retry_s(attempt, asked_s, random))
 
 
 def around_s(seconds: float, random: float, share: float = 0.5) -> float:

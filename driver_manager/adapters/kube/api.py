@@ -1,7 +1,6 @@
-"""Requests to an API server as plain JSON: retries, time limits and the meaning of answers.
+"""Requests to an API server as JSON: retries, time limits, lists, watches and the meaning of answers.
 
-Knows no resource. `driver_manager.adapters.kube.node` has the paths, and the transport has connections and
-credentials.
+The paths of resources are in `node`, `fleet` and `leases`, connections and credentials in `transport`.
 """
 
 from __future__ import annotations
@@ -50,12 +49,11 @@ from driver_manager.domain.records import Frozen
 if TYPE_CHECKING:
     import tenacity
 
-
-# What an API server's answer says: status, message, causes, when to come again. Pure; decides nothing.
+# Answers
 
 
 class Answer(Exception):
-    """An HTTP status that the caller asked for, to give it a meaning of its own."""
+    """An HTTP status that the caller handles itself."""
 
     def __init__(self, status: int, message: str, causes: tuple[str, ...], retry_after_s: float, what: str) -> None:
         super().__init__(message)
@@ -67,17 +65,17 @@ class Answer(Exception):
 
 
 class Unauthenticated(ApiRefused):
-    """A 401: other credentials may be on disk by now."""
+    """A 401: newer credentials may be on disk."""
 
 
 class ApiRejected(ApiRefused):
-    """A request that the server takes for wrong, or an admission webhook does not want: it stays so."""
+    """A request that the server or an admission webhook rejects: a retry does not help."""
 
 
 def refused(what: str, message: str) -> ApiRefused:
     """The error for a 403 on `what` (verb, resource and namespace).
 
-    Admission (k8s.io/apiserver, pkg/admission/plugin) refuses what the account has the right for.
+    Admission (k8s.io/apiserver, pkg/admission/plugin) also refuses requests that RBAC allows.
     """
     remedy = "Grant this account the verb (deploy/ has all the rules it needs), or use another account (KUBECONFIG)."
     if "denied request" in message or "denied the request" in message:
@@ -94,7 +92,7 @@ def unauthenticated(what: str, message: str) -> Unauthenticated:
 
 
 def rejected(status: int, what: str, message: str) -> ApiRejected:
-    """The error for any other status on `what` that a repetition does not change."""
+    """The error for any other status on `what` that a retry does not change."""
     return ApiRejected(
         f"the API server rejected {what} ({status}): {message}",
         "Check for an admission webhook that refuses it, and that the Kubernetes version is supported; else report it.",
@@ -102,10 +100,9 @@ def rejected(status: int, what: str, message: str) -> ApiRejected:
 
 
 def retry_after_s(headers: Headers, wall_s: float) -> float:
-    """Seconds that Retry-After asks to wait, as seconds or as a date (RFC 9110, 10.2.3); 0 for none or nonsense.
+    """Seconds in Retry-After, which has seconds or a date (RFC 9110, 10.2.3); 0 without a valid one.
 
-    A date counts from the answer's own Date, so that a wrong clock on this node does not matter; `wall_s` is for an
-    answer without one.
+    A date is compared with the answer's own Date, as this node's clock may be wrong; without one, with `wall_s`.
     """
     text = headers.get("Retry-After", "").strip()
     try:
@@ -127,7 +124,7 @@ def _date(text: str) -> datetime | None:
 
 
 def causes(data: bytes) -> tuple[str, ...]:
-    """What the details of a Status object give as causes."""
+    """The causes in the details of a Status object."""
     try:
         listed = json.loads(data)["details"]["causes"]
         return tuple(str(cause["message"]) for cause in listed)
@@ -136,44 +133,39 @@ def causes(data: bytes) -> tuple[str, ...]:
 
 
 def status_message(data: bytes) -> str:
-    """The first line of what a Status object, or any other text, says."""
+    """The first line of the message of a Status object, or of any other text."""
     try:
         message: Any = json.loads(data).get("message")
     except (ValueError, AttributeError, RecursionError):
         message = None
     text = message if isinstance(message, str) else data[:200].decode(errors="replace")
-    # An admission policy's own words come after its name and that of its binding.
+    # The message of an admission policy comes after its name and that of its binding.
     return text.strip().splitlines()[0][:600] if text.strip() else "no message"
 
 
-# The one retry policy of the API: what is tried again, after which pause, for how long, and how it ends.
-#
-# Nothing else repeats a request: what follows a conflict, an expired watch or a refused eviction is a new decision,
-# and the callers'. Sends nothing itself.
+# The one retry policy. Callers handle conflicts, expired watches and refused evictions: these need a new decision.
 
 AGAIN = frozenset({408, EXPIRED, 425, 429, 500, 502, 503, 504})
-"""Statuses that may be others next time. A watch alone gets WatchExpired for 410: it cannot go on from its version."""
+"""Statuses that are retried. For a watch, 410 raises WatchExpired instead: it cannot continue from its version."""
 
 ATTEMPT_S, SHORTEST_ATTEMPT_S = 15.0, 0.5
-"""What one attempt may take until its answer begins: half the budget, so that a hung one leaves time for another,
-within these.
-"""
+"""Bounds of the time for one attempt until its answer begins: half the budget, so that one retry follows a hang."""
 
 CONNECT_S = 5.0
 PROMPT_S = 1.0
-"""Who asks only once asks again after a 401 that came within this time, and not after a later one."""
+"""A request that is sent once is sent again after a 401 within this time, and not after a later one."""
 
 END_SHARE = 0.1
-"""So much of the budget may be left unused: its end is the last try of all who began when the server went."""
+"""Random share of the budget that stays unused, so that clients do not send their last try at the same time."""
 
 ASKED_MOST_S = 30.0
-"""Retry-After lengthens a pause, to this at most: a value beyond the reason of a rate limit is not believed."""
+"""Maximum accepted Retry-After, in seconds."""
 
 T = TypeVar("T")
 
 
 class Transient(Exception):
-    """An answer, or the lack of one, that may be different next time. `remedy` replaces the usual one."""
+    """A failure that a retry may cure. `remedy` replaces the usual one."""
 
     def __init__(self, what: str, retry_after_s: float = 0.0, remedy: str = "") -> None:
         super().__init__(what)
@@ -195,7 +187,7 @@ def error_for(status: int, what: str, message: str, asked_s: float, *, is_watch:
 
 
 class Retries:
-    """Repeats requests within a budget, on the given clock. `limit` may lower it at any time."""
+    """Repeats requests within a budget of seconds."""
 
     def __init__(self, clock: Clock, reporter: Reporter, budget_s: float) -> None:
         self._clock = clock
@@ -205,15 +197,15 @@ class Retries:
         self.attempt_s = min(ATTEMPT_S, max(SHORTEST_ATTEMPT_S, budget_s / 2))
 
     def limit(self, budget_s: float) -> None:
-        """From now on, spend at most `budget_s` seconds on the retries of one call, and on one attempt."""
+        """Spend at most `budget_s` seconds on the retries of one call, and on one attempt, from now on."""
         self._budget_s = min(self._budget_s, budget_s)
         self.attempt_s = min(self.attempt_s, budget_s)
 
     def run(self, attempt: Callable[[], T], renewed: Callable[[], bool], *, only_once: bool = False) -> T:
-        """What `attempt` gives, repeated while it raises Transient; after a 401 once more at once, if `renewed()`.
+        """The result of `attempt`, repeated while it raises Transient, and once at once after a 401 if `renewed()`.
 
-        `only_once`: a Transient is not tried again, and a 401 only where it came within `PROMPT_S`. Raises
-        ApiUnavailable once the budget is spent, and whatever else `attempt` raises.
+        `only_once`: repeat it only after a 401 within `PROMPT_S`. Raises ApiUnavailable once the budget is spent, and
+        what else `attempt` raises.
         """
         prompt_s = self._clock.monotonic() + PROMPT_S
 
@@ -234,7 +226,7 @@ class Retries:
             raise ApiUnavailable(what, error.remedy, min(ASKED_MOST_S, error.retry_after_s)) from error
 
     def _repeated(self, attempt: Callable[[], T], first: Transient, end: float) -> T:
-        """What `attempt` gives after it failed as `first`. Raises Transient after `end`, in monotonic seconds."""
+        """The result of `attempt`, which failed with `first`. Raises Transient after `end`, in monotonic seconds."""
         import tenacity  # noqa: PLC0415  # most runs repeat nothing
 
         failed = [first]
@@ -277,21 +269,30 @@ def _with_fresh_credentials(attempt: Callable[[], T], renewed: Callable[[], bool
 
 
 MAX_PAGES = 1000
-"""Of one list: 500,000 objects in pages of 500. Kubernetes supports 150,000 pods in a cluster."""
+"""Maximum pages of one list: 500,000 objects in pages of 500. Kubernetes supports 150,000 pods in a cluster."""
 
 WHOLE_PAGES = 50
-"""Of a list that is asked for without a limit. API servers answer it with one page, a proxy may not."""
+"""Maximum pages of a list that is requested without a limit. API servers answer with one page, a proxy may not."""
 
 MAX_LIST_BYTES = 2 * 1024 * 1024 * 1024
-"""Of all pages of a list: 14 KiB for each of 150,000 pods. A list that is asked for without a limit may have no more
-than MAX_BODY_BYTES, in one page or in many.
+"""Maximum size of all pages of a list: 14 KiB for each of 150,000 pods. For a list that is requested without a limit it
+is MAX_BODY_BYTES.
 """
 
 RESTARTS = 3
-"""How often a list begins again that the server lets expire between its pages."""
+"""Maximum attempts for a list that expires between its pages."""
+
+WATCH_SILENCE_S = 90.0
+"""Servers send bookmarks about once a minute; a stream that is silent for longer counts as dead."""
+
+WATCH_END_S = 1.0
+"""How much later than requested a server may end a watch, in seconds."""
+
+PRESENT = frozenset({"ADDED", "MODIFIED"})
+DELETED, BOOKMARK = "DELETED", "BOOKMARK"
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
-"""Of one event of a watch, which holds one object. etcd takes 1.5 MiB for an object; JSON needs a few times as much."""
+"""Maximum size of one event. etcd accepts objects of 1.5 MiB; JSON needs a few times as much."""
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -312,9 +313,9 @@ _MEND_TRUST = "Correct the server's address and its CA (certificate-authority) i
 
 
 def load_client(kubeconfig: str | None) -> Transport:
-    """The way to the cluster: `kubeconfig` if given, else in-cluster, else ~/.kube/config.
+    """The connection to the cluster: by `kubeconfig` if given, else in-cluster, else by ~/.kube/config.
 
-    Raises ConfigError when there is none or it cannot be used.
+    Raises ConfigError if there is none or it cannot be used.
     """
     if not kubeconfig and is_in_pod(transport.SERVICE_ACCOUNT, os.environ):
         return transport.InPod(transport.SERVICE_ACCOUNT, os.environ)
@@ -324,7 +325,7 @@ def load_client(kubeconfig: str | None) -> Transport:
 
 
 class _Request(Frozen):
-    """One request. `what` is its verb, resource and namespace, `passing` what its caller gives a meaning to."""
+    """One request. `what` is its verb, resource and namespace; `passing` are the statuses that its caller handles."""
 
     method: str
     path: str
@@ -336,10 +337,10 @@ class _Request(Frozen):
 
 
 class KubeApi:
-    """One API server. `limit_retries` may lower the budgets at any time."""
+    """One API server."""
 
     _received_bytes = 0
-    """Of all bodies that were answers to calls."""
+    """Size of the bodies of all answers to calls."""
 
     def __init__(self, transport: Transport, clock: Clock, reporter: Reporter, retry_budget_s: float) -> None:
         self._transport = transport
@@ -352,17 +353,17 @@ class KubeApi:
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """How many requests were sent so far, and how many of those were sent again."""
+        """The number of requests sent so far, and of those that were retries."""
         return self._sent, self._retries.repeated
 
     def beside(self, clock: Clock) -> KubeApi:
-        """The same server for another thread, on that thread's clock; what is sent there is counted there."""
+        """The same server for another thread, on that thread's clock, with its own counts."""
         other = KubeApi(self._transport, clock, self._reporter, self._retry_budget_s)
         other._was_answered = self._was_answered
         return other
 
     def limit_retries(self, budget_s: float) -> None:
-        """From now on, spend at most `budget_s` seconds on the retries of one call, and on one read."""
+        """Spend at most `budget_s` seconds on the retries of one call, and on one read, from now on."""
         self._retry_budget_s = min(self._retry_budget_s, budget_s)
         self._retries.limit(budget_s)
 
@@ -378,10 +379,9 @@ class KubeApi:
         is_interruptible: bool = False,
         only_once: bool = False,
     ) -> dict[str, Any]:
-        """The answer to one request, repeated while what it meets is transient. `what` is its verb and resource.
+        """The answer to one request, with retries of transient failures. `what` is its verb and resource.
 
-        `is_interruptible`: a write, too, whose answer nobody needs once we are to end. `only_once`: nobody waits for
-        its repetition.
+        `is_interruptible`: SIGTERM may end also this write. `only_once`: without retries.
 
         Raises Answer for a status in `passing`, ApiRefused (401, 403, or a rejection), ApiUnavailable, ConfigError,
         Terminated.
@@ -403,9 +403,9 @@ class KubeApi:
         most: int = MAX_PAGES,
         most_bytes: int = MAX_LIST_BYTES,
     ) -> Generator[dict[str, Any], None, None]:
-        """The pages of a list as they are answered. `turnstile` is held while one page is read.
+        """The pages of a list, one by one. `turnstile` is held while one page is read.
 
-        Raises as `call`, WatchExpired where the list takes too long for the server, and ApiUnavailable after `most`, or
+        Raises as `call`, WatchExpired if the list expires before its end, and ApiUnavailable after `most` pages, or
         `most_bytes` in total.
         """
         token, left_bytes = "", most_bytes
@@ -429,14 +429,11 @@ class KubeApi:
         raise ApiUnavailable(f"{what}: the list has more than {most} pages", _CHECK_SERVER)
 
     def whole_list(self, path: str, what: str, passing: frozenset[int] = frozenset()) -> dict[str, Any]:
-        """A list with the items of all its pages; those after the first may take the budget, or ATTEMPT_S if longer.
+        """A list with the items of all its pages. Those after the first may take the budget, at least ATTEMPT_S.
 
         Raises as `call`.
         """
-        for _ in range(RESTARTS):
-            with contextlib.suppress(WatchExpired):
-                return self._whole_list(path, what, passing)
-        raise ApiUnavailable(f"{what}: each list expired before its end", "Run it again.")
+        return unexpired(lambda: self._whole_list(path, what, passing), what)
 
     def _whole_list(self, path: str, what: str, passing: frozenset[int]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -451,13 +448,37 @@ class KubeApi:
             items += understood(lambda one: typed(one.get("items"), list, []), page)
         return {**found, "items": items}
 
-    def stream(
-        self, path: str, what: str, silence_s: float, limit_s: float, opened: Callable[[], None] = lambda: None
-    ) -> Generator[bytes, None, None]:
-        """Whole lines of a watch. It counts as broken after `silence_s` seconds without a byte, or `limit_s` in total.
+    def watch(  # noqa: PLR0913, PLR0917  # the parts of one request
+        self,
+        path: str,
+        what: str,
+        query: Mapping[str, str],
+        resource_version: str,
+        timeout_s: float,
+        opened: Callable[[], None] = lambda: None,
+    ) -> Generator[tuple[str, dict[str, Any]], None, None]:
+        """Type and object of each event of a watch; `opened` is called once the server has accepted it.
 
-        `opened` is called once the server has taken it. Raises as `call`, WatchExpired, and WatchBroken when it is cut.
+        Raises as `call`, WatchExpired, WatchBroken.
         """
+        asked_s = max(1, round(timeout_s))
+        options = {
+            **query,
+            "watch": "1",
+            "resourceVersion": resource_version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(asked_s),
+        }
+        limit_s = asked_s + WATCH_END_S
+        silence_s = min(WATCH_SILENCE_S, limit_s)
+        lines = self._stream(f"{path}?{urlencode(options)}", what, silence_s, limit_s, opened)
+        with contextlib.closing(lines):
+            yield from map(_as_event, lines)
+
+    def _stream(
+        self, path: str, what: str, silence_s: float, limit_s: float, opened: Callable[[], None]
+    ) -> Generator[bytes, None, None]:
+        """Lines of a watch. It is broken after `silence_s` seconds without a byte, or `limit_s` seconds in total."""
         response = self._retries.run(lambda: self._open(path, _named(what, path), silence_s), self._renewed)
         try:
             opened()
@@ -481,7 +502,7 @@ class KubeApi:
         return _json_object(response.data)
 
     def _open(self, path: str, what: str, silence_s: float) -> Response:
-        """A watch whose first line is yet to come: its head has to come as soon as any answer."""
+        """A watch before its first line. Its headers have the time limit of any answer."""
         with self._clock.interruptible():
             response = self._send("GET", path, None, "", min(silence_s, self._retries.attempt_s), stream=True)
             if response.status >= 300:
@@ -490,13 +511,13 @@ class KubeApi:
         return response
 
     def _refuse_error(self, response: Response, what: str, *, is_watch: bool = False) -> None:
-        """Raise what a status of 300 or more means."""
+        """Raise the error for a status of 300 or more."""
         if response.status >= 300:
             asked_s = retry_after_s(response.headers, self._clock.wall())
             raise error_for(response.status, what, status_message(_read(response)), asked_s, is_watch=is_watch)
 
     def _lines(self, response: Response) -> Generator[bytes, None, None]:
-        """Whole lines of the stream. Raises WatchBroken when it is cut, Terminated when we are to end."""
+        """Whole lines of the stream. Raises WatchBroken if it is cut, Terminated on SIGTERM."""
         buffer = bytearray()
         while True:
             try:
@@ -520,7 +541,7 @@ class KubeApi:
                 yield from (line for line in lines if line.strip())
 
     def _renewed(self) -> bool:
-        """Whether the credentials were read again, after a 401: a rotated token is on disk before the old one ends."""
+        """Read the credentials again after a 401; True if done. A rotated token is on disk in time."""
         try:
             is_renewed = self._transport.renew()
         except ConfigError as error:
@@ -537,7 +558,7 @@ class KubeApi:
         if body is not None:
             headers["Content-Type"] = content_type
         data = None if body is None else json.dumps(body).encode()
-        connect_s = min(CONNECT_S, read_s / 2)  # TCP and TLS may take so long each
+        connect_s = min(CONNECT_S, read_s / 2)  # for TCP and TLS each
         self._sent += 1
         try:
             request = WireRequest(method, path, data, headers, stream)
@@ -554,7 +575,7 @@ class KubeApi:
         return response
 
     def _unreachable(self, error: Unreachable) -> Exception:
-        """What no answer means. A server that never was trusted is not going to be; one that was may be again."""
+        """The error for a missing answer. An untrusted certificate is retried only if it was trusted before."""
         doubt = error.doubt
         if doubt is None:
             return Transient(str(error))
@@ -565,13 +586,51 @@ class KubeApi:
 
 
 def _named(what: str, path: str) -> str:
-    """`what` with the namespace that the path is in, if it is in one."""
+    """`what` with the namespace in the path, if there is one."""
     found = _NAMESPACE.search(path)
     return f"{what} in namespace {found[1]}" if found else what
 
 
+def unexpired(read: Callable[[], T], what: str) -> T:
+    """The answer of `read`, which lists pages, again from the first page if the list expired before its end.
+
+    Raises what `read` raises, and ApiUnavailable after `RESTARTS` lists.
+    """
+    for _ in range(RESTARTS):
+        with contextlib.suppress(WatchExpired):
+            return read()
+    raise ApiUnavailable(f"{what}: each list expired before its end", "Run it again.")
+
+
+def sent(read: Callable[[Mapping[str, Any]], T], thing: Mapping[str, Any]) -> T:
+    """`read(thing)` for the object of an event. Raises WatchBroken if it is not such an object."""
+    try:
+        return read(thing)
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise _strange(error) from error
+
+
+def _as_event(line: bytes) -> tuple[str, dict[str, Any]]:
+    """Type and object of one line of a watch. Raises WatchExpired, WatchBroken."""
+    try:
+        body = json.loads(line)
+        kind, thing = str(body["type"]), body["object"]
+        thing.get("metadata")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _strange(error) from error
+    if kind == "ERROR":
+        if thing.get("code") == EXPIRED:
+            raise WatchExpired("the resourceVersion is too old", "")
+        raise WatchBroken(f"the watch reported an error: {thing.get('message', 'no message')}", "")
+    return kind, thing
+
+
+def _strange(error: Exception) -> WatchBroken:
+    return WatchBroken(f"the watch sent something that is not an event ({type(error).__name__})", "")
+
+
 def _read(response: Response) -> bytes:
-    """The body of an error. Raises Transient where it breaks off."""
+    """The body of an error. Raises Transient if it is cut."""
     try:
         return response.data
     except StreamCut as error:
@@ -588,11 +647,8 @@ def _json_object(data: bytes) -> dict[str, Any]:
     return body
 
 
-# Stands for the way to an API server where there is none: every request fails with the reason for that.
-
-
 class NoWay:
-    """See `driver_manager.adapters.kube.transport.Transport`. Every request raises `why`."""
+    """A Transport without a server: every request raises `why`."""
 
     def __init__(self, why: ManagerError) -> None:
         self._why = why

@@ -1,7 +1,4 @@
-"""The FleetCluster port on an API server: lists and watches of a rollout, the Lease of its leader, and writes.
-
-A request that changes something is sent once: see the port.
-"""
+"""The ports FleetCluster and RolloutClient on an API server."""
 
 from __future__ import annotations
 
@@ -14,8 +11,21 @@ from sys import intern
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from driver_manager.adapters.kube.api import JSON_PATCH, MERGE_PATCH, NO_TURNSTILE, Answer, Body, KubeApi
-from driver_manager.adapters.kube.node import BOOKMARK, DELETED, PRESENT, claims_in, events, sent
+from driver_manager.adapters.kube.api import (
+    BOOKMARK,
+    DELETED,
+    JSON_PATCH,
+    MERGE_PATCH,
+    NO_TURNSTILE,
+    PRESENT,
+    Answer,
+    Body,
+    KubeApi,
+    sent,
+    unexpired,
+)
+from driver_manager.adapters.kube.leases import Lease
+from driver_manager.adapters.kube.node import claims_in
 from driver_manager.adapters.kube.objects import (
     about_node,
     as_pod,
@@ -45,10 +55,9 @@ from driver_manager.core.fleet_ports import (
 )
 from driver_manager.core.ports_base import Clock
 from driver_manager.domain import journal, node_state, selectors
-from driver_manager.domain.deadline import around_s, retry_s
+from driver_manager.domain.deadline import around_s, pause_s
 from driver_manager.domain.errors import (
     ApiRefused,
-    ApiUnavailable,
     ConfigError,
     Conflict,
     ManagerError,
@@ -83,9 +92,9 @@ from driver_manager.domain.selectors import Selector
 from driver_manager.domain.text import sentences
 from driver_manager.domain.wire import Operation, expect, seconds_of
 
-# Kubernetes objects as JSON → facts of a rollout, as slim as they are kept: thousands of each.
+# JSON objects → facts of a rollout
 #
-# Pure; fields and types are read as in `driver_manager.adapters.kube.objects`. What many objects share is kept once.
+# There are thousands of each, so facts are slim, and strings that many objects share are interned.
 
 REVISION_LABEL = "controller-revision-hash"
 """On a DaemonSet's pods and its ControllerRevisions (k8s.io/api apps/v1, ControllerRevisionHashLabelKey)."""
@@ -96,7 +105,7 @@ Reader = Callable[[Mapping[str, Any]], Item]
 
 
 def readers(keys: NodeKeys, zones: Zones) -> Mapping[FactKind, Reader]:
-    """What makes an item of an object of each kind; `keys` are those of the Nodes' labels and annotations."""
+    """The reader of each kind; `keys` are the profile's keys on Nodes."""
     return {
         FactKind.ROLLOUTS: lambda item: as_rollout(item, zones),
         FactKind.DAEMON_SETS: as_daemon_set,
@@ -109,7 +118,7 @@ def readers(keys: NodeKeys, zones: Zones) -> Mapping[FactKind, Reader]:
 
 
 def as_rollout(item: Mapping[str, Any], zones: Zones) -> Item:
-    """The DriverRollout in `item`, whatever is wrong with what it asks for."""
+    """The DriverRollout in `item`, also one whose spec has problems."""
     return _item(item["metadata"], read(item, zones))
 
 
@@ -131,7 +140,7 @@ def as_daemon_set(item: Mapping[str, Any]) -> Item:
 
 
 def as_revision(item: Mapping[str, Any]) -> Item:
-    """The ControllerRevision in `item`; its template without the directive with which it is stored."""
+    """The ControllerRevision in `item`; its template without the `$patch` directive."""
     metadata, spec = item["metadata"], (item.get("data") or {}).get("spec") or {}
     template = {key: value for key, value in (spec.get("template") or {}).items() if key != "$patch"}
     fact = Revision(
@@ -149,7 +158,7 @@ def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> Item:
     labels, notes = _interned(texts_of(metadata, "labels")), texts_of(metadata, "annotations")
     conditions = _interned({text_of(one, "type"): text_of(one, "status") for one in status.get("conditions") or []})
     record, problem = _record(notes.get(keys.rollout))
-    # What the node's own runs say is read by those who know the forms of it, from the two keys that they look at.
+    # `node_state` and `journal` know the forms of what the runs write; they need two keys only.
     shown = Node("", "", "", {keys.state: labels.get(keys.state, "")}, _only(notes, keys.last_outcome))
     outcome = node_state.outcome_on(shown, keys)
     fact = FleetNode(
@@ -179,7 +188,7 @@ def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> Item:
 
 
 def as_driver_pod(item: Mapping[str, Any]) -> Item:
-    """The pod in `item`, for one of a driver's DaemonSet."""
+    """The pod in `item`, a pod of the driver's DaemonSet."""
     metadata, status = item["metadata"], item.get("status") or {}
     first, then = status.get("initContainerStatuses") or [], status.get("containerStatuses") or []
     fact = DriverPod(
@@ -198,7 +207,7 @@ def as_driver_pod(item: Mapping[str, Any]) -> Item:
 
 
 def as_gate_pod(item: Mapping[str, Any]) -> Item:
-    """The pod in `item`, for one that a gate looks at. One that is being deleted is not ready."""
+    """The pod in `item`, a pod of a gate. One that is being deleted is not ready."""
     metadata, status = item["metadata"], item.get("status") or {}
     fact = GatePod(
         namespace=intern(text_of(metadata, "namespace")),
@@ -210,9 +219,9 @@ def as_gate_pod(item: Mapping[str, Any]) -> Item:
 
 
 def as_task_pod(item: Mapping[str, Any]) -> Item:
-    """The pod in `item`, for one that a rollout made for a task: the first container's. The others are waited for.
+    """The pod in `item`, a task pod. Its result is that of its first container, once all others have ended too.
 
-    Of these it does not matter how they ended, unless the kubelet ended the whole pod: then they may not have begun.
+    How the others ended does not matter, unless the kubelet ended the whole pod: then they may not have started.
     """
     metadata, status = item["metadata"], item.get("status") or {}
     labels, states = texts_of(metadata, "labels"), status.get("containerStatuses") or []
@@ -270,7 +279,7 @@ def _only(texts: Mapping[str, str], key: str) -> Mapping[str, str]:
 
 
 def _record(text: str | None) -> tuple[NodeRecord | None, str]:
-    """The record in an annotation, and why it cannot be read."""
+    """The record in an annotation, or why it cannot be read."""
     if text is None:
         return None, ""
     try:
@@ -284,7 +293,7 @@ def _is_ready(status: Mapping[str, Any]) -> bool:
 
 
 def _why_waiting(containers: Iterable[Mapping[str, Any]]) -> str:
-    """Which container waits, and why, in the kubelet's word; "" where none does."""
+    """The first container that waits, with the kubelet's reason; "" if none does."""
     for one in containers:
         reason = text_of((one.get("state") or {}).get("waiting") or {}, "reason")
         if reason:
@@ -314,7 +323,7 @@ def _selector(selector: Mapping[str, Any]) -> str:
     return ",".join(terms)
 
 
-# Where the API server has what a rollout reads and changes: paths and the names by which rights are given. Pure.
+# Paths, and the names of resources in RBAC rules
 
 _COLLECTIONS = {
     FactKind.ROLLOUTS: (f"/apis/{GROUP}/{VERSION}", PLURAL, f"{PLURAL}.{GROUP}"),
@@ -328,14 +337,14 @@ _COLLECTIONS = {
 
 
 def collection(subject: Subject) -> str:
-    """The path of the objects of a subject, its selector apart."""
+    """The path of the objects of a subject, without its selector."""
     folder, plural, _ = _COLLECTIONS[subject.kind]
     inside = f"/namespaces/{quote(subject.namespace, safe='')}" if subject.namespace else ""
     return f"{folder}{inside}/{plural}"
 
 
 def qualified(kind: FactKind) -> str:
-    """The resource as a rule of RBAC and the server's messages name it."""
+    """The resource as RBAC rules and the server's messages name it."""
     return _COLLECTIONS[kind][2]
 
 
@@ -343,10 +352,6 @@ def one(kind: FactKind, name: str, namespace: str = "") -> str:
     """The path of one object."""
     return f"{collection(Subject(kind, namespace))}/{quote(name, safe='')}"
 
-
-# All objects of one subject of a rollout, listed page by page: for feeds, and for who only wants to look once.
-#
-# Owns how a list goes on from page to page. Decides nothing.
 
 PAGE = 500
 
@@ -360,7 +365,7 @@ def listed(
 ) -> Listed:
     """All objects of `subject`. `turnstile` is held while one page is read.
 
-    Raises as KubeApi with `passing`, and WatchExpired where the list went on for too long.
+    Raises as KubeApi with `passing`, and WatchExpired if the list expires before its end.
     """
     items: list[Item] = []
     version = ""
@@ -376,40 +381,32 @@ def pages(
     turnstile: AbstractContextManager[Any] = NO_TURNSTILE,
     passing: frozenset[int] = frozenset(),
 ) -> Iterator[Mapping[str, Any]]:
-    """The pages of such a list as they are answered. Raises as `listed`."""
+    """The pages of that list, one by one. Raises as `listed`."""
     query = {"limit": str(PAGE), **label_selector(subject)}
     path = f"{collection(subject)}?{urlencode(query)}"
     return api.pages(path, f"list {qualified(subject.kind)}", turnstile, passing)
 
 
 def label_selector(subject: Subject) -> dict[str, str]:
-    """The part of a query by which the server selects."""
+    """The labelSelector of a query, if there is one."""
     return {"labelSelector": subject.selector} if subject.selector else {}
 
 
-# One subject of a rollout as the API server shows it: listed page by page, then watched, in a thread of its own.
-#
-# Owns when it lists again, and how it goes on after an error. What it finds goes to `tell`, in order; it decides
-# nothing.
-
 WATCH_S = 420.0
-"""How long one watch lasts, more or less by a third: those of all controllers must not end together."""
+"""Duration of one watch in seconds, plus or minus a third, so that watches do not end together."""
 
 BUDGET_S = 30.0
-"""What one list page or the opening of a watch may be tried for before the subject counts as lost. A page of large
-Nodes may take a busy server seconds."""
+"""Seconds for one page of a list or the opening of a watch before the subject counts as lost. A busy server needs
+seconds for a page of large Nodes."""
 
 BREAKS = 3
-"""So many watches in a row that break before they told anything: then the subject counts as lost."""
-
-REFUSED_S = 30.0
-"""Between two requests that the server refuses for want of a right, or of the resource."""
+"""Consecutive watches without an event before the subject counts as lost."""
 
 Tell = Callable[[Change | BaseException], None]
 
 
 class SilentReporter:
-    """See `driver_manager.core.ports_base.Reporter`. The loop says what a thread tells it; a log has one writer."""
+    """See `driver_manager.core.ports_base.Reporter`. Drops everything: only the loop writes the log."""
 
     def step(self, number: int, total: int, text: str) -> None:
         """See the port."""
@@ -422,10 +419,10 @@ class SilentReporter:
 
 
 class Informer:
-    """Follows one subject until `stop`. `connect` makes a way to the server, which is used by this thread alone.
+    """Lists and watches one subject in a thread until `stop`, and passes each change to `tell`, in order.
 
-    `turnstile` is held while one page is read: pages are large, and several at once need the memory of several. What
-    is no expected error is told as it is, and ends the thread.
+    `connect` opens a connection for this thread. `turnstile` is held while one page is read, so that only one large
+    page is in memory. An unexpected error is passed to `tell`, and ends the thread.
     """
 
     def __init__(
@@ -445,19 +442,19 @@ class Informer:
         self._version = ""
         self._failed = 0
         self._is_lost = False
-        # A watch may block for as long as it is silent: nobody waits for that when the process ends.
+        # A silent watch blocks: the end of the process does not wait for it.
         self._thread = threading.Thread(target=self._run, name=f"feed {subject}", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Tell nothing from now on. The thread ends with its next answer."""
+        """Pass no more changes. The thread ends with its next answer."""
         self._clock.end()
 
     def join(self, timeout_s: float) -> bool:
-        """Whether the thread has ended, after `timeout_s` seconds at the latest."""
+        """Wait at most `timeout_s` seconds for the thread; True if it has ended."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -466,7 +463,7 @@ class Informer:
             self._follow()
         except Terminated:
             return
-        except BaseException as error:  # noqa: BLE001  # a bug: it is the loop that ends with a traceback
+        except BaseException as error:  # noqa: BLE001  # a bug: the loop ends with its traceback
             self._tell(error)
 
     def _tell(self, change: Change | BaseException) -> None:
@@ -474,7 +471,7 @@ class Informer:
             self._tell_all(change)
 
     def _follow(self) -> None:
-        """For ever; raises Terminated."""
+        """List and watch until Terminated is raised."""
         api: KubeApi | None = None
         while True:
             self._clock.check()
@@ -486,36 +483,36 @@ class Informer:
                 self._watch(api)
             except Terminated:
                 raise
-            except WatchExpired:
+            except WatchExpired as error:
                 self._version = ""
-                self._pause(0.0)
+                self._pause(error)
             except WatchBroken as error:
-                self._pause(0.0, error.what if self._failed >= BREAKS else "")
+                self._pause(error, error.what if self._failed >= BREAKS else "")
             except ManagerError as error:
-                self._pause(REFUSED_S if isinstance(error, ApiRefused) else 0.0, sentences(error.what, error.remedy))
+                self._pause(error, sentences(error.what, error.remedy))
 
-    def _pause(self, least_s: float, why_lost: str = "") -> None:
-        """Before the next try: the longer the more have failed in a row. Raises Terminated."""
+    def _pause(self, error: ManagerError, why_lost: str = "") -> None:
+        """Pause before the next try, longer after each failure in a row. Raises Terminated."""
         self._failed += 1
         if why_lost:
             self._is_lost = True
             self._tell(Lost(self.subject, why_lost))
-        # All watches of a server that went break together, so the first pause is a random one, too.
-        pause_s = retry_s(self._failed, 0.0, self._clock.random()) if self._failed > 1 else self._clock.random()
-        self._clock.sleep(max(least_s, pause_s))
+        # All watches of a server that stopped break together, so the first pause is random too.
+        is_first = self._failed == 1 and not isinstance(error, ApiRefused)
+        self._clock.sleep(self._clock.random() if is_first else pause_s(self._failed, error, self._clock.random()))
 
     def _list(self, api: KubeApi) -> str:
-        """The version of a list of all there is. Raises as KubeApi, WatchExpired where it went on for too long."""
+        """List all objects; the version of the list. Raises as KubeApi, and WatchExpired."""
         found = listed(api, self.subject, self._read, self._turnstile)
         self._tell(found)
         return found.version
 
     def _watch(self, api: KubeApi) -> None:
-        """One watch until the server ends it. Raises as KubeApi, WatchExpired, WatchBroken."""
+        """Watch until the server ends it. Raises as KubeApi, WatchExpired, WatchBroken."""
         what, path = f"watch {qualified(self.subject.kind)}", collection(self.subject)
         timeout_s = around_s(WATCH_S, self._clock.random(), 1 / 3)
         selector = label_selector(self.subject)
-        for kind, thing in events(api, path, what, selector, self._version, timeout_s, self._find):
+        for kind, thing in api.watch(path, what, selector, self._version, timeout_s, self._find):
             self._clock.check()
             if kind == BOOKMARK:
                 self._version = sent(as_versioned, thing)[0]
@@ -528,7 +525,7 @@ class Informer:
         self._failed = 0
 
     def _find(self) -> None:
-        """The server has taken the watch."""
+        """The server has accepted the watch."""
         if self._is_lost:
             self._is_lost = False
             self._tell(Found(self.subject))
@@ -537,11 +534,11 @@ class Informer:
 KEY_CHARS = 20
 
 Letter = tuple[Informer, Change | BaseException]
-"""From whom, and what."""
+"""A change, or an unexpected error, with its informer."""
 
 
 class KubeFleet:
-    """See `driver_manager.core.fleet_ports.FleetCluster`. `connect` opens another connection for a thread."""
+    """See `driver_manager.core.fleet_ports.FleetCluster`. `connect` opens a connection for a thread."""
 
     def __init__(
         self,
@@ -568,12 +565,12 @@ class KubeFleet:
             feed.start()
 
     def changes(self, until_s: float) -> tuple[Change, ...]:
-        """See the port. Raises what ended a thread, too."""
+        """See the port. Raises also what ended a thread."""
         found = list[Change]()
         for feed, change in self._inbox.take(until_s):
             if isinstance(change, BaseException):
                 raise change
-            if self._feeds.get(feed.subject) is feed:  # what a stopped one said on its way out is nobody's
+            if self._feeds.get(feed.subject) is feed:  # a stopped informer may still have sent something
                 found.append(change)
         return tuple(found)
 
@@ -584,7 +581,7 @@ class KubeFleet:
     def delete_pod(self, namespace: str, name: str, uid: str) -> None:
         """See the port."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
-        # Another pod of that name, or none: the one that was meant is gone.
+        # The Answer means that the pod is gone: there is none of that name, or another one.
         with suppress(Answer):
             self._api.call(
                 "DELETE",
@@ -626,11 +623,11 @@ class KubeFleet:
     def post_event(self, about: EventAbout, reason: str, message: str, *, warning: bool, key: str) -> None:
         """See the port."""
         named = _about_rollout(about) if about.namespace else about_node(about.name)
-        # A key may hold what no name can, and may be longer than one.
+        # A key may be longer than a name, and have other characters.
         name = hashlib.sha256(key.encode()).hexdigest()[:KEY_CHARS]
         body = event_body(named, reason, message, self._clock.wall(), warning=warning, key=name)
         path = f"/api/v1/namespaces/{body['metadata']['namespace']}/events"
-        # An Answer, of the only status that passes: there is one of that name.
+        # The Answer means that there is an Event of that name.
         with suppress(Answer):
             self._api.call("POST", path, "create events", body, passing=frozenset({CONFLICT}), only_once=True)
 
@@ -642,7 +639,7 @@ class KubeFleet:
         return feed
 
     def _patched(self, kind: FactKind, path: str, body: Body, name: str, subresource: str = "") -> Item:
-        """The object after one patch. Raises Conflict where it is another one than the patch was made for, or gone."""
+        """The object after one patch. Raises Conflict if it has changed since it was read, or is gone."""
         is_json = isinstance(body, list)
         what = f"patch {qualified(kind)}{subresource}"
         # A JSON patch of which an operation does not apply gets 422 (apiserver, pkg/endpoints/handlers/patch.go).
@@ -673,13 +670,8 @@ def _about_rollout(about: EventAbout) -> dict[str, str]:
     }
 
 
-# The FleetDesk port on a real API server: lists without watches, and patches that only ever add a wish.
-#
-# A patch names the uid of the object it is meant for and no resourceVersion: the controller writes the status all the
-# time, and a wish does not depend on it.
-
-ATTEMPTS = 3
-"""Of one list that the server lets expire between its pages."""
+# Commands: a patch names the uid of its object and no resourceVersion, as the controller often writes the status and a
+# request does not depend on it.
 
 EVERY_POD = Subject(FactKind.GATE_PODS)
 
@@ -692,38 +684,36 @@ class KubeDesk:
         self._readers = read
 
     def listed(self, subject: Subject) -> Listed:
-        """See the port. Raises ConfigError where the API server has no DriverRollouts at all."""
-        for _ in range(ATTEMPTS):
-            try:
-                passing = frozenset({NOT_FOUND} if subject.kind is FactKind.ROLLOUTS else ())
-                return listed(self._api, subject, self._readers[subject.kind], passing=passing)
-            except WatchExpired:
-                continue
-            except Answer as answer:
-                raise ConfigError(
-                    f"the API server does not serve {PLURAL}.{GROUP}",
-                    "Install deploy/components/rollout; docs/rollout.md shows how.",
-                ) from answer
-        raise ApiUnavailable(f"{subject} could not be listed: each list expired before its end", "Run it again.")
+        """See the port. Raises ConfigError if the API server does not serve DriverRollouts."""
+        passing = frozenset({NOT_FOUND} if subject.kind is FactKind.ROLLOUTS else ())
+        read = self._readers[subject.kind]
+        try:
+            return unexpired(
+                lambda: listed(self._api, subject, read, passing=passing), f"{subject} could not be listed"
+            )
+        except Answer as answer:
+            raise ConfigError(
+                f"the API server does not serve {PLURAL}.{GROUP}",
+                "Install deploy/components/rollout; docs/rollout.md shows how.",
+            ) from answer
 
     def leader(self, namespace: str, lease: str) -> Leader:
         """See the port."""
-        folder = f"/apis/coordination.k8s.io/v1/namespaces/{quote(namespace, safe='')}/leases"
-        path = f"{folder}/{quote(lease, safe='')}"
-        try:
-            body = self._api.call("GET", path, "get leases", passing=frozenset({NOT_FOUND}))
-        except Answer:
-            return Leader("")
-        return understood(_as_leader, body)
+        body = Lease(self._api, namespace, lease).read()
+        return Leader("") if body is None else understood(_as_leader, body)
 
     def users_by_node(self, nodes: Set[str]) -> Mapping[str, tuple[Pod, ...]]:
         """See the port."""
-        found: dict[str, list[Pod]] = {}
-        for page in pages(self._api, EVERY_POD):
-            for node, pod in understood(_as_users, page):
-                if node in nodes:
-                    found.setdefault(node, []).append(pod)
-        return {node: tuple(pods) for node, pods in found.items()}
+
+        def read() -> dict[str, list[Pod]]:
+            found: dict[str, list[Pod]] = {}
+            for page in pages(self._api, EVERY_POD):
+                for node, pod in understood(_as_users, page):
+                    if node in nodes:
+                        found.setdefault(node, []).append(pod)
+            return found
+
+        return {node: tuple(pods) for node, pods in unexpired(read, "list pods").items()}
 
     def claims(self, namespaces: Iterable[str]) -> tuple[Claim, ...]:
         """See the port."""
@@ -753,7 +743,7 @@ class KubeDesk:
         *,
         dry_run: bool,
     ) -> None:
-        # Another uid is a conflict (apiserver, registry/rest/update.go): the object of that name is another one by now.
+        # Another uid is a conflict (apiserver, registry/rest/update.go): the object was replaced.
         metadata: dict[str, Any] = {"uid": uid, **({"annotations": dict(annotations)} if annotations else {})}
         query = {"fieldManager": FIELD_MANAGER, **({"dryRun": "All"} if dry_run else {})}
         try:
@@ -778,17 +768,17 @@ def _as_leader(body: Mapping[str, Any]) -> Leader:
 
 
 def _as_users(page: Mapping[str, Any]) -> list[tuple[str, Pod]]:
-    """The pods of one page that ask for a device or a claim and have not ended, each with its node."""
+    """The pods of one page that request a device or a claim and have not ended, each with its node."""
     found = ((text_of(item.get("spec") or {}, "nodeName"), as_pod(item)) for item in page.get("items") or [])
     return [(node, pod) for node, pod in found if (pod.resources or pod.claims) and not pod.is_over]
 
 
 def node_label_keys(api: KubeApi) -> frozenset[str]:
-    """The keys of all Nodes' labels. Raises as KubeApi, and WatchExpired."""
-    found: set[str] = set()
-    for page in pages(api, Subject(FactKind.NODES)):
-        found |= understood(_label_keys, page)
-    return frozenset(found)
+    """The keys of all Nodes' labels. Raises as KubeApi."""
+    found = unexpired(
+        lambda: [understood(_label_keys, page) for page in pages(api, Subject(FactKind.NODES))], "list nodes"
+    )
+    return frozenset().union(*found)
 
 
 def _label_keys(page: Mapping[str, Any]) -> set[str]:

@@ -1,8 +1,4 @@
-"""Leases as stores: the slots of reboots, and the leadership of the rollout controller.
-
-The holder of the slots' Lease names the nodes, for people. That Lease never expires: a node holds its slot until it
-is back.
-"""
+"""Leases: the leadership of the rollout controller, and the slots of reboots."""
 
 from __future__ import annotations
 
@@ -21,29 +17,81 @@ from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.reboot.state import SlotHolder, Slots, SlotsSeen, SlotsUnreadable, decode_slots, encode_slots
 from driver_manager.domain.records import Frozen
 
-# The Leadership port on one Lease of coordination.k8s.io/v1, changed by compare-and-swap.
+
+class Lease:
+    """One Lease of coordination.k8s.io/v1, changed by compare-and-swap on its resourceVersion."""
+
+    def __init__(self, api: KubeApi, namespace: str, name: str) -> None:
+        self._api = api
+        self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{quote(namespace, safe='')}/leases"
+        self.path = f"{self._folder}/{quote(name, safe='')}"
+        self._name = name
+
+    def read(self, *, only_once: bool = False) -> dict[str, Any] | None:
+        """The object, None if there is none. Raises as KubeApi."""
+        try:
+            return self._api.call("GET", self.path, "get leases", passing=frozenset({NOT_FOUND}), only_once=only_once)
+        except Answer:
+            return None
+
+    def write(
+        self,
+        version: str,
+        spec: Mapping[str, Any],
+        annotations: Mapping[str, str] | None = None,
+        *,
+        only_once: bool = False,
+    ) -> dict[str, Any] | None:
+        """The object after the write; None if it is not the one of `version` any more ("": if there is one already).
+
+        Raises as KubeApi.
+        """
+        metadata: dict[str, Any] = {"annotations": dict(annotations)} if annotations else {}
+        body: dict[str, Any] = {"metadata": metadata, "spec": dict(spec)}
+        try:
+            if version:
+                metadata["resourceVersion"] = version
+                return self._api.call(
+                    "PATCH",
+                    self.path,
+                    "patch leases",
+                    body,
+                    content_type=MERGE_PATCH,
+                    passing=frozenset({NOT_FOUND, CONFLICT}),
+                    only_once=only_once,
+                )
+            metadata["name"] = self._name
+            body |= {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+            return self._api.call(
+                "POST", self._folder, "create leases", body, passing=frozenset({CONFLICT}), only_once=only_once
+            )
+        except Answer:
+            return None
+
+
+# The leadership of the rollout controller
 #
-# Whose Lease has run out is judged by our own monotonic clock alone, from the moment at which its record was last seen
-# to change: no two machines' clocks are compared. Who leads counts its time from before the request that renewed,
-# whoever wants to follow from after the answer that showed it; so the one stops before the other may begin.
+# Expiry is measured by our own monotonic clock, from the moment at which the record was last seen to change: the clocks
+# of two machines are never compared. A leader counts its time from before the request that renewed the Lease, a
+# follower from after the answer that showed it, so the leader stops before a follower may start.
 
 LEASE_S = 15
 RENEW_S = 5.0
 ACT_S = 9.0
-"""So long after its last renewal a leader may begin an effect. It is over before LEASE_S: one that is refused for its
-credentials within `PROMPT_S` is sent once more, and what is sent is given up `ATTEMPT_S` later.
+"""Seconds from its last renewal in which a leader may start an effect, which then ends before LEASE_S: a request that
+gets 401 within `PROMPT_S` is sent once more, and every request is given up after `ATTEMPT_S`.
 """
 
 ATTEMPT_S = 4.0
-"""What one request of a leader may take until its answer begins, a new connection included."""
+"""Seconds until the answer to a leader's request must begin, including a new connection."""
 
 RETRY_S = 2.0
 MOST_S = 120
-"""A record that claims to hold for longer is not believed: nobody would ever follow."""
+"""Maximum accepted leaseDuration, in seconds."""
 
 
 class _Record(Frozen):
-    """The Lease as it was seen. `lasts_s` is how long it holds after its last change."""
+    """The Lease as last read. `lasts_s` is how long it is valid after a change, in seconds."""
 
     version: str
     holder: str
@@ -52,13 +100,12 @@ class _Record(Frozen):
 
 
 class LeaseLeadership:
-    """See `driver_manager.core.fleet_ports.Leadership`. `identity` is ours alone: no other process ever has it."""
+    """See `driver_manager.core.fleet_ports.Leadership`. `identity` is unique to this process."""
 
     def __init__(self, api: KubeApi, clock: Clock, namespace: str, name: str, identity: str) -> None:
         self._api = api
         self._clock = clock
-        self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-        self._name = name
+        self._lease = Lease(api, namespace, name)
         self._identity = identity
         self._due_s = clock.monotonic()
         self._ours: _Record | None = None
@@ -79,9 +126,7 @@ class LeaseLeadership:
         return self._seen.holder if self._seen is not None else ""
 
     def may_act(self) -> bool:
-        """See the port. A wall clock that went on meanwhile counts, too: a machine that slept has a monotonic one
-        that did not.
-        """
+        """See the port. The wall clock counts too: the monotonic clock stops while a machine sleeps."""
         if self._ours is None:
             return False
         monotonic_s, wall_s = self._renewed_s
@@ -92,7 +137,7 @@ class LeaseLeadership:
         if self._clock.monotonic() < self._due_s:
             return self._ours is not None
         self._due_s = self._clock.monotonic() + around_s(RETRY_S, self._clock.random(), 0.2)
-        if self._ours is not None and self._write(self._ours, self._term()):
+        if self._ours is not None and self._write(self._ours.version, self._term()):
             return True
         return self._look()
 
@@ -100,76 +145,53 @@ class LeaseLeadership:
         """See the port."""
         ours, self._ours = self._ours, None
         if ours is not None:
-            # A Lease has to last; holding it in nobody's name for a second gives it back (client-go, leaderelection).
+            # A Lease must have a duration: one second without a holder releases it (client-go, leaderelection).
             spec = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": self._now()}
-            self._write(ours, spec)
+            self._write(ours.version, spec)
             self._ours = None
 
     def _look(self) -> bool:
-        """Whether we lead, after a look at the Lease; it is taken where nobody has it."""
-        try:
-            body = self._api.call("GET", self._path, "get leases", passing=frozenset({NOT_FOUND}), only_once=True)
-        except Answer:
+        """Read the Lease, and acquire it if it is free; True if we lead."""
+        body = self._lease.read(only_once=True)
+        if body is None:
             self._ours = None
-            # Whoever had it may not know yet that somebody has deleted it.
-            return self._create() if self._is_over(self._seen) else False
+            # The last holder may not know yet that the Lease was deleted.
+            created = {**self._term(), "acquireTime": self._now(), "leaseTransitions": 0}
+            return self._write("", created) if self._is_over(self._seen) else False
         found = understood(_as_record, body)
-        if found.holder == self._identity:  # an answer of ours was lost, or somebody annotated the Lease
-            return self._write(found, self._term()) or self._ours is not None
+        if found.holder == self._identity:  # an answer to us was lost, or the Lease was annotated
+            return self._write(found.version, self._term()) or self._ours is not None
         self._ours = None
         if self._seen is None or found.version != self._seen.version:
             self._seen, self._seen_s = found, self._clock.monotonic()
         if not self._is_over(found):
             return False
         taken = {**self._term(), "acquireTime": self._now(), "leaseTransitions": found.transitions + 1}
-        return self._write(found, taken)
+        return self._write(found.version, taken)
 
     def _is_over(self, seen: _Record | None) -> bool:
-        """Whether nobody has the lead by this record any more."""
+        """True if the record's holder does not lead any more."""
         if seen is None or not seen.holder:
             return True
         return self._clock.monotonic() - self._seen_s >= max(float(LEASE_S), seen.lasts_s)
 
-    def _create(self) -> bool:
-        spec = {**self._term(), "acquireTime": self._now(), "leaseTransitions": 0}
-        body = {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {"name": self._name},
-            "spec": spec,
-        }
-        return self._send("POST", self._folder, "create leases", body, CONFLICT)
-
-    def _write(self, known: _Record, spec: Mapping[str, Any]) -> bool:
-        """Whether the Lease was still the one that is `known`, and has `spec` now."""
-        body = {"metadata": {"resourceVersion": known.version}, "spec": dict(spec)}
-        return self._send("PATCH", self._path, "patch leases", body, NOT_FOUND, CONFLICT)
-
-    def _send(self, method: str, path: str, what: str, body: Mapping[str, Any], *passing: int) -> bool:
-        """Whether the request was taken; then the Lease is ours from before it was sent."""
+    def _write(self, version: str, spec: Mapping[str, Any]) -> bool:
+        """True if the Lease was still that of `version`; then it is ours from before the request."""
         before = (self._clock.monotonic(), self._clock.wall())
-        content_type = MERGE_PATCH if method == "PATCH" else "application/json"
-        try:
-            answer = self._api.call(
-                method, path, what, body, content_type=content_type, passing=frozenset(passing), only_once=True
-            )
-        except Answer:
+        answer = self._lease.write(version, spec, only_once=True)
+        if answer is None:
             return False
         self._ours, self._renewed_s = understood(_as_record, answer), before
         self._due_s = before[0] + RENEW_S
         return True
 
     def _term(self) -> dict[str, Any]:
-        """The fields of a Lease that is ours for one more term."""
+        """The fields that renew our Lease."""
         return {"holderIdentity": self._identity, "leaseDurationSeconds": LEASE_S, "renewTime": self._now()}
 
     def _now(self) -> str:
-        """For people, who look at the Lease: nobody here compares it."""
+        """The time for people who look at the Lease; the code does not compare it."""
         return datetime.fromtimestamp(self._clock.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-    @property
-    def _path(self) -> str:
-        return f"{self._folder}/{self._name}"
 
 
 def _as_record(body: Mapping[str, Any]) -> _Record:
@@ -184,12 +206,13 @@ def _as_record(body: Mapping[str, Any]) -> _Record:
     )
 
 
-LEASE = "driver-manager-reboots"
-IF_NOT_FOUND = frozenset({404})
-NO_SUCH_NODE = frozenset({400, 404})
-"""400 is for what can be no node's name."""
+# The slots of reboots
+#
+# The Lease names the nodes as its holders. It never expires: a node holds its slot until it is back.
 
-CHANGED = frozenset({404, 409})
+LEASE = "driver-manager-reboots"
+NO_SUCH_NODE = frozenset({400, NOT_FOUND})
+"""400 is the answer for what cannot be a node's name."""
 
 
 class LeaseSlots:
@@ -197,14 +220,14 @@ class LeaseSlots:
 
     def __init__(self, api: KubeApi, namespace: str, keys: NodeKeys) -> None:
         self._api = api
+        self._lease = Lease(api, namespace, LEASE)
         self._namespace = namespace
         self._keys = keys
 
     def read(self, limit: int) -> SlotsSeen:
         """See the port."""
-        try:
-            body = self._api.call("GET", f"{self._folder}/{LEASE}", "get leases", passing=IF_NOT_FOUND)
-        except Answer:
+        body = self._lease.read()
+        if body is None:
             return SlotsSeen()
         version, annotations = understood(as_versioned, body)
         try:
@@ -218,27 +241,14 @@ class LeaseSlots:
     def write(self, slots: Slots, version: str) -> None:
         """See the port."""
         holders = ", ".join(sorted(holder.node for holder in slots.holders))
-        metadata = {"annotations": {self._keys.reboot_slots: encode_slots(slots)}, "resourceVersion": version}
-        body: dict[str, Any] = {"metadata": metadata, "spec": {"holderIdentity": holders or None}}
-        try:
-            if version:
-                path = f"{self._folder}/{LEASE}"
-                self._api.call("PATCH", path, "patch leases", body, content_type=MERGE_PATCH, passing=CHANGED)
-            else:
-                body |= {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
-                body["metadata"] = {"name": LEASE, "annotations": metadata["annotations"]}
-                self._api.call("POST", self._folder, "create leases", body, passing=frozenset({409}))
-        except Answer as answer:
-            raise Conflict(f"the Lease {LEASE} changed since it was read", "Run again.") from answer
-
-    @property
-    def _folder(self) -> str:
-        return f"/apis/coordination.k8s.io/v1/namespaces/{self._namespace}/leases"
+        annotations = {self._keys.reboot_slots: encode_slots(slots)}
+        if self._lease.write(version, {"holderIdentity": holders or None}, annotations) is None:
+            raise Conflict(f"the Lease {LEASE} changed since it was read", "Run again.")
 
     def _is_gone(self, holder: SlotHolder) -> bool:
-        """Whether its Node was deleted, or is back with nothing on it that speaks of a reboot.
+        """True if the holder's Node was deleted, or is back from its reboot without a mark of one.
 
-        A Node that is not Ready may be in the middle of its reboot, whatever else it says.
+        A Node that is not Ready may be rebooting.
         """
         try:
             path = f"/api/v1/nodes/{quote(holder.node, safe='')}"

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 
-from driver_manager.adapters.kube.api import JSON_PATCH, MERGE_PATCH, Answer, Body, KubeApi, refused
+from driver_manager.adapters.kube.api import (
+    BOOKMARK,
+    DELETED,
+    JSON_PATCH,
+    MERGE_PATCH,
+    PRESENT,
+    Answer,
+    Body,
+    KubeApi,
+    refused,
+    sent,
+)
 from driver_manager.adapters.kube.objects import (
     MAX_NAME_CHARS,
     about_node,
@@ -35,7 +45,6 @@ from driver_manager.domain.errors import (
     ManagerError,
     NodeMissing,
     WatchBroken,
-    WatchExpired,
 )
 from driver_manager.domain.node import (
     FIELD_MANAGER,
@@ -52,7 +61,7 @@ from driver_manager.domain.node import (
 from driver_manager.domain.text import one_line
 from driver_manager.domain.wire import Operation
 
-# ResourceClaims as the API server lists them, in the newest version of their group that both sides know.
+# ResourceClaims, in the newest version of their group that both sides know
 
 LIST_CLAIMS = "list resourceclaims.resource.k8s.io"
 _UNLISTED, _UNREAD = frozenset({FORBIDDEN}), frozenset({FORBIDDEN, NOT_FOUND})
@@ -61,11 +70,11 @@ _DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
 
 
 def claims_in(api: KubeApi, namespaces: Iterable[str], named: Iterable[tuple[str, str]] = ()) -> tuple[Claim, ...]:
-    """The claims of these namespaces; of one that may not be listed those `named`, by namespace and name.
+    """The claims of these namespaces; in a namespace where they may not be listed, those in `named`.
 
-    Some operators' accounts may get claims, and not list them. Raises as KubeApi.
+    Some operators' accounts may get claims and not list them. Raises as KubeApi.
     """
-    # It is asked for pods that hold claims, so a 404 is not believed: a pod would lose its device unseen.
+    # Pods hold these claims, so a 404 is an error: otherwise a pod would lose its device unseen.
     group = api.call("GET", _DRA, "get the versions of resource.k8s.io")
     served = understood(lambda body: {str(one["version"]) for one in body.get("versions") or []}, group)
     version = next((known for known in _DRA_VERSIONS if known in served), None)
@@ -89,7 +98,7 @@ def claims_in(api: KubeApi, namespaces: Iterable[str], named: Iterable[tuple[str
 
 
 def _each(api: KubeApi, path: str, names: Iterable[str], unlisted: Answer) -> Iterator[Claim]:
-    """The claims of these names that are still there. Raises ApiRefused, as for the list, where these are refused."""
+    """The claims of these names that exist. Raises the list's ApiRefused if one is refused."""
     for name in names:
         try:
             body = api.call("GET", f"{path}/{name}", "get resourceclaims.resource.k8s.io", passing=_UNREAD)
@@ -100,23 +109,21 @@ def _each(api: KubeApi, path: str, names: Iterable[str], unlisted: Answer) -> It
         yield understood(as_claim, body)
 
 
-# Several requests at once: each item in a thread of its own, no more than so many under way, answers as they come.
-#
-# Owns the threads. They are left behind where the caller stops asking, and begin nothing more then: what a server
-# keeps open must not keep a process.
+# Several requests at once, in threads. If the caller stops, threads start nothing more and are left behind: a hung
+# server must not keep the process.
 
 END_S = 5.0
-"""What is waited for a thread that has nothing to do any more."""
+"""Seconds to wait for the end of an idle thread."""
 
 LOOK_S = 0.5
-"""How often a signal is looked for: one that arrives right before the wait, or in another thread, does not end it."""
+"""Seconds between looks for a signal: one right before the wait, or in another thread, does not end the wait."""
 
 T = TypeVar("T")
 A = TypeVar("A")
 
 
 class _Crew(Generic[T, A]):
-    """The threads of one volley: as many as were ever needed at once."""
+    """The threads for one set of requests: as many as were needed at the same time."""
 
     def __init__(self, maker: Callable[[Clock], Callable[[T], A]]) -> None:
         self._maker = maker
@@ -128,7 +135,7 @@ class _Crew(Generic[T, A]):
 
     def begin(self, item: T) -> None:
         if self.under_way == len(self._threads):
-            # The end of the process waits for no such thread.
+            # A daemon: the end of the process does not wait for it.
             thread = threading.Thread(target=self._work, args=(self._maker(self._clock),), name="request", daemon=True)
             self._threads.append(thread)
             start_unsignalled(thread)
@@ -136,7 +143,7 @@ class _Crew(Generic[T, A]):
         self._todo.put((item,))
 
     def answer(self, clock: Clock) -> tuple[T, A]:
-        """The answer that comes first. Raises what its request raised, and Terminated."""
+        """The next answer. Raises what its request raised, and Terminated."""
         with clock.interruptible():
             item, answer = self._next()
         self.under_way -= 1
@@ -152,7 +159,7 @@ class _Crew(Generic[T, A]):
                 continue  # the signal's handler is called here
 
     def end(self) -> None:
-        """No thread begins another request, or repeats one; idle ones are waited for, so that a fork finds none."""
+        """Start and repeat no request any more. Idle threads are joined, so that a fork finds none."""
         is_idle = not self.under_way
         self._clock.end()
         for _ in self._threads:
@@ -164,7 +171,7 @@ class _Crew(Generic[T, A]):
         while (task := self._todo.get()) is not None:
             try:
                 answer: A | BaseException = ask(task[0])
-            except BaseException as error:  # noqa: BLE001  # whatever it is, it is raised where the answer is awaited
+            except BaseException as error:  # noqa: BLE001  # raised where the answer is awaited
                 answer = error
             self._done.put((task[0], answer))
 
@@ -172,10 +179,10 @@ class _Crew(Generic[T, A]):
 def answers(
     items: Iterable[T], maker: Callable[[Clock], Callable[[T], A]], clock: Clock, at_once: int
 ) -> Generator[tuple[T, A], None, None]:
-    """Each item with its answer, in the order in which answers come.
+    """Each item with its answer, in the order of the answers.
 
-    `maker` gives each thread what asks there, on a clock that ends with this. The next item is taken once there is room
-    for it, by the caller's own thread. Raises what an item's request raised, what `items` raises, Terminated at once.
+    `maker` makes the request function of one thread, on a clock that ends with this generator. The caller's thread
+    takes the next item once there is room. Raises what a request or `items` raises, and Terminated at once.
     """
     crew = _Crew(maker)
     try:
@@ -189,81 +196,14 @@ def answers(
         crew.end()
 
 
-# One watch: how it is asked for, and what its lines are. Knows no resource.
-
-WATCH_SILENCE_S = 90.0
-"""Servers send bookmarks about once a minute; a stream silent for longer is taken for dead."""
-
-PRESENT = frozenset({"ADDED", "MODIFIED"})
-DELETED, BOOKMARK = "DELETED", "BOOKMARK"
-
-WATCH_END_S = 1.0
-"""How much later than asked for a server may end a watch."""
-
-
-def events(  # noqa: PLR0913, PLR0917  # the parts of one request
-    api: KubeApi,
-    path: str,
-    what: str,
-    query: Mapping[str, str],
-    resource_version: str,
-    timeout_s: float,
-    opened: Callable[[], None] = lambda: None,
-) -> Generator[tuple[str, dict[str, Any]], None, None]:
-    """Type and object of each event; `opened` is called once the server has taken the watch.
-
-    Raises as KubeApi, WatchExpired, WatchBroken.
-    """
-    asked_s = max(1, round(timeout_s))
-    options = {
-        **query,
-        "watch": "1",
-        "resourceVersion": resource_version,
-        "allowWatchBookmarks": "true",
-        "timeoutSeconds": str(asked_s),
-    }
-    limit_s = asked_s + WATCH_END_S
-    silence_s = min(WATCH_SILENCE_S, limit_s)
-    with closing(api.stream(f"{path}?{urlencode(options)}", what, silence_s, limit_s, opened)) as lines:
-        for line in lines:
-            yield _as_event(line)
-
-
-def sent(read: Callable[[Mapping[str, Any]], T], thing: Mapping[str, Any]) -> T:
-    """`read(thing)` of a watch's object. Raises WatchBroken for what is not such an object."""
-    try:
-        return read(thing)
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise _strange(error) from error
-
-
-def _as_event(line: bytes) -> tuple[str, dict[str, Any]]:
-    """Type and object of one line of a watch. Raises WatchExpired, WatchBroken."""
-    try:
-        body = json.loads(line)
-        kind, thing = str(body["type"]), body["object"]
-        thing.get("metadata")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _strange(error) from error
-    if kind == "ERROR":
-        if thing.get("code") == EXPIRED:
-            raise WatchExpired("the resourceVersion is too old", "")
-        raise WatchBroken(f"the watch reported an error: {thing.get('message', 'no message')}", "")
-    return kind, thing
-
-
-def _strange(error: Exception) -> WatchBroken:
-    return WatchBroken(f"the watch sent something that is not an event ({type(error).__name__})", "")
-
-
 FROM_MEMORY = {"resourceVersion": "0"}
-"""Lets the API server answer from its memory, where pods are sorted by node, as it does for kubelets.
+"""Lets the API server answer from its cache, where pods are indexed by node, as for kubelets.
 
-Otherwise servers before 1.31 read every pod of the cluster from etcd, for each node that asks.
+Otherwise servers before 1.31 read every pod of the cluster from etcd, for each node.
 """
 
 EVICTIONS_AT_ONCE = 8
-"""Requests under way at once: a server that takes 100 ms for each lets 60 pods go within a second."""
+"""Maximum parallel evictions: with 100 ms for each, 60 pods take a second."""
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _EVENTS = "/api/v1/namespaces/default/events"
@@ -273,17 +213,17 @@ _LACKS_RIGHT = 'cannot create resource "pods/eviction"'
 """In the words of apiserver, pkg/endpoints/handlers/responsewriters/errors.go."""
 
 _OTHER_UID = re.compile(r"\bUID in (the )?precondition")
-"""How a conflict says that the pod is another one (apiserver, registry/rest/delete.go and storage/interfaces.go).
+"""Message of a conflict because of another uid (apiserver, registry/rest/delete.go and storage/interfaces.go).
 
-Of its resource version, which the server itself adds as a precondition, it speaks in the same words.
+The server's own precondition on the resourceVersion has the same words with "ResourceVersion".
 """
 
 
 class KubeCluster:
     """See `driver_manager.core.ports.Cluster`.
 
-    `home` is the namespace whose pods are listed where those of all may not be: the operator's, whose Role may be all
-    that an account has. "" for none.
+    `home` is the namespace whose pods are listed if the account may not list those of all: the operator's, whose Role
+    may be all that it has. "" for none.
     """
 
     home = ""
@@ -300,7 +240,7 @@ class KubeCluster:
 
     @property
     def api(self) -> KubeApi:
-        """The way to the server, for the adapters of other ports."""
+        """The connection to the server, for the adapters of other ports."""
         return self._api
 
     def traffic(self) -> tuple[int, int]:
@@ -319,7 +259,7 @@ class KubeCluster:
     def watch_node(self, resource_version: str, timeout_s: float) -> Generator[Node, None, None]:
         """See the port."""
         query = {"fieldSelector": f"metadata.name={self._node_name}"}
-        for kind, thing in events(self._api, "/api/v1/nodes", "watch nodes", query, resource_version, timeout_s):
+        for kind, thing in self._api.watch("/api/v1/nodes", "watch nodes", query, resource_version, timeout_s):
             if kind == DELETED:
                 raise self._missing()
             if kind in PRESENT:
@@ -343,7 +283,7 @@ class KubeCluster:
         return self._api.whole_list(f"{self._pods}?{query}", "list pods", passing)
 
     def _narrowed(self, query: str, refusal: ApiRefused) -> dict[str, Any]:
-        """The pods of our home alone, from now on. Raises `refusal`, that of all pods, where these may not be read."""
+        """The pods of our home alone, from now on. Raises `refusal`, that of all pods, if these are refused too."""
         self._namespace = self.home
         try:
             body = self._list_pods(query, frozenset({FORBIDDEN}))
@@ -358,7 +298,7 @@ class KubeCluster:
 
     def watch_pods(self, resource_version: str, timeout_s: float) -> Generator[PodEvent, None, None]:
         """See the port."""
-        for kind, thing in events(self._api, self._pods, "watch pods", self._on_node, resource_version, timeout_s):
+        for kind, thing in self._api.watch(self._pods, "watch pods", self._on_node, resource_version, timeout_s):
             version, _ = sent(as_versioned, thing)
             if kind == BOOKMARK:
                 yield PodEvent(PodEventKind.BOOKMARK, None, version)
@@ -423,7 +363,7 @@ class KubeCluster:
     def _node_call(
         self, method: str, what: str, body: Body | None = None, content_type: str = MERGE_PATCH
     ) -> dict[str, Any]:
-        # Who set the cordon is read from the managed fields, so our own writes carry a name that is ours for sure.
+        # The managed fields show who set the cordon, so our own writes have our field manager.
         path = f"/api/v1/nodes/{self._node_name}" + (f"?fieldManager={FIELD_MANAGER}" if body is not None else "")
         try:
             return self._api.call(method, path, what, body, content_type=content_type, passing=_passing(body))
@@ -461,7 +401,7 @@ class KubeCluster:
 
     @property
     def _pods(self) -> str:
-        """The path of all pods that we may list."""
+        """The path of the pods that we may list."""
         return f"/api/v1/namespaces/{self._namespace}/pods" if self._namespace else "/api/v1/pods"
 
     @property
@@ -470,7 +410,7 @@ class KubeCluster:
 
 
 def _passing(body: Body | None) -> frozenset[int]:
-    """Statuses of a request about the Node that mean something of their own.
+    """Statuses of a request for the Node that `_node_call` handles.
 
     A JSON patch of which an operation does not apply gets 422 (apiserver, pkg/endpoints/handlers/patch.go).
     """
@@ -487,7 +427,7 @@ def _as_pod_list(body: Mapping[str, Any]) -> PodList:
 
 
 def _evict(api: KubeApi, pod: Pod, *, dry_run: bool) -> Eviction:
-    """One eviction of exactly this pod, by its uid."""
+    """Evict exactly this pod, by its uid."""
     options = {"preconditions": {"uid": pod.uid}, **({"dryRun": ["All"]} if dry_run else {})}
     body = {
         "apiVersion": "policy/v1",
@@ -497,7 +437,7 @@ def _evict(api: KubeApi, pod: Pod, *, dry_run: bool) -> Eviction:
     }
     path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction"
     try:
-        # Told to end, we need no answer: the next run sees what was evicted, and asks by uid.
+        # On SIGTERM the answer is not needed: the next run sees which pods are gone, and evicts by uid.
         api.call("POST", path, _EVICT, body, passing=_EVICTION_STATUSES, is_interruptible=True)
     except Answer as answer:
         return _refused_eviction(answer)
@@ -505,9 +445,9 @@ def _evict(api: KubeApi, pod: Pod, *, dry_run: bool) -> Eviction:
 
 
 def _refused_eviction(answer: Answer) -> Eviction:
-    """What the API server's refusal of an eviction means (kubernetes, pkg/registry/core/pod/storage/eviction.go).
+    """The meaning of a refused eviction (kubernetes, pkg/registry/core/pod/storage/eviction.go).
 
-    Raises ApiRefused for a right that we lack; an admission webhook refuses with any status, and words of its own.
+    Raises ApiRefused for a missing right; an admission webhook refuses with any status and message.
     """
     if answer.status == FORBIDDEN and _LACKS_RIGHT in answer.message:
         raise refused(answer.what, answer.message)

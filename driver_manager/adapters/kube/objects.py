@@ -1,4 +1,4 @@
-"""Kubernetes objects as JSON, converted to facts of the domain. Only this module knows where a field is. Pure.
+"""Kubernetes objects as JSON, converted to facts of the domain.
 
 A field that is missing or null has its default. A field of a wrong type raises TypeError here: see `understood`.
 """
@@ -16,14 +16,14 @@ from driver_manager.domain.node import Claim, Node, NodeChange, Pod
 from driver_manager.domain.text import one_line, shortened
 from driver_manager.domain.wire import seconds_of, written_time
 
-# JSON that is sent to the API server, by more than one adapter: patches of a Node, Events. Pure.
+# Bodies of requests
 
 MAX_MESSAGE_CHARS = 1000
-"""Of an Event, which holds 1,024 characters."""
+"""Maximum length of the message of an Event; the API accepts 1,024 characters."""
 
 
 def node_patch(change: NodeChange, resource_version: str | None) -> dict[str, Any]:
-    """The merge patch of `change`, which applies only to `resource_version` where one is given."""
+    """The merge patch of `change`; with `resource_version`, it applies to that version only."""
     metadata: dict[str, Any] = {"labels": dict(change.labels), "annotations": dict(change.annotations)}
     metadata = {key: value for key, value in metadata.items() if value}
     if resource_version is not None:
@@ -38,9 +38,9 @@ def node_patch(change: NodeChange, resource_version: str | None) -> dict[str, An
 def event_body(  # noqa: PLR0913  # the fields of one object
     about: Mapping[str, str], reason: str, message: str, wall_s: float, *, warning: bool, key: str
 ) -> dict[str, Any]:
-    """A core/v1 Event about an object, named by apiVersion, kind, name, uid and, if it is in one, namespace.
+    """A core/v1 Event about an object, given by apiVersion, kind, name, uid and, if namespaced, namespace.
 
-    Of those in no namespace the Events live in `default`. A `key` makes its name, so that there is only one.
+    Events of cluster-scoped objects are in `default`. A `key` becomes part of the name, so that there is only one.
     """
     namespace, name = about.get("namespace", "default"), about["name"]
     named = (
@@ -64,19 +64,19 @@ def event_body(  # noqa: PLR0913  # the fields of one object
 
 
 def about_node(name: str) -> dict[str, str]:
-    """What an Event about a Node names; as kubelets do it, with the name for the uid."""
+    """The involvedObject for a Node, with its name as uid, as in the kubelet's Events."""
     return {"apiVersion": "v1", "kind": "Node", "name": name, "uid": name}
 
 
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
-"""Its value is the uid by which the kubelet knows the static pod (kubernetes, pkg/kubelet/config/common.go)."""
+"""Its value is the kubelet's uid of the static pod (kubernetes, pkg/kubelet/config/common.go)."""
 
 DIGEST_ENV = "DRIVER_CONFIG_DIGEST"
 _ANNOTATION = re.compile(r"metadata\.annotations\['(.+)'\]")
 """A field of the downward API (kubernetes, pkg/fieldpath/fieldpath.go, SplitMaybeSubscriptedPath)."""
 
 NOT_MADE = ("ContainerCreating", "PodInitializing")
-"""Why a container waits that the kubelet has not made yet, or has removed (kubernetes, pkg/kubelet/kubelet_pods.go)."""
+"""Reasons of a container that does not exist yet or was removed (kubernetes, pkg/kubelet/kubelet_pods.go)."""
 
 KINDS = {
     "controllerrevisions": "ControllerRevision",
@@ -87,16 +87,16 @@ KINDS = {
     "pods": "Pod",
     "resourceclaims": "ResourceClaim",
 }
-"""The kind of the objects of each resource that is read."""
+"""The kind of each resource."""
 
 MAX_NAME_CHARS = 600
-"""Of a kind, a namespace and a name in a message; a name has 253 characters at most."""
+"""Maximum length of kind, namespace and name in a message; a name has at most 253 characters."""
 
 _PATH = re.compile(
     r"/(?:api|apis/[^/?]+)/[^/?]+(?:/namespaces/(?P<namespace>[^/?]+))?/(?P<plural>[^/?]+)"
     r"(?:/(?P<name>[^/?]+)(?:/status)?)?(?:\?.*)?"
 )
-"""Of one object, or of a list without a name (kubernetes.io, "API URIs")."""
+"""Path of one object, or without a name of a list (kubernetes.io, "API URIs")."""
 
 MAX_NUMBER = 2**63 - 1
 """Numbers of Kubernetes are int64 (kubernetes, api-conventions, "Primitive types")."""
@@ -105,7 +105,7 @@ T = TypeVar("T")
 
 
 def understood(read: Callable[[Mapping[str, Any]], T], body: Mapping[str, Any]) -> T:
-    """`read(body)`. Raises ApiUnavailable for an answer that is not the object that was asked for."""
+    """`read(body)`. Raises ApiUnavailable if the answer is not the requested object."""
     try:
         return read(body)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
@@ -116,9 +116,9 @@ def understood(read: Callable[[Mapping[str, Any]], T], body: Mapping[str, Any]) 
 
 
 def other_object(method: str, path: str, body: Mapping[str, Any]) -> str:
-    """How the answer to a read or a patch of `path` differs from the object or the list at it; "" if it does not.
+    """How the answer to a GET or PATCH of `path` is another object or list than requested, "" if it is not.
 
-    A cache or a proxy before the API server can mix answers up.
+    A cache or a proxy in front of the API server can mix answers up.
     """
     found = _PATH.fullmatch(path)
     if method not in {"GET", "PATCH"} or found is None or found["plural"] not in KINDS:
@@ -146,13 +146,13 @@ def text_of(body: Mapping[str, Any], key: str, default: str = "") -> str:
 
 
 def texts_of(body: Mapping[str, Any], key: str) -> Mapping[str, str]:
-    """The texts in a field by their names. Raises TypeError."""
+    """The map of texts in a field. Raises TypeError."""
     found = typed(body.get(key), dict, {})
     return {typed(name, str, ""): typed(value, str, "") for name, value in found.items()}
 
 
 def typed(value: Any, kind: type[T], default: T) -> T:
-    """`value`, `default` where it is null. Raises TypeError, and ValueError for a number of more than 64 bits."""
+    """`value`, or `default` for null. Raises TypeError, and ValueError for a number of more than 64 bits."""
     if value is None:
         return default
     if type(value) is int and not -MAX_NUMBER <= value <= MAX_NUMBER:
@@ -190,7 +190,7 @@ def as_node(item: Mapping[str, Any]) -> Node:
 
 
 def _ready(conditions: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The Ready condition; empty where there is none."""
+    """The Ready condition, {} without one."""
     return next((condition for condition in conditions if condition.get("type") == "Ready"), {})
 
 
@@ -251,7 +251,7 @@ def as_claim(item: Mapping[str, Any]) -> Claim:
 
 
 def _device_classes(requests: Iterable[Mapping[str, Any]], allocated: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The classes that a claim asks for; once it was given devices, those of the requests that they answer."""
+    """The classes of a claim's requests; once devices are allocated, those of the satisfied requests."""
     found: list[tuple[str, str]] = []
     for request in requests:
         name = str(request.get("name"))
@@ -261,16 +261,13 @@ def _device_classes(requests: Iterable[Mapping[str, Any]], allocated: Iterable[M
         choices = request.get("firstAvailable") or []
         found += [(f"{name}/{choice.get('name')}", text_of(choice, "deviceClassName")) for choice in choices]
     given = {str(result.get("request")) for result in allocated} & {name for name, _ in found}
-    # One of several choices is named with its request, or by its request alone.
+    # A result names a choice as request/choice, or by the request alone.
     is_given = [not given or name in given or name.partition("/")[0] in given for name, _ in found]
     return tuple(dict.fromkeys(kind for (_, kind), is_ours in zip(found, is_given, strict=True) if kind and is_ours))
 
 
 def _cordon_manager(metadata: Mapping[str, Any]) -> tuple[str, int]:
-    """Who last set the cordon: the field manager that owns spec.unschedulable, "" where the server does not tell.
-
-    With it, the place of that entry in the managed fields.
-    """
+    """The field manager that owns spec.unschedulable ("" if unknown), and the index of its entry in managedFields."""
     for number, entry in enumerate(metadata.get("managedFields") or []):
         if "f:unschedulable" in ((entry.get("fieldsV1") or {}).get("f:spec") or {}):
             return text_of(entry, "manager"), number
@@ -278,13 +275,13 @@ def _cordon_manager(metadata: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def _program(container: Mapping[str, Any]) -> str:
-    """The program that a container's command names, without its folder; "" where its image says it."""
+    """The file name of a container's command, "" if its image has the command."""
     command = typed(container.get("command"), list, [])
     return typed(command[0], str, "").rpartition("/")[2] if command else ""
 
 
 def _resources(spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the extended resources that any container asks for, an amount of 0 apart."""
+    """Names of the extended resources that a container requests with an amount other than 0."""
     names: dict[str, None] = {}
     for container in (*(spec.get("containers") or ()), *(spec.get("initContainers") or ())):
         amounts = container.get("resources") or {}
@@ -295,7 +292,7 @@ def _resources(spec: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _claims(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the pod's ResourceClaims; one that its template has not made yet has none, and holds nothing."""
+    """Names of the pod's ResourceClaims. A claim that is not created from its template yet has none."""
     statuses, asked = status.get("resourceClaimStatuses") or [], spec.get("resourceClaims") or []
     made = {text_of(entry, "name"): text_of(entry, "resourceClaimName") for entry in statuses}
     names = [text_of(entry, "resourceClaimName") or made.get(text_of(entry, "name")) for entry in asked]
@@ -326,7 +323,7 @@ def _is_switch(expression: Mapping[str, Any]) -> bool:
 
 
 def _config_digest(containers: Iterable[Mapping[str, Any]], annotations: Mapping[str, str]) -> str:
-    """The first digest in the environment of `containers`, be it from an annotation of the pod."""
+    """The first digest in the environment of `containers`, also one from an annotation of the pod."""
     for container in containers:
         for variable in container.get("env") or []:
             if variable.get("name") == DIGEST_ENV and (value := _value(variable, annotations)):
@@ -335,16 +332,16 @@ def _config_digest(containers: Iterable[Mapping[str, Any]], annotations: Mapping
 
 
 def _value(variable: Mapping[str, Any], annotations: Mapping[str, str]) -> str:
-    """What a variable is set to, be it from an annotation of the pod; "" for what only the kubelet can tell."""
+    """The value of a variable, also one from an annotation of the pod; "" if only the kubelet knows it."""
     field = ((variable.get("valueFrom") or {}).get("fieldRef") or {}).get("fieldPath") or ""
     named = _ANNOTATION.fullmatch(typed(field, str, ""))
     return text_of(variable, "value") or (annotations.get(named[1], "") if named else "")
 
 
 def _canonical(container: Mapping[str, Any]) -> str:
-    """What decides which driver a container installs: image reference first, then command, arguments, environment.
+    """The parts of a container that decide which driver it installs, as JSON: image, command, arguments, environment.
 
-    Volume mounts are left out: the API server adds one with a random name to every pod.
+    Volume mounts are not part of it: the API server adds one with a random name to every pod.
     """
     environment = sorted(container.get("env") or [], key=lambda variable: str(variable.get("name")))
     parts = [
@@ -358,10 +355,10 @@ def _canonical(container: Mapping[str, Any]) -> str:
 
 
 def _have_ended(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool | None:
-    """Whether all containers have ended; None where the status does not tell of each.
+    """True if all containers have ended; None if the status does not show each.
 
-    A kubelet of 1.20 reports one that it has removed as not made yet. The phase tells the two apart: it is Running only
-    where all were made once.
+    A kubelet 1.20 reports a removed container as not created yet. The phase shows the difference: it is Running only
+    after all were created.
     """
     mains = status.get("containerStatuses") or []
     if not {one.get("name") for one in spec.get("containers") or [{}]} <= {one.get("name") for one in mains}:
@@ -376,7 +373,7 @@ def _have_ended(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool | No
 
 
 def _started_s(spec: Mapping[str, Any], status: Mapping[str, Any]) -> float | None:
-    """Since when the first of the containers runs that run now: the main ones, and init containers that stay."""
+    """The earliest start of the running main and sidecar containers, in seconds since the epoch."""
     staying = {one.get("name") for one in spec.get("initContainers") or [] if one.get("restartPolicy") == "Always"}
     inits = (one for one in status.get("initContainerStatuses") or [] if one.get("name") in staying)
     running = ((one.get("state") or {}).get("running") for one in (*(status.get("containerStatuses") or []), *inits))

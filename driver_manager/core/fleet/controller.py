@@ -22,7 +22,7 @@ from driver_manager.core.fleet_ports import (
     Lost,
 )
 from driver_manager.core.ports_base import Clock, Reporter
-from driver_manager.domain.deadline import retry_s
+from driver_manager.domain.deadline import pause_s
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ConfigError, Conflict, ManagerError, Terminated
 from driver_manager.domain.fleet.spec import Fleet, RolloutObject, RolloutPolicy
 from driver_manager.domain.fleet.state import (
@@ -51,21 +51,14 @@ from driver_manager.domain.profile import NodeKeys, Profile
 from driver_manager.domain.records import Frozen
 from driver_manager.domain.wire import merge_patch, without_blanks
 
-# What has just failed and is not to be tried again at once: each by its own key, so that nobody waits for another's.
-#
-# Decides when, not what. Depends on ports only.
-
 STUBBORN = 3
-"""After so many failures in a row it is no accident any more that something fails."""
-
-REFUSED_S = 30.0
-"""Before something is asked again that the server refuses: a right is given, or a webhook changed, by people."""
+"""Failures in a row from which a cause counts as lasting."""
 
 
 class _Rest(Frozen):
-    """Failed `times` times in a row; to be left alone until the monotonic moment `until_s`, None once that is over.
+    """`times` failures in a row. No retry before the monotonic time `until_s`; None once that is over.
 
-    `is_refused`: by a server that answers the same until people change something.
+    `is_refused`: the server refuses until people change something.
     """
 
     times: int
@@ -75,7 +68,7 @@ class _Rest(Frozen):
 
 
 class Backoff:
-    """Keeps who rests; says a reason once, until another one or none."""
+    """Exponential backoff per key. Logs each distinct reason once."""
 
     def __init__(self, clock: Clock, reporter: Reporter) -> None:
         self._clock = clock
@@ -83,14 +76,12 @@ class Backoff:
         self._found: dict[str, _Rest] = {}
 
     def is_resting(self, key: str) -> bool:
-        """Whether `key` is to be left alone now."""
+        """True if `key` must not be tried now."""
         found = self._found.get(key)
         return found is not None and found.until_s is not None
 
     def lasting(self) -> dict[str, str]:
-        """Why what rests now does so, by key: what was refused, or has failed again and again. One failure that may be
-        over in a moment is none of these.
-        """
+        """The reasons of the keys that wait now because of a refusal or of repeated failures, by key."""
         return {
             key: one.why
             for key, one in self._found.items()
@@ -98,44 +89,36 @@ class Backoff:
         }
 
     def failed(self, key: str, error: ManagerError) -> None:
-        """`key` failed once more: it rests, the longer the more often. That somebody else was faster is no news."""
+        """Note a failure of `key`: each one in a row doubles the pause. Conflicts are not logged."""
         before = self._found.get(key)
         times = before.times + 1 if before is not None else 1
-        asked_s = error.asked_s if isinstance(error, ApiUnavailable) else 0.0
-        pause_s = retry_s(times, asked_s, self._clock.random())
-        is_refused = isinstance(error, ApiRefused)
-        pause_s = max(pause_s, REFUSED_S) if is_refused else pause_s
-        self._found[key] = _Rest(times, self._clock.monotonic() + pause_s, error.what, is_refused)
+        until_s = self._clock.monotonic() + pause_s(times, error, self._clock.random())
+        self._found[key] = _Rest(times, until_s, error.what, isinstance(error, ApiRefused))
         if (before is None or before.why != error.what) and not isinstance(error, Conflict):
             self._reporter.warn(f"{key}: {error.what}. {error.remedy}")
 
     def went_well(self, key: str) -> None:
-        """`key` has nothing to wait for."""
+        """Forget the failures of `key`."""
         self._found.pop(key, None)
 
     def wake(self) -> None:
-        """Whose time is over rests no longer."""
+        """Let keys be tried again whose time is over."""
         now_s = self._clock.monotonic()
         for key, one in self._found.items():
             if one.until_s is not None and one.until_s <= now_s:
                 self._found[key] = replace(one, until_s=None)
 
     def next_s(self) -> float:
-        """The monotonic moment at which somebody is to be woken; infinity where nobody rests."""
+        """The monotonic time at which the next key may be tried again; infinity without any."""
         return min((one.until_s for one in self._found.values() if one.until_s is not None), default=math.inf)
 
     def forget(self) -> None:
-        """Nobody rests."""
+        """Forget all failures."""
         self._found.clear()
 
 
-# How each act of a decision is done, and what its failure means. Whether it may be done now is the controller's.
-#
-# After each success the world knows the answer, so that the next decision is not made on what was before it. Depends
-# on ports only.
-
 MAX_POSTED = 10_000
-"""Keys of Events that are remembered."""
+"""Maximum number of remembered keys of Events."""
 
 OF_NODE = "node "
 
@@ -144,9 +127,10 @@ _Effect = RestartPod | CreatePod | DeletePod | SetTemplate
 
 @dataclass
 class Acting:
-    """Does acts. `posted` are the keys of Events that need no other try, `counts` what was done.
+    """Does acts. The cache gets the answer to each write, so that the next decision is not made on the state before it.
 
-    `unmade` is why the API server refuses to make short-lived pods, by rollout.
+    `posted` are the keys of posted Events, `counts` counts acts by kind. `unmade` is why the API server refuses to
+    create task pods, by rollout.
     """
 
     cluster: FleetCluster
@@ -159,14 +143,12 @@ class Acting:
     unmade: dict[str, str] = field(default_factory=dict)
 
     def blocked(self) -> dict[str, str]:
-        """Why nothing is done to which nodes for now, by name: requests are refused, or fail again and again."""
+        """Why requests for nodes are refused or fail repeatedly, by name of the node."""
         lasting = self.rests.lasting().items()
         return {key.removeprefix(OF_NODE): why for key, why in lasting if key.startswith(OF_NODE)}
 
     def do(self, act: Act, rollout: RolloutObject, policy: RolloutPolicy) -> None:
-        """Do `act`, unless one for the same thing failed just now: the acts of one thing come in an order, and those
-        after one that failed are not due yet. Raises Terminated.
-        """
+        """Do `act`, unless an act on the same object failed just now. Raises Terminated."""
         if isinstance(act, Announce):
             self._announce(act, rollout)
             return
@@ -186,13 +168,13 @@ class Acting:
             if isinstance(act, CreatePod) and isinstance(error, ApiRefused):
                 self.unmade[rollout.key] = error.what
             if isinstance(act, CreatePod) and isinstance(error, Conflict):
-                key = _of_node(act.node)  # one pod's name is no reason to make no others
+                key = _of_node(act.node)  # the name of one pod does not prevent others
             self.rests.failed(key, error)
             return
         self._went_well(key, act)
 
     def mark(self, act: MarkNode) -> None:
-        """Write what is to be kept on a Node, unless something failed there just now. Raises Terminated."""
+        """Write state and record on a Node, unless a request for it failed just now. Raises Terminated."""
         key = _of_node(act.node)
         if self.rests.is_resting(key):
             return
@@ -223,7 +205,7 @@ class Acting:
             case CreatePod():
                 made = self.cluster.create_pod(act.namespace, act.body)
                 self.unmade.pop(rollout.key, None)
-                if made is None:  # the watch shows one of ours; another one's is never shown
+                if made is None:  # the watch would show a pod of ours
                     raise Conflict(
                         f"pod {act.namespace}/{act.name} exists, but its labels or its owner were changed: delete it",
                         f"Delete it: kubectl -n {act.namespace} delete pod {act.name}",
@@ -250,9 +232,9 @@ class Acting:
         self.reporter.info(f"DaemonSet {policy.daemon_set}: template of revision {act.revision}: {act.why}")
 
     def _announce(self, act: Announce, rollout: RolloutObject) -> None:
-        """An Event is worth a warning where it cannot be posted, and no more."""
+        """Post an Event. A failure is logged and has no other effect."""
         key = f"{act.reason}/{act.key}"
-        alone = f"{rollout.uid}/{key}"  # another object may tell the same of the same revision
+        alone = f"{rollout.uid}/{key}"  # another rollout may post the same reason for the same revision
         if alone in self.posted or self.rests.is_resting(key):
             return
         about = EventAbout(act.node) if act.node else EventAbout(rollout.name, rollout.namespace, rollout.uid)
@@ -265,14 +247,14 @@ class Acting:
             return
         except ManagerError as error:
             self.reporter.warn(f"no event was recorded: {error.what}. {error.remedy}")
-        if len(self.posted) >= MAX_POSTED:  # the server itself has each only once
+        if len(self.posted) >= MAX_POSTED:  # the server has each key once
             self.posted.clear()
         self.posted.add(alone)
         self._went_well(key, act)
 
 
 def _key(act: _Effect, rollout: RolloutObject, policy: RolloutPolicy) -> str:
-    """What fails, and rests then, together: what refuses one new pod refuses all of them."""
+    """The key of the backoff: what refuses one new task pod refuses all of the rollout."""
     match act:
         case SetTemplate():
             return f"DaemonSet {policy.daemon_set}"
@@ -289,19 +271,19 @@ def _of_node(name: str) -> str:
 
 
 SETTLE_S = 0.05
-"""What comes within this time after the first change is decided on together with it."""
+"""Seconds in which later changes join the decision on the first one."""
 
 PASS_S = 2.0
-"""After so long acting on one decision the rest is decided on again: what happened meanwhile counts, too."""
+"""Maximum seconds of acting on one decision; then the rest is decided again on what has changed."""
 
 LEAST_S = 0.2
-"""No decision asks for the next one by time alone before so much of it has passed."""
+"""Minimum seconds between decisions that only time causes."""
 
 UNSURE_S = 1.0
-"""Before it is decided again where the lead was not sure enough to act."""
+"""Seconds until the next decision if leadership was not certain enough to act."""
 
 MAX_AT_ONCE = 20
-"""So many decisions in a row may each follow at once from what the one before did. One more waits a second."""
+"""Maximum decisions in a row that each follow at once from the acts of the last; then one waits a second."""
 
 LEASE = "the Lease"
 
@@ -311,7 +293,7 @@ Advance = Callable[[Fleet, float], FleetDecision]
 
 
 class FleetPorts(Frozen):
-    """The outside of a controller."""
+    """What a controller needs from outside."""
 
     cluster: FleetCluster
     leadership: Leadership
@@ -320,7 +302,7 @@ class FleetPorts(Frozen):
 
 
 class FleetController:
-    """The rollouts of one namespace. `publish` is told at every turn how things are."""
+    """The rollouts of one namespace. `publish` gets a report at every turn."""
 
     def __init__(
         self,
@@ -342,7 +324,7 @@ class FleetController:
         self._begin()
 
     def run(self) -> NoReturn:
-        """For ever. Told to end, the lead is given back first. Raises Terminated."""
+        """Run until SIGTERM, then release the Lease. Raises Terminated."""
         try:
             while True:
                 self.turn()
@@ -351,7 +333,7 @@ class FleetController:
             raise
 
     def turn(self) -> None:
-        """One wait for what changes, and what follows from it. Raises Terminated."""
+        """Wait for changes, then decide and act. Raises Terminated."""
         self._hold()
         if self._holds is not self._is_leading:
             self._switch()
@@ -368,7 +350,7 @@ class FleetController:
     # the lead
 
     def _hold(self) -> None:
-        """Note whether we hold the lead, as far as it can be told now."""
+        """Renew or acquire the Lease; if that fails, keep the last answer."""
         try:
             self._holds = self._ports.leadership.hold()
         except Terminated:
@@ -381,13 +363,13 @@ class FleetController:
             self._trouble = ""
 
     def _may_act(self) -> bool:
-        """Asked before every single effect."""
+        """True if an effect may start now. Asked before each one."""
         self._ports.clock.check()
         self._hold()
         return self._holds and self._ports.leadership.may_act()
 
     def _switch(self) -> None:
-        """The lead is ours now, or no longer."""
+        """Start to lead, or to stand by."""
         self._is_leading = self._holds
         self._begin()
         if self._is_leading:
@@ -398,7 +380,7 @@ class FleetController:
             self._ports.cluster.follow(frozenset())
 
     def _begin(self) -> None:
-        """Nothing is known."""
+        """Forget everything that was read."""
         self._world = FleetCache(self._namespace, clears_first=self._profile.container_unloads)
         self._rests.forget()
         self._figures: dict[str, RolloutFigures] = {}
@@ -435,7 +417,7 @@ class FleetController:
         self._news_s = min(self._news_s, self._ports.clock.monotonic() + after_s)
 
     def _due(self) -> float:
-        """The monotonic moment at which something has to be decided again."""
+        """The monotonic time of the next decision."""
         clock = self._ports.clock
         soon_s = min(self._shown_soon.values(), default=math.inf)
         again_s = clock.monotonic() + self._again_s - clock.wall()
@@ -451,7 +433,7 @@ class FleetController:
     # one pass
 
     def _pass(self) -> None:
-        """Decide on every rollout, and do it."""
+        """Decide on every rollout, and act."""
         begun_s = self._ports.clock.monotonic()
         self._news_s = self._again_s = math.inf
         self._rests.wake()
@@ -464,22 +446,22 @@ class FleetController:
             elif not self._world.why_blind(rollout.policy):
                 self._decide(rollout, rollout.policy)
         self._let_go()
-        # What was due and could not be decided on is due again once it can be.
+        # A status that was due and could not be decided on is due again once it can be.
         self._shown_soon = {uid: due_s for uid, due_s in self._shown_soon.items() if due_s > begun_s}
 
     def _let_go(self) -> None:
-        """Nodes that a rollout has left behind which is no more are nobody's."""
+        """Remove the records of deleted rollouts from Nodes."""
         for act in self._in_time(self._world.orphans()):
             self._acting.mark(act)
 
     def _refuse(self, rollout: RolloutObject) -> None:
-        """Say what is wrong with a rollout; nothing else is done for it."""
+        """Show what is wrong with the spec; do nothing else."""
         now_s = self._ports.clock.wall()
         self._figures[rollout.key] = RolloutFigures(Phase.STALLED, {}, 0.0)
         self._show(rollout, status_of_problems(rollout.problems, rollout.status, rollout.generation, now_s))
 
     def _decide(self, rollout: RolloutObject, policy: RolloutPolicy) -> None:
-        """Decide, act, and show it."""
+        """Decide, act, and write the status."""
         clock = self._ports.clock
         now_s, begun_s = clock.wall(), clock.monotonic()
         unmade, blocked = self._acting.unmade.get(rollout.key, ""), self._acting.blocked()
@@ -493,7 +475,7 @@ class FleetController:
             self._acting.do(act, rollout, policy)
         if self._acts.total() > before or self._acting.blocked() != blocked:
             self._follow_up()
-            # The next decision, which follows at once, sees what was done and what failed; every other one is shown in
+            # The next decision follows at once and sees what was done and what failed. Every second one is written in
             # any case.
             if rollout.uid not in self._unshown:
                 self._unshown.add(rollout.uid)
@@ -505,7 +487,7 @@ class FleetController:
             self._follow_up()
 
     def _in_time(self, acts: Iterable[ActT]) -> Iterator[ActT]:
-        """Those of `acts` that may be done in this pass; what is left is decided on again."""
+        """The acts that may be done in this pass; the rest is decided again."""
         end_s = self._ports.clock.monotonic() + PASS_S
         for act in acts:
             if self._ports.clock.monotonic() >= end_s:
@@ -517,12 +499,12 @@ class FleetController:
             yield act
 
     def _follow_up(self) -> None:
-        """What was done may call for more: decide again, at once unless that goes on without an end."""
+        """Decide again on what was done, at once unless that does not end."""
         self._at_once += 1
         self._wake(0.0 if self._at_once <= MAX_AT_ONCE else 1.0)
 
     def _show(self, rollout: RolloutObject, wanted: Mapping[str, Any]) -> bool:
-        """Whether the object got this status: at once where that is worth it, else after a while, with what comes."""
+        """Write the status, at once if it is urgent, else after `PACE_S`; True if it was written."""
         status = without_blanks(wanted)
         clock, key = self._ports.clock, f"status of rollout {rollout.key}"
         match worth(rollout.status, status):

@@ -46,9 +46,9 @@ NODES = Subject(FactKind.NODES)
 
 
 def is_older(version: str, than: str) -> bool:
-    """Whether a resourceVersion is older than another one of the same object.
+    """True if a resourceVersion is older than another one of the same object.
 
-    Both are numbers that grow (kubernetes.io, API concepts, Resource versions); one that is none is believed.
+    Both are numbers that grow (kubernetes.io, API concepts, Resource versions); False if one is no number.
     """
     one, other = decimal(version), decimal(than)
     return one is not None and other is not None and one < other
@@ -56,7 +56,7 @@ def is_older(version: str, than: str) -> bool:
 
 @dataclass
 class _Room:
-    """The objects of one subject by name. `is_listed`: all that there are have been told. `lost` says why it is old."""
+    """The objects of one subject by name. `lost` is why they may be outdated, "" if they are not."""
 
     items: dict[str, Item] = field(default_factory=dict)
     is_listed: bool = False
@@ -64,9 +64,9 @@ class _Room:
 
 
 class FleetCache:
-    """Facts of one namespace's rollouts. What is told late never replaces what is known to be newer.
+    """Facts of one namespace's rollouts. An older resourceVersion never replaces a newer one.
 
-    `clears_first`: as of a Fleet.
+    `clears_first` is that of Fleet.
     """
 
     def __init__(self, namespace: str, *, clears_first: bool = False) -> None:
@@ -76,10 +76,10 @@ class FleetCache:
         self._ended: set[str] = set()
         self._doubted: set[str] = set()
 
-    # what is told
+    # changes
 
     def apply(self, change: Change) -> bool:
-        """Whether it is news: a decision that was made before may be another one now."""
+        """Note the change; True if a decision may be another one now."""
         room = self._rooms.setdefault(change.subject, _Room())
         match change:
             case Listed():
@@ -96,15 +96,15 @@ class FleetCache:
                 return is_news
 
     def learn(self, subject: Subject, item: Item) -> None:
-        """Our own write was answered with `item`: what is decided next is decided on that."""
+        """Note the answer to our own write, so that the next decision is made on it."""
         self._see(self._rooms.setdefault(subject, _Room()), item)
 
     def end_pod(self, uid: str) -> None:
-        """The pod was deleted by us, or is gone: until the watch has said so, it counts as being deleted."""
+        """Note that we deleted the pod: it counts as being deleted until the watch shows that."""
         self._ended.add(uid)
 
     def doubt(self, subject: Subject, name: str) -> None:
-        """Something else than what is known by this name is on the server: whatever comes of it next is news."""
+        """Note a conflict: the server has another object, so its next event is a change even if the facts are equal."""
         room = self._rooms.get(subject)
         if room is not None and name in room.items:
             self._doubted.add(room.items[name].uid)
@@ -115,7 +115,7 @@ class FleetCache:
         there = {item.name for item in change.items}
         for item in change.items:
             is_news |= self._see(room, item)
-        # One that is newer than the list has come since: the watch tells of it.
+        # An object that is newer than the list was created since; the watch shows it.
         absent = [
             item
             for name, item in room.items.items()
@@ -156,12 +156,10 @@ class FleetCache:
         self._ended.discard(uid)
         self._doubted.discard(uid)
 
-    # what is asked
+    # questions
 
     def subjects(self) -> frozenset[Subject]:
-        """Of what the controller has to be told. Where there is no rollout, of rollouts alone, and of nodes as long as
-        one that went has left some behind.
-        """
+        """What the controller watches. Without rollouts: these, and Nodes while records of deleted ones remain."""
         policies = [one.policy for one in self.rollouts() if one.policy is not None]
         found = {self.of(FactKind.ROLLOUTS)}
         if not policies and self.orphans():
@@ -171,27 +169,27 @@ class FleetCache:
         return frozenset(found)
 
     def needed(self, policy: RolloutPolicy) -> frozenset[Subject]:
-        """Of what one has to be told for one rollout, as far as that is known by now."""
+        """What a decision on one rollout needs, as far as it is known by now."""
         return frozenset((*self._base, *self._needed(policy)))
 
     def keep_only(self, subjects: frozenset[Subject]) -> None:
-        """Forget what nobody tells of any more."""
+        """Drop subjects that are not watched any more."""
         for subject in self._rooms.keys() - subjects:
             del self._rooms[subject]
 
     def rollouts(self) -> tuple[RolloutObject, ...]:
-        """All of them, the oldest first; of one that is being deleted nothing is left to be done."""
+        """The rollouts that are not being deleted, the oldest first."""
         known = self._facts(self.of(FactKind.ROLLOUTS), RolloutObject)
         found = (one for one in known if not one.is_deleting)
         return tuple(sorted(found, key=lambda one: (one.created_s or 0.0, one.uid)))
 
     def rivals(self, rollout: RolloutObject, policy: RolloutPolicy) -> tuple[str, ...]:
-        """The names of older rollouts of the same DaemonSet: the oldest has it."""
+        """Older rollouts of the same DaemonSet, by name: the oldest one owns it."""
         older = itertools.takewhile(lambda one: one.uid != rollout.uid, self.rollouts())
         return tuple(one.name for one in older if one.policy is not None and one.policy.daemon_set == policy.daemon_set)
 
     def why_blind(self, policy: RolloutPolicy) -> str:
-        """What of a rollout is not seen now, and why; "" where all of it is. Nothing may be decided without."""
+        """Why not everything that a decision on the rollout needs can be read, "" if it can."""
         for subject in (*self._base, *self._needed(policy)):
             room = self._rooms.get(subject)
             if room is None or not room.is_listed:
@@ -201,16 +199,16 @@ class FleetCache:
         return ""
 
     def is_listed(self, subject: Subject) -> bool:
-        """Whether all objects of the subject have been told."""
+        """True if the subject was listed."""
         return subject in self._rooms and self._rooms[subject].is_listed
 
     def why_not_listed(self) -> str:
-        """What of all that is followed is still to come, "" where nothing is."""
+        """The first subject that is not listed yet, as a reason; "" if all are."""
         waiting = (subject for subject in self.subjects() if not self._rooms.get(subject, _Room()).is_listed)
         return next((f"{subject} are not listed yet" for subject in waiting), "")
 
     def lost(self) -> tuple[str, ...]:
-        """Why which subjects cannot be seen now."""
+        """The reasons of the subjects that cannot be read now."""
         return tuple(sorted({room.lost for room in self._rooms.values() if room.lost}))
 
     def fleet(
@@ -220,7 +218,7 @@ class FleetCache:
         unmade: str = "",
         blocked: Mapping[str, str] | None = None,
     ) -> Fleet:
-        """All that one decision about `rollout` is made from. `unmade`, `blocked`: as there."""
+        """What one decision on `rollout` is made from; `unmade` and `blocked` are those of Fleet."""
         daemon_set = self._daemon_set(policy)
         uid = daemon_set.facts.uid if daemon_set is not None else None
         return Fleet(
@@ -242,14 +240,14 @@ class FleetCache:
         )
 
     def orphans(self) -> list[MarkNode]:
-        """The nodes that a rollout has left behind which is no more; none while it cannot be told."""
+        """Marks that release the nodes of deleted rollouts; none while these cannot be determined."""
         seen = [self._rooms.get(subject) for subject in (self.of(FactKind.ROLLOUTS), NODES)]
         if not all(room is not None and room.is_listed and not room.lost for room in seen):
             return []
         return orphans(self._facts(NODES, FleetNode), self._namespace, {one.key for one in self.rollouts()})
 
     def template(self, policy: RolloutPolicy, revision: str) -> str:
-        """The pod template of a revision by its hash, "" where there is none."""
+        """The pod template of a revision by its hash, "" without it."""
         daemon_set = self._daemon_set(policy)
         if daemon_set is None:
             return ""
@@ -264,15 +262,15 @@ class FleetCache:
 
     @property
     def tasks(self) -> Subject:
-        """The short-lived pods of all rollouts."""
+        """The task pods of all rollouts."""
         return Subject(FactKind.TASK_PODS, self._namespace, TASKS)
 
     def of(self, kind: FactKind) -> Subject:
-        """The subject of a kind that is in our namespace."""
+        """The subject of a kind in our namespace."""
         return Subject(kind, self._namespace)
 
     def _needed(self, policy: RolloutPolicy) -> tuple[Subject, ...]:
-        """What one rollout needs beside the others."""
+        """What one rollout needs in addition to `_base`."""
         daemon_set = self._daemon_set(policy)
         pods = (self._driver_pods(daemon_set),) if daemon_set is not None else ()
         return (*pods, *self._gates(policy))
@@ -300,7 +298,7 @@ class FleetCache:
             yield replace(pod, is_deleting=True) if pod.uid in self._ended and not pod.is_deleting else pod
 
     def _facts(self, subject: Subject, kind: type[F], owner: str | None = None) -> Iterable[F]:
-        """The facts of a subject, of those that `owner` controls where one is given."""
+        """The facts of a subject; only those that `owner` controls, if given."""
         room = self._rooms.get(subject)
         for item in room.items.values() if room is not None else ():
             if isinstance(item.fact, kind) and owner in (None, item.owner):
@@ -308,7 +306,7 @@ class FleetCache:
 
 
 def _is_same(known: Fact, found: Fact) -> bool:
-    """Whether two facts of one object differ in its version alone: a node reports now and then that it lives."""
+    """True if two facts of one object differ at most in resourceVersion: kubelets update Nodes regularly."""
     match known, found:
         case FleetNode(), FleetNode():
             return replace(known, resource_version=found.resource_version) == found
@@ -320,25 +318,23 @@ def _is_same(known: Fact, found: Fact) -> bool:
     return known == found
 
 
-# One look at a rollout, for whoever asks by hand: its object and all facts that a decision about it is made from.
-#
-# Owns which rollout is meant, and when all that is needed has been listed. Decides nothing. Depends on ports only.
+# One read of a rollout, for commands that people type
 
 
 class ObservedRollout(Frozen):
-    """A rollout and the facts about it; `fleet` is None where the object asks for what nobody can read."""
+    """A rollout and the facts about it; `fleet` is None if its spec has problems."""
 
     rollout: RolloutObject
     fleet: Fleet | None
 
 
 def look(desk: RolloutClient, namespace: str, name: str, *, clears_first: bool) -> ObservedRollout:
-    """The rollout called `name`, where that is "" the only one there is. Raises ConfigError, and as the port."""
+    """The rollout `name`, "" for the only one. Raises ConfigError, and as the port."""
     world = FleetCache(namespace, clears_first=clears_first)
     known: set[Subject] = set()
 
     def see(subjects: frozenset[Subject]) -> bool:
-        """Whether something was still to be listed."""
+        """List what is missing; True if something was."""
         missing = sorted(subjects - known, key=str)
         for subject in missing:
             world.apply(desk.listed(subject))
@@ -355,7 +351,7 @@ def look(desk: RolloutClient, namespace: str, name: str, *, clears_first: bool) 
 
 
 def chosen(world: FleetCache, namespace: str, name: str) -> RolloutObject:
-    """The rollout that is meant, of those that are known. Raises ConfigError."""
+    """The rollout `name` of those in the cache, "" for the only one. Raises ConfigError."""
     rollouts = {one.name: one for one in world.rollouts()}
     if name in rollouts:
         return rollouts[name]

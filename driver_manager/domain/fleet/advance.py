@@ -1,7 +1,7 @@
-"""advance(fleet, now) → FleetDecision: which nodes go next, what has ended, what others wait for.
+"""`advance(fleet, now_s)` → FleetDecision: what a rollout does now, keeps in its object and shows.
 
-Pure. Asks in order: members and obstacles (`state`), phases and gates (`nodes`), waves, budget and starts (`waves`),
-then what is undone, kept and shown.
+Also the phase of the rollout (`OUTLOOK_GUARDS`), the way back to an earlier revision (`STEPS`), the state that the
+object keeps, Events, and the pace.
 """
 
 from __future__ import annotations
@@ -55,13 +55,11 @@ from driver_manager.domain.fleet.waves import (
 from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import several
 
-# Owns how a rollout is shown: its phase with a reason and a message, its nodes and waves.
-#
-# Pure. Every phase is one guard in `GUARDS`, asked in order; the first that has something to say decides.
+# How a rollout is shown: one guard per phase in `OUTLOOK_GUARDS`, asked in order; the first answer counts
 
 
 class Caption(Frozen):
-    """The phase of a rollout, the cause of it in one CamelCase word, and a sentence for people."""
+    """The phase of a rollout, its cause as one CamelCase word, and a sentence for people."""
 
     phase: Phase
     reason: str
@@ -69,10 +67,9 @@ class Caption(Frozen):
 
 
 class View(Frozen):
-    """All that the phase depends on: the nodes by place, what holds all of them, how far the waves are, who begins.
+    """What the phase depends on: nodes by phase, what blocks the rollout, waves, the nodes that start, preflights.
 
-    `checks` is what the preflight of those that wait has come to. `without_pod` is how many nodes the DaemonSet wants a
-    pod on and has none. `blocked` is as of a Fleet.
+    `without_pod` is the number of nodes on which the DaemonSet wants a pod and has none. `blocked` is that of Fleet.
     """
 
     target: str
@@ -86,17 +83,17 @@ class View(Frozen):
     blocked: Mapping[str, str] = field(default_factory=dict)
 
     def named(self, place: NodePhase) -> str:
-        """The nodes in a place, by name."""
+        """The names of the nodes in a phase, as text."""
         return several(standing.member.node.name for standing in self.by_place[place])
 
     @property
     def is_at_work(self) -> bool:
-        """Whether a node is under way or begins now."""
+        """True if a node is under way or starts now."""
         return bool(self.by_place[NodePhase.UNDER_WAY] or self.starts.acts)
 
 
 def by_place(standings: Sequence[NodeStatus]) -> dict[NodePhase, list[NodeStatus]]:
-    """The nodes in each place, in the order of their names."""
+    """The nodes in each phase, in the order of `standings`."""
     found: dict[NodePhase, list[NodeStatus]] = {place: [] for place in NodePhase}
     for standing in standings:
         found[standing.verdict.place].append(standing)
@@ -109,7 +106,7 @@ def caption(view: View) -> Caption:
 
 
 def outlook(view: View, shown: Caption, pace: Pace) -> Outlook:
-    """What the rollout looks like: phase, nodes and waves."""
+    """The rollout as it is shown."""
     return Outlook(
         phase=shown.phase,
         reason=shown.reason,
@@ -138,7 +135,7 @@ def _aside_words(view: View) -> Caption | None:
 
 
 def _complete(view: View) -> Caption | None:
-    """Whoever is excluded for good is not waited for."""
+    """The rollout does not wait for excluded nodes."""
     if any(view.by_place[place] for place in (NodePhase.WAITING, NodePhase.UNDER_WAY, NodePhase.FAILED)):
         return None
     left_out = view.by_place[NodePhase.LEFT_OUT]
@@ -152,7 +149,7 @@ def _complete(view: View) -> Caption | None:
 
 
 def _held(view: View) -> Caption | None:
-    """What somebody or something has stopped; a window only where there is nothing else to be told."""
+    """What blocks the rollout; a maintenance window has a guard of its own, further below."""
     hold = view.hold
     if hold is None or hold.phase is Phase.WAITING_FOR_WINDOW:
         return None
@@ -174,7 +171,7 @@ def _at_work(view: View) -> Caption | None:
 
 
 def _gated(view: View) -> Caption | None:
-    """Nobody may begin before a later wave opens."""
+    """No node may start before the next wave opens."""
     gate, turn = view.turn.gate, view.turn
     if gate is None or gate.kind is GateKind.UNFINISHED:
         return None
@@ -206,7 +203,7 @@ def _never(view: View) -> Caption | None:
 
 
 def _blocked(view: View) -> Caption | None:
-    """Nobody else is at work: what the API server does not let be done is all that is left, or all that may begin."""
+    """No node is under way, and requests fail for the nodes that may start."""
     if not view.starts.blocked:
         return None
     first = view.starts.blocked[0]
@@ -259,7 +256,7 @@ OUTLOOK_GUARDS: tuple[Callable[[View], Caption | None], ...] = (
 
 
 def _and_blocked(view: View) -> str:
-    """Those that go on or begin only once the API server lets them."""
+    """The nodes for which requests fail, as the end of a message."""
     stuck = [one.member.node.name for one in view.by_place[NodePhase.UNDER_WAY] if one.member.node.name in view.blocked]
     names = several([*stuck, *view.starts.blocked])
     return f"; blocked: {names}" if names else ""
@@ -269,24 +266,24 @@ def _nodes(count: int) -> str:
     return "1 node is" if count == 1 else f"{count} nodes are"
 
 
-# Owns the way back: to which revision, when, and that each wish and each halt leads there once. Pure.
+# The way back to an earlier revision: once for each request and each halt
 #
-# Where it goes is kept in the memory first; the template is only changed where that is seen to be kept. Whoever dies
-# in between is followed by one who knows what was meant, and does not go back one more.
+# The decision is kept in the object's status first, and the template is changed once the watch shows that. So the next
+# controller completes what a dead one has decided, and does not go back further.
 
 COMPLETE = "complete"
-"""As the outcome of a Past: every node of the fleet served that revision."""
+"""Outcome in the history: every node of the fleet served that revision."""
 
 
 class WayBack(Frozen):
-    """What is to be kept, and what is to be done about going back."""
+    """The state to keep, and the acts for going back."""
 
     memory: RolloutState
     acts: tuple[Act, ...] = ()
 
 
 def way_back(fleet: Fleet, terms: Terms, is_halted: bool) -> WayBack:
-    """What the wishes and the halt of this rollout lead to; nothing, where neither is there."""
+    """What requests and a halt require: the state as it is and no act if there is none."""
     for step in STEPS:
         found = step(fleet, terms, is_halted)
         if found is not None:
@@ -295,7 +292,7 @@ def way_back(fleet: Fleet, terms: Terms, is_halted: bool) -> WayBack:
 
 
 def _going(fleet: Fleet, terms: Terms, is_halted: bool) -> WayBack | None:
-    """It was decided to go back: the template follows, unless it is another one by now."""
+    """Going back is decided: change the template, unless it has changed since."""
     memory, daemon_set = fleet.memory, fleet.daemon_set
     if not memory.undo_to or daemon_set is None:
         return None
@@ -309,7 +306,7 @@ def _going(fleet: Fleet, terms: Terms, is_halted: bool) -> WayBack | None:
 
 
 def _wished(fleet: Fleet, terms: Terms, is_halted: bool) -> WayBack | None:
-    """Somebody asked for it: each wish counts once, and also for a revision that failed, if it is named."""
+    """A request to go back counts once. If it names a revision, that one may have failed."""
     memory, wishes = fleet.memory, fleet.wishes
     if not wishes.undo or wishes.undo == memory.undone:
         return None
@@ -335,14 +332,14 @@ STEPS: tuple[Callable[[Fleet, Terms, bool], WayBack | None], ...] = (_going, _wi
 
 
 def last_good(fleet: Fleet, target: str) -> str:
-    """The last revision but `target` that the whole fleet served and that is still there, "" without one."""
+    """The last revision other than `target` that the whole fleet served and that still exists, "" without one."""
     there = {revision.hash for revision in fleet.revisions} - {target} - set(fleet.memory.failed)
     complete = [past.revision for past in fleet.memory.history if past.outcome == COMPLETE]
     return next((name for name in (fleet.memory.good, *reversed(complete)) if name in there), "")
 
 
 def named_revision(fleet: Fleet, wanted: str) -> str:
-    """The hash of the revision that is called so: by its hash, its name or its number."""
+    """The hash of the revision with this hash, name or number, "" if there is none."""
     names = ((revision.hash, revision.name, str(revision.number)) for revision in fleet.revisions)
     return next((of_it[0] for of_it in names if wanted in of_it), "")
 
@@ -352,22 +349,22 @@ def _decided(memory: RolloutState, target: str, to: str) -> RolloutState:
     return replace(memory, undo_from=target, undo_to=to, failed=tuple(dict.fromkeys(failed)))
 
 
-# Owns what a rollout keeps of its revisions: which one is on its way, which were good, how each went. Pure.
+# What the object keeps: the history of its revisions
 
 HALTED, SUPERSEDED = "halted", "superseded"
-"""As the outcome of a Past: too many nodes failed; another revision came before all nodes served this one."""
+"""Outcomes in the history: too many nodes failed; a newer revision came before all nodes served this one."""
 
 MOST_KEPT = 10
-"""As many revisions as a DaemonSet keeps by default."""
+"""Maximum entries of the history: the default revisionHistoryLimit of a DaemonSet."""
 
 
 def remember(
     memory: RolloutState, view: View, shown: Caption, now_s: float, failed_of_s: float
 ) -> tuple[RolloutState, list[Announce]]:
-    """The memory after this decision, and what has to be told because it changes.
+    """The state after this decision, and the Events of its changes.
 
-    `failed_of_s` is when the last of the nodes that failed was taken, 0 without one: whoever decides once more because
-    the memory was not kept tells of the same halt.
+    `failed_of_s` is when the last failed node was taken, 0 without one. It is part of an Event's key, so that a
+    repeated decision posts the same Event.
     """
     told: list[Announce] = []
     phase, message, target = shown.phase, shown.message, view.target
@@ -378,7 +375,7 @@ def remember(
         if phase is not Phase.COMPLETE:
             told.append(Announce(events.ROLLOUT_STARTED, f"Rollout of revision {target} started", key))
     last = memory.history[-1] if memory.history else RevisionHistory(target, now_s)
-    # When this one began may not be kept yet; when the one before it did, is.
+    # The start of the last entry may not be stored yet; that of the entry before it is.
     before_s = int(memory.history[-2].began_s) if len(memory.history) > 1 else 0
     if phase is Phase.COMPLETE and view.by_place[NodePhase.DONE]:
         if last.outcome != COMPLETE or memory.good != target:
@@ -396,31 +393,29 @@ def remember(
 
 
 def _ended(past: RevisionHistory, now_s: float, outcome: str) -> RevisionHistory:
-    """The same, ended now, unless it has ended before; one that was halted stays so."""
+    """The entry with its end, unless it has one; a halted one stays halted."""
     if past.ended_s is not None:
         return past
     return replace(past, ended_s=now_s, outcome=past.outcome if past.outcome == HALTED else outcome)
 
 
-# Owns which turns of a rollout are told as Events while it is on its way: a wave that ended, and what follows it.
-#
-# Pure. What was told last is kept in the memory, so that each is told once.
+# Events of waves: one when a wave ends, and one for what the next wave waits for; `announced` has the last ones
 
 _OVER = frozenset({Phase.COMPLETE, Phase.HALTED, Phase.STALLED})
-"""Phases that have an Event or a condition of their own, and that no wave follows in."""
+"""Phases that have an Event or a condition of their own, and in which no wave follows."""
 
 _GATED = {
     Phase.SOAKING: (events.ROLLOUT_SOAKING, False),
     Phase.WAITING_FOR_APPROVAL: (events.ROLLOUT_APPROVAL_REQUIRED, True),
 }
-"""Phases in which a gate between two waves is waited for: the Event, and whether somebody has to act."""
+"""Phases in which the next wave waits for a gate: the Event, and whether it is a warning."""
 
 
 _NUMBER = re.compile(r"[0-9]{1,6}")
 
 
 def milestones(memory: RolloutState, view: View, shown: Caption, terms: Terms) -> tuple[RolloutState, list[Announce]]:
-    """The memory after this decision, and what is told of the waves in the phase that is shown."""
+    """The state after this decision, and the Events of the waves."""
     if shown.phase in _OVER:
         return memory, []
     last, gated = _told(memory.announced, terms.target)
@@ -440,7 +435,7 @@ def milestones(memory: RolloutState, view: View, shown: Caption, terms: Terms) -
 
 
 def _told(announced: str, target: str) -> tuple[int, str]:
-    """The last wave whose end was told for this revision, 0 for none, and the gate that was told."""
+    """The last wave and the last gate that have an Event for this revision; 0 and "" for none."""
     revision, _, rest = announced.partition("/")
     wave, _, gated = rest.partition("/")
     return (int(wave), gated) if revision == target and _NUMBER.fullmatch(wave) else (0, "")
@@ -454,7 +449,7 @@ def _wave_ended(wave: WaveView, terms: Terms) -> Announce:
 
 
 class Survey(Frozen):
-    """Where every node of the rollout stands, by name, and what holds all of them."""
+    """Where every node stands, in the order of their names, and what blocks the rollout."""
 
     standings: Sequence[NodeStatus]
     scene: Scene
@@ -462,7 +457,7 @@ class Survey(Frozen):
 
 
 def advance(fleet: Fleet, now_s: float) -> FleetDecision:
-    """What to do at `now_s` (seconds since the epoch), what to keep, and what to show."""
+    """What to do at `now_s` (seconds since the epoch), what to keep and what to show."""
     seen = survey(fleet, now_s)
     view = view_of(seen)
     shown = caption(view)
@@ -515,7 +510,7 @@ def survey(fleet: Fleet, now_s: float) -> Survey:
 
 
 def view_of(seen: Survey) -> View:
-    """Who begins, and all else that is shown."""
+    """The nodes that start, and everything that is shown."""
     terms, found = seen.scene.terms, seen.scene.turn
     checks = preflight_checks(seen.scene.fleet, seen.standings, terms, found, seen.hold)
     begun = starts(seen.standings, terms, found, seen.hold, checks.reasons)
@@ -563,10 +558,10 @@ def pace(seen: Survey, phase: Phase) -> Pace:
         if record.revision == target and node.window is not None
         if not node.window.is_open and node.window.began_s >= record.began_s
     ]
-    is_aside = seen.hold is not None and seen.hold.stands_aside
-    can_end = node_s is not None and left and phase in STARTING and not is_aside
+    is_starting = phase in STARTING and not (seen.hold is not None and seen.hold.stands_aside)
+    can_end = node_s is not None and left and is_starting
     left_s = node_s * math.ceil(left / max(1, parallel)) if node_s is not None and can_end else None
-    return Pace(node_s, _median(outages), left_s, max(0, parallel - under_way))
+    return Pace(node_s, _median(outages), left_s, max(0, parallel - under_way) if is_starting else 0)
 
 
 def _parallel(seen: Survey) -> int:
@@ -586,7 +581,7 @@ def _median(found: Sequence[float]) -> float | None:
 
 
 def _settled(seen: Survey) -> tuple[list[Act], list[float | None]]:
-    """What each node's own facts call for, and the moments at which that changes."""
+    """The acts that each node's own facts require, and the times at which these change."""
     acts: list[Act] = []
     if seen.hold is None or not seen.hold.stands_aside:
         acts += obsolete_clear_pods(seen.scene.fleet, seen.standings, seen.scene.terms)
@@ -609,7 +604,7 @@ def _is_of(standing: NodeStatus, target: str) -> bool:
 
 
 def _waits(seen: Survey, phase: Phase) -> Iterable[float | None]:
-    """The moments at which the fleet as a whole may go on, or, where it is complete, looks different."""
+    """The times at which a block, a gate or a preflight may end by itself."""
     gate = seen.scene.turn.gate
     gate_s = gate.until_s if gate is not None else None
     if phase is Phase.COMPLETE:

@@ -1,7 +1,7 @@
-"""What `rollout` commands ask for: annotations, and when a request is refused because it changes nothing.
+"""Requests of `rollout` commands, and when one is refused because it would change nothing.
 
-Pure. A request is a field of the spec, an annotation of the object or an annotation of a Node. The controller reads
-it. Every command shows the fleet as it is after the request, as `advance` decides it.
+A request is a field of the spec, an annotation of the object or an annotation of a Node, which the controller reads.
+Every command shows the fleet after its request, as `advance` decides it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ LOOK = "`driver-manager rollout status` shows its state."
 
 
 class Request(Frozen):
-    """What a verb writes, and `did`, what that is in words. `after` is the fleet once it is written.
+    """What a command writes: fields of the spec and annotations of the object, and `nodes` to retry.
 
-    `spec` and `annotations` are those of the object that change; `nodes` are asked to try once more.
+    `did` describes it in words; `after` is the fleet once it is written.
     """
 
     did: tuple[str, ...]
@@ -36,15 +36,15 @@ class Request(Frozen):
 
 
 def outlook_after(request: Request, now_s: float) -> Outlook:
-    """What the rollout looks like once the controller has read the request."""
+    """The rollout once the controller has read the request."""
     decided = advance(request.after, now_s)
-    if decided.memory.undo_to:  # it is decided first, and seen in the next decision
+    if decided.memory.undo_to:  # one decision stores it, and the next one acts on it
         decided = advance(replace(request.after, memory=decided.memory), now_s)
     return decided.outlook
 
 
 def request_pause(fleet: Fleet) -> Request:
-    """Start no other node. Raises ConfigError."""
+    """Start no more nodes. Raises ConfigError if the rollout is paused."""
     if fleet.policy.paused:
         raise ConfigError("the rollout is paused already", "Continue it with `driver-manager rollout resume`.")
     after = replace(fleet, policy=replace(fleet.policy, paused=True))
@@ -54,7 +54,7 @@ def request_pause(fleet: Fleet) -> Request:
 
 
 def request_resume(fleet: Fleet) -> Request:
-    """Start nodes again. Raises ConfigError."""
+    """Start nodes again. Raises ConfigError unless the rollout is paused."""
     if not fleet.policy.paused:
         raise ConfigError("the rollout is not paused", LOOK)
     after = replace(fleet, policy=replace(fleet.policy, paused=False))
@@ -62,7 +62,7 @@ def request_resume(fleet: Fleet) -> Request:
 
 
 def request_approval(fleet: Fleet, now_s: float, wave: int | None) -> Request:
-    """Let the waves up to `wave` begin; the next one where that is None. Raises ConfigError."""
+    """Approve the waves up to `wave`, None for the next one. Raises ConfigError."""
     seen = survey(fleet, now_s)
     _refuse_aside(seen)
     target, waves = seen.scene.terms.target, fleet.policy.waves
@@ -83,7 +83,7 @@ def request_approval(fleet: Fleet, now_s: float, wave: int | None) -> Request:
 
 
 def asking_waves(seen: Survey, wishes: Requests) -> list[int]:
-    """The waves at whose end somebody has to approve what follows, and has not yet. An empty one asks for nothing."""
+    """The waves with nodes whose following wave still needs an approval."""
     turn, waves = seen.scene.turn, seen.scene.terms.policy.waves
     return [
         view.number
@@ -96,7 +96,7 @@ def asking_waves(seen: Survey, wishes: Requests) -> list[int]:
 
 
 def request_retry_of_nodes(fleet: Fleet, now_s: float, names: Sequence[str]) -> Request:
-    """Try these nodes once more, all or none. Raises ConfigError."""
+    """Retry these nodes, all or none. Raises ConfigError."""
     seen = survey(fleet, now_s)
     _refuse_aside(seen)
     standings = {one.member.node.name: one for one in seen.standings}
@@ -119,7 +119,7 @@ def _tries_again(view: NodeView) -> str:
 
 
 def request_retry_of_revision(fleet: Fleet, now_s: float) -> Request:
-    """Try the target once more, which was halted or undone before. Raises ConfigError."""
+    """Retry the target revision after it was halted or undone. Raises ConfigError."""
     seen = survey(fleet, now_s)
     _refuse_aside(seen)
     target, memory = seen.scene.terms.target, fleet.memory
@@ -137,9 +137,9 @@ def request_retry_of_revision(fleet: Fleet, now_s: float) -> Request:
 
 
 def request_undo(fleet: Fleet, now_s: float, to: str, wish: str) -> Request:
-    """Go back to the revision `to` (hash, name or number), the last good one where that is "". Raises ConfigError.
+    """Go back to the revision `to` (hash, name or number; "" for the last good one). Raises ConfigError.
 
-    `wish` is an id that no other wish has.
+    `wish` is a unique id of the request.
     """
     seen = survey(fleet, now_s)
     _refuse_aside(seen)
@@ -163,14 +163,14 @@ def request_undo(fleet: Fleet, now_s: float, to: str, wish: str) -> Request:
 
 
 def _refuse_aside(seen: Survey) -> None:
-    """Raise ConfigError where the rollout heeds no wish now."""
+    """Raise ConfigError if the rollout does nothing now."""
     hold = seen.hold
     if hold is not None and hold.stands_aside:
         raise ConfigError(f"the rollout does nothing now: {hold.message}", LOOK)
 
 
 def _waiting_wave(seen: Survey, asking: Sequence[int]) -> int:
-    """The first wave behind the one that waits for its approval. Raises ConfigError where none does."""
+    """The wave that waits for an approval. Raises ConfigError if none does."""
     gate = seen.scene.turn.gate
     is_waiting = any(
         one.wave > seen.scene.turn.upto and one.verdict.place is NodePhase.WAITING for one in seen.standings
@@ -182,7 +182,7 @@ def _waiting_wave(seen: Survey, asking: Sequence[int]) -> int:
 
 
 def _why_no_retry(standing: NodeStatus | None, seen: Survey) -> str:
-    """Why one more attempt would change nothing for the node, "" where it would."""
+    """Why a retry would change nothing for the node, "" if it would."""
     if standing is None:
         return "it is not in this rollout, as it has no driver pod of the DaemonSet"
     member, verdict = standing.member, standing.verdict
@@ -191,7 +191,7 @@ def _why_no_retry(standing: NodeStatus | None, seen: Survey) -> str:
     asked = place(replace(member, node=replace(member.node, wants_retry=True)), seen.scene.terms)
     if (asked.place, asked.reason, asked.wants_turn) != (verdict.place, verdict.reason, verdict.wants_turn):
         return ""
-    if asked.place is NodePhase.LEFT_OUT and asked.acts:  # its preflight is asked for again
+    if asked.place is NodePhase.LEFT_OUT and asked.acts:  # its preflight runs again
         return ""
     reason = f" ({verdict.reason})" if verdict.reason else ""
     return f"it has not failed, it is {verdict.place.value}{reason}"
@@ -202,7 +202,7 @@ def _named(number: int, waves: Sequence[Wave]) -> str:
 
 
 def _others(fleet: Fleet, target: str) -> str:
-    """The revisions that one could go back to, the newest first."""
+    """The other revisions, the newest first, as text."""
     known = sorted(fleet.revisions, key=lambda one: -one.number)
     found = [f"{one.number} ({one.hash})" for one in known if one.hash != target]
     return several(found) if found else "there is no other revision"

@@ -1,6 +1,6 @@
-"""The status of a DriverRollout, its conditions, and metrics of the controller.
+"""The status of a DriverRollout, its conditions, and the controller's metrics.
 
-A status has every field, also empty ones. Pure.
+A status has every field, also empty ones.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import field
 from enum import Enum
 from typing import Any
 
-from driver_manager.domain.fleet.advance import STARTING
 from driver_manager.domain.fleet.spec import UNDER_WAY, Fleet, RolloutState, UpgradeState, memory_of
 from driver_manager.domain.fleet.state import (
     FleetDecision,
@@ -29,13 +28,13 @@ from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import one_line, several, shortened
 from driver_manager.domain.wire import LAST_MOMENT_S, seconds_of, written_time
 
-# Owns what is counted of a rollout for metrics: as it was last decided on, and when it may be through. Pure.
+# Figures of a rollout for metrics
 
 UNKNOWN, REQUIRED = "unknown", "upgrade-required"
-"""Words for a node that is left alone, and for one that waits. What we write on Nodes needs neither."""
+"""Operators' words for a node that is left out, and for one that waits. The rollout never writes them on Nodes."""
 
 WORDS = (UNKNOWN, REQUIRED, *(state.value for state in UpgradeState))
-"""Words of the vendors' operators for where a node stands, as far as they mean something here."""
+"""The operators' words for the state of a node."""
 
 _WORDS = {
     NodePhase.DONE: UpgradeState.DONE.value,
@@ -47,11 +46,11 @@ _UNDER_WAY = frozenset(state.value for state in UNDER_WAY)
 
 
 class RolloutFigures(Frozen):
-    """One rollout as it was last decided on.
+    """One rollout as of its last decision, which took `decision_s` seconds.
 
-    Its phase, how many nodes are where, how long that took in seconds, and the revision. `words` are the nodes that no
-    operator manages, by the operators' words. `progress_s` is when a node last came to another state, or the rollout
-    began, in seconds since the epoch; `patience_s` is how long a node may stay in one.
+    `places` counts nodes by phase; `words` counts those without an operator by the operators' words. `progress_s` is
+    when a node last changed its state, or the rollout began, in seconds since the epoch. `patience_s` is how long a
+    node may stay in one state.
     """
 
     phase: Phase
@@ -90,24 +89,23 @@ def figures(fleet: Fleet, decision: FleetDecision, decision_s: float) -> Rollout
 
 
 def _word(node: NodeView, label: str) -> str:
-    """The label says which of the states a node that is under way is in; whatever else is there is not ours."""
+    """The operators' word for the node; one that is under way has it on its label, if the label is ours."""
     if node.place is not NodePhase.UNDER_WAY:
         return _WORDS[node.place]
     return label if label in _UNDER_WAY else UpgradeState.RESTART.value
 
 
-# What a rollout's controller reports of itself and of its rollouts, as families of metrics. Pure.
-#
-# Those under the names of a vendor's operator are in `operator_metrics`.
+# Metrics under our own names
 
 ACTS = ("MarkNode", "RestartPod", "CreatePod", "DeletePod", "SetTemplate", "Announce")
-"""Names of what a decision may ask for."""
+"""Kinds of acts."""
 
 
 class FleetReport(Frozen):
-    """What the controller is about. `rollouts` come by namespace/name, `acts` are how many were done, by their names.
+    """The state of the controller at `now_s`, in seconds since the epoch.
 
-    `why_not_ready` is "" while the controller does its work, be it to stand by.
+    `rollouts` is by namespace/name, `acts` counts what was done by kind. `why_not_ready` is "" while the controller
+    works or stands by.
     """
 
     leads: bool = False
@@ -118,7 +116,7 @@ class FleetReport(Frozen):
 
 
 def fleet_families(report: FleetReport) -> tuple[Family, ...]:
-    """All metrics of the controller under our own names."""
+    """All metrics under our own names."""
     known = report.rollouts.items()
     return (
         gauge("rollout_leader", "Whether this controller is the one that acts.", report.leads),
@@ -188,20 +186,19 @@ def _of_each(name: str, meaning: str, values: Mapping[str, float]) -> Family:
     return by_label("gauge", f"rollout_{name}", meaning, "rollout", values)
 
 
-# A controller's rollouts under the names that a vendor's operator has for the same, so that its dashboards work. Pure.
+# Metrics under the names of the vendor's operator, so that its dashboards work
 #
-# The names are the profile's, their meanings those of the operators:
+# The profile has the names; the operators define the meanings:
 #
 # - NVIDIA/gpu-operator, controllers/operator_metrics.go and upgrade_controller.go: one number each, over all that it
-# upgrades. Its documentation calls `driver_auto_upgrade_enabled` only `auto_upgrade_enabled`; the code counts. "In
-# progress" contains failed nodes there (k8s-operator-libs, GetUpgradesInProgress), as they hold a slot; here they hold
-# none, and it is what its documentation says: nodes whose driver pod is being upgraded. - RBLN-SW/rbln-npu-operator,
-# internal/metrics/metrics.go: one gauge by the word of the upgrade-state label, `unknown` for nodes without one, zeros
-# included.
+#   upgrades. Its documentation calls `driver_auto_upgrade_enabled` `auto_upgrade_enabled`; the name in its code counts.
+#   There, "in progress" includes failed nodes (k8s-operator-libs, GetUpgradesInProgress), as they use a slot. Here they
+#   use none, and the number is as documented: nodes whose driver pod is being upgraded.
+# - RBLN-SW/rbln-npu-operator, internal/metrics/metrics.go: one gauge by the value of the upgrade-state label, `unknown`
+#   for nodes without one, zeros included.
 #
-# They collide with nothing where the operator runs too: its series have the labels of its own job. Nor is a node
-# counted twice by a sum over both, as nodes that an operator manages are not in these numbers. Only who leads has
-# them: the zeros of a controller that stands by would be a second opinion.
+# The series of an operator have the labels of its own job, so nothing collides; nodes that it manages are not counted
+# here. Only the leader exports them, as the zeros of a standby would contradict it.
 
 
 def operator_families(report: FleetReport, names: UpgradeMetrics) -> tuple[Family, ...]:
@@ -234,10 +231,8 @@ def _is_enabled(report: FleetReport) -> bool:
 
 
 def _available(report: FleetReport) -> int:
-    """For how many of the nodes that wait there is room."""
-    return sum(
-        min(one.pace.free, one.words.get(REQUIRED, 0)) for one in report.rollouts.values() if one.phase in STARTING
-    )
+    """The number of waiting nodes that could start now."""
+    return sum(min(one.pace.free, one.words.get(REQUIRED, 0)) for one in report.rollouts.values())
 
 
 Json = dict[str, Any]
@@ -246,18 +241,18 @@ READY, RECONCILING, STALLED = "Ready", "Reconciling", "Stalled"
 INVALID_SPEC = "InvalidSpec"
 
 STANDING = frozenset({Phase.HALTED, Phase.STALLED})
-"""Phases in which somebody has to act before anything goes on."""
+"""Phases that only a person can end."""
 
 IDLE = frozenset({Phase.COMPLETE, Phase.PAUSED}) | STANDING
-"""Phases in which the rollout is not on its way."""
+"""Phases in which the rollout does not progress."""
 
 MAX_NAMED = 20
-"""Nodes that failed, or are under way, are named up to this number."""
+"""Maximum number of failed, and of under-way, nodes in a status."""
 
 MAX_GROUPS = 10
 MAX_NAMED_OF_GROUP = 10
 MAX_KEPT = 10
-"""Entries of the history, and revisions that failed."""
+"""Maximum entries of the history, and of failed revisions."""
 
 MAX_REASON_CHARS = 300
 MAX_MESSAGE_CHARS = 2_000
@@ -265,11 +260,11 @@ MAX_MESSAGE_CHARS = 2_000
 OTHERS = "other reasons"
 
 PACE_S = 5.0
-"""What can wait is written this many seconds after it was first to be said, and with all that came meanwhile."""
+"""Seconds after which a change that is not urgent is written, with all later ones."""
 
 
 class StatusUrgency(Enum):
-    """Whether a status is worth a write now, within `PACE_S` seconds, or not at all."""
+    """When a changed status is written: now, within `PACE_S` seconds, or never."""
 
     NOW = "now"
     SOON = "soon"
@@ -277,7 +272,7 @@ class StatusUrgency(Enum):
 
 
 def status_of(decision: FleetDecision, old: Mapping[str, Any], generation: int, now_s: float) -> Json:
-    """The status that shows `decision`, made for `generation` of the object at `now_s`, after the status `old`."""
+    """The status that shows `decision`, made at `now_s` for `generation` of the object, whose status is `old`."""
     outlook = decision.outlook
     nodes: dict[NodePhase, list[NodeView]] = {place: [] for place in NodePhase}
     for node in sorted(outlook.nodes, key=lambda one: one.name):
@@ -297,7 +292,7 @@ def status_of(decision: FleetDecision, old: Mapping[str, Any], generation: int, 
 
 
 def status_of_problems(problems: Sequence[str], old: Mapping[str, Any], generation: int, now_s: float) -> Json:
-    """The status of an object that cannot be read because of `problems`: all else stays as it was in `old`."""
+    """The status of an object whose spec has `problems`; the other fields stay as in `old`."""
     why = (INVALID_SPEC, several(problems, "; "))
     empty = Outlook(Phase.STALLED, *why, target="", wave=0, nodes=(), waves=())
     memory = memory_of(old)
@@ -307,7 +302,7 @@ def status_of_problems(problems: Sequence[str], old: Mapping[str, Any], generati
 
 
 def worth(old: Mapping[str, Any], new: Mapping[str, Any]) -> StatusUrgency:
-    """Whether `new` is to be written where `old` is stored."""
+    """When to write `new` over `old`."""
     if _urgent(old) != _urgent(new):
         return StatusUrgency.NOW
     return StatusUrgency.NOTHING if old == new else StatusUrgency.SOON
@@ -323,10 +318,10 @@ _COUNTS = {
 _SHOWN = frozenset(
     {"wave", "counts", "waves", "underWay", "failures", "waiting", "leftOut", "preflight", "preflightProblems"}
 )
-"""What shows the nodes, and nothing else."""
+"""Fields that only show nodes."""
 
 _SLOW = _SHOWN - {"wave", "failures"}
-"""What of it can wait; numbers in a condition's message can, too."""
+"""Fields that are not urgent; a condition's message is not either."""
 
 
 def _urgent(status: Mapping[str, Any]) -> Json:
@@ -358,21 +353,21 @@ def _head(phase: Phase, why: tuple[str, str], old: Mapping[str, Any], generation
 
 
 def _since(old: Mapping[str, Any], status: str) -> str:
-    """Since when a condition has this status, "" where it has not had it; its reason and message do not matter."""
+    """The lastTransitionTime of a condition that keeps its status, else ""."""
     since = old.get("lastTransitionTime")
     is_time = type(since) is str and seconds_of(since) is not None
     return str(since) if is_time and old.get("status") == status else ""
 
 
 def _conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The conditions in a status by their types, without what is none."""
+    """The conditions in a status by type; entries that are none are ignored."""
     found = status.get("conditions")
     listed = found if type(found) is list else []
     return {one["type"]: one for one in listed if type(one) is dict and type(one.get("type")) is str}
 
 
 def _memory(memory: RolloutState) -> Json:
-    """What `reading.memory_of` reads again: the newest of what is bounded."""
+    """The fields that `spec.memory_of` reads; lists have the newest entries."""
     return {
         "targetRevision": memory.target,
         "goodRevision": memory.good,
@@ -393,7 +388,7 @@ def _memory(memory: RolloutState) -> Json:
 
 
 def _wave(one: WaveView) -> Json:
-    """A wave: where its nodes are, and when it ended."""
+    """A wave: its nodes by phase, and when it ended."""
     return {
         "number": one.number,
         "name": one.name,
@@ -404,7 +399,7 @@ def _wave(one: WaveView) -> Json:
 
 
 def _preflight(nodes: Iterable[NodeView]) -> Json:
-    """What is known of nodes that have not begun: how many there are of each result, and those that do not pass."""
+    """Preflights: the number of each result, and the nodes that do not pass."""
     found = [(node, node.preflight) for node in nodes if node.preflight is not None]
     counts = Counter(seen.result for _, seen in found)
     problems = [
@@ -419,7 +414,7 @@ def _preflight(nodes: Iterable[NodeView]) -> Json:
 
 
 def _named(nodes: Iterable[NodeView]) -> list[Json]:
-    """The nodes that have been in their place for longest: of those that failed, what came first says most."""
+    """The nodes that have been in their phase for longest: the first failure says most."""
     longest = sorted(nodes, key=lambda node: (LAST_MOMENT_S if node.since_s is None else node.since_s, node.name))
     return [
         {
@@ -433,7 +428,7 @@ def _named(nodes: Iterable[NodeView]) -> list[Json]:
 
 
 def _grouped(nodes: Iterable[NodeView]) -> list[Json]:
-    """Nodes by their reason, the reason of most of them first; what is not among the first few is one group."""
+    """Nodes by reason, the most frequent first; rare reasons are one group."""
     by_reason: dict[str, list[str]] = {}
     for node in nodes:
         by_reason.setdefault(_reason(node.reason), []).append(node.name)

@@ -105,9 +105,9 @@ FLEET_CONTROL_MUTANTS = (
     Mutant(
         "no-rest-after-a-refusal",
         "a refused action is not retried at once",
-        "core/fleet/controller.py",
-        "        pause_s = max(pause_s, REFUSED_S) if is_refused else pause_s\n",
-        "",
+        "domain/deadline.py",
+        "max(REFUSED_S if isinstance(error, ApiRefused) else 0.0, ",
+        "max(0.0, ",
         (FAULTS + "test_what_one_node_is_refused_keeps_nobody_else_back_and_is_said_once",),
     ),
     Mutant(
@@ -162,9 +162,9 @@ FLEET_CONTROL_MUTANTS = (
     Mutant(
         "retry-after-ignored",
         "a controller waits as long as the server's Retry-After",
-        "core/fleet/controller.py",
-        "        asked_s = error.asked_s if isinstance(error, ApiUnavailable) else 0.0\n",
-        "        asked_s = 0.0\n",
+        "domain/deadline.py",
+        "    asked_s = error.asked_s if isinstance(error, ApiUnavailable) else 0.0\n",
+        "    asked_s = 0.0\n",
         (FAULTS + "test_what_a_busy_server_is_asked_for_is_left_alone_for_as_long_as_it_says",),
     ),
     Mutant(
@@ -179,7 +179,7 @@ FLEET_CONTROL_MUTANTS = (
         "retry-after-lost",
         "the caller of a request that is not repeated gets the server's Retry-After",
         "adapters/kube/api.py",
-        "raise ApiUnavailable(what, error.remedy, min(ASKED_MOST_S, error.retry_after_s)) from error",
+        "raise ApiUnavailable(what, error.remedy, asked_s) from error",
         "raise ApiUnavailable(what, error.remedy) from error",
         ("unit/adapters/test_kube_retries.py::test_whoever_asks_once_is_told_for_how_long_to_leave_it_alone",),
     ),

@@ -26,11 +26,11 @@ FLEET_METRICS_MUTANTS = (
     ),
     Mutant(
         "room-while-paused",
-        "no node counts as ready to start while the rollout is paused or halted",
-        "domain/fleet/status.py",
-        " for one in report.rollouts.values() if one.phase in STARTING",
-        " for one in report.rollouts.values()",
-        (METRICS + "test_an_upgrade_can_start_where_somebody_waits_and_there_is_room",),
+        "no node counts as ready to start in a phase in which none may start",
+        "domain/fleet/advance.py",
+        "max(0, parallel - under_way) if is_starting else 0",
+        "max(0, parallel - under_way)",
+        ("unit/fleet/test_rollout_pace.py::test_there_is_no_end_where_no_node_may_start",),
     ),
     Mutant(
         "progress-is-the-beginning",

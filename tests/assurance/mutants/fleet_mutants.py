@@ -501,8 +501,8 @@ _MUTANTS = (
         "fleet-guesses",
         "no end is estimated while a rollout is paused, stalled, or waits for an approval, a window or a soak time",
         PATH + "advance.py",
-        " and left and phase in STARTING and ",
-        " and left and ",
+        "is_starting = phase in STARTING and ",
+        "is_starting = ",
         (PACE + "test_there_is_no_end_where_no_node_may_start",),
     ),
 )

@@ -299,8 +299,8 @@ HOST_MUTANTS = (
         "slots-without-precondition",
         "two nodes that take a slot at the same time do not both get the last one",
         "adapters/kube/leases.py",
-        'encode_slots(slots)}, "resourceVersion": version}',
-        "encode_slots(slots)}}",
+        '                metadata["resourceVersion"] = version\n',
+        "",
         ("unit/sandbox/test_contract_on_sandbox.py::TestSlotsOnSandbox",),
     ),
     Mutant(

@@ -45,7 +45,7 @@ class SlotContract:
 
     def lease(self, target: Target, store: LeaseSlots) -> dict[str, Any]:
         """The Lease as the server has it."""
-        return target.api.get(f"{store._folder}/{LEASE}")
+        return target.api.get(store._lease.path)
 
     def test_without_a_lease_nobody_holds_a_slot_and_the_first_writer_makes_it(self, target: Target) -> None:
         store = self.store(target)
@@ -76,7 +76,7 @@ class SlotContract:
         store = self.store(target)
         store.write(Slots(), "")
         version = store.read(1).version
-        target.api.delete(f"{store._folder}/{LEASE}")
+        target.api.delete(store._lease.path)
         with pytest.raises(Conflict):
             store.write(Slots((SlotHolder("a", "u1", "b"),)), version)
 
@@ -130,7 +130,7 @@ class SlotContract:
     def test_what_cannot_be_read_is_a_problem_that_names_the_lease(self, target: Target) -> None:
         store = self.store(target)
         store.write(Slots(), "")
-        target.api.patch(f"{store._folder}/{LEASE}", {"metadata": {"annotations": {KEYS.reboot_slots: "garbage"}}})
+        target.api.patch(store._lease.path, {"metadata": {"annotations": {KEYS.reboot_slots: "garbage"}}})
         assert f"/{LEASE}" in store.read(1).problem
 
     def test_who_may_not_is_refused_by_name_of_verb_and_resource(self, target: Target) -> None:

@@ -12,8 +12,10 @@ from typing import Any, cast
 import pytest
 
 from driver_manager.adapters.kube import fleet as kube_fleet
+from driver_manager.adapters.kube.api import KubeApi
 from driver_manager.adapters.kube.fleet import Informer
 from driver_manager.core.fleet_ports import Change, EventAbout, FactKind, Found, Gone, Listed, Lost, Seen, Subject
+from driver_manager.domain import deadline
 from driver_manager.domain.errors import ApiRefused, Conflict, Terminated, WatchBroken
 from driver_manager.domain.fleet.spec import PLURAL, FleetNode, Task, TaskPod
 from driver_manager.domain.fleet.state import TASK_LABEL, TASKS
@@ -164,7 +166,7 @@ def test_watches_that_break_before_they_tell_anything_are_lost_and_tried_again(
         raise WatchBroken("the watch was cut", "")
 
     with monkeypatch.context() as patched:
-        patched.setattr(kube_fleet, "events", broken)
+        patched.setattr(KubeApi, "watch", broken)
         fleet.cluster.follow(frozenset({NODES}))
         fleet.until_one(Listed)
         lost = fleet.until_one(Lost)
@@ -178,7 +180,7 @@ def test_watches_that_break_before_they_tell_anything_are_lost_and_tried_again(
 def test_what_is_refused_is_lost_with_the_reason_and_found_once_it_is_allowed(
     fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kube_fleet, "REFUSED_S", 0.1)
+    monkeypatch.setattr(deadline, "REFUSED_S", 0.1)
     fleet.server.deny.append(Deny("watch", "nodes"))
     fleet.cluster.follow(frozenset({NODES}))
     fleet.until_one(Listed)

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from driver_manager.adapters.kube import fleet as fleet_lists
-from driver_manager.adapters.kube.api import Answer, KubeApi
-from driver_manager.adapters.kube.fleet import ATTEMPTS, KubeDesk, node_label_keys, readers
+from driver_manager.adapters.kube.api import RESTARTS, Answer, KubeApi
+from driver_manager.adapters.kube.fleet import KubeDesk, node_label_keys, readers
 from driver_manager.adapters.kube.kubeconfig import kubeconfig_namespace
 from driver_manager.adapters.kube.transport import EXPIRED
 from driver_manager.cli.options import zone
@@ -83,12 +83,12 @@ def expiring(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
 
 
 def test_a_list_that_expires_between_its_pages_is_begun_again(at: AtDesk, monkeypatch: pytest.MonkeyPatch) -> None:
-    expiring(monkeypatch, ATTEMPTS - 1)
+    expiring(monkeypatch, RESTARTS - 1)
     assert isinstance(at.desk.listed(NODES), Listed)
 
 
 def test_one_that_always_expires_is_given_up(at: AtDesk, monkeypatch: pytest.MonkeyPatch) -> None:
-    expiring(monkeypatch, ATTEMPTS)
+    expiring(monkeypatch, RESTARTS)
     with pytest.raises(ApiUnavailable, match="each list expired before its end"):
         at.desk.listed(NODES)
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.adapters.kube import objects as kube_objects
+from driver_manager.adapters.kube.api import sent
 from driver_manager.adapters.kube.fleet import _as_leader, as_daemon_set
 from driver_manager.adapters.kube.leases import _as_record
-from driver_manager.adapters.kube.node import sent
 from driver_manager.adapters.kube.objects import as_claim, as_node, as_pod
 from driver_manager.domain.errors import ApiUnavailable, WatchBroken
 from driver_manager.domain.node import Claim, Pod

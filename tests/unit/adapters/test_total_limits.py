@@ -22,7 +22,6 @@ from kubernetes import client as kube_client
 from driver_manager.adapters.http import Limit, TooLarge, connected, whole
 from driver_manager.adapters.kube import api as kube_api
 from driver_manager.adapters.kube import kubeconfig as library
-from driver_manager.adapters.kube import node as watching
 from driver_manager.adapters.kube import transport as in_pod
 from driver_manager.adapters.kube.kubeconfig import Library
 from driver_manager.adapters.kube.node import KubeCluster
@@ -303,7 +302,7 @@ LINES: dict[str, Serve] = {
 def test_a_watch_that_is_kept_alive_with_nothing_keeps_nobody_waiting(
     serve: Serve, way: Way, identity: tuple[bytes, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "WATCH_END_S", 0.2)
+    monkeypatch.setattr(kube_api, "WATCH_END_S", 0.2)
     with server(pods_and(serve), identity[1]) as there:
         clock, reporter = SystemClock(), RecordingReporter()
         cluster = KubeCluster(way(there.port), "n", clock, reporter, 30.0)
@@ -353,7 +352,8 @@ def test_lines_of_a_watch_are_the_same_however_they_arrive(lines: list[bytes], d
             return False
 
     api = kube_api.KubeApi(Streams(), SystemClock(), RecordingReporter(), 1.0)
-    assert list(api.stream("/api/v1/pods", "watch pods", 1.0, 1.0)) == [line for line in lines if line.strip()]
+    found = api._stream("/api/v1/pods", "watch pods", 1.0, 1.0, lambda: None)
+    assert list(found) == [line for line in lines if line.strip()]
 
 
 @given(st.binary(max_size=300), st.integers(1, 64), st.integers(0, 300))

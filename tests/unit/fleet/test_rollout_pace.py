@@ -81,7 +81,7 @@ def test_how_long_users_are_without_their_device_is_the_median_of_the_windows_th
 
 def test_there_is_no_estimate_before_the_first_node_is_done_or_after_the_last() -> None:
     assert pace_of(of([node("a"), node("b")])) == Pace(free=1)
-    assert pace_of(of([done("a", 100.0)])) == Pace(100.0, free=1)
+    assert pace_of(of([done("a", 100.0)])) == Pace(100.0)
 
 
 def test_as_many_at_a_time_as_the_limits_allow_in_turns_of_the_median() -> None:
@@ -120,11 +120,11 @@ NO_END = {
 def test_there_is_no_end_where_no_node_may_start(given: dict[str, Any], phase: Phase) -> None:
     facts = fleet([done("a", 100.0), node("b")], [new_pod("a"), pod("b")], **given)
     assert advance(facts, NOW_S).outlook.phase is phase
-    assert pace_of(facts) == Pace(100.0, free=1)
+    assert pace_of(facts) == Pace(100.0)
 
 
 def test_there_is_no_end_while_a_window_is_waited_for(closed: Schedule) -> None:
-    assert pace_of(of([done("a", 100.0), node("b")], schedule=closed)) == Pace(100.0, free=1)
+    assert pace_of(of([done("a", 100.0), node("b")], schedule=closed)) == Pace(100.0)
 
 
 def test_room_is_what_the_limits_leave_of_those_under_way() -> None:
