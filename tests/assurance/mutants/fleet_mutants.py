@@ -7,12 +7,8 @@ from dataclasses import replace
 from tests.assurance.mutants.mutant import Mutant
 
 PATH = "domain/fleet/"
-STARTS = "unit/fleet/test_starts.py::"
+DECISIONS = "unit/fleet/test_decisions.py::test_facts_lead_to_the_decision"
 RUNS = "unit/fleet/test_fleet_properties.py::"
-JUDGE = "unit/fleet/test_judge.py::"
-PLACES = "unit/fleet/test_places.py::"
-OUTLOOK = "unit/fleet/test_outlook.py::"
-WAVES = "unit/fleet/test_waves.py::"
 UNDO = "unit/fleet/test_undo.py::"
 PACE = "unit/fleet/test_rollout_pace.py::"
 STORIES = RUNS + "test_the_same_in_stories_that_are_the_same_every_time"
@@ -24,7 +20,7 @@ _MUTANTS = (
         PATH + "waves.py",
         "self._under_way + len(crew) > self._parallel:",
         "self._under_way > self._parallel:",
-        (STARTS + "test_no_more_than_max_parallel_begin_by_name",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-takes-count",
@@ -32,7 +28,7 @@ _MUTANTS = (
         PATH + "waves.py",
         "        self._under_way += len(crew)\n",
         "",
-        (STARTS + "test_no_more_than_max_parallel_begin_by_name",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-under-way-is-available",
@@ -40,7 +36,7 @@ _MUTANTS = (
         PATH + "state.py",
         "verdict.place is NodePhase.UNDER_WAY or self.member.is_away",
         "self.member.is_away",
-        (STARTS + "test_no_more_than_max_unavailable_are_away[under-way]",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-failed-holds-a-slot",
@@ -49,7 +45,7 @@ _MUTANTS = (
         "self._under_way = sum(standing.verdict.place is NodePhase.UNDER_WAY for standing in standings)",
         "self._under_way = sum(standing.verdict.place in (NodePhase.UNDER_WAY, NodePhase.FAILED) "
         "for standing in standings)",
-        (STARTS + "test_who_is_under_way_counts_whatever_for_and_whoever_has_failed_does_not",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-max-unavailable",
@@ -57,7 +53,7 @@ _MUTANTS = (
         PATH + "waves.py",
         "cost and self._away + cost > self._most_away:",
         "cost and self._away > self._most_away:",
-        (STARTS + "test_no_more_than_max_unavailable_are_away",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-cordoned-is-available",
@@ -65,7 +61,7 @@ _MUTANTS = (
         PATH + "state.py",
         "return self.node.unschedulable or not self.node.is_ready or not self.has_ready_pod",
         "return not self.node.is_ready or not self.has_ready_pod",
-        (STARTS + "test_no_more_than_max_unavailable_are_away[cordoned]",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-away-blocks-itself",
@@ -73,7 +69,7 @@ _MUTANTS = (
         PATH + "waves.py",
         "self._most_away is not None and cost and self._away",
         "self._most_away is not None and self._away",
-        (STARTS + "test_a_node_that_is_away_already_may_always_begin",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-two-of-a-unit",
@@ -81,7 +77,7 @@ _MUTANTS = (
         PATH + "waves.py",
         "one for one in standings if one.verdict.place is NodePhase.UNDER_WAY)",
         "one for one in standings if one.verdict.place is NodePhase.DONE)",
-        (STARTS + "test_a_node_of_the_unit_that_is_under_way_for_any_revision_counts",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-two-of-a-unit-at-once",
@@ -89,7 +85,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         "                busy[unit] = nodes[0].member.node.name\n",
         "                busy[unit + '!'] = nodes[0].member.node.name\n",
-        (STARTS + "test_of_a_unit_one_goes_at_a_time_and_nodes_without_one_stand_alone",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-half-a-unit",
@@ -97,7 +93,7 @@ _MUTANTS = (
         PATH + "waves.py",
         "            together[unit].append(standing)\n",
         "            found.append((unit, [standing]))\n",
-        (STARTS + "test_a_unit_goes_together_or_not_at_all",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-later-pod-deleted",
@@ -105,7 +101,7 @@ _MUTANTS = (
         PATH + "state.py",
         "        return pod is not None and record is not None and pod.uid == record.pod and not pod.is_deleting",
         "        return pod is not None and record is not None and not pod.is_deleting",
-        (JUDGE + "test_a_pod_that_came_after_it_is_never_deleted",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-twice-for-one-revision",
@@ -113,7 +109,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         '    if member.node.wants_retry:\n        return None\n    return _left_out(f"was upgraded',
         '    return None\n    return _left_out(f"was upgraded',
-        (PLACES + "test_a_node_stands_where_its_facts_put_it[another-revision-since-it-was-done]",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-circle",
@@ -121,7 +117,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         '    if record.revision == terms.target:\n        return _failing(member, record, terms, f"its new',
         '    if record.revision == terms.rollout:\n        return _failing(member, record, terms, f"its new',
-        (JUDGE + "test_a_taken_node_is_in_what_its_facts_tell[wrong-revision]",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-cordoned-begins",
@@ -129,7 +125,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         "_not_ready, _cordoned, _run_at_work)",
         "_not_ready, _run_at_work)",
-        (PLACES + "test_a_node_stands_where_its_facts_put_it[cordoned-by-somebody]",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-own-cordon-is-foreign",
@@ -137,7 +133,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         "if node.unschedulable and not node.is_cordoned_by_run else",
         "if node.unschedulable else",
-        (PLACES + "test_a_node_stands_where_its_facts_put_it[held-by-its-own-run]",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-skipped-begins",
@@ -145,7 +141,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         "(_no_pod, _deleting, _skipped, _not_ready",
         "(_no_pod, _deleting, _not_ready",
-        (PLACES + "test_a_node_stands_where_its_facts_put_it[skipped]",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-not-ready-begins",
@@ -153,7 +149,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         "_skipped, _not_ready, _cordoned",
         "_skipped, _cordoned",
-        (PLACES + "test_a_node_stands_where_its_facts_put_it[not-ready]",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-run-at-work",
@@ -161,7 +157,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         "_cordoned, _run_at_work)",
         "_cordoned)",
-        (PLACES + "test_a_node_stands_where_its_facts_put_it[a-run-at-work]",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-operators-node",
@@ -169,7 +165,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         "(_unreadable, _another_rollout, _operated, _foreign_word)",
         "(_unreadable, _another_rollout, _foreign_word)",
-        (PLACES + "test_a_node_stands_where_its_facts_put_it[operated-in-the-middle]",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-operators-word",
@@ -177,7 +173,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         "is_ours = member.state is not None and member.node.record is not None",
         "is_ours = member.node.record is not None",
-        (PLACES + "test_a_node_stands_where_its_facts_put_it[a-word-of-an-operator-over-our-record]",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-another-rollout",
@@ -185,7 +181,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         "(_unreadable, _another_rollout, _operated",
         "(_unreadable, _operated",
-        (PLACES + "test_a_node_stands_where_its_facts_put_it[another-rollout]",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-unreadable",
@@ -193,7 +189,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         "(_unreadable, _another_rollout",
         "(_another_rollout",
-        (PLACES + "test_a_node_stands_where_its_facts_put_it[an-unreadable-record]",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-no-end",
@@ -201,7 +197,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         '    if terms.now_s >= until_s:\n        return _failing(member, record, terms, f"not done',
         '    if until_s < 0:\n        return _failing(member, record, terms, f"not done',
-        (JUDGE + "test_a_taken_node_is_in_what_its_facts_tell[late]",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-old-report",
@@ -209,7 +205,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         "return outcome_s >= record.began_s if record.outcome_s is None else outcome_s != record.outcome_s",
         "return True",
-        (JUDGE + "test_a_taken_node_is_in_what_its_facts_tell[held-since-before]",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-new-template-replaced",
@@ -225,7 +221,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         "return outcome_s >= record.began_s if record.outcome_s is None else outcome_s != record.outcome_s",
         "return outcome_s >= record.began_s",
-        (JUDGE + "test_a_taken_node_is_in_what_its_facts_tell[held-since-before-by-a-clock-ahead]",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-gates-ignored",
@@ -233,7 +229,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         "    why = why_shut(member, terms)\n",
         '    why = ""\n',
-        (JUDGE + "test_a_ready_driver_is_validated_before_it_is_done",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-gate-without-a-pod",
@@ -241,7 +237,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         '    if not matching:\n        return f"waits for a {named}: none on this node"\n',
         "",
-        (JUDGE + "test_a_ready_driver_is_validated_before_it_is_done[none-there]",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-unknown-passes",
@@ -249,7 +245,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         'return "" if status == gate.status else f"waits for cond',
         'return "" if status in (gate.status, \'Unknown\') else f"waits for cond',
-        (JUDGE + "test_a_ready_driver_is_validated_before_it_is_done[condition-unknown]",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-reboot-timeout",
@@ -257,7 +253,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         "    if policy.approves_reboots:\n        return _bounded",
         "    if policy:\n        return _bounded",
-        (JUDGE + "test_a_taken_node_is_in_what_its_facts_tell[late-reboot-that-nobody-approves]",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-reboots-again",
@@ -265,7 +261,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         '    if record.boot_id not in ("", node.boot_id):\n        return None\n',
         "",
-        (JUDGE + "test_a_taken_node_is_in_what_its_facts_tell[rebooted]",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-approves-by-itself",
@@ -273,7 +269,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         "approves_reboot=policy.approves_reboots\n",
         "approves_reboot=True\n",
-        (JUDGE + "test_a_reboot_is_approved_where_the_rollout_may[False]",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-repaired-stays-failed",
@@ -281,7 +277,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         "    if not _why_not_repaired(member, terms):\n        done = _mark(",
         "    if member is None:\n        done = _mark(",
-        (PLACES + "test_a_failed_node_that_somebody_repaired_is_done",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-retry-without-end",
@@ -289,7 +285,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         "        consumes_retry=node.wants_retry,\n",
         "",
-        (PLACES + "test_a_retry_takes_the_failed_node_again",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-paused-restarts",
@@ -297,7 +293,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         "if is_stale and (is_unwanted or hold is not None):",
         "if is_stale and is_unwanted:",
-        (JUDGE + "test_what_was_just_taken_goes_on_whatever_holds_the_others_and_what_a_dead_one_took_is_let_go",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-released-too-early",
@@ -305,7 +301,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         "    is_stale = terms.now_s >= stale_s\n",
         "    is_stale = True\n",
-        (JUDGE + "test_the_pod_of_a_node_that_may_no_longer_begin_is_spared",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-blames-the-node",
@@ -313,7 +309,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         "if terms.now_s >= until_s and record.reason == TAKEN_AGAIN and record.revision",
         "if terms.now_s >= until_s and record.revision",
-        (JUDGE + "test_a_controller_that_was_away_for_long_takes_the_node_again",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-paused-starts",
@@ -321,7 +317,7 @@ _MUTANTS = (
         PATH + "waves.py",
         "    _paused,\n    _window,\n)",
         "    _window,\n)",
-        (OUTLOOK + "test_while_it_is_held_nobody_begins_and_everybody_is_told_why[paused]",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-window",
@@ -329,7 +325,7 @@ _MUTANTS = (
         PATH + "waves.py",
         "    _paused,\n    _window,\n)",
         "    _paused,\n)",
-        (OUTLOOK + "test_outside_its_window_nobody_begins_until_it_may_be_open",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-halt",
@@ -338,7 +334,7 @@ _MUTANTS = (
         "len(self.failing) >= max(",
         "len(self.failing) > max(",
         (
-            OUTLOOK + "test_as_many_failures_as_the_threshold_halt[1-False]",
+            DECISIONS,
             RUNS + "test_a_broken_revision_halts_with_what_is_under_way_ended",
         ),
     ),
@@ -348,7 +344,7 @@ _MUTANTS = (
         PATH + "waves.py",
         "return len(self.failed) + len(self.failing) >= max",
         "return len(self.failed) >= max",
-        (OUTLOOK + "test_a_failure_halts_before_it_is_noted",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-retry-starts-others",
@@ -356,7 +352,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         "turn.hold is None or (is_retry and turn.hold.allows_retries) else",
         "turn.hold is None or turn.hold.allows_retries else",
-        (OUTLOOK + "test_a_retry_is_the_way_out_of_a_halt_and_takes_nobody_else_along",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-failed-again",
@@ -365,7 +361,7 @@ _MUTANTS = (
         "    _undoing,\n    _failed_before,\n",
         "    _undoing,\n",
         (
-            OUTLOOK + "test_while_it_is_held_nobody_begins_and_everybody_is_told_why[failed-before]",
+            DECISIONS,
             RUNS + "test_a_broken_revision_is_undone_everywhere_and_not_tried_again",
         ),
     ),
@@ -375,7 +371,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         "    if is_unwanted or is_aside:\n",
         "    if is_unwanted:\n",
-        (OUTLOOK + "test_who_stands_aside_notes_what_ended_and_touches_nothing",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-typo-opens-all",
@@ -383,7 +379,7 @@ _MUTANTS = (
         PATH + "waves.py",
         "    _empty_wave,\n    _undoing",
         "    _undoing",
-        (WAVES + "test_a_wave_for_nobody_stalls_the_rollout_before_it_begins[matches-nobody]",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-wave-early",
@@ -391,7 +387,7 @@ _MUTANTS = (
         PATH + "waves.py",
         "    if any(view.counts[place] for place in GOING):\n        return Gate",
         "    if view.counts[NodePhase.UNDER_WAY] < 0:\n        return Gate",
-        (WAVES + "test_the_next_wave_waits_for_the_end_of_this_one",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-no-soak",
@@ -399,7 +395,7 @@ _MUTANTS = (
         PATH + "waves.py",
         "wave.soak_s and terms.now_s < soaked_s:",
         "wave.soak_s and terms.now_s < view.ended_s:",
-        (WAVES + "test_the_next_wave_waits_until_this_one_has_soaked",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-approval-of-another",
@@ -407,7 +403,7 @@ _MUTANTS = (
         PATH + "waves.py",
         "return wishes.approved_for == target and wishes.approved > number",
         "return wishes.approved > number",
-        (WAVES + "test_the_next_wave_waits_for_its_approval[of-another-revision]",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-canary-stays-behind",
@@ -415,7 +411,7 @@ _MUTANTS = (
         PATH + "waves.py",
         "    for at in (*(at for at in others if going[at]), *(at for at in others if not going[at])):\n",
         "    for at in others if going else others:\n",
-        (WAVES + "test_a_canary_is_a_node_that_goes",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-wave-forgotten",
@@ -423,7 +419,7 @@ _MUTANTS = (
         PATH + "waves.py",
         "return min(max(record.wave, 0), waves) if record is not None and record.revision == target else 0",
         "return 0 if record is not None and record.revision == target else 0",
-        (WAVES + "test_a_node_keeps_the_wave_that_it_was_taken_in",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-canary-lost",
@@ -431,7 +427,7 @@ _MUTANTS = (
         PATH + "waves.py",
         "        if verdict.place is not NodePhase.LEFT_OUT and (number :=",
         "        if verdict.place and (number :=",
-        (WAVES + "test_a_canary_that_others_have_taken_over_is_replaced",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-wave-of-another-target",
@@ -439,7 +435,7 @@ _MUTANTS = (
         PATH + "nodes.py",
         "revision, wave = terms.target, 0",
         "revision = terms.target",
-        (JUDGE + "test_an_upgrade_that_ends_at_a_newer_target_went_in_no_wave_of_it",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-undo-at-once",
@@ -484,7 +480,7 @@ _MUTANTS = (
         PATH + "advance.py",
         "    if view.without_pod or not all(",
         "    if not all(",
-        (OUTLOOK + "test_the_phase_says_where_the_rollout_stands[one-without-a-pod]",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-sleeps",
@@ -493,7 +489,7 @@ _MUTANTS = (
         "        again_s=_next(now_s, (*moments, *_waits(seen, shown.phase))),",
         "        again_s=_next(now_s, _waits(seen, shown.phase)),",
         (
-            OUTLOOK + "test_timeouts_are_moments_to_look_again",
+            DECISIONS,
             RUNS + "test_time_alone_changes_nothing_before_the_moment_that_is_named",
         ),
     ),

@@ -34,7 +34,6 @@ from driver_manager.adapters.process.tools import Result
 from driver_manager.cli import by_hand as restore
 from driver_manager.cli import main, reconcile
 from driver_manager.cli import session as wiring
-from driver_manager.profiles import builtin
 from driver_manager.sandbox import fake_tools
 from driver_manager.sandbox.host import KERNEL, TOOLS, HostTree, PciTree
 from tests.support.control_plane.api import Api, ApiError, Json, gone, wait_until
@@ -43,7 +42,17 @@ from tests.support.control_plane.faults import ALWAYS, Answer, Exchange, Fault, 
 from tests.support.control_plane.kubelet import NOTHING, Shown, of_others, shown
 from tests.support.control_plane.old_server import PodClaim, claim_body, claim_status
 from tests.support.control_plane.proxy import Proxy
-from tests.support.control_plane.runner import JOURNAL, NEW, NEW_DIGEST, NEW_ROOT, OLD, OLD_DIGEST, OLD_ROOT, PREFIX
+from tests.support.control_plane.runner import (
+    JOURNAL,
+    NEW,
+    NEW_DIGEST,
+    NEW_ROOT,
+    OLD,
+    OLD_DIGEST,
+    OLD_ROOT,
+    PREFIX,
+    PROFILES,
+)
 from tests.support.control_plane.workloads import Shape, operand_owner, owner_reference, pod_body
 from tests.support.fakes.signals import signals_kept
 

@@ -1,0 +1,651 @@
+"""What a rollout decides: facts in one table, the decision as text in tests/unit/golden/fleet-decisions.txt.
+
+Delete that file and run this test to write it again, then read what has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driver_manager.domain.fleet.advance import advance
+from driver_manager.domain.fleet.nodes import STALE_S, TAKEN_AGAIN
+from driver_manager.domain.fleet.spec import (
+    DEFAULT_WAVES,
+    Amount,
+    ConditionGate,
+    DriverPod,
+    Fleet,
+    FleetNode,
+    GatePod,
+    Gates,
+    NodeRecord,
+    PodGate,
+    Requests,
+    RolloutState,
+    UnitMode,
+    Units,
+    UpgradeState,
+    Wave,
+)
+from driver_manager.domain.fleet.state import Act, Announce, CreatePod, DeletePod, MarkNode, RestartPod, SetTemplate
+from driver_manager.domain.fleet.waves import UNSEEN_S
+from driver_manager.domain.node_state import NodeState
+from driver_manager.domain.reboot.maintenance_windows import parse_windows
+from tests.support.fakes.fleet_builders import (
+    DAEMON_SET,
+    NEW,
+    NOW_S,
+    OLD,
+    OTHER,
+    REVISIONS,
+    fleet,
+    matching,
+    new_pod,
+    node,
+    pod,
+    policy,
+    record,
+)
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "fleet-decisions.txt"
+
+DONE, FAILED, RESTART = UpgradeState.DONE, UpgradeState.FAILED, UpgradeState.RESTART
+REBOOT, VALIDATION = UpgradeState.REBOOT, UpgradeState.VALIDATION
+HELD, WEDGED, UPGRADING = NodeState.HELD, NodeState.WEDGED, NodeState.UPGRADING
+NEEDS_REBOOT = NodeState.REBOOT_REQUIRED
+LONG_AGO_S = NOW_S - 100_000.0
+CLOSED = parse_windows("00:00-00:01")
+FRESH = record(began_s=NOW_S - 5.0, since_s=NOW_S - 5.0)
+OF_OLD = record(revision=OLD)
+OF_ANOTHER = record(rollout="npu/x")
+
+Scenarios = Mapping[str, Fleet | tuple[Fleet, float]]
+"""Facts by name, and the time in seconds since the epoch if it is not NOW_S."""
+
+
+def one(facts: FleetNode, its_pod: DriverPod | None, **said: Any) -> Fleet:
+    """A fleet of one node."""
+    return fleet([facts], [its_pod] if its_pod is not None else [], **said)
+
+
+def many(nodes: Iterable[FleetNode], pods: Iterable[DriverPod] | None = None, **rules: Any) -> Fleet:
+    """Nodes in one wave, under those rules; with a new pod where they are done, unless pods are given."""
+    nodes = list(nodes)
+    found = [new_pod(one.name) if one.upgrade == DONE.value else pod(one.name) for one in nodes]
+    return fleet(nodes, found if pods is None else pods, policy=policy(**rules))
+
+
+def started(state: UpgradeState, **said: Any) -> FleetNode:
+    """A node that came to its state long ago."""
+    return node("a", state, record=record(began_s=LONG_AGO_S, since_s=LONG_AGO_S), **said)
+
+
+def done(name: str, wave: int = 1, since_s: float = NOW_S - 60.0, **said: Any) -> FleetNode:
+    """A node that was upgraded in a wave."""
+    return node(name, DONE, record=record(name, wave=wave, since_s=since_s), **said)
+
+
+def racked(name: str, rack: str, *state: UpgradeState, **said: Any) -> FleetNode:
+    """A node in a rack."""
+    return node(name, *state, labels={"rack": rack}, **said)
+
+
+NOT_READY = new_pod("a", is_ready=False)
+STARTING = new_pod("a", is_ready=False, why_waiting="CrashLoopBackOff")
+UNDER_WAY: Scenarios = {
+    "the old pod leaves": one(node("a", RESTART), pod("a", is_deleting=True)),
+    "no pod yet": one(node("a", RESTART), None),
+    "the new pod starts": one(node("a", RESTART), STARTING),
+    "the new pod restarts": one(node("a", RESTART), replace(STARTING, restarts=50)),
+    "the new pod is ready": one(node("a", RESTART), new_pod("a")),
+    "the new pod is ready and deleted again": one(node("a", RESTART), new_pod("a", is_deleting=True)),
+    "a run is working": one(node("a", RESTART, driver_state=UPGRADING, unschedulable=True), STARTING),
+    "a run failed": one(node("a", RESTART, driver_state=NodeState.FAILED), STARTING),
+    "held": one(node("a", RESTART, driver_state=HELD, outcome="no firmware"), STARTING),
+    "wedged": one(node("a", RESTART, driver_state=WEDGED, outcome_s=NOW_S), new_pod("a")),
+    "held since before": one(node("a", RESTART, driver_state=HELD, outcome_s=NOW_S - 61.0), STARTING),
+    "held since before, by a clock that is ahead": one(
+        node("a", RESTART, driver_state=HELD, outcome_s=NOW_S + 3600.0, record=record(outcome_s=NOW_S + 3600.0)),
+        STARTING,
+    ),
+    "held, by a clock that is behind": one(
+        node("a", RESTART, driver_state=HELD, outcome_s=NOW_S - 3600.0, record=record(outcome_s=0.0)), STARTING
+    ),
+    "held before there is a pod": one(node("a", RESTART, driver_state=HELD), None),
+    "reboot": one(node("a", RESTART, driver_state=NEEDS_REBOOT), STARTING),
+    "reboot that the rollout approves": one(
+        node("a", RESTART, driver_state=NEEDS_REBOOT), STARTING, policy=policy(approves_reboots=True)
+    ),
+    "reboot of a ready driver": one(node("a", VALIDATION, driver_state=NEEDS_REBOOT), new_pod("a")),
+    "reboot is marked": one(node("a", REBOOT, driver_state=NEEDS_REBOOT), STARTING),
+    "reboot of an unknown boot": one(
+        node("a", RESTART, driver_state=NEEDS_REBOOT, record=record(boot_id="")), STARTING
+    ),
+    "reboot requested before": one(node("a", RESTART, driver_state=NEEDS_REBOOT, outcome_s=NOW_S - 61.0), STARTING),
+    "reboot, by a clock that is behind": one(
+        node("a", RESTART, driver_state=NEEDS_REBOOT, outcome_s=NOW_S - 3600.0, record=record(outcome_s=NOW_S - 7200)),
+        STARTING,
+    ),
+    "rebooted": one(node("a", REBOOT, driver_state=NEEDS_REBOOT, boot_id="boot-2"), STARTING),
+    "reboot not needed any more": one(node("a", REBOOT), STARTING),
+    "rebooted and ready": one(node("a", REBOOT, boot_id="boot-2"), new_pod("a")),
+    "late": one(started(RESTART), STARTING),
+    "late without a pod": one(started(RESTART), None),
+    "late with a pod that does not leave": one(started(RESTART), pod("a", is_deleting=True)),
+    "late and ready": one(started(RESTART), new_pod("a")),
+    "late reboot that waits for a person": one(started(REBOOT, driver_state=NEEDS_REBOOT), STARTING),
+    "late reboot that the rollout approves": one(
+        started(REBOOT, driver_state=NEEDS_REBOOT), STARTING, policy=policy(approves_reboots=True)
+    ),
+    "taken long ago and rebooted since": one(node("a", RESTART, record=record(began_s=LONG_AGO_S)), STARTING),
+    "validated and not ready again": one(node("a", VALIDATION), STARTING),
+    "validated long ago and not ready again": one(started(VALIDATION), STARTING),
+    "another revision": one(node("a", RESTART), new_pod("a", OLD)),
+    "another revision that starts": one(node("a", RESTART), new_pod("a", OLD, is_ready=False)),
+    "an unknown revision": one(node("a", RESTART), new_pod("a", OTHER)),
+    "an unknown revision for long": one(started(RESTART), new_pod("a", OTHER)),
+    "an earlier target": one(node("a", RESTART, record=OF_OLD), new_pod("a", OLD)),
+    "an earlier target that starts": one(node("a", RESTART, record=OF_OLD), new_pod("a", OLD, is_ready=False)),
+    "an earlier target that is late": one(
+        node("a", RESTART, record=replace(OF_OLD, since_s=LONG_AGO_S)), new_pod("a", OLD, is_ready=False)
+    ),
+    "an earlier target and a third revision": one(node("a", RESTART, record=OF_OLD), new_pod("a", OTHER)),
+    "an earlier target and a pod of the newest": one(node("a", RESTART, record=OF_OLD), new_pod("a")),
+    "an earlier target is done before the node is taken for the next": one(
+        node("a", DONE, record=replace(OF_OLD, since_s=NOW_S)), new_pod("a", OLD)
+    ),
+}
+
+OLD_POD: Scenarios = {
+    "marked and not seen": fleet([node("a")]),
+    "marked and seen": fleet([node("a", RESTART)]),
+    "skipped": fleet([node("a", RESTART, record=FRESH, is_skipped=True)]),
+    "cordoned": fleet([node("a", RESTART, record=FRESH, unschedulable=True)]),
+    "not Ready": fleet([node("a", RESTART, record=FRESH, is_ready=False)]),
+    "a run is working": fleet([node("a", RESTART, record=FRESH, driver_state=UPGRADING)]),
+    "an earlier target": fleet([node("a", RESTART, record=replace(FRESH, revision=OLD))]),
+    "skipped and stale": (fleet([node("a", RESTART, record=FRESH, is_skipped=True)]), FRESH.since_s + STALE_S),
+    "an earlier target, stale": (
+        fleet([node("a", RESTART, record=replace(FRESH, revision=OLD))]),
+        FRESH.since_s + STALE_S,
+    ),
+    "paused": many([node("a", RESTART, record=FRESH)], [pod("a")], paused=True),
+    "paused and stale": (many([node("a", RESTART, record=FRESH)], [pod("a")], paused=True), FRESH.since_s + STALE_S),
+    "closed": many([node("a", RESTART, record=FRESH)], [pod("a")], schedule=CLOSED),
+    "closed and stale": (
+        many([node("a", RESTART, record=FRESH)], [pod("a")], schedule=CLOSED),
+        FRESH.since_s + STALE_S,
+    ),
+    "halted": many([node("a", RESTART, record=FRESH), node("b", FAILED)], [pod("a"), pod("b")]),
+    "halted and stale": (
+        many([node("a", RESTART, record=FRESH), node("b", FAILED)], [pod("a"), pod("b")]),
+        FRESH.since_s + STALE_S,
+    ),
+    "late": fleet([started(RESTART, outcome_s=9.0)]),
+    "taken again": fleet([node("a", RESTART, record=record(began_s=NOW_S, since_s=NOW_S, reason=TAKEN_AGAIN))]),
+    "late the second time": fleet([node("a", RESTART, record=record(since_s=LONG_AGO_S, reason=TAKEN_AGAIN))]),
+}
+
+GATE = PodGate("npu", selector=matching("app=validator"))
+VALIDATOR = GatePod("npu", "a", {"app": "validator"}, is_ready=True)
+BOTH = policy(gates=Gates((GATE,), (ConditionGate("Link"),)))
+SHUT: dict[str, tuple[tuple[GatePod, ...], dict[str, str]]] = {
+    "no pod": ((), {}),
+    "a pod of another namespace": ((replace(VALIDATOR, namespace="x"),), {}),
+    "a pod of another node": ((replace(VALIDATOR, node="b"),), {}),
+    "a pod with other labels": ((replace(VALIDATOR, labels={}),), {}),
+    "one pod not ready": ((VALIDATOR, replace(VALIDATOR, is_ready=False)), {"Link": "True"}),
+    "condition absent": ((VALIDATOR,), {}),
+    "condition Unknown": ((VALIDATOR,), {"Link": "Unknown"}),
+}
+GATES: Scenarios = {
+    f"{name}, {how}": one(replace(found, conditions=conditions), new_pod("a"), policy=BOTH, gate_pods=pods)
+    for name, (pods, conditions) in SHUT.items()
+    for how, found in (
+        ("restarted", node("a", RESTART)),
+        ("in validation", node("a", VALIDATION)),
+        ("in validation for long", started(VALIDATION)),
+        ("failed", node("a", FAILED)),
+    )
+}
+OPEN_GATES: Scenarios = {
+    state.value: one(node("a", state, conditions={"Link": "True"}), new_pod("a"), policy=BOTH, gate_pods=(VALIDATOR,))
+    for state in (RESTART, VALIDATION, FAILED)
+}
+
+PLACES: Scenarios = {
+    "the target without a record": one(node("a"), new_pod("a")),
+    "the target with an earlier record": one(node("a", DONE, record=record(revision=OTHER)), new_pod("a")),
+    "done": one(node("a", DONE), new_pod("a")),
+    "done and not ready since": one(node("a", DONE), NOT_READY),
+    "done and its pod deleted by hand": one(node("a", DONE), new_pod("a", is_deleting=True)),
+    "outdated": one(node("a"), pod("a")),
+    "outdated and not ready": one(node("a"), pod("a", is_ready=False)),
+    "outdated and wedged": one(node("a", driver_state=WEDGED), pod("a")),
+    "done for an earlier target": one(node("a", DONE, record=OF_OLD), pod("a")),
+    "failed for an earlier target": one(node("a", FAILED, record=OF_OLD), pod("a")),
+    "failed in another rollout": one(node("a", FAILED, record=OF_ANOTHER), pod("a")),
+    "held by its own run": one(
+        node("a", FAILED, record=OF_OLD, unschedulable=True, is_cordoned_by_run=True), pod("a", is_ready=False)
+    ),
+    "failed and its runs continue": one(node("a", FAILED, record=OF_OLD, driver_state=UPGRADING), pod("a")),
+    "its label removed before anything was done": one(node("a", record=record()), pod("a")),
+    "its label removed since": one(node("a", record=record()), NOT_READY),
+    "failed": one(node("a", FAILED, record=record(reason="x broke")), pod("a")),
+    "failed and without a pod": one(node("a", FAILED), None),
+    "the target not ready": one(node("a"), NOT_READY),
+    "the target deleted": one(node("a"), new_pod("a", is_deleting=True)),
+    "the target wedged after a failure of an earlier one": one(
+        node("a", FAILED, record=OF_OLD, driver_state=WEDGED), new_pod("a")
+    ),
+    "another revision since it was done": one(node("a", DONE), pod("a", OTHER, "a-later")),
+    "cordoned": one(node("a", unschedulable=True), pod("a")),
+    "not Ready": one(node("a", is_ready=False), pod("a")),
+    "skipped": one(node("a", is_skipped=True), pod("a")),
+    "operated": one(node("a", is_operated=True), pod("a")),
+    "operated while under way": one(node("a", RESTART, is_operated=True), NOT_READY),
+    "an operator's word": one(node("a", upgrade="drain-required"), pod("a")),
+    "an operator's word over our record": one(node("a", upgrade="drain-required", record=record()), NOT_READY),
+    "a word of ours without a record": one(node("a", upgrade=RESTART.value), pod("a")),
+    "done by an operator": one(node("a", upgrade=DONE.value), pod("a")),
+    "an unreadable record": one(node("a", record_problem="garbage"), new_pod("a")),
+    "another rollout": one(node("a", RESTART, record=OF_ANOTHER), pod("a")),
+    "a run is working": one(node("a", driver_state=UPGRADING), pod("a")),
+    "an old pod deleted": one(node("a"), pod("a", is_deleting=True)),
+    "failed for an earlier target and without a pod": one(node("a", FAILED, record=OF_OLD), None),
+    "nodes without the driver": fleet(
+        [
+            node("without"),
+            node("done-and-gone", DONE),
+            node("unreadable", record_problem="garbage"),
+            node("of-another", RESTART, record=OF_ANOTHER),
+            node("with"),
+        ],
+        [pod("with")],
+    ),
+    "no longer placed while under way": one(
+        node("a", RESTART), None, daemon_set=replace(DAEMON_SET, places=matching("driver=true"))
+    ),
+    "no longer placed after a failure": one(
+        node("a", FAILED), None, daemon_set=replace(DAEMON_SET, places=matching("driver=true"))
+    ),
+    "still placed": one(
+        node("a", RESTART, labels={"driver": "true"}),
+        None,
+        daemon_set=replace(DAEMON_SET, places=matching("driver=true")),
+    ),
+    "two pods": fleet([node("a")], [pod("a", is_deleting=True, name="a"), new_pod("a", name="b")]),
+    "two pods in the other order": fleet([node("a")], [new_pod("a", name="b"), pod("a", is_deleting=True, name="a")]),
+    "the newest revision has the highest number": fleet([node("a")], [new_pod("a")], revisions=REVISIONS[::-1]),
+    "failed and repaired": one(node("a", FAILED, wants_retry=True), new_pod("a")),
+    "failed and not ready": one(node("a", FAILED), NOT_READY),
+    "failed and deleted": one(node("a", FAILED), new_pod("a", is_deleting=True)),
+    "failed and wedged": one(node("a", FAILED, driver_state=WEDGED), new_pod("a")),
+    "failed and held": one(node("a", FAILED, driver_state=HELD), new_pod("a")),
+    "retried": one(node("a", FAILED, wants_retry=True, boot_id="boot-2"), NOT_READY),
+    "retried without a pod": one(node("a", FAILED, wants_retry=True), None),
+    "retried after it left the target": one(node("a", DONE, wants_retry=True), pod("a", OLD, "a-later")),
+    "retried and not Ready": one(node("a", FAILED, wants_retry=True, is_ready=False), NOT_READY),
+}
+
+ABCD = [node(name) for name in "dcba"]
+TOGETHER = Units("rack", UnitMode.TOGETHER)
+RACKS = [racked("a", "1"), racked("b", "2"), racked("c", "1"), racked("d", "2"), node("e")]
+AWAY: dict[str, Any] = {"max_parallel": 0, "max_unavailable": Amount(1), "failure_threshold": 9}
+STARTS: Scenarios = {
+    "taken with what the next controller needs": fleet([node("a", boot_id="boot-7", outcome_s=7.0)]),
+    "maxParallel 1": many(ABCD, max_parallel=1),
+    "maxParallel 3": many(ABCD, max_parallel=3),
+    "maxParallel 9": many(ABCD, max_parallel=9),
+    "maxParallel 0": many(ABCD, max_parallel=0),
+    "nodes under way count, failed ones do not": many(
+        [node("a", RESTART, record=record("a", revision=OLD)), node("b", FAILED), node("c"), node("d")],
+        [NOT_READY, pod("b"), pod("c"), pod("d")],
+        max_parallel=2,
+        failure_threshold=2,
+    ),
+    "a node that is done now still counts": many([node("a", RESTART), node("b")], [new_pod("a"), pod("b")]),
+    "all available": many([node("a"), node("b")], [new_pod("a"), pod("b")], **AWAY),
+    "one cordoned": many([node("a", unschedulable=True), node("b")], [new_pod("a"), pod("b")], **AWAY),
+    "one not Ready": many([node("a", is_ready=False), node("b")], [new_pod("a"), pod("b")], **AWAY),
+    "one driver not ready": many([node("a"), node("b")], [NOT_READY, pod("b")], **AWAY),
+    "one driver deleted": many([node("a"), node("b")], [new_pod("a", is_deleting=True), pod("b")], **AWAY),
+    "one under way": many([node("a", RESTART), node("b")], **AWAY),
+    "one failed": many([node("a", FAILED), node("b")], [NOT_READY, pod("b")], **AWAY),
+    "nobody but unnamed nodes away": replace(
+        many([node("a"), node("b")], max_parallel=0, max_unavailable=Amount(2)),
+        daemon_set=replace(DAEMON_SET, desired=4),
+    ),
+    "one unnamed node away": replace(
+        many([node("a"), node("b")], max_parallel=0, max_unavailable=Amount(2)),
+        daemon_set=replace(DAEMON_SET, desired=3),
+    ),
+    "a share of maxUnavailable": many(map(node, "abcdefgh"), max_parallel=0, max_unavailable=Amount(25, True)),
+    "a node that is away already may start": many(
+        [node("a", unschedulable=True), node("b"), node("c")],
+        [pod("a"), pod("b"), pod("c", is_ready=False)],
+        max_parallel=0,
+        max_unavailable=Amount(1),
+    ),
+    "only other nodes are waited for": many([node("a", unschedulable=True), node("b")], max_unavailable=Amount(1)),
+    "maxUnavailable 0": many([node("a")], max_unavailable=Amount(0)),
+    "one node of a unit at a time": many(
+        [racked("a", "1"), racked("b", "1"), racked("c", "2"), node("d"), node("e")],
+        max_parallel=0,
+        units=Units("rack"),
+    ),
+    "a node of the unit is under way": many(
+        [racked("b", "1", RESTART), racked("a", "1")],
+        [new_pod("b", is_ready=False), pod("a")],
+        max_parallel=0,
+        units=Units("rack"),
+    ),
+    "a node of the unit is under way for another revision": many(
+        [racked("b", "1", RESTART, record=record("b", revision=OLD)), racked("a", "1")],
+        [new_pod("b", is_ready=False), pod("a")],
+        max_parallel=0,
+        units=Units("rack"),
+    ),
+    "units start together": many(RACKS, max_parallel=0, units=TOGETHER),
+    "one unit starts together": many(RACKS, max_parallel=3, units=TOGETHER),
+    "a node of the unit is left out": many(
+        [racked("a", "1", is_skipped=True), racked("b", "1"), racked("c", "1")], max_parallel=2, units=TOGETHER
+    ),
+    "requests fail for a node of the unit": replace(
+        many([racked("a", "1"), racked("b", "1"), racked("c", "2")], max_parallel=0, units=TOGETHER),
+        blocked={"a": "may not patch nodes"},
+    ),
+    "a unit larger than maxParallel": many(
+        [racked("a", "1"), racked("b", "1"), node("c")], units=TOGETHER, max_parallel=1
+    ),
+    "a unit larger than maxUnavailable": many(
+        [racked("a", "1"), racked("b", "1"), node("c")], units=TOGETHER, max_parallel=0, max_unavailable=Amount(1)
+    ),
+    "only a unit larger than maxParallel is left": many(
+        [racked("a", "1"), racked("b", "1"), node("c", DONE)], units=TOGETHER, max_parallel=1
+    ),
+    "only a unit larger than maxUnavailable is left": many(
+        [racked("a", "1"), racked("b", "1"), node("c", DONE)],
+        units=TOGETHER,
+        max_parallel=0,
+        max_unavailable=Amount(1),
+    ),
+    "a retry goes first": many([node("a"), node("b", FAILED, wants_retry=True)], failure_threshold=9),
+}
+
+CANARY, REST = Wave("canary", count=1), Wave("rest")
+TWO, ALL = (CANARY, REST), 0
+X = Wave("x", matching("pool=x"))
+IN_X = {"pool": "x"}
+SOAKING = (replace(CANARY, soak_s=100.0), REST)
+TWO_SOAK = (Wave("two", count=2, soak_s=100.0), REST)
+GATED = (replace(CANARY, needs_approval=True), REST)
+
+
+def waved(waves: tuple[Wave, ...], *nodes: FleetNode, pods: Iterable[DriverPod] | None = None, **rules: Any) -> Fleet:
+    """Nodes in those waves, as many at a time as there are."""
+    return many(nodes, pods, waves=waves, **{"max_parallel": ALL, **rules})
+
+
+def approved(**wishes: Any) -> Fleet:
+    """A canary that is done, with those approvals."""
+    return replace(waved(GATED, done("a"), node("b")), wishes=Requests(**wishes))
+
+
+ABC = [node(name) for name in "abc"]
+WAVES: Scenarios = {
+    "default waves": waved(DEFAULT_WAVES, *map(node, "abcdefghijklmnopqrstuvwxy")),
+    "a share is one of the nodes that match": waved(
+        (Wave("half of x", matching("pool=x"), percent=50), REST),
+        *(node(name, labels=IN_X) for name in "abcd"),
+        *map(node, "efgh"),
+    ),
+    "the first wave that matches": waved(
+        (X, Wave("also x", matching("pool in (x)")), REST), node("a"), node("b", labels=IN_X)
+    ),
+    "in no wave": waved((X,), node("a"), node("b", labels=IN_X)),
+    "a canary is a node that starts": waved(TWO, node("a", unschedulable=True), node("b"), node("c")),
+    "a node with the target is no canary": waved(TWO, node("a"), node("b"), pods=[new_pod("a"), pod("b")]),
+    "a node keeps its wave": waved(TWO, node("a"), done("z")),
+    "a node keeps its wave in other waves": waved((REST,), node("a"), done("z")),
+    "a node of a wave that is gone": waved(TWO, done("z", wave=3)),
+    "the wave of an earlier target": waved(
+        TWO, node("a"), node("b", DONE, record=record("b", revision=OLD, wave=2)), pods=[pod("a"), pod("b")]
+    ),
+    "a canary that an operator took over": waved(TWO, node("a", RESTART, is_operated=True), node("b"), node("c")),
+    "a canary with an unreadable record": waved(
+        TWO, node("a", RESTART, record_problem="garbage", record=None), node("b"), node("c")
+    ),
+    "the second wave": waved(TWO, done("a"), node("b"), node("c")),
+    "the second wave waits": waved(TWO, node("a", RESTART), node("b"), node("c")),
+    "a failure within the threshold": waved(TWO, node("a", FAILED), node("b"), node("c"), failure_threshold=2),
+    "an empty wave": waved(
+        (X, Wave("x again", matching("pool=x"), needs_approval=True), REST), done("a", labels=IN_X), node("b")
+    ),
+    "a node joins an earlier wave": waved(
+        (replace(X, soak_s=1000.0), CANARY, REST), node("a", labels=IN_X), done("b", wave=2), node("c")
+    ),
+    "a node that joined an earlier wave is done": waved(
+        (replace(X, soak_s=1000.0), CANARY, REST),
+        done("a", since_s=NOW_S, labels=IN_X),
+        done("b", wave=2),
+        node("c"),
+    ),
+    "soaking": waved(SOAKING, done("a"), node("b")),
+    "soaked": (waved(SOAKING, done("a"), node("b")), NOW_S + 40.0),
+    "complete while the wave soaks": waved(SOAKING, done("a"), done("b", wave=0)),
+    "complete after the wave has soaked": (waved(SOAKING, done("a"), done("b", wave=0)), NOW_S + 40.0),
+    "soaking since the last node is done": waved(
+        TWO_SOAK, done("a", since_s=NOW_S - 90.0), done("b", since_s=NOW_S - 50.0), node("c")
+    ),
+    "soaking since the last node failed": waved(
+        TWO_SOAK,
+        done("a", since_s=NOW_S - 90.0),
+        node("b", FAILED, record=record("b", since_s=NOW_S - 20.0)),
+        node("c"),
+        failure_threshold=2,
+    ),
+    "a clock that went back": waved(SOAKING, done("a", since_s=NOW_S + 50.0), node("b")),
+    "a time that no calendar has": waved(SOAKING, done("a", since_s=1e18), node("b")),
+    "not approved": approved(),
+    "the first wave approved": approved(approved_for=NEW, approved=1),
+    "the second wave approved": approved(approved_for=NEW, approved=2),
+    "a later wave approved": approved(approved_for=NEW, approved=9),
+    "approved for another revision": approved(approved_for=OLD, approved=2),
+    "gates of a wave before the last are over": waved(
+        (replace(CANARY, needs_approval=True, soak_s=1000.0), CANARY, REST), done("a"), done("b", wave=2), node("c")
+    ),
+    "a unit is in the wave of its first node": waved(
+        TWO, racked("a", "1"), node("b"), racked("c", "1"), units=TOGETHER
+    ),
+    "a unit is in the wave of its taken node": waved(
+        TWO, racked("a", "1"), node("b"), done("c", wave=2, labels={"rack": "1"}), units=TOGETHER
+    ),
+    "single nodes of a unit": waved(TWO, racked("a", "1"), node("b"), racked("c", "1"), units=Units("rack")),
+    "a wave that matches no node": waved((Wave("typo", matching("pool=canray")), REST), *ABC),
+    "a wave of 0 nodes": waved((Wave("none", count=0), REST), *ABC),
+    "no wave": waved((), *ABC),
+    "a wave that matches no node any more": waved((X, CANARY, REST), done("b", wave=2), node("c")),
+}
+
+WAITING = [node("a"), node("b")]
+ALL_DONE: dict[str, Any] = {"nodes": [node("a", DONE), node("b")], "pods": [new_pod("a"), new_pod("b")]}
+ONE_FAILED = [node("a", FAILED, record=record(reason="x broke")), node("b")]
+RETRIED = [replace(ONE_FAILED[0], wants_retry=True), node("b")]
+ENDING = [node("a", RESTART), node("b", RESTART, record=record("b", since_s=NOW_S - 5.0)), node("c")]
+ENDING_PODS = [new_pod("a"), pod("b"), pod("c")]
+ROLLING = replace(DAEMON_SET, update_strategy="RollingUpdate")
+UNOBSERVED = replace(DAEMON_SET, is_current=False)
+UNSEEN = fleet(WAITING, [pod("a"), pod("b", OTHER, made_s=NOW_S - UNSEEN_S + 1.0)])
+NIGHTS = policy(schedule=parse_windows("Mon-Fri 22:00-04:00"))
+ROLLOUT: Scenarios = {
+    "no DaemonSet": fleet(WAITING, daemon_set=None),
+    "no DaemonSet, a node is late": one(node("a", RESTART, record=record(since_s=0.0)), None, daemon_set=None),
+    "no DaemonSet, a node is under way": one(node("a", RESTART), None, daemon_set=None),
+    "an older rollout": fleet(WAITING, rivals=("npu/older",)),
+    "an older rollout, a node is done": fleet(ENDING, ENDING_PODS, rivals=("npu/older",)),
+    "RollingUpdate": fleet(WAITING, daemon_set=ROLLING),
+    "RollingUpdate, a node is done": fleet(ENDING, ENDING_PODS, daemon_set=ROLLING),
+    "template not observed": fleet(WAITING, daemon_set=UNOBSERVED),
+    "template not observed, a node is done": fleet(ENDING, ENDING_PODS, daemon_set=UNOBSERVED),
+    "no revision": fleet(WAITING, revisions=()),
+    "revision not visible": UNSEEN,
+    "revision not visible for long": (UNSEEN, NOW_S + 1.0),
+    "going back": fleet(WAITING, memory=RolloutState(target=NEW, undo_from=NEW, undo_to="old")),
+    "failed before": fleet(WAITING, memory=RolloutState(target=NEW, failed=(NEW,))),
+    "failed before and retried": fleet(
+        WAITING, memory=RolloutState(target=NEW, failed=(NEW,)), wishes=Requests(retry=NEW)
+    ),
+    "failed before and another revision retried": fleet(
+        WAITING, memory=RolloutState(target=NEW, failed=(NEW,)), wishes=Requests(retry="other")
+    ),
+    "one failed": fleet(ONE_FAILED),
+    "one failed, threshold 0": many(ONE_FAILED, failure_threshold=0),
+    "one failed, threshold 2": many(ONE_FAILED, failure_threshold=2),
+    "one failed within the threshold is left": many([ONE_FAILED[0], node("b", DONE)], failure_threshold=2),
+    "one failed for another revision": many(
+        [node("a", FAILED, record=record(revision="other")), node("b")], max_parallel=0
+    ),
+    "one fails now": many(
+        [node("a", RESTART, record=record(began_s=0.0, since_s=0.0)), node("b")], [NOT_READY, pod("b")], max_parallel=0
+    ),
+    "halted and retried": many(RETRIED, max_parallel=0),
+    "halted, retried and paused": many(RETRIED, paused=True),
+    "halted, retried and closed": many(RETRIED, schedule=CLOSED),
+    "paused": many(WAITING, paused=True),
+    "paused, one under way": many([node("a", RESTART), node("b")], paused=True),
+    "closed": many(WAITING, schedule=CLOSED),
+    "open": (many(WAITING, schedule=CLOSED), NOW_S + 7200.0),
+    "closed, one under way": many([node("a", RESTART), node("b")], [NOT_READY, pod("b")], schedule=CLOSED),
+    "closed and complete": fleet(**ALL_DONE, policy=policy(schedule=CLOSED)),
+    "complete": fleet(**ALL_DONE),
+    "complete and paused": fleet(**ALL_DONE, policy=policy(paused=True)),
+    "complete, one skipped": fleet([node("a", DONE), node("b", is_skipped=True)], [new_pod("a"), pod("b")]),
+    "complete, one operated": fleet([node("a", DONE), node("b", is_operated=True)], [new_pod("a"), pod("b")]),
+    "no node": fleet([]),
+    "all skipped": fleet([node("a", is_skipped=True)]),
+    "one starts": fleet(WAITING),
+    "one under way": (fleet([node("a", RESTART), node("b")], [NOT_READY, pod("b")])),
+    "one without a pod": fleet(**ALL_DONE, daemon_set=replace(DAEMON_SET, desired=3)),
+    "as many pods as wanted": fleet(**ALL_DONE, daemon_set=replace(DAEMON_SET, desired=2)),
+    "no pod": fleet([], daemon_set=replace(DAEMON_SET, desired=3)),
+    "one left out": fleet([node("a", DONE), node("b", unschedulable=True)], [new_pod("a"), pod("b")]),
+}
+SCHEDULE: Scenarios = {
+    when: (fleet(WAITING, policy=NIGHTS), datetime.fromisoformat(when).replace(tzinfo=UTC).timestamp())
+    for when in (
+        "2026-01-09T21:59:59",
+        "2026-01-09T22:00:00",
+        "2026-01-09T23:59:59",
+        "2026-01-10T00:00:00",
+        "2026-01-10T03:59:59",
+        "2026-01-10T04:00:00",
+    )
+}
+
+SUBJECTS = {
+    "a node is under way": UNDER_WAY,
+    "a taken node has its old pod": OLD_POD,
+    "shut gates": GATES,
+    "open gates": OPEN_GATES,
+    "where a node stands": PLACES,
+    "which nodes start": STARTS,
+    "waves": WAVES,
+    "the rollout": ROLLOUT,
+    "Mon-Fri 22:00-04:00": SCHEDULE,
+}
+SCENARIOS = {f"{subject}: {name}": facts for subject, found in SUBJECTS.items() for name, facts in found.items()}
+
+
+def shown(facts: Fleet, now_s: float) -> str:
+    """The decision as text; times are in seconds from `now_s`."""
+    decision = advance(facts, now_s)
+    outlook = decision.outlook
+    lines = [f"{outlook.phase.value} ({outlook.reason}): {outlook.message}"]
+    for view in outlook.nodes:
+        where = f", wave {view.wave}" if view.wave != 1 else ""
+        lines.append(f"  {view.name} {view.place.value}{where}{': ' if view.reason else ''}{view.reason}")
+    for wave in outlook.waves:
+        counts = ", ".join(f"{count} {place.value}" for place, count in wave.counts.items() if count)
+        ended = "" if wave.ended_s is None else f", ended {wave.ended_s - now_s:+g}"
+        current = ", current" if wave.number == outlook.wave else ""
+        if len(outlook.waves) > 1:
+            lines.append(f"  wave {wave.number} ({wave.name}): {counts or 'empty'}{ended}{current}")
+    lines += [f"  > {_act(act, now_s)}" for act in decision.acts]
+    if decision.again_s is not None:
+        lines.append(f"  again {decision.again_s - now_s:+g}")
+    return "\n".join(lines)
+
+
+def _act(act: Act, now_s: float) -> str:
+    match act:
+        case MarkNode():
+            flags = [word for word in ("approves_reboot", "consumes_retry") if getattr(act, word)]
+            state = act.state.value if act.state is not None else "nothing"
+            return " ".join([f"mark {act.node}@{act.resource_version} {state}{_record(act.record, now_s)}", *flags])
+        case RestartPod():
+            return f"delete driver pod {act.namespace}/{act.name} {act.uid} of {act.node}"
+        case CreatePod():
+            return f"create {act.task.value} pod on {act.node}"
+        case DeletePod():
+            return f"delete pod {act.name} {act.uid} of {act.node}"
+        case SetTemplate():
+            return f"set template of {act.revision}@{act.resource_version}: {act.why}"
+        case Announce():
+            kind, about = "warning" if act.is_warning else "event", act.node or "rollout"
+            return f"{kind} {act.reason} on {about} [{act.key}]: {act.message}"
+
+
+def _record(found: NodeRecord | None, now_s: float) -> str:
+    if found is None:
+        return ""
+    outcome = "unknown" if found.outcome_s is None else f"{found.outcome_s:g}"
+    times = f"began {found.began_s - now_s:+g} since {found.since_s - now_s:+g} outcome {outcome}"
+    said = f" ({found.reason})" if found.reason else ""
+    return (
+        f" for {found.revision} in wave {found.wave}, pod {found.pod or '-'} boot {found.boot_id or '-'} {times}{said}"
+    )
+
+
+def _decided(name: str) -> str:
+    found = SCENARIOS[name]
+    return shown(*found) if isinstance(found, tuple) else shown(found, NOW_S)
+
+
+def _golden() -> dict[str, str]:
+    blocks = GOLDEN.read_text(encoding="utf-8").removeprefix("# ").rstrip("\n").split("\n\n# ")
+    return dict(block.split("\n", 1) for block in blocks)
+
+
+def test_every_scenario_has_its_decision() -> None:
+    if not GOLDEN.exists():
+        GOLDEN.write_text("\n\n".join(f"# {name}\n{_decided(name)}" for name in SCENARIOS) + "\n", encoding="utf-8")
+        pytest.fail(f"{GOLDEN.name} was written: read it")
+    assert list(_golden()) == list(SCENARIOS)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_facts_lead_to_the_decision(name: str) -> None:
+    assert _decided(name) == _golden()[name]
+
+
+@pytest.mark.parametrize("state", list(UpgradeState))
+@pytest.mark.parametrize("uid", ["a-after", "a-later"])
+def test_a_pod_that_came_after_it_is_never_deleted(state: UpgradeState, uid: str) -> None:
+    for revision in (OLD, NEW, OTHER):
+        for is_ready in (True, False):
+            acts = advance(fleet([node("a", state)], [pod("a", revision, uid, is_ready=is_ready)]), NOW_S).acts
+            assert not [act for act in acts if isinstance(act, RestartPod)]
+
+
+@pytest.mark.parametrize(
+    ("percent", "of_nodes", "count"), [(10, 5, 1), (10, 20, 2), (10, 21, 3), (100, 3, 3), (1, 1, 1)]
+)
+def test_a_share_is_rounded_up(percent: int, of_nodes: int, count: int) -> None:
+    assert Amount(percent, is_percent=True).of(of_nodes) == count
