@@ -122,7 +122,7 @@ T = TypeVar("T")
 A = TypeVar("A")
 
 
-class _Crew(Generic[T, A]):
+class _Workers(Generic[T, A]):
     """The threads for one set of requests: as many as were needed at the same time."""
 
     def __init__(self, maker: Callable[[Clock], Callable[[T], A]]) -> None:
@@ -184,7 +184,7 @@ def answers(
     `maker` makes the request function of one thread, on a clock that ends with this generator. The caller's thread
     takes the next item once there is room. Raises what a request or `items` raises, and Terminated at once.
     """
-    crew = _Crew(maker)
+    crew = _Workers(maker)
     try:
         for item in items:
             crew.begin(item)

@@ -694,7 +694,7 @@ class _Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class _Crew:
+class _StartingUnit:
     """Nodes that start together: one, or all of a unit. `busy`: units that may not start, each with the node in it."""
 
     unit: str
@@ -735,7 +735,7 @@ def starts(
     budget = Budget(terms.policy, standings, absent(terms.daemon_set, standings))
     busy = busy_units(standings, units) | units_kept_back(standings, found.blocked, units)
     for unit, nodes in crews(candidates, units):
-        crew = _Crew(unit, nodes, busy, budget)
+        crew = _StartingUnit(unit, nodes, busy, budget)
         found.never = found.never or _never_fits(crew)
         why = next((why for case in UNIT_CASES if (why := case(crew))), "")
         if not why:
@@ -776,19 +776,19 @@ START_CASES: tuple[Callable[[NodeStatus, _Turn], str], ...] = (
 )
 
 
-def _unit_busy(crew: _Crew) -> str:
+def _unit_busy(crew: _StartingUnit) -> str:
     return f"waits for node {crew.busy[crew.unit]} of its unit {crew.unit}" if crew.unit in crew.busy else ""
 
 
-def _never_fits(crew: _Crew) -> str:
+def _never_fits(crew: _StartingUnit) -> str:
     return crew.budget.never(crew.unit, crew.nodes) if len(crew.nodes) > 1 else ""
 
 
-def _over_budget(crew: _Crew) -> str:
+def _over_budget(crew: _StartingUnit) -> str:
     return crew.budget.refusal(crew.nodes)
 
 
-UNIT_CASES: tuple[Callable[[_Crew], str], ...] = (_unit_busy, _never_fits, _over_budget)
+UNIT_CASES: tuple[Callable[[_StartingUnit], str], ...] = (_unit_busy, _never_fits, _over_budget)
 
 
 def begin(standing: NodeStatus, terms: Terms) -> MarkNode:

@@ -179,7 +179,7 @@ FLEET_CONTROL_MUTANTS = (
         "retry-after-lost",
         "the caller of a request that is not repeated gets the server's Retry-After",
         "adapters/kube/api.py",
-        "raise ApiUnavailable(what, error.remedy, asked_s) from error",
+        "raise ApiUnavailable(what, error.remedy, min(ASKED_MOST_S, error.retry_after_s)) from error",
         "raise ApiUnavailable(what, error.remedy) from error",
         ("unit/adapters/test_kube_retries.py::test_whoever_asks_once_is_told_for_how_long_to_leave_it_alone",),
     ),
