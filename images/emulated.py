@@ -26,7 +26,7 @@ PLACE = "/proc/sys/fs/binfmt_misc"
 
 
 def registration(interpreter: str) -> bytes:
-    """What the kernel is told (Documentation/admin-guide/binfmt-misc.rst).
+    """The registration for the kernel (Documentation/admin-guide/binfmt-misc.rst).
 
     By `F` the interpreter is opened at once, so that it is there in every root.
     """

@@ -45,7 +45,7 @@ def prune(site_packages: Path, wanted: Iterable[str], aside: Path | None = None)
 
 
 def _forget_removed(record: Path) -> None:
-    """Drop the removed files from a distribution's RECORD, which tells scanners and pip what it consists of."""
+    """Drop the removed files from a distribution's RECORD, which scanners and pip read."""
     with record.open(newline="") as file:
         rows = list(csv.reader(file))
     kept = [row for row in rows if (record.parents[1] / row[0]).exists()]

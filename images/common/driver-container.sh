@@ -18,7 +18,7 @@ if [ -z "${STATE_FILE:-}" ]; then
 fi
 : "${STATE_FILE:=/run/rbln/rbln-driver.state}" "${READY_MARKER:=}"
 
-# Whole or not at all: whoever reads the file sees the old content or the new one.
+# Atomic: readers see the old content or the new one.
 write() {
     mkdir -p "$(dirname "$1")"
     printf '%s\n' "$2" >"$1.$$"

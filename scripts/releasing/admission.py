@@ -1,6 +1,6 @@
-"""Owns the vendors' part of the admission policies: which account may change which keys of a Node.
+"""The vendors' part of the admission policies: which account may change which keys of a Node.
 
-As a program it writes `deploy/overlays/*/admission-policy` from the profiles; `--check` says what is out of date.
+As a program it writes `deploy/overlays/*/admission-policy` from the profiles; `--check` reports outdated files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ANNOTATIONS = {
     "rebooter": ("cordon", "approve_reboot", "pre_reboot_boot_id", "reboot_in_progress"),
     "rollout": ("rollout", "approve_reboot", "upgrade_requested"),
 }
-"""What each role writes, by the fields of NodeKeys; beside them runs write deploy labels."""
+"""The keys that each role writes, by the fields of NodeKeys. Runs also write deploy labels."""
 
 WRITTEN_BY_OTHERS = ("upgrade_enabled", "skip", "mute_until", "reboot_slots")
 """Operators and people write these; the last is an annotation of a Lease."""
@@ -55,7 +55,7 @@ patches:
 
 
 def files() -> dict[str, str]:
-    """Every file below `deploy/overlays` that is made here, by its path there."""
+    """The content of each generated file, by its path below `deploy/overlays`."""
     made = {}
     for vendor in OVERLAYS:
         made[f"{vendor}/admission-policy/kustomization.yaml"] = KUSTOMIZATION.format(vendor=vendor)
@@ -74,14 +74,14 @@ _Folded.add_representer(
 
 
 def patches(vendor: str, profile: Profile) -> list[Json]:
-    """What the overlay lays over the component, for the accounts that begin with `vendor`."""
+    """The patches of the overlay for the component, for the accounts that begin with `vendor`."""
     accounts = [
         f"{vendor}-driver",
         f"{vendor}-driver-rollout",
         *([f"{vendor}-driver-rebooter"] if profile.strategy is Strategy.REBOOT else []),
     ]
     subjects = [{"kind": "ServiceAccount", "name": name, "namespace": profile.namespace} for name in accounts]
-    # In any namespace, with any further prefix: an account that only has such a name is narrowed, and gets nothing.
+    # In any namespace, with any prefix: an account that only has such a name is restricted, and gains nothing.
     pattern = f"^system:serviceaccount:[^:]+:(.+-)?{vendor}-driver(-rebooter|-rollout)?$"
     is_bound = {"name": "account", "expression": f"request.userInfo.username.matches('{pattern}')"}
     return [
@@ -104,7 +104,7 @@ def _patch(kind: str, name: str, **spec: object) -> Json:
 
 
 def _narrowed(profile: Profile) -> list[Json]:
-    """The variables of the policy of the accounts: keys by role, and those that change and are not among them."""
+    """The variables of the accounts' policy: keys by role, and changed keys that the role may not write."""
     labels = {role: _names(profile.keys, fields) for role, fields in LABELS.items()}
     labels["node"] += [*profile.deploy.on_unless_false, *sorted(profile.deploy.last_keys)]
     prefixes = [profile.deploy.prefix] if profile.deploy.prefix else []
@@ -114,7 +114,7 @@ def _narrowed(profile: Profile) -> list[Json]:
     by_prefix = "!(variables.role == 'node' && variables.labelPrefixes.exists(prefix, key.startsWith(prefix))))"
     return _variables(
         role=f"{user}.endsWith('-rebooter') ? 'rebooter' : {user}.endsWith('-rollout') ? 'rollout' : 'node'",
-        # Absent where the token is of no pod, and `extra` itself where the user has none.
+        # Absent if the token is not a pod's; `extra` is absent if the user has none.
         tokenNodes="request.userInfo.?extra['authentication.kubernetes.io/node-name'].orValue([])",
         labels=_cel(labels),
         labelPrefixes=_cel(prefixes),
@@ -127,7 +127,7 @@ def _narrowed(profile: Profile) -> list[Json]:
         oldAnnotations="oldObject.metadata.?annotations.orValue({})",
         otherAnnotations=_changed("variables.newAnnotations", "variables.oldAnnotations")
         + ".filter(key, !(key in variables.annotations[variables.role]))",
-        # Not by the schema's names: a field that a later server has is a field too.
+        # Not by the schema's names, so that fields of later servers count too.
         newSpec="dyn(object.?spec.orValue({}))",
         oldSpec="dyn(oldObject.?spec.orValue({}))",
         otherSpec=_changed("variables.newSpec", "variables.oldSpec")
@@ -157,7 +157,7 @@ def _names(keys: NodeKeys, fields: Iterable[str]) -> list[str]:
 
 
 def _cel(value: object) -> str:
-    """Texts, lists and mappings of texts as CEL writes them; keys of a Node contain nothing that needs escaping."""
+    """Texts, lists and mappings of texts in CEL. Keys of a Node need no escaping."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_cel(key)}: {_cel(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -166,9 +166,9 @@ def _cel(value: object) -> str:
 
 
 def main() -> int:
-    """0, or with --check 1 and the files that are out of date."""
+    """0, or 1 if --check finds outdated files."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 where a file is out of date")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a file is out of date")
     check, status = parser.parse_args().check, 0
     for name, text in files().items():
         path = DEPLOY / "overlays" / name

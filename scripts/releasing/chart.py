@@ -1,7 +1,7 @@
-"""Owns the Helm chart: its templates are written from `deploy/`, everything that is there for all vendors in one place.
+"""The Helm chart: its templates are generated from `deploy/`, for all vendors.
 
-What is not written here is in `deploy/charts/driver-manager` by hand: values, their schema, and the helpers that the
-templates call. As a program it writes the chart, or with `--check` says what of it `deploy/` would make otherwise.
+Values, their schema and the helpers of the templates in `deploy/charts/driver-manager` are written by hand. As a
+program it writes the chart; `--check` reports outdated files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHART = CHECKOUT / "deploy/charts/driver-manager"
 HEADER = "{{- /* Made from deploy/ by scripts/chart. */ -}}\n"
 
 LEFT_OUT = "namespace"
-"""The component that a chart has no use for: Helm's release is in a namespace that is there before it."""
+"""The component that the chart leaves out: the namespace of a Helm release exists before it."""
 
 VENDOR, NAMESPACE = "at.vendor", "at.namespace"
 WORDS = {
@@ -34,7 +34,7 @@ WORDS = {
     "driver-manager:at.tag": '{{ include "driver-manager.image" . }}',
     "driver-manager-sample-driver:at.tag": '{{ include "driver-manager.driverImage" . }}',
 }
-"""What stands in the objects for a value of the chart, and how a template asks for it."""
+"""Placeholders in the objects, and the template expressions that replace them."""
 
 CONTAINERS = {
     "k8s-driver-manager": "manager",
@@ -43,28 +43,28 @@ CONTAINERS = {
     "rebooter": "rebooter",
     "controller": "rollout",
 }
-"""The values that each container has for itself."""
+"""The name of each container's own values."""
 
 Source = tuple[str, Json, When]
-"""The file of the chart that an object goes to, the object or patch, and when it is there."""
+"""The chart's file for an object, the object or patch, and its condition."""
 
 
 def offered() -> dict[str, dict[str, bool]]:
-    """For each vendor the components that its overlays name, and whether they have them or only offer them."""
+    """For each vendor the components that its overlays name: True if used, False if only offered."""
     found: dict[str, dict[str, bool]] = {}
     for vendor in OVERLAYS:
         found[vendor] = {}
         for folder in (vendor, f"{vendor}/rollout", f"{vendor}/admission-policy"):
             lines = (DEPLOY / "overlays" / folder / "kustomization.yaml").read_text().splitlines()
             for line in lines:
-                if said := re.fullmatch(r"  (# )?- (?:\.\./)+components/(\S+)", line):
-                    # A chart has the controller and the policies only if it is asked to: they stand beside the overlay.
-                    found[vendor][said[2]] = not said[1] and folder == vendor
+                if named := re.fullmatch(r"  (# )?- (?:\.\./)+components/(\S+)", line):
+                    # The controller and the policies are optional: they have folders of their own.
+                    found[vendor][named[2]] = not named[1] and folder == vendor
     return found
 
 
 def objects() -> dict[str, list[tuple[When, layers.Fields]]]:
-    """What each template has: objects and when they are there. Raises ValueError for what no template can say."""
+    """The objects of each template with their conditions. Raises ValueError if a template cannot express them."""
     made: dict[str, list[tuple[When, layers.Fields]]] = {}
     known: dict[tuple[str, str], layers.Fields] = {}
     sources = list(_sources())
@@ -80,7 +80,7 @@ def objects() -> dict[str, list[tuple[When, layers.Fields]]]:
 
 
 def _sources() -> Iterator[Source]:
-    """Resources and patches in kustomize's order: the base, the components, what each vendor says."""
+    """Resources and patches in kustomize's order: the base, the components, the overlays."""
     yield from _resources("base", DEPLOY / "base", ALWAYS)
     offers = offered()
     for component in dict.fromkeys(name for names in offers.values() for name in names):
@@ -108,17 +108,17 @@ def _patches(folder: Path) -> list[Json]:
 
 
 def _named(bodies: list[Json]) -> list[Json]:
-    """The same with the prefix, the namespace and the images of whoever installs the chart."""
+    """The objects with placeholders for prefix, namespace and images."""
     transformer = kustomize.loaded(DEPLOY / "overlays" / OVERLAYS[0] / "default-namespace.yaml")[0]
     transformer["metadata"]["namespace"] = NAMESPACE
     bodies = kustomize.in_namespace(kustomize.prefixed(bodies, f"{VENDOR}-"), transformer)
     for name in ("driver-manager", "driver-manager-sample-driver"):
         bodies = [kustomize.with_image(one, {"name": name, "newTag": "at.tag"}) for one in bodies]
-    return [_told_its_vendor(one) for one in bodies]
+    return [_with_vendor(one) for one in bodies]
 
 
-def _told_its_vendor(body: Json) -> Json:
-    """A patch of a vendor says its name to the program; in a chart all of them say the same."""
+def _with_vendor(body: Json) -> Json:
+    """Replace the vendor's name in DRIVER_PROFILE by the placeholder, so that all vendors have the same value."""
     body = copy.deepcopy(body)
     if body["kind"] == "SecurityContextConstraints":
         body["metadata"].pop("namespace", None)
@@ -135,7 +135,7 @@ def _containers(body: Json) -> list[Json]:
 
 
 def templates() -> dict[str, str]:
-    """Every file of the chart that is made from `deploy/`, by its path in the chart. Raises ValueError."""
+    """The content of each generated file, by its path in the chart. Raises ValueError."""
     files = {f"templates/{name}.yaml": HEADER + _template(found) for name, found in objects().items()}
     files["templates/_offered.tpl"] = _offered_template()
     version = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["version"]

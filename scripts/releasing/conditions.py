@@ -1,4 +1,4 @@
-"""Owns when a part of the chart is there: for some vendors, with some components, without others."""
+"""Conditions of parts of the chart: for some vendors, with some components, without others."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ REQUIRES = {
     "openshift-rebooter": ("openshift", "rebooter"),
     "openshift-rollout": ("openshift", "rollout"),
 }
-"""What has to be there for a component to be there; those of OpenShift are there by that alone."""
+"""Components that another component requires."""
 
 
 @dataclass(frozen=True)
 class When:
-    """All of it has to hold."""
+    """True if all parts hold."""
 
     vendors: frozenset[str] = VENDORS
     having: frozenset[str] = frozenset()
     lacking: frozenset[str] = frozenset()
 
     def implies(self, other: When) -> bool:
-        """Whether `other` holds wherever this does."""
+        """True if `other` holds wherever this does."""
         return self.vendors <= other.vendors and self.having >= other.having and self.lacking >= other.lacking
 
     def excludes(self, other: When) -> bool:
-        """Whether the two never hold together."""
+        """True if the two never hold together."""
         return not (self.vendors & other.vendors) or bool(self.having & other.lacking or self.lacking & other.having)
 
     def without(self, other: When) -> When | None:
-        """This, but not where `other` holds; None where nothing is left. Raises ValueError where no `When` says it."""
+        """This except where `other` holds; None if nothing is left. Raises ValueError if no `When` expresses it."""
         if self.excludes(other):
             return self
         if self.implies(other):
@@ -47,12 +47,12 @@ class When:
         raise ValueError(f"{self} without {other} is more than one condition")
 
     def given(self, known: When) -> When:
-        """What is left to ask where `known` holds."""
+        """The part that is still open where `known` holds."""
         vendors = VENDORS if self.vendors >= known.vendors else self.vendors
         return When(vendors, self.having - known.having, self.lacking - known.lacking)
 
     def expression(self) -> str:
-        """The same in the language of Helm's templates; "" for what always holds."""
+        """The condition as an expression of Helm's templates; "" if it always holds."""
         parts = []
         if self.vendors != VENDORS:
             names = " ".join(f'"{name}"' for name in sorted(self.vendors))

@@ -1,7 +1,6 @@
-"""Owns the release folder: everything that a release has, made from one commit so that it comes out the same again.
+"""The release folder: all files of a release, reproducible from one commit.
 
-Times are those of the commit, owners root, orders sorted; nothing here asks a network. The images are built before
-(`scripts/image`), and only written down here.
+Times are the commit's, owners are root, names are sorted. It needs no network: `scripts/image` has built the images.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ PLAIN, PROGRAM = 0o644, 0o755
 
 
 class ReleaseError(Exception):
-    """A release could not be made; the message says why."""
+    """A release could not be made; the message has the reason."""
 
 
 def version() -> str:

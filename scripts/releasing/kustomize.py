@@ -1,7 +1,7 @@
-"""Owns the rendering of `deploy/`, for releases and for tests: the part of kustomize that it uses, on PyYAML.
+"""Renders `deploy/` for releases and tests: the part of kustomize that it uses, on PyYAML.
 
-Debian's kubectl has kustomize 2, which knows no components, so this is our own; where a kubectl with kustomize 5 is
-there, a test compares the two. What is not understood is an error, never left out. Must not import the product.
+Debian's kubectl has kustomize 2, which does not support components. If a kubectl with kustomize 5 is available, a test
+compares the two. Unknown fields are errors. Must not import the product.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Json = dict[str, Any]
 DEPLOY = Path(__file__).parents[2] / "deploy"
 OVERLAYS = ("amd", "ascend", "furiosa", "gaudi", "nvidia", "rebellions", "tenstorrent")
 ROLLOUTS = tuple(f"{overlay}/rollout" for overlay in OVERLAYS)
-"""What each overlay has for its fleet, to be applied beside it."""
+"""The rollout controller of each overlay, to be applied beside it."""
 
 NAMESPACES = tuple(f"{overlay}/namespace" for overlay in OVERLAYS)
 """The namespace that each overlay needs, to be applied before it."""
@@ -58,11 +58,11 @@ MERGE_KEYS = {
     "volumeMounts": "mountPath",
     "ports": "containerPort",
 }
-"""What tells the entries of a pod's lists apart in a strategic merge (patchMergeKey in k8s.io/api/core/v1/types.go)."""
+"""The merge keys of a pod's lists in a strategic merge (patchMergeKey in k8s.io/api/core/v1/types.go)."""
 
 
 class NotRenderedError(Exception):
-    """Something in `deploy/` is beyond the part of kustomize that is understood here; the message says what."""
+    """A file in `deploy/` uses an unsupported part of kustomize; the message names it."""
 
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -94,7 +94,7 @@ def only(objects: Iterable[Json], kind: str, name: str = "") -> Json:
 
 
 def _built(folder: Path, under: list[Json], further: Iterable[Path] = ()) -> list[Json]:
-    """What the kustomization in `folder` makes of `under`, the objects of whoever uses it as a component."""
+    """The objects of the kustomization in `folder`. As a component it changes the objects `under`."""
     body = loaded(folder / "kustomization.yaml")[0]
     _must(body["kind"] in _KINDS, f"{folder}: {body['kind']}")
     _must(body.keys() <= _KEYS, f"{folder}: {sorted(body.keys() - _KEYS)} is not rendered here")
@@ -206,13 +206,13 @@ def _references(configuration: Json) -> Iterator[tuple[str, str, str]]:
 
 
 def _renamed(one: Json, namespace: str) -> Json:
-    """kustomize's field `namespace`, as far as `deploy/` uses it: it also gives a Namespace its name."""
+    """kustomize's field `namespace` for the one case in `deploy/`: it renames a Namespace."""
     _must(one["kind"] == "Namespace", one["kind"])
     return {**one, "metadata": {**one["metadata"], "name": namespace}}
 
 
 def in_namespace(objects: list[Json], transformer: Json) -> list[Json]:
-    """kustomize's NamespaceTransformer, as far as `deploy/` uses it."""
+    """kustomize's NamespaceTransformer with the options that `deploy/` uses."""
     options = {key: value for key, value in transformer.items() if key not in ("apiVersion", "kind", "metadata")}
     _must(transformer["kind"] == "NamespaceTransformer", transformer["kind"])
     _must(options == {"unsetOnly": True, "setRoleBindingSubjects": "allServiceAccounts"}, options)

@@ -1,7 +1,7 @@
-"""Owns one object with all that overlays and components make of it: every field with the conditions that it has there.
+"""An object with the changes of all overlays and components: every field with the conditions of its values.
 
-A layer is laid as kustomize lays a patch (strategic merge). Where it would come out so under no one condition, that
-is an error.
+A layer is applied as kustomize applies a patch (strategic merge). A result that no single condition
+expresses is an error.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from scripts.releasing.kustomize import MERGE_KEYS, Json
 
 @dataclass
 class Case:
-    """A value, and when a field has it. `node` is a Fields, an Entries, or anything else as it stands."""
+    """A value and its condition. `node` is a Fields, an Entries, or a plain value."""
 
     when: When
     node: Any
 
 
 class Fields(dict[str, list[Case]]):
-    """A mapping: what each field can be."""
+    """A mapping: the cases of each field."""
 
 
 class Entries(dict[str, list[Case]]):
-    """A list whose entries a patch tells apart by a key: what each entry can be."""
+    """A list with a merge key: the cases of each entry."""
 
 
 def lifted(value: Any, field: str = "") -> Any:
-    """A value of the field as a node, whose parts are all there."""
+    """A value of the field as a node without conditions."""
     if isinstance(value, dict):
         return Fields({key: [Case(ALWAYS, lifted(inner, key))] for key, inner in value.items()})
     if _is_keyed(value, field):
@@ -44,7 +44,7 @@ def lifted(value: Any, field: str = "") -> Any:
 
 
 def _is_keyed(value: Any, field: str) -> bool:
-    """Whether the field is such a list; others have the same name elsewhere."""
+    """True if the field is a list with a merge key; other fields have the same name elsewhere."""
     if not isinstance(value, list) or field not in MERGE_KEYS:
         return False
     return all(isinstance(one, dict) and MERGE_KEYS[field] in one for one in value)
@@ -73,7 +73,7 @@ def _laid(cases: list[Case], value: Any, when: When, field: str) -> list[Case]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """What a patch adds: its nulls only take away."""
+    """The added part of a patch: nulls only remove."""
     if isinstance(value, dict):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
     return value
@@ -89,7 +89,7 @@ def _merge(node: Fields | Entries, value: Any, when: When, field: str) -> None:
 
 
 def text(node: Fields, known: When) -> str:
-    """The object as a template of Helm, where `known` holds. What it says of its strings is `escaped`."""
+    """The object as a Helm template where `known` holds."""
     return "".join(f"{line}\n" for line in _lines(node, known, 0))
 
 
@@ -110,7 +110,7 @@ def united(template: str) -> str:
             opened.append(len(lines) - 1)
         elif line == "{{- end }}":
             begun = opened.pop()
-            # One with alternatives is not gone on with.
+            # A block with alternatives is not continued.
             ended = None if any(each.startswith("{{- else") for each in lines[begun:]) else begun
     return "".join(f"{line}\n" for line in lines)
 
@@ -128,7 +128,7 @@ def _lines(node: Any, known: When, indent: int) -> Iterator[str]:
 
 
 def _choice(cases: list[Case], known: When, shown: Callable[[Any, When], Iterator[str]]) -> Iterator[str]:
-    """What the cases are, each where it holds."""
+    """The cases, each under its condition."""
     cases = _joined([case for case in cases if not case.when.excludes(known)])
     conditions = [case.when.given(known).expression() for case in cases]
     if conditions == [""]:
