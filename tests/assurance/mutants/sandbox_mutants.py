@@ -1,15 +1,15 @@
-"""Mutants of what the sandbox promises: a fleet that behaves like a real one, and a story that is judged."""
+"""Mutants of what the sandbox promises: a cluster that behaves like a real one, and scenarios whose end is checked."""
 
 from __future__ import annotations
 
 from tests.assurance.mutants.mutant import Mutant
 
 CONTRACT = "unit/sandbox/test_contract_on_sandbox.py::TestFleetObjectsOnSandbox::"
-STORY = "unit/sandbox/test_fleet_story.py::"
+FLEET = "unit/sandbox/test_fleet_scenario.py::"
 SCREEN = "unit/cli/test_screens.py::"
 FOREGROUND = "unit/sandbox/test_foreground.py::"
 PODS = "unit/sandbox/test_sandbox_pods.py::"
-VENDORS = "unit/sandbox/test_vendor_stories.py::"
+VENDORS = "unit/sandbox/test_sandbox_scenarios.py::"
 
 SANDBOX_MUTANTS = (
     Mutant(
@@ -42,7 +42,7 @@ SANDBOX_MUTANTS = (
         "sandbox/fleet.py",
         "    return [*found, *_wave_problems(scenario, [one for one in course.taken if one.version == good])]\n",
         "    return found\n",
-        (STORY + "test_a_story_that_goes_otherwise_is_noticed",),
+        (FLEET + "test_a_wrong_course_is_found",),
     ),
     Mutant(
         "story-waits-without-a-controller",
@@ -50,7 +50,7 @@ SANDBOX_MUTANTS = (
         "sandbox/fleet.py",
         "        if not holds():\n            raise",
         "        if False:\n            raise",
-        (STORY + "test_a_controller_that_ends_by_itself_ends_the_story",),
+        (FLEET + "test_a_controller_that_ends_by_itself_ends_the_scenario",),
     ),
     Mutant(
         "affinity-ignored",
@@ -66,7 +66,7 @@ SANDBOX_MUTANTS = (
         "sandbox/scenarios.py",
         "        if scenario.kernel and seen != list(scenario.kernel):\n",
         "        if False:\n",
-        (VENDORS + "test_it_ends_as_it_has_to_with_the_modules_in_the_vendors_order",),
+        (VENDORS + "test_the_modules_go_and_come_in_the_vendors_order",),
     ),
     Mutant(
         "terminal-of-another-kind",
