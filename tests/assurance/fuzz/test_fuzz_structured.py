@@ -17,7 +17,7 @@ from driver_manager.domain.health import parsers as npu_smi
 from driver_manager.domain.pods import journal_check, labels
 from driver_manager.domain.reboot.state import Pending
 from tests.assurance.fuzz import target as targets_form
-from tests.assurance.fuzz.mutation import amplified, mutated
+from tests.assurance.fuzz.guided import amplified, mutated
 from tests.assurance.fuzz.target import Form, Target, TooSlowError, check
 from tests.assurance.fuzz.targets import TARGETS
 

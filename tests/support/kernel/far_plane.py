@@ -14,9 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.support.kernel.guest import HOST_ADDRESS
-from tests.support.node.doorway import Doorway
 from tests.support.node.machine import PORT, Access, ControlPlane, Credentials
-from tests.support.node.namespaces import Namespaces
+from tests.support.node.namespaces import Doorway, Namespaces
 from tests.support.node.node_init import SERVICE_ADDRESS
 
 VARIABLE = "GUEST_NODE_PLANE"

@@ -14,15 +14,76 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
+
+import pytest
 
 from tests.support import cache
-from tests.support.kernel import driver_roots, initramfs, kernel_image, results, silence, tools
-from tests.support.kernel.mounts import read_only_view
+from tests.support.kernel import driver_roots, initramfs, kernel_image, results, tools
 from tests.support.kernel.tools import CHECKOUT, SOURCES, KernelTierError
 from tests.support.tiers import answer
+
+
+def mount_points(needed: Iterable[Path]) -> list[Path]:
+    """`/` and every further mount point that leads to one of the `needed` paths, outermost first."""
+    found = {Path("/")}
+    for path in needed:
+        resolved = path.resolve()
+        found.update(folder for folder in (resolved, *resolved.parents) if os.path.ismount(folder))
+    return sorted(found, key=lambda folder: len(folder.parts))
+
+
+def read_only_view(view: Path, needed: Iterable[Path], argv: Sequence[str]) -> list[str]:
+    """The command that runs `argv` where `view` is `/`, read-only, with the mounts that hold the `needed` paths.
+
+    A plain bind leaves out what is mounted below, so /proc, /sys and /dev of the host are not in the view.
+    """
+    script = ["set -e"]
+    for point in mount_points(needed):
+        target = shlex.quote(str(view / point.relative_to("/")))
+        script.append(f"mount --bind {shlex.quote(str(point))} {target}")
+        script.append(f"mount -o remount,bind,ro {target}")
+    script.append(f"exec {shlex.join(argv)}")
+    return ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", "\n".join(script)]
+
+
+LIMIT_S = 300.0
+"""Nothing at all on the console, the results port or the disk for so long: no test takes a third of it anywhere."""
+
+LOOKS_EVERY_S = 1.0
+
+
+class Process(Protocol):
+    """What is asked of a process: its exit status, or subprocess.TimeoutExpired."""
+
+    def wait(self, timeout: float) -> int:
+        """The exit status, once it has ended."""
+
+
+def wait_while_told(
+    process: Process,
+    told: Callable[[], object],
+    limit_s: float = LIMIT_S,
+    now: Callable[[], float] = time.monotonic,
+) -> int | None:
+    """The exit status of `process`; None once `told()` has said the same for `limit_s` seconds.
+
+    The process is left as it is then.
+    """
+    last, since_s = told(), now()
+    while True:
+        try:
+            return process.wait(LOOKS_EVERY_S)
+        except subprocess.TimeoutExpired:
+            heard = told()
+        if heard != last:
+            last, since_s = heard, now()
+        elif now() - since_s > limit_s:
+            return None
+
 
 HOST_ADDRESS = "10.0.2.2"  # where the guest finds the host's 127.0.0.1 (qemu's user network)
 MEMORY_MIB = 3072  # a node keeps its images in it; the host gives only what is used
@@ -225,11 +286,11 @@ def _qemu(folder: Path, prepared: Prepared, shared: Mapping[str, Path]) -> str:
     with (folder / "qemu").open("wb") as log:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
-            status = silence.wait_while_told(process, lambda: _told(folder))
+            status = wait_while_told(process, lambda: _told(folder))
         finally:
             _stop(process)
     if status is None:
-        return f"the guest said nothing for {silence.LIMIT_S:.0f} s and was ended"
+        return f"the guest said nothing for {LIMIT_S:.0f} s and was ended"
     return f"qemu exited {status}: {(folder / 'qemu').read_text(errors='replace').strip()}"
 
 
@@ -250,6 +311,74 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def _prepared() -> str:
     return f"prepared {prepare().image.release} in {cache.folder()}"
+
+
+# In the guest this fixture checks the kernel; on the host only replayed cases get past it.
+GUARD = "guest_kernel"
+
+
+class ReplayedCase(pytest.Function):
+    """A guest test on the host: it runs nothing itself and reports what the guest said about it."""
+
+    line = 0  # of the guest test in its file, counted from 0
+
+    @property
+    def inside_s(self) -> float:
+        """How long it took in the guest, in seconds of its clock."""
+        report = self.funcargs.get("guest_report")
+        case = report.cases.get(self.nodeid) if isinstance(report, GuestReport) else None
+        return case.duration_s if case else 0.0
+
+    def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
+        """Where it stands: the guest test's file, not the replaying function's."""
+        return self.path, self.line, self.name
+
+
+class GuestModule(pytest.Module):
+    """A file of guest tests: collected as usual for their names, but yielding replayed cases."""
+
+    def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
+        """One replayed case per test function, with its markers, which decide whether a run takes it.
+
+        Raises CollectError for anything but a function, and for one that could run on a host (see guest_kernel).
+        """
+        for found in super().collect():
+            if not isinstance(found, pytest.Function):
+                raise self.CollectError(f"guest tests are plain functions, and {found.name} is none")
+            if GUARD not in found.fixturenames:
+                raise self.CollectError(
+                    f"{found.name} does not use the fixture {GUARD}: nothing keeps it off a real host"
+                )
+            case: ReplayedCase = ReplayedCase.from_parent(self, name=found.name, callobj=replaying(found.nodeid))
+            case.own_markers = list(found.own_markers)
+            case.line = found.reportinfo()[1] or 0
+            yield case
+
+
+def replaying(node_id: str) -> Callable[[GuestReport], None]:
+    """The test function that stands in for a guest test: passes, fails or skips as the guest's case did."""
+
+    def replay(guest_report: GuestReport) -> None:
+        case = guest_report.cases.get(node_id)
+        if case is None:
+            said = tools.tail(guest_report.console)
+            pytest.fail(f"the guest did not report this test; console:\n{said}", pytrace=False)
+        if case.failure:
+            pytest.fail(f"in the guest, after {case.duration_s:.1f} s:\n{case.failure}", pytrace=False)
+        if case.skipped:
+            pytest.skip(f"in the guest: {case.skipped}")
+
+    return replay
+
+
+def refuse(lacking: list[str], *, is_ci: bool) -> None:
+    """Skips the test where the machine lacks something, and fails it where CI promised that it lacks nothing."""
+    if not lacking:
+        return
+    reason = "kernel tier: missing " + "; ".join(lacking)
+    if is_ci:
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support.kernel import far_plane
-from tests.support.kernel.console import say
+from tests.support.kernel.guest_fixtures import say
 from tests.support.kernel.inside import require_guest
 from tests.support.node.drivers import Drivers
 from tests.support.node.machine import Machine

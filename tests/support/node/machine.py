@@ -28,9 +28,8 @@ from tests.support.control_plane.api import Api, Json
 from tests.support.control_plane.servers import AuditRecord, Authority, policy, settled
 from tests.support.image import builder
 from tests.support.node import images, node_keeper, releases
-from tests.support.node.doorway import Doorway
 from tests.support.node.images import PAUSE
-from tests.support.node.namespaces import COMMAND_S, Daemon, Namespaces, NodeTierError
+from tests.support.node.namespaces import COMMAND_S, Daemon, Doorway, Namespaces, NodeTierError
 from tests.support.node.node_init import ADDRESS, NAME, SERVICE_ADDRESS
 from tests.support.node.place import CHECKOUT, HERE, Place, run, wait_until
 from tests.support.tiers import TierError, answer

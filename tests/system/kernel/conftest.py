@@ -22,8 +22,8 @@ from tests.support.costs import IN_GUEST, Cost, Costs
 from tests.support.image import builder
 from tests.support.kernel import far_plane, guest, guest_images, guest_node, tools
 from tests.support.kernel.containers import IMAGE_VARIABLE, WITHOUT_IMAGE_VARIABLE
+from tests.support.kernel.guest import GuestModule, ReplayedCase, refuse
 from tests.support.kernel.inside import REBOOT_VARIABLE, SHARE_VARIABLE
-from tests.support.kernel.replay import GuestModule, ReplayedCase, refuse
 from tests.support.node import machine
 from tests.support.selection import share
 from tests.support.tiers import TierError

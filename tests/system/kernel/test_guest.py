@@ -10,9 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.kernel import driver_roots, guest_fixtures, inside, mounts, results, silence, tools
-from tests.support.kernel.guest import GuestReport
-from tests.support.kernel.replay import GuestModule, ReplayedCase, refuse, replaying
+from tests.support.kernel import driver_roots, guest_fixtures, inside, results, tools
+from tests.support.kernel.guest import (
+    LOOKS_EVERY_S,
+    GuestModule,
+    GuestReport,
+    ReplayedCase,
+    read_only_view,
+    refuse,
+    replaying,
+    wait_while_told,
+)
 
 NODE_ID = "tests/system/kernel/guest_tests/test_x.py::test_it"
 PROPERTY = f'<properties><property name="{results.NODE_ID_PROPERTY}" value="{NODE_ID}"/></properties>'
@@ -111,7 +119,7 @@ class Machine:
         return bisect.bisect_right(self._words, self.now_s)
 
     def outcome(self) -> int | None:
-        return silence.wait_while_told(self, self.told, 100.0, lambda: self.now_s)
+        return wait_while_told(self, self.told, 100.0, lambda: self.now_s)
 
 
 def test_a_guest_that_says_something_is_never_ended_however_long_it_takes() -> None:
@@ -123,7 +131,7 @@ def test_a_guest_that_says_something_is_never_ended_however_long_it_takes() -> N
 def test_a_guest_that_falls_silent_is_given_up_after_the_limit(last_word_s: int) -> None:
     machine = Machine(range(0, last_word_s + 1, 50))
     assert machine.outcome() is None
-    assert 100.0 < machine.now_s - last_word_s <= 100.0 + 2 * silence.LOOKS_EVERY_S
+    assert 100.0 < machine.now_s - last_word_s <= 100.0 + 2 * LOOKS_EVERY_S
 
 
 def test_guest_code_refuses_to_touch_this_kernel(tmp_path: Path) -> None:
@@ -173,8 +181,8 @@ def test_the_guests_view_of_the_host_cannot_be_written(tmp_path: Path) -> None:
     view.mkdir()
     seen = view / tmp_path.relative_to("/")
     (tmp_path / "written-on-the-host").touch()
-    shown = tools.run(mounts.read_only_view(view, [tmp_path], ["ls", str(seen)]), timeout_s=60)
+    shown = tools.run(read_only_view(view, [tmp_path], ["ls", str(seen)]), timeout_s=60)
     assert b"written-on-the-host" in shown
     with pytest.raises(tools.KernelTierError, match="Read-only file system"):
-        tools.run(mounts.read_only_view(view, [tmp_path], ["touch", str(seen / "written")]), timeout_s=60)
+        tools.run(read_only_view(view, [tmp_path], ["touch", str(seen / "written")]), timeout_s=60)
     assert list(view.iterdir()) == []

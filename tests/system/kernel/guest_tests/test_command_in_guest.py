@@ -23,13 +23,13 @@ from tests.support.kernel.guest_command import (
     JOURNAL,
     PREFIX,
     STATE,
+    VIRTIO_PCI_VENDOR,
     Command,
     assert_given_back,
     boot_id,
     old_driver,
 )
 from tests.support.kernel.guest_fixtures import DriverRoots, holding_mapped, holding_open, is_loaded, module_fact
-from tests.support.kernel.guest_profile import VIRTIO_PCI_VENDOR
 
 pytestmark = [pytest.mark.usefixtures("guest_kernel"), pytest.mark.release]
 

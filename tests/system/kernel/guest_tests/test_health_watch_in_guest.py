@@ -16,7 +16,7 @@ from driver_manager.domain.health.watch import decode_watch_record
 from driver_manager.domain.profile import Profile
 from driver_manager.profiles import builtin
 from tests.support.fakes.pace import patient
-from tests.support.kernel.forked_command import Forked
+from tests.support.kernel.guest_command import Forked
 from tests.support.kernel.guest_fixtures import DEVICE, DriverRoots, modprobe
 
 pytestmark = pytest.mark.usefixtures("guest_kernel")

@@ -15,10 +15,8 @@ import pytest
 
 from driver_manager.adapters.host import pci as pci_bus
 from tests.support.control_plane.kubelet import create_operands
-from tests.support.kernel.console import say
-from tests.support.kernel.guest_command import JOURNAL, Command, assert_given_back, old_driver
-from tests.support.kernel.guest_fixtures import DriverRoots, is_loaded, module_fact
-from tests.support.kernel.guest_profile import EDU_PCI_VENDOR
+from tests.support.kernel.guest_command import EDU_PCI_VENDOR, JOURNAL, Command, assert_given_back, old_driver
+from tests.support.kernel.guest_fixtures import DriverRoots, is_loaded, module_fact, say
 from tests.support.kernel.guest_vfio import (
     BINDINGS,
     BUS,

@@ -14,8 +14,7 @@ import pytest
 
 from tests.support.control_plane.api import wait_until
 from tests.support.control_plane.kubelet import create_operands
-from tests.support.kernel.forked_command import RUN_TIMEOUT_S
-from tests.support.kernel.guest_command import STATE, Command, assert_given_back, old_driver
+from tests.support.kernel.guest_command import RUN_TIMEOUT_S, STATE, Command, assert_given_back, old_driver
 from tests.support.kernel.guest_fixtures import DriverRoots, holding_open, module_fact
 
 pytestmark = pytest.mark.usefixtures("guest_kernel")
