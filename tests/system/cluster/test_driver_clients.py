@@ -76,6 +76,20 @@ class Client:
         return other
 
 
+def exporter(selector: dict[str, str]) -> Json:
+    """The DaemonSet of another team on the nodes with these labels."""
+    labels = {"role": "exporter"}
+    spec = {
+        "nodeSelector": selector,
+        "tolerations": [{"operator": "Exists"}],
+        "containers": [{"name": "exporter", "image": "somebody/exporter:1"}],
+    }
+    return {
+        "metadata": {"name": "exporter", "labels": labels},
+        "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}},
+    }
+
+
 @pytest.fixture
 def watched(
     control_plane: ControlPlane, agent_with_events: User, admin_api: Api, tmp_path: Path
@@ -91,19 +105,9 @@ def watched(
 def client(watched: WatchedNode, admin_api: Api) -> Iterator[Client]:
     node, namespace = watched.scene.node, f"monitoring-{uuid.uuid4().hex[:8]}"
     node.set_labels({NODE_KEY: node.name})
-    labels = {"role": "exporter"}
-    spec = {
-        "nodeSelector": {NODE_KEY: node.name},
-        "tolerations": [{"operator": "Exists"}],
-        "containers": [{"name": "exporter", "image": "somebody/exporter:1"}],
-    }
-    body = {
-        "metadata": {"name": "exporter", "labels": labels},
-        "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}},
-    }
     admin_api.post("/api/v1/namespaces", {"metadata": {"name": namespace}})
     made = Client(admin_api, namespace)
-    admin_api.post(made.path.removesuffix("/exporter"), body)
+    admin_api.post(made.path.removesuffix("/exporter"), exporter({NODE_KEY: node.name}))
     yield made
     gone(lambda: admin_api.delete(made.path, grace_s=0))
 
@@ -381,19 +385,9 @@ def _fleet(world: World, stack: contextlib.ExitStack) -> Fleet:
             tree.add_driver(root, version, seconds=LOAD_S * (number % AT_ONCE))
         lighten(tree)
         scene.node.set_labels({KEY: namespace})
-    labels = {"role": "exporter"}
-    spec = {
-        "nodeSelector": {KEY: namespace},
-        "tolerations": [{"operator": "Exists"}],
-        "containers": [{"name": "exporter", "image": "somebody/exporter:1"}],
-    }
-    body = {
-        "metadata": {"name": "exporter", "labels": labels},
-        "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}},
-    }
     api.post("/api/v1/namespaces", {"metadata": {"name": namespace}})
     made = Fleet(api, scenes, namespace)
-    api.post(made.path.rpartition("/")[0], body)
+    api.post(made.path.rpartition("/")[0], exporter({KEY: namespace}))
     stack.callback(gone, lambda: api.delete(made.path, grace_s=0))
     return made
 

@@ -62,6 +62,22 @@ def recipe() -> tuple[str, ...]:
     return tuple(found[mine[0] : mine[-1] + 1])
 
 
+def typed(line: str, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Type a line in a shell at home. Without kubectl the test skips, or fails if the tier is required."""
+    if shutil.which("kubectl") is None:
+        skip_or_fail("kubectl is not on PATH")
+    return subprocess.run(
+        ["bash", "--norc", "--noprofile", "-c", line],
+        env={"PATH": os.environ["PATH"], "HOME": str(home), **env},
+        cwd=home,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=RUN_TIMEOUT_S,
+        stdin=subprocess.DEVNULL,
+    )
+
+
 @dataclass
 class PluginLaptop:
     """A person with kubectl and a plugin, and a debug pod on the node that has neither."""
@@ -88,22 +104,8 @@ class PluginLaptop:
         return str(self.api.post(path, body)["status"]["token"])
 
     def _run(self, line: str) -> subprocess.CompletedProcess[str]:
-        plugin = self.folder / "plugin"
-        env = {
-            "PATH": os.pathsep.join([str(plugin), os.environ["PATH"]]),
-            "HOME": str(self.folder),
-            "KUBECONFIG": str(self.folder / "config"),
-        }
-        return subprocess.run(
-            ["bash", "--norc", "--noprofile", "-o", "pipefail", "-c", line],
-            env=env,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=RUN_TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-        )
+        path = os.pathsep.join([str(self.folder / "plugin"), os.environ["PATH"]])
+        return typed(f"set -o pipefail\n{line}", self.folder, PATH=path, KUBECONFIG=str(self.folder / "config"))
 
 
 @pytest.fixture
@@ -111,8 +113,6 @@ def plugin_laptop(
     control_plane: ControlPlane, admin_api: Api, tmp_path: Path, node: NodeFactory
 ) -> Iterator[PluginLaptop]:
     """The overlay's account and its rights are there, and a node whose driver is loaded."""
-    if shutil.which("kubectl") is None:
-        skip_or_fail("kubectl is not on PATH")
     home, plugin = tmp_path / "home", tmp_path / "home/plugin"
     plugin.mkdir(parents=True)
     version = "client.authentication.k8s.io/v1beta1"
@@ -192,14 +192,14 @@ def test_no_command_of_the_page_is_left_out() -> None:
 class Laptop:
     """A person with an administrator's kubeconfig, who types what the page says."""
 
-    def __init__(self, plane: ControlPlane, folder: Path) -> None:
-        self._mine = folder / "mine.json"
+    def __init__(self, plane: ControlPlane, home: Path) -> None:
+        self.home = home
+        self._mine = home / "mine.json"
         self._env = {
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-            "HOME": str(folder),
             "KUBECONFIG": str(plane.kubeconfig(plane.admin.token)),
             "DRIVER_PROFILE": "rebellions",
-            "TERMINATION_LOG": str(folder / "last-line"),
+            "TERMINATION_LOG": str(home / "last-line"),
         }
 
     def edit(self, objects: list[Json]) -> None:
@@ -209,17 +209,7 @@ class Laptop:
         """Type one line; `names` are what its single capital letters stand for."""
         for name, meant in names.items():
             line = re.sub(rf"\b{name}\b", meant, line)
-        line = line.replace("-k mine", f"-f {self._mine}")
-        argv = ["bash", "--norc", "--noprofile", "-c", line]
-        return subprocess.run(
-            argv,
-            env=self._env,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=RUN_TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-        )
+        return typed(line.replace("-k mine", f"-f {self._mine}"), self.home, **self._env)
 
     def types(self, line: str, **names: str) -> str:
         """As `tries`, for a line that ends well; what it prints."""
@@ -230,8 +220,6 @@ class Laptop:
 
 @pytest.fixture
 def laptop(control_plane: ControlPlane, tmp_path: Path) -> Laptop:
-    if shutil.which("kubectl") is None:
-        skip_or_fail("kubectl is not on PATH")
     (tmp_path / "home").mkdir()
     return Laptop(control_plane, tmp_path / "home")
 
@@ -499,29 +487,11 @@ Types = Callable[[str], str]
 
 
 @pytest.fixture
-def types(control_plane: ControlPlane, admin_api: Api, one: CommandRunner, tmp_path: Path) -> Iterator[Types]:
-    """Somebody with the page's files types one of its lines; what kubectl prints."""
-    if shutil.which("kubectl") is None:
-        skip_or_fail("kubectl is not on PATH")
-    home = tmp_path / "home"
-    home.mkdir()
+def types(laptop: Laptop, admin_api: Api, one: CommandRunner) -> Iterator[Types]:
+    """Types a line of the page where its files are; what kubectl prints."""
     for name, content in files(OPERANDS_PAGE).items():
-        (home / name).write_text(content)
-    env = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(home),
-        "KUBECONFIG": str(control_plane.kubeconfig(control_plane.admin.token)),
-    }
-
-    def typed(line: str) -> str:
-        argv = ["bash", "--norc", "--noprofile", "-c", re.sub(r"\bN\b", node_of(one).name, line)]
-        done = subprocess.run(
-            argv, env=env, cwd=home, capture_output=True, text=True, check=False, timeout=RUN_TIMEOUT_S
-        )
-        assert done.returncode == 0, f"$ {line}\n{done.stdout}{done.stderr}"
-        return done.stdout
-
-    yield typed
+        (laptop.home / name).write_text(content)
+    yield lambda line: laptop.types(line, N=node_of(one).name)
     gone(partial(admin_api.delete, MADE, grace_s=0))
 
 
