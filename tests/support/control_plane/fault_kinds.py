@@ -33,7 +33,7 @@ CALLS = 5
 """How many calls of a run make the same request: to take, to give back, the service's look, the event, one more."""
 
 CHANGES_TRIED = 10
-"""How often a run looks anew at a Node that keeps changing (`TAKE_ATTEMPTS`, `settling.ATTEMPTS`)."""
+"""How often a run reads a Node again that keeps changing (`TAKE_ATTEMPTS`, `settling.ATTEMPTS`)."""
 
 IN_VAIN_S = 5.0
 """A wait that is sure to end with its limit."""
@@ -57,7 +57,7 @@ class Family(Enum):
     """What faults mean alike."""
 
     AGAIN = "repeated within the budget"
-    RENEWED = "credentials read anew, repeated once"
+    RENEWED = "credentials read again, repeated once"
     REFUSED = "final"
     WATCH = "watched again"
     HARMLESS = "waited for"
@@ -231,7 +231,7 @@ _MEANINGS: tuple[tuple[Meant, int | None], ...] = (
     (lambda cell, what: cell.kind == "409" and what == ("patch", "nodes") and cell.is_lasting, UNAVAILABLE),
     (lambda cell, what: cell.kind == "409" and what == ("patch", "nodes"), None),
     (lambda cell, what: cell.kind == "422" and _is_release(cell) and not cell.is_lasting, None),
-    (lambda cell, what: cell.kind == "410" and what[0] == "watch", None),  # looked at anew, then watched again
+    (lambda cell, what: cell.kind == "410" and what[0] == "watch", None),  # listed again, then watched again
     (lambda cell, what: cell.kind == "strange" and _is_first(cell), USAGE),
 )
 

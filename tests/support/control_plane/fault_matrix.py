@@ -658,7 +658,7 @@ def _of_what_is_shown(said: Said, before: State, after: State) -> Iterator[str]:
 
 
 def _told(cell: Cell, fault: Fault, said: Said, problems: Sequence[str]) -> tuple[str, ...]:
-    """The problems, with what somebody needs who looks into them."""
+    """The problems, with what is needed to investigate them."""
     return (*problems, f"script: {to_text([fault])}", f"last line: {said.last_line}") if problems else ()
 
 
@@ -676,7 +676,7 @@ def set_up(fault_setup: FaultSetup) -> None:
 
 
 def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
-    """A pool whose own process was killed ends nobody, and its workers would hold open what they inherited."""
+    """A pool whose process was killed ends no worker, and workers keep open what they inherited."""
     parent.join()
     os._exit(1)
 

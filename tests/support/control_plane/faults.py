@@ -29,7 +29,7 @@ class Target:
 
 @dataclass(frozen=True)
 class ApiRequest:
-    """One request as the client sent it; `user` is "" for a token that nobody was registered for."""
+    """One request as the client sent it; `user` is "" for an unknown token."""
 
     method: str
     path: str  # without the query

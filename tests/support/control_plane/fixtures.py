@@ -112,7 +112,7 @@ def agent_for_workloads(control_plane: ControlPlane) -> User:
 
 @pytest.fixture(scope="session")
 def dra(admin_api: Api) -> None:
-    """From here on the API server serves resource.k8s.io/v1 as far as agents read it: claims and device classes."""
+    """From here on the API server serves what agents read of resource.k8s.io/v1: claims and device classes."""
     serve_dra(admin_api)
 
 

@@ -41,7 +41,7 @@ class Wait:
     """A wait of a run.
 
     `begin` starts a run on a scene, `said` is the log line of the wait, `end` lets it go on. `has_journal`: the node is
-    taken in it; `has_pause`: its labels are paused. `plans_again`: after it the run observes and plans anew.
+    taken in it; `has_pause`: its labels are paused. `plans_again`: after it the run observes and plans again.
     """
 
     name: str
@@ -207,7 +207,7 @@ class Hand:
 
 
 def usual(wait: Wait, **edits: str | None) -> Expected:
-    """The run ends as nobody had acted, but for the edits."""
+    """The run ends as an undisturbed one, except for the edits."""
     if wait.name == "reboot":
         return Expected(9, ASCEND_OLD, {**edits, **ASKED_FOR_REBOOT})
     return Expected(0, edits=edits, marks=(ENABLED,) if wait.name == "operator" else ())
@@ -239,7 +239,7 @@ def _spec(unschedulable: bool | None, scene: NodeScene) -> None:
     scene.patch({"spec": {"unschedulable": unschedulable}})
 
 
-def _cordon_anew(scene: NodeScene) -> None:
+def _cordon_again(scene: NodeScene) -> None:
     _spec(None, scene)
     _spec(True, scene)
 
@@ -264,7 +264,7 @@ def _annotation(key: str, value: str | None, scene: NodeScene) -> None:
 
 
 def _garbage_expected(wait: Wait) -> Expected:
-    """What is planned anew has to read it, and cannot; the run gives back what it knows it took."""
+    """The next plan cannot read it; the run releases what it knows that it acquired."""
     return Expected(2, OLD) if wait.plans_again else usual(wait)
 
 
@@ -291,7 +291,7 @@ def _made_again_expected(wait: Wait) -> Expected:
         return Expected(9, ASCEND_OLD, whole | dict.fromkeys(ASKED_FOR_REBOOT), is_silent=True)
     if wait.name == "safe-load":  # it watches the Node, and so sees it go
         return Expected(2, OLD, whole, is_silent=True)
-    # Who plans anew takes the new Node, as any other; else it is nobody's of ours.
+    # A run that plans again acquires the new Node; otherwise no run has it.
     return Expected(0, edits=whole, is_silent=not wait.plans_again)
 
 
@@ -317,7 +317,7 @@ def _force_delete_own_pod(scene: NodeScene) -> None:
 
 
 def _orphan_expected(wait: Wait) -> Expected:
-    """Who plans anew finds that its pod is gone, and gives up."""
+    """A run that plans again finds that its pod is gone, and gives up."""
     return Expected(2, OLD, marks=usual(wait).marks) if wait.plans_again else usual(wait)
 
 
@@ -370,7 +370,7 @@ HANDS = (
     Hand("deletes-label", *edits(VALIDATOR, None), "labels"),
     Hand("pauses-one-that-is-off", *pauses(OFF), "labels"),
     Hand("pauses-a-further-one", *pauses(FURTHER), "labels"),
-    Hand("cordons-anew", _cordon_anew, cordoned(True), "labels", in_journal=True),
+    Hand("cordons-anew", _cordon_again, cordoned(True), "labels", in_journal=True),
     Hand("operator-loop", _reconcile_labels, lambda wait: usual(wait, **{FURTHER: "true"}), "loop"),
     Hand("uncordons", partial(_spec, None), cordoned(False), "loop", in_journal=True),
     Hand("cordons", partial(_spec, True), _cordon_expected, "cordon"),

@@ -63,7 +63,7 @@ LONG_AGO = "2020-01-01T00:00:00Z"
 class Deletion:
     """One pod that is gone. Times are `time.monotonic()` in seconds, comparable with the test's own.
 
-    `asked_at_s` is taken before the kubelet's final DELETE is sent (None if somebody else's delete was the last one),
+    `asked_at_s` is taken before the kubelet's final DELETE is sent (None if the last delete was another client's),
     `gone_at_s` when the watch reports the pod gone. The instant itself lies between the two.
     """
 

@@ -112,7 +112,7 @@ def _definition(plural: str, kind: str, scope: str, subresources: Json) -> Json:
         "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
     }
     names = {"plural": plural, "singular": kind.lower(), "kind": kind, "listKind": f"{kind}List"}
-    # The server guards groups below k8s.io: whoever defines one there says who approved it.
+    # The server guards groups below k8s.io: a definition there names who approved it.
     approval = {"api-approved.kubernetes.io": "unapproved, for tests"}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",

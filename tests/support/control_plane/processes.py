@@ -138,7 +138,7 @@ class ForkedCommand:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether it stopped itself, and nobody has had it go on."""
+        """True if it stopped itself and was not continued."""
         return bool(self._stops) and not self.has_ended
 
     def wait_log(self, text: str) -> None:
@@ -164,14 +164,14 @@ class ForkedCommand:
         os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> Ended:
-        """SIGKILL; it may have ended, and nobody may have said so yet."""
+        """SIGKILL; it may have ended without a report yet."""
         if not self.has_ended:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
         return self.end()
 
     def terminate(self) -> Ended:
-        """SIGTERM, as the kubelet sends it; it may have ended, and nobody may have said so yet."""
+        """SIGTERM, as the kubelet sends it; it may have ended without a report yet."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
         return self.end()

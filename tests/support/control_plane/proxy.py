@@ -143,7 +143,7 @@ class Identity:
         return self._contexts.get(name)
 
     def rotate(self, old: str, new: str) -> None:
-        """From now on `new` stands for whom `old` stood for, and `old` for nobody."""
+        """From now on `new` is the token of the user of `old`, and `old` is unknown."""
         with self._lock:
             self._expired.add(old)
             self._known_as[new] = self._known_as.get(old, old)
@@ -178,7 +178,7 @@ class Identity:
         return known or {"Authorization": f"Bearer {self.upstream(token)}"}
 
     def user(self, token: str) -> str:
-        """Who it stands for; "" for nobody who was registered."""
+        """The user of the token; "" if it is unknown."""
         return self._users.get(self.upstream(token), "")
 
 
@@ -740,7 +740,7 @@ def _listener() -> socket.socket:
         try:
             return socket.create_server(address, backlog=_BACKLOG)
         except OSError as error:
-            if error.errno != errno.EADDRINUSE:  # somebody else was faster
+            if error.errno != errno.EADDRINUSE:  # another process took the port
                 raise
 
 

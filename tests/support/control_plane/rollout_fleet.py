@@ -208,7 +208,7 @@ class RolloutFleet:
         return run
 
     def free_lease(self) -> None:
-        """The lead is nobody's: whoever has it is known to be dead, and nobody waits until it runs out."""
+        """Release the Lease of a controller that is known to be dead: the next one does not wait for its end."""
         spec = {"holderIdentity": "", "leaseDurationSeconds": 1}
         gone(lambda: self.api.patch(self.lease_path, {"spec": spec}))
 
@@ -312,7 +312,7 @@ def serve_rollouts(api: Api, definition: Json) -> None:
     path, name = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition["metadata"]["name"]
 
     def is_there() -> bool:
-        """One that somebody has deleted is served until it is gone."""
+        """A deleted one is served until it is gone."""
         try:
             api.post(path, definition)
         except ApiError as error:

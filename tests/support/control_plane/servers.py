@@ -493,7 +493,7 @@ def _service_account(name: str) -> User:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports nobody listens on right now. All are held until all are chosen, so that they differ."""
+    """Free ports. All are held until all are chosen, so that they differ."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     try:
         return [s.getsockname()[1] for s in sockets]

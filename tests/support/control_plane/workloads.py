@@ -127,7 +127,7 @@ class Workloads:
         return self._make([_some_name("job") for _ in range(count)], shape, namespace, owner)
 
     def replica_set(self, replicas: int = 1, *, namespace: str = TEAM) -> Json:
-        """The owner reference of a real ReplicaSet that nobody runs. A disruption budget reads `replicas`."""
+        """The owner reference of a real ReplicaSet that no controller runs. A disruption budget reads `replicas`."""
         self._ensure_namespace(namespace)
         name = _some_name("set")
         base = f"/apis/apps/v1/namespaces/{namespace}/replicasets"

@@ -22,7 +22,7 @@ from tests.support.docs.rollout_object import definition
 
 
 def reached(plane: ControlPlane, api: Api, server: str | None = None, *, in_pod: bool) -> Target:
-    """The session's control plane, by kubeconfig or as from a pod; whoever has no role may do nothing."""
+    """The session's control plane, by kubeconfig or as from a pod; an account without a role may do nothing."""
 
     def way(token: str) -> Transport:
         return pod_transport(plane, token, server) if in_pod else load_client(str(plane.kubeconfig(token, server)))

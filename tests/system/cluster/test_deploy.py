@@ -220,7 +220,7 @@ def settle(
 
 
 def podmonitors() -> Json:
-    """The Prometheus operator's definition, as far as deploy/ uses it (prometheus-operator, Documentation/api.md)."""
+    """The Prometheus operator's definition, the part that deploy/ uses (prometheus-operator, Documentation/api.md)."""
     text = {"type": "string"}
     names = {"type": "array", "items": text}
     relabeling = {"type": "object", "properties": {"sourceLabels": names, "targetLabel": text, "replacement": text}}
@@ -386,7 +386,7 @@ def watched(driver_node: DriverNode, pod: Json) -> None:
 
 
 @pytest.mark.shares(6)
-def test_a_driver_that_must_not_be_unloaded_is_replaced_by_a_reboot_that_somebody_approves(
+def test_a_driver_that_must_not_be_unloaded_is_replaced_by_an_approved_reboot(
     settle: Callable[[str], DriverNode],
 ) -> None:
     driver_node = settle("ascend")

@@ -176,7 +176,7 @@ def test_a_run_that_loads_the_driver_restarts_its_clients_after_the_node_is_give
 def test_a_run_that_was_killed_after_its_eviction_is_finished_before_there_is_a_successor(
     watched: WatchedNode, client: Client
 ) -> None:
-    """Where nothing was cut off, a run that sees no client asks nobody, for whichever driver its record is."""
+    """Where nothing was cut off, a run that sees no client requests no eviction, whichever driver its record names."""
     uid, runner, world = client.wait_older(), watched.scene.command_runner, watched.scene.world
     assert runner.reconcile(**SELECTOR).code == 0
     client.wait_restarted(uid)

@@ -340,7 +340,7 @@ def test_nvidias_uninstall_driver_takes_from_vfio_what_the_pods_own_driver_needs
 
 
 @pytest.mark.shares(6)
-def test_a_process_in_a_pod_that_a_vfio_manager_may_not_see_disturbs_nobody(
+def test_a_process_in_a_pod_that_a_vfio_manager_may_not_see_disturbs_no_pod(
     settle: SettleDropin, operands: OperandsFactory
 ) -> None:
     driver_node = settle("vfio-manager", "rebellions")

@@ -75,7 +75,7 @@ def waiting(run: Command) -> bool:
 
 
 def fail(one: CommandRunner) -> None:
-    """A run that pauses the operands, and fails for what nobody can see beforehand."""
+    """A run that pauses the operands, and fails for a reason that no check finds beforehand."""
     one.tree.hold_device()
     ended = one.reconcile(DEVICE_FREE_TIMEOUT="1s")
     assert ended.code == 4, ended.err
@@ -84,7 +84,7 @@ def fail(one: CommandRunner) -> None:
 
 
 @pytest.mark.shares(6)
-def test_a_process_of_the_host_disturbs_nobody_in_three_retries(
+def test_a_process_of_the_host_disturbs_no_pod_in_three_retries(
     one: CommandRunner, placed: Operands, workloads: WorkloadsFactory
 ) -> None:
     (tenant,) = workloads(node_of(one)).managed(1)
@@ -358,7 +358,7 @@ def test_with_consent_they_are_evicted_too(case: Case, env: dict[str, str]) -> N
     case.assert_given_back(NEW)
 
 
-def test_without_being_asked_nobody_is_evicted(case: Case) -> None:
+def test_without_the_option_no_pod_is_evicted(case: Case) -> None:
     (pod,) = case.made.managed()
     ended = case.command_runner.reconcile()
     assert ended.code == 3, ended.err
@@ -479,7 +479,7 @@ def test_the_dra_plugin_stays_until_the_last_claim_holder_is_gone(case: Case, op
     case.assert_given_back(NEW)
 
 
-def test_with_no_driver_loaded_nobody_is_evicted(case: Case) -> None:
+def test_with_no_driver_loaded_no_pod_is_evicted(case: Case) -> None:
     (pod,) = case.made.managed()
     case.command_runner.tree.reboot()
     case.command_runner.tree.add_driver(NEW_ROOT, NEW)
@@ -705,7 +705,7 @@ def test_sigterm_during_an_eviction_that_hangs_ends_within_five_seconds(case: Ca
     case.assert_given_back(OLD, 10)
 
 
-def test_first_generation_rights_do_not_stop_a_run_that_evicts_nobody(
+def test_first_generation_rights_do_not_stop_a_run_that_evicts_no_pod(
     control_plane: ControlPlane, agent_with_events: User, case: Case
 ) -> None:
     (pod,) = case.made.managed(1, Shape(npus=0, claims=(PodClaim("nic", claim="somebody-elses"),)))

@@ -167,7 +167,7 @@ def test_garbage_in_the_digest_file_means_replace_not_crash(case: CommandRunner)
 GOLDEN = sorted((Path(__file__).parents[2] / "unit/golden").glob("journal-v*.json"))
 PAUSED = "paused-for-driver-upgrade"
 JOURNAL_LABELS = {f"{PREFIX}device-plugin": "true", f"{PREFIX}custom": "gold"}
-"""What the node's labels are while nobody has taken it."""
+"""What the node's labels are while no run has it."""
 
 
 def taken(runner: CommandRunner, path: Path) -> dict[str, str]:

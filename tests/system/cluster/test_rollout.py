@@ -231,7 +231,7 @@ WAVES = [{"name": "canary", "count": 1, "soak": "2s"}, {"name": "tenth", "percen
 
 @pytest.fixture
 def fleet(control_plane: ControlPlane, admin_api: Api, tmp_path: Path) -> Iterator[RolloutFleet]:
-    """Ten nodes that serve the first driver, and nobody who would roll another one out."""
+    """Ten nodes that serve the first driver, without a controller."""
     serve_rollouts(admin_api, definition())
     with RolloutFleet(control_plane, admin_api, tmp_path, NODES) as made:
         yield made
@@ -628,7 +628,7 @@ def test_a_node_that_would_fail_is_left_out_until_it_passes(four: RolloutFleet, 
     mark = four.plane.audit_mark()
     new = four.set_driver("driver:2")
     wait_until(lambda: list(four.serving().values()).count(new) == PREFLIGHT_NODES - 1, "the others go", 120)
-    wait_until(lambda: four.status().get("phase") == "WaitingForNodes", "the rest waits for somebody", 60)
+    wait_until(lambda: four.status().get("phase") == "WaitingForNodes", "the rest waits", 60)
     assert four.serving()[canary] != new
     assert four.status()["leftOut"] == [
         {"reason": "its preflight fails: module: none for this kernel", "count": 1, "nodes": [canary]}

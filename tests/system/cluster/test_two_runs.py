@@ -87,7 +87,7 @@ def played(world: World, request: pytest.FixtureRequest) -> Iterator[Played]:
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=name_of)
-def test_whoever_acts_wins_and_nothing_else_is_lost(played: Played, pair: tuple[Wait, Hand]) -> None:
+def test_an_edit_during_a_wait_wins_and_nothing_else_is_lost(played: Played, pair: tuple[Wait, Hand]) -> None:
     found, expected, log = played[play_of(pair)].result()
     assert found == expected, f"{found}\nexpected:\n{expected}\n{log}"
 
@@ -132,7 +132,7 @@ SERVICE = "rbln_daemon.service"
 AGAIN = ("--force-reinstall", "--stop-host-services")
 BY_HAND = {"POD_NAME": ""}
 FENCED = frozenset(EFFECTS) - {"start_service"}
-"""Effects in whose middle nobody takes over. A service is started right after a look at the Node."""
+"""Effects during which no other run takes over. A service is started right after a look at the Node."""
 
 SHORT_TURN_S = 0.3
 AT_ONCE = 4

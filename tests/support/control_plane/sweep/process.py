@@ -127,7 +127,7 @@ def _opened(args: tuple[Any, ...], around: Surroundings) -> str:
 def _changed(event: str, args: tuple[Any, ...], around: Surroundings) -> str:
     """A call of the operating system; none where there is nothing that it could change.
 
-    A file that has no name yet but a random one is nobody's: that it was made is an effect, its mode is none.
+    Creating a file with a random name is an effect; setting its mode is none.
     """
     is_descriptor = bool(args) and isinstance(args[0], int) and event in _BY_DESCRIPTOR
     if not is_descriptor and not (args and isinstance(args[0], str | bytes | os.PathLike)):
@@ -427,7 +427,7 @@ def two_patch_pause(self: NodeSteps, step: TakeNode) -> None:
 
 
 def restore_whatever_is_there(now: dict[str, str], saved: dict[str, str], _: str) -> dict[str, str]:
-    """Every label is as it was saved, whoever changed it meanwhile."""
+    """Every label gets its saved value, even if another writer changed it."""
     return {key: value for key, value in saved.items() if now.get(key) != value}
 
 

@@ -72,8 +72,8 @@ class Exporter:
 class Holder:
     """A pod that has the device open on the host of `tree`, while the context lasts.
 
-    The process ends when its pod is gone, and whoever evicted the pod has the answer after that: how often an unload is
-    tried in between is not left to chance. Its controller makes no other before the next boot.
+    The process ends when its pod is gone. The client that evicted the pod gets its answer after that: so the number of
+    attempts to unload is always the same. Its controller makes no other pod before the next boot.
     """
 
     def __init__(self, made: Workloads, node: Node, proxy: Proxy, tree: HostTree) -> None:
@@ -262,7 +262,7 @@ def _for_machines(tree: HostTree) -> None:
 
 
 def _native(bus: PciTree) -> None:
-    """One device with the driver, one that nobody has."""
+    """One device with the driver, one without."""
     bus.add_vfio(KERNEL)
     bus.add(DEVICES[0], group="10", driver="rebellions", module="rebellions")
     bus.add(DEVICES[1], group="11")
@@ -518,7 +518,7 @@ class Scene:
         for name in ("termination-log", "out", "err", "effects"):
             (own / name).touch()
         pod = {"POD_NAME": self.sweep_node.driver_pod} if self.path.runs_in_pod else {}
-        # The processes of this host are those of the machine that the tests run on: nobody else runs on the tree.
+        # The processes of this host are those of the machine that the tests run on: no other process uses the tree.
         environment = self.command_runner.environment(
             TERMINATION_LOG=str(own / "termination-log"), TMPDIR=str(own / "tmp"), **{**pod, **self.path.env, **env}
         )
@@ -568,7 +568,7 @@ class Scene:
             self.bus.settle()
 
     def reboot(self) -> None:
-        """The host boots anew, and its kubelet tells so."""
+        """The host reboots, and its kubelet reports the new boot."""
         self.command_runner.tree.reboot()
         if self.bus is not None:
             self.bus.reboot()

@@ -36,7 +36,7 @@ from tests.support.selection import Share
 
 JOURNALS = (JOURNAL, "npu.openfuyao.com/driver-manager.journal")
 _INTERRUPTED = re.compile(r"/\.[^/]+\.[0-9a-f]{12}$")
-"""A file that was being written when its writer was killed; nobody reads it."""
+"""A file that was being written when its writer was killed; it is never read."""
 
 _UNLIKE = ("writer", "time")
 """Of a marker: who wrote it, and when."""
@@ -108,7 +108,7 @@ def outcome(scene: Scene, code: int) -> Outcome:
 
 
 def after_a_boot(one: Outcome) -> Outcome:
-    """`one` without what a reboot may have made needless: with no driver loaded nobody has to leave.
+    """`one` without what a reboot may have made needless: with no driver loaded no pod has to leave.
 
     What a reboot was asked for is noted beside the marker, by a run that came so far: it stays until it is fulfilled.
     """
@@ -205,9 +205,9 @@ def _client(scene: Scene, pod: str) -> str:
 
 
 def _granted(scene: Scene, since: int, until: int | None = None) -> list[tuple[str, str]]:
-    """Uid and name for each eviction that the server granted between two marks, be it that nobody heard the answer.
+    """Uid and name for each eviction that the server granted between two marks, even if the answer was lost.
 
-    A run that dies has several requests under way. One that was cut off on its way counts for nothing: nobody knows
+    A run that dies has several requests under way. One that was cut off on its way counts for nothing: it is unknown
     whether it arrived, and the next run is right to ask again.
     """
     found = []
