@@ -22,9 +22,9 @@ _YIELDS_TO_A_WEDGE = (None, NodeState.READY, NodeState.FAILED)
 
 
 def announce(cluster: Cluster, reporter: Reporter, keys: NodeKeys, notice: Notice) -> None:
-    """Show the state that `notice` tells of, and record its Event. Raises as the port, after it has tried both.
+    """Show the state of `notice`, and record its Event. Raises as the port, after it has tried both.
 
-    A notice of no known wedge has an Event only where the Node still showed one.
+    A notice without a known wedge has an Event only if the Node still showed one.
     """
     failed: ManagerError | None = None
     was_shown = False
@@ -61,6 +61,6 @@ def _change(node: Node, keys: NodeKeys, notice: Notice) -> NodeChange:
 
 
 def _before(node: Node, keys: NodeKeys) -> NodeState:
-    """What the label said before the wedge took its place: a run that failed is not forgotten for it."""
+    """The label from before the wedge: a failed run shows as failed again."""
     outcome = outcome_on(node, keys)
     return NodeState.FAILED if outcome is not None and outcome.state is NodeState.FAILED else NodeState.READY

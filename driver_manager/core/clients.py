@@ -36,9 +36,9 @@ LAST_RETRY_S = 10.0
 
 
 class ClientTurn(Frozen):
-    """What one turn came to: who was `restarted`, a line for each client that is `left`, or `problem` where nothing
-    could be done. `is_early`: what is left is in moments known to be clients or none, as on nodes whose pods wait for
-    their driver.
+    """The result of one turn: clients `restarted`, a line for each that is `left`, or the `problem` that prevented it.
+
+    `is_early`: the clients that are left will be known in moments, as on nodes whose pods wait for their driver.
     """
 
     restarted: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class ClientRestarter:
         return turn
 
     def turn(self, load: str = "") -> ClientTurn:
-        """One turn. `load`: only for this load of the driver, where it is told. Raises ConfigError, and as the port."""
+        """One turn. `load`: only for this load of the driver, if given. Raises ConfigError, and as the port."""
         with self._notes.alone() as is_alone:
             if not is_alone:
                 return ClientTurn(problem=BUSY)
@@ -119,7 +119,7 @@ class ClientRestarter:
         return ClientTurn(restarted, (*lines, *waits), is_early=bool(waits) and not lines)
 
     def _surviving(self, pods: tuple[Pod, ...], record: ClientRecord) -> tuple[str, ...]:
-        """The claims that were prepared for an earlier driver; where they may not be read, one line says so."""
+        """The claims that were prepared for an earlier driver. Logs a line if they may not be read."""
         profile = self._rules.profile
         holding = holding_since_before(pods, record.generation, self._clock.wall())
         namespaces = namespaces_with_claims(holding, profile, EvictionRules())
@@ -178,9 +178,9 @@ class ClientRestarter:
         return None
 
     def _show(self, record: ClientRecord) -> None:
-        """Have the Node show the generation, where it is to show the driver's state at all.
+        """Show the generation on the Node, if the profile has a key for the driver's state.
 
-        Whatever else is on the Node, and whoever changes it now: nobody else on this host is here.
+        Without a precondition: no other process on this host writes this annotation now.
         """
         key = self._rules.profile.keys.generation
         if key:

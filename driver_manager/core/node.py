@@ -9,12 +9,8 @@ from driver_manager.core.ports_base import Reporter
 from driver_manager.domain.errors import ApiUnavailable, Conflict
 from driver_manager.domain.node import Node, NodeChange
 
-# Compare-and-swap on the Node: look, compute a change of it, send it, and all of it again while others are faster.
-#
-# Owns that loop and its bound; what is changed is the caller's. Depends on ports only.
-
 ATTEMPTS = 10
-"""How often the patch is computed anew when somebody else changes the Node at the same moment."""
+"""Maximum patch attempts after write conflicts."""
 
 
 def patch_until_current(

@@ -32,20 +32,15 @@ from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import several
 from driver_manager.domain.wire import decimal
 
-# A wait that lasts says so, whoever waits for whatever. Depends on ports only.
-
 
 def progress_logged(
     clock: Clock, reporter: Reporter, deadline: Deadline, what: Callable[[], str]
 ) -> AbstractContextManager[None]:
-    """Within it, every half minute one line tells how long yet until `deadline`, and `what` is waited for by then."""
+    """Within it, log every 30 s how long the wait for `what` may still take."""
     return clock.every(SAID_EVERY_S, lambda: reporter.info(still_waiting(what(), deadline)))
 
 
-# Waiting for pods to leave, or for the Node to change: one look (already made) and one WATCH from it, nothing polled.
-#
-# Owns the handling of ends, breaks and expiry of a watch, and of one that is not allowed: then it polls after all.
-# Depends on ports only.
+# Waits for pods to leave, or for the Node to change: one list (already made) and one watch from it, without polling.
 
 WATCH_S = 240.0
 """About the longest single watch; servers end theirs after 5 to 10 minutes, so ours ends first and in order."""
@@ -54,7 +49,7 @@ WATCH_SHARE = 0.2
 """Watches differ in length by so much: those of many nodes that began together do not end together."""
 
 RETRY_S = 1.0
-"""Pause, more or less, before a watch that ended too early is opened again, or the list is asked for anew."""
+"""Pause, with jitter, before a watch that ended too early is opened again, or the list is read again."""
 
 POLL_S = 2.0
 """Between two looks where watching is not allowed: NVIDIA's operator lets its driver pods list pods, and no more."""
@@ -86,7 +81,7 @@ class _Wait(ABC, Generic[T]):
 
     @abstractmethod
     def _look(self) -> None:
-        """Look anew, where a watch cannot go on."""
+        """Read again, if a watch cannot continue."""
 
     @abstractmethod
     def _why_not_done(self) -> str:
@@ -165,20 +160,20 @@ class PodWait(_Wait[PodEvent]):
                 return
             self._look()
             after = ""
-        self._look_again(deadline)  # what is said of the pods shall be true now
+        self._look_again(deadline)  # so that the error describes the pods as they are now
         if not self._is_done():
             raise self._pods_remain(deadline.allowed_s)
 
     @property
     def present(self) -> tuple[Pod, ...]:
-        """The pods on the node, as far as the wait went on to see."""
+        """The pods on the node when the wait last saw them."""
         return tuple(self._seen.values())
 
     def _is_done(self) -> bool:
         return not self._remaining
 
     def _why_not_done(self) -> str:
-        pods = tuple(self._remaining.values())  # whoever asks may ask in the middle of a change
+        pods = tuple(self._remaining.values())  # the timer may call this in the middle of a change
         return f"{len(pods)} pod(s) still on the node: {_reasons(pods)}"
 
     def _open(self, timeout_s: float) -> Generator[PodEvent, None, None]:
@@ -224,7 +219,7 @@ class PodWait(_Wait[PodEvent]):
 
 
 class RestartWait(PodWait):
-    """Waits until pods have left that somebody else deletes, whenever they like."""
+    """Waits until pods have left that another controller deletes."""
 
     def _why_not_done(self) -> str:
         return f"the node is cleared; waiting for {several(self._remaining.values())} to be deleted"
@@ -235,16 +230,16 @@ def _reasons(pods: Iterable[Pod]) -> str:
 
 
 def _has_reached(version: str, other: str) -> bool:
-    """Whether what was seen at `version` holds all that was written up to `other`; False where they are no numbers.
+    """True if the state at `version` includes everything written up to `other`; False if they are not numbers.
 
-    A server's versions are those of its one etcd, whatever they belong to (kubernetes.io, "Resource versions").
+    The versions of a server are those of its one etcd, for all kinds of objects (kubernetes.io, "Resource versions").
     """
     seen, written = decimal(version), decimal(other)
     return seen is not None and written is not None and seen >= written
 
 
 class NodeWait(_Wait[Node]):
-    """Waits until the Node is as `is_wanted` says; `what` is what that means, for people."""
+    """Waits until `is_wanted` of the Node; `what` describes that in messages."""
 
     def __init__(
         self, cluster: Cluster, clock: Clock, reporter: Reporter, is_wanted: Callable[[Node], bool], what: str
@@ -279,9 +274,7 @@ class NodeWait(_Wait[Node]):
         self._resource_version = event.resource_version
 
 
-# Evicts pods and waits until they are gone: all at once, each by its uid, refusals tried again until the deadline.
-#
-# Owns the eviction loop. Which pods it concerns is `driver_manager.domain.pods.workloads`'. Depends on ports only.
+# Evicts pods and waits until they are gone: all at once, each by its uid, with refusals retried until the deadline.
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 15.0
@@ -317,10 +310,11 @@ class Evictor:
         self._reporter = reporter
 
     def clear(self, known: PodList, leaving: Iterable[Workload], asking: Deadline, limit: Deadline) -> tuple[Pod, ...]:
-        """Evict those of `leaving` whose fate it is, and return once all of them are gone, by uid: who is there then.
+        """Evict those of `leaving` that are to be evicted, and return once all are gone, by uid; returns the pods
+        present then.
 
-        `known` is the list that they were found in. What is going gets its grace, however late, up to `limit`.
-        Raises EvictionRefused for what is still refused when `asking` is over, PodsRemain, ApiRefused, Terminated.
+        `known` is the list that they were found in. A terminating pod gets its grace, up to `limit`. Raises
+        EvictionRefused if evictions are still refused when `asking` is over, PodsRemain, ApiRefused, Terminated.
         """
         going, begun = tuple(leaving), self._clock.monotonic()
         terminating = with_action(going, PodAction.WAIT)
@@ -350,9 +344,9 @@ class Evictor:
             yield pods.pop(0)
 
     def ask(self, leaving: Iterable[Workload], asking: Deadline) -> float:
-        """Ask until each of `leaving` was let go; the moment by which the last of them has to be gone, monotonic.
+        """Request evictions until all are accepted; the monotonic time by which the last of `leaving` has to be gone.
 
-        Raises EvictionRefused for what is still refused when `asking` is over, ApiRefused, Terminated.
+        Raises EvictionRefused if one is still refused when `asking` is over, ApiRefused, Terminated.
         """
         pending, said = {one.pod.uid: one for one in leaving}, dict[str, str]()
 
@@ -373,7 +367,7 @@ class Evictor:
             if pending and left_s <= 0:
                 raise _refused(pending, said, asking.allowed_s)
             if pending:
-                # Jitter: agents on many nodes wait for the same budget, and were told the same.
+                # Jitter: agents on many nodes wait for the same budget, and got the same answer.
                 wished_s, random = min(asked_s, LAST_RETRY_S), self._clock.random()
                 self._clock.sleep(min(left_s, max(wished_s * (1.0 + random), around_s(backoff_s, random))))
             backoff_s = min(2 * backoff_s, LAST_RETRY_S)
@@ -386,9 +380,9 @@ class Evictor:
             self._reporter.info(f"{pending.pop(uid)} was gone already")
 
     def _round(self, pending: dict[str, Workload], said: dict[str, str], asking: Deadline) -> tuple[float, float]:
-        """Ask once for each of `pending`, as long as `asking` goes on, and take out those that go.
+        """Request the eviction of each of `pending` once while `asking` lasts, and take out those that are accepted.
 
-        Seconds that the API server asks to wait, and the moment by which those let go have to be gone.
+        Returns the seconds that the API server asks to wait, and the time by which the accepted ones have to be gone.
         """
         asked_s, gone_by = 0.0, 0.0
         leaving = self._allowed(tuple(one.pod for one in pending.values()), said, asking)

@@ -26,11 +26,11 @@ class ClientNotes(Protocol):
     """The host's driver, and what was done about its clients. Every method raises ConfigError."""
 
     def alone(self) -> AbstractContextManager[bool]:
-        """Within it nobody else on this host restarts clients. Yields whether that is so: somebody may be at it."""
+        """Within it no other process on this host restarts clients. Yields False if another one does."""
         ...
 
     def sighting(self) -> Sighting:
-        """What the host says of its driver now."""
+        """The host's driver as its files show it now."""
         ...
 
     def recall(self) -> str:
@@ -38,7 +38,7 @@ class ClientNotes(Protocol):
         ...
 
     def remember(self, text: str) -> None:
-        """Keep `text` until the next boot, whatever kills us the moment after."""
+        """Keep `text` until the next boot, also if the process is killed right after."""
         ...
 
 
@@ -48,8 +48,8 @@ class ClientNotes(Protocol):
 class PciDevices(Protocol):
     """The vendor's functions on the PCI bus, by their addresses.
 
-    What changes something is over at its deadline, whatever the kernel does with it, and raises ModuleFailed; an
-    unbind that does not end raises ModuleStuck, and goes on by itself.
+    A change ends at its deadline, and raises ModuleFailed if the kernel has not made it; an unbind that does not end
+    raises ModuleStuck and continues in the kernel.
     """
 
     def bus(self) -> PciBus:
@@ -65,7 +65,7 @@ class PciDevices(Protocol):
         ...
 
     def set_virtual(self, address: str, count: int, deadline: Deadline) -> None:
-        """Give the function so many virtual ones."""
+        """Set the number of virtual functions."""
         ...
 
     def load(self, module: str, deadline: Deadline) -> None:
@@ -107,9 +107,10 @@ class SlotFolders(Protocol):
         ...
 
     def remove(self, root: str, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Remove slots, but never the one that `root` leads to; names of those that went. None while somebody stages.
+        """Remove slots, but never the one that `root` leads to; returns the removed names: none while a driver is
+        staged.
 
-        A slot is gone at once or not at all. Raises ModuleFailed.
+        A slot is removed at once or not at all. Raises ModuleFailed.
         """
         ...
 
@@ -211,7 +212,7 @@ class HostSystem(Protocol):
         ...
 
     def remove_conflicting(self, name: str, deadline: Deadline) -> None:
-        """Unload one module that the profile lets go for the driver. Raises as `unload`."""
+        """Unload a module that the profile allows to unload for the driver. Raises as `unload`."""
         ...
 
     def set_firmware_path(self, path: str) -> None:
@@ -226,9 +227,9 @@ class HostSystem(Protocol):
         ...
 
     def warm(self, source: DriverSource, deadline: Deadline) -> int:
-        """Read ahead what a load of `source` and its probe read; how many bytes that was, 0 where it is not known.
+        """Read ahead the files for a load of `source` and its probe; returns the number of bytes, 0 if unknown.
 
-        Never raises: whoever needs a file says what is wrong with it.
+        Never raises: the load reports a file that is missing.
         """
         ...
 
@@ -237,7 +238,7 @@ class HostSystem(Protocol):
         ...
 
     def parameters(self, deadline: Deadline) -> Mapping[str, str]:
-        """Parameters of the driver's loaded modules by `module.parameter`, as far as they can be read."""
+        """The readable parameters of the driver's loaded modules by `module.parameter`."""
         ...
 
     def await_device_nodes(self, deadline: Deadline) -> bool:
@@ -277,17 +278,17 @@ class HostSystem(Protocol):
         ...
 
     def at_work(self) -> AbstractContextManager[bool]:
-        """Within it health-watch on this host holds its judgement. Yields whether it could be told to."""
+        """Within it health-watch on this host is muted. Yields False if the lock could not be taken."""
 
     def remove_marker(self, seen: Marker) -> None:
         """Remove the reboot-required marker if it still is `seen`: one written since stays. Raises ModuleFailed."""
         ...
 
     def turn(self) -> AbstractContextManager[Callable[[Owner], bool]]:
-        """Within it no other run has an effect on the driver, or takes the node.
+        """Within it no other run changes the driver or acquires the node.
 
-        Yields what notes the owner whose effects alone may follow: False where the host has no room for it.
-        Raises OwnedElsewhere where another run is in the middle of either, and stays there.
+        Yields a function that records the owner: False if the host cannot store it. Raises OwnedElsewhere if another
+        run does either and does not finish.
         """
         ...
 
@@ -369,7 +370,7 @@ class RebootHost(Protocol):
     def remove_marker(self, seen: Marker) -> None:
         """Remove the reboot-required marker if it still is `seen`: one written since stays. Raises ModuleFailed.
 
-        Also raised while somebody else works on the driver, who may be about to write one.
+        Also raised while another process works on the driver, which may be about to write one.
         """
         ...
 

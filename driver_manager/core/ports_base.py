@@ -11,7 +11,7 @@ from driver_manager.domain.host import Marker, ProbeResult
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.outage import Outage
 
-# What every program needs from the outside: time, and somebody to tell. Adapters implement it.
+# What every program needs: time, and a log. Adapters implement it.
 
 
 class Clock(Protocol):
@@ -30,15 +30,15 @@ class Clock(Protocol):
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Sleep. Raises Terminated at once when the process was told to end, unless shielded."""
+        """Sleep. Raises Terminated at once after SIGTERM, unless shielded."""
         ...
 
     def check(self) -> None:
-        """Raise Terminated when the process was told to end, unless shielded."""
+        """Raise Terminated after SIGTERM, unless shielded."""
         ...
 
     def is_ending(self) -> bool:
-        """Whether the process was told to end."""
+        """True after SIGTERM."""
         ...
 
     def interruptible(self) -> AbstractContextManager[None]:
@@ -53,7 +53,7 @@ class Clock(Protocol):
         ...
 
     def shielded(self) -> AbstractContextManager[None]:
-        """Within it nothing raises Terminated: for giving back what was taken."""
+        """Within it nothing raises Terminated: for a release."""
         ...
 
 

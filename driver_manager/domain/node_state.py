@@ -1,7 +1,7 @@
-"""The driver's state on the Node: a label with one word, and an annotation with the end of the last run.
+"""The driver's state on the Node: a label with one word, and an annotation with the outcome of the last run.
 
 This module has the words, the JSON form of the annotation, and the patch that shows them. Every version of the form
-ever written stays readable. Pure.
+ever written stays readable.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from driver_manager.domain.wire import Fields, Form, Operation, pointer, replace
 
 # The driver generation of a node: which driver serves it, since which load of which boot, and since when.
 #
-# Owns when two sightings are one generation, since when one is ready, and the annotation that shows it. Who opened the
-# device under an earlier generation has stale handles. Pure.
+# A process that opened the device under an earlier generation has stale handles.
 
 MAX_GENERATION_CHARS = 256
-"""Of each text in the annotation and in records; no digest is longer."""
+"""Maximum length of each text in the annotation and in records; no digest is longer."""
 
 
 class GenerationUnreadable(ConfigError):
@@ -44,10 +43,10 @@ GENERATION_FORM = Form(
 
 
 class Sighting(Frozen):
-    """What the host says of its driver now. `load` is another text for each load, "" where none is loaded.
+    """The host's driver as its files show it now. `load` differs for each load, "" if none is loaded.
 
-    `digest` is the recorded one, "" where there is none. `marked_s` is when its files were written by which a driver
-    becomes ready, in seconds since the epoch.
+    `digest` is the recorded one, "" without one. `marked_s` is the time of the last file by which a driver becomes
+    ready, in seconds since the epoch.
     """
 
     boot_id: str
@@ -71,11 +70,11 @@ class Generation(Frozen):
 
 
 def seen_now(seen: Sighting, earlier: Generation | None, now_s: float) -> Generation:
-    """The generation that the host has: `earlier`, which was recorded last, or the next one.
+    """The generation of the host: `earlier`, which was recorded last, or the next one.
 
-    It is ready since the last of its files was written. A file that is older than an earlier generation of this boot is
-    that one's: then it is ready since it is seen, `now_s`. Without any file or earlier generation nobody knows since
-    when, and nobody is held to have opened the device before.
+    It is ready since its last file was written. A file that is older than an earlier generation of this boot belongs to
+    that one: then the new one is ready since it is seen, `now_s`. Without a file and an earlier generation the time is
+    unknown, and no process counts as having opened the device before.
     """
     if earlier is not None and earlier.goes_on_as(seen):
         return Generation(seen.boot_id, seen.load, earlier.digest or seen.digest, earlier.ready_s)
@@ -145,7 +144,7 @@ Lasting = Set[NodeState]
 
 NONE_LASTS: Lasting = frozenset()
 NEEDS_HAND = frozenset({NodeState.HELD, NodeState.FAILED, NodeState.WEDGED, NodeState.REBOOT_REQUIRED})
-"""States that somebody has to look at."""
+"""States that need an administrator."""
 
 
 class LastOutcome(Frozen):
@@ -180,7 +179,7 @@ class LastOutcome(Frozen):
 
 
 class LastOutcomeUnreadable(ConfigError):
-    """The annotation is not the outcome of a run, as far as this version knows."""
+    """The annotation is not an outcome that this version can read."""
 
 
 FORM = Form(
@@ -297,7 +296,7 @@ def added(
 
 
 def operations(node: Node, keys: NodeKeys, outcome: LastOutcome) -> tuple[Operation, ...]:
-    """The same as operations of a JSON patch of `node`, which has labels and annotations. What is there is tested."""
+    """The same as operations of a JSON patch of `node`, which has labels and annotations; tests present values."""
     if not keys.state:
         return ()
     label_there, outcome_there = node.labels.get(keys.state), node.annotations.get(keys.last_outcome)
@@ -324,9 +323,9 @@ def state_after(error: ManagerError) -> NodeState:
 
 
 def lasting_on(host: Host, profile: Profile) -> Lasting:
-    """The states that a run which changes no driver does not end, as the host's marks tell.
+    """The states that a run without a change of the driver does not end, by the marks on the host.
 
-    A profile without a ready marker leaves no mark of a wedge, so it is believed.
+    A profile without a ready marker leaves no mark of a wedge, so the label counts.
     """
     state, has_mark = state_of(host, profile), bool(profile.paths.ready_withdrawn)
     wedged = () if has_mark and state is not NodeState.WEDGED else (NodeState.WEDGED,)

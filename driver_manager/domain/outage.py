@@ -17,7 +17,7 @@ from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form
 FORM = Form("a window", ConfigError, "Run the same version of driver-manager everywhere.")
 
 DIGITS = 3
-"""Of a second, in documents."""
+"""Decimal places of seconds in documents."""
 
 LEAST_SAID_S = 0.05
 """A shorter part is 0.0 s in a message, and left out."""
@@ -81,7 +81,7 @@ class Outage(Frozen):
         return words(self.seconds, {part.value: seconds for part, seconds in self.parts.items()})
 
     def sentence(self) -> str:
-        """For the end of a run's last line; whoever kept the driver all the time was not without the device."""
+        """The end of a run's last line. A node whose driver stayed was without operands, not without the device."""
         what = "the device" if any(part in self.parts for part in (OutagePart.UNLOAD, OutagePart.LOAD)) else "operands"
         was, so_far = ("have been", " so far") if self.is_open else ("were", "")
         length, colon, parts = self.in_words().partition(":")
@@ -103,7 +103,7 @@ class Outage(Frozen):
 
 
 def words(seconds: float, parts: Mapping[str, float]) -> str:
-    """A window of so many `seconds` and what they went to, `parts` by their names."""
+    """An outage of `seconds` and its `parts` by name, as text."""
     named = ", ".join(
         f"{part.value} {took_s:.1f} s" for part in OutagePart if (took_s := parts.get(part.value, 0.0)) >= LEAST_SAID_S
     )
@@ -127,7 +127,7 @@ def from_json(body: Mapping[str, Any]) -> Outage:
 
 
 def read_in(body: Fields, key: str = "window") -> Outage | None:
-    """The window in the field `key`, None where there is none. Raises as `body`, also for one of no era of ours."""
+    """The outage in the field `key`, None without one. Raises as `body`, also for times outside the calendar."""
     found = read(body.fields(key)) if key in body else None
     if found is not None and not found.is_of_this_era:
         raise body.bad(key, "times of this era")
@@ -146,9 +146,9 @@ def kept_in(body: Fields, key: str = "window") -> Outage | None:
 
 
 def expected(*measured: Outage | None) -> Outage | None:
-    """What the next window may take, from those `measured`, the best source first; None where there is none.
+    """The expected length of the next outage, from those `measured`, the best source first; None without one.
 
-    One that is over tells more than one that was still open when it was measured.
+    One that is over is better than one that was still open when it was measured.
     """
     known = [window for window in measured if window is not None]
     return next((window for window in known if not window.is_open), known[0] if known else None)

@@ -1,6 +1,6 @@
-"""Asks for a reboot of the node by marker, label and event, holds for it, and takes back what an earlier boot asked.
+"""Reboot requests of a run: marker, label and Event, the hold for the reboot, and the withdrawal of an earlier request.
 
-Owns how a reconcile does these steps; rebooting belongs to `driver_manager.core.rebooter`. Depends on ports only.
+`driver_manager.core.rebooter` reboots.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RebootRequests:
 
     def _request(self, step: RequestReboot) -> None:
         """Write the marker where none of this boot is there, label the node, tell of it. Raises ConfigError."""
-        # First: whoever sees the marker may reboot, and the next boot has to know what for.
+        # First: a rebooter that sees the marker may reboot, and the next boot has to know what for.
         if step.wish is not None:
             self._host.write_text(step.wish_path, encode_reboot_wish(step.wish))
         there = self._situation.host.marker

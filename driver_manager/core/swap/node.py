@@ -220,7 +220,7 @@ class StateWriter:
 
 
 HURRY_S = 1.2
-"""Bound of each of the last four API calls (two patches, a read, the event) after SIGTERM: together below 5 s."""
+"""Limit of each of the last four API calls (two patches, a read, the event) after SIGTERM: together below 5 s."""
 
 SERVICE_S = 30.0
 RELOAD_S = 60.0
@@ -246,7 +246,7 @@ class Released(Frozen):
 
 
 class DriverNow(Enum):
-    """What this run has done to the driver, as far as it decides whether the node may be released."""
+    """The state of the driver after this run's changes: it decides whether the node may be released."""
 
     AS_FOUND = "as found"
     NEW = "the wanted driver is loaded and works"
@@ -357,7 +357,7 @@ class NodeLock:
         self._driver = DriverNow.STUCK
 
     def after_failure(self, *, hurry: bool = False) -> str:
-        """Release the node, or hold it, after a failure; one phrase says which, "" if nothing was held.
+        """Release the node, or hold it, after a failure; returns which as a phrase, "" if nothing was held.
 
         `hurry`: the process was asked to end and is killed soon. Never raises a ManagerError: the next run releases
         from the journal what cannot be released now.
@@ -481,7 +481,7 @@ class NodeLock:
         self._start_services(journal)
 
     def _has_new_driver(self, journal: Journal) -> bool:
-        """True if the kernel has another driver than that of `journal`, or if that cannot be determined."""
+        """True if the kernel has a driver that is not the one of `journal`, or if that cannot be determined."""
         if self._driver in (DriverNow.NEW, DriverNow.NEW_RECORDED) or not journal.removed:
             return self._driver in (DriverNow.NEW, DriverNow.NEW_RECORDED)
         try:

@@ -47,9 +47,7 @@ from driver_manager.domain.swap.steps import (
 )
 from driver_manager.domain.text import several
 
-# What an operator decides for us: whether it is safe to load, and when the workloads of its node are moved.
-#
-# Owns asking by annotation, waiting, bounded, for the answer, and taking back what was asked. Depends on ports only.
+# Requests to the operator of the node: is it safe to load, and when does it move the workloads of the node?
 
 ASKED = "true"
 
@@ -77,7 +75,7 @@ class Handoff:
                 assert_never(step)
 
     def _ask(self, step: AskOperator) -> None:
-        """Ask for an upgrade and return once its pods are gone. Raises PodsRemain when they are not, and says why."""
+        """Request an upgrade and return once its pods are gone. Raises PodsRemain, with the operator's state."""
         if step.asks:
             self._cluster.patch_node(NodeChange(annotations={step.key: ASKED}), None)
             self._cluster.post_event(
@@ -129,7 +127,7 @@ class Handoff:
         )
 
     def _withdraw(self, key: str, value: str, is_ours: Callable[[Node], bool] = lambda _: True) -> None:
-        """Take an annotation away, if it still has our value and `is_ours`. What cannot be is said, and left."""
+        """Remove an annotation, if it still has our value and `is_ours`. Logs a failure."""
 
         def without(node: Node) -> NodeChange:
             is_there = node.annotations.get(key) == value and is_ours(node)
@@ -148,7 +146,7 @@ USERS_POLL_S = 0.2
 """The kernel has no event for a falling module reference count, so it is polled: one file per module."""
 
 HOLDERS_POLL_S = 5.0
-"""Between two reads of all processes, which cost more, while the count stays the same."""
+"""Between two reads of all processes, which are slower, while the count stays the same."""
 
 CHANGE_POLL_S = 5.0
 OBSERVE_AGAIN_S = 30.0
@@ -252,7 +250,7 @@ HOLDERS_S = 60.0
 
 
 POD_HURRY_S = 1.2
-"""Bound of a look after SIGTERM."""
+"""Limit of one read after SIGTERM."""
 
 
 class Then(Enum):
@@ -272,10 +270,10 @@ class PodEviction:
         self._situation = context.situation
 
     def do(self, step: AnyPodStep, *, paused_at: str, replaces: bool) -> Then:
-        """Do `step`, and say whether the plan still holds. Raises PodsRemain.
+        """Do `step`; returns whether the plan still holds. Raises PodsRemain.
 
-        `paused_at`: the Node's version since which operands are paused, "" where they were when the pods were listed.
-        `replaces`: whether the driver will go; else nobody cares for pods that use it.
+        `paused_at`: the Node's version since which operands are paused, "" if they were when the pods were listed.
+        `replaces`: the driver will be unloaded; else pods that use it do not matter.
         """
         match step:
             case WaitForOperands():
@@ -301,7 +299,7 @@ class PodEviction:
         return self._after(self._situation.obs.pods, wait.present) if replaces else Then.GO_ON
 
     def _of_completing(self, step: WaitForCompletion) -> None:
-        """Wait for pods to complete; those that do not within the time are said, and are workloads like others."""
+        """Wait for pods to complete; one that does not in time is logged, and is a workload like others."""
         concerns = partial(is_completing, selector=step.selector, own=self._situation.obs.own_pod)
         wait = self._wait(concerns)
         try:
@@ -310,9 +308,9 @@ class PodEviction:
             self._ports.reporter.warn(f"not completed: {error.what}")
 
     def _of_drivers(self, step: WaitForRestart) -> None:
-        """Wait until the driver pods have left. Raises StandingDown where nobody has begun to delete them.
+        """Wait until the driver pods have left. Raises StandingDown if their deletion has not begun.
 
-        Once somebody has, the node stays as it is, whatever ends this wait: their containers unload the driver now.
+        Once it has, the node stays as it is, also after a failure: their containers unload the driver now.
         """
         uids = frozenset(step.uids)
         ports, deadline = self._ports, self._context.deadline
@@ -330,7 +328,7 @@ class PodEviction:
             raise StandingDown(what, "Check the rollout's controller; it clears the node again.") from error
 
     def _are_leaving(self, uids: frozenset[str]) -> bool:
-        """Whether somebody has begun to delete all of these pods; one that cannot be asked for has nobody."""
+        """True if all these pods are terminating or gone; False if that cannot be read."""
         ports = self._ports
         with ports.clock.shielded():
             if ports.clock.is_ending():

@@ -186,9 +186,7 @@ class Executor:
             raise self._modules.rolled_back(error, load) if load is not None else error from error
 
 
-# Reads everything one decision needs, once: at most two API requests and one look at the host.
-#
-# Owns how we find out who we are, whose journal it is and which driver is wanted. Depends on ports and domain.
+# Reads every fact of one decision, once: at most two API requests and one look at the host.
 
 HOLDERS_S = 60.0
 
@@ -209,9 +207,9 @@ def strictly(part: ObservedPart, read: Callable[[], T], otherwise: T) -> T:
 
 
 class Identity(Frozen):
-    """Who runs, as far as the environment tells. `pod_name_is_sure` is False where it is only the host name.
+    """The process and its pod, from the environment. `pod_name_is_sure` is False if it is only the host name.
 
-    `enclosing_uid` is the uid of the pod in whose cgroup we are, "" where that does not show.
+    `enclosing_uid` is the uid of the pod in whose cgroup the process is, "" if unknown.
     """
 
     pod_name: str = ""
@@ -222,7 +220,7 @@ class Identity(Frozen):
 
 
 def own_pod(pods: PodList, node: Node, identity: Identity) -> Pod | None:
-    """The pod we run in, None by hand. Raises ConfigError where we were told its name and it is not on the node."""
+    """The pod we run in, None by hand. Raises ConfigError if the configured name is not on the node."""
     named = [pod for pod in pods.pods if identity.pod_name and pod.name == identity.pod_name]
     here = [pod for pod in named if pod.namespace == identity.namespace]
     if here:
@@ -239,7 +237,7 @@ def own_pod(pods: PodList, node: Node, identity: Identity) -> Pod | None:
 
 
 def wanted_digest(configured: str, own: Pod | None, pods: PodList, profile: Profile) -> tuple[str, str]:
-    """The wanted driver's digest and where it comes from; both "" when nothing tells. Raises ConfigError."""
+    """The wanted driver's digest and its source; both "" if unknown. Raises ConfigError."""
     if configured:
         return _checked(configured, "the environment"), FROM_ENVIRONMENT
     if own is not None and (own.config_digest or profile.deploy.driver_key in own.selector_keys):
@@ -258,7 +256,7 @@ def _digest_of(pod: Pod) -> str:
 
 
 def _other_digest(own: Pod | None, wanted: str) -> str:
-    """What the container that follows us in our own pod records, "" where that is what is `wanted`, or nobody knows."""
+    """The digest that the driver container of our own pod records, "" if it is `wanted` or unknown."""
     is_init_container = own is not None and not own.main_started
     return own.main_digest if own is not None and is_init_container and own.main_digest != wanted else ""
 
@@ -281,11 +279,11 @@ def is_alive(  # noqa: PLR0913, PLR0917  # what the answer depends on
     process_lives: Callable[[Owner], bool | None] | None,
     profile: Profile,
 ) -> bool | None:
-    """Whether the journal's owner may still be at work; None where it cannot be told.
+    """True if the journal's owner may still be running; None if that cannot be determined.
 
-    That is so off the node (`process_lives` None), and of a pod in a namespace that could not be listed. `boot_id` is
-    the node's boot, "" where it is not known. Another pod counts until it has left, and only if the manager runs in it.
-    In our own pod a restarted container goes on where the last one ended, so there the process decides.
+    It cannot off the node (`process_lives` None), and for a pod in a namespace that could not be listed. `boot_id` is
+    the node's boot, "" if unknown. Another pod counts until it has left, and only if the manager runs in it. In our own
+    pod a restarted container continues the work of the last one, so there the process decides.
     """
     owner = journal.owner
     if owner.pod_uid and (own is None or own.uid != owner.pod_uid):
@@ -370,8 +368,7 @@ def observe(  # noqa: PLR0913  # the facts that become one value here
     reading: PartReader = strictly,
     at: Moment | None = None,
 ) -> Observation:
-    """All facts as one value. `read_host` is told the wanted digest and gives None where no host can be read; `at` is
-    now.
+    """All facts as one value. `read_host` gets the wanted digest and returns None if no host can be read; `at` is now.
 
     Raises JournalUnreadable, ConfigError (own pod not found, host unreadable), unless `reading` does not.
     """
@@ -430,7 +427,7 @@ def _lost_journal(node: Node, profile: Profile, left: tuple[HostRecord, ...]) ->
     return Checked(decoded_journal(node, profile, owner) or Journal(owner, ""))
 
 
-# What a run that succeeded says it has done, and the state in which it leaves the driver. Changes nothing.
+# The last line of a run that succeeded, and the state in which it leaves the driver.
 
 _DONE: tuple[tuple[type[Step], str], ...] = (
     (BindToVfio, "the devices are on vfio"),
@@ -444,7 +441,7 @@ _DONE: tuple[tuple[type[Step], str], ...] = (
     (RemoveArtifacts, "files of an earlier driver were removed"),
     (RemoveSlots, "old slots were removed"),
 )
-"""What a run that loaded nothing has done: the first of these steps that it had says it."""
+"""The result of a run that loaded nothing: the text of the first of these steps that it had."""
 
 
 def summary(decided: Plan) -> str:
@@ -482,7 +479,7 @@ WARM_S = 20.0
 """What reading ahead may take: a slow disk is better waited for with everything in place."""
 
 TAKE_ATTEMPTS = 10
-"""How often a run observes and plans anew when the Node changes between its observation and its first patch."""
+"""Maximum number of plans while the Node changes between observation and first patch."""
 
 
 class Outcome(Frozen):
@@ -627,7 +624,7 @@ class _Run:
     def _refused(self, error: ManagerError, obs: Observation, lock: NodeLock) -> Outcome:
         """The end of a run that cannot begin. Raises Conflict where another run was seen half done."""
         ports = self._ports
-        if is_owned_elsewhere(obs, take_over=self._policy.take_over):  # nothing of that run's is given back
+        if is_owned_elsewhere(obs, take_over=self._policy.take_over):  # nothing of that run is released
             return _plain(error)
         self._go_on_measuring(obs)
         is_seen_half_done = isinstance(error, PreflightFailed | ModuleStuck)
@@ -637,11 +634,11 @@ class _Run:
         lock.state.reached("preflight" if isinstance(error, PreflightFailed) else "plan")
         if obs.host is None:
             return _plain(error)
-        # A node that is left out of upgrades was asked for by hand: that is no news of its driver.
+        # A person asked for a run on a node that is left out of upgrades: the driver's state has not changed.
         return _failed(error, ports, lock, is_news=not isinstance(error, StandingDown))
 
     def _go_on_measuring(self, obs: Observation) -> None:
-        """The window that the run before opened, whose journal was found and is ours to go on from, is still open."""
+        """Continue the outage of the earlier run whose journal was found."""
         clock, before = self._ports.clock, earlier(obs.journal)
         if before is not None:
             self._ports.log.resumes(before, clock.wall(), clock.monotonic())
@@ -651,13 +648,13 @@ class _Run:
         if again.after == AFTER_FAILURE:  # everything is as it was, and the run only begins
             self._deadline = Deadline.after(self._policy.deadline_s, self._ports.clock.monotonic)
             return
-        if again.after in (HOLDERS, STUCK) and again.lock.journal is None:  # each once, and nobody is disturbed yet
+        if again.after in (HOLDERS, STUCK) and again.lock.journal is None:  # each once, and no pod is disturbed yet
             self._deadline = Deadline.after(self._policy.deadline_s, self._ports.clock.monotonic)
         self._waited |= {again.after}
         self._lock = again.lock
 
     def failed(self, error: ManagerError) -> Outcome:
-        """The end between two attempts: what an earlier one took is given back."""
+        """The end between two attempts: release what an earlier one acquired."""
         if self._lock is not None:
             return _failed(error, self._ports, self._lock)
         if self._here is None or isinstance(error, ApiUnavailable):
@@ -670,7 +667,7 @@ class _Run:
 
         Evictions are rehearsed once.
         """
-        if _waits_after_failure(decided):  # whatever comes then is looked at then
+        if _waits_after_failure(decided):  # the next plan is checked then
             return
         _check_rights(self._ports, decided, state)
         _check_files(self._ports, situation, decided)
@@ -682,7 +679,7 @@ class _Run:
             self._ports.reporter.warn(warning)
 
     def _warm(self, decided: Plan) -> None:
-        """Read what the load will need before anybody has to leave for it; later it is as quick to read it then."""
+        """Read the files of the load before any pod has to leave for it; during the load they are in memory."""
         ports = self._ports
         loads = [step for step in decided.steps if isinstance(step, LoadModules)]
         plans_again = any(isinstance(step, PlanAgain) for step in decided.steps)
@@ -744,9 +741,9 @@ def _check_rights(ports: Ports, decided: Plan, state: StateWriter) -> None:
 
 
 def _check_files(ports: Ports, situation: Situation, decided: Plan) -> None:
-    """Raise PreflightFailed for a file of the host that a step will write and cannot: found out by writing beside it.
+    """Raise PreflightFailed for a file of the host that a step will write and cannot: tested by writing beside it.
 
-    What only gives the node back is never refused.
+    A run that only releases the node is never refused.
     """
     if any(isinstance(step, TakeNode | RemoveArtifacts | KeepBindings | RecordDigest) for step in decided.steps):
         check = host_files(situation, ports.host.unwritable(written_files(situation)))
@@ -755,9 +752,9 @@ def _check_files(ports: Ports, situation: Situation, decided: Plan) -> None:
 
 
 def _was_taken_since(obs: Observation, ports: Ports, profile: Profile) -> bool:
-    """Whether the Node's journal is another one than in `obs`: one GET, False where it gets no answer.
+    """True if the Node's journal differs from the one in `obs`: one GET, False without an answer.
 
-    A run that has the node changes modules, files and mounts, so a second one may see them half done.
+    A run that holds the node changes modules, files and mounts, so a second one may see them half done.
     """
     try:
         now = ports.cluster.node()
@@ -768,7 +765,7 @@ def _was_taken_since(obs: Observation, ports: Ports, profile: Profile) -> bool:
 
 
 def _show_blindness(error: ManagerError, ports: Ports, profile: Profile, node: Node) -> None:
-    """Show on `node` that a run could not observe. Who took it, if anybody did, is not known: it stays taken."""
+    """Show on `node` that a run could not observe. If another run has acquired it, it stays acquired."""
     state = StateWriter(ports, profile, node)
     state.reached("observe")
     state.fails(error)

@@ -1,8 +1,7 @@
 """The record of clients that were restarted for one driver generation, on the host until the next boot.
 
-The first look after the driver is ready decides which pods are clients of a generation; a later pod is never one. So
-nothing is restarted twice. Clients are noted before the eviction, so that the
-next process after a kill continues. Pure.
+The first turn after the driver is ready decides which pods are clients of a generation; a later pod is never one. So
+nothing is restarted twice. Clients are noted before the eviction, so that the next process after a kill continues.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ MAX_TEXT_CHARS = 330
 
 
 class ClientRecordUnreadable(ConfigError):
-    """The file is no record that this version can go on with."""
+    """This version cannot continue with the record."""
 
 
 FORM = Form("the record of clients", ClientRecordUnreadable, "No action needed: the next driver begins a new one.")
@@ -36,10 +35,10 @@ class ClientState(Enum):
 
     FOUND = "found"
     ASKED = "asked"
-    """Its eviction is about to be asked for, or was; nobody knows the answer yet."""
+    """Its eviction was requested or is about to be; the answer is not known yet."""
     RESTARTED = "restarted"
     LEFT = "left"
-    """It left by itself, or somebody else made it leave."""
+    """It ended without an eviction by this manager."""
 
 
 MEANINGS: dict[ClientState, str] = {
@@ -68,12 +67,12 @@ class Client(Frozen):
 
 
 class ClientRecord(Frozen):
-    """`unknown` are uids of pods that may be clients: their kubelet has not told of containers yet.
+    """`unknown` are uids of pods that may be clients: their kubelet has not reported containers yet.
 
-    `has_looked`: who the clients are is decided, those of `unknown` apart. `is_shown`: the Node shows the generation.
+    `has_looked`: the clients are decided, except those in `unknown`. `is_shown`: the Node shows the generation.
     `claims` are DRA claims, as namespace/name, of pods that have run since before the driver was ready: they were
-    prepared for the one before, and are still held. `selectors` are the texts of those for whose pods it is
-    decided: the run and health-watch may have been given different ones.
+    prepared for the one before, and are still held. `selectors` are the texts of those for whose pods it is decided:
+    the run and health-watch may have different ones.
     """
 
     generation: Generation
@@ -99,7 +98,7 @@ class ClientRecord(Frozen):
         return self.has_looked and all(selector.text in self.selectors for selector in rules.selectors)
 
     def is_settled(self, rules: ClientRules) -> bool:
-        """Whether nothing is left to be done in this generation, as far as `rules` go."""
+        """True if nothing is left to do in this generation for the clients of `rules`."""
         return self.has_looked_for(rules) and self.is_shown and not self.left and not self.unknown
 
     def was_cut_off(self, pods: Iterable[Pod]) -> bool:

@@ -1,7 +1,7 @@
 """Checks of a Node's journal: which of its fields a run may act on.
 
-More accounts than ours can write the annotation. Each field is compared with the profile, which says what an honest
-run can have written. A field that fails is ignored and named. Pure.
+More accounts than ours can write the annotation. Each field is compared with the profile, which defines what an honest
+run can have written. A field that fails is ignored and named.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def journal_on(node: Node, profile: Profile) -> Checked | None:
 
 
 def checked(written: Written, labels: Mapping[str, str], profile: Profile) -> Checked:
-    """What `written` may have of a node with `labels`.
+    """The part of `written` that a node with `labels` may have.
 
-    Where a label of the journal is refused, each label that is paused and not in the rest has the original that its
-    value tells: the node does not stay paused.
+    If a label of the journal is refused, each label that is paused and not in the rest gets the original that is
+    decoded from its value: the node does not stay paused.
     """
     said, check = written.claims, _Check(profile, written.refused)
     journal = replace(
@@ -188,7 +188,7 @@ def _with_commands(said: Journal, check: _Check) -> Journal:
 def runs_manager(pod: Pod, own: Pod | None, profile: Profile) -> bool:
     """True if the manager runs in `pod`: a pod of our own DaemonSet, a task of a rollout, or our image or command.
 
-    By hand, without a pod of our own (`own` None), the driver's deploy label tells which DaemonSet is ours.
+    By hand, without a pod of our own (`own` None), the driver's deploy label selects our DaemonSet.
     """
     deploy, modes = profile.deploy, profile.passthrough
     components = (deploy.driver_component, *((modes.component,) if modes is not None else ()))

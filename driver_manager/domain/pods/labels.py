@@ -25,7 +25,7 @@ def is_paused(value: str | None, paused_value: str) -> bool:
 
 
 def decoded(value: str, paused_value: str) -> str:
-    """The original of a paused `value` as far as the value itself tells (a truncated one reads as `true`)."""
+    """The original of a paused `value`, decoded from the value itself (a truncated one reads as `true`)."""
     return value.removesuffix(f"_{paused_value}") if value != paused_value else "true"
 
 
@@ -35,7 +35,7 @@ def is_pausable(value: str | None) -> bool:
 
 
 OFF = "false"
-"""What switches off a gate that is on unless it says so."""
+"""The value that switches off a component that is on unless its label is false."""
 
 
 def gate_originals(

@@ -1,4 +1,4 @@
-"""Pods on the node: operands, users of the accelerator, clients, and which of them may be evicted. Pure.
+"""Pods on the node: operands, users of the accelerator, clients, and which of them may be evicted.
 
 `driver_manager.core.pods` evicts.
 """
@@ -23,9 +23,7 @@ from driver_manager.domain.selectors import Selector
 from driver_manager.domain.text import several
 from driver_manager.domain.wire import seconds_of
 
-# Which pods on the node are clients of the driver, and which of them opened an earlier one. Pure.
-#
-# Owns the selection; what was done about it in one generation is `driver_manager.domain.pods.client_record`'s.
+# Clients of the driver on the node, and those among them that opened an earlier one.
 
 OWNERS = frozenset({"DaemonSet", "ReplicaSet", "StatefulSet"})
 """Controllers that make an evicted pod again; a Deployment's pods are a ReplicaSet's."""
@@ -85,7 +83,7 @@ def standing(pod: Pod, generation: Generation, now_s: float) -> ClientAge:
 
 
 def clients(pods: Iterable[Pod], rules: ClientRules) -> tuple[Pod, ...]:
-    """The clients among `pods` that nobody has told to end, by name."""
+    """The clients among `pods` that are not terminating, by name."""
     found = (pod for pod in pods if not pod.deleting and is_client(pod, rules))
     return tuple(sorted(found, key=lambda pod: (pod.namespace, pod.name)))
 
@@ -101,14 +99,15 @@ def _is_driver(pod: Pod, profile: Profile) -> bool:
     return bool(pod.config_digest) or (bool(profile.deploy.prefix) and profile.deploy.driver_key in pod.selector_keys)
 
 
-# Which pods on the node a pause makes leave, and why one is still there. Pure.
+# Pods that a pause makes leave, and why one of them is still there.
 
 UNMOVED_OWNERS = frozenset({"", "Job", "Node", "ReplicaSet", "ReplicationController", "StatefulSet"})
-"""Owners that keep a pod where it is when a label of its node changes. A DaemonSet deletes it then; what somebody's own
-controller does is not known, so its pods are waited for."""
+"""Owners that keep a pod if a label of its node changes. A DaemonSet deletes it; what another controller does is not
+known, so the run waits for its pods.
+"""
 
 OVERDUE_S = 60.0
-"""A pod that is still there so long after its grace does not end by itself, as far as clocks agree."""
+"""A pod that is there this long after its grace does not end by itself, unless clocks disagree."""
 
 
 def gates(labels: Mapping[str, str], own: Pod | None, profile: Profile) -> frozenset[str]:
@@ -133,12 +132,12 @@ def is_placed_by(pod: Pod, keys: Set[str], own: Pod | None) -> bool:
 
 
 def asks_by_itself(pod: Pod) -> bool:
-    """Whether it is a user's pod that asks for devices, whatever node labels it chose its node by."""
+    """True if it is a user's pod that requests devices, placed by any node label or none."""
     return pod.owner_kind != "DaemonSet" and bool(pod.resources or pod.claims)
 
 
 def is_unmoved(pod: Pod) -> bool:
-    """Whether a label that places `pod` does not make it leave: neither its owner nor anybody else reacts to it."""
+    """True if a label that places `pod` does not make it leave: neither its owner nor a controller reacts to it."""
     return not pod.deleting and (pod.is_mirror or pod.owner_kind in UNMOVED_OWNERS)
 
 
@@ -180,7 +179,7 @@ def mounts(pod: Pod, root: str) -> bool:
 
 
 def named(holders: Iterable[Holder], pods: Iterable[Pod]) -> tuple[Holder, ...]:
-    """The holders with their pods' names, and uids of the API, as far as `pods` has them."""
+    """The holders with their pods' names, and uids of the API, if `pods` has them."""
     known = {uid: pod for pod in pods for uid in (pod.uid, pod.static_uid) if uid}
     return tuple(
         replace(holder, pod=str(known[holder.pod_uid]), pod_uid=known[holder.pod_uid].uid)
@@ -191,13 +190,13 @@ def named(holders: Iterable[Holder], pods: Iterable[Pod]) -> tuple[Holder, ...]:
 
 
 def why_still_there(pod: Pod) -> str:
-    """Why `pod` has not left yet, as far as its object tells."""
+    """Why `pod` has not left yet, by its object."""
     if pod.is_mirror:
         return "mirror pod of a static manifest: labels do not move it, remove its manifest from the node"
     if pod.reason == "NodeLost":
         return "node lost: its kubelet does not answer"
     if not pod.deleting:
-        owner = f"owned by a {pod.owner_kind}" if pod.owner_kind else "owned by nobody"
+        owner = f"owned by a {pod.owner_kind}" if pod.owner_kind else "it has no controller"
         if pod.owner_kind == "DaemonSet":
             return "not deleted: its DaemonSet controller has not reacted to the label, or its label was set back"
         return f"not deleted: {owner}, so a label does not move it; delete it by hand"
@@ -242,7 +241,7 @@ class PodAction(Enum):
     WAIT = "wait"
     BLOCK = "block"
     RESTART = "restart"
-    """It leaves right before the unload, and its controller makes it anew: a client of the driver."""
+    """It leaves right before the unload, and its controller recreates it: a client of the driver."""
     STAY = "stay"
 
 
@@ -279,11 +278,11 @@ class Workload(Frozen):
 
 
 class NodePods(Frozen):
-    """What one look at the node shows: its pods, their claims, the holders of the device, and which pod is ours.
+    """The pods of the node, their claims, the holders of the device, and our own pod.
 
-    `enclosing_uid` is the pod around our process, the driver's or a debug pod, "" where it cannot be told.
-    `has_unread_claims`: we may not read claims, and nobody is to be evicted for them. `labels` are the Node's, none
-    where no label will be paused.
+    `enclosing_uid` is the pod around our process, the driver's or a debug pod, "" if unknown. `has_unread_claims`: the
+    account may not read claims, and no pod is evicted for them. `labels` are the Node's, empty if no label will be
+    paused.
     """
 
     pods: tuple[Pod, ...]
@@ -355,7 +354,7 @@ def drained(scene: NodePods, profile: Profile, rules: EvictionRules) -> tuple[Wo
 
 
 def holds_claim(scene: NodePods, profile: Profile, rules: EvictionRules) -> bool:
-    """Whether a pod that has not ended holds, or may hold, a claim of ours: it needs the DRA plugin to end."""
+    """True if a pod that has not ended holds, or may hold, a claim of our drivers: it needs the DRA plugin to end."""
     if scene.has_unread_claims:
         return any(pod.claims and not pod.is_over for pod in scene.pods)
     claims = {(claim.namespace, claim.name): claim for claim in scene.claims}
@@ -378,7 +377,7 @@ def unread_claims(scene: NodePods) -> tuple[str, ...]:
 
 
 def staying(scene: NodePods, profile: Profile, rules: EvictionRules, why: str) -> tuple[Workload, ...]:
-    """The pods that ask for the accelerator where nobody has to leave; claims that were not read are none."""
+    """The pods that request the accelerator if none has to leave; claims that were not read count as none."""
     found = workloads(scene, profile, rules)
     users = (one for one in found if one.use is not Use.PLACED and not one.pod.is_over)
     return tuple(replace(one, action=PodAction.STAY, why=why, remedy="") for one in users)
@@ -439,7 +438,7 @@ def _claims_of(pod: Pod, claims: Mapping[tuple[str, str], Claim], profile: Profi
 
 
 def _is_of_class(claim: Claim, profile: Profile, rules: EvictionRules) -> bool:
-    """Whether it asks for one of our classes, or was given one of our devices through a class of somebody's own.
+    """True if it requests one of our classes, or was given one of our devices through a user's class.
 
     Devices passed through to a virtual machine do not use the driver: their claims are never ours.
     """
@@ -452,7 +451,7 @@ def _is_of_class(claim: Claim, profile: Profile, rules: EvictionRules) -> bool:
 
 
 def _judged(pod: Pod, uses: str, holder: Holder | None, stays: str, rules: EvictionRules) -> Workload:
-    """The fate of a pod that asks for the accelerator; `stays`: why nobody ever evicts it, "" where that may be."""
+    """The fate of a pod that requests the accelerator; `stays`: why it is never evicted, "" if it may be."""
     if stays:
         return Workload(pod, uses, PodAction.STAY, stays)
     if pod.is_mirror and holder is not None:
@@ -523,7 +522,7 @@ def _consented(judged: Workload, why: str, remedy: str, *, is_given: bool) -> Wo
 
 
 def _evictable(pod: Pod, uses: str, rules: EvictionRules) -> Workload:
-    """Whether an eviction is right for the pod, and harmless as far as the user consented."""
+    """True if an eviction suits the pod, and the user's consents cover its losses."""
     if pod.deleting:
         return Workload(pod, uses, PodAction.WAIT, "it is terminating already")
     if pod.owner_kind == "DaemonSet":

@@ -1,1 +1,1 @@
-"""What a reconcile decides: the plan, its steps, its preflight and the patches it makes of facts. Pure."""
+"""The decisions of a reconcile: the plan, its steps, its preflight and the patches it makes of facts."""

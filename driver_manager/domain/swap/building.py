@@ -1,6 +1,6 @@
-"""Parts that several rows of the plan share: taking the node, loading, staged slots.
+"""Parts that several rows of the plan share: acquiring the node, loading, staged slots.
 
-Pure. Must not import the planner, which builds its rows from these.
+Must not import the planner, which builds its rows from these.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ from driver_manager.domain.swap.steps import (
 )
 from driver_manager.domain.text import several
 
-# What an earlier driver left on the host, and what of it may go before another one comes.
-#
-# Pure. Must not import the planner, which builds its rows from these.
+# Files and mounts of an earlier driver on the host, and which of them may go before the next one.
 
 
 def is_installing(situation: Situation) -> bool:
@@ -91,7 +89,7 @@ def driver_files(profile: Profile) -> tuple[str, ...]:
 
 
 def ready_names(profile: Profile) -> tuple[str, str]:
-    """The ready marker, and the same put aside by health-watch: neither says anything of the next driver."""
+    """The ready marker, and the one that health-watch has put aside: neither is about the next driver."""
     return profile.paths.ready_marker, profile.paths.ready_withdrawn
 
 
@@ -111,7 +109,7 @@ def staged(situation: Situation) -> tuple[StagedSlots, StagedSlot] | None:
 
 
 def keep_root(situation: Situation) -> tuple[KeepRoot, ...]:
-    """Before anybody is disturbed: what is in a folder at the driver root becomes the way back."""
+    """Before a pod is disturbed: record the folder at the driver root, so that the run can go back to it."""
     found = staged(situation)
     if found is None or found[0].in_root is None:
         return ()
@@ -131,7 +129,7 @@ def flip_slots(situation: Situation) -> tuple[FlipRoot, ...]:
 
 
 def remove_slots(situation: Situation) -> tuple[RemoveSlots, ...]:
-    """After the node is given back: the new slot stays, and the one before, and one more."""
+    """After the release: keep the new slot, the one before and one more, remove the others."""
     found = staged(situation)
     if found is None:
         return ()
@@ -163,7 +161,7 @@ def stale_keys(situation: Situation) -> frozenset[str]:
 
 
 def slot_notes(situation: Situation) -> tuple[str, ...]:
-    """What is worth a warning: pods that no label moves, and that will go on seeing the old tree."""
+    """Warnings for pods that no label moves and that keep seeing the old tree."""
     flips = flip_slots(situation)
     if not flips:
         return ()
@@ -215,10 +213,10 @@ def _has_old_driver(situation: Situation) -> bool:
 
 
 def _old_digest(situation: Situation) -> str:
-    """Of the driver that the root has now, "" where nobody noted it."""
+    """Digest of the driver that is now in the root, "" if it was not recorded."""
     if not _has_old_driver(situation):
         return ""
-    # Of whatever boot: a reboot in between changes nothing in a folder on disk.
+    # Of any boot: a reboot changes nothing in a folder on disk.
     old = situation.obs.journal.driver if situation.obs.journal is not None else None
     noted = old.digest if old is not None else situation.host.digest
     # A reboot may have taken what was noted elsewhere.
@@ -233,9 +231,7 @@ def _old_version(situation: Situation) -> str:
     return driver_version(situation.host.modules) or (previous.version if previous is not None else "")
 
 
-# The steps that load a driver, what they go back to when it does not load, and the preflight before them.
-#
-# Pure. Must not import the planner, which builds its rows from these.
+# The steps that load a driver, what they go back to if it does not load, and the preflight before them.
 
 
 def loading(situation: Situation) -> list[AnyStep]:
@@ -313,12 +309,12 @@ def refuse_versions(situation: Situation) -> None:
 
 
 def check(situation: Situation, *, keeps_driver: bool = False) -> None:
-    """Raise PreflightFailed, which names every problem, when the driver could not be replaced or loaded.
+    """Raise PreflightFailed, which names every problem, if the driver cannot be replaced or loaded.
 
     `keeps_driver`: the run loads and unloads no module.
 
-    ModuleStuck while the kernel unloads a module of the driver: a load of it waits for that, for ever perhaps, or is
-    refused as busy (kernel/module/main.c, add_unformed_module).
+    Raises ModuleStuck while the kernel unloads a module of the driver: a load would wait for that without a limit, or
+    fail as busy (kernel/module/main.c, add_unformed_module).
     """
     if situation.host.leaving:
         raise ModuleStuck(
@@ -332,9 +328,7 @@ def check(situation: Situation, *, keeps_driver: bool = False) -> None:
         raise PreflightFailed(f"preflight: {what}", remedies(found))
 
 
-# How a plan takes a node, makes everybody leave the device, and releases the node again: steps from facts.
-#
-# Shared by the rows of the decision tables. Pure. Must not import the planner, which builds its rows from these.
+# How a plan acquires a node, clears the device of users, and releases the node again: steps from facts.
 
 
 def before_the_unload(
@@ -350,11 +344,11 @@ def before_the_unload(
     first, last = pause_in_two(situation)
     patient = (*wait_for_stuck(situation, first | last, cleared.found), *wait_for_holders(situation, cleared.found))
     taken = taking(situation, first, cordon=cordon, services=services, bindings=bindings)
-    # Nothing new shall come while others are waited for, so the cordon is set before that.
+    # No pod may come while the run waits for others, so the cordon is set before that.
     early = _taken_first(situation, bindings) if cordon and cleared.first else ()
     if not any(
         isinstance(step, WaitForOperands) for step in taken
-    ):  # nobody to wait for, but somebody may have come before the cordon
+    ):  # there is no pod to wait for, but one may have come before the cordon
         taken = (*taken, WaitForOperands((), (), situation.policy.pod_termination_timeout_s))
     steps = (
         *patient,
@@ -405,15 +399,15 @@ def driver_gate(situation: Situation) -> frozenset[str]:
 
 
 def _switched_off(situation: Situation) -> frozenset[str]:
-    """Deploy labels that placed pods of this node and are gone from it: their pods leave, and are waited for.
+    """Deploy labels that placed pods of this node and are gone from it: their pods leave, and the run waits for them.
 
-    Where a driver stays, or another follows it, nobody waits for them: the device's users are seen by themselves.
+    Not if a driver stays or follows: the device's users are found by themselves.
     """
     if situation.policy.mode is not Mode.VFIO:
         return frozenset()
     deploy, labels, own = situation.profile.deploy, situation.obs.node.labels, situation.obs.own_pod
     used = {key for pod in situation.obs.pods.pods for key in pod.selector_keys if key not in labels}
-    # What is on while it is absent is no switch that is gone.
+    # A component that is on unless its label is false needs no label.
     found = deploy.keys_in(dict.fromkeys(used, "")) - set(deploy.on_unless_false) | ({deploy.driver_key} & used)
     return found - (own.selector_keys if own is not None else frozenset())
 
@@ -435,7 +429,7 @@ def taking(
 
 
 def releasing(situation: Situation, taken: tuple[AnyStep, ...]) -> tuple[GiveBack, ...]:
-    """The step that gives the node back as `taken` took it, or as an earlier run left it; none for one that is free."""
+    """The step that releases the node as `taken` acquired it, or as an earlier run left it; none if it is free."""
     for step in taken:
         if isinstance(step, TakeNode):
             return (GiveBack(step.journal),)

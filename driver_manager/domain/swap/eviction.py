@@ -1,6 +1,6 @@
 """How a node is cleared of users of the driver: by eviction, by a drain, or by an operator.
 
-Pure. Raises PodsRemain for pods that cannot be evicted, before the first effect.
+Raises PodsRemain for pods that cannot be evicted, before the first effect.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ LONGER = "raise RECONCILE_DEADLINE (--reconcile-deadline), or delete the pod"
 
 
 class EvictionPlan(Frozen):
-    """`first` comes before the node is taken and ends in planning anew, `steps` after its operands have left."""
+    """`first` comes before the node is acquired and ends with planning again; `steps` come after its operands left."""
 
     first: tuple[AnyStep, ...] = ()
     steps: tuple[AnyStep, ...] = ()
@@ -136,7 +136,7 @@ def is_completing(pod: Pod, selector: Selector, own: Pod | None) -> bool:
 
 
 def eviction_timeout_s(policy: Policy, targets: tuple[Workload, ...]) -> float:
-    """Seconds within which `targets` are gone once they are let go: each pod's grace is honoured, however long."""
+    """Seconds within which `targets` are gone after their eviction is accepted, each pod's grace included."""
     usual_s = policy.eviction.timeout_s
     longer = (grace_s(one.pod) + AFTER_GRACE_S for one in targets if grace_s(one.pod) > usual_s)
     return max([usual_s, *longer])
@@ -166,10 +166,10 @@ def drain(situation: Situation, scene: NodePods) -> tuple[Workload, ...]:
 
 
 def _is_tolerated(one: Workload, found: tuple[Workload, ...]) -> bool:
-    """Whether a pod that only has the device open may have it a little longer.
+    """True if a pod that only has the device open may keep it a little longer.
 
-    It may let go by itself while the device is waited for. Where others would be evicted meanwhile, for nothing if it
-    does not, it is a blocker.
+    It may close the device while the run waits for it. It is a blocker if other pods would be evicted meanwhile: in
+    vain if it does not.
     """
     return one.action is PodAction.BLOCK and not one.must_leave and not with_action(found, PodAction.EVICT)
 
@@ -196,7 +196,7 @@ def _by_eviction(situation: Situation, scene: NodePods) -> tuple[tuple[AnyStep, 
 
 
 def _in_time(found: tuple[Workload, ...], policy: Policy) -> tuple[Workload, ...]:
-    """`found`, with those blocked whose grace is longer than the whole run: they would be told to end for nothing."""
+    """`found`, with those blocked whose grace is longer than the whole run: they would end in vain."""
     return tuple(
         replace(
             one,
@@ -268,11 +268,9 @@ def _completing(situation: Situation) -> tuple[Pod, ...]:
     )
 
 
-# What stands in a run's way and is known before it disturbs anybody: processes nobody stops, pods that do not end.
+# Obstacles that are known before a pod is disturbed: processes that the run does not stop, pods that do not end.
 #
-# Owns which these are, and what comes of them: a wait while everything stays in place, as they may go by themselves,
-# and then a refusal. What keeps modules from changing at all belongs to `driver_manager.domain.swap.preflight`, users'
-# pods that may not be evicted to `driver_manager.domain.swap.eviction`. Pure; must not import the planner.
+# They may go by themselves, so the run first waits with everything in place, and then refuses.
 
 HOLDERS, STUCK = "holders", "stuck-pods"
 """What can be waited for while everything stays in place; each once in a run."""
@@ -300,9 +298,9 @@ def wait_for_stuck(situation: Situation, keys: Set[str], found: Iterable[Workloa
 
 
 def wait_for_holders(situation: Situation, found: tuple[Workload, ...]) -> tuple[AnyStep, ...]:
-    """The wait for processes that this run does not stop to let go of the device; () where there are none.
+    """The wait until processes that this run does not stop have released the device; () if there are none.
 
-    `found` is what the plan does to users' pods. Raises DriverBusy where the run has waited for them already.
+    `found` is what the plan does to users' pods. Raises DriverBusy if the run has already waited for them.
     """
     held = holders_in_the_way(situation, found)
     if not held:
@@ -317,12 +315,12 @@ def wait_for_holders(situation: Situation, found: tuple[Workload, ...]) -> tuple
 
 
 def is_undisturbed(situation: Situation) -> bool:
-    """Whether nobody was made to leave so far: no run holds the node, and this one asked nobody to go."""
+    """True if no pod was disturbed so far: no run holds the node, and this one has evicted none."""
     return not situation.obs.is_resumed and situation.waited <= {HOLDERS, STUCK, AFTER_FAILURE}
 
 
 def holders_in_the_way(situation: Situation, found: tuple[Workload, ...]) -> tuple[Holder, ...]:
-    """Processes that have the device and that nothing in this run makes let go of it."""
+    """Processes that hold the device and that this run does not make release it."""
     pods = {pod.uid: pod for pod in situation.obs.pods.pods}
     blocked = {one.pod.uid for one in with_action(found, PodAction.BLOCK)}
     return tuple(
@@ -348,7 +346,7 @@ def refuse_unmoved(situation: Situation, keys: Set[str], *, bound_only: bool = F
 
 
 def _why_unmoved(pod: Pod, keys: Set[str]) -> str:
-    owner = f"owned by a {pod.owner_kind}" if pod.owner_kind else "owned by nobody"
+    owner = f"owned by a {pod.owner_kind}" if pod.owner_kind else "has no controller"
     who = "mirror pod of a static manifest" if pod.is_mirror else owner
     return f"{who}, placed by {', '.join(sorted(pod.selector_keys & keys))}, which does not make it leave"
 

@@ -52,7 +52,7 @@ def paused_keys(node: Node, profile: Profile) -> frozenset[str]:
 
 
 def paused_by_others(obs: Observation, profile: Profile) -> frozenset[str]:
-    """Keys that hold a paused value which no run of ours wrote: every one of those is in the journal."""
+    """Keys with a paused value that another manager wrote: the journal has every key that our runs paused."""
     if obs.journal is None:
         return frozenset()
     return paused_keys(obs.node, profile) - obs.journal.labels.keys()
@@ -73,11 +73,11 @@ def take(  # noqa: PLR0913  # what becomes one journal here
     services: tuple[str, ...] = (),
     bindings: tuple[Binding, ...] = (),
 ) -> TakeNode | None:
-    """The step that takes the node with the labels in `pause` paused; None where it is ours already, just so.
+    """The step that acquires the node with the labels in `pause` paused; None if this run already holds it in that way.
 
-    Labels found paused are adopted, so that giving the node back restores them too, but for those that somebody paused
-    while the node was taken. `services` will be stopped, and devices change from `bindings` to others: both join what
-    an earlier run noted.
+    Labels found paused are adopted, so that the release restores them too, except those that were paused by another
+    writer while the node was held. `services` will be stopped, and devices change from `bindings` to others: both are
+    added to the journal of an earlier run.
     """
     node, deploy = obs.node, profile.deploy
     journaled = obs.journal.labels if obs.journal else {}
@@ -114,7 +114,7 @@ def take(  # noqa: PLR0913  # what becomes one journal here
     if sets_cordon:
         annotations[profile.keys.cordon] = CORDON_MARK
     elif not node.unschedulable:
-        # The mark of a cordon that somebody lifted would make the next one, whoever sets it, look like ours.
+        # The mark of a cordon that was lifted would make the next cordon, of any author, look like ours.
         annotations[profile.keys.cordon] = None
     change = NodeChange(
         labels={key: value for key, value in paused.items() if node.labels.get(key) != value},
@@ -150,7 +150,7 @@ def marked_cleared(journal: Journal, profile: Profile, revision: str) -> tuple[J
 
 
 def found_journal(obs: Observation, profile: Profile) -> Journal | None:
-    """The journal to give back by: the node's own, or one decoded from labels that some dead manager left paused."""
+    """The journal to release by: the node's own, or one decoded from labels that a dead manager left paused."""
     if obs.journal is not None:
         return obs.journal
     return decoded_journal(obs.node, profile, obs.me)
@@ -167,12 +167,12 @@ def decoded_journal(node: Node, profile: Profile, me: Owner) -> Journal | None:
 
 
 def give_back(journal: Journal | None) -> tuple[GiveBack, ...]:
-    """The step that gives a taken node back; none where there is nothing to give back."""
+    """The step that releases a held node; none if there is nothing to release."""
     return (GiveBack(journal),) if journal is not None else ()
 
 
 def release(node: Node, journal: Journal, profile: Profile) -> NodeChange:
-    """The one patch that gives `node` back by `journal`: what somebody changed meanwhile stays as they made it."""
+    """The one patch that releases `node` by `journal`: a field that another writer changed meanwhile stays."""
     restored: dict[str, str | None] = dict(
         label_rules.restored(node.labels, journal.labels, profile.deploy.paused_value)
     )
@@ -188,11 +188,11 @@ def release(node: Node, journal: Journal, profile: Profile) -> NodeChange:
 
 
 def tested_release(node: Node, journal: Journal, profile: Profile) -> tuple[Operation, ...]:
-    """`release` as a JSON patch that applies only where all that it touches still is as on `node`, which is ours.
+    """`release` as a JSON patch that applies only if every field that it touches is still as on `node`, which is ours.
 
-    Of a Node that changed since, nothing is touched: then `release` of the Node as it is now decides. Empty where a
-    test cannot carry that: no journal of ours is on `node`, or a label of the journal is not paused on it, and could be
-    by the time the patch arrives, or the record of our cordon does not keep its place.
+    If the Node has changed, the patch touches nothing, and `release` of the Node as it is now decides. Empty if a test
+    cannot express that: `node` has no journal of this run, or a label of the journal is not paused on it and could be
+    by the time the patch arrives, or the record of our cordon does not keep its position.
     """
     written, change = node.annotations.get(profile.keys.journal), release(node, journal, profile)
     if written != encode(journal) or change.labels.keys() != journal.paused:
@@ -210,12 +210,12 @@ def tested_release(node: Node, journal: Journal, profile: Profile) -> tuple[Oper
 
 
 def _cordon_is_as_on(node: Node) -> tuple[Operation, ...]:
-    """Tests that nobody lifted the cordon and set it again: who does is on record for it, and the old record is gone.
+    """Tests that the cordon was not lifted and set again: a new author has a new record, and the old record is gone.
 
-    The resourceVersion would tell as well, but changes with every write to the Node. The managed fields are ordered by
-    the time of each manager's last write (kubernetes, apimachinery/pkg/util/managedfields), so the place of a record
-    holds only where no manager before it writes. In a cluster that has kubelets one does: the node lifecycle controller
-    taints a cordoned Node at once (`node.kubernetes.io/unschedulable`), the kubelet sends its status.
+    The resourceVersion would show it too, but changes with every write to the Node. The managed fields are ordered by
+    the time of each manager's last write (kubernetes, apimachinery/pkg/util/managedfields), so the position of a record
+    holds only if no manager before it writes. In a cluster with kubelets one does: the node lifecycle controller taints
+    a cordoned Node at once (`node.kubernetes.io/unschedulable`), the kubelet sends its status.
     """
     if not node.cordon_manager:
         return ()
@@ -227,10 +227,10 @@ def _cordon_is_as_on(node: Node) -> tuple[Operation, ...]:
 
 
 def _was_set_anew(node: Node, journal: Journal) -> bool:
-    """Whether an administrator lifted our cordon and set it again: it is no longer ours, whatever the mark says.
+    """True if an administrator lifted our cordon and set it again: it is no longer ours, even with our mark.
 
-    A Node that was made again from a copy is on record for its maker. A cordon by a command of kubectl is never ours,
-    whatever the journal has: no run cordons by kubectl.
+    A Node that was created again from a copy has a record of its creator. A cordon by a kubectl command is never ours,
+    even if the journal has one: no run cordons by kubectl.
     """
     if node.cordon_manager in BY_HAND:
         return True
@@ -240,7 +240,7 @@ def _was_set_anew(node: Node, journal: Journal) -> bool:
 
 
 def _cordon_manager(obs: Observation, *, sets_cordon: bool) -> str:
-    """Who is on record for the cordon that will be lifted; "" where nothing tells."""
+    """The field manager of the cordon that will be lifted; "" if unknown."""
     if sets_cordon:
         return FIELD_MANAGER
     if obs.journal is not None and obs.journal.cordoned:
@@ -251,7 +251,7 @@ def _cordon_manager(obs: Observation, *, sets_cordon: bool) -> str:
 def original_bindings(obs: Observation, bindings: tuple[Binding, ...] = ()) -> tuple[Binding, ...]:
     """The devices as the journal has them, else as in `bindings`: as they were before a run of this boot changed them.
 
-    A boot makes them all anew.
+    A boot resets them all.
     """
     journal, boot_id = obs.journal, obs.host.boot_id if obs.host else ""
     return merged_bindings(journal.devices if journal is not None and journal.boot_id == boot_id else (), bindings)

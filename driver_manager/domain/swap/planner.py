@@ -1,7 +1,7 @@
 """plan(situation) → Plan: the decision table of a run. The first row that matches wins.
 
-Pure. Resuming is planning again: the journal of an earlier run is one more fact. Raises the errors that stop a run
-before its first effect.
+Resuming is planning again: the journal of an earlier run is one more fact. Raises the errors that stop a run before its
+first effect.
 """
 
 from __future__ import annotations
@@ -91,9 +91,7 @@ from driver_manager.domain.swap.vfio import (
 )
 from driver_manager.domain.text import in_words
 
-# The rows of the plan for drivers that only a reboot replaces (strategy `reboot`): no step here unloads anything.
-#
-# Pure. Must not import the planner, which calls `plan_reboot_driver`.
+# The rows for drivers that only a reboot replaces (strategy `reboot`): no step here unloads a module.
 
 
 def plan_reboot_driver(situation: Situation) -> Plan:
@@ -109,7 +107,7 @@ def plan_reboot_driver(situation: Situation) -> Plan:
             reason = "an earlier run was interrupted while it loaded the driver"
         check(situation)
         loads = loading(situation)
-        # A driver that is yet to be loaded is not ready: the run's end says so.
+        # A driver that is not loaded yet is not ready: the outcome of the run shows when it is.
         loads = [*making_way(situation), *loads] if loads else []
         work = (*(_without_state(situation, clear) if loads else clear), *_forget_other_wish(situation), *loads)
         return Plan(Decision.NOT_LOADED, reason, _loaded_by_us(situation, work), load_notes(situation))
@@ -225,7 +223,7 @@ def _is_wanted(wish: RebootWish, situation: Situation) -> bool:
 
 
 def _is_recorded(situation: Situation) -> bool:
-    """Whether the wanted driver was installed in this boot: what tells so is gone with the boot."""
+    """True if the wanted driver was installed in this boot: a boot removes the record."""
     return bool(situation.obs.digest) and situation.host.digest == situation.obs.digest
 
 
@@ -243,7 +241,7 @@ def _forget_other_wish(situation: Situation) -> tuple[RemoveArtifacts, ...]:
 
 def _clear_request(situation: Situation) -> tuple[ClearRebootRequest, ...]:
     """The step that clears a request which nothing asks for any more; none where there is no such."""
-    # A marker without a boot id is an older operator's: whether it is stale cannot be told, so it is left to it.
+    # A marker without a boot id is an older operator's: it may be stale or not, so that operator keeps it.
     labels, marker = request_labels(situation.obs.node, situation.profile.keys, None), situation.host.marker
     noted = situation.obs.node.annotations.get(situation.profile.keys.pre_reboot_boot_id, situation.host.boot_id)
     if marker is not None and marker.is_stale(situation.host.boot_id):
@@ -258,7 +256,7 @@ def _clear_request(situation: Situation) -> tuple[ClearRebootRequest, ...]:
 
 
 def _is_dropped(situation: Situation) -> bool:
-    """Whether an upgrade was asked for and then given up: what is loaded is wanted again."""
+    """True if an upgrade was requested and then given up: the loaded driver is wanted again."""
     marker = situation.host.marker
     if marker is None or marker.reason != UPGRADE_REASON or not marker.to_driver:
         return False
@@ -287,14 +285,14 @@ def _plan_driver(situation: Situation) -> Plan:
         raise skipped
     loads = decided.decision in (Decision.NOT_LOADED, Decision.REPLACE) and not places_us(situation)
     first = safe_load(situation) if loads else ()
-    # Nobody is asked for anything before what is in the way had its time.
+    # Ask no operator for anything before the obstacles had their time.
     waits = next((at for at, step in enumerate(decided.steps) if not isinstance(step, WaitStep | PlanAgain)), 0)
     steps = (*decided.steps[:waits], *(first or stale_safe_load(situation)), *decided.steps[waits:])
     return replace(decided, steps=steps, warnings=(*_two_digests(situation), *decided.warnings))
 
 
 def _two_digests(situation: Situation) -> tuple[str, ...]:
-    """What is said where our digest is not the one that the driver container records: no install ever satisfies it."""
+    """The warning if our digest differs from the one that the driver container records: no install satisfies it."""
     obs = situation.obs
     if situation.policy.loader is not Loader.CONTAINER or not obs.installed_digest:
         return ()
@@ -359,9 +357,9 @@ def _in_place(situation: Situation) -> Plan:
 
 
 def _with_no_request(situation: Situation, decided: Plan) -> Plan:
-    """`decided`, and at its end what an earlier run asked of a reboot is taken back: the node is not given back before.
+    """`decided`, and at its end the withdrawal of what an earlier run asked of a reboot; the release comes after it.
 
-    A reboot was asked for where the profile says so of a pair of versions.
+    A reboot was requested if the profile requires one for a pair of versions.
     """
     forget, steps = forget_request(situation), decided.steps
     if not forget:
@@ -408,10 +406,10 @@ def _stand_down(situation: Situation) -> Plan:
 
 
 def _verify(situation: Situation) -> Plan:
-    """The host loads its driver itself: what an earlier run left on the Node is given back, and nothing else is done.
+    """The host loads its driver itself: release what an earlier run left on the Node, and do nothing else.
 
-    Raises as `verified`, and PreflightFailed where a run was ended while it gave devices to virtual machines: what such
-    a failure gives back, these are part of.
+    Raises as `verified`, and PreflightFailed if a run was ended while it moved devices to virtual machines: a release
+    after a failure would undo that.
     """
     if situation.obs.journal is not None and situation.obs.journal.devices:
         raise PreflightFailed(
@@ -425,7 +423,7 @@ def _verify(situation: Situation) -> Plan:
 
 
 def _first_install(situation: Situation) -> Plan:
-    """No module loaded: nothing can hold the device, so nobody is evicted or waited for but pods of a stale root."""
+    """No module is loaded, so nothing can hold the device: the run waits only for pods of a stale root."""
     check(situation, keeps_driver=is_installing(situation))
     work: list[AnyStep] = []
     if not is_installing(situation):
@@ -440,7 +438,7 @@ def _first_install(situation: Situation) -> Plan:
         if any(isinstance(step, UnmountDriverRoot) for step in work)
         else stale_keys(situation)
     )
-    # Whoever loads, unloads or unmounts takes the node, so that two runs never do so at once.
+    # A run that loads, unloads or unmounts acquires the node, so that two runs never do so at once.
     owns = situation.obs.journal is not None or any(not isinstance(step, RemoveArtifacts) for step in work)
     refuse_unmoved(situation, stale, bound_only=True)
     taken = taking(situation, stale, cordon=False) if owns else ()
@@ -464,7 +462,7 @@ def _who_loads(situation: Situation) -> str:
 
 
 def _keep(situation: Situation) -> Plan:
-    """Loaded and current. A driver container about to start anew replaces its root: operands must let go of it."""
+    """Loaded and current. A driver container that is about to start replaces its root: operands must close it."""
     version = driver_version(situation.host.modules)
     digest = in_words(situation.obs.digest)
     reason = f"driver is current: digest {digest}, version {version or 'unknown'}, loaded since this boot"
@@ -500,9 +498,9 @@ def _container_starts_anew(situation: Situation) -> bool:
 
 
 def _clear(situation: Situation) -> Plan:
-    """All that comes before the unload, which is the driver container's own: it does that when its pod is deleted.
+    """All steps before the unload, which the driver container does when its pod is deleted.
 
-    Whatever digest is wanted: a container that is told to end does not ask for one.
+    The wanted digest does not matter: a container that is asked to end does not check it.
     """
     why_not = _why_nothing_to_clear(situation)
     if why_not:

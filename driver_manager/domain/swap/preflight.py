@@ -1,4 +1,4 @@
-"""Checks before the first effect: what would make the run fail. Pure."""
+"""Checks before the first effect: what would make the run fail."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from driver_manager.domain.text import FROM_ENVIRONMENT, differing, in_words, se
 
 
 def is_host_driver(situation: Situation) -> bool:
-    """Whether the host has a driver of its own. A digest, or a record that knows a driver, is an installer's trace.
+    """True if the host has a driver of its own. A digest, or a record with a driver, is a trace of an installer.
 
-    The journal of an observation knows a driver by the host's record alone, never by what the Node says.
+    An observed journal has a driver only from the host record, never from the Node.
     """
     traced = (
         situation.host.digest is not None
@@ -38,10 +38,10 @@ def is_host_driver(situation: Situation) -> bool:
 
 
 def places_us(situation: Situation) -> str:
-    """The deploy label of a run that only uninstalls, "" for one that is about the driver it belongs to.
+    """The deploy label of a run that only uninstalls, "" for a run of the driver pod.
 
-    The manager's command is the init container of other operands, too, that want the driver out of the way and bring
-    none themselves (vfio-manager, vgpu-manager): their pods are placed by another deploy label than the driver's.
+    The manager's command is also the init container of other operands, which need the driver uninstalled and install
+    none (vfio-manager, vgpu-manager): another deploy label than the driver's places their pods.
     """
     own, deploy = situation.obs.own_pod, situation.profile.deploy
     if own is None or not deploy.prefix or deploy.driver_key in own.selector_keys:
@@ -99,10 +99,10 @@ def refuse_if_owned(obs: Observation, *, take_over: bool) -> None:
     )
 
 
-# Whether a host that ships and loads its driver itself has loaded the wanted one (`DRIVER_LOAD=none`).
+# `DRIVER_LOAD=none`: has a host that ships and loads its driver itself loaded the wanted one?
 #
-# Such hosts let nobody else load a module, or lose at the next boot what anybody did: a run looks, and names what the
-# host's administrator has to do. Pure. Must not import the planner or the preflight, which ask here.
+# Such hosts allow no other process to load a module, or lose the change at the next boot: a run compares, and names
+# what the host's administrator has to do.
 
 _UPDATE = "Update the host image or extension that ships the driver, then reboot the node. This run changes nothing."
 _REBOOT = "Drain and reboot the node: the host loads the driver of its image at boot. This run does not reboot it."
@@ -175,7 +175,7 @@ def _not_loaded(situation: Situation, missing: tuple[str, ...]) -> PreflightFail
 
 
 def _versions(situation: Situation) -> tuple[str, str]:
-    """Version of the first root that tells one, as it is loaded and as it is on the host's disk; "" where unknown."""
+    """Version of the first root module that has one, as loaded and as on the host's disk; "" if unknown."""
     host = situation.host
     files = {file.name: file.version for file in host.source.modules} if host.source is not None else {}
     roots = [name for name in situation.profile.modules.roots if name in host.modules]
@@ -209,7 +209,7 @@ def _by_digest(situation: Situation, loaded: str) -> Verified:
 
 
 def _differs(situation: Situation, what: str, *, has_wanted: bool | None) -> ManagerError:
-    """The error for another driver than the wanted one; `has_wanted`: whether the host has that on its disk."""
+    """The error if the loaded driver is not the wanted one; `has_wanted`: the host has that on its disk."""
     by_reboot = has_wanted is None and situation.profile.strategy is Strategy.REBOOT
     if has_wanted or by_reboot:
         return RebootRequired(what, _REBOOT if has_wanted else _UPDATE)
@@ -267,7 +267,7 @@ def _brings_none(situation: Situation) -> bool:
 
 
 def firmware_notes(source: DriverSource) -> tuple[str, ...]:
-    """What is said before `source` is loaded of firmware that the kernel would not find."""
+    """The warning about firmware for `source` that the kernel would not find."""
     return tuple(f"{check.what}. {check.remedy}" for check in firmware_checks(source))
 
 
@@ -287,7 +287,7 @@ def rights(steps: Iterable[Step]) -> tuple[Right, ...]:
 
 
 def rights_to_replace(profile: Profile, policy: Policy) -> tuple[Right, ...]:
-    """The rights of a run that replaces the driver, whatever is on the node now."""
+    """The rights of a run that replaces the driver, independent of the node's present state."""
     needed = [PATCH_NODES]
     if policy.loader is Loader.NONE:
         return tuple(needed)
@@ -476,7 +476,7 @@ def _conflicts(situation: Situation) -> tuple[Check, ...]:
 
 
 def _removable(situation: Situation) -> tuple[Check, ...]:
-    """What has to go for the driver: whether it can, as far as the kernel tells now."""
+    """The check of modules that have to be unloaded for the driver: can they be, by what the kernel shows now?"""
     found = []
     for name, module in situation.host.removable.items():
         count = users(module)
@@ -496,7 +496,7 @@ def _removable(situation: Situation) -> tuple[Check, ...]:
 
 
 def _firmware_path(situation: Situation) -> tuple[Check, ...]:
-    """Whether the kernel can be told where the driver's firmware is: it has one such folder, for all drivers."""
+    """The check of the kernel's firmware path: it has one such folder, for all drivers."""
     wanted, there = situation.profile.paths.firmware, situation.host.firmware_path
     if not wanted:
         return ()
@@ -534,7 +534,7 @@ def versions(situation: Situation) -> tuple[Check, ...]:
 
 
 def _users(situation: Situation) -> Check:
-    """Modules above the driver that are not part of it: nobody would load them again."""
+    """Modules above the driver that are not part of it: no run would load them again."""
     foreign = [name for name in situation.host.modules if not is_own(name, situation.profile.modules)]
     if not foreign:
         return Check("modules above", True, "no foreign module uses the driver")
@@ -601,7 +601,7 @@ def _reboot_files(situation: Situation) -> list[str]:
 
 
 def host_files(situation: Situation, unwritable: Mapping[str, str]) -> Check:
-    """Whether the run can write its files; `unwritable` says why it cannot, by path."""
+    """The check of the run's files; `unwritable` has the reason for each path that cannot be written."""
     folder = situation.profile.paths.state_file.rpartition("/")[0]
     found = dict.fromkeys(unwritable[path] for path in written_files(situation) if path in unwritable)
     return Check(

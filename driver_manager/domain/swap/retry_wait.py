@@ -2,7 +2,7 @@
 
 Nothing has changed if all of these are the same: the boot; what is wanted (`wish`); the pod of the run, unless one of
 the runs was by hand; and at least one of the pods and processes that were in the way, if any was known. A new pod of
-the driver is a request to try again, so it does not wait. Pure: the time is the observation's.
+the driver is a request to try again, so it does not wait.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ FIRST_S = 30.0
 MOST_DOUBLINGS = 20
 
 _PASSING = (ApiUnavailable, Conflict, NodeMissing, OwnedElsewhere, RebootRequired, StandingDown)
-"""Ends that say nothing about the next run: an API server that is away, somebody else's turn, a signal."""
+"""Exit codes that do not predict the next run: an API server that is away, another run's turn, a signal."""
 
 
 def wait_first(situation: Situation, decided: Plan) -> Plan:
-    """`decided`, with a wait before everything else where it would disturb somebody for what failed a moment ago."""
+    """`decided`, after a wait if it would disturb a pod for what failed a moment ago."""
     past = situation.host.failure
     # What a run of this host has paused already, as its record shows, must not stay paused any longer.
     if past is None or AFTER_FAILURE in situation.waited or situation.obs.is_resumed or not disturbs(decided):
@@ -62,9 +62,9 @@ def wait_first(situation: Situation, decided: Plan) -> Plan:
 
 
 def failure_to_record(situation: Situation, error: ManagerError, failed_s: float) -> PastFailure | None:
-    """What to note of a run that had taken the node and ended with `error`, `failed_s` seconds into the boot.
+    """The record of a run that had acquired the node and ended with `error`, `failed_s` seconds into the boot.
 
-    None for an end that says nothing about the next run.
+    None for an end that does not predict the next run.
     """
     if isinstance(error, _PASSING):
         return None
@@ -96,7 +96,7 @@ def wish(situation: Situation) -> str:
     """A word for what is wanted and for all that decides how it is done; another one wherever any of it differs."""
     policy, node, keys, deploy = situation.policy, situation.obs.node, situation.profile.keys, situation.profile.deploy
     switches = situation.profile.deploy_keys(node.labels)
-    # As they were before anybody paused them.
+    # The labels as they were before a pause.
     journaled = situation.obs.journal.labels if situation.obs.journal is not None else {}
     labels = {key: node.labels.get(key, "") for key in (*switches, deploy.driver_key, keys.skip)}
     labels |= originals(node.labels, journaled, switches - set(deploy.on_unless_false), deploy.paused_value)
@@ -106,7 +106,7 @@ def wish(situation: Situation) -> str:
     wanted = [
         situation.profile.name,
         situation.obs.digest,
-        # Of these, the first is how long to wait, and the others are about who may go on, not about how.
+        # The first is the length of the wait; the others decide which run may continue, not what it does.
         as_json(replace(policy, retry_wait_s=0.0, take_over=False, ignore_skip=False)),
         labels,
         node.annotations.get(keys.upgrade_enabled, ""),
@@ -131,7 +131,7 @@ def _left_s(situation: Situation, past: PastFailure) -> float:
 
 
 def disturbs(decided: Plan) -> bool:
-    """Whether the plan makes somebody leave who is here."""
+    """True if a pod that is on the node has to leave by this plan."""
     return any(
         (isinstance(step, TakeNode) and (bool(step.change.labels) or step.change.unschedulable is not None))
         or isinstance(step, EvictWorkloads | DrainNode)
@@ -151,7 +151,7 @@ def _is_unchanged(situation: Situation, past: PastFailure) -> bool:
 
 
 def _still_there(situation: Situation) -> frozenset[str]:
-    """The names of what may stand in the way, of pods and of processes that have the device."""
+    """Names of possible obstacles: pods, and processes that hold the device."""
     pods = (pod_blocker(pod.uid) for pod in situation.obs.pods.pods)
     processes = (process_blocker(one.pid, one.process) for one in situation.obs.holders if one.how != UNREAD)
     return frozenset((*pods, *processes))

@@ -1,4 +1,4 @@
-"""The steps of a plan, by family: what each says, and the rights that it needs."""
+"""The steps of a plan, by family: the text of each, its rights, and its part of the outage."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ from driver_manager.domain.selectors import Selector
 from driver_manager.domain.text import in_words, one_line, several
 from driver_manager.domain.wire import seconds_of
 
-# What every step of a plan is: one line of text, and the rights that it needs.
-#
-# A step is as big as what can be done, repeated or given back at once. Each family of steps has a module of its own,
-# which lists them in one union: what is not in it is in no plan, and what is in it has to be handled. Pure data.
+# A step is as large as what can be done, repeated or undone at once. Each family lists its steps in one union: a step
+# that is not in it is in no plan, and a step in it must have a handler in `driver_manager.core.swap`.
 
 Right: TypeAlias = tuple[str, str]
 """Verb and resource, as an access review names them."""
@@ -197,9 +195,9 @@ class StopServices(ModuleStep):
 
 
 class WaitForDevice(ModuleStep):
-    """Wait until nothing but modules uses the driver's modules; what pods with the uids `apart` have open is no use.
+    """Wait until only modules use the driver's modules; use by pods with the uids `apart` does not count.
 
-    `whose` says in words which pods these are.
+    `whose` names these pods.
     """
 
     part = OutagePart.DEVICE
@@ -327,7 +325,7 @@ class RemoveArtifacts(MountStep):
 AnyMountStep = UnmountDriverRoot | RemoveArtifacts
 
 
-# Steps that take a node, give it back or leave it alone: what becomes of its labels, cordon and journal. Pure data.
+# Steps on the Node: its labels, cordon and journal.
 
 
 class NodeStep(Step):
@@ -437,10 +435,10 @@ class WaitForSafeLoad(OperatorStep):
 
 
 class AskOperator(OperatorStep):
-    """Ask the operator, who manages this node's upgrades, for one, and wait until it has moved the pods away.
+    """Ask the operator that manages this node's upgrades for one, and wait until it has moved the pods away.
 
-    `state` is what its label `state_key` says now. Not `asks`: it was asked already, is at work, or has nothing to move
-    but what is going; then it is only waited for.
+    `state` is the value of its label `state_key`. Not `asks`: it was asked before, is at work, or all pods are
+    terminating; then the run only waits.
     """
 
     part = OutagePart.EVICT
@@ -564,7 +562,7 @@ class DrainNode(PodStep):
 
 
 class WaitForRestart(PodStep):
-    """Keep the node as it is until the driver pods `uids`, which somebody else deletes, have left."""
+    """Keep the node cleared until the driver pods `uids`, which another controller deletes, have left."""
 
     part = OutagePart.UNLOAD
     uids: tuple[str, ...]
@@ -691,7 +689,7 @@ class FlipRoot(SlotStep):
 
 
 class RemoveSlots(SlotStep):
-    """Remove slots that nobody needs any more."""
+    """Remove slots that no run needs any more."""
 
     root: str
     names: tuple[str, ...]
@@ -703,9 +701,9 @@ class RemoveSlots(SlotStep):
 AnySlotStep = KeepRoot | FlipRoot | RemoveSlots
 
 
-# Steps that only wait, before anybody is disturbed: for what may go by itself, or for the time to try again.
+# Steps that only wait, before a pod is disturbed: for obstacles that may go by themselves, or until the next attempt.
 #
-# Each is followed by planning again. Pure data.
+# After each the run plans again.
 
 
 class WaitStep(Step):
@@ -719,7 +717,7 @@ def _meanwhile(*, is_undisturbed: bool) -> str:
 class WaitForHolders(WaitStep):
     """Wait until the processes `pids`, which this run does not stop, release the device. `holders` names them.
 
-    `is_undisturbed`: nobody was made to leave so far.
+    `is_undisturbed`: no pod was disturbed so far.
     """
 
     part = OutagePart.DEVICE
@@ -754,9 +752,9 @@ class WaitForStuckPods(WaitStep):
 
 
 class WaitAfterFailure(WaitStep):
-    """Wait before somebody is disturbed again for what failed `attempts` times in a row, `what` being the last end.
+    """Wait before pods are disturbed again for what failed `attempts` times in a row; `what` is the last failure.
 
-    `until` is when it is over, as a time of day.
+    `until` is the time of day at which it is over.
     """
 
     left_s: float

@@ -1,6 +1,6 @@
 """The plan of reconcile-vfio-state: devices for virtual machines. The first row that matches wins.
 
-Pure. Must not import the planner, which calls it.
+Must not import the planner, which calls it.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def nodes_in_doubt(situation: Situation) -> frozenset[str]:
 
 
 def _serves(situation: Situation) -> bool:
-    """Whether the native driver may serve somebody: not all devices are on vfio, or something uses its modules."""
+    """True if the native driver may serve a process: not all devices are on vfio, or its modules are in use."""
     return any(not one.is_on_vfio for one in situation.host.bus.accelerators) or users_of(situation.host.modules) > 0
 
 
@@ -171,7 +171,7 @@ def _refuse_impossible(situation: Situation) -> None:
 
 
 def _is_foreign(situation: Situation, one: PciFunction) -> bool:
-    """Whether another driver than the vendor's, and none that hands it over, has an accelerator."""
+    """True if a driver that is neither the vendor's nor a vfio driver has an accelerator."""
     is_ours = one.is_auxiliary or one.is_on_vfio or not one.driver
     return not is_ours and one.module not in situation.host.modules
 
@@ -185,7 +185,7 @@ def _refuse_stuck(situation: Situation, waiting: tuple[PciFunction, ...]) -> Non
 
 
 def why_stuck(one: PciFunction, held: tuple[Holder, ...]) -> str:
-    """What is said of a device that does not get from one driver to another, and of who has it."""
+    """The message about a device that is stuck between two drivers, and about its holders."""
     if one.driver:
         return f"the kernel has not finished changing the driver of {one.address}, which is now {one.driver}"
     who = _who(held) if held else "unknown by whom"
@@ -201,7 +201,7 @@ def _refuse_used_virtual(situation: Situation) -> None:
 
 
 def holders_of(situation: Situation, one: PciFunction) -> tuple[Holder, ...]:
-    """Who has a device, or its IOMMU group, open from user space, as far as that is known."""
+    """Known holders of a device, or of its IOMMU group, in user space."""
     return tuple(held for held in situation.obs.group_holders if held.how != UNREAD and held.node in one.user_nodes)
 
 
@@ -217,7 +217,7 @@ def busy(what: str, remedy: str, held: tuple[Holder, ...]) -> DriverBusy:
 
 
 def _bind(situation: Situation, waiting: tuple[PciFunction, ...]) -> Plan:
-    """No device has the native driver: nobody uses one, so nobody is paused but who would bring the driver back."""
+    """The native driver has no device, so no pod uses one: only pods that would bring the driver back are paused."""
     old = _originals(situation, waiting)
     unload = (
         (
@@ -253,7 +253,7 @@ def _switch(situation: Situation, waiting: tuple[PciFunction, ...]) -> Plan:
         *before,
         WaitForDevice(situation.policy.device_free_timeout_s),
         *_keeping(situation, old, waiting),
-        # Never an unbind: a native driver lets go of a device that is open, and then nobody knows what becomes of it.
+        # Never an unbind: a native driver releases an open device, and its state after that is undefined.
         UnloadModules(unload_order(situation.host.modules, situation.profile.modules.order)),
         *clean(situation, driver_files(situation.profile)),
         *_binding(situation, waiting),
@@ -291,9 +291,7 @@ def _binding(situation: Situation, waiting: tuple[PciFunction, ...]) -> tuple[An
     return (LoadVfio(modules), BindToVfio(waiting))
 
 
-# The way back: devices that virtual machines had are returned before the driver is loaded, or used again.
-#
-# Owns which devices those are, and what stands in the way. Pure. Must not import the planner.
+# The way back: devices of virtual machines are returned before the driver is loaded or used again.
 
 MACHINES = "machines"
 """What is waited for before devices are returned; once in a run."""
@@ -334,7 +332,7 @@ def nodes_to_return(situation: Situation) -> frozenset[str]:
 
 
 def wait_for_machines(situation: Situation) -> tuple[AnyStep, ...]:
-    """The wait for whoever has one of the devices; () where nobody has. Raises DriverBusy after it."""
+    """The wait for the holders of one of the devices; () if there are none. Raises DriverBusy after it."""
     found = returning(situation)
     held = tuple(dict.fromkeys(holder for one in found for holder in holders_of(situation, one)))
     stuck = tuple(one for one in found if one.is_stuck)
@@ -368,7 +366,7 @@ def make_virtual_again(situation: Situation) -> tuple[AnyStep, ...]:
 
 
 def undisturbed(situation: Situation, work: Iterable[AnyStep]) -> tuple[AnyStep, ...]:
-    """`work` on a node whose driver stays; it is taken, with nobody paused, only where devices come back from vfio."""
+    """`work` on a node whose driver stays; it acquires the node, without a pause, only if devices return from vfio."""
     back = (*return_devices(situation, probes=True), *make_virtual_again(situation))
     taken = taking(situation, frozenset(), cordon=False) if back else ()
     return (*wait_for_machines(situation), *taken, *work, *back, *releasing(situation, taken))
@@ -382,5 +380,5 @@ def _without_virtual(situation: Situation) -> tuple[Binding, ...]:
 
 
 def _original_bindings(situation: Situation) -> tuple[Binding, ...]:
-    """The devices as they were, as far as a run of this boot noted it."""
+    """The devices as they were before this boot's runs, from their record."""
     return merged_bindings(situation.host.bindings, original_bindings(situation.obs))

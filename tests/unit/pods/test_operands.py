@@ -101,7 +101,7 @@ def test_only_deploy_labels_of_the_node_are_bounced_never_the_drivers_own() -> N
         ({"reason": "NodeLost", "deleting": True}, "node lost"),
         ({}, "DaemonSet controller has not reacted"),
         ({"owner_kind": "Job"}, "owned by a Job, so a label does not move it"),
-        ({"owner_kind": ""}, "owned by nobody"),
+        ({"owner_kind": ""}, "it has no controller"),
         ({"deleting": True, "finalizers": ("a/b", "c/d"), "grace_period_s": 30}, "held by finalizer a/b, c/d"),
         ({"deleting": True, "grace_period_s": 45}, "grace period of 45 s"),
         ({"deleting": True, "grace_period_s": None}, "grace period of 0 s"),
