@@ -23,7 +23,7 @@ NODE_MUTANTS = (
         "domain/swap/node_patches.py",
         "        annotations={key: value for key, value in annotations.items() if node.annotations.get(key) != value},",
         "        annotations={key: value for key, value in annotations.items() if key != profile.keys.journal},",
-        ("unit/swap/test_node_patches.py::test_pause_cordon_and_journal_are_one_patch",),
+        ("unit/swap/test_plans.py",),
     ),
     Mutant(
         "release-of-no-label",
@@ -63,7 +63,7 @@ NODE_MUTANTS = (
         "domain/pods/labels.py",
         "        if key in labels and _is_pause_of(original, labels[key], paused_value)",
         "        if key in labels and labels[key] != original",
-        ("unit/swap/test_node_patches.py::test_a_label_edited_during_the_pause_is_left_alone",),
+        ("unit/swap/test_plans.py",),
     ),
     Mutant(
         "plain-pause-of-any-value",
@@ -87,7 +87,7 @@ NODE_MUTANTS = (
         "domain/swap/node_patches.py",
         "    if known is not None and obs.journal is not None and obs.journal.boot_id == host.boot_id:\n",
         "    if known is not None:\n",
-        ("unit/swap/test_node_patches.py::test_the_driver_of_another_boot_is_not_the_one_to_go_back_to",),
+        ("unit/swap/test_plans.py",),
     ),
     Mutant(
         "absent-label-created",
@@ -95,7 +95,7 @@ NODE_MUTANTS = (
         "domain/pods/labels.py",
         "        if key in labels and _is_pause_of(original, labels[key], paused_value)",
         "        if key not in labels or _is_pause_of(original, labels[key], paused_value)",
-        ("unit/swap/test_node_patches.py::test_a_label_deleted_during_the_pause_is_not_made_again",),
+        ("unit/swap/test_plans.py",),
     ),
     Mutant(
         "value-overflow",
@@ -137,7 +137,7 @@ NODE_MUTANTS = (
         "        annotations[profile.keys.cordon] = None\n"
         "        unschedulable = False if node.unschedulable and not _was_set_anew(node, journal) else None",
         "    unschedulable = False if node.unschedulable else None",
-        ("unit/swap/test_node_patches.py::test_a_cordon_that_is_not_marked_or_not_journaled_stays",),
+        ("unit/swap/test_plans.py",),
     ),
     Mutant(
         "rebooters-cordon-lifted",
@@ -153,9 +153,7 @@ NODE_MUTANTS = (
         "domain/swap/node_patches.py",
         "    return is_told and is_same_node and journal.cordon_manager != node.cordon_manager",
         "    return False",
-        (
-            "unit/swap/test_node_patches.py::test_a_cordon_that_somebody_set_anew_meanwhile_is_theirs_where_the_server_tells",
-        ),
+        ("unit/swap/test_plans.py",),
     ),
     Mutant(
         "release-without-tests",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from tests.assurance.mutants.mutant import Mutant
 
 PLANS = "unit/swap/test_plans.py"
-BACK = "unit/swap/test_vfio_return.py"
 
 VFIO_MUTANTS = (
     Mutant(
@@ -38,7 +37,7 @@ VFIO_MUTANTS = (
         "domain/swap/vfio.py",
         "    if not held and not stuck:\n        return ()\n",
         "    if held or not stuck:\n        return ()\n",
-        (f"{BACK}::test_a_virtual_machine_is_waited_for_and_then_named",),
+        (PLANS,),
     ),
     Mutant(
         "overrides-stay",
@@ -72,7 +71,7 @@ VFIO_MUTANTS = (
         "domain/swap/vfio.py",
         "        if one.is_stuck or one.is_kept_for_vfio or",
         "        if one.is_kept_for_vfio or",
-        (f"{BACK}::test_no_driver_is_loaded_while_a_device_is_stuck_on_its_way_from_a_virtual_machine",),
+        (PLANS,),
     ),
     Mutant(
         "vgpu-manager-without-devices",
@@ -80,7 +79,7 @@ VFIO_MUTANTS = (
         "domain/swap/vfio.py",
         '    gives_away = places_us(situation) == f"{situation.profile.deploy.prefix}{modes.component}"\n',
         "    gives_away = bool(places_us(situation) or modes.component == '')\n",
-        (f"{BACK}::test_devices_come_back_for_a_pod_that_brings_a_driver_for_virtual_machines",),
+        (PLANS,),
     ),
     Mutant(
         "virtual-functions-forgotten",

@@ -14,8 +14,9 @@ from driver_manager.domain.journal import Journal
 from driver_manager.domain.node import PodList
 from driver_manager.domain.observation import Loader, Policy, Situation
 from driver_manager.domain.records import Frozen
+from driver_manager.domain.swap.node_patches import release, take
 from driver_manager.domain.swap.planner import plan, wants_users
-from driver_manager.domain.swap.preflight import rights
+from driver_manager.domain.swap.preflight import checks, rights, rights_to_replace
 from driver_manager.domain.swap.steps import GiveBack, Plan, Step, TakeNode, as_json
 from tests.support.fakes import builders
 from tests.support.fakes.builders import DRIVER, EXPORTER, PAUSED, PLUGIN, PROFILE
@@ -80,24 +81,52 @@ def written(found: list[Row]) -> str:
     return "\n".join(f"== {row.title}\n" + "\nor\n".join(row.facts) + f"\n--\n{row.plan}\n" for row in found)
 
 
-def situation_of(facts: str) -> Situation:
-    """The situation of facts, one a line: `name = expression`, as `tests.support.fakes.builders` takes them."""
+WIDER = {"profile": PROFILE, "policy": CONTAINER, "waited": frozenset(), "namespace": ""}
+"""Facts of a row that are not of the node, with their defaults."""
+
+VIEWS = {"shows": "plan", "pauses": (PLUGIN, EXPORTER), "cordons": True}
+"""What a row shows, with the arguments of `acquire`."""
+
+
+def read_facts(facts: str) -> tuple[Situation, dict[str, Any]]:
+    """The situation of facts, one a line: `name = expression`, as the builders take them; and what is shown of it."""
     known = dict(line.split(" = ", 1) for line in facts.splitlines() if line)
     values = {name: eval(text, NAMES) for name, text in known.items()}  # noqa: S307  # a file of this repository
-    wider = {name: values.pop(name) for name in ("profile", "policy", "waited", "namespace") if name in values}
+    wider = {name: values.pop(name, default) for name, default in WIDER.items()}
+    view = {name: values.pop(name, default) for name, default in VIEWS.items()}
     obs = builders.observation(**values)
-    if "namespace" in wider:
-        obs = replace(obs, pods=PodList(obs.pods.pods, obs.pods.resource_version, wider["namespace"]))
-    waited: frozenset[str] = wider.get("waited", frozenset())
-    return Situation.of(obs, wider.get("profile", PROFILE), wider.get("policy", CONTAINER), waited)
+    obs = replace(obs, pods=PodList(obs.pods.pods, obs.pods.resource_version, wider["namespace"]))
+    return Situation.of(obs, wider["profile"], wider["policy"], wider["waited"]), view
 
 
-def shown(situation: Situation) -> str:
-    """The plan for `situation` with the data of its steps and the rights that it needs, or why it is refused."""
-    text = _shown(situation)
+def shown(facts: str) -> str:
+    """The plan for `facts` with the data of its steps and the rights that it needs, or why it is refused.
+
+    With `shows = "checks"` the checks of preflight instead, with "acquire" and "release" the patches of the Node.
+    """
+    situation, view = read_facts(facts)
+    obs, profile = situation.obs, situation.profile
+    match view["shows"]:
+        case "checks":
+            text = _checks(situation)
+        case "acquire":
+            step = take(obs, profile, frozenset(view["pauses"]), cordon=view["cordons"])
+            text = "nothing to do" if step is None else "\n".join((step.describe(), *details(step, None)))
+        case "release":
+            assert obs.journal is not None
+            text = plain(as_json(release(obs.node, obs.journal, profile))) or "nothing to do"
+        case _:
+            text = _shown(situation)
     for name, value in SHORT.items():
         text = text.replace(value, name)
     return text
+
+
+def _checks(situation: Situation) -> str:
+    marks = {True: "ok", False: "PROBLEM", None: "unknown"}
+    lines = [f"{marks[check.ok]} {check.name}: {check.what}  {check.remedy}".rstrip() for check in checks(situation)]
+    needed = sorted(" ".join(right) for right in rights_to_replace(situation.profile, situation.policy))
+    return "\n".join([*lines, f"rights: {', '.join(needed)}"])
 
 
 def _shown(situation: Situation) -> str:
@@ -133,11 +162,15 @@ def details(step: Step, taken: Journal | None) -> Iterator[str]:
             yield f"{field.name}: {plain(fields_of)}"
         elif field.name == "change":
             change = as_json(value)
-            notes = {key: item for key, item in change["annotations"].items() if not key.endswith("journal")}
+            notes = {key: "written" if _is_journal(key, item) else item for key, item in change["annotations"].items()}
             if changed := plain({**change, "annotations": notes}):
                 yield f"{field.name}: {changed}"
         elif (data := plain(as_json(value))) and data not in text and not _is_shown(value, text):
             yield f"{field.name}: {data}"
+
+
+def _is_journal(key: str, item: object) -> bool:
+    return key.endswith(".journal") and item is not None
 
 
 def _is_shown(value: Any, text: str) -> bool:
@@ -164,6 +197,4 @@ def _emptied(key: str, item: Any) -> str:
 
 if __name__ == "__main__":  # write the plans of all rows again
     for file in sorted(GOLDEN.glob("*.txt")):
-        file.write_text(
-            written([replace(row, plan=shown(situation_of(row.facts[0]))) for row in rows(file)]), encoding="utf-8"
-        )
+        file.write_text(written([replace(row, plan=shown(row.facts[0])) for row in rows(file)]), encoding="utf-8")

@@ -10,7 +10,7 @@ import pytest
 from driver_manager.core.pods import Evictor
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiRefused, ExitCode, PodsRemain, Terminated
-from driver_manager.domain.node import Eviction, EvictionOutcome, Pod
+from driver_manager.domain.node import Eviction, EvictionOutcome
 from driver_manager.domain.pods.workloads import PodAction, Workload
 from tests.support.fakes.builders import node, workload
 from tests.support.fakes.clock import FakeClock, RecordingReporter
@@ -244,17 +244,6 @@ def test_a_missing_right_ends_it_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ApiRefused):
         case.clear()
     assert case.clock.slept == []
-
-
-def test_evicting_by_name_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_name(self: FakeCluster, pod: Pod, *, dry_run: bool = False) -> Eviction:
-        there = next((other for other in self.listed.values() if str(other) == str(pod)), pod)
-        return by_uid(self, there, dry_run=dry_run)
-
-    by_uid = FakeCluster.evict
-    monkeypatch.setattr(FakeCluster, "evict", by_name)
-    with pytest.raises(AssertionError):
-        test_another_pod_of_the_same_name_is_neither_evicted_nor_waited_for(at_once=True)
 
 
 def test_every_half_minute_a_refusal_is_said_again_with_its_reason_and_the_time_that_is_left() -> None:

@@ -178,40 +178,6 @@ def is_caught() -> bool:
 EVICTABLE = module._evictable
 
 
-def forgets(**facts: Any) -> Callable[..., Workload]:
-    """A judgement that takes every pod for one with `facts`."""
-    return lambda pod, *rest: replace(EVICTABLE(replace(pod, **facts), *rest), pod=pod)
-
-
-def passed_through_is_ours(claim: Claim, *_: object) -> bool:
-    return any(CLASS in name for name in claim.device_classes)
-
-
-def first_claim_only(pod: Pod, claims: Any, *rest: Any) -> list[str]:
-    return list(pod.claims)
-
-
-@pytest.mark.shares(3)
-@pytest.mark.parametrize(
-    ("name", "mutant"),
-    [
-        ("_evictable", forgets(has_empty_dir=False)),
-        ("_evictable", forgets(owner_kind="ReplicaSet")),
-        ("_evictable", forgets(deleting=False)),
-        ("_why_never", lambda *_: ""),
-        ("is_operand", lambda *_: False),
-        ("_consented", lambda judged, *_, **__: judged),
-        ("_is_of_class", passed_through_is_ours),
-        ("_claims_of", first_claim_only),
-        ("_asks_for", lambda *_: ""),
-    ],
-    ids=["empty-dir", "owner", "deleting", "never", "operand", "consent", "vfio", "any-claim", "asks"],
-)
-def test_a_mutant_is_caught(monkeypatch: pytest.MonkeyPatch, name: str, mutant: object) -> None:
-    monkeypatch.setattr(module, name, mutant)
-    assert is_caught()
-
-
 def test_a_consent_that_takes_another_one_back_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def exclusive(pod: Pod, uses: str, rules: EvictionRules) -> Workload:
         return EVICTABLE(pod, uses, replace(rules, forces=rules.forces and not rules.evicts_holders))

@@ -6,20 +6,16 @@ eviction; a look without the owner.
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 
 import pytest
 
-from driver_manager.core.swap.node import Fence, RunContext
 from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import Conflict, ExitCode
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.profile import RUN_RECORD
-from tests.support.fakes.broken import Case, check_caught
 from tests.support.fakes.builders import PROFILE
-from tests.support.fakes.host import FakeHost
 from tests.support.fakes.scenarios import SCENARIOS, TAKING, undisturbed
 from tests.support.fakes.world import World
 
@@ -102,10 +98,6 @@ def taken_calls(name: str) -> range:
     return range(calls.index("note") + 1, last)
 
 
-def all_superseded() -> list[Case]:
-    return [partial(check_superseded, name, call) for name in TAKING for call in taken_calls(name)]
-
-
 @pytest.mark.shares(3)
 @pytest.mark.parametrize("name", TAKING)
 def test_a_run_that_was_superseded_does_nothing_more(name: str) -> None:
@@ -149,16 +141,3 @@ def test_a_host_without_room_for_the_note_is_asked_for_by_the_node_and_said() ->
     assert outcome is not None
     assert outcome.exit_code is ExitCode.DONE
     assert [line for line in world.reporter.warnings if "re-reading the Node" in line]
-
-
-@pytest.mark.parametrize(
-    ("target", "name", "mutant"),
-    [
-        (Fence, "effect", lambda *_: contextlib.nullcontext()),
-        (FakeHost, "owned", lambda *_: contextlib.nullcontext()),
-        (RunContext, "check_owner", lambda _: None),
-    ],
-    ids=["no look before an effect", "a look without the owner", "no look before an eviction"],
-)
-def test_a_mutant_is_caught(monkeypatch: pytest.MonkeyPatch, target: object, name: str, mutant: object) -> None:
-    check_caught(all_superseded(), monkeypatch, name, mutant, target)

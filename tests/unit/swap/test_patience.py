@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -16,10 +15,7 @@ from driver_manager.domain.errors import ApiUnavailable, ConfigError, ExitCode
 from driver_manager.domain.host import Holder
 from driver_manager.domain.observation import EvictionRules
 from driver_manager.domain.pods.workloads import OVERDUE_S
-from driver_manager.domain.swap import building as node_taking
-from driver_manager.domain.swap import planner, retry_wait
 from driver_manager.domain.swap.retry_wait import FIRST_S
-from tests.support.fakes.broken import check_caught
 from tests.support.fakes.builders import OLD_DIGEST, PLUGIN, PROFILE, pod, workload
 from tests.support.fakes.cluster import Tenant
 from tests.support.fakes.executions import is_given_back, run
@@ -426,50 +422,6 @@ def test_a_run_by_hand_says_that_it_waits_and_may_skip_it(retry_wait_s: float, w
     said = len(world.reporter.steps)
     assert again(world).exit_code is ExitCode.DONE
     assert any("--retry-wait=0s" in text for text in world.reporter.steps[said:]) is waits
-
-
-# mutants
-
-
-def not_in_the_way(*_: Any) -> tuple[()]:
-    return ()
-
-
-@pytest.mark.parametrize(
-    ("target", "name", "mutant", "check"),
-    [
-        (
-            node_taking,
-            "wait_for_holders",
-            not_in_the_way,
-            test_a_process_of_the_host_holds_nobody_up_but_the_run_through_any_number_of_retries,
-        ),
-        (node_taking, "wait_for_stuck", not_in_the_way, test_a_stuck_operand_is_named_with_everything_in_place),
-        (
-            planner,
-            "wait_first",
-            lambda _, decided: decided,
-            test_the_next_run_waits_before_it_disturbs_anybody_and_each_time_longer,
-        ),
-        (
-            retry_wait,
-            "wait_s",
-            lambda *_: FIRST_S,
-            test_the_next_run_waits_before_it_disturbs_anybody_and_each_time_longer,
-        ),
-        (
-            retry_wait,
-            "_is_unchanged",
-            lambda *_: True,
-            test_a_process_that_stood_in_the_way_and_ends_is_noticed_without_a_request,
-        ),
-    ],
-    ids=["holders", "stuck", "wait", "longer", "change"],
-)
-def test_a_mutant_is_caught(
-    monkeypatch: pytest.MonkeyPatch, target: object, name: str, mutant: object, check: Callable[[], None]
-) -> None:
-    check_caught([check], monkeypatch, name, mutant, target, also=(IndexError,))
 
 
 def test_every_half_minute_it_says_who_has_the_device_and_how_long_yet() -> None:

@@ -41,7 +41,7 @@ from tests.support.fakes.builders import (
     pod,
     workload,
 )
-from tests.support.fakes.plans import GOLDEN, Row, rows, shown, situation_of, written
+from tests.support.fakes.plans import GOLDEN, Row, rows, shown, written
 
 FILES = sorted(GOLDEN.glob("*.txt"))
 ROWS = [(path.stem, row) for path in FILES for row in rows(path)]
@@ -50,7 +50,7 @@ ROWS = [(path.stem, row) for path in FILES for row in rows(path)]
 @pytest.mark.parametrize(("_", "row"), ROWS, ids=[f"{stem}: {row.title}" for stem, row in ROWS])
 def test_the_plan_of_a_row(_: str, row: Row) -> None:
     for facts in row.facts:
-        assert shown(situation_of(facts)) == row.plan, (
+        assert shown(facts) == row.plan, (
             f"for the facts\n{facts}\nIf it should be so: .venv/bin/python -m tests.support.fakes.plans"
         )
 

@@ -13,8 +13,6 @@ from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ExitCode
 from driver_manager.domain.host import Holder
 from driver_manager.domain.node import Claim, Node
 from driver_manager.domain.observation import EvictionRules
-from driver_manager.domain.swap import building as node_taking
-from tests.support.fakes.broken import check_caught
 from tests.support.fakes.builders import PAUSED, PLUGIN, PROFILE, driver_pod, workload
 from tests.support.fakes.checks import finish
 from tests.support.fakes.cluster import Tenant
@@ -467,11 +465,6 @@ def test_the_journal_of_the_second_patch_holds_all_originals() -> None:
     run(world)
     assert found[0] == {key: value for key, value in LABELS.items() if key in found[0]}
     assert {DRA_PLUGIN, PLUGIN} <= set(found[0])
-
-
-def test_pausing_the_dra_plugin_at_once_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = test_the_dra_plugin_leaves_only_after_the_last_claim_holder
-    check_caught([case], monkeypatch, "holds_claim", lambda *_: False, node_taking)
 
 
 def test_an_empty_selector_waits_for_nobody() -> None:

@@ -14,11 +14,8 @@ from driver_manager.domain.host import Host, Marker, Module
 from driver_manager.domain.journal import OldDriver, encode
 from driver_manager.domain.observation import EvictionRules, Loader, Observation, Policy, Situation
 from driver_manager.domain.pci import Binding
-from driver_manager.domain.profile import Modules, Profile, RootsNeeded
 from driver_manager.domain.swap.planner import plan, wants_users
-from driver_manager.domain.swap.preflight import checks, rights_to_replace, verified
 from driver_manager.domain.swap.steps import (
-    PATCH_NODES,
     ClearRebootRequest,
     Decision,
     GiveBack,
@@ -27,7 +24,6 @@ from driver_manager.domain.swap.steps import (
     WithdrawSafeLoad,
 )
 from tests.support.fakes.builders import (
-    ASCEND,
     LABELS,
     NEW_DIGEST,
     OLD_DIGEST,
@@ -39,7 +35,6 @@ from tests.support.fakes.builders import (
     driver_pod,
     host,
     journal,
-    key,
     modules,
     node,
     observation,
@@ -57,134 +52,10 @@ NONE = Policy(loader=Loader.NONE)
 VERSION_2 = Policy(loader=Loader.NONE, driver_version="2.0")
 
 
-def ended(facts: Host, policy: Policy = NONE, profile: Profile = PROFILE, **fields: object) -> str:
-    """How a run ends: the code of its error and what it says, or "0" and why there is nothing to do."""
-    try:
-        found = verified(Situation.of(observation(host=facts, **fields), profile, policy))
-    except ManagerError as error:
-        return f"{error.exit_code.value} {error.what}"
-    return " / ".join((f"0 {found.reason}", *found.doubts))
-
-
 def loaded(version: str, on_disk: str | None, **fields: object) -> Host:
     """A host with `version` in its kernel and another one on its disk; None where its tree cannot be read."""
     there = source("/", on_disk) if on_disk is not None else source("/", problem="no tree", remedy="Look.")
     return host(modules=modules(version), digest=None, source=replace(there, modules=there.modules), **fields)
-
-
-@pytest.mark.parametrize(
-    ("facts", "policy", "expected"),
-    [
-        (loaded("2.0", "2.0"), VERSION_2, "0 driver is current: version 2.0, loaded by the host itself"),
-        (loaded("2.0", "1.0"), VERSION_2, "0 driver is current: version 2.0"),
-        (loaded("2.0", "3.0"), VERSION_2, "0 driver is current: version 2.0"),
-        (loaded("1.0", "2.0"), VERSION_2, "9 driver 1.0 is loaded, 2.0 is wanted, and the host has 2.0 on disk"),
-        (loaded("1.0", "1.0"), VERSION_2, "6 driver 1.0 is loaded, 2.0 is wanted, and the host has 1.0 on disk"),
-        (loaded("1.0", ""), VERSION_2, "6 driver 1.0 is loaded, 2.0 is wanted, and what the host has on disk is unk"),
-        (loaded("", "2.0"), VERSION_2, "6 driver 2.0 is wanted, and the version of the loaded driver cannot be deter"),
-        (loaded("2.0", "2.0"), NONE, "0 driver is current: version 2.0"),
-        (loaded("1.0", "2.0"), NONE, "9 driver 1.0 is loaded, and the host has 2.0 on disk"),
-        (
-            loaded("1.0", ""),
-            NONE,
-            "0 driver is current: version 1.0, loaded by the host itself (DRIVER_LOAD=none) / unk",
-        ),
-        (
-            loaded("", "2.0"),
-            NONE,
-            "0 driver is current: version unknown, loaded by the host itself (DRIVER_LOAD=none) /",
-        ),
-    ],
-)
-def test_the_version_decides_where_it_is_known(facts: Host, policy: Policy, expected: str) -> None:
-    assert ended(facts, policy).startswith(expected)
-
-
-@pytest.mark.parametrize(
-    ("recorded", "problem", "expected"),
-    [
-        (NEW_DIGEST, "", "0 driver is current: digest ffff"),
-        (OLD_DIGEST, "", "6 recorded digest 0000"),
-        (None, "", "6 the wanted digest ffff"),
-        (None, "garbage", "6 the wanted digest ffff"),
-    ],
-)
-def test_a_digest_that_was_told_is_compared_with_what_the_host_recorded(
-    recorded: str | None, problem: str, expected: str
-) -> None:
-    facts = replace(loaded("1.0", "2.0"), digest=recorded, digest_problem=problem)
-    assert ended(facts, digest_source=TOLD).startswith(expected)
-    assert ended(facts, VERSION_2, digest_source=TOLD).startswith("9 "), "a version that was told goes before it"
-    assert ended(facts, digest_source="own pod x").startswith("9 "), "a pod's spec says nothing of the host's driver"
-
-
-def test_a_driver_that_only_a_reboot_replaces_asks_for_one_unless_the_disk_is_known_to_be_wrong() -> None:
-    def told(on_disk: str) -> str:
-        there = {"drv_pcie_host": Module("drv_pcie_host", "1.0", 3)}
-        files = replace(source("/", on_disk).modules[0], name="drv_pcie_host")
-        facts = host(modules=there, digest=None, source=replace(TWO, modules=(files,)))
-        profile = replace(ASCEND, modules=replace(ASCEND.modules, roots=("drv_pcie_host",)))
-        return ended(facts, VERSION_2, profile)[:2]
-
-    assert [told(on_disk) for on_disk in ("2.0", "", "1.0")] == ["9 ", "9 ", "6 "]
-
-
-@pytest.mark.parametrize("on_disk", ["2.0", None])
-def test_a_driver_that_is_not_loaded_is_the_hosts_to_load(on_disk: str | None) -> None:
-    facts = replace(loaded("2.0", on_disk), modules={})
-    with pytest.raises(PreflightFailed, match="module rebellions is not loaded") as caught:
-        verified(Situation.of(observation(host=facts), PROFILE, VERSION_2))
-    assert ("modules that the host loads at boot" if on_disk else "Add the driver for kernel") in caught.value.remedy
-    assert ("version 2.0 is on the host's disk" if on_disk else "no tree") in caught.value.what
-
-
-def test_of_roots_that_are_all_needed_none_may_be_missing() -> None:
-    both = replace(PROFILE, modules=Modules(("rebellions", "rebellions_p2p")))
-    assert ended(loaded("2.0", "2.0"), profile=both).startswith("6 ")
-    either = replace(both, modules=replace(both.modules, roots_needed=RootsNeeded.ANY))
-    assert ended(loaded("2.0", "2.0"), profile=either).startswith("0 ")
-
-
-def test_a_module_that_the_kernel_is_unloading_is_named() -> None:
-    with pytest.raises(ModuleStuck, match="unloading module rebellions"):
-        verified(Situation.of(observation(host=host(modules={}, leaving=("rebellions",))), PROFILE, NONE))
-
-
-def test_who_needs_the_driver_uninstalled_is_refused_while_it_is_loaded() -> None:
-    vfio = pod("vfio", key("vfio-manager"))
-    assert ended(loaded("2.0", "2.0"), own_pod=vfio).startswith("6 pod rbln-system/vfio, which is placed by")
-    assert ended(replace(loaded("2.0", "2.0"), modules={}), own_pod=vfio).startswith("0 no driver is loaded")
-
-
-def test_clearing_for_a_driver_pod_finds_nothing_to_clear() -> None:
-    found = plan(Situation.of(observation(host=loaded("1.0", "2.0")), PROFILE, replace(NONE, clear_for="r2")))
-    assert (found.decision, found.steps) == (Decision.CLEAR, ())
-    assert "the host itself loads the driver" in found.reason
-
-
-def test_what_an_earlier_run_left_is_given_back_and_its_reboot_request_withdrawn() -> None:
-    facts = replace(loaded("2.0", "2.0"), marker=Marker("upgrade", "boot-0"))
-    profile = replace(PROFILE, paths=replace(PROFILE.paths, reboot_marker="/var/lib/own/marker"))
-    now = Situation.of(observation(host=facts, node=node(TAKEN), journal=journal()), profile, NONE)
-    assert [type(step) for step in plan(now).steps] == [ClearRebootRequest, GiveBack]
-
-
-def test_a_run_that_was_giving_devices_to_virtual_machines_is_not_forgotten() -> None:
-    left = journal(devices=(Binding("0000:c1:00.0", "rebellions"),))
-    obs = observation(host=loaded("2.0", "2.0"), node=node(TAKEN), journal=left)
-    with pytest.raises(PreflightFailed, match="devices to virtual machines was not completed") as caught:
-        plan(Situation.of(obs, PROFILE, NONE))
-    assert caught.value.remedy.startswith("Run again: ")
-
-
-def test_preflight_has_one_check_and_one_right() -> None:
-    def check(facts: Host) -> list[bool | None]:
-        return [one.ok for one in checks(Situation.of(observation(host=facts), PROFILE, NONE))]
-
-    assert check(loaded("2.0", "2.0")) == [True]
-    assert check(loaded("2.0", "")) == [None]
-    assert check(loaded("1.0", "2.0")) == [False]
-    assert rights_to_replace(PROFILE, replace(NONE, eviction=EvictionRules(is_enabled=True))) == (PATCH_NODES,)
 
 
 @st.composite
