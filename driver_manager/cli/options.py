@@ -27,7 +27,7 @@ from driver_manager.domain.settings import (
 from driver_manager.domain.text import json_text, parse_duration, spoken, words_on_one_line
 from driver_manager.domain.wire import seconds_of
 
-# Help that fits a screen: the options that people type under their headings, all others with `--help-all`.
+# Help that fits on a screen.
 
 _SENTENCE_END = re.compile(r"(?<=\.)(?<!e\.g\.) ")
 
@@ -36,27 +36,27 @@ OWN = "Options"
 
 ALL = "--help-all"
 FLAG_COLUMNS = 34
-"""A flag that is wider has its text in the line below."""
+"""The text of a wider flag is on the next line."""
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of `text`; "e.g." ends none."""
+    """The first sentence of `text`. "e.g." does not end it."""
     return _SENTENCE_END.split(text, maxsplit=1)[0]
 
 
 class SettingOption(click.Option):
-    """An option made from a Setting; its row of the help names the variable and the default behind the text."""
+    """An option made from a Setting. Its help ends with the variable and the default."""
 
     def __init__(self, *args: Any, setting: AnySetting, **known: Any) -> None:
         super().__init__(*args, **known)
         self.setting = setting
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
-        """The flag and its variables: in a pod's manifest a value stands beside the variable, not beside the flag."""
+        """The flag and its variables: manifests set the variable, not the flag."""
         return f"{super().get_error_hint(ctx)} ({' or '.join([self.setting.env, *self.setting.also])})"
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """The flag with what it takes, and the text; its first sentence where not everything is wanted."""
+        """The flag with its metavar, and the help, of which `--help` shows the first sentence."""
         setting, is_whole = self.setting, bool(ctx.meta.get(ALL))
         takes = "" if setting.kind is SettingKind.FLAG else f" {self.make_metavar(ctx)}"
         text = setting.help if is_whole else first_sentence(setting.help)
@@ -71,12 +71,12 @@ class ScreenCommand(click.Command):
     """A command whose `--help` has at most 40 lines of 100 columns, and whose `--help-all` has everything."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The options, with `--help-all` last where `--help` leaves some out."""
+        """The options, and `--help-all` if `--help` omits some."""
         found = super().get_params(ctx)
         return [*found, _HELP_ALL] if any(not _is_common(one) for one in found) else found
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The options heading by heading."""
+        """Write the options by heading."""
         options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
         shown = [option for option in options if ctx.meta.get(ALL) or _is_common(option)]
         for heading in (OWN, *dict(HEADINGS)):
@@ -121,7 +121,7 @@ class Duration(click.ParamType[float]):
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Seconds in `value`; a usage error names what was expected."""
+        """Seconds in `value`. Fails with what was expected."""
         try:
             return parse_duration(str(value))
         except ValueError as error:
@@ -129,10 +129,10 @@ class Duration(click.ParamType[float]):
 
 
 class Flag(click.types.BoolParamType):
-    """On or off, as click reads it; its own message lists sixteen spellings, an empty one first."""
+    """On or off, as click reads it. Its own message lists sixteen spellings, an empty one first."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool:
-        """Whether it is on; a usage error names what was expected."""
+        """True if it is on. Fails with what was expected."""
         try:
             return bool(super().convert(value, param, ctx))
         except click.BadParameter:
@@ -140,10 +140,10 @@ class Flag(click.types.BoolParamType):
 
 
 class LoaderChoice(click.Choice[str]):
-    """Who loads the driver; `kmm`, which an older version had, is refused with what to set instead."""
+    """Values of DRIVER_LOAD. `kmm`, which an older version had, is refused with what to set instead."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The loader; a usage error names the choices."""
+        """The loader. Fails with the choices."""
         if value == "kmm":
             self.fail(
                 "the hand-off to KMM was removed. Set DRIVER_LOAD=none and DRIVER_VERSION: KMM evicts and loads, and a "
@@ -155,13 +155,13 @@ class LoaderChoice(click.Choice[str]):
 
 
 def styled(text: str, **style: Any) -> str:
-    """`text` in a style, plain where NO_COLOR is set or the terminal is dumb; click drops styles off a terminal."""
+    """`text` in a style, plain if NO_COLOR is set or the terminal is dumb. Without a terminal click drops styles."""
     return click.style(text, **style) if allows_colour() else text
 
 
 def _profiles(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    """The shipped profiles that begin so, for a shell's completion."""
-    from driver_manager import profiles  # noqa: PLC0415  # reading them is nobody else's business here
+    """The shipped profiles that begin with `incomplete`, for a shell's completion."""
+    from driver_manager import profiles  # noqa: PLC0415  # only completion needs it
 
     return [name for name in (profiles.AUTO, *sorted(profiles.builtin())) if name.startswith(incomplete)]
 
@@ -177,13 +177,13 @@ def _type_of(setting: AnySetting) -> Any:
         case SettingKind.FLAG:
             return Flag()
         case SettingKind.FILE:
-            return click.Path()  # whoever opens it says what is wrong with it; here it helps completion
+            return click.Path()  # for completion; the code that opens it reports its errors
         case SettingKind.TEXT:
             return click.STRING
 
 
 def with_options(*groups: Iterable[AnySetting]) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Decorator that adds every setting of `groups` as an option; the command gets them all as `values`."""
+    """Decorator that adds every setting of `groups` as an option; the command gets their `values`."""
     settings = [setting for group in groups for setting in group]
 
     def decorate(command: Callable[..., R]) -> Callable[..., R]:
@@ -223,13 +223,13 @@ def output_option(command: F) -> F:
     )(command)
 
 
-# What a command prints on standard output, where a reader who went early changes nothing else.
+# Standard output. A reader that closes it early changes nothing else.
 
 PRINT_S = 10.0
 
 
 def in_form(output: str, body: Any, text: Callable[[Any], str]) -> str:
-    """`body` as JSON where `output` is "json", else as `text` shows it, which gets every word on one line."""
+    """`body` as JSON if `output` is "json", else what `text` makes of it, with each text on one line."""
     return json_text(body, indent=2) if output == "json" else text(words_on_one_line(body))
 
 
@@ -253,10 +253,9 @@ def when(moment: str, now_s: float) -> str:
 
 
 def put(text: str) -> None:
-    """Print `text`, escaped but for line feeds and our own styles.
+    """Print `text`, escaped except for line feeds and styles.
 
-    Where nobody reads any more, the exit status still tells how the command ended. Raises ConfigError where it
-    cannot be written.
+    A closed pipe is not an error: the exit status still shows the result. Raises ConfigError if it cannot be written.
     """
     try:
         click.echo(for_terminal(text))
@@ -267,9 +266,9 @@ def put(text: str) -> None:
 
 
 def put_after(text: str, log: Reporter) -> None:
-    """The same at the end of a command that changed something: what was done is done, printed or not.
+    """Print `text` at the end of a command that changed something, or log why it is not printed.
 
-    A reader that does not read holds the end of the command for `PRINT_S` seconds at most.
+    A reader that does not read delays the end of the command by at most `PRINT_S` seconds.
     """
     try:
         outlet = outlet_of(sys.stdout)
@@ -286,7 +285,7 @@ def put_after(text: str, log: Reporter) -> None:
 
 
 def unwritable(error: OSError) -> ConfigError:
-    """The error for a standard output that took no more; nothing is written to it from now on."""
+    """The error for a failed write to standard output, which is then discarded."""
     _to_nowhere()
     return ConfigError(
         f"standard output cannot be written: {error.strerror}", "Check that there is free space where it is written to."
@@ -294,7 +293,7 @@ def unwritable(error: OSError) -> ConfigError:
 
 
 def is_of_printing(error: OSError) -> bool:
-    """Whether it was raised while something was printed: also by click itself, which prints help."""
+    """True if `error` was raised while printing, also by click, which prints help."""
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next
@@ -302,15 +301,12 @@ def is_of_printing(error: OSError) -> bool:
 
 
 def _to_nowhere() -> None:
-    """What is still buffered is flushed at the end."""
+    """Send the rest to /dev/null: what is buffered is flushed at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-# Time zones by their names, as this system or the package tzdata has them.
-
-
 def zone(name: str) -> tzinfo | None:
-    """The zone of that name, None where there is none. UTC needs no files."""
+    """The time zone `name` of this system or of the package tzdata, None if there is none. UTC needs no files."""
     if name == "UTC":
         return UTC
     try:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, field
 from enum import Enum
 from fnmatch import fnmatchcase
-from typing import Annotated, Any
+from typing import Annotated
 
 from driver_manager.domain import selectors
 from driver_manager.domain.host import Module
 from driver_manager.domain.metrics import PREFIX
 from driver_manager.domain.records import Frozen
-from driver_manager.domain.schema import Rule
+from driver_manager.domain.schema import TOML, Reader, Rule
 from driver_manager.domain.text import fingerprint
 
 # What the values of a profile must be.
@@ -76,11 +76,11 @@ _VITAL = (
     "/var/lib/kubelet",
     "/var/lib/rancher",
 )
-"""Folders that the host and its containers live in."""
+"""Folders that the host and its containers depend on."""
 
 
 def is_safe_root(path: str) -> bool:
-    """Whether everything mounted at and below `path` may be unmounted: it holds nothing vital, nor lies in it."""
+    """True if everything mounted at and below `path` may be unmounted: it has no vital folder, and is in none."""
     parts = path.rstrip("/").split("/")[1:]
     if len(parts) < 2 or {"", ".", ".."} & set(parts):
         return False
@@ -150,18 +150,21 @@ VersionPattern = Annotated[str, Rule("a version, or a pattern such as 6.2.*", r"
 # Where a vendor keeps its driver on a host, and driver-manager its records beside it.
 
 RUN_RECORD = "driver-manager.run-"
-"""The beginning of the names of such records."""
+"""Prefix of the file names of run records."""
 
 
 class NodeMaker(Enum):
-    """Who makes the device nodes: the module when it finds a device, or a program of user space, whenever it is run."""
+    """What makes the device nodes: the module when it finds a device, or a program of user space, at any later time."""
 
     MODULE = "module"
     USER_SPACE = "user-space"
 
 
 class HostPaths(Frozen):
-    """Absolute paths on the host, and who makes those of the devices. `firmware` is where the kernel has to look."""
+    """Absolute paths on the host. `firmware` is the folder that the kernel has to search.
+
+    The files of driver-manager are beside `load_record`, in the vendor's folder under /run: a reboot removes them.
+    """
 
     driver_root: DriverRoot
     state_file: Path
@@ -178,91 +181,90 @@ class HostPaths(Frozen):
 
     @property
     def ready_withdrawn(self) -> str:
-        """Where the ready marker is put aside while the driver is wedged, "" where there is none."""
+        """The ready marker while the driver is wedged, "" without a marker."""
         return self.ready_marker + ".withdrawn" if self.ready_marker else ""
 
     @property
     def work_lock(self) -> str:
-        """The file that a reconcile holds locked while it works on the driver."""
-        return self._of_ours("driver-manager.lock")
+        """Locked by a reconcile while it works on the driver."""
+        return self._own("driver-manager.lock")
 
     @property
     def effect_lock(self) -> str:
-        """The file that a run holds locked during one effect on the driver, and whoever takes over between two."""
-        return self._of_ours("driver-manager.effect.lock")
+        """Locked by a run during one effect on the driver, and by a run that takes over, between two effects."""
+        return self._own("driver-manager.effect.lock")
 
     @property
     def owner_note(self) -> str:
-        """The file that names the run whose effects alone may follow."""
-        return self._of_ours("driver-manager.owner")
+        """Names the only run that may have further effects."""
+        return self._own("driver-manager.owner")
 
     @property
     def failure_note(self) -> str:
-        """What a run notes that failed after it had disturbed somebody."""
-        return self._of_ours("driver-manager.failure.json")
+        """Written by a run that failed after it had disturbed pods."""
+        return self._own("driver-manager.failure.json")
 
     @property
     def health_record(self) -> str:
-        """What health-watch remembers of this boot."""
-        return self._of_ours("health-watch.json")
+        """Record of health-watch for this boot."""
+        return self._own("health-watch.json")
 
     @property
     def reboot_wish(self) -> str:
-        """The file that remembers over a reboot what it was asked for, "" where none is asked for."""
+        """Keeps over a reboot what it was requested for, "" if no reboot is ever requested."""
         return f"{self.reboot_marker}.wish" if self.reboot_marker else ""
 
     @property
     def run_figures(self) -> str:
-        """What the runs of this boot took, for metrics."""
-        return self._of_ours("driver-manager.figures.json")
+        """Durations of the runs of this boot, for metrics."""
+        return self._own("driver-manager.figures.json")
 
     @property
     def bindings(self) -> str:
-        """What the devices were bound to before a run of this boot gave them to virtual machines."""
-        return self._of_ours("driver-manager.bindings.json")
+        """The drivers of the devices before a run of this boot gave them to virtual machines."""
+        return self._own("driver-manager.bindings.json")
 
     def run_record(self, run: str) -> str:
-        """What the run `run`, which took the node, has to undo on the host."""
-        return self._of_ours(f"{RUN_RECORD}{fingerprint(run)}.json")
+        """What `run`, which acquired the node, has to undo on the host."""
+        return self._own(f"{RUN_RECORD}{fingerprint(run)}.json")
 
     @property
     def client_record(self) -> str:
-        """What was done about the clients of this boot's driver."""
-        return self._of_ours("driver-manager.clients.json")
+        """What was done about the driver's clients in this boot."""
+        return self._own("driver-manager.clients.json")
 
     @property
     def client_lock(self) -> str:
-        """The file that whoever restarts clients holds locked."""
-        return self._of_ours("driver-manager.clients.lock")
+        """Locked by the process that restarts clients."""
+        return self._own("driver-manager.clients.lock")
 
     @property
     def mute_file(self) -> str:
-        """The file by which health-watch is muted on this host: a time."""
-        return self._of_ours("health-watch.mute-until")
+        """Holds the time until which health-watch is muted on this host."""
+        return self._own("health-watch.mute-until")
 
     @property
     def rebooter_lock(self) -> str:
-        """The file that the one rebooter of the host holds locked, "" where there is none."""
+        """Locked by the rebooter of the host, "" if there is none."""
         return f"{self.rebooter_record}.lock" if self.rebooter_record else ""
 
     def locks(self) -> tuple[str, ...]:
-        """The files that a run holds locked; they are opened, never replaced."""
+        """The files that a run locks. It opens them and never replaces them."""
         return self.work_lock, self.effect_lock, self.client_lock
 
     def records(self, run: str = "") -> tuple[str, ...]:
-        """The files that a run replaces or removes, where a failure would come after its first effect.
+        """The files that a run replaces or removes after its first effect, so they must be writable before it.
 
-        `run` is the record that the journal names: a run that goes on replaces it.
+        `run` is the owner in the journal, "" without one: a run that resumes replaces its record.
         """
-        ours = (self.state_file, self.load_record, self.owner_note, self.failure_note, self.bindings)
-        return (*ours, self.client_record, *([self.run_record(run)] if run else []))
+        files = (self.state_file, self.load_record, self.owner_note, self.failure_note, self.bindings)
+        return (*files, self.client_record, *([self.run_record(run)] if run else []))
 
     def reboot_files(self) -> tuple[str, ...]:
-        """The files by which a run asks for a reboot, removed in the next boot; none where it never asks."""
+        """The files by which a run requests a reboot; the next boot removes them. Empty if it never does."""
         return (self.reboot_marker, self.reboot_wish) if self.reboot_marker else ()
 
-    def _of_ours(self, name: str) -> str:
-        """A file beside our load record: in the vendor's folder under /run, gone with the boot."""
+    def _own(self, name: str) -> str:
         return f"{self.load_record.rpartition('/')[0]}/{name}"
 
 
@@ -274,7 +276,7 @@ class Strategy(Enum):
 
 
 class ChangeBy(Enum):
-    """How one version of a driver becomes another: by either strategy, or not at all."""
+    """How one version of a driver becomes another: by a strategy, or not at all."""
 
     IN_PLACE = Strategy.IN_PLACE.value
     REBOOT = Strategy.REBOOT.value
@@ -289,17 +291,16 @@ class LoadScope(Enum):
 
 
 class RootsNeeded(Enum):
-    """How many of the root modules a driver root has to offer: all, or any one (which depends on the device)."""
+    """Whether a driver root must have all root modules, or any of them, each for another device."""
 
     ALL = "all"
     ANY = "any"
 
 
 class NodeKeys(Frozen):
-    """Full names of the label and annotation keys on the Node; empty where the vendor has none.
+    """Full names of label and annotation keys on the Node; "" if the vendor has none.
 
-    `state`, `last_outcome`, `generation` and `rollout` follow from `journal` where a profile's file does not name them.
-    Without the first three the Node shows nothing of the driver's state.
+    `state`, `last_outcome`, `mute_until`, `rollout` and `generation` follow from `journal` unless the file sets them.
     """
 
     journal: LabelKey
@@ -322,16 +323,16 @@ class NodeKeys(Frozen):
 
     @property
     def names(self) -> frozenset[str]:
-        """All keys that there are."""
+        """The keys that are set."""
         return frozenset(key for key in vars(self).values() if key)
 
 
 class DeployLabels(Frozen):
-    """The vendor's switches for its operands: `<prefix><component>` with the value `true`.
+    """The labels that place the vendor's operands: `<prefix><component>` with the value `true`.
 
-    `leave_last` are components, or whole keys of switches without the prefix: the DRA kubelet plugin, without which no
-    pod that holds a claim can end (NVIDIA/k8s-driver-manager#213). `on_unless_false` are whole keys of switches of the
-    other polarity: on while the Node lacks them, and off only with `false`.
+    `leave_last` are components or whole keys, paused last: the DRA kubelet plugin, without which no pod that holds a
+    claim can end (NVIDIA/k8s-driver-manager#213). `on_unless_false` are whole keys of operands that run unless the
+    label is `false`.
     """
 
     prefix: OptionalKeyPrefix = ""
@@ -343,11 +344,11 @@ class DeployLabels(Frozen):
 
     @property
     def driver_key(self) -> str:
-        """The driver's own deploy label: the one that is never paused."""
+        """The driver's own deploy label, which is never paused."""
         return self.prefix + self.driver_component
 
     def keys_in(self, labels: dict[str, str]) -> frozenset[str]:
-        """The deploy-label keys in `labels`, and those that are on without being there; without the driver's own."""
+        """The deploy-label keys in `labels`, and all of `on_unless_false`; without the driver's own."""
         inverse = frozenset(self.on_unless_false)
         if not self.prefix:
             return inverse
@@ -356,18 +357,18 @@ class DeployLabels(Frozen):
 
     @property
     def last_keys(self) -> frozenset[str]:
-        """Full keys of what leaves last; never the driver's own."""
+        """Full keys of `leave_last`, without the driver's own."""
         named = frozenset(name if "/" in name else self.prefix + name for name in self.leave_last)
         return named - {self.driver_key}
 
 
 class Modules(Frozen):
-    """Kernel modules: `roots` are the sign of the driver; `own` are globs of what may be unloaded below them.
+    """Kernel modules. While one of `roots` is loaded, the driver is; `own` are patterns of modules below them.
 
-    `order` are modules of the driver in the order in which they are loaded, as far as a driver has them; what nothing
-    in the kernel says of each other is unloaded in the opposite one. `parameters` are `module.parameter=value`, given
-    at every load; `keep_parameters` are patterns of `module.parameter` whose values the next driver gets as well.
-    Beside the driver none of `conflicting` may be loaded, and those of `conflicting_removable` are unloaded for it.
+    `order` is the load order of modules that do not hold each other; they are unloaded in reverse. `parameters` are
+    `module.parameter=value` for every load; `keep_parameters` are patterns of `module.parameter` whose values the next
+    driver gets too. No module of `conflicting` may be loaded with the driver; those of `conflicting_removable` are
+    unloaded for it.
     """
 
     roots: Annotated[tuple[ModulePattern, ...], Rule("at least one module name", least=1)]
@@ -381,15 +382,15 @@ class Modules(Frozen):
     conflicting_removable: tuple[ModuleName, ...] = ()
 
     def are_loaded(self, is_there: Callable[[str], bool]) -> bool:
-        """Whether the kernel has the roots that it takes."""
+        """True if the kernel has the required roots."""
         return (any if self.roots_needed is RootsNeeded.ANY else all)(map(is_there, self.roots))
 
 
 class Probe(Frozen):
-    """A command that says whether the driver serves its devices, looked for inside the driver root.
+    """A command, inside the driver root, that reports whether the driver serves its devices.
 
-    `lists_virtual`: it lists SR-IOV virtual functions that the driver has, beside the physical ones.
-    `tells_idle`: it says which devices are at work, and a driver is not unloaded before none is.
+    `lists_virtual`: it lists the driver's SR-IOV virtual functions too. `tells_idle`: it reports which devices are at
+    work; the driver is unloaded only when none is.
     """
 
     tool: str
@@ -404,9 +405,9 @@ class Probe(Frozen):
 
 
 class VendorCommands(Frozen):
-    """What the vendor's own manager calls our commands, so that its manifests run unchanged.
+    """The vendor's own names of driver-manager's commands, so that its manifests run unchanged.
 
-    `unheeded` are switches (environment variables) of it that change nothing here.
+    `unheeded` are environment variables of the vendor's manager that have no effect here.
     """
 
     reconcile: tuple[str, ...] = ()
@@ -415,9 +416,9 @@ class VendorCommands(Frozen):
 
 
 class UpgradeMetrics(Frozen):
-    """Names of the metrics that the vendor's operator has for upgrades; empty where it has none.
+    """Names of the metrics of the vendor's operator for upgrades, "" if it has none.
 
-    `by_state` is one metric with the label `state`, the others are numbers without labels.
+    `by_state` has the label `state`, the others have no labels.
     """
 
     enabled: OptionalMetric = ""
@@ -430,18 +431,17 @@ class UpgradeMetrics(Frozen):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that there are."""
+        """The names that are set."""
         return tuple(name for name in vars(self).values() if name)
 
 
 class Passthrough(Frozen):
     """How the vendor's devices are given to virtual machines.
 
-    `mode_key` is the user's label for what a node's devices serve, `mode_value` the value of it that means this; both
-    are empty where there is no such label. `resources` are patterns of the names by which a pod asks for a device that
-    is passed through. `auxiliary` are classes of the further functions in a device's slot, which go where that goes.
-    `component` is the deploy component whose pods give the devices away; what other pods than those and the driver's
-    want is a driver of their own.
+    With the user's label `mode_key` at `mode_value` a node serves virtual machines; both are "" if there is no such
+    label. `resources` are patterns of resource names of devices that are passed through. `auxiliary` are PCI classes
+    of other functions in a device's slot, which go with it. `component` is the deploy component whose pods bind the
+    devices to vfio.
     """
 
     mode_key: OptionalKey = ""
@@ -451,14 +451,14 @@ class Passthrough(Frozen):
     component: str = "vfio-manager"
 
     def is_wanted(self, labels: Mapping[str, str]) -> bool:
-        """Whether the user's label says that a node with `labels` serves virtual machines."""
+        """True if `labels` mark a node that serves virtual machines."""
         return bool(self.mode_key) and labels.get(self.mode_key) == self.mode_value
 
 
 class Transition(Frozen):
-    """What holds for a change from a version like `old` to one like `new`, as shell patterns, in place of the strategy.
+    """The strategy for a change from a version that matches `old` to one that matches `new`, as shell patterns.
 
-    A version that is not known is like `*` only. `why` is told to whoever is refused.
+    Only `*` matches an unknown version. `why` is the reason that a refusal shows.
     """
 
     old: VersionPattern
@@ -468,11 +468,11 @@ class Transition(Frozen):
 
 
 class Profile(Frozen):
-    """One vendor, complete. `idle_states` are the values of keys.upgrade_state at which its operator does nothing.
+    """One vendor. `idle_states` are the values of keys.upgrade_state at which its operator does nothing.
 
-    `clients` are label selectors of pods that open the driver, and have to be restarted after a new one is ready.
-    `container_unloads`: the driver's container unloads the driver when it is told to end, before any run of ours.
-    `passthrough` is None where the devices are never given to virtual machines.
+    `clients` are label selectors of pods that open the driver and are restarted once a new one is ready.
+    `container_unloads`: the driver container unloads the driver when it terminates, before a run can. `passthrough` is
+    None if the devices are never given to virtual machines.
     """
 
     name: ProfileName
@@ -501,12 +501,13 @@ class Profile(Frozen):
 
     @property
     def never_unloads(self) -> bool:
-        """Whether no change of versions ever takes a module out of a running kernel."""
-        by_pair = any(one.strategy is ChangeBy.IN_PLACE for one in self.transitions)
-        return self.strategy is Strategy.REBOOT and not by_pair
+        """True if no change of versions unloads a module."""
+        return self.strategy is Strategy.REBOOT and all(
+            one.strategy is not ChangeBy.IN_PLACE for one in self.transitions
+        )
 
     def transition(self, old: str, new: str) -> Transition | None:
-        """The first of the transitions that holds for these versions, "" where one is not known."""
+        """The first transition that matches these versions; "" is an unknown version."""
         return next(
             (one for one in self.transitions if fnmatchcase(old, one.old) and fnmatchcase(new, one.new)),
             None,
@@ -514,21 +515,21 @@ class Profile(Frozen):
 
     @property
     def expected_nodes(self) -> tuple[str, ...]:
-        """Patterns of device nodes of which one is there once the module serves a device, whoever else runs."""
+        """Patterns of device nodes, one of which the module makes once it serves a device."""
         return self.paths.device_nodes if self.paths.device_nodes_made_by is NodeMaker.MODULE else ()
 
     def deploy_keys(self, labels: Mapping[str, str]) -> frozenset[str]:
-        """The deploy-label keys in `labels` that may be paused: none that stands for something else."""
+        """The deploy-label keys in `labels` that may be paused: none that has another meaning."""
         return self.deploy.keys_in(dict(labels)) - self.keys.names
 
 
-# In which order loaded modules can be unloaded, from who holds whom. Pure.
+# The order in which loaded modules can be unloaded, from their holders.
 
 
 def closure(loaded: Mapping[str, Module], modules: Modules) -> dict[str, Module]:
-    """The driver's modules among `loaded`: the roots, all that holds them, and its own modules that nobody else holds.
+    """The driver's modules among `loaded`: the roots, their holders, and its own modules that no other module holds.
 
-    The latter also finds what a failed load left behind, with no root above it any more.
+    The last also finds what a failed load left behind, without a root above it.
     """
     found: dict[str, Module] = {}
     queue = [name for name in modules.roots if name in loaded]
@@ -549,33 +550,33 @@ def closure(loaded: Mapping[str, Module], modules: Modules) -> dict[str, Module]
 
 
 def is_own(name: str, modules: Modules) -> bool:
-    """Whether the profile counts the module as part of the driver."""
+    """True if the module is part of the driver."""
     return name in (*modules.roots, *modules.order) or any(fnmatchcase(name, pattern) for pattern in modules.own)
 
 
 def has_root(loaded: Mapping[str, Module], modules: Modules) -> bool:
-    """Whether the driver is in the kernel: any of its root modules."""
+    """True if any root module is loaded."""
     return any(root in loaded for root in modules.roots)
 
 
 def driver_version(loaded: Mapping[str, Module]) -> str:
-    """The first version that a loaded module of the driver tells, "" if none does."""
+    """The first version of a loaded module, "" if none has one."""
     return next((module.version for module in loaded.values() if module.version), "")
 
 
 def unload_order(modules: Mapping[str, Module], load_order: Sequence[str]) -> tuple[str, ...]:
-    """Names so that every module comes after all its holders; names alone decide between equals.
+    """Names in the order to unload: every module after all its holders, otherwise in the order of names.
 
-    Of two in `load_order` the later one comes first, unless it is the other that holds it.
+    Of two modules in `load_order` the later one comes first, unless the earlier one holds it.
     """
     order: list[str] = []
     left = dict(modules)
     while left:
         free = sorted(name for name, module in left.items() if not any(holder in left for holder in module.holders))
-        if not free:  # a cycle cannot exist in a live kernel; whatever is read, end
+        if not free:  # no live kernel has a cycle; end with any input
             free = sorted(left)
         later = [name for name in load_order if name in left]
-        # One whose later fellow is still held waits for it, where anything else can go.
+        # A module waits for a later one that is still held, if any other can go.
         free = [name for name in free if name not in later[:-1]] or [next(n for n in reversed(later) if n in free)]
         order += free
         for name in free:
@@ -584,7 +585,7 @@ def unload_order(modules: Mapping[str, Module], load_order: Sequence[str]) -> tu
 
 
 def beside(modules: Mapping[str, Module], roots: Iterable[str], load_order: Sequence[str]) -> tuple[str, ...]:
-    """Names that loading `roots` does not bring back by itself, in the order to load them."""
+    """Names that loading `roots` does not load as dependencies, in load order."""
     pulled_in = set(roots)
     for name in unload_order(modules, load_order):  # holders come first
         if pulled_in & set(modules[name].holders):
@@ -593,30 +594,28 @@ def beside(modules: Mapping[str, Module], roots: Iterable[str], load_order: Sequ
 
 
 def users(module: Module) -> int:
-    """How many users other than modules `module` has: open devices, mappings, kernel users. 0 where unknown."""
+    """The number of users of `module` other than modules: open devices, mappings, kernel users. 0 if unknown."""
     return max(0, (module.refcount or 0) - len(module.holders))
 
 
 def users_of(modules: Mapping[str, Module]) -> int:
-    """The same of all of them together."""
+    """The sum of `users` over all `modules`."""
     return sum(map(users, modules.values()))
 
 
-# Parameters of modules: which are given to a module when it is loaded, and which of its old values are kept.
-#
-# Pure. A parameter is written `module.name`, as on the kernel's command line.
+# Parameters of modules, written `module.name` as on the kernel's command line.
 
 _NAME = re.compile(r"[A-Za-z0-9_]+\.[A-Za-z0-9_.-]+")
 
 _UNFIT = frozenset("\"'\\#")
-"""What no option of modprobe.d can hold, even in quotes."""
+"""Characters that no option of modprobe.d can have, even in quotes."""
 
 NOT_SET = "(null)"
-"""How sysfs writes a text that was never set (kernel/params.c, param_get_charp)."""
+"""What sysfs shows for a text that was never set (kernel/params.c, param_get_charp)."""
 
 
 def kept(values: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
-    """Those of `values`, by `module.parameter`, that a new driver is to have as well."""
+    """The entries of `values`, by `module.parameter`, that a new driver gets too."""
     wanted = tuple(patterns)
     return {
         name: value
@@ -630,74 +629,34 @@ def _is_fit(value: str) -> bool:
 
 
 def options(fixed: Iterable[str], values: Mapping[str, str]) -> dict[str, str]:
-    """What each module is to be given, as modprobe.d writes it: `fixed` are `module.parameter=value`."""
+    """The options of each module as modprobe.d writes them; `fixed` are `module.parameter=value`."""
     found: dict[str, list[str]] = {}
-    for text in fixed:
-        name, _, value = text.partition("=")
-        _add(found, name, value)
-    for name, value in values.items():
-        _add(found, name, value)
+    for name, value in [*(text.partition("=")[::2] for text in fixed), *values.items()]:
+        module, _, parameter = name.partition(".")
+        found.setdefault(module, []).append(f'{parameter}="{value}"' if " " in value else f"{parameter}={value}")
     return {module: " ".join(words) for module, words in found.items()}
 
 
-def _add(found: dict[str, list[str]], name: str, value: str) -> None:
-    module, _, parameter = name.partition(".")
-    text = f'"{value}"' if " " in value else value
-    found.setdefault(module, []).append(f"{parameter}={text}")
-
-
 def joined(first: Mapping[str, str], then: Mapping[str, str]) -> dict[str, str]:
-    """Options of both by module; of one parameter that both set, the kernel takes the last."""
+    """The options of both by module. If both set a parameter, the kernel takes the last."""
     return {
         name: " ".join(filter(None, (first.get(name, ""), then.get(name, ""))))
         for name in dict.fromkeys((*first, *then))
     }
 
 
-# A profile as JSON, for another process of this version. Pure.
+# A profile as JSON, for another process of this version.
 
 
 def encode_profile(profile: Profile) -> str:
-    """The profile as JSON, for another process of this version."""
+    """The profile as JSON."""
     return json.dumps(asdict(profile), default=lambda member: member.value)
 
 
 def decode_profile(text: str) -> Profile:
-    """The profile that `encode` wrote."""
-    body = _frozen(json.loads(text))
-    probe, passthrough = body["probe"], body["passthrough"]
-    return Profile(
-        **{
-            **body,
-            "strategy": Strategy(body["strategy"]),
-            "keys": NodeKeys(**body["keys"]),
-            "modules": Modules(
-                **{
-                    **body["modules"],
-                    "load": LoadScope(body["modules"]["load"]),
-                    "roots_needed": RootsNeeded(body["modules"]["roots_needed"]),
-                }
-            ),
-            "paths": HostPaths(
-                **{**body["paths"], "device_nodes_made_by": NodeMaker(body["paths"]["device_nodes_made_by"])}
-            ),
-            "deploy": DeployLabels(**body["deploy"]),
-            "probe": None if probe is None else Probe(**probe),
-            "passthrough": None if passthrough is None else Passthrough(**passthrough),
-            "commands": VendorCommands(**body["commands"]),
-            "upgrade_metrics": UpgradeMetrics(**body["upgrade_metrics"]),
-            "transitions": tuple(
-                Transition(**{**one, "strategy": ChangeBy(one["strategy"])}) for one in body["transitions"]
-            ),
-        }
-    )
-
-
-def _frozen(value: Any) -> Any:
-    """`value` with tuples for lists."""
-    match value:
-        case dict():
-            return {key: _frozen(inner) for key, inner in value.items()}
-        case list():
-            return tuple(_frozen(inner) for inner in value)
-    return value
+    """The profile that `encode_profile` wrote. Raises ValueError for any other text."""
+    reader = Reader(TOML)
+    profile = reader.record(Profile, json.loads(text))
+    if profile is None:
+        raise ValueError(reader.problems[0].what)
+    return profile

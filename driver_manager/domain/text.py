@@ -1,4 +1,4 @@
-"""Text from elsewhere, made safe to print: one line, escaped, bounded. Pure."""
+"""Digests, durations and foreign text as people read them: bounded, escaped, on one line."""
 
 from __future__ import annotations
 
@@ -7,48 +7,48 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-# What counts as a driver's digest, be it wanted or recorded, and how one is written in a sentence. Pure.
+# Digests of a driver.
 
 FROM_ENVIRONMENT = "DRIVER_CONFIG_DIGEST"
-"""Where a wanted digest comes from that was told, not derived."""
+"""The source of a wanted digest that is set and not derived."""
 
 MAX_CHARS = 256
 MAX_WHOLE_CHARS = 72
-"""A longer one is cut: `sha256:` and its 64 digits are shown whole."""
+"""A longer digest is cut; `sha256:` with its 64 digits is shown whole."""
 
 HEAD_CHARS, TAIL_CHARS, PRINT_CHARS = 32, 16, 12
 SEEN_AT_ONCE_CHARS = 16
-"""Who compares two by eye looks at their beginnings."""
+"""People compare two digests by their first characters."""
 
 
 def is_digest(text: str) -> bool:
-    """Whether `text` is one printable word of at most 256 characters; U+FFFD stands for bytes that were no text."""
+    """True if `text` is one printable word of at most 256 characters. U+FFFD stands for bytes that are not UTF-8."""
     return bool(text) and len(text) <= MAX_CHARS and text.isprintable() and not {" ", "\ufffd"} & set(text)
 
 
 def in_words(digest: str) -> str:
-    """`digest` in a sentence: whole, or cut with a fingerprint behind it, so that no two of them look alike."""
+    """`digest` for a sentence: whole, or cut with its fingerprint, so that no two look alike."""
     if len(digest) <= MAX_WHOLE_CHARS:
         return digest
     return f"{digest[:HEAD_CHARS]}…{digest[-TAIL_CHARS:]}#{fingerprint(digest)}"
 
 
 def fingerprint(digest: str) -> str:
-    """Twelve hexadecimal digits that no other digest has."""
-    import hashlib  # noqa: PLC0415  # brings OpenSSL: 3 MiB, which a watch that asks for none does not pay
+    """Twelve hexadecimal digits of the SHA-256 of `digest`."""
+    import hashlib  # noqa: PLC0415  # loads OpenSSL, 3 MiB, which health-watch does not need
 
     return hashlib.sha256(digest.encode(errors="surrogatepass")).hexdigest()[:PRINT_CHARS]
 
 
 def differing(one: str, other: str) -> tuple[str, str, str]:
-    """Two digests in words, and where to look for the difference, "" where that is seen at once."""
+    """Two digests in words, and a hint where they differ, "" if the first characters differ."""
     same = next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
     place = min(len(one), len(other)) if same is None else same
     hint = f" (they differ from character {place + 1} on)" if place >= SEEN_AT_ONCE_CHARS else ""
     return in_words(one), in_words(other), hint
 
 
-# Durations as people write them. Pure.
+# Durations.
 
 _UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|us|µs|ns|m|s)")
@@ -89,18 +89,18 @@ def spoken(seconds: float) -> str:
 
 
 GAP = " … "
-"""Stands for what was left out of a text."""
+"""Stands for the omitted middle of a text."""
 
 
 def writable(value: object) -> str:
-    """`value` as text that every encoding of Unicode has: JSON may escape half a character (RFC 8259, section 8.2)."""
+    """`value` as text without lone surrogates, which JSON may escape (RFC 8259, section 8.2) and no encoding has."""
     return str(value).encode(errors="replace").decode()
 
 
 def shortened(text: str, most: int) -> str:
-    """`text` in at most `most` characters: what lies in its middle is left out, by whole words where there are some.
+    """`text` in at most `most` characters, without its middle; only whole words are omitted, if there are several.
 
-    A digest is one word, so none is cut unless there is nothing else.
+    So a digest is not cut unless it is the whole text.
     """
     if len(text) <= most:
         return text
@@ -114,20 +114,17 @@ def shortened(text: str, most: int) -> str:
 
 
 def shown(text: str) -> str:
-    """`text` for a terminal: what would move its cursor, colour it or begin a line of its own is spelled out.
-
-    Line feeds stay: who wants one line joins it before.
-    """
+    """`text` for a terminal: control characters other than line feeds are escaped."""
     return "".join(letter if letter.isprintable() or letter == "\n" else _spelled(letter) for letter in text)
 
 
 def one_line(text: str) -> str:
-    """The same for a log, where a line feed in foreign text would begin a line that nobody wrote."""
+    """`text` for a log: line feeds are escaped too, as foreign text could forge a line with them."""
     return shown(text).replace("\n", "\\n")
 
 
 def words_on_one_line(body: Any) -> Any:
-    """A JSON value whose every text is on one line: what people are shown is made from such a value."""
+    """A JSON value whose texts are each on one line."""
     if isinstance(body, str):
         return one_line(body)
     if isinstance(body, dict):
@@ -136,7 +133,7 @@ def words_on_one_line(body: Any) -> Any:
 
 
 def json_text(body: Any, **form: Any) -> str:
-    """`body` as JSON of printable ASCII; its codec leaves DEL, the one control character above the others."""
+    """`body` as JSON of printable ASCII. `json` does not escape DEL."""
     return json.dumps(body, **form).replace("\x7f", "\\u007f")
 
 
@@ -144,26 +141,26 @@ def _spelled(letter: str) -> str:
     return letter.encode("unicode_escape").decode()
 
 
-# What goes into one line: how many things, and in which order. Pure.
+# Messages.
 
 MOST_NAMED = 10
-"""An Event holds 1,024 characters, and the remedy has to fit in too."""
+"""A message fits into an Event, 1,024 characters, with its remedy."""
 
 
 def sentences(what: str, remedy: str) -> str:
-    """What happened and what to do as one text, with a stop between them."""
+    """`what` and `remedy` as one text, with a full stop between them."""
     if not remedy:
         return what
     return f"{what} {remedy}" if what.endswith((".", "!", "?")) else f"{what}. {remedy}"
 
 
 def without_numbers(text: str) -> str:
-    """`text` without what differs from one time to the next: process ids, seconds, counts."""
+    """`text` without digits: process ids, seconds and counts differ each time."""
     return "".join(sign for sign in text if not sign.isdigit())
 
 
 def several(texts: Iterable[object], joint: str = ", ") -> str:
-    """The first of `texts` in a row, and how many more there are."""
+    """The first ten of `texts`, and the number of the others."""
     found = [str(text) for text in texts]
     more = f"{joint}and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
     return joint.join(found[:MOST_NAMED]) + more

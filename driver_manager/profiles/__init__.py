@@ -1,7 +1,4 @@
-"""Vendor profiles as TOML: the built-in ones, a user's file, and the choice for a node.
-
-The shape of a profile is `driver_manager.domain.profile`.
-"""
+"""Vendor profiles as TOML: the shipped ones, a user's file, the choice for a node, and a profile's meaning in words."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ from driver_manager.domain.records import Frozen
 from driver_manager.domain.schema import TOML, Problem, Reader
 from driver_manager.domain.text import one_line
 
-# Names of keys on the Node that a profile file may leave out: they follow from that of the journal.
+# Keys on the Node that a profile file may leave out.
 
 _DERIVED = ("state", "last_outcome", "mute_until", "rollout", "generation")
 _JOURNAL_END = ".journal"
@@ -41,7 +38,7 @@ _OWN_NAME = "driver-manager"
 
 
 def with_derived_keys(profile: Profile) -> Profile:
-    """`profile` with the keys that its file may leave out, made from that of the journal."""
+    """`profile` with the keys that its file leaves out, made from that of the journal."""
     keys, (domain, _, name) = profile.keys, profile.keys.journal.rpartition("/")
     named = name.removesuffix(_JOURNAL_END) if name.endswith(_JOURNAL_END) else _OWN_NAME
 
@@ -54,7 +51,7 @@ def with_derived_keys(profile: Profile) -> Profile:
     return replace(profile, keys=replace(keys, **found))
 
 
-# What the values of two keys must be to each other: a bad pair would else be found in the middle of a run.
+# Relations between keys. Without this check a run would find a bad pair halfway through.
 
 _REBOOTER_KEYS = ("reboot_required", "approve_reboot", "pre_reboot_boot_id", "reboot_in_progress", "reboot_slots")
 _REBOOTER_PATHS = ("reboot_marker", "reboot_evidence")
@@ -66,7 +63,7 @@ def _needed(key: str, needs_it: str) -> Problem:
 
 
 def broken_relations(profile: Profile) -> Iterator[Problem]:
-    """One for each relation that does not hold."""
+    """One problem for each relation that does not hold."""
     yield from _names_used_twice(profile)
     yield from _reboots(profile)
     yield from _modules(profile.modules)
@@ -120,7 +117,7 @@ def _modules(modules: Modules) -> Iterator[Problem]:
 
 
 def _reboots(profile: Profile) -> Iterator[Problem]:
-    """A driver that only a reboot changes needs a marker to ask by; one with a rebooter, all that that one writes."""
+    """A change by reboot needs a marker; a rebooter needs all keys and paths that it writes."""
     by_reboot = next((one for one in profile.transitions if one.strategy is ChangeBy.REBOOT), None)
     if (profile.strategy is Strategy.REBOOT or by_reboot) and not profile.paths.reboot_marker:
         needs_it = (
@@ -175,7 +172,7 @@ def builtin() -> dict[str, Profile]:
 
 
 def known(profile_file: str | None) -> dict[str, Profile]:
-    """The shipped profiles, and the one in `profile_file`, which replaces one of the same name. Raises ConfigError."""
+    """The shipped profiles, and that in `profile_file`, which replaces one of the same name. Raises ConfigError."""
     profiles = builtin()
     if profile_file:
         own = _profile(read_file(profile_file), profile_file)
@@ -184,7 +181,7 @@ def known(profile_file: str | None) -> dict[str, Profile]:
 
 
 def read_file(path: str) -> ProfileReading:
-    """What a user's file says. Raises ConfigError where it cannot be read at all."""
+    """Read a user's file. Raises ConfigError if it is not a small text file."""
     try:
         return read(_content(path))
     except (OSError, ValueError) as error:
@@ -192,7 +189,7 @@ def read_file(path: str) -> ProfileReading:
 
 
 def _content(path: str) -> str:
-    """The whole file. Raises OSError, and ValueError for what is no small text file; waits for nobody."""
+    """The whole file, without blocking on a pipe. Raises OSError, and ValueError if it is not a small text file."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is not a regular file")
@@ -205,9 +202,9 @@ def _content(path: str) -> str:
 def pick(
     wanted: str, profiles: Mapping[str, Profile], labels: Iterable[str], has_device: Callable[[Profile], bool]
 ) -> Profile:
-    """The profile called `wanted`, or for `auto` the one whose devices are present, else whose labels the node carries.
+    """The profile `wanted`, or for `auto` the one whose devices are present, else the one whose labels the node has.
 
-    Raises ConfigError for an unknown name, and where auto finds none or two.
+    Raises ConfigError for an unknown name, and if auto finds none or two.
     """
     if wanted != AUTO:
         if wanted in profiles:
@@ -247,11 +244,11 @@ def _profile(found: ProfileReading, where: str) -> Profile:
     return found.profile
 
 
-# What a profile means, in words for whoever wrote it: topic and sentence.
+# The meaning of a profile in words, for its author.
 
 
 def meaning(profile: Profile) -> tuple[tuple[str, str], ...]:
-    """One topic after the other, each with what a node with this profile may expect."""
+    """Topics, each with what happens on a node with this profile."""
     topics = {
         "devices": _devices(profile),
         "change": _change(profile),

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 VERSION = 1
-"""Of every form: where a field is taken away, or means something else, a new one begins."""
+"""Version of every form. It changes if a field is removed or changes its meaning."""
 
 NAMES = (
     "status",
@@ -19,11 +19,11 @@ NAMES = (
     "rollout-request",
     "rollout-history",
 )
-"""Of what commands print; that of profile files is `profile`."""
+"""Forms that commands print. `profile` is that of profile files."""
 
 
 def schema(name: str) -> dict[str, Any]:
-    """The schema of that form."""
+    """The schema of the form `name`."""
     from importlib.resources import files  # noqa: PLC0415  # the commands need the version only
 
     found: dict[str, Any] = json.loads((files(__name__) / f"{name}.schema.json").read_text(encoding="utf-8"))
