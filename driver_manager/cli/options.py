@@ -301,7 +301,7 @@ def is_of_printing(error: OSError) -> bool:
 
 
 def _to_nowhere() -> None:
-    """Send the rest to /dev/null: what is buffered is flushed at exit."""
+    """Send the rest to /dev/null, also the buffered text, which is flushed at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -24,23 +24,19 @@ from driver_manager.domain.selectors import Selector
 from driver_manager.domain.text import parse_duration, shortened, writable
 from driver_manager.domain.wire import OBJECT, Form, seconds_of
 
-# The annotation that a rollout keeps on a Node, as versioned JSON. Pure.
-#
-# It is all that a controller needs to go on where another one died: what the node was taken for, when, and which pod
-# was to go. Every version of the form ever written stays readable.
+# The annotation that a rollout keeps on a Node, as versioned JSON. With it another controller can continue.
 
 MAX_TEXT_CHARS = 500
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """What a rollout has done on a node. `since_s` is when the node came to its state, in seconds since the epoch.
+    """What a rollout has done on a node. All times are in seconds since the epoch.
 
-    `began_s` is when the node was taken for `revision`. `pod` is the uid of the driver's pod that was to go; whatever
-    other pod is there came after it. `boot_id` is that of the node then. `wave` counts from 1. `rollout` is the
-    namespace/name of the object. `reason` says why the node is in its state. `outcome_s` is when the last outcome ended
-    that the node showed as it was taken, by the clock of the node, 0 without one; None where an earlier version wrote
-    the record.
+    `rollout` is the namespace/name of the object; `wave` counts from 1. `began_s` is the start of this node's upgrade
+    to `revision`, and `since_s` the start of its current state, for `reason`. `pod` is the uid of the driver pod to be
+    replaced, and `boot_id` the boot id, both at the start. `outcome_s` is the end of the node's last run before the
+    start, by the clock of the node: 0 without one, None in records of earlier versions.
     """
 
     rollout: str
@@ -55,7 +51,7 @@ class NodeRecord:
 
 
 class NodeRecordUnreadable(ConfigError):
-    """The annotation is not a rollout's record, as far as this version knows."""
+    """The annotation is not a rollout's record that this version can read."""
 
 
 FORM = Form(
@@ -101,16 +97,14 @@ def decode_node_record(text: str) -> NodeRecord:
     )
 
 
-# What a rollout is decided from: the wanted rules, the nodes, the driver's pods and revisions, as immutable facts.
-#
-# Pure. Reading them belongs to the adapters, judging them to `advance`. All times are seconds since the epoch.
+# The facts of a decision. Adapters read them, `advance` decides. All times are seconds since the epoch.
 
 NO_LIMIT = 0
-"""As a number of nodes that may be under way: as many as there are."""
+"""As `max_parallel`: all nodes at the same time."""
 
 
 class UpgradeState(Enum):
-    """The words of the label `<domain>/npu-driver-upgrade-state`, as the vendors' operators write them."""
+    """Values of the label `<domain>/npu-driver-upgrade-state`, as the vendors' operators write them."""
 
     RESTART = "pod-restart-required"
     REBOOT = "reboot-required"
@@ -120,7 +114,7 @@ class UpgradeState(Enum):
 
 
 UNDER_WAY = frozenset({UpgradeState.RESTART, UpgradeState.REBOOT, UpgradeState.VALIDATION})
-"""States in which a node is taken for the rollout and has not ended."""
+"""States of a node whose upgrade has started and not ended."""
 
 
 class Amount(Frozen):
@@ -130,19 +124,19 @@ class Amount(Frozen):
     is_percent: bool = False
 
     def of(self, nodes: int) -> int:
-        """How many of `nodes` that are: a share is rounded up, so that 10 % of 5 nodes is one."""
+        """The number of nodes out of `nodes`. A share is rounded up: 10 % of 5 nodes is one."""
         return -(-self.number * nodes // 100) if self.is_percent else self.number
 
 
 class OnHalt(Enum):
-    """What follows when too many nodes have failed."""
+    """What follows after too many nodes have failed."""
 
     HOLD = "hold"
     UNDO = "undo"
 
 
 class PreflightMode(Enum):
-    """What a node gets that the fleet's preflight expects to fail: it is left out, named, or not looked at."""
+    """What happens to a node that is expected to fail: it is left out, it is named, or preflight does not run."""
 
     REQUIRE = "require"
     WARN = "warn"
@@ -150,7 +144,7 @@ class PreflightMode(Enum):
 
 
 class UnitMode(Enum):
-    """How the nodes of a unit go."""
+    """How the nodes of a unit start."""
 
     ONE_AT_A_TIME = "OneAtATime"
     TOGETHER = "Together"
@@ -293,15 +287,14 @@ class RolloutPolicy(Frozen):
 
 @dataclass(frozen=True, slots=True)
 class FleetNode:
-    """A Node as far as a rollout looks at it. `upgrade` is the value of the state label, "" without it.
+    """The facts of a Node for a rollout. `upgrade` is the value of the state label, "" without it.
 
-    `record` is None where our annotation is absent; `record_problem` says why one that is there cannot be read.
-    `wants_retry`: the label or annotation by which one more attempt is asked for. `is_skipped`: a label says to leave
-    the node alone. `is_operated`: a vendor's operator manages this node's upgrades. `driver_state` is what the node's
-    own runs show, None without it; `outcome` is what the last of them said, and `outcome_s` when that one ended, None
-    where it is not known. `is_cordoned_by_run`: the cordon is that of a node's own run, as its journal tells.
-    `is_taken_by_run`: there is such a journal; `cleared_by` is the uid of the pod whose run has cleared the node and
-    says so in it. `window` is the last one that a run or health-watch has shown.
+    `record` is None without the annotation; `record_problem` is why one cannot be read. `wants_retry`: a label or
+    annotation requests one more attempt. `is_skipped`: a label leaves the node out. `is_operated`: a vendor's operator
+    manages the node's upgrades. `driver_state` is shown by the node's own runs, None without it; `outcome` is the
+    message of the last run, and `outcome_s` its end, None if unknown. `is_taken_by_run`: the node has the journal of a
+    run; `is_cordoned_by_run`: the journal has the cordon; `cleared_by` is the uid of the pod whose run has cleared the
+    node, from the journal. `window` is the last outage that a run or health-watch has shown.
     """
 
     name: str
@@ -331,8 +324,8 @@ class FleetNode:
 class DriverPod:
     """A pod of the driver's DaemonSet. `revision` is the value of its `controller-revision-hash` label.
 
-    `restarts` counts those of its init containers, `why_waiting` is what its status says of a container that waits.
-    `made_s` is when it was made, 0 where that is not told.
+    `restarts` counts those of its init containers, `why_waiting` is the reason in the status of a waiting container.
+    `made_s` is its creation, 0 if unknown.
     """
 
     namespace: str
@@ -348,18 +341,18 @@ class DriverPod:
 
 
 class Task(Enum):
-    """What a short-lived pod is made for; the value is that of its label."""
+    """The task of a short-lived pod; the value of its label."""
 
     PREFLIGHT = "preflight"
     CLEAR = "clear"
 
 
 class TaskPod(Frozen):
-    """A short-lived pod that a rollout made for one node, from the template of `revision`.
+    """A short-lived pod that a rollout created for one node, from the template of `revision`.
 
-    `exit_code` is that of its one container, None until that has ended, or where it never ran. `has_ended`: nothing
-    comes of it any more. `message` is what it left, or why it ended without. `why_waiting`: as of a DriverPod.
-    `ended_s` is when its container ended, None where that is not told.
+    `exit_code` is that of its container, None if it has not ended or never ran. `has_ended`: the pod is in a final
+    phase. `message` is its termination message, or why it has none. `why_waiting`: see DriverPod. `ended_s` is the end
+    of its container, None if unknown.
     """
 
     namespace: str
@@ -378,7 +371,7 @@ class TaskPod(Frozen):
 
 
 class GatePod(Frozen):
-    """A pod that gates look at."""
+    """A pod for the gates."""
 
     namespace: str
     node: str
@@ -387,9 +380,9 @@ class GatePod(Frozen):
 
 
 class Revision(Frozen):
-    """A ControllerRevision of the DaemonSet: `hash` as its pods carry it; the newest has the highest number.
+    """A ControllerRevision of the DaemonSet. Its pods have `hash` as a label; the newest has the highest number.
 
-    `template` is the JSON text of the pod template, `uid` and `name` those of the object.
+    `template` is the JSON text of the pod template.
     """
 
     name: str
@@ -399,9 +392,9 @@ class Revision(Frozen):
 
 
 class DaemonSetFacts(Frozen):
-    """The driver's DaemonSet. `is_current`: the newest revision is what its controller makes pods from.
+    """The driver's DaemonSet. `is_current`: its controller creates pods from the newest revision.
 
-    `desired` is on how many nodes it wants a pod, as its controller says; 0 where that is not known.
+    `desired` is the number of nodes that get a pod, from its status; 0 if unknown.
     """
 
     namespace: str
@@ -415,7 +408,7 @@ class DaemonSetFacts(Frozen):
 
 
 class RevisionHistory(Frozen):
-    """How the rollout of one revision went. `ended_s` is None while it goes on."""
+    """The rollout of one revision. `ended_s` is None until it ends."""
 
     revision: str
     began_s: float
@@ -424,13 +417,12 @@ class RevisionHistory(Frozen):
 
 
 class RolloutState(Frozen):
-    """What the object's status keeps and the Nodes do not tell: nothing here is needed for a node to be safe.
+    """What the object's status keeps in addition to the Nodes. No node's safety depends on it.
 
-    `good` is the last revision that every node of the fleet served. `failed` are revisions that were halted and left:
-    none of them is tried again unless that is asked for. `history` has the newest last. `undone` is the uid of the last
-    wish to go back that was met (`Wishes.undo`). While `undo_to` is there, the DaemonSet gets the template of that
-    revision as long as its newest is `undo_from`: what is kept before it is done is done once, whoever dies on the way.
-    `announced` is the last turn of the waves that an Event was asked for, as `milestones` writes it.
+    `good` is the last revision that all nodes ran. `failed` are revisions that were halted; they are retried only on
+    request. `history` has the newest last. `undone` is the id of the last undo request that was done. While `undo_to`
+    is set and the newest revision is `undo_from`, the DaemonSet gets the template of `undo_to`; the status is written
+    first, so a new controller completes the undo, once. `announced` is the last milestone of the waves with an Event.
     """
 
     target: str = ""
@@ -444,10 +436,10 @@ class RolloutState(Frozen):
 
 
 class Requests(Frozen):
-    """What people have asked of the object by its verbs.
+    """Requests of people, from the object's annotations.
 
     `approved` is the number of the last wave that may begin, for revision `approved_for`. `retry` is a failed revision
-    that may be tried again. `undo` is the uid of a wish to go back, "" without one; it is met once.
+    that may be retried. `undo` is the id of an undo request, "" without one; each id counts once.
     """
 
     approved_for: str = ""
@@ -458,12 +450,12 @@ class Requests(Frozen):
 
 
 class Fleet(Frozen):
-    """All that one decision is made from. `daemon_set` is None where there is none of that name.
+    """All facts of one decision. `daemon_set` is None if it does not exist.
 
-    `rivals` are the names of older objects for the same DaemonSet. `rollout` is the namespace/name of this one, by
-    which it knows its own records, `rollout_uid` its uid. `task_pods` are those that it made; `unmade` is why the API
-    server refused the last one, "" where it did not. `clears_first`: a node is cleared before its driver pod goes.
-    `blocked` is why nothing can be done to which nodes for now, by name, as far as whoever decides has tried.
+    `rivals` are the names of older objects for the same DaemonSet. `rollout` is the namespace/name of this object,
+    which identifies its records, and `rollout_uid` its uid. `task_pods` are those that it created; `unmade` is why the
+    API server refused the last one, "" if it did not. `clears_first`: a node is cleared before its driver pod is
+    deleted. `blocked` has, by name of a node, why the controller's last attempt to change it failed.
     """
 
     policy: RolloutPolicy
@@ -495,7 +487,7 @@ UNDO = f"{GROUP}/undo"
 
 
 class WishField(Frozen):
-    """An annotation of the object by which people ask for something: its key, how it is written, what it asks for."""
+    """An annotation of the object with a request: its key, the form of its value, its meaning."""
 
     key: str
     form: str
@@ -526,10 +518,10 @@ _UNDO = re.compile(rf"(?P<undo>[!-9;-~]{{1,100}})(:(?P<revision>{_REVISION.patte
 
 
 class RolloutObject(Frozen):
-    """A DriverRollout as it was read. `policy` is None where there are `problems`, each of one line.
+    """A DriverRollout as it was read. `policy` is None if there are `problems`, each of one line.
 
-    `status` is as it is stored, for whoever writes the next one. `created_s` is None where it is not told.
-    `is_deleting`: somebody has deleted it, and a finalizer keeps it for now.
+    `status` is as it is stored, for the next write. `created_s` is None if unknown. `is_deleting`: the object is
+    deleted, and a finalizer still keeps it.
     """
 
     namespace: str
@@ -547,7 +539,7 @@ class RolloutObject(Frozen):
 
     @property
     def key(self) -> str:
-        """The namespace/name, by which a rollout knows its own records."""
+        """The namespace/name, which identifies the rollout's records."""
         return f"{self.namespace}/{self.name}"
 
 
@@ -593,7 +585,7 @@ def _wave_problems(waves: list[Any]) -> Iterator[Problem]:
 
 
 def memory_of(status: Mapping[str, Any]) -> RolloutState:
-    """What a status remembers, without what cannot be read of it."""
+    """The state in a status, without fields that cannot be read."""
     undoing = _object(status.get("undoing"))
     return RolloutState(
         target=_text(status, "targetRevision"),
@@ -608,7 +600,7 @@ def memory_of(status: Mapping[str, Any]) -> RolloutState:
 
 
 def _wishes(reader: Reader, annotations: Any) -> Requests:
-    """What the annotations ask for."""
+    """The requests in the annotations."""
     if type(annotations) is not dict:
         reader.problems.append(Problem.of("metadata.annotations", annotations, OBJECT))
         return Requests()
@@ -635,7 +627,7 @@ def _wish(reader: Reader, annotations: Mapping[str, Any], key: str, form: re.Pat
 
 
 def _past(one: Mapping[str, Any]) -> RevisionHistory | None:
-    """One entry of the history; None where it cannot be read."""
+    """One entry of the history, None if it cannot be read."""
     began_s = seconds_of(_text(one, "began"))
     if began_s is None or not _text(one, "revision"):
         return None
@@ -643,7 +635,7 @@ def _past(one: Mapping[str, Any]) -> RevisionHistory | None:
 
 
 def _object(value: Any) -> Mapping[str, Any]:
-    """`value` where it is an object, else an empty one."""
+    """`value` if it is an object, else an empty one."""
     return value if type(value) is dict else {}
 
 

@@ -22,7 +22,7 @@ MEANINGS = {
     "present_labels": "Node labels that mark a node of this vendor, for `auto` where there is no deploy prefix",
     "resource_prefixes": "beginnings of the resource names by which a pod asks for a device",
     "device_classes": "DRA device classes whose claims use the driver (`NPU_POD_EVICTION_DEVICE_CLASS` overrides them)",
-    "dra_driver": "name of the DRA driver, for claims through somebody's own class",
+    "dra_driver": "name of the DRA driver, for claims through a class of the user's own",
     "clients": "label selectors of pods that open the driver; they are restarted once a new driver is ready",
     "idle_states": "values of `keys.upgrade_state` at which the operator does nothing",
     "namespace": "where the vendor's operator and driver pods are, unless `OPERATOR_NAMESPACE` is set",

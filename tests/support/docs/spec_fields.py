@@ -25,7 +25,7 @@ MEANINGS: dict[str, tuple[str, Any]] = {
     "maxParallel": ("number of nodes that may be upgraded at the same time; 0 is no limit", 4),
     "maxUnavailable": (
         (
-            "number or percent of the rollout's nodes that may be out of service at the same time, for whatever "
+            "number or percent of the rollout's nodes that may be out of service at the same time, for any "
             "reason: cordoned, not Ready, without a ready driver pod, or being upgraded; without it there is no such "
             "limit"
         ),
@@ -44,7 +44,7 @@ MEANINGS: dict[str, tuple[str, Any]] = {
     ),
     "waves[].soak": ("time from the end of this wave to the start of the next", "30m"),
     "waves[].approval": (
-        "whether the next wave waits until somebody has approved it (`driver-manager rollout approve`)",
+        "whether the next wave waits until it is approved (`driver-manager rollout approve`)",
         True,
     ),
     "units": ("nodes that depend on each other; without it every node is a unit of its own", None),
@@ -70,7 +70,7 @@ MEANINGS: dict[str, tuple[str, Any]] = {
     "gates.conditions[].status": ("status that it must have", "False"),
     "failureThreshold": ("number of failed nodes at which the rollout of a revision halts", 3),
     "onHalt": (
-        "what follows a halt: `hold` waits for somebody, `undo` gives the DaemonSet its last good template again",
+        "what follows a halt: `hold` waits for a person, `undo` gives the DaemonSet its last good template again",
         "undo",
     ),
     "nodeTimeout": ("time from a node's start to a ready driver pod, after which the node has failed", "1h"),
