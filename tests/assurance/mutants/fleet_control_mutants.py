@@ -173,7 +173,7 @@ FLEET_CONTROL_MUTANTS = (
         "domain/fleet/advance.py",
         'message, f"{target}/{before_s}"))',
         'message, f"{target}/{last.began_s:.0f}"))',
-        ("unit/fleet/test_undo.py::test_the_end_of_a_rollout_is_told_by_one_key_until_it_is_kept",),
+        ("unit/fleet/test_decisions.py::test_facts_lead_to_the_decision",),
     ),
     Mutant(
         "retry-after-lost",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.assurance.mutants.mutant import Mutant
 
 METRICS = "unit/fleet/test_fleet_metrics.py::"
-MILESTONES = "unit/fleet/test_milestones.py::"
+DECISIONS = "unit/fleet/test_decisions.py::test_facts_lead_to_the_decision"
 
 FLEET_METRICS_MUTANTS = (
     Mutant(
@@ -62,7 +62,7 @@ FLEET_METRICS_MUTANTS = (
         "domain/fleet/advance.py",
         "wave.ended_s is not None and wave.number > last]",
         "wave.ended_s is not None]",
-        (MILESTONES + "test_the_end_of_a_wave_is_told_once",),
+        (DECISIONS,),
     ),
     Mutant(
         "missing-approval-without-warning",
@@ -70,6 +70,6 @@ FLEET_METRICS_MUTANTS = (
         "domain/fleet/advance.py",
         "(events.ROLLOUT_APPROVAL_REQUIRED, True)",
         "(events.ROLLOUT_APPROVAL_REQUIRED, False)",
-        (MILESTONES + "test_what_somebody_has_to_do_is_a_warning_and_the_rest_is_not",),
+        (DECISIONS,),
     ),
 )

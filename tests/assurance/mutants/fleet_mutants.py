@@ -9,7 +9,6 @@ from tests.assurance.mutants.mutant import Mutant
 PATH = "domain/fleet/"
 DECISIONS = "unit/fleet/test_decisions.py::test_facts_lead_to_the_decision"
 RUNS = "unit/fleet/test_fleet_properties.py::"
-UNDO = "unit/fleet/test_undo.py::"
 PACE = "unit/fleet/test_rollout_pace.py::"
 STORIES = RUNS + "test_the_same_in_stories_that_are_the_same_every_time"
 
@@ -213,7 +212,7 @@ _MUTANTS = (
         PATH + "waves.py",
         "    _not_seen,\n",
         "",
-        (UNDO + "test_a_template_whose_revision_is_not_seen_yet_is_not_thrown_away",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-clocks-compared",
@@ -445,7 +444,7 @@ _MUTANTS = (
         '    why = ""\n'
         '    version = fleet.daemon_set.resource_version if fleet.daemon_set else ""\n'
         "    return WayBack(_decided(met, terms.target, to), (SetTemplate(to, version, why),))\n",
-        (UNDO + "test_a_wish_is_kept_before_it_is_met_and_is_met_once",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-undo-without-end",
@@ -453,7 +452,7 @@ _MUTANTS = (
         PATH + "advance.py",
         "if not wishes.undo or wishes.undo == memory.undone:",
         "if not wishes.undo:",
-        (UNDO + "test_a_wish_is_kept_before_it_is_met_and_is_met_once",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-undo-over-others",
@@ -461,7 +460,7 @@ _MUTANTS = (
         PATH + "advance.py",
         "    if terms.target != memory.undo_from or not is_there:",
         "    if terms.target == memory.undo_to or not is_there:",
-        (UNDO + "test_a_template_that_somebody_changed_since_is_left_alone",),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-good-is-any",
@@ -469,10 +468,7 @@ _MUTANTS = (
         PATH + "advance.py",
         "    if phase is Phase.COMPLETE and view.by_place[NodePhase.DONE]:\n",
         "    if view.by_place[NodePhase.DONE]:\n",
-        (
-            UNDO + "test_a_halt_is_told_once_and_stands_in_the_history_until_it_is_over",
-            UNDO + "test_a_revision_that_no_node_serves_is_not_good",
-        ),
+        (DECISIONS,),
     ),
     Mutant(
         "fleet-complete-without-pods",

@@ -25,8 +25,11 @@ from driver_manager.domain.fleet.spec import (
     GatePod,
     Gates,
     NodeRecord,
+    OnHalt,
     PodGate,
     Requests,
+    Revision,
+    RevisionHistory,
     RolloutState,
     UnitMode,
     Units,
@@ -65,8 +68,11 @@ FRESH = record(began_s=NOW_S - 5.0, since_s=NOW_S - 5.0)
 OF_OLD = record(revision=OLD)
 OF_ANOTHER = record(rollout="npu/x")
 
-Scenarios = Mapping[str, Fleet | tuple[Fleet, float]]
-"""Facts by name, and the time in seconds since the epoch if it is not NOW_S."""
+At = Fleet | tuple[Fleet, float]
+"""Facts, and the time in seconds since the epoch if it is not NOW_S."""
+
+Scenarios = Mapping[str, At | list[At]]
+"""By name. In a list, each decision finds the state that the one before it kept."""
 
 
 def one(facts: FleetNode, its_pod: DriverPod | None, **said: Any) -> Fleet:
@@ -549,6 +555,153 @@ SCHEDULE: Scenarios = {
     )
 }
 
+KEPT = RolloutState(target=NEW, good=OLD, history=(RevisionHistory(NEW, NOW_S - 900.0),))
+SOAKED, APPROVED = replace(CANARY, soak_s=300.0), replace(CANARY, needs_approval=True)
+SOAKED_AND_APPROVED = replace(SOAKED, needs_approval=True)
+PAIR = (Wave("canary", count=2), REST)
+
+
+def told(waves: tuple[Wave, ...], *nodes: FleetNode, memory: RolloutState = KEPT, **said: Any) -> Fleet:
+    """A canary that was done a minute ago, unless other nodes are given, and a node that waits."""
+    found = [*(nodes or (node("a", DONE),)), node("z")]
+    pods = [pod(one.name) if one.name == "z" else new_pod(one.name) for one in found]
+    return fleet(found, pods, policy=policy(waves=waves, **said.pop("rules", {})), memory=memory, **said)
+
+
+GATES_OF_A_WAVE = told((SOAKED_AND_APPROVED, REST))
+TO_APPROVE = told((APPROVED, REST))
+WAVE_EVENTS: Scenarios = {
+    "the end of a wave": [told((CANARY, REST))] * 2,
+    "a wave with a failure": told(
+        (Wave("canary", count=3), REST),
+        *(node("a", DONE), node("b", FAILED), node("c", DONE)),
+        rules={"failure_threshold": 2},
+    ),
+    "soak time, then approval": [
+        GATES_OF_A_WAVE,
+        (GATES_OF_A_WAVE, NOW_S + 1.0),
+        (GATES_OF_A_WAVE, NOW_S + 400.0),
+        (GATES_OF_A_WAVE, NOW_S + 401.0),
+        (replace(GATES_OF_A_WAVE, wishes=Requests(approved_for=NEW, approved=2)), NOW_S + 402.0),
+    ],
+    "the same later, after a controller that kept nothing": (GATES_OF_A_WAVE, NOW_S + 30.0),
+    "an approval": TO_APPROVE,
+    "an approval interrupted by a pause": [
+        TO_APPROVE,
+        (replace(TO_APPROVE, policy=replace(TO_APPROVE.policy, paused=True)), NOW_S + 1.0),
+        (TO_APPROVE, NOW_S + 2.0),
+    ],
+    "a node joins a wave that has ended": [
+        told(PAIR),
+        told(PAIR, node("a", DONE), node("b", DONE)),
+        told(PAIR, node("a", DONE), node("b", DONE, record=record("b", since_s=NOW_S - 1.0))),
+    ],
+    "halted": told((CANARY, REST), node("a", FAILED)),
+    "standing aside": told((CANARY, REST), daemon_set=ROLLING),
+    "complete": fleet([node("a", DONE)], [new_pod("a")], policy=policy(waves=(REST,)), memory=KEPT),
+}
+ANNOUNCED: Scenarios = {
+    announced[:9]: told((CANARY, REST), memory=replace(KEPT, announced=announced))
+    for announced in (f"{NEW}/x/", f"{NEW}/²/", f"{NEW}/{'9' * 5000}/", "other/1/", "/", NEW)
+}
+
+THREE = (Revision("driver-0", "r0", 1), Revision("driver-1", OLD, 2), Revision("driver-2", NEW, 3))
+FOURTH = Revision("driver-3", OTHER, 4)
+PAST = RolloutState(
+    target=NEW,
+    good=OLD,
+    history=(
+        RevisionHistory("r0", 1.0, 2.0, "complete"),
+        RevisionHistory(OLD, 3.0, 4.0, "complete"),
+        RevisionHistory(NEW, 5.0),
+    ),
+)
+GOING = replace(PAST, undo_from=NEW, undo_to=OLD)
+COMPLETED = replace(PAST, good=NEW, history=(RevisionHistory(NEW, 5.0, 9.0, "complete"),))
+
+
+def back(memory: RolloutState = PAST, undo: str = "", to: str = "", **said: Any) -> Fleet:
+    """Two outdated nodes in the middle of a rollout, with a request to go back."""
+    known = {"revisions": THREE, "memory": memory, "wishes": Requests(undo=undo, undo_to=to)}
+    return fleet(said.pop("nodes", WAITING), said.pop("pods", None), **{**known, **said})
+
+
+WANTED = back(undo="u1")
+IS_BACK = replace(WANTED, revisions=(THREE[0], THREE[2], Revision("driver-1", OLD, 4)))
+TWO_FAIL: dict[str, Any] = {"nodes": [node("a", FAILED), node("b")]}
+ONE_DONE: dict[str, Any] = {"nodes": [node("a", DONE)], "pods": [new_pod("a")]}
+UNDO = policy(on_halt=OnHalt.UNDO)
+NEWER_PODS = [new_pod("a", OTHER, made_s=NOW_S), pod("b"), new_pod("c", OTHER, made_s=NOW_S - 100.0)]
+
+
+def newer(state: UpgradeState, memory: RolloutState, *more: Revision) -> Fleet:
+    """New pods of `a`, which was taken for the target, and of `c` have a revision that is newer than the target."""
+    nodes = [node("a", state), node("b", RESTART), node("c")]
+    return fleet(nodes, NEWER_PODS, revisions=(*THREE, *more), memory=memory, policy=UNDO)
+
+
+def ended(before_s: float) -> Fleet:
+    """Complete, after a revision that began then."""
+    history = (RevisionHistory(OLD, before_s, NOW_S - 60.0, "complete"),)
+    return back(replace(PAST, target=OLD, good=OLD, history=history), nodes=[node("a")], pods=[new_pod("a")])
+
+
+WAY_BACK: Scenarios = {
+    "requested once": [WANTED, WANTED, IS_BACK, IS_BACK],
+    "to a hash": back(undo="u1", to="r0"),
+    "to a name": back(undo="u1", to="driver-0"),
+    "to a number": back(undo="u1", to="1"),
+    "to a revision that failed": back(replace(PAST, failed=("r0",)), "u1", "r0"),
+    "to the newest revision": back(undo="u1", to=NEW),
+    "from the good revision": back(replace(PAST, good=NEW), "u1"),
+    "to a revision that does not exist": [back(undo="u1", to="r9")] * 2,
+    "nothing was complete": [back(RolloutState(target=NEW), "u1")] * 2,
+    "only this one was complete": [back(RolloutState(target=NEW, good=NEW), "u1")] * 2,
+    "the good revision is gone": [back(RolloutState(target=NEW, good="r-gone"), "u1")] * 2,
+    "the good revision failed since": [back(RolloutState(target=NEW, good=OLD, failed=(OLD,)), "u1")] * 2,
+    "the template has changed since": back(replace(PAST, undo_from="r0", undo_to=OLD)),
+    "the revision is gone": back(replace(PAST, undo_from=NEW, undo_to="r9")),
+    "the template is not observed": back(GOING, daemon_set=UNOBSERVED),
+    "halted, undo": back(**TWO_FAIL, policy=UNDO),
+    "halted, hold": back(**TWO_FAIL),
+    "halted without a good revision": fleet(**TWO_FAIL, memory=RolloutState(target=NEW), policy=UNDO),
+    "a newer revision is not visible": newer(RESTART, PAST),
+    "a newer revision is not visible, halted": newer(FAILED, PAST),
+    "a newer revision is not visible, going back": newer(RESTART, GOING),
+    "a newer revision is not visible, halted and going back": newer(FAILED, GOING),
+    "a newer revision is visible": newer(RESTART, PAST, FOURTH),
+    "a newer revision is visible, halted and going back": newer(FAILED, GOING, FOURTH),
+}
+KEEPS: Scenarios = {
+    "a new target": back(RolloutState(target=OLD, good="r0", history=(RevisionHistory(OLD, 3.0),))),
+    "complete": [back(replace(PAST, failed=(NEW, "r0")), **ONE_DONE), (back(**ONE_DONE), NOW_S + 9.0)],
+    "no node": back(nodes=[]),
+    "no node with the revision": back(nodes=[], daemon_set=replace(DAEMON_SET, desired=1)),
+    "halted, then a node is repaired": [
+        back(**TWO_FAIL),
+        back(**TWO_FAIL),
+        back(nodes=[node("a", DONE), node("b")], pods=[new_pod("a"), pod("b")]),
+    ],
+    "halted, then a newer revision": [back(**TWO_FAIL), back(nodes=[node("a")], revisions=(*THREE, FOURTH))],
+    "halted, then complete": [back(**TWO_FAIL), back(**ONE_DONE)],
+    "halted by a node that was taken earlier": back(nodes=[node("a", FAILED, record=record(began_s=NOW_S - 90.0))]),
+    "the same later, after a controller that kept nothing": (
+        back(nodes=[node("a", FAILED, record=record(began_s=NOW_S - 90.0))]),
+        NOW_S + 1.0,
+    ),
+    "halted after it was complete": [back(COMPLETED, nodes=[node("a", DONE), node("b", FAILED)], pods=[new_pod("a")])]
+    * 2,
+    "complete after another revision": ended(NOW_S - 90.0),
+    "complete, later, after a controller that kept nothing": (ended(NOW_S - 90.0), NOW_S + 1.0),
+    "complete after another revision that began later": ended(NOW_S - 80.0),
+    "a long history": back(
+        RolloutState(
+            target="x", history=tuple(RevisionHistory(f"r{number}", 1.0, 2.0, "complete") for number in range(30))
+        )
+    ),
+    "complete at first sight": fleet([node("a")], [new_pod("a")], memory=RolloutState()),
+}
+
 SUBJECTS = {
     "a node is under way": UNDER_WAY,
     "a taken node has its old pod": OLD_POD,
@@ -559,6 +712,10 @@ SUBJECTS = {
     "waves": WAVES,
     "the rollout": ROLLOUT,
     "Mon-Fri 22:00-04:00": SCHEDULE,
+    "Events of waves": WAVE_EVENTS,
+    "Events of waves, announced": ANNOUNCED,
+    "the way back": WAY_BACK,
+    "what is kept": KEEPS,
 }
 SCENARIOS = {f"{subject}: {name}": facts for subject, found in SUBJECTS.items() for name, facts in found.items()}
 
@@ -578,9 +735,23 @@ def shown(facts: Fleet, now_s: float) -> str:
         if len(outlook.waves) > 1:
             lines.append(f"  wave {wave.number} ({wave.name}): {counts or 'empty'}{ended}{current}")
     lines += [f"  > {_act(act, now_s)}" for act in decision.acts]
+    lines += [f"  keep {name} {_kept(name, value)}" for name, value in _changed(facts.memory, decision.memory)]
     if decision.again_s is not None:
         lines.append(f"  again {decision.again_s - now_s:+g}")
     return "\n".join(lines)
+
+
+def _changed(before: RolloutState, after: RolloutState) -> Iterable[tuple[str, Any]]:
+    names = ("target", "good", "failed", "history", "undone", "undo_from", "undo_to", "announced")
+    return [(name, value) for name in names if (value := getattr(after, name)) != getattr(before, name)]
+
+
+def _kept(name: str, value: Any) -> str:
+    if name != "history":
+        return repr(value)
+    return ", ".join(
+        f"{one.revision} {one.outcome or 'goes on'} {one.began_s:.0f}-{one.ended_s or 0:.0f}" for one in value
+    )
 
 
 def _act(act: Act, now_s: float) -> str:
@@ -615,7 +786,13 @@ def _record(found: NodeRecord | None, now_s: float) -> str:
 
 def _decided(name: str) -> str:
     found = SCENARIOS[name]
-    return shown(*found) if isinstance(found, tuple) else shown(found, NOW_S)
+    steps, memory, texts = (found if isinstance(found, list) else [found]), None, list[str]()
+    for step in steps:
+        facts, now_s = step if isinstance(step, tuple) else (step, NOW_S)
+        facts = facts if memory is None else replace(facts, memory=memory)
+        texts.append(shown(facts, now_s))
+        memory = advance(facts, now_s).memory
+    return "\nthen\n".join(texts)
 
 
 def _golden() -> dict[str, str]:
