@@ -425,7 +425,7 @@ def schema_command() -> int:
 def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, values: Values) -> int:
     """Release this node: restore the labels that its journal records, lift the run's cordon, remove the journal.
 
-    Labels that somebody else changed meanwhile stay as they are, and so does the rebooter's cordon. Also works from a
+    Labels that were changed meanwhile stay as they are, and so does the rebooter's cordon. Also works from a
     laptop, unless something is to be undone on the host. Refused while the run that took the node is running
     (--take-over overrides that).
     """

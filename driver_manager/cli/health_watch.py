@@ -21,7 +21,7 @@ from driver_manager.adapters.process.supervisor import Supervisor
 from driver_manager.adapters.report.http import parse_address
 from driver_manager.cli import lean
 from driver_manager.cli.health_watch_loop import TARGET, Launch
-from driver_manager.cli.lean_way import NodeWay
+from driver_manager.cli.lean import NodeWay
 from driver_manager.cli.options import ScreenCommand, output_option, put, with_options
 from driver_manager.cli.session import host_roots, log_form, refuse_zero, selector, with_evidence, with_shown_state
 from driver_manager.core.health import WatchPolicy

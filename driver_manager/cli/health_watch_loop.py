@@ -29,7 +29,7 @@ from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.adapters.process.supervisor import KILL_S, TERM_S, Supervisor, TaskProcess
 from driver_manager.adapters.report.log import LogForm, LogReporter
 from driver_manager.cli import lean
-from driver_manager.cli.lean_way import NodeWay
+from driver_manager.cli.lean import NodeWay
 from driver_manager.core.health import HealthWatch, WatchPolicy, WatchPorts
 from driver_manager.domain.errors import ExitCode, Terminated
 from driver_manager.domain.health.metrics import HealthReport, families

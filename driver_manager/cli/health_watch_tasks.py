@@ -21,7 +21,7 @@ from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.adapters.kube.transport import SERVICE_HOST, SERVICE_PORT, InPod
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogForm, LogReporter
-from driver_manager.cli.lean_way import NodeWay
+from driver_manager.cli.lean import NodeWay
 from driver_manager.core.announce import announce, announce_window
 from driver_manager.core.clients import ClientRestarter
 from driver_manager.domain import outage, selectors
@@ -97,7 +97,6 @@ class _Warned(LogReporter):
         self.warnings: list[str] = []
 
     def warn(self, text: str) -> None:
-        """See the port."""
         self.warnings.append(text)
 
 

@@ -21,6 +21,20 @@ from typing import Any, NoReturn
 from driver_manager.adapters.process.tools import adopts_orphans, has_adopted_orphans
 from driver_manager.adapters.report.log import LogForm
 from driver_manager.domain.errors import ManagerError
+from driver_manager.domain.records import Frozen
+
+
+class NodeWay(Frozen):
+    """How a process in a pod reaches its Node: a loop passes it to the processes that send the requests.
+
+    `account` is the folder of the pod's service account; the API server listens on `host` and `port`.
+    """
+
+    node: str
+    account: str
+    host: str
+    port: str
+
 
 ENTRY = Path(__file__).with_name("lean_entry.py")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -1,4 +1,4 @@
-"""Protocols of health-watch, the smallest program: clock and reporter."""
+"""Protocols of health-watch; all programs use its clock and reporter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from driver_manager.domain.outage import Outage
 
 
 class Clock(Protocol):
-    """Time, and the wish to end."""
+    """Time, and SIGTERM or SIGINT as the request to end."""
 
     def monotonic(self) -> float:
         """Seconds since some fixed moment."""
@@ -42,13 +42,13 @@ class Clock(Protocol):
         ...
 
     def interruptible(self) -> AbstractContextManager[None]:
-        """Within it, the wish to end raises Terminated in the middle of a blocking call, unless shielded."""
+        """Within it, the request to end raises Terminated in the middle of a blocking call, unless shielded."""
         ...
 
     def every(self, seconds: float, say: Callable[[], None]) -> AbstractContextManager[None]:
         """Within it `say` is called about every `seconds`, also in the middle of a blocking call.
 
-        It may be called between any two instructions. Of two that are nested only the inner one is called.
+        It may be called between any two instructions. If two are nested, only the inner one is called.
         """
         ...
 

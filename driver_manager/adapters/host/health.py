@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import Any
 
-from driver_manager.adapters.host.files import HostRoots, WorkLock, boot_id, refused, translated
-from driver_manager.adapters.host.notes import RunFiguresFile, load_text, read_marker
+from driver_manager.adapters.host.files import HostRoots, boot_id, refused, translated
+from driver_manager.adapters.host.notes import DriverFiles, RunFiguresFile, load_text, read_marker
 from driver_manager.adapters.process.supervisor import TaskProcess, problem_in
 from driver_manager.core.ports_base import Clock
 from driver_manager.domain.errors import ConfigError
@@ -28,20 +28,14 @@ from driver_manager.domain.outage import Outage
 from driver_manager.domain.profile import Profile
 
 
-class HostMarks:
+class HostMarks(DriverFiles):
     """See `driver_manager.core.ports_base.HealthMarks`."""
 
     def __init__(self, roots: HostRoots, profile: Profile, clock: Clock) -> None:
-        self._roots = roots
-        self._clock = clock
-        self._files = roots.files()
-        self._paths = profile.paths
-        self._modules = profile.modules
-        self._lock = WorkLock(self._files, profile.paths.work_lock)
+        super().__init__(roots, profile, clock, profile.paths.work_lock)
 
     @contextmanager
     def alone(self) -> Generator[Surroundings, None, None]:
-        """See the port."""
         with contextlib.ExitStack() as stack:
             try:
                 is_alone = stack.enter_context(self._lock.alone(self._clock))
@@ -51,23 +45,19 @@ class HostMarks:
             yield seen
 
     def withdraw_ready(self) -> None:
-        """See the port."""
         paths = self._paths
         with translated(paths.ready_marker), contextlib.suppress(FileNotFoundError):
             self._files.put_aside(paths.ready_marker, self._withdrawn_name)
 
     def restore_ready(self) -> None:
-        """See the port."""
         with translated(self._paths.ready_marker), contextlib.suppress(FileNotFoundError):
             self._files.put_back(self._paths.ready_marker, self._withdrawn_name)
 
     def forget_ready(self) -> None:
-        """See the port."""
         with translated(self._paths.ready_withdrawn):
             self._files.remove(self._paths.ready_withdrawn)
 
     def request_recovery(self, marker: Marker) -> None:
-        """See the port."""
         path, text = self._paths.reboot_marker, encode_marker(marker)
         if self._files.create(path, text):
             return
@@ -82,23 +72,19 @@ class HostMarks:
             self._files.write(path, text)
 
     def clear_request(self) -> None:
-        """See the port."""
         with translated(self._paths.reboot_marker):
             self._files.remove(self._paths.reboot_marker)
 
     def recall(self) -> str:
-        """See the port."""
         try:
             return self._files.read(self._paths.health_record) or ""
         except OSError:
             return ""
 
     def remember(self, text: str) -> None:
-        """See the port."""
         self._files.write(self._paths.health_record, text, 0o600)
 
     def touch(self) -> None:
-        """See the port."""
         with translated(self._paths.health_record):
             self._files.touch(self._paths.health_record)
 
@@ -171,7 +157,6 @@ class ChildNotifier:
         self._process = process
 
     def mute(self) -> MuteAnswer:
-        """See the port."""
         answer = self._process.ask(MUTE_S, {"task": "mute"})
         if "text" not in answer:
             return MuteAnswer(None, str(answer.get("invalid", "")), problem_in(answer))
@@ -181,15 +166,12 @@ class ChildNotifier:
             return MuteAnswer(problem="its answer is not understood")
 
     def report(self, notice: Notice) -> str:
-        """See the port."""
         return problem_in(self._process.ask(REPORT_S, {"task": "report", "notice": notice.to_json()}))
 
     def report_window(self, window: Outage) -> str:
-        """See the port."""
         return problem_in(self._process.ask(REPORT_S, {"task": "window", "window": window.to_json()}))
 
     def restart_clients(self, load: str) -> ClientAnswer:
-        """See the port."""
         answer = self._process.ask(CLIENTS_S, {"task": "clients", "load": load})
         left = problem_in(answer) or str(answer.get("left", ""))
         return ClientAnswer(
@@ -209,6 +191,5 @@ class ChildKeeper:
         self._process = process
 
     def keep(self, since_s: int, lines: Iterable[str]) -> Kept:
-        """See the port."""
         answer = self._process.ask(EVIDENCE_S, {"since_s": since_s, "lines": list(lines)})
         return Kept(str(answer.get("path", "")), problem_in(answer))

@@ -47,16 +47,23 @@ MAX_RECORD_BYTES = 2**20
 """A node has some hundred pods; each is some hundred letters."""
 
 
-class HostClientNotes:
-    """See `driver_manager.core.ports.ClientNotes`."""
+class DriverFiles:
+    """The files of a profile's driver on the host, and a lock on them."""
 
-    def __init__(self, roots: HostRoots, profile: Profile, clock: Clock) -> None:
+    def __init__(self, roots: HostRoots, profile: Profile, clock: Clock, lock: str) -> None:
         self._roots = roots
         self._clock = clock
         self._files = roots.files()
         self._paths = profile.paths
         self._modules = profile.modules
-        self._lock = WorkLock(self._files, profile.paths.client_lock)
+        self._lock = WorkLock(self._files, lock)
+
+
+class HostClientNotes(DriverFiles):
+    """See `driver_manager.core.ports.ClientNotes`."""
+
+    def __init__(self, roots: HostRoots, profile: Profile, clock: Clock) -> None:
+        super().__init__(roots, profile, clock, profile.paths.client_lock)
 
     @contextmanager
     def alone(self) -> Generator[bool, None, None]:

@@ -228,7 +228,6 @@ class ToolProber:
         self._output = ""
 
     def sample(self) -> ProbeResult:
-        """See the port."""
         probe = self._profile.probe
         if probe is None:
             return ProbeResult(Health.UNKNOWN, "the profile has no probe")
@@ -251,17 +250,13 @@ class ToolProber:
         return parse(probe.parser, ran.status, ran.out, ran.last_line, present, err=ran.err)
 
     def output(self) -> str:
-        """See the port."""
         return self._output
 
     def abandoned(self) -> int:
-        """See the port."""
         return self._supervisor.abandoned
 
     def stuck(self) -> Owner | None:
-        """See the port."""
         return self._supervisor.stuck
 
     def inherit(self, stuck: Owner) -> None:
-        """See the port."""
         self._supervisor.inherit(stuck)

@@ -27,15 +27,12 @@ class _SystemTime:
     """Time and randomness of the system."""
 
     def monotonic(self) -> float:
-        """See the port."""
         return time.monotonic()
 
     def wall(self) -> float:
-        """See the port."""
         return time.time()
 
     def random(self) -> float:
-        """See the port."""
         return int.from_bytes(os.urandom(4)) / 2**32  # the module random costs a loop 160 KiB
 
 
@@ -60,24 +57,20 @@ class SystemClock(_SystemTime):
         self._is_installed = True
 
     def sleep(self, seconds: float) -> None:
-        """See the port."""
         end_s = self.monotonic() + seconds
         with self.interruptible():
             while (left_s := end_s - self.monotonic()) > 0:
                 time.sleep(min(left_s, LOOK_S))
 
     def check(self) -> None:
-        """See the port."""
         if self._signal and not self._shields:
             raise Terminated(f"terminated by {self._signal}", "No action needed: the next run continues.")
 
     def is_ending(self) -> bool:
-        """See the port."""
         return bool(self._signal)
 
     @contextmanager
     def interruptible(self) -> Generator[None, None, None]:
-        """See the port."""
         before, self._interruptible = self._interruptible, True
         try:
             self.check()
@@ -122,7 +115,6 @@ class SystemClock(_SystemTime):
 
     @contextmanager
     def shielded(self) -> Generator[None, None, None]:
-        """See the port."""
         self._shields += 1
         try:
             yield
@@ -275,17 +267,14 @@ class ThreadClock(_SystemTime):
         self._is_ending.set()
 
     def sleep(self, seconds: float) -> None:
-        """See the port."""
         self._is_ending.wait(max(0.0, seconds))
         self.check()
 
     def check(self) -> None:
-        """See the port."""
         if self._is_ending.is_set():
             raise Terminated("this thread was asked to stop", "No action needed.")
 
     def is_ending(self) -> bool:
-        """See the port."""
         return self._is_ending.is_set()
 
     @contextmanager

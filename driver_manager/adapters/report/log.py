@@ -167,15 +167,12 @@ class LogReporter:
         self._is_writing = False
 
     def step(self, number: int, total: int, text: str) -> None:
-        """See the port."""
         self._write("info", f"[{number}/{total}] {text}", step=number, steps=total)
 
     def info(self, text: str) -> None:
-        """See the port."""
         self._write("info", text)
 
     def warn(self, text: str) -> None:
-        """See the port."""
         self._write("warning", text)
 
     def error(self, text: str, **fields: Any) -> None:

@@ -105,7 +105,6 @@ class StepList(LogReporter):
         self._ticker: threading.Thread | None = None
 
     def step(self, number: int, total: int, text: str) -> None:
-        """See the port."""
         if LEVELS.index("info") < self._least:
             return
         with self._lock:
