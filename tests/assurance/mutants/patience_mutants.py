@@ -159,7 +159,7 @@ PATIENCE_MUTANTS = (
         "cli/session.py",
         "    if any(values.get(setting, False) for setting in evicting):\n",
         "    if not evicting:\n",
-        ("unit/cli/test_nobody_disturbed.py::test_only_who_evicts_nobody_may_do_with_the_pods_of_one_namespace",),
+        ("unit/cli/test_commands_on_a_node.py::test_only_a_run_that_evicts_no_pod_may_read_the_pods_of_one_namespace",),
     ),
     Mutant(
         "partial-view-not-reported",

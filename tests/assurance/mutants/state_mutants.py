@@ -6,7 +6,7 @@ from tests.assurance.mutants.mutant import Mutant
 
 WRITER = "unit/swap/test_state_writer.py::"
 STATE = "unit/domain/test_node_state.py::"
-STATUS = "unit/cli/test_status.py::"
+SCREENS = "unit/cli/test_commands_on_a_node.py::test_a_scenario_gives_its_output"
 
 STATE_WRITER = "unit/swap/test_state_writer.py"
 STATE_MUTANTS = (
@@ -24,7 +24,7 @@ STATE_MUTANTS = (
         "cli/by_hand.py",
         '        "podsUnknown": unread.what if unread is not None else None,\n',
         '        "podsUnknown": None,\n',
-        ("unit/cli/test_by_hand.py::test_without_an_api_server_holders_says_that_pods_are_unknown",),
+        (SCREENS,),
     ),
     Mutant(
         "end-in-a-patch-of-its-own",
@@ -128,7 +128,7 @@ STATE_MUTANTS = (
         "cli/session.py",
         "            self.errors[part] = error\n            return otherwise\n",
         "            self.errors[part] = error\n            raise\n",
-        (STATUS + "test_without_the_right_to_list_pods_everything_else_is_shown",),
+        (SCREENS,),
     ),
     Mutant(
         "undocumented-field",
@@ -136,7 +136,7 @@ STATE_MUTANTS = (
         "cli/status.py",
         '        "profile": profile.name,\n',
         '        "profile": profile.name,\n        "vendor": profile.pci_vendor,\n',
-        (STATUS + "test_without_a_watch_every_device_is_listed_and_nobody_has_judged_it",),
+        (SCREENS,),
     ),
     Mutant(
         "reboot-done-at-the-boot",

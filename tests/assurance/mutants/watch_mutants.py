@@ -55,7 +55,9 @@ WATCH_MUTANTS = (
         "core/announce.py",
         "        return NodeChange(label(node, keys, NodeState.WEDGED) if there in _YIELDS_TO_A_WEDGE else {})\n",
         "        return NodeChange(label(node, keys, NodeState.WEDGED))\n",
-        ("unit/health/test_announce.py::test_a_wedge_is_shown_unless_a_run_has_the_node_or_a_reboot_is_asked_for",),
+        (
+            "unit/health/test_announce.py::test_a_wedge_is_shown_unless_a_run_has_the_node_and_its_end_restores_the_state",
+        ),
     ),
     Mutant(
         "event-waits-for-the-label",

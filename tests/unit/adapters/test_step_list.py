@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
-import pty
 import re
-import select
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -28,6 +24,7 @@ from driver_manager.adapters.report.steps import StepList
 from driver_manager.domain.errors import ExitCode
 from driver_manager.sandbox.scenarios import NEW_DIGEST, NEW_ROOT
 from tests.support.fakes.sandboxed import by_hand
+from tests.support.fakes.terminal import on_terminal
 
 COLOUR = re.compile(r"\x1b\[\d+m")
 TIMEOUT_S = 150.0
@@ -206,27 +203,6 @@ def test_in_a_terminal_an_error_is_red_in_plain_lines_too(
     assert "\x1b" not in screen.getvalue()
 
 
-def in_a_terminal(argv: list[str], env: dict[str, str]) -> tuple[int, str]:
-    """Exit status of `argv` in a pseudo-terminal, and all that it was sent there."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "driver_manager", *argv], stdin=theirs, stdout=theirs, stderr=theirs, env=env
-    )
-    os.close(theirs)
-    said, end_s = b"", time.monotonic() + TIMEOUT_S
-    try:
-        while time.monotonic() < end_s and select.select([ours], [], [], TIMEOUT_S)[0]:
-            try:
-                said += os.read(ours, 65536)
-            except OSError:  # EIO: nobody has the other end open any more (pty(7))
-                break
-        return process.wait(TIMEOUT_S), said.decode().replace("\r\n", "\n")
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
-
-
 RUN = ["reconcile-driver-state", "--driver-load=manager", f"--driver-root={NEW_ROOT}"]
 
 
@@ -234,9 +210,9 @@ def reconciled(folder: Path, argv: list[str], **env: str) -> str:
     """What an upgrade of the sandbox says in a terminal."""
     with by_hand(folder) as node:
         more = {"DRIVER_CONFIG_DIGEST": NEW_DIGEST, "TERM": "xterm-256color", **env}
-        status, said = in_a_terminal(argv, node.environment(**more))
-        assert status == ExitCode.DONE, said
-    return said
+        shown = on_terminal([sys.executable, "-m", "driver_manager", *argv], node.environment(**more), folder)
+        assert shown.status == ExitCode.DONE, shown.raw
+    return shown.raw.replace("\r\n", "\n")
 
 
 @pytest.mark.submission
@@ -279,9 +255,9 @@ def test_restore_in_a_terminal_is_one_step(tmp_path: Path) -> None:
             return {**found, "metadata": {**metadata, "labels": {**metadata["labels"], key: paused}}}
 
         node.cluster.store.patch("nodes", "sandbox-node", pause)
-        status, said = in_a_terminal(["restore"], node.environment(TERM="xterm"))
-        assert status == ExitCode.DONE, said
+        shown = on_terminal([sys.executable, "-m", "driver_manager", "restore"], node.environment(), tmp_path)
+        assert shown.status == ExitCode.DONE, shown.raw
         assert node.cluster.node()["metadata"]["labels"][key] == "true"
-    text = COLOUR.sub("", said)
+    text = COLOUR.sub("", shown.raw)
     assert ERASE_LINE + "✓ [1/1] release the node: restore 1 label(s)" in text
     assert f"restored {key}: {paused} → true" in text

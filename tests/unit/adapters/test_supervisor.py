@@ -1,4 +1,4 @@
-"""Whatever a probe does, the watch goes on: bounded in time and output, nothing left behind, never two at once."""
+"""The Supervisor beyond what `run` does: endless output, SIGTERM, a tool that survives SIGKILL, suspended machines."""
 
 from __future__ import annotations
 
@@ -21,23 +21,19 @@ from driver_manager.domain.errors import Terminated
 from tests.support.fakes.host_folders import is_alive
 from tests.support.fakes.npu_smi_tool import HEALTHY, StandIn
 from tests.support.fakes.pace import patient
+from tests.support.fakes.signals import signals_kept
 
 QUICK_S = 0.2
 BEGUN_S = 2.0
 """For a tool that has to have begun by then."""
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
 
 @pytest.fixture
 def clock() -> Iterator[LoopClock]:
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    wakeup = signal.set_wakeup_fd(-1)
-    clock = LoopClock()
-    clock.install()
-    yield clock
-    os.close(signal.set_wakeup_fd(wakeup))
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    with signals_kept():
+        clock = LoopClock()
+        clock.install()
+        yield clock
 
 
 @pytest.fixture
@@ -55,42 +51,6 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
-def test_output_and_status_are_those_of_the_tool(clock: LoopClock, tool: StandIn) -> None:
-    assert run(clock, tool, "healthy") == Result(0, HEALTHY, "")
-    dead = run(clock, tool, "dead")
-    assert (dead.status, dead.last_line) == (187, "dcmi module initialize failed. ret is -8005")
-    assert run(clock, tool, "nothing").last_line == "exit status 0, no output"
-
-
-@pytest.mark.parametrize(("mood", "status"), [("crash", -signal.SIGSEGV), ("killed", -signal.SIGKILL)])
-def test_a_tool_killed_by_a_signal_has_its_negative_number(
-    clock: LoopClock, tool: StandIn, mood: str, status: int
-) -> None:
-    assert run(clock, tool, mood).status == status
-
-
-@pytest.mark.submission
-@pytest.mark.shares(3)
-@pytest.mark.parametrize("mood", ["hang", "hang ignoring TERM", "hang with children"])
-def test_a_hung_tool_is_ended_with_everything_it_started(clock: LoopClock, tool: StandIn, mood: str) -> None:
-    begun = time.monotonic()
-    supervisor = Supervisor(clock)
-    tool.be(mood)
-    ran = supervisor.run([str(tool.path)], {}, QUICK_S)
-    assert (ran.status, ran.last_line) == (124, f"{tool.path}: timed out after 0.2 s")
-    assert time.monotonic() - begun < patient(2.0)
-    assert [pid for pid in tool.starts + tool.children if is_alive(pid)] == []
-    assert (supervisor.abandoned, supervisor.stuck) == (0, None)
-
-
-def test_children_that_a_tool_leaves_behind_are_not_waited_for_and_not_left(clock: LoopClock, tool: StandIn) -> None:
-    begun = time.monotonic()
-    assert run(clock, tool, "leaves children").out == HEALTHY
-    assert time.monotonic() - begun < patient(2.0)
-    assert tool.children
-    assert [pid for pid in tool.children if is_alive(pid)] == []
-
-
 @pytest.mark.parametrize("mood", ["huge", "huge error"])
 def test_endless_output_is_cut_at_once_and_nothing_of_it_kept(clock: LoopClock, tool: StandIn, mood: str) -> None:
     begun = time.monotonic()
@@ -106,46 +66,6 @@ def test_output_up_to_the_limit_is_whole(clock: LoopClock, tmp_path: Path, size:
     file.write_bytes(b"x" * size)
     ran = Supervisor(clock).run(["/bin/cat", str(file)], {}, 10.0)
     assert (len(ran.out), ran.is_cut) == ((size, False) if size == module.OUT_BYTES else (0, True))
-
-
-def test_binary_garbage_is_text_of_a_kind(clock: LoopClock, tool: StandIn) -> None:
-    assert "\ufffd" in run(clock, tool, "garbage").out
-
-
-@pytest.mark.parametrize(
-    ("mode", "content", "status"), [(None, "", 127), (0o644, "#!/bin/sh\n", 126), (0o755, "#!/no/such\n", 127)]
-)
-def test_what_cannot_be_run_ends_as_in_a_shell(
-    clock: LoopClock, tmp_path: Path, mode: int | None, content: str, status: int
-) -> None:
-    path = tmp_path / "tool"
-    if mode is not None:
-        path.write_text(content)
-        path.chmod(mode)
-    ran = Supervisor(clock).run([str(path)], {}, 10.0)
-    assert ran.status == status
-    assert str(path) in ran.last_line
-
-
-def test_the_tool_gets_a_short_environment_and_no_descriptor_of_ours(
-    clock: LoopClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SECRET", "token")
-    ran = Supervisor(clock).run(["/usr/bin/env"], {"LD_LIBRARY_PATH": "/x"}, 10.0)
-    names = {line.partition("=")[0] for line in ran.out.splitlines()}
-    assert names == {"PATH", "LC_ALL", "STARTED_BY", "LD_LIBRARY_PATH"}
-    opened = Supervisor(clock).run(["/bin/ls", "/proc/self/fd"], {}, 10.0).out.split()
-    assert opened == ["0", "1", "2", "3"], "3 is ls itself looking"
-    assert Supervisor(clock).run(["/bin/cat"], {}, 10.0).out == "", "its input is empty"
-
-
-def test_no_descriptor_and_no_zombie_is_left(clock: LoopClock, tool: StandIn) -> None:
-    run(clock, tool, "healthy")
-    before = descriptors()
-    for mood in ("healthy", "huge", "dead", "leaves children"):
-        run(clock, tool, mood)
-    assert descriptors() == before
-    assert [pid for pid in tool.starts if Path(f"/proc/{pid}").exists()] == []
 
 
 def test_told_to_end_in_the_middle_the_tool_is_killed_and_nobody_waited_for(clock: LoopClock, tool: StandIn) -> None:
@@ -242,48 +162,6 @@ def test_a_process_that_cannot_be_made_leaves_nothing_open(
     clock.turn(clock.monotonic() + 0.01)
 
 
-def nothing(*_: object) -> None:
-    return None
-
-
-@pytest.mark.submission
-@pytest.mark.shares(3)
-@pytest.mark.parametrize(
-    ("target", "name", "mutant"),
-    [
-        (module.Supervisor, "stuck", property(nothing)),
-        (module.Supervisor, "inherit", nothing),
-        (module, "_left_of", nothing),
-    ],
-    ids=["a second one is started", "the next process does not know", "what survives is not noticed"],
-)
-def test_a_mutant_of_the_never_doubled_rule_is_caught(
-    clock: LoopClock, tool: StandIn, monkeypatch: pytest.MonkeyPatch, target: object, name: str, mutant: object
-) -> None:
-    monkeypatch.setattr(target, name, mutant)
-    real_killpg, real_wait = os.killpg, os.waitpid
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
-        test_a_tool_that_survives_kill_is_abandoned_counted_and_never_doubled(clock, tool, monkeypatch)
-    monkeypatch.undo()
-    for pid in tool.starts:
-        if is_alive(pid):
-            real_killpg(pid, signal.SIGKILL)
-            real_wait(pid, 0)
-
-
-def test_a_mutant_that_kills_the_tool_alone_is_caught(
-    clock: LoopClock, tool: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.killpg
-    monkeypatch.setattr(os, "killpg", lambda pid, number: real(pid, number) if number == 0 else None)
-    monkeypatch.setattr(module, "KILL_S", QUICK_S)
-    with pytest.raises(AssertionError):
-        test_children_that_a_tool_leaves_behind_are_not_waited_for_and_not_left(clock, tool)
-    monkeypatch.undo()
-    for pid in tool.children:
-        os.kill(pid, signal.SIGKILL)
-
-
 def test_a_wait_may_be_longer_than_poll_can_tell(clock: LoopClock, tool: StandIn) -> None:
     assert run(clock, tool, "healthy", timeout_s=30 * 86_400.0).status == 0
 
@@ -343,9 +221,3 @@ def test_time_in_which_all_were_suspended_is_not_the_tools_fault(tool: StandIn) 
     begun = time.monotonic()
     assert run(SuspendedClock(), tool, "hang", QUICK_S).status == 124
     assert time.monotonic() - begun < patient(3.0)
-
-
-def test_a_mutant_that_counts_lost_time_is_caught(tool: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SUSPENDED_S", 1e9)
-    with pytest.raises(AssertionError):
-        test_time_in_which_all_were_suspended_is_not_the_tools_fault(tool)

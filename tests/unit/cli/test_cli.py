@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
 from driver_manager.cli.main import COMMANDS, cli, run
-from driver_manager.domain import settings
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
 from tests.support.fakes.schemas import conforms
-from tests.support.fakes.signals import signals_kept
 
 LOOPS = ("health-watch", "rebooter")
 """They print nothing but their log."""
@@ -22,18 +19,12 @@ APART = ("sandbox", "completion", "rollout", "stage", "profile", *LOOPS)
 NODE_COMMANDS = [name for name in COMMANDS if name not in APART]
 """Those that ask the API server and print."""
 
-ALL = [*settings.CLUSTER, *settings.HOST, *settings.DRIVER, *settings.WORKLOADS, *settings.LOGGING]
-
 
 @pytest.fixture(autouse=True)
-def _bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """No option from the environment, no file of the host, and the signal handlers as they were."""
-    for name in (name for setting in ALL for name in (setting.env, *setting.also)):
-        monkeypatch.delenv(name, raising=False)
+def _no_files(_bare: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No kubeconfig, and no termination log."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TERMINATION_LOG", str(tmp_path / "termination-log"))
-    with signals_kept():
-        yield
 
 
 def errors(captured: str) -> list[str]:
@@ -169,15 +160,6 @@ def test_a_variable_that_cannot_be_read_is_named_with_its_option(
     monkeypatch.setenv(variable, "5 minutes")
     assert run(["plan"]) == ExitCode.USAGE
     assert named in errors(capfd.readouterr().err)[0]
-
-
-@pytest.mark.parametrize("command", [*NODE_COMMANDS, "rebooter"])
-def test_the_whole_help_lists_every_option_with_its_variable(capfd: pytest.CaptureFixture[str], command: str) -> None:
-    assert run([command, "--help-all"]) == ExitCode.DONE
-    text = capfd.readouterr().out
-    for setting in (*settings.CLUSTER, *settings.HOST, *settings.LOGGING):
-        assert setting.flag in text
-        assert setting.env in text
 
 
 def test_every_command_that_prints_for_machines_takes_the_same_output_option_and_prints_text_without_it() -> None:

@@ -14,13 +14,11 @@ import pytest
 from driver_manager.cli import session as wiring
 from driver_manager.cli.main import run
 from driver_manager.domain.fleet.spec import PLURAL
-from driver_manager.domain.settings import HEADINGS
 from driver_manager.sandbox.cluster import NODE
 from driver_manager.sandbox.scenarios import NEW_ROOT
 from tests.support.fakes.fleet_scene import NAMESPACE
 from tests.support.fakes.rollout_desk import laptop
 from tests.support.fakes.sandboxed import ByHand, by_hand
-from tests.support.fakes.signals import signals_kept
 
 FORGED = "ready:"
 HOSTILE = f"a\x1b]0;t\x07\x1b[2J\r\n{FORGED}\n\x85{FORGED}\u2028{FORGED}\x9b31m\u202eb\u2066\x7f\ud800\t\x00c"
@@ -51,9 +49,7 @@ def escaped(text: str) -> str:
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ByHand, None, None]:
     """A node as a person meets it who types commands on it; whatever can be written there is hostile."""
-    for name in (name for _, group in HEADINGS for one in group for name in (one.env, *one.also)):
-        monkeypatch.delenv(name, raising=False)
-    with by_hand(tmp_path) as found, signals_kept():
+    with by_hand(tmp_path) as found:
         monkeypatch.setattr(wiring, "CONTAINER_HOST_ROOT", found.tree.root)
         monkeypatch.setattr(socket, "gethostname", lambda: NODE)
         monkeypatch.setenv("HOME", str(found.tree.root))

@@ -26,18 +26,23 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Generator[ByHand, None, No
         yield found
 
 
+def into(output: int, node: ByHand, *argv: str, stderr: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    """The command with this standard output."""
+    return subprocess.run(
+        [sys.executable, "-m", "driver_manager", *argv],
+        cwd=REPOSITORY,
+        env=node.environment(LOG_FORMAT="text"),
+        stdout=output,
+        stderr=stderr,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
 def into_a_full_device(node: ByHand, *argv: str, also_stderr: bool = False) -> subprocess.CompletedProcess[str]:
     with Path("/dev/full").open("wb") as full:
-        return subprocess.run(
-            [sys.executable, "-m", "driver_manager", *argv],
-            cwd=REPOSITORY,
-            env=node.environment(LOG_FORMAT="text"),
-            stdout=full,
-            stderr=full if also_stderr else subprocess.PIPE,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+        return into(full.fileno(), node, *argv, stderr=full.fileno() if also_stderr else subprocess.PIPE)
 
 
 def into_an_unread_pipe(node: ByHand, *argv: str) -> subprocess.CompletedProcess[str]:
@@ -45,16 +50,7 @@ def into_an_unread_pipe(node: ByHand, *argv: str) -> subprocess.CompletedProcess
     reader, writer = os.pipe()
     try:
         os.write(writer, b"x" * fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ))
-        return subprocess.run(
-            [sys.executable, "-m", "driver_manager", *argv],
-            cwd=REPOSITORY,
-            env=node.environment(LOG_FORMAT="text"),
-            stdout=writer,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+        return into(writer, node, *argv)
     finally:
         os.close(reader)
         os.close(writer)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +11,16 @@ import pytest
 from driver_manager.adapters.process import supervisor
 from driver_manager.adapters.process.tools import this_process
 from driver_manager.cli.main import run
-from driver_manager.domain import settings
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.health.watch import History, encode_watch_record
 from tests.support.fakes.ascend_tree import AscendTree
 from tests.support.fakes.npu_smi_tool import MOODS
-from tests.support.fakes.signals import signals_kept
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
 
 @pytest.fixture(autouse=True)
-def _bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """No option from the environment, and the signal handlers as they were."""
-    for setting in (*settings.HEALTH, *settings.HOST, *settings.LOGGING, *settings.CLUSTER, *settings.DRIVER):
-        monkeypatch.delenv(setting.env, raising=False)
+def _quick(_bare: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TERMINATION_LOG", str(tmp_path / "termination-log"))
     monkeypatch.setattr(supervisor, "TERM_S", 0.2)
-    with signals_kept():
-        yield
 
 
 @pytest.fixture
@@ -129,6 +118,7 @@ def test_people_get_text_with_a_line_per_device(tree: AscendTree, capfd: pytest.
         (["--metrics-addr", "nowhere"], "'nowhere' is not an address such as :9400"),
         (["--metrics-addr", ":99999"], "':99999' is not an address"),
         (["--profile", "none"], "there is no profile 'none'"),
+        (["--evidence-dir", "evidence"], "EVIDENCE_DIR is 'evidence', which is not a path on the host"),
         (["--proc-root", "/absent"], "cannot read /absent/sys/kernel/random/boot_id"),
     ],
 )
@@ -146,15 +136,6 @@ def test_a_profile_without_a_probe_cannot_be_watched(tree: AscendTree, capfd: py
     tree.profile.write_text(text[: text.index("[probe]")])
     assert run(["health-watch", "--once", *tree.options]) == ExitCode.USAGE
     assert "the profile ascend has no probe" in capfd.readouterr().err
-
-
-def test_the_whole_help_lists_every_option_with_its_variable(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(["health-watch", "--help-all"]) == ExitCode.DONE
-    text = capfd.readouterr().out
-    for setting in (*settings.HEALTH, *settings.HOST, *settings.LOGGING):
-        assert setting.flag in text
-        assert setting.env in text
-    assert "--handover" not in text
 
 
 def test_a_look_by_hand_leaves_a_stuck_probe_alone_too(tree: AscendTree, capfd: pytest.CaptureFixture[str]) -> None:

@@ -61,6 +61,7 @@ def test_what_the_help_leaves_out_is_in_the_whole_help(capfd: pytest.CaptureFixt
         whole = help_of(capfd, *name.split(), "--help-all")
         assert not [option for option in options if option.setting.flag not in whole]
         assert not [env for option in options for env in (option.setting.env, *option.setting.also) if env not in whole]
+        assert "--handover" not in whole, "hidden"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -72,6 +73,14 @@ def test_every_option_stands_under_its_heading(capfd: pytest.CaptureFixture[str]
         section = text.partition(f"\n{heading}:\n")[2].split("\n\n")[0]
         assert (f"\n{heading}:\n" in text) == bool(here)
         assert not [setting.flag for setting in here if setting.flag not in section]
+
+
+@pytest.mark.parametrize(
+    "name", ["status", "plan", "preflight", "holders", "restore", "reconcile-driver-state", "rebooter"]
+)
+def test_a_command_on_a_node_takes_the_options_of_cluster_host_and_log(name: str) -> None:
+    known = {option.setting for option in options_of(name)}
+    assert {*settings.CLUSTER, *settings.HOST, *settings.LOGGING} <= known
 
 
 def test_a_sentence_is_not_ended_by_an_abbreviation() -> None:

@@ -11,10 +11,11 @@ from click.testing import CliRunner
 
 from driver_manager import profiles
 from driver_manager.cli.options import with_options
-from driver_manager.cli.session import _with_last_label, policy
+from driver_manager.cli.reconcile import policy_for
+from driver_manager.cli.session import _with_last_label
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ExitCode
-from driver_manager.domain.observation import EvictionRules, Policy
+from driver_manager.domain.observation import EvictionRules, Loader, Mode, Policy
 from driver_manager.domain.settings import AnySetting, SettingKind, Values
 from tests.support.fakes.builders import PROFILE
 
@@ -27,25 +28,17 @@ OTHER = {SettingKind.FLAG: "true", SettingKind.DURATION: "7s", SettingKind.TEXT:
 """A value of each kind that is no default."""
 
 
-def told(env: dict[str, str], *argv: str) -> Policy:
-    """The policy that an environment and a command line make. Raises click's errors, ConfigError."""
+def told(env: dict[str, str], *argv: str, mode: Mode = Mode.CONTAINER) -> Policy:
+    """The policy in an environment and a command line. Raises click's errors, ConfigError."""
     found: list[Policy] = []
 
     @click.command()
-    @with_options(settings.DRIVER, settings.WORKLOADS)
+    @with_options(*((settings.VFIO,) if mode is Mode.VFIO else (settings.DRIVER, settings.WORKLOADS)))
     def command(values: Values) -> None:
-        found.append(policy(values))
+        found.append(policy_for(values, mode))
 
     CliRunner(env=env).invoke(command, argv, catch_exceptions=False, standalone_mode=False)
     return found[0]
-
-
-@pytest.fixture(autouse=True)
-def _bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No option from the environment of the tests."""
-    for setting in SETTINGS:
-        for name in (setting.env, *setting.also):
-            monkeypatch.delenv(name, raising=False)
 
 
 GENERATION_1 = {
@@ -152,11 +145,36 @@ def test_every_other_word_has_its_place() -> None:
     assert (found.safe_load, found.operator_timeout_s, found.ignore_skip) == (True, 180.0, True)
 
 
-def test_each_setting_changes_the_policy_in_a_way_of_its_own() -> None:
-    unchanged, others = told({}), set(SETTINGS) - OF_THE_HOST - {settings.DRIVER_VERSION}
-    told_by = {setting: told({setting.env: OTHER[setting.kind]}) for setting in SETTINGS if setting in others}
+VFIO_OTHER = {**OTHER, SettingKind.CHOICE: "container"}
+VFIO_ELSEWHERE = {settings.EVIDENCE_DIR, settings.DRIVER_LOAD}
+"""One belongs to the host, and of the other only one value matters."""
+
+
+@pytest.mark.parametrize(
+    ("mode", "known", "other"),
+    [
+        (Mode.CONTAINER, set(SETTINGS) - OF_THE_HOST - {settings.DRIVER_VERSION}, OTHER),
+        (Mode.VFIO, set(settings.VFIO) - VFIO_ELSEWHERE, VFIO_OTHER),
+    ],
+    ids=["container", "vfio"],
+)
+def test_each_setting_changes_the_policy_in_a_way_of_its_own(
+    mode: Mode, known: set[AnySetting], other: dict[SettingKind, str]
+) -> None:
+    unchanged = told({}, mode=mode)
+    told_by = {setting: told({setting.env: other[setting.kind]}, mode=mode) for setting in known}
     assert [setting.env for setting, found in told_by.items() if found == unchanged] == []
-    assert [one.env for one, other in itertools.combinations(told_by, 2) if told_by[one] == told_by[other]] == []
+    assert [one.env for one, two in itertools.combinations(told_by, 2) if told_by[one] == told_by[two]] == []
+
+
+def test_the_environment_of_vfio_manager_evicts_and_loads_no_driver() -> None:
+    plain = Policy(mode=Mode.VFIO, driver_pod_leaves=True)
+    assert told({}, mode=Mode.VFIO) == plain
+    found = told({**GENERATION_2, "NPU_POD_EVICTION_FORCE": "false", "OPERATOR_NAMESPACE": "x"}, mode=Mode.VFIO)
+    assert found.eviction == EvictionRules(
+        is_enabled=True, deletes_empty_dirs=True, device_classes=("npu.rebellions.ai",)
+    )
+    assert (found.loader, found.force_reinstall, found.clear_for) == (Loader.CONTAINER, False, "")
 
 
 def test_kmm_as_loader_is_refused_with_what_to_set_instead() -> None:

@@ -14,12 +14,10 @@ from driver_manager.adapters.process.run import run
 from driver_manager.adapters.process.tools import Result
 from driver_manager.cli.main import run as command
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.settings import HEADINGS
 from driver_manager.sandbox.host import KERNEL
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.module_trees import ModuleHost
 from tests.support.fakes.schemas import conforms
-from tests.support.fakes.signals import signals_kept
 
 NEXT, ROOT = "6.12.0-next", "/opt/driver"
 SYMVERS = "0x000000aa\tmodule_layout\tvmlinux\tEXPORT_SYMBOL\t\n0x000000bb\tprintk\tvmlinux\tEXPORT_SYMBOL\t\n"
@@ -42,8 +40,6 @@ class Next:
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The next kernel is installed with its headers, and everything fits."""
-    for name in (name for _, group in HEADINGS for one in group for name in (one.env, *one.also)):
-        monkeypatch.delenv(name, raising=False)
     host = ModuleHost(tmp_path, monkeypatch, PROFILE)
     found = Next(host)
     for release in (KERNEL, NEXT):
@@ -59,8 +55,7 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     told = {"HOST_ROOT": str(host.tree.root), "DRIVER_PROFILE": PROFILE.name, "DRIVER_ROOT": ROOT}
     for name, value in {**told, "KUBECONFIG": "/nowhere", "TERMINATION_LOG": str(tmp_path / "log")}.items():
         monkeypatch.setenv(name, value)
-    with signals_kept():
-        yield found
+    return found
 
 
 def checked(capfd: pytest.CaptureFixture[str], release: str = NEXT) -> tuple[int, dict[str, bool | None]]:

@@ -41,13 +41,25 @@ def collector(node: ByHand) -> Path:
     return folder / "driver-manager.prom"
 
 
-def reconcile(node: ByHand, *arguments: str, **env: str) -> int:
-    """Run it; the exit code."""
-    environment = node.environment(**RUN, METRICS_TEXTFILE=str(collector(node)), NODE_NAME="", **env)
-    argv = [sys.executable, "-m", "driver_manager", "reconcile-driver-state", *arguments]
+def command(node: ByHand, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command with the settings of RUN."""
+    environment = node.environment(**{**RUN, "METRICS_TEXTFILE": str(collector(node)), "NODE_NAME": "", **env})
+    argv = [sys.executable, "-m", "driver_manager", *words]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=BOUND_S, check=False)
     print(done.stderr)
-    return done.returncode
+    return done
+
+
+def reconcile(node: ByHand, *arguments: str) -> int:
+    """Run it; the exit code."""
+    return command(node, "reconcile-driver-state", *arguments).returncode
+
+
+def break_drivers(node: ByHand) -> None:
+    """The new driver does not load, and the old one is gone."""
+    node.tree.add_driver("/run/rbln/driver", "2.0.1", fails=True)
+    for old in (node.tree.root / "opt/rbln").rglob("*.ko"):
+        old.unlink()
 
 
 def read(text: str) -> Values:
@@ -104,9 +116,7 @@ def test_counters_go_on_from_run_to_run_and_a_current_driver_costs_no_step(node:
 @pytest.mark.submission
 @pytest.mark.shares(3)
 def test_a_run_that_holds_the_node_says_so_until_one_ends_well(node: ByHand) -> None:
-    node.tree.add_driver("/run/rbln/driver", "2.0.1", fails=True)
-    for old in (node.tree.root / "opt/rbln").rglob("*.ko"):
-        old.unlink()
+    break_drivers(node)
     for _ in range(3):
         assert reconcile(node) == 5
     values = published(node)
@@ -120,14 +130,10 @@ def test_a_run_that_holds_the_node_says_so_until_one_ends_well(node: ByHand) -> 
 @pytest.mark.submission
 @pytest.mark.shares(3)
 def test_a_node_that_is_given_back_by_hand_is_held_no_more(node: ByHand) -> None:
-    node.tree.add_driver("/run/rbln/driver", "2.0.1", fails=True)
-    for old in (node.tree.root / "opt/rbln").rglob("*.ko"):
-        old.unlink()
+    break_drivers(node)
     assert reconcile(node) == 5
     assert figures(node).is_held
-    environment = node.environment(DRIVER_PROFILE="rebellions")
-    argv = [sys.executable, "-m", "driver_manager", "restore"]
-    subprocess.run(argv, env=environment, timeout=BOUND_S, check=True, stdout=subprocess.DEVNULL)
+    assert command(node, "restore").returncode == 0
     assert not figures(node).is_held
     assert figures(node).failures_in_a_row == 1, "and its runs still fail"
 
@@ -144,10 +150,7 @@ def test_a_node_that_is_given_back_by_hand_is_held_no_more(node: ByHand) -> None
     ids=["no cluster", "a bad option", "no such node"],
 )
 def test_a_run_that_never_saw_its_node_counts_as_failed(node: ByHand, env: dict[str, str], code: int) -> None:
-    environment = node.environment(**RUN, METRICS_TEXTFILE=str(collector(node)))
-    argv = [sys.executable, "-m", "driver_manager", "reconcile-driver-state"]
-    done = subprocess.run(argv, env={**environment, **env}, capture_output=True, timeout=BOUND_S, check=False)
-    assert done.returncode == code, done.stderr
+    assert command(node, "reconcile-driver-state", **env).returncode == code
     values = published(node)
     assert (values["runs_total", str(code)], values["run_failures_in_a_row",]) == (1, 1)
 
@@ -171,13 +174,8 @@ def test_a_run_that_is_told_to_end_is_no_failure(node: ByHand) -> None:
 @pytest.mark.submission
 @pytest.mark.shares(3)
 def test_the_plan_after_a_run_expects_what_that_one_took(node: ByHand) -> None:
-    environment = node.environment(**RUN)
-    argv = [sys.executable, "-m", "driver_manager", "plan", "--force-reinstall", "-o", "json"]
-
     def planned() -> Any:
-        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=BOUND_S, check=False)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)["window"]
+        return json.loads(command(node, "plan", "--force-reinstall", "-o", "json").stdout)["window"]
 
     assert planned() is None
     assert reconcile(node) == 0
@@ -196,9 +194,7 @@ def test_a_dry_run_and_a_look_leave_nothing(node: ByHand) -> None:
 @pytest.mark.submission
 @pytest.mark.shares(3)
 def test_a_collector_that_cannot_be_written_is_one_warning(node: ByHand) -> None:
-    environment = node.environment(**RUN, METRICS_TEXTFILE="/proc/no/driver-manager.prom")
-    argv = [sys.executable, "-m", "driver_manager", "reconcile-driver-state"]
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=BOUND_S, check=False)
+    done = command(node, "reconcile-driver-state", METRICS_TEXTFILE="/proc/no/driver-manager.prom")
     assert done.returncode == 0
     assert done.stderr.count("metrics cannot be written to /proc/no/driver-manager.prom") == 1
     assert figures(node).runs == {"0": 1}

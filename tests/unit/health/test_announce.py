@@ -1,4 +1,4 @@
-"""What a notice does to the Node: the state as a label where it is health-watch's to say, and one Event."""
+"""The effect of a notice on the Node: the state as a label, unless a run or the rebooter owns it, and one Event."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cluster_of(state: str | None, outcome: NodeState | None = None) -> FakeClust
     return FakeCluster(killer, FakeClock(killer), node(labels, annotations=notes))
 
 
-def told(cluster: FakeCluster, notice: Notice) -> str | None:
+def shown(cluster: FakeCluster, notice: Notice) -> str | None:
     """The state that the Node shows after it."""
     announce(cluster, RecordingReporter(), KEYS, notice)
     assert cluster.current is not None
@@ -40,53 +40,28 @@ def told(cluster: FakeCluster, notice: Notice) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
+    ("notice", "before", "outcome", "after"),
     [
-        (None, "wedged"),
-        ("ready", "wedged"),
-        ("failed", "wedged"),
-        ("somebody's word", "wedged"),
-        ("wedged", "wedged"),
-        ("upgrading", "upgrading"),
-        ("held", "held"),
-        ("reboot-required", "reboot-required"),
+        *[(WEDGE, before, None, "wedged") for before in (None, "ready", "failed", "another word", "wedged")],
+        *[(WEDGE, before, None, before) for before in ("upgrading", "held", "reboot-required")],
+        *[(END, before, None, before) for before in (None, "ready", "failed", "upgrading", "held", "x")],
+        (END, "reboot-required", None, "reboot-required"),
+        (END, "wedged", None, "ready"),
+        (END, "wedged", NodeState.READY, "ready"),
+        (END, "wedged", NodeState.FAILED, "failed"),
+        (FIRST, "ready", None, "ready"),
+        (FIRST, "wedged", None, "ready"),
     ],
 )
-def test_a_wedge_is_shown_unless_a_run_has_the_node_or_a_reboot_is_asked_for(before: str | None, after: str) -> None:
-    cluster = cluster_of(before)
-    assert told(cluster, WEDGE) == after
-    assert cluster.posted == [("DriverWedged", WEDGE.message, True)]
-
-
-@pytest.mark.parametrize("before", [None, "ready", "failed", "upgrading", "held", "reboot-required", "x"])
-def test_the_end_of_a_wedge_changes_no_other_state(before: str | None) -> None:
-    cluster = cluster_of(before)
-    assert told(cluster, END) == before
-    assert cluster.patches == []
-    assert cluster.posted == [("DriverRecovered", END.message, False)]
-
-
-@pytest.mark.parametrize(
-    ("outcome", "after"), [(None, "ready"), (NodeState.READY, "ready"), (NodeState.FAILED, "failed")]
-)
-def test_after_a_wedge_the_node_shows_what_it_showed_before(outcome: NodeState | None, after: str) -> None:
-    cluster = cluster_of("wedged", outcome)
-    assert told(cluster, END) == after
-    assert len(cluster.patches) == 1
-
-
-def test_an_end_without_a_known_wedge_is_an_event_only_where_the_node_still_showed_one() -> None:
-    calm, left = cluster_of("ready"), cluster_of("wedged")
-    assert (told(calm, FIRST), calm.posted, calm.patches) == ("ready", [], [])
-    assert told(left, FIRST) == "ready"
-    assert [reason for reason, _, _ in left.posted] == ["DriverRecovered"]
-
-
-def test_telling_twice_changes_nothing() -> None:
-    cluster = cluster_of("ready")
-    told(cluster, WEDGE)
-    assert told(cluster, WEDGE) == "wedged"
-    assert (len(cluster.patches), len(cluster.posted)) == (1, 1)
+def test_a_wedge_is_shown_unless_a_run_has_the_node_and_its_end_restores_the_state(
+    notice: Notice, before: str | None, outcome: NodeState | None, after: str
+) -> None:
+    cluster = cluster_of(before, outcome)
+    for _ in range(2):  # the second time changes nothing
+        assert shown(cluster, notice) == after
+    assert len(cluster.patches) == (before != after)
+    is_silent = notice is FIRST and before != "wedged"
+    assert cluster.posted == ([] if is_silent else [(notice.event, notice.message, notice is WEDGE)])
 
 
 def test_where_the_state_is_not_shown_there_is_the_event_alone() -> None:
@@ -126,7 +101,7 @@ def test_an_event_that_cannot_be_recorded_is_an_error_and_the_state_is_shown() -
 def test_a_run_that_takes_the_node_in_the_same_moment_keeps_its_word() -> None:
     cluster = cluster_of("ready")
     cluster.killer.at("patch", lambda: cluster.edit({KEYS.state: "upgrading"}))
-    assert told(cluster, WEDGE) == "upgrading"
+    assert shown(cluster, WEDGE) == "upgrading"
 
 
 def test_a_node_that_keeps_changing_is_left_after_some_tries() -> None:
@@ -147,7 +122,7 @@ def test_killed_anywhere_the_next_one_ends_as_an_undisturbed_one(notice: Notice,
     with pytest.raises(Killed):
         announce(killed, RecordingReporter(), KEYS, notice)
     killed.killer.revive()
-    assert told(killed, notice) == told(undisturbed, notice)
+    assert shown(killed, notice) == shown(undisturbed, notice)
     assert killed.posted == undisturbed.posted
 
 

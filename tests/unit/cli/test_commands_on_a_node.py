@@ -1,0 +1,137 @@
+"""Commands on a node, as a person types them: the output of each scenario; and what scenarios cannot show."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driver_manager.adapters.host import files
+from driver_manager.adapters.host.files import OpenEntry
+from driver_manager.cli.main import run
+from driver_manager.cli.session import _home
+from driver_manager.domain import settings
+from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.settings import AnySetting, Values
+from driver_manager.domain.text import spoken
+from driver_manager.schemas import NAMES, schema
+from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.command_scenarios import blocks, desk_for, happen, played, script_of, state
+from tests.support.fakes.schemas import closed, conforms
+
+TITLES = list(blocks())
+UPDATE = "read the new output, then run `python -m tests.support.fakes.command_scenarios`"
+LOADS = "env=DRIVER_LOAD:manager env=DRIVER_ROOT:/run/rbln/driver"
+
+
+def first_status() -> list[str]:
+    """The output of the first `status`, with which the others are compared."""
+    return blocks()[TITLES[0]].partition("$ status\n")[2].partition("\nexit 0")[0].split("\n")
+
+
+@pytest.mark.shares(3)
+@pytest.mark.parametrize("title", TITLES)
+def test_a_scenario_gives_its_output(title: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = blocks()[title]
+    assert played(script_of(block), monkeypatch, [] if title == TITLES[0] else first_status()) == block, UPDATE
+
+
+@pytest.mark.submission
+def test_the_termination_log_has_the_check_that_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "log").touch()
+    with desk_for(LOADS, monkeypatch) as (desk, _):
+        happen(desk, f"{LOADS} modules-disabled env=TERMINATION_LOG:{tmp_path / 'log'}")
+        assert run(["preflight"]) == ExitCode.PREFLIGHT_FAILED
+    assert (tmp_path / "log").read_text().startswith("modules of the kernel: kernel.modules_disabled is 1")
+
+
+@pytest.mark.submission
+def test_a_run_that_cannot_write_its_files_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    real = files._written_beside
+    with desk_for(LOADS, monkeypatch) as (desk, _):
+        happen(desk, LOADS)
+
+        def over_quota(where: OpenEntry, text: str, mode: int) -> str:
+            if str(where.path).startswith(f"{desk.tree.root}/run/rbln/"):
+                raise OSError(122, "Disk quota exceeded")
+            return real(where, text, mode)
+
+        monkeypatch.setattr(files, "_written_beside", over_quota)
+        assert run(["reconcile-driver-state"]) == ExitCode.PREFLIGHT_FAILED
+        assert "cannot be written: Disk quota exceeded" in capfd.readouterr().err
+        assert "driver 1.2.92, device-plugin=true, not cordoned, no journal, 1 patch(es)" in state(desk)
+
+
+EVICTING = (
+    settings.ENABLE_NPU_POD_EVICTION,
+    settings.ENABLE_AUTO_DRAIN,
+    settings.EVICT_HOLDERS,
+    settings.RESTART_CLIENTS,
+)
+
+
+def values(given: Mapping[AnySetting, Any]) -> Values:
+    known = (*settings.CLUSTER, *settings.WORKLOADS)
+    return Values({one: given.get(one, one.unset) for one in known})
+
+
+@pytest.mark.parametrize(
+    ("given", "home"),
+    [
+        ({}, PROFILE.namespace),
+        ({settings.POD_NAMESPACE: "mine"}, "mine"),
+        ({settings.OPERATOR_NAMESPACE: "ops"}, "ops"),
+        ({settings.OPERATOR_NAMESPACE: "ops", settings.POD_NAMESPACE: "mine"}, "mine"),
+        *(({one: True, settings.OPERATOR_NAMESPACE: "ops"}, "") for one in EVICTING),
+    ],
+)
+def test_only_a_run_that_evicts_no_pod_may_read_the_pods_of_one_namespace(
+    given: dict[AnySetting, Any], home: str
+) -> None:
+    assert _home(values(given), PROFILE) == home
+
+
+# the forms
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_field_of_every_form_has_its_description(name: str) -> None:
+    def undescribed(part: Any, at: str) -> list[str]:
+        match part:
+            case {"properties": fields}:
+                bare = [f"{at}.{key}" for key, one in fields.items() if not one.get("description")]
+                return bare + [found for key, one in fields.items() for found in undescribed(one, f"{at}.{key}")]
+            case dict():
+                return [found for key, one in part.items() for found in undescribed(one, f"{at}/{key}")]
+            case list():
+                return [found for one in part for found in undescribed(one, at)]
+        return []
+
+    assert undescribed(schema(name), name) == []
+    assert schema(name)["properties"]["schemaVersion"]["const"] == 1
+    assert schema(name)["$schema"] == "http://json-schema.org/draft-07/schema#"
+
+
+def test_a_field_that_no_form_names_is_found() -> None:
+    with pytest.raises(AssertionError, match="flavour"):
+        conforms("holders", json.dumps({"schemaVersion": 1, "holders": [], "flavour": "sweet"}))
+    with pytest.raises(AssertionError):
+        conforms("holders", json.dumps({"schemaVersion": 2, "holders": []}))
+    assert "additionalProperties" not in json.dumps(schema("status")), "a later version may add some"
+    assert closed({"properties": {}})["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        *((0.4, "0 s"), (59, "59 s"), (60, "1 min"), (3599, "59 min")),
+        *((3600, "1 h"), (7500, "2 h 5 min"), (273_600, "3 d 4 h")),
+    ],
+)
+def test_a_time_span_is_in_its_two_largest_units(seconds: float, words: str) -> None:
+    assert spoken(seconds) == words
