@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
+from msgspec.structs import asdict, replace
 
 from driver_manager import profiles, schemas
 from driver_manager.adapters.host.files import HostRoots

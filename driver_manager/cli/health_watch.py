@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import click
+from msgspec.structs import asdict
 
 from driver_manager import profiles
 from driver_manager.adapters.host.files import HostRoots, boot_id

@@ -10,9 +10,11 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.health import (
@@ -34,7 +36,6 @@ from driver_manager.core.health import HealthWatch, WatchPolicy, WatchPorts
 from driver_manager.domain.errors import ExitCode, Terminated
 from driver_manager.domain.health.metrics import HealthReport, families
 from driver_manager.domain.profile import Profile, decode_profile, encode_profile
-from driver_manager.domain.records import Frozen
 
 TARGET = f"{__name__}:run"
 CHILD = "driver_manager.cli.health_watch_tasks:run_child"
@@ -47,7 +48,7 @@ RELOAD_S = 30.0
 Publish = Callable[[HealthReport], None]
 
 
-class Launch(Frozen):
+class Launch(Struct, frozen=True):
     """The settings of the loop. `argv` are the command's arguments, for a reload.
 
     `way` leads to the Node; if it is None, `no_way` is the reason. `client_selector` selects clients of the driver.

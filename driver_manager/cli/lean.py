@@ -14,17 +14,18 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from driver_manager.adapters.process.tools import adopts_orphans, has_adopted_orphans
 from driver_manager.adapters.report.log import LogForm
 from driver_manager.domain.errors import ManagerError
-from driver_manager.domain.records import Frozen
 
 
-class NodeWay(Frozen):
+class NodeWay(Struct, frozen=True):
     """How a process in a pod reaches its Node: a loop passes it to the processes that send the requests.
 
     `account` is the folder of the pod's service account; the API server listens on `host` and `port`.
@@ -38,7 +39,6 @@ class NodeWay(Frozen):
 
 ENTRY = Path(__file__).with_name("lean_entry.py")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-MAX_DOCUMENT_BYTES = 1024 * 1024
 
 
 def become(target: str, document: Mapping[str, Any], log: LogForm) -> NoReturn:
@@ -73,12 +73,8 @@ def _argv(target: str, descriptor: int) -> list[str]:
     return [sys.executable, "-I", "-S", str(ENTRY), str(ENTRY.parents[2]), target, str(descriptor)]
 
 
-def main(target: str, descriptor: str) -> int:
-    """In the lean interpreter: run `target` with the document in `descriptor`; its exit status. Logs a ManagerError."""
-    with os.fdopen(int(descriptor), "rb") as file:
-        handed = json.loads(file.read(MAX_DOCUMENT_BYTES))
-    # Behind the standard library, for rare imports of a loop.
-    sys.path += [entry for entry in handed["path"] if entry not in sys.path]
+def main(target: str, handed: Mapping[str, Any]) -> int:
+    """In the lean interpreter: run `target` with the document in `handed`; its exit status. Logs a ManagerError."""
     if handed["adopts"]:
         has_adopted_orphans()
     log = LogForm(**handed["log"])

@@ -1,9 +1,23 @@
 """Start of the lean interpreter: `lean_entry.py <folder of the package> <module:function of the loop> <descriptor>`."""
 
 import importlib
+import json
+import os
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
+
+MAX_DOCUMENT_BYTES = 1024 * 1024
+
+LAZY = ("ipaddress", *(f"msgspec.{name}" for name in ("inspect", "json", "msgpack", "toml", "yaml")))
+"""Modules that are imported and hardly ever used. ipaddress takes 0.6 MiB: urllib.parse, which pathlib imports, uses it
+for IPv6 addresses."""
+
+FOREIGN_TYPES: dict[str, dict[str, Any]] = {
+    "decimal": {"Decimal": type("Decimal", (), {})},
+    "uuid": {"UUID": type("UUID", (), {}), "SafeUUID": SimpleNamespace(unknown=None)},
+}
+"""Types that msgspec supports and reads from their modules when it is imported. No record here has a field of one."""
 
 
 class LoadedWhenUsed(ModuleType):
@@ -16,25 +30,26 @@ class LoadedWhenUsed(ModuleType):
         return getattr(importlib.import_module(self.__name__), name)
 
 
-def annotations(of: type) -> dict[str, Any]:
-    """The part of `inspect.get_annotations` that dataclasses use."""
-    return dict(of.__dict__.get("__annotations__", {}))  # noqa: RUF063  # this replaces inspect.get_annotations
-
-
 def stand_in() -> None:
-    """Replace two modules that the standard library imports and a loop does not use.
-
-    inspect takes 1.3 MiB: dataclasses use it for annotations (since Python 3.12) and for a class without a docstring.
-    ipaddress takes 0.6 MiB: urllib.parse, which pathlib imports, uses it for IPv6 addresses.
-    """
-    for name in ("inspect", "ipaddress"):
+    """Import msgspec, without 2.5 MiB of modules that it and the standard library import and a loop does not use."""
+    for name in LAZY:
         sys.modules[name] = LoadedWhenUsed(name)
-    sys.modules["inspect"].__dict__["get_annotations"] = annotations
+    for name, attributes in FOREIGN_TYPES.items():
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__dict__.update(attributes)
+    sys.modules["typing_extensions"] = None  # type: ignore[assignment]  # its import fails, and typing does instead
+    importlib.import_module("msgspec")
+    for name in (*FOREIGN_TYPES, "typing_extensions"):
+        del sys.modules[name]
 
 
 if __name__ == "__main__":
-    sys.path.append(sys.argv[1])
+    folder, target, descriptor = sys.argv[1:]
+    with os.fdopen(int(descriptor), "rb") as file:
+        handed = json.loads(file.read(MAX_DOCUMENT_BYTES))
+    # Behind the standard library.
+    sys.path += [entry for entry in (folder, *handed["path"]) if entry not in sys.path]
     stand_in()
     from driver_manager.cli.lean import main
 
-    sys.exit(main(*sys.argv[2:]))
+    sys.exit(main(target, handed))

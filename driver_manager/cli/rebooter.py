@@ -11,11 +11,12 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Generator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import click
+from msgspec import Struct
+from msgspec.structs import replace
 
 from driver_manager import profiles
 from driver_manager.adapters.host.files import HostRoots, WorkLock
@@ -43,7 +44,6 @@ from driver_manager.domain.profile import Profile
 from driver_manager.domain.reboot import state as reboot_metrics
 from driver_manager.domain.reboot.maintenance_windows import Schedule, parse_windows
 from driver_manager.domain.reboot.state import RebootPolicy, Record, RecordUnreadable, is_idle
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.settings import Values
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 IDLE = "driver_manager.cli.rebooter_idle:run"
 
 
-class Wired(Frozen):
+class Wired(Struct, frozen=True):
     """What both lives of the rebooter work with."""
 
     values: Values

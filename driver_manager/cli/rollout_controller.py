@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 
 import click
+from msgspec.structs import replace
 
 from driver_manager import profiles
 from driver_manager.adapters.kube.api import KubeApi, load_client

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from msgspec import Struct
+
 from driver_manager import profiles, schemas
 from driver_manager.adapters.kube import transport
 from driver_manager.adapters.kube.api import KubeApi, load_client
@@ -30,7 +32,6 @@ from driver_manager.domain.fleet.state import NodePhase, NodeView, Outlook, Pace
 from driver_manager.domain.fleet.status import INVALID_SPEC, STANDING
 from driver_manager.domain.fleet.waves import preflight_told
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.settings import Values
 from driver_manager.domain.text import MOST_NAMED, several, spoken
 from driver_manager.domain.wire import seconds_of, written_time
@@ -41,14 +42,14 @@ PROGRAM = "driver-manager rollout"
 NO_CONTROLLER = "no controller leads, so nothing happens: install deploy/components/rollout, or check its pods"
 
 
-class Hint(Frozen):
+class Hint(Struct, frozen=True):
     """What may be done, and the command that does it, "" where none does."""
 
     what: str
     command: str = ""
 
 
-class _Case(Frozen):
+class _Case(Struct, frozen=True):
     rollout: RolloutObject
     fleet: Fleet | None
     outlook: Outlook
@@ -148,7 +149,7 @@ COUNTS = {
 }
 
 
-class Shown(Frozen):
+class Shown(Struct, frozen=True):
     """What is shown: a look at a rollout at `now_s`, its profile's name, and who leads (None where that is unknown)."""
 
     sight: ObservedRollout
@@ -487,7 +488,7 @@ def refuse_without_state(profile: Profile) -> None:
 R = TypeVar("R")
 
 
-class RolloutSession(Frozen):
+class RolloutSession(Struct, frozen=True):
     """A cluster whose rollouts are looked at from outside of it."""
 
     values: Values

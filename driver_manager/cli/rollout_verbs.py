@@ -11,11 +11,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import click
+from msgspec import Struct
 
 from driver_manager import schemas
 from driver_manager.adapters.kube.api import KubeApi, load_client
@@ -199,8 +199,7 @@ def _view(*, as_json: bool) -> Callable[[Json, float, bool], None]:
     return Redrawn(LiveScreen(sys.stdout)).show if is_capable(sys.stdout) else Lines().show
 
 
-@dataclass
-class Watching:
+class Watching(Struct):
     """Follows one rollout."""
 
     session: RolloutSession

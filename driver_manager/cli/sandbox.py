@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 import click
+from msgspec.structs import asdict
 
 from driver_manager.adapters.report.log import CYAN, GREEN, RED, columns_of, has_colour, is_capable, painted
 from driver_manager.cli.options import ScreenCommand, output_option, styled
@@ -283,8 +284,8 @@ def _as_json(report: ScenarioReport) -> dict[str, Any]:
         "exitCodes": report.exit_codes,
         "requests": report.requests,
         "seconds": round(report.seconds, 3),
-        "before": vars(report.before),
-        "after": vars(report.after) if report.after else None,
+        "before": asdict(report.before),
+        "after": asdict(report.after) if report.after else None,
         "timeline": [{"atSeconds": round(one.at_s, 3), "text": one.text} for one in report.timeline],
         "problems": report.problems,
     }

@@ -6,9 +6,11 @@ import contextlib
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from driver_manager import profiles
 from driver_manager.adapters.host import system as host_facts
@@ -178,8 +180,7 @@ def log_form(values: Values) -> LogForm:
     return LogForm(as_json, values[settings.LOG_LEVEL], values[settings.TERMINATION_LOG])
 
 
-@dataclass
-class Session:
+class Session(Struct):
     """What one command works with, after its Node was read once."""
 
     values: Values

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import click
+from msgspec import Struct
+from msgspec.structs import replace
 
 from driver_manager import schemas
 from driver_manager.adapters.host.health import HostMarks
@@ -44,7 +45,6 @@ from driver_manager.domain.pods.workloads import named, placed_by, why_still_the
 from driver_manager.domain.profile import Profile, unload_order
 from driver_manager.domain.reboot.decision import is_approved
 from driver_manager.domain.reboot.state import Record
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.settings import Values
 from driver_manager.domain.status import NOTES, DeviceHealth, StatusFacts, attention, headline
 from driver_manager.domain.swap.node_patches import has_managers_cordon, has_rebooters_cordon
@@ -115,7 +115,7 @@ PROBE_S = 60.0
 """Seconds for a probe with --probe: longer than the probe's own timeout."""
 
 
-class Gathered(Frozen):
+class Gathered(Struct, frozen=True):
     """The facts, and the JSON form of the reboots."""
 
     facts: StatusFacts

@@ -5,7 +5,7 @@ Runs in a process of its own, which may be killed between any two requests and i
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from driver_manager.core.node import patch_until_current
 from driver_manager.core.ports import Cluster

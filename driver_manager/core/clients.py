@@ -7,7 +7,9 @@ one. After a kill, the next turn of any process continues.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from driver_manager.core.ports import ClientNotes, Cluster
 from driver_manager.core.ports_base import Clock, Reporter
@@ -26,7 +28,6 @@ from driver_manager.domain.pods.workloads import (
     is_client,
     namespaces_with_claims,
 )
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import several
 
 BUSY = "another process is restarting clients"
@@ -35,7 +36,7 @@ FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 10.0
 
 
-class ClientTurn(Frozen):
+class ClientTurn(Struct, frozen=True):
     """The result of one turn: clients `restarted`, a line for each that is `left`, or the `problem` that prevented it.
 
     `is_early`: the clients that are left will be known in moments, as on nodes whose pods wait for their driver.

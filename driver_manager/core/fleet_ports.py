@@ -6,9 +6,10 @@ Apart from `ports`, so that programs on nodes do not load the types of a fleet.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from driver_manager.domain.fleet.spec import (
     DaemonSetFacts,
@@ -20,7 +21,6 @@ from driver_manager.domain.fleet.spec import (
     TaskPod,
 )
 from driver_manager.domain.node import Claim, NodeChange, Pod
-from driver_manager.domain.records import Frozen
 
 
 class FactKind(Enum):
@@ -35,7 +35,7 @@ class FactKind(Enum):
     TASK_PODS = "short-lived pods"
 
 
-class Subject(Frozen):
+class Subject(Struct, frozen=True):
     """What one watch shows: objects of a kind in a namespace ("" for cluster-scoped ones) that match a selector."""
 
     kind: FactKind
@@ -48,7 +48,7 @@ class Subject(Frozen):
         return f"{self.kind.value}{where}{which}"
 
 
-class FollowedDaemonSet(Frozen):
+class FollowedDaemonSet(Struct, frozen=True):
     """A DaemonSet, and the selector of its pods as text."""
 
     facts: DaemonSetFacts
@@ -58,8 +58,7 @@ class FollowedDaemonSet(Frozen):
 Fact = RolloutObject | FollowedDaemonSet | Revision | FleetNode | DriverPod | GatePod | TaskPod
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(Struct, frozen=True):
     """One object of a subject with its resourceVersion. `owner` is the uid of the controller that owns it."""
 
     name: str
@@ -69,7 +68,7 @@ class Item:
     owner: str = ""
 
 
-class Listed(Frozen):
+class Listed(Struct, frozen=True):
     """All objects of a subject at `version`; others do not exist."""
 
     subject: Subject
@@ -77,14 +76,14 @@ class Listed(Frozen):
     version: str
 
 
-class Seen(Frozen):
+class Seen(Struct, frozen=True):
     """An object was created or changed."""
 
     subject: Subject
     item: Item
 
 
-class Gone(Frozen):
+class Gone(Struct, frozen=True):
     """An object was deleted, or does not match any more; `version` is that of its last event."""
 
     subject: Subject
@@ -92,14 +91,14 @@ class Gone(Frozen):
     version: str
 
 
-class Lost(Frozen):
+class Lost(Struct, frozen=True):
     """A subject cannot be read now, so its facts may be outdated. The watch is retried."""
 
     subject: Subject
     why: str
 
 
-class Found(Frozen):
+class Found(Struct, frozen=True):
     """A subject can be read again; its changes follow."""
 
     subject: Subject
@@ -108,7 +107,7 @@ class Found(Frozen):
 Change = Listed | Seen | Gone | Lost | Found
 
 
-class EventAbout(Frozen):
+class EventAbout(Struct, frozen=True):
     """What an Event is about: a rollout, or a Node if the namespace is ""."""
 
     name: str
@@ -156,7 +155,7 @@ class FleetCluster(Protocol):
         ...
 
 
-class Leader(Frozen):
+class Leader(Struct, frozen=True):
     """The leader of the controllers, "" without one. `renewed_s` and `lasts_s` are those of the Lease."""
 
     name: str

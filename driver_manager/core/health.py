@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from driver_manager.core.ports_base import Clock, EvidenceKeeper, HealthMarks, NodeNotifier, Prober, Reporter
 from driver_manager.domain.errors import ManagerError
@@ -30,7 +32,6 @@ from driver_manager.domain.health.watch import (
 )
 from driver_manager.domain.host import Health, ProbeResult
 from driver_manager.domain.outage import Outage
-from driver_manager.domain.records import Frozen
 
 Warn = Callable[[str, str], None]
 """Logs a problem of a topic once while it stays the same; an empty text ends the problem."""
@@ -188,7 +189,7 @@ PATIENCE_INTERVALS = 3
 """Intervals, each with its probe, after which a process that starts drops the failures before it."""
 
 
-class WatchPolicy(Frozen):
+class WatchPolicy(Struct, frozen=True):
     """The user's settings. Times in seconds; `node` is written into a recovery marker."""
 
     interval_s: float = 60.0
@@ -202,7 +203,7 @@ class WatchPolicy(Frozen):
         return PATIENCE_INTERVALS * (self.interval_s + self.timeout_s)
 
 
-class WatchPorts(Frozen):
+class WatchPorts(Struct, frozen=True):
     """The ports of health-watch. `notifier` is None without a way to the Node, `keeper` if no evidence is wanted."""
 
     prober: Prober

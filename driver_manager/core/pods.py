@@ -7,6 +7,8 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, closing
 from typing import Generic, TypeVar
 
+from msgspec import Struct
+
 from driver_manager.core.ports import Cluster
 from driver_manager.core.ports_base import Clock, Reporter
 from driver_manager.domain.deadline import SAID_EVERY_S, Deadline, around_s, still_waiting
@@ -28,7 +30,6 @@ from driver_manager.domain.pods.workloads import (
     why_still_there,
     with_action,
 )
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import several
 from driver_manager.domain.wire import decimal
 
@@ -284,7 +285,7 @@ REHEARSAL_S = 15.0
 """What a rehearsal may take: it only warns, and a slow API server is not to hold up the run for it."""
 
 
-class Rehearsal(Frozen):
+class Rehearsal(Struct, frozen=True):
     """Pods whose eviction would be refused, by name, each with the reason; whether there was time for all."""
 
     refused: tuple[tuple[Pod, str], ...] = ()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Set
 from contextlib import AbstractContextManager
-from dataclasses import field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from driver_manager.core.ports_base import Clock, Reporter
 from driver_manager.domain.deadline import Deadline
@@ -16,7 +17,6 @@ from driver_manager.domain.node_state import Sighting
 from driver_manager.domain.outage import Outage, StepLog
 from driver_manager.domain.pci import PciBus
 from driver_manager.domain.reboot.state import RebootAnswer, Record, Slots, SlotsSeen, Snapshot
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.wire import Operation
 
 # What restarting the driver's clients needs from the outside, beside the cluster. Adapters implement it.
@@ -322,7 +322,7 @@ class HostSystem(Protocol):
         ...
 
 
-class Ports(Frozen):
+class Ports(Struct, frozen=True):
     """The outside of a reconcile, wired once by the command line; `log` is what the run does.
 
     `slots` are touched only where this run loads the driver from one, `devices` only where they change hands.

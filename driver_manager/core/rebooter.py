@@ -6,7 +6,9 @@ A process that is killed between two effects is followed by one that continues.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from driver_manager.core.pods import Evictor
 from driver_manager.core.ports import Cluster, NodeDrainer, RebootHost, SlotStore
@@ -58,7 +60,6 @@ from driver_manager.domain.reboot.state import (
     Snapshot,
     event_key,
 )
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import without_numbers
 
 MAX_ACTS = 40
@@ -74,7 +75,7 @@ HURRY_S = 1.5
 REASON_CHARS = 500
 
 
-class RebootPorts(Frozen):
+class RebootPorts(Struct, frozen=True):
     """The outside, wired once by the command line. `workloads` is None where the node is not to be cleared."""
 
     cluster: Cluster

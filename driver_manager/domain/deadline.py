@@ -6,10 +6,10 @@ Pure: the caller supplies the time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field
+
+from msgspec import Struct
 
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ManagerError
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import spoken
 
 # How long to pause before something is asked again, so that a thousand nodes do not ask in the same moment. Pure.
@@ -53,19 +53,19 @@ def around_s(seconds: float, random: float, share: float = 0.5) -> float:
     return seconds * (1.0 + share * (2.0 * random - 1.0))
 
 
-class Moment(Frozen):
+class Moment(Struct, frozen=True):
     """When something was: seconds of this boot, and since the epoch as this host's clock has it."""
 
     monotonic_s: float = 0.0
     wall_s: float = 0.0
 
 
-class Deadline(Frozen):
+class Deadline(Struct, frozen=True):
     """`end` in the seconds that `clock` tells; `allowed_s` is what there was until then when it was set."""
 
     end: float
     allowed_s: float
-    clock: Callable[[], float] = field(repr=False, compare=False)
+    clock: Callable[[], float]
 
     @classmethod
     def after(cls, seconds: float, clock: Callable[[], float]) -> Deadline:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import field
 from enum import Enum
+
+from msgspec import Struct, field
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.pci import Binding, PciBus
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import fingerprint, in_words, several, writable
 from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form, parsed
 
@@ -23,7 +23,7 @@ MAX_ATTEMPTS = 10_000
 MAX_WHAT_CHARS = 300
 
 
-class PastFailure(Frozen):
+class PastFailure(Struct, frozen=True):
     """The failure of a run, and how many in a row came to the same end.
 
     `wish` tells what was wanted, and all that decides how it is done, from anything else. `pod_uid` is the pod that the
@@ -121,7 +121,7 @@ _LEGACY = re.compile(r"(?!\s*[{\[\"])[^\x00-\x08\x0e-\x1f\x7f\ufffd]{0,300}")
 _NAMES_REASON = re.compile(r"\b(upgrad|recover)", re.IGNORECASE)
 
 
-class Marker(Frozen):
+class Marker(Struct, frozen=True):
     """A reboot is required for `reason`. `boot_id` "" is an older operator's, whose boot cannot be told.
 
     `written_s` is in seconds since the epoch. `evidence` are lines: the last samples of a probe, for instance.
@@ -216,7 +216,7 @@ def _legacy(text: str) -> Marker:
 # ask for the next reboot after each. Pure.
 
 
-class RebootWish(Frozen):
+class RebootWish(Struct, frozen=True):
     """In the boot `boot_id` of `node`, a reboot was asked for so that the driver with the digest `to_driver` is loaded.
 
     `is_forced`: whether it was loaded already, or not.
@@ -292,7 +292,7 @@ def slot_name(digest: str) -> str:
     return f"{words or 'slot'}-{fingerprint(digest)}"
 
 
-class StagedFile(Frozen):
+class StagedFile(Struct, frozen=True):
     """One regular file of a slot: its path in it, its size and its checksum in hexadecimal digits."""
 
     path: str
@@ -300,7 +300,7 @@ class StagedFile(Frozen):
     sha256: str
 
 
-class SlotRecord(Frozen):
+class SlotRecord(Struct, frozen=True):
     """What a slot holds: the driver's digest ("" where nobody noted it) and version, the kernel that it is for, all
     files, and the symlinks by path with what they say.
     """
@@ -349,7 +349,7 @@ def _is_inside(path: str) -> bool:
     return bool(path) and not {"", ".", ".."} & set(path.split("/"))
 
 
-class FoundTree(Frozen):
+class FoundTree(Struct, frozen=True):
     """What is in a folder: sizes of the regular files in bytes, and what the symlinks say, both by path in it."""
 
     sizes: Mapping[str, int]
@@ -385,7 +385,7 @@ def _difference(path: str, size_bytes: int, sizes: Mapping[str, int]) -> str:
     return "" if there == size_bytes else f"{path} has {there} bytes, its record has {size_bytes}"
 
 
-class StagedSlot(Frozen):
+class StagedSlot(Struct, frozen=True):
     """One slot as it is seen: `problem` says what keeps it from being used, `made_s` when it came, for the order."""
 
     name: str
@@ -401,7 +401,7 @@ class StagedSlot(Frozen):
         return f"{in_words(self.digest) or self.name}, driver {self.version or '(no version)'}"
 
 
-class StagedSlots(Frozen):
+class StagedSlots(Struct, frozen=True):
     """The slots beside the driver root `root`. `current` is the one that it leads to, `previous` the one it led to
     before, `wanted` the one of the wanted driver; "" where there is none.
 
@@ -451,7 +451,7 @@ def free_name(name: str, taken: Iterable[str]) -> str:
     return found
 
 
-class Module(Frozen):
+class Module(Struct, frozen=True):
     """A loaded kernel module. `refcount` counts users and holders; None where the kernel does not tell."""
 
     name: str
@@ -460,7 +460,7 @@ class Module(Frozen):
     holders: tuple[str, ...] = ()
 
 
-class ModuleFile(Frozen):
+class ModuleFile(Struct, frozen=True):
     """A module that a driver root offers. None means that it could not be found out.
 
     `layout_matches`: whether its checksum of `module_layout` is this kernel's, so that the kernel takes it although
@@ -479,14 +479,14 @@ class ModuleFile(Frozen):
     missing_dependencies: tuple[str, ...] = ()
     unknown_symbols: tuple[str, ...] | None = None
     unread: str = ""
-    stamp: str = field(default="", compare=False)
+    stamp: str = ""
 
 
 UNREAD = "unknown"
 """How a process uses the device whose /proc does not answer."""
 
 
-class Holder(Frozen):
+class Holder(Struct, frozen=True):
     """A process that uses a device; `how` is `open` or `mapped`, `pod` is namespace/name, "" while unknown.
 
     With UNREAD it may be one: that cannot be determined, `node` is "" and no pod is held responsible. `service` is the
@@ -518,7 +518,7 @@ class Holder(Frozen):
         return f"{who} has {self.node} {self.how}"
 
 
-class MissingFirmware(Frozen):
+class MissingFirmware(Struct, frozen=True):
     """Firmware that `module` names and that is in none of `searched`, the folders in which this kernel looks.
 
     `kept_in` is the folder of the driver root that has some of it, "" where it has none.
@@ -530,7 +530,7 @@ class MissingFirmware(Frozen):
     kept_in: str = ""
 
 
-class DriverSource(Frozen):
+class DriverSource(Struct, frozen=True):
     """A root (absolute on the host) that modules can be loaded from, and what it offers; problem "" if usable.
 
     `real_root` is the same without symlinks, as the mount table would name it. `dependencies` are what the modules pull
@@ -565,7 +565,7 @@ class DriverSource(Frozen):
         return self.modules[0].version if self.modules else ""
 
 
-class LoadRecord(Frozen):
+class LoadRecord(Struct, frozen=True):
     """What a `DRIVER_LOAD=manager` run noted about the driver it loaded, valid for one boot."""
 
     boot_id: str
@@ -573,7 +573,7 @@ class LoadRecord(Frozen):
     version: str
 
 
-class Host(Frozen):
+class Host(Struct, frozen=True):
     """The host's side. `modules` is the driver's closure: roots, everything above them, their own modules below.
 
     `permanent`: those of them that cannot leave this kernel, each with why. `are_modules_frozen`: no module may be
@@ -637,7 +637,7 @@ class Health(Enum):
     UNKNOWN = "unknown"
 
 
-class DeviceVerdict(Frozen):
+class DeviceVerdict(Struct, frozen=True):
     """What a probe says of one device. `address` is its PCI address as sysfs writes it, "" if it was not told."""
 
     name: str
@@ -646,7 +646,7 @@ class DeviceVerdict(Frozen):
     address: str = ""
 
 
-class ProbeResult(Frozen):
+class ProbeResult(Struct, frozen=True):
     """One sample of a probe. `is_tool_broken`: unknown for as long as nobody repairs the tool itself.
 
     `busy` names what is at work on the devices, as far as the tool tells.

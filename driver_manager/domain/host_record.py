@@ -12,15 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from msgspec import Struct
+
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.journal import KMM_REMOVED, Journal, OldDriver, Owner, Refused, driver_in, driver_to_json
 from driver_manager.domain.pci import Binding, bindings_in, bindings_to_json
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import several
 from driver_manager.domain.wire import Form, decimal
 
 
-class HostRecord(Frozen):
+class HostRecord(Struct, frozen=True):
     """What the run `run` of the boot `boot_id` has to undo: the fields of the same names in a journal.
 
     `refused` are fields of an older version that no run acts on.

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field
 from typing import Any
+
+from msgspec import Struct, field
 
 from driver_manager.domain import outage
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.outage import Outage
 from driver_manager.domain.pci import Binding, bindings_in, bindings_to_json
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.wire import Fields, Form
 
 MAX_LINE_CHARS = 256
@@ -27,7 +27,7 @@ _POD = re.compile(r"[a-z0-9][-a-z0-9]{0,62}/[a-z0-9][-a-z0-9.]{0,252}")
 _UID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9]{0,127}")
 
 
-class Owner(Frozen):
+class Owner(Struct, frozen=True):
     """Who runs: a process (pid and start time within a pid namespace of one boot), by hand or in a pod (by uid)."""
 
     pod: str = ""
@@ -48,7 +48,7 @@ class Owner(Frozen):
         return f"process {self.pid} run by hand" if self.pid else "an unknown owner"
 
 
-class OldDriver(Frozen):
+class OldDriver(Struct, frozen=True):
     """The driver that was loaded when the node was taken; `root` is where its modules came from, "" if unknown.
 
     `parameters` are those of its modules, by `module.parameter`, that the next driver is to have as well.
@@ -61,7 +61,7 @@ class OldDriver(Frozen):
     parameters: Mapping[str, str] = field(default_factory=dict)
 
 
-class Journal(Frozen):
+class Journal(Struct, frozen=True):
     """Originals and ownership of one taken node.
 
     `labels` are paused ones; `gates` are those that are on unless they say `false`, None where they were absent.
@@ -106,7 +106,7 @@ class Journal(Frozen):
         return frozenset((*self.labels, *self.gates))
 
 
-class Refused(Frozen):
+class Refused(Struct, frozen=True):
     """A field of a journal that no run acts on, and why."""
 
     field: str
@@ -124,7 +124,7 @@ KMM_REMOVED = Refused(
 """An older version asked Kernel Module Management (KMM) for a driver."""
 
 
-class Written(Frozen):
+class Written(Struct, frozen=True):
     """A journal as an annotation has it, not checked: `journal_check` makes one of it that a run may act on.
 
     `refused` are fields that could not be read and that the rest is read without.

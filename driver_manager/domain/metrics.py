@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from driver_manager.domain.records import Frozen
+from msgspec import Struct
+
 from driver_manager.domain.text import shown
 
 PREFIX = "driver_manager_"
 
 
-class Family(Frozen):
+class Family(Struct, frozen=True):
     """One metric: full name, `gauge` or `counter`, help, and its values by labels."""
 
     name: str

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
 from enum import Enum
 
-from driver_manager.domain.records import Frozen
+from msgspec import Struct, field
 
 FIELD_MANAGER = "driver-manager"
 """The name under which the API server notes our writes."""
 
 
-class Node(Frozen):
+class Node(Struct, frozen=True):
     """The Node object as far as we use it. `cordon_manager` is who last set the cordon, "" where that is not told.
 
     `cordon_record` is the place of the record of that in the managed fields. `is_ready` is None where its kubelet does
@@ -40,7 +39,7 @@ def is_this_host(node: Node, machine_id: str, boot_id: str) -> bool:
     return (bool(node.machine_id) and node.machine_id == machine_id) or (bool(node.boot_id) and node.boot_id == boot_id)
 
 
-class NodeChange(Frozen):
+class NodeChange(Struct, frozen=True):
     """A change of the Node as a merge: None removes a key; `unschedulable` None leaves the cordon alone."""
 
     labels: Mapping[str, str | None] = field(default_factory=dict)
@@ -62,7 +61,7 @@ ROLLOUT = "DriverRollout"
 """The kind whose objects control the pods of a rollout's tasks."""
 
 
-class Pod(Frozen):
+class Pod(Struct, frozen=True):
     """A pod on the node. `selector_keys` are the node-label keys that its placement requires.
 
     `resources` are the extended resources it asks for, `claims` the names of its ResourceClaims (those made from a
@@ -129,7 +128,7 @@ class Pod(Frozen):
         return f"{self.namespace}/{self.name}"
 
 
-class PodList(Frozen):
+class PodList(Struct, frozen=True):
     """Pods of one node and the resourceVersion from which a watch continues without a gap.
 
     `namespace`: only the pods of this one could be listed; "" where all could.
@@ -140,7 +139,7 @@ class PodList(Frozen):
     namespace: str = ""
 
 
-class Claim(Frozen):
+class Claim(Struct, frozen=True):
     """A ResourceClaim: the device classes it asks for, and the drivers of what was allocated to it."""
 
     namespace: str
@@ -162,7 +161,7 @@ class PodEventKind(Enum):
     BOOKMARK = "bookmark"
 
 
-class PodEvent(Frozen):
+class PodEvent(Struct, frozen=True):
     """One change seen by a watch; a bookmark has no pod. A watch resumes after `resource_version`."""
 
     kind: PodEventKind
@@ -178,7 +177,7 @@ class EvictionOutcome(Enum):
     BLOCKED = "blocked"
 
 
-class Eviction(Frozen):
+class Eviction(Struct, frozen=True):
     """The answer to an eviction; GONE: there is no such pod, at most another one of its name. `why` it is blocked."""
 
     outcome: EvictionOutcome

@@ -7,9 +7,11 @@ ever written stays readable.
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from dataclasses import field, replace
 from enum import Enum
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from driver_manager.domain import outage
 from driver_manager.domain.errors import ConfigError, ManagerError, RebootRequired, StandingDown, Terminated
@@ -17,7 +19,6 @@ from driver_manager.domain.host import Host
 from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.outage import Outage
 from driver_manager.domain.profile import NodeKeys, Profile
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import shortened, without_numbers, writable
 from driver_manager.domain.wire import Fields, Form, Operation, pointer, replaced, seconds_of, written_time
 
@@ -42,7 +43,7 @@ GENERATION_FORM = Form(
 )
 
 
-class Sighting(Frozen):
+class Sighting(Struct, frozen=True):
     """The host's driver as its files show it now. `load` differs for each load, "" if none is loaded.
 
     `digest` is the recorded one, "" without one. `marked_s` is the time of the last file by which a driver becomes
@@ -55,13 +56,13 @@ class Sighting(Frozen):
     marked_s: tuple[float, ...] = ()
 
 
-class Generation(Frozen):
+class Generation(Struct, frozen=True):
     """One driver of one load; `ready_s` is since when it is ready, in seconds since the epoch, 0 where not known."""
 
     boot_id: str
     load: str
     digest: str = ""
-    ready_s: float = field(default=0.0, compare=False)
+    ready_s: float = 0.0
 
     def goes_on_as(self, seen: Sighting | Generation) -> bool:
         """Whether these are the same. A digest that is recorded later, or removed, makes no other generation."""
@@ -147,7 +148,7 @@ NEEDS_HAND = frozenset({NodeState.HELD, NodeState.FAILED, NodeState.WEDGED, Node
 """States that need an administrator."""
 
 
-class LastOutcome(Frozen):
+class LastOutcome(Struct, frozen=True):
     """How the last run ended. `ended` and `since` are times as `timestamps` writes them.
 
     `since` is when the node came to `state`. `step` names what the run was doing, "" at its end. `digest` is the wanted

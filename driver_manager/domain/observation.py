@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import field, replace
 from enum import Enum
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import ConfigError
@@ -12,7 +14,6 @@ from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, Owner, Refused
 from driver_manager.domain.node import Claim, Node, Pod, PodList
 from driver_manager.domain.profile import ChangeBy, Profile, Strategy, Transition, driver_version, has_root
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.selectors import Selector
 
 
@@ -28,7 +29,7 @@ class ObservedPart(Enum):
     DIGEST = "digest"
 
 
-class Observation(Frozen):
+class Observation(Struct, frozen=True):
     """Everything one decision needs, read once. `host` is None away from the node.
 
     `owner_alive`: whether the journal's owner still lives, None where that cannot be told. `claims` and `holders` are
@@ -86,7 +87,7 @@ class Mode(Enum):
     """Virtual machines, which bring their own."""
 
 
-class EvictionRules(Frozen):
+class EvictionRules(Struct, frozen=True):
     """What may be done to users' pods. Times in seconds; `drain_timeout_s` 0 is what is left of the run's deadline.
 
     `is_enabled`: pods that use the accelerator. `drains`: the whole node, where that does not suffice. `forces`: pods
@@ -109,7 +110,7 @@ class EvictionRules(Frozen):
     restarts_clients: bool = False
 
 
-class Policy(Frozen):
+class Policy(Struct, frozen=True):
     """What the user wants, apart from the facts. Times in seconds.
 
     `driver_version` is the version that a host has to have loaded that loads its driver itself, "" where none is named.
@@ -171,7 +172,7 @@ def for_this_change(host: Host, profile: Profile, policy: Policy) -> Profile:
 # Pure, like all of `domain`. Made once before a plan; the plan's rows and the steps' handlers take it whole.
 
 
-class Situation(Frozen):
+class Situation(Struct, frozen=True):
     """The facts, what is wanted, and how far the run is. `host` is that of `obs`: there is none without.
 
     `profile` has the strategy that this change of versions takes. `waited`: what was waited for in this run already,

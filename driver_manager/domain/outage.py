@@ -6,12 +6,13 @@ A run logs its steps; the outage is computed from that log. The class of a step 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field, replace
 from enum import Enum
 from typing import Any
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form
 
 FORM = Form("a window", ConfigError, "Run the same version of driver-manager everywhere.")
@@ -53,7 +54,7 @@ MEANINGS: dict[OutagePart, str] = {
 }
 
 
-class Outage(Frozen):
+class Outage(Struct, frozen=True):
     """One window, which began at `began_s` seconds since the epoch and took `seconds`, rounded to milliseconds.
 
     `is_open`: so far, as the driver was not back when this was measured.
@@ -162,7 +163,7 @@ class NodeEnd(Enum):
     RELEASED = "released"
 
 
-class _Entry(Frozen):
+class _Entry(Struct, frozen=True):
     """From `at_s` on the run is busy with `step`, and its time belongs to `part`."""
 
     at_s: float
@@ -170,7 +171,7 @@ class _Entry(Frozen):
     part: OutagePart
 
 
-class _Start(Frozen):
+class _Start(Struct, frozen=True):
     """An outage that began at `began_s` since the epoch, at `zero_s` on the monotonic clock.
 
     `before` is what earlier runs measured; entries count from `counted_from_s`. `entry` is the number of the entry with

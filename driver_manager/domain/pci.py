@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from msgspec import Struct
+
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.wire import Fields, Form
 
 HARMLESS = ("pci-stub", "pcieport")
@@ -21,7 +22,7 @@ def is_vfio(driver: str) -> bool:
     return "vfio" in driver
 
 
-class PciFunction(Frozen):
+class PciFunction(Struct, frozen=True):
     """One function, by its address as sysfs writes it. Texts are "" where there is none of it.
 
     `driver`, of the module `module`, has it now; `override` is the only driver that may bind it. `group` is the number
@@ -67,7 +68,7 @@ class PciFunction(Frozen):
         return f"{self.address} (driver {self.driver or 'none'}{group})"
 
 
-class PciBus(Frozen):
+class PciBus(Struct, frozen=True):
     """`functions` are the vendor's, with the auxiliary ones; `neighbours` are the others of their IOMMU groups."""
 
     functions: tuple[PciFunction, ...] = ()
@@ -99,7 +100,7 @@ class PciBus(Frozen):
 MOST_VIRTUAL = 65_535
 
 
-class Binding(Frozen):
+class Binding(Struct, frozen=True):
     """A function as it was: its driver and its override ("" for none), and how many virtual functions it had."""
 
     address: str

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, field
 from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Annotated
 
+from msgspec import Struct, field, to_builtins
+from msgspec.structs import astuple
+
 from driver_manager.domain import selectors
 from driver_manager.domain.host import Module
 from driver_manager.domain.metrics import PREFIX
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.schema import TOML, Reader, Rule
 from driver_manager.domain.text import fingerprint
 
@@ -160,7 +161,7 @@ class NodeMaker(Enum):
     USER_SPACE = "user-space"
 
 
-class HostPaths(Frozen):
+class HostPaths(Struct, frozen=True):
     """Absolute paths on the host. `firmware` is the folder that the kernel has to search.
 
     The files of driver-manager are beside `load_record`, in the vendor's folder under /run: a reboot removes them.
@@ -297,7 +298,7 @@ class RootsNeeded(Enum):
     ANY = "any"
 
 
-class NodeKeys(Frozen):
+class NodeKeys(Struct, frozen=True):
     """Full names of label and annotation keys on the Node; "" if the vendor has none.
 
     `state`, `last_outcome`, `mute_until`, `rollout` and `generation` follow from `journal` unless the file sets them.
@@ -324,10 +325,10 @@ class NodeKeys(Frozen):
     @property
     def names(self) -> frozenset[str]:
         """The keys that are set."""
-        return frozenset(key for key in vars(self).values() if key)
+        return frozenset(key for key in astuple(self) if key)
 
 
-class DeployLabels(Frozen):
+class DeployLabels(Struct, frozen=True):
     """The labels that place the vendor's operands: `<prefix><component>` with the value `true`.
 
     `leave_last` are components or whole keys, paused last: the DRA kubelet plugin, without which no pod that holds a
@@ -362,7 +363,7 @@ class DeployLabels(Frozen):
         return named - {self.driver_key}
 
 
-class Modules(Frozen):
+class Modules(Struct, frozen=True):
     """Kernel modules. While one of `roots` is loaded, the driver is; `own` are patterns of modules below them.
 
     `order` is the load order of modules that do not hold each other; they are unloaded in reverse. `parameters` are
@@ -386,7 +387,7 @@ class Modules(Frozen):
         return (any if self.roots_needed is RootsNeeded.ANY else all)(map(is_there, self.roots))
 
 
-class Probe(Frozen):
+class Probe(Struct, frozen=True):
     """A command, inside the driver root, that reports whether the driver serves its devices.
 
     `lists_virtual`: it lists the driver's SR-IOV virtual functions too. `tells_idle`: it reports which devices are at
@@ -404,7 +405,7 @@ class Probe(Frozen):
     tells_idle: bool = False
 
 
-class VendorCommands(Frozen):
+class VendorCommands(Struct, frozen=True):
     """The vendor's own names of driver-manager's commands, so that its manifests run unchanged.
 
     `unheeded` are environment variables of the vendor's manager that have no effect here.
@@ -415,7 +416,7 @@ class VendorCommands(Frozen):
     unheeded: tuple[str, ...] = ()
 
 
-class UpgradeMetrics(Frozen):
+class UpgradeMetrics(Struct, frozen=True):
     """Names of the metrics of the vendor's operator for upgrades, "" if it has none.
 
     `by_state` has the label `state`, the others have no labels.
@@ -432,10 +433,10 @@ class UpgradeMetrics(Frozen):
     @property
     def names(self) -> tuple[str, ...]:
         """The names that are set."""
-        return tuple(name for name in vars(self).values() if name)
+        return tuple(name for name in astuple(self) if name)
 
 
-class Passthrough(Frozen):
+class Passthrough(Struct, frozen=True):
     """How the vendor's devices are given to virtual machines.
 
     With the user's label `mode_key` at `mode_value` a node serves virtual machines; both are "" if there is no such
@@ -455,7 +456,7 @@ class Passthrough(Frozen):
         return bool(self.mode_key) and labels.get(self.mode_key) == self.mode_value
 
 
-class Transition(Frozen):
+class Transition(Struct, frozen=True):
     """The strategy for a change from a version that matches `old` to one that matches `new`, as shell patterns.
 
     Only `*` matches an unknown version. `why` is the reason that a refusal shows.
@@ -467,7 +468,7 @@ class Transition(Frozen):
     why: str = ""
 
 
-class Profile(Frozen):
+class Profile(Struct, frozen=True):
     """One vendor. `idle_states` are the values of keys.upgrade_state at which its operator does nothing.
 
     `clients` are label selectors of pods that open the driver and are restarted once a new one is ready.
@@ -493,10 +494,10 @@ class Profile(Frozen):
     namespace: str = ""
     container_unloads: bool = False
     host_services: tuple[Service, ...] = ()
-    probe: Probe | None = field(default=None)
+    probe: Probe | None = None
     commands: VendorCommands = field(default_factory=VendorCommands)
     upgrade_metrics: UpgradeMetrics = field(default_factory=UpgradeMetrics)
-    passthrough: Passthrough | None = field(default=None)
+    passthrough: Passthrough | None = None
     transitions: tuple[Transition, ...] = ()
 
     @property
@@ -650,7 +651,7 @@ def joined(first: Mapping[str, str], then: Mapping[str, str]) -> dict[str, str]:
 
 def encode_profile(profile: Profile) -> str:
     """The profile as JSON."""
-    return json.dumps(asdict(profile), default=lambda member: member.value)
+    return json.dumps(to_builtins(profile))
 
 
 def decode_profile(text: str) -> Profile:

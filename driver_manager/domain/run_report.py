@@ -6,14 +6,15 @@ Each run reads the figures, adds its own and writes them back as JSON. Pure: the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from driver_manager.domain import outage
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.metrics import Family, by_label, counter, gauge
 from driver_manager.domain.outage import Outage
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.wire import Fields, Form
 
 NO_FAILURES = frozenset({ExitCode.DONE, ExitCode.REBOOT_REQUIRED})
@@ -21,7 +22,7 @@ NO_NEWS = frozenset({ExitCode.STANDING_DOWN, ExitCode.OWNED_ELSEWHERE})
 """Ends that say nothing of the driver: somebody else's node, a host with a driver of its own, or told to end."""
 
 
-class RunReport(Frozen):
+class RunReport(Struct, frozen=True):
     """One run that has ended, at `ended_s` seconds since the epoch, after `took_s` seconds."""
 
     exit_code: int
@@ -34,7 +35,7 @@ class RunReport(Frozen):
     window: Outage | None = None
 
 
-class RunFigures(Frozen):
+class RunFigures(Struct, frozen=True):
     """`runs` are counted by exit code, `steps` how often each was done, `step_seconds` what they took in all.
 
     `window` is the last one, be it over or not; `windows` and `window_seconds` count those that are.

@@ -8,7 +8,6 @@ msgspec stops at the first problem and does not show the value, so it does not s
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 import types
@@ -17,16 +16,18 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Annotated, Any, TypeVar
 
-from driver_manager.domain.records import Frozen
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import FieldInfo, fields, replace
+
 from driver_manager.domain.text import one_line, shortened
 
-R = TypeVar("R", bound=Frozen)
+R = TypeVar("R", bound=Struct)
 
 MAX_VALUE_CHARS = 120
 """A message shows at most this many characters of a value."""
 
 
-class Rule(Frozen):
+class Rule(Struct, frozen=True):
     """What a value must be besides its type. `expected` describes it in a message.
 
     `pattern` matches the whole text, and means the same to Python, Go and ECMA 262; `holds` checks what no pattern can;
@@ -49,20 +50,20 @@ class Rule(Frozen):
     @property
     def or_empty(self) -> Rule:
         """The same rule for a text that may be empty."""
-        return dataclasses.replace(self, pattern=f"(?:{self.pattern})?")
+        return replace(self, pattern=f"(?:{self.pattern})?")
 
     def fits(self, number: float) -> bool:
         """True if `number` is within the bounds."""
         return (self.least is None or number >= self.least) and (self.most is None or number <= self.most)
 
 
-class Key(Frozen):
+class Key(Struct, frozen=True):
     """The name of a field in the document, if it is not that of the attribute."""
 
     name: str
 
 
-class FieldType(Frozen):
+class FieldType(Struct, frozen=True):
     """A field of a record. `kind` is its type without None; `item` is the type of the entries of a list."""
 
     key: str
@@ -75,12 +76,12 @@ class FieldType(Frozen):
     @property
     def is_required(self) -> bool:
         """True if there is no default."""
-        return self.default is dataclasses.MISSING
+        return self.default is NODEFAULT
 
     @property
     def is_record(self) -> bool:
         """True if the value is a record of fields, which no text stands for."""
-        return dataclasses.is_dataclass(self.kind) and self.rule.parse is None
+        return isinstance(self.kind, type) and issubclass(self.kind, Struct) and self.rule.parse is None
 
 
 def fields_of(record: type) -> Mapping[str, FieldType]:
@@ -90,16 +91,15 @@ def fields_of(record: type) -> Mapping[str, FieldType]:
 
 @functools.cache  # evaluating the hints takes most of the time of reading a file
 def _fields_of(record: Any) -> Mapping[str, FieldType]:
-    hints = typing.get_type_hints(record, include_extras=True)
-    found = (_field(one.name, hints[one.name], _default(one)) for one in dataclasses.fields(record))
+    found = (_field(one.name, one.type, _default(one)) for one in fields(record))
     return {one.key: one for one in found}
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+def _default(field: FieldInfo) -> Any:
+    return field.default if field.default_factory is NODEFAULT else field.default_factory()
 
 
-def _field(name: str, hint: Any, default: Any = dataclasses.MISSING) -> FieldType:
+def _field(name: str, hint: Any, default: Any = NODEFAULT) -> FieldType:
     kind, *notes = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
     if isinstance(kind, types.UnionType):
         kind = next(option for option in typing.get_args(kind) if option is not type(None))
@@ -109,7 +109,7 @@ def _field(name: str, hint: Any, default: Any = dataclasses.MISSING) -> FieldTyp
     return FieldType(key, name, kind, rule, default, item)
 
 
-class Problem(Frozen):
+class Problem(Struct, frozen=True):
     """One wrong value. `key` is its path, "" for the whole file; `what` is the message.
 
     `value` is as Python writes it and cut, "" if there is none; `expected` is "" if no value would be right. `line` is
@@ -135,7 +135,7 @@ class Problem(Frozen):
         return cls(key, f"{key} is missing, expected {expected}", expected=expected)
 
 
-class Words(Frozen):
+class Words(Struct, frozen=True):
     """What a format calls one record and several, and its message for an unknown field."""
 
     record: str
@@ -214,7 +214,7 @@ class Reader:
         except ValueError as error:
             problem = Problem.of(at, text, expected)
             what = f"{at} is {problem.value}: {error}" if expected in str(error) else f"{problem.what} ({error})"
-            self.problems.append(dataclasses.replace(problem, what=one_line(what)))
+            self.problems.append(replace(problem, what=one_line(what)))
             return None
         is_fit = found is not None and (one.kind is not float or rule.fits(found))
         return found if is_fit else self._bad(at, text, expected)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from driver_manager.domain.records import Frozen
+from msgspec import Struct
 
 _TERM = re.compile(
     r"(?P<absent>!)?\s*(?P<key>[^\s!=(),]+)\s*"
@@ -17,7 +17,7 @@ _VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 """Names and values of labels (k8s.io/apimachinery validation.IsQualifiedName, IsValidLabelValue)."""
 
 
-class _Term(Frozen):
+class _Term(Struct, frozen=True):
     """One requirement of a selector; `values` None: any will do."""
 
     key: str
@@ -29,7 +29,7 @@ class _Term(Frozen):
         return has is not self.is_negative
 
 
-class Selector(Frozen):
+class Selector(Struct, frozen=True):
     """A parsed selector; without terms it matches everything."""
 
     text: str = ""

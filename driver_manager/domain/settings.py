@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
-from driver_manager.domain.records import Frozen
+from msgspec import Struct
+
 from driver_manager.domain.text import parse_duration
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ class SettingKind(Enum):
     COUNT = "count"
 
 
-class Setting(Frozen, Generic[T_co]):
+class Setting(Struct, Generic[T_co], frozen=True):
     """One option whose value is a T. `default` is in the option's written form; `unset` is its value without one.
 
     `name` is the flag's, with underscores; `short` is its one letter, with the dash, "" without one. `also` are other

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
+
+from msgspec import Struct, field
 
 from driver_manager.domain import node_state
 from driver_manager.domain.errors import ManagerError
@@ -16,7 +17,6 @@ from driver_manager.domain.pods.client_record import ClientRecord
 from driver_manager.domain.pods.workloads import placed_by, why_still_there
 from driver_manager.domain.profile import Profile, Strategy, driver_version, has_root
 from driver_manager.domain.reboot.decision import is_approved
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.swap.node_patches import has_managers_cordon, paused_keys
 from driver_manager.domain.swap.steps import Decision, Plan
 from driver_manager.domain.wire import written_time
@@ -24,7 +24,7 @@ from driver_manager.domain.wire import written_time
 # What `status` could see, and what it could not. Pure data.
 
 
-class DeviceHealth(Frozen):
+class DeviceHealth(Struct, frozen=True):
     """What is known of the devices. `source` is `health-watch`, `probe`, or "" where nobody looked.
 
     `state` is health-watch's, None without it. `since_s` and `sampled_s` are in seconds since the epoch, None where
@@ -46,7 +46,7 @@ class DeviceHealth(Frozen):
         return self.state is HealthState.WEDGED or self.is_withdrawn
 
 
-class StatusFacts(Frozen):
+class StatusFacts(Struct, frozen=True):
     """Everything that `status` shows. Where they could not be read, the Node in `obs` is empty, and so are its pods.
 
     `missing` has the errors of what could not be read.
@@ -123,7 +123,7 @@ REBOOT_REASONS = {
 }
 
 
-class Headline(Frozen):
+class Headline(Struct, frozen=True):
     """`state` is None where it cannot be determined; `since` is "" where that is not known."""
 
     state: NodeState | None
@@ -266,7 +266,7 @@ NOTES = frozenset({"paused", "cordon", "warning", "health-watch"})
 ACCESS = (ObservedPart.CLUSTER, ObservedPart.NODE, ObservedPart.PODS, ObservedPart.HOST, ObservedPart.OWN_POD)
 
 
-class Attention(Frozen):
+class Attention(Struct, frozen=True):
     """One thing: its `kind` for machines, what it is, and what to do, "" where there is nothing to do yet."""
 
     kind: str

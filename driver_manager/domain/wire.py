@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from msgspec import Struct
+
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import shortened, writable
 
 # A JSON merge patch (RFC 7386) as small as can be, and objects that any API server stores as they are sent. Pure.
@@ -49,7 +50,7 @@ def without_blanks(value: Any) -> Any:
 # A `test` that fails makes the whole patch fail, so a patch can name what it rests on without a look before it.
 
 
-class Operation(Frozen):
+class Operation(Struct, frozen=True):
     """One operation at `path`, a JSON pointer; a removal has no value."""
 
     op: str
@@ -106,7 +107,7 @@ def decimal(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS else None
 
 
-class Form(Frozen):
+class Form(Struct, frozen=True):
     """A kind of document. `name` is for people; `key` holds the version, `version` is the newest that is known.
 
     What cannot be read is an `unreadable`, with `remedy` for what to do about it.
@@ -154,7 +155,7 @@ class Form(Frozen):
         return self.unreadable(f"{self.name} cannot be read: {why}", self.remedy)
 
 
-class Fields(Frozen):
+class Fields(Struct, frozen=True):
     """The fields of a document or of an object in it, each read as its type; `at` is where they are.
 
     A text is without halves of characters (RFC 8259, section 8.2), which no file name and no argument takes.

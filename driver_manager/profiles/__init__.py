@@ -7,9 +7,11 @@ import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.health.parsers import PARSERS, SHOWS_USE
@@ -26,7 +28,6 @@ from driver_manager.domain.profile import (
     Strategy,
     may_pause,
 )
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.schema import TOML, Problem, Reader
 from driver_manager.domain.text import one_line
 
@@ -91,7 +92,7 @@ def broken_relations(profile: Profile) -> Iterator[Problem]:
 
 
 def _names_used_twice(profile: Profile) -> Iterator[Problem]:
-    for table, values in (("keys", vars(profile.keys)), ("upgrade_metrics", vars(profile.upgrade_metrics))):
+    for table, values in (("keys", asdict(profile.keys)), ("upgrade_metrics", asdict(profile.upgrade_metrics))):
         first: dict[str, str] = {}
         for name, value in values.items():
             if value and (other := first.setdefault(value, name)) != name:
@@ -135,7 +136,7 @@ _LINE = re.compile(r"\(at line ([0-9]{1,9}),")
 """Where tomllib names the place of a mistake."""
 
 
-class ProfileReading(Frozen):
+class ProfileReading(Struct, frozen=True):
     """A profile file: the profile, or its problems."""
 
     profile: Profile | None

@@ -23,18 +23,19 @@ from abc import ABC, abstractmethod
 from calendar import timegm
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from driver_manager.domain import selectors
 from driver_manager.domain.fleet.spec import GROUP, KIND, PLURAL, VERSION
-from driver_manager.domain.records import Frozen
 
 
-class ResourceKind(Frozen):
+class ResourceKind(Struct, frozen=True):
     """A served resource. `fields` are the field selectors that it supports besides name and namespace.
 
     `counts_specs`: metadata.generation increases with each change of the spec. `is_custom`: defined by a CRD.
@@ -129,7 +130,7 @@ def conflict(kind: ResourceKind, name: str, why: str) -> ApiError:
     return _refusal(409, "Conflict", kind, name, f'Operation cannot be fulfilled on {kind.qualified} "{name}": {why}')
 
 
-class Event(Frozen):
+class Event(Struct, frozen=True):
     """A change. `obj` is the object after it (the last state if deleted), `previous` the object before. Read only."""
 
     revision: int
@@ -617,7 +618,7 @@ def _delete(store: Store, pod: Obj, *, grace_s: int | None) -> None:
         store.delete("pods", metadata["name"], namespace=metadata["namespace"], grace_s=grace_s, uid=metadata["uid"])
 
 
-class _Due(Frozen):
+class _Due(Struct, frozen=True):
     at_s: float
     action: str
     stop_seconds: str
@@ -764,7 +765,7 @@ NOT_ALLOWED = "the server does not allow this method on the requested resource"
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 
-class RequestRecord(Frozen):
+class RequestRecord(Struct, frozen=True):
     """An answered request in the terms of RBAC. `resource` is the path if the request names no resource."""
 
     verb: str
@@ -775,7 +776,7 @@ class RequestRecord(Frozen):
     code: int
 
 
-class SandboxRequest(Frozen):
+class SandboxRequest(Struct, frozen=True):
     verb: str
     kind: ResourceKind
     namespace: str = ""
@@ -1173,7 +1174,7 @@ PATCHES: dict[str, Callable[[Any, Any], Any]] = {
 _WATCH_LIMIT_S = 1800.0
 
 
-class Deny(Frozen):
+class Deny(Struct, frozen=True):
     """A denied verb, resource and user; `*` is any. A subresource is `pods/eviction`."""
 
     verb: str

@@ -15,14 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self, TextIO
 
+from msgspec import Struct, field
+
 from driver_manager.domain import events
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.records import Frozen
 from driver_manager.sandbox.apiserver import (
     SERVER_VERSION,
     ApiError,
@@ -51,7 +51,7 @@ TENANT = "tenant"
 WAIT_S = 10.0
 
 
-class Happening(Frozen):
+class Happening(Struct, frozen=True):
     """A change that was seen; `at_s` on the monotonic clock."""
 
     at_s: float
@@ -116,8 +116,7 @@ class Recorder(Controller):
         return texts
 
 
-@dataclass
-class SandboxCluster:
+class SandboxCluster(Struct):
     """A running API server with one node and its pods; a context manager."""
 
     profile: Profile

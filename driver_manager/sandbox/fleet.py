@@ -9,16 +9,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.fleet.spec import PLURAL, UNDER_WAY, NodeRecord, UpgradeState, decode_node_record
 from driver_manager.domain.fleet.state import Phase
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.profile import NodeKeys, Profile
-from driver_manager.domain.records import Frozen
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.apiserver import (
     ApiServer,
@@ -38,7 +39,7 @@ from driver_manager.sandbox.host import HostTree
 from driver_manager.sandbox.scenarios import NodeSummary, ScenarioReport, Show, summary_of
 
 
-class Release(Frozen):
+class Release(Struct, frozen=True):
     """A driver version and the digest of its configuration. `loads`: its module can be loaded."""
 
     version: str
@@ -46,7 +47,7 @@ class Release(Frozen):
     loads: bool = True
 
 
-class FleetScenario(Frozen):
+class FleetScenario(Struct, frozen=True):
     """All nodes serve `old`. `bad` fails on the first node and is undone. `good` reaches all nodes."""
 
     name: str
@@ -105,8 +106,7 @@ def version_of(pod: Obj) -> str:
     return str(pod["spec"]["containers"][0]["image"]).rpartition(":")[2]
 
 
-@dataclass
-class RunHost:
+class RunHost(Struct):
     """The node whose runs are real. `run` starts a pod's init container there, and calls back with its exit status."""
 
     node: str
@@ -319,7 +319,7 @@ HEADINGS = ("NODE", "WAVE", "UPGRADE", "DRIVER", "POD", "WHY")
 _WORDS_UNDER_WAY = frozenset(state.value for state in UNDER_WAY)
 
 
-class NodeRow(Frozen):
+class NodeRow(Struct, frozen=True):
     """A node: its wave, upgrade state, driver version, driver pod, and the reason if it failed or waits."""
 
     node: str
@@ -349,7 +349,7 @@ class NodeRow(Frozen):
         return other is None or replace(self, why="") != replace(other, why="")
 
 
-class Picture(Frozen):
+class Picture(Struct, frozen=True):
     """The target revision, phase and message of the rollout, and a row for each node, by name."""
 
     target: str = ""
@@ -407,7 +407,7 @@ def _row(node: Obj, pod: Obj | None, waves: Mapping[int, str], waits: str, keys:
 # The course of the scenario, and its check.
 
 
-class Taken(Frozen):
+class Taken(Struct, frozen=True):
     """A node started in a wave, with the nodes that had not ended by then."""
 
     node: str
@@ -416,8 +416,7 @@ class Taken(Frozen):
     unfinished: tuple[str, ...] = ()
 
 
-@dataclass
-class FleetCourse:
+class FleetCourse(Struct):
     """The observed course. `pods` counts the created driver pods by node and version, without the initial pods.
 
     `halted` is the message at the halt, `undone` the picture after the undo, `end` the last picture. `answers` are the

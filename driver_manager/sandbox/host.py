@@ -15,8 +15,9 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.records import Frozen
 from driver_manager.sandbox import fake_tools
 
 KERNEL = "6.1.0-sandbox"
@@ -27,7 +28,7 @@ ROOT_MOUNT = "36 25 0:31 / {} rw,relatime shared:1 - overlay overlay rw\n"
 TOOLS = ("rmmod", "modprobe", "insmod", "modinfo", "umount", "systemctl")
 
 
-class HostTree(Frozen):
+class HostTree(Struct, frozen=True):
     """A sandbox host below `root`; its tools are in `bin`."""
 
     root: Path

@@ -14,12 +14,13 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TextIO
+
+from msgspec import Struct, field
 
 from driver_manager.adapters.kube.leases import LEASE
 from driver_manager.domain.errors import ExitCode
@@ -28,7 +29,6 @@ from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, Marker, encode_
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.reboot.decision import APPROVED
 from driver_manager.domain.reboot.state import Record, decode_reboot_record
-from driver_manager.domain.records import Frozen
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.apiserver import ApiError
 from driver_manager.sandbox.cluster import (
@@ -44,7 +44,7 @@ from driver_manager.sandbox.cluster import (
 from driver_manager.sandbox.host import KERNEL, VFIO_DRIVER, VFIO_MODULE, HostTree, PciTree
 
 
-class RebootScenario(Frozen):
+class RebootScenario(Struct, frozen=True):
     """A scenario of reboots. Every node reboots `reboots` times. `recovers`: the chip recovers before the approval.
 
     A reconcile requests an upgrade. health-watch requests a recovery if the chip `wedges`, else the scenario writes the
@@ -116,7 +116,7 @@ class Interference(Enum):
     CONSENT_AFTER = "after a run that is refused, allow it to restart clients, then run again"
 
 
-class Scenario(Frozen):
+class Scenario(Struct, frozen=True):
     """A scenario of one node. `labels` are extra node labels, `changed_labels` the expected changes.
 
     `shows` is the expected state label, None for none. `restarts` are the clients that are restarted once, as
@@ -534,7 +534,7 @@ class Show(Protocol):
         ...
 
 
-class NodeSummary(Frozen):
+class NodeSummary(Struct, frozen=True):
     """The facts that are compared before and after."""
 
     labels: dict[str, str]
@@ -565,8 +565,7 @@ class Named(Protocol):
         ...
 
 
-@dataclass
-class ScenarioReport:
+class ScenarioReport(Struct):
     """The result. `problems` is empty if the scenario ended as expected.
 
     `is_shown`: the timeline was printed while the scenario ran. `node` is the compared node if there are several.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import typing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict, replace
 
 from driver_manager.domain import settings
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
@@ -123,7 +123,7 @@ def test_the_reference_has_every_option_event_key_and_path() -> None:
     assert not [one for one in declared if f"`{one.flag}`" not in text or f"`{one.env}`" not in text]
     assert not [reason for reason in EVENTS if f"`{reason}`" not in text]
     for profile in builtin().values():
-        assert not [key for key in vars(profile.keys).values() if key and f"`{key}`" not in text]
+        assert not [key for key in asdict(profile.keys).values() if key and f"`{key}`" not in text]
     assert [one.env for one in declared if not reference.takers(one)] == []
 
 

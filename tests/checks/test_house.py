@@ -7,7 +7,6 @@ import collections
 import functools
 import graphlib
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,6 @@ SHORT = {
     "cli/lean_entry.py": "starts without site-packages, before anything else is imported",
     "core/node.py": "all programs patch their Node by it",
     "domain/metrics.py": "health-watch's loop has it in memory",
-    "domain/records.py": "the base of all records",
     "schemas/__init__.py": "the package of the schema files",
 }
 """Modules of at most SHORT_LINES lines, each with its reason."""
@@ -75,10 +73,10 @@ THIRD_PARTY = {"click", "kubernetes", "psutil", "pyudev", "tenacity", "urllib3"}
 KUBERNETES = {"adapters/kube/kubeconfig.py"}
 """The only importer of the kubernetes package, for kubeconfigs: no pod loads it."""
 
-PURE = {"abc", "__future__", "collections", "dataclasses", "datetime", "enum", "fnmatch", "functools", "hashlib"} | {
-    *("heapq", "itertools", "json", "math", "operator", "re", "types", "typing")
+PURE = {"abc", "__future__", "collections", "datetime", "enum", "fnmatch", "functools", "hashlib"} | {
+    *("heapq", "itertools", "json", "math", "msgspec", "operator", "re", "types", "typing")
 }
-"""The part of the standard library for the domain: no clock, environment, process, network, file or randomness."""
+"""What the domain may import: no clock, environment, process, network, file or randomness."""
 
 STARTERS_AND_CLOCKS = {"subprocess", "socket", "signal", "time", "random", "threading", "multiprocessing"}
 
@@ -278,26 +276,6 @@ def test_no_class_name_exists_twice() -> None:
     assert classes_that_exist_twice(texts()) == {}
     twice = {"a.py": "class Part: ...", "b.py": "def f():\n    class Part: ..."}
     assert classes_that_exist_twice(twice) == {"Part": ["a.py", "b.py"]}
-
-
-def compiled_records(source: str) -> Iterator[str]:
-    """Frozen dataclasses without slots. They delay every start: `Frozen` compiles nothing."""
-    for made in (node for node in ast.walk(tree_of(source)) if isinstance(node, ast.ClassDef)):
-        for decorator in made.decorator_list:
-            if isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith("dataclass"):
-                options = {keyword.arg for keyword in decorator.keywords}
-                if "frozen" in options and "slots" not in options:
-                    yield made.name
-
-
-def test_no_record_is_a_frozen_dataclass_without_slots() -> None:
-    assert {name: list(compiled_records(text)) for name, text in texts().items() if "frozen" in text} == {
-        name: [] for name, text in texts().items() if "frozen" in text
-    }
-    fields = "class Seen:\n    name: str\n"
-    assert list(compiled_records(f"@dataclass(frozen=True)\n{fields}")) == ["Seen"]
-    assert list(compiled_records(f"@dataclasses.dataclass(frozen=True)\n{fields}")) == ["Seen"]
-    assert not list(compiled_records(f"@dataclass(frozen=True, slots=True)\n{fields}@dataclass\n{fields}"))
 
 
 # Vendors.

@@ -13,14 +13,15 @@ import os
 import stat
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
 from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
+from msgspec import Struct
+from msgspec.structs import asdict, replace
+
 from driver_manager.core.ports_base import Clock
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.records import Frozen
 
 # Finds a path beneath a root by holding each folder open on the way: whatever is swapped meanwhile, nothing leads out.
 #
@@ -45,7 +46,7 @@ class Missing(Enum):
     """The place is then the first name that is missing, in the last folder that is there."""
 
 
-class OpenEntry(Frozen):
+class OpenEntry(Struct, frozen=True):
     """A name in an open folder; `path` is how this process spells it, for messages. "." is the folder itself."""
 
     folder: int
@@ -620,7 +621,7 @@ def exchange(folder: int, name: str, other_folder: int, other: str) -> None:
 # Where this process sees the host, and the plain facts that everybody asks for. Changes nothing.
 
 
-class HostRoots(Frozen):
+class HostRoots(Struct, frozen=True):
     """Where this process sees the host: its root, /proc, /sys and /dev."""
 
     root: Path

@@ -14,9 +14,11 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from driver_manager.adapters.process.forked import each_within
 from driver_manager.domain.errors import ConfigError, ModuleFailed
@@ -48,8 +50,7 @@ STALL_S = 2.0
 """A process that says nothing for so long does not answer: it is left out, and the look goes on after it."""
 
 
-@dataclass
-class Looks:
+class Looks(Struct):
     """What looks at processes have in common: when to stop, and who did not answer, who is not asked again.
 
     `left`: how many processes there was no time for.

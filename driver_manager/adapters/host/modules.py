@@ -10,12 +10,13 @@ import stat
 import struct
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
+
+from msgspec.structs import replace
 
 from driver_manager.adapters.host.files import HostFiles
 from driver_manager.adapters.process.forked import lines_within

@@ -6,11 +6,12 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from driver_manager.adapters.host.files import HostFiles, HostRoots, kernel_fact
 from driver_manager.adapters.host.holders import LOOK_S, Looks, find_holders

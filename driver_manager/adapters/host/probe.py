@@ -8,6 +8,8 @@ import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from msgspec import Struct
+
 from driver_manager.adapters.host.files import OWN_ROOT, HostFiles, HostRoots, resolve
 from driver_manager.adapters.host.pci import served_devices
 from driver_manager.adapters.process.supervisor import OUT_BYTES, StillStuckError, Supervisor
@@ -15,7 +17,6 @@ from driver_manager.domain.health.parsers import parse
 from driver_manager.domain.host import Health, ProbeResult
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.profile import Probe, Profile
-from driver_manager.domain.records import Frozen
 
 # Run a program of another root file system with the loader and the libraries of that one.
 #
@@ -56,7 +57,7 @@ _PT_INTERP = 3
 _ENV = "env"
 
 
-class Interpreted(Frozen):
+class Interpreted(Struct, frozen=True):
     """The interpreter of a program, as paths of its root; both empty for a static program or one that cannot be read.
 
     `script` are the words of a `#!` line, `loader` is the dynamic loader of an ELF program.
@@ -167,7 +168,7 @@ def _folder(root: Path, path: str) -> Path | None:
 # The profile's probe as a command.
 
 
-class ProbeCommand(Frozen):
+class ProbeCommand(Struct, frozen=True):
     """A command; `env` is in addition to PATH and LC_ALL."""
 
     argv: tuple[str, ...]

@@ -13,8 +13,10 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from driver_manager.adapters.host.files import HostFiles, OpenEntry, WorkLock, exchange, replace_in
 from driver_manager.adapters.host.mounts import mount_points_below
@@ -38,7 +40,6 @@ from driver_manager.domain.host import (
     why_unusable,
 )
 from driver_manager.domain.profile import Profile, Strategy, is_safe_root
-from driver_manager.domain.records import Frozen
 
 # One driver tree as files: what is in it, a copy of it, how it gets on disk to the last byte, and its removal.
 #
@@ -270,7 +271,7 @@ _BESIDE = re.compile(r"\..+\.[0-9a-f]{12}")
 BUSY_S = 0.0
 
 
-class OpenSlots(Frozen):
+class OpenSlots(Struct, frozen=True):
     """The open folder of the driver root, its name there, and the open folder of its slots."""
 
     above: int
@@ -603,7 +604,7 @@ Judge = Callable[[str], str]
 """Given the path of a tree on the host: the version of the driver in it. Raises PreflightFailed where it is no use."""
 
 
-class Wanted(Frozen):
+class Wanted(Struct, frozen=True):
     """What is to be staged: the tree at `source`, a path of this process, as the driver `digest` for `kernel`.
 
     `is_loaded`: a driver is loaded, so that a slot which the driver root leads to is in use.
@@ -615,7 +616,7 @@ class Wanted(Frozen):
     is_loaded: bool = False
 
 
-class Staged(Frozen):
+class Staged(Struct, frozen=True):
     """What became of it. `was_there`: nothing was written. `replaced`: why a slot of that name had to go, else "".
 
     `left`: why a slot that is in use does not match its record, else "".

@@ -7,8 +7,9 @@ import json
 import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from driver_manager.adapters.host import mounts, services
 from driver_manager.adapters.host.evidence import EvidenceFolder, holders_within, with_surroundings

@@ -17,6 +17,8 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
 
+from msgspec import Struct
+
 from driver_manager.adapters.kube import transport
 from driver_manager.adapters.kube.objects import other_object, text_of, typed, understood
 from driver_manager.adapters.kube.transport import (
@@ -44,7 +46,6 @@ from driver_manager.domain.errors import (
     WatchBroken,
     WatchExpired,
 )
-from driver_manager.domain.records import Frozen
 
 if TYPE_CHECKING:
     import tenacity
@@ -324,7 +325,7 @@ def load_client(kubeconfig: str | None) -> Transport:
     return load_kubeconfig(kubeconfig)
 
 
-class _Request(Frozen):
+class _Request(Struct, frozen=True):
     """One request. `what` is its verb, resource and namespace; `passing` are the statuses that its caller handles."""
 
     method: str

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
+from msgspec import Struct
+
 from driver_manager.adapters.kube.api import MERGE_PATCH, Answer, KubeApi
 from driver_manager.adapters.kube.objects import as_node, as_versioned, text_of, typed, understood
 from driver_manager.adapters.kube.transport import CONFLICT, NOT_FOUND
@@ -15,7 +17,6 @@ from driver_manager.domain.deadline import around_s
 from driver_manager.domain.errors import Conflict
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.reboot.state import SlotHolder, Slots, SlotsSeen, SlotsUnreadable, decode_slots, encode_slots
-from driver_manager.domain.records import Frozen
 
 
 class Lease:
@@ -90,7 +91,7 @@ MOST_S = 120
 """Maximum accepted leaseDuration, in seconds."""
 
 
-class _Record(Frozen):
+class _Record(Struct, frozen=True):
     """The Lease as last read. `lasts_s` is how long it is valid after a change, in seconds."""
 
     version: str

@@ -6,10 +6,11 @@ import re
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
+
+from msgspec.structs import replace
 
 from driver_manager.adapters.kube.api import (
     BOOKMARK,

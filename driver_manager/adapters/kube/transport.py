@@ -11,14 +11,15 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 from email.message import Message
 from pathlib import Path
 from typing import Protocol
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from driver_manager.adapters.http import CHUNK_BYTES, Bounded, BoundedHttps, TooLarge, whole
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.records import Frozen
 
 UNAUTHENTICATED, FORBIDDEN, NOT_FOUND, CONFLICT, EXPIRED, INVALID = 401, 403, 404, 409, 410, 422
 
@@ -48,7 +49,7 @@ class StreamCut(Exception):
     """The connection ended before the answer did; the message is the kind of error."""
 
 
-class WireRequest(Frozen):
+class WireRequest(Struct, frozen=True):
     """One request without its credentials. The answer to a `stream` is read bit by bit."""
 
     method: str
@@ -272,7 +273,7 @@ class InPod:
         return _Whole(response.status, response.headers, data)
 
 
-class _Whole(Frozen):
+class _Whole(Struct, frozen=True):
     """An answer with its body."""
 
     status: int

@@ -14,9 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
+
+from msgspec import Struct, field
 
 T = TypeVar("T")
 
@@ -80,8 +81,7 @@ def lines_within(timeout_s: float, ask: Callable[[], Iterable[str]]) -> list[str
         return _read(end, time.monotonic() + timeout_s)
 
 
-@dataclass
-class Asked:
+class Asked(Struct):
     """Lines by item. `stuck` items did not end (their lines so far are kept), and `left` ones were not started."""
 
     lines: dict[int, list[str]] = field(default_factory=dict)

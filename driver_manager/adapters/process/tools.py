@@ -12,10 +12,11 @@ import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from msgspec import Struct
+
 from driver_manager.adapters.process.forked import each_within, lines_within
 from driver_manager.domain.host import NO_TOOL
 from driver_manager.domain.journal import Owner
-from driver_manager.domain.records import Frozen
 
 # The identity of a process: its pid, pid namespace and start time in /proc.
 
@@ -266,7 +267,7 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", MARK[0]: MARK[1], **own}
 
 
-class Result(Frozen):
+class Result(Struct, frozen=True):
     """Exit status (negative: killed by that signal) and bounded output. `is_cut`: killed for too much output."""
 
     status: int

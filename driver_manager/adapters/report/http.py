@@ -10,13 +10,14 @@ import select
 import socket
 from collections.abc import Callable, Iterable
 
+from msgspec import Struct
+
 from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.core.ports_base import Clock
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.health.metrics import HealthReport, families
 from driver_manager.domain.health.watch import History
 from driver_manager.domain.metrics import Family, exposition
-from driver_manager.domain.records import Frozen
 
 MAX_CLIENTS = 16
 """One more replaces the oldest: idle clients must not block the kubelet."""
@@ -30,7 +31,7 @@ _PORT = re.compile(r"[0-9]{1,5}")
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class HttpResponse(Frozen):
+class HttpResponse(Struct, frozen=True):
     """One response."""
 
     status: int

@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
+from msgspec import Struct
+
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import json_text, one_line, sentences, shown
 
 # Terminals and colours. The lean loops import this module.
@@ -225,7 +226,7 @@ class LogReporter:
         return self._encoded(self._line("warning", f"{what}: the reader of this log did not read"))
 
 
-class LogForm(Frozen):
+class LogForm(Struct, frozen=True):
     """The form of a command's log: JSON lines or text, the lowest level, and the path of the termination log."""
 
     as_json: bool

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from msgspec import Struct
+
 from driver_manager.adapters.report.log import (
     CYAN,
     ERASE_LINE,
@@ -23,7 +25,6 @@ from driver_manager.adapters.report.log import (
     for_terminal,
     painted,
 )
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import one_line
 
 ERASE_BELOW = "\x1b[J"
@@ -84,7 +85,7 @@ TICK_S = 0.5
 UNICODE_MARKS, ASCII_MARKS = ("✓", "✗", "▸"), ("+", "x", ">")
 
 
-class _CurrentStep(Frozen):
+class _CurrentStep(Struct, frozen=True):
     """The current step, and when it began on the monotonic clock."""
 
     text: str

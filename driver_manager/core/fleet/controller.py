@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar, assert_never
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from driver_manager.core.fleet.world import NODES, FleetCache
 from driver_manager.core.fleet_ports import (
@@ -48,14 +50,13 @@ from driver_manager.domain.fleet.status import (
     worth,
 )
 from driver_manager.domain.profile import NodeKeys, Profile
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.wire import merge_patch, without_blanks
 
 STUBBORN = 3
 """Failures in a row from which a cause counts as lasting."""
 
 
-class _Rest(Frozen):
+class _Rest(Struct, frozen=True):
     """`times` failures in a row. No retry before the monotonic time `until_s`; None once that is over.
 
     `is_refused`: the server refuses until people change something.
@@ -125,8 +126,7 @@ OF_NODE = "node "
 _Effect = RestartPod | CreatePod | DeletePod | SetTemplate
 
 
-@dataclass
-class Acting:
+class Acting(Struct):
     """Does acts. The cache gets the answer to each write, so that the next decision is not made on the state before it.
 
     `posted` are the keys of posted Events, `counts` counts acts by kind. `unmade` is why the API server refuses to
@@ -292,7 +292,7 @@ ActT = TypeVar("ActT", bound=Act)
 Advance = Callable[[Fleet, float], FleetDecision]
 
 
-class FleetPorts(Frozen):
+class FleetPorts(Struct, frozen=True):
     """What a controller needs from outside."""
 
     cluster: FleetCluster

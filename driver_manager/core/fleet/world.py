@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from driver_manager.core.fleet_ports import (
     Change,
@@ -37,7 +39,6 @@ from driver_manager.domain.fleet.spec import (
     TaskPod,
 )
 from driver_manager.domain.fleet.state import TASKS, MarkNode, orphans
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import several
 from driver_manager.domain.wire import decimal
 
@@ -54,8 +55,7 @@ def is_older(version: str, than: str) -> bool:
     return one is not None and other is not None and one < other
 
 
-@dataclass
-class _Room:
+class _Room(Struct):
     """The objects of one subject by name. `lost` is why they may be outdated, "" if they are not."""
 
     items: dict[str, Item] = field(default_factory=dict)
@@ -321,7 +321,7 @@ def _is_same(known: Fact, found: Fact) -> bool:
 # One read of a rollout, for commands that people type
 
 
-class ObservedRollout(Frozen):
+class ObservedRollout(Struct, frozen=True):
     """A rollout and the facts about it; `fleet` is None if its spec has problems."""
 
     rollout: RolloutObject

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import assert_never
+
+from msgspec.structs import replace
 
 from driver_manager.core.swap.node import RunContext
 from driver_manager.domain import events

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from enum import Enum
 from typing import assert_never
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from driver_manager.core.node import patch_until_current
 from driver_manager.core.ports import HostSystem, PciDevices, Ports
@@ -34,7 +36,6 @@ from driver_manager.domain.outage import NodeEnd, OutagePart
 from driver_manager.domain.pci import Binding
 from driver_manager.domain.pods.journal_check import journal_on
 from driver_manager.domain.profile import Profile, driver_version, has_root
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.swap.node_patches import marked_cleared, pause_more, release, tested_release, with_step
 from driver_manager.domain.swap.steps import (
     AnyNodeStep,
@@ -226,20 +227,20 @@ SERVICE_S = 30.0
 RELOAD_S = 60.0
 
 
-class NotAcquired(Frozen):
+class NotAcquired(Struct, frozen=True):
     """This run has not acquired the node; an earlier one may have, with `journal`."""
 
     journal: Journal | None
 
 
-class Acquired(Frozen):
+class Acquired(Struct, frozen=True):
     """The Node carries `journal`. `is_confirmed`: the Node was seen as the run's own patch left it."""
 
     journal: Journal
     is_confirmed: bool
 
 
-class Released(Frozen):
+class Released(Struct, frozen=True):
     """The node is released from the hold that `before` describes."""
 
     before: NotAcquired | Acquired
@@ -574,7 +575,7 @@ class NodeLock:
             )
 
 
-class RunContext(Frozen):
+class RunContext(Struct, frozen=True):
     """What the steps of one plan share. `deadline` is that of the whole run."""
 
     ports: Ports

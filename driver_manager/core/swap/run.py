@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterable
-from dataclasses import field, replace
 from typing import Protocol, TypeVar, assert_never
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from driver_manager.core.pods import Evictor
 from driver_manager.core.ports import Ports
@@ -48,7 +50,6 @@ from driver_manager.domain.pods.journal_check import (
 )
 from driver_manager.domain.pods.workloads import PodAction, named, names_of_claims, namespaces_with_claims, with_action
 from driver_manager.domain.profile import Profile, users_of
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.swap.eviction import HOLDERS, STUCK
 from driver_manager.domain.swap.node_patches import decoded_journal
 from driver_manager.domain.swap.planner import plan, wants_users
@@ -206,7 +207,7 @@ def strictly(part: ObservedPart, read: Callable[[], T], otherwise: T) -> T:
     return read()
 
 
-class Identity(Frozen):
+class Identity(Struct, frozen=True):
     """The process and its pod, from the environment. `pod_name_is_sure` is False if it is only the host name.
 
     `enclosing_uid` is the uid of the pod in whose cgroup the process is, "" if unknown.
@@ -482,7 +483,7 @@ TAKE_ATTEMPTS = 10
 """Maximum number of plans while the Node changes between observation and first patch."""
 
 
-class Outcome(Frozen):
+class Outcome(Struct, frozen=True):
     """How a run ended. `remedy` is empty on success; `changed`: the Node's Events are to say so."""
 
     exit_code: ExitCode

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from driver_manager.domain import events
 from driver_manager.domain.fleet import waves
@@ -52,13 +54,12 @@ from driver_manager.domain.fleet.waves import (
     turn,
     wave_name,
 )
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import several
 
 # How a rollout is shown: one guard per phase in `OUTLOOK_GUARDS`, asked in order; the first answer counts
 
 
-class Caption(Frozen):
+class Caption(Struct, frozen=True):
     """The phase of a rollout, its cause as one CamelCase word, and a sentence for people."""
 
     phase: Phase
@@ -66,7 +67,7 @@ class Caption(Frozen):
     message: str
 
 
-class View(Frozen):
+class View(Struct, frozen=True):
     """What the phase depends on: nodes by phase, what blocks the rollout, waves, the nodes that start, preflights.
 
     `without_pod` is the number of nodes on which the DaemonSet wants a pod and has none. `blocked` is that of Fleet.
@@ -275,7 +276,7 @@ COMPLETE = "complete"
 """Outcome in the history: every node of the fleet served that revision."""
 
 
-class WayBack(Frozen):
+class WayBack(Struct, frozen=True):
     """The state to keep, and the acts for going back."""
 
     memory: RolloutState
@@ -448,7 +449,7 @@ def _wave_ended(wave: WaveView, terms: Terms) -> Announce:
     return Announce(events.ROLLOUT_WAVE_ENDED, text, key)
 
 
-class Survey(Frozen):
+class Survey(Struct, frozen=True):
     """Where every node stands, in the order of their names, and what blocks the rollout."""
 
     standings: Sequence[NodeStatus]

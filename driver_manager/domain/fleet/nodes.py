@@ -12,7 +12,9 @@ What blocks the whole rollout or a wave is in `waves`.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from driver_manager.domain import events
 from driver_manager.domain.errors import ExitCode
@@ -668,8 +670,7 @@ def _clear_pod(member: Member, record: NodeRecord, clears: Clears) -> CreatePod:
 BEGINS = "starts now"
 
 
-@dataclass
-class Starts:
+class Starts(Struct):
     """The nodes that start, the reason of every other one by name, and why a unit never can.
 
     `are_short_of_nodes`: a node waits because of maxUnavailable. `blocked` are the nodes whose turn it is and for which
@@ -683,8 +684,7 @@ class Starts:
     blocked: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
+class _Turn(Struct, frozen=True):
     """What a start depends on besides the node. `unchecked`: the reason of each node that waits for a preflight."""
 
     terms: Terms
@@ -693,8 +693,7 @@ class _Turn:
     unchecked: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class _StartingUnit:
+class _StartingUnit(Struct, frozen=True):
     """Nodes that start together: one, or all of a unit. `busy`: units that may not start, each with the node in it."""
 
     unit: str

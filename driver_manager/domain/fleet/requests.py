@@ -7,7 +7,9 @@ Every command shows the fleet after its request, as `advance` decides it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.fleet import advance as way
@@ -16,13 +18,12 @@ from driver_manager.domain.fleet.nodes import place
 from driver_manager.domain.fleet.spec import APPROVED, RETRY, UNDO, Fleet, FleetNode, Requests, Wave
 from driver_manager.domain.fleet.state import NodePhase, NodeStatus, NodeView, Outlook
 from driver_manager.domain.fleet.waves import GateKind, is_approved
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import several
 
 LOOK = "`driver-manager rollout status` shows its state."
 
 
-class Request(Frozen):
+class Request(Struct, frozen=True):
     """What a command writes: fields of the spec and annotations of the object, and `nodes` to retry.
 
     `did` describes it in words; `after` is the fleet once it is written.

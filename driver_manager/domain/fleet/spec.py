@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import UTC, tzinfo
 from enum import Enum
 from typing import Annotated, Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ConfigError
@@ -18,7 +20,6 @@ from driver_manager.domain.node import ROLLOUT
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.outage import Outage
 from driver_manager.domain.reboot.maintenance_windows import EXPECTED_WINDOWS, Schedule, parse_windows
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.schema import JSON, Key, Problem, Reader, Rule
 from driver_manager.domain.selectors import Selector
 from driver_manager.domain.text import parse_duration, shortened, writable
@@ -29,8 +30,7 @@ from driver_manager.domain.wire import OBJECT, Form, seconds_of
 MAX_TEXT_CHARS = 500
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRecord:
+class NodeRecord(Struct, frozen=True):
     """What a rollout has done on a node. All times are in seconds since the epoch.
 
     `rollout` is the namespace/name of the object; `wave` counts from 1. `began_s` is the start of this node's upgrade
@@ -117,7 +117,7 @@ UNDER_WAY = frozenset({UpgradeState.RESTART, UpgradeState.REBOOT, UpgradeState.V
 """States of a node whose upgrade has started and not ended."""
 
 
-class Amount(Frozen):
+class Amount(Struct, frozen=True):
     """A number of nodes, or a share of them in percent."""
 
     number: int
@@ -211,14 +211,14 @@ METRICS = Rule(
 )
 
 
-class Units(Frozen):
+class Units(Struct, frozen=True):
     """Nodes with the same value of the label `key` are one unit; without the label a node is a unit of its own."""
 
     key: Annotated[str, LABEL_KEY, Key("topologyKey")]
     mode: UnitMode = UnitMode.ONE_AT_A_TIME
 
 
-class Wave(Frozen):
+class Wave(Struct, frozen=True):
     """Some of the nodes: those that match `selector`, at most `count` or `percent` of them.
 
     The next wave starts once this one has ended, `soak_s` have passed since, and, with `needs_approval`, a person has
@@ -240,21 +240,21 @@ class Wave(Frozen):
         return None if self.percent is None else Amount(self.percent, is_percent=True)
 
 
-class PodGate(Frozen):
+class PodGate(Struct, frozen=True, kw_only=True):
     """Pods that must be ready on a node, at least one, before its upgrade counts as done."""
 
     namespace: Annotated[str, _name(63)] = ""
-    selector: Annotated[Selector, _selector(1)] = field(kw_only=True)
+    selector: Annotated[Selector, _selector(1)]
 
 
-class ConditionGate(Frozen):
+class ConditionGate(Struct, frozen=True):
     """A condition that the Node must have with this status."""
 
     kind: Annotated[str, CONDITION_TYPE, Key("type")]
     status: Annotated[str, STATUS] = "True"
 
 
-class Gates(Frozen):
+class Gates(Struct, frozen=True):
     """What a node must show, besides a ready driver pod, to count as done."""
 
     pods: Annotated[tuple[PodGate, ...], Rule(most=MAX_ENTRIES)] = ()
@@ -265,7 +265,7 @@ class Gates(Frozen):
 DEFAULT_WAVES = (Wave("canary", count=1), Wave("tenth", percent=10), Wave("rest"))
 
 
-class RolloutPolicy(Frozen):
+class RolloutPolicy(Struct, frozen=True):
     """The spec of the object. Its `schedule` is in the zone `timezone`."""
 
     daemon_set: Annotated[str, _name(253), Key("daemonSet")]
@@ -285,8 +285,7 @@ class RolloutPolicy(Frozen):
     preflight: PreflightMode = PreflightMode.OFF
 
 
-@dataclass(frozen=True, slots=True)
-class FleetNode:
+class FleetNode(Struct, frozen=True):
     """The facts of a Node for a rollout. `upgrade` is the value of the state label, "" without it.
 
     `record` is None without the annotation; `record_problem` is why one cannot be read. `wants_retry`: a label or
@@ -320,8 +319,7 @@ class FleetNode:
     window: Outage | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DriverPod:
+class DriverPod(Struct, frozen=True):
     """A pod of the driver's DaemonSet. `revision` is the value of its `controller-revision-hash` label.
 
     `restarts` counts those of its init containers, `why_waiting` is the reason in the status of a waiting container.
@@ -347,7 +345,7 @@ class Task(Enum):
     CLEAR = "clear"
 
 
-class TaskPod(Frozen):
+class TaskPod(Struct, frozen=True):
     """A short-lived pod that a rollout created for one node, from the template of `revision`.
 
     `exit_code` is that of its container, None if it has not ended or never ran. `has_ended`: the pod is in a final
@@ -370,7 +368,7 @@ class TaskPod(Frozen):
     ended_s: float | None = None
 
 
-class GatePod(Frozen):
+class GatePod(Struct, frozen=True):
     """A pod for the gates."""
 
     namespace: str
@@ -379,7 +377,7 @@ class GatePod(Frozen):
     is_ready: bool
 
 
-class Revision(Frozen):
+class Revision(Struct, frozen=True):
     """A ControllerRevision of the DaemonSet. Its pods have `hash` as a label; the newest has the highest number.
 
     `template` is the JSON text of the pod template.
@@ -391,7 +389,7 @@ class Revision(Frozen):
     template: str = ""
 
 
-class DaemonSetFacts(Frozen):
+class DaemonSetFacts(Struct, frozen=True):
     """The driver's DaemonSet. `is_current`: its controller creates pods from the newest revision.
 
     `desired` is the number of nodes that get a pod, from its status; 0 if unknown.
@@ -407,7 +405,7 @@ class DaemonSetFacts(Frozen):
     desired: int = 0
 
 
-class RevisionHistory(Frozen):
+class RevisionHistory(Struct, frozen=True):
     """The rollout of one revision. `ended_s` is None until it ends."""
 
     revision: str
@@ -416,7 +414,7 @@ class RevisionHistory(Frozen):
     outcome: str = ""
 
 
-class RolloutState(Frozen):
+class RolloutState(Struct, frozen=True):
     """What the object's status keeps in addition to the Nodes. No node's safety depends on it.
 
     `good` is the last revision that all nodes ran. `failed` are revisions that were halted; they are retried only on
@@ -435,7 +433,7 @@ class RolloutState(Frozen):
     announced: str = ""
 
 
-class Requests(Frozen):
+class Requests(Struct, frozen=True):
     """Requests of people, from the object's annotations.
 
     `approved` is the number of the last wave that may begin, for revision `approved_for`. `retry` is a failed revision
@@ -449,7 +447,7 @@ class Requests(Frozen):
     undo_to: str = ""
 
 
-class Fleet(Frozen):
+class Fleet(Struct, frozen=True):
     """All facts of one decision. `daemon_set` is None if it does not exist.
 
     `rivals` are the names of older objects for the same DaemonSet. `rollout` is the namespace/name of this object,
@@ -486,7 +484,7 @@ RETRY = f"{GROUP}/retry"
 UNDO = f"{GROUP}/undo"
 
 
-class WishField(Frozen):
+class WishField(Struct, frozen=True):
     """An annotation of the object with a request: its key, the form of its value, its meaning."""
 
     key: str
@@ -517,7 +515,7 @@ _APPROVED = re.compile(rf"(?P<revision>{_REVISION.pattern}):(?P<wave>[1-9][0-9]{
 _UNDO = re.compile(rf"(?P<undo>[!-9;-~]{{1,100}})(:(?P<revision>{_REVISION.pattern}))?")
 
 
-class RolloutObject(Frozen):
+class RolloutObject(Struct, frozen=True):
     """A DriverRollout as it was read. `policy` is None if there are `problems`, each of one line.
 
     `status` is as it is stored, for the next write. `created_s` is None if unknown. `is_deleting`: the object is

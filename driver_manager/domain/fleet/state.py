@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+from msgspec import Struct, field
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.fleet.spec import (
@@ -31,13 +32,12 @@ from driver_manager.domain.fleet.spec import (
 from driver_manager.domain.node import PROGRAM, NodeChange
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.reboot.decision import APPROVED
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.wire import parsed
 
 # Acts: each names the resourceVersion or uid that it was decided from, so that it changes no other object
 
 
-class MarkNode(Frozen):
+class MarkNode(Struct, frozen=True):
     """Write state and record on the Node, in one patch. `state` None removes both.
 
     The same patch approves the reboot (`approves_reboot`) and removes the requested retry (`consumes_retry`).
@@ -51,7 +51,7 @@ class MarkNode(Frozen):
     consumes_retry: bool = False
 
 
-class RestartPod(Frozen):
+class RestartPod(Struct, frozen=True):
     """Delete exactly this driver pod, by its uid, with its own grace period."""
 
     namespace: str
@@ -60,7 +60,7 @@ class RestartPod(Frozen):
     node: str
 
 
-class CreatePod(Frozen):
+class CreatePod(Struct, frozen=True):
     """Create this task pod for the node; an existing pod of its name is the same pod."""
 
     namespace: str
@@ -70,7 +70,7 @@ class CreatePod(Frozen):
     body: Mapping[str, Any]
 
 
-class DeletePod(Frozen):
+class DeletePod(Struct, frozen=True):
     """Delete exactly this task pod, by its uid."""
 
     namespace: str
@@ -79,7 +79,7 @@ class DeletePod(Frozen):
     node: str
 
 
-class SetTemplate(Frozen):
+class SetTemplate(Struct, frozen=True):
     """Give the DaemonSet the template of an earlier revision."""
 
     revision: str
@@ -87,7 +87,7 @@ class SetTemplate(Frozen):
     why: str
 
 
-class Announce(Frozen):
+class Announce(Struct, frozen=True):
     """An Event on the object, or on `node`; posted once for each reason and key."""
 
     reason: str
@@ -133,15 +133,14 @@ class PreflightResult(Enum):
     RUNNING = "running"
 
 
-class NodePreflight(Frozen):
+class NodePreflight(Struct, frozen=True):
     """The result of a node's preflight, and why it does not pass."""
 
     result: PreflightResult
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeView:
+class NodeView(Struct, frozen=True):
     """A node in the rollout: its phase, its wave (from 1; 0 for none) and the reason.
 
     `preflight` is None if there is none for the target revision, or its result was removed.
@@ -155,7 +154,7 @@ class NodeView:
     preflight: NodePreflight | None = None
 
 
-class WaveView(Frozen):
+class WaveView(Struct, frozen=True):
     """A wave: the number of its nodes in each phase, and when it ended, in seconds since the epoch."""
 
     number: int
@@ -164,7 +163,7 @@ class WaveView(Frozen):
     ended_s: float | None = None
 
 
-class Pace(Frozen):
+class Pace(Struct, frozen=True):
     """How fast a rollout goes. `free` is how many more nodes may start now.
 
     `node_s` is how long a node takes, `window_s` its outage, `left_s` how long the nodes that are left take, all in
@@ -177,7 +176,7 @@ class Pace(Frozen):
     free: int = 0
 
 
-class Outlook(Frozen):
+class Outlook(Struct, frozen=True):
     """The rollout as status and commands show it.
 
     `wave` is the number of the current wave. `reason` is a CamelCase word for the cause of the phase, `message` a
@@ -194,7 +193,7 @@ class Outlook(Frozen):
     pace: Pace = Pace()
 
 
-class FleetDecision(Frozen):
+class FleetDecision(Struct, frozen=True):
     """The acts now, the state to keep in the object's status, and what to show.
 
     `again_s`: when time alone may change the decision, in seconds since the epoch; None if it cannot.
@@ -211,8 +210,7 @@ class FleetDecision(Frozen):
 _WORDS = {state.value: state for state in UpgradeState}
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Struct, frozen=True):
     """A node of the rollout. `state` is the label's value if it is one of ours, `record` this rollout's own.
 
     `pod` is the driver's pod on the node; one that is being deleted only if there is no other.
@@ -524,8 +522,7 @@ GOING = frozenset({NodePhase.WAITING, NodePhase.UNDER_WAY})
 """Phases of nodes for which a wave has not ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class PreflightFinding:
+class PreflightFinding(Struct, frozen=True):
     """The result of a preflight pod. `until_s`: when time alone may change it, in seconds since the epoch."""
 
     pod: TaskPod
@@ -533,8 +530,7 @@ class PreflightFinding:
     until_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(Struct, frozen=True):
     """What one decision has in common for all nodes. `gate_pods` are those of nodes that are under way or failed.
 
     `preflights` are the results for the target, by node. `clears` is None unless nodes are cleared before their driver
@@ -553,8 +549,7 @@ class Terms:
     revisions: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Untouched:
+class Untouched(Struct, frozen=True):
     """A taken node whose old pod is still there: its record and that pod.
 
     `is_to_be_cleared`: the node is cleared before the pod is deleted. `has_begun`: pods were disturbed, so that the
@@ -568,8 +563,7 @@ class Untouched:
     is_at_work: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class NodeDecision:
+class NodeDecision(Struct, frozen=True):
     """Where a node stands, why, and the acts that its own facts require.
 
     `until_s`: when time alone may change that, in seconds since the epoch. `wants_turn`: the node starts as soon as
@@ -585,8 +579,7 @@ class NodeDecision:
     untouched: Untouched | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NodeStatus:
+class NodeStatus(Struct, frozen=True):
     """A node with its decision and the number of its wave, from 1; 0 for none."""
 
     member: Member

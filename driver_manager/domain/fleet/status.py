@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 from enum import Enum
 from typing import Any
+
+from msgspec import Struct, field
 
 from driver_manager.domain.fleet.spec import UNDER_WAY, Fleet, RolloutState, UpgradeState, memory_of
 from driver_manager.domain.fleet.state import (
@@ -24,7 +25,6 @@ from driver_manager.domain.fleet.state import (
 )
 from driver_manager.domain.metrics import PREFIX, Family, by_label, gauge
 from driver_manager.domain.profile import UpgradeMetrics
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import one_line, several, shortened
 from driver_manager.domain.wire import LAST_MOMENT_S, seconds_of, written_time
 
@@ -45,7 +45,7 @@ _WORDS = {
 _UNDER_WAY = frozenset(state.value for state in UNDER_WAY)
 
 
-class RolloutFigures(Frozen):
+class RolloutFigures(Struct, frozen=True):
     """One rollout as of its last decision, which took `decision_s` seconds.
 
     `places` counts nodes by phase; `words` counts those without an operator by the operators' words. `progress_s` is
@@ -101,7 +101,7 @@ ACTS = ("MarkNode", "RestartPod", "CreatePod", "DeletePod", "SetTemplate", "Anno
 """Kinds of acts."""
 
 
-class FleetReport(Frozen):
+class FleetReport(Struct, frozen=True):
     """The state of the controller at `now_s`, in seconds since the epoch.
 
     `rollouts` is by namespace/name, `acts` counts what was done by kind. `why_not_ready` is "" while the controller

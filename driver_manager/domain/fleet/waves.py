@@ -6,8 +6,9 @@ The guards of a single node are in `nodes`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
+
+from msgspec import Struct, field
 
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.fleet.spec import (
@@ -44,7 +45,6 @@ from driver_manager.domain.fleet.state import (
     Terms,
     WaveView,
 )
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import several, shortened, spoken
 from driver_manager.domain.wire import LAST_MOMENT_S, written_time
 
@@ -118,7 +118,7 @@ class GateKind(Enum):
     APPROVAL = "the approval"
 
 
-class Gate(Frozen):
+class Gate(Struct, frozen=True):
     """What the waves after number `wave` wait for. `until_s`: when time alone opens it, in seconds since the epoch."""
 
     kind: GateKind
@@ -127,7 +127,7 @@ class Gate(Frozen):
     until_s: float | None = None
 
 
-class WaveProgress(Frozen):
+class WaveProgress(Struct, frozen=True):
     """Nodes of waves up to `upto` may start; the others wait for `gate`.
 
     `reached` is the last wave with a node that was taken; `current` is the last open wave that has nodes.
@@ -224,7 +224,7 @@ Longer than a watch may lag, plus a margin for clocks that differ. After that, t
 """
 
 
-class Blocked(Frozen):
+class Blocked(Struct, frozen=True):
     """Why no node starts. `stands_aside`: the rollout does nothing at all, not even on nodes that were taken.
 
     `allows_retries`: nodes with a requested retry may start. `until_s`: when the block may end, in seconds since the
@@ -239,7 +239,7 @@ class Blocked(Frozen):
     until_s: float | None = None
 
 
-class Scene(Frozen):
+class Scene(Struct, frozen=True):
     """What the guards look at. `unmatched` are the waves that match no node of the fleet.
 
     `failed` are the nodes that failed for the target; `failing` are those that are marked as failed now.
@@ -480,8 +480,7 @@ _SEEN_AHEAD = frozenset({GateKind.SOAK, GateKind.APPROVAL})
 """Gates during which the preflights of the next wave run, so that its approver sees their results."""
 
 
-@dataclass
-class Checks:
+class Checks(Struct):
     """Pods to create and delete, the reason of each node that waits for a result, and why no pod can be created.
 
     `shown` is the known result of each node, `progress` the number of nodes with a result, in words.
@@ -654,7 +653,7 @@ def _crew(standing: NodeStatus, terms: Terms) -> str:
 # Which node is in which wave
 
 
-class Waves(Frozen):
+class Waves(Struct, frozen=True):
     """The wave number of each node in the order of the nodes (0: none), and the waves that match no node."""
 
     numbers: tuple[int, ...]

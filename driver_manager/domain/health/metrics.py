@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+
+from msgspec import Struct, field
 
 from driver_manager.domain.health.watch import HealthState, History
 from driver_manager.domain.host import Health, ProbeResult
 from driver_manager.domain.metrics import PREFIX, Family, by_label, counter, gauge
-from driver_manager.domain.records import Frozen
 
 
-class HealthReport(Frozen):
+class HealthReport(Struct, frozen=True):
     """The state after one turn. `result` is None while muted; `probe_s` is in seconds, moments are since the epoch.
 
     `is_ready` is the answer to a readiness probe, False before the first turn. `turn_wall_s` is when the turn ended.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 from enum import Enum
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from driver_manager.domain import events
 from driver_manager.domain.errors import ConfigError
@@ -14,7 +16,6 @@ from driver_manager.domain.host import RECOVERY, DeviceVerdict, Health, Marker
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.node import Node
 from driver_manager.domain.profile import NodeKeys
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import writable
 from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form, seconds_of
 
@@ -23,7 +24,7 @@ from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form, seconds_of
 WRITER = "health-watch"
 
 
-class Mute(Frozen):
+class Mute(Struct, frozen=True):
     """A request to hold still until `until_s`, in seconds since the epoch.
 
     `text` is that time as the user wrote it, `where` the file or annotation that has it.
@@ -39,7 +40,7 @@ class Mute(Frozen):
         return f"muted until {self.text} by {self.where}"
 
 
-class MuteAnswer(Frozen):
+class MuteAnswer(Struct, frozen=True):
     """What the Node asks for: a mute, the error in `invalid`, or neither. `problem`: the Node cannot be read."""
 
     mute: Mute | None = None
@@ -47,7 +48,7 @@ class MuteAnswer(Frozen):
     problem: str = ""
 
 
-class Surroundings(Frozen):
+class Surroundings(Struct, frozen=True):
     """The host as health-watch sees it.
 
     `driver` differs for each load of the driver, and is "" if unknown. `ready`: the ready marker exists; None if the
@@ -116,7 +117,7 @@ class NoticeKind(Enum):
     MUTED = "muted"
 
 
-class Wedge(Frozen):
+class Wedge(Struct, frozen=True):
     """The last wedge of this boot. `since_s` is when it was declared, in seconds since the epoch; 0: none is known.
 
     `reported` is the last notice that reached the Node in this boot, None before the first. `evidence` is the file on
@@ -128,7 +129,7 @@ class Wedge(Frozen):
     evidence: str = ""
 
 
-class Kept(Frozen):
+class Kept(Struct, frozen=True):
     """The file on the host with the evidence ("" if none is wanted), or why it was not saved."""
 
     path: str = ""
@@ -186,7 +187,7 @@ TRANSITIONS: dict[HealthState, dict[SampleResult, HealthState]] = {
 """The next state, by state and sample."""
 
 
-class Sample(Frozen):
+class Sample(Struct, frozen=True):
     """One sample of the probe, or a turn without one: `muted` is the reason then. Times in seconds.
 
     `at_s` is when it began, on a clock that continues through restarts of this process, `wall_s` since the epoch.
@@ -201,7 +202,7 @@ class Sample(Frozen):
     is_muted_by_hand: bool = False
 
 
-class History(Frozen):
+class History(Struct, frozen=True):
     """The state that health-watch keeps between two samples.
 
     `failures` are consecutive; samples that are not counted do not end the row. `was_healthy`: at least once since this
@@ -411,7 +412,7 @@ _EVENTS = {
 }
 
 
-class Notice(Frozen):
+class Notice(Struct, frozen=True):
     """One notice. `since_s` is when the wedge was declared, in seconds since the epoch; `evidence` a file on the host.
 
     `since_s` is 0 if this boot has had none: then the notice only removes what an earlier boot left on the Node.
@@ -462,7 +463,7 @@ class Notice(Frozen):
         return cls(**{**body, "kind": NoticeKind(body["kind"])})
 
 
-class ClientAnswer(Frozen):
+class ClientAnswer(Struct, frozen=True):
     """The clients `restarted` now, and what is `left` ("" for nothing). `is_early`: that is normal so far."""
 
     restarted: tuple[str, ...] = ()

@@ -7,15 +7,16 @@ nothing is restarted twice. Clients are noted before the eviction, so that the n
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from enum import Enum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from driver_manager.domain import node_state as generations
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.node import Pod
 from driver_manager.domain.node_state import Generation
 from driver_manager.domain.pods.workloads import ClientAge, ClientRules, clients, standing
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.text import writable
 from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form
 
@@ -49,7 +50,7 @@ MEANINGS: dict[ClientState, str] = {
 }
 
 
-class Client(Frozen):
+class Client(Struct, frozen=True):
     """One pod, by its uid; `pod` is namespace/name, `owner` the kind of its controller."""
 
     uid: str
@@ -66,7 +67,7 @@ class Client(Frozen):
         return f"{self.pod} ({self.owner})"
 
 
-class ClientRecord(Frozen):
+class ClientRecord(Struct, frozen=True):
     """`unknown` are uids of pods that may be clients: their kubelet has not reported containers yet.
 
     `has_looked`: the clients are decided, except those in `unknown`. `is_shown`: the Node shows the generation.

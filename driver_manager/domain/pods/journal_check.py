@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from functools import reduce
 from typing import Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from driver_manager.domain import journal as journals
 from driver_manager.domain.host import Host
@@ -21,7 +23,6 @@ from driver_manager.domain.outage import Outage
 from driver_manager.domain.pci import merged_bindings
 from driver_manager.domain.pods import labels as label_rules
 from driver_manager.domain.profile import Profile, has_root, is_own, kept
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.selectors import KEY_PATTERN, is_label_value
 from driver_manager.domain.text import is_digest, several
 from driver_manager.domain.wire import in_brief
@@ -34,7 +35,7 @@ _KEY = re.compile(KEY_PATTERN)
 T = TypeVar("T")
 
 
-class Checked(Frozen):
+class Checked(Struct, frozen=True):
     """A journal without what failed a check, and what did."""
 
     journal: Journal

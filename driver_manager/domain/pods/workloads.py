@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import field, replace
 from enum import Enum
 from fnmatch import fnmatchcase
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import EvictionRefused
@@ -18,7 +20,6 @@ from driver_manager.domain.node_state import Generation
 from driver_manager.domain.observation import EvictionRules, Observation
 from driver_manager.domain.pods import labels as label_rules
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.selectors import Selector
 from driver_manager.domain.text import several
 from driver_manager.domain.wire import seconds_of
@@ -32,7 +33,7 @@ LAG_S = 5.0
 """A kubelet reports a container that it started some moments later."""
 
 
-class ClientRules(Frozen):
+class ClientRules(Struct, frozen=True):
     """Pods that match one of `selectors` may be clients. `own_uid` is the pod around us, "" where that is not known."""
 
     profile: Profile
@@ -245,7 +246,7 @@ class PodAction(Enum):
     STAY = "stay"
 
 
-class Workload(Frozen):
+class Workload(Struct, frozen=True):
     """One pod, how it `uses` the accelerator, and its fate. A BLOCK has a remedy."""
 
     pod: Pod
@@ -277,7 +278,7 @@ class Workload(Frozen):
         return f"{' '.join(filter(None, (str(self.pod), self.uses)))}: {self.action.value}, {self.why}"
 
 
-class NodePods(Frozen):
+class NodePods(Struct, frozen=True):
     """The pods of the node, their claims, the holders of the device, and our own pod.
 
     `enclosing_uid` is the pod around our process, the driver's or a debug pod, "" if unknown. `has_unread_claims`: the

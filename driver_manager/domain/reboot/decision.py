@@ -7,8 +7,10 @@ blockers) is None in the state until a decision asks for it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from enum import Enum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from driver_manager.domain import node_state
 from driver_manager.domain.host import UPGRADE_REASON
@@ -16,7 +18,6 @@ from driver_manager.domain.node import FIELD_MANAGER, Node, NodeChange
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.reboot.state import Pending, RebootState, is_foreign
-from driver_manager.domain.records import Frozen
 
 # What a reboot changes on the Node, as patches computed from facts. Pure.
 
@@ -150,7 +151,7 @@ ENDS = frozenset({RebootAct.NOTHING, RebootAct.WAIT})
 ASKS = frozenset({RebootAct.ASK_BLOCKERS, RebootAct.ASK_SLOTS})
 
 
-class RebootDecision(Frozen):
+class RebootDecision(Struct, frozen=True):
     """What to do next and the stated reason for it."""
 
     act: RebootAct

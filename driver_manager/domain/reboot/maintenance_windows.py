@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, tzinfo
 
-from driver_manager.domain.records import Frozen
+from msgspec import Struct
 
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 EXPECTED_WINDOWS = "windows such as 'Sat,Sun 02:00-06:00; Mon-Fri 22:00-04:00'"
@@ -17,7 +17,7 @@ MINUTES_OF_A_DAY = 24 * 60
 _WINDOW = re.compile(r"(?:(?P<days>[A-Za-z,\-]+)\s+)?(?P<start>\d\d:\d\d)-(?P<end>\d\d:\d\d)")
 
 
-class MaintenanceWindow(Frozen):
+class MaintenanceWindow(Struct, frozen=True):
     """Open on `days` (0 is Monday) from minute `start` of the day, for at most a day; it may end on the next."""
 
     days: frozenset[int]
@@ -31,7 +31,7 @@ class MaintenanceWindow(Frozen):
         return (day in self.days and minute >= self.start) or ((day - 1) % 7 in self.days and minute < self.end)
 
 
-class Schedule(Frozen):
+class Schedule(Struct, frozen=True):
     """When a node may reboot: in any of `windows`, at any time where there are none. `text` is as it was written."""
 
     windows: tuple[MaintenanceWindow, ...] = ()

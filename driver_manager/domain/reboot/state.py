@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.host import REASONS, UPGRADE_REASON, Marker
@@ -13,7 +15,6 @@ from driver_manager.domain.metrics import Family, by_label, gauge
 from driver_manager.domain.node import Node
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.reboot.maintenance_windows import Schedule
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form
 
 # What the rebooter must still know after the reboot, on the host's disk: one versioned JSON file.
@@ -24,7 +25,7 @@ MAX_ATTEMPTS_KEPT = 50
 MOST_REBOOTS = 2**31
 
 
-class RebootRequest(Frozen):
+class RebootRequest(Struct, frozen=True):
     """One request for a reboot: of one boot, for one reason, written at `written_s` seconds after the epoch."""
 
     boot_id: str
@@ -47,14 +48,14 @@ def request_of(marker: Marker, boot_id: str) -> RebootRequest:
     return RebootRequest(marker.boot_id or boot_id, marker.reason, marker.written_s)
 
 
-class Attempt(Frozen):
+class Attempt(Struct, frozen=True):
     """A reboot that was begun at `at_s` seconds after the epoch."""
 
     at_s: int
     reason: str
 
 
-class Pending(Frozen):
+class Pending(Struct, frozen=True):
     """A reboot under way, from before its slot is taken until the node is back.
 
     `node_uid` is whose slot it is, `started_s` when it was granted, 0 before that, `approved` whether an approval was
@@ -81,7 +82,7 @@ class Pending(Frozen):
         return self.started_s > 0
 
 
-class RebootAnswer(Frozen):
+class RebootAnswer(Struct, frozen=True):
     """What a reboot command came to: `problem` is what went wrong, "" where nothing did.
 
     `is_refused` where the host has said no: then it does not go down. A command that hangs may still take it down.
@@ -91,7 +92,7 @@ class RebootAnswer(Frozen):
     is_refused: bool = False
 
 
-class Record(Frozen):
+class Record(Struct, frozen=True):
     """The rebooter's memory. `reason` is why the request waits, for `status`.
 
     `announced` is the request that the Node may speak of, since `announced_s` seconds after the epoch; `announced_key`
@@ -261,7 +262,7 @@ def reboot_families(record: Record) -> tuple[Family, ...]:
 # node that does not come back keeps its slot, so that a bad driver stops at the first node. Pure.
 
 
-class SlotHolder(Frozen):
+class SlotHolder(Struct, frozen=True):
     """A node that holds a slot for a reboot out of the boot `boot_id`, since `since_s` seconds after the epoch."""
 
     node: str
@@ -281,7 +282,7 @@ SLOTS_FORM = Form(
 )
 
 
-class Slots(Frozen):
+class Slots(Struct, frozen=True):
     """The slots in use. No uid is in it twice."""
 
     holders: tuple[SlotHolder, ...] = ()
@@ -301,7 +302,7 @@ class Slots(Frozen):
         return Slots((*others, me)) if is_in or len(others) < limit else None
 
 
-class SlotsSeen(Frozen):
+class SlotsSeen(Struct, frozen=True):
     """The slots as read at `version`; `gone` are uids of holders that may be dropped. `problem`: why it is unknown."""
 
     slots: Slots = Slots()
@@ -339,7 +340,7 @@ def _holder(body: Fields) -> SlotHolder:
 # What an idle rebooter looks at, and whether it is enough to go on being idle. Pure, and small on purpose.
 
 
-class Snapshot(Frozen):
+class Snapshot(Struct, frozen=True):
     """One look at the host: cheap, and all that an idle rebooter needs. `uptime_s` does not jump, as clocks do."""
 
     boot_id: str
@@ -368,7 +369,7 @@ def is_idle(snapshot: Snapshot, record: Record | None, node: str) -> bool:
     return not has_work and (record is None or record.is_empty)
 
 
-class RebootPolicy(Frozen):
+class RebootPolicy(Struct, frozen=True):
     """What the user allows. Times in seconds, `grace_s` is how long a reboot command may take to take the host down."""
 
     node: str
@@ -403,7 +404,7 @@ def is_granted(node: Node, keys: NodeKeys, boot_id: str, recorded: str | None) -
     return recorded is None or recorded == reason
 
 
-class RebootState(Frozen):
+class RebootState(Struct, frozen=True):
     """Everything one decision is made of. `node` is None where the Node does not exist.
 
     `blockers` and `slots` are None as long as nobody asked for them. `driver_problem` is why the driver does not serve

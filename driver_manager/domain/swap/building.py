@@ -6,7 +6,8 @@ Must not import the planner, which builds its rows from these.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from driver_manager.domain.errors import ModuleStuck, PreflightFailed
 from driver_manager.domain.host import StagedSlot, StagedSlots, free_name, removable, slot_name

@@ -6,7 +6,9 @@ Raises PodsRemain for pods that cannot be evicted, before the first effect.
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from dataclasses import replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from driver_manager.domain.errors import ConfigError, DriverBusy, EvictionRefused, PodsRemain
 from driver_manager.domain.host import UNREAD, Holder, pod_blocker, process_blocker
@@ -31,7 +33,6 @@ from driver_manager.domain.pods.workloads import (
     with_action,
     workloads,
 )
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.selectors import Selector
 from driver_manager.domain.swap.retry_wait import AFTER_FAILURE
 from driver_manager.domain.swap.steps import (
@@ -57,7 +58,7 @@ NOBODYS = "no label makes it leave, and the operator that manages upgrades on th
 LONGER = "raise RECONCILE_DEADLINE (--reconcile-deadline), or delete the pod"
 
 
-class EvictionPlan(Frozen):
+class EvictionPlan(Struct, frozen=True):
     """`first` comes before the node is acquired and ends with planning again; `steps` come after its operands left."""
 
     first: tuple[AnyStep, ...] = ()

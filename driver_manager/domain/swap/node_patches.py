@@ -6,7 +6,8 @@ One patch for each. Pure; the rules for cordon and labels are a wire contract.
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from driver_manager.domain.journal import Journal, OldDriver, Owner, encode
 from driver_manager.domain.node import FIELD_MANAGER, Node, NodeChange

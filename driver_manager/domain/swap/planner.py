@@ -6,7 +6,7 @@ first effect.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from driver_manager.domain.errors import (
     ConfigError,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from msgspec import Struct
+
 from driver_manager.domain.errors import (
     ConfigError,
     ManagerError,
@@ -15,7 +17,6 @@ from driver_manager.domain.errors import (
 from driver_manager.domain.host import UPGRADE_REASON, DriverSource, Host, MissingFirmware, ModuleFile, StagedSlots
 from driver_manager.domain.observation import Loader, Mode, Observation, Policy, Situation, transition
 from driver_manager.domain.profile import ChangeBy, Profile, Strategy, driver_version, has_root, is_own, users
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.swap.steps import EVICT_PODS, PATCH_NODES, WATCH_NODES, WATCH_PODS, Right, Step
 from driver_manager.domain.text import FROM_ENVIRONMENT, differing, in_words, several
 
@@ -109,7 +110,7 @@ _REBOOT = "Drain and reboot the node: the host loads the driver of its image at 
 _NAME_IT = "Set DRIVER_VERSION to the version that the host has to have loaded."
 
 
-class Verified(Frozen):
+class Verified(Struct, frozen=True):
     """Why there is nothing to do; `doubts` are what could not be determined."""
 
     reason: str
@@ -220,7 +221,7 @@ _BUILD_IT = "Use a driver that was built for this kernel, or set DRIVER_ROOT to 
 _LOOK_AT_IT = "Run again. If it persists, run modinfo on that file by hand: the file may be damaged or truncated."
 
 
-class Check(Frozen):
+class Check(Struct, frozen=True):
     """One thing looked at. `ok` is None where it could not be found out, which stops nothing."""
 
     name: str

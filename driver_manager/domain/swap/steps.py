@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, ClassVar, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from driver_manager.domain.host import DriverSource, Marker, RebootWish
 from driver_manager.domain.journal import Journal
@@ -14,7 +16,6 @@ from driver_manager.domain.node import NodeChange
 from driver_manager.domain.outage import Outage, OutagePart
 from driver_manager.domain.pci import Binding, PciFunction
 from driver_manager.domain.pods.workloads import Workload
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.selectors import Selector
 from driver_manager.domain.text import in_words, one_line, several
 from driver_manager.domain.wire import seconds_of
@@ -31,7 +32,7 @@ WATCH_PODS: Right = ("watch", "pods")
 EVICT_PODS: Right = ("create", "pods/eviction")
 
 
-class Step(Frozen, ABC):
+class Step(Struct, frozen=True):
     """One thing that a run does. `part` is the part of the outage that its time belongs to."""
 
     part: ClassVar[OutagePart] = OutagePart.OTHER
@@ -63,7 +64,7 @@ def named_pods(pods: tuple[str, ...]) -> str:
 # Steps that change which driver has a function of the PCI bus, and for whom it is kept. Pure data.
 
 
-class DeviceStep(Step):
+class DeviceStep(Step, frozen=True):
     """What is done to the functions on the PCI bus."""
 
     def rights(self) -> tuple[Right, ...]:
@@ -74,7 +75,7 @@ def _named(functions: tuple[PciFunction, ...]) -> str:
     return several(one.address for one in functions)
 
 
-class KeepBindings(DeviceStep):
+class KeepBindings(DeviceStep, frozen=True):
     """Record on the host what the functions are bound to, for the way back: the record outlives the release."""
 
     part = OutagePart.UNLOAD
@@ -85,7 +86,7 @@ class KeepBindings(DeviceStep):
         return f"record the original bindings of {len(self.bindings)} device(s) in {self.path}"
 
 
-class OverrideDrivers(DeviceStep):
+class OverrideDrivers(DeviceStep, frozen=True):
     """Let no other driver than the functions' vfio driver bind them from now on; the driver that has them stays."""
 
     part = OutagePart.UNLOAD
@@ -95,7 +96,7 @@ class OverrideDrivers(DeviceStep):
         return f"keep {_named(self.functions)} for vfio (driver_override)"
 
 
-class RemoveVirtualFunctions(DeviceStep):
+class RemoveVirtualFunctions(DeviceStep, frozen=True):
     """Take away the virtual functions of the physical ones in `functions`: they stay when those lose their driver."""
 
     part = OutagePart.UNLOAD
@@ -106,7 +107,7 @@ class RemoveVirtualFunctions(DeviceStep):
         return f"remove {count} virtual function(s) of {_named(self.functions)}"
 
 
-class LoadVfio(DeviceStep):
+class LoadVfio(DeviceStep, frozen=True):
     """Load the modules that hand devices to virtual machines; one that is loaded stays as it is."""
 
     part = OutagePart.LOAD
@@ -116,7 +117,7 @@ class LoadVfio(DeviceStep):
         return f"load {several(self.modules)}"
 
 
-class BindToVfio(DeviceStep):
+class BindToVfio(DeviceStep, frozen=True):
     """Let the vfio drivers have the functions, auxiliary ones first taken from theirs, and read back that they do."""
 
     part = OutagePart.LOAD
@@ -126,7 +127,7 @@ class BindToVfio(DeviceStep):
         return f"bind {_named(self.functions)} to vfio and verify driver and IOMMU group"
 
 
-class ReturnDevices(DeviceStep):
+class ReturnDevices(DeviceStep, frozen=True):
     """Take the functions from vfio: the override goes back to what it was, the vfio driver releases them.
 
     `probes`: a native driver that is loaded gets them at once. `path` is the record that this ends, but for what is
@@ -147,7 +148,7 @@ class ReturnDevices(DeviceStep):
         return f"take {_named(self.functions)} back from vfio{then}"
 
 
-class MakeVirtualFunctions(DeviceStep):
+class MakeVirtualFunctions(DeviceStep, frozen=True):
     """Give functions, which have their driver, as many virtual ones as they had. It ends the record at `path`."""
 
     part = OutagePart.LOAD
@@ -173,14 +174,14 @@ AnyDeviceStep = (
 # Steps that change which driver is in the kernel. Pure data.
 
 
-class ModuleStep(Step):
+class ModuleStep(Step, frozen=True):
     """What is done to the driver in the kernel."""
 
     def rights(self) -> tuple[Right, ...]:
         return ()
 
 
-class StopServices(ModuleStep):
+class StopServices(ModuleStep, frozen=True):
     """Stop host services that hold the device; they are started again on every way out."""
 
     part = OutagePart.DEVICE
@@ -194,7 +195,7 @@ class StopServices(ModuleStep):
         return True
 
 
-class WaitForDevice(ModuleStep):
+class WaitForDevice(ModuleStep, frozen=True):
     """Wait until only modules use the driver's modules; use by pods with the uids `apart` does not count.
 
     `whose` names these pods.
@@ -210,7 +211,7 @@ class WaitForDevice(ModuleStep):
         return f"wait up to {self.timeout_s:g} s for the device to be free{but}"
 
 
-class RemoveConflicting(ModuleStep):
+class RemoveConflicting(ModuleStep, frozen=True):
     """Unload modules that must not be loaded beside the driver; where none comes of it they are loaded again."""
 
     part = OutagePart.UNLOAD
@@ -220,7 +221,7 @@ class RemoveConflicting(ModuleStep):
         return f"unload conflicting module(s) {' → '.join(self.names)}"
 
 
-class UnloadModules(ModuleStep):
+class UnloadModules(ModuleStep, frozen=True):
     """Unload the driver, holders first; the order is looked up again when it is done.
 
     `clients` are uids of pods that hold the device: they are evicted right before, and the unload is tried in the gap
@@ -246,7 +247,7 @@ class UnloadModules(ModuleStep):
         return True
 
 
-class SetFirmwarePath(ModuleStep):
+class SetFirmwarePath(ModuleStep, frozen=True):
     """Let the kernel look for firmware in the folder that the profile names, before its own."""
 
     part = OutagePart.LOAD
@@ -256,7 +257,7 @@ class SetFirmwarePath(ModuleStep):
         return f"set firmware_class.path to {self.path}"
 
 
-class LoadModules(ModuleStep):
+class LoadModules(ModuleStep, frozen=True):
     """Load the driver from `source` and verify it; on failure load `previous` again and record its digest.
 
     `also` are further modules of the driver that were loaded before, as its peers above the roots.
@@ -274,7 +275,7 @@ class LoadModules(ModuleStep):
         return f"load {names}{version} from {self.source.root} and verify it"
 
 
-class RecordDigest(ModuleStep):
+class RecordDigest(ModuleStep, frozen=True):
     """Write the digest to the state file, and where the driver came from."""
 
     part = OutagePart.LOAD
@@ -295,14 +296,14 @@ AnyModuleStep = (
 # Steps that clear the host of what an earlier driver left mounted or written. Pure data.
 
 
-class MountStep(Step):
+class MountStep(Step, frozen=True):
     """What is done to mounts and files of the host."""
 
     def rights(self) -> tuple[Right, ...]:
         return ()
 
 
-class UnmountDriverRoot(MountStep):
+class UnmountDriverRoot(MountStep, frozen=True):
     """Unmount what an earlier driver container left mounted at the driver root, the last mounted first."""
 
     part = OutagePart.INSTALL
@@ -312,7 +313,7 @@ class UnmountDriverRoot(MountStep):
         return f"unmount the stale driver root {self.mounts[-1]} ({len(self.mounts)} mount(s))"
 
 
-class RemoveArtifacts(MountStep):
+class RemoveArtifacts(MountStep, frozen=True):
     """Remove files that speak of a driver which is no longer there, or of an earlier run's failure."""
 
     part = OutagePart.INSTALL
@@ -328,14 +329,14 @@ AnyMountStep = UnmountDriverRoot | RemoveArtifacts
 # Steps on the Node: its labels, cordon and journal.
 
 
-class NodeStep(Step):
+class NodeStep(Step, frozen=True):
     """What is done to the Node."""
 
     def rights(self) -> tuple[Right, ...]:
         return (PATCH_NODES,)
 
 
-class TakeNode(NodeStep):
+class TakeNode(NodeStep, frozen=True):
     """Pause operands, set our cordon and write the journal, in one patch that expects `resource_version`."""
 
     part = OutagePart.OPERANDS
@@ -357,7 +358,7 @@ class TakeNode(NodeStep):
         return bool(self.journal.paused)
 
 
-class PauseLast(NodeStep):
+class PauseLast(NodeStep, frozen=True):
     """Pause what must leave last, by a second patch that adds it to the journal."""
 
     part = OutagePart.OPERANDS
@@ -371,7 +372,7 @@ class PauseLast(NodeStep):
         return True
 
 
-class MarkCleared(NodeStep):
+class MarkCleared(NodeStep, frozen=True):
     """Write into the journal that the node is cleared for the driver pod of this revision."""
 
     revision: str
@@ -380,7 +381,7 @@ class MarkCleared(NodeStep):
         return f"record that the node is cleared for revision {self.revision}"
 
 
-class GiveBack(NodeStep):
+class GiveBack(NodeStep, frozen=True):
     """Restore labels that still hold our value, lift our cordon, remove the journal, in one patch."""
 
     part = OutagePart.BACK
@@ -393,7 +394,7 @@ class GiveBack(NodeStep):
         return f"release the node: {', '.join([*parts, 'remove the journal'])}"
 
 
-class StandDown(NodeStep):
+class StandDown(NodeStep, frozen=True):
     """Tell the operator that the host has its own driver (`key` "": there is no such label), wait to be terminated."""
 
     key: str
@@ -416,11 +417,11 @@ AnyNodeStep = TakeNode | PauseLast | MarkCleared | GiveBack | StandDown
 # Steps that ask something of the operator that manages the node, and take the question back. Pure data.
 
 
-class OperatorStep(Step):
+class OperatorStep(Step, frozen=True):
     """What an operator is asked for."""
 
 
-class WaitForSafeLoad(OperatorStep):
+class WaitForSafeLoad(OperatorStep, frozen=True):
     """Ask the operator by annotation `key` = `value`, and wait until it takes that away: it is safe to load then."""
 
     key: str
@@ -434,7 +435,7 @@ class WaitForSafeLoad(OperatorStep):
         return (PATCH_NODES, WATCH_NODES)
 
 
-class AskOperator(OperatorStep):
+class AskOperator(OperatorStep, frozen=True):
     """Ask the operator that manages this node's upgrades for one, and wait until it has moved the pods away.
 
     `state` is the value of its label `state_key`. Not `asks`: it was asked before, is at work, or all pods are
@@ -461,7 +462,7 @@ class AskOperator(OperatorStep):
         return True
 
 
-class WithdrawSafeLoad(OperatorStep):
+class WithdrawSafeLoad(OperatorStep, frozen=True):
     """Take away the annotation by which an ended run of ours asked for a safe load."""
 
     key: str
@@ -480,11 +481,11 @@ AnyOperatorStep = WaitForSafeLoad | AskOperator | WithdrawSafeLoad
 # Steps after which pods have left the node. Pure data.
 
 
-class PodStep(Step):
+class PodStep(Step, frozen=True):
     """What makes pods leave."""
 
 
-class WaitForOperands(PodStep):
+class WaitForOperands(PodStep, frozen=True):
     """Wait until no pod is left on the node that was placed by one of the paused keys."""
 
     part = OutagePart.OPERANDS
@@ -501,7 +502,7 @@ class WaitForOperands(PodStep):
         return (WATCH_PODS,) if self.pods else ()
 
 
-class WaitForCompletion(PodStep):
+class WaitForCompletion(PodStep, frozen=True):
     """Give the pods that `selector` matches time to end by themselves; those that do not are evicted after it."""
 
     part = OutagePart.EVICT
@@ -516,7 +517,7 @@ class WaitForCompletion(PodStep):
         return (WATCH_PODS,)
 
 
-class EvictWorkloads(PodStep):
+class EvictWorkloads(PodStep, frozen=True):
     """Evict the pods that use the accelerator and wait until they are gone; `drains`: else drain the whole node.
 
     `leaving` are those that terminate already.
@@ -542,7 +543,7 @@ class EvictWorkloads(PodStep):
         return bool(self.pods) or self.drains
 
 
-class DrainNode(PodStep):
+class DrainNode(PodStep, frozen=True):
     """Evict every pod but those of DaemonSets, and wait until they are gone. `timeout_s` 0: until the deadline."""
 
     part = OutagePart.EVICT
@@ -561,7 +562,7 @@ class DrainNode(PodStep):
         return True
 
 
-class WaitForRestart(PodStep):
+class WaitForRestart(PodStep, frozen=True):
     """Keep the node cleared until the driver pods `uids`, which another controller deletes, have left."""
 
     part = OutagePart.UNLOAD
@@ -581,11 +582,11 @@ AnyPodStep = WaitForOperands | WaitForCompletion | EvictWorkloads | DrainNode | 
 # Steps for a driver that only a reboot replaces. Pure data.
 
 
-class RebootStep(Step):
+class RebootStep(Step, frozen=True):
     """What is done about a reboot."""
 
 
-class RequestReboot(RebootStep):
+class RequestReboot(RebootStep, frozen=True):
     """Write the reboot-required marker (`path` "": there is one already), label the node; the driver stays loaded.
 
     `wish` is kept in `wish_path` over the reboot; None where it is noted there already.
@@ -605,7 +606,7 @@ class RequestReboot(RebootStep):
         return (PATCH_NODES,)
 
 
-class HoldForReboot(RebootStep):
+class HoldForReboot(RebootStep, frozen=True):
     """Hold until the boot changes, or leave at once with exit code 9. A `marker` that vanishes is written again."""
 
     no_wait: bool
@@ -619,7 +620,7 @@ class HoldForReboot(RebootStep):
         return ()
 
 
-class ClearRebootRequest(RebootStep):
+class ClearRebootRequest(RebootStep, frozen=True):
     """Remove the labels of a request that nothing asks for any more, and its marker, if it still is the one `seen`."""
 
     seen: Marker | None
@@ -633,7 +634,7 @@ class ClearRebootRequest(RebootStep):
         return (PATCH_NODES,)
 
 
-class EndWithoutReboot(RebootStep):
+class EndWithoutReboot(RebootStep, frozen=True):
     """End the run: the node has rebooted for this very wish, and it is not fulfilled; another reboot would not help."""
 
     what: str
@@ -652,14 +653,14 @@ AnyRebootStep = RequestReboot | HoldForReboot | ClearRebootRequest | EndWithoutR
 # Steps that bring a staged driver to the driver root. Pure data.
 
 
-class SlotStep(Step):
+class SlotStep(Step, frozen=True):
     """What is done to the driver root and the slots beside it."""
 
     def rights(self) -> tuple[Right, ...]:
         return ()
 
 
-class KeepRoot(SlotStep):
+class KeepRoot(SlotStep, frozen=True):
     """Record what is in the folder at the driver root, so that it is a slot once the root leads elsewhere."""
 
     root: str
@@ -670,7 +671,7 @@ class KeepRoot(SlotStep):
         return f"record the driver tree in {self.root}, so that it can be restored"
 
 
-class FlipRoot(SlotStep):
+class FlipRoot(SlotStep, frozen=True):
     """Let the driver root lead to the slot at `target`; `slot` is that one for people.
 
     `kept` is the name that a folder at the root has as a slot from then on, "" for none. `back` is where the root leads
@@ -688,7 +689,7 @@ class FlipRoot(SlotStep):
         return f"flip {self.root} to the staged slot {self.slot}"
 
 
-class RemoveSlots(SlotStep):
+class RemoveSlots(SlotStep, frozen=True):
     """Remove slots that no run needs any more."""
 
     root: str
@@ -706,7 +707,7 @@ AnySlotStep = KeepRoot | FlipRoot | RemoveSlots
 # After each the run plans again.
 
 
-class WaitStep(Step):
+class WaitStep(Step, frozen=True):
     """What is waited for while the driver serves as before."""
 
 
@@ -714,7 +715,7 @@ def _meanwhile(*, is_undisturbed: bool) -> str:
     return "before anything is changed" if is_undisturbed else "with the node as it is now"
 
 
-class WaitForHolders(WaitStep):
+class WaitForHolders(WaitStep, frozen=True):
     """Wait until the processes `pids`, which this run does not stop, release the device. `holders` names them.
 
     `is_undisturbed`: no pod was disturbed so far.
@@ -734,7 +735,7 @@ class WaitForHolders(WaitStep):
         return ()
 
 
-class WaitForStuckPods(WaitStep):
+class WaitForStuckPods(WaitStep, frozen=True):
     """Wait for pods that should have ended long before this run began."""
 
     part = OutagePart.OPERANDS
@@ -751,7 +752,7 @@ class WaitForStuckPods(WaitStep):
         return (WATCH_PODS,)
 
 
-class WaitAfterFailure(WaitStep):
+class WaitAfterFailure(WaitStep, frozen=True):
     """Wait before pods are disturbed again for what failed `attempts` times in a row; `what` is the last failure.
 
     `until` is the time of day at which it is over.
@@ -774,7 +775,7 @@ class WaitAfterFailure(WaitStep):
         return ()
 
 
-class WaitForMachines(WaitStep):
+class WaitForMachines(WaitStep, frozen=True):
     """Wait until no virtual machine has one of the device `nodes` open any more. `holders` names who has them."""
 
     part = OutagePart.DEVICE
@@ -796,7 +797,7 @@ AnyWaitStep = WaitForMachines | WaitForHolders | WaitForStuckPods | WaitAfterFai
 # The plan: ordered steps, and the stated reason for them. Pure data.
 
 
-class PlanAgain(Step):
+class PlanAgain(Step, frozen=True):
     """Observe and plan again: what follows is what is expected then. `after` names what was waited for."""
 
     after: str
@@ -839,7 +840,7 @@ class Decision(Enum):
     SWITCH = "switch"
 
 
-class Plan(Frozen):
+class Plan(Struct, frozen=True):
     """Ordered steps and the stated reason for them; without steps, the reason for doing nothing.
 
     `workloads` are all pods on the node that use the accelerator, and those that a drain takes along, with what becomes
@@ -884,13 +885,13 @@ def _camel_case(key: str) -> str:
 
 
 def as_json(value: Any) -> Any:
-    """`value` as JSON takes it: dataclasses by their fields, a selector as it is written."""
+    """`value` as JSON takes it: a record by its fields, a selector as it is written."""
     if isinstance(value, Selector):
         return value.text
     if isinstance(value, Enum):
         return value.value
-    if is_dataclass(value):
-        return {_camel_case(field.name): as_json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Struct):
+        return {_camel_case(key): as_json(item) for key, item in asdict(value).items()}
     if isinstance(value, Mapping):
         return {_camel_case(key): as_json(item) for key, item in value.items()}
     return [as_json(item) for item in value] if isinstance(value, list | tuple) else value

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from driver_manager import profiles
 from driver_manager.adapters.host import mounts

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from driver_manager.domain import host_record
 from driver_manager.domain.host_record import HostRecord

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import time
 import types
@@ -11,6 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import fields
 
 from driver_manager.domain.errors import ManagerError
 
@@ -37,9 +39,9 @@ def assert_conforms(value: Any, hint: Any, at: str = "result") -> None:
         _assert_kind(value, Mapping, at)
         _assert_all(value, arguments[0], f"{at} key")
         _assert_all(value.values(), arguments[1], f"{at} value")
-    elif dataclasses.is_dataclass(hint):
-        _assert_kind(value, typing.cast(type, hint), at)
-        for name, kind in _fields(typing.cast(type, hint)).items():
+    elif isinstance(hint, type) and issubclass(hint, Struct):
+        _assert_kind(value, hint, at)
+        for name, kind in _fields(hint).items():
             assert_conforms(getattr(value, name), kind, f"{at}.{name}")
     else:
         _assert_plain(value, hint, at)
@@ -75,9 +77,8 @@ def _conforms(value: Any, hint: Any, at: str) -> bool:
 
 
 @functools.cache
-def _fields(kind: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+def _fields(kind: type[Struct]) -> dict[str, Any]:
+    return {field.name: field.type for field in fields(kind)}
 
 
 CPU_S = 2.0

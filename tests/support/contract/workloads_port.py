@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.domain.errors import ApiRefused, NodeMissing, WatchExpired

@@ -16,11 +16,11 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kubernetes import client, config  # noqa: F401  # imported here so that no child has to
+from msgspec.structs import replace
 
 from driver_manager.adapters.host import system as host_fence
 from driver_manager.adapters.host.system import LinuxHost

@@ -6,8 +6,9 @@ import json
 import sys
 import threading
 import time
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.adapters.kube.transport import Transport

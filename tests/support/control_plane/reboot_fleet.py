@@ -10,9 +10,10 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from driver_manager.adapters.kube.leases import LEASE, LeaseSlots
 from driver_manager.adapters.kube.node import KubeCluster

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tests.support.control_plane.api import PATIENCE_S, Api, ApiError, Json, gone, wait_until
 from tests.support.control_plane.kubelet import Node
@@ -154,7 +155,7 @@ class Workloads:
 
     def mirror(self, shape: Shape = PLAIN, *, namespace: str = TEAM) -> Pod:
         """The mirror of a static pod: owned by the Node, as the kubelet makes it."""
-        mirrored = replace(shape, annotations={**shape.annotations, MIRROR: uuid.uuid4().hex})
+        mirrored = dataclasses.replace(shape, annotations={**shape.annotations, MIRROR: uuid.uuid4().hex})
         return self.pod(mirrored, namespace=namespace, owner=owner_reference("v1", "Node", self._node.read()))
 
     def succeeded(self, shape: Shape = PLAIN, *, namespace: str = TEAM, owner: Json | None = None) -> Pod:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from unittest import mock
+
+from msgspec.structs import replace
 
 from driver_manager.domain.fleet.advance import OUTLOOK_GUARDS, advance, survey, view_of
 from driver_manager.domain.fleet.nodes import FOREIGN, JUDGE_CASES, PHASE_CASES, UNFIT

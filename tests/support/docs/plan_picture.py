@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise, zip_longest
 from typing import Any
+
+from msgspec.structs import replace
 
 from driver_manager.domain import selectors
 from driver_manager.domain.deadline import Moment

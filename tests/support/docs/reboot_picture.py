@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from unittest import mock
+
+from msgspec.structs import replace
 
 from driver_manager.core import rebooter as reboot_loop
 from driver_manager.domain.reboot import decision as reboot_decision

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import click
+from msgspec.structs import asdict
 
 from driver_manager import schemas
 from driver_manager.adapters.kube.leases import LEASE
@@ -211,7 +212,7 @@ def _node_keys() -> Iterator[str]:
     for name, profile in builtin().items():
         rows = [
             (code(value), profile_keys.MEANINGS[f"keys.{field}"])
-            for field, value in vars(profile.keys).items()
+            for field, value in asdict(profile.keys).items()
             if value
         ]
         deploy = profile.deploy
@@ -304,7 +305,7 @@ def _files() -> Iterator[str]:
         paths = profile.paths
         rows = [
             (code(value), profile_keys.MEANINGS[f"paths.{field}"])
-            for field, value in vars(paths).items()
+            for field, value in asdict(paths).items()
             if isinstance(value, str) and value
         ]
         rows += [(code(getattr(paths, field)), text) for field, text in DERIVED.items() if getattr(paths, field)]

@@ -5,8 +5,10 @@ Kept apart from the tests so that each check can be run against a mutant too.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import ExitCode
@@ -62,14 +64,14 @@ def as_shown(settled: State, world: World) -> State:
     """`settled`, as a rebooted node shows it: one that no run had taken, and none had to take since, shows nothing."""
     keys = world.profile.keys
     was_taken = any(keys.state in patch.labels for patch in world.cluster.patches)
-    return replace(settled, shown=Shown("ready", 0, world.digest) if was_taken else Shown())
+    return dataclasses.replace(settled, shown=Shown("ready", 0, world.digest) if was_taken else Shown())
 
 
 def without_peers(state: State) -> State:
     """A reboot ends what somebody had loaded above the driver, set in it, or bound: it belongs to the boot."""
     modules = {name: one for name, one in state.modules.items() if name != "rebellions_peer"}
     devices = tuple(replace(one, virtual_count=0) for one in state.devices)
-    return replace(state, modules=modules, given={}, bindings=(), devices=devices)
+    return dataclasses.replace(state, modules=modules, given={}, bindings=(), devices=devices)
 
 
 def check_called_off(name: str, effect: int, *, after: bool, reboot: bool) -> None:

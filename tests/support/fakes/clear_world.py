@@ -6,7 +6,9 @@ then unloads the driver if nobody else has the device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from driver_manager.core.swap.run import Outcome
 from driver_manager.domain import journal as journals

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from driver_manager.core.clients import ClientRestarter, ClientTurn
 from driver_manager.domain import selectors
@@ -73,7 +76,7 @@ class ClientWorld:
         }
         made = pod(name, **{**known, **fields})
         self.cluster.add_tenant(made)
-        self.cluster.tenants[name] = replace(
+        self.cluster.tenants[name] = dataclasses.replace(
             self.cluster.tenants[name], blocked_until=self.clock.now + blocked_s if blocked_s else 0.0
         )
         return made

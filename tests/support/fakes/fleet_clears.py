@@ -5,8 +5,9 @@ Asserts that no driver pod is deleted on a node that is not cleared.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from driver_manager.domain.fleet.spec import DriverPod, Fleet, Task, TaskPod
 from driver_manager.domain.fleet.state import TASK_REVISION_LABEL, Act, CreatePod, DeletePod, RestartPod

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from driver_manager.domain.fleet.spec import Fleet, FleetNode, PreflightMode, Task, TaskPod, UpgradeState
 from driver_manager.domain.fleet.state import (

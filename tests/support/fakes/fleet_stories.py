@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from driver_manager.domain.fleet.spec import (
     Amount,
@@ -44,7 +45,7 @@ PARALLEL = (0, 1, 2, 3)
 UNAVAILABLE = (None, Amount(1), Amount(30, True), Amount(4))
 UNITS = (None, Units(RACK), Units(RACK, UnitMode.TOGETHER))
 THRESHOLDS = (1, 2, 100)
-GATES = (Gates(), Gates((PodGate("npu", selector=matching("app=v")),)))
+GATES = (Gates(), Gates((PodGate(namespace="npu", selector=matching("app=v")),)))
 PAUSES_S = (0.0, 5.0, 40.0, 65.0, 700.0)
 KILLS = (None, None, None, 0, 1, 2)
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from driver_manager.domain.fleet import spec as records
 from driver_manager.domain.fleet.advance import advance
@@ -128,7 +130,7 @@ class World:
     def change(self, machine: Machine, **said: object) -> None:
         """Somebody changes the Node: it has a new resourceVersion."""
         version = str(int(machine.facts.resource_version) + 1)
-        machine.facts = replace(machine.facts, resource_version=version, **said)  # type: ignore[arg-type]  # its fields
+        machine.facts = replace(machine.facts, resource_version=version, **said)
 
     def upgrade_to(self, revision: str) -> None:
         """Somebody changes the template; one that was there before gets the highest number again."""

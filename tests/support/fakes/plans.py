@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from driver_manager.domain import deadline, host, host_record, journal, node, observation, pci, profile, selectors
 from driver_manager.domain.errors import ManagerError
@@ -13,7 +15,6 @@ from driver_manager.domain.host import Module
 from driver_manager.domain.journal import Journal
 from driver_manager.domain.node import PodList
 from driver_manager.domain.observation import Loader, Policy, Situation
-from driver_manager.domain.records import Frozen
 from driver_manager.domain.swap.node_patches import release, take
 from driver_manager.domain.swap.planner import plan, wants_users
 from driver_manager.domain.swap.preflight import checks, rights, rights_to_replace
@@ -60,7 +61,7 @@ SHORT = {
 """What is written for long values."""
 
 
-class Row(Frozen):
+class Row(Struct, frozen=True):
     """One row: several `facts` that lead to the same `plan`."""
 
     title: str
@@ -152,21 +153,20 @@ def _shown(situation: Situation) -> str:
 def details(step: Step, taken: Journal | None) -> Iterator[str]:
     """The data of a step that its line does not show; the journal of a release only where it differs."""
     text = step.describe()
-    for field in fields(step):
-        value = getattr(step, field.name)
+    for name, value in asdict(step).items():
         if isinstance(value, Journal):
             if isinstance(step, GiveBack) and value == taken:
                 continue
             hidden = ("owner", "window", "bootId") if value.boot_id == "boot-1" else ("owner", "window")
-            fields_of = {name: item for name, item in as_json(value).items() if name not in hidden}
-            yield f"{field.name}: {plain(fields_of)}"
-        elif field.name == "change":
+            fields_of = {key: item for key, item in as_json(value).items() if key not in hidden}
+            yield f"{name}: {plain(fields_of)}"
+        elif name == "change":
             change = as_json(value)
             notes = {key: "written" if _is_journal(key, item) else item for key, item in change["annotations"].items()}
             if changed := plain({**change, "annotations": notes}):
-                yield f"{field.name}: {changed}"
+                yield f"{name}: {changed}"
         elif (data := plain(as_json(value))) and data not in text and not _is_shown(value, text):
-            yield f"{field.name}: {data}"
+            yield f"{name}: {data}"
 
 
 def _is_journal(key: str, item: object) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from driver_manager.core.rebooter import Rebooter, RebootPorts
 from driver_manager.domain.errors import ApiUnavailable, Conflict, ModuleFailed, PodsRemain
@@ -214,7 +216,7 @@ class Machine:
     def request(self, reason: str = "upgrade", *, approved: bool = True, **fields: object) -> Machine:
         """A marker of this boot appears, and an administrator approves."""
         marker = Marker(reason, self.host.boot_id, node=self.name, written_s=int(self.fleet.clock.wall()))
-        self.host.marker = encode_marker(replace(marker, **fields))  # type: ignore[arg-type]  # fields of a Marker
+        self.host.marker = encode_marker(replace(marker, **fields))
         if approved:
             self.cluster.edit(annotations=APPROVE)
         return self
@@ -280,7 +282,7 @@ class Machine:
         """The Node's status changes."""
         if self.cluster.current is not None:
             self.cluster.version += 1
-            changed = replace(self.cluster.current, resource_version=str(self.cluster.version), **status)  # type: ignore[arg-type]  # fields of a Node
+            changed = replace(self.cluster.current, resource_version=str(self.cluster.version), **status)
             self.cluster.current = changed
 
     def events(self, reason: str) -> list[str]:

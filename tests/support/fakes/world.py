@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from driver_manager.core.ports import Ports
 from driver_manager.core.swap.run import Identity, Outcome, observe, reconcile

@@ -6,10 +6,10 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.probe import ToolProber, probe_command

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.adapters.kube import fleet as fleet_lists
 from driver_manager.adapters.kube.api import RESTARTS, Answer, KubeApi

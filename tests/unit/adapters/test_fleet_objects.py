@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.adapters.kube.fleet import (
     as_daemon_set,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import struct
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from driver_manager.adapters.host.files import HostFiles
 from driver_manager.adapters.host.probe import Interpreted, foreign_command, interpreted, probe_command

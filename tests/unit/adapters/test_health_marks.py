@@ -6,11 +6,11 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.adapters.host.files import HostRoots, WorkLock
 from driver_manager.adapters.host.health import HostMarks

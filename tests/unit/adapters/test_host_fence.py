@@ -8,10 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.adapters.host import files
 from driver_manager.adapters.host.files import HostRoots

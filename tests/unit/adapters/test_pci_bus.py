@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.adapters.host import pci as pci_bus
 from driver_manager.adapters.host.files import HostRoots

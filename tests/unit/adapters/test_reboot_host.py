@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.adapters.host import reboot as host_reboot
 from driver_manager.adapters.host.evidence import EVIDENCE_CHARS, EVIDENCE_KEPT

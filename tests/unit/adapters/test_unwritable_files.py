@@ -10,10 +10,11 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict
 
 from driver_manager.adapters.host import files as module
 from driver_manager.adapters.host.files import HostFiles

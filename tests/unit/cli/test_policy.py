@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import click
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from driver_manager import profiles
 from driver_manager.cli.options import with_options

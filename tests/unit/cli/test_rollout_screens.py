@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.cli.options import in_form
 from driver_manager.cli.rollout_screen import Json, Shown, body, outlook_of, plan_text, rollout_text

@@ -6,12 +6,12 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.cli import session as wiring
 from driver_manager.cli.main import run

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,5 +45,5 @@ def test_one_that_is_made_of_another_says_how_long_itself_allowed() -> None:
 
 
 def test_it_cannot_be_changed() -> None:
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(AttributeError):
         Deadline.after(1.0, FakeClock().monotonic).end = 5.0  # type: ignore[misc]  # on purpose

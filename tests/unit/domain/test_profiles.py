@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict, replace
 
 from driver_manager import profiles
 from driver_manager.domain.errors import ConfigError
@@ -39,7 +39,9 @@ def test_the_shipped_profiles_are_these() -> None:
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_shipped_profile_is_consistent(name: str) -> None:
     profile = PROFILES[name]
-    assert len({value for value in vars(profile.keys).values() if value}) == sum(map(bool, vars(profile.keys).values()))
+    assert len({value for value in asdict(profile.keys).values() if value}) == sum(
+        map(bool, asdict(profile.keys).values())
+    )
     assert len(profile.deploy.paused_value) <= 63
     assert "-" not in "".join(profile.modules.roots), "/sys/module writes - as _"
     if profile.strategy is Strategy.REBOOT:

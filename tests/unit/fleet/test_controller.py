@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.core.fleet.controller import PASS_S
 from driver_manager.core.fleet_ports import FactKind

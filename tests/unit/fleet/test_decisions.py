@@ -6,12 +6,12 @@ Delete that file and run this test to write it again, then read what has changed
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.nodes import STALE_S, TAKEN_AGAIN
@@ -198,7 +198,7 @@ OLD_POD: Scenarios = {
     "late the second time": fleet([node("a", RESTART, record=record(since_s=LONG_AGO_S, reason=TAKEN_AGAIN))]),
 }
 
-GATE = PodGate("npu", selector=matching("app=validator"))
+GATE = PodGate(namespace="npu", selector=matching("app=validator"))
 VALIDATOR = GatePod("npu", "a", {"app": "validator"}, is_ready=True)
 BOTH = policy(gates=Gates((GATE,), (ConditionGate("Link"),)))
 SHUT: dict[str, tuple[tuple[GatePod, ...], dict[str, str]]] = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.fleet.advance import advance

@@ -7,11 +7,11 @@ everybody is done.
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.spec import OnHalt, Requests, RolloutPolicy

@@ -97,8 +97,8 @@ def test_everything_that_can_be_said_is_understood() -> None:
         timezone=ZoneInfo("Europe/Berlin"),
         gates=Gates(
             pods=(
-                PodGate("monitoring", selector=selectors.parse("app=validator")),
-                PodGate("rbln-system", selector=selectors.parse("app in (a,b)")),
+                PodGate(namespace="monitoring", selector=selectors.parse("app=validator")),
+                PodGate(namespace="rbln-system", selector=selectors.parse("app in (a,b)")),
             ),
             conditions=(ConditionGate("NetworkReady"), ConditionGate("example.com/Broken", "False")),
         ),

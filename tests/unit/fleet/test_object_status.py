@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import fastjsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from driver_manager.domain.fleet.spec import RevisionHistory, RolloutState, memory_of
 from driver_manager.domain.fleet.state import (

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.spec import OnHalt, PreflightMode, Requests, RolloutPolicy

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.spec import PLURAL, Amount, Fleet, FleetNode, UpgradeState, Wave

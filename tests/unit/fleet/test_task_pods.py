@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.cli.by_hand import preflight_command
 from driver_manager.cli.reconcile import reconcile_command

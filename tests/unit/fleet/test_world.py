@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from driver_manager.core.fleet.world import NODES, FleetCache, is_older
 from driver_manager.core.fleet_ports import (
@@ -183,7 +183,7 @@ def test_a_rollout_has_the_short_lived_pods_that_it_owns() -> None:
 
 
 def test_gates_are_followed_and_waited_for() -> None:
-    gate = PodGate("monitoring", selector=selectors.parse("app=validator"))
+    gate = PodGate(namespace="monitoring", selector=selectors.parse("app=validator"))
     policy = replace(POLICY, gates=Gates((gate, gate)))
     known = world(Listed(ROLLOUTS, (rollout(version=2, policy=policy),), "2"))
     subject = Subject(FactKind.GATE_PODS, "monitoring", "app=validator")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.core.announce import announce, announce_window
 from driver_manager.core.node import ATTEMPTS

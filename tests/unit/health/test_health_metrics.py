@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from driver_manager.adapters.report.http import Endpoint, Heartbeat
 from driver_manager.adapters.report.publish import ReadyFile, ServiceNotifier, Textfile

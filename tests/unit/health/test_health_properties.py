@@ -15,12 +15,13 @@ MUTANTS that these properties caught, each proved again by a test at the end:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from driver_manager.core import health as core_health
 from driver_manager.core.health import HealthWatch

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.domain.errors import Terminated
 from driver_manager.domain.health.watch import TRIES, NoticeKind, decode_watch_record

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.core.clients import BUSY, NOT_LOADED, ClientTurn
 from driver_manager.domain.deadline import Deadline

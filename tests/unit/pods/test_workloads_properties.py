@@ -6,12 +6,12 @@ The mutants at the end show that these properties can fail.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from driver_manager.domain import selectors
 from driver_manager.domain.host import Holder

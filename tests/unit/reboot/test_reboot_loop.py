@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.core.rebooter import Rebooter
 from driver_manager.domain.errors import Conflict, Terminated
@@ -22,7 +21,7 @@ POLICY = RebootPolicy("", KEYS)
 
 def one(**fields: object) -> Machine:
     """A fleet of one node."""
-    (machine,) = Fleet(1, replace(POLICY, **fields)).machines  # type: ignore[arg-type]  # fields of the policy
+    (machine,) = Fleet(1, replace(POLICY, **fields)).machines
     return machine
 
 

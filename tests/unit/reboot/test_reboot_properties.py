@@ -8,13 +8,13 @@ MUTANTS that these properties caught, each proved again by a test at the end.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from driver_manager.core.rebooter import Rebooter
 from driver_manager.domain.node import NodeChange

@@ -7,11 +7,12 @@ import copy
 import itertools
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.cluster import Process, command_line, environment

@@ -6,12 +6,12 @@ driver is being unloaded.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.host import Holder

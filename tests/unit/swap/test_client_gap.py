@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.core.swap.driver import ATTEMPTS
 from driver_manager.core.swap.run import Outcome, decide
@@ -128,7 +129,7 @@ def test_the_plan_names_the_clients_and_needs_the_right_to_evict() -> None:
 
 def block(world: World) -> None:
     """From now on no budget lets the client go."""
-    world.cluster.tenants["exporter"] = replace(world.cluster.tenants["exporter"], blocked_until=1e9)
+    world.cluster.tenants["exporter"] = dataclasses.replace(world.cluster.tenants["exporter"], blocked_until=1e9)
 
 
 def test_a_budget_that_would_refuse_the_client_disturbs_nobody() -> None:

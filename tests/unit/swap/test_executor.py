@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.domain.errors import ApiRefused, ExitCode, ModuleFailed
 from driver_manager.domain.host import Holder

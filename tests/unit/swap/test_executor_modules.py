@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.core.swap.driver import DEVICE_NODES_S
 from driver_manager.domain.errors import ExitCode

@@ -6,10 +6,11 @@ eviction; a look without the owner.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from functools import cache
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import Conflict, ExitCode
@@ -80,7 +81,7 @@ def check_superseded(name: str, call: int, *, can_be_locked: bool = True, is_ans
         f"at call {call}"
     )
     assert outcome.exit_code is ExitCode.OWNED_ELSEWHERE, f"at call {call}: {outcome}"
-    assert replace(world.state(), files={}) == replace(state, files={})  # type: ignore[type-var]
+    assert dataclasses.replace(world.state(), files={}) == dataclasses.replace(state, files={})  # type: ignore[type-var]
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from driver_manager.domain.errors import ExitCode
 from tests.support.fakes.scenarios import replace_by_manager

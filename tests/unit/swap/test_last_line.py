@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.domain.host import Marker, encode_marker
 from driver_manager.domain.observation import Loader

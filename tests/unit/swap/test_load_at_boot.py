@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.observation import Loader, Policy
@@ -129,7 +130,7 @@ def test_told_to_end_while_it_waits_for_the_new_drivers_device_it_finishes_the_l
     assert outcome is not None
     assert outcome.exit_code in (ExitCode.DONE, ExitCode.STANDING_DOWN)
     shows = STATE.shown if outcome.exit_code is ExitCode.DONE else Shown("failed", 10, world.digest)
-    assert world.state() == replace(STATE, shown=shows)
+    assert world.state() == dataclasses.replace(STATE, shown=shows)
 
 
 def test_a_driver_that_does_not_load_leaves_the_node_free_for_a_reboot() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.domain.journal import Journal, OldDriver, decode
 from driver_manager.domain.node import Node

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.core.swap.run import Identity, is_alive, observe, own_pod, wanted_digest
 from driver_manager.domain.errors import ConfigError

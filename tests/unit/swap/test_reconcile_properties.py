@@ -16,13 +16,13 @@ MUTANTS that these properties caught, each proved again by a test at the end:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from driver_manager.core.swap.node import NodeLock, NodeSteps
 from driver_manager.domain import pci as bindings

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from driver_manager.domain import host_record
 from driver_manager.domain.errors import ExitCode, ManagerError, ModuleStuck, PreflightFailed, RebootRequired
@@ -140,7 +141,9 @@ def test_a_run_changes_nothing_but_what_the_node_shows(version: str, on_disk: st
     assert outcome is not None
     assert outcome.exit_code is code
     labels = {**before.labels, PLUGIN: "true"} if code is ExitCode.DONE else before.labels
-    assert replace(world.state(), shown=before.shown) == replace(before, labels=labels), "only what was left is undone"
+    assert dataclasses.replace(world.state(), shown=before.shown) == dataclasses.replace(before, labels=labels), (
+        "only what was left is undone"
+    )
 
 
 def test_a_failed_run_loads_nothing_again_that_an_earlier_one_unloaded() -> None:

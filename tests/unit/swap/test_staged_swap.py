@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.host import UNRECORDED, folder_of

@@ -5,9 +5,8 @@ That every run of every test ends with the right word is `tests.support.fakes.sh
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.domain import journal as journals
 from driver_manager.domain import node_state
@@ -34,7 +33,7 @@ def outcome(world: World) -> LastOutcome:
 
 def shows(world: World, state: NodeState, **more: object) -> None:
     """Somebody made the Node show this."""
-    text = node_state.encode(replace(LastOutcome(state, 0, "earlier", ended="then", since="then"), **more))  # type: ignore[arg-type]  # its fields
+    text = node_state.encode(replace(LastOutcome(state, 0, "earlier", ended="then", since="then"), **more))
     world.cluster.edit({KEYS.state: state.value}, annotations={KEYS.last_outcome: text})
 
 

@@ -19,10 +19,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from msgspec.structs import replace
 
 from driver_manager.adapters.host.system import LinuxHost
 from driver_manager.core.swap.node import NodeLock, NodeSteps

@@ -8,12 +8,14 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from pathlib import Path as Folder
 from types import TracebackType
 from typing import Self
+
+from msgspec.structs import replace
 
 from driver_manager.adapters.host.slots import record_of
 from driver_manager.domain.host import FOLDER_END, RECORD, encode_staged, folder_of, slot_name
