@@ -144,9 +144,11 @@ def _keys(record: type, at: str) -> Iterator[Key]:
 
 
 def _kind(one: FieldType) -> str:
-    if issubclass(one.kind, Enum) if isinstance(one.kind, type) else False:
+    if one.item is not None:
+        return "list of texts"
+    if issubclass(one.kind, Enum):
         return " or ".join(code(str(member.value)) for member in one.kind)
-    return "list of texts" if one.item is not None else {str: "text", float: "number", bool: "true or false"}[one.kind]
+    return {str: "text", float: "number", bool: "true or false"}[one.kind]
 
 
 def _toml(value: Any) -> str:

@@ -69,10 +69,6 @@ def test_the_defaults_of_the_api_server_are_those_of_the_reader(spec: Json) -> N
     assert read(rollout(filled), zones).policy == read(rollout(spec), zones).policy
 
 
-def test_the_defaults_are_those_of_the_policy() -> None:
-    assert read(rollout(defaulted(WHOLE, SHORTEST)), zones).policy == RolloutPolicy("driver")
-
-
 def test_the_defaults_and_the_examples_are_valid() -> None:
     assert is_valid(defaulted(WHOLE, SHORTEST))
     assert is_valid(defaulted(WHOLE, FULL))
