@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Annotated
 
-from msgspec import Struct, field, to_builtins
+import msgspec
+from msgspec import Struct, field
 from msgspec.structs import astuple
 
 from driver_manager.domain import selectors
 from driver_manager.domain.host import Module
 from driver_manager.domain.metrics import PREFIX
-from driver_manager.domain.schema import TOML, Reader, Rule
+from driver_manager.domain.schema import Rule
 from driver_manager.domain.text import fingerprint
 
 # What the values of a profile must be.
@@ -651,13 +651,9 @@ def joined(first: Mapping[str, str], then: Mapping[str, str]) -> dict[str, str]:
 
 def encode_profile(profile: Profile) -> str:
     """The profile as JSON."""
-    return json.dumps(to_builtins(profile))
+    return msgspec.json.encode(profile).decode()
 
 
 def decode_profile(text: str) -> Profile:
     """The profile that `encode_profile` wrote. Raises ValueError for any other text."""
-    reader = Reader(TOML)
-    profile = reader.record(Profile, json.loads(text))
-    if profile is None:
-        raise ValueError(reader.problems[0].what)
-    return profile
+    return msgspec.json.decode(text, type=Profile)
