@@ -19,6 +19,8 @@ from driver_manager.domain.errors import ManagerError
 
 def assert_conforms(value: Any, hint: Any, at: str = "result") -> None:
     """Raise AssertionError where `value`, or something in it, is not of the type that was declared for it."""
+    if typing.get_origin(hint) is typing.Annotated:
+        hint = typing.get_args(hint)[0]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return
