@@ -14,8 +14,7 @@ from driver_manager.core.pods import Evictor
 from driver_manager.core.ports import Ports
 from driver_manager.core.ports_base import Reporter
 from driver_manager.core.swap.driver import DeviceSteps, DriverRoot, DriverSlots, DriverSwap
-from driver_manager.core.swap.handoffs import RebootRequests
-from driver_manager.core.swap.node import Fence, NodeLock, NodeSteps, RunContext, StateWriter
+from driver_manager.core.swap.node import Fence, NodeLock, NodeSteps, RebootRequests, RunContext, StateWriter
 from driver_manager.core.swap.pods import Handoff, PodEviction, Then, Waits
 from driver_manager.domain import events
 from driver_manager.domain.deadline import Deadline, Moment
