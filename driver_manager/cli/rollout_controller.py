@@ -29,28 +29,28 @@ from driver_manager.domain.settings import Values
 from driver_manager.domain.text import one_line
 
 BUDGET_S = 2 * ATTEMPT_S
-"""Of one request, half of which one attempt may take: see `driver_manager.adapters.kube.api`."""
+"""Seconds for one request; one attempt may take half of it (`driver_manager.adapters.kube.api`)."""
 
 LATE_S = 60.0
-"""A loop that has not gone round for so long is held for hung: it looks at its Lease every few seconds."""
+"""Seconds without a turn after which the loop counts as hung: it renews its Lease every few seconds."""
 
 
 class FleetEndpoint:
     """Answers /metrics, /healthz and /readyz from the last report, and from the heartbeat of the loop."""
 
     def __init__(self, heartbeat: Heartbeat, names: UpgradeMetrics) -> None:
-        """`names` are those that the vendor's operator has for the same metrics."""
+        """`names` are the operator's names of the same metrics."""
         self._heartbeat, self._names = heartbeat, names
         self._last = FleetReport()
 
     def publish(self, report: FleetReport) -> None:
-        """The loop went round: from now on, answer with this report."""
+        """Note a turn of the loop, and answer with this report from now on."""
         self._last = report
         self._heartbeat.beat()
 
     @property
     def _report(self) -> FleetReport:
-        """The last report; whoever has not gone round for long does no work, whatever it said then."""
+        """The last report; not ready if the loop hangs."""
         return replace(self._last, why_not_ready="its loop hangs") if self._heartbeat.is_late else self._last
 
     def respond(self, path: str) -> HttpResponse:
@@ -113,7 +113,7 @@ def controller_command(*, values: Values) -> int:
 
 
 def _profile(values: Values) -> Profile:
-    """The profile whose keys the Nodes carry. Raises ConfigError."""
+    """The profile of the Nodes. Raises ConfigError."""
     if values[settings.DRIVER_PROFILE] == profiles.AUTO:
         raise ConfigError(
             "no profile is set, and a controller has no node from which to determine it",
@@ -126,7 +126,7 @@ def _profile(values: Values) -> Profile:
 
 
 def _publisher(values: Values, profile: Profile, clock: LoopClock) -> Callable[[FleetReport], None]:
-    """Who is told of each turn; it listens from now on, where that is wanted. Raises ConfigError."""
+    """The receiver of reports; it serves them if there is an address. Raises ConfigError."""
     address = values[settings.ROLLOUT_STATUS_ADDR]
     if not address:
         return lambda _: None

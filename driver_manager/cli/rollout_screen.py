@@ -29,21 +29,21 @@ from driver_manager.domain.errors import ConfigError, ManagerError
 from driver_manager.domain.fleet.advance import advance, last_good
 from driver_manager.domain.fleet.spec import Fleet, RolloutObject
 from driver_manager.domain.fleet.state import NodePhase, NodeView, Outlook, Pace, Phase, WaveView
-from driver_manager.domain.fleet.status import INVALID_SPEC, STANDING
+from driver_manager.domain.fleet.status import COUNTS, INVALID_SPEC, STANDING
 from driver_manager.domain.fleet.waves import preflight_told
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.settings import Values
 from driver_manager.domain.text import MOST_NAMED, several, spoken
 from driver_manager.domain.wire import seconds_of, written_time
 
-# What a person may do about a rollout that does not go on by itself, each with the command for it. Pure.
+# Hints: the next commands for a rollout that does not continue by itself
 
 PROGRAM = "driver-manager rollout"
 NO_CONTROLLER = "no controller leads, so nothing happens: install deploy/components/rollout, or check its pods"
 
 
 class Hint(Struct, frozen=True):
-    """What may be done, and the command that does it, "" where none does."""
+    """A next step, and the command for it, "" without one."""
 
     what: str
     command: str = ""
@@ -55,7 +55,7 @@ class _Case(Struct, frozen=True):
     outlook: Outlook
 
     def command(self, verb: str, *words: str) -> str:
-        """The verb for this very rollout."""
+        """The command with the namespace of this rollout."""
         return " ".join((PROGRAM, verb, "-n", self.rollout.namespace, *words))
 
     @property
@@ -65,7 +65,7 @@ class _Case(Struct, frozen=True):
 
     @property
     def refused(self) -> list[str]:
-        """The nodes that are left out for what their preflight says."""
+        """The nodes that are left out because of their preflight."""
         left_out = [one for one in self.outlook.nodes if one.place is NodePhase.LEFT_OUT]
         return [
             one.name for one in left_out if one.preflight is not None and one.reason == preflight_told(one.preflight)
@@ -73,7 +73,7 @@ class _Case(Struct, frozen=True):
 
 
 def hints(rollout: RolloutObject, fleet: Fleet | None, outlook: Outlook, *, has_leader: bool) -> tuple[Hint, ...]:
-    """What may be done now, the most likely first."""
+    """The next steps, the most likely first."""
     case = _Case(rollout, fleet, outlook)
     found = [Hint(NO_CONTROLLER)] if not has_leader else []
     return (*found, *(hint for source in SOURCES for hint in source(case)))
@@ -133,24 +133,16 @@ SOURCES: tuple[Callable[[_Case], Iterator[Hint]], ...] = (
 )
 
 
-# `rollout status` and `rollout plan` for machines: the form that `schemas/rollout.schema.json` describes.
+# `rollout status` and `rollout plan` as JSON, in the form of `schemas/rollout.schema.json`
 
 Json = dict[str, Any]
 
 LATE_S = 60.0
-"""A Lease that ran out so long ago is nobody's: the two machines' clocks may differ by less."""
-
-COUNTS = {
-    NodePhase.DONE: "updated",
-    NodePhase.UNDER_WAY: "underWay",
-    NodePhase.WAITING: "waiting",
-    NodePhase.FAILED: "failed",
-    NodePhase.LEFT_OUT: "leftOut",
-}
+"""Seconds after its expiry until a Lease counts as free: the clocks of two machines may differ by less."""
 
 
 class Shown(Struct, frozen=True):
-    """What is shown: a look at a rollout at `now_s`, its profile's name, and who leads (None where that is unknown)."""
+    """What is shown: a rollout as read at `now_s`, its profile's name, and the leader (None if unknown)."""
 
     sight: ObservedRollout
     profile: str
@@ -159,7 +151,7 @@ class Shown(Struct, frozen=True):
 
 
 def outlook_of(shown: Shown) -> Outlook:
-    """What the rollout looks like; one whose spec cannot be read is stalled."""
+    """The rollout as shown; one whose spec has problems is stalled."""
     if shown.sight.fleet is not None:
         return advance(shown.sight.fleet, shown.now_s).outlook
     problems = several(shown.sight.rollout.problems, "; ")
@@ -167,7 +159,7 @@ def outlook_of(shown: Shown) -> Outlook:
 
 
 def body(shown: Shown, outlook: Outlook, plan: Json | None = None) -> Json:
-    """Everything that is shown; `plan` is what only `rollout plan` has."""
+    """Everything that is shown; `plan` has the fields of `rollout plan`."""
     rollout, fleet = shown.sight.rollout, shown.sight.fleet
     leader = _leader(shown)
     return {
@@ -204,7 +196,7 @@ def _pace(found: Pace, now_s: float) -> Json:
 
 
 def counts(nodes: Iterable[NodeView]) -> dict[str, int]:
-    """How many nodes are in each place."""
+    """The number of nodes in each phase."""
     found = dict.fromkeys(COUNTS.values(), 0)
     for node in nodes:
         found[COUNTS[node.place]] += 1
@@ -212,7 +204,7 @@ def counts(nodes: Iterable[NodeView]) -> dict[str, int]:
 
 
 def moment(wall_s: float | None) -> str | None:
-    """A moment as the API writes it; the last that a calendar shows for one that none does."""
+    """A time in the form of the API, None for None."""
     return None if wall_s is None else written_time(wall_s)
 
 
@@ -222,7 +214,7 @@ def _began(shown: Shown, target: str) -> float | None:
 
 
 def _revision(fleet: Fleet | None, name: str, began_s: float | None) -> Json | None:
-    """A revision by its hash, with its number where it is still there; None where there is none."""
+    """A revision by its hash, with its number if it still exists; None for ""."""
     if not name:
         return None
     number = next((one.number for one in fleet.revisions if one.hash == name), None) if fleet is not None else None
@@ -250,7 +242,7 @@ def _node(one: NodeView) -> Json:
 
 
 def _leader(shown: Shown) -> Json | None:
-    """Who leads the controllers, None where that is not known."""
+    """The leader of the controllers, None if unknown."""
     found = shown.leader
     if found is None:
         return None
@@ -263,7 +255,7 @@ def _leader(shown: Shown) -> Json | None:
 
 
 def grouped(nodes: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Names of nodes by their reason, the reason of most of them first."""
+    """Names of nodes by reason, the most frequent first."""
     by_reason: dict[str, list[str]] = {}
     for node in nodes:
         by_reason.setdefault(node["reason"], []).append(node["node"])
@@ -271,7 +263,7 @@ def grouped(nodes: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
 
 
 COLOURS = {Phase.COMPLETE.value: "green", **{phase.value: "red" for phase in STANDING}}
-"""Other phases are on their way, or wait."""
+"""Other phases are yellow."""
 
 WORDS = {
     "updated": "updated",
@@ -282,7 +274,7 @@ WORDS = {
 }
 WIDTH = 11
 MOST_NODES = 20
-"""Nodes that each have a line, of one place."""
+"""Maximum nodes of one phase that have a line each."""
 
 
 def rollout_text(body: Json, now_s: float) -> str:
@@ -300,7 +292,7 @@ def rollout_headline(body: Json) -> str:
 
 
 def _pace_text(body: Json, now_s: float) -> list[str]:
-    """What a node takes, and when all may be done, while nodes are left."""
+    """The duration of a node and the estimated end, while nodes are left."""
     pace, counts = body["pace"], body["counts"]
     if pace is None or not counts["waiting"] + counts["underWay"]:
         return []
@@ -314,13 +306,13 @@ def _pace_text(body: Json, now_s: float) -> list[str]:
 
 
 def rollout_in_short(counts: Json) -> str:
-    """The counts in one line; what is zero is left out."""
+    """The counts in one line without zeros."""
     parts = [f"{counts[key]} {word}" for key, word in WORDS.items() if counts[key]]
     return f"{counts['total']} in all{': ' if parts else ''}{', '.join(parts)}"
 
 
 def facts(body: Json, now_s: float) -> list[str]:
-    """What the rollout is about, and who does it."""
+    """DaemonSet, profile, revision and controller."""
     target, good = body["target"], body["good"]
     about = f" of DaemonSet {body['daemonSet']}" if body["daemonSet"] else ""
     lines = rows("rollout", [f"{body['rollout']}{about}, profile {body['profile']}"])
@@ -343,7 +335,7 @@ def nodes(body: Json, now_s: float) -> list[str]:
 
 
 def hints_text(body: Json) -> list[str]:
-    """What may be done, and how."""
+    """The hints."""
     texts = []
     for one in body["hints"]:
         texts += [one["what"], *([f"  {one['command']}"] if one["command"] else [])]
@@ -351,7 +343,7 @@ def hints_text(body: Json) -> list[str]:
 
 
 def _waves(body: Json, now_s: float) -> list[list[str]]:
-    """The table of the waves; a place that no wave has a node in has no column."""
+    """The table of the waves, with the phases that have nodes as columns."""
     waves = body["waves"]
     shown_words = {key: word for key, word in WORDS.items() if any(wave[key] for wave in waves)}
     cells = [["WAVE", "NAME", "NODES", *(word.upper() for word in shown_words.values()), "ENDED"]]
@@ -404,7 +396,7 @@ def _controller(leader: Json | None, now_s: float) -> str:
     return f"none leads{last}"
 
 
-# `rollout plan` for people: the pace, then wave by wave which nodes go, and how many pods that disturbs.
+# `rollout plan` as text
 
 FATE = "the run on each node decides what happens to them"
 
@@ -449,13 +441,13 @@ def _count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
-# What every command about rollouts needs of its options: the namespace, and a profile that serves a rollout.
+# Namespace, profile and connection of every command
 
 
 def namespace_of(values: Values, profile: Profile) -> str:
-    """The namespace: as told, else that of the way to the cluster, else the profile's.
+    """The namespace of the option, else of the service account or kubeconfig, else of the profile.
 
-    Raises ConfigError for what can be none.
+    Raises ConfigError for an invalid name.
     """
     told = values[settings.ROLLOUT_NAMESPACE] or _namespace_there(values[settings.KUBECONFIG]) or profile.namespace
     if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", told):
@@ -464,7 +456,7 @@ def namespace_of(values: Values, profile: Profile) -> str:
 
 
 def _namespace_there(kubeconfig: str) -> str:
-    """The pod's own namespace, or that of the kubeconfig's context: of whichever is used; "" where it names none."""
+    """The namespace of the service account, or of the kubeconfig's context; "" without one."""
     if not kubeconfig and is_in_pod(transport.SERVICE_ACCOUNT, os.environ):
         with contextlib.suppress(OSError, ValueError):
             return (transport.SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
@@ -475,7 +467,7 @@ def _namespace_there(kubeconfig: str) -> str:
 
 
 def refuse_without_state(profile: Profile) -> None:
-    """Raise ConfigError for a profile whose nodes cannot show how far their upgrade is."""
+    """Raise ConfigError for a profile without a label for the state of an upgrade."""
     if not profile.keys.upgrade_state:
         raise ConfigError(
             f"profile {profile.name} has no label for the state of a node's upgrade",
@@ -483,13 +475,11 @@ def refuse_without_state(profile: Profile) -> None:
         )
 
 
-# The outside of the verbs of a rollout: the way to the cluster, the profile, one look.
-
 R = TypeVar("R")
 
 
 class RolloutSession(Struct, frozen=True):
-    """A cluster whose rollouts are looked at from outside of it."""
+    """A cluster, for commands about its rollouts."""
 
     values: Values
     desk: RolloutClient
@@ -499,11 +489,11 @@ class RolloutSession(Struct, frozen=True):
     log: Reporter
 
     def look(self, name: str) -> ObservedRollout:
-        """The rollout that is meant, as it is now. Raises ManagerError."""
+        """The rollout `name`, "" for the only one. Raises ManagerError."""
         return look(self.desk, self.namespace, name, clears_first=self.profile.container_unloads)
 
     def readable(self, name: str) -> tuple[ObservedRollout, Fleet]:
-        """The same, for who changes something about it. Raises ManagerError, also where its spec cannot be read."""
+        """The same with its facts. Raises ManagerError, also if its spec has problems."""
         sight = self.look(name)
         if sight.fleet is None:
             problem = sight.rollout.problems[0]
@@ -519,7 +509,7 @@ def open_rollouts(
     log: Reporter | None = None,
     budget_s: float = settings.BY_HAND_API_TIMEOUT_S,
 ) -> RolloutSession:
-    """Reach the cluster and pick the profile; each request may take `budget_s` seconds. Raises ManagerError."""
+    """Connect and select the profile; a request takes at most `budget_s` seconds. Raises ManagerError."""
     found = clock or SystemClock()
     found.install()
     log = log or log_form(values).reporter(found.wall)
@@ -530,7 +520,7 @@ def open_rollouts(
 
 
 def picked(values: Values, api: KubeApi) -> Profile:
-    """The profile as named, else the one whose labels the Nodes carry. Raises ManagerError."""
+    """The named profile, else the one whose labels the Nodes have. Raises ManagerError."""
     known = profiles.known(values[settings.PROFILE_FILE])
     wanted = values[settings.DRIVER_PROFILE]
     if wanted != profiles.AUTO:
@@ -550,7 +540,7 @@ def picked(values: Values, api: KubeApi) -> Profile:
 
 
 def if_readable(read: Callable[[], R], log: Reporter, what: str) -> R | None:
-    """What `read` gives, None where it cannot be read: it is only shown, so that is a warning."""
+    """The result of `read`, or None after a warning, as it is only shown."""
     try:
         return read()
     except ManagerError as error:

@@ -77,8 +77,6 @@ from driver_manager.domain.settings import Values
 from driver_manager.domain.text import json_text, spoken, words_on_one_line
 from driver_manager.domain.wire import seconds_of, written_time
 
-# `rollout`: the group of commands about a driver's way over the whole fleet.
-
 COMMANDS = {
     "status": ("driver_manager.cli.rollout_verbs", "status_command"),
     "plan": ("driver_manager.cli.rollout_verbs", "plan_command"),
@@ -107,23 +105,21 @@ def rollout_group() -> None:
     """
 
 
-# Completion of the names of rollouts and nodes: asked of the cluster, within the patience of who presses the tab key.
-#
-# A completion that cannot be had is none: nothing is said of why.
+# Completion of names. On errors, complete nothing and print nothing.
 
 VERB = (settings.ROLLOUT_NAMESPACE, settings.KUBECONFIG, settings.DRIVER_PROFILE, settings.PROFILE_FILE)
-"""The settings of every verb."""
+"""The settings of every command."""
 
 PATIENCE_S = 3.0
 
 
 def complete_rollouts(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """The rollouts of the namespace that begin so."""
+    """The rollouts of the namespace that start with `incomplete`."""
     return _beginning(incomplete, lambda: _rollouts(context))
 
 
 def complete_failed_nodes(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """The nodes that begin so and whose upgrade has failed; those that were named already left out."""
+    """The failed nodes that start with `incomplete` and are not in the command yet."""
     named = context.params.get("nodes") or ()
     return [name for name in _beginning(incomplete, lambda: _failed(context)) if name not in named]
 
@@ -149,36 +145,34 @@ def _session(context: click.Context) -> RolloutSession:
     return open_rollouts(values, log=SilentReporter(), budget_s=PATIENCE_S)
 
 
-# Options and arguments that the verbs of a rollout share.
+# Options and arguments that commands share
 
 with_verb_options = with_options(VERB, settings.LOGGING)
-"""Decorator that adds the options that every verb has."""
+"""Decorator that adds the options of every command."""
 
 named_rollout = click.argument("name", required=False, default="", shell_complete=complete_rollouts)
-"""Decorator that adds the rollout's name, which may be left out where there is one only."""
+"""Decorator that adds the rollout's name, optional if there is only one."""
 
 dry_run_option = click.option(
     "--dry-run", is_flag=True, help="Validate the change on the API server, show what would follow, and change nothing."
 )
 
 
-# `rollout status --watch`: the same screen at each change, from the watches that a controller has.
-#
-# In a terminal the screen is drawn again; elsewhere each change is a line: of text, or of JSON.
+# `rollout status --watch`: in a terminal the screen is redrawn at each change; elsewhere a change is a line
 
 PACE_S = 1.0
-"""Between two decisions at the least: many nodes change at the same time."""
+"""Minimum seconds between two decisions: many nodes change at the same time."""
 
 TICK_S = 5.0
-"""After so long without a change it is decided again, as time alone opens windows and ends soak times."""
+"""Seconds without a change until the next decision, as time alone opens windows and ends soak times."""
 
 
 def watch(values: Values, name: str, *, as_json: bool) -> int:
-    """Show the rollout until it has ended; the exit code. Raises ManagerError."""
+    """Show the rollout until it has ended; returns the exit code. Raises ManagerError."""
     clock = LoopClock()
     session = open_rollouts(values, clock)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a terminal that is closed ends what is shown in it
-    first = session.look(name)  # whatever is wrong with the way to the cluster is said as for any other command
+    first = session.look(name)  # errors of the connection are reported as for any other command
 
     def connect() -> Transport:
         return load_client(values[settings.KUBECONFIG] or None)
@@ -193,7 +187,7 @@ def watch(values: Values, name: str, *, as_json: bool) -> int:
 
 
 def _view(*, as_json: bool) -> Callable[[Json, float, bool], None]:
-    """What is done with each picture: its JSON, the time, and whether it is the last one."""
+    """The function that shows each state: its JSON, the time, and True for the last one."""
     if as_json:
         return JsonLines().show
     return Redrawn(LiveScreen(sys.stdout)).show if is_capable(sys.stdout) else Lines().show
@@ -210,7 +204,7 @@ class Watching(Struct):
     _phase: Phase = Phase.PROGRESSING
 
     def run(self, first: ObservedRollout) -> int:
-        """Show it until it has ended; the exit code. Raises ManagerError where it is gone."""
+        """Show it until it has ended; returns the exit code. Raises ManagerError if it was deleted."""
         world = FleetCache(self.session.namespace, clears_first=self.session.profile.container_unloads)
         sight: ObservedRollout | None = first
         try:
@@ -223,7 +217,7 @@ class Watching(Struct):
         return ExitCode.DONE if self._phase is Phase.COMPLETE else ExitCode.ROLLOUT_STUCK
 
     def _has_ended(self, sight: ObservedRollout) -> bool:
-        """Whether nothing more will come by itself. It is shown in any case."""
+        """Show the rollout; True if it is complete, halted or stalled."""
         shown = Shown(sight, self.session.profile.name, self.clock.wall())
         outlook = outlook_of(shown)
         self._phase = outlook.phase
@@ -232,7 +226,7 @@ class Watching(Struct):
         return is_last
 
     def _follow(self, world: FleetCache) -> None:
-        """Take what has changed."""
+        """Apply the next changes to the cache."""
         subjects = {world.of(FactKind.ROLLOUTS)}
         for one in world.rollouts():
             if one.name == self.name and one.policy is not None:
@@ -244,7 +238,7 @@ class Watching(Struct):
             world.apply(change)
 
     def _sight(self, world: FleetCache) -> ObservedRollout | None:
-        """The rollout as it is known now, None where not all of it is."""
+        """The rollout as of now, None if not everything about it was read."""
         if not world.is_listed(world.of(FactKind.ROLLOUTS)):
             return None
         rollout = chosen(world, self.session.namespace, self.name)
@@ -262,7 +256,7 @@ class Lines:
         self._last = ""
 
     def show(self, found: Json, now_s: float, is_last: bool) -> None:
-        """Print `found` where it says something new."""
+        """Print `found` if its line has changed."""
         found = words_on_one_line(found)
         line = f"{rollout_headline(found)} [{rollout_in_short(found['counts'])}]"
         if line != self._last:
@@ -277,7 +271,7 @@ class JsonLines:
         self._last: Json = {}
 
     def show(self, found: Json, now_s: float, is_last: bool) -> None:
-        """Print `found` where it is another one."""
+        """Print `found` if it has changed."""
         known = {**found, "pace": None}  # its end moves with the time
         if known != self._last:
             self._last = known
@@ -285,7 +279,7 @@ class JsonLines:
 
 
 class Redrawn:
-    """The screen, drawn again; the last one stays whole."""
+    """The screen, redrawn; the last one is printed in full."""
 
     def __init__(self, screen: LiveScreen) -> None:
         self._screen = screen
@@ -298,9 +292,6 @@ class Redrawn:
             put(drawn)
         else:
             self._screen.draw(drawn)
-
-
-# `rollout status`: where a rollout stands, once or until it has ended. Changes nothing.
 
 
 @click.command(cls=ScreenCommand, name="status", short_help="Show the state of a rollout and what needs attention.")
@@ -327,12 +318,12 @@ def status_command(*, name: str, watches: bool, output: str, values: Values) -> 
 
 
 def exit_code(outlook: Outlook) -> ExitCode:
-    """How a look at a rollout ends."""
+    """The exit code of `status` and `plan`."""
     return ExitCode.ROLLOUT_STUCK if outlook.phase in STANDING else ExitCode.DONE
 
 
 def leader(session: RolloutSession) -> Leader | None:
-    """Who leads the controllers, None where that cannot be read."""
+    """The leader of the controllers, None if it cannot be read."""
     lease = str(settings.ROLLOUT_LEASE.default)
     return if_readable(lambda: session.desk.leader(session.namespace, lease), session.log, "which controller leads")
 
@@ -420,7 +411,7 @@ def undo_command(*, name: str, to: str, dry_run: bool, output: str, values: Valu
 
 
 def _ask(values: Values, name: str, output: str, decide: Callable[[Fleet, float], Request], *, dry_run: bool) -> int:
-    """Look, decide, write, and say what was asked and what follows from it. Raises ManagerError."""
+    """Read, decide, write, and show the request and what follows from it. Raises ManagerError."""
     session = open_rollouts(values)
     sight, fleet = session.readable(name)
     now_s = session.clock.wall()
@@ -432,7 +423,7 @@ def _ask(values: Values, name: str, output: str, decide: Callable[[Fleet, float]
 
 
 def _write(session: RolloutSession, sight: ObservedRollout, request: Request, *, dry_run: bool) -> None:
-    """Ask it of the object, and of the nodes. Raises ManagerError."""
+    """Write the request to the object and the nodes. Raises ManagerError."""
     key = session.profile.keys.upgrade_requested
     if request.nodes and not key:
         raise ConfigError(
@@ -446,7 +437,7 @@ def _write(session: RolloutSession, sight: ObservedRollout, request: Request, *,
 
 
 def _body(session: RolloutSession, sight: ObservedRollout, request: Request, now_s: float, *, dry_run: bool) -> Json:
-    """What was asked for and what follows: the form that `schemas/rollout-request.schema.json` describes."""
+    """The request and what follows, in the form of `schemas/rollout-request.schema.json`."""
     after = outlook_after(request, now_s)
     who = leader(session)
     shown = body(Shown(ObservedRollout(sight.rollout, request.after), session.profile.name, now_s, who), after)
@@ -471,9 +462,6 @@ def _text(found: Json) -> str:
     return "\n".join(lines)
 
 
-# `rollout history`: the revisions of the DaemonSet, and how the rollout of each went. Changes nothing.
-
-
 @click.command(cls=ScreenCommand, name="history", short_help="List the revisions and how the rollout of each went.")
 @named_rollout
 @output_option
@@ -491,7 +479,7 @@ def history_command(*, name: str, output: str, values: Values) -> int:
 
 
 def history_body(sight: ObservedRollout) -> Json:
-    """The form that `schemas/rollout-history.schema.json` describes."""
+    """The history in the form of `schemas/rollout-history.schema.json`."""
     revisions = {one.hash: one for one in (sight.fleet.revisions if sight.fleet is not None else ())}
     memory = sight.rollout.memory
     tried = {past.revision for past in memory.history}
@@ -509,7 +497,7 @@ def history_body(sight: ObservedRollout) -> Json:
 
 
 def _entry(name: str, revision: Revision | None, past: RevisionHistory | None) -> Json:
-    """One line: a revision that is there, or was, and how its rollout went."""
+    """One revision that exists or existed, and how its rollout went."""
     return {
         "revision": name,
         "number": revision.number if revision is not None else None,
@@ -521,7 +509,7 @@ def _entry(name: str, revision: Revision | None, past: RevisionHistory | None) -
 
 
 def _images(template: str) -> list[str]:
-    """The images of a pod template's containers, in their order, each once."""
+    """The distinct images of a pod template's containers, in their order."""
     spec = (json.loads(template) if template else {}).get("spec") or {}
     found = [one.get("image") for kind in ("containers", "initContainers") for one in spec.get(kind) or []]
     return list(dict.fromkeys(one for one in found if type(one) is str))
@@ -559,9 +547,6 @@ def _took(one: Json) -> str:
     return "-" if began_s is None or ended_s is None else spoken(ended_s - began_s)
 
 
-# `rollout plan`: which nodes go in which order, why each node waits, and which pods it disturbs. Changes nothing.
-
-
 @click.command(cls=ScreenCommand, name="plan", short_help="Show which nodes go next, and which pods that disturbs.")
 @named_rollout
 @output_option
@@ -589,7 +574,7 @@ def plan_command(*, name: str, output: str, values: Values) -> int:
 
 
 def users(session: RolloutSession, names: set[str]) -> Mapping[str, int]:
-    """How many pods use the accelerator on each of these nodes. Raises ManagerError."""
+    """The number of pods that use the accelerator on each of these nodes. Raises ManagerError."""
     rules = EvictionRules()
     found = session.desk.users_by_node(names)
     every = [pod for pods in found.values() for pod in pods]
@@ -602,7 +587,7 @@ def users(session: RolloutSession, names: set[str]) -> Mapping[str, int]:
 
 
 def plan_body(seen: Survey, outlook: Outlook, pods: Mapping[str, int] | None) -> Json:
-    """What only a plan has; `pods` are those on each node that use the accelerator, None where that is not known."""
+    """The fields of a plan; `pods` counts those that use the accelerator on each node, None if unknown."""
     reasons = {node.name: node.reason for node in outlook.nodes}
     by_wave: dict[int, list[Json]] = {}
     for number, standing in enumerate(order(seen.standings), 1):

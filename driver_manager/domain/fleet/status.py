@@ -281,7 +281,7 @@ def status_of(decision: FleetDecision, old: Mapping[str, Any], generation: int, 
         **_head(outlook.phase, (outlook.reason, outlook.message), old, generation, now_s),
         **_memory(decision.memory),
         "wave": outlook.wave,
-        "counts": {"total": len(outlook.nodes), **{_COUNTS[place]: len(nodes[place]) for place in NodePhase}},
+        "counts": {"total": len(outlook.nodes), **{COUNTS[place]: len(nodes[place]) for place in NodePhase}},
         "waves": [_wave(one) for one in outlook.waves],
         "underWay": _named(nodes[NodePhase.UNDER_WAY]),
         "failures": _named(nodes[NodePhase.FAILED]),
@@ -308,7 +308,7 @@ def worth(old: Mapping[str, Any], new: Mapping[str, Any]) -> StatusUrgency:
     return StatusUrgency.NOTHING if old == new else StatusUrgency.SOON
 
 
-_COUNTS = {
+COUNTS = {
     NodePhase.DONE: "updated",
     NodePhase.UNDER_WAY: "underWay",
     NodePhase.WAITING: "waiting",
@@ -393,7 +393,7 @@ def _wave(one: WaveView) -> Json:
         "number": one.number,
         "name": one.name,
         "total": sum(one.counts.values()),
-        **{_COUNTS[place]: one.counts.get(place, 0) for place in NodePhase},
+        **{COUNTS[place]: one.counts.get(place, 0) for place in NodePhase},
         **({} if one.ended_s is None else {"ended": written_time(one.ended_s)}),
     }
 
