@@ -37,8 +37,7 @@ from tests.support.deploy.prometheus import BOUND_S, COMPONENT, Prometheus, free
 from tests.support.docs.markdown import ROOT, anchors
 from tests.support.docs.reference import every_family
 from tests.support.fakes.ascend_tree import AscendTree
-from tests.support.fakes.fleet_processes import Processes
-from tests.support.fakes.fleet_scene import DRIVER, KEYS, NAMESPACE, FleetScene
+from tests.support.fakes.fleet_scene import DRIVER, KEYS, NAMESPACE, FleetScene, Processes
 
 pytestmark = pytest.mark.shares(3)
 

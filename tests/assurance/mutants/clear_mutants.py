@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.assurance.mutants.mutant import Mutant
 
 RUNS = "unit/swap/test_clear_only.py::"
+DECISIONS = "unit/fleet/test_decisions.py::test_facts_lead_to_the_decision"
 FLEET = "unit/fleet/test_clearing.py::"
 CONTROLLER = "unit/fleet/test_controller.py::"
 CLEARING = "domain/fleet/nodes.py"
@@ -72,7 +73,7 @@ CLEAR_MUTANTS = (
         CLEARING,
         "(_is_alive(pod) and member.node.cleared_by == pod.uid)",
         "(member.node.cleared_by == pod.uid)",
-        (FLEET + "test_a_mark_of_a_pod_that_has_died_since_is_not_believed",),
+        (DECISIONS,),
     ),
     Mutant(
         "stranded-by-a-pause",
@@ -80,7 +81,7 @@ CLEAR_MUTANTS = (
         CLEARING,
         "has_begun=member.node.is_taken_by_run, ",
         "",
-        (FLEET + "test_a_pause_finishes_what_has_begun_and_begins_nothing",),
+        (DECISIONS,),
     ),
     Mutant(
         "holder-terminated",
@@ -88,7 +89,7 @@ CLEAR_MUTANTS = (
         CLEARING,
         "    return member.is_taken and (member.is_untouched or not pod.has_ended)\n",
         "    return member.is_taken and member.is_untouched\n",
-        (FLEET + "test_the_pod_stays_while_the_driver_pod_goes_and_is_gone_after_that",),
+        (DECISIONS,),
     ),
     Mutant(
         "cleared-in-another-boot",
@@ -96,7 +97,7 @@ CLEAR_MUTANTS = (
         CLEARING,
         '    return f"{record.began_s:.3f}/{member.node.boot_id}"\n',
         '    return f"{record.began_s:.3f}/{record.boot_id}"\n',
-        (FLEET + "test_a_reboot_or_a_retry_clears_anew",),
+        (DECISIONS,),
     ),
     Mutant(
         "clearing-through-a-pause",
@@ -104,7 +105,7 @@ CLEAR_MUTANTS = (
         CLEARING,
         "    held = Untouched(record, driver, is_at_work=True) if is_free else None\n",
         "    held = None\n",
-        (FLEET + "test_a_pod_that_does_not_have_the_node_yet_holds_nobody_in_a_pause_and_no_skipped_node",),
+        (DECISIONS,),
     ),
     Mutant(
         "restarted-for-what-it-has",
@@ -112,7 +113,7 @@ CLEAR_MUTANTS = (
         CLEARING,
         "    return driver.revision == terms.target != record.revision\n",
         "    return not driver.revision\n",
-        (FLEET + "test_a_node_whose_revision_is_taken_back_gets_back_what_it_had",),
+        (DECISIONS,),
     ),
     Mutant(
         "orphans-kept",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.assurance.mutants.mutant import Mutant
 
 PATH = "domain/fleet/"
-PREFLIGHT = "unit/fleet/test_fleet_preflight.py::"
+DECISIONS = "unit/fleet/test_decisions.py::test_facts_lead_to_the_decision"
 PODS = "unit/fleet/test_task_pods.py::"
 RUNS = "unit/fleet/test_controller.py::"
 OBJECTS = "unit/adapters/test_fleet_objects.py::"
@@ -17,7 +17,7 @@ FLEET_PODS_MUTANTS = (
         PATH + "waves.py",
         "        elif one.wave in waves:\n",
         "        elif one.wave in waves and not waves:\n",
-        (PREFLIGHT + "test_a_wave_is_looked_at_before_any_of_its_nodes_begins",),
+        (DECISIONS,),
     ),
     Mutant(
         "preflight-ignored",
@@ -25,7 +25,7 @@ FLEET_PODS_MUTANTS = (
         PATH + "nodes.py",
         "    _not_passed,\n    _waiting,\n",
         "    _waiting,\n",
-        (PREFLIGHT + "test_a_node_that_would_fail_keeps_its_driver_and_the_others_go",),
+        (DECISIONS,),
     ),
     Mutant(
         "passes-before-pulled",
@@ -41,7 +41,7 @@ FLEET_PODS_MUTANTS = (
         PATH + "nodes.py",
         "    if member.node.is_taken_by_run:\n        return TAKEN",
         "    if member.node.is_taken_by_run and not member.pod:\n        return TAKEN",
-        ("unit/fleet/test_clearing.py::test_what_a_run_has_left_taken_is_not_done_because_its_driver_serves",),
+        (DECISIONS,),
     ),
     Mutant(
         "preflight-without-end",
@@ -49,7 +49,7 @@ FLEET_PODS_MUTANTS = (
         PATH + "waves.py",
         "    if not is_at_work(pod, now_s):\n        why",
         "    if pod.has_ended:\n        why",
-        (PREFLIGHT + "test_a_pod_that_never_runs_holds_nobody_up_for_ever",),
+        (DECISIONS,),
     ),
     Mutant(
         "preflight-of-another-revision",
@@ -57,7 +57,7 @@ FLEET_PODS_MUTANTS = (
         PATH + "waves.py",
         "pod.revision == target and not pod.is_deleting\n",
         "not pod.is_deleting\n",
-        (PREFLIGHT + "test_a_result_is_for_one_revision",),
+        (DECISIONS,),
     ),
     Mutant(
         "preflight-without-bounds",
@@ -65,7 +65,7 @@ FLEET_PODS_MUTANTS = (
         PATH + "waves.py",
         "missing[: max(0, room)]",
         "missing",
-        (PREFLIGHT + "test_so_many_pods_at_a_time",),
+        ("unit/fleet/test_decisions.py::test_a_limited_number_of_preflights_run_at_a_time",),
     ),
     Mutant(
         "preflight-thrown-away",
@@ -81,7 +81,7 @@ FLEET_PODS_MUTANTS = (
         PATH + "waves.py",
         "        DeletePod(pod.namespace, pod.name, pod.uid, pod.node),\n        MarkNode(",
         "        MarkNode(",
-        (PREFLIGHT + "test_one_more_attempt_looks_again",),
+        (DECISIONS,),
     ),
     Mutant(
         "preflight-evicts",

@@ -17,7 +17,7 @@ from driver_manager.domain.fleet.state import FleetDecision, MarkNode, NodeStatu
 from driver_manager.domain.fleet.waves import HOLD_GUARDS
 from tests.support.docs.markdown import code, table
 from tests.support.fakes import fleet_world
-from tests.support.fakes.fleet_stories import WAVES, Story, live_through, some_rules, some_story
+from tests.support.fakes.fleet_world import WAVES, Story, live_through, some_rules, some_story
 
 SEED, AT_RANDOM = 1, 60
 

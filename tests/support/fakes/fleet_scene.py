@@ -1,21 +1,28 @@
-"""A fleet in memory: the sandbox's objects with their conflicts, and those who act on them on a simulated clock.
-
-`StoreFleet` is the FleetCluster of one controller on it, with the product's own readers; each of its calls passes a
-killer, and what it is told can be held back.
-"""
+"""A fleet on the sandbox's store, and controllers on it: in memory, over HTTP and as processes."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import subprocess
+import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from driver_manager.adapters.kube.fleet import REVISION_LABEL, qualified, readers
+from driver_manager.adapters.kube.api import KubeApi
+from driver_manager.adapters.kube.fleet import REVISION_LABEL, KubeFleet, Letter, qualified, readers
 from driver_manager.adapters.kube.objects import node_patch
+from driver_manager.adapters.kube.transport import Transport
+from driver_manager.adapters.process.clock import EventQueue, LoopClock
 from driver_manager.cli.options import zone
+from driver_manager.core.fleet.controller import FleetController, FleetPorts
 from driver_manager.core.fleet_ports import (
     Change,
     EventAbout,
@@ -23,19 +30,24 @@ from driver_manager.core.fleet_ports import (
     Found,
     Gone,
     Item,
+    Leadership,
     Listed,
     Lost,
     Seen,
     Subject,
 )
 from driver_manager.domain.errors import ApiUnavailable, Conflict
+from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.spec import PLURAL
 from driver_manager.domain.fleet.state import TASKS
+from driver_manager.domain.fleet.status import FleetReport
 from driver_manager.domain.node import NodeChange
-from driver_manager.sandbox.apiserver import ApiError, Obj, Store, apply_merge_patch, selection
+from driver_manager.sandbox.apiserver import ApiError, ApiServer, Obj, Store, apply_merge_patch, selection
 from tests.support.fakes.builders import PROFILE
-from tests.support.fakes.clock import FakeClock
-from tests.support.fakes.killer import Killer
+from tests.support.fakes.clock import FakeClock, RecordingReporter
+from tests.support.fakes.killer import Killed, Killer
+from tests.support.fakes.pace import patient
+from tests.support.fakes.plain_pod import PlainInPod, make_account, variables
 
 NAMESPACE = "rbln-system"
 DRIVER = "driver"
@@ -431,3 +443,217 @@ class _Effect:
 
 UNAVAILABLE = ApiUnavailable("the API server gave no usable answer", "Check it.")
 """What an act meets whose answer is lost, or never came."""
+
+
+LIMIT_S = 3600.0
+"""Of simulated time: a rollout of a few nodes is over long before."""
+
+
+@dataclass
+class FakeLeadership:
+    """See `driver_manager.core.fleet_ports.Leadership`: it has the lead as the test says."""
+
+    clock: FakeClock
+    is_ours: bool = True
+    is_sure: bool = True
+    leader: str = "somebody"
+    error: Exception | None = None
+    asked: int = 0
+    released: int = 0
+
+    @property
+    def due_s(self) -> float:
+        return self.clock.monotonic() + 5.0
+
+    def hold(self) -> bool:
+        if self.error is not None:
+            raise self.error
+        return self.is_ours
+
+    def may_act(self) -> bool:
+        self.asked += 1
+        return self.is_ours and self.is_sure
+
+    def release(self) -> None:
+        self.released += 1
+        self.is_ours = False
+
+
+@dataclass
+class ControllerRun:
+    """One controller process on a scene."""
+
+    scene: FleetScene
+    killer: Killer = field(default_factory=Killer)
+    leadership: Leadership | None = None
+    reports: list[FleetReport] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.cluster = StoreFleet(self.scene, self.killer)
+        self.reporter = RecordingReporter()
+        self.lead = self.leadership or FakeLeadership(self.scene.clock)
+        ports = FleetPorts(self.cluster, self.lead, self.scene.clock, self.reporter)
+        self.controller = FleetController(ports, NAMESPACE, PROFILE, advance, self.reports.append)
+
+    def turn(self) -> None:
+        """One turn of its loop."""
+        self.controller.turn()
+
+    def until(self, holds: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
+        """Turns until `holds`. Raises AssertionError after `limit_s` simulated seconds."""
+        end_s = self.scene.clock.monotonic() + limit_s
+        while not holds():
+            assert self.scene.clock.monotonic() < end_s, f"not within {limit_s:g} s: {what}; {self.scene.rollout()}"
+            self.turn()
+
+    def until_phase(self, phase: str, limit_s: float = LIMIT_S) -> None:
+        """Turns until the object shows this phase."""
+        self.until(lambda: self.scene.phase() == phase, f"phase {phase}", limit_s)
+
+    def until_complete(self, revision: str, limit_s: float = LIMIT_S) -> None:
+        """Turns until the object says that the rollout of this revision is complete."""
+        self.until(lambda: self.scene.is_complete(revision), f"{revision} is complete", limit_s)
+
+    def idle_for(self, seconds: float) -> None:
+        """Turns for so much simulated time."""
+        end_s = self.scene.clock.monotonic() + seconds
+        while self.scene.clock.monotonic() < end_s:
+            self.turn()
+
+
+def fleet(nodes: int = 4, **spec: Any) -> FleetScene:
+    """A fleet that serves one revision, with a rollout of it."""
+    scene = FleetScene()
+    scene.set_driver("driver:1")
+    scene.add_nodes(*(f"node-{number}" for number in range(nodes)))
+    scene.add_rollout(**{"waves": [{"name": "all"}], "maxParallel": 2, **spec})
+    return scene
+
+
+def killed_again_and_again(scene: FleetScene, at: Callable[[int], tuple[int, bool] | None], revision: str) -> int:
+    """Controllers one after the other, each killed as `at` says of its number, until it is complete; how many died."""
+    for number in range(200):
+        killer = Killer()
+        planned = at(number)
+        if planned is not None:
+            killer.kill_at(planned[0], after=planned[1])
+        try:
+            ControllerRun(scene, killer).until_complete(revision)
+        except Killed:
+            continue
+        return number
+    raise AssertionError("it never came to an end")
+
+
+def check_each_once(scene: FleetScene, revision: str) -> None:
+    """Raise AssertionError unless every node serves the revision, and came to it by one restart."""
+    assert set(scene.serving().values()) == {revision}
+    assert {node: scene.restarts[node, revision] for node in scene.serving()} == dict.fromkeys(scene.serving(), 1)
+
+
+WAIT_S = 20.0
+
+
+@dataclass
+class FleetOverHttp:
+    """What a test looks at: the cluster, the server behind it, and everything that was told so far."""
+
+    cluster: KubeFleet
+    server: ApiServer
+    clock: LoopClock
+    told: list[Change] = field(default_factory=list)
+
+    @property
+    def store(self) -> Store:
+        """The server's objects."""
+        return self.server.store
+
+    def until(self, holds: Callable[[list[Change]], bool], what: str) -> list[Change]:
+        """What was told until `holds`. Raises AssertionError after a while."""
+        end_s = time.monotonic() + patient(WAIT_S)
+        while not holds(self.told):
+            assert time.monotonic() < end_s, f"{what}: {self.told}"
+            self.told += self.cluster.changes(self.clock.monotonic() + 0.2)
+        return self.told
+
+    def until_one(self, kind: type[Change]) -> Change:
+        """The first of what was told that is of a kind; nothing that was told before it is told again."""
+        self.until(lambda told: any(isinstance(one, kind) for one in told), f"no {kind.__name__}")
+        at = next(number for number, one in enumerate(self.told) if isinstance(one, kind))
+        found = self.told[at]
+        del self.told[: at + 1]
+        return found
+
+
+@contextlib.contextmanager
+def over_http(folder: Path, store: Store | None = None) -> Iterator[FleetOverHttp]:
+    """A cluster on a server of its own; at the end nothing is followed any more."""
+    with ApiServer(store or Store(), tokens={"token": "controller"}) as server:
+        port = urlsplit(server.url).port
+        assert port is not None
+
+        account = make_account(folder / "account", "token")
+
+        def connect() -> Transport:
+            return PlainInPod(account, variables(port))
+
+        clock = LoopClock()
+        inbox: EventQueue[Letter] = EventQueue(clock)
+        api = KubeApi(connect(), clock, RecordingReporter(), 2.0)
+        found = FleetOverHttp(KubeFleet(api, connect, inbox, clock, readers(KEYS, zone)), server, clock)
+        try:
+            yield found
+        finally:
+            found.cluster.follow(frozenset())
+            inbox.close()
+
+
+REPOSITORY = Path(__file__).parents[3]
+PROCESS_WAIT_S = 60.0
+
+
+@dataclass
+class Processes:
+    """Controllers on one server. Their logs are JSON lines in files."""
+
+    server: ApiServer
+    scene: FleetScene
+    folder: Path
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self, *options: str) -> subprocess.Popen[bytes]:
+        """One more; `log` of its number is what it says."""
+        number = len(self.started)
+        kubeconfig = self.folder / "kubeconfig"
+        kubeconfig.write_text(json.dumps(self.server.kubeconfig()))
+        env = {"PATH": os.environ["PATH"], "KUBECONFIG": str(kubeconfig), "LOG_FORMAT": "json"}
+        argv = [sys.executable, "-m", "driver_manager", "rollout", "controller"]
+        argv += ["--profile", "rebellions", "--namespace", NAMESPACE, *options]
+        with (self.folder / f"log-{number}").open("wb") as out:
+            process = subprocess.Popen(argv, cwd=REPOSITORY, env=env, stderr=out, stdin=subprocess.DEVNULL)
+        self.started.append(process)
+        return process
+
+    def said(self, number: int) -> list[str]:
+        """What a controller has said so far."""
+        lines = (self.folder / f"log-{number}").read_text().splitlines()
+        return [json.loads(line)["message"] for line in lines if line.endswith("}")]
+
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        """Kubelets do what they have to until `holds`. Raises AssertionError after a while."""
+        end_s = time.monotonic() + patient(PROCESS_WAIT_S)
+        while not holds():
+            assert time.monotonic() < end_s, (what, [self.said(number) for number in range(len(self.started))])
+            self.scene.catch_up()
+            time.sleep(0.02)
+
+    def holder(self) -> str:
+        """Who has the Lease."""
+        found, _ = self.server.store.list_objects("leases")
+        return str(found[0]["spec"]["holderIdentity"]) if found else ""
+
+    def stop(self) -> None:
+        """End all of them."""
+        for process in self.started:
+            process.kill()
+            process.wait(30)

@@ -1,15 +1,18 @@
-"""A cluster with a rollout in it: nodes, the driver's pods, a DaemonSet's controller, and a controller that may die.
+"""A simulated fleet: nodes, driver pods, a DaemonSet controller, preflights, pods that clear, and what may happen.
 
-Owns what happens to objects, and asserts at every act what must never happen, whatever the decision was made from: a
-pod deleted twice for one revision, a foreign node acted on, limits exceeded, waves out of order.
+Asserts at every act what must never happen: a pod deleted twice for one revision, a foreign node acted on, limits
+exceeded, waves out of order, a driver pod deleted on a node that is not cleared.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -17,20 +20,30 @@ from driver_manager.domain.fleet import spec as records
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.spec import (
     UNDER_WAY,
+    Amount,
     DaemonSetFacts,
     DriverPod,
     Fleet,
     FleetNode,
     GatePod,
+    Gates,
+    OnHalt,
+    PodGate,
+    PreflightMode,
     Requests,
     Revision,
     RolloutPolicy,
     RolloutState,
     Task,
+    TaskPod,
     UnitMode,
+    Units,
     UpgradeState,
+    Wave,
 )
 from driver_manager.domain.fleet.state import (
+    LIMIT_S,
+    TASK_REVISION_LABEL,
     Act,
     Announce,
     CreatePod,
@@ -42,10 +55,108 @@ from driver_manager.domain.fleet.state import (
     RestartPod,
     SetTemplate,
 )
-from driver_manager.domain.fleet.waves import UNSEEN_S
+from driver_manager.domain.fleet.waves import LATE_S, MAX_AT_ONCE, UNSEEN_S, is_at_work
 from driver_manager.domain.node_state import NodeState
+from driver_manager.domain.reboot.maintenance_windows import Schedule, parse_windows
 from tests.support.fakes.fleet_builders import DAEMON_SET, NOW_S, ROLLOUT, matching
-from tests.support.fakes.fleet_looks import TEMPLATE, Looks, check_looks
+
+TEMPLATE = json.dumps({"spec": {"initContainers": [{"name": "m", "image": "i", "args": ["reconcile-driver-state"]}]}})
+LOOKS_S = 12.0
+LOOK_EVENTS = ("look-passes", "look-fails", "look-unknown", "look-never", "look-gone", "refuse", "allow")
+ENDS = {"passes": 0, "fails": 6, "unknown": 8}
+
+
+@dataclass
+class Looks:
+    """The pods by name. `ends` is how a preflight ends on a node, "never" for not at all; it passes on all others."""
+
+    ends: dict[str, str] = field(default_factory=dict)
+    pods: dict[str, TaskPod] = field(default_factory=dict)
+    refusal: str = ""
+    made: int = 0
+
+    def create(self, act: CreatePod, now_s: float) -> bool:
+        """Whether there is a pod of that name now that was not there before."""
+        if self.refusal or act.name in self.pods:
+            return False
+        self.made += 1
+        revision = act.body["metadata"]["labels"][TASK_REVISION_LABEL]
+        uid = f"{act.name}-{self.made}"
+        self.pods[act.name] = TaskPod(act.namespace, act.name, uid, act.node, revision, Task.PREFLIGHT, now_s)
+        return True
+
+    def delete(self, act: DeletePod) -> bool:
+        """Whether exactly this pod was there."""
+        if act.name not in self.pods or self.pods[act.name].uid != act.uid:
+            return False
+        del self.pods[act.name]
+        return True
+
+    def remove(self, node: str) -> None:
+        """Somebody deletes the pod of a node, or the node is gone."""
+        self.pods = {name: pod for name, pod in self.pods.items() if pod.node != node}
+
+    def happens(self, event: str, node: str) -> None:
+        """One of `LOOK_EVENTS`: what comes of a node's preflight from now on, or what becomes of its pod."""
+        match event:
+            case "refuse" | "allow":
+                self.refusal = "may not create pods" if event == "refuse" else ""
+            case "look-gone":
+                self.remove(node)
+            case _:
+                self.ends[node] = event.removeprefix("look-")
+
+    def tick(self, now_s: float, nodes: Container[str]) -> None:
+        """Pods end, and those of nodes that are no more go."""
+        self.pods = {name: pod for name, pod in self.pods.items() if pod.node in nodes}
+        for name, pod in self.pods.items():
+            end = self.ends.get(pod.node, "passes")
+            if not pod.has_ended and end != "never" and now_s >= pod.made_s + LOOKS_S:
+                self.pods[name] = replace(pod, exit_code=ENDS[end], has_ended=True, message=end)
+
+
+def check_looks(facts: Fleet, decision: FleetDecision, begun: Iterable[MarkNode], now_s: float) -> None:
+    """Nobody begins without a result that lets them; never too many pods at a time, never a second one for a node."""
+    mode, target = facts.policy.preflight, decision.outlook.target
+    made = [act for act in decision.acts if isinstance(act, CreatePod) and act.task is Task.PREFLIGHT]
+    looks = [pod for pod in facts.task_pods if pod.task is Task.PREFLIGHT]
+    ours = {pod.node: pod for pod in looks if pod.revision == target}
+    at_work = sum(is_at_work(pod, now_s) for pod in looks)
+    assert not made or at_work + len(made) <= MAX_AT_ONCE
+    assert not {act.node for act in made} & ours.keys(), "a second pod for one node and revision"
+    assert mode is not PreflightMode.OFF or not made
+    nodes = {node.name: node for node in facts.nodes}
+    first = [act for act in begun if not _is_retry(nodes[act.node], target)]
+    if mode is PreflightMode.OFF or (mode is PreflightMode.WARN and facts.unmade):
+        return
+    for act in first:
+        pod = ours.get(act.node)
+        assert pod is not None, f"{act.node}: begins without a preflight"
+        is_late = now_s >= pod.made_s + LIMIT_S + LATE_S
+        assert pod.has_ended or (is_late and mode is PreflightMode.WARN), f"{act.node}: begins before its result"
+        assert pod.exit_code == 0 or mode is PreflightMode.WARN, f"{act.node}: begins although it would fail"
+    _check_waves_of_looks(facts, decision, first, ours, now_s)
+
+
+def _check_waves_of_looks(
+    facts: Fleet, decision: FleetDecision, first: list[MarkNode], ours: dict[str, TaskPod], now_s: float
+) -> None:
+    """A wave begins once all of its nodes have a result."""
+    target, waves = decision.outlook.target, len(facts.policy.waves)
+    kept = [node.record for node in facts.nodes if node.record is not None and node.record.revision == target]
+    reached = max((min(one.wave, waves) for one in kept), default=0)
+    opened = {act.record.wave for act in first if act.record is not None and act.record.wave > reached}
+    for view in decision.outlook.nodes:
+        if view.place is NodePhase.WAITING and view.wave in opened:
+            pod = ours.get(view.name)
+            assert pod is not None, f"{view.name}: its wave begins without its result"
+            assert pod.has_ended or now_s >= pod.made_s + LIMIT_S + LATE_S
+
+
+def _is_retry(node: FleetNode, target: str) -> bool:
+    failed = node.upgrade == UpgradeState.FAILED.value
+    return failed and node.record is not None and node.record.revision == target
+
 
 LEAVES_S, COMES_S, LOADS_S, BOOTS_S = 5.0, 3.0, 40.0, 90.0
 WORDS = {state.value: state for state in UpgradeState}
@@ -494,3 +605,342 @@ def _kinds(acts: tuple[Act, ...]) -> list[tuple[str, str, str]]:
         state = act.state.value if isinstance(act, MarkNode) and act.state else ""
         found.append((type(act).__name__, getattr(act, "node", ""), state))
     return found
+
+
+Story = list[tuple[str, str, float, int | None]]
+"""What happens, to which node, how much time then passes, and after how many acts the controller dies (None: never)."""
+
+NAMES = tuple("abcdefg")
+RACK = "rack"
+LABELS = {
+    name: {RACK: f"r{number % 3}", "pool": "canary" if name in "dg" else "main"} for number, name in enumerate(NAMES)
+} | {"b": {"pool": "main"}}
+
+WAVES = (
+    (Wave("all"),),
+    (Wave("canary", count=1, soak_s=120.0), Wave("tenth", percent=10), Wave("rest")),
+    (Wave("canary", matching("pool=canary"), soak_s=30.0, needs_approval=True), Wave("rest", matching("pool!=canary"))),
+    (Wave("half", percent=50, needs_approval=True), Wave("rest", soak_s=60.0)),
+)
+BAD_WAVES = ((Wave("typo", matching("pool=canray")), Wave("rest")), (Wave("none", count=0), Wave("rest")), ())
+PARALLEL = (0, 1, 2, 3)
+UNAVAILABLE = (None, Amount(1), Amount(30, True), Amount(4))
+UNITS = (None, Units(RACK), Units(RACK, UnitMode.TOGETHER))
+THRESHOLDS = (1, 2, 100)
+GATES = (Gates(), Gates((PodGate(namespace="npu", selector=matching("app=v")),)))
+PAUSES_S = (0.0, 5.0, 40.0, 65.0, 700.0)
+KILLS = (None, None, None, 0, 1, 2)
+
+RULES: dict[str, dict[str, Any]] = {
+    "pause": {"paused": True},
+    "resume": {"paused": False},
+    "close": {"schedule": parse_windows("00:00-00:01")},
+    "open": {"schedule": Schedule()},
+    "one-at-a-time": {"max_parallel": 1},
+    "many-at-a-time": {"max_parallel": 3},
+    "no-budget": {"max_unavailable": Amount(0)},
+    "budget": {"max_unavailable": Amount(4)},
+}
+AROUND: dict[str, dict[str, Any]] = {
+    "rolling": {"update_strategy": "RollingUpdate"},
+    "on-delete": {"update_strategy": "OnDelete"},
+    "unobserved": {"is_current": False},
+    "observed": {"is_current": True},
+}
+ON_NODES: dict[str, dict[str, Any]] = {
+    "cordon": {"unschedulable": True, "is_cordoned_by_run": False},
+    "uncordon": {"unschedulable": False, "is_cordoned_by_run": False},
+    "not-ready": {"is_ready": False},
+    "ready": {"is_ready": True},
+    "skip": {"is_skipped": True},
+    "unskip": {"is_skipped": False},
+    "operate": {"is_operated": True},
+    "release": {"is_operated": False},
+    "run": {"driver_state": NodeState.UPGRADING},
+    "wedge": {"driver_state": NodeState.WEDGED, "outcome": "no answer", "outcome_s": None},
+    "retry": {"wants_retry": True},
+    "unlabel": {"upgrade": ""},
+    "word": {"upgrade": "drain-required"},
+    "garbage": {"record_problem": "it is no JSON"},
+    "legible": {"record_problem": ""},
+}
+FATES = ("broken", "silent", "reboot", "good")
+TO_NODES = ("restart", "vanish", "join", "unplace", "place", "another")
+TO_ALL = ("approve", "template", "back", "undo", "shut", "unshut", "jump", "jump-back", "waves", "bad-waves")
+LOCKS = ("lock", "unlock")
+"""The API server refuses every patch of the Node."""
+
+LAGS = ("lag", "catch-up")
+RIVALS = ("rival", "alone", "removed")
+CALM = ("calm",) * 8
+"""Most of what holds all nodes ends again soon, or stories would be about little else."""
+EVENTS = (*RULES, *ON_NODES, *FATES, *TO_NODES, *TO_ALL, *AROUND, *RIVALS, *CALM)
+
+
+def happens(world: World, event: str, name: str) -> None:
+    """Something that the rollout did not do."""
+    world.policy = replace(world.policy, **RULES.get(event, {}))
+    if world.daemon_set is not None:
+        world.daemon_set = replace(world.daemon_set, **AROUND.get(event, {}))
+    if event in LAGS:
+        world.shown = list(world.revisions) if event == "lag" else None
+    if event in LOOK_EVENTS:
+        world.looks.happens(event, name)
+    elif event == "join":
+        world.join(name, LABELS[name])
+    elif name in world.machines:
+        _to_node(world, event, name)
+    _to_all(world, event, ord(name))
+
+
+def _to_all(world: World, event: str, number: int) -> None:
+    match event:
+        case "approve":
+            world.wishes = replace(world.wishes, approved_for=world.template, approved=world.wishes.approved + 1)
+        case "template":
+            world.upgrade_to({"r1": "r2", "r2": "r3", "r3": "r4"}.get(world.template, "r5"))
+        case "back":
+            world.upgrade_to(world.revisions[-2].hash)
+        case "undo":
+            world.wishes = replace(world.wishes, undo=f"wish-{world.now_s:.0f}")
+        case "shut" | "unshut":
+            world.gates_open = event == "unshut"
+        case "jump" | "jump-back":
+            world.now_s += 3000.0 if event == "jump" else -3000.0
+        case "waves":
+            world.policy = replace(world.policy, waves=WAVES[number % len(WAVES)])
+        case "bad-waves":
+            world.policy = replace(world.policy, waves=BAD_WAVES[number % len(BAD_WAVES)])
+        case "rival" | "alone":
+            world.rivals = ("npu/older",) if event == "rival" else ()
+        case "removed":
+            world.daemon_set = None
+        case "calm":
+            calm(world)
+
+
+def _to_node(world: World, event: str, name: str) -> None:
+    machine = world.machines[name]
+    if event in ON_NODES:
+        world.change(machine, **ON_NODES[event])
+    elif event in FATES:
+        machine.fate = event
+    match event:
+        case "restart":
+            world.restart_by_hand(machine)
+        case "lock" | "unlock":
+            machine.is_locked = event == "lock"
+        case "vanish":
+            del world.machines[name]
+        case "unplace" | "place":
+            world.change(machine, labels={**machine.facts.labels, "driver": str(event == "place").lower()})
+        case "another" if machine.facts.record is not None:
+            world.change(machine, record=replace(machine.facts.record, rollout="npu/another"))
+
+
+def calm(world: World) -> None:
+    """Nothing holds all nodes any more but what the rollout itself has found."""
+    world.shown = None
+    world.gates_open, world.rivals, world.daemon_set = True, (), world.daemon_set_at_first
+    rules = world.policy
+    waves = rules.waves if rules.waves not in BAD_WAVES else WAVES[0]
+    budget = rules.max_unavailable if rules.max_unavailable != Amount(0) else None
+    world.policy = replace(rules, waves=waves, paused=False, schedule=Schedule(), max_unavailable=budget)
+    world.wishes = replace(world.wishes, approved_for=world.template, approved=2, retry=world.template)
+
+
+def heal(world: World) -> None:
+    """Everything that may keep a node from its upgrade ends, but for what only the rollout can end.
+
+    A node of the canary pool is there again: a wave that matches no node stalls the rollout, as it has to.
+    """
+    if not any(machine.facts.labels["pool"] == "canary" for machine in world.machines.values()):
+        world.join("d", LABELS["d"])
+    for machine in world.machines.values():
+        machine.fate, machine.is_locked, node = "good", False, machine.facts
+        healed: dict[str, Any] = {"is_ready": True, "is_skipped": False, "is_operated": False, "record_problem": ""}
+        if not node.is_cordoned_by_run:
+            healed["unschedulable"] = False
+        if node.driver_state in (NodeState.WEDGED, NodeState.UPGRADING):
+            healed["driver_state"] = NodeState.READY
+        if node.upgrade == "drain-required":
+            healed["upgrade"] = ""
+        if node.record is not None and node.record.rollout == "npu/another":
+            healed |= {"upgrade": "", "record": None}
+        world.change(machine, **healed, labels={**node.labels, "driver": "true"}, wants_retry=True)
+    calm(world)
+    world.policy = replace(world.policy, max_unavailable=None, on_halt=OnHalt.HOLD)
+    if world.policy.units is not None and world.policy.units.mode is UnitMode.TOGETHER:
+        world.policy = replace(world.policy, max_parallel=0)
+
+
+def bring_to_its_end(world: World) -> None:
+    """Decide, and grant whatever is asked for, until everybody is done and nothing is left to do."""
+    idle = 0
+    for _ in range(600):
+        world.wishes = Requests(world.template, 10, retry=world.template, undo=world.memory.undone)
+        decision = world.decide()
+        if decision.outlook.phase is Phase.COMPLETE and world.is_through() and not decision.acts:
+            break
+        idle = 0 if decision.acts else idle + 1
+        if idle > 10 and decision.again_s is not None:
+            world.now_s = decision.again_s
+        for machine in world.machines.values():
+            if machine.facts.upgrade == "upgrade-failed":
+                world.help(machine)
+        world.tick(20.0)
+    else:
+        raise AssertionError(f"not through: {decision.outlook}")
+    check_quiet(world)
+
+
+def live_through(rules: RolloutPolicy, story: Story) -> World:
+    """All of that happens, and then everybody is done."""
+    world = World(NAMES, rules, LABELS)
+    for event, name, seconds, kill_after in story:
+        happens(world, event, name)
+        world.decide(kill_after)
+        world.tick(seconds)
+        world.decide()
+    heal(world)
+    bring_to_its_end(world)
+    return world
+
+
+def some_rules(dice: random.Random) -> RolloutPolicy:
+    """A policy as the dice fall."""
+    return RolloutPolicy(
+        "driver",
+        max_parallel=dice.choice(PARALLEL),
+        max_unavailable=dice.choice(UNAVAILABLE),
+        waves=dice.choice(WAVES),
+        units=dice.choice(UNITS),
+        gates=dice.choice(GATES),
+        failure_threshold=dice.choice(THRESHOLDS),
+        on_halt=dice.choice(tuple(OnHalt)),
+        approves_reboots=dice.random() < 0.5,
+        node_timeout_s=600.0,
+        validation_timeout_s=300.0,
+    )
+
+
+def some_story(dice: random.Random) -> Story:
+    """A story as they fall."""
+    return [(dice.choice(EVENTS), dice.choice(NAMES), dice.choice(PAUSES_S), dice.choice(KILLS)) for _ in range(30)]
+
+
+TAKES_S, CLEARS_S = 5.0, 20.0
+BUSY, AWAY, KILLED = 4, 8, 137
+CLEAR_EVENTS = ("clear-well", "clear-busy", "clear-dies", "clear-away", "clear-never", "clear-lost")
+GIVEN_BACK: dict[str, Any] = {"is_taken_by_run": False, "cleared_by": ""}
+
+
+class ClearingWorld(World):
+    """A World with the pods that clear, by name. `ends` is how those of a node end; all others clear it."""
+
+    def __init__(self, *said: Any) -> None:
+        super().__init__(*said)
+        self.clears: dict[str, TaskPod] = {}
+        self.ends: dict[str, str] = {}
+        self.made = 0
+        self.is_late = False
+
+    def fleet(self) -> Fleet:
+        """What the watches show now."""
+        found = super().fleet()
+        return replace(found, clears_first=True, task_pods=(*found.task_pods, *self.clears.values()))
+
+    def happens_to_pods(self, event: str, node: str) -> None:
+        """One of `CLEAR_EVENTS`: how clearing ends on a node from now on, or its pods are gone without a word."""
+        if event == "clear-lost":
+            self.clears = {name: pod for name, pod in self.clears.items() if pod.node != node}
+        else:
+            self.ends[node] = event.removeprefix("clear-")
+
+    def act(self, act: Act) -> bool:
+        """One act, as an API server does it; whether it was done."""
+        match act:
+            case CreatePod() if act.task is Task.CLEAR:
+                return self._create(act)
+            case DeletePod() if act.name in self.clears:
+                return self._delete(act)
+            case RestartPod() if not self.is_late:
+                self._check_cleared(act)
+        return super().act(act)
+
+    def _create(self, act: CreatePod) -> bool:
+        if self.looks.refusal or act.name in self.clears or act.node not in self.machines:
+            return False
+        self.made += 1
+        uid, revision = f"{act.name}-{self.made}", act.body["metadata"]["labels"][TASK_REVISION_LABEL]
+        self.clears[act.name] = TaskPod(act.namespace, act.name, uid, act.node, revision, Task.CLEAR, self.now_s)
+        return True
+
+    def _delete(self, act: DeletePod) -> bool:
+        """Told to end, a run gives the node back, unless the driver pod goes."""
+        pod, machine = self.clears[act.name], self.machines.get(act.node)
+        if pod.uid != act.uid:
+            return False
+        del self.clears[act.name]
+        if machine is not None and not pod.has_ended and machine.facts.is_taken_by_run and not _is_going(machine.pod):
+            self._give_back(machine)
+        return True
+
+    def _check_cleared(self, act: RestartPod) -> None:
+        machine = self.machines.get(act.node)
+        if machine is None or machine.pod is None or machine.pod.uid != act.uid or machine.pod.is_deleting:
+            return
+        pods = [pod for pod in self.clears.values() if pod.node == act.node]
+        is_cleared = machine.facts.cleared_by in {pod.uid for pod in pods if not pod.has_ended}
+        assert is_cleared or any(pod.exit_code == 0 for pod in pods), f"{act.node}: restarted and not cleared"
+
+    def _live(self, machine: Machine) -> None:
+        for name, pod in list(self.clears.items()):
+            if pod.node not in self.machines:
+                del self.clears[name]
+            elif pod.node == machine.facts.name and not pod.has_ended:
+                self._clear(machine, pod)
+        super()._live(machine)
+
+    def _clear(self, machine: Machine, pod: TaskPod) -> None:
+        node, age_s = machine.facts, self.now_s - pod.made_s
+        if _is_going(machine.pod):
+            self._ended(pod, 0)
+        elif not node.is_taken_by_run and age_s >= TAKES_S:
+            cordon = {} if node.unschedulable else {"unschedulable": True, "is_cordoned_by_run": True}
+            self.change(machine, is_taken_by_run=True, driver_state=NodeState.UPGRADING, **cordon)
+        elif age_s >= CLEARS_S and not node.cleared_by:
+            match self.ends.get(node.name, "well"):
+                case "well":
+                    self.change(machine, cleared_by=pod.uid)
+                case "dies":
+                    self._ended(pod, KILLED)
+                case "busy" | "away" as end:
+                    self._give_back(machine)
+                    self._ended(pod, BUSY if end == "busy" else AWAY)
+
+    def _ended(self, pod: TaskPod, code: int) -> None:
+        ended = replace(pod, exit_code=code, has_ended=True, message=f"exit {code}", ended_s=self.now_s)
+        self.clears[pod.name] = ended
+
+    def _give_back(self, machine: Machine) -> None:
+        cordon = {"unschedulable": False, "is_cordoned_by_run": False} if machine.facts.is_cordoned_by_run else {}
+        self.change(machine, driver_state=NodeState.READY, outcome_s=self.clock_of(machine), **cordon, **GIVEN_BACK)
+
+    def help(self, machine: Machine) -> None:
+        """Beside a retry: what a run has left taken, and no other is to take, is given back by hand."""
+        super().help(machine)
+        pods = [pod for pod in self.clears.values() if pod.node == machine.facts.name and not pod.has_ended]
+        has_target = machine.pod is not None and machine.pod.revision == self.template
+        if machine.facts.is_taken_by_run and has_target and not pods:
+            self._give_back(machine)
+
+    def _run(self, machine: Machine, pod: DriverPod) -> None:
+        """The next driver pod's run goes on from what it finds, and gives the node back."""
+        super()._run(machine, pod)
+        if machine.pod is not None and machine.pod.is_ready:
+            self.change(machine, **GIVEN_BACK)
+
+
+def _is_going(driver: DriverPod | None) -> bool:
+    return driver is None or driver.is_deleting or not driver.is_ready

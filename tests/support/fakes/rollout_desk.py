@@ -15,8 +15,7 @@ from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.cli.main import run
 from driver_manager.domain.settings import HEADINGS
 from driver_manager.sandbox.apiserver import ApiServer
-from tests.support.fakes.fleet_runs import ControllerRun, fleet
-from tests.support.fakes.fleet_scene import NAMESPACE, FleetScene
+from tests.support.fakes.fleet_scene import NAMESPACE, ControllerRun, FleetScene, fleet
 from tests.support.fakes.schemas import conforms
 from tests.support.fakes.signals import signals_kept
 

@@ -21,8 +21,7 @@ from driver_manager.domain.fleet.spec import PLURAL, FleetNode, Task, TaskPod
 from driver_manager.domain.fleet.state import TASK_LABEL, TASKS
 from driver_manager.domain.node import NodeChange
 from driver_manager.sandbox.apiserver import Deny, apply_merge_patch
-from tests.support.fakes.fleet_http import FleetOverHttp, over_http
-from tests.support.fakes.fleet_scene import DRIVER, NAMESPACE, FleetScene
+from tests.support.fakes.fleet_scene import DRIVER, NAMESPACE, FleetOverHttp, FleetScene, over_http
 
 NODES = Subject(FactKind.NODES)
 

@@ -23,8 +23,7 @@ from driver_manager.domain.errors import ApiUnavailable, Conflict
 from driver_manager.domain.fleet.spec import FleetNode, RolloutObject
 from driver_manager.sandbox.apiserver import ApiServer
 from tests.support.fakes.clock import FakeClock, RecordingReporter
-from tests.support.fakes.fleet_runs import fleet
-from tests.support.fakes.fleet_scene import KEYS, NAMESPACE, FleetScene
+from tests.support.fakes.fleet_scene import KEYS, NAMESPACE, FleetScene, fleet
 from tests.support.fakes.plain_pod import PlainInPod, make_account, variables
 
 NODES = Subject(FactKind.NODES)

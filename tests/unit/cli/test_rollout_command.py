@@ -16,8 +16,7 @@ from driver_manager.cli.main import run
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.fleet.spec import PLURAL
 from driver_manager.sandbox.apiserver import ApiServer
-from tests.support.fakes.fleet_processes import Processes
-from tests.support.fakes.fleet_scene import NAMESPACE, FleetScene
+from tests.support.fakes.fleet_scene import NAMESPACE, FleetScene, Processes
 from tests.support.fakes.pace import patient
 
 

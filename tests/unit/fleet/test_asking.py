@@ -23,14 +23,17 @@ from driver_manager.domain.fleet.spec import (
     APPROVED,
     UNDO,
     Fleet,
+    PreflightMode,
     Requests,
     RevisionHistory,
     RolloutPolicy,
     RolloutState,
+    Task,
+    TaskPod,
     UpgradeState,
     Wave,
 )
-from driver_manager.domain.fleet.state import Phase
+from driver_manager.domain.fleet.state import DeletePod, Phase
 from tests.support.fakes.fleet_builders import (
     DAEMON_SET,
     NEW,
@@ -222,3 +225,19 @@ def test_pause_and_resume_change_one_field_and_are_refused_where_it_has_that_val
     assert (request_resume(paused.after).spec, begun(request_resume(paused.after).after)) == ({"paused": False}, ["a"])
     refused(lambda: request_pause(paused.after), "the rollout is paused already")
     refused(lambda: request_resume(facts), "the rollout is not paused")
+
+
+def test_a_retry_checks_a_node_again_that_its_preflight_left_out() -> None:
+    def look(of: str, code: int) -> TaskPod:
+        return TaskPod("npu", f"look-{of}", f"look-{of}", of, NEW, Task.PREFLIGHT, NOW_S - 10.0, code, has_ended=True)
+
+    rules, looks = policy(preflight=PreflightMode.REQUIRE), (look("a", 6), look("b", 0))
+    found = fleet([node("a"), node("b")], policy=rules, task_pods=looks)
+    request = request_retry_of_nodes(found, NOW_S, ["a"])
+    assert request.did == ("node a is checked again",)
+    assert [act.uid for act in advance(request.after, NOW_S).acts if isinstance(act, DeletePod)] == ["look-a"]
+    with pytest.raises(ConfigError, match="b: it has not failed"):
+        request_retry_of_nodes(found, NOW_S, ["b"])
+    cordoned = fleet([node("a", unschedulable=True)], policy=rules, task_pods=looks)
+    with pytest.raises(ConfigError, match="a: it has not failed, it is left out"):
+        request_retry_of_nodes(cordoned, NOW_S, ["a"])

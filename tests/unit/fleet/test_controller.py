@@ -12,8 +12,16 @@ from driver_manager.core.fleet_ports import FactKind
 from driver_manager.domain.errors import ApiRefused, Terminated
 from driver_manager.domain.fleet.spec import PLURAL, Fleet
 from driver_manager.domain.fleet.state import Announce, FleetDecision, Phase
-from tests.support.fakes.fleet_runs import ControllerRun, FakeLeadership, check_each_once, fleet
-from tests.support.fakes.fleet_scene import DRIVER, KEYS, NAMESPACE, FleetScene
+from tests.support.fakes.fleet_scene import (
+    DRIVER,
+    KEYS,
+    NAMESPACE,
+    ControllerRun,
+    FakeLeadership,
+    FleetScene,
+    check_each_once,
+    fleet,
+)
 
 UNDER_WAY = "pod-restart-required"
 REFUSED = ApiRefused("may not create pods", "Give the right.")

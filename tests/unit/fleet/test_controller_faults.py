@@ -17,8 +17,16 @@ from driver_manager.core.fleet_ports import FactKind
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable
 from driver_manager.domain.fleet.spec import Fleet
 from driver_manager.domain.fleet.state import Act, Announce, FleetDecision, MarkNode, RestartPod
-from tests.support.fakes.fleet_runs import ControllerRun, FakeLeadership, check_each_once, fleet, killed_again_and_again
-from tests.support.fakes.fleet_scene import NAMESPACE, UNAVAILABLE, FleetScene
+from tests.support.fakes.fleet_scene import (
+    NAMESPACE,
+    UNAVAILABLE,
+    ControllerRun,
+    FakeLeadership,
+    FleetScene,
+    check_each_once,
+    fleet,
+    killed_again_and_again,
+)
 from tests.support.fakes.lease_api import LeaseApi
 
 REFUSED = ApiRefused("the API server refused to patch nodes (403): no", "Give this account the verb.")

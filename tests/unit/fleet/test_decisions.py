@@ -5,6 +5,7 @@ Delete that file and run this test to write it again, then read what has changed
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.nodes import STALE_S, TAKEN_AGAIN
+from driver_manager.domain.fleet.nodes import AGAIN_S, STALE_S, TAKEN_AGAIN
 from driver_manager.domain.fleet.spec import (
     DEFAULT_WAVES,
     Amount,
@@ -27,17 +28,30 @@ from driver_manager.domain.fleet.spec import (
     NodeRecord,
     OnHalt,
     PodGate,
+    PreflightMode,
     Requests,
     Revision,
     RevisionHistory,
     RolloutState,
+    Task,
+    TaskPod,
     UnitMode,
     Units,
     UpgradeState,
     Wave,
 )
-from driver_manager.domain.fleet.state import Act, Announce, CreatePod, DeletePod, MarkNode, RestartPod, SetTemplate
-from driver_manager.domain.fleet.waves import UNSEEN_S
+from driver_manager.domain.fleet.state import (
+    LIMIT_S,
+    Act,
+    Announce,
+    CreatePod,
+    DeletePod,
+    MarkNode,
+    PodMaker,
+    RestartPod,
+    SetTemplate,
+)
+from driver_manager.domain.fleet.waves import LATE_S, MAX_AT_ONCE, UNSEEN_S
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.reboot.maintenance_windows import parse_windows
 from tests.support.fakes.fleet_builders import (
@@ -702,6 +716,185 @@ KEEPS: Scenarios = {
     "complete at first sight": fleet([node("a")], [new_pod("a")], memory=RolloutState()),
 }
 
+TEMPLATE = json.dumps({"spec": {"initContainers": [{"name": "m", "image": "i", "args": ["reconcile-driver-state"]}]}})
+TEMPLATES = tuple(Revision(f"driver-{name}", name, at, TEMPLATE) for at, name in enumerate((OTHER, OLD, NEW), 1))
+WITHOUT_TEMPLATE = (*TEMPLATES[:2], Revision("driver-new", NEW, 3, "{}"))
+WITHOUT_MANAGER = (*TEMPLATES[:2], Revision("driver-new", NEW, 3, '{"spec": {}}'))
+PASSES: dict[str, Any] = {"exit_code": 0, "has_ended": True}
+FAILS: dict[str, Any] = {"exit_code": 6, "has_ended": True, "message": "no module"}
+LIMIT = LIMIT_S + LATE_S
+REQUIRE, WARN, OFF = PreflightMode.REQUIRE, PreflightMode.WARN, PreflightMode.OFF
+
+
+def look(of: str, **said: Any) -> TaskPod:
+    """The preflight pod of a node, which has been running for ten seconds."""
+    known = {"namespace": "npu", "name": f"look-{of}", "uid": f"look-{of}", "node": of, "revision": NEW}
+    return TaskPod(**{**known, "task": Task.PREFLIGHT, "made_s": NOW_S - 10.0, **said})
+
+
+def checked(nodes: Iterable[str | FleetNode], *looks: TaskPod, mode: PreflightMode = REQUIRE, **said: Any) -> Fleet:
+    """Nodes on the old revision, which may all start at the same time."""
+    rules = policy(**{"preflight": mode, "max_parallel": 0, **said.pop("policy", {})})
+    named = [node(one) if isinstance(one, str) else one for one in nodes]
+    known = {"revisions": TEMPLATES, "rollout_uid": "ro", "task_pods": looks, "policy": rules}
+    return fleet(named, **{**known, **said})
+
+
+CANARY_FIRST = {"waves": TWO}
+GATED_WAVES = {"waves": (Wave("first", count=1, soak_s=600.0, needs_approval=True), Wave("second", count=1), REST)}
+AFTER_FIRST: dict[str, Any] = {"pods": [new_pod("a"), pod("b"), pod("c")], "policy": GATED_WAVES}
+IN_RACK = [node("a", DONE), racked("b", "1"), racked("c", "1")]
+OF_RACK: dict[str, Any] = {"pods": [new_pod("a"), pod("b"), pod("c")], "policy": {"units": TOGETHER}}
+FAILING_CODES = (2, 3, 4, 5, 6, 7)
+OTHER_CODES = (1, 8, 9, 10, 11, 137)
+PREFLIGHT: Scenarios = {
+    "no result": checked("ab"),
+    "one result": checked("ab", look("a", **PASSES), look("b")),
+    "all results": checked("ab", look("a", **PASSES), look("b", **PASSES)),
+    "nodes that join a wave": checked([node("a", RESTART), node("b"), node("c")], look("b", **PASSES)),
+    "one fails": checked("abc", look("a", **FAILS), look("b", **PASSES), look("c", **PASSES)),
+    "a canary": checked("abc", policy=CANARY_FIRST),
+    "a canary that fails": checked("abc", look("a", **FAILS), policy=CANARY_FIRST),
+    "a canary after one that fails": checked("abc", look("a", **FAILS), look("b", **PASSES), policy=CANARY_FIRST),
+    "warn, one runs": checked("ab", look("a", **FAILS), look("b"), mode=WARN),
+    "warn, all results": checked("ab", look("a", **FAILS), look("b", has_ended=True, message="Evicted"), mode=WARN),
+    "off": checked("ab", look("a", **FAILS), mode=OFF),
+    "a pod that never runs": checked("ab", look("a", **PASSES), look("b", made_s=NOW_S)),
+    "a pod that never ran": (checked("ab", look("a", **PASSES), look("b", made_s=NOW_S)), NOW_S + LIMIT),
+    "results that are not needed": checked(
+        [node("a", RESTART), node("b", FAILED), node("d", is_skipped=True)],
+        *(look(one, **PASSES) for one in "abcd"),
+        pods=[pod("a"), new_pod("b", is_ready=False), pod("d")],
+    ),
+    "the result of a node that may be uncordoned": checked([node("a", unschedulable=True)], look("a", **PASSES)),
+    "the result of a node that is done": checked([node("a", DONE)], look("a", **PASSES), pods=[new_pod("a")]),
+    "the result for another revision": checked("a", look("a", revision=OLD, **PASSES)),
+    "a pod that is being deleted": checked("a", look("a", is_deleting=True)),
+    "a retry of a preflight": checked([node("a", DONE, record=OF_OLD, wants_retry=True)], look("a", **FAILS)),
+    "a retry of a failed node": checked(
+        [node("a", FAILED, wants_retry=True), node("b")],
+        pods=[new_pod("a", OLD), pod("b")],
+        policy={"failure_threshold": 5},
+    ),
+    "soaking": checked([node("a", DONE), node("b"), node("c")], **AFTER_FIRST),
+    "waiting for an approval": (checked([node("a", DONE), node("b"), node("c")], **AFTER_FIRST), NOW_S + 900.0),
+    "the first wave has not ended": checked([node("a", RESTART), node("b"), node("c")], **AFTER_FIRST),
+    "paused": checked("a", policy={"paused": True}),
+    "halted": checked([node("a", FAILED), node("b")], pods=[NOT_READY, pod("b")]),
+    "closed": checked("a", policy={"schedule": CLOSED}),
+    "standing aside": checked("a", look("a", revision=OLD), rivals=("older",)),
+    "pods are refused": checked("a", unmade="may not create pods"),
+    "pods are refused, warn": checked("a", mode=WARN, unmade="may not create pods"),
+    "no template": checked("a", revisions=WITHOUT_TEMPLATE),
+    "no template, warn": checked("a", mode=WARN, revisions=WITHOUT_TEMPLATE),
+    "one result of a unit": checked(IN_RACK, look("b", **PASSES), **OF_RACK),
+    "all results of a unit": checked(IN_RACK, look("b", **PASSES), look("c", **PASSES), **OF_RACK),
+    "approved and retried, one fails": checked("a", look("a", **FAILS), wishes=Requests(NEW, 10, retry=NEW)),
+}
+RESULTS: Scenarios = {
+    "passes": checked("a", look("a", **PASSES)),
+    "passes before the pod has ended": checked("a", look("a", exit_code=0)),
+    "without a message": checked("a", look("a", exit_code=6)),
+    "no container ran": checked("a", look("a", has_ended=True, message="OutOfcpu")),
+    "no container ran, without a message": checked("a", look("a", has_ended=True)),
+    "waits": checked("a", look("a", made_s=NOW_S - LIMIT + 1, why_waiting="m: ErrImagePull")),
+    "waited too long": checked("a", look("a", made_s=NOW_S - LIMIT, why_waiting="m: ErrImagePull")),
+    **{f"exit {code}": checked("a", look("a", exit_code=code, message="why")) for code in FAILING_CODES + OTHER_CODES},
+}
+
+BEGAN_S = NOW_S - 60.0
+END_S = BEGAN_S + policy().node_timeout_s
+
+
+def clearing(one: FleetNode, *pods: TaskPod, **said: Any) -> Fleet:
+    """One node on the old revision, and the pods that clear it."""
+    return fleet(
+        [one], **{"clears_first": True, "revisions": TEMPLATES, "rollout_uid": "ro", "task_pods": pods, **said}
+    )
+
+
+def clear(**said: Any) -> TaskPod:
+    """The pod that clears the node as it was taken, while it runs."""
+    name = PodMaker(clearing(TAKEN), said.get("revision", NEW), Task.CLEAR).pod(TAKEN, f"{BEGAN_S:.3f}/boot-1").name
+    known = {"namespace": "npu", "name": name, "uid": f"uid-{name}", "node": "a", "revision": NEW, "task": Task.CLEAR}
+    return TaskPod(**{**known, "made_s": BEGAN_S, **said})
+
+
+def over(code: int, **said: Any) -> TaskPod:
+    """The same pod after it has ended now."""
+    return clear(**{"exit_code": code, "has_ended": True, "message": "why", "ended_s": NOW_S, **said})
+
+
+TAKEN = node("a", RESTART)
+CLEARED = replace(TAKEN, cleared_by=clear().uid)
+IN_HAND: dict[str, Any] = {"is_taken_by_run": True, "driver_state": UPGRADING}
+PAUSED: dict[str, Any] = {"policy": policy(paused=True)}
+BACK_TO_OLD: dict[str, Any] = {"revisions": (*TEMPLATES[::2], Revision("driver-old", OLD, 4, TEMPLATE))}
+TAKEN_TWICE = replace(TAKEN, record=record(began_s=END_S, since_s=END_S, reason=TAKEN_AGAIN, outcome_s=0.0))
+STRANDED = node("a", FAILED, **IN_HAND)
+AWAY_NODE = replace(CLEARED, is_taken_by_run=True, is_ready=False)
+LEAVING: dict[str, Any] = {"pods": [pod("a", is_deleting=True)]}
+CLEARS: Scenarios = {
+    "taken": clearing(TAKEN),
+    "running": clearing(TAKEN, clear(why_waiting="m: ErrImagePull")),
+    "running, cleared by another pod": clearing(replace(TAKEN, cleared_by="uid-of-another"), clear()),
+    "cleared": clearing(CLEARED, clear()),
+    "nothing to clear": clearing(TAKEN, over(0)),
+    "cleared by a pod that died": clearing(replace(CLEARED, is_taken_by_run=True), over(137)),
+    "cleared by a pod that is being deleted": clearing(replace(CLEARED, is_taken_by_run=True), clear(is_deleting=True)),
+    "pods disappear": (clearing(TAKEN), END_S),
+    "pods disappear, the node is in hand": (clearing(replace(TAKEN, is_taken_by_run=True)), END_S),
+    "taken again": (clearing(TAKEN_TWICE), END_S + 1.0),
+    "pods disappear again": (clearing(TAKEN_TWICE), END_S + policy().node_timeout_s),
+    "failed, its pod stays": clearing(node("a", FAILED), over(4)),
+    "after a while": (clearing(TAKEN, over(137)), NOW_S + AGAIN_S),
+    "after a while, while the pod is being deleted": (clearing(TAKEN, over(137, is_deleting=True)), NOW_S + AGAIN_S),
+    "not for ever": (clearing(TAKEN, over(137)), END_S),
+    "refused by the kubelet": clearing(TAKEN, clear(has_ended=True, message="OutOfpods")),
+    "late": (clearing(TAKEN, clear()), END_S),
+    "late and failed": (clearing(node("a", FAILED), clear()), END_S),
+    "paused, cleared": clearing(CLEARED, clear(), **PAUSED),
+    "paused, in the hands of a run that died": (
+        clearing(replace(TAKEN, **IN_HAND, unschedulable=True, is_cordoned_by_run=True), **PAUSED),
+        NOW_S + 600.0,
+    ),
+    "paused, not started": (clearing(TAKEN, **PAUSED), NOW_S + 600.0),
+    "paused, running and not in hand": clearing(TAKEN, clear(), **PAUSED),
+    "paused, nothing to clear": clearing(TAKEN, over(0), **PAUSED),
+    "paused, not taken any more": clearing(node("a"), clear(), **PAUSED),
+    "skipped, running and not in hand": clearing(replace(TAKEN, is_skipped=True), clear()),
+    "skipped, nothing to clear": clearing(replace(TAKEN, is_skipped=True), over(0)),
+    "skipped, in hand": clearing(replace(TAKEN, is_skipped=True, **IN_HAND), clear()),
+    "cleared for an earlier target": clearing(
+        node("a", RESTART, record=OF_OLD, cleared_by=clear(revision=OLD).uid),
+        clear(revision=OLD),
+        pods=[pod("a", OTHER)],
+    ),
+    "standing aside": clearing(CLEARED, clear(), rivals=("older",)),
+    "the target is the old revision again": clearing(replace(TAKEN, **IN_HAND), clear(), **BACK_TO_OLD),
+    "cleared, the target is the old revision again": clearing(replace(CLEARED, **IN_HAND), clear(), **BACK_TO_OLD),
+    "a retry with the revision that it has": clearing(
+        replace(CLEARED, **IN_HAND, record=record(pod="a-now")),
+        clear(),
+        pods=[pod("a", NEW, uid="a-now", is_ready=False)],
+    ),
+    "left in hand": clearing(STRANDED, **BACK_TO_OLD),
+    "restored": clearing(replace(STRANDED, is_taken_by_run=False), **BACK_TO_OLD),
+    "cleared and not Ready": clearing(AWAY_NODE, clear()),
+    "cleared and not Ready for long": (clearing(AWAY_NODE, clear()), END_S),
+    "the driver pod leaves": clearing(TAKEN, clear(), **LEAVING),
+    "the driver pod leaves, the pod has ended": clearing(TAKEN, over(0), **LEAVING),
+    "the new driver pod starts": clearing(TAKEN, clear(), pods=[NOT_READY]),
+    "done": clearing(node("a", DONE), over(0), pods=[new_pod("a")]),
+    "rebooted": clearing(replace(TAKEN, boot_id="boot-2"), over(0)),
+    "taken for a retry": clearing(replace(TAKEN, record=record(began_s=NOW_S)), over(4)),
+    "no init container": clearing(TAKEN, revisions=WITHOUT_MANAGER),
+    "pods are refused": clearing(TAKEN, unmade="may not create pods"),
+    "pods are refused for long": (clearing(TAKEN, unmade="may not create pods"), END_S),
+    "not needed": replace(clearing(TAKEN, clear()), clears_first=False),
+    **{f"exit {code}": clearing(TAKEN, over(code)) for code in FAILING_CODES + OTHER_CODES},
+}
+
 SUBJECTS = {
     "a node is under way": UNDER_WAY,
     "a taken node has its old pod": OLD_POD,
@@ -716,6 +909,9 @@ SUBJECTS = {
     "Events of waves, announced": ANNOUNCED,
     "the way back": WAY_BACK,
     "what is kept": KEEPS,
+    "preflight": PREFLIGHT,
+    "the result of a preflight": RESULTS,
+    "clearing": CLEARS,
 }
 SCENARIOS = {f"{subject}: {name}": facts for subject, found in SUBJECTS.items() for name, facts in found.items()}
 
@@ -727,7 +923,9 @@ def shown(facts: Fleet, now_s: float) -> str:
     lines = [f"{outlook.phase.value} ({outlook.reason}): {outlook.message}"]
     for view in outlook.nodes:
         where = f", wave {view.wave}" if view.wave != 1 else ""
-        lines.append(f"  {view.name} {view.place.value}{where}{': ' if view.reason else ''}{view.reason}")
+        seen = view.preflight
+        look = f" [preflight {seen.result.value}{': ' if seen.reason else ''}{seen.reason}]" if seen is not None else ""
+        lines.append(f"  {view.name} {view.place.value}{where}{': ' if view.reason else ''}{view.reason}{look}")
     for wave in outlook.waves:
         counts = ", ".join(f"{count} {place.value}" for place, count in wave.counts.items() if count)
         ended = "" if wave.ended_s is None else f", ended {wave.ended_s - now_s:+g}"
@@ -826,3 +1024,26 @@ def test_a_pod_that_came_after_it_is_never_deleted(state: UpgradeState, uid: str
 )
 def test_a_share_is_rounded_up(percent: int, of_nodes: int, count: int) -> None:
     assert Amount(percent, is_percent=True).of(of_nodes) == count
+
+
+NAMES = [f"n{number:03}" for number in range(120)]
+
+
+def made(found: Fleet, now_s: float = NOW_S) -> list[str]:
+    """The nodes for which pods are created."""
+    return [act.node for act in advance(found, now_s).acts if isinstance(act, CreatePod)]
+
+
+def test_a_limited_number_of_preflights_run_at_a_time() -> None:
+    assert len(made(checked(NAMES))) == MAX_AT_ONCE
+    looks = [*(look(one) for one in NAMES[:30]), *(look(one, **PASSES) for one in NAMES[30:60])]
+    assert made(checked(NAMES, *looks)) == NAMES[60:80]
+
+
+def test_pods_that_no_kubelet_ends_keep_their_places_for_some_minutes_only() -> None:
+    found = checked(NAMES[: MAX_AT_ONCE + 2], *(look(one, made_s=NOW_S) for one in NAMES[:MAX_AT_ONCE]))
+    assert made(found, NOW_S + LIMIT - 1.0) == []
+    assert made(found, NOW_S + LIMIT) == NAMES[MAX_AT_ONCE : MAX_AT_ONCE + 2]
+    again_s = advance(found, NOW_S).again_s
+    assert again_s is not None
+    assert again_s <= NOW_S + LIMIT

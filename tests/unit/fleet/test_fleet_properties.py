@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.spec import OnHalt, Requests, RolloutPolicy
 from driver_manager.domain.fleet.state import Phase
-from tests.support.fakes.fleet_stories import (
+from tests.support.fakes.fleet_world import (
     EVENTS,
     GATES,
     KILLS,
@@ -31,14 +31,16 @@ from tests.support.fakes.fleet_stories import (
     UNITS,
     WAVES,
     Story,
+    World,
     bring_to_its_end,
+    check_quiet,
+    check_wake,
     happens,
     heal,
     live_through,
     some_rules,
     some_story,
 )
-from tests.support.fakes.fleet_world import World, check_quiet, check_wake
 from tests.support.selection import examples
 
 policies = st.builds(

@@ -1,4 +1,4 @@
-"""The same stories with preflight pods in them: `fleet_looks` asserts at every decision who may begin by its result."""
+"""The same stories with preflight pods in them: `fleet_world` asserts at every decision who may begin by its result."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.spec import OnHalt, PreflightMode, Requests, RolloutPolicy
 from driver_manager.domain.fleet.state import CreatePod, DeletePod
-from tests.support.fakes.fleet_looks import LOOK_EVENTS
-from tests.support.fakes.fleet_stories import (
+from tests.support.fakes.fleet_world import (
     EVENTS,
     KILLS,
     LABELS,
+    LOOK_EVENTS,
     NAMES,
     PARALLEL,
     PAUSES_S,
@@ -22,11 +22,13 @@ from tests.support.fakes.fleet_stories import (
     UNITS,
     WAVES,
     Story,
+    World,
     bring_to_its_end,
+    check_quiet,
+    check_wake,
     happens,
     heal,
 )
-from tests.support.fakes.fleet_world import World, check_quiet, check_wake
 from tests.support.selection import examples
 
 policies = st.builds(

@@ -23,9 +23,8 @@ from tests.support.fakes.fleet_builders import (
     policy,
     record,
 )
-from tests.support.fakes.fleet_runs import ControllerRun
-from tests.support.fakes.fleet_runs import fleet as scene_of
-from tests.support.fakes.fleet_scene import NAMESPACE
+from tests.support.fakes.fleet_scene import NAMESPACE, ControllerRun
+from tests.support.fakes.fleet_scene import fleet as scene_of
 
 DONE, FAILED, RESTART = UpgradeState.DONE, UpgradeState.FAILED, UpgradeState.RESTART
 TO_APPROVE = Wave("canary", count=1, needs_approval=True)
