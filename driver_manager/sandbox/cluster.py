@@ -116,7 +116,7 @@ class Recorder(Controller):
         return texts
 
 
-class SandboxCluster(Struct):
+class SandboxCluster(Struct, dict=True):
     """A running API server with one node and its pods; a context manager."""
 
     profile: Profile

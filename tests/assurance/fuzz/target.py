@@ -12,7 +12,6 @@ from enum import Enum
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import fields
 
 from driver_manager.domain.errors import ManagerError
 
@@ -80,7 +79,8 @@ def _conforms(value: Any, hint: Any, at: str) -> bool:
 
 @functools.cache
 def _fields(kind: type[Struct]) -> dict[str, Any]:
-    return {field.name: field.type for field in fields(kind)}
+    hints = typing.get_type_hints(kind)
+    return {name: hints[name] for name in kind.__struct_fields__}
 
 
 CPU_S = 2.0
