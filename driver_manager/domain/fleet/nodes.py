@@ -489,7 +489,7 @@ def _without_clear_pod(
 def _cleared(member: Member, record: NodeRecord, terms: Terms, pod: TaskPod, driver: DriverPod) -> NodeDecision:
     """Delete the driver pod, unless it has the target revision again: then the node is released."""
     if _is_back(record, driver, terms) and _is_alive(pod):
-        held = Untouched(record, driver, is_at_work=True)
+        held = Untouched(record, driver, clears=pod)
         return NodeDecision(
             NodePhase.UNDER_WAY, "is cleared; its driver pod has the target revision again", untouched=held
         )
@@ -518,7 +518,7 @@ def _not_cleared_yet(member: Member, record: NodeRecord, terms: Terms, pod: Task
     if terms.now_s >= until_s:
         return _failing(member, record, terms, f"not cleared within {spoken(limit_s)}: {why}")
     is_free = not member.node.is_taken_by_run or (_is_back(record, driver, terms) and _is_alive(pod))
-    held = Untouched(record, driver, is_at_work=True) if is_free else None
+    held = Untouched(record, driver, clears=pod) if is_free else None
     if not pod.has_ended or pod.is_deleting:
         return NodeDecision(NodePhase.UNDER_WAY, why, until_s=until_s, untouched=held)
     is_due = terms.now_s >= again_s
@@ -641,12 +641,22 @@ def restart(
     is_stale = terms.now_s >= stale_s
     is_unwanted = record.revision != terms.target or bool(_first(UNFIT, member))
     if is_stale and (is_unwanted or hold is not None):
-        return (release(member.node),), None
+        return _given_up(member, found.clears), None
     if is_unwanted or is_aside:
         return (), stale_s
-    if found.is_at_work:
+    if found.clears is not None:
         return (), stale_s if hold is not None else None
     return (_next_of_taken(member, found, terms),), stale_s if hold is not None else None
+
+
+def _given_up(member: Member, pod: TaskPod | None) -> tuple[Act, ...]:
+    """Release the node, once the pod that clears it has ended.
+
+    A pod that is killed while it has the node leaves it paused: only a taken node gets the pod that restores it.
+    """
+    if pod is None or pod.has_ended:
+        return (release(member.node),)
+    return () if pod.is_deleting else (_deleted(pod),)
 
 
 def _next_of_taken(member: Member, found: Untouched, terms: Terms) -> Act:

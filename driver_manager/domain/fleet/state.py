@@ -553,14 +553,14 @@ class Untouched(Struct, frozen=True):
     """A taken node whose old pod is still there: its record and that pod.
 
     `is_to_be_cleared`: the node is cleared before the pod is deleted. `has_begun`: pods were disturbed, so that the
-    node is not released any more. `is_at_work`: a pod is clearing the node; the only possible act is a release.
+    node is not released any more. `clears`: the pod that is clearing the node; it is deleted before a release.
     """
 
     record: NodeRecord
     pod: DriverPod
     is_to_be_cleared: bool = False
     has_begun: bool = False
-    is_at_work: bool = False
+    clears: TaskPod | None = None
 
 
 class NodeDecision(Struct, frozen=True):

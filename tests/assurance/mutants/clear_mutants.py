@@ -103,7 +103,7 @@ CLEAR_MUTANTS = (
         "clearing-through-a-pause",
         "a node that its clearing pod has not taken yet is released while the rollout is paused",
         CLEARING,
-        "    held = Untouched(record, driver, is_at_work=True) if is_free else None\n",
+        "    held = Untouched(record, driver, clears=pod) if is_free else None\n",
         "    held = None\n",
         (DECISIONS,),
     ),

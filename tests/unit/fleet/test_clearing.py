@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from driver_manager.domain.fleet.advance import advance
@@ -71,6 +71,10 @@ def all_is_well(world: ClearingWorld) -> None:
 
 @pytest.mark.submission
 @pytest.mark.shares(3)
+@example(
+    RolloutPolicy("driver", max_parallel=0, waves=WAVES[0], node_timeout_s=600.0),
+    [("clear-dies", "a", 65.0, None), ("back", "a", 40.0, None)],  # killed with the node, once the rollout gave it up
+)
 @given(policies, events)
 @settings(max_examples=examples(60))
 def test_whatever_happens_no_node_is_restarted_uncleared_and_all_are_given_back_in_the_end(
