@@ -40,7 +40,7 @@ from driver_manager.core.swap.run import decide, rehearsed
 from driver_manager.domain import events, settings
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, ModuleFailed, PodsRemain, PreflightFailed
-from driver_manager.domain.host import UNREAD, Host
+from driver_manager.domain.host import FOLDER_END, UNREAD, Host
 from driver_manager.domain.journal import Journal, JournalUnreadable
 from driver_manager.domain.node import Node, NodeChange, PodList
 from driver_manager.domain.observation import Mode, Observation, ObservedPart, Policy, Situation
@@ -136,16 +136,16 @@ HOST_OPTIONS = (
 )
 
 
-@click.command(cls=ScreenCommand, name="stage", short_help="Stage a driver in a slot beside the running one.")
+@click.command(cls=ScreenCommand, name="stage", short_help="Stage a driver beside the running one.")
 @click.option("--from", "source", required=True, metavar="DIR", help="Folder with the driver tree, in this container.")
-@click.option("--verify", is_flag=True, help="Compare the checksums of a slot that is already staged.")
+@click.option("--verify", is_flag=True, help="Compare the checksums of a driver that is already staged.")
 @with_options((settings.DRIVER_ROOT, settings.DRIVER_CONFIG_DIGEST), HOST_OPTIONS, settings.LOGGING)
 def stage_command(*, source: str, verify: bool, values: Values) -> int:
-    """Put the driver tree in DIR into a slot beside the driver root, for a run with DRIVER_LOAD=manager to swap to.
+    """Put the driver tree in DIR beside the driver root, in <root>.next, for a run with DRIVER_LOAD=manager to swap to.
 
-    The running driver is not touched. A slot is either complete or absent. A complete slot stays as it is; one that
-    does not match its record is replaced, unless its driver is in use. Exit code 6 if there is not enough space, or if
-    the kernel would not load this driver.
+    The running driver is not touched. A staged driver is either complete or absent. A complete one of the same digest
+    stays as it is; anything else that was staged is replaced. Exit code 6 if there is not enough space, or if the
+    kernel would not load this driver.
     """
     clock = SystemClock()
     clock.install()
@@ -163,18 +163,18 @@ def stage_command(*, source: str, verify: bool, values: Values) -> int:
     root = (values[settings.DRIVER_ROOT] or profile.paths.driver_root).rstrip("/")
     if not may_have_slots(profile, roots.files().real(root)):
         raise ConfigError(
-            f"the {profile.name} driver in {root or '/'} cannot be staged: slots are for a driver that is swapped in "
-            "place, in a folder of its own",
+            f"the {profile.name} driver in {root or '/'} cannot be staged: only a driver that is swapped in place, "
+            "in a folder of its own, can be",
             "Set DRIVER_PROFILE and DRIVER_ROOT as in the run that loads the driver.",
         )
     host = read_host(roots, profile, root, None, loads=False)
     staging = Staging(roots.files(), root, clock, verifies=verify)
-    wanted = Wanted(Path(source), digest, host.kernel_release, is_loaded=bool(host.modules))
+    wanted = Wanted(Path(source), digest, host.kernel_release)
     done = staging.stage(wanted, lambda path: _judged(roots, profile, host, path), STAGE_TIMEOUT_S)
-    if done.left:
-        log.warn(f"the slot {done.path} does not match its record, and stays: its driver is in use. {done.left}")
     if done.replaced:
         log.warn(f"the slot {done.path} did not match its record and was replaced: {done.replaced}")
+    if done.is_folder_unused:
+        log.warn(f"no driver is loaded from {root}{FOLDER_END}, which an earlier version left: remove it")
     log.info(_summary(done, digest))
     return ExitCode.DONE
 

@@ -197,7 +197,7 @@ class Session(Struct):
     def ports(self) -> Ports:
         """The ports of a run on this host."""
         host = LinuxHost(self.roots, self.profile, self.clock)
-        slots = HostSlots(self.roots.files(), self.roots.proc, self.clock)
+        slots = HostSlots(self.roots.files(), self.roots.proc)
         devices = LinuxPciDevices(self.roots, self.profile, self.clock, host.load_of_host)
         return Ports(self.cluster, host, self.clock, self.log, slots=slots, devices=devices)
 

@@ -31,7 +31,7 @@ from driver_manager.domain import settings
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode, ManagerError
 from driver_manager.domain.health.watch import HealthState, History, decode_watch_record
-from driver_manager.domain.host import DeviceVerdict, Holder, Host, ProbeResult, StagedSlot, StagedSlots
+from driver_manager.domain.host import PREVIOUS, DeviceVerdict, Holder, Host, ProbeResult, StagedSlot, StagedSlots
 from driver_manager.domain.journal import Journal
 from driver_manager.domain.node import Node
 from driver_manager.domain.node_state import GenerationUnreadable, LastOutcome, decode_generation
@@ -435,8 +435,8 @@ def _slot(slot: StagedSlot, slots: StagedSlots) -> dict[str, Any]:
         "digest": slot.digest,
         "version": slot.version,
         "kernel": slot.kernel,
-        "current": slot.name == slots.current,
-        "previous": slot.name == slots.previous,
+        "current": slots.path(slot.name) == slots.root,
+        "previous": slot.has_served and slots.path(slot.name) == slots.root + PREVIOUS,
         "problem": slot.problem,
     }
 

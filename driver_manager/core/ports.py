@@ -92,25 +92,21 @@ class SlotFolders(Protocol):
     """Effects on the slots beside a driver root; paths are absolute on the host. Reading them belongs to the facts."""
 
     def keep_root(self, root: str, digest: str, version: str) -> None:
-        """Record what is in the folder `root`, so that it can be a slot; nothing where that is recorded already.
+        """Record what is in the folder `root` as that driver, unless it has a record that is right.
 
-        Raises PreflightFailed where the folder could not become a slot in one operation.
+        Raises PreflightFailed if the root cannot change places with another tree in one operation.
         """
         ...
 
-    def flip(self, root: str, target: str, kept: str) -> None:
-        """Let `root` lead to `target`, in one operation; nothing where it does already.
-
-        A folder at `root` is the slot `kept` from then on, in the same operation; an empty one goes where `kept` is "".
-        Raises ModuleFailed, and `root` is as it was.
-        """
+    def take_next(self, root: str, digest: str) -> None:
+        """Let the next driver and the previous one change places. Raises PreflightFailed if it is not `digest`."""
         ...
 
-    def remove(self, root: str, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Remove slots, but never the one that `root` leads to; returns the removed names: none while a driver is
-        staged.
+    def flip(self, root: str) -> None:
+        """Let the driver at the root and the previous one change places, in one operation.
 
-        A slot is removed at once or not at all. Raises ModuleFailed.
+        If one of them does not exist, or is an empty folder, its place is free then. Raises ModuleFailed: both are as
+        they were.
         """
         ...
 

@@ -404,13 +404,13 @@ def _refuse_kept(where: OpenEntry) -> None:
     except NotADirectoryError:
         file = open_in(where, os.O_PATH)
         try:
-            if _mount_id(file) != _mount_id(where.folder):
+            if mount_id(file) != mount_id(where.folder):
                 raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(where.path)) from None
         finally:
             os.close(file)
 
 
-def _mount_id(descriptor: int) -> str:
+def mount_id(descriptor: int) -> str:
     """The mount of an open file (proc(5), fdinfo)."""
     lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
     return next(line for line in lines if line.startswith("mnt_id:"))

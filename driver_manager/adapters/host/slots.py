@@ -1,4 +1,4 @@
-"""Staged drivers: slots beside a driver root, and the rename that puts one in its place.
+"""Staged drivers: the next driver beside a driver root, and the exchange that puts it in its place.
 
 Each change is one rename, so the driver root is whole whenever a run is killed.
 """
@@ -14,157 +14,123 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from driver_manager.adapters.host.files import HostFiles, OpenEntry, WorkLock, exchange, replace_in
+from driver_manager.adapters.host.files import HostFiles, OpenEntry, WorkLock, exchange, mount_id, replace_in
 from driver_manager.adapters.host.mounts import mount_points_below
 from driver_manager.adapters.process.forked import lines_within
 from driver_manager.core.ports_base import Clock
 from driver_manager.domain.errors import ConfigError, ModuleFailed, PreflightFailed
 from driver_manager.domain.host import (
+    FOLDER_END,
+    NEXT,
+    PREVIOUS,
     RECORD,
-    STAGE_AGAIN,
     STAGED_FORM,
-    FoundTree,
     SlotRecord,
     SlotRecordUnreadable,
-    StagedFile,
     StagedSlot,
     StagedSlots,
     decode_staged,
     encode_staged,
-    folder_of,
-    slot_name,
-    why_unusable,
 )
 from driver_manager.domain.profile import Profile, Strategy, is_safe_root
 
-# One driver tree as files: what is in it, a copy of it, how it gets on disk to the last byte, and its removal.
-#
-# Works by open folders and never follows a link. Knows nothing of drivers.
+# One driver tree as files: what is in it, a copy of it on disk, and its removal. Links are never followed.
 
 CHUNK_BYTES = 1024 * 1024
 BLOCK_BYTES = 4096
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+MAX_RECORD_BYTES = 64 * 1024 * 1024
+MOST_FOLDERS_DEEP = 100
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_ENTRY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def found_in(top: Path | int) -> FoundTree:
-    """Files and links in the folder, without a slot's record at its top. Raises OSError.
+class _TreeEntry(NamedTuple):
+    """Something in a tree: its path there, its name in the open `folder`, and whether it is in another mount."""
 
-    Devices, pipes and sockets count for nothing: reading one may never end.
+    path: str
+    name: str
+    folder: int
+    status: os.stat_result
+    is_mounted: bool
+
+
+def _entries(folder: int, path: str = "", *, enters_mounts: bool = False) -> Iterator[_TreeEntry]:
+    """Everything in the open folder, each folder before what is in it. Raises OSError."""
+    if path.count("/") > MOST_FOLDERS_DEEP:
+        raise OSError(errno.ENAMETOOLONG, f"it has more than {MOST_FOLDERS_DEEP} folders in each other", path)
+    mount = mount_id(folder)
+    for name in sorted(os.listdir(folder)):  # by open folder
+        with _opened(name, folder, _ENTRY) as entry:
+            found = _TreeEntry(path + name, name, folder, os.fstat(entry), mount_id(entry) != mount)
+            yield found
+            if stat.S_ISDIR(found.status.st_mode) and (enters_mounts or not found.is_mounted):
+                with _opened(".", entry) as inner:
+                    yield from _entries(inner, f"{path}{name}/", enters_mounts=enters_mounts)
+
+
+def tree_of(top: int, *, sums: bool = False) -> dict[str, str]:
+    """Files and links in the open folder without its record, as `SlotRecord.tree` has them. Raises OSError.
+
+    Devices, pipes and sockets are left out, as reading one may never end, and what is mounted in the folder.
+    `sums`: with checksums.
     """
-    sizes: dict[str, int] = {}
-    links: dict[str, str] = {}
-    left = [""]
-    with _opened(top) as root:
-        while left:
-            inner = left.pop()
-            with _below(root, inner) as folder, os.scandir(folder) as entries:
-                for entry in entries:
-                    path = f"{inner}/{entry.name}" if inner else entry.name
-                    if entry.is_symlink():
-                        links[path] = os.readlink(entry.name, dir_fd=folder)
-                    elif entry.is_dir(follow_symlinks=False):
-                        left.append(path)
-                    elif entry.is_file(follow_symlinks=False) and path != RECORD:
-                        sizes[path] = entry.stat(follow_symlinks=False).st_size
-    return FoundTree(sizes, links)
+    found: dict[str, str] = {}
+    for path, name, folder, status, is_mounted in _entries(top):
+        if is_mounted:
+            continue
+        if stat.S_ISLNK(status.st_mode):
+            found[path] = f"-> {os.readlink(name, dir_fd=folder)}"
+        elif stat.S_ISREG(status.st_mode) and path != RECORD:
+            found[path] = f"{status.st_size} {_sum(name, folder)}" if sums else f"{status.st_size}"
+    return found
 
 
-def needed_bytes(top: Path) -> tuple[int, int]:
-    """Bytes on disk, and names, that a copy of the tree takes. Raises OSError."""
-    found = found_in(top)
-    blocks = sum(-(-size // BLOCK_BYTES) + 1 for size in found.sizes.values()) + len(found.links)
-    names = len(found.sizes) + len(found.links) + sum(1 for _ in os.walk(top))
-    return (blocks + names) * BLOCK_BYTES, names
-
-
-def record_of(top: Path | int, digest: str, kernel: str, version: str) -> SlotRecord:
-    """The record of the tree as it is, every file read. Raises OSError."""
-    with _opened(top) as root:
-        found = found_in(root)
-        files = tuple(_checked(root, path) for path in sorted(found.sizes))
-        return SlotRecord(digest, kernel, version, files, dict(sorted(found.links.items())))
-
-
-def why_other_content(top: Path | int, record: SlotRecord) -> str:
-    """Which file is not as the record says, by checksum, "" for none. Raises OSError."""
-    with _opened(top) as root:
-        wrong = (one.path for one in record.files if _checked(root, one.path) != one)
-        path = next(wrong, "")
-    return f"{path} is not the file that its record names (sha256 differs)" if path else ""
-
-
-def _checked(root: int, path: str) -> StagedFile:
-    inner, _, name = path.rpartition("/")
-    digest, size = hashlib.sha256(), 0
-    with _below(root, inner) as folder, os.fdopen(os.open(name, _FILE, dir_fd=folder), "rb") as file:
+def _sum(name: str, folder: int) -> str:
+    digest = hashlib.sha256()
+    with os.fdopen(os.open(name, _FILE, dir_fd=folder), "rb") as file:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
-            size += len(chunk)
-    return StagedFile(path, size, digest.hexdigest())
+    return digest.hexdigest()
 
 
-def copy_tree(source: Path, target: int) -> None:
-    """Copy what is in the folder `source` into the open and empty folder.
+def copy_tree(source: int, target: int) -> None:
+    """Copy what is in the open folder into the other one, which is empty, with modes, times and, for root, owners.
 
-    Modes, times and, for root, owners go along; what is neither file, link nor folder is refused, and so is a source
-    that the copy lies in. Raises OSError.
+    Raises OSError for what is neither file, link nor folder, and for a source that the copy lies in.
     """
-    with _opened(source) as top:
-        _copy_folder(top, target, os.fstat(target))
+    _copy(source, target, os.fstat(target), "")
 
 
-def _copy_folder(source: int, target: int, copy: os.stat_result) -> None:
-    if os.path.samestat(os.fstat(source), copy):
-        raise OSError(errno.EINVAL, "the copy would contain itself")
-    with os.scandir(source) as entries:
-        names = sorted(entry.name for entry in entries)
-    for name in names:
-        if name == RECORD:
-            continue
+def _copy(source: int, target: int, copy: os.stat_result, path: str) -> None:
+    """Copy one folder by open folders alone: another process may replace a folder by a link in the meantime."""
+    if path.count("/") > MOST_FOLDERS_DEEP:
+        raise OSError(errno.ENAMETOOLONG, f"it has more than {MOST_FOLDERS_DEEP} folders in each other", path)
+    for name in os.listdir(source):  # by open folder
         status = os.stat(name, dir_fd=source, follow_symlinks=False)
-        kind = stat.S_IFMT(status.st_mode)
-        if kind == stat.S_IFLNK:
+        if os.path.samestat(status, copy):
+            raise OSError(errno.EINVAL, "the copy would contain itself")
+        if stat.S_ISLNK(status.st_mode):
             os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
-        elif kind == stat.S_IFDIR:
+        elif stat.S_ISDIR(status.st_mode):
             os.mkdir(name, 0o700, dir_fd=target)
-            with _opened_in(source, name) as inner, _opened_in(target, name) as made:
-                _copy_folder(inner, made, copy)
-        elif kind == stat.S_IFREG:
-            _copy_file(source, target, name)
-        else:
-            raise OSError(errno.EINVAL, "neither a file nor a link nor a folder", name)
+            with _opened(name, source) as inner, _opened(name, target) as made:
+                _copy(inner, made, copy, f"{path}{name}/")
+        elif not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "neither a file nor a link nor a folder", path + name)
+        elif path + name != RECORD:
+            descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=target)
+            with os.fdopen(descriptor, "wb") as to, os.fdopen(os.open(name, _FILE, dir_fd=source), "rb") as of:
+                while chunk := of.read(CHUNK_BYTES):
+                    to.write(chunk)
+                to.flush()
+                _take_after(to.fileno(), os.fstat(of.fileno()))
     _take_after(target, os.fstat(source))
-
-
-def _copy_file(source: int, target: int, name: str) -> None:
-    made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=target)
-    with os.fdopen(made, "wb") as to, os.fdopen(os.open(name, _FILE, dir_fd=source), "rb") as of:
-        while chunk := of.read(CHUNK_BYTES):
-            to.write(chunk)
-        to.flush()
-        _take_after(to.fileno(), os.fstat(of.fileno()))
-
-
-def sync_tree(top: int) -> None:
-    """See everything in the open folder on disk. Raises OSError."""
-    with os.scandir(top) as entries:
-        found = sorted((entry.name, entry.is_dir(follow_symlinks=False), entry.is_symlink()) for entry in entries)
-    for name, is_folder, is_link in found:
-        if is_folder:
-            with _opened_in(top, name) as inner:
-                sync_tree(inner)
-        elif not is_link:
-            file = os.open(name, _FILE, dir_fd=top)
-            try:
-                os.fsync(file)
-            finally:
-                os.close(file)
-    os.fsync(top)
 
 
 def _take_after(descriptor: int, status: os.stat_result) -> None:
@@ -175,425 +141,272 @@ def _take_after(descriptor: int, status: os.stat_result) -> None:
     os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def remove_tree(name: str, folder: int) -> None:
-    """Remove the tree, link or file of that name in the open folder; what somebody else removed meanwhile is gone.
+def sync_tree(top: int) -> None:
+    """Wait until everything in the open folder is on disk. Raises OSError."""
+    for entry in _entries(top):
+        if stat.S_ISREG(entry.status.st_mode) or stat.S_ISDIR(entry.status.st_mode):
+            with _opened(entry.name, entry.folder, _FILE) as one:
+                os.fsync(one)
+    os.fsync(top)
 
-    Raises OSError: EBUSY, before anything is gone, where something is mounted in it.
-    """
-    try:
-        os.unlink(name, dir_fd=folder)
-    except FileNotFoundError:
+
+def remove_tree(above: int, name: str) -> None:
+    """Remove the tree or link of that name, if it exists. Raises OSError: EBUSY if something is mounted in it."""
+    if not _is_folder(above, name):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=above)
         return
-    except OSError as error:
-        if error.errno not in (errno.EISDIR, errno.EPERM):
-            raise
-    refuse_mounts(name, folder)
+    refuse_mounts(above, name)
     import shutil  # noqa: PLC0415  # a MiB with its decompressors, for runs that remove something
 
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(name, dir_fd=folder)
+    shutil.rmtree(name, dir_fd=above)
 
 
-def refuse_mounts(name: str, folder: int) -> None:
-    """Raise OSError (EBUSY) where something is mounted in the tree of that name: its removal would empty that, too.
-
-    By the open folder, so in whichever mount namespace that is: none of the others is seen, nor emptied.
-    """
-    here, left = _mount_id(folder), [name]
-    while left:
-        path = left.pop()
-        with (
-            contextlib.suppress(FileNotFoundError, NotADirectoryError),
-            _below(folder, path) as inner,
-            os.scandir(inner) as entries,
-        ):
-            _refuse_other_mount(here, inner, path)
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    left.append(f"{path}/{entry.name}")
-                    continue
-                one = os.open(entry.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inner)
-                try:
-                    _refuse_other_mount(here, one, f"{path}/{entry.name}")
-                finally:
-                    os.close(one)
-
-
-def _refuse_other_mount(here: str, descriptor: int, path: str) -> None:
-    if _mount_id(descriptor) != here:
-        raise OSError(errno.EBUSY, f"something is mounted at {path}")
-
-
-def _mount_id(descriptor: int) -> str:
-    """Of the mount that what is open was found in (proc(5), /proc/pid/fdinfo): a bind has the device of its origin."""
-    text = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
-    return next((line for line in text.splitlines() if line.startswith("mnt_id:")), "")
-
-
-@contextmanager
-def _opened(top: Path | int) -> Iterator[int]:
-    """The folder, open; one that is open already stays so afterwards."""
-    if isinstance(top, int):
-        yield top
-        return
-    folder = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _is_folder(above: int, name: str) -> bool:
     try:
-        yield folder
-    finally:
-        os.close(folder)
+        return stat.S_ISDIR(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def refuse_mounts(above: int, name: str) -> None:
+    """Raise OSError (EBUSY) if something is mounted in the tree: its removal would empty that, too."""
+    with _opened(name, above) as top:
+        mounts = [""] if mount_id(top) != mount_id(above) else [one.path for one in _entries(top) if one.is_mounted]
+    if mounts:
+        raise OSError(errno.EBUSY, f"something is mounted at {name}/{mounts[0]}")
 
 
 @contextmanager
-def _opened_in(folder: int, name: str) -> Iterator[int]:
-    inner = os.open(name, _FOLDER, dir_fd=folder)
+def _opened(name: str | Path, folder: int | None = None, flags: int = _FOLDER | os.O_NOFOLLOW) -> Iterator[int]:
+    descriptor = os.open(name, flags, dir_fd=folder)
     try:
-        yield inner
+        yield descriptor
     finally:
-        os.close(inner)
+        os.close(descriptor)
 
 
-@contextmanager
-def _below(root: int, path: str) -> Iterator[int]:
-    """The folder `path` in the open folder, without following a link on the way."""
-    with contextlib.ExitStack() as held:
-        folder = held.enter_context(_opened_in(root, "."))
-        for name in path.split("/") if path else ():
-            folder = held.enter_context(_opened_in(folder, name))
-        yield folder
+# The driver root and the trees beside it. A record comes and goes with its tree, so each order of them can be read,
+# and no rename has to be on disk before the next one.
 
-
-LOCK, PREVIOUS, FLIP, TRIED = ".lock", ".previous", ".flip", ".tried"
-"""Names in the folder of the slots. A slot's own name never begins with a dot."""
-
-MAX_RECORD_BYTES = 64 * 1024 * 1024
-RANDOM_BYTES = 6
-_BESIDE = re.compile(r"\..+\.[0-9a-f]{12}")
-BUSY_S = 0.0
-
-
-class OpenSlots(Struct, frozen=True):
-    """The open folder of the driver root, its name there, and the open folder of its slots."""
-
-    above: int
-    name: str
-    slots: int
-    path: str
-
-    def place(self, name: str) -> OpenEntry:
-        """The place of a file among the slots."""
-        return OpenEntry(self.slots, name, Path(self.path) / name)
+LOCK = ".lock"
+"""Appended to the driver root: only one process at a time stages there."""
 
 
 class HostSlots:
-    """See `driver_manager.core.ports.SlotFolders`; beside that, what the facts read."""
+    """See `driver_manager.core.ports.SlotFolders`."""
 
-    def __init__(self, files: HostFiles, proc: Path, clock: Clock) -> None:
+    def __init__(self, files: HostFiles, proc: Path) -> None:
         self._files = files
         self._proc = proc
-        self._clock = clock
 
     def keep_root(self, root: str, digest: str, version: str) -> None:
         """See the port."""
         try:
-            with opened(self._files, root) as at, _folder_in(at.above, at.name) as top:
-                if os.fstat(top).st_dev != os.fstat(at.slots).st_dev:
-                    raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-                _try_exchange(at.slots)
-                kernel = (self._proc / "sys/kernel/osrelease").read_text().strip()
-                if _why_no_slot(top, digest, version, kernel):
-                    where = OpenEntry(top, RECORD, Path(root) / RECORD)
-                    replace_in(where, encode_staged(record_of(top, digest, kernel, version)), 0o644)
+            with _above(self._files, root) as (above, name):
+                _try_exchange(above, name)
+                if not _is_folder(above, name):
+                    return
+                with _opened(name, above) as top:
+                    kernel = (self._proc / "sys/kernel/osrelease").read_text().strip()
+                    has_served = bool(digest or version)
+                    made = SlotRecord(digest, kernel, version, tree_of(top), is_kept=True, has_served=has_served)
+                    try:
+                        found = _record_at(top)
+                    except SlotRecordUnreadable:
+                        found = None
+                    if (record := _record_to_keep(found, made)) != found:
+                        replace_in(OpenEntry(top, RECORD, Path(root) / RECORD), encode_staged(record), 0o644)
         except OSError as error:
             raise PreflightFailed(
-                f"preflight: {root} cannot become a slot, so the old driver could not be restored: {error.strerror}",
-                f"Put {root} and {folder_of(root)} on one file system that can exchange two names (renameat2), or move "
-                f"what is in {root} elsewhere and leave a symlink to it there.",
+                f"preflight: {root} cannot be exchanged, so the old driver could not be restored: {error.strerror}",
+                f"Put {root} on a file system that can exchange two names (renameat2).",
             ) from error
 
-    def flip(self, root: str, target: str, kept: str) -> None:
+    def take_next(self, root: str, digest: str) -> None:
         """See the port."""
         try:
-            with opened(self._files, root) as at:
-                if not self._leads(root, target):
-                    self._flip(at, root, target, kept)
-                    os.fsync(at.slots)
-                    os.fsync(at.above)
+            with _above(self._files, root) as (above, name):
+                place, previous = name + NEXT, name + PREVIOUS
+                before = os.stat(place, dir_fd=above, follow_symlinks=False)
+                found = _slot(self._files, root + NEXT)
+                _exchange(above, place, previous)
+                # `stage` may have replaced it since the look.
+                after = os.stat(previous, dir_fd=above, follow_symlinks=False)
+                if found is None or found.digest != digest or not os.path.samestat(before, after):
+                    _exchange(above, place, previous)
+                    raise OSError(errno.ESTALE, f"it is no longer the driver {digest}")
+        except OSError as error:
+            raise PreflightFailed(
+                f"preflight: {root}{NEXT} cannot be renamed to {root}{PREVIOUS}: {error.strerror}",
+                "Check these paths on the host, then run again.",
+            ) from error
+
+    def flip(self, root: str) -> None:
+        """See the port."""
+        try:
+            with _above(self._files, root) as (above, name):
+                _exchange(above, name, name + PREVIOUS)
         except OSError as error:
             raise ModuleFailed(
-                f"{root} cannot be pointed at {target}: {error.strerror}",
+                f"{root} cannot be exchanged with {root}{PREVIOUS}: {error.strerror}",
                 "It is unchanged. Check that path on the host, then run again.",
             ) from error
 
-    def _flip(self, at: OpenSlots, root: str, target: str, kept: str) -> None:
-        """Make the symlink under another name, and let the two change places, or the one take the other's."""
-        before = slot_behind(self._files, root) or kept
-        if before:
-            replace_in(at.place(PREVIOUS), f"{before}\n", 0o644)
-        text = os.path.relpath(target, os.path.dirname(root)) if _is_slot(root, target) else target  # noqa: PTH120
-        link = kept or FLIP
-        _make_free(at.slots, link)
-        os.symlink(text, link, dir_fd=at.slots)
-        if _is_folder(at.above, at.name):
-            exchange(at.slots, link, at.above, at.name)
-            if not kept:
-                with contextlib.suppress(OSError):  # what somebody put into it meanwhile stays there
-                    os.rmdir(link, dir_fd=at.slots)
-        else:
-            os.rename(link, at.name, src_dir_fd=at.slots, dst_dir_fd=at.above)
-
-    def _leads(self, root: str, target: str) -> bool:
-        here = self._files.path(root, follow_last=False)
-        return here.is_symlink() and self._files.real(root) == self._files.real(target)
-
-    def remove(self, root: str, names: tuple[str, ...]) -> tuple[str, ...]:
-        """See the port."""
-        gone: list[str] = []
-        failed: OSError | None = None
-        try:
-            with opened(self._files, root) as at, lock_of(self._files, root).alone(self._clock, BUSY_S) as is_alone:
-                if is_alone:
-                    sweep(at)
-                for name in names if is_alone else ():
-                    if name != slot_behind(self._files, root) and _is_folder(at.slots, name):
-                        try:
-                            _drop(at, name)
-                            gone.append(name)
-                        except OSError as error:  # the others can go
-                            failed = error
-            if failed is not None:
-                raise failed
-        except OSError as error:
-            raise ModuleFailed(
-                f"an old slot in {folder_of(root)} cannot be removed: {error.strerror}", "Remove it by hand."
-            ) from error
-        return tuple(gone)
-
 
 def look(files: HostFiles, proc: Path, root: str, digest: str, kernel: str) -> StagedSlots | None:
-    """What is to be seen of the slots beside `root`, None where there are none. The one of `digest` is looked through.
+    """What is staged at `root` and beside it, None if nothing is. The trees of `digest` are looked through.
 
-    Raises OSError.
+    A record at the root counts if `stage` made it and the tree still matches it: otherwise the driver was installed
+    there. Raises OSError.
     """
+    root = root.rstrip("/")
+    paths = (root + NEXT, root, root + PREVIOUS)
+    found = [slot for path in paths if (slot := _slot(files, path, digest, kernel, is_root=path == root))]
+    left = _left_by_earlier(files, root, digest)
+    if not found and not left:
+        return None
+    wanted = sorted((slot for slot in found if slot.digest == digest != ""), key=lambda slot: bool(slot.problem))
+    if digest and not wanted:  # what cannot be read may be the wanted driver
+        wanted = [slot for slot in found if slot.problem and not slot.name.endswith(PREVIOUS)]
+    slots = tuple(sorted(found, key=lambda slot: slot.name))
+    seen = StagedSlots(root, slots, wanted[0].name if wanted else "", "" if wanted else left)
+    if not wanted or seen.path(seen.wanted) == root:
+        return seen
+    obstacle, remedy = _obstacle(files, proc, root)
+    return replace(seen, obstacle=obstacle, remedy=remedy if obstacle else "")
+
+
+def _obstacle(files: HostFiles, proc: Path, root: str) -> tuple[str, str]:
+    """Why the trees at the root and beside it cannot be exchanged, "" if they can, and the remedy. Raises OSError."""
+    table = (proc / "1/mountinfo").read_text(errors="surrogateescape")
+    above = files.real(root.rpartition("/")[0] or "/").rstrip("/")
+    for path in (root, root + NEXT, root + PREVIOUS):
+        place = f"{above}/{path.rpartition('/')[2]}"
+        if place in mount_points_below(table, place):  # what is mounted in a tree goes along with it
+            remedy = "Unmount it on the host; where a driver container mounts it, delete that pod first."
+            return f"{place} is a mount point: {root} cannot be exchanged", remedy
+    previous = files.path(root + PREVIOUS, follow_last=False)
+    is_ours = previous.is_symlink() or not previous.exists() or _slot(files, root + PREVIOUS) is not None
+    if not is_ours and not (previous.is_dir() and not any(previous.iterdir())):
+        return f"{root}{PREVIOUS} is not of driver-manager, which needs that name", "Move it away, then run again."
+    return files.why_not_writable(root + LOCK), f"Mount the folder of {root} on the host read-write."
+
+
+def _slot(  # noqa: PLR0913  # what makes a record count
+    files: HostFiles, path: str, digest: str = "", kernel: str = "", *, sums: bool = False, is_root: bool = False
+) -> StagedSlot | None:
+    """The recorded tree at `path`, None if there is none. That of `digest` is checked, with `sums` to the byte.
+
+    `is_root`: None also for a tree that was installed there.
+    """
+    seen = StagedSlot(path.rpartition("/")[2])
     try:
-        names = sorted(name for name in files.names(folder_of(root)) if not name.startswith("."))
+        with _opened(files.path(path)) as top:
+            record = _record_at(top)
+            if record is None:
+                return None
+            is_wanted = digest != "" and record.digest == digest
+            if is_root and ((record.is_kept and digest) or (not is_wanted and record.why_other(tree_of(top)))):
+                return None
+            why = record.why_unusable(kernel, tree_of(top, sums=sums)) if is_wanted else ""
+            return StagedSlot(seen.name, record.digest, record.version, record.kernel, why, record.has_served)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    folder = files.path(folder_of(root))
-    wanted = slot_name(digest) if digest else ""
-    slots = tuple(
-        _slot(folder / name, digest if name == wanted else None, kernel)
-        for name in names
-        if not (folder / name).is_symlink() and (folder / name).is_dir()
-    )
-    here = files.path(root, follow_last=False)
-    obstacle, remedy = ("", "") if here.is_symlink() else _obstacle(proc, files.real(root))
-    if wanted and not obstacle:
-        obstacle, remedy = _why_no_flip(files, root)
-    return StagedSlots(
-        root.rstrip("/"),
-        slots,
-        current=slot_behind(files, root),
-        previous=_previous(files, root),
-        wanted=wanted if any(slot.name == wanted for slot in slots) else "",
-        leads_to=files.real(root) if here.is_symlink() else "",
-        in_root=_slot(here, None, kernel) if here.is_dir() and not here.is_symlink() and any(here.iterdir()) else None,
-        obstacle=obstacle,
-        remedy=remedy,
-    )
-
-
-def _previous(files: HostFiles, root: str) -> str:
-    """The name that the last flip noted, "" where none can be read: no run fails for what only keeps a slot longer."""
-    try:
-        return (files.read(f"{folder_of(root)}/{PREVIOUS}") or "").strip()
-    except OSError:
-        return ""
-
-
-def may_have_slots(profile: Profile, root: str) -> bool:
-    """Whether a driver root, as a path without symlinks, may have slots: of a driver that is swapped in place."""
-    return profile.strategy is Strategy.IN_PLACE and is_safe_root(root)
-
-
-def _obstacle(proc: Path, root: str) -> tuple[str, str]:
-    """What is mounted at or below a root that is no link: it can neither be renamed nor replaced."""
-    points = mount_points_below((proc / "1/mountinfo").read_text(errors="surrogateescape"), root)
-    if not points:
-        return "", ""
-    return (
-        f"{points[-1]} is a mount point: {root} cannot be pointed at a slot",
-        "Unmount it on the host; where a driver container mounts it, delete that pod first.",
-    )
-
-
-def _why_no_flip(files: HostFiles, root: str) -> tuple[str, str]:
-    """Why the files that a flip writes cannot be written, and what to do; "" and "" where they can."""
-    above, folder = root.rstrip("/").rpartition("/")[0], folder_of(root)
-    refused = (files.why_not_writable(path) for path in (f"{above}/{FLIP}", f"{folder}/{PREVIOUS}"))
-    why = next(filter(None, refused), "") or files.why_no_lock(f"{folder}/{LOCK}")
-    return why, f"Mount {above} of the host read-write and free some space." if why else ""
-
-
-def _slot(path: Path, digest: str | None, kernel: str) -> StagedSlot:
-    """The slot at `path`; with a `digest`, looked through for a run that wants that driver on `kernel`."""
-    seen = StagedSlot(path.name)
-    try:
-        with _folder_in(None, str(path)) as top:
-            record = record_at(top)
-            if record is None:
-                return replace(seen, problem=f"it has no {RECORD}")
-            made_s = os.stat(RECORD, dir_fd=top, follow_symlinks=False).st_mtime
-            seen = StagedSlot(path.name, record.digest, record.version, record.kernel, made_s)
-            why = why_unusable(record, digest, kernel, found_in(top)) if digest is not None else ""
-            return replace(seen, problem=why)
     except SlotRecordUnreadable as error:
         return replace(seen, problem=error.what)
     except OSError as error:
         return replace(seen, problem=f"it cannot be read: {error.strerror}")
 
 
-def problem_of(slot: StagedSlot) -> tuple[str, str]:
-    """Why the slot of the wanted driver does not serve, and what to do; "" and "" where it does."""
-    if not slot.problem:
-        return "", ""
-    return f"the staged slot {slot.name} cannot be used: {slot.problem}", STAGE_AGAIN
+def _left_by_earlier(files: HostFiles, root: str, digest: str) -> str:
+    """Where an earlier version staged the driver `digest`, "" if nowhere. Raises OSError."""
+    folder = root + FOLDER_END
+    try:
+        paths = [f"{folder}/{name}" for name in sorted(files.names(folder)) if digest and name[0] != "."]
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    return next((path for path in paths if (slot := _slot(files, path)) and slot.digest == digest), "")
+
+
+def may_have_slots(profile: Profile, root: str) -> bool:
+    """True if drivers may be staged at a root, a path without symlinks: those that are swapped in place."""
+    return profile.strategy is Strategy.IN_PLACE and is_safe_root(root)
 
 
 def lock_of(files: HostFiles, root: str) -> WorkLock:
-    """The lock of whoever fills or removes slots beside `root`."""
-    return WorkLock(files, f"{folder_of(root)}/{LOCK}")
+    """The lock of a process that stages beside `root`."""
+    return WorkLock(files, root + LOCK)
 
 
 @contextmanager
-def opened(files: HostFiles, root: str) -> Iterator[OpenSlots]:
-    """The folders of `root` and of its slots, made where they are missing, on a view that can be written.
-
-    Raises OSError: EXDEV where something is mounted between the two.
-    """
-    above, _, name = root.rstrip("/").rpartition("/")
-    with contextlib.ExitStack() as held:
-        folder = files.open_folder(above or "/")
-        held.callback(os.close, folder)
-        slots_name = folder_of(name)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(slots_name, 0o755, dir_fd=folder)
-        slots = held.enter_context(_folder_in(folder, slots_name))
-        if os.fstat(slots).st_dev != os.fstat(folder).st_dev:
-            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), folder_of(root))
-        yield OpenSlots(folder, name, slots, folder_of(root))
+def _above(files: HostFiles, root: str) -> Iterator[tuple[int, str]]:
+    """The folder that has the root, open on a view that can be written, and the root's name in it. Raises OSError."""
+    above, _, name = root.rpartition("/")
+    folder = files.open_folder(above or "/")
+    try:
+        yield folder, name
+    finally:
+        os.close(folder)
 
 
-def beside(name: str) -> str:
-    """Another name for a slot that is not whole yet, or not any more."""
-    return f".{name}.{os.urandom(RANDOM_BYTES).hex()}"
-
-
-def sweep(at: OpenSlots) -> None:
-    """Remove what dead ones left: names as `beside` makes them. Only who holds the lock may. Raises OSError."""
-    for name in os.listdir(at.slots):  # noqa: PTH208  # by open folder
-        if _BESIDE.fullmatch(name):
-            remove_tree(name, at.slots)
-
-
-def _drop(at: OpenSlots, name: str) -> None:
-    """Remove a slot: its name goes first, in one operation. Raises OSError: EBUSY where something is mounted in it."""
-    refuse_mounts(name, at.slots)
-    aside = beside(name)
-    os.rename(name, aside, src_dir_fd=at.slots, dst_dir_fd=at.slots)
-    remove_tree(aside, at.slots)
-
-
-def record_at(top: int) -> SlotRecord | None:
-    """The record at the top of an open tree, None where there is none. Raises OSError, SlotRecordUnreadable."""
+def _record_at(top: int) -> SlotRecord | None:
+    """The record at the top of an open tree, None if there is none. Raises OSError, SlotRecordUnreadable."""
     try:
         if not stat.S_ISREG(os.stat(RECORD, dir_fd=top, follow_symlinks=False).st_mode):
             raise STAGED_FORM.refused("it is not a file")
-        descriptor = os.open(RECORD, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=top)
+        descriptor = os.open(RECORD, _FILE, dir_fd=top)
     except FileNotFoundError:
         return None
     with os.fdopen(descriptor, "rb") as file:
         return decode_staged(file.read(MAX_RECORD_BYTES).decode(errors="replace"))
 
 
-def _why_no_slot(top: int, digest: str, version: str, kernel: str) -> str:
-    """Why the open tree is no slot of this driver for `kernel`, "" where it is one. Raises OSError.
+def _record_to_keep(found: SlotRecord | None, made: SlotRecord) -> SlotRecord:
+    """The record of a root that was found with the record `found`, where `made` is what is known now.
 
-    A driver that is not loaded may have told nobody its version: then the one that was recorded stays.
+    A record of `stage` stays while the tree matches it, that of an earlier run also while nothing else is known.
     """
+    if found is None or found.why_other(made.tree):
+        return made
+    is_same = made.digest in ("", found.digest) and made.version in ("", found.version)
+    if found.is_kept and not (is_same and made.kernel == found.kernel):
+        return made
+    return replace(found, has_served=found.has_served or (made.has_served and is_same))
+
+
+def _exchange(folder: int, name: str, other: str) -> None:
+    """Let the two names change places; one of them may be free, or an empty folder. Raises OSError."""
+    for one in (name, other):
+        with contextlib.suppress(OSError):  # an empty folder is no driver to go back to
+            os.rmdir(one, dir_fd=folder)
     try:
-        record = record_at(top)
-    except SlotRecordUnreadable as error:
-        return error.what
-    if record is None:
-        return f"it has no {RECORD}"
-    if version and record.version != version:
-        return f"its record is of version {record.version}"
-    return why_unusable(record, digest, kernel, found_in(top))
-
-
-def slot_behind(files: HostFiles, root: str) -> str:
-    """The name of the slot that `root` leads to, "" where it leads to none."""
-    if not files.path(root, follow_last=False).is_symlink():
-        return ""
-    real, folder = files.path(root), files.path(folder_of(root))
-    return real.name if real.parent == folder and real.is_dir() else ""
-
-
-def _is_slot(root: str, target: str) -> bool:
-    return target.rpartition("/")[0] == folder_of(root)
-
-
-def _is_folder(folder: int, name: str) -> bool:
-    try:
-        return stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+        exchange(folder, name, folder, other)
     except FileNotFoundError:
-        return False
+        try:
+            os.rename(name, other, src_dir_fd=folder, dst_dir_fd=folder)
+        except FileNotFoundError:
+            os.rename(other, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
-def _make_free(folder: int, name: str) -> None:
-    """Take away what a flip that died left under the name: its symlink, or the empty folder that was at the root.
-
-    A slot stays. Raises OSError.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
-        if stat.S_ISLNK(mode):
-            os.unlink(name, dir_fd=folder)
-        elif name == FLIP and stat.S_ISDIR(mode):
-            try:
-                os.rmdir(name, dir_fd=folder)
-            except OSError:  # somebody put something into it: that stays, under a name that is in nobody's way
-                aside = f"{name}-{os.urandom(RANDOM_BYTES).hex()}"
-                os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
-
-
-def _try_exchange(folder: int) -> None:
+def _try_exchange(folder: int, name: str) -> None:
     """See that this file system can exchange two names. Raises OSError."""
-    names = (f"{TRIED}-a", f"{TRIED}-b")
+    names = (f".{name}.tried-a", f".{name}.tried-b")
     try:
-        for name in names:
+        for one in names:
             with contextlib.suppress(FileExistsError):
-                os.symlink(name, name, dir_fd=folder)
+                os.symlink(one, one, dir_fd=folder)
         exchange(folder, names[0], folder, names[1])
     finally:
-        for name in names:
+        for one in names:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=folder)
+                os.unlink(one, dir_fd=folder)
 
 
-@contextmanager
-def _folder_in(folder: int | None, name: str) -> Iterator[int]:
-    inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-    try:
-        yield inner
-    finally:
-        os.close(inner)
-
-
-# Fills a slot beside a driver root: complete under its name, or not there at all.
+# Fills the place of the next driver: complete under its name, or not there at all.
 #
-# The tree is copied under a name that nobody reads, judged there, put on disk with its record, and then renamed.
-# Whoever dies leaves a name with a dot, which the next one removes. The driver root itself is not touched.
+# The tree is copied under a temporary name, judged there, put on disk with its record, and then renamed. What a killed
+# process leaves under such a name, the next one removes. The driver root itself is not touched.
 
 MARGIN_BYTES = 1024 * 1024
 """Beside the tree itself, for the record and the folders."""
@@ -601,149 +414,128 @@ MARGIN_BYTES = 1024 * 1024
 MIB = 1024 * 1024
 
 Judge = Callable[[str], str]
-"""Given the path of a tree on the host: the version of the driver in it. Raises PreflightFailed where it is no use."""
+"""Given the path of a tree on the host: the version of the driver in it. Raises PreflightFailed if it is no use."""
 
 
 class Wanted(Struct, frozen=True):
-    """What is to be staged: the tree at `source`, a path of this process, as the driver `digest` for `kernel`.
-
-    `is_loaded`: a driver is loaded, so that a slot which the driver root leads to is in use.
-    """
+    """What is to be staged: the tree at `source`, a path of this process, as the driver `digest` for `kernel`."""
 
     source: Path
     digest: str
     kernel: str
-    is_loaded: bool = False
 
 
 class Staged(Struct, frozen=True):
-    """What became of it. `was_there`: nothing was written. `replaced`: why a slot of that name had to go, else "".
+    """The result. `was_there`: nothing was written. `replaced`: why a tree under that name did not serve, else "".
 
-    `left`: why a slot that is in use does not match its record, else "".
+    `is_folder_unused`: the folder of an earlier version is there, and no link beside it leads into it.
     """
 
     path: str
     version: str
     was_there: bool = False
     replaced: str = ""
-    left: str = ""
+    is_folder_unused: bool = False
 
 
 class Staging:
-    """Fills slots beside `root`; `verifies`: a slot that is there already is read and compared to the last byte."""
+    """Stages beside `root`; `verifies`: a tree that is there already is read and compared to the last byte."""
 
     def __init__(self, files: HostFiles, root: str, clock: Clock, *, verifies: bool = False) -> None:
         self._files = files
         self._root = root
+        self._paths = (root, root + NEXT, root + PREVIOUS)
         self._clock = clock
         self._verifies = verifies
 
     def stage(self, wanted: Wanted, judge: Judge, timeout_s: float) -> Staged:
-        """Fill the slot of `wanted`, or find it whole. Another one who stages is waited for, `timeout_s` seconds.
+        """Stage `wanted`, or find it whole. Another process that stages is waited for, `timeout_s` seconds.
 
-        Raises PreflightFailed: no room, no use, or somebody else does not end; ConfigError for what cannot be read.
+        Raises PreflightFailed: no room, no use, or the other process does not end; ConfigError for what cannot be read.
         """
         if not wanted.source.is_dir():
             raise ConfigError(f"{wanted.source} is not a folder", "Give --from the folder with the driver tree.")
         try:
-            with opened(self._files, self._root) as at, self._alone(timeout_s):
-                sweep(at)
-                return self._staged(at, wanted, judge)
+            with (
+                _above(self._files, self._root) as (above, name),
+                lock_of(self._files, self._root).alone(self._clock, timeout_s) as is_alone,
+            ):
+                if not is_alone:
+                    raise PreflightFailed(
+                        f"another process has been staging beside {self._root} for {timeout_s:g} s",
+                        "Wait until it has ended (`lslocks` shows it), then run again.",
+                    )
+                made = re.compile(rf"\.{re.escape(name + NEXT)}\.[0-9a-f]{{12}}")
+                for left in filter(made.fullmatch, os.listdir(above)):  # noqa: PTH208  # by open folder
+                    remove_tree(above, left)
+                done = self._staged(above, name + NEXT, wanted, judge)
+                is_used = any(self._files.path(path, follow_last=False).is_symlink() for path in self._paths)
+                return replace(done, is_folder_unused=not is_used and self._files.exists(self._root + FOLDER_END))
         except OSError as error:
             raise _refused(self._root, error) from error
 
-    @contextmanager
-    def _alone(self, timeout_s: float) -> Iterator[None]:
-        with lock_of(self._files, self._root).alone(self._clock, timeout_s) as is_alone:
-            if not is_alone:
-                raise PreflightFailed(
-                    f"another process has been staging in {folder_of(self._root)} for {timeout_s:g} s",
-                    "Wait until it has ended (`lslocks` shows it), then run again.",
-                )
-            yield
+    def _staged(self, above: int, name: str, wanted: Wanted, judge: Judge) -> Staged:
+        path = self._root + NEXT
+        for one in self._paths:
+            slot = _slot(self._files, one, wanted.digest, wanted.kernel, sums=self._verifies)
+            if slot is not None and slot.digest == wanted.digest and not slot.problem:
+                return Staged(one, slot.version, was_there=True)
+        before = _slot(self._files, path, wanted.digest, wanted.kernel, sums=self._verifies)
+        here = self._files.path(path, follow_last=False)
+        if before is None and here.exists() and not here.is_symlink():
+            raise OSError(errno.EEXIST, "`stage` did not make what is there: move it away", path)
+        if _is_folder(above, name):
+            refuse_mounts(above, name)
+        with _opened(wanted.source, flags=_FOLDER) as source:
+            _refuse_without_room(above, source, self._root)
+            new = f".{name}.{os.urandom(6).hex()}"
+            try:
+                version = self._copied(above, new, source, wanted, judge)
+                _exchange(above, new, name)  # in one operation: a run may take what is there at the same time
+                os.fsync(above)
+            finally:
+                remove_tree(above, new)
+        return Staged(path, version, replaced=before.problem if before is not None else "")
 
-    def _staged(self, at: OpenSlots, wanted: Wanted, judge: Judge) -> Staged:
-        name = slot_name(wanted.digest)
-        path = f"{folder_of(self._root)}/{name}"
-        record, why = self._there(at, name, wanted)
-        if record is not None and not why:
-            return Staged(path, record.version, was_there=True)
-        if why and wanted.is_loaded and name == slot_behind(self._files, self._root):
-            # Whoever has it mounted would be left with an empty folder.
-            return Staged(path, record.version if record is not None else "", was_there=True, left=why)
-        refuse_mounts(name, at.slots)
-        _refuse_without_room(at, wanted.source)
-        new = beside(name)
-        try:
-            version = self._copied(at, new, wanted, judge)
-            if why:
-                exchange(at.slots, new, at.slots, name)
-            else:
-                os.rename(new, name, src_dir_fd=at.slots, dst_dir_fd=at.slots)
-            os.fsync(at.slots)
-        finally:
-            remove_tree(new, at.slots)
-        return Staged(path, version, replaced=why)
-
-    def _there(self, at: OpenSlots, name: str, wanted: Wanted) -> tuple[SlotRecord | None, str]:
-        """The record of the slot of that name, and why the slot does not serve: None and "" where there is none."""
-        try:
-            top = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at.slots)
-        except FileNotFoundError:
-            return None, ""
-        except NotADirectoryError:
-            return None, "it is not a folder"
-        try:
-            record = record_at(top)
-            if record is None:
-                return None, f"it has no {RECORD}"
-            why = why_unusable(record, wanted.digest, wanted.kernel, found_in(top))
-            return record, why or (why_other_content(top, record) if self._verifies else "")
-        except SlotRecordUnreadable as error:
-            return None, error.what
-        finally:
-            os.close(top)
-
-    def _copied(self, at: OpenSlots, name: str, wanted: Wanted, judge: Judge) -> str:
+    def _copied(self, above: int, name: str, source: int, wanted: Wanted, judge: Judge) -> str:
         """Copy the tree under `name`, all of it on disk, with a record; the driver's version."""
-        os.mkdir(name, 0o700, dir_fd=at.slots)
-        top = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at.slots)
-        try:
-            copy_tree(wanted.source, top)
-            version = judge(f"{folder_of(self._root)}/{name}")
+        os.mkdir(name, 0o700, dir_fd=above)
+        path = f"{self._root.rpartition('/')[0]}/{name}"
+        with _opened(name, above) as top:
+            copy_tree(source, top)
+            version = judge(path)
+            record = SlotRecord(wanted.digest, wanted.kernel, version, tree_of(top, sums=True))
+            replace_in(OpenEntry(top, RECORD, Path(path) / RECORD), encode_staged(record), 0o644)
             sync_tree(top)
-            record = record_of(top, wanted.digest, wanted.kernel, version)
-            replace_in(OpenEntry(top, RECORD, Path(at.path) / name / RECORD), encode_staged(record), 0o644)
-            return version
-        finally:
-            os.close(top)
+        return version
 
 
-def _refuse_without_room(at: OpenSlots, source: Path) -> None:
-    """Raise PreflightFailed where the tree would not fit. Raises OSError."""
-    needed, names = needed_bytes(source)
-    status = os.fstatvfs(at.slots)
+def _refuse_without_room(above: int, source: int, root: str) -> None:
+    """Raise PreflightFailed if the tree would not fit. Raises OSError."""
+    entries = [one.status for one in _entries(source, enters_mounts=True)]
+    sizes = [status.st_size if stat.S_ISREG(status.st_mode) else 0 for status in entries]
+    needed = sum(size // BLOCK_BYTES + 2 for size in sizes) * BLOCK_BYTES
+    status = os.fstatvfs(above)
     free = status.f_bavail * status.f_frsize
     if needed + MARGIN_BYTES > free:
-        raise _no_room(at.path, f"{needed / MIB:.0f} MiB are needed, {free / MIB:.0f} MiB are free")
-    if status.f_files and names > status.f_favail:
-        raise _no_room(at.path, f"{names} inodes are needed, {status.f_favail} are free")
+        raise _no_room(root, f"{needed / MIB:.0f} MiB are needed, {free / MIB:.0f} MiB are free")
+    if status.f_files and len(sizes) > status.f_favail:
+        raise _no_room(root, f"{len(sizes)} inodes are needed, {status.f_favail} are free")
 
 
-def _no_room(folder: str, why: str) -> PreflightFailed:
+def _no_room(root: str, why: str) -> PreflightFailed:
     return PreflightFailed(
-        f"not enough space for another driver in {folder}: {why}",
-        f"Free some space on that file system, or remove old slots from {folder} that `driver-manager status` does not "
-        "name as current. Nothing was changed.",
+        f"not enough space for another driver beside {root}: {why}",
+        f"Free some space on that file system, or remove {root}{PREVIOUS}, the way back. Nothing was changed.",
     )
 
 
 def _refused(root: str, error: OSError) -> PreflightFailed:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return _no_room(folder_of(root), error.strerror or "it is full")
+        return _no_room(root, error.strerror or "it is full")
     name = f" ({error.filename})" if isinstance(error.filename, str) else ""
     return PreflightFailed(
-        f"the driver cannot be staged in {folder_of(root)}: {error.strerror}{name}",
+        f"the driver cannot be staged beside {root}: {error.strerror}{name}",
         f"Mount the folder of {root} on the host read-write at the same path, and check that path. The running driver "
         "is untouched.",
     )

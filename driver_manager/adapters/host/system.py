@@ -35,7 +35,7 @@ from driver_manager.adapters.host.mounts import why_not_unmounted
 from driver_manager.adapters.host.notes import read_marker, remove_marker
 from driver_manager.adapters.host.pci import DeviceEvents, pci_devices, read_bus
 from driver_manager.adapters.host.probe import probe_command
-from driver_manager.adapters.host.slots import look, may_have_slots, problem_of, warm
+from driver_manager.adapters.host.slots import look, may_have_slots, warm
 from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, run
 from driver_manager.core.ports_base import Clock
 from driver_manager.domain import host_record
@@ -44,6 +44,9 @@ from driver_manager.domain.errors import ConfigError, ManagerError, ModuleFailed
 from driver_manager.domain.health.parsers import parse
 from driver_manager.domain.health.watch import decode_watch_record
 from driver_manager.domain.host import (
+    NEXT,
+    RECORD,
+    STAGE_AGAIN,
     DriverSource,
     Health,
     Holder,
@@ -58,7 +61,6 @@ from driver_manager.domain.host import (
     WishUnreadable,
     decode_reboot_wish,
     noted_failure,
-    slot_name,
 )
 from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, OldDriver, Owner
@@ -81,6 +83,9 @@ from driver_manager.domain.text import is_digest
 # Where a driver is loaded from: the wanted one, the one that the host brings itself, and the one to go back to.
 #
 # Changes nothing.
+
+
+_STAGE_FIRST = "Stage the wanted driver first (`driver-manager stage`), then run again."
 
 
 class Sources:
@@ -114,23 +119,22 @@ class Sources:
         return self._trees.source(driver_root or HOST, self._profile.modules.roots, in_depth=False)
 
     def _staged(self, slots: StagedSlots) -> DriverSource | None:
-        """The slot of the wanted driver; a refusal where the root leads to the slot of another; None where neither."""
-        if slots.wanted:
-            slot, path = slots.named(slots.wanted), slots.path(slots.wanted)
-            what, remedy = problem_of(slot) if slot is not None else ("", "")
-            return (
-                DriverSource(path, problem=what, remedy=remedy)
-                if what
-                else self._trees.source(path, self._profile.modules.roots)
-            )
-        current = slots.named(slots.current)
-        if current is None or current.digest == self._digest:
+        """The slot of the wanted driver; a refusal where the root has the staged driver of another; None otherwise."""
+        slot, current = slots.named(slots.wanted), slots.at(slots.root)
+        if slot is not None and not slot.problem:
+            return self._trees.source(slots.path(slot.name), self._profile.modules.roots)
+        if slot is not None:
+            why, remedy = f"the staged slot {slot.name} cannot be used: {slot.problem}", STAGE_AGAIN
+        elif slots.left:
+            why, remedy = f"an earlier version staged the wanted driver in {slots.left}", _STAGE_FIRST
+        elif current is not None:
+            why = f"no slot is staged for the wanted driver: {slots.root} has the staged driver {current.text}"
+            remedy = _STAGE_FIRST
+        else:
             return None
-        return DriverSource(
-            slots.root,
-            problem=f"no slot is staged for the wanted driver: {slots.root} points to the slot of {current.text}",
-            remedy="Stage the wanted driver first (`driver-manager stage`), then run again.",
-        )
+        if current is not None:
+            remedy += f" If the wanted driver was installed in {slots.root} without `stage`, remove {RECORD} there."
+        return DriverSource(slots.root, problem=why, remedy=remedy)
 
     def before(
         self, driver_root: str, old: OldDriver | None, record: LoadRecord | None, digest: str | None, version: str
@@ -142,27 +146,25 @@ class Sources:
         if old is not None and old.root and (found := self._offering([old.root], old.version, old.digest)):
             return found
         known = [record.root if record else "", self._profile.paths.driver_root, driver_root, HOST]
-        version = version or (old.version if old is not None else "")
+        if not version and old is not None:
+            version, digest = old.version, old.digest
         return self._offering(known, version, digest or "") if version else None
 
     def _offering(self, roots: list[str], version: str, digest: str) -> DriverSource | None:
-        """The first of `roots` that offers `version`, the slot of that driver before them."""
-        names, wanted = self._profile.modules.roots, self._wanted_path()
-        for root in dict.fromkeys([*self._slots_of(digest), *filter(None, roots)]):
-            offered = self._trees.source(root, names, in_depth=False)
-            is_new = bool(wanted) and offered.real_root == wanted and digest != self._digest
-            if not offered.problem and offered.version == version and not is_new:
+        """Where the driver `version` is: the slot recorded as `digest`, else the first of `roots` that offers it."""
+        slots = self._slots
+        found = {slots.path(slot.name): slot for slot in slots.slots} if slots is not None else {}
+        wanted = slots.path(slots.wanted) if slots is not None and slots.wanted else ""
+        same = [path for path, slot in found.items() if (slot.digest == digest if digest else slot.has_served)]
+        others = {path for path in found if path not in same and (digest or path == wanted)}
+        # The next driver, and the wanted one, only if no other place has that driver.
+        first = [path for path in same if path != wanted and not path.endswith(NEXT)]
+        for root in dict.fromkeys([*first, *filter(None, roots), *same]):
+            offered = self._trees.source(root, self._profile.modules.roots, in_depth=False)
+            is_other = not others.isdisjoint((root.rstrip("/"), offered.real_root))
+            if not offered.problem and offered.version == version and not is_other:
                 return offered
         return None
-
-    def _slots_of(self, digest: str) -> list[str]:
-        name = slot_name(digest)
-        return [self._slots.path(name)] if self._slots is not None and self._slots.named(name) else []
-
-    def _wanted_path(self) -> str:
-        """The wanted slot without symlinks: where the root leads there already, it is not what was there before."""
-        slots = self._slots
-        return self._trees.files.real(slots.path(slots.wanted)) if slots is not None and slots.wanted else ""
 
 
 # Reads the host's side of an observation: modules, digest, mounts, artifacts, sources. Changes nothing.
@@ -219,7 +221,8 @@ def _read_host(  # noqa: PLR0913  # as above
     old = run.driver if run is not None else None
     old = old or host_record.lost_driver(left, is_loaded=has_root(modules, profile.modules), digest=digest)
     if old is None and journal is not None and journal.driver is not None:
-        old = OldDriver(journal.driver.version)  # of a root that this host knows without the Node
+        # Of a root that this host knows without the Node; the digest only chooses between those.
+        old = OldDriver(journal.driver.version, digest=journal.driver.digest)
     artifacts = tuple(path for path in _artifacts(profile) if files.exists(path))
     version = next((modules[name].version for name in profile.modules.roots if name in modules), "")
     root = driver_root or paths.driver_root

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import assert_never
 
 from driver_manager.core.pods import Evictor, progress_logged
@@ -37,7 +37,6 @@ from driver_manager.domain.swap.steps import (
     RecordDigest,
     RemoveArtifacts,
     RemoveConflicting,
-    RemoveSlots,
     RemoveVirtualFunctions,
     ReturnDevices,
     SetFirmwarePath,
@@ -293,8 +292,6 @@ class DriverRoot:
 
 
 # Brings a staged driver to the driver root, and goes back to the one before.
-#
-# Owns how each of these steps is done. Depends on ports only.
 
 
 class DriverSlots:
@@ -303,45 +300,39 @@ class DriverSlots:
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._flipped: FlipRoot | None = None
+        self.old_source = context.situation.host.previous_source
+        """Where the driver that is loaded now can be loaded from."""
 
     def do(self, step: AnySlotStep) -> None:
         """Do `step`. Raises PreflightFailed, ModuleFailed, OwnedElsewhere."""
         ports = self._context.ports
         match step:
             case KeepRoot():
+                if step.brings_back and self.old_source is not None:
+                    with self._context.effect():
+                        ports.slots.flip(step.root)
+                    self.old_source = self.old_source.moved_to(step.root)
                 with self._context.effect():
                     ports.slots.keep_root(step.root, step.digest, step.version)
+                if step.takes:
+                    with self._context.effect():
+                        ports.slots.take_next(step.root, step.takes)
             case FlipRoot():
-                with self._context.effect():
-                    ports.slots.flip(step.root, step.target, step.kept)
+                if not step.is_done:
+                    with self._context.effect():
+                        ports.slots.flip(step.root)
                 self._flipped = step
-            case RemoveSlots():
-                self._remove(step)
             case _:
                 assert_never(step)
 
     def go_back(self) -> None:
-        """Let the root lead to where it led before this run, or an earlier one. Raises ModuleFailed, OwnedElsewhere."""
+        """Bring back what was at the root before this run, or an earlier one. Raises ModuleFailed, OwnedElsewhere."""
         step = self._flipped
-        if step is None or not step.back:
+        if step is None or not step.has_way_back:
             return
         with self._context.effect():
-            self._context.ports.slots.flip(step.root, step.back, "")
-        self._context.ports.reporter.info(f"{step.root} points to {step.back} again")
-
-    def _remove(self, step: RemoveSlots) -> None:
-        """Who waits for the node has it already: what cannot be removed now is removed by a later run."""
-        ports = self._context.ports
-        if ports.clock.is_ending():
-            return
-        try:
-            with self._context.effect():
-                gone = ports.slots.remove(step.root, step.names)
-        except ManagerError as error:
-            ports.reporter.warn(f"old slots stay: {error.what}")
-            return
-        if len(gone) < len(step.names):
-            ports.reporter.info("old slots stay for now: another process is staging a driver")
+            self._context.ports.slots.flip(step.root)
+        self._context.ports.reporter.info(f"the previous driver is at {step.root} again")
 
 
 DEVICE_POLL_S = 0.2
@@ -371,10 +362,10 @@ SERVICE_S = 90.0
 class DriverSwap:
     """The driver of one host."""
 
-    def __init__(self, context: RunContext, flip_back: Callable[[], None]) -> None:
+    def __init__(self, context: RunContext, slots: DriverSlots) -> None:
         """`flip_back` makes the driver root lead to the old driver again."""
         self._context = context
-        self._flip_back = flip_back
+        self._slots = slots
         self._free_by: Deadline | None = None
         self._gap: ClientEviction | None = None
         self._in_use = "the device"
@@ -394,7 +385,7 @@ class DriverSwap:
                     self._context.ports.host.set_firmware_path(step.path)
             case UnloadModules():
                 self._gap = ClientEviction(self._context, step.clients) if step.clients else None
-                self._unload_all(self._context.situation.host.previous_source)
+                self._unload_all(self._slots.old_source)
                 self._gap = None
             case LoadModules():
                 self._load_modules(step)
@@ -441,7 +432,7 @@ class DriverSwap:
         probe = situation.profile.probe
         if probe is None or not probe.tells_idle:
             return ()
-        loaded_from = situation.host.previous_source
+        loaded_from = self._slots.old_source
         root = loaded_from.root if loaded_from is not None else situation.profile.paths.driver_root
         return self._context.ports.host.probe(root, self._context.soon(PROBE_MORE_S + probe.timeout_s)).busy
 
@@ -646,7 +637,7 @@ class DriverSwap:
             with self._context.ports.clock.shielded():
                 self._free_by = self._context.soon(ROLLBACK_UNLOAD_S)
                 self._unload_all(step.source)
-                self._flip_back()
+                self._slots.go_back()
                 self._load_and_verify(previous, step.also)
                 self.afterwards()
         except OwnedElsewhere:

@@ -65,6 +65,7 @@ from driver_manager.domain.swap.steps import (
     DrainNode,
     EndWithoutReboot,
     EvictWorkloads,
+    FlipRoot,
     GiveBack,
     HoldForReboot,
     KeepBindings,
@@ -81,7 +82,6 @@ from driver_manager.domain.swap.steps import (
     RebootStep,
     RecordDigest,
     RemoveArtifacts,
-    RemoveSlots,
     ReturnDevices,
     SlotStep,
     StandDown,
@@ -114,7 +114,7 @@ class Executor:
         self._pods = PodEviction(context)
         self._operator = Handoff(context)
         self._slots = DriverSlots(context)
-        self._modules = DriverSwap(context, self._slots.go_back)
+        self._modules = DriverSwap(context, self._slots)
         self._mounts = DriverRoot(context)
         self._devices = DeviceSteps(context)
         self._reboots = RebootRequests(context)
@@ -130,8 +130,7 @@ class Executor:
                 ports.reporter.warn("could not take the work lock; health-watch may misjudge this run")
             self._context.claim_what_is_ours()
             for number, step in enumerate(steps, 1):
-                # A verified driver without its digest would be replaced again; old slots go once all is done.
-                if not isinstance(step, RecordDigest | RemoveSlots):
+                if not isinstance(step, RecordDigest):  # a verified driver without its digest would be replaced again
                     ports.clock.check()
                 if isinstance(step, PlanAgain):
                     return step.after
@@ -183,7 +182,9 @@ class Executor:
             self._slots.do(step)
         except ModuleFailed as error:
             load = next((one for one in self._plan.steps if isinstance(one, LoadModules)), None)
-            raise self._modules.rolled_back(error, load) if load is not None else error from error
+            if load is None or not isinstance(step, FlipRoot):
+                raise
+            raise self._modules.rolled_back(error, load) from error
 
 
 # Reads every fact of one decision, once: at most two API requests and one look at the host.
@@ -439,7 +440,6 @@ _DONE: tuple[tuple[type[Step], str], ...] = (
     (GiveBack, "the node was released"),
     (ClearRebootRequest, "an earlier reboot request was cleared"),
     (RemoveArtifacts, "files of an earlier driver were removed"),
-    (RemoveSlots, "old slots were removed"),
 )
 """The result of a run that loaded nothing: the text of the first of these steps that it had."""
 
@@ -604,7 +604,7 @@ class _Run:
                 now, decided = decide(ports, obs, self._profile, self._policy, self._waited)
             lock.state.reached("preflight")
             self._prepare(now, decided, lock.state)
-            self._warm(decided)
+            self._warm(now, decided)
             waited_for = Executor(RunContext(ports, now, lock, self._fence, self._deadline), decided).run()
         except (Conflict, OwnedElsewhere):
             raise
@@ -678,14 +678,15 @@ class _Run:
         for warning in decided.warnings:
             self._ports.reporter.warn(warning)
 
-    def _warm(self, decided: Plan) -> None:
+    def _warm(self, now: Situation, decided: Plan) -> None:
         """Read the files of the load before any pod has to leave for it; during the load they are in memory."""
         ports = self._ports
-        loads = [step for step in decided.steps if isinstance(step, LoadModules)]
+        loads = any(isinstance(step, LoadModules) for step in decided.steps)
+        source = now.host.source if loads else None
         plans_again = any(isinstance(step, PlanAgain) for step in decided.steps)
-        if not loads or plans_again or ports.log.is_open or not any(step.disturbs for step in decided.steps):
+        if source is None or plans_again or ports.log.is_open or not any(step.disturbs for step in decided.steps):
             return
-        read = ports.host.warm(loads[0].source, self._deadline.within(WARM_S))
+        read = ports.host.warm(source, self._deadline.within(WARM_S))
         if read >= LEAST_SAID_BYTES:
             ports.reporter.info(f"{read / 2**20:.1f} MiB of the new driver's files are read ahead")
 

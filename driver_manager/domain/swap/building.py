@@ -10,7 +10,7 @@ from collections.abc import Mapping, Set
 from msgspec.structs import replace
 
 from driver_manager.domain.errors import ModuleStuck, PreflightFailed
-from driver_manager.domain.host import StagedSlot, StagedSlots, free_name, removable, slot_name
+from driver_manager.domain.host import NEXT, PREVIOUS, StagedSlot, StagedSlots
 from driver_manager.domain.journal import OldDriver
 from driver_manager.domain.node import Pod
 from driver_manager.domain.observation import Loader, Mode, Situation
@@ -31,7 +31,6 @@ from driver_manager.domain.swap.steps import (
     RecordDigest,
     RemoveArtifacts,
     RemoveConflicting,
-    RemoveSlots,
     SetFirmwarePath,
     StopServices,
     TakeNode,
@@ -110,48 +109,43 @@ def staged(situation: Situation) -> tuple[StagedSlots, StagedSlot] | None:
 
 
 def keep_root(situation: Situation) -> tuple[KeepRoot, ...]:
-    """Before a pod is disturbed: record the folder at the driver root, so that the run can go back to it."""
+    """Before any pod is disturbed: the trees get the places from which one exchange brings the new driver."""
     found = staged(situation)
-    if found is None or found[0].in_root is None:
+    if found is None or found[0].path(found[1].name) == found[0].root:
         return ()
-    return (KeepRoot(found[0].root, _old_digest(situation), _old_version(situation)),)
+    slots, slot = found
+    previous = situation.host.previous_source
+    takes = slot.digest if slots.path(slot.name) == slots.root + NEXT else ""
+    brings_back = bool(takes) and previous is not None and previous.root == slots.root + PREVIOUS
+    version = driver_version(situation.host.modules)
+    if previous is not None:
+        is_known = brings_back or slots.root in (previous.root.rstrip("/"), previous.real_root)
+    else:
+        is_known = not version
+    if not is_known:  # the files at the root were replaced after the driver was loaded
+        return (KeepRoot(slots.root, "", "", takes),)
+    version = version or (previous.version if previous is not None else "")
+    return (KeepRoot(slots.root, _old_digest(situation), version, takes, brings_back),)
 
 
 def flip_slots(situation: Situation) -> tuple[FlipRoot, ...]:
-    """Between the old modules and the new ones: the driver root leads to the new tree."""
+    """Between the old modules and the new ones: the new tree comes to the driver root."""
     found = staged(situation)
     if found is None:
         return ()
     slots, slot = found
-    target, back = slots.path(slot.name), _way_back(situation, slots)
-    if slots.current == slot.name and back in ("", target):
+    path, previous = slots.path(slot.name), situation.host.previous_source
+    is_done = path == slots.root
+    has_way_back = previous is not None and previous.root != path
+    if is_done and (previous is None or previous.root != slots.root + PREVIOUS):
         return ()
-    return (FlipRoot(slots.root, target, slot.text, _kept(situation, slots), "" if back == target else back),)
-
-
-def remove_slots(situation: Situation) -> tuple[RemoveSlots, ...]:
-    """After the release: keep the new slot, the one before and one more, remove the others."""
-    found = staged(situation)
-    if found is None:
-        return ()
-    slots, slot = found
-    flips = flip_slots(situation)
-    before = slots.name_of(flips[0].back) if flips else slots.previous
-    names = removable(slots.slots, slot.name, before)
-    return (RemoveSlots(slots.root, names),) if names else ()
-
-
-def remove_left_over(situation: Situation) -> tuple[RemoveSlots, ...]:
-    """The same for a driver that is current: a run that was killed after its swap may not have come that far."""
-    found = staged(situation)
-    is_there = found is not None and found[0].current == found[1].name
-    return remove_slots(situation) if is_there else ()
+    return (FlipRoot(slots.root, slot.text, has_way_back, is_done),)
 
 
 def stale_keys(situation: Situation) -> frozenset[str]:
     """Deploy-label keys of operand pods that mount the driver root itself: they keep the tree that it leads to now."""
     flips = flip_slots(situation)
-    if not flips or situation.host.slots is None or situation.host.slots.current == situation.host.slots.wanted:
+    if not flips or flips[0].is_done:
         return frozenset()
     own = situation.obs.own_pod
     keys = situation.profile.deploy_keys(situation.obs.node.labels) - (
@@ -184,52 +178,11 @@ def _mounts_root(pod: Pod, root: str) -> bool:
     return any(path == root or path.startswith(f"{root}/") for path in pod.host_paths)
 
 
-def _kept(situation: Situation, slots: StagedSlots) -> str:
-    """The name that the folder at the root gets as a slot."""
-    taken = (slot.name for slot in slots.slots)
-    return free_name(slot_name(_old_digest(situation)), taken) if slots.in_root is not None else ""
-
-
-def _way_back(situation: Situation, slots: StagedSlots) -> str:
-    """Where the root led before, "" where that is not known."""
-    if slots.in_root is not None:
-        return slots.path(_kept(situation, slots))
-    if slots.current and slots.current != slots.wanted:
-        return slots.path(slots.current)
-    previous = situation.host.previous_source
-    if slots.current and previous is not None:
-        # An earlier run has flipped it already.
-        return previous.root if slots.name_of(previous.root) else previous.real_root
-    return "" if slots.current else slots.leads_to
-
-
-def _has_old_driver(situation: Situation) -> bool:
-    """Whether a folder at the root may have the driver that is loaded: not where its files were replaced since."""
-    slots, previous = situation.host.slots, situation.host.previous_source
-    if slots is None or slots.in_root is None or not driver_version(situation.host.modules):
-        return True
-    if previous is None:
-        return False
-    return slots.root in (previous.root.rstrip("/"), previous.real_root) or bool(slots.name_of(previous.root))
-
-
 def _old_digest(situation: Situation) -> str:
-    """Digest of the driver that is now in the root, "" if it was not recorded."""
-    if not _has_old_driver(situation):
-        return ""
-    # Of any boot: a reboot changes nothing in a folder on disk.
+    """Of the driver that the root has before the swap, "" if unknown."""
+    # Of any boot: a reboot in between changes nothing in a folder on disk.
     old = situation.obs.journal.driver if situation.obs.journal is not None else None
-    noted = old.digest if old is not None else situation.host.digest
-    # A reboot may have taken what was noted elsewhere.
-    recorded = situation.host.slots.in_root if situation.host.slots is not None else None
-    return noted or (recorded.digest if recorded is not None else "")
-
-
-def _old_version(situation: Situation) -> str:
-    if not _has_old_driver(situation):
-        return ""
-    previous = situation.host.previous_source
-    return driver_version(situation.host.modules) or (previous.version if previous is not None else "")
+    return (old.digest if old is not None else situation.host.digest) or ""
 
 
 # The steps that load a driver, what they go back to if it does not load, and the preflight before them.
@@ -244,10 +197,16 @@ def loading(situation: Situation) -> list[AnyStep]:
         return []
     paths, digest = situation.profile.paths, situation.obs.digest
     given = options(situation.profile.modules.parameters, _values_to_keep(situation))
+    flips = flip_slots(situation)
     source = replace(source, given=given)
     previous = replace(previous, given=given) if previous is not None else None
+    for flip in flips:
+        # The exchange brings each to the root in its turn.
+        if previous is not None and previous.root in (source.root, flip.root + PREVIOUS):
+            previous = previous.moved_to(flip.root)
+        source = source.moved_to(flip.root)
     return [
-        *flip_slots(situation),
+        *flips,
         *_firmware_path(situation),
         LoadModules(source, previous, _digest_to_go_back_to(situation), _further_modules(situation)),
         *([RecordDigest(paths.state_file, digest, paths.load_record, source)] if digest else []),

@@ -44,8 +44,6 @@ from driver_manager.domain.swap.building import (
     ready_names,
     refuse_versions,
     releasing,
-    remove_left_over,
-    remove_slots,
     stale_keys,
     taking,
 )
@@ -443,7 +441,7 @@ def _first_install(situation: Situation) -> Plan:
     refuse_unmoved(situation, stale, bound_only=True)
     taken = taking(situation, stale, cordon=False) if owns else ()
     patient = (*wait_for_stuck(situation, stale), *wait_for_machines(situation))
-    steps = [*patient, *keep_root(situation), *taken, *work, *releasing(situation, taken), *remove_slots(situation)]
+    steps = [*patient, *keep_root(situation), *taken, *work, *releasing(situation, taken)]
     reason = f"no driver is loaded{_who_loads(situation)}"
     users = staying(
         node_pods(situation.obs),
@@ -468,7 +466,7 @@ def _keep(situation: Situation) -> Plan:
     reason = f"driver is current: digest {digest}, version {version or 'unknown'}, loaded since this boot"
     users = staying(node_pods(situation.obs), situation.profile, situation.policy.eviction, "the driver stays loaded")
     if not _container_starts_anew(situation):
-        end: tuple[AnyStep, ...] = (*undisturbed(situation, ()), *remove_left_over(situation))
+        end: tuple[AnyStep, ...] = undisturbed(situation, ())
         return Plan(Decision.CURRENT, reason, end, workloads=users)
     work = clean(situation, ready_names(situation.profile))
     if not situation.host.root_mounts:
@@ -558,7 +556,6 @@ def _replace(situation: Situation, why: str) -> Plan:
         *loads,
         *(make_virtual_again(situation) if loads else ()),
         *releasing(situation, taken),
-        *remove_slots(situation),
     ]
     warnings = [*cleared.warnings, *unread_claims(node_pods(situation.obs)), *load_notes(situation)]
     if situation.policy.loader is Loader.CONTAINER and situation.obs.own_pod is None:

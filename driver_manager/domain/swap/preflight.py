@@ -364,7 +364,7 @@ def _slot(slots: StagedSlots | None) -> tuple[Check, ...]:
     if slots is None or slot is None:
         return ()
     root = Check(
-        "driver root", not slots.obstacle, slots.obstacle or f"{slots.root} can be pointed at it", slots.remedy
+        "driver root", not slots.obstacle, slots.obstacle or f"{slots.root} can be exchanged with it", slots.remedy
     )
     return (Check("staged slot", True, f"staged slot {slot.text}"), root)
 

@@ -22,7 +22,7 @@ from driver_manager.domain.errors import (
     RebootRequired,
     StandingDown,
 )
-from driver_manager.domain.host import UNREAD, DriverSource, PastFailure, pod_blocker, process_blocker
+from driver_manager.domain.host import NEXT, PREVIOUS, UNREAD, DriverSource, PastFailure, pod_blocker, process_blocker
 from driver_manager.domain.observation import Situation
 from driver_manager.domain.pods.labels import gate_originals, originals
 from driver_manager.domain.swap.steps import (
@@ -122,7 +122,8 @@ def _of_source(source: DriverSource | None) -> list[list[str]]:
     files = (*source.modules, *source.dependencies)
     options = [f"{name} {text}" for name, text in sorted(source.options.items())]
     lacking = [name for missing in source.missing_firmware for name in missing.names]
-    return [[source.root, *options], lacking, *([file.name, file.version, file.stamp] for file in files)]
+    root = source.root.removesuffix(NEXT).removesuffix(PREVIOUS)  # a staged driver changes its place with each try
+    return [[root, *options], lacking, *([file.name, file.version, file.stamp] for file in files)]
 
 
 def _left_s(situation: Situation, past: PastFailure) -> float:

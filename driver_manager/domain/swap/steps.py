@@ -661,45 +661,40 @@ class SlotStep(Step, frozen=True):
 
 
 class KeepRoot(SlotStep, frozen=True):
-    """Record what is in the folder at the driver root, so that it is a slot once the root leads elsewhere."""
+    """Make `root` and the trees beside it ready for one exchange: the old driver at the root, the new one in previous.
+
+    `digest` and `version` are those of the driver at the root, "" if unknown. `takes` is the digest of the driver to
+    take from the next place, "" if it is in the previous one already. `brings_back`: an earlier run has exchanged them
+    already for another driver, so the old one comes back to the root first.
+    """
 
     root: str
     digest: str
     version: str
+    takes: str = ""
+    brings_back: bool = False
 
     def describe(self) -> str:
         return f"record the driver tree in {self.root}, so that it can be restored"
 
 
 class FlipRoot(SlotStep, frozen=True):
-    """Let the driver root lead to the slot at `target`; `slot` is that one for people.
+    """Exchange the driver root with the previous place, which has the driver `slot`, a text for people.
 
-    `kept` is the name that a folder at the root has as a slot from then on, "" for none. `back` is where the root leads
-    again if the driver does not load, "" where there is no way back.
+    `is_done`: an earlier run has done so. `has_way_back`: they are exchanged again if the new driver does not work.
     """
 
     part = OutagePart.INSTALL
     root: str
-    target: str
     slot: str
-    kept: str = ""
-    back: str = ""
+    has_way_back: bool = False
+    is_done: bool = False
 
     def describe(self) -> str:
         return f"flip {self.root} to the staged slot {self.slot}"
 
 
-class RemoveSlots(SlotStep, frozen=True):
-    """Remove slots that no run needs any more."""
-
-    root: str
-    names: tuple[str, ...]
-
-    def describe(self) -> str:
-        return f"remove {len(self.names)} old slot(s): {', '.join(self.names)}"
-
-
-AnySlotStep = KeepRoot | FlipRoot | RemoveSlots
+AnySlotStep = KeepRoot | FlipRoot
 
 
 # Steps that only wait, before a pod is disturbed: for obstacles that may go by themselves, or until the next attempt.

@@ -1,4 +1,4 @@
-"""Mutants of staged drivers: how a slot is filled, how the root gets there and back, and which slots go."""
+"""Mutants of staged drivers: how one is filled, and how it gets to the root and back."""
 
 from __future__ import annotations
 
@@ -11,61 +11,77 @@ SWAP = "unit/swap/test_staged_swap.py::"
 STAGED_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "slot-filled-in-place",
-        "a slot is either complete or absent",
+        "a staged driver is either complete or absent",
         "adapters/host/slots.py",
-        "        new = beside(name)\n",
-        "        new = name\n",
+        '            new = f".{name}.{os.urandom(6).hex()}"\n',
+        "            new = name\n",
         (STAGING + "test_killed_anywhere_the_slot_is_not_there_or_complete_and_the_next_one_ends_alike",),
     ),
     Mutant(
-        "current-slot-removed",
-        "neither the current nor the previous slot is removed",
-        "domain/host.py",
-        "if slot.name not in (current, previous)]",
-        "if slot.name != current]",
-        ("unit/domain/test_staged.py::test_whatever_there_is_the_current_one_and_the_one_before_stay",),
+        "previous-driver-given-up",
+        "the driver to go back to stays the previous one when a third driver comes",
+        "core/swap/driver.py",
+        "                if step.brings_back and self.old_source is not None:",
+        "                if False:",
+        (SWAP + "test_a_third_driver_after_a_killed_swap_leaves_the_first_as_the_way_back",),
     ),
     Mutant(
         "root-not-restored",
-        "a rollback points the driver root to the old slot again",
+        "a rollback brings the old driver to the driver root again",
         "core/swap/driver.py",
-        "                self._flip_back()\n",
+        "                self._slots.go_back()\n",
         "",
         (SWAP + "test_a_driver_that_does_not_work_takes_the_root_back_too",),
     ),
     Mutant(
         "slot-of-another-kernel-loaded",
-        "a slot for another kernel is not used until it is staged again",
+        "a staged driver for another kernel is not used until it is staged again",
         "domain/host.py",
-        "    if record.kernel != kernel:",
-        "    if False:",
-        ("unit/adapters/test_host_slots.py::test_a_slot_of_another_kernel_is_no_use_until_it_is_staged_again",),
+        "        if self.kernel != kernel:",
+        "        if False:",
+        (SLOTS + "test_the_wanted_driver_is_found_with_its_problem",),
     ),
     Mutant(
         "root-replaced-in-two-steps",
         "the driver root is complete whenever a run is killed",
         "adapters/host/slots.py",
-        "            exchange(at.slots, link, at.above, at.name)\n            if not kept:",
-        '            os.rename(at.name, f"{link}.old", src_dir_fd=at.above, dst_dir_fd=at.slots)\n'
-        "            os.rename(link, at.name, src_dir_fd=at.slots, dst_dir_fd=at.above)\n"
-        '            os.rename(f"{link}.old", link, src_dir_fd=at.slots, dst_dir_fd=at.slots)\n'
-        "            if not kept:",
-        ("unit/adapters/test_host_slots.py::test_killed_anywhere_the_root_is_whole_and_the_next_flip_ends_alike",),
+        "        exchange(folder, name, folder, other)\n    except",
+        '        os.rename(other, f"{other}.old", src_dir_fd=folder, dst_dir_fd=folder)\n'
+        "        os.rename(name, other, src_dir_fd=folder, dst_dir_fd=folder)\n"
+        '        os.rename(f"{other}.old", name, src_dir_fd=folder, dst_dir_fd=folder)\n'
+        "    except",
+        (SLOTS + "test_killed_anywhere_the_root_is_whole_and_the_next_run_ends_alike",),
     ),
     Mutant(
         "slot-with-a-mount-removed",
-        "the files of a mount in an old slot are not removed with the slot",
+        "the files of a mount in a staged driver are not removed with it",
         "adapters/host/slots.py",
-        "    if _mount_id(descriptor) != here:",
-        "    if False:",
-        (SLOTS + "test_a_slot_that_something_is_mounted_in_stays_and_so_does_what_is_mounted",),
+        "    if mounts:\n        raise OSError(errno.EBUSY",
+        "    if False:\n        raise OSError(errno.EBUSY",
+        (STAGING + "test_a_tree_that_something_is_mounted_in_is_not_removed",),
+    ),
+    Mutant(
+        "foreign-folder-removed",
+        "a folder that `stage` did not make is not replaced",
+        "adapters/host/slots.py",
+        "        if before is None and here.exists()",
+        "        if False and here.exists()",
+        (STAGING + "test_what_stage_did_not_make_is_not_removed",),
+    ),
+    Mutant(
+        "another-driver-brought",
+        "a driver that was staged after the plan was made is not brought to the driver root",
+        "adapters/host/slots.py",
+        "if found is None or found.digest != digest or not os.path.samestat(before, after):",
+        "if False:",
+        (SLOTS + "test_what_was_staged_in_between_is_not_brought",),
     ),
     Mutant(
         "replaced-files-are-the-old-driver",
         "files that were replaced in the driver root are not recorded as the driver that is loaded",
         "domain/swap/building.py",
-        "    if previous is None:\n        return False",
-        "    if previous is None:\n        return True",
+        "    if not is_known:",
+        "    if False:",
         (SWAP + "test_files_that_were_replaced_in_a_folder_are_not_recorded_as_the_driver_that_is_loaded",),
     ),
 )

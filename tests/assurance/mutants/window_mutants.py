@@ -35,7 +35,7 @@ WINDOW_MUTANTS = (
         "nothing-read-ahead",
         "files that a load needs are read before any pod has to leave",
         "core/swap/run.py",
-        "            self._warm(decided)\n",
+        "            self._warm(now, decided)\n",
         "",
         (f"{RECONCILE}::test_files_are_read_ahead_before_anybody_has_to_leave",),
     ),

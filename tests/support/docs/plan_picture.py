@@ -95,13 +95,12 @@ def _own_pod(dice: random.Random) -> Pod | None:
     return dice.choice((None, builders.driver_pod(), builders.driver_pod(main_started=True), vfio_manager))
 
 
-_SLOTS = tuple(StagedSlot(digest, digest, made_s=float(number)) for number, digest in enumerate("abc"))
-_WANTED = StagedSlot(builders.NEW_DIGEST, builders.NEW_DIGEST, "2.0")
+_WANTED = StagedSlot("driver.next", builders.NEW_DIGEST, "2.0")
 STAGED = (
-    StagedSlots("/opt/driver", (*_SLOTS, _WANTED), current="c", wanted=_WANTED.name, leads_to="/opt/driver.slots/c"),
-    StagedSlots("/opt/driver", (*_SLOTS, _WANTED), wanted=_WANTED.name, in_root=StagedSlot("driver")),
+    StagedSlots("/opt/driver", (StagedSlot("driver", "c"), _WANTED), wanted=_WANTED.name),
+    StagedSlots("/opt/driver", (_WANTED,), wanted=_WANTED.name),
 )
-"""The new driver is staged: the root leads to another slot, or is a folder."""
+"""The new driver is staged: the driver at the root was staged as well, or was not."""
 
 
 def _host(dice: random.Random, profile: Profile) -> Host:

@@ -6,7 +6,10 @@ import contextlib
 import json
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
+from driver_manager.adapters.host.modules import ModuleTrees
+from driver_manager.adapters.host.system import Sources
 from driver_manager.domain import host_record
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleBusy, ModuleFailed, ModuleStuck, OwnedElsewhere
@@ -26,7 +29,7 @@ from driver_manager.domain.host import (
     noted_failure,
 )
 from driver_manager.domain.host_record import HostRecord
-from driver_manager.domain.journal import Journal, Owner
+from driver_manager.domain.journal import Journal, OldDriver, Owner
 from driver_manager.domain.pci import noted_bindings
 from driver_manager.domain.profile import RUN_RECORD, Profile, closure, has_root
 from driver_manager.domain.reboot import state as reboot_record
@@ -309,7 +312,7 @@ class FakeHost:
         if version is None:
             return None
         files = tuple(ModuleFile(name, root, version, VERMAGIC) for name in self.profile.modules.roots)
-        return DriverSource(root, files, real_root=self.slots.real(root))
+        return DriverSource(root, files, real_root=root)
 
     def _version_at(self, root: str) -> str | None:
         staged = self.slots.version_at(root)
@@ -336,14 +339,11 @@ class FakeHost:
             digest = self.files.get(paths.state_file)
             is_loaded = has_root(self._modules(), self.profile.modules)
             old = (run.driver if run else None) or host_record.lost_driver(left, is_loaded=is_loaded, digest=digest)
-            candidates = [(self.slots.path(old.digest), old.version), (old.root, old.version)] if old else []
-            if self.root in self.loaded:
-                loaded = self.loaded[self.root]
-                candidates += [(self.slots.path(digest.strip()), loaded)] if digest else []
-                candidates += [(record.root, loaded)] if record else []
-                candidates += [(driver_root, loaded)]
-            found = ((self.source_of(root), version) for root, version in candidates)
-            previous = (source for source, version in found if source is not None and source.version == version)
+            if old is None and journal is not None and journal.driver is not None:
+                old = OldDriver(journal.driver.version, digest=journal.driver.digest)
+            digest = digest.strip() if digest is not None else None
+            slots = self.slots.seen(wanted if loads else "")
+            sources = Sources(cast("ModuleTrees", _Trees(self)), self.profile, slots, wanted if loads else "")
             return Host(
                 boot_id=self.boot_id,
                 kernel_release=KERNEL,
@@ -351,13 +351,13 @@ class FakeHost:
                 modules=self._modules(),
                 leaving=tuple(sorted(self.leaving)),
                 parameters=self.tunables.get(self.loaded.get(self.root, ""), {}) if loads else {},
-                digest=digest.strip() if digest is not None else None,
+                digest=digest,
                 root_mounts=tuple(reversed(self.mounts)),
                 artifacts=tuple(sorted(self.files)),
                 host_driver=self.host_driver,
                 source=self._wanted(driver_root, wanted) if loads else self.source_of(driver_root) if ships else None,
-                slots=self.slots.seen(wanted if loads else ""),
-                previous_source=next(previous, None),
+                slots=slots,
+                previous_source=sources.before(driver_root, old, record, digest, self.loaded.get(self.root, "")),
                 marker=self._marker(),
                 reboot_wish=self._wish(),
                 granted_reboot=self._granted_reboot(),
@@ -407,3 +407,13 @@ class FakeHost:
                 users += self.users() + sum(self.services.values())
             found[name] = Module(name, version, len(holders) + users, holders)
         return found
+
+
+@dataclass
+class _Trees:
+    """See `driver_manager.adapters.host.modules.ModuleTrees`."""
+
+    host: FakeHost
+
+    def source(self, root: str, names: tuple[str, ...], *, in_depth: bool = True) -> DriverSource:
+        return self.host.source_of(root) or DriverSource(root, problem="there is none")

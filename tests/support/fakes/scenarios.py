@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.host import Holder
+from driver_manager.domain.host import PREVIOUS, Holder
 from driver_manager.domain.node import Claim, Node
 from driver_manager.domain.observation import EvictionRules, Loader, Mode, Policy
 from driver_manager.domain.pci import Binding, encode_bindings, noted_bindings
@@ -183,33 +183,27 @@ def replace_after_completion() -> World:
 
 
 def _staged() -> World:
-    """An old driver, the new one in a slot, and slots of three drivers before."""
+    """An old driver at the root, the new one staged, and the driver before the old one."""
     world = _world(Loader.MANAGER)
     slots = world.host.slots
     world.driver_root = slots.root
-    for number in (1, 2, 3):
-        slots.stage(f"{number}" * 64, f"0.{number}")
+    slots.trees = {slots.root: (OLD_DIGEST, "1.0"), slots.root + PREVIOUS: ("1" * 64, "0.1")}
+    slots.stage(NEW_DIGEST, "2.0")
     world.host.put_driver("1.0", OLD_DIGEST, peer=False)
+    _record(world, slots.root, "1.0")
     return world
 
 
 def swap_to_a_slot() -> World:
-    """The driver root leads to the old driver's slot, and the new one is staged beside it."""
-    world = _staged()
-    slots = world.host.slots
-    slots.stage(OLD_DIGEST, "1.0")
-    slots.leads_to = slots.path(OLD_DIGEST)
-    slots.stage(NEW_DIGEST, "2.0")
-    _record(world, slots.leads_to, "1.0")
-    return world
+    """The old driver at the root was staged as well."""
+    return _staged()
 
 
 def swap_a_folder_for_a_slot() -> World:
-    """The driver root still is a folder, as before anything was staged."""
+    """The old driver at the root has no record, as before anything was staged."""
     world = _staged()
-    world.host.slots.in_root = "1.0"
-    world.host.slots.stage(NEW_DIGEST, "2.0")
-    _record(world, world.driver_root, "1.0")
+    world.host.slots.trees[world.driver_root] = (None, "1.0")
+    del world.host.slots.trees[world.driver_root + PREVIOUS]
     return world
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from driver_manager.domain.host import RECORD, slot_name
+from driver_manager.domain.host import FOLDER_END, RECORD
 from driver_manager.sandbox.host import KERNEL, HostTree
 from driver_manager.sandbox.scenarios import NEW, NEW_DIGEST, OLD, OLD_DIGEST
 from tests.support.fakes.sandboxed import ByHand, by_hand
@@ -63,22 +63,26 @@ def slots(node: ByHand, digest: str) -> list[dict[str, Any]]:
     return found
 
 
+def record_in(folder: Path) -> dict[str, Any]:
+    """The record of the driver tree."""
+    found: dict[str, Any] = json.loads((folder / RECORD).read_text())
+    return found
+
+
 @pytest.mark.shares(3)
 @pytest.mark.submission
 def test_a_driver_is_staged_swapped_to_and_swapped_back(node: ByHand) -> None:
     root = node.tree.root / ROOT.lstrip("/")
     code, _, said = stage(node, NEW, NEW_DIGEST)
-    assert (code, f"staged: {NEW_DIGEST}, driver {NEW} in {ROOT}.slots/{slot_name(NEW_DIGEST)}" in said) == (0, True), (
-        said
-    )
-    assert (node.tree.driver_version, root.is_symlink()) == (OLD, False), "what runs is untouched"
+    assert (code, f"staged: {NEW_DIGEST}, driver {NEW} in {ROOT}.next" in said) == (0, True), said
+    assert node.tree.driver_version == OLD, "what runs is untouched"
     code, out, _ = call(node, "plan", DRIVER_CONFIG_DIGEST=NEW_DIGEST)
     assert (code, f"flip {ROOT} to the staged slot {NEW_DIGEST}, driver {NEW}" in out) == (0, True), out
     assert f"staged slot {NEW_DIGEST}, driver {NEW}" in call(node, "preflight", DRIVER_CONFIG_DIGEST=NEW_DIGEST)[1]
 
     code, _, said = call(node, "reconcile-driver-state", DRIVER_CONFIG_DIGEST=NEW_DIGEST)
     assert (code, node.tree.driver_version, node.tree.digest) == (0, NEW, NEW_DIGEST), said
-    assert str(root.readlink()) == f"driver.slots/{slot_name(NEW_DIGEST)}"
+    assert record_in(root)["version"] == NEW
     kept = {one["digest"]: one for one in slots(node, NEW_DIGEST)}
     assert [kept[digest]["version"] for digest in (OLD_DIGEST, NEW_DIGEST)] == [OLD, NEW]
     assert (kept[NEW_DIGEST]["current"], kept[OLD_DIGEST]["previous"]) == (True, True)
@@ -90,7 +94,7 @@ def test_a_driver_is_staged_swapped_to_and_swapped_back(node: ByHand) -> None:
 
     code, _, said = call(node, "reconcile-driver-state", DRIVER_CONFIG_DIGEST=OLD_DIGEST)
     assert (code, node.tree.driver_version, node.tree.digest) == (0, OLD, OLD_DIGEST), said
-    assert str(root.readlink()) == f"driver.slots/{slot_name(OLD_DIGEST)}"
+    assert [record_in(root.with_name(name))["version"] for name in ("driver", "driver.previous")] == [OLD, NEW]
 
 
 @pytest.mark.submission
@@ -100,15 +104,37 @@ def test_what_nobody_staged_is_not_loaded_from_the_slot_of_another(node: ByHand)
     call(node, "reconcile-driver-state", DRIVER_CONFIG_DIGEST=NEW_DIGEST)
     code, _, said = call(node, "reconcile-driver-state", DRIVER_CONFIG_DIGEST="third")
     assert (code, node.tree.driver_version) == (6, NEW)
-    assert f"no slot is staged for the wanted driver: {ROOT} points to the slot of {NEW_DIGEST}" in said
+    assert f"no slot is staged for the wanted driver: {ROOT} has the staged driver {NEW_DIGEST}" in said
+
+
+@pytest.mark.submission
+@pytest.mark.shares(3)
+def test_what_an_earlier_version_staged_serves_and_is_swapped_and_is_not_loaded_from(node: ByHand) -> None:
+    root = node.tree.root / ROOT.lstrip("/")
+    folder = root.with_name(root.name + FOLDER_END)
+    for digest, version, name in ((OLD_DIGEST, OLD, "old"), (NEW_DIGEST, NEW, "new")):
+        node.tree.add_driver(f"{ROOT}{FOLDER_END}/{name}", version)
+        record = {"schema": 1, "digest": digest, "kernel": KERNEL, "version": version, "files": [], "links": {}}
+        (folder / name / RECORD).write_text(json.dumps(record))
+    shutil.rmtree(root)
+    root.symlink_to("driver.slots/old")
+    assert "nothing to do" in call(node, "reconcile-driver-state", DRIVER_CONFIG_DIGEST=OLD_DIGEST)[2]
+    code, _, said = call(node, "reconcile-driver-state", DRIVER_CONFIG_DIGEST=NEW_DIGEST)
+    assert (code, node.tree.driver_version) == (6, OLD)
+    assert f"an earlier version staged the wanted driver in {ROOT}{FOLDER_END}/new" in said
+
+    stage(node, NEW, NEW_DIGEST)
+    for digest, version, is_link in ((NEW_DIGEST, NEW, False), (OLD_DIGEST, OLD, True)):
+        code, _, said = call(node, "reconcile-driver-state", DRIVER_CONFIG_DIGEST=digest)
+        assert (code, node.tree.driver_version, root.is_symlink()) == (0, version, is_link), said
 
 
 @pytest.mark.submission
 @pytest.mark.shares(3)
 def test_a_slot_of_another_kernel_or_cut_short_is_refused_before_the_window(node: ByHand) -> None:
     stage(node, NEW, NEW_DIGEST)
-    slot = node.tree.root / f"{ROOT.lstrip('/')}.slots" / slot_name(NEW_DIGEST)
-    record = json.loads((slot / RECORD).read_text())
+    slot = node.tree.root / f"{ROOT.lstrip('/')}.next"
+    record = record_in(slot)
     for change, why in (({"kernel": "5.10.0"}, f"it is for kernel 5.10.0, this one is {KERNEL}"), ({}, "is missing")):
         (slot / RECORD).write_text(json.dumps({**record, **change}))
         if not change:
@@ -124,7 +150,7 @@ def test_a_slot_of_another_kernel_or_cut_short_is_refused_before_the_window(node
     ("env", "words", "code", "why"),
     [
         ({"DRIVER_CONFIG_DIGEST": ""}, (), 2, "the digest of the driver to stage is not known"),
-        ({"DRIVER_PROFILE": "ascend"}, (), 2, "cannot be staged: slots are for a driver that is swapped in place"),
+        ({"DRIVER_PROFILE": "ascend"}, (), 2, "cannot be staged: only a driver that is swapped in place"),
         ({"DRIVER_ROOT": "/usr/lib"}, (), 2, "cannot be staged"),
         ({}, ("--from", "/nowhere"), 2, "/nowhere is not a folder"),
         ({}, (), 6, "not staged: driver root the driver to stage has no lib/modules"),

@@ -15,10 +15,7 @@ from pathlib import Path as Folder
 from types import TracebackType
 from typing import Self
 
-from msgspec.structs import replace
-
-from driver_manager.adapters.host.slots import record_of
-from driver_manager.domain.host import FOLDER_END, RECORD, encode_staged, folder_of, slot_name
+from driver_manager.domain.host import NEXT, RECORD, SlotRecord, encode_staged
 from driver_manager.domain.pci import Binding, encode_bindings
 from driver_manager.sandbox import fake_tools
 from driver_manager.sandbox.host import KERNEL, VFIO_DRIVER, VFIO_MODULE, HostTree, PciTree
@@ -227,19 +224,14 @@ def _outdated_with_a_bad_driver(tree: HostTree) -> None:
 
 
 def _staged(tree: HostTree) -> None:
-    """The driver root leads to the old driver's slot, and the new one is staged beside it, both on disk."""
-    for version, digest in ((OLD, OLD_DIGEST), (NEW, NEW_DIGEST)):
-        slot = f"{folder_of(STAGED_ROOT)}/{slot_name(digest)}"
-        tree.add_driver(slot, version)
-        folder = tree.root / slot.lstrip("/")
-        record = record_of(folder, digest, KERNEL, version)
-        # The tools in it differ from host to host here.
-        modules = tuple(one for one in record.files if one.path.startswith("lib/"))
-        (folder / RECORD).write_text(encode_staged(replace(record, files=modules)))
-    link = tree.root / STAGED_ROOT.lstrip("/")
-    link.symlink_to(f"{link.name}{FOLDER_END}/{slot_name(OLD_DIGEST)}")
+    """The old driver is at the root, and the new one is staged beside it, both on disk."""
+    for root, version, digest in ((STAGED_ROOT, OLD, OLD_DIGEST), (STAGED_ROOT + NEXT, NEW, NEW_DIGEST)):
+        tree.add_driver(root, version)
+        # The tools in it differ from host to host here, so the record names no file.
+        record = encode_staged(SlotRecord(digest, KERNEL, version))
+        (tree.root / root.lstrip("/") / RECORD).write_text(record)
     tree.load(STAGED_ROOT)
-    tree.record(OLD_DIGEST, f"{folder_of(STAGED_ROOT)}/{slot_name(OLD_DIGEST)}", OLD)
+    tree.record(OLD_DIGEST, STAGED_ROOT, OLD)
     _ready(tree)
 
 

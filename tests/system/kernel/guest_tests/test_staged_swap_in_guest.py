@@ -1,4 +1,4 @@
-"""Staged drivers on a real kernel and real file systems: swaps between two slots, and a disk that is really full."""
+"""Staged drivers on a real kernel and real file systems: swaps between two trees, and a disk that is really full."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.domain.host import RECORD, decode_staged, slot_name
+from driver_manager.domain.host import RECORD, decode_staged
 from tests.support.control_plane.kubelet import create_operands
 from tests.support.kernel.driver_roots import NEW_VERSION, OLD_VERSION
 from tests.support.kernel.guest_command import STATE, Command, assert_given_back, boot_id
@@ -26,7 +26,7 @@ SWAPS, FEWER_SWAPS = 10, 2
 DIGESTS = {OLD_VERSION: "sha256:" + "0" * 64, NEW_VERSION: "sha256:" + "f" * 64}
 VARIANTS = {OLD_VERSION: "v1", NEW_VERSION: "v2"}
 ROOT = Path("/run/rbln-staged/driver")
-SLOTS = ROOT.with_name("driver.slots")
+NEXT, PREVIOUS = ROOT.with_name("driver.next"), ROOT.with_name("driver.previous")
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -64,13 +64,12 @@ def test_swaps_back_and_forth_keep_every_label_and_every_byte(command: Command, 
             assert module_fact("rebellions", "version") == version
             assert module_fact("rebellions_core", "version") == version
             assert STATE.read_text() == f"{DIGESTS[version]}\n"
-            assert str(ROOT.readlink()) == f"driver.slots/{slot_name(DIGESTS[version])}"
             assert content(ROOT) == content(roots[VARIANTS[version]])
             assert command.node.labels() == labels
             assert_given_back(command)
-        for version, digest in DIGESTS.items():
-            record = decode_staged((SLOTS / slot_name(digest) / RECORD).read_text())
-            assert (record.digest, record.version) == (digest, version)
+        for version, folder in ((OLD_VERSION, ROOT), (NEW_VERSION, PREVIOUS)):
+            record = decode_staged((folder / RECORD).read_text())
+            assert (record.digest, record.version) == (DIGESTS[version], version)
         verified = command.run(
             "stage",
             *("--from", str(roots["v2"]), "--verify"),
@@ -89,7 +88,8 @@ def test_a_full_disk_leaves_nothing_and_the_driver_as_it_is(command: Command, ro
             "stage", "--from", str(roots["v2"]), DRIVER_ROOT=str(ROOT), DRIVER_CONFIG_DIGEST=DIGESTS[NEW_VERSION]
         )
         assert (done.code, "not enough space for another driver" in done.err) == (6, True), done.err
-        assert [one.name for one in SLOTS.iterdir()] in ([], [".lock"])
+        assert not NEXT.exists()
+        assert {one.name for one in ROOT.parent.iterdir()} <= {"filler", "driver.lock"}
     finally:
         subprocess.run(["umount", str(ROOT.parent)], check=True, timeout=150)
         ROOT.parent.rmdir()
