@@ -102,7 +102,7 @@ def _sum(name: str, folder: int) -> str:
 def copy_tree(source: int, target: int) -> None:
     """Copy what is in the open folder into the other one, which is empty, with modes, times and, for root, owners.
 
-    Raises OSError for what is neither file, link nor folder, and for a source that the copy lies in.
+    Raises OSError for what is neither file, link nor folder, and if the copy is below the source.
     """
     _copy(source, target, os.fstat(target), "")
 
@@ -541,7 +541,7 @@ def _refused(root: str, error: OSError) -> PreflightFailed:
     )
 
 
-# Reads files before somebody waits for them: what is in the page cache then is not read from a disk.
+# Reads files ahead, so that the load finds them in the page cache.
 #
 # In a child, because a disk may never answer; bounded, because what is read pushes something else out.
 
@@ -551,7 +551,7 @@ MOST_BYTES = 1024 * 1024 * 1024
 def warm(paths: Callable[[], Iterable[Path]], timeout_s: float, most_bytes: int = MOST_BYTES) -> int:
     """Read what `paths` gives, in the child too; how many bytes that was, 0 where it took longer than `timeout_s`.
 
-    What cannot be read is left out: whoever needs it says so.
+    Files that cannot be read are left out: the load reports them.
     """
     said = lines_within(timeout_s, lambda: [str(_read(paths(), most_bytes))])
     return int(said[0]) if said else 0

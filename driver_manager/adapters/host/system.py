@@ -170,7 +170,7 @@ class Sources:
 # Reads the host's side of an observation: modules, digest, mounts, artifacts, sources. Changes nothing.
 
 MAX_BINDINGS_BYTES = 1024 * 1024
-"""Of a host with thousands of functions."""
+"""Bytes: a host may have thousands of functions."""
 
 
 def read_host(  # noqa: PLR0913  # what the source of the driver depends on
@@ -184,8 +184,8 @@ def read_host(  # noqa: PLR0913  # what the source of the driver depends on
     wanted: str = "",
     picks_vfio: bool = False,
 ) -> Host:
-    """All facts of the host. `loads` says whether this run loads the driver, so that its source matters; `ships`
-    whether the host does: then the source is what it has on disk.
+    """All facts of the host. `loads`: this run loads the driver, so its source matters. `ships`: the host loads it, so
+    the source is what it has on disk.
 
     `wanted` is the digest of the wanted driver. `picks_vfio`: which vfio module serves each device matters. Raises
     ConfigError where the host cannot be read.
@@ -221,7 +221,7 @@ def _read_host(  # noqa: PLR0913  # as above
     old = run.driver if run is not None else None
     old = old or host_record.lost_driver(left, is_loaded=has_root(modules, profile.modules), digest=digest)
     if old is None and journal is not None and journal.driver is not None:
-        # Of a root that this host knows without the Node; the digest only chooses between those.
+        # The Node names no root; its digest only selects one of the roots that this host knows.
         old = OldDriver(journal.driver.version, digest=journal.driver.digest)
     artifacts = tuple(path for path in _artifacts(profile) if files.exists(path))
     version = next((modules[name].version for name in profile.modules.roots if name in modules), "")
@@ -359,7 +359,7 @@ def _record(files: HostFiles, path: str, this_boot: str) -> LoadRecord | None:
 
 
 def _reboot_wish(files: HostFiles, path: str) -> RebootWish | None:
-    """What a reboot was last asked for; None for garbage, which costs one more request at most."""
+    """What a reboot was last asked for; None for garbage, which leads to one more request at most."""
     try:
         text = files.read(path) if path else None
         return decode_reboot_wish(text) if text is not None else None
@@ -393,7 +393,7 @@ def _root_mounts(roots: HostRoots, driver_root: str) -> tuple[str, ...]:
 # Whose effects on the driver may follow: a note on the host, read and written under a lock of one effect.
 #
 # A run that was superseded while it slept, suspended or starved, finds out before its next effect, and without a
-# request. The lock is a flock(2): whoever dies in the middle of an effect lets go of it.
+# request. The lock is a flock(2): the kernel releases it if the process dies.
 
 TURN_S = 10.0
 """What a run waits for another one's effect, or for its taking of the node, to end."""
@@ -436,7 +436,7 @@ class Ownership:
         try:
             self._files.write(self._note, _fence_text(owner), 0o600)
         except ConfigError:
-            # Whoever is noted there must not go on. On a full file system a note can go, though none can come.
+            # The run in that note must stop. A full file system has no room for a new note, but one can be removed.
             with contextlib.suppress(OSError):
                 self._files.remove(self._note)
             return False
@@ -483,7 +483,7 @@ class LinuxHost:
         return driver_modules(self._roots.sys, self._profile.modules)
 
     def unload(self, name: str, deadline: Deadline) -> None:
-        """See the port. A driver that only a reboot changes is never unloaded, whatever asked for it."""
+        """See the port. A driver that only a reboot changes is never unloaded."""
         if self._profile.never_unloads:
             raise ModuleFailed(
                 f"refused to unload {name}: the {self._profile.name} driver must not be unloaded from a running kernel",
@@ -520,7 +520,7 @@ class LinuxHost:
             raise
 
     def _load_tree(self, source: DriverSource, deadline: Deadline) -> dict[str, str]:
-        """Load what can be loaded of a whole tree; what was said of the rest, by name."""
+        """Load the modules of a whole tree that can be loaded; returns the errors of the others, by name."""
         files = ((name, self._files.path(path)) for name, path in source.tree)
         return load_modules(self._roots.sys, files, deadline, joined(source.given, self._trees().options()))
 
@@ -556,7 +556,7 @@ class LinuxHost:
         return warm(lambda: self._read_by(source), deadline.bound(WARM_S))
 
     def _read_by(self, source: DriverSource) -> Iterator[Path]:
-        """The files that a load of `source` and its probe read, tools first, as far as they can be found."""
+        """The files that a load of `source` and its probe read, tools first, without those that are missing."""
         yield from (Path(found) for name in KMOD_TOOLS if (found := shutil.which(name)))
         yield from self._trees().files_of(source)
         probe = self._profile.probe
@@ -612,7 +612,7 @@ class LinuxHost:
             why = self._why_not_unmounted(mount_point, deadline, lazily=lazily)
             if not why:
                 break
-        if before and self._times_mounted(mount_point) >= before:  # whatever was answered
+        if before and self._times_mounted(mount_point) >= before:
             raise ModuleFailed(
                 f"cannot unmount {mount_point}: {why}", "Find what holds it with `fuser -vm` on the host."
             )
@@ -735,7 +735,7 @@ class LinuxHost:
             )
 
     def _unload_new(self, before: set[str], deadline: Deadline) -> None:
-        """A failed modprobe leaves the dependencies it loaded: take them out again, as far as they go."""
+        """A failed modprobe leaves the dependencies it loaded: unload those that can be unloaded."""
         loaded = self.modules()
         new = {name: module for name, module in loaded.items() if name not in before}
         for name in unload_order(new, self._profile.modules.order):

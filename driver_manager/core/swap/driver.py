@@ -47,9 +47,7 @@ from driver_manager.domain.swap.steps import (
 )
 from driver_manager.domain.text import several
 
-# The gap in which a driver can be unloaded that clients hold: they are evicted, and their successors not there yet.
-#
-# Owns how often that is tried. Whatever else the plan needs was done before. Depends on ports only.
+# Unload of a driver that clients hold: they are evicted, and the unload comes before their successors open the device.
 
 ATTEMPTS = 3
 LOOK_S = 1.0
@@ -120,11 +118,9 @@ class ClientEviction:
 
 
 # Gives devices to virtual machines and takes them back: the steps that change drivers on the PCI bus.
-#
-# Owns how each of these steps is done; how they are undone is in `device_undo`. Depends on ports only.
 
 WRITE_S = 30.0
-"""Of one write to a function: drivers take their time to let go of a device, or to reset it."""
+"""Seconds for one write to a function: a driver may take long to release or reset a device."""
 
 VIRTUAL_S = 120.0
 """Of hundreds of virtual functions that go one by one."""
@@ -212,7 +208,7 @@ class DeviceSteps:
         self._end_record(step.path, step.left)
 
     def _make_virtual(self, step: MakeVirtualFunctions) -> None:
-        """Those that cannot be made are said, and tried again by the next run: the driver serves without them."""
+        """Warn of each that cannot be created, and leave it to the next run: the driver serves without it."""
         left = []
         for was in step.bindings:
             try:
@@ -245,8 +241,6 @@ def _why_not_given(wanted: PciFunction, now: PciFunction | None) -> str:
 
 
 # Clears the host of what an earlier driver left mounted or written.
-#
-# Owns how each of these steps is done. Depends on ports only.
 
 TOOL_S = 150.0
 """Of one unmount, which may take two attempts, and of the look for who still sees a mount."""
@@ -342,14 +336,14 @@ HOLDERS_LOOK_S = 5.0
 """Between two looks at all processes while the number of users stays the same."""
 
 WORK_POLL_S = 2.0
-"""Between two samples of a probe that tells whether devices are at work."""
+"""Seconds between two samples of a probe that shows whether devices are at work."""
 
 DEVICE_NODES_S = 15.0
 ROLLBACK_UNLOAD_S = 10.0
 
 UNLOAD_S = 90.0
 LOAD_S = 600.0
-"""Of a whole tree, whose every module may take its time."""
+"""Seconds for a whole tree, in which each module may take long."""
 
 PROBE_MORE_S = 30.0
 """What a probe's end may take beyond its own timeout."""
@@ -427,7 +421,7 @@ class DriverSwap:
             self._until_unused(free_by, apart)
 
     def _at_work(self) -> tuple[str, ...]:
-        """What is at work on the devices though no process has them open, where the profile's probe tells."""
+        """What is at work on the devices though no process has them open, if the profile's probe shows that."""
         situation = self._context.situation
         probe = situation.profile.probe
         if probe is None or not probe.tells_idle:
@@ -464,7 +458,7 @@ class DriverSwap:
         return bool(named_ones) and all(one.how != UNREAD and one.pod_uid in uids for one in named_ones)
 
     def _named_holders(self) -> tuple[str, tuple[str, ...]]:
-        """Who uses the device, for a message, and as blockers; "" and none where nobody can be seen."""
+        """The processes that use the device, as text and as blockers; "" and () if none can be seen."""
         host = self._context.ports.host
         count = users_of(host.modules())
         try:
@@ -514,7 +508,7 @@ class DriverSwap:
             raise
 
     def _keep_evidence(self, loaded: Mapping[str, Module]) -> None:
-        """What nobody can see once the driver is gone, on the host's disk. Where it cannot be, the unload goes on."""
+        """Save facts that are lost with the driver on the host's disk. If that fails, the unload continues."""
         ports, digest = self._context.ports, self._context.situation.obs.digest
         modules = (f"{name} {one.version or '(no version)'}, {users(one)} user(s)" for name, one in loaded.items())
         lines = ("before the unload of", *modules, f"wanted: {digest or 'unknown'}")
@@ -559,7 +553,7 @@ class DriverSwap:
     def _load_modules(self, step: LoadModules) -> None:
         never_unloaded = self._context.situation.profile.strategy is Strategy.REBOOT
         try:
-            # Loaded in part it would have to wait for a reboot: whoever is killed here leaves the journal.
+            # A part of it could not be unloaded without a reboot. A run that is killed here leaves the journal.
             with self._context.ports.clock.shielded() if never_unloaded else contextlib.nullcontext():
                 self._load_and_verify(step.source, step.also)
             self._context.lock.driver_is_loaded()
@@ -592,7 +586,7 @@ class DriverSwap:
         self._has_loaded = True
 
     def afterwards(self) -> None:
-        """What can wait until the node is given back: which parameters of the old driver the new one does not have.
+        """After the release of the node: warn of parameters that the new driver lacks or sets otherwise.
 
         What was set by hand is not set again.
         """
@@ -613,7 +607,7 @@ class DriverSwap:
             )
 
     def _load_again(self, source: DriverSource, names: tuple[str, ...]) -> None:
-        """Load modules above the roots that were there before; one that this driver lacks is said, not fatal."""
+        """Load modules above the roots that were there before; warn of one that this driver lacks."""
         for name in names:
             try:
                 if name not in self._context.ports.host.modules():
@@ -633,7 +627,7 @@ class DriverSwap:
         self._context.turns_to(OutagePart.LOAD)
         self._context.ports.reporter.warn(f"{error.what}; going back to {previous.version} from {previous.root}")
         try:
-            # Told to end or not: between two drivers there is none, and the way back is short.
+            # SIGTERM waits: the node has no driver now, and the way back is short.
             with self._context.ports.clock.shielded():
                 self._free_by = self._context.soon(ROLLBACK_UNLOAD_S)
                 self._unload_all(step.source)

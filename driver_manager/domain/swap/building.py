@@ -179,7 +179,7 @@ def _mounts_root(pod: Pod, root: str) -> bool:
 
 
 def _old_digest(situation: Situation) -> str:
-    """Of the driver that the root has before the swap, "" if unknown."""
+    """Digest of the driver at the root before the swap, "" if unknown."""
     # Of any boot: a reboot in between changes nothing in a folder on disk.
     old = situation.obs.journal.driver if situation.obs.journal is not None else None
     return (old.digest if old is not None else situation.host.digest) or ""
@@ -201,7 +201,7 @@ def loading(situation: Situation) -> list[AnyStep]:
     source = replace(source, given=given)
     previous = replace(previous, given=given) if previous is not None else None
     for flip in flips:
-        # The exchange brings each to the root in its turn.
+        # Either is at the root when it is loaded.
         if previous is not None and previous.root in (source.root, flip.root + PREVIOUS):
             previous = previous.moved_to(flip.root)
         source = source.moved_to(flip.root)
