@@ -98,7 +98,7 @@ def test_only_the_first_look_of_a_run_may_be_a_moment_old(monkeypatch: pytest.Mo
     none: Any = None
     asked: list[tuple[Node | None, bool]] = []
     session = Session(none, none, none, none, none, node(), PROFILE)
-    monkeypatch.setattr(session, "observe", lambda one=None, *, recent=False: asked.append((one, recent)))
+    monkeypatch.setattr(Session, "observe", lambda _, one=None, *, recent=False: asked.append((one, recent)))
     look = session.observer()
     for _ in range(3):
         look()

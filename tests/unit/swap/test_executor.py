@@ -157,7 +157,7 @@ def test_after_a_rollback_the_next_run_tries_again() -> None:
 def test_without_an_old_root_a_failed_load_holds_the_node() -> None:
     world = SCENARIOS["replace_by_manager"]()
     world.host.broken = {"2.0"}
-    del world.host.offers[OLD_ROOT]
+    world.host.offers = {NEW_ROOT: "2.0"}
     outcome = run(world)
     assert outcome.exit_code is ExitCode.MODULE_FAILED
     assert "there is no old driver to go back to" in outcome.what
@@ -180,7 +180,7 @@ def test_an_old_driver_that_fails_too_holds_the_node_and_tells_both() -> None:
 def test_a_new_driver_that_does_not_work_with_no_way_back_holds_the_node() -> None:
     world = SCENARIOS["replace_by_manager"]()
     world.host.sick = {"2.0"}
-    del world.host.offers[OLD_ROOT]
+    world.host.offers = {NEW_ROOT: "2.0"}
     assert run(world).exit_code is ExitCode.MODULE_FAILED
     assert is_held(world), "operands would only crash on a driver that does not serve its device"
 
