@@ -21,9 +21,9 @@ TESTS = Path(__file__).parents[1]
 
 # Sizes. A change that needs more raises these figures in the same commit, with the reason.
 
-MODULES = 122
-PACKAGE_LINES = 44_000
-TEST_LINES = 104_700
+MODULES = 117
+PACKAGE_LINES = 42_500
+TEST_LINES = 96_400
 
 SHORT_LINES = 60
 SHORT = {
