@@ -202,7 +202,7 @@ def _hl_device(row: list[str]) -> DeviceVerdict:
 # `---` or `===` between the chips of one card, a table of processes below. So it is read by its shape and not by its
 # headings: a row `<number> <name> | <health> | …`, and directly below it a row `<number> [<number>] | <bus id> | …`.
 
-WORDS = {
+NPU_SMI_WORDS = {
     "ok": Health.HEALTHY,
     "warning": Health.HEALTHY,
     "alarm": Health.UNHEALTHY,
@@ -211,7 +211,7 @@ WORDS = {
 }
 """The health column. A warning is a minor alarm of a working chip; UNKNOWN is a chip that is gone or not started."""
 
-CODES: dict[int, tuple[Health, str]] = {
+NPU_SMI_CODES: dict[int, tuple[Health, str]] = {
     -8002: (Health.UNKNOWN, "no permission"),
     -8005: (Health.UNHEALTHY, "not initialised"),
     -8006: (Health.UNHEALTHY, "timeout of the device"),
@@ -227,7 +227,7 @@ CODES: dict[int, tuple[Health, str]] = {
 A driver that was upgraded without a reboot also returns -8005; -8020 occurs with more than two or three clients.
 """
 
-_STATUSES = {code & 0xFF: code for code in CODES}
+_STATUSES = {code & 0xFF: code for code in NPU_SMI_CODES}
 """npu-smi ends with the low byte of the code."""
 
 _PRINTED_CODE = re.compile(r"ret is (-8\d{3})\b")
@@ -246,7 +246,7 @@ Row = tuple[str, ...] | None
 
 def npu_smi_table(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
     """`npu-smi info`."""
-    failed = _failure(status, out, last_line)
+    failed = _npu_smi_failure(status, out, last_line)
     if failed is not None:
         return failed
     text = _COLOUR.sub("", out).translate(_BARS)
@@ -263,7 +263,7 @@ def npu_smi_listing(status: int, out: str, last_line: str, present: tuple[str, .
 
     It has no bus ids, and a PCI function has one or two chips: the list is complete only if it has a card for each one.
     """
-    failed = _failure(status, out, last_line)
+    failed = _npu_smi_failure(status, out, last_line)
     if failed is not None:
         return failed
     fields = [(found.group(1), int(found.group(2))) for found in map(_FIELD.fullmatch, out.splitlines()) if found]
@@ -288,7 +288,7 @@ def npu_smi_listing(status: int, out: str, last_line: str, present: tuple[str, .
     return result
 
 
-def _failure(status: int, out: str, last_line: str) -> ProbeResult | None:
+def _npu_smi_failure(status: int, out: str, last_line: str) -> ProbeResult | None:
     """The result of a failed npu-smi: by the code that it prints, else by its exit status. None if it did not fail."""
     if status == 0:
         return unhealthy("npu-smi sees no device") if _NO_CARD in out else None
@@ -298,7 +298,7 @@ def _failure(status: int, out: str, last_line: str) -> ProbeResult | None:
     code = int(named[-1]) if named else _STATUSES.get(status)
     if code is None:
         return unhealthy(f"npu-smi failed with exit status {status}: {last_line}")
-    health, meaning = CODES.get(code, (Health.UNHEALTHY, last_line))
+    health, meaning = NPU_SMI_CODES.get(code, (Health.UNHEALTHY, last_line))
     return ProbeResult(health, f"npu-smi failed with {code}: {meaning}")
 
 
@@ -336,17 +336,17 @@ def _npu_chip(upper: Row, lower: Row) -> DeviceVerdict | None:
     card, chip, word = _CARD.fullmatch(upper[0]), _CHIP.fullmatch(lower[0]), upper[1]
     address = pci_address(lower[1])
     is_process = lower[1].isdecimal()  # in the table of processes, a process id is where a chip has its bus id
-    if card is None or chip is None or is_process or not (address or word.lower() in WORDS):
+    if card is None or chip is None or is_process or not (address or word.lower() in NPU_SMI_WORDS):
         return None
     name = f"npu {card.group(1)} chip {chip.group(1)}"
-    return DeviceVerdict(name, WORDS.get(word.lower(), Health.UNKNOWN), word or "without a state", address)
+    return DeviceVerdict(name, NPU_SMI_WORDS.get(word.lower(), Health.UNKNOWN), word or "without a state", address)
 
 
 def _is_half(row: Row) -> bool:
     """True if this row without its other one belongs to a chip."""
     if row is None or len(row) < 2:
         return False
-    is_upper = _CARD.fullmatch(row[0]) is not None and row[1].lower() in WORDS
+    is_upper = _CARD.fullmatch(row[0]) is not None and row[1].lower() in NPU_SMI_WORDS
     return is_upper or (_CHIP.fullmatch(row[0]) is not None and bool(pci_address(row[1])))
 
 

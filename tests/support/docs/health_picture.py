@@ -41,8 +41,8 @@ def acts() -> dict[HealthState, list[MarkChange]]:
     found: dict[HealthState, list[MarkChange]] = {}
     flags = (True, False)
     for state, failures in itertools.product(HealthState, (0, 3)):
-        for ready, withdrawn, loaded, busy, can, marker in itertools.product(
-            (None, True, False), flags, flags, flags, flags, MARKERS
+        for ready, withdrawn, loaded, busy, can, by_hand, marker in itertools.product(
+            (None, True, False), flags, flags, flags, flags, flags, MARKERS
         ):
             seen = Surroundings(
                 BOOT,
@@ -53,7 +53,8 @@ def acts() -> dict[HealthState, list[MarkChange]]:
                 can_request=can,
                 marker=marker,
             )
-            found.setdefault(state, []).extend(mark_changes(History(state, failures=failures), seen))
+            history = History(state, failures=failures, is_muted_by_hand=by_hand)
+            found.setdefault(state, []).extend(mark_changes(history, seen))
     return {state: [act for act in MarkChange if act in done] for state, done in found.items()}
 
 

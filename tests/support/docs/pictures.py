@@ -42,8 +42,9 @@ WHEN = {
 HEALTH = """## health-watch
 
 From the table of its transitions. A sample is `good`, `bad`, `last bad` (the failure that reaches the threshold) or
-`not counted` (unknown, or a failure that repeats the one before it). `mute` is a moment at which nothing is judged: a
-reconcile works, the driver is not loaded or not ready.
+`not counted` (unknown, a failure that repeats the one before it, or one before the driver was ever ready). `mute` is
+a moment at which nothing is judged: a reconcile is running, the driver is not loaded, not ready or another one, or an
+administrator muted the node.
 """
 REBOOTER = """## rebooter
 

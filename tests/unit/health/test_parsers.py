@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from driver_manager.domain.health.parsers import CODES, PARSERS, parse, pci_address
+from driver_manager.domain.health.parsers import NPU_SMI_CODES, PARSERS, parse, pci_address
 from driver_manager.domain.host import TIMED_OUT, Health, ProbeResult
 from tests.support.fakes.builders import PROFILES
 
@@ -423,7 +423,7 @@ def test_a_function_is_missing_though_there_are_as_many_chips_as_functions() -> 
 def test_a_failure_of_npu_smi_is_read_by_its_code(status: int, out: str, health: Health, reason: str) -> None:
     for parser in ("npu-smi", "npu-smi-list"):
         check(parse(parser, status, out, out.strip() or "no output"), health, reason)
-    assert len({code & 0xFF for code in CODES}) == len(CODES), "the exit status is the low byte"
+    assert len({code & 0xFF for code in NPU_SMI_CODES}) == len(NPU_SMI_CODES), "the exit status is the low byte"
 
 
 LISTED = golden("list-two-cards")
