@@ -1,6 +1,6 @@
-"""Deadlines: by when a wait, a tool, a request or a read must end.
+"""Deadlines of waits, tools, requests and reads, and the pauses between attempts.
 
-Pure: the caller supplies the time.
+The caller supplies the time and the random numbers.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from msgspec import Struct
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ManagerError
 from driver_manager.domain.text import spoken
 
-# How long to pause before something is asked again, so that a thousand nodes do not ask in the same moment. Pure.
+# Pauses between attempts.
 #
-# Whoever pauses brings the random number, at least 0 and below 1. What sends many nodes away at once (a server that
-# goes, a refusal with Retry-After) must not bring them back at once, so no pause here is without a share of it.
+# Each has a random part (`random` is at least 0 and below 1): a server that ends, or that answers with Retry-After,
+# sends away a thousand nodes at the same moment, and they must not all return at the same moment.
 
 FIRST_WINDOW_S = 1.0
-"""Wide enough for a thousand nodes: a hundred of them in each tenth of it."""
+"""The first window in seconds. A thousand nodes fit: a hundred come in each tenth of it."""
 
 LEAST_S = 0.1
 LAST_S = 2.5
-"""The window and what comes before it double up to this, each: at most 5 s from one try to the next."""
+"""The longest window and the longest pause before it, in seconds: at most 5 s in total, without `asked_s`."""
 
 MOST_DOUBLINGS = 16
 
 
 def retry_s(attempt: int, asked_s: float, random: float) -> float:
-    """Seconds before the next try after the `attempt`th (from 1), of which the server asked for `asked_s`.
+    """Seconds between attempt number `attempt` (from 1) and the next one. The server asked for `asked_s` of them.
 
-    Never less than that; above it a pause and a random share of a window, both of which double with each attempt. The
-    window is as wide as `asked_s` at least: those who were told the same come back one after the other.
+    The result is `asked_s`, a pause, and a random part of a window; pause and window double with each attempt. The
+    window is at least as wide as `asked_s`, so that nodes with the same answer come back one after the other.
     """
     doubled = 2.0 ** min(attempt - 1, MOST_DOUBLINGS)
     window_s = max(asked_s, min(LAST_S, FIRST_WINDOW_S * doubled))
@@ -39,29 +39,29 @@ def retry_s(attempt: int, asked_s: float, random: float) -> float:
 
 
 REFUSED_S = 30.0
-"""Seconds before a refused request is sent again: people have to grant a right or change a webhook."""
+"""Seconds before the program repeats a refused request: a person has to grant a right or change a webhook."""
 
 
 def pause_s(attempt: int, error: ManagerError, random: float) -> float:
-    """Seconds before the next try after the `attempt`th failure (from 1), which was `error`."""
+    """Seconds between failure number `attempt` (from 1), which is `error`, and the next attempt."""
     asked_s = error.asked_s if isinstance(error, ApiUnavailable) else 0.0
     return max(REFUSED_S if isinstance(error, ApiRefused) else 0.0, retry_s(attempt, asked_s, random))
 
 
 def around_s(seconds: float, random: float, share: float = 0.5) -> float:
-    """`seconds`, more or less by up to `share` of it."""
+    """`seconds`, longer or shorter by a random part of up to `share` of it."""
     return seconds * (1.0 + share * (2.0 * random - 1.0))
 
 
 class Moment(Struct, frozen=True):
-    """When something was: seconds of this boot, and since the epoch as this host's clock has it."""
+    """A moment in seconds since boot, and in seconds since the epoch by this host's clock."""
 
     monotonic_s: float = 0.0
     wall_s: float = 0.0
 
 
 class Deadline(Struct, frozen=True):
-    """`end` in the seconds that `clock` tells; `allowed_s` is what there was until then when it was set."""
+    """The latest end of an operation. `end` is in seconds of `clock`; `allowed_s` is the whole time from its start."""
 
     end: float
     allowed_s: float
@@ -69,37 +69,37 @@ class Deadline(Struct, frozen=True):
 
     @classmethod
     def after(cls, seconds: float, clock: Callable[[], float]) -> Deadline:
-        """The one that is `seconds` from now; `clock` tells monotonic seconds."""
+        """The deadline `seconds` from now; `clock` returns monotonic seconds."""
         return cls(clock() + seconds, seconds, clock)
 
     def left(self) -> float:
-        """Seconds that are left, 0 once it is over."""
+        """Seconds until the end, 0 after it."""
         return max(0.0, self.end - self.clock())
 
     def bound(self, seconds: float) -> float:
-        """`seconds`, or what is left where that is less."""
+        """The smaller of `seconds` and the seconds that are left."""
         return min(seconds, self.left())
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left."""
+        """True if no time is left."""
         return self.left() <= 0
 
     def within(self, seconds: float) -> Deadline:
-        """The one that is `seconds` from now, or as this one where that is earlier."""
+        """The deadline `seconds` from now, but not after this one."""
         return Deadline.after(self.bound(seconds), self.clock)
 
     def until(self, moment: float) -> Deadline:
-        """The one at `moment` on the same clock, or as this one where that is earlier."""
+        """The deadline at `moment` on the same clock, but not after this one."""
         return self.within(max(0.0, moment - self.clock()))
 
 
-# What a wait says of itself while it lasts. Pure.
+# The log line of a wait.
 
 SAID_EVERY_S = 30.0
-"""Silence for longer than this looks like a run that hangs."""
+"""Seconds between two log lines of a wait: a longer silence looks like a run that hangs."""
 
 
 def still_waiting(what: str, deadline: Deadline) -> str:
-    """One line: how long yet at most, and for `what`, which says why it takes so long."""
+    """The line: the longest time that the wait may still take, and `what`, which is the reason for it."""
     return f"still waiting, at most {spoken(deadline.left())} more: {what}"

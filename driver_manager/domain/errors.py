@@ -1,6 +1,6 @@
 """Exit codes, and the exceptions that end a command, each with a remedy.
 
-Exit codes are a wire contract. Imports nothing of the package.
+This module imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class ExitCode(IntEnum):
-    """Process exit codes; part of the wire contract."""
+    """Exit codes of the process. The numbers are a wire contract."""
 
     DONE = 0
     INTERNAL = 1
@@ -45,9 +45,10 @@ EXIT_MEANINGS: dict[ExitCode, str] = {
 
 
 class ManagerError(Exception):
-    """An expected failure: one line saying what, one line saying what to do. `facts` go along in JSON.
+    """An expected failure: `what` happened, in one line, and `remedy`, what to do about it, in another.
 
-    `blockers` are the pods and processes that it is about, named as in `driver_manager.domain.host`.
+    `facts` are more fields of the JSON output. `blockers` are the pods and processes that cause the failure, named as
+    in `driver_manager.domain.host`.
     """
 
     exit_code = ExitCode.INTERNAL
@@ -67,51 +68,51 @@ class ConfigError(ManagerError):
 
 
 class NodeMissing(ConfigError):
-    """The Node object does not exist (any more)."""
+    """The Node object does not exist."""
 
 
 class PodsRemain(ManagerError):
-    """Pods that have to leave do not."""
+    """Pods that must leave the node do not leave."""
 
     exit_code = ExitCode.PODS_REMAIN
 
 
 class EvictionRefused(PodsRemain):
-    """Pods may not be evicted: by our own rules, for want of consent, or by the API server until the deadline."""
+    """Pods may not be evicted: the options of the run do not allow it, or the API server refused until the deadline."""
 
 
 class DriverBusy(ManagerError):
-    """Something holds the device or the module."""
+    """A process or a module uses the device or the driver's module."""
 
     exit_code = ExitCode.DRIVER_BUSY
 
 
 class ModuleFailed(ManagerError):
-    """A module could not be unloaded, loaded or verified, or the host's mounts or files not be cleaned."""
+    """The run could not unload, load or verify a module, or could not remove mounts or files of the host."""
 
     exit_code = ExitCode.MODULE_FAILED
 
 
 class ModuleStuck(ModuleFailed):
-    """The kernel is unloading a module and does not finish: until a reboot nothing can take its place."""
+    """The kernel is unloading a module and does not finish: until a reboot it can load no replacement."""
 
 
 class PreflightFailed(ManagerError):
-    """The run would not succeed; nothing was changed."""
+    """The run cannot succeed, so it changed nothing."""
 
     exit_code = ExitCode.PREFLIGHT_FAILED
 
 
 class ApiRefused(ManagerError):
-    """The API server answered 401 or 403, or rejects a request so that a repetition would not help."""
+    """The API server answered 401 or 403, or rejected a request in a way that a repetition does not change."""
 
     exit_code = ExitCode.API_REFUSED
 
 
 class ApiUnavailable(ManagerError):
-    """The API server could not be reached, or kept failing, for the whole retry budget.
+    """The API server was unreachable, or its answers were errors, for the whole retry budget.
 
-    `asked_s` is for how many seconds it asked to be left alone, 0 where it did not.
+    `asked_s` are the seconds in its Retry-After, 0 without one.
     """
 
     exit_code = ExitCode.API_UNAVAILABLE
@@ -122,44 +123,44 @@ class ApiUnavailable(ManagerError):
 
 
 class Conflict(ManagerError):
-    """The object changed since it was read: observe again, plan again."""
+    """Another client changed the object after the program read it: observe and plan again."""
 
     exit_code = ExitCode.API_UNAVAILABLE
 
 
 class WatchExpired(ManagerError):
-    """The watch cannot go on from its resourceVersion (410): list again."""
+    """The watch cannot continue from its resourceVersion (410): list again."""
 
     exit_code = ExitCode.API_UNAVAILABLE
 
 
 class WatchBroken(ManagerError):
-    """The watch ended in the middle: watch again from the last resourceVersion seen."""
+    """The watch broke off: watch again from the last resourceVersion."""
 
     exit_code = ExitCode.API_UNAVAILABLE
 
 
 class ModuleBusy(DriverBusy):
-    """The kernel refused to unload a module because something uses it."""
+    """The kernel refused to unload a module that is in use."""
 
 
 class RebootRequired(ManagerError):
-    """Only a reboot can bring the wanted driver."""
+    """Only a reboot can load the wanted driver."""
 
     exit_code = ExitCode.REBOOT_REQUIRED
 
 
 class StandingDown(ManagerError):
-    """The node is not ours to change, or we were told to terminate."""
+    """This program must not change the node, or got a signal to terminate."""
 
     exit_code = ExitCode.STANDING_DOWN
 
 
 class Terminated(StandingDown):
-    """SIGTERM or SIGINT arrived while we were waiting."""
+    """SIGTERM or SIGINT arrived during a wait."""
 
 
 class OwnedElsewhere(ManagerError):
-    """The journal names another run whose owner still lives."""
+    """The journal names another run, whose owner is running or may be running."""
 
     exit_code = ExitCode.OWNED_ELSEWHERE

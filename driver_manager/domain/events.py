@@ -1,7 +1,4 @@
-"""Reasons of Events on a Node and on a DriverRollout, with their meaning. Alerts depend on these names.
-
-Pure.
-"""
+"""Reasons of Events on a Node and on a DriverRollout, with their meaning. Alerts depend on these names."""
 
 from __future__ import annotations
 
@@ -60,5 +57,5 @@ ROLLOUT_EVENTS: dict[str, str] = {
 
 
 def client_key(uid: str) -> str:
-    """The key under which a client's restart is told of once, whoever asked for it: the run or health-watch."""
+    """The key of the Event for a client's restart: run and health-watch use the same one, so it is posted once."""
     return f"{DRIVER_CLIENT_RESTARTED}-{uid}".lower()

@@ -1,4 +1,4 @@
-"""Facts of a host: kernel, modules, driver sources, holders, probe results, markers, failures, staged slots. Pure."""
+"""Facts of a host: kernel, modules, driver sources, holders, probe results, markers, failures, staged slots."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from driver_manager.domain.pci import Binding, PciBus
 from driver_manager.domain.text import in_words, several, writable
 from driver_manager.domain.wire import LAST_MOMENT_S, Form, parsed
 
-# What a run that failed after it had disturbed somebody notes on the host, for the runs that follow in the same boot.
+# The note of the last failure: a run that took the node and then failed writes it under /run, so a boot removes it.
 #
-# Owns the JSON form of the note. Whether a later run waits because of it belongs to
-# `driver_manager.domain.swap.retry_wait`. The note lies under /run, so a boot ends it. Pure.
+# `driver_manager.domain.swap.retry_wait` decides whether a later run waits because of it.
 
 MAX_ATTEMPTS = 10_000
 MAX_WHAT_CHARS = 300
 
 
 class PastFailure(Struct, frozen=True):
-    """The failure of a run, and how many in a row came to the same end.
+    """The failure of a run; `attempts` is the number of failures in a row with the same `wish`.
 
-    `wish` tells what was wanted, and all that decides how it is done, from anything else. `pod_uid` is the pod that the
-    run was in, "" by hand. `blockers` are what stood in its way, as `pod_blocker` and `process_blocker` name them; none
-    where that is not known. `failed_s` is when, in seconds of the boot.
+    `wish` identifies the wanted driver and everything that decides how a run installs it. `pod_uid` is the uid of the
+    run's pod, "" for a run by hand. `blockers` are the pods and processes that blocked the run, as `pod_blocker` and
+    `process_blocker` name them; empty if unknown. `failed_s` is the time of the failure in seconds since boot.
     """
 
     boot_id: str
@@ -43,7 +42,7 @@ class PastFailure(Struct, frozen=True):
 
 
 class FailureUnreadable(ConfigError):
-    """The file is no note that this version can act on."""
+    """This version cannot read the file as a note of a failure."""
 
 
 FAILURE_FORM = Form(
@@ -52,22 +51,22 @@ FAILURE_FORM = Form(
 
 
 def pod_blocker(uid: str) -> str:
-    """The name of a pod that stands in the way."""
+    """The name of a pod that blocks a run."""
     return f"pod {uid}"
 
 
 def process_blocker(pid: int, name: str) -> str:
-    """The name of a process that stands in the way: numbers of processes come again."""
+    """The name of a process that blocks a run. It has the process name too, as the kernel reuses pids."""
     return f"process {pid} {name}"
 
 
 def is_process(blocker: str) -> bool:
-    """Whether it names a process."""
+    """True if `blocker` names a process."""
     return blocker.startswith("process ")
 
 
 def encode_failure(failure: PastFailure) -> str:
-    """The note: one line of JSON."""
+    """The content of the file: one line of JSON."""
     body = {
         "bootId": failure.boot_id,
         "wish": failure.wish,
@@ -82,7 +81,7 @@ def encode_failure(failure: PastFailure) -> str:
 
 
 def decode_failure(text: str) -> PastFailure:
-    """What `encode` wrote. Raises FailureUnreadable for garbage and for newer versions."""
+    """The failure in `text`. Raises FailureUnreadable for garbage and for newer versions."""
     body = FAILURE_FORM.read(text)
     return PastFailure(
         boot_id=body.text("bootId"),
@@ -97,7 +96,7 @@ def decode_failure(text: str) -> PastFailure:
 
 
 def noted_failure(text: str, boot_id: str) -> PastFailure | None:
-    """The note in `text`, where it is one of this boot: anything else is none."""
+    """The failure in `text`; None for no text, for garbage and for another boot."""
     try:
         failure = decode_failure(text) if text else None
     except FailureUnreadable:
@@ -105,27 +104,26 @@ def noted_failure(text: str, boot_id: str) -> PastFailure | None:
     return failure if failure is not None and failure.boot_id == boot_id else None
 
 
-# The reboot-required marker: the one file by which reconcile, health watch and rebooter speak to each other.
+# The reboot-required marker: the file by which reconcile and health-watch ask the rebooter for a reboot.
 #
-# Owns its JSON form and what is taken for a marker of an older operator. Every version ever written stays readable.
-# Pure.
+# Every version ever written stays readable, and so is the plain text of an older operator.
 
 UPGRADE_REASON = "upgrade"
 RECOVERY = "recovery"
 REASONS = (UPGRADE_REASON, RECOVERY)
 MAX_CHARS = 64 * 1024
-"""No marker is larger, evidence and all: readers look at no more of a file."""
+"""Maximum length of a marker with its evidence; readers read no more of a file."""
 
 _LEGACY = re.compile(r"(?!\s*[{\[\"])[^\x00-\x08\x0e-\x1f\x7f\ufffd]{0,300}")
-"""A line of text. What begins like JSON and is none is a marker that was cut short: its boot is not known."""
+"""A line of text that does not begin like JSON: broken JSON is a truncated marker, whose boot is unknown."""
 
 _NAMES_REASON = re.compile(r"\b(upgrad|recover)", re.IGNORECASE)
 
 
 class Marker(Struct, frozen=True):
-    """A reboot is required for `reason`. `boot_id` "" is an older operator's, whose boot cannot be told.
+    """A request for a reboot because of `reason`. `boot_id` is "" in the marker of an older operator: boot unknown.
 
-    `written_s` is in seconds since the epoch. `evidence` are lines: the last samples of a probe, for instance.
+    `written_s` is in seconds since the epoch. `evidence` has lines of text, such as the last samples of a probe.
     """
 
     reason: str
@@ -138,12 +136,12 @@ class Marker(Struct, frozen=True):
     evidence: tuple[str, ...] = ()
 
     def is_stale(self, boot_id: str) -> bool:
-        """Whether it was written before this boot, as far as it tells."""
+        """True if the marker names a boot other than `boot_id`."""
         return self.boot_id not in ("", boot_id)
 
 
 class MarkerUnreadable(ConfigError):
-    """The file is not a marker that this version can act on."""
+    """This version cannot read the file as a marker."""
 
 
 MARKER_FORM = Form(
@@ -154,7 +152,7 @@ MARKER_FORM = Form(
 
 
 def encode_marker(marker: Marker) -> str:
-    """The file's content: one line of JSON. The oldest evidence is left out where it would be too long."""
+    """The content of the file: one line of JSON, without the oldest evidence if it would exceed MAX_CHARS."""
     evidence = marker.evidence
     while True:
         text = _encoded(marker, evidence)
@@ -164,9 +162,9 @@ def encode_marker(marker: Marker) -> str:
 
 
 def decode_marker(text: str) -> Marker:
-    """The marker in `text`, JSON or an older operator's plain text that names a reason.
+    """The marker in `text`: JSON, or the plain text of an older operator that names a reason.
 
-    Raises MarkerUnreadable for anything else: what is not understood must not reboot a node.
+    Raises MarkerUnreadable for anything else: an unreadable marker must not reboot a node.
     """
     if len(text) > MAX_CHARS:
         raise MARKER_FORM.refused(f"it is longer than {MAX_CHARS} characters")
@@ -204,23 +202,23 @@ def _encoded(marker: Marker, evidence: tuple[str, ...]) -> str:
 
 
 def _legacy(text: str) -> Marker:
-    """Plain text of the Alauda operator (v1.2.4): no boot, no schema, but a word for why."""
+    """The marker in plain text of the Alauda operator (v1.2.4), which names a reason and no boot."""
     found = _NAMES_REASON.search(text) if _LEGACY.fullmatch(text) else None
     if found is None:
         raise MARKER_FORM.refused("it is neither JSON nor a line that names upgrade or recovery")
     return Marker(UPGRADE_REASON if found.group(1).lower() == "upgrad" else RECOVERY, boot_id="")
 
 
-# What a reboot was asked for, kept on the host's disk over that reboot: one versioned JSON file.
+# The record of the last reboot request, in a JSON file on the host's disk, which survives the reboot.
 #
-# Without it, a wish that a reboot does not fulfil (the host loads a driver of its own, a reinstall stays forced) would
-# ask for the next reboot after each. Pure.
+# Without it, a run whose wanted driver is not loaded after the reboot (the host loads its own driver, or a reinstall
+# stays forced) would ask for another reboot after each one.
 
 
 class RebootWish(Struct, frozen=True):
-    """In the boot `boot_id` of `node`, a reboot was asked for so that the driver with the digest `to_driver` is loaded.
+    """A run asked in the boot `boot_id` for a reboot of `node`, to load the driver with the digest `to_driver`.
 
-    `is_forced`: whether it was loaded already, or not.
+    `is_forced`: True if it asked even if that driver was loaded already.
     """
 
     boot_id: str
@@ -230,7 +228,7 @@ class RebootWish(Struct, frozen=True):
 
 
 class WishUnreadable(ConfigError):
-    """The file is not one that this version can act on."""
+    """This version cannot read the file as the record of a reboot request."""
 
 
 REBOOT_WISH_FORM = Form(
@@ -241,37 +239,40 @@ REBOOT_WISH_FORM = Form(
 
 
 def encode_reboot_wish(wish: RebootWish) -> str:
-    """The file's content: one line of JSON."""
+    """The content of the file: one line of JSON."""
     body = {"bootId": wish.boot_id, "node": wish.node, "to": wish.to_driver, "forced": wish.is_forced}
     return REBOOT_WISH_FORM.write(body) + "\n"
 
 
 def decode_reboot_wish(text: str) -> RebootWish:
-    """The wish in `text`. Raises WishUnreadable."""
+    """The wish in `text`. Raises WishUnreadable for garbage and for newer versions."""
     body = REBOOT_WISH_FORM.read(text)
     return RebootWish(body.text("bootId"), body.text("node"), body.text("to"), body.flag("forced"))
 
 
-# Staged drivers: the driver root with the next and the previous driver beside it, each with a record of what it is.
+# Staged drivers: the driver root, with the next and the previous driver beside it. Each tree has a record.
 
 NEXT, PREVIOUS = ".next", ".previous"
-"""What is appended to the driver root."""
+"""Suffixes of the driver root in the paths of the other two trees."""
 
 FOLDER_END = ".slots"
-"""The folder in which an earlier version kept staged drivers, with a symlink to one of them at the driver root."""
+"""Suffix of the driver root in the path of the folder in which an earlier version kept staged drivers.
+
+In that version the driver root was a symlink to one of them.
+"""
 
 RECORD = ".driver-slot.json"
-"""At the top of each tree: it comes and goes with it."""
+"""Name of the record at the top of each tree: it moves with the tree."""
 
 STAGE_AGAIN = "Stage it again: `driver-manager stage` replaces a slot that does not match its record. Then run again."
 
 
 class SlotRecord(Struct, frozen=True):
-    """What a tree holds: the driver's digest ("" if unknown) and version, and the kernel that it is for.
+    """The content of a tree: the driver's digest ("" if unknown) and version, and the kernel that it is built for.
 
     `tree` has each regular file by path, with its size and, if known, its checksum, and each symlink with its target.
-    `is_kept`: a run has recorded what it found at the driver root; `stage` did not make the tree. `has_served`: it was
-    at the driver root as the loaded driver when a run began.
+    `is_kept`: a run recorded the tree that it found at the driver root; `stage` did not make it. `has_served`: the tree
+    was at the driver root, with its driver loaded, when a run began.
     """
 
     digest: str
@@ -282,33 +283,35 @@ class SlotRecord(Struct, frozen=True):
     has_served: bool = False
 
     def why_other(self, found: Mapping[str, str]) -> str:
-        """Why the tree in which `found` is does not match, "" if it does. Further files do no harm."""
+        """Why the tree with the files `found` differs from this record, "" if it matches. More files are allowed."""
         wrong = [path for path, what in self.tree.items() if not _is_same(found.get(path, ""), what)]
         return f"it is not complete: {several(wrong)} differs from its record or is missing" if wrong else ""
 
     def why_unusable(self, kernel: str, found: Mapping[str, str]) -> str:
-        """Why the tree in which `found` is does not serve on `kernel`, "" if it does."""
+        """Why `kernel` cannot use the tree with the files `found`, "" if it can."""
         if self.kernel != kernel:
             return f"it is for kernel {self.kernel or 'unknown'}, this one is {kernel}"
         return self.why_other(found)
 
 
 class SlotRecordUnreadable(ConfigError):
-    """The record of a slot is not one that this version can act on."""
+    """This version cannot read the file as the record of a slot."""
 
 
 STAGED_FORM = Form("the record of the slot", SlotRecordUnreadable, STAGE_AGAIN, version=2, is_compact=True)
 
 
 def encode_staged(record: SlotRecord) -> str:
-    """The record's file: one line of JSON."""
+    """The content of the record's file: one line of JSON."""
     names = {"digest": record.digest, "kernel": record.kernel, "version": record.version}
     flags = {"kept": record.is_kept, "served": record.has_served}
     return STAGED_FORM.write({**names, **flags, "tree": dict(record.tree)}) + "\n"
 
 
 def decode_staged(text: str) -> SlotRecord:
-    """The record in `text`; that of version 1 without its files. Raises SlotRecordUnreadable."""
+    """The record in `text`, without files if it has version 1. Raises SlotRecordUnreadable for garbage and for newer
+    versions.
+    """
     body = STAGED_FORM.read(text)
     names = body.text("digest"), body.text("kernel"), body.text("version")
     if body.whole("schema") == 1:
@@ -323,9 +326,9 @@ def _is_same(found: str, recorded: str) -> bool:
 
 
 class StagedSlot(Struct, frozen=True):
-    """A driver tree at or beside the root, `name` in that folder; `problem` keeps it from being used.
+    """A driver tree at the driver root or beside it. `name` is its name in that folder.
 
-    For `has_served` see `SlotRecord`.
+    `problem` is why no run can use it, "" if usable. For `has_served` see `SlotRecord`.
     """
 
     name: str
@@ -337,15 +340,15 @@ class StagedSlot(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """For people: digest and version."""
+        """Digest and version, as text for people."""
         return f"{in_words(self.digest) or self.name}, driver {self.version or '(no version)'}"
 
 
 class StagedSlots(Struct, frozen=True):
-    """The staged drivers at `root` and beside it. `wanted` names that of the wanted driver, "" if there is none.
+    """The staged drivers at `root` and beside it. `wanted` names the slot of the wanted driver, "" if there is none.
 
-    `left` is where an earlier version staged the wanted driver, "" if it did not. `obstacle`: why the root cannot be
-    exchanged, with `remedy`.
+    `left` is the path at which an earlier version staged the wanted driver, "" if it did not. `obstacle` is why a run
+    cannot exchange the root, "" if it can, and `remedy` what to do about that.
     """
 
     root: str
@@ -360,7 +363,7 @@ class StagedSlots(Struct, frozen=True):
         return f"{self.root.rpartition('/')[0]}/{name}"
 
     def named(self, name: str) -> StagedSlot | None:
-        """The slot, None if it does not exist."""
+        """The slot with this name, None if there is none."""
         return next((slot for slot in self.slots if slot.name == name), None)
 
     def at(self, path: str) -> StagedSlot | None:
@@ -369,7 +372,7 @@ class StagedSlots(Struct, frozen=True):
 
 
 class Module(Struct, frozen=True):
-    """A loaded kernel module. `refcount` counts users and holders; None where the kernel does not tell."""
+    """A loaded kernel module. `refcount` counts users and holders; None if the kernel does not show it."""
 
     name: str
     version: str = ""
@@ -378,12 +381,12 @@ class Module(Struct, frozen=True):
 
 
 class ModuleFile(Struct, frozen=True):
-    """A module that a driver root offers. None means that it could not be found out.
+    """A module file below a driver root. None means unknown.
 
-    `layout_matches`: whether its checksum of `module_layout` is this kernel's, so that the kernel takes it although
-    it was built for another release (kernel/module/version.c, check_modstruct_version). `flags_match`: whether the rest
-    of its vermagic (SMP, preempt, …) is that of the host's own modules. `unread`: why it tells nothing of itself.
-    `stamp` is another text for another file, and for one that was written to.
+    `layout_matches`: True if its checksum of `module_layout` is that of this kernel, which then accepts a module built
+    for another release (kernel/module/version.c, check_modstruct_version). `flags_match`: True if the rest of its
+    vermagic (SMP, preempt, …) equals that of the host's own modules. `unread` is why modinfo failed, "" if it did not.
+    `stamp` changes if the file is replaced or written; "" if unknown.
     """
 
     name: str
@@ -400,14 +403,15 @@ class ModuleFile(Struct, frozen=True):
 
 
 UNREAD = "unknown"
-"""How a process uses the device whose /proc does not answer."""
+"""`Holder.how` of a process whose files in /proc cannot be read in time."""
 
 
 class Holder(Struct, frozen=True):
-    """A process that uses a device; `how` is `open` or `mapped`, `pod` is namespace/name, "" while unknown.
+    """A process that uses the device node `node`; `how` is `open` or `mapped`, `pod` is namespace/name, "" if unknown.
 
-    With UNREAD it may be one: that cannot be determined, `node` is "" and no pod is held responsible. `service` is the
-    host's unit that it belongs to; `machine` is the virtual machine that it runs, "" where it runs none.
+    `how` is UNREAD if it cannot be determined whether the process uses a device: no run evicts a pod for
+    that, so `node`, `pod_uid` and `pod` are "" then.
+    `service` is the host's unit of the process; `machine` is the virtual machine that it runs, "" if none.
     """
 
     pid: int
@@ -436,9 +440,9 @@ class Holder(Struct, frozen=True):
 
 
 class MissingFirmware(Struct, frozen=True):
-    """Firmware that `module` names and that is in none of `searched`, the folders in which this kernel looks.
+    """Firmware that `module` names and that is in none of `searched`, the folders that this kernel searches.
 
-    `kept_in` is the folder of the driver root that has some of it, "" where it has none.
+    `kept_in` is the folder of the driver root that has at least one of the files, "" if it has none.
     """
 
     module: str
@@ -448,14 +452,14 @@ class MissingFirmware(Struct, frozen=True):
 
 
 class DriverSource(Struct, frozen=True):
-    """A root (absolute on the host) that modules can be loaded from, and what it offers; problem "" if usable.
+    """A root (absolute on the host) from which a run can load modules, and its content; `problem` is "" if usable.
 
-    `real_root` is the same without symlinks, as the mount table would name it. `dependencies` are what the modules pull
-    in from the same tree. `tree` are name and path of every module to be loaded, those first that others need, where
-    the whole tree is; empty where the modules and their dependencies are. `refusal`: why modprobe would not load them,
-    "" where it would. `options` are those that the host's modprobe.d sets for the modules and what they pull in.
-    `load_order` are the modules that the profile puts in an order, as far as they are here. `given` are further options
-    by module, which come before those: of the profile, and what the driver before had.
+    `real_root` is the root without symlinks, as the mount table names it. `dependencies` are modules of the same tree
+    that `modules` need. `tree` has name and path of each module, dependencies first, if a run loads the whole tree;
+    else it is empty, and the run loads `modules` and `load_order` with modprobe. `refusal` is why modprobe would refuse
+    them, "" if it would not. `options` are the options that the host's modprobe.d sets for these modules and their
+    dependencies. `load_order` are the modules here for which the profile sets an order. `given` has more options by
+    module, from the profile and from the driver before; they come before `options`, so `options` override them.
     """
 
     root: str
@@ -472,7 +476,7 @@ class DriverSource(Struct, frozen=True):
     missing_firmware: tuple[MissingFirmware, ...] = ()
 
     def moved_to(self, root: str) -> DriverSource:
-        """The same driver, once its tree is at `root`."""
+        """The same driver with its tree at `root`."""
 
         def moved(path: str) -> str:
             return root + path.removeprefix(self.root) if path.startswith(f"{self.root}/") else path
@@ -488,17 +492,17 @@ class DriverSource(Struct, frozen=True):
 
     @property
     def sequence(self) -> tuple[str, ...]:
-        """Names of the modules to load one by one, each of which pulls in what it needs."""
+        """Names of the modules to load one by one; modprobe loads the dependencies of each."""
         return (*self.load_order, *(one.name for one in self.modules if one.name not in self.load_order))
 
     @property
     def version(self) -> str:
-        """Version of the first root module, or "" when unknown."""
+        """Version of the first root module, "" if unknown."""
         return self.modules[0].version if self.modules else ""
 
 
 class LoadRecord(Struct, frozen=True):
-    """What a `DRIVER_LOAD=manager` run noted about the driver it loaded, valid for one boot."""
+    """The driver that a run with `DRIVER_LOAD=manager` loaded; valid for one boot."""
 
     boot_id: str
     root: str
@@ -506,22 +510,24 @@ class LoadRecord(Struct, frozen=True):
 
 
 class Host(Struct, frozen=True):
-    """The host's side. `modules` is the driver's closure: roots, everything above them, their own modules below.
+    """The facts of the host. `modules` are the driver's modules: roots, all that use them, and own modules below them.
 
-    `permanent`: those of them that cannot leave this kernel, each with why. `are_modules_frozen`: no module may be
-    loaded or unloaded until the next boot. `failure` is what an earlier run of this boot noted.
-    `leaving` are modules of the driver that the kernel is taking out, with or without an end to it: not in `modules`.
-    `parameters` are those of its loaded modules, by `module.parameter`, where this run would load others instead.
-    `reboot_wish` is what a reboot was last asked for, in this boot or an earlier one; None where nothing readable is.
-    `granted_reboot` is the reason of the reboot out of this boot that the rebooter's record has granted, "" if none;
+    `permanent` are those of them that this kernel cannot unload, each with the reason. `are_modules_frozen`: the kernel
+    loads and unloads no module until the next boot. `failure` is the note of an earlier run of this boot.
+    `leaving` are modules of the driver that the kernel is unloading, perhaps without end; `modules` is without them.
+    `parameters` are the values by `module.parameter` of its loaded modules; empty if this run does not load a driver.
+    `digest` is the recorded digest of the driver, None without a usable record; `digest_problem` is why it is unusable.
+    `reboot_wish` is the last reboot request, of this boot or an earlier one; None if there is no readable one.
+    `granted_reboot` is the reason for which the rebooter's record grants a reboot in this boot, "" if it grants none;
     None if that record cannot be read.
-    `slots` are the staged drivers beside the driver root; None where there is no folder for them.
-    `bus` are the vendor's functions, `bindings` what a run of this boot found them bound to that gave them to virtual
+    `slots` are the staged drivers at the driver root and beside it; None if the root cannot have any.
+    `bus` are the vendor's PCI functions. `bindings` are their drivers before a run of this boot gave them to virtual
     machines.
-    `removable` are loaded modules that have to go before the driver is loaded, and whatever holds them.
-    `run_record` is what the run of the node's journal has to undo, None where that has no record in this boot.
-    `left_records` are those of this boot that the journal does not name, of runs that may still live.
-    `firmware_path` is where the kernel looks for firmware first; None where it cannot be told to.
+    `removable` are loaded modules that a run must unload before it loads the driver, and the modules that use them.
+    `run_record` is the host record that the node's journal names, None if there is none of this boot.
+    `left_records` are host records of this boot that the journal does not name; their runs may still be running.
+    `firmware_path` is the folder that the kernel searches first for firmware, "" if none is set or the profile needs
+    none; None if this kernel has no such setting.
     """
 
     boot_id: str
@@ -558,11 +564,11 @@ class Host(Struct, frozen=True):
     left_records: tuple[HostRecord, ...] = ()
 
 
-# What a probe says of the devices. Pure.
+# The result of a probe.
 
 
 class Health(Enum):
-    """What a probe says of the devices. Unknown is never folded into one of the others."""
+    """The health of the devices that a probe reports. UNKNOWN never counts as one of the others."""
 
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
@@ -570,7 +576,7 @@ class Health(Enum):
 
 
 class DeviceVerdict(Struct, frozen=True):
-    """What a probe says of one device. `address` is its PCI address as sysfs writes it, "" if it was not told."""
+    """The health of one device. `address` is its PCI address as sysfs writes it, "" if the tool reports none."""
 
     name: str
     health: Health
@@ -579,9 +585,9 @@ class DeviceVerdict(Struct, frozen=True):
 
 
 class ProbeResult(Struct, frozen=True):
-    """One sample of a probe. `is_tool_broken`: unknown for as long as nobody repairs the tool itself.
+    """One sample of a probe. `is_tool_broken`: health stays UNKNOWN until a person repairs the tool itself.
 
-    `busy` names what is at work on the devices, as far as the tool tells.
+    `busy` names the work on the devices, if the tool reports it.
     """
 
     health: Health
@@ -591,11 +597,11 @@ class ProbeResult(Struct, frozen=True):
     busy: tuple[str, ...] = ()
 
 
-# How a tool's run ended where the tool itself had no say: exit statuses, and the words of the dynamic loader. Pure.
+# Results of a tool that did not run to its end: exit statuses, and messages of the dynamic loader.
 
 TIMED_OUT = 124
 NO_TOOL = (126, 127)
-"""What a shell says for a command that cannot be run, or is not there (sh(1)); a failed exec ends so too."""
+"""Exit statuses of a shell, and of a failed exec, for a command that cannot run or does not exist (sh(1))."""
 
 _LOADER = re.compile(
     r"error while loading shared libraries:"
@@ -611,12 +617,12 @@ _LOADER = re.compile(
     r"|Error relocating"
     r"|[Ee]xec format error|cannot execute binary file"
 )
-"""Words of ld.so(8), glibc 2.31 to 2.41, of musl's loader, and of a shell that starts what is no program of this
-machine. With `version ... not found` the exit status is 1, as for a tool that has found a fault."""
+"""Messages of ld.so(8) in glibc 2.31 to 2.41, of musl's loader, and of a shell that starts a program of another
+machine type. With `version ... not found` the exit status is 1, as for a tool that has found a fault."""
 
 
 def loader_failure(status: int, err: str) -> str:
-    """The first line of `err` in which the loader says why a tool that ended with `status` could not work, or ""."""
+    """The first line of `err` with a message of the loader; "" if there is none, or if `status` is 0."""
     if not status:
         return ""
     return next((line.strip() for line in err.splitlines() if _LOADER.search(line)), "")

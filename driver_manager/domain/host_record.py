@@ -1,10 +1,10 @@
-"""What a run that took the node has to undo on the host: a file there that only root can write.
+"""The host record: what a run that took the node must undo on the host, in a JSON file that only root can write.
 
-The file is under /run, is bound to its boot, and has a JSON form of its own. The journal on the Node names the record
-of its run. A boot starts services, loads modules and binds devices again.
+The journal on the Node names the record of its run. The file is under /run and counts only in its boot: a boot starts
+services, loads modules and binds devices again.
 
 A record of this boot that no journal names is valid: the journal was lost, or the run was killed between the record
-and the patch. When that run has ended, the next run undoes what the record has. Pure.
+and the patch. When that run has ended, the next run undoes what the record has.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from driver_manager.domain.wire import Form, decimal
 
 
 class HostRecord(Struct, frozen=True):
-    """What the run `run` of the boot `boot_id` has to undo: the fields of the same names in a journal.
+    """What the run `run` of the boot `boot_id` must undo. For the fields see those of the same names in `Journal`.
 
-    `refused` are fields of an older version that no run acts on.
+    `refused` are fields of an older version that every run ignores.
     """
 
     boot_id: str
@@ -37,7 +37,7 @@ class HostRecord(Struct, frozen=True):
 
     @property
     def owner(self) -> Owner | None:
-        """The process of the run, None where its name is not that of a process."""
+        """The process of the run, None if `run` is not the name of a process."""
         boot_id, *words = self.run.split(":")
         match tuple(map(decimal, words)):
             case (int() as namespace, int() as pid, int() as start) if boot_id:
@@ -45,7 +45,7 @@ class HostRecord(Struct, frozen=True):
         return None
 
     def __str__(self) -> str:
-        """What the record has to undo, for people."""
+        """What a run must undo, as text for people."""
         parts = [f"start {name}" for name in self.services]
         parts += [f"load {name}" for name in self.removed]
         parts += [f"restore {one.address}" for one in self.devices]
@@ -55,7 +55,7 @@ class HostRecord(Struct, frozen=True):
 
 
 class HostRecordUnreadable(ConfigError):
-    """The file is no record that this version can act on."""
+    """This version cannot read the file as a host record."""
 
 
 FORM = Form(
@@ -66,7 +66,7 @@ FORM = Form(
 
 
 def of(journal: Journal) -> HostRecord:
-    """The record that belongs to `journal`."""
+    """The host record for `journal`."""
     return HostRecord(
         journal.boot_id,
         journal.record,
@@ -78,7 +78,7 @@ def of(journal: Journal) -> HostRecord:
 
 
 def encode(record: HostRecord) -> str:
-    """The file: one line of JSON."""
+    """The content of the file: one line of JSON."""
     body: dict[str, Any] = {
         "bootId": record.boot_id,
         "run": record.run,
@@ -91,7 +91,7 @@ def encode(record: HostRecord) -> str:
 
 
 def decode(text: str) -> HostRecord:
-    """The record that `encode` wrote. Raises HostRecordUnreadable for garbage and for newer versions."""
+    """The record in `text`. Raises HostRecordUnreadable for garbage and for newer versions."""
     body = FORM.read(text)
     return HostRecord(
         boot_id=body.text("bootId"),
@@ -105,7 +105,7 @@ def decode(text: str) -> HostRecord:
 
 
 def record_of_boot(text: str, boot_id: str) -> HostRecord | None:
-    """The record in `text` where it is of this boot: anything else is none."""
+    """The record in `text`; None for no text, for garbage and for another boot."""
     try:
         found = decode(text) if text else None
     except HostRecordUnreadable:
@@ -114,16 +114,16 @@ def record_of_boot(text: str, boot_id: str) -> HostRecord | None:
 
 
 def parted(records: Iterable[HostRecord], run: str) -> tuple[HostRecord | None, tuple[HostRecord, ...]]:
-    """The record of the run `run`, None where it is not among `records` or no run is named, and the others."""
+    """The record of the run `run`, and the other records. The first is None if there is none, or if `run` is ""."""
     records = tuple(records)
     named = next((one for one in records if run and one.run == run), None)
     return named, tuple(one for one in records if one is not named)
 
 
 def lost_driver(records: Iterable[HostRecord], *, is_loaded: bool, digest: str | None) -> OldDriver | None:
-    """The driver to go back to by `records` that no journal names.
+    """The first driver in `records`, which no journal names: the driver to restore. None if they have none.
 
-    None where a driver is loaded and its `digest` recorded: the run had not begun to replace it, or had succeeded.
+    Also None if a driver is loaded and its `digest` is recorded: the run had not begun to replace it, or succeeded.
     """
     if is_loaded and digest is not None:
         return None

@@ -1,6 +1,6 @@
-"""The journal on the Node: what the run that took the node must restore. Facts, no commands.
+"""The journal on the Node: what the run that took the node must restore. It has facts, no commands.
 
-This module has the JSON form of the annotation. Every version ever written stays readable. Pure.
+This module has the JSON form of the annotation. Every version ever written stays readable.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from driver_manager.domain.wire import Fields, Form
 
 MAX_LINE_CHARS = 256
 MAX_PID = 2**22
-"""PID_MAX_LIMIT (include/linux/threads.h)."""
+"""PID_MAX_LIMIT of the kernel (include/linux/threads.h)."""
 
 MAX_COUNT = 2**63
 
@@ -28,7 +28,7 @@ _UID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9]{0,127}")
 
 
 class Owner(Struct, frozen=True):
-    """Who runs: a process (pid and start time within a pid namespace of one boot), by hand or in a pod (by uid)."""
+    """The process of a run: pid and start time in a pid namespace of one boot, with the pod unless it runs by hand."""
 
     pod: str = ""
     pod_uid: str = ""
@@ -39,7 +39,7 @@ class Owner(Struct, frozen=True):
 
     @property
     def process(self) -> str:
-        """A word for the process that no other one of this host has."""
+        """A name for the process that is unique on this host."""
         return f"{self.boot_id}:{self.pid_namespace}:{self.pid}:{self.start_ticks}"
 
     def __str__(self) -> str:
@@ -49,9 +49,9 @@ class Owner(Struct, frozen=True):
 
 
 class OldDriver(Struct, frozen=True):
-    """The driver that was loaded when the node was taken; `root` is where its modules came from, "" if unknown.
+    """The driver that was loaded when a run took the node. `root` is the driver root of its modules, "" if unknown.
 
-    `parameters` are those of its modules, by `module.parameter`, that the next driver is to have as well.
+    `parameters` are values of its modules by `module.parameter`, which the next driver gets too.
     """
 
     version: str = ""
@@ -62,25 +62,26 @@ class OldDriver(Struct, frozen=True):
 
 
 class Journal(Struct, frozen=True):
-    """Originals and ownership of one taken node.
+    """The owner and the original state of one taken node.
 
-    `labels` are paused ones; `gates` are those that are on unless they say `false`, None where they were absent.
-    `driver` is None where none was loaded at the time.
+    `labels` are the original values of paused labels. `gates` are those of labels that count as on unless their value
+    is `false`; None if the label was absent. `cordoned`: the run set the cordon. `driver` is None if none was loaded.
 
-    `services` are the host's services that this node may have lost to us, to be started again, and `removed` modules
-    that conflict with the driver, to be loaded again where no driver comes of it. `cordon_manager` is the
-    field manager that our cordon is on record for, on the Node of `node_uid`; "" where that is not known.
+    `services` are host services that the run may have stopped and must start again. `removed` are modules in conflict
+    with the driver, which the run loads again if the load of the driver fails. `cordon_manager` is the field manager
+    of our cordon on the Node with the uid `node_uid`; "" if unknown.
 
-    `devices` are the vendor's functions as they were before a run gave them to virtual machines.
+    `devices` are the bindings of the vendor's functions before a run gave them to virtual machines.
 
-    `cleared` is the revision of the driver pod that is to come, once nobody but the present one uses the device.
-    `window` is what the run that wrote this had measured by then, None where it had told nobody to go.
+    `cleared` is the revision of the next driver pod; a run sets it once only the present driver pod uses the device.
+    `window` is the window that the run had measured when it wrote this, None if it had asked no pod to leave by then.
 
-    `record` names the record on the host that has what is to be undone there; "" only as an older version wrote it, as
-    are `services`, `removed`, `devices` and more than the version of `driver` in the annotation.
+    `record` names the host record, which has what the run must undo on the host. Only an older version wrote a journal
+    without one (""): then the annotation itself has `services`, `removed`, `devices` and all fields of `driver`, of
+    which it otherwise has only the version.
 
-    For the reader alone: `begin` is when the node was taken, as `timestamps` writes it, by this run or the earlier one
-    that it goes on from; `step` names the step that wrote this.
+    For people only: `begin` is when this run took the node, or the earlier run that it continues, in RFC 3339; `step`
+    names the step that wrote this.
     """
 
     owner: Owner
@@ -102,12 +103,12 @@ class Journal(Struct, frozen=True):
 
     @property
     def paused(self) -> frozenset[str]:
-        """Keys of all labels that were changed to pause operands."""
+        """Keys of all labels that a run changed to pause operands."""
         return frozenset((*self.labels, *self.gates))
 
 
 class Refused(Struct, frozen=True):
-    """A field of a journal that no run acts on, and why."""
+    """A field of a journal that every run ignores, and why."""
 
     field: str
     why: str
@@ -121,13 +122,13 @@ KMM_REMOVED = Refused(
     "the hand-off to KMM was removed, and KMM may still change the driver; check the label "
     "kmm.node.kubernetes.io/version-module.<namespace>.<name> of the node by hand",
 )
-"""An older version asked Kernel Module Management (KMM) for a driver."""
+"""An older version requested drivers from Kernel Module Management (KMM)."""
 
 
 class Written(Struct, frozen=True):
-    """A journal as an annotation has it, not checked: `journal_check` makes one of it that a run may act on.
+    """A journal as the annotation has it, unchecked: `journal_check` turns it into one that a run may use.
 
-    `refused` are fields that could not be read and that the rest is read without.
+    `refused` are unreadable fields, which `claims` omits.
     """
 
     claims: Journal
@@ -135,7 +136,7 @@ class Written(Struct, frozen=True):
 
 
 class JournalUnreadable(ConfigError):
-    """The annotation is not a journal that this version can act on."""
+    """This version cannot read the annotation as a journal."""
 
 
 FORM = Form(
@@ -170,7 +171,7 @@ def encode(journal: Journal) -> str:
     if journal.gates:
         body["gates"] = dict(journal.gates)
     if not journal.record:
-        # A version that knows of no record on the host would lose it, and one that knows of no gates would lose those.
+        # The lowest version that has all fields: a program of a lower version would lose the gates or the host record.
         body[FORM.key] = 2 if journal.gates else 1
     if journal.driver is not None:
         body["driver"] = {"version": journal.driver.version} if journal.record else driver_to_json(journal.driver)
@@ -193,9 +194,9 @@ def encode(journal: Journal) -> str:
 
 
 def decode(text: str) -> Written:
-    """The journal in `text`. Raises JournalUnreadable for garbage and for versions newer than this one.
+    """The journal in `text`. Raises JournalUnreadable for garbage and for newer versions.
 
-    An owner that is none counts as one that has ended.
+    If the owner is unreadable, it counts as ended.
     """
     body = FORM.read(text)
     owner, refused = Owner(), (KMM_REMOVED,) if "kmm" in body else ()
@@ -252,7 +253,7 @@ def _gates(body: Fields) -> dict[str, str | None]:
 
 
 def driver_to_json(driver: OldDriver) -> dict[str, Any]:
-    """The whole driver, as an older journal and the host's record have it."""
+    """All fields of the driver as JSON for the host record, and for a journal of an older version."""
     return {
         "version": driver.version,
         "root": driver.root,
@@ -263,7 +264,7 @@ def driver_to_json(driver: OldDriver) -> dict[str, Any]:
 
 
 def driver_in(body: Fields) -> OldDriver:
-    """What `driver_to_json` gave. Raises as `body`."""
+    """The driver in the output of `driver_to_json`. Raises as `body`."""
     return OldDriver(
         version=body.text("version"),
         root=body.text("root"),
@@ -274,7 +275,7 @@ def driver_in(body: Fields) -> OldDriver:
 
 
 def cleared_by(text: str) -> str:
-    """The uid of the pod whose run has cleared the node for a driver pod, as the journal in `text` tells; else ""."""
+    """The uid of the pod whose run cleared the node for a driver pod, by the journal in `text`; "" if none."""
     try:
         said = decode(text).claims
     except JournalUnreadable:
@@ -297,5 +298,5 @@ def is_owner(owner: Owner) -> bool:
 
 
 def is_line(text: str) -> bool:
-    """True if `text` can be printed in one line."""
+    """True if `text` is printable and has at most MAX_LINE_CHARS characters."""
     return text.isprintable() and len(text) <= MAX_LINE_CHARS

@@ -1,4 +1,4 @@
-"""Metric families and Prometheus' text format, version 0.0.4. Pure."""
+"""Metric families, and the text format of Prometheus, version 0.0.4."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PREFIX = "driver_manager_"
 
 
 class Family(Struct, frozen=True):
-    """One metric: full name, `gauge` or `counter`, help, and its values by labels."""
+    """One metric: full name, kind (`gauge` or `counter`), help, and a value for each set of labels."""
 
     name: str
     kind: str
@@ -21,22 +21,22 @@ class Family(Struct, frozen=True):
 
 
 def gauge(name: str, meaning: str, value: float) -> Family:
-    """A gauge without labels; `name` without the prefix."""
+    """A gauge without labels. `name` has no prefix."""
     return Family(PREFIX + name, "gauge", meaning, (({}, float(value)),))
 
 
 def counter(name: str, meaning: str, value: float) -> Family:
-    """A counter without labels; `name` without the prefix."""
+    """A counter without labels. `name` has no prefix."""
     return Family(PREFIX + name, "counter", meaning, (({}, float(value)),))
 
 
 def by_label(kind: str, name: str, meaning: str, label: str, values: Mapping[str, float]) -> Family:
-    """A metric with one label, whose values come by it; `name` without the prefix."""
+    """A metric with one label. `values` are by the value of that label; `name` has no prefix."""
     return Family(PREFIX + name, kind, meaning, tuple(({label: key}, float(value)) for key, value in values.items()))
 
 
 def exposition(found: Iterable[Family]) -> str:
-    """The families in Prometheus' text format."""
+    """The families in the text format of Prometheus."""
     lines = []
     for family in found:
         lines += [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]

@@ -1,4 +1,4 @@
-"""The Node object, and a change of it. Pure."""
+"""The Node object and its changes, its pods and their claims, and the answers of the API server about them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from enum import Enum
 from msgspec import Struct, field
 
 FIELD_MANAGER = "driver-manager"
-"""The name under which the API server notes our writes."""
+"""The field manager of our writes."""
 
 
 class Node(Struct, frozen=True):
-    """The Node object as far as we use it. `cordon_manager` is who last set the cordon, "" where that is not told.
+    """The fields of the Node object that this program uses.
 
-    `cordon_record` is the place of the record of that in the managed fields. `is_ready` is None where its kubelet does
-    not tell. `has_heartbeat`: whether a kubelet has reported on it.
+    `cordon_manager` is the field manager that last set the cordon, "" if unknown; `cordon_record` is the index of its
+    entry in the managed fields. `is_ready` is None without a Ready condition. `has_heartbeat`: True if a kubelet has
+    reported a heartbeat.
     """
 
     name: str
@@ -33,14 +34,14 @@ class Node(Struct, frozen=True):
 
 
 def is_this_host(node: Node, machine_id: str, boot_id: str) -> bool:
-    """Whether these are the ids of the machine of `node`; a Node that tells neither is believed."""
+    """True if a machine with these ids is `node`; also if the Node has neither id."""
     if not node.machine_id and not node.boot_id:
         return True
     return (bool(node.machine_id) and node.machine_id == machine_id) or (bool(node.boot_id) and node.boot_id == boot_id)
 
 
 class NodeChange(Struct, frozen=True):
-    """A change of the Node as a merge: None removes a key; `unschedulable` None leaves the cordon alone."""
+    """A change of the Node as a merge: a value None removes the key; `unschedulable` None keeps the cordon as it is."""
 
     labels: Mapping[str, str | None] = field(default_factory=dict)
     annotations: Mapping[str, str | None] = field(default_factory=dict)
@@ -48,30 +49,30 @@ class NodeChange(Struct, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether applying it would do nothing."""
+        """True if the change has no effect."""
         return not self.labels and not self.annotations and self.unschedulable is None
 
 
-# The pods of a node and the claims of devices that they hold, as this program sees them. Pure.
+# The pods of a node and their device claims.
 
 PROGRAM = "driver-manager"
-"""The command of a container that runs the manager, without its folder."""
+"""The base name of the command in a container that runs the manager."""
 
 ROLLOUT = "DriverRollout"
-"""The kind whose objects control the pods of a rollout's tasks."""
+"""The kind of the controller of a rollout's task pods."""
 
 
 class Pod(Struct, frozen=True):
     """A pod on the node. `selector_keys` are the node-label keys that its placement requires.
 
-    `resources` are the extended resources it asks for, `claims` the names of its ResourceClaims (those made from a
-    template under their made names). `grace_period_s` is what its deletion was given, `termination_grace_s` what it
-    asks for; `due_s` is when that grace is over, in seconds since the epoch on the API server's clock, None where it is
-    not told. `static_uid` is the uid that the host knows a mirror pod by. `config_digest` is the driver's digest in the
-    environment of any container, `main_digest` that of the first one. `have_ended`: whether all its containers have;
-    None where its status does not tell of each. `started_s` is since when the first of its containers runs that run
-    now, in seconds since the epoch on the node's clock; None where none runs. `controller` is its controller's uid.
-    `images` and `programs` are those of all its containers, a program without its folder.
+    `resources` are the extended resources that it requests. `claims` are the names of its ResourceClaims; a claim from
+    a template has its generated name. `termination_grace_s` is the grace period in its spec, `grace_period_s` that of
+    its deletion, which ends at `due_s`: in seconds since the epoch, by the API server's clock, None if unknown.
+    `static_uid` is the uid of a mirror pod on the host. `config_digest` is the driver's digest in the environment of
+    any container, `main_digest` that of the first one. `have_ended`: True if all its containers have ended, None if its
+    status does not show each. `started_s` is the earliest start of its running containers in seconds since the epoch,
+    by the node's clock; None if none runs. `owner_kind` and `controller` are kind and uid of its controller. `images`
+    and `programs` are those of all its containers; a program is a base name.
     """
 
     namespace: str
@@ -106,11 +107,11 @@ class Pod(Struct, frozen=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether its containers have ended for good.
+        """True if its containers have ended, and no kubelet starts them again.
 
-        A kubelet that refuses a pod when it starts again, or evicts it, reports Failed before it ends the containers,
-        and without a word of them. Such a pod of a DaemonSet is removed by its controller; one of anybody else may stay
-        as a record for ever, so that one is believed.
+        A kubelet that evicts a pod, or refuses it after its own restart, reports Failed before it ends the containers,
+        and without their states. The DaemonSet controller deletes such a pod, so it counts as running until then. Any
+        other such pod may stay as a record without end, so it counts as ended.
         """
         if self.phase == "Failed":
             return self.owner_kind != "DaemonSet" if self.have_ended is None else self.have_ended
@@ -118,9 +119,9 @@ class Pod(Struct, frozen=True):
 
     @property
     def has_left(self) -> bool:
-        """Whether nothing of it runs any more, though its object may be there: a kubelet may remove it a minute later.
+        """True if none of its containers runs. Its object may still exist: a kubelet may remove it a minute later.
 
-        Of a pod with claims only the removal counts: until then its devices are not given back.
+        A deleted pod with claims counts only once its object is removed: until then it keeps its devices.
         """
         return self.is_over or (self.deleting and self.have_ended is True and not self.claims)
 
@@ -129,9 +130,9 @@ class Pod(Struct, frozen=True):
 
 
 class PodList(Struct, frozen=True):
-    """Pods of one node and the resourceVersion from which a watch continues without a gap.
+    """Pods of one node, and the resourceVersion from which a watch continues without a gap.
 
-    `namespace`: only the pods of this one could be listed; "" where all could.
+    `namespace` is the only namespace whose pods the program may list, "" if it may list all.
     """
 
     pods: tuple[Pod, ...]
@@ -140,7 +141,7 @@ class PodList(Struct, frozen=True):
 
 
 class Claim(Struct, frozen=True):
-    """A ResourceClaim: the device classes it asks for, and the drivers of what was allocated to it."""
+    """A ResourceClaim: the device classes that it requests, and the DRA drivers of its allocated devices."""
 
     namespace: str
     name: str
@@ -148,13 +149,11 @@ class Claim(Struct, frozen=True):
     drivers: tuple[str, ...] = ()
 
 
-# What the API server tells of pods as they change: the events of a watch, and the answers to evictions.
-#
-# Pure; asking belongs to `driver_manager.adapters.kube.node`.
+# Events of a watch of pods, and answers to evictions.
 
 
 class PodEventKind(Enum):
-    """What a watch says happened."""
+    """The kind of a watch event. PRESENT: the pod was added or modified."""
 
     PRESENT = "present"
     GONE = "gone"
@@ -162,7 +161,7 @@ class PodEventKind(Enum):
 
 
 class PodEvent(Struct, frozen=True):
-    """One change seen by a watch; a bookmark has no pod. A watch resumes after `resource_version`."""
+    """One event of a watch; a bookmark has no pod. A watch continues after `resource_version`."""
 
     kind: PodEventKind
     pod: Pod | None
@@ -170,7 +169,7 @@ class PodEvent(Struct, frozen=True):
 
 
 class EvictionOutcome(Enum):
-    """How the API server took an eviction."""
+    """The API server's answer to an eviction. GONE: this pod does not exist; another one may have its name."""
 
     ACCEPTED = "accepted"
     GONE = "gone"
@@ -178,7 +177,7 @@ class EvictionOutcome(Enum):
 
 
 class Eviction(Struct, frozen=True):
-    """The answer to an eviction; GONE: there is no such pod, at most another one of its name. `why` it is blocked."""
+    """The answer to an eviction. `why` is the reason of a block. `retry_after_s` is 0 if the server names none."""
 
     outcome: EvictionOutcome
     why: str = ""

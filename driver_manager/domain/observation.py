@@ -1,4 +1,4 @@
-"""Everything that one plan depends on: Node, pods, host, profile, policy. Pure."""
+"""Everything that one plan depends on: Node, pods, host, profile, policy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from driver_manager.domain.selectors import Selector
 
 
 class ObservedPart(Enum):
-    """What can be out of sight by itself, for want of a right, a mount or an answer."""
+    """A part of the facts that may be unreadable alone, as a right, a mount or an answer is missing."""
 
     CLUSTER = "cluster"
     NODE = "node"
@@ -30,15 +30,16 @@ class ObservedPart(Enum):
 
 
 class Observation(Struct, frozen=True):
-    """Everything one decision needs, read once. `host` is None away from the node.
+    """The facts that one decision needs, read once. `host` is None if the program does not run on the node.
 
-    `owner_alive`: whether the journal's owner still lives, None where that cannot be told. `claims` and `holders` are
-    read only where the driver is about to be replaced. `enclosing_uid` is the pod around our process, where its cgroup
-    tells. `installed_digest` is what the driver container of our own pod records, where that is another than `digest`.
-    `has_unread_claims`: pods hold claims that we may not read, and nobody is to be evicted for them. `at`: when.
-    `group_holders` have an IOMMU group open that is about to change hands. `refused` are the fields of the node's
-    journal that `journal` is without. `left` are records of ended runs that the node's journal does not name: what they
-    have to undo is in `journal`.
+    `owner_alive`: True if the journal's owner is running, None if unknown. `claims` and `holders` are empty unless a
+    run is about to replace the driver. `digest` is that of the wanted driver; `installed_digest` is the digest that the
+    driver container of our own pod records, if it differs from `digest`. `enclosing_uid` is the uid of the pod in whose
+    cgroup our process is, "" if unknown. `has_unread_claims`: pods hold claims that the program may not read; a run
+    evicts no pod because of them. `at` is the time of the reading. `group_holders` have an IOMMU group open that a run
+    is about to give to virtual machines or to take back. `refused` are the fields of the node's journal that `journal`
+    omits. `left` are host records of ended runs that the node's journal does not name; `journal` includes what they
+    have to undo.
     """
 
     node: Node
@@ -62,11 +63,11 @@ class Observation(Struct, frozen=True):
 
     @property
     def is_resumed(self) -> bool:
-        """True if a run of this boot left the node taken: the host has its record, whatever the Node says."""
+        """True if a run of this boot left the node taken: the host has its record, even if the Node has no journal."""
         return self.host is not None and (self.host.run_record is not None or bool(self.left))
 
 
-# What the user asks a run for: who loads the driver, whom it may disturb, how long it may wait. Pure.
+# The policy: who loads the driver, which pods a run may disturb, how long it may wait.
 
 
 class Loader(Enum):
@@ -75,26 +76,26 @@ class Loader(Enum):
     CONTAINER = "container"
     MANAGER = "manager"
     NONE = "none"
-    """The host itself, which ships it in its image: a run only looks."""
+    """The host, which has the driver in its image: a run only checks it."""
 
 
 class Mode(Enum):
-    """Whom the devices are to serve."""
+    """The users of the devices."""
 
     CONTAINER = "container"
     """Containers, through the vendor's driver."""
     VFIO = "vfio"
-    """Virtual machines, which bring their own."""
+    """Virtual machines, through vfio; each has its own driver."""
 
 
 class EvictionRules(Struct, frozen=True):
-    """What may be done to users' pods. Times in seconds; `drain_timeout_s` 0 is what is left of the run's deadline.
+    """The users' pods that a run may evict. Times are in seconds; `drain_timeout_s` 0 means until the run's deadline.
 
-    `is_enabled`: pods that use the accelerator. `drains`: the whole node, where that does not suffice. `forces`: pods
-    that no controller makes anew. `deletes_empty_dirs`: pods whose data goes with them. `evicts_holders`: pods that
-    have the device open without having asked for it. `device_classes` stand in for the profile's, where given.
-    `clients`: pods that are clients of the driver, beside the profile's; `restarts_clients`: those that have the device
-    open may be evicted right before the unload.
+    `is_enabled`: pods that use the accelerator. `drains`: all pods of the node, if that is not enough. `forces`: also
+    pods that no controller recreates. `deletes_empty_dirs`: also pods with an emptyDir, whose data is lost.
+    `evicts_holders`: also pods that have the device open without a request for it. `device_classes` replace those of
+    the profile, unless empty. `clients` selects clients of the driver in addition to those of the profile;
+    `restarts_clients`: a run may evict clients that have the device open, right before the unload.
     """
 
     is_enabled: bool = False
@@ -111,14 +112,14 @@ class EvictionRules(Struct, frozen=True):
 
 
 class Policy(Struct, frozen=True):
-    """What the user wants, apart from the facts. Times in seconds.
+    """The options of a run. Times are in seconds.
 
-    `driver_version` is the version that a host has to have loaded that loads its driver itself, "" where none is named.
-    `completion`: pods that may end by themselves before anything is evicted. `retry_wait_s` is the longest wait before
-    somebody is disturbed again after a failure that nothing has changed since. `driver_pod_leaves`: the driver pod
-    that is on the node now is not there any more when the driver is swapped. `clear_for`: nothing is swapped, the node
-    is only cleared for a driver pod of this revision. `binds`: who gives devices to virtual machines also binds them;
-    else the container after it does.
+    `driver_version` is the version that must be loaded on a host that loads its driver itself, "" for any.
+    `completion` selects pods that the run waits for, so that they end by themselves, before it evicts any.
+    `retry_wait_s` is the longest wait before a run disturbs pods again, if nothing changed since a failure.
+    `driver_pod_leaves`: the driver pod that is on the node now will be gone before the swap. `clear_for`: the run only
+    clears the node for a driver pod of this revision and swaps nothing; "" to swap. `binds`: the run that gives devices
+    to virtual machines also binds them to vfio; otherwise the container after it does.
     """
 
     loader: Loader = Loader.CONTAINER
@@ -143,14 +144,14 @@ class Policy(Struct, frozen=True):
     binds: bool = True
 
 
-# How one version of a driver becomes another: what the profile says of that pair, where it says anything. Pure.
+# The profile's rule for the change from one version of the driver to another.
 
 
 def transition(host: Host, profile: Profile, policy: Policy) -> Transition | None:
-    """What the profile says of the loaded version and the one that is to be loaded; None where nothing is loaded.
+    """The profile's rule for the loaded and the new version; None if there is none, or no driver is loaded.
 
-    Whoever leaves the load to a container does not know the new version, and virtual machines bring their own: only a
-    pattern of all versions holds then.
+    If a container loads the driver, or the devices go to virtual machines, the new version is unknown: only a rule for
+    all versions matches then.
     """
     if not profile.transitions or not has_root(host.modules, profile.modules):
         return None
@@ -160,23 +161,21 @@ def transition(host: Host, profile: Profile, policy: Policy) -> Transition | Non
 
 
 def for_this_change(host: Host, profile: Profile, policy: Policy) -> Profile:
-    """`profile` with the strategy that this change of versions takes."""
+    """`profile` with the strategy for this change of versions."""
     found = transition(host, profile, policy)
     if found is None or found.strategy is ChangeBy.REFUSE:
         return profile
     return replace(profile, strategy=Strategy(found.strategy.value))
 
 
-# What one decision of a reconcile is made of, as one value.
-#
-# Pure, like all of `domain`. Made once before a plan; the plan's rows and the steps' handlers take it whole.
+# The input of one decision as one value; the planner and the handlers of the steps get it whole.
 
 
 class Situation(Struct, frozen=True):
-    """The facts, what is wanted, and how far the run is. `host` is that of `obs`: there is none without.
+    """The facts, the policy, and the progress of the run. `host` is that of `obs`, and is never None.
 
-    `profile` has the strategy that this change of versions takes. `waited`: what was waited for in this run already,
-    before the node was taken.
+    `profile` has the strategy for this change of versions. `waited` names the waits that this run has done already,
+    before it took the node.
     """
 
     obs: Observation
@@ -187,7 +186,7 @@ class Situation(Struct, frozen=True):
 
     @classmethod
     def of(cls, obs: Observation, profile: Profile, policy: Policy, waited: frozenset[str] = frozenset()) -> Situation:
-        """The situation of the node that was observed. Raises ConfigError away from it."""
+        """The situation of the observed node. Raises ConfigError if the program does not run on that node."""
         if obs.host is None:
             raise ConfigError(
                 f"this is not node {obs.node.name}: its machine id and boot id differ from this host's",

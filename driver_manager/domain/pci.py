@@ -1,7 +1,4 @@
-"""PCI functions of the vendor: driver, driver override and IOMMU group of each. Pure.
-
-Pure; adapters read the facts.
-"""
+"""PCI functions of the vendor: driver, driver override and IOMMU group of each."""
 
 from __future__ import annotations
 
@@ -14,24 +11,24 @@ from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.wire import Fields, Form
 
 HARMLESS = ("pci-stub", "pcieport")
-"""Drivers of a group's other functions that leave it viable (drivers/vfio/vfio_main.c, vfio_dev_driver_allowed)."""
+"""Drivers of other functions that keep an IOMMU group viable (drivers/vfio/vfio_main.c, vfio_dev_driver_allowed)."""
 
 
 def is_vfio(driver: str) -> bool:
-    """Whether the driver of this name hands its devices to user space: vfio-pci, or a vendor's variant of it."""
+    """True if the driver of this name gives its devices to user space: vfio-pci, or a vendor's variant of it."""
     return "vfio" in driver
 
 
 class PciFunction(Struct, frozen=True):
-    """One function, by its address as sysfs writes it. Texts are "" where there is none of it.
+    """One PCI function. `address` is its address as sysfs writes it. A text is "" if the function has no such thing.
 
-    `driver`, of the module `module`, has it now; `override` is the only driver that may bind it. `group` is the number
-    of its IOMMU group. `physical` is the physical function of a virtual one; `virtual_count` is how many virtual ones
-    it has itself. `vfio_module` is the best module of this kernel that hands it over, `vfio_driver` the driver in that
-    module. `is_auxiliary`: no accelerator itself, but a further function in the slot of one, and goes where that goes.
-    `is_stuck`: the kernel is taking it from a driver, or giving it to one, and does not finish; what it would say of
-    `override` and `virtual_count` then is not known, and no driver that knows the function can be loaded.
-    `own_node` is the name of its device node below /dev/vfio/devices, where the kernel makes one for each (iommufd).
+    `driver`, of the module `module`, is bound to it now; `override` is the only driver that may bind it. `group` is the
+    number of its IOMMU group. `physical` is the address of a virtual function's physical function; `virtual_count` is
+    the number of its own virtual functions. `vfio_module` is the best module of this kernel that gives it to user
+    space, `vfio_driver` the driver in that module. `is_auxiliary`: it is not an accelerator but another function in the
+    slot of one, and moves with it. `is_stuck`: the kernel is binding or unbinding it and does not finish; `override`
+    and `virtual_count` are unknown then, and no driver that knows the function can be loaded. `own_node` is the name of
+    its device node below /dev/vfio/devices, if the kernel makes one for each function (iommufd).
     """
 
     address: str
@@ -49,18 +46,18 @@ class PciFunction(Struct, frozen=True):
 
     @property
     def user_nodes(self) -> frozenset[str]:
-        """The device nodes by which user space has it while it is on vfio: its IOMMU group's, and its own."""
+        """The device nodes through which user space uses it on vfio: that of its IOMMU group, and its own."""
         names = (self.group, f"devices/{self.own_node}" if self.own_node else "")
         return frozenset(f"/dev/vfio/{name}" for name in names if name)
 
     @property
     def is_on_vfio(self) -> bool:
-        """Whether it is handed over already."""
+        """True if a vfio driver is bound to it."""
         return is_vfio(self.driver)
 
     @property
     def is_kept_for_vfio(self) -> bool:
-        """Whether only a driver that hands it over may bind it."""
+        """True if its override allows only a vfio driver."""
         return is_vfio(self.override)
 
     def __str__(self) -> str:
@@ -69,22 +66,22 @@ class PciFunction(Struct, frozen=True):
 
 
 class PciBus(Struct, frozen=True):
-    """`functions` are the vendor's, with the auxiliary ones; `neighbours` are the others of their IOMMU groups."""
+    """The vendor's `functions`, auxiliary ones included; `neighbours` are other functions in their IOMMU groups."""
 
     functions: tuple[PciFunction, ...] = ()
     neighbours: tuple[PciFunction, ...] = ()
 
     @property
     def accelerators(self) -> tuple[PciFunction, ...]:
-        """The functions that are accelerators themselves."""
+        """The functions without the auxiliary ones."""
         return tuple(one for one in self.functions if not one.is_auxiliary)
 
     def virtual_of(self, address: str) -> tuple[PciFunction, ...]:
-        """The virtual functions of a physical one."""
+        """The virtual functions of the physical function at `address`."""
         return tuple(one for one in self.functions if one.physical == address)
 
     def in_the_way(self, group: str) -> tuple[PciFunction, ...]:
-        """Neighbours whose drivers keep the group from being handed over."""
+        """Neighbours in the IOMMU group `group` whose drivers prevent its use through vfio."""
         return tuple(
             one
             for one in self.neighbours
@@ -92,16 +89,15 @@ class PciBus(Struct, frozen=True):
         )
 
 
-# What the vendor's functions were bound to before a run gave them to virtual machines.
+# The bindings of the vendor's functions before a run gave them to virtual machines.
 #
-# Owns the JSON form of the record on the host, which outlives the release of the node, and of the same in the journal.
-# The record lies under /run, so a boot ends it, as it ends the bindings. Pure.
+# The record on the host stays after the release of the node. It is under /run: a boot removes it and the bindings.
 
 MOST_VIRTUAL = 65_535
 
 
 class Binding(Struct, frozen=True):
-    """A function as it was: its driver and its override ("" for none), and how many virtual functions it had."""
+    """The driver and the override of a function ("" for none), and the number of its virtual functions."""
 
     address: str
     driver: str = ""
@@ -110,7 +106,7 @@ class Binding(Struct, frozen=True):
 
 
 class BindingsUnreadable(ConfigError):
-    """The file is no record that this version can act on."""
+    """This version cannot read the file as a record of bindings."""
 
 
 BINDINGS_FORM = Form(
@@ -121,29 +117,32 @@ BINDINGS_FORM = Form(
 
 
 def bindings_of(function: PciFunction) -> Binding:
-    """What `function` is bound to now."""
+    """The present binding of `function`."""
     return Binding(function.address, function.driver, function.override, function.virtual_count)
 
 
 def merged_bindings(known: Iterable[Binding], more: Iterable[Binding]) -> tuple[Binding, ...]:
-    """`known`, and of `more` what is not known yet: whoever noted a function first saw it as it was."""
+    """`known`, and those of `more` whose function is not in `known`, sorted by address.
+
+    The earlier note of a function has the original binding.
+    """
     found = {one.address: one for one in more} | {one.address: one for one in known}
     return tuple(found[address] for address in sorted(found))
 
 
 def encode_bindings(boot_id: str, bindings: Iterable[Binding]) -> str:
-    """The record: one line of JSON."""
+    """The content of the record: one line of JSON."""
     return BINDINGS_FORM.write({"bootId": boot_id, "devices": bindings_to_json(bindings)}) + "\n"
 
 
 def decode_bindings(text: str) -> tuple[str, tuple[Binding, ...]]:
-    """The boot and the bindings that `encode` wrote. Raises BindingsUnreadable for garbage and for newer versions."""
+    """The boot id and the bindings in `text`. Raises BindingsUnreadable for garbage and for newer versions."""
     body = BINDINGS_FORM.read(text)
     return body.text("bootId"), bindings_in(body)
 
 
 def noted_bindings(text: str, boot_id: str) -> tuple[Binding, ...]:
-    """The bindings in `text`, where it is a record of this boot: anything else is none."""
+    """The bindings in `text`; () for no text, for garbage and for another boot."""
     try:
         boot, found = decode_bindings(text) if text else ("", ())
     except BindingsUnreadable:
@@ -152,7 +151,7 @@ def noted_bindings(text: str, boot_id: str) -> tuple[Binding, ...]:
 
 
 def bindings_to_json(bindings: Iterable[Binding]) -> list[dict[str, Any]]:
-    """The bindings as the record and the journal have them; what is empty is left out."""
+    """The bindings as JSON for the record and the journal, without empty fields."""
     return [
         {
             "address": one.address,
@@ -165,7 +164,7 @@ def bindings_to_json(bindings: Iterable[Binding]) -> list[dict[str, Any]]:
 
 
 def bindings_in(body: Fields) -> tuple[Binding, ...]:
-    """The bindings that `to_json` wrote as the field `devices`; none where there is no such field. Raises as `body`."""
+    """The bindings in the field `devices`; () without that field. Raises as `body`."""
     if "devices" not in body:
         return ()
     return tuple(

@@ -1,6 +1,6 @@
 """Figures of the runs on one host, for metrics: the last run, and counters since boot.
 
-Each run reads the figures, adds its own and writes them back as JSON. Pure: the time comes with each call.
+Each run reads the figures, adds its own and writes them back as JSON.
 """
 
 from __future__ import annotations
@@ -19,11 +19,16 @@ from driver_manager.domain.wire import Fields, Form
 
 NO_FAILURES = frozenset({ExitCode.DONE, ExitCode.REBOOT_REQUIRED})
 NO_NEWS = frozenset({ExitCode.STANDING_DOWN, ExitCode.OWNED_ELSEWHERE})
-"""Ends that say nothing of the driver: somebody else's node, a host with a driver of its own, or told to end."""
+"""Exit codes that do not show whether the driver works: another run owns the node, the host has its own driver, or the
+run got a signal to terminate."""
 
 
 class RunReport(Struct, frozen=True):
-    """One run that has ended, at `ended_s` seconds since the epoch, after `took_s` seconds."""
+    """One run that ended at `ended_s` seconds since the epoch and took `took_s` seconds.
+
+    `steps` has the seconds of each step by name. `is_held`: the run left the node taken. `retries` counts the repeated
+    ones of `requests`, all sent to the API server. `window` is None if the run measured none.
+    """
 
     exit_code: int
     ended_s: float
@@ -36,9 +41,10 @@ class RunReport(Struct, frozen=True):
 
 
 class RunFigures(Struct, frozen=True):
-    """`runs` are counted by exit code, `steps` how often each was done, `step_seconds` what they took in all.
+    """The figures of one boot. `runs` counts runs by exit code.
 
-    `window` is the last one, be it over or not; `windows` and `window_seconds` count those that are.
+    `steps` counts steps by name, and `step_seconds` is their total duration. `window` is the last window, open or over;
+    `windows` and `window_seconds` are number and total duration of the windows that are over.
     """
 
     runs: Mapping[str, int] = field(default_factory=dict)
@@ -55,7 +61,7 @@ class RunFigures(Struct, frozen=True):
     window: Outage | None = None
 
     def with_run(self, run: RunReport, *, is_given_back: bool = False) -> RunFigures:
-        """The figures after one more run; `is_given_back`: it gave the node back, however it ended."""
+        """The figures after one more run. `is_given_back`: the run released the node, with any exit code."""
         code = str(run.exit_code)
         row = self.failures_in_a_row
         if run.exit_code not in NO_NEWS:
@@ -75,14 +81,14 @@ class RunFigures(Struct, frozen=True):
         )
 
     def with_window(self, measured: Outage) -> RunFigures:
-        """The figures with the last window as it is now; it counts once it is over."""
+        """The figures with `measured` as the last window, which counts only once it is over."""
         if measured.is_open:
             return replace(self, window=measured)
         seconds = round(self.window_seconds + measured.seconds, 3)
         return replace(self, window=measured, windows=self.windows + 1, window_seconds=seconds)
 
     def given_back(self) -> RunFigures:
-        """The figures once somebody gave the node back by hand."""
+        """The figures after a release of the node by hand."""
         return replace(self, is_held=False)
 
 
@@ -91,14 +97,14 @@ def _sum(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class FiguresUnreadable(ConfigError):
-    """The file holds no figures that this version can add to."""
+    """This version cannot read the file as figures."""
 
 
 FORM = Form("the figures of the runs", FiguresUnreadable, "No action needed: the next run starts them again.")
 
 
 def encode_run_figures(figures: RunFigures) -> str:
-    """The file's content: one line of JSON."""
+    """The content of the file: one line of JSON."""
     last = figures.last
     body: dict[str, Any] = {
         "runs": dict(figures.runs),
@@ -128,7 +134,7 @@ def encode_run_figures(figures: RunFigures) -> str:
 
 
 def decode_run_figures(text: str) -> RunFigures:
-    """What `encode` wrote; none where it is garbage, or a newer version's: figures are worth no failure."""
+    """The figures in `text`. Garbage and newer versions give empty figures, as they must not make a run fail."""
     try:
         body = FORM.read(text)
         return RunFigures(
@@ -150,7 +156,7 @@ def decode_run_figures(text: str) -> RunFigures:
 
 
 _MOST = 2**53
-"""What a float counts up to."""
+"""The largest whole number up to which a float is exact."""
 
 
 def _wholes(body: Fields) -> dict[str, int]:
@@ -174,7 +180,7 @@ def _last(body: Fields) -> RunReport:
 
 
 def run_families(figures: RunFigures) -> tuple[Family, ...]:
-    """All metrics of the runs; none before the first run of a boot."""
+    """The metrics of the runs; () before the first run of a boot."""
     last = figures.last
     if last is None:
         return ()
@@ -210,7 +216,7 @@ def run_families(figures: RunFigures) -> tuple[Family, ...]:
 
 
 def _window_families(figures: RunFigures) -> tuple[Family, ...]:
-    """Metrics of the windows; none before the first of a boot."""
+    """The metrics of the windows; () before the first window of a boot."""
     last = figures.window
     if last is None:
         return ()

@@ -1,4 +1,4 @@
-"""Label selectors as the API writes them: `a=b,c!=d,e in (x,y),!f`. Pure."""
+"""Label selectors in the syntax of the Kubernetes API: `a=b,c!=d,e in (x,y),!f`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 
 
 class _Term(Struct, frozen=True):
-    """One requirement of a selector; `values` None: any will do."""
+    """One requirement of a selector; with `values` None it matches any value."""
 
     key: str
     values: frozenset[str] | None
@@ -30,13 +30,13 @@ class _Term(Struct, frozen=True):
 
 
 class Selector(Struct, frozen=True):
-    """A parsed selector; without terms it matches everything."""
+    """A parsed selector. Without terms it matches every object, and is falsy."""
 
     text: str = ""
     terms: tuple[_Term, ...] = ()
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether every term holds."""
+        """True if `labels` meet every term."""
         return all(term.matches(labels) for term in self.terms)
 
     def __bool__(self) -> bool:
@@ -44,7 +44,7 @@ class Selector(Struct, frozen=True):
 
 
 def split(text: str) -> list[str]:
-    """The terms of `text`: commas outside of parentheses separate them. Blank text has none."""
+    """The terms of `text`, which commas outside parentheses separate; [] for blank text."""
     terms: list[list[str]] = [[]]
     is_inside = False
     for piece in re.split(r"([(),])", text):
@@ -57,20 +57,20 @@ def split(text: str) -> list[str]:
 
 
 def parse(text: str) -> Selector:
-    """The selector in `text` (kubernetes.io, Labels and Selectors). Raises ValueError naming the bad term.
+    """The selector in `text` (kubernetes.io, Labels and Selectors). Raises ValueError, which names the invalid term.
 
-    Nothing between two commas is no term: it would match everything.
+    An empty term, such as between two commas, is invalid: it would match everything.
     """
     return Selector(text, tuple(_term(term) for term in split(text)))
 
 
 def is_label_key(text: str) -> bool:
-    """Whether `text` can be the key of a label."""
+    """True if `text` is a valid label key."""
     return bool(_KEY.fullmatch(text))
 
 
 def is_label_value(text: str) -> bool:
-    """Whether `text` can be the value of a label."""
+    """True if `text` is a valid label value."""
     return bool(_VALUE.fullmatch(text))
 
 

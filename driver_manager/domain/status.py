@@ -21,14 +21,14 @@ from driver_manager.domain.swap.node_patches import has_managers_cordon, paused_
 from driver_manager.domain.swap.steps import Decision, Plan
 from driver_manager.domain.wire import written_time
 
-# What `status` could see, and what it could not. Pure data.
+# The facts that `status` shows.
 
 
 class DeviceHealth(Struct, frozen=True):
-    """What is known of the devices. `source` is `health-watch`, `probe`, or "" where nobody looked.
+    """The health of the devices. `source` is `health-watch`, `probe`, or "" without any sample.
 
-    `state` is health-watch's, None without it. `since_s` and `sampled_s` are in seconds since the epoch, None where
-    they are not known; `sampled_s` is when the last sample was taken.
+    `state` is the state that health-watch reports, None without it; `since_s` is its begin and `sampled_s` the time of
+    the last sample, both in seconds since the epoch, None if unknown.
     """
 
     source: str = ""
@@ -42,19 +42,19 @@ class DeviceHealth(Struct, frozen=True):
 
     @property
     def is_wedged(self) -> bool:
-        """Whether the host says that the driver does not serve its devices."""
+        """True if the host shows that the driver does not serve its devices."""
         return self.state is HealthState.WEDGED or self.is_withdrawn
 
 
 class StatusFacts(Struct, frozen=True):
-    """Everything that `status` shows. Where they could not be read, the Node in `obs` is empty, and so are its pods.
+    """Everything that `status` shows. The Node and the pods in `obs` are empty if they could not be read.
 
-    `missing` has the errors of what could not be read.
+    `missing` has the error of each part that could not be read.
 
-    `verdict` is what a run would do, or why it would not. `now_s` is in seconds since the epoch. `reboot_waits_for` is
-    the rebooter's own word, "" where it has none. `clients` is the driver generation with what was done about its
-    clients, None where neither the host nor the Node knows one. `mode` is whom the user's label wants the devices for;
-    `group_holders` have devices that are not with their own driver. `loader` is who loads the driver.
+    `verdict` is the plan of a run now, or the error that prevents one. `now_s` is in seconds since the epoch.
+    `reboot_waits_for` is the text that the rebooter reports, "" if none. `clients` is the driver generation with the
+    states of its clients, None if neither the host nor the Node has one. `mode` is the mode that the user's label
+    requests. `group_holders` use devices that are on vfio or have no driver. `loader` is who loads the driver.
     """
 
     obs: Observation
@@ -71,17 +71,17 @@ class StatusFacts(Struct, frozen=True):
 
     @property
     def host(self) -> Host | None:
-        """The host's side, None away from the node or where it cannot be read."""
+        """The facts of the host, None if they cannot be read or the program does not run on the node."""
         return self.obs.host
 
     @property
     def has_node(self) -> bool:
-        """Whether the Node could be read."""
+        """True if the Node could be read."""
         return self.why_no_node is None
 
     @property
     def why_no_node(self) -> ManagerError | None:
-        """Why the Node could not be read, None where it was."""
+        """Why the Node could not be read, None if it was."""
         return self.missing.get(ObservedPart.CLUSTER) or self.missing.get(ObservedPart.NODE)
 
     @property
@@ -91,31 +91,30 @@ class StatusFacts(Struct, frozen=True):
 
     @property
     def outcome(self) -> LastOutcome | None:
-        """The outcome that the Node shows."""
+        """The outcome of the last run that the Node shows."""
         return node_state.outcome_on(self.obs.node, self.profile.keys)
 
     @property
     def driver_pods(self) -> tuple[Pod, ...]:
-        """Pods on the node that the driver's deploy label places, and that have not ended."""
+        """Pods on the node that the driver's deploy label places and that have not ended."""
         key = self.profile.deploy.driver_key
         return tuple(pod for pod in self.obs.pods.pods if key in pod.selector_keys and not pod.is_over)
 
     @property
     def is_wedged(self) -> bool:
-        """Whether the driver does not serve its devices: what the host says of it counts more than the Node."""
+        """True if the driver does not serve its devices. The host's report takes precedence over the Node."""
         is_shown = self.state is NodeState.WEDGED and self.health.state is None
         return self.health.is_wedged or is_shown
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether the node is taken by a run that has ended."""
+        """True if a run took the node and ended without releasing it."""
         return self.obs.journal is not None and self.obs.owner_alive is False
 
 
-# The one line that `status` begins with: the driver's state, since when, and why.
+# The headline, the first line of `status`: the driver's state, since when, and why.
 #
-# Pure. The rules are asked in order; the first that has something to say decides. What can be seen now counts more
-# than what the Node shows of the last run.
+# The first rule that returns a headline decides. Present facts take precedence over the outcome of the last run.
 
 REBOOT_REASONS = {
     UPGRADE_REASON: "only a reboot brings the wanted driver",
@@ -124,7 +123,7 @@ REBOOT_REASONS = {
 
 
 class Headline(Struct, frozen=True):
-    """`state` is None where it cannot be determined; `since` is "" where that is not known."""
+    """The first line of `status`. `state` is None if it cannot be determined; `since` is "" if unknown."""
 
     state: NodeState | None
     why: str
@@ -132,12 +131,12 @@ class Headline(Struct, frozen=True):
 
 
 def headline(facts: StatusFacts) -> Headline:
-    """What is to be said first of the node's driver."""
+    """The headline of the node's driver."""
     return next(found for rule in RULES if (found := rule(facts)) is not None)
 
 
 def _taken(facts: StatusFacts) -> Headline | None:
-    """A run has taken the node, and works or has ended: a pod that is still there may have done either."""
+    """A run took the node; it is running or has ended. If its pod still exists, either is possible."""
     unreadable = facts.missing.get(ObservedPart.JOURNAL)
     if unreadable is not None:
         return Headline(NodeState.HELD, unreadable.what, _since(facts, NodeState.HELD))
@@ -200,7 +199,7 @@ def _not_loaded(facts: StatusFacts) -> Headline | None:
 
 
 def _with_machines(facts: StatusFacts) -> Headline | None:
-    """All devices are handed over, as a run that gives them to virtual machines leaves them: nothing is amiss."""
+    """All devices are on vfio and no driver is loaded: the result of a run that gives them to virtual machines."""
     host = facts.host
     if host is None or host.modules or facts.missing or not host.bus.accelerators:
         return None
@@ -246,28 +245,28 @@ RULES: tuple[Callable[[StatusFacts], Headline | None], ...] = (
 
 
 def _since(facts: StatusFacts, state: NodeState) -> str:
-    """Since when the Node shows `state`, "" where its annotation is of another one."""
+    """Since when the Node shows `state`, "" if its annotation has another state."""
     outcome = facts.outcome
     return outcome.since if outcome is not None and outcome.state is state else ""
 
 
-# What needs a hand on this node, the most serious first, each with what to do about it. Pure.
+# What needs attention on this node, the most serious first, each with a remedy.
 
 STALE_S = 900.0
-"""A watch that took no sample for so long is not running, whatever its interval is likely to be."""
+"""Seconds without a sample after which health-watch counts as not running: longer than any likely interval."""
 
 RESUME = (
     "Restart the driver pod: its init container continues from the journal. `driver-manager restore` releases the node "
     "as it is."
 )
 NOTES = frozenset({"paused", "cordon", "warning", "health-watch"})
-"""Kinds that are worth a look. Every other is an error: a run has failed, or would."""
+"""Kinds that are notes. Every other kind is an error: a run has failed, or would fail."""
 
 ACCESS = (ObservedPart.CLUSTER, ObservedPart.NODE, ObservedPart.PODS, ObservedPart.HOST, ObservedPart.OWN_POD)
 
 
 class Attention(Struct, frozen=True):
-    """One thing: its `kind` for machines, what it is, and what to do, "" where there is nothing to do yet."""
+    """One finding: its `kind` for programs, what it is, and the remedy, "" if there is nothing to do yet."""
 
     kind: str
     what: str
@@ -275,7 +274,7 @@ class Attention(Struct, frozen=True):
 
 
 def attention(facts: StatusFacts, first: Headline) -> tuple[Attention, ...]:
-    """Everything that needs a hand, each once, errors before notes; `first` is the headline."""
+    """Everything that needs attention, each once, errors before notes; `first` is the headline."""
     found = [
         *_held(facts),
         *_reboot(facts, first),
@@ -339,7 +338,7 @@ def _failed(facts: StatusFacts, first: Headline) -> Iterator[Attention]:
 
 
 def _operands(facts: StatusFacts) -> Iterator[Attention]:
-    """Operands that do not end. Those whose grace is running while a run waits for them are its business."""
+    """Operands that do not end, without those in their grace period that a running run waits for."""
     obs = facts.obs
     is_waited_for = obs.journal is not None and not facts.is_interrupted
     for pod in placed_by(obs.pods.pods, facts.profile.deploy_keys(obs.node.labels), obs.own_pod):

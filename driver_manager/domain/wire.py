@@ -1,6 +1,6 @@
-"""Versioned JSON documents that another version of this program may read, and timestamps.
+"""Versioned JSON documents that another version of this program may read, JSON patches, and timestamps.
 
-A newer version is refused. Every error names the document, the field and what was expected. Pure.
+A reader refuses a newer version. Every error names the document, the field and the expected value.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from msgspec import Struct
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.text import shortened, writable
 
-# A JSON merge patch (RFC 7386) as small as can be, and objects that any API server stores as they are sent. Pure.
+# JSON merge patches (RFC 7386), and objects that every API server accepts.
 
 
 def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The patch that makes `new` of `old`. It has a null only for what is there and goes."""
+    """The smallest patch that turns `old` into `new`. It has a null only for a key of `old` that `new` lacks."""
     found: dict[str, Any] = {key: None for key in old if key not in new}
     for key, value in new.items():
         before = old.get(key)
@@ -35,7 +35,7 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
 def without_blanks(value: Any) -> Any:
     """`value` without fields that are null or an empty text.
 
-    An API server 1.20 that was built with Go 1.19 takes an empty text in a custom resource for null, and refuses it.
+    An API server 1.20 built with Go 1.19 reads an empty text in a custom resource as null, and refuses it.
     """
     match value:
         case dict():
@@ -45,57 +45,57 @@ def without_blanks(value: Any) -> Any:
     return value
 
 
-# A JSON patch (RFC 6902) as data: operations that apply together, or not at all. Pure.
+# JSON patches (RFC 6902): the API server applies all operations or none.
 #
-# A `test` that fails makes the whole patch fail, so a patch can name what it rests on without a look before it.
+# A `test` that fails makes the whole patch fail, so a patch can check its preconditions without a read before it.
 
 
 class Operation(Struct, frozen=True):
-    """One operation at `path`, a JSON pointer; a removal has no value."""
+    """One operation at `path`, a JSON pointer; `remove` has no value."""
 
     op: str
     path: str
     value: Any = None
 
     def to_json(self) -> dict[str, Any]:
-        """As it is sent."""
+        """The operation as JSON for the request."""
         body = {"op": self.op, "path": self.path}
         return body if self.op == "remove" else {**body, "value": self.value}
 
 
 def expect(value: Any, *where: str | int) -> Operation:
-    """The patch applies only where `where` holds `value`."""
+    """A `test`: the patch applies only if the value at `where` is `value`."""
     return Operation("test", pointer(*where), value)
 
 
 def replaced(old: Any, new: Any, *where: str | int) -> tuple[Operation, ...]:
-    """`new` in place of `old`, which has to be there; None removes it."""
+    """Operations that replace `old` at `where` by `new`, or remove it if `new` is None; they fail without `old`."""
     change = Operation("remove", pointer(*where)) if new is None else Operation("replace", pointer(*where), new)
     return (expect(old, *where), change)
 
 
 def pointer(*where: str | int) -> str:
-    """The JSON pointer (RFC 6901) that leads through `where`."""
+    """The JSON pointer (RFC 6901) with the parts `where`."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in where)
 
 
 MAX_VALUE_CHARS = 80
-"""A value is shown cut to this length."""
+"""Maximum length of a value in a message."""
 
 LAST_MOMENT_S = 253_402_300_799
-"""The end of the year 9999, in seconds since the epoch: the last moment that a calendar can show."""
+"""The end of the year 9999 in seconds since the epoch: the last moment that `datetime` supports."""
 
 MIN_WHOLE, MAX_WHOLE = -(2**63), 2**64 - 1
-"""The whole numbers of a document, where its field has no narrower bounds: a larger one is no float either."""
+"""Bounds of a whole number in a document, unless its field has narrower ones; each is in the range of a float."""
 
 MAX_DIGITS = 20
-"""Of a number of 64 bits."""
+"""Maximum decimal digits of a 64-bit number."""
 
 TEXT, WHOLE, FLAG, OBJECT = "a text", "a whole number", "true or false", "an object"
 
 
 def parsed(text: str) -> Any:
-    """The JSON value in `text`. Raises ValueError, for nesting too deep as well."""
+    """The JSON value in `text`. Raises ValueError for other text, and for nesting that is too deep."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -103,14 +103,14 @@ def parsed(text: str) -> Any:
 
 
 def decimal(text: str) -> int | None:
-    """The whole number of 64 bits at most that `text` is, in ASCII digits alone; None for anything else."""
+    """The whole number that `text` has as at most MAX_DIGITS ASCII digits; None for any other text."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS else None
 
 
 class Form(Struct, frozen=True):
-    """A kind of document. `name` is for people; `key` holds the version, `version` is the newest that is known.
+    """A kind of document. `name` is its name in messages; `version` is its newest known version, in the field `key`.
 
-    What cannot be read is an `unreadable`, with `remedy` for what to do about it.
+    If a document cannot be read, methods raise `unreadable` with `remedy`. `is_compact`: write no spaces.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Form(Struct, frozen=True):
     is_compact: bool = False
 
     def write(self, body: Mapping[str, Any]) -> str:
-        """The document with `body`'s fields: one line of JSON with sorted keys, and no line feed."""
+        """The document with the fields of `body`: one line of JSON with sorted keys, without a line feed."""
         return json.dumps(
             {self.key: self.version, **body}, sort_keys=True, separators=(",", ":") if self.is_compact else None
         )
@@ -135,7 +135,7 @@ class Form(Struct, frozen=True):
         return self.opened(value)
 
     def opened(self, value: Any) -> Fields:
-        """The same for a JSON value."""
+        """The fields of the document `value`, parsed JSON. Raises as `read`."""
         if type(value) is not dict:
             raise self.refused("not a JSON object")
         called = "version" if self.key == "v" else self.key
@@ -156,10 +156,10 @@ class Form(Struct, frozen=True):
 
 
 class Fields(Struct, frozen=True):
-    """The fields of a document or of an object in it, each read as its type; `at` is where they are.
+    """The fields of a document or of an object in it. `at` is the path of the object, for messages.
 
-    A text is without halves of characters (RFC 8259, section 8.2), which no file name and no argument takes.
-    Every method raises the form's error for a field that is absent, unless it has a default, or of another type.
+    Texts have no unpaired surrogates (RFC 8259, section 8.2), as no file name and no argument can have them.
+    Every method raises the form's error if the field has another type, or is absent and has no default.
     """
 
     form: Form
@@ -170,7 +170,7 @@ class Fields(Struct, frozen=True):
         return key in self.body
 
     def is_null(self, key: str) -> bool:
-        """Whether the field is null."""
+        """True if the field is null."""
         return self._value(key, "null or a value") is None
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -198,7 +198,7 @@ class Fields(Struct, frozen=True):
         return value
 
     def whole(self, key: str, default: int | None = None, *, least: int | None = None, most: int | None = None) -> int:
-        """A whole number, from `least` to `most`, of 64 bits at most."""
+        """A whole number from `least` to `most`, and of at most 64 bits."""
         if default is not None and key not in self.body:
             return default
         expected = f"{WHOLE} from {least} to {most}" if least is not None else WHOLE
@@ -209,7 +209,7 @@ class Fields(Struct, frozen=True):
         return value
 
     def seconds(self, key: str) -> float:
-        """A finite number."""
+        """A finite number of seconds."""
         expected = "a number of seconds"
         value = self._value(key, expected)
         try:
@@ -225,7 +225,7 @@ class Fields(Struct, frozen=True):
         return tuple(map(writable, self._items(key, str, "texts", default)))
 
     def flags(self, key: str) -> tuple[bool, ...]:
-        """A list of true and false."""
+        """A list of booleans."""
         return self._items(key, bool, "true and false")
 
     def texts_by_name(self, key: str) -> dict[str, str]:
@@ -248,7 +248,7 @@ class Fields(Struct, frozen=True):
         return tuple(Fields(self.form, one, f"{self._named(key)}[{number}].") for number, one in enumerate(objects))
 
     def bad(self, key: str, expected: str) -> ConfigError:
-        """The error for a field that is not what was expected."""
+        """The error for a field whose value is not `expected`."""
         return self._refused(f"{self._named(key)} is {in_brief(self.body.get(key))}, expected {expected}")
 
     def _items(self, key: str, kind: type, of: str, default: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
@@ -265,7 +265,7 @@ class Fields(Struct, frozen=True):
         return self.body[key]
 
     def _named(self, key: str) -> str:
-        """Where the field is, for a message: a name that the writer chose is cut where it is long."""
+        """The path of the field for a message; the name is shortened, as the document's writer chooses it."""
         return f"{self.at}{shortened(key, MAX_VALUE_CHARS)}"
 
     def _refused(self, why: str) -> ConfigError:
@@ -273,7 +273,7 @@ class Fields(Struct, frozen=True):
 
 
 def in_brief(value: Any) -> str:
-    """A JSON value for a message, cut where it is long."""
+    """A JSON value as text for a message, at most MAX_VALUE_CHARS long."""
     match value:
         case dict():
             return OBJECT
@@ -283,21 +283,21 @@ def in_brief(value: Any) -> str:
     return text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]}…"
 
 
-# Moments as people and documents write them: RFC 3339, in UTC, to the second. Pure.
+# Timestamps: RFC 3339, in UTC, to the second.
 
 
 def written_time(wall_s: float) -> str:
     """The moment `wall_s`, in seconds since the epoch, as `2026-01-02T03:04:05Z`.
 
-    One before the epoch is the epoch, and one after the last of the calendar is that one.
+    A moment before the epoch becomes the epoch, and one after LAST_MOMENT_S becomes that.
     """
     return datetime.fromtimestamp(min(max(wall_s, 0.0), LAST_MOMENT_S), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def seconds_of(text: str) -> float | None:
-    """Seconds since the epoch of what `written` wrote, or any other RFC 3339 time; None for anything else.
+    """Seconds since the epoch of an RFC 3339 time with offset; None for any other text.
 
-    A time whose offset leads out of the calendar (9999-12-31T23:59:59-01:00) is none.
+    A time that is after the year 9999 in UTC (9999-12-31T23:59:59-01:00) gives None too.
     """
     try:
         moment = datetime.fromisoformat(text)
