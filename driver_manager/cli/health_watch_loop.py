@@ -1,7 +1,4 @@
-"""The loop of `health-watch`, in a lean interpreter (`driver_manager.cli.lean`), built from the command's document.
-
-Imports only what the loop needs.
-"""
+"""The loop of `health-watch`, in a lean interpreter (`driver_manager.cli.lean`), built from the command's document."""
 
 from __future__ import annotations
 
@@ -149,7 +146,7 @@ def _process(target: str, document: Mapping[str, Any], launch: Launch, clock: Lo
 
 
 def _publisher(launch: Launch, clock: LoopClock, reporter: LogReporter) -> Publish:
-    """A function that publishes each report to the outputs that the settings name. Imports no others."""
+    """A function that publishes each report to the outputs in the settings. Unused outputs are not imported."""
     found: list[Publish] = []
     if launch.metrics_textfile:
         from driver_manager.adapters.report.publish import Textfile  # noqa: PLC0415
@@ -200,7 +197,7 @@ def _reload(launch: Launch, clock: LoopClock, reporter: LogReporter) -> None:
         reporter.warn(f"not reloaded, continuing as before: {error}")
         return
     if not clock.close_reloads():
-        return  # another SIGHUP came meanwhile, so what was read may be old: the next turn comes first
+        return  # another SIGHUP came meanwhile, so the settings may be old: take one turn, then read again
     reporter.info("reloaded")
     lean.become(TARGET, fresh.to_document(), log)
 

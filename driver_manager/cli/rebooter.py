@@ -1,7 +1,7 @@
 """`rebooter`: carries out approved reboots.
 
-While no reboot is asked for, the process is a lean interpreter (`driver_manager.cli.rebooter_idle`). When a marker
-appears it becomes this command again.
+While no reboot is requested, the process runs a lean interpreter (`driver_manager.cli.rebooter_idle`). When a marker
+appears, it executes this command again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ IDLE = "driver_manager.cli.rebooter_idle:run"
 
 
 class Wired(Struct, frozen=True):
-    """What both lives of the rebooter work with."""
+    """Settings and adapters of the command. `command` is the reboot command."""
 
     values: Values
     clock: SystemClock
@@ -66,7 +66,7 @@ class Wired(Struct, frozen=True):
 
     @property
     def files(self) -> RebootFiles:
-        """The marker and the record."""
+        """The files of marker and record."""
         return RebootFiles(self.roots, self.profile.paths.reboot_marker, self.profile.paths.rebooter_record)
 
 
@@ -92,12 +92,12 @@ def rebooter_command(*, dry_run: bool, values: Values) -> int:
     """
     wired = _wired(values, dry_run=dry_run)
     wired.clock.install()
-    # Before the first idle hour, too: a bad kubeconfig is said at once.
+    # Read the kubeconfig even if there is nothing to do, so that the command reports a bad one at its start.
     cluster = kube_cluster(wired.values, wired.policy.node, wired.clock, wired.log)
     try:
         if not _has_nothing_to_do(wired):
             _work(wired, cluster)
-        # What came until now would end with this program; what comes from here on is the next one's.
+        # From here on, the next program gets the signals; the check handles those that came before.
         signal.pthread_sigmask(signal.SIG_BLOCK, lean.SIGNALS)
         wired.clock.check()
     except Terminated as ended:
@@ -107,7 +107,7 @@ def rebooter_command(*, dry_run: bool, values: Values) -> int:
 
 
 def _wired(values: Values, *, dry_run: bool) -> Wired:
-    """Everything that can be checked without a request. Raises ConfigError."""
+    """Read and check the settings, without a request. Raises ConfigError."""
     refuse_zero(settings.REBOOTER_INTERVAL, values[settings.REBOOTER_INTERVAL])
     clock, roots = SystemClock(), host_roots(values)
     profile = _profile(values, roots)
@@ -159,7 +159,7 @@ def _schedule(values: Values) -> Schedule:
 
 
 def _publisher(wired: Wired) -> Callable[[Record], None]:
-    """Who publishes each record as metrics; nobody unless that is wanted."""
+    """A function that publishes each record as metrics; it does nothing without METRICS_TEXTFILE."""
     path = wired.values[settings.METRICS_TEXTFILE]
     if not path:
         return lambda _: None
@@ -179,7 +179,7 @@ def _command(values: Values) -> tuple[str, ...]:
 
 
 def _has_nothing_to_do(wired: Wired) -> bool:
-    """Whether nobody has to be asked. Without a record only the Node tells of a reboot that was under way."""
+    """True if no request is needed. Without a record, only the Node shows whether a reboot was under way."""
     if not wired.files.has_record():
         return False
     record: Record | None
@@ -191,7 +191,7 @@ def _has_nothing_to_do(wired: Wired) -> bool:
 
 
 def _work(wired: Wired, cluster: KubeCluster) -> None:
-    """Until there is nothing to do any more. Raises Terminated."""
+    """Run the rebooter until nothing is left to do; wait while another one runs on this host. Raises Terminated."""
     values, clock, log, profile = wired.values, wired.clock, wired.log, wired.profile
     from driver_manager.adapters.kube.leases import LeaseSlots  # noqa: PLC0415  # the Kubernetes client, as above
 
@@ -219,7 +219,7 @@ def _work(wired: Wired, cluster: KubeCluster) -> None:
 
 @contextlib.contextmanager
 def _alone(wired: Wired) -> Generator[bool, None, None]:
-    """Whether no other process acts on this host's marker, for as long as the context lasts. Raises ConfigError."""
+    """Hold the host's rebooter lock; yields False if another rebooter holds it. Raises ConfigError."""
     path = wired.profile.paths.rebooter_lock
     with contextlib.ExitStack() as stack:
         try:

@@ -1,4 +1,4 @@
-"""The idle rebooter in its lean interpreter: looks at marker and record, and becomes the command when there is work.
+"""The idle rebooter in its lean interpreter: reads marker and record, and executes the command when there is work.
 
 Must not import the command line or the Kubernetes client.
 """
@@ -21,7 +21,7 @@ from driver_manager.domain.reboot.state import Record, RecordUnreadable, is_idle
 
 
 def run(document: Mapping[str, Any], log: LogForm) -> int:
-    """Look until there is something to do or we are told to end; the exit status of the latter."""
+    """Watch until there is work, then execute the command. On SIGTERM, return exit code 0."""
     clock = SystemClock()
     clock.install()
     reporter = log.reporter(clock.wall)
@@ -42,15 +42,15 @@ def run(document: Mapping[str, Any], log: LogForm) -> int:
 
 
 def become_command(argv: list[str], clock: SystemClock) -> NoReturn:
-    """Be the command with its libraries again: same process, same environment. Signals wait until it takes them.
+    """Replace this process by the command, which keeps process id and environment, and never return.
 
-    Raises Terminated for one that came before.
+    Signals are blocked until the command handles them. Raises Terminated for a signal that came before.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
     clock.check()
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "driver_manager", *argv])  # noqa: S606  # without a shell is wanted
+    os.execv(sys.executable, [sys.executable, "-m", "driver_manager", *argv])  # noqa: S606  # no shell is wanted
 
 
 def _record(files: RebootFiles) -> tuple[Record | None, str]:
@@ -61,7 +61,7 @@ def _record(files: RebootFiles) -> tuple[Record | None, str]:
 
 
 def _say(reporter: LogReporter, problem: str, last_line: str) -> str:
-    """Say a problem once; the last one that was logged."""
+    """Log `problem` unless it is `last_line`, the problem before; return `problem`."""
     if problem and problem != last_line:
         reporter.warn(problem)
     return problem

@@ -1,4 +1,4 @@
-"""The loop of health-watch: sample, judge, mark, publish, report. The judgement itself is `domain.health.watch`."""
+"""The loop of health-watch: sample, judge, mark, publish, report. `domain.health.watch` has the judgement."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ Warn = Callable[[str, str], None]
 CLIENT_TOPIC, NODE_TOPIC, MUTE_TOPIC, WINDOW_TOPIC = "clients", "node", "mute of the node", "window on the node"
 WINDOW_TRIES = 3
 LOOK_S = 300.0
-"""Seconds between two reads of the Node's mute while the driver is wedged."""
+"""Minimum seconds between two reads of the Node's mute while the driver is wedged."""
 
 
 class _Retries:
-    """When the next try of one report is due: after `retry_after_s`, until it gives up."""
+    """The tries of one report: each is due `retry_after_s` after the last, until the tries end."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -84,9 +84,9 @@ class ClientRestarts:
             self._retries.start()
 
     def restart(self, serving: str) -> None:
-        """Try to restart the clients of the load that was enqueued, if it is the one that serves now ("" for none).
+        """Restart the clients of the enqueued load, if a try is due and `serving` is that load ("" for none).
 
-        What fails is tried again, later each time, and given up after `TRIES` tries. Raises Terminated.
+        Failures are retried after longer pauses, at most `TRIES` tries in all. Raises Terminated.
         """
         is_due = bool(serving) and serving == self._load and self._retries.is_due
         if self._notifier is None or not is_due:
@@ -124,9 +124,9 @@ class NodeReporter:
         self._window_tries = 0
 
     def should_ask(self, history: History, would_wedge: Callable[[], bool]) -> bool:
-        """True if the Node's mute is to be read now: before a wedge is declared, and every `LOOK_S` during one.
+        """True if the watch must read the Node's mute now: before it declares a wedge, and every `LOOK_S` during one.
 
-        While the driver is healthy, the API server gets no request.
+        While the driver is healthy, the watch sends no request for it.
         """
         if self._notifier is None:
             return False
@@ -135,9 +135,9 @@ class NodeReporter:
         return would_wedge()
 
     def mute(self) -> Mute | None:
-        """The Node's mute, past or not, bounded; None for none. Raises Terminated.
+        """The Node's mute, past or not, with its end bounded; None for none. Raises Terminated.
 
-        A mute that cannot be read, or is not a time, mutes nothing.
+        A mute that cannot be read, or is not a time, has no effect except a warning.
         """
         if self._notifier is None:
             return None
@@ -148,10 +148,10 @@ class NodeReporter:
         return bounded_mute(answer.mute, self._clock.wall()) if answer.mute is not None else None
 
     def report(self, history: History, boot_id: str) -> History:
-        """Send the notice that is due, if any; the history with what the Node shows now. Raises Terminated.
+        """Send the notice that is due, if any; return the history with the last notice on the Node. Raises Terminated.
 
-        A notice that fails is tried again, later each time, and given up after `TRIES` tries. The next notice starts
-        with a first try.
+        A notice that fails is retried after longer pauses, at most `TRIES` tries in all. The next notice starts with a
+        first try.
         """
         notice = notice_due(history, boot_id)
         if self._notifier is None or notice is None:
@@ -170,12 +170,12 @@ class NodeReporter:
         return replace(history, wedge=replace(history.wedge, reported=notice.kind))
 
     def enqueue_window(self, window: Outage) -> None:
-        """Report on the Node that this window is over."""
+        """Report on the Node, by the next calls of `report_window`, that this window is over."""
         if self._notifier is not None:
             self._window, self._window_tries = window, WINDOW_TRIES
 
     def report_window(self) -> None:
-        """Report the window that was enqueued, if any; given up after `WINDOW_TRIES` tries. Raises Terminated."""
+        """Report the enqueued window, if any, with at most `WINDOW_TRIES` tries in all. Raises Terminated."""
         if self._notifier is None or self._window is None:
             return
         problem = self._notifier.report_window(self._window)
@@ -186,7 +186,7 @@ class NodeReporter:
 
 
 PATIENCE_INTERVALS = 3
-"""Intervals, each with its probe, after which a process that starts drops the failures before it."""
+"""Intervals, each with its probe, after which a process that starts drops the recorded failures."""
 
 
 class WatchPolicy(Struct, frozen=True):
@@ -199,12 +199,12 @@ class WatchPolicy(Struct, frozen=True):
 
     @property
     def patience_s(self) -> float:
-        """Seconds that failures are remembered while no process watches."""
+        """Seconds for which recorded failures count while no process watches."""
         return PATIENCE_INTERVALS * (self.interval_s + self.timeout_s)
 
 
 class WatchPorts(Struct, frozen=True):
-    """The ports of health-watch. `notifier` is None without a way to the Node, `keeper` if no evidence is wanted."""
+    """The ports of health-watch. `notifier` is None if the Node cannot be reached, `keeper` if evidence is off."""
 
     prober: Prober
     marks: HealthMarks
@@ -215,7 +215,7 @@ class WatchPorts(Struct, frozen=True):
 
 
 class HealthWatch:
-    """One watch of one driver. `publish` is called after each turn."""
+    """One watch of one driver. `publish` gets the report of each turn."""
 
     def __init__(self, ports: WatchPorts, policy: WatchPolicy, publish: Callable[[HealthReport], None]) -> None:
         self._prober = ports.prober
@@ -254,12 +254,12 @@ class HealthWatch:
     def turn(self) -> None:
         """One sample and its consequences. Raises Terminated, and no other ManagerError.
 
-        Before a wedge is declared, the Node's mute is read, as a wedge makes operands leave at once. This takes some
-        seconds at most, without the lock, so that no reconcile waits; a mute that cannot be read mutes nothing.
+        Before the watch declares a wedge, it reads the Node's mute, as a wedge makes operands leave at once. It does so
+        without the lock, so that no reconcile waits. A mute that cannot be read has no effect.
 
-        Then come the host's marks, which operands and the rebooter go by; the report for scrapers and probes; the
-        evidence, which the Node's Event names; and last the Node, so that an API server that is away delays none of
-        these.
+        Then the watch changes the host's marks, which operands and the rebooter read; publishes the report for scrapers
+        and probes; saves the evidence, which the Node's Event names; and reports to the Node last, so that an
+        unreachable API server does not delay the others.
         """
         result, took_s = None, 0.0
         try:
@@ -283,7 +283,10 @@ class HealthWatch:
         self._report_to_node()
 
     def _why_muted(self) -> str:
-        """Why no sample is to be taken, "" if one is: the tool must not run while the driver is changed."""
+        """Why this turn takes no sample, "" if it takes one. The tool must not run while a run changes the driver.
+
+        The first call also reads the record. Raises ManagerError as the marks do.
+        """
         with self._marks.alone() as seen:
             if self._history is None:
                 policy = self._policy
@@ -297,14 +300,14 @@ class HealthWatch:
             return self._mute_reason(seen)[0]
 
     def _mute_reason(self, seen: Surroundings) -> tuple[str, bool]:
-        """Why no sample is judged now, "" if one is, and whether that is a mute by hand."""
+        """Why the watch judges no sample now ("" if it does), and True if that is a mute by hand."""
         self._warn("mute", seen.mute_problem)
         why = why_muted(seen)
         mute = active_mute(self._history or History(), seen, self._clock.wall())
         return (why, False) if why or mute is None else (mute.why, True)
 
     def _ask_node(self, result: ProbeResult | None, begun: float) -> None:
-        """Read the Node's mute if it matters now. Raises Terminated, and ConfigError as the marks do."""
+        """Read the Node's mute if the result needs it. Raises Terminated, and ConfigError as the marks do."""
         before = self._history or History()
 
         def would_wedge() -> bool:
@@ -317,18 +320,18 @@ class HealthWatch:
             self._history = replace(before, mute=self._node.mute())
 
     def _judged(self, result: ProbeResult, seen: Surroundings, begun: float) -> History:
-        """The history after `result`, or after the mute: one that began during the probe replaces its result."""
+        """The history after `result`. A mute, also one that began during the probe, replaces the result."""
         muted, is_muted_by_hand = self._mute_reason(seen)
         sample = Sample(result.health, result.reason, begun, self._clock.wall(), muted, is_muted_by_hand)
         before, policy = self._history or History(), self._policy
         return judge_sample(before, sample, seen, policy.failures, policy.interval_s / 2)
 
     def _judge(self, result: ProbeResult | None, seen: Surroundings, begun: float) -> None:
-        """Judge `result`, or the mute, and keep the record."""
+        """Judge `result` or the mute, write the record, and log the change."""
         before = self._history or History()
         muted, _ = self._mute_reason(seen)
         if result is None and not muted:
-            return  # the mute has just ended: the next turn takes a sample
+            return  # the mute ended during this turn: the next turn takes a sample
         judged = result or ProbeResult(Health.UNKNOWN, muted)
         if not muted:
             problem = f"the health of the devices is unknown: {judged.reason}" if judged.is_tool_broken else ""
@@ -347,7 +350,7 @@ class HealthWatch:
             self._reporter.warn("driver health is flapping" if after.is_flapping else "driver health is stable again")
 
     def _settle(self, seen: Surroundings) -> None:
-        """Bring the host's marks to what the state needs. A change that fails is tried again at the next turn."""
+        """Change the host's marks as the state needs. Raises ManagerError; the next turn retries failed changes."""
         history = self._history or History()
         failed: ManagerError | None = None
         for act in mark_changes(history, seen):
@@ -362,7 +365,7 @@ class HealthWatch:
         self._warn("marker", f"the recovery marker is not written: {seen.marker_problem}" if is_blocked else "")
 
     def _note_return(self, seen: Surroundings) -> None:
-        """End the window and restart clients, once for each load of the driver, when it is first seen to serve."""
+        """When a load of the driver first serves, end the window and enqueue the restart of clients, once."""
         load = seen.boot_id, seen.driver
         self._serving = seen.driver if self._is_serving(seen) else ""
         if load == self._returned or not self._serving:
@@ -375,7 +378,7 @@ class HealthWatch:
             self._node.enqueue_window(window)
 
     def _is_serving(self, seen: Surroundings) -> bool:
-        """True if the last counted probe was healthy; before the first one, if the ready marker is there."""
+        """True if the state is healthy; before the first counted sample, if the ready marker is there."""
         state = self._history.state if self._history is not None else None
         is_marked = seen.ready is True and seen.is_loaded and not seen.is_reconciling
         return state is HealthState.HEALTHY or (state is HealthState.STARTING and is_marked)
@@ -395,7 +398,7 @@ class HealthWatch:
                 self._marks.clear_request()
 
     def _remember(self) -> None:
-        """Write the history for a restart. The samples of a healthy driver are left out, so that they cost no write."""
+        """Write the record, for a restart. It has no samples of a healthy driver, so that these cause no write."""
         history = self._history or History()
         kept = replace(history, evidence=(), recent=()) if history.state is HealthState.HEALTHY else history
         text = encode_watch_record(kept, self._boot_id)
@@ -432,7 +435,7 @@ class HealthWatch:
         self._publish(self._report)
 
     def _keep_evidence(self) -> None:
-        """Save the evidence of a wedge, once for each wedge and process. Raises Terminated."""
+        """Save the evidence of a wedge, at most once for each wedge in this process. Raises Terminated."""
         history = self._history
         if self._keeper is None or history is None or history.state is not HealthState.WEDGED:
             return
@@ -449,7 +452,7 @@ class HealthWatch:
             self._remember()
 
     def _report_to_node(self) -> None:
-        """Send the Node what it does not show yet, and restart clients. Raises Terminated."""
+        """Send the Node the notice and the window that are due, and restart clients. Raises Terminated."""
         history = self._history
         if history is None or not self._boot_id:
             return

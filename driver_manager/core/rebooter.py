@@ -1,6 +1,6 @@
-"""The rebooter's loop: observe, decide, do one thing, repeat; and the drain of its node.
+"""The rebooter's loop: observe, decide, do one act, repeat; and the drain of its node.
 
-A process that is killed between two effects is followed by one that continues.
+If the process is killed between two effects, the next process continues.
 """
 
 from __future__ import annotations
@@ -63,20 +63,20 @@ from driver_manager.domain.reboot.state import (
 from driver_manager.domain.text import without_numbers
 
 MAX_ACTS = 40
-"""More than any round needs: a round that does not end is looked at again after the interval."""
+"""Maximum acts in one round, more than any needs. After that, the next round begins after the interval."""
 
 FENCE_S = 120.0
-"""What was seen longer ago than this is looked at again before the host is told to reboot."""
+"""Maximum age in seconds of the facts on which the reboot command is given; older facts are read again."""
 
 ROUND_SHARE = 0.1
-"""Pauses between two rounds differ by so much of the interval."""
+"""Jitter of the pause between two rounds, as a share of the interval."""
 
 HURRY_S = 1.5
 REASON_CHARS = 500
 
 
 class RebootPorts(Struct, frozen=True):
-    """The outside, wired once by the command line. `workloads` is None where the node is not to be cleared."""
+    """The ports of the rebooter. `workloads` is None if the node is not cleared of workloads before a reboot."""
 
     cluster: Cluster
     slots: SlotStore
@@ -87,7 +87,7 @@ class RebootPorts(Struct, frozen=True):
 
 
 class Rebooter:
-    """Brings what the marker asks for about, as far as the policy allows."""
+    """Carries out the reboot that the marker requests, if the policy allows it."""
 
     def __init__(self, ports: RebootPorts, policy: RebootPolicy, interval_s: float) -> None:
         self._ports = ports
@@ -113,17 +113,20 @@ class Rebooter:
         }
 
     def run(self) -> None:
-        """Until there is nothing to do any more. Raises Terminated, after giving back what no reboot was begun for."""
+        """Run until nothing is left to do. On SIGTERM, undo a grant without a reboot command and raise Terminated."""
         try:
             while self.round().act is not RebootAct.NOTHING:
-                # Jitter: the rebooters of many nodes are started together, and wait for the same slot.
+                # Jitter: the rebooters of many nodes start at the same time, and wait for the same slot.
                 self._ports.clock.sleep(around_s(self._interval_s, self._ports.clock.random(), ROUND_SHARE))
         except Terminated:
             self._let_go()
             raise
 
     def round(self) -> RebootDecision:
-        """Act until there is something to wait for, or nothing to do. What fails is tried again in the next round."""
+        """Act until nothing is left to do now, and return the last decision. Raises Terminated.
+
+        The next round retries acts that failed.
+        """
         try:
             for _ in range(MAX_ACTS):
                 decision = self._step()
@@ -138,7 +141,7 @@ class Rebooter:
             return RebootDecision(RebootAct.WAIT, error.what)
 
     def _step(self) -> RebootDecision:
-        """One look at everything, one decision, and its effect."""
+        """Observe, decide, and do the act. Raises ManagerError, except that a Conflict is only logged."""
         self._ports.clock.check()
         state, decision = self._decided()
         try:
@@ -152,7 +155,7 @@ class Rebooter:
         return decision
 
     def _decided(self) -> tuple[RebootState, RebootDecision]:
-        """The facts as they are now, those that cost requests as far as the decision asks for them."""
+        """The current facts and the decision on them. Slots and blockers are read only if a decision needs them."""
         state = self._observed()
         while True:
             decision = decide(state)
@@ -165,7 +168,7 @@ class Rebooter:
                     return state, decision
 
     def _blockers(self) -> tuple[str, ...]:
-        """What would keep the node from being rebooted: asked before anything is taken for it."""
+        """The reasons why the node cannot be rebooted, read before the rebooter takes anything."""
         workloads, no_way_in = self._ports.workloads, self._ports.host.why_no_way_in()
         found = workloads.blockers() if workloads else ()
         return (no_way_in, *found) if no_way_in else found
@@ -178,8 +181,8 @@ class Rebooter:
                 node = self._ports.cluster.node()
             except NodeMissing:
                 node = None
-            # Another process on this host changes record and Node one after the other. Only a record that is the same
-            # before and after the Node was read belongs to that Node.
+            # Another process on this host changes the record and the Node one after the other. The two belong together
+            # only if the record is the same before and after the read of the Node.
             before, record = record, host.record()
             if record == before:
                 break
@@ -189,7 +192,7 @@ class Rebooter:
         return RebootState(snapshot, record, node, self._policy, wall_s, problem, is_here)
 
     def _say(self, record: Record, decision: RebootDecision) -> None:
-        """Log the last word where it is a new one, and keep it for `status`. Numbers that run down are not news."""
+        """Log the reason to wait if it is new, and record it for `status`. Different numbers make no new reason."""
         reason = decision.reason[:REASON_CHARS] if decision.act is RebootAct.WAIT else ""
         if reason and without_numbers(reason) != without_numbers(self._last_reason):
             self._ports.reporter.info(reason)
@@ -202,13 +205,13 @@ class Rebooter:
             self._ports.reporter.warn(f"{error.what}. {error.remedy} Trying again every {self._interval_s:g} s.")
         self._last_trouble = error.what
 
-    # the acts: each may be killed between any two of its effects and is then begun again
+    # Acts: if the process is killed between two effects of an act, the next process begins the act again
 
     def _announce(self, state: RebootState, _: str) -> None:
         node, request = state.node, state.request
         if node is None or request is None:
             return
-        # Noted before the Node speaks of it: a request withdrawn meanwhile must find what to take back.
+        # Record the request before the Node shows it, so that a withdrawal in between removes it from the Node.
         record = replace(state.record, announced=request, announced_key="")
         if state.record.announced != request:
             record = replace(record, announced_s=int(state.wall_s))
@@ -227,7 +230,7 @@ class Rebooter:
         node, request, seen = state.node, state.request, state.slots
         if node is None or request is None or seen is None:
             return
-        # Noted before it is taken: an answer that is lost may be that of a slot we hold.
+        # Record it first: if the answer to the write is lost, the rebooter may hold a slot.
         if state.here is None or state.record.pending is None:
             self._keep(replace(state.record, pending=Pending(request, node.uid)))
         me = SlotHolder(node.name, node.uid, state.boot_id, int(state.wall_s))
@@ -241,7 +244,7 @@ class Rebooter:
             return
         before, started_s = state.record, int(state.wall_s)
         if before.pending is not None and before.pending.is_granted:
-            # Another time than the one found: the process that wrote it sees that its record was replaced.
+            # Use a later time than the recorded one, so that the process that wrote it sees its record replaced.
             started_s = max(started_s, before.pending.started_s + 1)
         approved = is_approved(node, self._policy.keys)
         self._keep(replace(before, pending=Pending(request, node.uid, started_s=started_s, approved=approved)))
@@ -249,7 +252,7 @@ class Rebooter:
         try:
             self._patch(change, node.resource_version)
         except Conflict:
-            # Not so where the answer to this patch was lost, and it was sent again: then the Node has all of it.
+            # Keep the new record if the Node has the whole patch: the answer was lost, and the retry got the Conflict.
             there = self._ports.cluster.node().annotations
             if any(there.get(key) != value for key, value in change.annotations.items()):
                 self._keep(before)
@@ -276,7 +279,10 @@ class Rebooter:
         self._keep(replace(state.record, pending=replace(pending, cleared=True)))
 
     def _reboot(self, state: RebootState, _: str) -> None:
-        """Evidence, then a second look at everything, then the command: nothing may have changed meanwhile."""
+        """Save the evidence, observe and decide again, then give the command, unless the facts have changed.
+
+        Raises ModuleFailed if the host refuses, and ManagerError as the ports do.
+        """
         host = self._ports.host
         if state.pending is None or state.pending.refused_s is None:
             self._save_evidence(state)
@@ -298,7 +304,7 @@ class Rebooter:
         self._keep(replace(commanded, pending=replace(pending, commanded_s=again.snapshot.uptime_s, given=True)))
 
     def _remember_refusal(self, state: RebootState, pending: Pending, reason: str) -> None:
-        """The host stays up, and sysrq would overrule who keeps it up. Raises ModuleFailed: tried again next round."""
+        """Record the refusal and raise ModuleFailed; the next round retries. Sysrq would overrule the inhibitor."""
         what = f"the host refuses to reboot: {reason}"[:REASON_CHARS]
         since_s = state.snapshot.uptime_s if pending.refused_s is None else pending.refused_s
         refused = replace(pending, commanded_s=None, refused_s=since_s, refusal=reason[:REASON_CHARS])
@@ -323,7 +329,10 @@ class Rebooter:
             self._give_up(self._observed(), f"neither the reboot command nor sysrq rebooted the host: {error.what}")
 
     def _still_wanted(self, snapshot: Snapshot) -> bool:
-        """A last look without any request: a process that slept meanwhile must not act on what it knew before."""
+        """True if marker and boot are still as in `snapshot`, which is at most `FENCE_S` old. Sends no request.
+
+        A process that was suspended meanwhile must not act on its old facts.
+        """
         now = self._ports.host.look()
         is_fresh = now.uptime_s - snapshot.uptime_s <= FENCE_S
         return is_fresh and (now.boot_id, now.marker) == (snapshot.boot_id, snapshot.marker)
@@ -376,10 +385,10 @@ class Rebooter:
         self._forget(state, keeps_request=True)
 
     def _undo(self, state: RebootState, *, keeps_request: bool) -> None:
-        """Give back what was taken in this boot: first what is on the Node, then the slot that protects it."""
+        """Undo this boot's grant: first the changes of the Node, then the slot that protects them."""
         node, pending = state.node, state.here
         if pending is not None and state.record.pending is None:
-            # Once the Node does not show it any more, only the record leads the next process to its slot.
+            # Record it: after the patch the Node does not show it, and the next process needs it to find the slot.
             self._keep(replace(state.record, pending=pending))
         if node is not None:
             self._patch(given_back(state, keeps_request=keeps_request), node.resource_version)
@@ -398,16 +407,16 @@ class Rebooter:
         seen = self._ports.slots.read(self._policy.max_concurrent)
         if seen.problem:
             raise SlotsUnreadable(f"the slot cannot be released: {seen.problem}", "Fix or delete the Lease.")
-        # By name as well: the record may have come with a copy of another node's disk.
+        # Compare the name as well: a copy of another node's disk has the record of that node.
         mine = (holder.uid for holder in seen.slots.holders if holder.node == self._policy.node)
         left = seen.slots.without(frozenset(uids.intersection(mine)))
-        # A slot that the record has was taken. If there is no Lease now, create an empty one: a Conflict shows that it
-        # exists and that the read was wrong.
+        # If a slot was recorded but the read found no Lease, write an empty one: a Conflict shows that the Lease exists
+        # and that the read was wrong.
         if left != seen.slots or (is_recorded and not seen.version):
             self._ports.slots.write(left, seen.version)
 
     def _let_go(self) -> None:
-        """Told to end: give back what was taken for a reboot that was not begun. The next process begins anew."""
+        """On SIGTERM, undo the grant if no command was given. The next process starts from the request."""
         if self._policy.dry_run:
             return
         with self._ports.clock.shielded():
@@ -422,7 +431,7 @@ class Rebooter:
                 self._ports.reporter.warn(f"not released: {error.what}; the next process releases it")
 
     def _keep(self, record: Record) -> None:
-        """Replace the record. Raises Conflict if another process has replaced it: no grant that it noted is lost."""
+        """Replace the record. Raises Conflict if another process has replaced it, so that no grant in it is lost."""
         self._ports.host.keep(record, self._record)
         self._record = record
 
@@ -431,17 +440,17 @@ class Rebooter:
             self._ports.cluster.patch_node(change, resource_version)
 
     def _post(self, reason: str, message: str, key: str, *, warning: bool) -> None:
-        """An Event, once. Raises ApiUnavailable where it may be posted later: the act is then begun again."""
+        """Post an Event, once. Raises ApiUnavailable if it may succeed later; the act then begins again."""
         if not self._ports.cluster.post_event(reason, message, warning=warning, key=event_key(reason, key)):
             raise ApiUnavailable(f"the event {reason} could not be posted", "Check the API server.")
 
 
-# Clears a node of the pods that use its accelerator before a reboot: the Workloads port by eviction.
+# The drain before a reboot: evict the pods that use the accelerator
 #
-# What a DaemonSet or a static manifest puts on the node is left alone: it comes back with the node. Depends on ports.
+# Pods of a DaemonSet and static pods stay: they start again with the node.
 
 MOST_S = 3600.0
-"""However long the grace of a pod is."""
+"""Maximum seconds of the drain, regardless of the grace periods of pods."""
 
 
 class NodeDrain:

@@ -1,6 +1,7 @@
-"""The loop of the rollout controller: hold the Lease, read changes, decide, act, show.
+"""The loop of the rollout controller: hold the Lease, read changes, decide, act, write the status.
 
-Each effect begins only while no other controller can lead. An act that fails for one node does not stop the others.
+The controller starts an effect only while no other controller can lead. A failed act on one node does not stop acts on
+other nodes.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ from driver_manager.domain.profile import NodeKeys, Profile
 from driver_manager.domain.wire import merge_patch, without_blanks
 
 STUBBORN = 3
-"""Failures in a row from which a cause counts as lasting."""
+"""Consecutive failures from which a cause counts as lasting."""
 
 
 class _Rest(Struct, frozen=True):
-    """`times` failures in a row. No retry before the monotonic time `until_s`; None once that is over.
+    """The state of a key after `times` consecutive failures: no retry before the monotonic time `until_s`.
 
-    `is_refused`: the server refuses until people change something.
+    `until_s` is None after that time. `is_refused`: the API server refuses until a person changes something.
     """
 
     times: int
@@ -77,7 +78,7 @@ class Backoff:
         self._found: dict[str, _Rest] = {}
 
     def is_resting(self, key: str) -> bool:
-        """True if `key` must not be tried now."""
+        """True if `key` must not be retried yet."""
         found = self._found.get(key)
         return found is not None and found.until_s is not None
 
@@ -90,7 +91,7 @@ class Backoff:
         }
 
     def failed(self, key: str, error: ManagerError) -> None:
-        """Note a failure of `key`: each one in a row doubles the pause. Conflicts are not logged."""
+        """Record a failure of `key`: each consecutive one doubles the pause. Conflicts are not logged."""
         before = self._found.get(key)
         times = before.times + 1 if before is not None else 1
         until_s = self._clock.monotonic() + pause_s(times, error, self._clock.random())
@@ -103,14 +104,14 @@ class Backoff:
         self._found.pop(key, None)
 
     def wake(self) -> None:
-        """Let keys be tried again whose time is over."""
+        """Allow a retry of each key whose pause is over."""
         now_s = self._clock.monotonic()
         for key, one in self._found.items():
             if one.until_s is not None and one.until_s <= now_s:
                 self._found[key] = replace(one, until_s=None)
 
     def next_s(self) -> float:
-        """The monotonic time at which the next key may be tried again; infinity without any."""
+        """The monotonic time of the next retry; infinity without any."""
         return min((one.until_s for one in self._found.values() if one.until_s is not None), default=math.inf)
 
     def forget(self) -> None:
@@ -119,7 +120,7 @@ class Backoff:
 
 
 MAX_POSTED = 10_000
-"""Maximum number of remembered keys of Events."""
+"""Maximum number of Event keys in memory."""
 
 OF_NODE = "node "
 
@@ -127,10 +128,10 @@ _Effect = RestartPod | CreatePod | DeletePod | SetTemplate
 
 
 class Acting(Struct):
-    """Does acts. The cache gets the answer to each write, so that the next decision is not made on the state before it.
+    """Does acts. The answer to each write goes into the cache, so that the next decision includes the write.
 
-    `posted` are the keys of posted Events, `counts` counts acts by kind. `unmade` is why the API server refuses to
-    create task pods, by rollout.
+    `posted` are the keys of posted Events, `counts` is the number of acts by kind. `unmade` is why the API server
+    refuses to create task pods, by rollout.
     """
 
     cluster: FleetCluster
@@ -143,7 +144,7 @@ class Acting(Struct):
     unmade: dict[str, str] = field(default_factory=dict)
 
     def blocked(self) -> dict[str, str]:
-        """Why requests for nodes are refused or fail repeatedly, by name of the node."""
+        """Why the API server refuses requests for a node, or why they fail repeatedly, by name of the node."""
         lasting = self.rests.lasting().items()
         return {key.removeprefix(OF_NODE): why for key, why in lasting if key.startswith(OF_NODE)}
 
@@ -168,7 +169,7 @@ class Acting(Struct):
             if isinstance(act, CreatePod) and isinstance(error, ApiRefused):
                 self.unmade[rollout.key] = error.what
             if isinstance(act, CreatePod) and isinstance(error, Conflict):
-                key = _of_node(act.node)  # the name of one pod does not prevent others
+                key = _of_node(act.node)  # one taken pod name does not affect the pods of other nodes
             self.rests.failed(key, error)
             return
         self._went_well(key, act)
@@ -205,7 +206,7 @@ class Acting(Struct):
             case CreatePod():
                 made = self.cluster.create_pod(act.namespace, act.body)
                 self.unmade.pop(rollout.key, None)
-                if made is None:  # the watch would show a pod of ours
+                if made is None:  # the watch would show a pod with the right labels and owner
                     raise Conflict(
                         f"pod {act.namespace}/{act.name} exists, but its labels or its owner were changed: delete it",
                         f"Delete it: kubectl -n {act.namespace} delete pod {act.name}",
@@ -247,14 +248,14 @@ class Acting(Struct):
             return
         except ManagerError as error:
             self.reporter.warn(f"no event was recorded: {error.what}. {error.remedy}")
-        if len(self.posted) >= MAX_POSTED:  # the server has each key once
+        if len(self.posted) >= MAX_POSTED:  # the API server keeps each key once, so a second post has no effect
             self.posted.clear()
         self.posted.add(alone)
         self._went_well(key, act)
 
 
 def _key(act: _Effect, rollout: RolloutObject, policy: RolloutPolicy) -> str:
-    """The key of the backoff: what refuses one new task pod refuses all of the rollout."""
+    """The key of the backoff. New task pods of a rollout share one, as a refusal of one is a refusal of all."""
     match act:
         case SetTemplate():
             return f"DaemonSet {policy.daemon_set}"
@@ -271,10 +272,10 @@ def _of_node(name: str) -> str:
 
 
 SETTLE_S = 0.05
-"""Seconds in which later changes join the decision on the first one."""
+"""Seconds from the first change to the decision, which includes the changes until then."""
 
 PASS_S = 2.0
-"""Maximum seconds of acting on one decision; then the rest is decided again on what has changed."""
+"""Maximum seconds of acts of one decision; after that, the controller decides again."""
 
 LEAST_S = 0.2
 """Minimum seconds between decisions that only time causes."""
@@ -283,7 +284,7 @@ UNSURE_S = 1.0
 """Seconds until the next decision if leadership was not certain enough to act."""
 
 MAX_AT_ONCE = 20
-"""Maximum decisions in a row that each follow at once from the acts of the last; then one waits a second."""
+"""Maximum consecutive decisions that follow at once from the acts of the last; the next ones wait a second."""
 
 LEASE = "the Lease"
 
@@ -293,7 +294,7 @@ Advance = Callable[[Fleet, float], FleetDecision]
 
 
 class FleetPorts(Struct, frozen=True):
-    """What a controller needs from outside."""
+    """The ports of the controller."""
 
     cluster: FleetCluster
     leadership: Leadership
@@ -302,7 +303,7 @@ class FleetPorts(Struct, frozen=True):
 
 
 class FleetController:
-    """The rollouts of one namespace. `publish` gets a report at every turn."""
+    """Runs the rollouts of one namespace. `advance` decides; `publish` gets a report at every turn."""
 
     def __init__(
         self,
@@ -347,10 +348,10 @@ class FleetController:
                 self._pass()
         self._report()
 
-    # the lead
+    # Leadership
 
     def _hold(self) -> None:
-        """Renew or acquire the Lease; if that fails, keep the last answer."""
+        """Renew or acquire the Lease; on an error, keep the last answer."""
         try:
             self._holds = self._ports.leadership.hold()
         except Terminated:
@@ -400,7 +401,7 @@ class FleetController:
             except ManagerError as error:
                 self._ports.reporter.warn(f"the Lease could not be released: {error.what}; it expires by itself")
 
-    # what is told
+    # Changes
 
     def _take(self, change: Change) -> None:
         if not self._world.apply(change):
@@ -430,7 +431,7 @@ class FleetController:
         lead_s = self._ports.leadership.due_s
         return min(lead_s, self._due()) if self._is_leading else lead_s
 
-    # one pass
+    # Decisions and acts
 
     def _pass(self) -> None:
         """Decide on every rollout, and act."""
@@ -446,7 +447,7 @@ class FleetController:
             elif not self._world.why_blind(rollout.policy):
                 self._decide(rollout, rollout.policy)
         self._let_go()
-        # A status that was due and could not be decided on is due again once it can be.
+        # Remove due times that this pass did not handle: the next decision on the rollout sets them again.
         self._shown_soon = {uid: due_s for uid, due_s in self._shown_soon.items() if due_s > begun_s}
 
     def _let_go(self) -> None:
@@ -455,7 +456,7 @@ class FleetController:
             self._acting.mark(act)
 
     def _refuse(self, rollout: RolloutObject) -> None:
-        """Show what is wrong with the spec; do nothing else."""
+        """Write the problems of the spec to the status, without any other act."""
         now_s = self._ports.clock.wall()
         self._figures[rollout.key] = RolloutFigures(Phase.STALLED, {}, 0.0)
         self._show(rollout, status_of_problems(rollout.problems, rollout.status, rollout.generation, now_s))
@@ -475,8 +476,8 @@ class FleetController:
             self._acting.do(act, rollout, policy)
         if self._acts.total() > before or self._acting.blocked() != blocked:
             self._follow_up()
-            # The next decision follows at once and sees what was done and what failed. Every second one is written in
-            # any case.
+            # The next decision follows at once and includes these acts and failures. So skip this status, but write at
+            # least every second one.
             if rollout.uid not in self._unshown:
                 self._unshown.add(rollout.uid)
                 return
@@ -487,7 +488,7 @@ class FleetController:
             self._follow_up()
 
     def _in_time(self, acts: Iterable[ActT]) -> Iterator[ActT]:
-        """The acts that may be done in this pass; the rest is decided again."""
+        """The acts that may start in this pass. The controller decides again on the rest."""
         end_s = self._ports.clock.monotonic() + PASS_S
         for act in acts:
             if self._ports.clock.monotonic() >= end_s:
@@ -499,7 +500,7 @@ class FleetController:
             yield act
 
     def _follow_up(self) -> None:
-        """Decide again on what was done, at once unless that does not end."""
+        """Decide again, at once; after `MAX_AT_ONCE` times in a row, after a second."""
         self._at_once += 1
         self._wake(0.0 if self._at_once <= MAX_AT_ONCE else 1.0)
 

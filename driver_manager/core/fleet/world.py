@@ -1,7 +1,4 @@
-"""Facts of the cluster by subject, updated by watches and by the answers to our own writes.
-
-An older resourceVersion never replaces a newer one. Decides nothing and sends nothing.
-"""
+"""The cache of the cluster's facts by subject, updated by watches and by the answers to the controller's writes."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ NODES = Subject(FactKind.NODES)
 def is_older(version: str, than: str) -> bool:
     """True if a resourceVersion is older than another one of the same object.
 
-    Both are numbers that grow (kubernetes.io, API concepts, Resource versions); False if one is no number.
+    Both are numbers that grow (kubernetes.io, API concepts, Resource versions); False if one is not a number.
     """
     one, other = decimal(version), decimal(than)
     return one is not None and other is not None and one < other
@@ -64,7 +61,7 @@ class _Room(Struct):
 
 
 class FleetCache:
-    """Facts of one namespace's rollouts. An older resourceVersion never replaces a newer one.
+    """The facts of one namespace's rollouts. An older resourceVersion never replaces a newer one.
 
     `clears_first` is that of Fleet.
     """
@@ -76,10 +73,10 @@ class FleetCache:
         self._ended: set[str] = set()
         self._doubted: set[str] = set()
 
-    # changes
+    # Changes
 
     def apply(self, change: Change) -> bool:
-        """Note the change; True if a decision may be another one now."""
+        """Apply the change; True if the next decision may differ because of it."""
         room = self._rooms.setdefault(change.subject, _Room())
         match change:
             case Listed():
@@ -96,15 +93,15 @@ class FleetCache:
                 return is_news
 
     def learn(self, subject: Subject, item: Item) -> None:
-        """Note the answer to our own write, so that the next decision is made on it."""
+        """Apply the answer to a write of the controller, so that the next decision includes it."""
         self._see(self._rooms.setdefault(subject, _Room()), item)
 
     def end_pod(self, uid: str) -> None:
-        """Note that we deleted the pod: it counts as being deleted until the watch shows that."""
+        """Record that the controller deleted the pod; it counts as being deleted until the watch shows that."""
         self._ended.add(uid)
 
     def doubt(self, subject: Subject, name: str) -> None:
-        """Note a conflict: the server has another object, so its next event is a change even if the facts are equal."""
+        """Record a conflict: the server has a newer object, so its next event is a change even with equal facts."""
         room = self._rooms.get(subject)
         if room is not None and name in room.items:
             self._doubted.add(room.items[name].uid)
@@ -115,7 +112,7 @@ class FleetCache:
         there = {item.name for item in change.items}
         for item in change.items:
             is_news |= self._see(room, item)
-        # An object that is newer than the list was created since; the watch shows it.
+        # An object that is newer than the list was created after it; the watch shows it.
         absent = [
             item
             for name, item in room.items.items()
@@ -156,10 +153,13 @@ class FleetCache:
         self._ended.discard(uid)
         self._doubted.discard(uid)
 
-    # questions
+    # Reads
 
     def subjects(self) -> frozenset[Subject]:
-        """What the controller watches. Without rollouts: these, and Nodes while records of deleted ones remain."""
+        """The subjects that the controller watches.
+
+        Without valid rollouts: rollouts, and Nodes while they have records of deleted rollouts.
+        """
         policies = [one.policy for one in self.rollouts() if one.policy is not None]
         found = {self.of(FactKind.ROLLOUTS)}
         if not policies and self.orphans():
@@ -169,7 +169,7 @@ class FleetCache:
         return frozenset(found)
 
     def needed(self, policy: RolloutPolicy) -> frozenset[Subject]:
-        """What a decision on one rollout needs, as far as it is known by now."""
+        """The subjects that a decision on one rollout needs, without driver pods until the DaemonSet is known."""
         return frozenset((*self._base, *self._needed(policy)))
 
     def keep_only(self, subjects: frozenset[Subject]) -> None:
@@ -189,7 +189,7 @@ class FleetCache:
         return tuple(one.name for one in older if one.policy is not None and one.policy.daemon_set == policy.daemon_set)
 
     def why_blind(self, policy: RolloutPolicy) -> str:
-        """Why not everything that a decision on the rollout needs can be read, "" if it can."""
+        """Why a fact that a decision on the rollout needs cannot be read, "" if all can."""
         for subject in (*self._base, *self._needed(policy)):
             room = self._rooms.get(subject)
             if room is None or not room.is_listed:
@@ -218,7 +218,7 @@ class FleetCache:
         unmade: str = "",
         blocked: Mapping[str, str] | None = None,
     ) -> Fleet:
-        """What one decision on `rollout` is made from; `unmade` and `blocked` are those of Fleet."""
+        """The facts for one decision on `rollout`; `unmade` and `blocked` are those of Fleet."""
         daemon_set = self._daemon_set(policy)
         uid = daemon_set.facts.uid if daemon_set is not None else None
         return Fleet(
@@ -240,7 +240,7 @@ class FleetCache:
         )
 
     def orphans(self) -> list[MarkNode]:
-        """Marks that release the nodes of deleted rollouts; none while these cannot be determined."""
+        """The marks that release nodes of deleted rollouts; none while these cannot be determined."""
         seen = [self._rooms.get(subject) for subject in (self.of(FactKind.ROLLOUTS), NODES)]
         if not all(room is not None and room.is_listed and not room.lost for room in seen):
             return []
@@ -256,7 +256,7 @@ class FleetCache:
 
     @property
     def _base(self) -> tuple[Subject, ...]:
-        """What every rollout needs."""
+        """The subjects that every rollout needs."""
         named = (FactKind.ROLLOUTS, FactKind.DAEMON_SETS, FactKind.REVISIONS)
         return (*(self.of(kind) for kind in named), NODES, self.tasks)
 
@@ -266,11 +266,11 @@ class FleetCache:
         return Subject(FactKind.TASK_PODS, self._namespace, TASKS)
 
     def of(self, kind: FactKind) -> Subject:
-        """The subject of a kind in our namespace."""
+        """The subject of a kind in the cache's namespace."""
         return Subject(kind, self._namespace)
 
     def _needed(self, policy: RolloutPolicy) -> tuple[Subject, ...]:
-        """What one rollout needs in addition to `_base`."""
+        """The subjects that one rollout needs in addition to `_base`."""
         daemon_set = self._daemon_set(policy)
         pods = (self._driver_pods(daemon_set),) if daemon_set is not None else ()
         return (*pods, *self._gates(policy))
@@ -318,7 +318,7 @@ def _is_same(known: Fact, found: Fact) -> bool:
     return known == found
 
 
-# One read of a rollout, for commands that people type
+# One read of a rollout, for commands
 
 
 class ObservedRollout(Struct, frozen=True):
@@ -329,12 +329,12 @@ class ObservedRollout(Struct, frozen=True):
 
 
 def look(desk: RolloutClient, namespace: str, name: str, *, clears_first: bool) -> ObservedRollout:
-    """The rollout `name`, "" for the only one. Raises ConfigError, and as the port."""
+    """The rollout `name`, "" for the only one. Raises ConfigError, and as RolloutClient."""
     world = FleetCache(namespace, clears_first=clears_first)
     known: set[Subject] = set()
 
     def see(subjects: frozenset[Subject]) -> bool:
-        """List what is missing; True if something was."""
+        """List the subjects that are missing; True if there were any."""
         missing = sorted(subjects - known, key=str)
         for subject in missing:
             world.apply(desk.listed(subject))

@@ -1,1 +1,1 @@
-"""The fleet: which node of a rollout goes next, and why the others wait. Pure."""
+"""Rollouts over a fleet of nodes: which node starts next, and why the others wait."""

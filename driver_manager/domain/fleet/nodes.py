@@ -1,12 +1,12 @@
-"""Why a node of a rollout starts, waits, is left out, goes on or has failed.
+"""Why a node of a rollout starts, waits, is left out, continues or has failed.
 
-Each question is one table of guards, asked in order; the first answer counts, with its reason:
+Each question has one table of guards, asked in order; the first answer counts, with its reason:
 
-- `PHASE_CASES`: where a node stands. `FOREIGN` and `UNFIT` are the reasons to leave it out.
-- `JUDGE_CASES`: what follows for a node that is under way.
+- `PHASE_CASES`: the phase of a node. `FOREIGN` and `UNFIT` are the reasons to leave it out.
+- `JUDGE_CASES`: the next state of a node that is under way.
 - `START_CASES` and `UNIT_CASES`: why a node that waits does not start now.
 
-What blocks the whole rollout or a wave is in `waves`.
+The module `waves` has the guards of the whole rollout and of a wave.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from driver_manager.domain.fleet.waves import (
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.text import shortened, spoken
 
-# Where a node stands
+# The phase of a node
 
 DONE = NodeDecision(NodePhase.DONE, "serves the target revision")
 WAITING = NodeDecision(NodePhase.WAITING, "", wants_turn=True)
@@ -82,12 +82,12 @@ _BROKEN = frozenset({NodeState.HELD, NodeState.WEDGED})
 
 
 def place(member: Member, terms: Terms) -> NodeDecision:
-    """Where the node stands, why, and the acts that its own facts require."""
+    """The phase of the node, its reason, and the acts that the node's own facts require."""
     return next(verdict for case in PHASE_CASES if (verdict := case(member, terms)) is not None)
 
 
 def _serving(member: Member, terms: Terms) -> NodeDecision | None:
-    """A ready driver of the target revision and nothing to write: most nodes in the end."""
+    """A node with a ready driver of the target revision and nothing to write. Asked first, as most nodes end here."""
     pod, node = member.pod, member.node
     if pod is None or pod.revision != terms.target or not pod.is_ready or pod.is_deleting or node.record_problem:
         return None
@@ -99,7 +99,7 @@ def _foreign(member: Member, terms: Terms) -> NodeDecision | None:
 
 
 def _no_longer_placed(member: Member, terms: Terms) -> NodeDecision | None:
-    """The DaemonSet places no pod here any more. This is no failure."""
+    """The DaemonSet no longer places a pod on the node. This is not a failure."""
     if is_placed(member, terms.daemon_set):
         return None
     stands = NodePhase.UNDER_WAY if member.is_taken else NodePhase.LEFT_OUT
@@ -130,7 +130,7 @@ def _failed(member: Member, terms: Terms) -> NodeDecision | None:
 
 
 def _why_not_repaired(member: Member, terms: Terms) -> str:
-    """What a failed node lacks to serve the target revision, "" if nothing."""
+    """Why a failed node does not serve the target revision yet, "" if it does."""
     pod = member.pod
     is_serving = pod is not None and pod.revision == terms.target and member.has_ready_pod
     if not is_serving or member.node.driver_state in _BROKEN:
@@ -141,7 +141,7 @@ def _why_not_repaired(member: Member, terms: Terms) -> str:
 
 
 def _has_target(member: Member, terms: Terms) -> NodeDecision | None:
-    """The pod has the target revision already: the node was upgraded, or its pod was deleted by others."""
+    """The pod has the target revision already: the node was upgraded, or another writer deleted its old pod."""
     if member.pod is None or member.pod.revision != terms.target:
         return None
     if _was_upgraded(member, terms):
@@ -151,7 +151,7 @@ def _has_target(member: Member, terms: Terms) -> NodeDecision | None:
 
 
 def _has_left(member: Member, terms: Terms) -> NodeDecision | None:
-    """The node was upgraded to the target and has another revision since: its pod is not deleted for it again."""
+    """The node was upgraded to the target and has another revision now: the rollout does not delete its pod again."""
     pod = member.pod
     if pod is None or not _was_upgraded(member, terms):
         return None
@@ -167,7 +167,7 @@ def _unfit(member: Member, terms: Terms) -> NodeDecision | None:
 
 
 def _not_passed(member: Member, terms: Terms) -> NodeDecision | None:
-    """A node without a passed preflight keeps its driver, and delays no other node."""
+    """With mode Require, a node without a passed preflight is left out and delays no other node."""
     found = terms.preflights.get(member.node.name)
     if found is None or terms.policy.preflight is not PreflightMode.REQUIRE:
         return None
@@ -204,11 +204,11 @@ def _was_upgraded(member: Member, terms: Terms) -> bool:
     return record is not None and record.revision == terms.target and member.state is UpgradeState.DONE
 
 
-# Why a node is left out: others decide about it, or it cannot start. The rollout never acts on such a node.
+# Why a node is left out: another writer manages it, or it cannot start. The rollout never acts on such a node.
 
 
 def _first(obstacles: Iterable[Callable[[Member], str]], member: Member) -> str:
-    for obstacle in obstacles:  # asked of every node in every decision: a generator costs half as much again
+    for obstacle in obstacles:  # asked of every node in every decision: a generator takes half as long again
         if why := obstacle(member):
             return why
     return ""
@@ -256,13 +256,13 @@ def _not_ready(member: Member) -> str:
 
 
 def _cordoned(member: Member) -> str:
-    """A failed run keeps its own cordon once the old driver is gone: the next revision may repair that node."""
+    """A run's own cordon does not count: a failed run keeps it, and the next revision may repair that node."""
     node = member.node
     return "is cordoned by somebody else" if node.unschedulable and not node.is_cordoned_by_run else ""
 
 
 def _run_at_work(member: Member) -> str:
-    """Runs on a failed node retry for ever: these do not keep it from the next revision."""
+    """Runs on a failed node retry without end, so they do not count: the next revision may start."""
     is_at_work = member.node.driver_state is NodeState.UPGRADING and member.state is not UpgradeState.FAILED
     return "a run is working on it" if is_at_work else ""
 
@@ -271,16 +271,16 @@ FOREIGN: tuple[Callable[[Member], str], ...] = (_unreadable, _another_rollout, _
 UNFIT: tuple[Callable[[Member], str], ...] = (_no_pod, _deleting, _skipped, _not_ready, _cordoned, _run_at_work)
 
 
-# What follows for a node that is under way
+# The next state of a node that is under way
 
 
 def judge(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision:
-    """Where a node that was taken as `record` shows stands, and what is to be written on it."""
+    """The phase of a node that was taken as `record` shows, and the acts on it."""
     return next(verdict for case in JUDGE_CASES if (verdict := case(member, record, terms)) is not None)
 
 
 def _untouched(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
-    """The old pod is still there, so nothing was done to the node. `restart` decides what follows."""
+    """The old pod is still there, so the node is unchanged. `restart` decides on the next act."""
     pod, limit_s = member.pod, terms.policy.node_timeout_s
     if pod is None or not member.is_untouched:
         return None
@@ -311,7 +311,7 @@ def _broken(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | 
 
 
 def _reboot(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
-    """A reboot of the boot in which the node was taken. A reboot that a person has to approve has no time limit."""
+    """A run of the boot in which the node was taken requires a reboot. The wait for an approval has no time limit."""
     node, policy = member.node, terms.policy
     if node.driver_state is not NodeState.REBOOT_REQUIRED or not _is_news(member, record):
         return None
@@ -329,11 +329,11 @@ def _reboot(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | 
 
 
 def _other_revision(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
-    """A ready pod of another revision than the target.
+    """The pod is ready and has a revision other than the target.
 
-    A node that was taken for an earlier target is done with it, and is outdated like others. A node that was taken for
-    the target came back with another revision: deleting the pod again would begin a circle. An unknown revision is
-    newer than what the watch has shown, and no fault of the target.
+    A node that was taken for an earlier target is done, and waits like other outdated nodes. A node that was taken for
+    the target and got another revision has failed: to delete its pod again could repeat without end. A revision that
+    the watch has not shown yet is newer than the target, so the node waits.
     """
     pod = member.pod
     if pod is None or not pod.is_ready or pod.revision == terms.target:
@@ -384,9 +384,10 @@ JUDGE_CASES: tuple[Callable[[Member, NodeRecord, Terms], NodeDecision | None], .
 
 
 def _is_news(member: Member, record: NodeRecord) -> bool:
-    """True if the node's report is of a run since the node was taken; an older report is why it is upgraded.
+    """True if the node's report is of a run since the node was taken; an older report does not count.
 
-    The node's clock is compared with itself, as it may be hours off. Records of earlier versions have no such time.
+    It compares times of the node's clock with each other, as that clock may be hours off. Records of earlier versions
+    lack the node's time; then it compares with the controller's.
     """
     outcome_s = member.node.outcome_s
     if outcome_s is None:
@@ -422,10 +423,10 @@ def _failing(member: Member, record: NodeRecord, terms: Terms, why: str) -> Node
 
 
 def _mark(member: Member, record: NodeRecord, terms: Terms, state: UpgradeState, reason: str = "") -> MarkNode:
-    """The node's next state, from now on.
+    """The mark for the node's next state, which begins now.
 
-    A node whose pod has the target revision by now serves that one, even if it was taken for another; then the record
-    has no wave.
+    If the node is done, and its pod has the target revision although it was taken for another one, the record gets the
+    target revision and wave 0.
     """
     pod, node = member.pod, member.node
     revision, wave = record.revision, record.wave
@@ -441,11 +442,11 @@ def _mark(member: Member, record: NodeRecord, terms: Terms, state: UpgradeState,
     )
 
 
-# Clear first: where the driver pod's container unloads the driver
+# Clear first, for drivers that the driver pod's container unloads
 #
 # A task pod of the new template takes the node, makes every pod but the driver pod leave the device, writes that to the
 # node's journal, and holds the node until the driver pod is gone. A node that cannot be cleared keeps its driver pod.
-# Once a run has taken the node, the clearing goes on even if the rollout is blocked.
+# After a run has taken the node, the clearing continues even if the rollout is blocked.
 
 AGAIN_S = 30.0
 """Seconds until a task pod that ended for a transient reason is replaced."""
@@ -454,7 +455,7 @@ GONE = "its pods disappear before they end"
 
 
 def _judge_clearing(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
-    """Where a taken node with its old driver pod stands; None if nodes are not cleared first."""
+    """The decision on a taken node with its old driver pod; None if the clearing does not decide it."""
     driver, clears = member.pod, terms.clears
     if clears is None or driver is None:
         return None
@@ -473,7 +474,7 @@ def _judge_clearing(member: Member, record: NodeRecord, terms: Terms) -> NodeDec
 def _without_clear_pod(
     member: Member, record: NodeRecord, terms: Terms, clears: Clears, found: Untouched
 ) -> NodeDecision:
-    """Create the pod. If an earlier one died while it had the node, do so even if the rollout is blocked."""
+    """Create the pod. If an earlier pod ended while it held the node, do so even if the rollout is blocked."""
     try:
         clears.maker(record.revision)
     except TemplateUnusable as error:
@@ -537,9 +538,10 @@ def obsolete_clear_pods(fleet: Fleet, standings: Sequence[NodeStatus], terms: Te
 
 
 def _is_needed(pod: TaskPod, member: Member | None, terms: Terms) -> bool:
-    """True if the pod is clearing the node as it was taken, or has the reason why that failed.
+    """True if the pod is clearing the node for its current record, or has the reason why that failed.
 
-    A pod that holds the node while its driver pod goes ends by itself: on SIGTERM it could release the node.
+    A pod that holds the node while the driver pod ends stays, as it ends by itself; on SIGTERM it could release the
+    node.
     """
     if member is None or member.record is None or terms.clears is None:
         return False
@@ -556,7 +558,7 @@ def _is_alive(pod: TaskPod) -> bool:
 
 
 def _is_back(record: NodeRecord, driver: DriverPod, terms: Terms) -> bool:
-    """True if the node was taken for another revision than the target, and its driver pod has the target."""
+    """True if the node was taken for a revision other than the target, and its driver pod has the target."""
     return driver.revision == terms.target != record.revision
 
 
@@ -570,7 +572,7 @@ def _clear_pod_name(member: Member, record: NodeRecord, clears: Clears) -> str:
 
 
 def _attempt(member: Member, record: NodeRecord) -> str:
-    """Key of one attempt in one boot: a reboot undoes what was cleared."""
+    """Key of one attempt in one boot: after a reboot, the node must be cleared again."""
     return f"{record.began_s:.3f}/{member.node.boot_id}"
 
 
@@ -578,7 +580,7 @@ def _deleted(pod: TaskPod) -> DeletePod:
     return DeletePod(pod.namespace, pod.name, pod.uid, pod.node)
 
 
-# Gates: what must hold on a node, besides a ready driver, before its upgrade counts as done
+# Gates: conditions on a node, besides a ready driver, for its upgrade to count as done
 
 
 def gates_by_node(pods: Iterable[GatePod], names: Container[str]) -> dict[str, list[GatePod]]:
@@ -613,27 +615,27 @@ def _condition_problem(gate: ConditionGate, node: FleetNode) -> str:
     return "" if status == gate.status else f"waits for condition {gate.kind}={gate.status}: it is {status}"
 
 
-# What happens to a taken node whose old pod is still there
+# Acts on a taken node whose old pod is still there
 #
-# A pod is deleted only once the Node shows the mark, and by the uid in its record: never twice for one revision, even
-# if controllers die in between.
+# The controller deletes a pod only after the Node has the mark, and by the uid in its record. So it deletes no second
+# pod for one revision, even if controllers end in between.
 
 STALE_S = 60.0
-"""Age in seconds from which a taken node that still has its old pod belongs to a controller that has died.
+"""Seconds after which a taken node that still has its old pod was left by a controller that has ended.
 
-Before that, the pod may be gone without the watch having shown it, so the node is not released.
+Before that, the pod may be gone although the watch has not shown it yet, so the controller does not release the node.
 """
 
 TAKEN_AGAIN = "taken again: its driver pod was not deleted the first time"
-"""Reason in a record. If a taken node's pod stays for the whole node timeout, its controller was away, or the pod
-cannot be deleted. Taking the node once more tells the two apart.
+"""Reason in a record. If a taken node's pod stays for the whole node timeout, the controller was away, or the pod
+cannot be deleted. The controller takes the node once more; if the pod stays again, it cannot be deleted.
 """
 
 
 def restart(
     member: Member, found: Untouched, terms: Terms, hold: Blocked | None
 ) -> tuple[tuple[Act, ...], float | None]:
-    """Acts for a taken node that is untouched, and the time at which the answer changes by itself."""
+    """The acts on a taken node that is untouched, and when time alone changes them, in seconds since the epoch."""
     record, is_aside = found.record, hold is not None and hold.stands_aside
     if found.has_begun:
         return (() if is_aside else (_next_of_taken(member, found, terms),)), None
@@ -650,9 +652,10 @@ def restart(
 
 
 def _given_up(member: Member, pod: TaskPod | None) -> tuple[Act, ...]:
-    """Release the node, once the pod that clears it has ended.
+    """Release the node after the pod that clears it has ended.
 
-    A pod that is killed while it has the node leaves it paused: only a taken node gets the pod that restores it.
+    A pod that is killed while it holds the node leaves operands paused, and only a taken node gets a next pod, which
+    restores them.
     """
     if pod is None or pod.has_ended:
         return (release(member.node),)
@@ -660,7 +663,7 @@ def _given_up(member: Member, pod: TaskPod | None) -> tuple[Act, ...]:
 
 
 def _next_of_taken(member: Member, found: Untouched, terms: Terms) -> Act:
-    """Clear the node where that comes first, else delete its pod. After the node timeout, take it again."""
+    """Clear the node if that comes first, else delete its pod. After the node timeout, take the node again."""
     node, record, pod, now_s = member.node, found.record, found.pod, terms.now_s
     is_late = now_s >= record.since_s + terms.policy.node_timeout_s
     if is_late and (found.is_to_be_cleared or not found.has_begun):
@@ -681,10 +684,10 @@ BEGINS = "starts now"
 
 
 class Starts(Struct):
-    """The nodes that start, the reason of every other one by name, and why a unit never can.
+    """The marks of the nodes that start, each candidate's reason by name, and why a unit can `never` start.
 
-    `are_short_of_nodes`: a node waits because of maxUnavailable. `blocked` are the nodes whose turn it is and for which
-    requests fail: they use no slot.
+    `are_short_of_nodes`: a node waits because of maxUnavailable. `blocked` are the nodes that could start but for which
+    requests fail: they do not count for the budget.
     """
 
     acts: list[MarkNode] = field(default_factory=list)
@@ -695,7 +698,7 @@ class Starts(Struct):
 
 
 class _Turn(Struct, frozen=True):
-    """What a start depends on besides the node. `unchecked`: the reason of each node that waits for a preflight."""
+    """The facts of a start that all nodes share. `unchecked`: the reason of each node that waits for a preflight."""
 
     terms: Terms
     progress: WaveProgress
@@ -704,7 +707,7 @@ class _Turn(Struct, frozen=True):
 
 
 class _StartingUnit(Struct, frozen=True):
-    """Nodes that start together: one, or all of a unit. `busy`: units that may not start, each with the node in it."""
+    """Nodes that start together: one, or all of a unit. `busy`: units that may not start, each with a node in it."""
 
     unit: str
     nodes: Sequence[NodeStatus]
@@ -727,7 +730,7 @@ def starts(
     hold: Blocked | None,
     unchecked: Mapping[str, str],
 ) -> Starts:
-    """The nodes that start now, of `standings`, all nodes of the rollout by name."""
+    """The nodes that start now, and why others wait. `standings` are all nodes of the rollout, by name."""
     found, turn = Starts(), _Turn(terms, progress, hold, unchecked)
     candidates = []
     for standing in order(standings):

@@ -1,4 +1,4 @@
-"""Types of a rollout's decision: acts, members, task pods, and what is decided about a node."""
+"""Types of a rollout's decision: acts, members, task pods, and the decision on a node."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.reboot.decision import APPROVED
 from driver_manager.domain.wire import parsed
 
-# Acts: each names the resourceVersion or uid that it was decided from, so that it changes no other object
+# Acts: each has the resourceVersion or uid of the object that was observed, so that it changes no other object
 
 
 class MarkNode(Struct, frozen=True):
@@ -52,7 +52,7 @@ class MarkNode(Struct, frozen=True):
 
 
 class RestartPod(Struct, frozen=True):
-    """Delete exactly this driver pod, by its uid, with its own grace period."""
+    """Delete this driver pod, by its uid, with the pod's own grace period."""
 
     namespace: str
     name: str
@@ -71,7 +71,7 @@ class CreatePod(Struct, frozen=True):
 
 
 class DeletePod(Struct, frozen=True):
-    """Delete exactly this task pod, by its uid."""
+    """Delete this task pod, by its uid."""
 
     namespace: str
     name: str
@@ -101,7 +101,7 @@ Act = MarkNode | RestartPod | CreatePod | DeletePod | SetTemplate | Announce
 
 
 class Phase(Enum):
-    """Where the rollout stands."""
+    """The phase of the rollout."""
 
     COMPLETE = "Complete"
     PROGRESSING = "Progressing"
@@ -115,7 +115,7 @@ class Phase(Enum):
 
 
 class NodePhase(Enum):
-    """Where a node stands in the rollout of the target revision."""
+    """The phase of a node in the rollout of the target revision."""
 
     DONE = "done"
     UNDER_WAY = "under way"
@@ -125,7 +125,7 @@ class NodePhase(Enum):
 
 
 class PreflightResult(Enum):
-    """How a run for the target revision would end on a node."""
+    """The expected result of a run for the target revision on a node."""
 
     PASSES = "passes"
     FAILS = "fails"
@@ -164,9 +164,9 @@ class WaveView(Struct, frozen=True):
 
 
 class Pace(Struct, frozen=True):
-    """How fast a rollout goes. `free` is how many more nodes may start now.
+    """The pace of a rollout. `free` is the number of nodes that may still start now.
 
-    `node_s` is how long a node takes, `window_s` its outage, `left_s` how long the nodes that are left take, all in
+    `node_s` is the duration of one node, `window_s` its outage, `left_s` the duration of the remaining nodes, all in
     seconds; None if unknown.
     """
 
@@ -194,7 +194,7 @@ class Outlook(Struct, frozen=True):
 
 
 class FleetDecision(Struct, frozen=True):
-    """The acts now, the state to keep in the object's status, and what to show.
+    """The acts now, the state to keep in the object's status, and the outlook to show.
 
     `again_s`: when time alone may change the decision, in seconds since the epoch; None if it cannot.
     """
@@ -205,13 +205,13 @@ class FleetDecision(Struct, frozen=True):
     again_s: float | None = None
 
 
-# Members: the nodes that a rollout is about
+# Members: the nodes of a rollout
 
 _WORDS = {state.value: state for state in UpgradeState}
 
 
 class Member(Struct, frozen=True):
-    """A node of the rollout. `state` is the label's value if it is one of ours, `record` this rollout's own.
+    """A node of the rollout. `state` is the label's value if the controller writes it, `record` that of this rollout.
 
     `pod` is the driver's pod on the node; one that is being deleted only if there is no other.
     """
@@ -225,8 +225,8 @@ class Member(Struct, frozen=True):
     def is_taken(self) -> bool:
         """True if label and record show that the node is under way.
 
-        A removed label changes nothing for a node whose old pod is gone. If that pod is still there, nothing was done
-        to the node, and it is released.
+        If a user removed the label, a node whose old pod is gone stays under way. A node that still has its old pod is
+        unchanged, so it is released.
         """
         if self.record is None:
             return False
@@ -328,16 +328,16 @@ _OUTPUT = frozenset({"-o", "--output"})
 
 _NOT_KEPT = frozenset(
     {
-        # of all containers but one
+        # the other containers, and what belongs to them
         *("containers", "initContainers", "ephemeralContainers", "volumes", "restartPolicy", "readinessGates"),
-        # of the choice of a node, which is made
+        # the choice of a node: the pod names its node
         *("affinity", "nodeSelector", "topologySpreadConstraints", "schedulerName", "schedulingGates"),
-        # of what it asks for: it comes beside the driver pod, and needs little
+        # requests for resources: the pod runs beside the driver pod, and needs few
         *("resources", "resourceClaims", "overhead"),
     }
 )
 _PRIORITY = frozenset({"priority", "priorityClassName", "preemptionPolicy"})
-"""Fields by which the kubelet preempts other pods: none has to leave for a preflight."""
+"""Fields by which the kubelet preempts other pods: no pod may have to leave for a preflight."""
 
 _MAX_LABEL_CHARS = 63
 _MAX_PREFIX_CHARS = 40
@@ -383,7 +383,7 @@ class PodMaker:
                 TASK_REVISION_LABEL: _label(self._revision),
                 NODE_LABEL: _label(node.name),
             },
-            # The container reads the digest of the wanted driver from its own pod.
+            # The container reads the digest of the wanted driver from these annotations of its own pod.
             "annotations": dict((self._template.get("metadata") or {}).get("annotations") or {}),
             "ownerReferences": [owner],
         }
@@ -412,7 +412,7 @@ class Clears:
 
 
 def pod_name(fleet: Fleet, revision: str, task: Task, node: FleetNode, attempt: str = "") -> str:
-    """The name of a task pod, made from its purpose: two controllers that create it create one pod."""
+    """The name of a task pod, computed from its purpose: if two controllers create it, there is one pod."""
     rollout = fleet.rollout.partition("/")[2]
     key = f"{fleet.rollout_uid}/{task.value}/{revision}/{node.uid or node.name}/{attempt}"
     digest = hashlib.sha256(key.encode()).hexdigest()[:_DIGEST_CHARS]
@@ -442,7 +442,7 @@ def _spec(spec: Mapping[str, Any], task: Task, revision: str) -> Json:
         )
     container = {key: value for key, value in manager.items() if key not in ("resources", "restartPolicy")}
     container |= _command(manager, task, revision)
-    # For a command that leaves no message: a crash, an image without it.
+    # For a container that leaves no message: the command crashed, or the image lacks it.
     container["terminationMessagePolicy"] = "FallbackToLogsOnError"
     used = {one.get("name") for key in ("volumeMounts", "volumeDevices") for one in manager.get(key) or ()}
     dropped = _NOT_KEPT if task is Task.CLEAR else _NOT_KEPT | _PRIORITY
@@ -459,7 +459,7 @@ def _spec(spec: Mapping[str, Any], task: Task, revision: str) -> Json:
 def _pulls(spec: Mapping[str, Any], manager: Mapping[str, Any]) -> Iterator[Json]:
     """A container for each other image of the template, so that the kubelet pulls it.
 
-    It mounts nothing, and runs a shell that ends at once.
+    The container has no mounts, and runs a shell that ends at once.
     """
     known = {manager.get("image")}
     for one in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
@@ -492,7 +492,7 @@ def _command(container: Mapping[str, Any], task: Task, revision: str) -> Json:
     if task is Task.CLEAR:
         return {**command, "args": [RECONCILE, *_without(words[at + 1 :], _FLAGS | _OUTPUT), "--clear-for", revision]}
     kept = _without(words[at + 1 :], NOT_OF_PREFLIGHT | _OUTPUT)
-    # It runs beside the driver pod that will be replaced, whose processes have the device open.
+    # The preflight runs beside the driver pod that will be replaced, whose processes have the device open.
     return {**command, "args": ["preflight", *kept, "--driver-pod-leaves", "--output", "json"]}
 
 
@@ -512,11 +512,11 @@ def _without(words: Sequence[str], names: Iterable[str]) -> list[str]:
 
 
 def _label(text: str) -> str:
-    """`text` as the value of a label, by which people select."""
+    """`text` as the value of a label, for selectors that people write."""
     return text[:_MAX_LABEL_CHARS].rstrip("-_.")
 
 
-# What is decided about a node, and from what
+# The decision on a node, and its facts
 
 GOING = frozenset({NodePhase.WAITING, NodePhase.UNDER_WAY})
 """Phases of nodes for which a wave has not ended."""
@@ -531,10 +531,11 @@ class PreflightFinding(Struct, frozen=True):
 
 
 class Terms(Struct, frozen=True):
-    """What one decision has in common for all nodes. `gate_pods` are those of nodes that are under way or failed.
+    """The facts that one decision has in common for all nodes.
 
-    `preflights` are the results for the target, by node. `clears` is None unless nodes are cleared before their driver
-    pods are deleted. `blocked` is that of Fleet. `revisions` are the known hashes.
+    `gate_pods` are those of nodes that are under way or failed, by node. `preflights` are the results for the target,
+    by node. `clears` is None unless nodes are cleared before their driver pods are deleted. `blocked` is that of Fleet.
+    `revisions` are the known hashes. `now_s` is in seconds since the epoch.
     """
 
     policy: RolloutPolicy
@@ -564,7 +565,7 @@ class Untouched(Struct, frozen=True):
 
 
 class NodeDecision(Struct, frozen=True):
-    """Where a node stands, why, and the acts that its own facts require.
+    """The phase of a node (`place`), its reason, and the acts that the node's own facts require.
 
     `until_s`: when time alone may change that, in seconds since the epoch. `wants_turn`: the node starts as soon as
     the fleet allows it. `fails`: `acts` mark it as failed. `untouched`: it is taken and still has its old pod.
@@ -599,7 +600,7 @@ def release(node: FleetNode) -> MarkNode:
 
 # Orphans: nodes that a deleted rollout had taken
 #
-# To every other rollout such a node is under way for ever. Its own runs complete what has started on it.
+# Every other rollout would leave out such a node permanently. Its own runs complete what has started on it.
 
 _UNDER_WAY_WORDS = frozenset(state.value for state in UNDER_WAY)
 

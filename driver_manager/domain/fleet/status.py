@@ -31,10 +31,10 @@ from driver_manager.domain.wire import LAST_MOMENT_S, seconds_of, written_time
 # Figures of a rollout for metrics
 
 UNKNOWN, REQUIRED = "unknown", "upgrade-required"
-"""Operators' words for a node that is left out, and for one that waits. The rollout never writes them on Nodes."""
+"""Operators' words for a node that is left out, and for one that waits. The controller never writes them on Nodes."""
 
 WORDS = (UNKNOWN, REQUIRED, *(state.value for state in UpgradeState))
-"""The operators' words for the state of a node."""
+"""The words of operators for the state of a node."""
 
 _WORDS = {
     NodePhase.DONE: UpgradeState.DONE.value,
@@ -46,11 +46,11 @@ _UNDER_WAY = frozenset(state.value for state in UNDER_WAY)
 
 
 class RolloutFigures(Struct, frozen=True):
-    """One rollout as of its last decision, which took `decision_s` seconds.
+    """The figures of one rollout at its last decision, which took `decision_s` seconds.
 
     `places` counts nodes by phase; `words` counts those without an operator by the operators' words. `progress_s` is
-    when a node last changed its state, or the rollout began, in seconds since the epoch. `patience_s` is how long a
-    node may stay in one state.
+    when a node last changed its state, or the rollout began, in seconds since the epoch. `patience_s` is the maximum
+    time of a node in one state, in seconds.
     """
 
     phase: Phase
@@ -89,23 +89,23 @@ def figures(fleet: Fleet, decision: FleetDecision, decision_s: float) -> Rollout
 
 
 def _word(node: NodeView, label: str) -> str:
-    """The operators' word for the node; one that is under way has it on its label, if the label is ours."""
+    """The operators' word for the node. A node that is under way has it as its label, if the controller wrote that."""
     if node.place is not NodePhase.UNDER_WAY:
         return _WORDS[node.place]
     return label if label in _UNDER_WAY else UpgradeState.RESTART.value
 
 
-# Metrics under our own names
+# Metrics under the names of driver-manager
 
 ACTS = ("MarkNode", "RestartPod", "CreatePod", "DeletePod", "SetTemplate", "Announce")
-"""Kinds of acts."""
+"""The kinds of acts: the classes of `Act`."""
 
 
 class FleetReport(Struct, frozen=True):
     """The state of the controller at `now_s`, in seconds since the epoch.
 
-    `rollouts` is by namespace/name, `acts` counts what was done by kind. `why_not_ready` is "" while the controller
-    works or stands by.
+    `rollouts` is by namespace/name, `acts` is the number of acts done, by kind. `why_not_ready` is "" while the
+    controller works or stands by.
     """
 
     leads: bool = False
@@ -116,7 +116,7 @@ class FleetReport(Struct, frozen=True):
 
 
 def fleet_families(report: FleetReport) -> tuple[Family, ...]:
-    """All metrics under our own names."""
+    """All metrics under the names of driver-manager."""
     known = report.rollouts.items()
     return (
         gauge("rollout_leader", "Whether this controller is the one that acts.", report.leads),
@@ -182,7 +182,7 @@ def _ends_s(pace: Pace, now_s: float) -> float:
 
 
 def _of_each(name: str, meaning: str, values: Mapping[str, float]) -> Family:
-    """One value of each rollout."""
+    """A gauge with one value for each rollout."""
     return by_label("gauge", f"rollout_{name}", meaning, "rollout", values)
 
 
@@ -190,15 +190,15 @@ def _of_each(name: str, meaning: str, values: Mapping[str, float]) -> Family:
 #
 # The profile has the names; the operators define the meanings:
 #
-# - NVIDIA/gpu-operator, controllers/operator_metrics.go and upgrade_controller.go: one number each, over all that it
-#   upgrades. Its documentation calls `driver_auto_upgrade_enabled` `auto_upgrade_enabled`; the name in its code counts.
-#   There, "in progress" includes failed nodes (k8s-operator-libs, GetUpgradesInProgress), as they use a slot. Here they
-#   use none, and the number is as documented: nodes whose driver pod is being upgraded.
+# - NVIDIA/gpu-operator, controllers/operator_metrics.go and upgrade_controller.go: one number each, over all nodes
+#   that it upgrades. Its documentation has `auto_upgrade_enabled` for `driver_auto_upgrade_enabled`; the name in its
+#   code counts. The operator counts failed nodes as "in progress" (k8s-operator-libs, GetUpgradesInProgress), as they
+#   use a slot. In a rollout they use none, so the number is as documented: nodes whose driver pod is being upgraded.
 # - RBLN-SW/rbln-npu-operator, internal/metrics/metrics.go: one gauge by the value of the upgrade-state label, `unknown`
 #   for nodes without one, zeros included.
 #
-# The series of an operator have the labels of its own job, so nothing collides; nodes that it manages are not counted
-# here. Only the leader exports them, as the zeros of a standby would contradict it.
+# The series of an operator have the labels of its own job, so the names do not collide. The controller does not count
+# nodes that an operator manages. Only the leader exports these metrics, as the zeros of a standby would contradict it.
 
 
 def operator_families(report: FleetReport, names: UpgradeMetrics) -> tuple[Family, ...]:
@@ -231,7 +231,7 @@ def _is_enabled(report: FleetReport) -> bool:
 
 
 def _available(report: FleetReport) -> int:
-    """The number of waiting nodes that could start now."""
+    """The number of waiting nodes that may start now."""
     return sum(min(one.pace.free, one.words.get(REQUIRED, 0)) for one in report.rollouts.values())
 
 
@@ -264,7 +264,7 @@ PACE_S = 5.0
 
 
 class StatusUrgency(Enum):
-    """When a changed status is written: now, within `PACE_S` seconds, or never."""
+    """When the controller writes a changed status: now, within `PACE_S` seconds, or never."""
 
     NOW = "now"
     SOON = "soon"
@@ -318,10 +318,10 @@ COUNTS = {
 _SHOWN = frozenset(
     {"wave", "counts", "waves", "underWay", "failures", "waiting", "leftOut", "preflight", "preflightProblems"}
 )
-"""Fields that only show nodes."""
+"""Fields that only show nodes; with an invalid spec, their old values stay."""
 
 _SLOW = _SHOWN - {"wave", "failures"}
-"""Fields that are not urgent; a condition's message is not either."""
+"""Fields whose change is not urgent. A change of a condition's message is not urgent either."""
 
 
 def _urgent(status: Mapping[str, Any]) -> Json:
@@ -360,14 +360,14 @@ def _since(old: Mapping[str, Any], status: str) -> str:
 
 
 def _conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The conditions in a status by type; entries that are none are ignored."""
+    """The conditions in a status by type, without invalid entries."""
     found = status.get("conditions")
     listed = found if type(found) is list else []
     return {one["type"]: one for one in listed if type(one) is dict and type(one.get("type")) is str}
 
 
 def _memory(memory: RolloutState) -> Json:
-    """The fields that `spec.memory_of` reads; lists have the newest entries."""
+    """The fields that `spec.memory_of` reads; lists have the newest `MAX_KEPT` entries."""
     return {
         "targetRevision": memory.target,
         "goodRevision": memory.good,
@@ -414,7 +414,7 @@ def _preflight(nodes: Iterable[NodeView]) -> Json:
 
 
 def _named(nodes: Iterable[NodeView]) -> list[Json]:
-    """The nodes that have been in their phase for longest: the first failure says most."""
+    """The `MAX_NAMED` nodes that are in their state for longest, as the first failures best show the cause."""
     longest = sorted(nodes, key=lambda node: (LAST_MOMENT_S if node.since_s is None else node.since_s, node.name))
     return [
         {
@@ -428,7 +428,7 @@ def _named(nodes: Iterable[NodeView]) -> list[Json]:
 
 
 def _grouped(nodes: Iterable[NodeView]) -> list[Json]:
-    """Nodes by reason, the most frequent first; rare reasons are one group."""
+    """Nodes by reason, the most frequent reason first; rare reasons are one group, the last."""
     by_reason: dict[str, list[str]] = {}
     for node in nodes:
         by_reason.setdefault(_reason(node.reason), []).append(node.name)

@@ -1,4 +1,4 @@
-"""What many nodes share before they start: the budget, waves, what blocks the rollout, units and preflights.
+"""Guards on more than one node: budget, waves, blocks of the whole rollout, units and preflights.
 
 The guards of a single node are in `nodes`.
 """
@@ -48,7 +48,7 @@ from driver_manager.domain.fleet.state import (
 from driver_manager.domain.text import several, shortened, spoken
 from driver_manager.domain.wire import LAST_MOMENT_S, written_time
 
-# Budget: how many nodes may be unavailable at a time, by maxParallel and maxUnavailable
+# Budget: the number of nodes that may be unavailable at a time, by maxParallel and maxUnavailable
 
 
 def absent(daemon_set: DaemonSetFacts | None, standings: Sequence[NodeStatus]) -> int:
@@ -57,9 +57,9 @@ def absent(daemon_set: DaemonSetFacts | None, standings: Sequence[NodeStatus]) -
 
 
 class Budget:
-    """How many more nodes may start in one decision. `take` counts them.
+    """The number of nodes that may still start in one decision. `take` counts nodes that start.
 
-    A node that is unavailable already costs nothing of maxUnavailable.
+    A node that is unavailable already does not count for maxUnavailable again.
     """
 
     def __init__(self, policy: RolloutPolicy, standings: Sequence[NodeStatus], absent: int = 0) -> None:
@@ -105,9 +105,9 @@ class Budget:
         return 0 if self._most_away is None else sum(not standing.is_unavailable for standing in crew)
 
 
-# Waves: which have ended, and what the next one waits for
+# Waves: the open ones, and the gate before the next one
 #
-# A wave that has started stays open, even if a node joins an earlier one later.
+# A wave that has started stays open, even if a node joins an earlier wave later.
 
 
 class GateKind(Enum):
@@ -119,7 +119,7 @@ class GateKind(Enum):
 
 
 class Gate(Struct, frozen=True):
-    """What the waves after number `wave` wait for. `until_s`: when time alone opens it, in seconds since the epoch."""
+    """The gate after wave `wave`, and its reason. `until_s`: when time alone opens it, in seconds since the epoch."""
 
     kind: GateKind
     wave: int
@@ -141,12 +141,12 @@ class WaveProgress(Struct, frozen=True):
 
 
 def moment(wall_s: float) -> str:
-    """A time in a reason. A record's clock may be years off."""
+    """A time as text for a reason. `wall_s` is in seconds since the epoch; a record's clock may be years off."""
     return written_time(wall_s) if 0.0 <= wall_s <= LAST_MOMENT_S else "an unknown time"
 
 
 def turn(standings: Sequence[NodeStatus], terms: Terms, wishes: Requests) -> WaveProgress:
-    """The open waves, and what the next one waits for."""
+    """The open waves, and the gate before the next one."""
     views = _views(standings, terms.policy, terms.target)
     reached = max((_reached(standing, terms.target) for standing in standings), default=0)
     gate: Gate | None = None
@@ -173,7 +173,7 @@ def wave_name(view: WaveView) -> str:
 
 
 def _gate(view: WaveView, wave: Wave, terms: Terms, wishes: Requests, reached: int) -> Gate | None:
-    """What the waves after this one wait for, None if they may start.
+    """The gate after this wave, None if the next wave may start.
 
     Only the last wave that was reached can soak or wait for an approval.
     """
@@ -213,19 +213,19 @@ def _views(standings: Sequence[NodeStatus], policy: RolloutPolicy, target: str) 
     )
 
 
-# What blocks the whole rollout: one guard per cause in `HOLD_GUARDS`, asked in order; the first answer counts
+# Blocks of the whole rollout: one guard per cause in `HOLD_GUARDS`, asked in order; the first answer counts
 
 ON_DELETE = "OnDelete"
 MINUTE_S = 60.0
 UNSEEN_S = 300.0
-"""How long a driver pod of an unknown revision blocks the rollout, in seconds.
+"""Seconds for which a driver pod of an unknown revision blocks the rollout.
 
-Longer than a watch may lag, plus a margin for clocks that differ. After that, the revision was deleted.
+This is longer than a watch may lag, with a margin for clocks that differ. After that, the revision was deleted.
 """
 
 
 class Blocked(Struct, frozen=True):
-    """Why no node starts. `stands_aside`: the rollout does nothing at all, not even on nodes that were taken.
+    """Why no node starts. `stands_aside`: the rollout does no acts at all, also not on nodes that were taken.
 
     `allows_retries`: nodes with a requested retry may start. `until_s`: when the block may end, in seconds since the
     epoch.
@@ -240,7 +240,7 @@ class Blocked(Struct, frozen=True):
 
 
 class Scene(Struct, frozen=True):
-    """What the guards look at. `unmatched` are the waves that match no node of the fleet.
+    """The facts of the guards. `unmatched` are the waves that match no node of the fleet.
 
     `failed` are the nodes that failed for the target; `failing` are those that are marked as failed now.
     """
@@ -306,7 +306,7 @@ def _not_observed(scene: Scene) -> Blocked | None:
 def _not_seen(scene: Scene) -> Blocked | None:
     """A new pod has an unknown revision, so the DaemonSet has a newer template than the target.
 
-    Going back now would discard it, and a node that starts now would have to start again.
+    An undo now would discard that template, and a node that starts now would have to start again.
     """
     known, now_s = scene.terms.revisions, scene.terms.now_s
     unseen = [pod for pod in scene.fleet.pods if pod.revision not in known and now_s < pod.made_s + UNSEEN_S]
@@ -455,10 +455,10 @@ def crews(candidates: Iterable[NodeStatus], units: Units | None) -> list[tuple[s
 # that joins later waits for its own.
 
 MAX_AT_ONCE = 50
-"""Maximum number of running preflight pods: each pulls images and sends requests."""
+"""Maximum number of running preflight pods, as each pulls images and sends requests."""
 
 LATE_S = 60.0
-"""Seconds that a working kubelet needs at most to end a pod after its limit."""
+"""Maximum seconds in which a working kubelet ends a pod after activeDeadlineSeconds."""
 
 MAX_REASON_CHARS = 300
 
@@ -472,7 +472,7 @@ FAILING = frozenset(
         ExitCode.API_REFUSED,
     }
 )
-"""Exit codes that a retry with the same settings on the same node would end with, too."""
+"""Exit codes of errors that a retry with the same settings on the same node would repeat."""
 
 WAITS, RUNS = "waits for its preflight", "its preflight is running"
 
@@ -507,7 +507,7 @@ def preflight_findings(fleet: Fleet, target: str, now_s: float) -> dict[str, Pre
 def preflight_checks(
     fleet: Fleet, standings: Sequence[NodeStatus], terms: Terms, turn: WaveProgress, hold: Blocked | None
 ) -> Checks:
-    """The results of the preflights, and what follows from them."""
+    """The results of the preflights, and the acts and reasons that follow from them."""
     found = Checks(shown={node: one.shown for node, one in terms.preflights.items()})
     if hold is not None and hold.stands_aside:
         return found
@@ -584,9 +584,9 @@ def _may_wait(standing: NodeStatus) -> bool:
 
 
 def _asked(standings: Sequence[NodeStatus], turn: WaveProgress, hold: Blocked | None) -> list[NodeStatus]:
-    """The nodes that need a result now, by wave: those of open waves, and of the one that opens next.
+    """The nodes that need a result now, by wave: those of open waves, and of the next one during soak or approval.
 
-    None while the rollout is blocked, except outside of a maintenance window.
+    No node needs one while the rollout is blocked, except by a closed maintenance window.
     """
     if hold is not None and hold.phase is not Phase.WAITING_FOR_WINDOW:
         return []
@@ -613,7 +613,7 @@ def _made(fleet: Fleet, asked: Sequence[NodeStatus], terms: Terms) -> tuple[list
 
 
 def is_at_work(pod: TaskPod, now_s: float) -> bool:
-    """True if the pod may still have a result. A pod whose kubelet is gone never ends, and stops counting."""
+    """True if the pod may still get a result. A pod whose kubelet is gone never ends; it counts until its limit."""
     return not pod.has_ended and now_s < _until_s(pod)
 
 
@@ -629,7 +629,7 @@ def _has_result(standing: NodeStatus, terms: Terms) -> bool:
 def _reasons(
     asked: Sequence[NodeStatus], waiting: Sequence[NodeStatus], terms: Terms, turn: WaveProgress
 ) -> dict[str, str]:
-    """Why nodes of `asked` do not start: they lack a result, or others of their wave or unit do."""
+    """Why nodes of `asked` do not start: they, or others of their wave or unit, lack a result."""
     own = {one.member.node.name for one in waiting}
     waves = {one.wave for one in waiting if one.wave > turn.reached}
     crews = {unit for one in waiting if (unit := _crew(one, terms))}
@@ -650,7 +650,7 @@ def _crew(standing: NodeStatus, terms: Terms) -> str:
     return unit_name(standing.member, rules) if rules is not None and rules.mode is UnitMode.TOGETHER else ""
 
 
-# Which node is in which wave
+# The wave of each node
 
 
 class Waves(Struct, frozen=True):
@@ -665,9 +665,9 @@ def assign_waves(
 ) -> Waves:
     """Assign a wave to every node.
 
-    A node that was started for the target stays in its wave unless it is left out. The others go, in the order of their
-    names, to the first wave that matches and has room, nodes that wait before those that are left out or done: a canary
-    is a node that starts. The first node of a unit with mode Together brings the others along.
+    A node that was started for the target stays in its wave unless it is left out. Every other node gets the first wave
+    that matches and has room, in the order of names. Nodes that wait come before those that are left out or done, so
+    that a canary wave has nodes that start. All nodes of a unit with mode Together get the wave of its first node.
     """
     placing = _Placing(members, policy)
     for at, (member, verdict) in enumerate(zip(members, verdicts, strict=True)):
@@ -681,7 +681,7 @@ def assign_waves(
 
 
 class _Placing:
-    """The waves and what is left of their amounts (None: no limit) while nodes are assigned."""
+    """The waves and their free places (None: no limit) while nodes are assigned."""
 
     def __init__(self, members: Sequence[Member], policy: RolloutPolicy) -> None:
         self._members, self._waves = members, policy.waves

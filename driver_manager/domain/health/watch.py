@@ -1,4 +1,4 @@
-"""Health-watch: states and transitions, marks on the host, record, notices and mutes. Times come with the sample."""
+"""Health-watch: states and transitions, marks on the host, record, notices and mutes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.text import writable
 from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form, seconds_of
 
-# Facts about the host: boot, driver, marks, and the file that mutes health-watch.
+# Facts of the host: boot, driver, marks, and the file that mutes health-watch
 
 WRITER = "health-watch"
 
 
 class Mute(Struct, frozen=True):
-    """A request to hold still until `until_s`, in seconds since the epoch.
+    """A request to health-watch to change nothing until `until_s`, in seconds since the epoch.
 
     `text` is that time as the user wrote it, `where` the file or annotation that has it.
     """
@@ -41,7 +41,7 @@ class Mute(Struct, frozen=True):
 
 
 class MuteAnswer(Struct, frozen=True):
-    """What the Node asks for: a mute, the error in `invalid`, or neither. `problem`: the Node cannot be read."""
+    """The mute on the Node, the error in `invalid`, or neither. `problem`: why the Node cannot be read."""
 
     mute: Mute | None = None
     invalid: str = ""
@@ -106,11 +106,11 @@ def why_muted(seen: Surroundings) -> str:
     return ""
 
 
-# The last wedge, its evidence, and what was reported about it on the Node.
+# The last wedge, its evidence, and its notices on the Node
 
 
 class NoticeKind(Enum):
-    """What is reported about a wedge on the Node."""
+    """The notices about a wedge on the Node."""
 
     WEDGED = "wedged"
     RECOVERED = "recovered"
@@ -118,7 +118,7 @@ class NoticeKind(Enum):
 
 
 class Wedge(Struct, frozen=True):
-    """The last wedge of this boot. `since_s` is when it was declared, in seconds since the epoch; 0: none is known.
+    """The last wedge of this boot. `since_s` is when it was declared, in seconds since the epoch; 0 without one.
 
     `reported` is the last notice that reached the Node in this boot, None before the first. `evidence` is the file on
     the host that was saved when it was declared, "" for none.
@@ -138,14 +138,14 @@ class Kept(Struct, frozen=True):
 
 NO_WEDGE = Wedge()
 
-# States and transitions.
+# States and transitions
 
 EVIDENCE_LINES = 10
 EVIDENCE_CHARS = 500
 RECENT = 20
 FLAPPING_FLIPS = 6
 CALM_FLIPS = 2
-"""Changes among the last 20 counted samples at which flapping starts, and at which it ends."""
+"""Driver health is flapping at `FLAPPING_FLIPS` changes in the last `RECENT` counted samples, until `CALM_FLIPS`."""
 
 
 class HealthState(Enum):
@@ -159,7 +159,7 @@ class HealthState(Enum):
 
 
 class SampleResult(Enum):
-    """How a sample counts, with the failures before it.
+    """The result of a sample, given the failures before it.
 
     NOT_COUNTED: an unknown sample, or an unhealthy one that repeats the last failure or comes before the driver was
     ever ready.
@@ -188,9 +188,9 @@ TRANSITIONS: dict[HealthState, dict[SampleResult, HealthState]] = {
 
 
 class Sample(Struct, frozen=True):
-    """One sample of the probe, or a turn without one: `muted` is the reason then. Times in seconds.
+    """One sample of the probe, or a turn without one, for the reason `muted`. Times in seconds.
 
-    `at_s` is when it began, on a clock that continues through restarts of this process, `wall_s` since the epoch.
+    `at_s` is its start on a clock that continues when this process restarts, `wall_s` its time since the epoch.
     `is_muted_by_hand`: the Node or a file on the host muted it.
     """
 
@@ -206,10 +206,10 @@ class History(Struct, frozen=True):
     """The state that health-watch keeps between two samples.
 
     `failures` are consecutive; samples that are not counted do not end the row. `was_healthy`: at least once since this
-    boot. `recent` holds the last counted samples, the newest last. `reason` explains the state. `stuck` is a probe that
-    could not be killed. `driver` differs for each load of the driver. `wedge` is the last one of this boot. `mute` is
-    what the Node asked for last; `is_muted_by_hand`: by the Node or a file, so the driver counts as ready. `devices`
-    are those of the last sample, none if it has no verdict on each.
+    boot. `recent` has the last counted samples, the newest last; True is healthy. `reason` explains the state. `stuck`
+    is a probe that could not be killed. `driver` differs for each load of the driver. `wedge` is the last one of this
+    boot. `mute` is the last mute on the Node. `is_muted_by_hand`: the Node or a file mutes, so the driver counts as
+    ready. `devices` are those of the last sample, none if it has no verdict on each.
     """
 
     state: HealthState = HealthState.STARTING
@@ -234,19 +234,19 @@ class History(Struct, frozen=True):
 
 
 MUTE_HOLD_S = 3600.0
-"""Seconds after which a mute on the Node is read again if the driver still fails.
+"""Maximum seconds for which a mute that was read from the Node counts; then it is read again.
 
-So a mute that is removed early, or one of the year 9999 by mistake, does not blind the watch for long.
+So a mute that a user removes early, or sets to the year 9999 by mistake, does not stop the watch for long.
 """
 
 
 def bounded_mute(mute: Mute, wall_s: float) -> Mute:
-    """`mute`, which ends at the latest `MUTE_HOLD_S` after `wall_s`."""
+    """`mute` with its end at most `MUTE_HOLD_S` after `wall_s`, in seconds since the epoch."""
     return replace(mute, until_s=min(mute.until_s, wall_s + MUTE_HOLD_S))
 
 
 def active_mute(history: History, seen: Surroundings, wall_s: float) -> Mute | None:
-    """The mute by hand that is in force at `wall_s`: that of the host's file, or else the Node's; None for none."""
+    """The mute by hand at `wall_s`, in seconds since the epoch: the host file's, or else the Node's; None for none."""
     return next((one for one in (seen.mute, history.mute) if one is not None and wall_s < one.until_s), None)
 
 
@@ -255,11 +255,11 @@ def judge_sample(
 ) -> History:
     """The history after one more sample; `threshold` consecutive failures are a wedge.
 
-    A failure that comes less than `spacing_s` seconds after the last counted one does not count: restarts and reloads
-    take a sample at once.
+    A failure less than `spacing_s` seconds after the last counted one does not count, as restarts and reloads take a
+    sample at once.
     """
     if seen.driver and history.driver and seen.driver != history.driver and history.state is not HealthState.MUTED:
-        # The driver was changed between two samples: the counted failures are those of another driver.
+        # The driver was changed between two samples: the counted failures are of the old driver.
         changed = replace(sample, muted="the driver was changed")
         history = judge_sample(replace(history, driver=""), changed, seen, threshold)
     before = _unmuted(history, seen) if history.state is HealthState.MUTED and not sample.muted else history
@@ -277,7 +277,7 @@ def judge_sample(
 
 
 def _unmuted(history: History, seen: Surroundings) -> History:
-    """The state right after a mute: a wedge that is still marked on the host continues, anything else starts again."""
+    """The history after a mute: wedged if the host still has the marks of a wedge, else starting."""
     return replace(history, state=HealthState.WEDGED if seen.is_marked else HealthState.STARTING)
 
 
@@ -290,7 +290,7 @@ def _finding(history: History, sample: Sample, seen: Surroundings, threshold: in
         case Health.UNKNOWN:
             return SampleResult.NOT_COUNTED
         case Health.UNHEALTHY:
-            # Without a ready marker only a healthy sample shows that the driver was ever ready.
+            # If the profile has no ready marker, only a healthy sample shows that the driver was ever ready.
             never_ready = seen.ready is None and not history.was_healthy and history.state is HealthState.STARTING
             if never_ready or is_same:
                 return SampleResult.NOT_COUNTED
@@ -315,7 +315,7 @@ def _flaps(history: History) -> bool:
     return flips >= FLAPPING_FLIPS or (history.is_flapping and flips > CALM_FLIPS)
 
 
-# The marks on the host that each state needs: the ready marker withdrawn, a recovery requested.
+# The marks on the host that each state needs: a withdrawn ready marker, a request for recovery
 
 
 class MarkChange(Enum):
@@ -329,10 +329,10 @@ class MarkChange(Enum):
 
 
 def mark_changes(history: History, seen: Surroundings) -> tuple[MarkChange, ...]:
-    """The changes that bring the host's marks to what the state needs, in order.
+    """The changes of the host's marks that the state needs, in order.
 
-    On a wedge the driver must not look ready when its recovery is requested. A request needs a failure: a withdrawn
-    ready marker alone may be from an earlier boot. A mute by hand removes the marks of a wedge before it.
+    On a wedge, health-watch withdraws the ready marker before it requests recovery. A request needs a failure: a
+    withdrawn ready marker alone may be from an earlier boot. A mute by hand removes the marks of the wedge before it.
     """
     acts: list[MarkChange] = []
     match history.state:
@@ -346,7 +346,7 @@ def mark_changes(history: History, seen: Surroundings) -> tuple[MarkChange, ...]
         case HealthState.MUTED if history.is_muted_by_hand:
             acts += _marks_removed(seen)
         case HealthState.MUTED:
-            # The driver that was not ready is unloaded: the next one writes its own ready marker.
+            # The wedged driver is unloaded, and the next one writes its own ready marker.
             if seen.is_withdrawn and not seen.is_loaded and not seen.is_reconciling:
                 acts.append(MarkChange.FORGET_READY)
         case HealthState.STARTING:
@@ -355,7 +355,7 @@ def mark_changes(history: History, seen: Surroundings) -> tuple[MarkChange, ...]
 
 
 def _marks_removed(seen: Surroundings) -> list[MarkChange]:
-    """Remove the marks of a wedge: the reboot is cancelled before the driver looks ready."""
+    """The changes that remove the marks of a wedge: first cancel the reboot, then restore the ready marker."""
     request = [MarkChange.CLEAR_REQUEST] if seen.has_request_of_ours else []
     return [*request, *([MarkChange.RESTORE_READY] if seen.is_withdrawn else [])]
 
@@ -374,7 +374,7 @@ def mark_request(history: History, boot_id: str, node: str, wall_s: float) -> Ma
     return Marker(RECOVERY, boot_id, node=node, writer=WRITER, written_s=int(wall_s), evidence=history.evidence)
 
 
-# Mutes: a time on the Node or in a file on the host, until which health-watch changes nothing.
+# Mutes: a time on the Node or in a file on the host, until which health-watch changes nothing
 
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", re.ASCII)
 MAX_SHOWN = 60
@@ -396,14 +396,14 @@ def mute_on(node: Node, keys: NodeKeys) -> Mute | None:
     return parsed_mute(text, f"the annotation {keys.mute_until}") if text is not None else None
 
 
-# Notices: one Event and the Node's state for each wedge and each end of one, however often it is tried.
+# Notices: one Event and the Node's state for each wedge and each end of one, with any number of tries
 
 FIRST_RETRY_S = 30.0
 TRIES = 7
-"""30 s, doubled six times: an API server that is away for half an hour still gets the notice."""
+"""Maximum tries of one notice. With 30 s, doubled after each try, they last half an hour."""
 
 REASON_CHARS = 400
-"""An Event's message has at most 1,024 characters, and also names the evidence."""
+"""Maximum length of a reason: an Event's message has at most 1,024 characters, and also names the evidence."""
 
 _EVENTS = {
     NoticeKind.WEDGED: events.DRIVER_WEDGED,
@@ -415,7 +415,7 @@ _EVENTS = {
 class Notice(Struct, frozen=True):
     """One notice. `since_s` is when the wedge was declared, in seconds since the epoch; `evidence` a file on the host.
 
-    `since_s` is 0 if this boot has had none: then the notice only removes what an earlier boot left on the Node.
+    `since_s` is 0 if this boot has had no wedge: the notice then only removes the state of an earlier boot.
     """
 
     kind: NoticeKind
@@ -448,7 +448,7 @@ class Notice(Struct, frozen=True):
 
     @property
     def undone(self) -> str:
-        """The consequence if it was not reported, for a message."""
+        """The consequence of a notice that was not reported, for a message."""
         if self.since_s:
             return f"{self.event} was not reported on the Node"
         return "unknown whether the Node still shows a wedge of an earlier boot"
@@ -464,7 +464,7 @@ class Notice(Struct, frozen=True):
 
 
 class ClientAnswer(Struct, frozen=True):
-    """The clients `restarted` now, and what is `left` ("" for nothing). `is_early`: that is normal so far."""
+    """The clients `restarted` now, and why others are `left` ("" for none). `is_early`: that is normal so far."""
 
     restarted: tuple[str, ...] = ()
     left: str = ""
@@ -475,7 +475,7 @@ class ClientAnswer(Struct, frozen=True):
 def notice_due(history: History, boot_id: str) -> Notice | None:
     """The notice that the Node has not received yet, None if there is none.
 
-    The first healthy sample of a boot is reported too: nothing else removes the state that the last boot left there.
+    The first healthy sample of a boot is reported too, as nothing else removes the state that the last boot left.
     """
     match history.state:
         case HealthState.WEDGED:
@@ -497,7 +497,7 @@ def retry_after_s(failed: int) -> float | None:
     return FIRST_RETRY_S * 2.0 ** (failed - 1) if failed < TRIES else None
 
 
-# The record from which a later process of the same boot continues: one versioned line of JSON.
+# The record from which a later process of the same boot continues: one versioned line of JSON
 
 
 class HistoryUnreadable(ConfigError):
@@ -537,10 +537,10 @@ def encode_watch_record(history: History, boot_id: str) -> str:
 def resume_watch(text: str, seen: Surroundings, now_s: float, patience_s: float, threshold: int) -> History:
     """The history to continue with: the record in `text`, corrected by the marks on the host.
 
-    The record is written before the marks are changed. So marks mean a wedge, unless the record has a driver that
-    recovered: then their removal was interrupted. Without marks a suspicion needs one more failure, whatever was
-    counted, and one whose last failure is more than `patience_s` seconds old is dropped. An unreadable record, or one
-    of another boot, counts as none.
+    Health-watch writes the record before it changes the marks. So marks mean a wedge, unless the record shows that the
+    driver recovered: then a process ended before it removed them. Without marks, recorded failures never reach the
+    threshold by themselves, and they are dropped if the last one is more than `patience_s` seconds before `now_s`. An
+    unreadable record, or one of another boot, counts as none.
     """
     history = decode_watch_record(text, seen.boot_id)
     if seen.is_marked and history.state not in (HealthState.HEALTHY, HealthState.SUSPECT):
@@ -557,9 +557,9 @@ def resume_watch(text: str, seen: Surroundings, now_s: float, patience_s: float,
 
 
 def with_recorded_wedge(history: History, text: str, boot_id: str) -> History:
-    """`history` of a fresh wedge, with the wedge of the record in `text` if another process has declared it already.
+    """`history` of a new wedge, with the wedge of the record in `text` if another process has declared it already.
 
-    Two processes that watch one driver see the same wedge moments apart, and post one Event.
+    So two processes that watch one driver, and see the same wedge moments apart, post one Event.
     """
     recorded = decode_watch_record(text, boot_id)
     is_declared = recorded.state is HealthState.WEDGED and recorded.wedge.since_s
@@ -567,7 +567,7 @@ def with_recorded_wedge(history: History, text: str, boot_id: str) -> History:
 
 
 def _of_device(device: DeviceVerdict) -> dict[str, str]:
-    """A device, without the reason of a healthy one: that changes with every sample, and is not worth a write."""
+    """A device as JSON. A healthy one has no reason: it changes with every sample and would cause a write."""
     reason = "" if device.health is Health.HEALTHY else writable(device.reason)[:MAX_REASON_CHARS]
     return {"name": device.name, "address": device.address, "health": device.health.value, "reason": reason}
 
@@ -611,7 +611,7 @@ def _process(body: Fields) -> Owner:
 
 
 def decode_watch_record(text: str, boot_id: str) -> History:
-    """The history in a record of this boot; a fresh history for anything else."""
+    """The history in the record `text`; a new history if it is unreadable or of another boot."""
     try:
         body = WATCH_RECORD_FORM.read(text)
         if body.text("bootId") != boot_id:

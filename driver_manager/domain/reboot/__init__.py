@@ -1,1 +1,1 @@
-"""What the rebooter decides, and what it keeps for after the reboot. Pure."""
+"""The rebooter's decisions and records."""

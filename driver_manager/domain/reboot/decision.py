@@ -1,7 +1,7 @@
-"""decide(state) → RebootDecision: what the rebooter does next, and why.
+"""The rebooter's decisions: `decide` returns the next act and its reason.
 
-Pure. Every branch is one guard in `GUARDS`. The first guard with an answer decides. What costs requests (slots,
-blockers) is None in the state until a decision asks for it.
+`decide` asks the guards in `GUARDS` in order; the first answer counts. Facts that need requests (slots, blockers) are
+None in the state until a decision asks for them.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.reboot.state import Pending, RebootState, is_foreign
 
-# What a reboot changes on the Node, as patches computed from facts. Pure.
+# Patches of the Node for a reboot
 
 REBOOT_STATE = "node-reboot-required"
 APPROVED = "true"
 CORDON_FOR_REBOOT = "reboot"
-"""Value of the annotation that marks a cordon as the rebooter's; operators look at the key only."""
+"""Value of the annotation that marks a cordon as the rebooter's; operators read only the key."""
 
 
 def is_approved(node: Node, keys: NodeKeys) -> bool:
-    """Whether the Node carries an approval."""
+    """True if the Node has the annotation that approves a reboot."""
     return node.annotations.get(keys.approve_reboot) == APPROVED
 
 
 def request_labels(node: Node, keys: NodeKeys, reason: str | None) -> dict[str, str | None]:
-    """Changes of labels that make the Node say that a reboot is required for `reason`; None: that none is.
+    """The label changes that show on the Node that a reboot is required for `reason`, or that none is (None).
 
-    The state of an upgrade is only touched where it is ours to say, and so is the driver's.
+    The upgrade-state label is set for an upgrade only, and is removed only if it shows a required reboot. Without a
+    reason, the driver's state becomes ready only if it shows a required reboot.
     """
     wanted = APPROVED if reason is not None else None
     changes: dict[str, str | None] = {}
@@ -52,9 +53,10 @@ def request_labels(node: Node, keys: NodeKeys, reason: str | None) -> dict[str, 
 
 
 def cleaned(state: RebootState) -> NodeChange:
-    """The patch after the boot: nothing speaks of the earlier boot's request; the slot and the cordon are kept.
+    """The patch after the boot, which removes the request of the earlier boot from the Node.
 
-    So is the driver's state, where the patch that completes the reboot follows.
+    The rebooter keeps its slot and its cordon. It keeps the driver's state too while a reboot is pending: the patch of
+    `completed` changes that.
     """
     node, keys = state.node, state.policy.keys
     if node is None:
@@ -62,16 +64,16 @@ def cleaned(state: RebootState) -> NodeChange:
     labels = request_labels(node, keys, None) if state.request is None else {}
     if state.pending is not None:
         labels.pop(keys.state, None)
-    # Also one that names this boot: the record shows that this boot has no reboot under way.
+    # Remove the annotation even if it names this boot: the record shows that this boot has no reboot under way.
     is_noted = keys.pre_reboot_boot_id in node.annotations and state.here is None
     return NodeChange(labels, {keys.pre_reboot_boot_id: None} if is_noted else {})
 
 
 def granted(state: RebootState) -> NodeChange:
-    """The one patch: the approval is consumed, the boot noted, the node cordoned where that is wanted."""
+    """The patch of the grant: it consumes the approval, writes the boot id, and cordons the node if the policy asks."""
     node, keys, reason = state.node, state.policy.keys, state.reason
     notes: dict[str, str | None] = {keys.pre_reboot_boot_id: state.boot_id, keys.reboot_in_progress: reason}
-    if node is not None and is_approved(node, keys):  # needed or not: it is for one reboot
+    if node is not None and is_approved(node, keys):  # an approval is for one reboot, even if this one needs none
         notes[keys.approve_reboot] = None
     cordons = state.policy.cordon and node is not None and not node.unschedulable
     if cordons:
@@ -80,9 +82,9 @@ def granted(state: RebootState) -> NodeChange:
 
 
 def given_back(state: RebootState, *, keeps_request: bool) -> NodeChange:
-    """The patch that undoes a grant: our cordon, our annotations, the approval if it was consumed for this.
+    """The patch that undoes a grant: it removes the rebooter's cordon and annotations, and restores the approval.
 
-    The request's labels stay where `keeps_request`.
+    The approval is restored only if this grant consumed it. The request's labels stay if `keeps_request`.
     """
     node, keys, pending = state.node, state.policy.keys, state.here
     if node is None:
@@ -98,7 +100,7 @@ def given_back(state: RebootState, *, keeps_request: bool) -> NodeChange:
 
 
 def completed(node: Node, keys: NodeKeys) -> NodeChange:
-    """The patch once the node is of use again: our cordon is lifted, the last annotation gone, the driver ready."""
+    """The patch when node and driver are ready again: remove cordon and annotation, show the driver as ready."""
     undone = uncordoned(node, keys)
     progress = {keys.reboot_in_progress: None} if keys.reboot_in_progress in node.annotations else {}
     labels = node_state.cleared_label(node, keys)
@@ -106,7 +108,7 @@ def completed(node: Node, keys: NodeKeys) -> NodeChange:
 
 
 def uncordoned(node: Node, keys: NodeKeys) -> NodeChange:
-    """The change that lifts the rebooter's own cordon: not another's, and not one that somebody has set since."""
+    """The change that removes the rebooter's own cordon; a cordon that another writer has set stays."""
     if node.annotations.get(keys.cordon) != CORDON_FOR_REBOOT:
         return NodeChange()
     is_ours = node.unschedulable and node.cordon_manager in ("", FIELD_MANAGER)
@@ -114,7 +116,10 @@ def uncordoned(node: Node, keys: NodeKeys) -> NodeChange:
 
 
 def how_long(started_s: float, wall_s: float, uptime_s: float) -> str:
-    """The duration of a reboot for people. The clock may have been set meanwhile; the uptime is part of it."""
+    """The duration of a reboot as text; the uptime, as a minimum, if the clock was set meanwhile.
+
+    `started_s` and `wall_s` are in seconds since the epoch.
+    """
     took_s = wall_s - started_s
     if not uptime_s <= took_s <= 7 * 24 * 3600.0:
         return f"at least {uptime_s:.0f} s"
@@ -122,11 +127,11 @@ def how_long(started_s: float, wall_s: float, uptime_s: float) -> str:
 
 
 FORCED_GRACE_S = 60.0
-"""A kernel told to reboot by sysrq is gone at once; what still runs after this long was not rebooted."""
+"""Seconds after sysrq from which the reboot has failed: a kernel that accepts sysrq reboots at once."""
 
 
 class RebootAct(Enum):
-    """What can be done next. The first two end a round, the next two ask for more facts, all others have effects."""
+    """The next act. The first two end a round, the next two ask for more facts, and all others have effects."""
 
     NOTHING = "nothing"
     WAIT = "wait"
@@ -152,14 +157,14 @@ ASKS = frozenset({RebootAct.ASK_BLOCKERS, RebootAct.ASK_SLOTS})
 
 
 class RebootDecision(Struct, frozen=True):
-    """What to do next and the stated reason for it."""
+    """The next act and its reason."""
 
     act: RebootAct
     reason: str
 
 
 def decide(state: RebootState) -> RebootDecision:
-    """What to do next. In a dry run, what would have an effect becomes a wait that says so."""
+    """Decide the next act. In a dry run, an act with an effect becomes a wait whose reason names the act."""
     found = next(decision for guard in GUARDS if (decision := guard(state)) is not None)
     if state.policy.dry_run and found.act not in ENDS | ASKS:
         return RebootDecision(RebootAct.WAIT, f"dry run: would {found.act.value}: {found.reason}")
@@ -181,7 +186,7 @@ def _another_host(state: RebootState) -> RebootDecision | None:
 
 
 def _earlier_boot(state: RebootState) -> RebootDecision | None:
-    """After the boot: what spoke of the reboot goes at once."""
+    """After the boot, remove marker, request and annotations of the earlier boot first."""
     record, pending = state.record, state.pending
     if state.is_stale:
         return RebootDecision(RebootAct.CLEAN_UP, "the marker is of an earlier boot")
@@ -193,7 +198,7 @@ def _earlier_boot(state: RebootState) -> RebootDecision | None:
 
 
 def _withdrawn(state: RebootState) -> RebootDecision | None:
-    """The request of this boot is gone: nothing stays taken for it."""
+    """The request of this boot is gone: withdraw it, which releases its slot and its grant."""
     if state.request is not None:
         return None
     pending, why = state.here, _why_no_request(state)
@@ -209,13 +214,13 @@ def _withdrawn(state: RebootState) -> RebootDecision | None:
 
 
 def _back(state: RebootState) -> RebootDecision | None:
-    """The node has rebooted and is cleaned up: it gives its slot back once it is of use again."""
+    """The node has rebooted and is cleaned up: release its slot once node and driver are ready."""
     if state.pending is None or state.here is not None:
         return None
     why = _why_not_back(state)
     if not why:
         return RebootDecision(RebootAct.COMPLETE, "the node is Ready and its driver is loaded")
-    # Another request may come before that: then it has the slot already.
+    # If another request comes before that, it uses the slot that the node holds.
     return (
         RebootDecision(RebootAct.WAIT, f"the node has rebooted and keeps its slot: {why}")
         if state.request is None
@@ -228,7 +233,7 @@ def _nothing(state: RebootState) -> RebootDecision | None:
 
 
 def _another_reason(state: RebootState) -> RebootDecision | None:
-    """What allowed the one reason does not allow the other."""
+    """An approval or a policy for one reason does not allow a reboot for the other."""
     pending, request = state.here, state.request
     if pending is None or request is None or pending.commanded_s is not None:
         return None
@@ -241,9 +246,9 @@ def _another_reason(state: RebootState) -> RebootDecision | None:
 
 
 def _under_way(state: RebootState) -> RebootDecision | None:
-    """The command was given: the host goes down, or is helped, or the reboot is given up.
+    """The command was given: wait for the host to go down, then force the reboot, then give it up.
 
-    Where it may not have been given, because who was about to is gone, it is given again.
+    None if it is unknown whether the command was given, as a rebooter ended before the answer: it is given again.
     """
     pending = state.here
     if pending is None or pending.commanded_s is None or not pending.given:
@@ -267,13 +272,13 @@ def _announce(state: RebootState) -> RebootDecision | None:
 
 
 def _closed_since(state: RebootState) -> RebootDecision | None:
-    """The window may close on the way: while workloads leave, a slot is waited for, or the process stands still."""
+    """The window may close meanwhile: while the node waits for a slot, while workloads leave, or in a suspend."""
     pending = state.here
     return None if pending is None or _may_go_down(state, pending) else _window(state)
 
 
 def _granted(state: RebootState) -> RebootDecision | None:
-    """The grant is on the Node: from here on only the slot can hold the reboot back."""
+    """The grant is on the Node: from here on, only a lost slot delays the reboot."""
     pending = state.pending
     if not state.is_granted or pending is None:
         return None
@@ -290,7 +295,7 @@ def _granted(state: RebootState) -> RebootDecision | None:
 
 
 def _command(state: RebootState, pending: Pending) -> RebootDecision:
-    """Grant and slot are ours: nothing holds the reboot back but the host itself, which may have refused."""
+    """The rebooter has grant and slot: count the attempt, clear the node, then reboot; give up if the host refuses."""
     if not pending.counted:
         return RebootDecision(RebootAct.COUNT, f"the reboot is granted ({state.reason})")
     if state.policy.clear_workloads and not pending.cleared:
@@ -302,14 +307,14 @@ def _command(state: RebootState, pending: Pending) -> RebootDecision:
 
 
 def _was_refused_for_long(state: RebootState, pending: Pending) -> bool:
-    """Whether the host has refused the command for as long as a command has time, and none is under way."""
+    """True if the host has refused the command for `grace_s` seconds and no command is under way."""
     if pending.refused_s is None or pending.commanded_s is not None:
         return False
     return state.snapshot.uptime_s >= pending.refused_s + state.policy.grace_s
 
 
 def _may_go_down(state: RebootState, pending: Pending) -> bool:
-    """Whether a command that may have been given can still take the host down."""
+    """True if a command that may have been given can still take the host down."""
     return pending.commanded_s is not None and state.snapshot.uptime_s < pending.commanded_s + state.policy.grace_s
 
 
@@ -349,7 +354,7 @@ def _window(state: RebootState) -> RebootDecision | None:
 
 
 def _blockers(state: RebootState) -> RebootDecision | None:
-    """Asked before a slot is taken: a node that cannot reboot must not keep others from it."""
+    """Asked before a slot is taken, so that a node that cannot reboot holds no slot that others need."""
     node, keys = state.node, state.policy.keys
     if node is None:
         return None
@@ -405,7 +410,7 @@ GUARDS: tuple[Callable[[RebootState], RebootDecision | None], ...] = (
 
 
 def _held_back(state: RebootState, why: str) -> RebootDecision:
-    """Wait; what was taken on the way here goes back first, so that nobody waits for a node that waits."""
+    """Wait, but first release slot and grant, so that no other node waits for this one."""
     return RebootDecision(RebootAct.RELEASE if state.here is not None else RebootAct.WAIT, why)
 
 
@@ -428,7 +433,7 @@ def _why_not_back(state: RebootState) -> str:
 
 
 def _why_no_slot(state: RebootState) -> str:
-    """Why none can be taken now, "" if one can."""
+    """Why no slot can be taken now, "" if one can."""
     seen, policy = state.slots, state.policy
     if seen is None or seen.problem:
         return seen.problem if seen else "the slots are unknown"

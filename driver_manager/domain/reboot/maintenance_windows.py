@@ -1,6 +1,6 @@
-"""Maintenance windows: days, hours and time zone. Pure; the zone comes in as a value.
+"""Maintenance windows: days, hours and time zone.
 
-Hours are local time. A window over a change of the clocks is longer or shorter by that change.
+Hours are local time. A change to or from daylight saving time makes a window over it longer or shorter.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ _WINDOW = re.compile(r"(?:(?P<days>[A-Za-z,\-]+)\s+)?(?P<start>\d\d:\d\d)-(?P<en
 
 
 class MaintenanceWindow(Struct, frozen=True):
-    """Open on `days` (0 is Monday) from minute `start` of the day, for at most a day; it may end on the next."""
+    """A window that opens on `days` (0 is Monday) at minute `start` of the day and closes at minute `end`.
+
+    If `end` is not after `start`, the window closes on the next day.
+    """
 
     days: frozenset[int]
     start: int
     end: int
 
     def is_open(self, day: int, minute: int) -> bool:
-        """Whether it is open on weekday `day` at `minute`. One past midnight belongs to the day it began on."""
+        """True if the window is open on weekday `day` at `minute`. A window past midnight belongs to its first day."""
         if self.start < self.end:
             return day in self.days and self.start <= minute < self.end
         return (day in self.days and minute >= self.start) or ((day - 1) % 7 in self.days and minute < self.end)
 
 
 class Schedule(Struct, frozen=True):
-    """When a node may reboot: in any of `windows`, at any time where there are none. `text` is as it was written."""
+    """The times when a node may reboot: in any of `windows`, or always without windows. `text` is the user's text."""
 
     windows: tuple[MaintenanceWindow, ...] = ()
     zone: tzinfo = UTC
     text: str = ""
 
     def is_open(self, wall_s: float) -> bool:
-        """Whether it is open at `wall_s`, in seconds since the epoch."""
+        """True if a window is open at `wall_s`, in seconds since the epoch."""
         if not self.windows:
             return True
         try:
             there = datetime.fromtimestamp(wall_s, self.zone)
-        except (OverflowError, ValueError, OSError):  # a clock that is off by ages opens nothing
+        except (OverflowError, ValueError, OSError):  # the time is out of the range of datetime: no window is open
             return False
         return any(window.is_open(there.weekday(), there.hour * 60 + there.minute) for window in self.windows)
 
 
 def parse_windows(text: str, zone: tzinfo = UTC) -> Schedule:
-    """The schedule in `text`: windows with `;` between them, each with its days or, without, for every day.
-
-    Raises ValueError.
-    """
+    """The schedule in `text`: windows separated by `;`. A window without days is for every day. Raises ValueError."""
     parts = [part.strip() for part in text.split(";") if part.strip()]
-    if text.strip() and not parts:  # whoever left windows out of it did not mean any time of the day
+    if text.strip() and not parts:  # a text such as ";" is a mistake and must not allow every time
         raise ValueError(f"{text!r} has no maintenance window in it, expected {EXPECTED_WINDOWS}")
     return Schedule(tuple(_window(part) for part in parts), zone, "; ".join(parts))
 
@@ -79,7 +79,7 @@ def _minute(text: str) -> int:
 
 
 def _days(text: str) -> frozenset[int]:
-    """Weekdays in `Mon,Wed-Fri`; a range may pass the end of the week."""
+    """The weekdays in a text such as `Mon,Wed-Fri`; a range may pass the end of the week. Raises ValueError."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")

@@ -1,4 +1,4 @@
-"""The rebooter's facts and records: policy, requests, attempts, slots, patches, metrics. Pure."""
+"""The rebooter's facts and records: policy, requests, attempts, slots, metrics."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.reboot.maintenance_windows import Schedule
 from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form
 
-# What the rebooter must still know after the reboot, on the host's disk: one versioned JSON file.
+# The rebooter's record: one versioned JSON file on the host's disk, which outlasts the reboot
 #
-# It holds what cannot be observed again: attempts, what was announced, and the reboot under way. Pure.
+# The file has the facts that cannot be observed again: attempts, the announced request, and the reboot under way.
 
 MAX_ATTEMPTS_KEPT = 50
 MOST_REBOOTS = 2**31
 
 
 class RebootRequest(Struct, frozen=True):
-    """One request for a reboot: of one boot, for one reason, written at `written_s` seconds after the epoch."""
+    """A request to reboot out of one boot, for one reason. `written_s` is in seconds since the epoch."""
 
     boot_id: str
     reason: str
@@ -34,12 +34,12 @@ class RebootRequest(Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """A name for it, the same wherever it is computed, of letters that any object's name may have."""
+        """The request's name, the same in every process. It has only characters that a Kubernetes name allows."""
         return re.sub("[^a-z0-9-]", "-", f"{self.reason}-{self.boot_id[:40]}-{self.written_s % 10**12}".lower())
 
 
 def event_key(reason: str, key: str) -> str:
-    """The name by which an Event for a request is recorded once only, whoever posts it."""
+    """The name of an Event for a request. Each process computes the same name, so the API server keeps one Event."""
     return f"{reason.lower()}-{key}"
 
 
@@ -49,19 +49,20 @@ def request_of(marker: Marker, boot_id: str) -> RebootRequest:
 
 
 class Attempt(Struct, frozen=True):
-    """A reboot that was begun at `at_s` seconds after the epoch."""
+    """A reboot that began at `at_s`, in seconds since the epoch."""
 
     at_s: int
     reason: str
 
 
 class Pending(Struct, frozen=True):
-    """A reboot under way, from before its slot is taken until the node is back.
+    """A reboot under way: from before the rebooter takes a slot until the node is ready again.
 
-    `node_uid` is whose slot it is, `started_s` when it was granted, 0 before that, `approved` whether an approval was
-    consumed for it, `counted` whether it is among the attempts. `commanded_s` is the host's uptime in seconds from
-    which on it may go down, `given` whether the command is known to have been given; `forced_s` is the same for sysrq.
-    `refused_s` is the uptime at which the host first refused the command, `refusal` what it said last.
+    `node_uid` is the uid of the slot's holder. `started_s` is when the reboot was granted, in seconds since the epoch;
+    0 before that. `approved`: the grant consumed an approval. `counted`: the reboot is among the attempts. `cleared`:
+    the workloads have left. The following times are uptimes of the host, in seconds. `commanded_s`: from then on the
+    reboot command may take the host down; `given`: the rebooter got the command's answer. `forced_s`: from then
+    on sysrq may take it down. `refused_s`: the host first refused the command; `refusal` is its last reason.
     """
 
     request: RebootRequest
@@ -83,9 +84,9 @@ class Pending(Struct, frozen=True):
 
 
 class RebootAnswer(Struct, frozen=True):
-    """What a reboot command came to: `problem` is what went wrong, "" where nothing did.
+    """The result of a reboot command. `problem` is the error, "" if there is none.
 
-    `is_refused` where the host has said no: then it does not go down. A command that hangs may still take it down.
+    `is_refused`: the host refused, so it does not go down. After any other error it may still go down.
     """
 
     problem: str = ""
@@ -93,10 +94,11 @@ class RebootAnswer(Struct, frozen=True):
 
 
 class Record(Struct, frozen=True):
-    """The rebooter's memory. `reason` is why the request waits, for `status`.
+    """The rebooter's record. `reason` is why the request waits, for `status`.
 
-    `announced` is the request that the Node may speak of, since `announced_s` seconds after the epoch; `announced_key`
-    names the one whose announcement is complete. `reboots` are counted by reason, for metrics.
+    `announced` is the request that the Node may show, since `announced_s`, in seconds since the epoch. `announced_key`
+    is the key of the request whose announcement is complete, `escalated` that of the request that was escalated.
+    `reboots` is the number of reboots by reason, for metrics.
     """
 
     announced: RebootRequest | None = None
@@ -110,7 +112,7 @@ class Record(Struct, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is under way."""
+        """True if no request is announced and no reboot is pending."""
         return self.announced is None and self.pending is None
 
     def granted(self, boot_id: str) -> str:
@@ -121,11 +123,11 @@ class Record(Struct, frozen=True):
         return pending.request.reason
 
     def attempts_since(self, begin_s: float) -> int:
-        """How many attempts are not older than `begin_s`; one of the future is none of the past."""
+        """The number of attempts at or after `begin_s`, in seconds since the epoch, also of those in the future."""
         return sum(attempt.at_s >= begin_s for attempt in self.attempts)
 
     def counting(self, attempt: Attempt) -> Record:
-        """The same with one more attempt; the oldest are forgotten."""
+        """The record with one more attempt; only the last `MAX_ATTEMPTS_KEPT` stay."""
         reboots = {**self.reboots, attempt.reason: self.reboots.get(attempt.reason, 0) + 1}
         return replace(self, attempts=(*self.attempts, attempt)[-MAX_ATTEMPTS_KEPT:], reboots=reboots)
 
@@ -210,17 +212,17 @@ def _pending(body: Fields) -> Pending:
         commanded_s=None if body.is_null("commanded") else body.seconds("commanded"),
         given=body.flag("given"),
         forced_s=None if body.is_null("forced") else body.seconds("forced"),
-        # There only where it was refused.
+        # These fields exist only after a refusal.
         refused_s=None if "refused" not in body or body.is_null("refused") else body.seconds("refused"),
         refusal=body.text("refusal", ""),
     )
 
 
-# What the rebooter's record says, as families of metrics. Pure.
+# Metrics of the rebooter
 
 
 def reboot_families(record: Record) -> tuple[Family, ...]:
-    """All metrics of the rebooter."""
+    """All metrics of the rebooter, from its record."""
     asked, pending = record.announced, record.pending
     since_s = record.announced_s or (asked.written_s if asked else 0)
     return (
@@ -256,14 +258,14 @@ def reboot_families(record: Record) -> tuple[Family, ...]:
     )
 
 
-# Who may reboot at this moment, over the whole cluster: a value that one compare-and-swap keeps.
+# Slots: the nodes of the cluster that may reboot now, a value that rebooters change by compare-and-swap
 #
-# A holder is a Node by its uid: one created again under the same name does not inherit. There is no time to live: a
-# node that does not come back keeps its slot, so that a bad driver stops at the first node. Pure.
+# A slot belongs to a Node's uid: a recreated Node of the same name does not get it. Slots do not expire: a node that
+# does not return keeps its slot, so that a bad driver stops at the first node.
 
 
 class SlotHolder(Struct, frozen=True):
-    """A node that holds a slot for a reboot out of the boot `boot_id`, since `since_s` seconds after the epoch."""
+    """A node that holds a slot for a reboot out of the boot `boot_id`; `since_s` is in seconds since the epoch."""
 
     node: str
     uid: str
@@ -272,7 +274,7 @@ class SlotHolder(Struct, frozen=True):
 
 
 class SlotsUnreadable(ConfigError):
-    """Who holds a slot cannot be told."""
+    """The holders of slots cannot be determined."""
 
 
 SLOTS_FORM = Form(
@@ -283,27 +285,27 @@ SLOTS_FORM = Form(
 
 
 class Slots(Struct, frozen=True):
-    """The slots in use. No uid is in it twice."""
+    """The slots in use; each uid occurs once."""
 
     holders: tuple[SlotHolder, ...] = ()
 
     def held_by(self, uid: str) -> SlotHolder | None:
-        """The entry of the node `uid`, None where it holds no slot."""
+        """The entry of the node `uid`, None if it holds no slot."""
         return next((holder for holder in self.holders if holder.uid == uid), None)
 
     def without(self, gone: frozenset[str]) -> Slots:
-        """The same without the nodes whose uids are in `gone`."""
+        """The slots without the nodes whose uids are in `gone`."""
         return Slots(tuple(holder for holder in self.holders if holder.uid not in gone))
 
     def with_room(self, me: SlotHolder, limit: int) -> Slots | None:
-        """The same with `me` in it; None where `limit` others hold one. Who is in already stays in."""
+        """The slots with `me`; None if `limit` others hold one. A node that holds one already keeps it."""
         others = self.without(frozenset({me.uid})).holders
         is_in = len(others) < len(self.holders)
         return Slots((*others, me)) if is_in or len(others) < limit else None
 
 
 class SlotsSeen(Struct, frozen=True):
-    """The slots as read at `version`; `gone` are uids of holders that may be dropped. `problem`: why it is unknown."""
+    """The slots as read at `version`. `gone`: uids of holders that may be removed. `problem`: why they are unknown."""
 
     slots: Slots = Slots()
     version: str = ""
@@ -321,7 +323,7 @@ def encode_slots(slots: Slots) -> str:
 
 
 def decode_slots(text: str) -> Slots:
-    """The slots in `text`. Raises SlotsUnreadable: nobody may reboot while it is unknown who does."""
+    """The slots in `text`. Raises SlotsUnreadable: no node may reboot while the holders are unknown."""
     holders = tuple(_holder(one) for one in SLOTS_FORM.read(text).each("holders"))
     if len({holder.uid for holder in holders}) < len(holders):
         raise SLOTS_FORM.refused("a node is in them twice")
@@ -332,16 +334,16 @@ def _holder(body: Fields) -> SlotHolder:
     holder = SlotHolder(body.text("node"), body.text("uid"), body.text("bootId"), body.whole("since"))
     if not holder.uid:
         raise body.bad("uid", "a uid")
-    if holder.node in ("", ".", ".."):  # no Node is at such a path
+    if holder.node in ("", ".", ".."):  # such a name would change the path of the request
         raise body.bad("node", "the name of a node")
     return holder
 
 
-# What an idle rebooter looks at, and whether it is enough to go on being idle. Pure, and small on purpose.
+# Facts of the host, and of one decision
 
 
 class Snapshot(Struct, frozen=True):
-    """One look at the host: cheap, and all that an idle rebooter needs. `uptime_s` does not jump, as clocks do."""
+    """The host at one moment: all that an idle rebooter reads. `uptime_s` is in seconds and never jumps."""
 
     boot_id: str
     uptime_s: float
@@ -350,12 +352,15 @@ class Snapshot(Struct, frozen=True):
 
 
 def is_foreign(marker: Marker, node: str) -> bool:
-    """Whether the marker names another node."""
+    """True if the marker names another node."""
     return marker.node not in ("", node)
 
 
 def is_stale(snapshot: Snapshot, record: Record) -> bool:
-    """Whether the marker on the host is of an earlier boot."""
+    """True if the marker on the host is of an earlier boot.
+
+    A marker without a boot id counts as of the boot of the announced request.
+    """
     if snapshot.marker is None:
         return False
     boot = snapshot.marker.boot_id or (record.announced.boot_id if record.announced else "")
@@ -363,14 +368,14 @@ def is_stale(snapshot: Snapshot, record: Record) -> bool:
 
 
 def is_idle(snapshot: Snapshot, record: Record | None, node: str) -> bool:
-    """Whether there is nothing to ask the API server about. `record` is None where it cannot be read."""
+    """True if the rebooter needs no request to the API server. `record` is None if it cannot be read."""
     marker = snapshot.marker
     has_work = marker is not None and (marker.is_stale(snapshot.boot_id) or not is_foreign(marker, node))
     return not has_work and (record is None or record.is_empty)
 
 
 class RebootPolicy(Struct, frozen=True):
-    """What the user allows. Times in seconds, `grace_s` is how long a reboot command may take to take the host down."""
+    """The user's settings. Times in seconds; `grace_s` is how long the host may take to go down after the command."""
 
     node: str
     keys: NodeKeys
@@ -387,15 +392,15 @@ class RebootPolicy(Struct, frozen=True):
     dry_run: bool = False
 
     def is_automatic(self, reason: str) -> bool:
-        """Whether a reboot for `reason` needs no approval."""
+        """True if a reboot for `reason` needs no approval."""
         return self.auto_upgrade if reason == UPGRADE_REASON else self.auto_recover
 
 
 def is_granted(node: Node, keys: NodeKeys, boot_id: str, recorded: str | None) -> bool:
     """True if the Node has the grant for a reboot out of this boot, for the reason `recorded` on the host.
 
-    More accounts can write the annotations than the record. Where it cannot be read (None) the Node alone decides: only
-    for a caller that the grant holds back.
+    More accounts can write the annotations than the record. If the record cannot be read (None), the Node alone
+    decides: use that only if a grant stops the caller, as it stops a run that would take the node.
     """
     notes = node.annotations
     reason = notes.get(keys.reboot_in_progress) if keys.reboot_in_progress else None
@@ -405,10 +410,10 @@ def is_granted(node: Node, keys: NodeKeys, boot_id: str, recorded: str | None) -
 
 
 class RebootState(Struct, frozen=True):
-    """Everything one decision is made of. `node` is None where the Node does not exist.
+    """The facts of one decision. `node` is None if the Node does not exist.
 
-    `blockers` and `slots` are None as long as nobody asked for them. `driver_problem` is why the driver does not serve
-    its devices yet, "" when it does.
+    `blockers` and `slots` are None until a decision asks for them. `driver_problem` is why the driver does not serve
+    its devices yet, "" if it does. `is_here`: this host is the Node's machine. `wall_s` is in seconds since the epoch.
     """
 
     snapshot: Snapshot
@@ -423,12 +428,12 @@ class RebootState(Struct, frozen=True):
 
     @property
     def boot_id(self) -> str:
-        """This boot."""
+        """The id of this boot."""
         return self.snapshot.boot_id
 
     @property
     def request(self) -> RebootRequest | None:
-        """The request of this boot and node, None where there is none that may be acted on."""
+        """The request of this boot and node; None without one, or if the marker is stale or for another node."""
         marker = self.snapshot.marker
         if marker is None or self.is_stale or is_foreign(marker, self.policy.node):
             return None
@@ -436,12 +441,12 @@ class RebootState(Struct, frozen=True):
 
     @property
     def is_stale(self) -> bool:
-        """Whether the marker was written before this boot. An older operator's is of the boot it was announced in."""
+        """True if the marker is of an earlier boot. Markers of older operators have no boot id: see `is_stale`."""
         return is_stale(self.snapshot, self.record)
 
     @property
     def pending(self) -> Pending | None:
-        """The reboot under way: as recorded, else as far as the Node tells, which is enough to undo one only."""
+        """The reboot under way, from the record or else the Node; the Node's annotations are enough only to undo it."""
         node = self.node
         if self.record.pending is not None or node is None:
             return self.record.pending
@@ -459,18 +464,18 @@ class RebootState(Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """Why a reboot is required, "" where none is."""
+        """Why a reboot is required, "" if none is."""
         return self.request.reason if self.request is not None else ""
 
     @property
     def is_granted(self) -> bool:
-        """Whether Node and record have the grant for a reboot out of this boot."""
+        """True if Node and record have the grant for a reboot out of this boot."""
         return self.node is not None and is_granted(
             self.node, self.policy.keys, self.boot_id, self.record.granted(self.boot_id)
         )
 
     @property
     def holds_slot(self) -> bool:
-        """Whether this node holds a slot for a reboot out of this boot, as far as was asked."""
+        """True if this node holds a slot for a reboot out of this boot; False also while the slots are unread."""
         held = self.slots.slots.held_by(self.node.uid) if self.slots and self.node else None
         return held is not None and held.boot_id == self.boot_id
