@@ -1,8 +1,4 @@
-"""Files below the host root: paths that cannot leave it, atomic writes, and locks between runs.
-
-Owns what is read and written of the host's files, and the three ways to a writable view; `beneath` finds the way there.
-Knows nothing of drivers.
-"""
+"""Files below the host root: paths that cannot leave it, atomic writes, and locks between runs."""
 
 from __future__ import annotations
 
@@ -23,14 +19,14 @@ from msgspec.structs import asdict, replace
 from driver_manager.core.ports_base import Clock
 from driver_manager.domain.errors import ConfigError
 
-# Finds a path beneath a root by holding each folder open on the way: whatever is swapped meanwhile, nothing leads out.
+# Paths beneath a root. Each folder on the path stays open, so a replaced folder cannot lead outside the root.
 #
-# A name that was checked may be another file a moment later; an open folder stays what it is. So every component is
-# opened by its name in the folder before it, without following it; a symlink is read and walked like the rest of the
-# path; `..` is the folder that we came from. Sources: openat(2), path_resolution(7).
+# Another process may replace a file between a check of its name and its use; an open folder stays the same. So each
+# component is opened by name in the open folder before it, without following symlinks. A symlink is read and resolved
+# like the rest of the path. `..` is the previous open folder. Sources: openat(2), path_resolution(7).
 
 MAX_LINKS = 40
-"""As the kernel's own limit (path_resolution(7), ELOOP)."""
+"""The kernel's own limit (path_resolution(7), ELOOP)."""
 
 FOLDER_MODE = 0o755
 
@@ -38,16 +34,16 @@ _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Missing(Enum):
-    """What is done where a folder on the way is not there."""
+    """The handling of a missing folder on the path."""
 
     RAISE = "raise"
     MAKE = "make"
     STOP = "stop"
-    """The place is then the first name that is missing, in the last folder that is there."""
+    """The place is the first missing name, in the last existing folder."""
 
 
 class OpenEntry(Struct, frozen=True):
-    """A name in an open folder; `path` is how this process spells it, for messages. "." is the folder itself."""
+    """A name in an open folder; "." is the folder itself. `path` is its path in this process, for messages."""
 
     folder: int
     name: str
@@ -58,11 +54,11 @@ class OpenEntry(Struct, frozen=True):
 def place(
     root: Path, path: str, *, follow_last: bool = False, missing: Missing = Missing.RAISE
 ) -> Generator[OpenEntry, None, None]:
-    """Where `path` (absolute on the host) is beneath `root`; its folder stays open as long as the context.
+    """The place of `path` (absolute on the host) beneath `root`; its folder stays open within the context.
 
-    What is at the last name is not opened, and no symlink when it was looked at, with `follow_last`: whoever opens it
-    does so without following. Raises OSError: ELOOP for too many links, ENOTDIR, ENOENT with Missing.RAISE, and for a
-    path with NUL, which may come from JSON.
+    The entry at the last name is not opened. With `follow_last` it was not a symlink when checked; the caller must open
+    it without following symlinks. Raises OSError: ELOOP for too many links, ENOTDIR, ENOENT with Missing.RAISE and for
+    a path with NUL, which may come from JSON.
     """
     if "\0" in path:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -73,12 +69,12 @@ def place(
 
 
 def open_in(where: OpenEntry, flags: int, mode: int = 0) -> int:
-    """A descriptor of what is at the place, which must not be a symlink by now. Raises OSError."""
+    """A descriptor of the entry at the place. Raises OSError, also if the entry is a symlink."""
     return os.open(where.name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=where.folder)
 
 
 class _Walk:
-    """The folders from the root to where we are, all open, by name."""
+    """The open folders from the root to the current one, with their names."""
 
     def __init__(self, root: Path, path: str) -> None:
         self._root = root
@@ -106,7 +102,7 @@ class _Walk:
         return self._at(".")
 
     def _step(self, name: str, missing: Missing) -> bool:
-        """Into the folder `name`, or along the symlink; False where this is the end of the way."""
+        """Enter the folder `name`, or follow the symlink; False if `name` is the last component or missing."""
         is_last = not self._left
         try:
             descriptor = os.open(name, _LOOK, dir_fd=self._open[-1][0])
@@ -149,7 +145,7 @@ def _pieces(path: str) -> list[str]:
 
 
 def _made(parent: int, name: str) -> int:
-    """A new folder, or the one that somebody else made first; of the mode that is meant, whatever the umask."""
+    """A descriptor of a new folder with `FOLDER_MODE` regardless of the umask, or of one that already exists."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, FOLDER_MODE, dir_fd=parent)
         made = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
@@ -164,7 +160,7 @@ MAX_READ_BYTES = 64 * 1024
 
 MIN_FREE_BYTES = 64 * 1024
 MIN_FREE_INODES = 16
-"""More than the few files take that a run writes."""
+"""Free bytes and inodes that a write requires: more than the files of a run need."""
 
 OWN_ROOT = Path("/")
 
@@ -172,12 +168,12 @@ T = TypeVar("T")
 
 
 def resolve(root: Path, path: str, *, follow_last: bool = True) -> Path:
-    """`path` (absolute on the host) as a path of this process, every symlink resolved inside `root`.
+    """`path` (absolute on the host) as a path of this process, with every symlink resolved inside `root`.
 
-    By name, so true for the moment: for tools that take nothing else, and for messages. What this process reads and
-    writes itself goes by open folders (`beneath`).
+    Another process may replace a folder after this call: use the result only for tools, which need a name, and for
+    messages. Reads and writes of this process use open folders (`place`). Keeps missing components as written.
 
-    Raises OSError (ELOOP) for too many links. What does not exist is kept as written.
+    Raises OSError (ELOOP) for too many links.
     """
     done: list[str] = []
     left = [part for part in reversed(path.split("/")) if part not in ("", ".")]
@@ -214,7 +210,7 @@ class HostFiles:
 
     @property
     def is_own_root(self) -> bool:
-        """Whether the host's root is our own: what a tool looks for by itself it finds on the host then."""
+        """True if the host's root is this process's root, so that a tool's default paths are those of the host."""
         return self.root == OWN_ROOT
 
     def real(self, path: str) -> str:
@@ -223,7 +219,7 @@ class HostFiles:
         return "/" if inside == "." else f"/{inside}"
 
     def exists(self, path: str) -> bool:
-        """Whether something is there, be it a dangling symlink. Raises OSError."""
+        """True if `path` exists, also as a dangling symlink. Raises OSError."""
         try:
             with place(self.root, path) as where:
                 os.stat(where.name, dir_fd=where.folder, follow_symlinks=False)
@@ -232,10 +228,10 @@ class HostFiles:
         return True
 
     def read(self, path: str, most_bytes: int = MAX_READ_BYTES) -> str | None:
-        """The file's first 64 KiB (`most_bytes`) as text, None where there is no file. Raises OSError."""
+        """The first `most_bytes` of the file as text, None if it is missing. Raises OSError."""
         try:
             with place(self.root, path, follow_last=True) as where:
-                # Not blocking: a FIFO in the file's place must not hold the run.
+                # Non-blocking, so that a FIFO in place of the file cannot block the run.
                 descriptor = open_in(where, os.O_RDONLY | os.O_NONBLOCK)
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -245,7 +241,7 @@ class HostFiles:
             return file.read(most_bytes).decode(errors="replace")
 
     def names(self, path: str) -> list[str]:
-        """What is in the folder. Raises OSError."""
+        """The names in the folder. Raises OSError."""
         with place(self.root, path, follow_last=True) as where:
             folder = open_in(where, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -254,14 +250,14 @@ class HostFiles:
             os.close(folder)
 
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
-        """Replace the file atomically; a symlink in its place is replaced, not followed. Raises ConfigError."""
+        """Replace the file atomically; replace a symlink instead of following it. Raises ConfigError."""
         with _told(path):
             self._writable(path, lambda where: replace_in(where, text, mode), missing=Missing.MAKE)
 
     def why_not_writable(self, path: str, *, tries: bool = False) -> str:
-        """Why a small file at `path` cannot be replaced or removed, "" if it seems that it can. Writes nothing.
+        """Why a small file at `path` cannot be replaced or removed, "" if no obstacle is found. Writes nothing.
 
-        `tries`: write a file in its folder, rename it and remove it, which also finds quotas and security modules.
+        With `tries`, write a file in its folder, rename and remove it, which also detects quotas and security modules.
         """
         try:
             return self._writable(path, lambda where: _why_not(where, path, tries=tries), missing=Missing.STOP)
@@ -269,7 +265,7 @@ class HostFiles:
             return f"{path} cannot be written: {error.strerror}"
 
     def why_no_lock(self, path: str) -> str:
-        """Why `open_lock` would fail at `path`, "" if it seems that it would not. Writes nothing."""
+        """Why `open_lock` would fail at `path`, "" if no obstacle is found. Writes nothing."""
         try:
             with place(self.root, path) as where:
                 file = open_in(where, os.O_RDONLY | os.O_NONBLOCK)
@@ -282,34 +278,34 @@ class HostFiles:
         return f"{path} is a folder" if is_folder else ""
 
     def create(self, path: str, text: str, mode: int = 0o644) -> bool:
-        """Whether the file was made, whole: False where something is there already. Raises ConfigError."""
+        """Create the file atomically; False if `path` already exists. Raises ConfigError."""
         with _told(path):
             return self._writable(path, lambda where: _create(where, text, mode), missing=Missing.MAKE)
 
     def put_aside(self, path: str, name: str) -> None:
-        """Rename the file within its folder, over what is called `name` there. Raises OSError."""
+        """Rename the file to `name` in its folder, replacing an existing one. Raises OSError."""
         self._writable(path, lambda where: _rename(where, where.name, name))
 
     def put_back(self, path: str, name: str) -> None:
-        """Undo `put_aside`; where there is a file at `path` again, that one stays. Raises OSError."""
+        """Undo `put_aside`. If `path` exists again, keep that file and remove the renamed one. Raises OSError."""
         self._writable(path, lambda where: _put_back(where, name))
 
     def open_lock(self, path: str) -> int:
-        """A descriptor of the file for flock(2); it is made if it is not there. Raises OSError."""
+        """A descriptor of the file for flock(2). Creates a missing file. Raises OSError."""
         flags = os.O_RDONLY | os.O_CREAT | os.O_NONBLOCK
         return self._writable(path, lambda where: open_in(where, flags, 0o600), missing=Missing.MAKE)
 
     def open_folder(self, path: str) -> int:
-        """A descriptor of the folder on a view that can be written; it is made if it is not there. Raises OSError."""
-        # The place of any name in it: what is held open is the folder.
+        """A descriptor of the folder on a writable view. Creates a missing folder. Raises OSError."""
+        # Any name serves: its place holds the folder open.
         return self._writable(f"{path.rstrip('/')}/any", _open_writable, missing=Missing.MAKE)
 
     def touch(self, path: str) -> None:
-        """Set the file's time of modification to now. Raises OSError."""
+        """Set the file's modification time to now. Raises OSError."""
         self._writable(path, lambda where: os.utime(where.name, dir_fd=where.folder, follow_symlinks=False))
 
     def written_s(self, path: str) -> float | None:
-        """When the file was written, in seconds since the epoch; None where there is none, or no `path`."""
+        """The file's modification time in seconds since the epoch; None if it is missing or `path` is ""."""
         if not path:
             return None
         try:
@@ -319,15 +315,15 @@ class HostFiles:
             return None
 
     def remove(self, path: str) -> None:
-        """Remove the file or symlink, if it is there. Raises OSError."""
+        """Remove the file or symlink if it exists. Raises OSError."""
         with contextlib.suppress(FileNotFoundError):
             self._writable(path, lambda where: _unlink(where, where.name))
 
     def _writable(self, path: str, act: Callable[[OpenEntry], T], *, missing: Missing = Missing.RAISE) -> T:
-        """`act` on the first view of `path` that is not read-only.
+        """The result of `act` on the first view of `path` that is not read-only.
 
         The contract mounts the host's root read-only at /host and, in its second generation, the vendor's folder
-        read-write at its own path. Where neither can be written, pid 1's root is the host's own view.
+        read-write at its own path. If neither is writable, use pid 1's root, which is the host's own view.
         """
         roots = [self.root]
         if self.root != OWN_ROOT and self._is_own_too(path):
@@ -341,13 +337,13 @@ class HostFiles:
                     raise
                 refused = error
         host_view = self._proc / "1" / "root"
-        if not os.path.isdir(host_view):  # noqa: PTH112  # False, not an error, where we may not look
+        if not os.path.isdir(host_view):  # noqa: PTH112  # False, not an error, without permission
             raise refused
         with place(host_view, path, missing=missing) as where:
             return act(where)
 
     def _is_own_too(self, path: str) -> bool:
-        """Whether the folder of `path`, or the last one on the way there, is at the same path among our own files."""
+        """True if the folder of `path`, or its last existing parent, is the same folder below this process's root."""
         last = Missing.STOP
         with (
             contextlib.suppress(OSError),
@@ -360,7 +356,7 @@ class HostFiles:
 
 @contextmanager
 def _told(path: str) -> Generator[None, None, None]:
-    """Raises ConfigError for an OSError while `path` is written."""
+    """Translate an OSError while `path` is written. Raises ConfigError."""
     try:
         yield
     except OSError as error:
@@ -371,7 +367,7 @@ def _told(path: str) -> Generator[None, None, None]:
 
 
 def _why_not(where: OpenEntry, path: str, *, tries: bool) -> str:
-    """Why no file can take the place, which is `path` on the host or the first of it that is missing.
+    """Why no file can be written at the place, "" if it can. The place is `path` or its first missing component.
 
     Raises OSError, EROFS for a read-only file system.
     """
@@ -387,7 +383,7 @@ def _why_not(where: OpenEntry, path: str, *, tries: bool) -> str:
     free_bytes = status.f_bavail * status.f_frsize
     if free_bytes < MIN_FREE_BYTES:
         return f"the file system of {path} has only {free_bytes} bytes left"
-    if status.f_files and status.f_favail < MIN_FREE_INODES:  # file systems without a table of inodes report 0 of them
+    if status.f_files and status.f_favail < MIN_FREE_INODES:  # file systems without an inode table report f_files 0
         return f"the file system of {path} has only {status.f_favail} inodes left"
     if tries:
         _try(where)
@@ -397,7 +393,7 @@ def _why_not(where: OpenEntry, path: str, *, tries: bool) -> str:
 def _refuse_kept(where: OpenEntry) -> None:
     """Raise OSError for a file that can be neither replaced nor removed: immutable, append-only or a mount point.
 
-    rmdir(2) checks what unlink(2) and rename(2) check, before it refuses to remove what is not a folder.
+    rmdir(2) makes the same checks as unlink(2) and rename(2) before it refuses a file that is not a folder.
     """
     try:
         os.rmdir(where.name, dir_fd=where.folder)
@@ -411,7 +407,7 @@ def _refuse_kept(where: OpenEntry) -> None:
 
 
 def mount_id(descriptor: int) -> str:
-    """The mount of an open file (proc(5), fdinfo)."""
+    """The `mnt_id:` line of an open file (proc(5), fdinfo)."""
     lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
     return next(line for line in lines if line.startswith("mnt_id:"))
 
@@ -428,7 +424,7 @@ def _try(where: OpenEntry) -> None:
 
 
 def _open_writable(where: OpenEntry) -> int:
-    """The folder of the place. Raises OSError (EROFS) on a read-only file system."""
+    """A descriptor of the folder of the place. Raises OSError (EROFS) on a read-only file system."""
     folder = open_in(replace(where, name="."), os.O_RDONLY | os.O_DIRECTORY)
     if os.fstatvfs(folder).f_flag & os.ST_RDONLY:
         os.close(folder)
@@ -437,14 +433,14 @@ def _open_writable(where: OpenEntry) -> int:
 
 
 def _put_back(where: OpenEntry, aside: str) -> None:
-    # Never over a file that somebody made meanwhile, and never without one of the two names.
+    # Link first, then unlink: a new file stays, and one of the two names always exists.
     with contextlib.suppress(FileExistsError):
         _link(where, aside, where.name)
     _unlink(where, aside)
 
 
 def replace_file(target: Path, text: str, mode: int = 0o644) -> None:
-    """Give `target`, a path of this process, this content, whole or not at all; a symlink in its place is replaced.
+    """Write `text` to `target`, a path of this process, atomically; replace a symlink instead of following it.
 
     Raises OSError.
     """
@@ -453,7 +449,7 @@ def replace_file(target: Path, text: str, mode: int = 0o644) -> None:
 
 
 def replace_in(where: OpenEntry, text: str, mode: int) -> None:
-    """Give the file at the place this content, whole or not at all; a symlink there is replaced. Raises OSError."""
+    """Write `text` to the file at the place atomically; replace a symlink instead of following it. Raises OSError."""
     temporary = _written_beside(where, text, mode)
     try:
         _rename(where, temporary, where.name)
@@ -464,7 +460,7 @@ def replace_in(where: OpenEntry, text: str, mode: int) -> None:
 
 
 def _create(where: OpenEntry, text: str, mode: int) -> bool:
-    """Whether a file was made at the place with this content: False where something is already. Raises OSError."""
+    """Create a file with `text` at the place atomically; False if the place is taken. Raises OSError."""
     temporary = _written_beside(where, text, mode)
     try:
         _link(where, temporary, where.name)
@@ -477,9 +473,9 @@ def _create(where: OpenEntry, text: str, mode: int) -> bool:
 
 
 def _link(where: OpenEntry, source: str, target: str) -> None:
-    """Give a file of the folder a second name, which must be free; where there are no links, its only one.
+    """Link the file `source` of the folder to the free name `target`; on a file system without links, rename it.
 
-    Raises OSError (EEXIST).
+    Raises OSError, EEXIST if the name is taken.
     """
     try:
         os.link(source, target, src_dir_fd=where.folder, dst_dir_fd=where.folder, follow_symlinks=False)
@@ -502,7 +498,7 @@ def _unlink(where: OpenEntry, name: str) -> None:
 
 
 def _written_beside(where: OpenEntry, text: str, mode: int) -> str:
-    """The name of a new file with `text` in the folder of the place, on disk."""
+    """Write `text` to a new file in the folder of the place and sync it; its name. Raises OSError."""
     temporary = _random_name(where)
     beside = replace(where, name=temporary)
     descriptor = open_in(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -519,7 +515,7 @@ def _written_beside(where: OpenEntry, text: str, mode: int) -> str:
 
 
 def _random_name(where: OpenEntry) -> str:
-    """A name beside that of the place, which no other file has."""
+    """An unused name in the folder of the place."""
     return f".{where.name}.{os.urandom(6).hex()}"
 
 
@@ -531,14 +527,14 @@ def _sync_folder(where: OpenEntry) -> None:
         os.close(folder)
 
 
-# The lock on the host by which a reconcile, health-watch and the rebooter keep out of each other's way.
+# The work lock: a reconcile, health-watch and the rebooter exclude each other with it.
 #
-# A flock(2) on a file under /run: whoever dies lets go of it, whatever killed it and whichever namespaces it was in.
+# The lock is a flock(2) on a file under /run. The kernel releases it when the process dies, in any namespace.
 
 POLL_S = 0.02
 
 MOMENT_S = 1.0
-"""Nobody is alone for longer: whoever holds the lock then works on the driver, and is not another health-watch."""
+"""Seconds that `alone` waits. Health-watch holds the lock for less, so a longer holder works on the driver."""
 
 
 class WorkLock:
@@ -550,16 +546,16 @@ class WorkLock:
 
     @contextmanager
     def working(self, clock: Clock, timeout_s: float) -> Generator[bool, None, None]:
-        """Held while the driver is worked on; others who work may hold it too. Yields whether it is held.
+        """Hold the lock shared, with other runs that work on the driver. Yields True if it is held.
 
-        It is waited for `timeout_s` seconds, as health-watch holds it alone only for moments. Raises OSError.
+        Waits up to `timeout_s` seconds, as health-watch holds it exclusively for moments only. Raises OSError.
         """
         with self._held(fcntl.LOCK_SH, clock, timeout_s) as held:
             yield held
 
     @contextmanager
     def alone(self, clock: Clock, timeout_s: float | None = None) -> Generator[bool, None, None]:
-        """Held by nobody else. Yields whether it is held: it is not where somebody works. Raises OSError."""
+        """Hold the lock exclusively. Yields True if it is held, False if a run works on the driver. Raises OSError."""
         with self._held(fcntl.LOCK_EX, clock, MOMENT_S if timeout_s is None else timeout_s) as held:
             yield held
 
@@ -582,12 +578,12 @@ def _lock(descriptor: int, how: int) -> bool:
     return False
 
 
-# What it means that the host refuses a file of the driver to us: one error, for all who read and change them.
+# The error for a file of the driver that the host refuses to read or change.
 
 
 @contextmanager
 def translated(path: str) -> Generator[None, None, None]:
-    """A ConfigError that names `path` in place of an OSError."""
+    """Translate an OSError. Raises a ConfigError that names `path`."""
     try:
         yield
     except OSError as error:
@@ -602,14 +598,14 @@ def refused(path: str | bytes, error: OSError) -> ConfigError:
     )
 
 
-# renameat2(2) with RENAME_EXCHANGE: two names change places in one operation, so that neither is ever missing.
+# renameat2(2) with RENAME_EXCHANGE swaps two names in one operation, so that neither is ever missing.
 
 RENAME_EXCHANGE = 2
 """include/uapi/linux/fs.h"""
 
 
 def exchange(folder: int, name: str, other_folder: int, other: str) -> None:
-    """Let the two names, each in an open folder, change places. Raises OSError: EINVAL where there is no such thing."""
+    """Swap two names, each in an open folder. Raises OSError: EINVAL if the file system does not support it."""
     import ctypes  # noqa: PLC0415  # half a MiB that few runs need
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -618,11 +614,11 @@ def exchange(folder: int, name: str, other_folder: int, other: str) -> None:
         raise OSError(number, os.strerror(number), name, None, other)
 
 
-# Where this process sees the host, and the plain facts that everybody asks for. Changes nothing.
+# The host's roots in this process, and common facts of the host.
 
 
 class HostRoots(Struct, frozen=True):
-    """Where this process sees the host: its root, /proc, /sys and /dev."""
+    """The paths of the host's root, /proc, /sys and /dev in this process."""
 
     root: Path
     proc: Path
@@ -634,12 +630,12 @@ class HostRoots(Struct, frozen=True):
         return HostFiles(self.root, self.proc)
 
     def to_document(self) -> dict[str, str]:
-        """For another interpreter of this version."""
+        """The roots as JSON, for another process of the same version."""
         return {name: str(path) for name, path in asdict(self).items()}
 
     @classmethod
     def from_document(cls, document: Mapping[str, str]) -> HostRoots:
-        """What `to_document` made."""
+        """The roots from `to_document`."""
         return cls(**{name: Path(path) for name, path in document.items()})
 
 

@@ -1,4 +1,4 @@
-"""Health-watch's marks on the host, and its tasks that run in short-lived processes."""
+"""Health-watch's files on the host, and its tasks that run in short-lived processes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class HostMarks(DriverFiles):
         path, text = self._paths.reboot_marker, encode_marker(marker)
         if self._files.create(path, text):
             return
-        # Another program wrote one first, or it is health-watch's own of an earlier boot, which alone is replaced.
+        # A marker exists. Replace it only if it is health-watch's own from an earlier boot.
         current, problem = read_marker(self._files, path)
         if current is None and not problem:
             raise ConfigError(
@@ -89,13 +89,13 @@ class HostMarks(DriverFiles):
             self._files.touch(self._paths.health_record)
 
     def note_return(self) -> Outage | None:
-        """See the port. The driver's files show when it came: health-watch looks only once per interval."""
+        """See the port. Uses the times of the driver's files, as health-watch looks only once per interval."""
         paths = self._paths
         recorded_s, ready_s = (self._files.written_s(path) for path in (paths.state_file, paths.ready_marker))
         return RunFiguresFile(self._files, paths).returned(recorded_s, ready_s, self._clock.wall())
 
     def touched_s(self) -> float | None:
-        """When `remember` or `touch` was called last, in seconds since the epoch; None if there is no record."""
+        """Time of the last `remember` or `touch`, in seconds since the epoch; None if there is no record."""
         return self._files.written_s(self._paths.health_record)
 
     def _seen(self, *, is_reconciling: bool) -> Surroundings:
@@ -117,7 +117,7 @@ class HostMarks(DriverFiles):
         )
 
     def _mute(self) -> tuple[Mute | None, str]:
-        """The mute in the host's file, or why it cannot be read; neither if there is no file."""
+        """The mute in the host's file, or why it cannot be read; (None, "") if the file is missing."""
         path = self._paths.mute_file
         try:
             text = self._files.read(path)
@@ -142,7 +142,7 @@ class HostMarks(DriverFiles):
         return PurePosixPath(self._paths.ready_withdrawn).name
 
 
-# The NodeNotifier and the EvidenceKeeper port, by short-lived processes, each with its timeout.
+# The NodeNotifier and EvidenceKeeper ports. Short-lived processes do the tasks, each with a timeout in seconds.
 
 MUTE_S = 10.0
 REPORT_S = 20.0

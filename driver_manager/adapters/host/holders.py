@@ -1,9 +1,9 @@
 """Processes that have a device open, read from /proc.
 
-`psutil.open_files()` lists regular files only, so descriptors are read here; long names of processes come from psutil.
-A process may end or be hidden (hidepid) at any moment: what cannot be read is passed over. What is read of a process
-that is stuck in a driver may never come: every look is taken in a disposable child, and who does not answer is named.
-Sources: proc(5); cgroup names of the kubelet (pkg/kubelet/cm) with the systemd and cgroupfs drivers.
+`psutil.open_files()` lists regular files only, so this module reads descriptors itself; psutil supplies long process
+names. A process may end or be hidden (hidepid) at any moment, so unreadable entries are skipped. A read of a process
+that is stuck in a driver may never return: a disposable child makes each read, and the result names the processes that
+do not answer. Sources: proc(5); cgroup names of the kubelet (pkg/kubelet/cm) with the systemd and cgroupfs drivers.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from driver_manager.domain.host import UNREAD, Holder
 _POD = re.compile(
     r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})(?![0-9a-f])"
 )
-"""A pod's uid; that of a static pod is a hash of its manifest."""
+"""A pod's uid. The uid of a static pod is a hash of its manifest."""
 _CONTAINER = re.compile(r"([0-9a-f]{64})")
 _SERVICE = re.compile(r"/system\.slice/(?:[^/\n]+\.slice/)*([^/\n]+\.service)(?![^/\n])")
-"""A unit of systemd, wherever the reader's own cgroup is (systemd.slice(5))."""
+"""A systemd unit, relative to any cgroup root of the reader (systemd.slice(5))."""
 OPEN, MAPPED = "open", "mapped"
 GONE = "(gone)"
 DELETED = " (deleted)"
 NAMES_S = 5.0
 NAME = 3
-"""Its place among what is said of a process."""
+"""Index of the process name in the lines of `_described`."""
 COMM_LETTERS = 15
-"""A kernel's name of a process has no more (TASK_COMM_LEN, proc(5)): one of so many may go on."""
+"""Maximum length of the kernel's process name (TASK_COMM_LEN, proc(5)). A name of this length may be cut."""
 
 Nodes = dict[str, int | None]
-"""Device numbers by path, None for what is no device."""
+"""Device numbers by path, None for a file that is not a character device."""
 
 
 LOOK_S = 20.0
-"""For one look at all processes, thousands of them on a slow machine."""
+"""Seconds for one look at all processes: a slow machine may have thousands."""
 STALL_S = 2.0
-"""A process that says nothing for so long does not answer: it is left out, and the look goes on after it."""
+"""Seconds without a line after which a process is skipped."""
 
 
 class Looks(Struct):
-    """What looks at processes have in common: when to stop, and who did not answer, who is not asked again.
+    """Shared state of several looks at processes: the time that is left, and the processes that did not answer.
 
-    `left`: how many processes there was no time for.
+    `unread` has the pids that did not answer and are not read again. `left` counts processes that the time excluded.
     """
 
     is_ending: Callable[[], bool] = lambda: False
@@ -62,7 +62,7 @@ class Looks(Struct):
     left: int = 0
 
     def at(self, pids: Iterable[int], ask: Callable[[int], Iterable[str]]) -> dict[int, list[str]]:
-        """What `ask` says of each process in a disposable child: it may stand still in the kernel for ever."""
+        """The lines of `ask` by pid, from a disposable child, as a read may block in the kernel without end."""
         end_s = time.monotonic() + self.timeout_s
         asked = each_within(
             self.timeout_s, STALL_S, [pid for pid in pids if pid not in self.unread], ask, self.is_ending
@@ -76,11 +76,10 @@ class Looks(Struct):
 def find_holders(
     proc: Path, dev: Path, patterns: tuple[str, ...], *, enough: int | None = None, looks: Looks | None = None
 ) -> tuple[Holder, ...]:
-    """Every process that uses one of the device nodes in `patterns` (as /dev/rbln*), by pid.
+    """Every process that uses a device node that matches `patterns` (as /dev/rbln*), by pid.
 
-    Mappings are read only where open files explain fewer than `enough` users (None: always): they cost most. A process
-    whose /proc does not answer is among them, as one that could not be read. Raises ConfigError where `proc` shows no
-    process at all.
+    Reads mappings, the slowest part, only if fewer than `enough` open files are found (None: always). Includes
+    processes whose /proc does not answer, with `how` UNREAD. Raises ConfigError if `proc` shows no process at all.
     """
     if not any(name == "self" or name.isdigit() for name in _listed(proc)):
         raise ConfigError(f"{proc} shows no process", "Run as root with the host's /proc (PROC_ROOT).")
@@ -97,7 +96,7 @@ def find_holders(
     unread = sorted(looks.unread & set(pids) - {pid for pid, _ in found})
     described = _descriptions(proc, sorted({pid for pid, _ in found} | set(unread)))
     holders = [_holder(pid, node, how, described.get(pid, [])) for (pid, node), how in sorted(found.items())]
-    # Nobody is evicted for what may be so: no pod is named.
+    # Name no pod: an unread process is no reason to evict one.
     holders += [replace(_holder(pid, "", UNREAD, described.get(pid, [])), pod_uid="") for pid in unread]
     if looks.left:
         holders.append(Holder(0, f"{looks.left} more process(es)", "", UNREAD))
@@ -113,7 +112,7 @@ def _nodes(dev: Path, patterns: tuple[str, ...]) -> list[Path]:
 
 
 def _device(node: Path) -> int | None:
-    """The device number of a node, None for what is none."""
+    """The device number of a character device, None for any other file."""
     try:
         status = node.stat()
     except OSError:
@@ -134,8 +133,11 @@ def _open_nodes(process: Path, nodes: Nodes) -> set[str]:
 
 
 def _node_of(link: str, nodes: Nodes) -> Iterator[str]:
-    """The device node that a descriptor leads to. Only what lies in a /dev or has a node's name is looked at, by its
-    device number: a stat of every file is slow, and one on a dead network file system never returns."""
+    """The device node that the descriptor `link` leads to, if any.
+
+    Compares device numbers only for targets below /dev or with the name of a node: a stat of every file is slow, and a
+    stat on a dead network file system never returns.
+    """
     try:
         target = os.readlink(link)  # noqa: PTH115  # a hundred thousand of them
     except OSError:
@@ -167,7 +169,7 @@ def _mapped_nodes(process: Path, nodes: Nodes) -> set[str]:
     found: set[str] = set()
     for line in text.splitlines():
         words = line.decode(errors="replace").split(None, 5) or [""]
-        # A node that was made anew leaves its old mappings marked so.
+        # The kernel marks mappings of a device node that was replaced as deleted.
         span, name = words[0], words[-1].removesuffix(DELETED)
         if name in nodes:
             found.add(name)
@@ -177,9 +179,9 @@ def _mapped_nodes(process: Path, nodes: Nodes) -> set[str]:
 
 
 def _descriptions(proc: Path, pids: list[int]) -> dict[int, list[str]]:
-    """What `_described` says of each process, with its whole name where that may be longer.
+    """The lines of `_described` by pid, and the whole name of each process whose name may be cut.
 
-    That comes last: whose process it is decides over a run, and must not wait for a name.
+    Reads whole names last: the run depends on the owner of a process, which must not wait for a name.
     """
     described = Looks(timeout_s=NAMES_S).at(pids, partial(_described, proc))
     longer = [pid for pid, said in described.items() if len(said) > NAME and len(said[NAME]) >= COMM_LETTERS]
@@ -189,7 +191,7 @@ def _descriptions(proc: Path, pids: list[int]) -> dict[int, list[str]]:
 
 
 def _described(proc: Path, pid: int) -> Iterator[str]:
-    """Pod uid, container, unit and the kernel's name of a process."""
+    """Pod uid, container id, systemd unit and the kernel's name of a process."""
     cgroups = _cgroups(proc / str(pid))
     yield from _pod_and_container(cgroups)
     service = _SERVICE.search(cgroups)
@@ -199,11 +201,11 @@ def _described(proc: Path, pid: int) -> Iterator[str]:
 
 
 def _whole_name(proc: Path, pid: int) -> Iterator[str]:
-    """The name of a process, its end too: what that is read from may not answer (cmdline)."""
-    import psutil  # noqa: PLC0415  # 2 MiB, and seconds where the processor is not ours
+    """The uncut name of a process. Its source, cmdline, may not answer."""
+    import psutil  # noqa: PLC0415  # 2 MiB, and seconds on a busy processor
 
     psutil.PROCFS_PATH = str(proc)
-    with contextlib.suppress(psutil.Error, OSError, ValueError, IndexError):  # psutil believes every stat that it gets
+    with contextlib.suppress(psutil.Error, OSError, ValueError, IndexError):  # psutil does not validate a stat file
         yield psutil.Process(pid).name()
 
 
@@ -214,7 +216,7 @@ def _holder(pid: int, node: str, how: str, described: list[str]) -> Holder:
 
 
 def whose(process: Path) -> tuple[str, str]:
-    """Pod uid and container id of a process by its cgroup; each "" where the cgroup names none."""
+    """Pod uid and container id in the cgroup of a process; each "" if the cgroup has none."""
     return _pod_and_container(_cgroups(process))
 
 
@@ -231,9 +233,9 @@ def _pod_and_container(text: str) -> tuple[str, str]:
 
 
 def bound_to(proc: Path, devices: frozenset[str], looks: Looks | None = None) -> tuple[tuple[int, str], ...]:
-    """(pid, pod uid) of processes in a pod whose own mounts still show one of the file systems (`major:minor`).
+    """(pid, pod uid) of one process in each pod whose mounts still show one of the file systems (`major:minor`).
 
-    One for each pod. Processes that do not answer are left out, and are in `looks`.
+    Skips processes that do not answer and adds them to `looks`.
     """
     found: dict[str, int] = {}
     for pid, pods in (looks or Looks()).at(_pids(proc), partial(_pod_bound, proc, devices)).items():
@@ -251,12 +253,12 @@ def _pod_bound(proc: Path, devices: frozenset[str], pid: int) -> Iterator[str]:
             yield pod_uid
 
 
-# The host's namespaces: what is run in its mounts sees the host's files and mounts, not the container's.
+# The host's namespaces. A command in the host's mount namespace sees the host's files and mounts.
 
 MOUNTS = {"mnt": "--mount"}
 ALL = {**MOUNTS, "ipc": "--ipc", "uts": "--uts", "net": "--net", "pid": "--pid"}
-"""By their names below /proc/pid/ns, as nsenter(1) calls them. reboot(2) ends only its own pid namespace, so that one
-has to be the host's."""
+"""Options of nsenter(1) by name below /proc/pid/ns. reboot(2) ends only the caller's pid namespace, so a reboot needs
+the host's."""
 
 
 HOST_PATHS = (
@@ -270,30 +272,30 @@ HOST_PATHS = (
     "/run/current-system/sw/bin",
     "/opt/bin",
 )
-"""Where hosts keep their programs, NixOS and Flatcar among them."""
+"""Program folders of hosts, including NixOS and Flatcar."""
 
 
 def host_path() -> dict[str, str]:
-    """The environment by which a host's program is found among the host's mounts: after ours, the hosts' folders."""
+    """An environment with a PATH of this process's folders, then `HOST_PATHS`, to find programs of the host."""
     ours = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return {"PATH": os.pathsep.join(dict.fromkeys((*ours, *HOST_PATHS)))}
 
 
 def in_host_mounts(proc: Path) -> list[str]:
-    """Words to put before a command so that it runs among the host's mounts; none where we are there already.
+    """The argv prefix that runs a command in the host's mount namespace; empty if this process is in it.
 
-    Raises ModuleFailed where we may not look: what is done among our own mounts would not reach the host.
+    Raises ModuleFailed if the namespace cannot be read: a command in the container's mounts would not affect the host.
     """
     return _entering(proc, MOUNTS)
 
 
 def mount_namespace(proc: Path) -> Path | None:
-    """The host's mounts, None where they are ours. Raises ModuleFailed as `in_host_mounts`."""
+    """Path of the host's mount namespace, None if this process is in it. Raises ModuleFailed as `in_host_mounts`."""
     return None if _is_ours(proc, "mnt") else proc / "1/ns/mnt"
 
 
 def is_of_a_kernel(proc: Path) -> bool:
-    """Whether this /proc is a kernel's; that of a sandbox is a folder of files, and so are its mounts."""
+    """True if `proc` is a kernel's /proc; that of a sandbox is a folder of regular files, without real mounts."""
     try:
         os.lstat(proc / "1/ns/mnt")
     except FileNotFoundError:
@@ -304,7 +306,7 @@ def is_of_a_kernel(proc: Path) -> bool:
 
 
 def in_host(proc: Path) -> list[str]:
-    """The same for all namespaces of the host's first process. Raises ModuleFailed."""
+    """The argv prefix that runs a command in all namespaces of the host's first process. Raises ModuleFailed."""
     return _entering(proc, ALL)
 
 

@@ -1,4 +1,4 @@
-"""Kernel modules: what is loaded, what a driver root offers, and rmmod, modprobe and insmod."""
+"""Kernel modules: the loaded ones, those that a driver root offers, and rmmod, modprobe and insmod."""
 
 from __future__ import annotations
 
@@ -28,10 +28,8 @@ from driver_manager.domain.errors import ConfigError, ModuleBusy, ModuleFailed, 
 from driver_manager.domain.host import DriverSource, MissingFirmware, Module, ModuleFile
 from driver_manager.domain.profile import LoadScope, Modules, RootsNeeded, closure, is_own
 
-# Which symbols a module file needs from others: the undefined ones of its ELF symbol table.
-#
-# Own reader, because it is one table of one format: a kernel module is a relocatable ELF file of the kernel's own word
-# size and byte order. Source: elf(5).
+# ELF symbol table of a module file. A kernel module is a relocatable ELF file of the kernel's word size and byte order.
+# Source: elf(5).
 
 _ELF64_LITTLE = b"\x7fELF\x02\x01"
 _SYMTAB = 2
@@ -41,26 +39,26 @@ _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 MAX_BYTES = 512 * 1024 * 1024
 MAX_NAME_BYTES = 1024
-"""The kernel's own limit is 512 (KSYM_NAME_LEN): a longer one is none."""
+"""Maximum length of a symbol name, in bytes. The kernel's own limit is 512 (KSYM_NAME_LEN)."""
 
 
 def needed_symbols(path: Path) -> frozenset[str] | None:
-    """Names that must be exported by somebody for the module to load; None for what cannot be read as one.
+    """Symbols that another module or the kernel must export; None if the file cannot be read as a module.
 
-    Weak symbols do not count. Not read: zstd-compressed modules and big-endian or 32-bit kernels.
+    Weak symbols do not count. Zstd-compressed modules and modules of big-endian or 32-bit kernels cannot be read.
     """
     symbols = _symbols(path)
     return None if symbols is None else frozenset(name for name, is_needed in symbols if is_needed)
 
 
 def exported_symbols(path: Path) -> frozenset[str]:
-    """Names that the module exports (EXPORT_SYMBOL leaves `__ksymtab_NAME`); none for what cannot be read."""
+    """Symbols that the module exports (EXPORT_SYMBOL defines `__ksymtab_NAME`); empty if it cannot be read."""
     names = (name for name, _ in _symbols(path) or ())
     return frozenset(name.removeprefix(_EXPORT) for name in names if name.startswith(_EXPORT))
 
 
 def _symbols(path: Path) -> list[tuple[str, bool]] | None:
-    """(name, whether it is an undefined global) of the module's symbols; None for what is no module."""
+    """The module's symbols, each as (name, True if it is an undefined global); None if the file is not a module."""
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -87,7 +85,7 @@ def _table(data: bytes) -> Iterator[tuple[str, bool]]:
     if size < _SECTION.size or not count:
         raise ValueError("no section headers")
     sections = [_SECTION.unpack_from(data, table + number * size) for number in range(count)]
-    # An object file has one (elf(5)); a thousand that share their bytes would be read for an hour.
+    # An object file has one table (elf(5)). A thousand tables that share their bytes would take an hour to read.
     tables = [section for section in sections if section[1] == _SYMTAB]
     if len(tables) > 1:
         raise ValueError("more than one symbol table")
@@ -101,18 +99,18 @@ def _table(data: bytes) -> Iterator[tuple[str, bool]]:
                 yield text, section == 0 and info >> 4 == _GLOBAL
 
 
-# Where this kernel looks for the firmware that a module asks for, which is never in a driver root by itself.
+# Firmware files of modules.
 #
-# The kernel opens these paths among the mounts of the first process, whoever loads the module, and the file may be
-# compressed. Source: drivers/base/firmware_loader/main.c (fw_path, fw_get_filesystem_firmware). Changes nothing but
-# that path.
+# The kernel opens these paths in the mount namespace of the first process, regardless of the process that loads the
+# module. It does not search a driver root. The file may be compressed. Source: drivers/base/firmware_loader/main.c
+# (fw_path, fw_get_filesystem_firmware).
 
 FIRMWARE_OF_A_ROOT = "lib/firmware"
 SUFFIXES = ("", ".zst", ".xz")
 
 
 def custom_firmware_path(sys_root: Path) -> str | None:
-    """The folder that firmware_class.path names, "" where it names none, None where this kernel has no such thing."""
+    """The folder in firmware_class.path, "" if it is not set, None if this kernel does not have the parameter."""
     try:
         return _parameter(sys_root).read_text(errors="replace").strip()
     except OSError:
@@ -120,7 +118,7 @@ def custom_firmware_path(sys_root: Path) -> str | None:
 
 
 def set_firmware_path(sys_root: Path, path: str) -> None:
-    """Let firmware_class.path name `path`: without a line feed, which would be part of it. Raises ModuleFailed."""
+    """Set firmware_class.path to `path`, without a line feed, which would become part of it. Raises ModuleFailed."""
     try:
         _parameter(sys_root).write_text(path)
     except OSError as error:
@@ -134,9 +132,9 @@ def _parameter(sys_root: Path) -> Path:
 
 
 def firmware_search_path(sys_root: Path, kernel: str, wanted: str) -> tuple[str, ...]:
-    """The folders of the host in which the kernel looks, in its order: the one that firmware_class.path names first.
+    """The folders of the host in which the kernel looks for firmware, in its order: firmware_class.path is the first.
 
-    `wanted` is what it is to name by the time of the load, "" where that is left as it is.
+    `wanted` is the value of firmware_class.path at the time of the load, "" if the run does not change it.
     """
     custom = wanted or custom_firmware_path(sys_root)
     base = f"/{FIRMWARE_OF_A_ROOT}"
@@ -144,18 +142,18 @@ def firmware_search_path(sys_root: Path, kernel: str, wanted: str) -> tuple[str,
 
 
 def has_firmware(files: HostFiles, folders: tuple[str, ...], name: str) -> bool:
-    """Whether one of `folders` has the file, or one that a pattern in its place means (MODULE_FIRMWARE takes both)."""
+    """True if one of `folders` has the file, or a file that matches the pattern (MODULE_FIRMWARE accepts both)."""
     return next(found_firmware(files, folders, name), None) is not None
 
 
 def found_firmware(files: HostFiles, folders: tuple[str, ...], name: str) -> Iterator[Path]:
-    """The file that the kernel would read, or all that a pattern in its place means, as paths of this process."""
+    """The file that the kernel would read, or all files that match the pattern, as paths of this process."""
     there = next(filter(None, (_matching(files, folder, name) for folder in folders)), [])
     yield from map(files.path, there)
 
 
 def _matching(files: HostFiles, folder: str, name: str) -> list[str]:
-    """The paths that `name` means in `folder`."""
+    """The host paths in `folder` that match `name`; empty if the folder cannot be read."""
     try:
         if "*" not in name:
             return [path for suffix in SUFFIXES if files.exists(path := f"{folder}/{name}{suffix}")]
@@ -166,10 +164,10 @@ def _matching(files: HostFiles, folder: str, name: str) -> list[str]:
     return [f"{inner}/{one}" for one in there for suffix in SUFFIXES if fnmatchcase(one, f"{pattern}{suffix}")]
 
 
-# Options of modules: those that the host's modprobe.d sets, and those that loaded modules have now.
+# Options of modules: those in the host's modprobe.d, and those of loaded modules.
 #
-# modprobe reads modprobe.d below our own root, which in a container is not the host's. Changes nothing. Sources:
-# modprobe.d(5); Documentation/ABI/stable/sysfs-module.
+# modprobe reads modprobe.d below this process's root, which in a container is not the host's. Sources: modprobe.d(5);
+# Documentation/ABI/stable/sysfs-module.
 
 FOLDERS = (
     "/etc/modprobe.d",
@@ -178,14 +176,14 @@ FOLDERS = (
     "/usr/lib/modprobe.d",
     "/lib/modprobe.d",
 )
-"""Of two files of one name the one in the earlier folder counts."""
+"""If two folders have a file of the same name, the file in the earlier folder counts."""
 
 READ_S = 10.0
 VALUE_CHARS = 256
 
 
 def configured_options(files: HostFiles) -> dict[str, str]:
-    """What the host's modprobe.d sets, by module, as modprobe would hand it over; nothing of what cannot be read."""
+    """The options in the host's modprobe.d, by module, as modprobe passes them; without files that cannot be read."""
     found: dict[str, str] = {}
     for path in _config_files(files):
         try:
@@ -198,7 +196,7 @@ def configured_options(files: HostFiles) -> dict[str, str]:
 
 
 def options_in(text: str) -> dict[str, str]:
-    """What one file sets, by module; a line that ends with a backslash goes on in the next."""
+    """The options in the text of one file, by module. A backslash at the end of a line continues it."""
     found: dict[str, str] = {}
     for line in text.replace("\\\n", " ").splitlines():
         words = line.rstrip("\\ \t").split(None, 2)
@@ -209,7 +207,7 @@ def options_in(text: str) -> dict[str, str]:
 
 
 def _config_files(files: HostFiles) -> list[str]:
-    """The files that count, in the order in which they are read: by name, whichever folder they are in."""
+    """The files that count, in the order in which modprobe reads them: by name, regardless of the folder."""
     by_name: dict[str, str] = {}
     for folder in FOLDERS:
         with contextlib.suppress(OSError):
@@ -220,14 +218,14 @@ def _config_files(files: HostFiles) -> list[str]:
 
 
 def as_config(options: Mapping[str, str]) -> bytes:
-    """`options` as a file of modprobe.d."""
+    """The text of a modprobe.d file with `options`."""
     return "".join(f"options {name} {text}\n" for name, text in options.items()).encode(errors="replace")
 
 
 def loaded_parameters(sys_root: Path, names: Iterable[str], timeout_s: float = READ_S) -> dict[str, str]:
-    """Value of each parameter of the loaded modules `names` that can be read, as `module.parameter`.
+    """The readable parameters of the loaded modules `names`: value by `module.parameter`.
 
-    Each is asked of the driver itself, which may not answer: nothing then, after `timeout_s` seconds.
+    The driver itself supplies each value. If it does not answer within `timeout_s` seconds, the result is empty.
     """
     folders = [folder for name in names if (folder := sys_root / "module" / name / "parameters").is_dir()]
     found = lines_within(timeout_s, lambda: _parameters(folders)) if folders else None
@@ -243,7 +241,7 @@ def _parameters(folders: Iterable[Path]) -> Iterator[str]:
                     yield f"{folder.parent.name}.{parameter}={value}"
 
 
-# Loaded kernel modules: what /sys says of them, and rmmod, modprobe and depmod.
+# Loaded kernel modules in /sys, and rmmod, modprobe and depmod.
 #
 # Sources: Documentation/ABI/stable/sysfs-module; kmod's modprobe(8), rmmod(8), depmod(8).
 
@@ -252,12 +250,12 @@ KMOD_TOOLS = ("rmmod", "modprobe", "insmod")
 NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 GOING = "going"
-"""What `initstate` says while a module's exit function runs (kernel/module/sysfs.c, show_initstate)."""
+"""`initstate` while a module's exit function runs (kernel/module/sysfs.c, show_initstate)."""
 
 GOING_POLL_S = 0.2
 
 _BUSY = ("in use", "resource temporarily unavailable", "device or resource busy")
-"""How rmmod words EAGAIN and EBUSY; kernels answer EAGAIN for a module in use."""
+"""rmmod's messages for EAGAIN and EBUSY. Kernels return EAGAIN for a module in use."""
 
 
 def driver_modules(sys_root: Path, modules: Modules) -> dict[str, Module]:
@@ -283,7 +281,7 @@ def driver_modules(sys_root: Path, modules: Modules) -> dict[str, Module]:
 
 
 def leaving_modules(sys_root: Path, modules: Modules) -> tuple[str, ...]:
-    """Names of the driver's modules that the kernel is taking out. Raises ConfigError as `driver_modules`."""
+    """Names of the driver's modules that the kernel is unloading. Raises ConfigError as `driver_modules`."""
     loaded = driver_modules(sys_root, modules)
     with_holders = {holder for module in loaded.values() for holder in module.holders}
     folder = sys_root / "module"
@@ -292,16 +290,15 @@ def leaving_modules(sys_root: Path, modules: Modules) -> tuple[str, ...]:
 
 
 def loaded_among(sys_root: Path, names: Iterable[str]) -> tuple[str, ...]:
-    """Those of `names` that are loaded modules."""
+    """The loaded modules in `names`."""
     return tuple(name for name in names if _module(sys_root / "module" / name) is not None)
 
 
 def permanent_modules(proc: Path, names: Iterable[str]) -> dict[str, str]:
-    """Those of `names` that are loaded and that this kernel never unloads, with the reason; none where it cannot tell.
+    """The loaded modules in `names` that this kernel never unloads: reason by name; empty if it cannot be determined.
 
-    /proc/modules has name, size, reference count and users: `-` for a count where the kernel is built without
-    unloading, `[permanent]` among the users of a module without an exit function (kernel/module/procfs.c,
-    print_unload_info).
+    /proc/modules has name, size, reference count and users. The count is `-` if the kernel is built without unloading.
+    The users of a module without an exit function include `[permanent]` (kernel/module/procfs.c, print_unload_info).
     """
     try:
         rows = [line.split() for line in (proc / "modules").read_text(errors="replace").splitlines()]
@@ -317,8 +314,8 @@ def permanent_modules(proc: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def _module(folder: Path) -> Module | None:
-    """The module at `folder`; None where it is gone or built in (then it has no `initstate`)."""
-    # One that is going serves nobody any more, whether or not it ever ends.
+    """The module at `folder`; None if it is gone, is being unloaded, or is built in (then it has no `initstate`)."""
+    # A module whose exit function runs is no longer in use, even if the function never returns.
     if _line(folder / "initstate") in (None, GOING):
         return None
     count = _line(folder / "refcnt") or ""
@@ -346,12 +343,12 @@ def _line(path: Path) -> str | None:
 
 
 def unload_module(sys_root: Path, name: str, deadline: Deadline, clock: Clock) -> None:
-    """rmmod. What /sys says decides how it ended, before the words of the tool.
+    """Unload a module with rmmod. The state in /sys decides the result; the tool's message only refines an error.
 
     Raises ModuleBusy, ModuleStuck, ModuleFailed, Terminated.
     """
     result = run(["rmmod", "--", name], timeout_s=deadline.bound(TOOL_TIMEOUT_S))
-    # A tool that was killed leaves the exit function running: the kernel goes on, and may yet finish.
+    # The exit function continues after rmmod was killed, and may still finish.
     while _is_going(sys_root / "module" / name):
         if deadline.is_over:
             raise ModuleStuck(
@@ -372,9 +369,9 @@ def unload_module(sys_root: Path, name: str, deadline: Deadline, clock: Clock) -
 def load_module(
     root: Path, kernel: str, name: str, deadline: Deadline, options: Mapping[str, str] = NO_OPTIONS
 ) -> None:
-    """modprobe from `root` for `kernel`, after depmod where the tree has no modules.dep. Raises ModuleFailed.
+    """Load a module with modprobe from `root` for `kernel`; run depmod first if the tree has no modules.dep.
 
-    `options` by module come before those of the modprobe.d that modprobe reads below our own root.
+    `options` by module come before those of the modprobe.d below this process's root. Raises ModuleFailed.
     """
     make_module_list(root, kernel, deadline)
     result = _modprobe(root, kernel, name, deadline, options)
@@ -386,7 +383,7 @@ def load_module(
 
 
 def make_module_list(root: Path, kernel: str, deadline: Deadline) -> None:
-    """depmod where the tree has no modules.dep. Raises ModuleFailed."""
+    """Run depmod if the tree has no modules.dep. Raises ModuleFailed."""
     if (root / "lib/modules" / kernel / "modules.dep").exists():
         return
     made = run(["depmod", "-b", str(root), "--", kernel], timeout_s=deadline.bound(TOOL_TIMEOUT_S))
@@ -405,7 +402,7 @@ def _modprobe(root: Path, kernel: str, name: str, deadline: Deadline, options: M
     config = os.memfd_create("modprobe.conf")
     try:
         os.write(config, as_config(options))
-        # The first of these replaces the folders that modprobe knows by itself.
+        # The first --config replaces modprobe's default folders, so add those after it.
         configs = (f"/proc/self/fd/{config}", *(folder for folder in FOLDERS if os.path.isdir(folder)))  # noqa: PTH112
         words = [word for path in configs for word in ("--config", path)]
         return run([*argv, *words, "--", name], timeout_s=timeout_s, pass_fds=(config,))
@@ -414,7 +411,7 @@ def _modprobe(root: Path, kernel: str, name: str, deadline: Deadline, options: M
 
 
 def why_load_refused(root: Path, kernel: str, name: str) -> str:
-    """Why modprobe would not load the module from a tree with a list, "" where it would, as far as it tells before."""
+    """Why modprobe would not load the module from a tree with a list, by `modprobe --show-depends`; "" if it would."""
     result = run(["modprobe", "--show-depends", "--dirname", str(root), "--set-version", kernel, "--", name])
     if result.status:
         return f"modprobe cannot find {name} in {root}: {result.last_line}"
@@ -429,9 +426,9 @@ def why_load_refused(root: Path, kernel: str, name: str) -> str:
 def load_modules(
     sys_root: Path, files: Iterable[tuple[str, Path]], deadline: Deadline, options: Mapping[str, str] = NO_OPTIONS
 ) -> dict[str, str]:
-    """insmod what of `files` can be loaded, pass by pass until nothing changes; what was said of those that cannot.
+    """Load `files` (name, path) with insmod, in passes until no further one loads; the errors of the others, by name.
 
-    Some modules of a driver serve hardware that is not there, and what a module needs it does not always say.
+    Some modules of a driver serve hardware that is absent, and a module file does not always name its dependencies.
     """
     left, said = dict(files), dict[str, str]()
     while left:
@@ -447,7 +444,7 @@ def load_modules(
 
 
 def _is_inserted(folder: Path, path: Path, said: dict[str, str], deadline: Deadline, options: str) -> bool:
-    """Whether the module at `folder` of /sys is loaded, now at the latest; `said` is told what insmod said."""
+    """Load the module at `folder` of /sys unless it is loaded; True if it is loaded then. `said` gets insmod's text."""
     if _module(folder) is not None:
         return True
     argv = ["insmod", "--", str(path), *([options] if options else [])]
@@ -456,9 +453,9 @@ def _is_inserted(folder: Path, path: Path, said: dict[str, str], deadline: Deadl
     return result.status == 0 or _module(folder) is not None
 
 
-# What is known on a host of a kernel that does not run: the symbols that it exports, with their checksums.
+# Exported symbols, with checksums, of an installed kernel that does not run.
 #
-# Changes nothing. Source of the form: Documentation/kbuild/modules.rst, "Symbols and Module.symvers".
+# Source of the format: Documentation/kbuild/modules.rst, "Symbols and Module.symvers".
 
 PLACES = (
     "/lib/modules/{0}/build/Module.symvers",
@@ -470,13 +467,13 @@ PLACES = (
     "/boot/symvers-{0}.gz",
     "/boot/symvers-{0}.xz",
 )
-"""Where distributions have the list of a kernel's release: with its headers, or beside its modules."""
+"""Paths of a kernel's symbol list in distributions, by release: with its headers, or beside its modules."""
 
 MAX_SYMBOLS_BYTES = 64 * 1024 * 1024
 
 
 class OtherKernel:
-    """The kernel `release` on the host whose files these are."""
+    """The kernel `release` on the host of `files`."""
 
     def __init__(self, files: HostFiles, release: str) -> None:
         self._files = files
@@ -484,7 +481,7 @@ class OtherKernel:
 
     @cached_property
     def checksums(self) -> dict[str, int] | None:
-        """Checksum by exported symbol, 0 for a kernel without symbol versions; None where the host has no list."""
+        """Checksum by exported symbol, 0 for a kernel without symbol versions; None if the host has no list."""
         for place in PLACES:
             found = self._read(place.format(self.release))
             if found:
@@ -492,7 +489,7 @@ class OtherKernel:
         return None
 
     def _read(self, path: str) -> dict[str, int]:
-        """The list at `path`; empty where there is none, or none that can be read."""
+        """The list at `path`; empty if it is missing or cannot be read."""
         try:
             there = self._files.path(path)
             if not there.is_file():
@@ -514,18 +511,18 @@ def _unpacked(file: BinaryIO, suffix: str) -> BinaryIO | gzip.GzipFile | lzma.LZ
     return file
 
 
-# What a driver root offers: the modules of its tree, their facts, and whether this kernel would take them.
+# The modules of a driver root, and whether this kernel can load them.
 #
-# Nothing is loaded or written. Sources: kmod's modinfo(8), modprobe(8), modules.dep(5), depmod(8) (modules.symbols).
+# Sources: kmod's modinfo(8), modprobe(8), modules.dep(5), depmod(8) (modules.symbols).
 
 HOST = "/"
 NO_MODULES = Modules(())
 LAYOUT_SYMBOL = "module_layout"
 MAX_LIST_BYTES = 16 * 1024 * 1024
-"""A distribution's own lists have less than one."""
+"""Maximum size of a list, in bytes. A distribution's own lists have less than 1 MiB."""
 
 LISTS = ("modules.dep", *(f"modules.{name}.bin" for name in ("dep", "alias", "symbols", "builtin")), "modules.softdep")
-"""What modprobe reads of a tree."""
+"""Files that modprobe reads in a tree."""
 
 _DATA_KINDS = frozenset({b"D", b"d", b"B", b"b", b"R", b"r"})
 _USE_ANOTHER = "Use a driver that was built for this kernel, or set DRIVER_ROOT to the tree that holds it."
@@ -534,11 +531,11 @@ _USE_ANOTHER = "Use a driver that was built for this kernel, or set DRIVER_ROOT 
 class ModuleTrees:
     """Module trees on one host for one kernel. `proc` and `sys_root` are the host's /proc and /sys.
 
-    `other` is that kernel where it is not the one that runs.
-    A tree's list, and what a tool said of a file, are kept as long as the object, which is one look at the host.
+    `other` is that kernel, if it does not run. The object keeps each tree's list and each tool's result: make one
+    object for each observation of the host.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917  # one host, one kernel, and what one profile says of its modules
+    def __init__(  # noqa: PLR0913, PLR0917  # one host, one kernel, and one profile's modules
         self,
         files: HostFiles,
         proc: Path,
@@ -563,14 +560,14 @@ class ModuleTrees:
         self._paths: dict[str, dict[str, str]] = {}
 
     def find(self, root: str, name: str) -> str:
-        """Absolute host path of module `name` in the tree of `root`, "" if none: by modules.dep, else by its name."""
+        """Absolute host path of module `name` in the tree of `root`, by modules.dep, else by file name; "" if none."""
         if root not in self._paths:
-            # The first of a name counts, so it is written last.
+            # The first entry of a name counts, so add it last.
             self._paths[root] = {_module_name(entry): entry for entry in reversed(self._entries(root))}
         return self._paths[root].get(name, "")
 
     def source(self, root: str, roots: Collection[str], *, in_depth: bool = True) -> DriverSource:
-        """What `root` offers; its `problem` says what is not there. `in_depth` adds all that decides about loading."""
+        """The modules in `root`; `problem` names a missing one. `in_depth` adds all facts that a load depends on."""
         found: list[ModuleFile] = []
         for name in roots:
             path = self.find(root, name)
@@ -609,7 +606,7 @@ class ModuleTrees:
         )
 
     def _missing_firmware(self, root: str, paths: dict[str, str]) -> tuple[MissingFirmware, ...]:
-        """What the modules at `paths` name and the kernel would not find."""
+        """The firmware that the modules at `paths` name and that the kernel would not find."""
         folders = firmware_search_path(self._sys_root, self.kernel, self._firmware_folder)
         own = f"{root.rstrip('/')}/{FIRMWARE_OF_A_ROOT}"
         found = []
@@ -620,7 +617,7 @@ class ModuleTrees:
         return tuple(found)
 
     def files_of(self, source: DriverSource) -> Iterator[Path]:
-        """What a load of `source` reads: the tree's lists, its modules, and the firmware that they name."""
+        """The files that a load of `source` reads: the tree's lists, its modules, and the firmware that they name."""
         tree = self._tree(source.root)
         yield from (self.files.path(f"{tree}/{name}") for name in LISTS)
         modules = (*source.dependencies, *source.modules)
@@ -633,16 +630,16 @@ class ModuleTrees:
                 yield from found_firmware(self.files, folders, name)
 
     def options(self) -> dict[str, str]:
-        """Options that the host's modprobe.d sets, by module."""
+        """The options in the host's modprobe.d, by module."""
         if self._options is None:
             self._options = configured_options(self.files)
         return self._options
 
     def one_by_one(self, root: str, names: Iterable[str]) -> tuple[tuple[str, str], ...]:
-        """Name and path of the modules to load file by file for `names`, each after what it needs, by the tree's list.
+        """Name and path of each module to load with insmod for `names`, each after its dependencies in the tree's list.
 
-        Empty where modprobe finds every file: it follows links from our own root, where one of the host's may lead
-        nowhere (weak-updates are links from one kernel's tree into another's, and absolute).
+        Empty if modprobe finds every file. It resolves links below this process's root, where a link of the host may
+        dangle (weak-updates are absolute links from one kernel's tree into another's).
         """
         try:
             lines = {_module_name(path): (path, needs) for path, needs in reversed(self._lines(root))}
@@ -651,20 +648,20 @@ class ModuleTrees:
         order: dict[str, str] = {}
         for name in names:
             path, needs = lines.get(name, ("", ()))
-            # modules.dep(5): what comes last is needed by what comes before it.
+            # modules.dep(5): each dependency comes after the modules that need it.
             for one in (*reversed(needs), *([path] if path else [])):
                 order.setdefault(_module_name(one), one)
         return tuple(order.items()) if not all(map(self._is_seen_by_tools, order.values())) else ()
 
     def _is_seen_by_tools(self, path: str) -> bool:
-        """Whether a tool that is given the path below our own root opens the file that it is on the host."""
+        """True if a tool that resolves `path` below this process's root opens the same file as on the host."""
         try:
             return (self.files.root / path.lstrip("/")).samefile(self.files.path(path))
         except OSError:
             return False
 
     def _why_refused(self, root: str, names: Iterable[str]) -> str:
-        """Why modprobe, which is not to insert what it finds yet, would not load one of `names`; "" where it would."""
+        """Why modprobe would not load one of `names`, from a dry run; "" if it would or if insmod loads them."""
         if self._is_whole(root) or not self._has_list(root) or self.one_by_one(root, names):
             return ""
         top = self.files.path(root)
@@ -675,11 +672,11 @@ class ModuleTrees:
         return self.files.exists(f"{self._tree(root)}/modules.dep")
 
     def _is_whole(self, root: str) -> bool:
-        """Whether every module of the tree is loaded: never all that a host has."""
+        """True if a load takes every module of the tree. The host's own tree is never loaded whole."""
         return self._profile.load is LoadScope.TREE and root != HOST
 
     def _in_order(self, root: str) -> tuple[tuple[str, str], ...]:
-        """Name and path of every module in the tree, each after those of the tree that it says it needs."""
+        """Name and path of every module in the tree, each after its declared dependencies in the tree."""
         paths = {_module_name(entry): entry for entry in self._entries(root)}
         done: dict[str, str] = {}
         begun: set[str] = set()
@@ -691,13 +688,13 @@ class ModuleTrees:
                 done.setdefault(name, paths[name])
                 continue
             begun.add(name)
-            # One that is begun and not done needs this one in turn: no order serves both.
+            # A module that is begun and not done needs this one too. No order serves a cycle, so skip it.
             needs = [need for need in _needs(self._modinfo(paths[name])) if need in paths and need not in begun]
             left += reversed(needs)
         return tuple(done.items())
 
     def _with_dependencies(self, root: str, paths: dict[str, str]) -> dict[str, str]:
-        """`paths` by module name, and after them those of all modules they pull in from the same tree."""
+        """`paths` by module name, followed by those of all their dependencies in the same tree."""
         found, queue = dict(paths), list(paths.values())
         while queue:
             for need in _needs(self._modinfo(queue.pop(0))):
@@ -708,7 +705,7 @@ class ModuleTrees:
         return found
 
     def _why_no_list(self, root: str, found: Iterable[ModuleFile]) -> str:
-        """Why a tree without modules.dep cannot be loaded from, "" if it has one or can be given one."""
+        """Why the run cannot load from a tree without modules.dep; "" if it has the list or depmod can write it."""
         if self._has_list(root) or self._is_whole(root):
             return ""
         why = self.files.why_not_writable(f"{self._tree(root)}/modules.dep")
@@ -724,7 +721,7 @@ class ModuleTrees:
         return self._lists[root]
 
     def _lines(self, root: str) -> list[tuple[str, list[str]]]:
-        """Absolute host path of each module in the tree's list, and of those that it needs; empty without a list.
+        """Absolute host path of each module in the tree's list, and those of its dependencies; empty without a list.
 
         Raises OSError.
         """
@@ -744,7 +741,7 @@ class ModuleTrees:
         except OSError:
             return
         yield from (path for path, _ in lines)
-        # The host's own tree always has its list; only a driver tree may come without, and is small.
+        # Only a driver tree, which is small, may lack the list. The host's own tree always has one.
         if not has_list and root != HOST:
             yield from self._found_below(tree)
             if self._is_whole(root) and not self.files.path(f"{root.rstrip('/')}/lib/modules").is_dir():
@@ -763,7 +760,7 @@ class ModuleTrees:
     def _nothing_for(self, root: str, name: str) -> str:
         try:
             kernels = sorted(entry.name for entry in self.files.path(f"{root.rstrip('/')}/lib/modules").iterdir())
-        except (OSError, ValueError):  # a name with NUL is no file's
+        except (OSError, ValueError):  # ValueError: the path has a NUL
             where = "no module" if self._is_whole(root) else "no lib/modules"
             return f"driver root {root} has {where}{f' {name}' if self._is_whole(root) else ''}"
         return (
@@ -772,7 +769,7 @@ class ModuleTrees:
 
     def _inspect(self, name: str, path: str, tree: dict[str, str]) -> ModuleFile:
         facts = self._modinfo(path)
-        # modprobe looks for dependencies below the same root only: another one serves if it is in the kernel already.
+        # modprobe looks for dependencies below the same root only, so any other must be in the kernel already.
         missing = tuple(need for need in _needs(facts) if need not in tree and not self._is_in_kernel(need))
         return replace(
             self._outline(name, path),
@@ -783,17 +780,17 @@ class ModuleTrees:
         )
 
     def _is_in_kernel(self, name: str) -> bool:
-        # What the host brings for a kernel that does not run yet is there by then.
+        # A kernel that does not run yet can load the modules of its own host tree once it runs.
         return bool(self.find(HOST, name)) if self._other else (self._sys_root / "module" / name).is_dir()
 
     def _flags_match(self, vermagic: str) -> bool | None:
-        """Compared with a module of the host's own tree, without the release; None where there is none to compare."""
+        """True if the vermagic, without the release, equals that of a host module; None if there is none to compare."""
         reference = next(iter(self._entries(HOST)), "")
         theirs = self._modinfo(reference).get("vermagic", "") if reference else ""
         return vermagic.split()[1:] == theirs.split()[1:] if vermagic and theirs else None
 
     def _modinfo(self, path: str) -> dict[str, str]:
-        """Fields of a module file, first occurrence each; empty where modinfo fails, and `_unread` says why."""
+        """First value of each field of a module file; empty if modinfo fails, and `_unread` has the reason."""
         if path in self._facts:
             return self._facts[path]
         facts, self._firmware[path] = self._facts.setdefault(path, {}), []
@@ -821,7 +818,7 @@ class ModuleTrees:
         )
 
     def _stamp(self, path: str) -> str:
-        """Another text whenever the file is replaced or written to, "" where it cannot be looked at."""
+        """A text that changes when the file is replaced or written; "" if stat fails."""
         try:
             status = self.files.path(path).stat()
         except OSError:
@@ -837,7 +834,10 @@ class ModuleTrees:
         return {row[1]: row[0] for row in rows if len(row) == 2}
 
     def _layout_matches(self, checksums: dict[str, str]) -> bool | None:
-        """Compared with a module of the host's own tree for this kernel: the kernel compares the same number."""
+        """True if the checksum of `module_layout` is that of a host module for this kernel; None if unknown.
+
+        The kernel compares the same number. For another kernel, compare all checksums with its list.
+        """
         if self._other is not None and (known := self._other.checksums):
             same = [known[name] == int(its, 16) for name, its in checksums.items() if known.get(name)]
             return all(same) if same else None
@@ -847,7 +847,7 @@ class ModuleTrees:
         return None if mine is None or theirs is None else mine == theirs
 
     def _absent(self, names: frozenset[str]) -> frozenset[str] | None:
-        """Those of `names` that the kernel does not know; None if unknowable."""
+        """The symbols in `names` that the kernel does not have; None if that cannot be determined."""
         if not names:
             return names
         if self._other is not None:
@@ -857,11 +857,11 @@ class ModuleTrees:
         except OSError:
             return None
         absent = frozenset(name for name in names if name.encode() not in words)
-        # Without CONFIG_KALLSYMS_ALL exported data is not listed: what is missing may be there all the same.
+        # Without CONFIG_KALLSYMS_ALL the list lacks exported data, so a missing symbol may exist.
         return absent if not absent or not words.isdisjoint(_DATA_KINDS) else None
 
     def _exported(self, root: str) -> set[str]:
-        """Symbols exported by modules of a tree, by its modules.symbols (`alias symbol:NAME MODULE`)."""
+        """Symbols that the modules of a tree export, from its modules.symbols (`alias symbol:NAME MODULE`)."""
         try:
             text = self.files.read(f"{self._tree(root)}/modules.symbols", MAX_LIST_BYTES)
         except OSError:
@@ -879,5 +879,5 @@ def _needs(facts: dict[str, str]) -> list[str]:
 
 
 def _module_name(path: str) -> str:
-    """The module's name in the kernel: without directories and endings, dashes as underscores."""
+    """The module's name in the kernel: the file name without its endings, with underscores for dashes."""
     return path.rpartition("/")[2].split(".ko", 1)[0].replace("-", "_")

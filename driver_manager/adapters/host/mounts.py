@@ -16,8 +16,8 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 def mount_points_below(mountinfo: str, root: str) -> tuple[str, ...]:
     """Mount points at or below `root`, the last mounted first; format: proc(5), /proc/pid/mountinfo.
 
-    That order can be unmounted: a mount comes after the one it lies in, and after the one it hides. By depth alone, one
-    hidden below a later mount of its parent could not be reached.
+    Unmount them in this order: a mount is newer than the mount that contains it and than those that it hides. An order
+    by depth would miss a mount that a later mount of its parent hides.
     """
     points = [_unescaped(fields[4]) for line in mountinfo.splitlines() if len(fields := line.split(" ")) > 4]
     below = root.rstrip("/") + "/"
@@ -25,7 +25,7 @@ def mount_points_below(mountinfo: str, root: str) -> tuple[str, ...]:
 
 
 def devices_of(mountinfo: str, points: Iterable[str]) -> frozenset[str]:
-    """`major:minor` of the file systems mounted at `points`, without those that are mounted elsewhere too."""
+    """`major:minor` of the file systems that are mounted at `points` and nowhere else."""
     wanted = set(points)
     rows = [(fields[2], _unescaped(fields[4])) for line in mountinfo.splitlines() if len(fields := line.split(" ")) > 4]
     elsewhere = {device for device, point in rows if point not in wanted}
@@ -36,9 +36,9 @@ def _unescaped(text: str) -> str:
     return _OCTAL.sub(lambda match: chr(int(match.group(1), 8)), text)
 
 
-# umount2(2) among the host's mounts: by the system call, so that no program of the host is needed for it.
+# umount2(2) in the host's mount namespace, as a system call, which needs no program of the host.
 #
-# In a child, because who enters a mount namespace stays there, and because a file system may never let go.
+# A child calls it, because a process cannot leave a namespace that it entered, and because the call may never return.
 
 CLONE_NEWNS = 0x00020000
 MNT_DETACH = 2
@@ -47,9 +47,9 @@ UMOUNT_NOFOLLOW = 8
 
 
 def why_not_unmounted(proc: Path, mount_point: str, here: Path, timeout_s: float, *, lazily: bool = False) -> str:
-    """Unmount what is at `mount_point` of the host, `here` for this process; "" where that is done, else why not.
+    """Unmount `mount_point` of the host, which is `here` for this process; "" on success, else the error.
 
-    `lazily`: what still uses it keeps it. Raises ModuleFailed where the host's mounts cannot be looked for.
+    With `lazily`, detach it: processes that use it keep it. Raises ModuleFailed as `mount_namespace`.
     """
     namespace = mount_namespace(proc)
     target = str(here) if namespace is None else mount_point
@@ -59,7 +59,7 @@ def why_not_unmounted(proc: Path, mount_point: str, here: Path, timeout_s: float
 
 
 def _unmounted(namespace: Path | None, target: str, flags: int) -> list[str]:
-    """The error of the first call that failed, if one did. Leaves this process in the namespace."""
+    """Enter the namespace and unmount; the error of the first call that failed, if any. Leaves the process in it."""
     import ctypes  # noqa: PLC0415  # half a MiB that only the child needs
 
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""Records on the host: the rebooter's record, and what was done about clients of a driver."""
+"""Records on the host: the rebooter's record, the record of the driver's clients, and the figures of runs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from driver_manager.domain.reboot.state import Record, RecordUnreadable, Snapsho
 from driver_manager.domain.run_report import RunFigures, RunReport, decode_run_figures, encode_run_figures, run_families
 from driver_manager.domain.text import is_digest
 
-# Which load of the driver's modules the kernel has. Changes nothing.
+# The current load of the driver's modules.
 
 
 def load_text(roots: HostRoots, modules: Modules) -> str:
-    """What no two loads of the driver have in common, "" where a root that it takes is not there.
+    """A text that differs for each load of the driver, "" if a required root module is not loaded.
 
-    sysfs numbers its folders as they come (fs/kernfs/dir.c).
+    The text has the inode numbers of the modules' folders: sysfs assigns a new one to each folder (fs/kernfs/dir.c).
     """
     numbers = {name: _number(roots.sys / "module" / name) for name in modules.roots}
     return ",".join(filter(None, numbers.values())) if modules.are_loaded(lambda name: bool(numbers[name])) else ""
@@ -44,11 +44,11 @@ def _number(folder: Path) -> str:
 # The ClientNotes port: the driver's files on the host, and the record of its clients.
 
 MAX_RECORD_BYTES = 2**20
-"""A node has some hundred pods; each is some hundred letters."""
+"""Maximum size in bytes: a node has some hundred pods, with some hundred characters each."""
 
 
 class DriverFiles:
-    """The files of a profile's driver on the host, and a lock on them."""
+    """The files of a profile's driver on the host, and a lock for them at the host path `lock`."""
 
     def __init__(self, roots: HostRoots, profile: Profile, clock: Clock, lock: str) -> None:
         self._roots = roots
@@ -95,11 +95,11 @@ class HostClientNotes(DriverFiles):
         self._files.write(self._paths.client_record, text, 0o600)
 
 
-# Reads the reboot-required marker on the host, and removes the one that was read.
+# The reboot-required marker on the host.
 
 
 def read_marker(files: HostFiles, path: str) -> tuple[Marker | None, str]:
-    """The marker at `path`, or what keeps it from being read; neither where there is none, or no path."""
+    """The marker at `path`, or why it cannot be read; (None, "") if there is none or `path` is ""."""
     try:
         text = files.read(path) if path else None
     except OSError as error:
@@ -113,7 +113,7 @@ def read_marker(files: HostFiles, path: str) -> tuple[Marker | None, str]:
 
 
 def remove_marker(files: HostFiles, path: str, seen: Marker) -> None:
-    """Remove the marker at `path` if it still is `seen`: one written since stays. Raises ModuleFailed."""
+    """Remove the marker at `path` if it still equals `seen`; a newer one stays. Raises ModuleFailed."""
     if read_marker(files, path)[0] != seen:
         return
     try:
@@ -125,7 +125,7 @@ def remove_marker(files: HostFiles, path: str, seen: Marker) -> None:
 class RebootFiles:
     """See `driver_manager.core.ports.RebootHost`. `marker` and `record` are paths on the host.
 
-    `publish` sees each record that is kept.
+    `publish` is called with each record after it is written.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class RebootFiles:
         return reboot_record.decode_reboot_record(text) if text is not None else Record()
 
     def has_record(self) -> bool:
-        """Whether a rebooter was on this host before, and what it kept is still there, readable or not."""
+        """True if the rebooter's record exists, readable or not, or if that cannot be determined."""
         try:
             return self._files.exists(self._record)
         except OSError:
@@ -169,7 +169,7 @@ class RebootFiles:
         self._publish(record)
 
     def _uptime_s(self) -> float:
-        """Seconds since boot, suspension included (proc(5), uptime)."""
+        """Seconds since boot, including suspension (proc(5), uptime). Raises ConfigError."""
         path = self._roots.proc / "uptime"
         try:
             uptime_s = float(path.read_text().split()[0])
@@ -180,33 +180,33 @@ class RebootFiles:
             raise ConfigError(f"cannot read {path}", "Mount the host's /proc (PROC_ROOT).") from error
 
 
-# The figures that each run leaves on the host for the next one, and for whoever publishes metrics.
+# The figures of the runs of this boot, for the next run and for metrics.
 
 
 class RunFiguresFile:
-    """The file of one host, gone with the boot."""
+    """The figures file of one host. It is lost at a reboot."""
 
     def __init__(self, files: HostFiles, paths: HostPaths) -> None:
         self._files = files
         self._path = paths.run_figures
 
     def read(self) -> RunFigures:
-        """What the runs of this boot left; none where there is none, or it cannot be read."""
+        """The figures of the runs of this boot; empty ones if the file is missing or cannot be read."""
         try:
             return decode_run_figures(self._files.read(self._path) or "")
         except OSError:
             return RunFigures()
 
     def add(self, run: RunReport, *, is_given_back: bool = False) -> RunFigures:
-        """The figures with one more run, as they are kept. Raises ConfigError where they cannot be."""
+        """Add a run and write the figures; the figures as written. Raises ConfigError."""
         text = encode_run_figures(self.read().with_run(run, is_given_back=is_given_back))
         self._files.write(self._path, text)
         return decode_run_figures(text)
 
     def returned(self, recorded_s: float | None, ready_s: float | None, now_s: float) -> Outage | None:
-        """The window that is over now that the driver of a container serves, None where none was open for it.
+        """Close and write the outage window that a driver container ends; None if no such window is open.
 
-        Times as `Window.ended_by_container` takes them. Raises ConfigError.
+        Times as for `Outage.ended_by_container`. Raises ConfigError.
         """
         figures = self.read()
         if figures.window is None or not figures.window.is_open or figures.is_held:
@@ -216,17 +216,17 @@ class RunFiguresFile:
         return window
 
     def release(self) -> None:
-        """Somebody gave the node back by hand. Raises ConfigError."""
+        """Record that a person released the node by hand. Raises ConfigError."""
         figures = self.read()
         if figures.is_held:
             self._files.write(self._path, encode_run_figures(figures.given_back()))
 
 
-# The metrics of programs that nobody can ask: what the last run and the rebooter have left on the host.
+# Metrics of runs and of the rebooter, from their files, as neither serves HTTP.
 
 
 def others_of(roots: HostRoots, paths: HostPaths) -> tuple[Family, ...]:
-    """Families of the runs and of the rebooter on this host; none of a program that left nothing readable."""
+    """Metric families of the runs and of the rebooter on this host, without a program that has no readable file."""
     return (*run_families(RunFiguresFile(roots.files(), paths).read()), *_of_rebooter(roots, paths))
 
 

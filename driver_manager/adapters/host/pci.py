@@ -1,4 +1,4 @@
-"""PCI functions of a vendor: which driver has each, and binding them to vfio-pci and back."""
+"""PCI functions of a vendor: the driver of each, and binding them to vfio-pci and back."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from driver_manager.domain.pci import PciBus, PciFunction
 from driver_manager.domain.profile import Profile
 
 _GIVEN_AWAY = ("vfio", "pci-stub", "uio", "pciback", "xen-pciback")
-"""Drivers, by the beginning of their names, that hand a device to a virtual machine or to user space."""
+"""Name prefixes of drivers that give a device to a virtual machine or to user space."""
 
 
 def served_devices(roots: HostRoots, profile: Profile) -> tuple[str, ...]:
-    """Those of `pci_devices` that the vendor's driver has, and that its tool therefore should list.
+    """The addresses in `pci_devices` that the vendor's driver has, and that its tool therefore should list.
 
-    Not a function without a driver (an administrator may have excluded it, and a virtual one waits for its user), nor
-    one that is given away or has another driver; a virtual one only where the tool lists those.
+    Excludes functions without a driver (an administrator may have excluded one, and a virtual one waits for its user),
+    with another driver, or given away. Includes virtual functions only if the tool lists them.
     """
     return tuple(address for address in pci_devices(roots, profile) if _is_served(roots, profile, address))
 
@@ -66,17 +66,17 @@ def pci_devices(roots: HostRoots, profile: Profile) -> tuple[str, ...]:
 
 
 def pci_value(path: Path) -> str:
-    """A number of a function, as its class, in lower-case hexadecimal digits; "" where it cannot be read."""
+    """The number in an attribute file of a function, as lower-case hexadecimal digits; "" if it cannot be read."""
     try:
         return path.read_text().strip().removeprefix("0x").lower()
     except (OSError, ValueError):
         return ""
 
 
-# The vendor's functions on the PCI bus with their drivers and IOMMU groups, from sysfs. Changes nothing.
+# The vendor's functions on the PCI bus with their drivers and IOMMU groups, from sysfs.
 #
-# A file that the kernel guards by the lock of the device is read in a disposable child: while a driver does not let go
-# of the device, the reader waits where no signal arrives (drivers/pci/pci-sysfs.c, driver_override_show;
+# A disposable child reads the files that the kernel guards with the lock of the device: while a driver does not release
+# the device, the reader is in uninterruptible sleep (drivers/pci/pci-sysfs.c, driver_override_show;
 # drivers/pci/iov.c). Sources: Documentation/ABI/testing/sysfs-bus-pci, sysfs-kernel-iommu_groups, sysfs-devices-vfio-
 # dev; modules.alias(5) with the entries `alias vfio_pci:…` of the kernel's vfio drivers (include/linux/pci.h,
 # PCI_DRIVER_OVERRIDE_DEVICE_VFIO).
@@ -85,13 +85,14 @@ MAX_ALIASES_BYTES = 32 * 1024 * 1024
 ALIAS = "alias vfio_pci:"
 PLAIN_MODULE, PLAIN_DRIVER = "vfio_pci", "vfio-pci"
 NO_OVERRIDE = "(null)"
-"""What a cleared driver_override reads as."""
+"""The content of a cleared driver_override."""
 
 GUARDED = ("driver_override", "sriov_numvfs")
 PCI_LOOK_S = 60.0
 STALL_S = 10.0
-"""These are read at once where nobody holds the lock. A driver that comes or goes as it should is waited for, and so is
-a busy machine: where a device is taken for stuck, nothing goes on."""
+"""Seconds for reading the guarded files: all functions, and one function without an answer. A read without contention
+returns at once. The limits allow for a driver that binds or unbinds normally and for a busy machine, as a device that
+counts as stuck blocks the run."""
 
 
 def devices_folder(sys_root: Path) -> Path:
@@ -100,13 +101,13 @@ def devices_folder(sys_root: Path) -> Path:
 
 
 def read_bus(roots: HostRoots, profile: Profile, kernel: str, *, picks_vfio: bool) -> PciBus:
-    """The functions of the profile. `picks_vfio`: with the best vfio module of the host's `kernel` for each."""
+    """The functions of the profile. `picks_vfio` adds the best vfio module of the host's `kernel` to each."""
     folder, accelerators = devices_folder(roots.sys), pci_devices(roots, profile)
     auxiliary = _auxiliary(folder, accelerators, profile)
     modules = VfioModules(roots.files(), roots.sys, kernel) if picks_vfio else None
     addresses = sorted((*accelerators, *auxiliary))
     functions = [_function(folder / address, modules, is_auxiliary=address in auxiliary) for address in addresses]
-    # Who is never given to virtual machines has nothing that is guarded, and costs no child.
+    # A profile without passthrough needs no guarded file, so no child.
     known = _guarded([folder / address for address in addresses]) if profile.passthrough is not None else {}
     return PciBus(
         tuple(replace(one, **known.get(one.address, {})) for one in functions), _neighbours(roots.sys, functions)
@@ -114,7 +115,7 @@ def read_bus(roots: HostRoots, profile: Profile, kernel: str, *, picks_vfio: boo
 
 
 def _guarded(paths: list[Path]) -> dict[str, dict[str, Any]]:
-    """What the kernel says of each function under the lock of its device, as fields, by its address."""
+    """Fields of `PciFunction` from the guarded files, by address; `is_stuck` alone if the kernel does not answer."""
     asked = each_within(
         PCI_LOOK_S, STALL_S, range(len(paths)), lambda at: (_text(paths[at] / name) for name in GUARDED)
     )
@@ -134,7 +135,7 @@ def _settings(override: str, count: str) -> dict[str, Any]:
 
 
 def _auxiliary(folder: Path, accelerators: tuple[str, ...], profile: Profile) -> tuple[str, ...]:
-    """Further functions in the slots of `accelerators` that are of the classes which go along."""
+    """Other functions in the slots of `accelerators`, of the classes that the profile assigns together with them."""
     classes = profile.passthrough.auxiliary if profile.passthrough is not None else ()
     if not classes or not accelerators:
         return ()
@@ -174,7 +175,7 @@ def _function(path: Path, modules: VfioModules | None, *, is_auxiliary: bool) ->
 
 
 def _target(link: Path) -> str:
-    """The name of what a link leads to, "" where there is none."""
+    """The name of a link's target, "" if the link is missing."""
     try:
         return link.readlink().name
     except OSError:
@@ -182,7 +183,7 @@ def _target(link: Path) -> str:
 
 
 def _only_name_in(folder: Path) -> str:
-    """The name of what is in a folder that holds one thing, "" where there is none."""
+    """The name of the only entry in a folder, "" if there is none."""
     try:
         return next((entry.name for entry in folder.iterdir()), "")
     except OSError:
@@ -197,7 +198,7 @@ def _text(path: Path) -> str:
 
 
 class VfioModules:
-    """The modules of one kernel that hand functions over. Raises OSError where its list of aliases cannot be read."""
+    """The vfio modules of one kernel. Raises OSError if its list of aliases cannot be read."""
 
     def __init__(self, files: HostFiles, sys_root: Path, kernel: str) -> None:
         self._sys_root = sys_root
@@ -208,9 +209,9 @@ class VfioModules:
         self._has_plain = _has_plain(files, sys_root, tree)
 
     def best(self, modalias: str) -> str:
-        """The module that names the function most closely, "" where there is none for it.
+        """The module with the most specific alias for the function, "" if none serves it.
 
-        Kernels before 5.16 have no such aliases, and no module but the plain one.
+        Kernels before 5.16 have no such aliases, and no module other than vfio_pci.
         """
         wanted = modalias.removeprefix("pci:")
         found = [(pattern.count("*"), module) for pattern, module in self._aliases if fnmatchcase(wanted, pattern)]
@@ -219,7 +220,7 @@ class VfioModules:
         return PLAIN_MODULE if self._has_plain else ""
 
     def driver_in(self, module: str) -> str:
-        """The name of the PCI driver in a module: as the loaded one says, else as kernels name it."""
+        """The name of the PCI driver in a module: from /sys if it is loaded, else by the kernel's convention."""
         try:
             names = sorted(entry.name for entry in (self._sys_root / "module" / module / "drivers").iterdir())
         except OSError:
@@ -229,18 +230,18 @@ class VfioModules:
 
 
 def _has_plain(files: HostFiles, sys_root: Path, tree: str) -> bool:
-    """Whether the kernel has vfio-pci: loaded or built in, or among the modules of its tree."""
+    """True if the kernel has vfio-pci: loaded, built in, or in its module tree."""
     if (sys_root / "bus/pci/drivers" / PLAIN_DRIVER).is_dir():
         return True
     lists = (files.read(f"{tree}/{name}", MAX_ALIASES_BYTES) or "" for name in ("modules.dep", "modules.builtin"))
     return any("/vfio-pci.ko" in text for text in lists)
 
 
-# Waiting for the kernel to announce a device: its uevents through libudev, which needs no udev daemon.
+# The kernel's device events (uevents) through libudev, which needs no udev daemon.
 
 
 class DeviceEvents:
-    """Wakes at every device event from its making on; where libudev or its socket is not to be had, it just sleeps."""
+    """Waits for device events from its creation on. Without libudev or its socket, it only sleeps."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -257,7 +258,7 @@ class DeviceEvents:
 
 def _monitor() -> Any:
     try:
-        import pyudev  # noqa: PLC0415  # loads libudev, which only a run that loads a driver needs
+        import pyudev  # noqa: PLC0415  # loads libudev, which only a run that loads a driver uses
 
         monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source="kernel")
         monitor.start()
@@ -266,16 +267,16 @@ def _monitor() -> Any:
     return monitor
 
 
-# The PciDevices port on a real host: writes to sysfs, each in a disposable child, and who has an IOMMU group open.
+# The PciDevices port on a real host: writes to sysfs, and the processes that have an IOMMU group open.
 #
-# An unbind from vfio waits in the kernel, where no signal reaches it, for as long as a process has the device open
-# (drivers/vfio/vfio_main.c, vfio_unregister_group_dev): no write is done in this process. Sources: sysfs-bus-pci, and
-# qemu(1) for `-name`.
+# An unbind from vfio sleeps uninterruptibly in the kernel while a process has the device open
+# (drivers/vfio/vfio_main.c, vfio_unregister_group_dev), so a disposable child makes each write. Sources: sysfs-bus-pci,
+# and qemu(1) for `-name`.
 
 OWN_SYS = Path("/sys")
 
 EFFECT_S = 2.0
-"""Until a write shows. The kernel's own are done when the write is."""
+"""Seconds until sysfs shows the effect of a write. The kernel finishes its own work before the write returns."""
 
 EFFECT_POLL_S = 0.02
 NAMES_S = 5.0
@@ -283,7 +284,7 @@ DMESG = "Look at the kernel log (dmesg)."
 
 
 class LinuxPciDevices:
-    """See `driver_manager.core.ports.PciDevices`. `load` loads a module of the host's own tree."""
+    """See `driver_manager.core.ports.PciDevices`. `load` loads a module from the host's own tree."""
 
     def __init__(self, roots: HostRoots, profile: Profile, clock: Clock, load: Callable[[str, Deadline], None]) -> None:
         self._roots = roots
@@ -344,7 +345,7 @@ class LinuxPciDevices:
         self._offer(address, deadline)
 
     def _offer(self, address: str, deadline: Deadline) -> None:
-        """Whatever the kernel answers, which driver has the function afterwards says more."""
+        """Ask the kernel to probe drivers. Tolerates a refusal, as `bind` checks the function's driver afterwards."""
         probing = self._roots.sys / "bus/pci/drivers_probe"
         self._write(
             probing, address, f"probe the drivers of {address}", deadline, tolerated=(errno.EINVAL, errno.ENODEV)
@@ -354,9 +355,9 @@ class LinuxPciDevices:
         return devices_folder(self._roots.sys) / address
 
     def _ways_to(self, path: Path) -> tuple[Path, ...]:
-        """`path`, and further views of the same file, which may be writable where that one is not.
+        """`path`, and other views of the same file, which may be writable if `path` is not.
 
-        The operators' pods have the host's root read-only, and its /sys, writable, at its own path.
+        The operators' pods mount the host's root read-only, and its /sys writable at its own path.
         """
         within = path.relative_to(self._roots.sys)
         ours, hosts = OWN_SYS / within, self._roots.proc / "1/root/sys" / within
@@ -369,16 +370,16 @@ class LinuxPciDevices:
             return ""
 
     def _shows(self, is_done: Callable[[], bool]) -> bool:
-        """Whether what was written took effect, at once or within a moment."""
+        """True if `is_done` becomes true within `EFFECT_S`."""
         end_s = time.monotonic() + EFFECT_S
         while not is_done():
             if time.monotonic() >= end_s:
                 return False
-            time.sleep(EFFECT_POLL_S)  # not the clock's: whoever is told to end still has to know
+            time.sleep(EFFECT_POLL_S)  # not the clock's, which raises Terminated: a terminating run needs the result
         return True
 
     def _write(self, path: Path, text: str, what: str, deadline: Deadline, tolerated: tuple[int, ...] = ()) -> None:
-        """Write one line. Raises ModuleFailed where the kernel refuses it, ModuleStuck where it does not answer."""
+        """Write one line. Raises ModuleFailed if the kernel refuses it, ModuleStuck if it does not answer."""
         said = lines_within(max(deadline.left(), EFFECT_POLL_S), partial(_written, self._ways_to(path), f"{text}\n"))
         if said is None:
             raise ModuleStuck(
@@ -399,14 +400,14 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def _written(paths: Iterable[Path], text: str) -> Iterable[str]:
-    """The errno of the write as a line, 0 for none: for a child that may never come back from it.
+    """Write `text` to the first of `paths` that is not read-only; the errno as a line, 0 for none.
 
-    The next of `paths`, which are views of one file, is tried where one is read-only.
+    `paths` are views of one file. Call it in a disposable child, as the write may never return.
     """
     number = errno.ENOENT
     for path in paths:
         try:
-            # Never made: a file that sysfs does not have is an answer.
+            # No O_CREAT: a file that is missing in sysfs is an error.
             os.write(os.open(path, os.O_WRONLY | os.O_TRUNC), text.encode())
         except OSError as error:
             number = error.errno or errno.EIO
@@ -418,7 +419,7 @@ def _written(paths: Iterable[Path], text: str) -> Iterable[str]:
 
 
 def machines_of(proc: Path, pids: Set[int]) -> dict[int, str]:
-    """The virtual machine that each process runs, by its `-name`; none for those that run none, or do not answer."""
+    """The `-name` of the virtual machine of each process, by pid; without processes that run none or do not answer."""
     lines = Looks(timeout_s=NAMES_S).at(sorted(pids), partial(_machine, proc))
     return {pid: found[0] for pid, found in lines.items() if found}
 

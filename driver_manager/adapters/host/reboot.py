@@ -1,4 +1,4 @@
-"""The reboot of the host: whether it is possible, and the command that starts it."""
+"""Reboot of the host: the check that it is possible, and the command that starts it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from driver_manager.domain.profile import Profile, has_root
 from driver_manager.domain.reboot.state import RebootAnswer, Record
 
 COMMAND_TIMEOUT_S = 60.0
-"""A reboot command queues the reboot and comes back; one that hangs is left to the grace period."""
+"""A reboot command queues the reboot and returns. If it hangs, the rebooter waits for the grace period."""
 
 SYSRQ = "sub"
 """Sync, remount read-only, reboot at once (admin-guide/sysrq)."""
@@ -28,13 +28,14 @@ SYSRQ = "sub"
 BETWEEN_SYSRQ_S = 2.0
 WAY_IN_S = 10.0
 FOUND_NO_PROGRAM = "failed to execute"
-"""nsenter(1) where it is in, and what it is to run is not there (util-linux, lib/exec_shell.c, errexec)."""
+"""Message of nsenter(1) if it entered the namespaces and the program is missing (util-linux, lib/exec_shell.c,
+errexec)."""
 
 HOLDERS_S = 10.0
 
 
 class HostRebooter(RebootFiles):
-    """See `driver_manager.core.ports.RebootHost`. `command` is the reboot's argv; `publish` sees each record."""
+    """See `driver_manager.core.ports.RebootHost`. `command` is the reboot's argv; `publish` as in `RebootFiles`."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class HostRebooter(RebootFiles):
         """See the port."""
         with contextlib.ExitStack() as stack:
             is_alone = True
-            with contextlib.suppress(OSError):  # without a lock there is the second look at least
+            with contextlib.suppress(OSError):  # without a lock, the comparison in `remove_marker` still protects it
                 is_alone = stack.enter_context(self._lock.alone(self._clock))
             if not is_alone:
                 raise ModuleFailed(
@@ -97,14 +98,14 @@ class HostRebooter(RebootFiles):
             return f"{error.what} ({error.remedy})"
         if not words:
             return ""
-        # Whether the host has this program does not matter: nsenter fails before it looks for one.
+        # The host need not have this program: nsenter fails before it looks for it.
         result = run([*words, "true"], timeout_s=WAY_IN_S)
         if result.status and FOUND_NO_PROGRAM not in result.err:
             return f"the host's namespaces cannot be entered: {result.last_line} (the pod needs hostPID and privileged)"
         return "" if self._has_program() else self._no_program()
 
     def _has_program(self) -> bool:
-        """Whether the host has the program of the reboot command, as far as can be seen; some hosts have no systemd."""
+        """True if the host has the program of the reboot command, or if that is unknown. Some hosts have no systemd."""
         name = self._command[0]
         folders = [""] if "/" in name else [f"{folder}/" for folder in host_path()["PATH"].split(os.pathsep)]
         try:
@@ -116,7 +117,7 @@ class HostRebooter(RebootFiles):
         return f"the host has no {self._command[0]} to reboot with: set REBOOT_COMMAND to a command that the host has"
 
     def reboot(self) -> RebootAnswer:
-        """See the port. A command that was killed, or hangs, may have told the host before."""
+        """See the port. A command that was killed or that hangs may have requested the reboot already."""
         try:
             enter = in_host(self._roots.proc)
             result = run([*enter, *self._command], timeout_s=COMMAND_TIMEOUT_S, env=host_path(), may_leave=True)

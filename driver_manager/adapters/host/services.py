@@ -1,4 +1,4 @@
-"""Services of the host: is active, stop, start. systemctl runs in the host's mount namespace."""
+"""Services of the host: show, stop and start them. systemctl runs in the host's mount namespace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POLL_S = 0.05
 
 
 def active(sys_root: Path, names: Iterable[str]) -> tuple[str, ...]:
-    """Those of `names` that run, by their cgroup: nothing of the host is executed to find out."""
+    """The running services in `names`. Reads their cgroups and executes no program of the host."""
     folders = (sys_root / "fs/cgroup/system.slice", sys_root / "fs/cgroup/systemd/system.slice")
     return tuple(name for name in names if any((folder / name).is_dir() for folder in folders))
 
@@ -36,7 +36,10 @@ def stop(roots: HostRoots, name: str, clock: Clock, deadline: Deadline) -> None:
 
 
 def start(roots: HostRoots, name: str, clock: Clock, deadline: Deadline) -> None:
-    """Start a service; waits only shortly, as this is on every way out. Raises ModuleFailed."""
+    """Start a service and wait up to `START_S` for it, a short time, as every end of a run does this.
+
+    Raises ModuleFailed.
+    """
     _systemctl(roots.proc, "start", name, deadline)
     if not _becomes(roots.sys, name, clock, deadline.within(START_S), wanted=True):
         raise ModuleFailed(
@@ -53,7 +56,10 @@ def _becomes(sys_root: Path, name: str, clock: Clock, deadline: Deadline, *, wan
 
 
 def _systemctl(proc: Path, verb: str, name: str, deadline: Deadline) -> None:
-    """Queue the job and come back at once: a wait of ours can be interrupted, one of systemctl cannot."""
+    """Queue the job without waiting: a signal interrupts the run's own wait, but not one of systemctl.
+
+    Raises ModuleFailed.
+    """
     argv = [*in_host_mounts(proc), "systemctl", verb, "--no-block", "--", name]
     result = run(argv, timeout_s=deadline.bound(SYSTEMCTL_TIMEOUT_S), env=host_path())
     if result.status in NO_TOOL:

@@ -80,16 +80,14 @@ from driver_manager.domain.reboot import state as reboot_record
 from driver_manager.domain.reboot.state import RecordUnreadable
 from driver_manager.domain.text import is_digest
 
-# Where a driver is loaded from: the wanted one, the one that the host brings itself, and the one to go back to.
-#
-# Changes nothing.
+# Sources of a driver: the wanted one, the host's own, and the previous one for a rollback.
 
 
 _STAGE_FIRST = "Stage the wanted driver first (`driver-manager stage`), then run again."
 
 
 class Sources:
-    """The sources on one host. `slots` are those of a run that loads the driver with the digest `digest`."""
+    """The sources on one host. `digest` is that of the driver to load; `slots` are the staged ones, None without it."""
 
     def __init__(self, trees: ModuleTrees, profile: Profile, slots: StagedSlots | None, digest: str) -> None:
         self._trees = trees
@@ -98,13 +96,15 @@ class Sources:
         self._digest = digest
 
     def host_driver(self) -> str:
-        """Path of the driver's module in the host's own module tree, "" if none; nothing is run to find out."""
+        """Path of the driver's module in the host's own module tree, "" if none. Executes no program."""
         found = (self._trees.find(HOST, name) for name in self._profile.modules.roots)
         return next((path for path in found if path), "")
 
     def wanted(self, driver_root: str) -> DriverSource:
-        """Where the manager loads from: the slot of the wanted driver, else DRIVER_ROOT, else the profile's root where
-        it has modules, else the host's.
+        """The source that the run loads from.
+
+        The slot of the wanted driver, else DRIVER_ROOT, else the profile's root if it has modules, else the host's own
+        tree.
         """
         names = self._profile.modules.roots
         if self._slots is not None and (staged := self._staged(self._slots)):
@@ -115,11 +115,14 @@ class Sources:
         return own if not own.problem or not self.host_driver() else self._trees.source(HOST, names)
 
     def shipped(self, driver_root: str) -> DriverSource:
-        """What the host itself would load at its next boot: that of DRIVER_ROOT, else of its own tree."""
+        """The source that the host itself loads at its next boot: DRIVER_ROOT, else its own tree."""
         return self._trees.source(driver_root or HOST, self._profile.modules.roots, in_depth=False)
 
     def _staged(self, slots: StagedSlots) -> DriverSource | None:
-        """The slot of the wanted driver; a refusal where the root has the staged driver of another; None otherwise."""
+        """The slot of the wanted driver; a source with `problem` if the slot is unusable or missing beside another one.
+
+        None if nothing is staged.
+        """
         slot, current = slots.named(slots.wanted), slots.at(slots.root)
         if slot is not None and not slot.problem:
             return self._trees.source(slots.path(slot.name), self._profile.modules.roots)
@@ -139,9 +142,11 @@ class Sources:
     def before(
         self, driver_root: str, old: OldDriver | None, record: LoadRecord | None, digest: str | None, version: str
     ) -> DriverSource | None:
-        """The driver to go back to: `old`, which a run noted here, where its root still offers it, else the loaded one,
-        of this `digest` and `version`. Where nothing is loaded, `old` may be what the Node shows, without a root: then
-        a root that is known without it.
+        """The driver to return to, None if no root offers it.
+
+        It is `old`, which a run recorded on this host, if its root still offers it, else the loaded one with `digest`
+        and `version`. If nothing is loaded, `old` may come from the Node and have no root: then a known root that
+        offers it.
         """
         if old is not None and old.root and (found := self._offering([old.root], old.version, old.digest)):
             return found
@@ -151,13 +156,13 @@ class Sources:
         return self._offering(known, version, digest or "") if version else None
 
     def _offering(self, roots: list[str], version: str, digest: str) -> DriverSource | None:
-        """Where the driver `version` is: the slot recorded as `digest`, else the first of `roots` that offers it."""
+        """The source of driver `version`: the slot recorded as `digest`, else the first of `roots` that offers it."""
         slots = self._slots
         found = {slots.path(slot.name): slot for slot in slots.slots} if slots is not None else {}
         wanted = slots.path(slots.wanted) if slots is not None and slots.wanted else ""
         same = [path for path, slot in found.items() if (slot.digest == digest if digest else slot.has_served)]
         others = {path for path in found if path not in same and (digest or path == wanted)}
-        # The next driver, and the wanted one, only if no other place has that driver.
+        # Try the next and the wanted slot only after all other places.
         first = [path for path in same if path != wanted and not path.endswith(NEXT)]
         for root in dict.fromkeys([*first, *filter(None, roots), *same]):
             offered = self._trees.source(root, self._profile.modules.roots, in_depth=False)
@@ -167,13 +172,13 @@ class Sources:
         return None
 
 
-# Reads the host's side of an observation: modules, digest, mounts, artifacts, sources. Changes nothing.
+# The host's part of an observation: modules, digest, mounts, artifacts and sources.
 
 MAX_BINDINGS_BYTES = 1024 * 1024
-"""Bytes: a host may have thousands of functions."""
+"""Maximum size of the file in bytes: a host may have thousands of functions."""
 
 
-def read_host(  # noqa: PLR0913  # what the source of the driver depends on
+def read_host(  # noqa: PLR0913  # the source of the driver depends on all of them
     roots: HostRoots,
     profile: Profile,
     driver_root: str,
@@ -184,11 +189,11 @@ def read_host(  # noqa: PLR0913  # what the source of the driver depends on
     wanted: str = "",
     picks_vfio: bool = False,
 ) -> Host:
-    """All facts of the host. `loads`: this run loads the driver, so its source matters. `ships`: the host loads it, so
-    the source is what it has on disk.
+    """All facts of the host.
 
-    `wanted` is the digest of the wanted driver. `picks_vfio`: which vfio module serves each device matters. Raises
-    ConfigError where the host cannot be read.
+    `loads`: this run loads the driver, so find its source. `ships`: the host loads the driver, so the source is the one
+    on its disk. `wanted` is the digest of the wanted driver. `picks_vfio`: find the vfio module of each device. Raises
+    ConfigError if the host cannot be read.
     """
     try:
         host = _read_host(roots, profile, driver_root, journal, wanted if loads else "", loads=loads, ships=ships)
@@ -221,7 +226,7 @@ def _read_host(  # noqa: PLR0913  # as above
     old = run.driver if run is not None else None
     old = old or host_record.lost_driver(left, is_loaded=has_root(modules, profile.modules), digest=digest)
     if old is None and journal is not None and journal.driver is not None:
-        # The Node names no root; its digest only selects one of the roots that this host knows.
+        # The Node has no root. Its digest only selects one of this host's known roots.
         old = OldDriver(journal.driver.version, digest=journal.driver.digest)
     artifacts = tuple(path for path in _artifacts(profile) if files.exists(path))
     version = next((modules[name].version for name in profile.modules.roots if name in modules), "")
@@ -266,9 +271,9 @@ def _read_host(  # noqa: PLR0913  # as above
 
 
 def unwritable(files: HostFiles, profile: Profile, paths: Iterable[str], *, tries: bool = False) -> Mapping[str, str]:
-    """Why a run cannot write, remove or lock each file of `paths`, of the profile's locks and evidence where it cannot.
+    """Reason by path, for each file in `paths`, lock and evidence folder of the profile that a run cannot write.
 
-    `tries`: write a file in each folder to find out.
+    A run must also be able to remove files and lock locks. `tries` writes a file in each folder to check.
     """
     known, tried = profile.paths, set[str]()
     evidence = f"{known.evidence}/any"
@@ -281,7 +286,7 @@ def unwritable(files: HostFiles, profile: Profile, paths: Iterable[str], *, trie
 
 
 def _failure(files: HostFiles, path: str, this_boot: str) -> PastFailure | None:
-    """What an earlier run of this boot noted; None for garbage and for other boots."""
+    """The failure that an earlier run of this boot recorded; None if unreadable or of another boot."""
     try:
         return noted_failure(files.read(path) or "", this_boot)
     except OSError:
@@ -289,7 +294,10 @@ def _failure(files: HostFiles, path: str, this_boot: str) -> PastFailure | None:
 
 
 def _run_records(files: HostFiles, paths: HostPaths, this_boot: str) -> tuple[HostRecord, ...]:
-    """What runs of this boot have to undo; garbage is none, and so is a record in the file of another run."""
+    """The records of runs of this boot, in order of file name.
+
+    Skips unreadable records and a record in the file of another run.
+    """
     folder, found = paths.run_record("").rpartition("/")[0], list[HostRecord]()
     try:
         names = sorted(name for name in files.names(folder) if name.startswith(RUN_RECORD) and name.endswith(".json"))
@@ -306,7 +314,7 @@ def _run_records(files: HostFiles, paths: HostPaths, this_boot: str) -> tuple[Ho
 
 
 def _bindings(files: HostFiles, path: str, this_boot: str) -> tuple[Binding, ...]:
-    """What a run of this boot found the devices bound to; none for garbage and for other boots."""
+    """The bindings of the devices that a run of this boot recorded; empty if unreadable or of another boot."""
     try:
         return noted_bindings(files.read(path, MAX_BINDINGS_BYTES) or "", this_boot)
     except OSError:
@@ -314,7 +322,7 @@ def _bindings(files: HostFiles, path: str, this_boot: str) -> tuple[Binding, ...
 
 
 def enforces_signatures(sys_root: Path) -> bool:
-    """Whether this kernel refuses unsigned modules: by its own switch, or locked down (kernel_lockdown(7))."""
+    """True if this kernel refuses unsigned modules: by sig_enforce, or by lockdown (kernel_lockdown(7))."""
     enforced = _text(sys_root / "module/module/parameters/sig_enforce") == "Y"
     lockdown = _text(sys_root / "kernel/security/lockdown")
     return enforced or "[integrity]" in lockdown or "[confidentiality]" in lockdown
@@ -335,7 +343,7 @@ def _artifacts(profile: Profile) -> tuple[str, ...]:
 
 
 def _digest(files: HostFiles, path: str) -> tuple[str | None, str]:
-    """The recorded digest, and why it cannot be used."""
+    """The recorded digest, or why it cannot be used; (None, "") if there is none."""
     try:
         text = files.read(path)
     except OSError as error:
@@ -349,7 +357,7 @@ def _digest(files: HostFiles, path: str) -> tuple[str | None, str]:
 
 
 def _record(files: HostFiles, path: str, this_boot: str) -> LoadRecord | None:
-    """The note of an earlier `DRIVER_LOAD=manager` run of this boot; None for garbage and other boots."""
+    """The record of an earlier `DRIVER_LOAD=manager` run of this boot; None if unreadable or of another boot."""
     try:
         body = json.loads(files.read(path) or "null")
         record = LoadRecord(str(body["bootId"]), str(body["root"]), str(body["version"]))
@@ -359,7 +367,7 @@ def _record(files: HostFiles, path: str, this_boot: str) -> LoadRecord | None:
 
 
 def _reboot_wish(files: HostFiles, path: str) -> RebootWish | None:
-    """What a reboot was last asked for; None for garbage, which leads to one more request at most."""
+    """The last reboot request; None if there is none or it is unreadable, which causes at most one more request."""
     try:
         text = files.read(path) if path else None
         return decode_reboot_wish(text) if text is not None else None
@@ -368,7 +376,7 @@ def _reboot_wish(files: HostFiles, path: str) -> RebootWish | None:
 
 
 def _granted_reboot(files: HostFiles, path: str, this_boot: str) -> str | None:
-    """The reason of the reboot that the rebooter's record has granted, "" if none, None if it cannot be read."""
+    """The reason of the reboot that the rebooter's record grants, "" if none, None if it cannot be read."""
     try:
         text = files.read(path) if path else None
         return reboot_record.decode_reboot_record(text).granted(this_boot) if text is not None else ""
@@ -377,7 +385,7 @@ def _granted_reboot(files: HostFiles, path: str, this_boot: str) -> str | None:
 
 
 def _root_mounts(roots: HostRoots, driver_root: str) -> tuple[str, ...]:
-    """Mounts at and below the driver root, `driver_root` being its path without symlinks."""
+    """Mount points at and below the driver root. `driver_root` is its path without symlinks. Raises ConfigError."""
     if not is_safe_root(driver_root):
         raise ConfigError(
             f"the driver root resolves to the system directory {driver_root}",
@@ -390,13 +398,13 @@ def _root_mounts(roots: HostRoots, driver_root: str) -> tuple[str, ...]:
         raise ConfigError(f"cannot read {path}: {error.strerror}", "Run as root with the host's /proc.") from error
 
 
-# Whose effects on the driver may follow: a note on the host, read and written under a lock of one effect.
+# The owner note: a file on the host that names the run that may change the driver, guarded by the effect lock.
 #
-# A run that was superseded while it slept, suspended or starved, finds out before its next effect, and without a
-# request. The lock is a flock(2): the kernel releases it if the process dies.
+# A run that another one superseded while it was suspended detects it before its next effect, without a request to the
+# API server. The lock is a flock(2): the kernel releases it if the process dies.
 
 TURN_S = 10.0
-"""What a run waits for another one's effect, or for its taking of the node, to end."""
+"""Seconds that a run waits until another run finishes an effect or takes the node."""
 
 
 class Ownership:
@@ -436,14 +444,14 @@ class Ownership:
         try:
             self._files.write(self._note, _fence_text(owner), 0o600)
         except ConfigError:
-            # The run in that note must stop. A full file system has no room for a new note, but one can be removed.
+            # The run in the old note must stop. A full file system refuses a new note but allows the removal.
             with contextlib.suppress(OSError):
                 self._files.remove(self._note)
             return False
         return True
 
     def _refuse_other(self, owner: Owner) -> None:
-        """Raise OwnedElsewhere unless the note is still ours: one that cannot be read is not."""
+        """Raise OwnedElsewhere unless the note names `owner`. An unreadable note does not."""
         try:
             found = self._files.read(self._note) or ""
         except OSError:
@@ -464,7 +472,7 @@ WORK_LOCK_S = 5.0
 EVIDENCE_HOLDERS_S = 5.0
 WARM_S = 20.0
 NODE_POLL_S = 0.25
-"""Between two looks at /dev where no event comes: not every container gets the kernel's events."""
+"""Seconds between two looks at /dev without an event: not every container gets the kernel's events."""
 
 
 class LinuxHost:
@@ -483,7 +491,7 @@ class LinuxHost:
         return driver_modules(self._roots.sys, self._profile.modules)
 
     def unload(self, name: str, deadline: Deadline) -> None:
-        """See the port. A driver that only a reboot changes is never unloaded."""
+        """See the port. Refuses to unload a driver that only a reboot can change."""
         if self._profile.never_unloads:
             raise ModuleFailed(
                 f"refused to unload {name}: the {self._profile.name} driver must not be unloaded from a running kernel",
@@ -492,7 +500,7 @@ class LinuxHost:
         unload_module(self._roots.sys, name, deadline, self._clock)
 
     def remove_conflicting(self, name: str, deadline: Deadline) -> None:
-        """See the port. Nothing that the profile does not name is ever unloaded by this."""
+        """See the port. Refuses modules that the profile does not name."""
         if name not in self._profile.modules.conflicting_removable:
             raise ModuleFailed(f"refused to unload {name}: the profile does not allow it", "This is a bug; report it.")
         unload_module(self._roots.sys, name, deadline, self._clock)
@@ -502,7 +510,7 @@ class LinuxHost:
         set_firmware_path(self._roots.sys, path)
 
     def load(self, source: DriverSource, deadline: Deadline) -> None:
-        """See the port. A modprobe over a loaded module does nothing and returns 0: the version is compared."""
+        """See the port. Compares versions afterwards, as modprobe does nothing and returns 0 for a loaded module."""
         before = set(self.modules())
         try:
             failed = self._load_tree(source, deadline)
@@ -520,16 +528,19 @@ class LinuxHost:
             raise
 
     def _load_tree(self, source: DriverSource, deadline: Deadline) -> dict[str, str]:
-        """Load the modules of a whole tree that can be loaded; returns the errors of the others, by name."""
+        """Load all loadable modules of a whole tree; the errors of the others, by name."""
         files = ((name, self._files.path(path)) for name, path in source.tree)
         return load_modules(self._roots.sys, files, deadline, joined(source.given, self._trees().options()))
 
     def _load_one(self, source: DriverSource, name: str, deadline: Deadline) -> None:
-        """Load a module and what it needs, with its options and those of the host's modprobe.d. Raises ModuleFailed."""
+        """Load a module and its dependencies, with its options and those of the host's modprobe.d.
+
+        Raises ModuleFailed.
+        """
         trees, root = self._trees(), source.root
         by_hand = trees.one_by_one(root, (name,))
         if not by_hand:
-            # On the host itself modprobe reads the host's by itself.
+            # If the host's root is this process's root, modprobe reads the host's modprobe.d itself.
             options = source.given if self._files.is_own_root else joined(source.given, trees.options())
             load_module(self._files.path(root), self._kernel, name, deadline, options)
             return
@@ -556,7 +567,7 @@ class LinuxHost:
         return warm(lambda: self._read_by(source), deadline.bound(WARM_S))
 
     def _read_by(self, source: DriverSource) -> Iterator[Path]:
-        """The files that a load of `source` and its probe read, tools first, without those that are missing."""
+        """The files that a load of `source` and its probe read, in order: tools, modules, probe. Some may be missing."""
         yield from (Path(found) for name in KMOD_TOOLS if (found := shutil.which(name)))
         yield from self._trees().files_of(source)
         probe = self._profile.probe
@@ -570,7 +581,7 @@ class LinuxHost:
             self._load_one(source, name, deadline)
 
     def load_of_host(self, name: str, deadline: Deadline) -> None:
-        """Load a module of the host's own kernel tree; nothing where it is loaded. Raises ModuleFailed."""
+        """Load a module of the host's own kernel tree unless it is loaded. Raises ModuleFailed."""
         if not (self._roots.sys / "module" / name).is_dir():
             self._load_one(DriverSource("/"), name, deadline)
 
@@ -602,7 +613,7 @@ class LinuxHost:
         return parse(probe.parser, result.status, result.out, result.last_line, err=result.err)
 
     def unmount(self, mount_point: str, deadline: Deadline) -> None:
-        """See the port. A busy mount is detached lazily: only what still uses it keeps the dead view."""
+        """See the port. Detaches a busy mount lazily: only the processes that use it keep the old view."""
         if not is_safe_root(mount_point):
             raise ModuleFailed(
                 f"refused to unmount {mount_point}: it is a system directory of the host", "Report this bug."
@@ -664,7 +675,7 @@ class LinuxHost:
             ) from error
 
     def save_evidence(self, name: str, lines: tuple[str, ...], deadline: Deadline) -> str:
-        """See the port. Who uses the device is looked for only while a module has users."""
+        """See the port. Looks for users of the device only while a module has users."""
         roots, paths = self._roots, self._profile.paths
         if not paths.evidence:
             return ""
@@ -676,7 +687,7 @@ class LinuxHost:
         return folder.save(f"{int(self._clock.wall())}-{self._profile.name}-{name}", kept)
 
     def _samples(self) -> tuple[str, ...]:
-        """What health-watch has noted of this boot; nothing where all was well, or it does not run."""
+        """Health-watch's last samples of this boot; empty if the driver was healthy or health-watch does not run."""
         with contextlib.suppress(OSError):
             text = self._files.read(self._profile.paths.health_record) or ""
             return decode_watch_record(text, boot_id(self._roots)).evidence
@@ -735,7 +746,10 @@ class LinuxHost:
             )
 
     def _unload_new(self, before: set[str], deadline: Deadline) -> None:
-        """A failed modprobe leaves the dependencies it loaded: unload those that can be unloaded."""
+        """Unload the modules that are not in `before` after a failed modprobe, which leaves the dependencies it loaded.
+
+        Skips modules that cannot be unloaded. Raises ModuleStuck.
+        """
         loaded = self.modules()
         new = {name: module for name, module in loaded.items() if name not in before}
         for name in unload_order(new, self._profile.modules.order):
