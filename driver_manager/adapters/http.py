@@ -12,11 +12,11 @@ from typing import Any
 
 from driver_manager.adapters.process.forked import within
 
-# HTTP requests and answers that end: a limit of time and of size for everything that the product fetches.
+# Time and size limits of HTTP answers.
 #
-# A socket's timeout limits all of one send or TLS handshake, but only one wait of many for an answer. A peer that
-# sends a byte before each timeout holds the reader for ever. Here the timeout that the socket has when an answer
-# begins limits the whole answer: status line, headers, body and trailers. Connections of urllib3 are subclasses of
+# A socket's timeout limits the whole of a send or TLS handshake, but only each single wait for an answer: a peer that
+# sends a byte before each timeout blocks the reader without end. Here the timeout of the socket at the begin of an
+# answer limits the whole answer: status line, headers, body and trailers. Connections of urllib3 are subclasses of
 # those of `http.client`, so `Bounded` serves both.
 
 CHUNK_BYTES = 65536
@@ -33,7 +33,7 @@ class TooLarge(Exception):
 
 
 class Limit:
-    """The time that one answer may take: in total, and for each wait."""
+    """The time limits of one answer: in total, and for each wait."""
 
     def __init__(self, total_s: float) -> None:
         self.allow(total_s, total_s)
@@ -45,7 +45,7 @@ class Limit:
         self._end_s = time.monotonic() + total_s
 
     def wait_s(self) -> float:
-        """The longest next wait, in seconds. Raises TimeoutError at the end of the total."""
+        """Maximum duration of the next wait, in seconds. Raises TimeoutError at the end of the total."""
         left_s = self._end_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError(f"not complete after {self._total_s:.3g} s")
@@ -73,7 +73,7 @@ class _BoundedReader(io.RawIOBase):
 
 
 class BoundedAnswer(http.client.HTTPResponse):
-    """An answer whose total limit is the timeout that its socket has now. `limit` may be changed while it is read."""
+    """An answer whose total limit is the current timeout of its socket. The reader may change `limit` meanwhile."""
 
     def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
         super().__init__(sock, *args, **options)
@@ -85,20 +85,17 @@ class BoundedAnswer(http.client.HTTPResponse):
         self.fp = io.BufferedReader(reader)
 
     def begin(self) -> None:
-        """See http.client, which takes a Content-Length that is none for an answer without one.
-
-        Raises HTTPException for it.
-        """
+        """See http.client, which ignores an invalid Content-Length. Raises HTTPException for one."""
         super().begin()
         lengths = {length.strip() for length in self.headers.get_all("Content-Length", [])}
         if len(lengths) > 1 or not all(map(_LENGTH.fullmatch, lengths)):
             raise http.client.HTTPException("the answer's Content-Length is not one number")
 
     def _read_next_chunk_size(self) -> int:
-        """The size of the next chunk. Raises ValueError, of which http.client makes an IncompleteRead.
+        """The size of the next chunk. Raises ValueError, which http.client translates to IncompleteRead.
 
-        Replaces a method of http.client, which takes all that `int` takes: a read of a chunk of negative size has no
-        limit.
+        Replaces a method of http.client, which accepts every text that `int` accepts: a chunk of negative size would be
+        read without limit.
         """
         line = self.fp.readline(CHUNK_BYTES + 1)
         found = _CHUNK.fullmatch(line)
@@ -108,7 +105,7 @@ class BoundedAnswer(http.client.HTTPResponse):
 
 
 class Bounded(http.client.HTTPConnection):
-    """A connection whose answers are bounded. `limit` is that of the latest one."""
+    """A connection with limits for its answers. `limit` is that of the latest answer."""
 
     limit: Limit
 
@@ -118,7 +115,7 @@ class Bounded(http.client.HTTPConnection):
 
     @property
     def response_class(self) -> Callable[..., BoundedAnswer]:  # type: ignore[override]  # it is only called
-        """What makes an answer, also that of a proxy."""
+        """The factory of answers, also for the answer of a proxy."""
         return self._answer
 
     def _answer(self, sock: socket.socket, *args: Any, **options: Any) -> BoundedAnswer:
@@ -128,7 +125,7 @@ class Bounded(http.client.HTTPConnection):
 
 
 class BoundedHttps(Bounded, http.client.HTTPSConnection):
-    """The same with TLS, whose handshake the socket's timeout limits in total."""
+    """A bounded connection with TLS. The socket's timeout limits the whole handshake."""
 
 
 def connected(
@@ -137,9 +134,9 @@ def connected(
     source_address: tuple[str, int] | None = None,
     socket_options: Iterable[tuple[int, int, int | bytes]] = (),
 ) -> socket.socket:
-    """A connection to the first address of the host that answers. `timeout_s` limits the look-up and all addresses.
+    """A socket connected to the first address of the host that answers.
 
-    Raises OSError.
+    `timeout_s` limits the name look-up and the attempts at all addresses together. Raises OSError.
     """
     limit = Limit(timeout_s)
     failed: OSError | None = None
@@ -165,9 +162,9 @@ def connected(
 
 
 def _addresses(host: str, port: int, limit: Limit) -> list[Any]:
-    """What `socket.getaddrinfo` gives. An IP address needs no look-up. The resolver has no total limit of its own.
+    """The result of `socket.getaddrinfo`, within `limit`, as the resolver has no total limit. Raises OSError.
 
-    Raises OSError.
+    An IP address needs no look-up.
     """
     host = host.strip("[]")
     try:
@@ -179,7 +176,7 @@ def _addresses(host: str, port: int, limit: Limit) -> list[Any]:
 
 
 def whole(read: Callable[[int], bytes], most_bytes: int) -> bytes:
-    """All that `read` gives until its end. Raises TooLarge beyond `most_bytes`, and what `read` raises."""
+    """All bytes from `read` until its end. Raises TooLarge beyond `most_bytes`, and the errors of `read`."""
     parts, size = list[bytes](), 0
     while chunk := read(CHUNK_BYTES):
         size += len(chunk)

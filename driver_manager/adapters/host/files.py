@@ -650,7 +650,7 @@ def machine_id(roots: HostRoots) -> str:
 
 
 def kernel_fact(roots: HostRoots, name: str) -> str:
-    """One line of /proc/sys/kernel. Raises ConfigError."""
+    """The text of the file `name` below /proc/sys/kernel. Raises ConfigError."""
     path = roots.proc / "sys/kernel" / name
     try:
         return path.read_text().strip()

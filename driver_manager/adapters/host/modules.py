@@ -688,7 +688,7 @@ class ModuleTrees:
                 done.setdefault(name, paths[name])
                 continue
             begun.add(name)
-            # A module that is begun and not done needs this one too. No order serves a cycle, so skip it.
+            # Skip a dependency that is begun and not done: it needs this module too, and no order serves a cycle.
             needs = [need for need in _needs(self._modinfo(paths[name])) if need in paths and need not in begun]
             left += reversed(needs)
         return tuple(done.items())

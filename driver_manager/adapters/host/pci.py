@@ -90,7 +90,7 @@ NO_OVERRIDE = "(null)"
 GUARDED = ("driver_override", "sriov_numvfs")
 PCI_LOOK_S = 60.0
 STALL_S = 10.0
-"""Seconds for reading the guarded files: all functions, and one function without an answer. A read without contention
+"""Seconds for reading the guarded files of all functions, and of one that does not answer. A read without contention
 returns at once. The limits allow for a driver that binds or unbinds normally and for a busy machine, as a device that
 counts as stuck blocks the run."""
 

@@ -567,7 +567,7 @@ class LinuxHost:
         return warm(lambda: self._read_by(source), deadline.bound(WARM_S))
 
     def _read_by(self, source: DriverSource) -> Iterator[Path]:
-        """The files that a load of `source` and its probe read, in order: tools, modules, probe. Some may be missing."""
+        """The files that a load of `source` and its probe read: tools, modules, then the probe. Some may be missing."""
         yield from (Path(found) for name in KMOD_TOOLS if (found := shutil.which(name)))
         yield from self._trees().files_of(source)
         probe = self._profile.probe

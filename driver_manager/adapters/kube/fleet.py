@@ -94,7 +94,7 @@ from driver_manager.domain.wire import Operation, expect, seconds_of
 
 # JSON objects → facts of a rollout
 #
-# There are thousands of each, so facts are slim, and strings that many objects share are interned.
+# A cluster has thousands of each kind: keep facts small, and intern the strings that objects share.
 
 REVISION_LABEL = "controller-revision-hash"
 """On a DaemonSet's pods and its ControllerRevisions (k8s.io/api apps/v1, ControllerRevisionHashLabelKey)."""
@@ -158,7 +158,7 @@ def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> Item:
     labels, notes = _interned(texts_of(metadata, "labels")), texts_of(metadata, "annotations")
     conditions = _interned({text_of(one, "type"): text_of(one, "status") for one in status.get("conditions") or []})
     record, problem = _record(notes.get(keys.rollout))
-    # `node_state` and `journal` know the forms of what the runs write; they need two keys only.
+    # `node_state` parses what the runs write; it needs these two keys only.
     shown = Node("", "", "", {keys.state: labels.get(keys.state, "")}, _only(notes, keys.last_outcome))
     outcome = node_state.outcome_on(shown, keys)
     fact = FleetNode(
@@ -207,7 +207,7 @@ def as_driver_pod(item: Mapping[str, Any]) -> Item:
 
 
 def as_gate_pod(item: Mapping[str, Any]) -> Item:
-    """The pod in `item`, a pod of a gate. One that is being deleted is not ready."""
+    """The pod in `item`, a pod of a gate. A terminating pod counts as not ready."""
     metadata, status = item["metadata"], item.get("status") or {}
     fact = GatePod(
         namespace=intern(text_of(metadata, "namespace")),
@@ -219,9 +219,9 @@ def as_gate_pod(item: Mapping[str, Any]) -> Item:
 
 
 def as_task_pod(item: Mapping[str, Any]) -> Item:
-    """The pod in `item`, a task pod. Its result is that of its first container, once all others have ended too.
+    """The pod in `item`, a task pod. Its result is that of its first container, once all other containers have ended.
 
-    How the others ended does not matter, unless the kubelet ended the whole pod: then they may not have started.
+    The results of the others do not matter, unless the kubelet ended the whole pod: then they may not have started.
     """
     metadata, status = item["metadata"], item.get("status") or {}
     labels, states = texts_of(metadata, "labels"), status.get("containerStatuses") or []
@@ -293,7 +293,7 @@ def _is_ready(status: Mapping[str, Any]) -> bool:
 
 
 def _why_waiting(containers: Iterable[Mapping[str, Any]]) -> str:
-    """The first container that waits, with the kubelet's reason; "" if none does."""
+    """The first waiting container, with the kubelet's reason; "" if none waits."""
     for one in containers:
         reason = text_of((one.get("state") or {}).get("waiting") or {}, "reason")
         if reason:
@@ -381,7 +381,7 @@ def pages(
     turnstile: AbstractContextManager[Any] = NO_TURNSTILE,
     passing: frozenset[int] = frozenset(),
 ) -> Iterator[Mapping[str, Any]]:
-    """The pages of that list, one by one. Raises as `listed`."""
+    """The pages of the list of `subject`, one by one. Raises as `listed`."""
     query = {"limit": str(PAGE), **label_selector(subject)}
     path = f"{collection(subject)}?{urlencode(query)}"
     return api.pages(path, f"list {qualified(subject.kind)}", turnstile, passing)
@@ -442,7 +442,7 @@ class Informer:
         self._version = ""
         self._failed = 0
         self._is_lost = False
-        # A silent watch blocks: the end of the process does not wait for it.
+        # A silent watch blocks, so the thread is a daemon: the process ends without it.
         self._thread = threading.Thread(target=self._run, name=f"feed {subject}", daemon=True)
 
     def start(self) -> None:
@@ -497,18 +497,18 @@ class Informer:
         if why_lost:
             self._is_lost = True
             self._tell(Lost(self.subject, why_lost))
-        # All watches of a server that stopped break together, so the first pause is random too.
+        # If a server stops, all its watches break together, so the first pause is random too.
         is_first = self._failed == 1 and not isinstance(error, ApiRefused)
         self._clock.sleep(self._clock.random() if is_first else pause_s(self._failed, error, self._clock.random()))
 
     def _list(self, api: KubeApi) -> str:
-        """List all objects; the version of the list. Raises as KubeApi, and WatchExpired."""
+        """List all objects; the resourceVersion of the list. Raises as KubeApi, and WatchExpired."""
         found = listed(api, self.subject, self._read, self._turnstile)
         self._tell(found)
         return found.version
 
     def _watch(self, api: KubeApi) -> None:
-        """Watch until the server ends it. Raises as KubeApi, WatchExpired, WatchBroken."""
+        """Watch until the server ends the watch. Raises as KubeApi, WatchExpired, WatchBroken."""
         what, path = f"watch {qualified(self.subject.kind)}", collection(self.subject)
         timeout_s = around_s(WATCH_S, self._clock.random(), 1 / 3)
         selector = label_selector(self.subject)
@@ -525,7 +525,7 @@ class Informer:
         self._failed = 0
 
     def _find(self) -> None:
-        """The server has accepted the watch."""
+        """Report that the server accepted the watch of a lost subject."""
         if self._is_lost:
             self._is_lost = False
             self._tell(Found(self.subject))
@@ -565,7 +565,7 @@ class KubeFleet:
             feed.start()
 
     def changes(self, until_s: float) -> tuple[Change, ...]:
-        """See the port. Raises also what ended a thread."""
+        """See the port. Also raises the error that ended a thread."""
         found = list[Change]()
         for feed, change in self._inbox.take(until_s):
             if isinstance(change, BaseException):
@@ -581,7 +581,7 @@ class KubeFleet:
     def delete_pod(self, namespace: str, name: str, uid: str) -> None:
         """See the port."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
-        # The Answer means that the pod is gone: there is none of that name, or another one.
+        # An Answer means that the pod is gone: the name is unused, or another pod has it.
         with suppress(Answer):
             self._api.call(
                 "DELETE",
@@ -623,11 +623,11 @@ class KubeFleet:
     def post_event(self, about: EventAbout, reason: str, message: str, *, warning: bool, key: str) -> None:
         """See the port."""
         named = _about_rollout(about) if about.namespace else about_node(about.name)
-        # A key may be longer than a name, and have other characters.
+        # Hash the key: it may be too long for a name, or have other characters.
         name = hashlib.sha256(key.encode()).hexdigest()[:KEY_CHARS]
         body = event_body(named, reason, message, self._clock.wall(), warning=warning, key=name)
         path = f"/api/v1/namespaces/{body['metadata']['namespace']}/events"
-        # The Answer means that there is an Event of that name.
+        # An Answer means that an Event of that name exists.
         with suppress(Answer):
             self._api.call("POST", path, "create events", body, passing=frozenset({CONFLICT}), only_once=True)
 
@@ -639,10 +639,10 @@ class KubeFleet:
         return feed
 
     def _patched(self, kind: FactKind, path: str, body: Body, name: str, subresource: str = "") -> Item:
-        """The object after one patch. Raises Conflict if it has changed since it was read, or is gone."""
+        """The object after one patch. Raises Conflict if it changed after it was read, or is gone."""
         is_json = isinstance(body, list)
         what = f"patch {qualified(kind)}{subresource}"
-        # A JSON patch of which an operation does not apply gets 422 (apiserver, pkg/endpoints/handlers/patch.go).
+        # The server answers 422 if an operation does not apply (apiserver, pkg/endpoints/handlers/patch.go).
         passing = frozenset({NOT_FOUND, CONFLICT, *((INVALID,) if is_json else ())})
         try:
             answer = self._api.call(
@@ -670,7 +670,7 @@ def _about_rollout(about: EventAbout) -> dict[str, str]:
     }
 
 
-# Commands: a patch names the uid of its object and no resourceVersion, as the controller often writes the status and a
+# Commands. A patch has the uid of its object and no resourceVersion: the controller often writes the status, and a
 # request does not depend on it.
 
 EVERY_POD = Subject(FactKind.GATE_PODS)

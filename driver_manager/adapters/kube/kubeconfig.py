@@ -1,6 +1,6 @@
-"""Access by kubeconfig: the kubernetes package supplies credentials, TLS and proxies.
+"""Access by kubeconfig: the kubernetes package supplies credentials, TLS, proxies and connections.
 
-Sends through that package's connection pool. The package is imported when a client is made, and only then.
+Imports that package only when it makes a client.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from driver_manager.adapters.process.forked import within
 from driver_manager.domain.errors import ConfigError
 
 CREDENTIALS_S = 60.0
-"""For reading a kubeconfig: a credential plugin (exec) or an identity provider may ask people to log in."""
+"""Seconds for reading a kubeconfig: a credential plugin (exec) or an identity provider may request a login."""
 
 _NO_CREDENTIALS = (
     "A credential plugin (exec) that is not installed here provides none: use a token, from `kubectl create token`."
 )
 _NO_FILE = "No configuration found"
-"""What the client says where no file is there (kubernetes.config.kube_config); of a bad one it says what is wrong."""
+"""The package's message for a missing file (kubernetes.config.kube_config). Its other messages name the defect."""
 
 
 class _Bounded(Bounded, HTTPConnection):
-    """A connection of urllib3 within limits. Of an HTTPS proxy, each wait is limited, but not the total."""
+    """A connection of urllib3 within limits. With an HTTPS proxy, only each wait is limited, not the total."""
 
     def _new_conn(self) -> socket.socket:
         try:
@@ -68,7 +68,7 @@ class _Bounded(Bounded, HTTPConnection):
 
 
 class _BoundedHttps(_Bounded, HTTPSConnection):
-    """The same with TLS."""
+    """`_Bounded` with TLS."""
 
 
 class _Pool(urllib3.HTTPConnectionPool):
@@ -83,24 +83,24 @@ class Library:
     """See `driver_manager.adapters.kube.transport.Transport`."""
 
     def __init__(self, client: Any, make: Callable[[], Any] | None = None) -> None:
-        """`client` is a configured kubernetes ApiClient; `make` makes another from where its credentials came from."""
+        """`client` is a configured kubernetes ApiClient; `make` makes another one from the same credential source."""
         self._client = _bounded(client)
         self._make = make
 
     @property
     def configuration(self) -> Any:
-        """The client's."""
+        """The configuration of the client."""
         return self._client.configuration
 
     def send(self, request: WireRequest, *, connect_s: float, read_s: float) -> Response:
-        """See the port. Raises ConfigError where the server refuses a request without any credentials, too."""
+        """See the port. Also raises ConfigError if the server refuses a request that has no credentials."""
         configuration = self._client.configuration
         begun_s = time.monotonic()
         authorization = _authorization(configuration, read_s)
         read_s = max(0.0, read_s - (time.monotonic() - begun_s))
         headers = {**request.headers, **authorization}
         try:
-            # What says that it is compressed was not asked for, and could be small on the wire and large here.
+            # Do not decompress: the request does not ask for it, and a small answer could become huge in memory.
             response = self._client.rest_client.pool_manager.request(
                 request.method,
                 configuration.host + request.path,
@@ -134,7 +134,7 @@ class _Response:
     """See `driver_manager.adapters.kube.transport.Response`."""
 
     def __init__(self, response: Any, *, is_whole: bool) -> None:
-        """Raises as urllib3, and TooLarge, where the answer `is_whole`: then its body is read now."""
+        """Read the body now if `is_whole`. Raises as urllib3, and TooLarge."""
         self._response = response
         self._connection = response.connection
         self.status: int = response.status
@@ -152,7 +152,7 @@ class _Response:
     def _read(self) -> bytes:
         try:
             return whole(self._response.read, MAX_BODY_BYTES)
-        except BaseException:  # what is left of the answer must not be taken for the next one
+        except BaseException:  # the rest of the answer must not be read as the next one
             self._response.close()
             raise
 
@@ -177,36 +177,39 @@ class _Response:
 
 
 def load_kubeconfig(kubeconfig: str | None) -> Library:
-    """By `kubeconfig` if given, else by the service account where there is one, else by ~/.kube/config.
+    """A transport by `kubeconfig`, else by the service account if there is one, else by ~/.kube/config.
 
-    Raises ConfigError when there is none or it cannot be used.
+    Raises ConfigError if there is none or it cannot be used.
     """
     return Library(_loaded(kubeconfig), lambda: _loaded(kubeconfig))
 
 
 def kubeconfig_namespace(kubeconfig: str | None) -> str:
-    """The namespace that the current context of `kubeconfig`, or of ~/.kube/config, names; "" where there is none."""
+    """The namespace in the current context of `kubeconfig`, or of ~/.kube/config; "" if there is none."""
     from kubernetes import config as kube_config  # noqa: PLC0415  # as below
 
     try:
         with _unlogged():
             _, context = kube_config.list_kube_config_contexts(config_file=kubeconfig)
         found = (context.get("context") or {}).get("namespace")
-    except Exception:  # noqa: BLE001  # as below; who connects by the same file says what is wrong with it
+    except Exception:  # noqa: BLE001  # as below; a connection by the same file reports its defect
         return ""
     return found if type(found) is str else ""
 
 
 def _bounded(client: Any) -> Any:
-    """`client`, whose connections end within their limits from now on."""
+    """`client` with connection pools that enforce the limits."""
     pools = client.rest_client.pool_manager
-    if type(pools) in {urllib3.PoolManager, urllib3.ProxyManager}:  # those of a SOCKS proxy know how to reach it
+    if type(pools) in {urllib3.PoolManager, urllib3.ProxyManager}:  # a SOCKS proxy needs its own pool classes
         pools.pool_classes_by_scheme = {"http": _Pool, "https": _HttpsPool}
     return client
 
 
 def _loaded(kubeconfig: str | None) -> Any:
-    """As `_client`. The library waits without a limit for plugins and identity providers."""
+    """As `_client`, within `CREDENTIALS_S`: the package waits without limit for plugins and identity providers.
+
+    Raises ConfigError.
+    """
     try:
         with _unlogged():
             return within(CREDENTIALS_S, lambda: _client(kubeconfig))
@@ -217,9 +220,9 @@ def _loaded(kubeconfig: str | None) -> Any:
 
 def _client(kubeconfig: str | None) -> Any:
     from kubernetes import client as kube_client  # noqa: PLC0415  # hundreds of models, none of which a request needs
-    from kubernetes import config as kube_config  # noqa: PLC0415  # likewise
+    from kubernetes import config as kube_config  # noqa: PLC0415  # as above
 
-    # The package deletes its files at the interpreter's end, which a killed process does not have, nor one of ours.
+    # The package deletes its files in an exit handler, which a killed process and a child of this one do not run.
     kube_config.kube_config._create_temp_file_with_content = _in_memory
     configuration = kube_client.Configuration()
     try:
@@ -231,7 +234,7 @@ def _client(kubeconfig: str | None) -> Any:
             else:
                 kube_config.load_kube_config(client_configuration=configuration)
         _refuse_junk(configuration)
-    except Exception as error:  # the client lets through what its YAML, base64 and TLS readers raise
+    except Exception as error:  # the package also raises errors of its YAML, base64 and TLS readers
         said = _said(error)
         if _NO_FILE in said:
             said = "no such file" if kubeconfig else "no kubeconfig and no service account token"
@@ -241,11 +244,11 @@ def _client(kubeconfig: str | None) -> Any:
 
 
 _MEMORY_FILES: dict[bytes, str] = {}
-"""Paths by their content: a client reads them again for each connection."""
+"""Paths by content. They stay, as a client reads them again for each connection."""
 
 
 def _in_memory(content: str | bytes, *_: object, **__: object) -> str:
-    """The path of a file with `content` that only this process has, and that ends with it, however it ends."""
+    """The path of a memory file with `content`, private to this process. The kernel removes it with the process."""
     data = content.encode() if isinstance(content, str) else content
     if data not in _MEMORY_FILES:
         descriptor = os.memfd_create("kubeconfig", os.MFD_CLOEXEC)
@@ -260,13 +263,13 @@ def _has_service_account() -> bool:
 
 
 def _said(error: Exception) -> str:
-    """What the client says, without what follows in some of its messages: the whole user, with token and keys."""
+    """The package's message up to the first "{": some messages continue with the whole user, with token and keys."""
     return str(error).partition("{")[0].strip().partition("\n")[0] or type(error).__name__
 
 
 @contextlib.contextmanager
 def _unlogged() -> Generator[None, None, None]:
-    """The client logs what a credential plugin printed, and what it makes nothing of, past our own log."""
+    """Disable logging: the package logs a credential plugin's output and its own errors, past the run's log."""
     logging.disable(logging.CRITICAL)
     try:
         yield
@@ -275,7 +278,7 @@ def _unlogged() -> Generator[None, None, None]:
 
 
 def _refuse_junk(configuration: Any) -> None:
-    """Raise ValueError for certificates or a key that TLS cannot read. Nobody is asked for a key's password."""
+    """Raise ValueError for certificates or a key that TLS cannot read. Does not prompt for a key's password."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         if configuration.ssl_ca_cert:
@@ -290,7 +293,7 @@ def _refuse_junk(configuration: Any) -> None:
 
 
 def _authorization(configuration: Any, limit_s: float) -> dict[str, str]:
-    """The header with the token, if there is one; the client reads it anew now and then, within `limit_s` seconds.
+    """The header with the token, if there is one. The package may refresh the token, within `limit_s` seconds.
 
     Raises CredentialsUnreadable.
     """
@@ -301,7 +304,7 @@ def _authorization(configuration: Any, limit_s: float) -> dict[str, str]:
     try:
         with _unlogged():
             token = within(limit_s, read) if configuration.refresh_api_key_hook else read()
-    except Exception as error:  # as when the client is made
+    except Exception as error:  # as in `_client`
         raise CredentialsUnreadable(_said(error)) from error
     return {"Authorization": token} if token else {}
 

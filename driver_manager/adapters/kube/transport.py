@@ -1,6 +1,6 @@
 """Connections to an API server, and access in a pod by its service account.
 
-`driver_manager.adapters.kube.kubeconfig` is the other transport. The caller interprets the answers.
+`driver_manager.adapters.kube.kubeconfig` has the transport by kubeconfig. The caller interprets the answers.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from driver_manager.domain.errors import ConfigError
 UNAUTHENTICATED, FORBIDDEN, NOT_FOUND, CONFLICT, EXPIRED, INVALID = 401, 403, 404, 409, 410, 422
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
-"""Of one answer. The largest that a cluster gives for a good reason is a page of 500 Nodes or the list of a node's pods
-(500 at most on common platforms), with up to about 30 KiB for each object.
+"""Maximum size of an answer. The largest legitimate answer is a page of 500 Nodes or the list of a node's pods (500 at
+most on common platforms), with up to about 30 KiB for each object.
 """
 
 
 class Unreachable(Exception):
-    """No answer, or half of one. `doubt` is set where the server's certificate is not believed."""
+    """No answer, or an incomplete one. `doubt` is set if the server's certificate is not trusted."""
 
     def __init__(self, why: str, doubt: ssl.SSLCertVerificationError | None = None) -> None:
         super().__init__(why)
@@ -38,19 +38,19 @@ class Unreachable(Exception):
 
 
 class CredentialsUnreadable(Exception):
-    """The credentials cannot be read now; they may be again later."""
+    """The credentials cannot be read now. A later attempt may succeed."""
 
 
 class StreamSilent(Exception):
-    """Nothing came for as long as a stream may be silent."""
+    """A stream sent nothing within its silence limit."""
 
 
 class StreamCut(Exception):
-    """The connection ended before the answer did; the message is the kind of error."""
+    """The connection ended before the end of the answer. The message is the kind of error."""
 
 
 class WireRequest(Struct, frozen=True):
-    """One request without its credentials. The answer to a `stream` is read bit by bit."""
+    """One request without its credentials. If `stream` is set, the caller reads the answer in parts."""
 
     method: str
     path: str
@@ -63,12 +63,12 @@ class Headers(Protocol):
     """Headers of an answer."""
 
     def get(self, name: str, default: str, /) -> str:
-        """The value of the header of that name, in any case."""
+        """The value of the header `name`, regardless of upper and lower case; `default` if it is missing."""
         ...
 
 
 class Response(Protocol):
-    """One answer. Of a stream the body is still to be read."""
+    """One answer. The body of a stream is not read yet."""
 
     @property
     def status(self) -> int:
@@ -77,7 +77,7 @@ class Response(Protocol):
 
     @property
     def headers(self) -> Headers:
-        """All of them."""
+        """The headers of the answer."""
         ...
 
     @property
@@ -86,15 +86,15 @@ class Response(Protocol):
         ...
 
     def read_some(self) -> bytes:
-        """The next bytes of a stream as they come, b"" at its end. Raises StreamSilent, StreamCut."""
+        """The next available bytes of a stream, b"" at its end. Raises StreamSilent, StreamCut."""
         ...
 
     def allow(self, silence_s: float, total_s: float) -> None:
-        """From now on, wait up to `silence_s` seconds for each next byte of a stream, and `total_s` for its end."""
+        """From now on, wait up to `silence_s` seconds for each part of a stream, and `total_s` seconds for its end."""
         ...
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         ...
 
 
@@ -102,36 +102,32 @@ class Transport(Protocol):
     """Sends one request at a time to one API server, with credentials."""
 
     def send(self, request: WireRequest, *, connect_s: float, read_s: float) -> Response:
-        """The answer, whole unless it is a stream. Nothing is repeated, no redirection is followed.
+        """The answer, whole unless it is a stream. Does not retry, and does not follow redirects.
 
-        `connect_s` limits, in seconds, the connection and its TLS each. `read_s` limits all of it, from the connection
-        to the end of the answer; for a stream, until `allow` gives it more. A body of more than MAX_BODY_BYTES counts
-        as no answer. Raises Unreachable, CredentialsUnreadable, and ValueError where the credentials hold what no
-        header can.
+        `connect_s` limits, in seconds, the connection and its TLS handshake each. `read_s` limits the total, from the
+        connection to the end of the answer; for a stream, until `allow` extends it. A body of more than MAX_BODY_BYTES
+        counts as no answer. Raises Unreachable, CredentialsUnreadable, and ValueError if the credentials have
+        characters that a header cannot have.
         """
         ...
 
     def renew(self) -> bool:
-        """Read credentials and CA again from where they come from; False where they come from nowhere.
-
-        Raises ConfigError.
-        """
+        """Read credentials and CA again from their source; False if they have none. Raises ConfigError."""
         ...
 
 
 def no_way(where: str, why: str) -> tuple[str, str]:
-    """What to say, and its remedy, where there is no usable way to the cluster; `where` is the kubeconfig or ""."""
+    """Message and remedy if the run cannot connect to the cluster. `where` is the kubeconfig or ""."""
     return (
         f"cannot connect to the cluster{f' with {where}' if where else ''}: {why}",
         "Set KUBECONFIG (or --kubeconfig) to a valid file, or run in a pod with a service account.",
     )
 
 
-# The way to the API server from inside a pod, by the standard library alone: a token, a CA and two variables.
+# Access from inside a pod with the standard library only: a token, a CA and two variables.
 #
-# That contract is Kubernetes' own (kubernetes.io, "Accessing the Kubernetes API from a Pod"). The kubernetes package
-# does the same with half a second of imports and 20 MiB, which every run would pay for. Kubeconfigs are
-# `driver_manager.adapters.kube.kubeconfig`'s.
+# Source of the contract: kubernetes.io, "Accessing the Kubernetes API from a Pod". The kubernetes package does the same
+# with half a second of imports and 20 MiB for every run.
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 SERVICE_HOST, SERVICE_PORT = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
@@ -140,16 +136,16 @@ PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 
 
 def is_in_pod(account: Path, environ: Mapping[str, str]) -> bool:
-    """Whether there is a service account, and no proxy that would have to be asked."""
+    """True if there is a service account, and no variable that names a proxy."""
     return (account / TOKEN_FILE).exists() and not any(environ.get(name) for name in PROXIES)
 
 
 class InPod:
     """See `driver_manager.adapters.kube.transport.Transport`.
 
-    The token is read for each request and the CA for each connection, so that a rotation is followed. A connection is
-    kept for the next call, one for each thread that calls at once; a watch has one of its own, so that the call after
-    it needs no new handshake.
+    Reads the token for each request and the CA for each connection, so that a rotation takes effect. Keeps a connection
+    for the next call, one for each thread that calls at the same time. A watch has its own connection, so that the call
+    after it needs no new handshake.
     """
 
     def __init__(self, account: Path, environ: Mapping[str, str]) -> None:
@@ -161,7 +157,7 @@ class InPod:
         self._check()
 
     def __del__(self) -> None:
-        """Nobody but this object knows the kept connections."""
+        """Close the kept connections, which no other object has."""
         self._close_kept()
 
     def send(self, request: WireRequest, *, connect_s: float, read_s: float) -> Response:
@@ -177,7 +173,7 @@ class InPod:
         except (OSError, http.client.HTTPException, TooLarge) as error:
             connection.close()
             raise Unreachable(_why(error)) from error
-        except BaseException:  # what is left of the answer must not be taken for the next one
+        except BaseException:  # the rest of the answer must not be read as the next one
             connection.close()
             raise
 
@@ -189,7 +185,7 @@ class InPod:
         return True
 
     def connection(self, trust: ssl.SSLContext, connect_s: float) -> Bounded:
-        """A connection yet to be opened."""
+        """A new connection, not open yet."""
         return BoundedHttps(self._host, self._port, timeout=connect_s, context=trust)
 
     def _close_kept(self) -> None:
@@ -205,14 +201,14 @@ class InPod:
             raise ConfigError(*no_way("", _said(error))) from error
 
     def _token(self) -> str:
-        """Raises OSError, ValueError."""
+        """The token. Raises OSError, ValueError."""
         token = (self._account / TOKEN_FILE).read_text(encoding="utf-8").strip()
         if not token:
             raise ValueError(f"{self._account / TOKEN_FILE} is empty")
         return token
 
     def _context(self) -> ssl.SSLContext:
-        """Trust in the cluster's CA alone. Raises OSError, ValueError."""
+        """A TLS context that trusts the cluster's CA only. Raises OSError, ValueError."""
         trust, self._trust = self._trust, None
         if trust is None:
             trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -223,7 +219,7 @@ class InPod:
         return trust
 
     def _idle(self) -> Bounded | None:
-        """A kept connection, unless its server has ended it, or sent what nobody asked for."""
+        """A kept connection; None if there is none, or if its server closed it or sent unrequested data."""
         try:
             connection = self._kept.pop()
         except IndexError:
@@ -258,7 +254,7 @@ class InPod:
         return connection
 
     def _asked(self, connection: Bounded, request: WireRequest, end_s: float) -> Response:
-        """The answer on `connection`, which is kept where it can serve again. Raises as http.client, and TooLarge."""
+        """The answer on `connection`. Keeps the connection if it is reusable. Raises as http.client, and TooLarge."""
         connection.sock.settimeout(_left_s(end_s, "connecting"))
         connection.request(request.method, request.path, request.body, dict(request.headers))
         connection.sock.settimeout(_left_s(end_s, "sending"))
@@ -292,7 +288,7 @@ class _Whole(Struct, frozen=True):
 
 
 class _Stream:
-    """An answer whose body comes as it comes."""
+    """An answer whose body is read in parts as they arrive."""
 
     def __init__(self, response: http.client.HTTPResponse, connection: Bounded) -> None:
         self._response = response
@@ -316,7 +312,7 @@ class _Stream:
             raise StreamSilent from error
         except (OSError, http.client.HTTPException) as error:
             raise StreamCut(type(error).__name__) from error
-        if not chunk and self._response.length:  # http.client ends quietly there
+        if not chunk and self._response.length:  # http.client reports no error for a cut answer
             raise StreamCut("IncompleteRead")
         return chunk
 
@@ -341,7 +337,7 @@ def _left_s(end_s: float, after: str) -> float:
 def _body(response: http.client.HTTPResponse) -> bytes:
     """The whole body. Raises as http.client, and TooLarge."""
     data = whole(response.read, MAX_BODY_BYTES)
-    if response.length:  # http.client ends quietly there, unless it reads all at once
+    if response.length:  # http.client reports no error for a cut answer, unless it reads all at once
         raise http.client.IncompleteRead(data, response.length)
     return data
 

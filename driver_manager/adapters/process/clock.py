@@ -1,4 +1,4 @@
-"""The Clock port on the system clocks, with SIGTERM and SIGINT as the end of a wait."""
+"""The Clock port on the system clocks. SIGTERM and SIGINT end a wait."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from typing import Generic, TypeVar
 from driver_manager.domain.errors import Terminated
 
 LOOK_S = 1.0
-"""Seconds after which a sleep checks for a signal: one just before it, or in another thread, does not end it."""
+"""Seconds between a sleep's checks for a signal: one just before the sleep, or in another thread, does not end it."""
 
 SOON_S = 0.001
-"""The shortest time that a timer is set to: 0 would stop it."""
+"""Minimum time of a timer in seconds: 0 would stop it."""
 
 
 class _SystemTime:
@@ -33,11 +33,11 @@ class _SystemTime:
         return time.time()
 
     def random(self) -> float:
-        return int.from_bytes(os.urandom(4)) / 2**32  # the module random costs a loop 160 KiB
+        return int.from_bytes(os.urandom(4)) / 2**32  # the module random takes 160 KiB in a loop's process
 
 
 class SystemClock(_SystemTime):
-    """See `driver_manager.core.ports_base.Clock`. One per process: it owns the handlers of SIGTERM and SIGINT."""
+    """See `driver_manager.core.ports_base.Clock`. One per process: it installs the handlers of SIGTERM and SIGINT."""
 
     def __init__(self) -> None:
         self._signal = ""
@@ -51,7 +51,7 @@ class SystemClock(_SystemTime):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         before = sys.unraisablehook
-        # Python drops and prints an exception that is raised in a finalizer: the next check raises Terminated again.
+        # Python prints and drops an exception in a finalizer. Do not print Terminated: the next check raises it again.
         sys.unraisablehook = lambda error: None if isinstance(error.exc_value, Terminated) else before(error)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
         self._is_installed = True
@@ -95,7 +95,7 @@ class SystemClock(_SystemTime):
             try:
                 say()
             finally:
-                # The next interval begins now, so that a call that takes longer than one does not interrupt itself.
+                # The next interval begins now, so that a call longer than the interval does not interrupt itself.
                 is_speaking = False
                 signal.setitimer(signal.ITIMER_REAL, seconds)
 
@@ -105,11 +105,11 @@ class SystemClock(_SystemTime):
         try:
             yield
         finally:
-            is_over = True  # from here on an alarm does nothing and sets no other one
+            is_over = True  # a later alarm does nothing and sets no other one
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, before)
             self._intervals -= 1
-            if outer_s or self._intervals:  # an outer `every` whose time has expired meanwhile is due now
+            if outer_s or self._intervals:  # an outer `every` whose time expired meanwhile is due now
                 left_s = outer_s - (self.monotonic() - began_s)
                 signal.setitimer(signal.ITIMER_REAL, max(left_s, SOON_S))
 
@@ -146,10 +146,10 @@ class LoopClock(SystemClock):
         self._reload_asked = False
 
     def install(self) -> None:
-        """Handle the signals; once per process."""
+        """Handle the signals. Call it once per process."""
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.watch(reader, select.POLLIN, lambda: _drain(reader))
-        # A signal just before poll(2) would not end it: this pipe does.
+        # A signal just before poll(2) does not end it; a byte in this pipe does.
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         super().install()
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
@@ -157,7 +157,7 @@ class LoopClock(SystemClock):
         self.open_reloads()
 
     def watch(self, descriptor: int, events: int, callback: Callback) -> None:
-        """Call `callback` in each wait in which `descriptor` has one of poll(2)'s `events`; replaces an earlier one."""
+        """Call `callback` in each wait if `descriptor` has one of poll(2)'s `events`. Replaces an earlier callback."""
         self._poll.register(descriptor, events)
         self._callbacks[descriptor] = callback
 
@@ -167,7 +167,7 @@ class LoopClock(SystemClock):
         del self._callbacks[descriptor]
 
     def turn(self, end: float) -> None:
-        """Wait for an event, until the monotonic time `end` or for a day at most. Raises Terminated."""
+        """Wait for an event until the monotonic time `end`, for a day at most. Raises Terminated."""
         self.check()
         left_s = min(MAX_POLL_S, max(0.0, end - self.monotonic()))
         for descriptor, _ in self._poll.poll(left_s * 1000):
@@ -188,7 +188,7 @@ class LoopClock(SystemClock):
         return asked
 
     def close_reloads(self) -> bool:
-        """Block SIGHUP for the next program of this process; False, and not blocked, if a reload is still pending."""
+        """Block SIGHUP for the next program of this process. If a reload is pending, leave it unblocked; then False."""
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))
         if self._reload_asked:
             self.open_reloads()
@@ -214,7 +214,7 @@ T = TypeVar("T")
 
 
 class EventQueue(Generic[T]):
-    """A queue from any thread to a loop that waits on its LoopClock, and so serves HTTP and signals meanwhile."""
+    """A queue from any thread to a loop. The loop waits on its LoopClock, which serves HTTP and signals meanwhile."""
 
     def __init__(self, clock: LoopClock) -> None:
         self._clock = clock
@@ -240,7 +240,7 @@ class EventQueue(Generic[T]):
 
     def take(self, until_s: float) -> tuple[T, ...]:
         """All items, in order. Waits for the first one until the monotonic time `until_s`. Raises Terminated."""
-        # At least one turn even if there are items: the clock's descriptors are served here only.
+        # Make at least one turn even if there are items, as only a turn serves the clock's descriptors.
         self._clock.turn(self._clock.monotonic())
         while not self._found and self._clock.monotonic() < until_s:
             self._clock.turn(until_s)
@@ -279,7 +279,7 @@ class ThreadClock(_SystemTime):
 
     @contextmanager
     def interruptible(self) -> Generator[None, None, None]:
-        """See the port; `end` is checked before and not during it."""
+        """See the port. Checks for `end` before the call, not during it."""
         self.check()
         yield
 

@@ -1,7 +1,7 @@
-"""Calls that may block for ever, made in a thread or child that can be abandoned.
+"""Calls that may never return, made in a thread or child that the caller can abandon.
 
-Reading /proc of a process whose memory is locked by a dead driver sleeps, and no signal ends it: such reads are made in
-a child, which inherits memory and no descriptor, and prints bounded text.
+If a dead driver holds the memory lock of a process, a read of its /proc sleeps, and no signal ends it. A child makes
+such reads: it inherits the memory and no descriptor, and prints bounded text.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def each_within(
 
 
 class _Bound:
-    """The end of the time limit, which comes nearer once the process is ending."""
+    """The end of the time limit, which moves to at most `ENDING_S` away once the process is ending."""
 
     def __init__(self, end_s: float, is_ending: Callable[[], bool]) -> None:
         self.end_s = end_s
@@ -126,7 +126,7 @@ class _Bound:
 
 
 def _collect(read_end: int, asked: Asked, stall_s: float, clock: _Bound) -> int:
-    """Read the lines of one child until it ends, stalls or the time is over; the number of bytes."""
+    """Read the lines of one child until it ends, stalls or the time is over; the number of bytes read."""
     size, rest = 0, b""
     last_s = time.monotonic()
     while asked.left and not clock.is_over() and size < ANSWERS_BYTES:
@@ -178,14 +178,14 @@ def _reap(pid: int) -> None:
     """Wait up to `REAP_S` for a killed child; a stuck one is abandoned. Raises ChildProcessError."""
     end_s, look_s = time.monotonic() + REAP_S, FIRST_LOOK_S
     while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < end_s:
-        time.sleep(look_s)  # waitpid(2) knows no timeout
+        time.sleep(look_s)  # waitpid(2) has no timeout
         look_s = min(look_s * 2, MOST_LOOK_S)
 
 
 def _live(write_end: int, work: Callable[[int], None]) -> None:
     """Run the child. Never returns."""
     try:
-        # A stuck child must not hold a lock for ever.
+        # Close all inherited descriptors: a stuck child would hold their locks without end.
         os.closerange(3, write_end)
         os.closerange(write_end + 1, MAX_DESCRIPTORS)
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,7 +1,8 @@
-"""Run a tool that may hang for ever, from a loop that continues meanwhile.
+"""Run a tool that may never return, from a loop that continues meanwhile.
 
-The child has its own session, a deadline on the monotonic clock and bounded output. It gets SIGTERM, then SIGKILL. A
-child in uninterruptible sleep survives SIGKILL: it is abandoned and counted, and no other one is started meanwhile.
+The child has its own session, a deadline on the monotonic clock and bounded output. The supervisor sends SIGTERM, then
+SIGKILL. A child in uninterruptible sleep survives SIGKILL: the supervisor abandons and counts it, and starts no other
+child until it has ended.
 """
 
 from __future__ import annotations
@@ -66,14 +67,14 @@ class Supervisor:
         return self._stuck
 
     def inherit(self, stuck: Owner) -> None:
-        """Wait for the stuck child of an earlier process, as for an own one."""
+        """Treat the stuck child of an earlier process as this supervisor's own."""
         self._stuck, self._group = stuck, 0
 
     def run(self, argv: Sequence[str], env: Mapping[str, str], timeout_s: float, given: bytes = b"") -> Result:
         """Run `argv` (an absolute path first) with `given` as its standard input.
 
-        `is_cut`: it printed too much and was killed, and no output is kept. Raises StillStuckError, OSError, and
-        Terminated, after which the child is killed.
+        A result with `is_cut` has no output: the command printed too much and was killed. Raises StillStuckError,
+        OSError, and Terminated. Kills the child before it raises.
         """
         stuck = self.stuck
         if stuck is not None:
@@ -160,8 +161,8 @@ class _Child:
     def wait(self, end: float) -> int | None:
         """The exit status; None if the child prints too much or does not end before the time `end`. Does not reap it.
 
-        If a turn ends much too late, the machine or container was suspended, and the child too: it keeps the time that
-        it had left.
+        If a turn ends more than `SUSPENDED_S` late, the machine or container was suspended, and the child too: extend
+        `end` by the time that was left.
         """
         while not self.is_cut:
             ended = os.waitid(os.P_PID, self.group, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -178,7 +179,7 @@ class _Child:
 
     @property
     def is_cut(self) -> bool:
-        """True if it printed too much."""
+        """True if the child printed too much."""
         return self.out.is_cut or self.err.is_cut
 
     def end(self) -> None:
@@ -191,7 +192,7 @@ class _Child:
         self._signal(signal.SIGKILL)
 
     def drain(self) -> None:
-        """Read what is left of its output."""
+        """Read the rest of the child's output."""
         self.out.drain()
         self.err.drain()
 
@@ -213,7 +214,7 @@ class _Child:
 
 
 def _left_of(group: int) -> Owner | None:
-    """A process of the group that is alive. Reaps our own children that have ended."""
+    """A process of the group that is alive. Reaps children of this process that have ended."""
     _reap(group)
     try:
         os.killpg(group, 0)
@@ -221,21 +222,21 @@ def _left_of(group: int) -> Owner | None:
         return None
     except PermissionError:
         pass
-    # Not every container has an init process that reaps the tool's children: zombies do not count.
+    # Zombies do not count: not every container has an init process that reaps the tool's children.
     left = surviving_process(group)
     _reap(group)
     return left
 
 
 def _reap(group: int) -> None:
-    """Reap our own children of the group that have ended."""
+    """Reap children of this process in the group that have ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass
 
 
 def _source(given: bytes) -> int:
-    """A descriptor from which the child reads `given`, without a writer."""
+    """A descriptor from which the child reads `given`: a memory file, as a pipe needs a writer; /dev/null if empty."""
     if not given:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     descriptor = os.memfd_create("driver-manager", os.MFD_CLOEXEC)
@@ -245,7 +246,7 @@ def _source(given: bytes) -> int:
 
 
 def _become(argv: Sequence[str], env: Mapping[str, str], source: int, out: int, err: int) -> NoReturn:
-    """In the child: become the tool. One that cannot be run ends with a shell's exit status."""
+    """In the child: become the tool. If it cannot be run, exit with the status that a shell uses."""
     status = NOT_RUNNABLE
     try:
         os.setsid()
@@ -273,8 +274,8 @@ PROBLEM = "problem"
 class TaskProcess:
     """Runs tasks in short-lived processes, so that a loop stays small and a task that hangs ends with its timeout.
 
-    `argv` starts a process whose standard input is `hand_over(task)`. It prints one JSON object; a task that fails has
-    a `problem` in it.
+    `argv` starts a process whose standard input is `hand_over(task)`. The process prints one JSON object, which has a
+    `problem` if the task failed.
     """
 
     def __init__(
@@ -285,7 +286,7 @@ class TaskProcess:
         self._hand_over = hand_over
 
     def ask(self, timeout_s: float, task: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The result of one task; a process without a result is a `problem`. Raises Terminated."""
+        """The result of one task, with a `problem` if the process printed none. Raises Terminated."""
         try:
             ran = self._supervisor.run(self._argv, {}, timeout_s, self._hand_over(task))
         except StillStuckError as error:

@@ -1,6 +1,6 @@
-"""Shared by `run` and `Supervisor`: results, environment, output and orphans of a tool, and the identity of a process.
+"""Results, environment, output and orphans of a tool, and the identity of a process, for `run` and `Supervisor`.
 
-Does not import subprocess, as the lean loops import this module.
+Does not import subprocess, as the memory-lean loops import this module.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _ENDED = ("Z", "X", "x")
 
 
 def this_process(boot_id: str) -> Owner:
-    """This process, as the owner of a journal."""
+    """The identity of this process, as the owner of a journal."""
     return _owner(os.getpid(), Path("/proc/self"), boot_id)
 
 
 def identity_of(pid: int) -> Owner:
-    """A process of our own pid namespace."""
+    """The identity of a process in this pid namespace."""
     return _owner(pid, Path(f"/proc/{pid}"), "")
 
 
 def process_lives(owner: Owner, host_proc: Path) -> bool | None:
-    """True if the process `owner` still runs, by our own /proc or the host's.
+    """True if the process `owner` still runs, by this process's own /proc or the host's.
 
     Reads in a child that can be abandoned: None if a process that may be the owner cannot be read.
     """
@@ -64,7 +64,7 @@ def _is_inner(owner: Owner, process: Path) -> bool:
 
 
 def surviving_process(group: int) -> Owner | None:
-    """A process of the group that has not ended, in our own pid namespace; None for none."""
+    """A process of the group that has not ended, in this pid namespace; None for none."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, IndexError, ValueError):
@@ -101,7 +101,7 @@ def _start_ticks(process: Path) -> int | None:
 
 
 def _inner_pid(process: Path) -> int | None:
-    """The pid inside the process' own namespace: the last of NSpid in /proc/pid/status."""
+    """The pid in the process's own namespace: the last of NSpid in /proc/pid/status; None if it cannot be read."""
     try:
         for line in (process / "status").read_text(errors="replace").splitlines():
             if line.startswith("NSpid:"):
@@ -113,8 +113,8 @@ def _inner_pid(process: Path) -> int | None:
 
 # Orphans: children of a tool that has ended. They become children of this process, which kills them.
 #
-# Only our own children are signalled: a child that has not been reaped keeps its process id, so no other process can be
-# hit. The children of a killed orphan become ours in turn.
+# This process signals only its own children: a child that is not reaped keeps its process id, so the signal cannot
+# reach another process. The children of a killed orphan become children of this process too.
 
 PR_SET_CHILD_SUBREAPER = 36
 """include/uapi/linux/prctl.h"""
@@ -126,16 +126,16 @@ MARK = ("STARTED_BY", "driver-manager")
 ORPHANS_LOOK_S = 2.0
 
 MAX_ROUNDS = 100
-"""Rounds over our children at most, as a process may start others for ever."""
+"""Maximum rounds over the children, as a process may start others without end."""
 
 _adopting: set[int] = set()
-"""Our process id if this process was made a subreaper; a fork is not one."""
+"""The process id of this process if it is a subreaper. A fork of it is not one."""
 
 
 def adopt() -> None:
-    """Become a subreaper, to which the orphans of our tools come, also after execve(2). An init process is one anyway.
+    """Become a subreaper, which adopts the orphans of its tools, also after execve(2). An init process always does.
 
-    If the kernel refuses, orphans are not found.
+    If the kernel refuses, `Orphans` finds none.
     """
     if os.getpid() == INIT_PID:
         return
@@ -151,30 +151,30 @@ def has_adopted_orphans() -> None:
 
 
 def adopts_orphans() -> bool:
-    """True if orphans come to this process."""
+    """True if this process adopts orphans."""
     return os.getpid() == INIT_PID or os.getpid() in _adopting
 
 
 class Orphans:
-    """The orphans of a tool. Created before the tool is started."""
+    """The orphans of a tool. Create it before the tool starts."""
 
     def __init__(self) -> None:
         self._before = frozenset(pid for pid, _ in _children()) if adopts_orphans() else frozenset()
 
     def end(self, tool: int = 0) -> Owner | None:
-        """Kill them and reap those that have ended, without waiting; one that is still there, None for none.
+        """Kill the orphans and reap those that have ended, without waiting; one that still exists, None for none.
 
         `tool` is a child that the caller kills and reaps.
         """
         left: Owner | None = None
         for _ in range(MAX_ROUNDS if adopts_orphans() else 0):
             left, is_reaped = self._round(tool)
-            if not is_reaped:  # otherwise children of a reaped one may have become ours meanwhile
+            if not is_reaped:  # otherwise this process may have adopted children of a reaped one meanwhile
                 break
         return left
 
     def _round(self, tool: int) -> tuple[Owner | None, bool]:
-        """One that is still there after a round over all children, and whether any was reaped."""
+        """Signal and reap all children once; an orphan that still exists, and True if any child was reaped."""
         left, is_reaped = None, False
         for pid, has_ended in _children():
             if pid == tool:
@@ -188,7 +188,7 @@ class Orphans:
 
 
 def _children() -> Iterator[tuple[int, bool]]:
-    """Our children, and whether each has ended."""
+    """Pid of each child of this process, and True if it has ended."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -203,7 +203,7 @@ def _children() -> Iterator[tuple[int, bool]]:
 
 
 def _is_ours(pid: int) -> bool:
-    """True if one of our tools started the child: orphans of `kubectl exec` come to an init process too.
+    """True if a tool of this process started the child. An init process also adopts orphans of `kubectl exec`.
 
     Reads in a child that can be abandoned, as the process may be stuck.
     """
@@ -222,7 +222,7 @@ CHUNK_BYTES = 16 * 1024
 
 
 class Output:
-    """The output from `reader`, a pipe's end that the caller closes. Keeps `limit_bytes`, and discards the rest."""
+    """The output from `reader`, a pipe's end that the caller closes. Keeps `limit_bytes` and discards the rest."""
 
     def __init__(self, reader: int, limit_bytes: int) -> None:
         os.set_blocking(reader, False)
@@ -245,25 +245,25 @@ class Output:
         return len(chunk)
 
     def drain(self) -> None:
-        """Read what an ended command left in the pipe: at most a full pipe, even if another process still writes."""
+        """Read the rest that an ended command left in the pipe: at most a full pipe, even if another process writes."""
         left_bytes = fcntl.fcntl(self.reader, fcntl.F_GETPIPE_SZ)
         while left_bytes > 0 and (taken := self.read()):
             left_bytes -= taken
 
     def text(self) -> str:
-        """The output that is kept."""
+        """The kept output."""
         return self._kept.decode(errors="replace")
 
 
 LAST_LINE_CHARS = 300
 READ_CHARS = 4096
-"""Characters at the end of an output in which the last line is searched."""
+"""Characters at the end of an output in which `last_line` searches."""
 
 NOT_RUNNABLE, NOT_FOUND = NO_TOOL
 
 
 def environment(own: Mapping[str, str]) -> dict[str, str]:
-    """PATH, LC_ALL=C, `MARK` and `own`; nothing else of our environment, which may have credentials."""
+    """PATH, LC_ALL=C, `MARK` and `own`, without the rest of this process's environment, which may have credentials."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", MARK[0]: MARK[1], **own}
 
 
