@@ -272,7 +272,7 @@ class SlotRecord(Struct, frozen=True):
 
     `tree` has each regular file by path, with its size and, if known, its checksum, and each symlink with its target.
     `is_kept`: a run recorded the tree that it found at the driver root; `stage` did not make it. `has_served`: the tree
-    was at the driver root, with its driver loaded, when a run began.
+    was at the driver root when a run began, and its driver was loaded, or none, as after a reboot.
     """
 
     digest: str

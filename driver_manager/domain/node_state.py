@@ -64,6 +64,17 @@ class Generation(Struct, frozen=True):
     digest: str = ""
     ready_s: float = 0.0
 
+    def __eq__(self, other: object) -> bool:
+        """True for the same boot, load and digest: the Node shows `ready_s` only to the second."""
+        return isinstance(other, Generation) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[str, str, str]:
+        return self.boot_id, self.load, self.digest
+
     def goes_on_as(self, seen: Sighting | Generation) -> bool:
         """Whether these are the same. A digest that is recorded later, or removed, makes no other generation."""
         is_same_load = (self.boot_id, self.load) == (seen.boot_id, seen.load)

@@ -124,8 +124,11 @@ def keep_root(situation: Situation) -> tuple[KeepRoot, ...]:
         is_known = not version
     if not is_known:  # the files at the root were replaced after the driver was loaded
         return (KeepRoot(slots.root, "", "", takes),)
+    digest, at_root = _old_digest(situation), slots.at(slots.root)
+    if previous is None and at_root is not None and not at_root.problem:
+        digest = digest or at_root.digest  # no driver is loaded, as after a reboot: the one at the root is the old one
     version = version or (previous.version if previous is not None else "")
-    return (KeepRoot(slots.root, _old_digest(situation), version, takes, brings_back),)
+    return (KeepRoot(slots.root, digest, version, takes, brings_back),)
 
 
 def flip_slots(situation: Situation) -> tuple[FlipRoot, ...]:
