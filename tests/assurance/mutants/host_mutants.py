@@ -101,7 +101,7 @@ HOST_MUTANTS = (
         "domain/health/watch.py",
         "    if finding is SampleResult.NOT_COUNTED:\n        return after\n",
         "",
-        ("unit/health/test_watch.py::test_samples_in_a_row_lead_to_a_state",),
+        ("unit/health/test_health_states.py::test_samples_in_a_row_lead_to_a_state",),
     ),
     Mutant(
         "unknown-clears",
@@ -109,7 +109,7 @@ HOST_MUTANTS = (
         "domain/health/watch.py",
         "        _WEDGED: (_HEALTHY, _WEDGED, _WEDGED,",
         "        _WEDGED: (_HEALTHY, _HEALTHY, _WEDGED,",
-        ("unit/health/test_watch.py::test_samples_in_a_row_lead_to_a_state",),
+        ("unit/health/test_health_states.py::test_samples_in_a_row_lead_to_a_state",),
     ),
     Mutant(
         "wedged-a-failure-early",
@@ -125,7 +125,7 @@ HOST_MUTANTS = (
         "domain/health/watch.py",
         "    return marker.reason == RECOVERY and marker.writer == WRITER",
         "    return marker.writer == WRITER or True",
-        ("unit/health/test_watch.py::test_a_state_calls_for_marks_and_never_touches_those_of_others",),
+        ("unit/health/test_health_states.py::test_a_state_calls_for_marks_and_never_touches_those_of_others",),
     ),
     Mutant(
         "judged-during-a-reconcile",
@@ -133,7 +133,7 @@ HOST_MUTANTS = (
         "domain/health/watch.py",
         '    if seen.is_reconciling:\n        return "a reconcile is under way"\n',
         "",
-        ("unit/health/test_watch.py::test_nothing_is_judged_while_the_driver_is_changed_or_not_ready",),
+        ("unit/health/test_health_states.py::test_nothing_is_judged_while_the_driver_is_changed_or_not_ready",),
     ),
     Mutant(
         "other-boot-marker-acted-on",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.assurance.mutants.mutant import Mutant
 
-MACHINE = "unit/health/test_watch.py::"
+MACHINE = "unit/health/test_health_states.py::"
 LOOP = "unit/health/test_scenarios.py::"
 TRACES = LOOP + "test_a_scenario_gives_its_trace"
 
