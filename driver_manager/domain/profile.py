@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
@@ -646,14 +647,14 @@ def joined(first: Mapping[str, str], then: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-# A profile as JSON, for another process of this version.
+# A profile as JSON, for another process of this version. Not by msgspec.json: importing it takes memory of health-watch.
 
 
 def encode_profile(profile: Profile) -> str:
     """The profile as JSON."""
-    return msgspec.json.encode(profile).decode()
+    return json.dumps(msgspec.to_builtins(profile, order="deterministic"))
 
 
 def decode_profile(text: str) -> Profile:
     """The profile that `encode_profile` wrote. Raises ValueError for any other text."""
-    return msgspec.json.decode(text, type=Profile)
+    return msgspec.convert(json.loads(text), Profile)
