@@ -647,7 +647,7 @@ def joined(first: Mapping[str, str], then: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-# A profile as JSON, for another process of this version. Not by msgspec.json: importing it takes memory of health-watch.
+# A profile as JSON, for another process of this version; msgspec.json would cost health-watch memory
 
 
 def encode_profile(profile: Profile) -> str:
