@@ -647,7 +647,7 @@ def joined(first: Mapping[str, str], then: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-# A profile as JSON, for another process of this version; msgspec.json would cost health-watch memory
+# A profile as JSON, for another process of this version; msgspec.json would need more memory than health-watch may have
 
 
 def encode_profile(profile: Profile) -> str:
