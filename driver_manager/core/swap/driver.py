@@ -357,7 +357,7 @@ class DriverSwap:
     """The driver of one host."""
 
     def __init__(self, context: RunContext, slots: DriverSlots) -> None:
-        """`flip_back` makes the driver root lead to the old driver again."""
+        """`slots` brings the old driver back to the root if the new one does not work."""
         self._context = context
         self._slots = slots
         self._free_by: Deadline | None = None

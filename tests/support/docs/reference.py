@@ -97,7 +97,7 @@ DERIVED = {
     "run_figures": "durations of the runs of this boot, for metrics",
     "bindings": "what the devices were bound to before a run of this boot gave them to virtual machines",
     "client_record": "the driver generation, and what was done about its clients in this boot",
-    "client_lock": "held locked by whoever restarts clients of the driver",
+    "client_lock": "locked by the process that restarts clients of the driver",
     "mute_file": "mutes health-watch on this host until the time in it",
 }
 """Paths that follow from others, with their meanings."""
