@@ -293,7 +293,6 @@ def _ended(found: tuple[Check, ...], failed: list[Check], values: Values, output
 
 
 def _devices(situation: Situation) -> tuple[Check, ...]:
-    """Check that virtual machines could have the devices."""
     wrong = tuple(Check("devices", False, what, remedy) for what, remedy in impossible(situation).items())
     count = len(situation.host.bus.functions)
     return wrong or (Check("devices", True, f"{count} device(s) can be bound to vfio"),)

@@ -78,7 +78,6 @@ class Launch(Struct, frozen=True):
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Launch:
-        """The settings in a document of `to_document`."""
         return cls(
             **{
                 **document,

@@ -60,11 +60,9 @@ class LazyGroup(click.Group):
         self.table = table
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names in the order of the table."""
         return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now; None for an unknown name."""
         if cmd_name not in self.table:
             return None
         module, attribute = self.table[cmd_name]
@@ -124,7 +122,6 @@ class Commands(LazyGroup):
     """All commands, also by the names that they have in vendors' own managers."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now; None for an unknown name."""
         found = super().get_command(ctx, cmd_name)
         return found or find_vendor_command(cmd_name, lambda name: self.get_command(ctx, name))
 
@@ -173,7 +170,7 @@ def run(argv: list[str]) -> int:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "driver-manager"
-        return _end(argv, ConfigError(_usage_text(error), f"See `{command} --help`."))
+        return _end(argv, ConfigError(" ".join(error.format_message().split()), f"See `{command} --help`."))
     except ManagerError as error:
         return _end(argv, error)
     except OSError as error:
@@ -196,10 +193,6 @@ def _end(argv: list[str], error: ManagerError) -> int:
 def _wants_json(argv: list[str]) -> bool:
     words = " ".join(argv)
     return any(form in words for form in ("-o json", "-ojson", "--output json", "--output=json"))
-
-
-def _usage_text(error: click.ClickException) -> str:
-    return " ".join(error.format_message().split())
 
 
 def _option(argv: list[str], option: Setting[str]) -> str:
@@ -230,7 +223,6 @@ NO_FILES = ":4"
 
 
 def kubectl_complete() -> None:
-    """The console script."""
     for line in offers(sys.argv[1:]):
         click.echo(line)
 

@@ -76,7 +76,6 @@ class ScreenCommand(click.Command):
         return [*found, _HELP_ALL] if any(not _is_common(one) for one in found) else found
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options by heading."""
         options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
         shown = [option for option in options if ctx.meta.get(ALL) or _is_common(option)]
         for heading in (OWN, *dict(HEADINGS)):
@@ -132,7 +131,6 @@ class Flag(click.types.BoolParamType):
     """On or off, as click reads it. Its own message lists sixteen spellings, an empty one first."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool:
-        """True if it is on. Fails with what was expected."""
         try:
             return bool(super().convert(value, param, ctx))
         except click.BadParameter:
@@ -143,7 +141,6 @@ class LoaderChoice(click.Choice[str]):
     """Values of DRIVER_LOAD. `kmm`, which an older version had, is refused with what to set instead."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The loader. Fails with the choices."""
         if value == "kmm":
             self.fail(
                 "the hand-off to KMM was removed. Set DRIVER_LOAD=none and DRIVER_VERSION: KMM evicts and loads, and a "
@@ -234,7 +231,6 @@ def in_form(output: str, body: Any, text: Callable[[Any], str]) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The rows as lines with aligned columns, two spaces apart."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 

@@ -66,7 +66,6 @@ class Wired(Struct, frozen=True):
 
     @property
     def files(self) -> RebootFiles:
-        """The files of marker and record."""
         return RebootFiles(self.roots, self.profile.paths.reboot_marker, self.profile.paths.rebooter_record)
 
 
@@ -90,24 +89,6 @@ def rebooter_command(*, dry_run: bool, values: Values) -> int:
     Runs continuously, one on each node. Without a marker it sends no request to the API server, except one read of the
     Node on its first start there. Needs the host's root (/host), /proc and namespaces.
     """
-    wired = _wired(values, dry_run=dry_run)
-    wired.clock.install()
-    # Read the kubeconfig even if there is nothing to do, so that the command reports a bad one at its start.
-    cluster = kube_cluster(wired.values, wired.policy.node, wired.clock, wired.log)
-    try:
-        if not _has_nothing_to_do(wired):
-            _work(wired, cluster)
-        # From here on, the next program gets the signals; the check handles those that came before.
-        signal.pthread_sigmask(signal.SIG_BLOCK, lean.SIGNALS)
-        wired.clock.check()
-    except Terminated as ended:
-        wired.log.info(ended.what)
-        return ExitCode.DONE
-    return _become_idle(wired)
-
-
-def _wired(values: Values, *, dry_run: bool) -> Wired:
-    """Read and check the settings, without a request. Raises ConfigError."""
     refuse_zero(settings.REBOOTER_INTERVAL, values[settings.REBOOTER_INTERVAL])
     clock, roots = SystemClock(), host_roots(values)
     profile = _profile(values, roots)
@@ -127,7 +108,20 @@ def _wired(values: Values, *, dry_run: bool) -> Wired:
         dry_run=dry_run,
     )
     log = log_form(values).reporter(clock.wall)
-    return Wired(values, clock, log, roots, profile, policy, _command(values))
+    wired = Wired(values, clock, log, roots, profile, policy, _command(values))
+    wired.clock.install()
+    # Read the kubeconfig even if there is nothing to do, so that the command reports a bad one at its start.
+    cluster = kube_cluster(wired.values, wired.policy.node, wired.clock, wired.log)
+    try:
+        if not _has_nothing_to_do(wired):
+            _work(wired, cluster)
+        # From here on, the next program gets the signals; the check handles those that came before.
+        signal.pthread_sigmask(signal.SIG_BLOCK, lean.SIGNALS)
+        wired.clock.check()
+    except Terminated as ended:
+        wired.log.info(ended.what)
+        return ExitCode.DONE
+    return _become_idle(wired)
 
 
 def _profile(values: Values, roots: HostRoots) -> Profile:

@@ -54,7 +54,6 @@ class FleetEndpoint:
         return replace(self._last, why_not_ready="its loop hangs") if self._heartbeat.is_late else self._last
 
     def respond(self, path: str) -> HttpResponse:
-        """The answer to a GET."""
         match path:
             case "/healthz":
                 age = f"last turn {self._heartbeat.age_s:.0f} s ago\n".encode()

@@ -55,12 +55,10 @@ class _Case(Struct, frozen=True):
     outlook: Outlook
 
     def command(self, verb: str, *words: str) -> str:
-        """The command with the namespace of this rollout."""
         return " ".join((PROGRAM, verb, "-n", self.rollout.namespace, *words))
 
     @property
     def failed(self) -> list[str]:
-        """The nodes that failed."""
         return [one.name for one in self.outlook.nodes if one.place is NodePhase.FAILED]
 
     @property
@@ -204,7 +202,6 @@ def counts(nodes: Iterable[NodeView]) -> dict[str, int]:
 
 
 def moment(wall_s: float | None) -> str | None:
-    """A time in the form of the API, None for None."""
     return None if wall_s is None else written_time(wall_s)
 
 
@@ -242,7 +239,6 @@ def _node(one: NodeView) -> Json:
 
 
 def _leader(shown: Shown) -> Json | None:
-    """The leader of the controllers, None if unknown."""
     found = shown.leader
     if found is None:
         return None
@@ -285,7 +281,6 @@ def rollout_text(body: Json, now_s: float) -> str:
 
 
 def rollout_headline(body: Json) -> str:
-    """Phase, reason and message."""
     phase, reason = body["phase"], body["reason"]
     word = styled(phase, fg=COLOURS.get(phase, "yellow"), bold=True)
     return f"{word}{f' ({reason})' if reason != phase else ''}: {body['message']}"
@@ -306,7 +301,6 @@ def _pace_text(body: Json, now_s: float) -> list[str]:
 
 
 def rollout_in_short(counts: Json) -> str:
-    """The counts in one line without zeros."""
     parts = [f"{counts[key]} {word}" for key, word in WORDS.items() if counts[key]]
     return f"{counts['total']} in all{': ' if parts else ''}{', '.join(parts)}"
 
@@ -324,7 +318,6 @@ def facts(body: Json, now_s: float) -> list[str]:
 
 
 def rows(title: str, texts: Iterable[str]) -> list[str]:
-    """The texts as lines with the title before the first."""
     return titled(title, texts, WIDTH)
 
 
@@ -335,7 +328,6 @@ def nodes(body: Json, now_s: float) -> list[str]:
 
 
 def hints_text(body: Json) -> list[str]:
-    """The hints."""
     texts = []
     for one in body["hints"]:
         texts += [one["what"], *([f"  {one['command']}"] if one["command"] else [])]
@@ -373,7 +365,6 @@ def _one(node: Json, now_s: float) -> str:
 
 
 def _groups(body: Json, place: NodePhase) -> list[str]:
-    """Nodes in this place by their reason."""
     found = grouped(node for node in body["nodes"] if node["place"] == place.value)
     return rows(place.value, [f"{_many(names)}: {why}" for why, names in found])
 
@@ -479,8 +470,6 @@ R = TypeVar("R")
 
 
 class RolloutSession(Struct, frozen=True):
-    """A cluster, for commands about its rollouts."""
-
     values: Values
     desk: RolloutClient
     profile: Profile

@@ -194,8 +194,6 @@ def _view(*, as_json: bool) -> Callable[[Json, float, bool], None]:
 
 
 class Watching(Struct):
-    """Follows one rollout."""
-
     session: RolloutSession
     clock: LoopClock
     cluster: FleetCluster
@@ -226,7 +224,6 @@ class Watching(Struct):
         return is_last
 
     def _follow(self, world: FleetCache) -> None:
-        """Apply the next changes to the cache."""
         subjects = {world.of(FactKind.ROLLOUTS)}
         for one in world.rollouts():
             if one.name == self.name and one.policy is not None:
@@ -250,13 +247,10 @@ class Watching(Struct):
 
 
 class Lines:
-    """A line of text for each change."""
-
     def __init__(self) -> None:
         self._last = ""
 
     def show(self, found: Json, now_s: float, is_last: bool) -> None:
-        """Print `found` if its line has changed."""
         found = words_on_one_line(found)
         line = f"{rollout_headline(found)} [{rollout_in_short(found['counts'])}]"
         if line != self._last:
@@ -265,13 +259,10 @@ class Lines:
 
 
 class JsonLines:
-    """A line of JSON for each change."""
-
     def __init__(self) -> None:
         self._last: Json = {}
 
     def show(self, found: Json, now_s: float, is_last: bool) -> None:
-        """Print `found` if it has changed."""
         known = {**found, "pace": None}  # its end moves with the time
         if known != self._last:
             self._last = known
@@ -285,7 +276,6 @@ class Redrawn:
         self._screen = screen
 
     def show(self, found: Json, now_s: float, is_last: bool) -> None:
-        """Draw `found`."""
         drawn = rollout_text(words_on_one_line(found), now_s)
         if is_last:
             self._screen.end()
@@ -323,7 +313,6 @@ def exit_code(outlook: Outlook) -> ExitCode:
 
 
 def leader(session: RolloutSession) -> Leader | None:
-    """The leader of the controllers, None if it cannot be read."""
     lease = str(settings.ROLLOUT_LEASE.default)
     return if_readable(lambda: session.desk.leader(session.namespace, lease), session.log, "which controller leads")
 
@@ -473,20 +462,13 @@ def history_command(*, name: str, output: str, values: Values) -> int:
     """
     session = open_rollouts(values)
     sight, _ = session.readable(name)
-    found = history_body(sight)
-    put(in_form(output, found, lambda words: text(words, session.clock.wall())))
-    return ExitCode.DONE
-
-
-def history_body(sight: ObservedRollout) -> Json:
-    """The history in the form of `schemas/rollout-history.schema.json`."""
     revisions = {one.hash: one for one in (sight.fleet.revisions if sight.fleet is not None else ())}
     memory = sight.rollout.memory
     tried = {past.revision for past in memory.history}
     untried = sorted((one for one in revisions.values() if one.hash not in tried), key=lambda one: one.number)
     entries = [_entry(one.hash, one, None) for one in untried]
     entries += [_entry(past.revision, revisions.get(past.revision), past) for past in memory.history]
-    return {
+    found = {
         "schemaVersion": schemas.VERSION,
         "rollout": sight.rollout.key,
         "target": memory.target or None,
@@ -494,6 +476,8 @@ def history_body(sight: ObservedRollout) -> Json:
         "failedRevisions": list(memory.failed),
         "history": entries,
     }
+    put(in_form(output, found, lambda words: text(words, session.clock.wall())))
+    return ExitCode.DONE
 
 
 def _entry(name: str, revision: Revision | None, past: RevisionHistory | None) -> Json:

@@ -44,24 +44,19 @@ LEAST_LINES = 24
 
 
 class Screen:
-    """Shows a scenario as lines."""
-
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     @property
     def terminal(self) -> TextIO | None:
-        """The terminal, None if control sequences do not work on it."""
         return self._stream if is_capable(self._stream) else None
 
     def chapter(self, title: str) -> None:
-        """Show the title of a new part."""
         self.line("")
         width = min(MOST_COLUMNS, shutil.get_terminal_size().columns)
         self.line(styled(f"── {title} ", bold=True) + "─" * max(0, width - len(title) - 4))
 
     def line(self, text: str) -> None:
-        """Show a line."""
         click.echo(text, file=self._stream)
 
 
@@ -78,20 +73,17 @@ class FleetScreen(Screen):
         self._drawn = 0
 
     def chapter(self, title: str) -> None:
-        """See Screen."""
         with self._lock:
             self._picture, self._drawn = None, 0
             super().chapter(title)
 
     def line(self, text: str) -> None:
-        """See Screen."""
         with self._lock:
             self._erase()
             super().line(text)
             self._draw()
 
     def picture(self, picture: Picture, news: Sequence[str]) -> None:
-        """Show the fleet; without a terminal, its changes as lines."""
         with self._lock:
             if not self._is_live:
                 for text in news:
@@ -141,29 +133,6 @@ def _colour(row: NodeRow) -> str:
     if row.is_under_way:
         return CYAN
     return GREEN if row.upgrade == UpgradeState.DONE.value else ""
-
-
-def open_shell(env: Mapping[str, str], profile: str, screen: Screen) -> None:
-    """Open a shell on the node, and wait until the user leaves it."""
-    screen.chapter(f"{NODE} is up until you leave this shell; driver-manager and kubectl work on it")
-    for line in _suggestions(profile):
-        screen.line(f"  {line}")
-    screen.line("")
-    sys.stdout.flush()
-    run_shell(env)
-
-
-def _suggestions(profile: str) -> tuple[str, ...]:
-    return (
-        f"kubectl get nodes -L {builtin()[profile].keys.state}",
-        "kubectl get pods -A",
-        f"kubectl describe node {NODE}",
-        "driver-manager status",
-        "driver-manager holders",
-        "driver-manager restore --dry-run",
-        "FORCE_REINSTALL=true driver-manager reconcile-driver-state",
-        "exit",
-    )
 
 
 ALL: dict[str, Named] = {**SCENARIOS, **REBOOT_SCENARIOS, **FLEET_SCENARIOS}
@@ -234,7 +203,22 @@ def _play_scenario(scenario: Scenario, screen: Screen, *, wants_shell: bool) -> 
     def then(report: ScenarioReport, env: Mapping[str, str]) -> None:
         _show(report, screen)
         if wants_shell:
-            open_shell(env, scenario.profile, screen)
+            profile = scenario.profile
+            screen.chapter(f"{NODE} is up until you leave this shell; driver-manager and kubectl work on it")
+            for line in (
+                f"kubectl get nodes -L {builtin()[profile].keys.state}",
+                "kubectl get pods -A",
+                f"kubectl describe node {NODE}",
+                "driver-manager status",
+                "driver-manager holders",
+                "driver-manager restore --dry-run",
+                "FORCE_REINSTALL=true driver-manager reconcile-driver-state",
+                "exit",
+            ):
+                screen.line(f"  {line}")
+            screen.line("")
+            sys.stdout.flush()
+            run_shell(env)
 
     return run_scenario(scenario, screen, screen.terminal, then)
 

@@ -83,23 +83,18 @@ def policy(values: Values) -> Policy:
         pod_termination_timeout_s=values[settings.POD_TERMINATION_TIMEOUT],
         device_free_timeout_s=values[settings.DEVICE_FREE_TIMEOUT],
         deadline_s=values[settings.RECONCILE_DEADLINE],
-        eviction=eviction_rules(values),
+        eviction=replace(
+            workload_rules(values),
+            clients=selector(values, settings.CLIENT_SELECTOR),
+            # If the driver container unloads the driver, there is no gap in which a run could restart clients.
+            restarts_clients=values[settings.RESTART_CLIENTS] and not values[settings.CLEAR_FOR],
+        ),
         completion=selector(values, settings.WAIT_FOR_COMPLETION_SELECTOR),
         completion_timeout_s=values[settings.WAIT_FOR_COMPLETION_TIMEOUT],
         safe_load=values[settings.SAFE_LOAD],
         operator_timeout_s=values[settings.OPERATOR_TIMEOUT],
         ignore_skip=values[settings.IGNORE_SKIP],
         retry_wait_s=values[settings.RETRY_WAIT],
-    )
-
-
-def eviction_rules(values: Values) -> EvictionRules:
-    """The eviction rules in the options. Raises ConfigError for an invalid selector."""
-    return replace(
-        workload_rules(values),
-        clients=selector(values, settings.CLIENT_SELECTOR),
-        # If the driver container unloads the driver, there is no gap in which a run could restart clients.
-        restarts_clients=values[settings.RESTART_CLIENTS] and not values[settings.CLEAR_FOR],
     )
 
 
@@ -195,7 +190,6 @@ class Session(Struct):
     mode: Mode = Mode.CONTAINER
 
     def ports(self) -> Ports:
-        """The ports of a run on this host."""
         host = LinuxHost(self.roots, self.profile, self.clock)
         slots = HostSlots(self.roots.files(), self.roots.proc)
         devices = LinuxPciDevices(self.roots, self.profile, self.clock, host.load_of_host)
@@ -440,5 +434,4 @@ class PartialRead:
 
     @property
     def why_no_node(self) -> ManagerError | None:
-        """Why the Node could not be read, None if it was."""
         return self.errors.get(ObservedPart.CLUSTER) or self.errors.get(ObservedPart.NODE)

@@ -26,7 +26,6 @@ COLLECT_AFTER = 100_000
 
 
 def entry() -> None:
-    """The console script."""
     words = sys.argv[1:3]
     signal.pthread_sigmask(signal.SIG_BLOCK, _kept(words))
     if not _is_loop(words):

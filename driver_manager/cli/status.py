@@ -242,35 +242,6 @@ def _probed(session: Session, seen: DeviceHealth) -> DeviceHealth:
 OFF_NODE = "not on the node"
 
 
-def status_body(gathered: Gathered) -> dict[str, Any]:
-    """The JSON form of all facts."""
-    facts = gathered.facts
-    obs, profile, first = facts.obs, facts.profile, headline(facts)
-    recorded = obs.host.digest if obs.host else None
-    return {
-        "schemaVersion": schemas.VERSION,
-        "state": first.state.value if first.state is not None else None,
-        "since": first.since or None,
-        "why": first.why,
-        "attention": [{"kind": one.kind, "what": one.what, "remedy": one.remedy} for one in attention(facts, first)],
-        "health": _health(facts),
-        "lastRun": _last_run(facts.outcome),
-        "node": obs.node.name,
-        "profile": profile.name,
-        "mode": facts.mode.value,
-        "driverLoad": facts.loader.value,
-        "labels": _labels(obs, profile),
-        "cordon": _cordon(obs.node, profile) if facts.has_node else None,
-        "journal": _journal(facts),
-        "operands": None if ObservedPart.PODS in facts.missing else _operands(obs, profile),
-        "generation": _generation(facts.clients),
-        "digest": {"wanted": obs.digest, "from": obs.digest_source, "recorded": recorded},
-        "host": _host(obs.host, profile, facts.group_holders) if obs.host else {"problem": _why_no_host(facts)},
-        "reboot": gathered.reboot,
-        "next": _next(facts.verdict),
-    }
-
-
 def _why_no_host(facts: StatusFacts) -> str:
     unread = facts.missing.get(ObservedPart.HOST)
     return unread.what if unread is not None else OFF_NODE
@@ -673,7 +644,31 @@ def status_command(*, probe: bool, output: str, values: Values) -> int:
     """
     policies = {mode: policy_for(values, mode) for mode in Mode}  # invalid options fail before any request
     gathered = gather(values, policies.__getitem__, probes=probe)
-    body = status_body(gathered)
+    facts = gathered.facts
+    obs, profile, first = facts.obs, facts.profile, headline(facts)
+    recorded = obs.host.digest if obs.host else None
+    body = {
+        "schemaVersion": schemas.VERSION,
+        "state": first.state.value if first.state is not None else None,
+        "since": first.since or None,
+        "why": first.why,
+        "attention": [{"kind": one.kind, "what": one.what, "remedy": one.remedy} for one in attention(facts, first)],
+        "health": _health(facts),
+        "lastRun": _last_run(facts.outcome),
+        "node": obs.node.name,
+        "profile": profile.name,
+        "mode": facts.mode.value,
+        "driverLoad": facts.loader.value,
+        "labels": _labels(obs, profile),
+        "cordon": _cordon(obs.node, profile) if facts.has_node else None,
+        "journal": _journal(facts),
+        "operands": None if ObservedPart.PODS in facts.missing else _operands(obs, profile),
+        "generation": _generation(facts.clients),
+        "digest": {"wanted": obs.digest, "from": obs.digest_source, "recorded": recorded},
+        "host": _host(obs.host, profile, facts.group_holders) if obs.host else {"problem": _why_no_host(facts)},
+        "reboot": gathered.reboot,
+        "next": _next(facts.verdict),
+    }
     put(in_form(output, body, lambda words: status_text(words, gathered.facts.now_s)))
     unread = gathered.facts.why_no_node
     if unread is None:

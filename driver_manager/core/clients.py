@@ -54,7 +54,6 @@ class ClientTurn(Struct, frozen=True):
 
     @property
     def undone(self) -> str:
-        """What is left, for a message."""
         return self.problem or "; ".join(self.left)
 
 
@@ -189,8 +188,6 @@ class ClientRestarter:
 
 
 class _Book:
-    """The record as it is on the host."""
-
     def __init__(self, record: ClientRecord, noted: Callable[[ClientRecord], ClientRecord]) -> None:
         self.record = record
         self._noted = noted

@@ -24,8 +24,6 @@ from driver_manager.domain.node import Claim, NodeChange, Pod
 
 
 class FactKind(Enum):
-    """Kinds of facts, each with its own watch."""
-
     ROLLOUTS = "rollouts"
     DAEMON_SETS = "DaemonSets"
     REVISIONS = "ControllerRevisions"
@@ -49,8 +47,6 @@ class Subject(Struct, frozen=True):
 
 
 class FollowedDaemonSet(Struct, frozen=True):
-    """A DaemonSet, and the selector of its pods as text."""
-
     facts: DaemonSetFacts
     pods: str
 
@@ -77,8 +73,6 @@ class Listed(Struct, frozen=True):
 
 
 class Seen(Struct, frozen=True):
-    """An object was created or changed."""
-
     subject: Subject
     item: Item
 
@@ -124,35 +118,27 @@ class FleetCluster(Protocol):
 
     def follow(self, subjects: frozenset[Subject]) -> None:
         """Watch exactly these subjects: `changes` returns their objects, then each change."""
-        ...
 
     def changes(self, until_s: float) -> tuple[Change, ...]:
         """The changes, in order. Waits for one at most until the monotonic time `until_s`. Raises Terminated."""
-        ...
 
     def patch_node(self, name: str, change: NodeChange, resource_version: str) -> Item:
         """The Node after `change`. Raises Conflict also if there is no such Node."""
-        ...
 
     def delete_pod(self, namespace: str, name: str, uid: str) -> None:
         """Delete exactly this pod, with its own grace period. A missing pod is no error."""
-        ...
 
     def create_pod(self, namespace: str, body: Mapping[str, Any]) -> Item | None:
         """Create the task pod in `body`; None if there is a pod of its name already."""
-        ...
 
     def set_template(self, namespace: str, name: str, template: str, resource_version: str) -> Item:
         """The DaemonSet after it got the pod template in the JSON text `template`."""
-        ...
 
     def patch_status(self, namespace: str, name: str, change: Mapping[str, Any], resource_version: str) -> Item:
         """The rollout after `change`, a JSON merge patch of its status."""
-        ...
 
     def post_event(self, about: EventAbout, reason: str, message: str, *, warning: bool, key: str) -> None:
         """Post an Event, unless there is one with that key."""
-        ...
 
 
 class Leader(Struct, frozen=True):
@@ -172,29 +158,23 @@ class RolloutClient(Protocol):
 
     def listed(self, subject: Subject) -> Listed:
         """All objects of a subject."""
-        ...
 
     def leader(self, namespace: str, lease: str) -> Leader:
         """The leader by that Lease."""
-        ...
 
     def users_by_node(self, nodes: Set[str]) -> Mapping[str, tuple[Pod, ...]]:
         """The pods of all namespaces on these nodes that have not ended and request a device or a claim."""
-        ...
 
     def claims(self, namespaces: Iterable[str]) -> tuple[Claim, ...]:
         """The ResourceClaims of these namespaces."""
-        ...
 
     def ask_rollout(
         self, rollout: RolloutObject, spec: Mapping[str, object], annotations: Mapping[str, str], *, dry_run: bool
     ) -> None:
         """Set these fields of its spec and these annotations."""
-        ...
 
     def ask_node(self, node: FleetNode, annotations: Mapping[str, str], *, dry_run: bool) -> None:
         """Set these annotations on the Node."""
-        ...
 
 
 class Leadership(Protocol):
@@ -205,22 +185,17 @@ class Leadership(Protocol):
 
         Raises ApiRefused, ApiUnavailable: then only `may_act` is certain.
         """
-        ...
 
     def may_act(self) -> bool:
         """True if an effect that starts now ends before another controller can lead. Sends no request."""
-        ...
 
     @property
     def due_s(self) -> float:
         """The monotonic time from which `hold` sends a request."""
-        ...
 
     @property
     def leader(self) -> str:
         """The leader at the last request, "" without one."""
-        ...
 
     def release(self) -> None:
         """Release the Lease if we lead, so that another controller acquires it at once. Raises as `hold`."""
-        ...

@@ -60,7 +60,6 @@ class _Retries:
         return self._next_s is not None and self._clock.monotonic() >= self._next_s
 
     def fail(self) -> bool:
-        """Count a failed try; True if another one follows."""
         self._failed += 1
         wait_s = retry_after_s(self._failed)
         self._next_s = None if wait_s is None else self._clock.monotonic() + wait_s
@@ -239,7 +238,6 @@ class HealthWatch:
 
     @property
     def report(self) -> HealthReport:
-        """The report of the last turn."""
         return self._report
 
     def run(self, is_over: Callable[[], bool]) -> None:

@@ -89,7 +89,6 @@ class _Wait(ABC, Generic[T]):
         """What is waited for yet, and why."""
 
     def _until_done(self, deadline: Deadline) -> bool:
-        """Whether it was done in time."""
         if self._is_done():
             return True
         with progress_logged(self._clock, self._reporter, deadline, self._why_not_done):
@@ -167,7 +166,6 @@ class PodWait(_Wait[PodEvent]):
 
     @property
     def present(self) -> tuple[Pod, ...]:
-        """The pods on the node when the wait last saw them."""
         return tuple(self._seen.values())
 
     def _is_done(self) -> bool:

@@ -27,19 +27,15 @@ class ClientNotes(Protocol):
 
     def alone(self) -> AbstractContextManager[bool]:
         """Within it no other process on this host restarts clients. Yields False if another one does."""
-        ...
 
     def sighting(self) -> Sighting:
         """The host's driver as its files show it now."""
-        ...
 
     def recall(self) -> str:
         """What `remember` was given in this boot, "" where that is gone."""
-        ...
 
     def remember(self, text: str) -> None:
         """Keep `text` until the next boot, also if the process is killed right after."""
-        ...
 
 
 # What giving devices to virtual machines, and taking them back, needs of the PCI bus. Adapters implement it.
@@ -54,35 +50,27 @@ class PciDevices(Protocol):
 
     def bus(self) -> PciBus:
         """The functions as they are now. Raises ConfigError."""
-        ...
 
     def holders(self, nodes: Set[str], deadline: Deadline) -> tuple[Holder, ...]:
         """Processes that have one of these device nodes of user space open. Raises ConfigError."""
-        ...
 
     def override(self, address: str, driver: str, deadline: Deadline) -> None:
         """Let no other driver than `driver` bind the function from now on; "": any that knows it."""
-        ...
 
     def set_virtual(self, address: str, count: int, deadline: Deadline) -> None:
         """Set the number of virtual functions."""
-        ...
 
     def load(self, module: str, deadline: Deadline) -> None:
         """Load a module of the host's own kernel tree; nothing where it is loaded."""
-        ...
 
     def bind(self, address: str, driver: str, deadline: Deadline) -> None:
         """Give the function, which is kept for `driver`, to it; nothing where it has it already."""
-        ...
 
     def unbind(self, address: str, deadline: Deadline) -> None:
         """Take the function from its driver; nothing where it has none."""
-        ...
 
     def probe(self, address: str, deadline: Deadline) -> None:
         """Offer the function to the drivers that may have it. That none of them takes it is no error."""
-        ...
 
 
 # What a swap to a staged driver needs from the outside, as a protocol. Adapters implement it, and the tests.
@@ -96,11 +84,9 @@ class SlotFolders(Protocol):
 
         Raises PreflightFailed if the root cannot change places with another tree in one operation.
         """
-        ...
 
     def take_next(self, root: str, digest: str) -> None:
         """Let the next driver and the previous one change places. Raises PreflightFailed if it is not `digest`."""
-        ...
 
     def flip(self, root: str) -> None:
         """Let the driver at the root and the previous one change places, in one operation.
@@ -108,7 +94,6 @@ class SlotFolders(Protocol):
         If one of them does not exist, or is an empty folder, its place is free then. Raises ModuleFailed: both are as
         they were.
         """
-        ...
 
 
 class Cluster(Protocol):
@@ -119,11 +104,9 @@ class Cluster(Protocol):
 
     def node(self) -> Node:
         """The Node as it is now: one GET."""
-        ...
 
     def pods(self, *, recent: bool = False) -> PodList:
         """All pods bound to the node: one LIST. `recent`: as they were a moment ago, which is cheap to answer."""
-        ...
 
     def watch_pods(self, resource_version: str, timeout_s: float) -> Generator[PodEvent, None, None]:
         """Changes after `resource_version`, for at most about `timeout_s` seconds: one WATCH.
@@ -131,63 +114,51 @@ class Cluster(Protocol):
         Ends quietly when the server ends it. Raises WatchExpired (410), WatchBroken (cut in the middle, nothing heard
         for too long), Terminated.
         """
-        ...
 
     def watch_node(self, resource_version: str, timeout_s: float) -> Generator[Node, None, None]:
         """The Node after each change since `resource_version`, as `watch_pods`: one WATCH. Raises NodeMissing too."""
-        ...
 
     def claims(self, namespaces: Iterable[str], named: Iterable[tuple[str, str]] = ()) -> tuple[Claim, ...]:
         """The ResourceClaims in `namespaces`, one LIST each; those `named` (namespace, name) where that is refused.
 
         Raises ApiRefused too where the server denies that there is such a thing: pods that hold claims say otherwise.
         """
-        ...
 
     def evict(self, pod: Pod, *, dry_run: bool = False) -> Eviction:
         """Ask once to evict exactly this pod, by its uid, as its budget and its grace allow. Never raises Conflict."""
-        ...
 
     def evict_each(self, pods: Iterable[Pod], *, dry_run: bool = False) -> Generator[tuple[Pod, Eviction], None, None]:
         """As `evict` of each of `pods`, several at once: the answers as they come, which may be another order.
 
         The next pod is taken once there is room for its request, and may be none after all: what `pods` raises ends it.
         """
-        ...
 
     def patch_node(self, change: NodeChange, resource_version: str | None) -> Node:
         """Apply `change` in one PATCH. Raises Conflict if `resource_version` is given and no longer current."""
-        ...
 
     def patch_node_where(self, operations: tuple[Operation, ...]) -> Node:
         """Apply `operations` in one PATCH. Raises Conflict, and changes nothing, where one of them does not apply."""
-        ...
 
     def post_event(self, reason: str, message: str, *, warning: bool, key: str = "") -> bool:
         """An Event on the Node; with a `key`, once only, however often it is asked for.
 
         Never raises: what could not be posted is worth one warning line. False where it may be posted later.
         """
-        ...
 
     def record_event(self, reason: str, message: str, *, warning: bool, key: str) -> None:
         """The same, with its errors: raises as every method."""
-        ...
 
     def refused(self, rights: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
         """Those of `rights` (verb, resource) that we do not have: one access review each.
 
         A server that does not answer reviews refuses nothing: the request itself will tell.
         """
-        ...
 
     def traffic(self) -> tuple[int, int]:
         """How many requests were sent so far, and how many of those were sent again."""
-        ...
 
     def limit_retries(self, budget_s: float) -> None:
         """From now on, spend at most `budget_s` seconds on the retries of one call."""
-        ...
 
 
 class HostSystem(Protocol):
@@ -198,87 +169,69 @@ class HostSystem(Protocol):
 
     def modules(self) -> Mapping[str, Module]:
         """The driver's loaded modules now, by name: roots, all above them, their own below them."""
-        ...
 
     def unload(self, name: str, deadline: Deadline) -> None:
         """Unload one module. Raises ModuleBusy while something uses it, ModuleFailed otherwise.
 
         ModuleStuck is one of the latter: the kernel began to unload the module and does not finish.
         """
-        ...
 
     def remove_conflicting(self, name: str, deadline: Deadline) -> None:
         """Unload a module that the profile allows to unload for the driver. Raises as `unload`."""
-        ...
 
     def set_firmware_path(self, path: str) -> None:
         """Let the kernel look for firmware in `path` first. Raises ModuleFailed."""
-        ...
 
     def load(self, source: DriverSource, deadline: Deadline) -> None:
         """Load the modules of `source`. Raises ModuleFailed; what was loaded on the way is unloaded again.
 
         ModuleStuck where that does not end.
         """
-        ...
 
     def warm(self, source: DriverSource, deadline: Deadline) -> int:
         """Read ahead the files for a load of `source` and its probe; returns the number of bytes, 0 if unknown.
 
         Never raises: the load reports a file that is missing.
         """
-        ...
 
     def reload(self, source: DriverSource, names: tuple[str, ...], deadline: Deadline) -> None:
         """Load modules again that were unloaded before a root turned out to be busy. Raises ModuleFailed."""
-        ...
 
     def parameters(self, deadline: Deadline) -> Mapping[str, str]:
         """The readable parameters of the driver's loaded modules by `module.parameter`."""
-        ...
 
     def await_device_nodes(self, deadline: Deadline) -> bool:
         """Whether a device node of the profile appeared in time, or none is to be expected."""
-        ...
 
     def probe(self, root: str, deadline: Deadline) -> ProbeResult:
         """One sample of the profile's probe, run from the driver root."""
-        ...
 
     def unmount(self, mount_point: str, deadline: Deadline) -> None:
         """Unmount in the host's mount namespace. Raises ModuleFailed."""
-        ...
 
     def file_systems(self, mount_points: tuple[str, ...]) -> frozenset[str]:
         """`major:minor` of what the host has mounted at `mount_points`, and nowhere else."""
-        ...
 
     def pods_that_see(self, file_systems: frozenset[str], deadline: Deadline) -> tuple[str, ...]:
         """Uids of pods whose own mounts show one of `file_systems` now."""
-        ...
 
     def holders(self, deadline: Deadline, enough: int | None = None) -> tuple[Holder, ...]:
         """Processes that use a device of the profile; mappings are read if open files explain fewer than `enough`."""
-        ...
 
     def stop_service(self, name: str, deadline: Deadline) -> None:
         """Stop a service of the host. Raises ModuleFailed."""
-        ...
 
     def start_service(self, name: str, deadline: Deadline) -> None:
         """Start a service of the host. Raises ModuleFailed."""
-        ...
 
     def remove(self, path: str) -> None:
         """Remove a file, if it is there. Raises ModuleFailed."""
-        ...
 
     def at_work(self) -> AbstractContextManager[bool]:
         """Within it health-watch on this host is muted. Yields False if the lock could not be taken."""
 
     def remove_marker(self, seen: Marker) -> None:
         """Remove the reboot-required marker if it still is `seen`: one written since stays. Raises ModuleFailed."""
-        ...
 
     def turn(self) -> AbstractContextManager[Callable[[Owner], bool]]:
         """Within it no other run changes the driver or acquires the node.
@@ -286,36 +239,30 @@ class HostSystem(Protocol):
         Yields a function that records the owner: False if the host cannot store it. Raises OwnedElsewhere if another
         run does either and does not finish.
         """
-        ...
 
     def owned(self, owner: Owner) -> AbstractContextManager[None]:
         """Within it no other run takes the node. Raises OwnedElsewhere where one has, and as `turn`."""
-        ...
 
     def save_evidence(self, name: str, lines: tuple[str, ...], deadline: Deadline) -> str:
         """The path of a file that outlives the boot, with `lines`, what health-watch saw last, holders, kernel log.
 
         "" where none is wanted. Raises ConfigError where it cannot be written.
         """
-        ...
 
     def unwritable(self, paths: tuple[str, ...]) -> Mapping[str, str]:
         """Why each of `paths`, or a lock or the evidence of the profile, cannot be written, where it cannot.
 
         Found out by writing, renaming and removing a file beside it. Never raises.
         """
-        ...
 
     def exists(self, path: str) -> bool:
         """Whether there is a file at `path`. Raises ConfigError."""
-        ...
 
     def write_text(self, path: str, text: str, *, is_secret: bool = False) -> None:
         """Write a file atomically (temporary file, fsync, rename, fsync of the folder). Raises ConfigError.
 
         `is_secret`: only root can read it.
         """
-        ...
 
 
 class Ports(Struct, frozen=True):
@@ -341,50 +288,38 @@ class Ports(Struct, frozen=True):
 
 
 class RebootHost(Protocol):
-    """The host as the rebooter needs it."""
-
     def look(self) -> Snapshot:
         """Boot, uptime and marker now. Raises ConfigError where the host cannot be read."""
-        ...
 
     def machine_id(self) -> str:
         """The host's machine id, "" where it has none."""
-        ...
 
     def record(self) -> Record:
         """The rebooter's record, an empty one where there is none. Raises RecordUnreadable."""
-        ...
 
     def keep(self, record: Record, seen: Record | None = None) -> None:
         """Replace the record `seen`, or any if that is None. Raises Conflict if it changed since, and ConfigError."""
-        ...
 
     def why_not_ready(self) -> str:
         """Why the driver does not serve its devices yet, "" when it does."""
-        ...
 
     def remove_marker(self, seen: Marker) -> None:
         """Remove the reboot-required marker if it still is `seen`: one written since stays. Raises ModuleFailed.
 
         Also raised while another process works on the driver, which may be about to write one.
         """
-        ...
 
     def save_evidence(self, name: str, lines: tuple[str, ...]) -> None:
         """Keep `lines`, the kernel's last messages and the device's holders over the reboot. Raises ManagerError."""
-        ...
 
     def why_no_way_in(self) -> str:
         """Why the reboot command could not be run in the host's namespaces, "" where it can. Raises nothing."""
-        ...
 
     def reboot(self) -> RebootAnswer:
         """Give the reboot command; what it came to. Comes back also where the command hangs."""
-        ...
 
     def force_reboot(self) -> None:
         """Sync, remount read-only and reboot by sysrq. Raises ModuleFailed."""
-        ...
 
 
 class SlotStore(Protocol):
@@ -392,20 +327,14 @@ class SlotStore(Protocol):
 
     def read(self, limit: int) -> SlotsSeen:
         """The slots now. Where `limit` are in use, holders whose Nodes are gone are named as such."""
-        ...
 
     def write(self, slots: Slots, version: str) -> None:
         """Replace the slots read at `version`. Raises Conflict where they changed since."""
-        ...
 
 
 class NodeDrainer(Protocol):
-    """Users' pods on the node, for who has to clear it of them."""
-
     def blockers(self) -> tuple[str, ...]:
         """What keeps the node from being cleared, each with its remedy; nothing is changed. Raises as Cluster."""
-        ...
 
     def clear(self) -> None:
         """Evict them and wait until they have left. Raises PodsRemain, and as Cluster."""
-        ...

@@ -19,42 +19,33 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Seconds since some fixed moment."""
-        ...
 
     def wall(self) -> float:
         """Seconds since the epoch."""
-        ...
 
     def random(self) -> float:
         """A random number, at least 0 and below 1: for jitter."""
-        ...
 
     def sleep(self, seconds: float) -> None:
         """Sleep. Raises Terminated at once after SIGTERM, unless shielded."""
-        ...
 
     def check(self) -> None:
         """Raise Terminated after SIGTERM, unless shielded."""
-        ...
 
     def is_ending(self) -> bool:
         """True after SIGTERM."""
-        ...
 
     def interruptible(self) -> AbstractContextManager[None]:
         """Within it, the request to end raises Terminated in the middle of a blocking call, unless shielded."""
-        ...
 
     def every(self, seconds: float, say: Callable[[], None]) -> AbstractContextManager[None]:
         """Within it `say` is called about every `seconds`, also in the middle of a blocking call.
 
         It may be called between any two instructions. If two are nested, only the inner one is called.
         """
-        ...
 
     def shielded(self) -> AbstractContextManager[None]:
         """Within it nothing raises Terminated: for a release."""
-        ...
 
 
 class Reporter(Protocol):
@@ -62,15 +53,12 @@ class Reporter(Protocol):
 
     def step(self, number: int, total: int, text: str) -> None:
         """A step begins."""
-        ...
 
     def info(self, text: str) -> None:
         """Something changed that is not a step."""
-        ...
 
     def warn(self, text: str) -> None:
         """Something is wrong but does not end the run."""
-        ...
 
 
 class HealthMarks(Protocol):
@@ -78,43 +66,33 @@ class HealthMarks(Protocol):
 
     def alone(self) -> AbstractContextManager[Surroundings]:
         """The host as it is now. Within it no reconcile starts; `is_reconciling`: one is already running."""
-        ...
 
     def withdraw_ready(self) -> None:
         """Move the ready marker aside."""
-        ...
 
     def restore_ready(self) -> None:
         """Move the ready marker back; a new one that was written meanwhile stays."""
-        ...
 
     def forget_ready(self) -> None:
         """Remove the withdrawn ready marker."""
-        ...
 
     def request_recovery(self, marker: Marker) -> None:
         """Write the recovery marker, unless there is one of another writer or of this boot."""
-        ...
 
     def clear_request(self) -> None:
         """Remove the recovery marker."""
-        ...
 
     def recall(self) -> str:
         """The text that `remember` wrote last, "" for none."""
-        ...
 
     def remember(self, text: str) -> None:
         """Keep `text` until the next boot."""
-        ...
 
     def note_return(self) -> Outage | None:
         """The driver serves: close the window that a run left open, and return it; None for none."""
-        ...
 
     def touch(self) -> None:
         """Set the record's modification time, which shows that the watch is alive."""
-        ...
 
 
 class Prober(Protocol):
@@ -122,19 +100,15 @@ class Prober(Protocol):
 
     def sample(self) -> ProbeResult:
         """One sample, at the latest a few seconds after the probe's timeout. Raises Terminated."""
-        ...
 
     def output(self) -> str:
         """The end of the tool's output at the last sample."""
-        ...
 
     def abandoned(self) -> int:
         """The number of probes so far that could not be killed."""
-        ...
 
     def stuck(self) -> Owner | None:
         """A probe that could not be killed and still runs: no other one is started meanwhile."""
-        ...
 
     def inherit(self, stuck: Owner) -> None:
         """Wait for the stuck probe of an earlier process."""
@@ -145,25 +119,21 @@ class NodeNotifier(Protocol):
 
     def mute(self) -> MuteAnswer:
         """The Node's mute. Returns after a bounded time. Raises Terminated."""
-        ...
 
     def report(self, notice: Notice) -> str:
         """Post `notice` as an Event and show its state on the Node; the problem, "" for none. Raises Terminated.
 
         Returns after a bounded time. A second call with the same notice changes nothing.
         """
-        ...
 
     def restart_clients(self, load: str) -> ClientAnswer:
         """Restart the clients of this load of the driver, which serves now. Raises Terminated.
 
         Returns after a bounded time; another call continues.
         """
-        ...
 
     def report_window(self, window: Outage) -> str:
         """Show on the Node that the window which its last outcome left open is over; see `report`."""
-        ...
 
 
 class EvidenceKeeper(Protocol):
@@ -174,4 +144,3 @@ class EvidenceKeeper(Protocol):
 
         Returns after a bounded time. Raises Terminated.
         """
-        ...

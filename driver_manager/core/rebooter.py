@@ -466,7 +466,6 @@ class NodeDrain:
         self._evictor = Evictor(cluster, clock, reporter)
 
     def blockers(self) -> tuple[str, ...]:
-        """See the port."""
         _, found = self._found()
         stuck = with_action(found, PodAction.BLOCK)
         if stuck:
@@ -474,7 +473,6 @@ class NodeDrain:
         return self._evictor.rehearse(one.pod for one in with_action(found, PodAction.EVICT)).warnings
 
     def clear(self) -> None:
-        """See the port."""
         known, found = self._found()
         stuck = with_action(found, PodAction.BLOCK)
         if stuck:

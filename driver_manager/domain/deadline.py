@@ -73,7 +73,6 @@ class Deadline(Struct, frozen=True):
         return cls(clock() + seconds, seconds, clock)
 
     def left(self) -> float:
-        """Seconds until the end, 0 after it."""
         return max(0.0, self.end - self.clock())
 
     def bound(self, seconds: float) -> float:
@@ -82,7 +81,6 @@ class Deadline(Struct, frozen=True):
 
     @property
     def is_over(self) -> bool:
-        """True if no time is left."""
         return self.left() <= 0
 
     def within(self, seconds: float) -> Deadline:

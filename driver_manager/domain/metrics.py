@@ -36,7 +36,6 @@ def by_label(kind: str, name: str, meaning: str, label: str, values: Mapping[str
 
 
 def exposition(found: Iterable[Family]) -> str:
-    """The families in the text format of Prometheus."""
     lines = []
     for family in found:
         lines += [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]

@@ -49,7 +49,6 @@ class NodeChange(Struct, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """True if the change has no effect."""
         return not self.labels and not self.annotations and self.unschedulable is None
 
 

@@ -71,8 +71,6 @@ class Observation(Struct, frozen=True):
 
 
 class Loader(Enum):
-    """Who loads the driver."""
-
     CONTAINER = "container"
     MANAGER = "manager"
     NONE = "none"

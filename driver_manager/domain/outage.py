@@ -200,7 +200,6 @@ class StepLog:
         self._released_s: float | None = None
 
     def begins(self, step: str, part: OutagePart, now_s: float) -> None:
-        """Start the step of this name; the one before it is over."""
         self._entries.append(_Entry(now_s, step, part))
 
     def turns_to(self, part: OutagePart, now_s: float) -> None:
@@ -227,7 +226,6 @@ class StepLog:
             self._start, self._released_s = _Start(before.began_s, zero_s, now_s, before.parts, -1), None
 
     def released(self, now_s: float) -> None:
-        """The node is released."""
         self.end = NodeEnd.RELEASED
         if self.is_open:
             self._released_s = now_s
@@ -238,7 +236,6 @@ class StepLog:
         return self._start is not None and self._released_s is None
 
     def seconds(self, now_s: float) -> dict[str, float]:
-        """Seconds of each step by its name."""
         spent: dict[str, float] = {}
         for entry, seconds in self._durations(float("-inf"), now_s):
             if entry.step:

@@ -208,7 +208,6 @@ class HostPaths(Struct, frozen=True):
 
     @property
     def health_record(self) -> str:
-        """Record of health-watch for this boot."""
         return self._own("health-watch.json")
 
     @property
@@ -325,7 +324,6 @@ class NodeKeys(Struct, frozen=True):
 
     @property
     def names(self) -> frozenset[str]:
-        """The keys that are set."""
         return frozenset(key for key in astuple(self) if key)
 
 
@@ -433,7 +431,6 @@ class UpgradeMetrics(Struct, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that are set."""
         return tuple(name for name in astuple(self) if name)
 
 
@@ -552,12 +549,10 @@ def closure(loaded: Mapping[str, Module], modules: Modules) -> dict[str, Module]
 
 
 def is_own(name: str, modules: Modules) -> bool:
-    """True if the module is part of the driver."""
     return name in (*modules.roots, *modules.order) or any(fnmatchcase(name, pattern) for pattern in modules.own)
 
 
 def has_root(loaded: Mapping[str, Module], modules: Modules) -> bool:
-    """True if any root module is loaded."""
     return any(root in loaded for root in modules.roots)
 
 
@@ -651,7 +646,6 @@ def joined(first: Mapping[str, str], then: Mapping[str, str]) -> dict[str, str]:
 
 
 def encode_profile(profile: Profile) -> str:
-    """The profile as JSON."""
     return json.dumps(msgspec.to_builtins(profile, order="deterministic"))
 
 

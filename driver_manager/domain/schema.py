@@ -53,7 +53,6 @@ class Rule(Struct, frozen=True):
         return replace(self, pattern=f"(?:{self.pattern})?")
 
     def fits(self, number: float) -> bool:
-        """True if `number` is within the bounds."""
         return (self.least is None or number >= self.least) and (self.most is None or number <= self.most)
 
 
@@ -75,7 +74,6 @@ class FieldType(Struct, frozen=True):
 
     @property
     def is_required(self) -> bool:
-        """True if there is no default."""
         return self.default is NODEFAULT
 
     @property
@@ -85,7 +83,6 @@ class FieldType(Struct, frozen=True):
 
 
 def fields_of(record: type) -> Mapping[str, FieldType]:
-    """The fields of `record` by key."""
     return _fields_of(record)
 
 
@@ -124,14 +121,12 @@ class Problem(Struct, frozen=True):
 
     @classmethod
     def of(cls, key: str, value: Any, expected: str) -> Problem:
-        """A value that is not what was expected."""
         shown = shortened(repr(value), MAX_VALUE_CHARS)
         what = one_line(f"{key or 'the file'} is {shown}, expected {expected}")
         return cls(key, what, one_line(shown), expected)
 
     @classmethod
     def missing(cls, key: str, expected: str) -> Problem:
-        """A value that is required and absent."""
         return cls(key, f"{key} is missing, expected {expected}", expected=expected)
 
 
@@ -228,7 +223,6 @@ class Reader:
         return f"a list of {bounds}{self._words.records if item.is_record else 'texts'}"
 
     def _expected(self, one: FieldType) -> str:
-        """What a field takes, in words."""
         kind, rule = one.kind, one.rule
         if rule.expected:
             return rule.expected

@@ -36,7 +36,6 @@ class Selector(Struct, frozen=True):
     terms: tuple[_Term, ...] = ()
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """True if `labels` meet every term."""
         return all(term.matches(labels) for term in self.terms)
 
     def __bool__(self) -> bool:
@@ -65,12 +64,10 @@ def parse(text: str) -> Selector:
 
 
 def is_label_key(text: str) -> bool:
-    """True if `text` is a valid label key."""
     return bool(_KEY.fullmatch(text))
 
 
 def is_label_value(text: str) -> bool:
-    """True if `text` is a valid label value."""
     return bool(_VALUE.fullmatch(text))
 
 

@@ -51,7 +51,6 @@ class Setting(Struct, Generic[T_co], frozen=True):
 
     @property
     def flag(self) -> str:
-        """The long flag."""
         return "--" + self.name.replace("_", "-")
 
 

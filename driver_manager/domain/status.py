@@ -76,22 +76,18 @@ class StatusFacts(Struct, frozen=True):
 
     @property
     def has_node(self) -> bool:
-        """True if the Node could be read."""
         return self.why_no_node is None
 
     @property
     def why_no_node(self) -> ManagerError | None:
-        """Why the Node could not be read, None if it was."""
         return self.missing.get(ObservedPart.CLUSTER) or self.missing.get(ObservedPart.NODE)
 
     @property
     def state(self) -> NodeState | None:
-        """The state that the Node shows."""
         return node_state.state_on(self.obs.node, self.profile.keys)
 
     @property
     def outcome(self) -> LastOutcome | None:
-        """The outcome of the last run that the Node shows."""
         return node_state.outcome_on(self.obs.node, self.profile.keys)
 
     @property
@@ -131,7 +127,6 @@ class Headline(Struct, frozen=True):
 
 
 def headline(facts: StatusFacts) -> Headline:
-    """The headline of the node's driver."""
     return next(found for rule in RULES if (found := rule(facts)) is not None)
 
 

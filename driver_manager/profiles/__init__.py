@@ -38,20 +38,6 @@ _JOURNAL_END = ".journal"
 _OWN_NAME = "driver-manager"
 
 
-def with_derived_keys(profile: Profile) -> Profile:
-    """`profile` with the keys that its file leaves out, made from that of the journal."""
-    keys, (domain, _, name) = profile.keys, profile.keys.journal.rpartition("/")
-    named = name.removesuffix(_JOURNAL_END) if name.endswith(_JOURNAL_END) else _OWN_NAME
-
-    def derived(end: str) -> str:
-        wanted = f"{domain}/{named}.{end}"
-        is_fit = re.fullmatch(PREFIXED_KEY, wanted) and wanted not in keys.names
-        return wanted if is_fit else f"{domain}/{_OWN_NAME}.{end}"
-
-    found = {name: getattr(keys, name) or derived(name.replace("_", "-")) for name in _DERIVED}
-    return replace(profile, keys=replace(keys, **found))
-
-
 # Relations between keys. Without this check a run would find a bad pair halfway through.
 
 _REBOOTER_KEYS = ("reboot_required", "approve_reboot", "pre_reboot_boot_id", "reboot_in_progress", "reboot_slots")
@@ -64,7 +50,6 @@ def _needed(key: str, needs_it: str) -> Problem:
 
 
 def broken_relations(profile: Profile) -> Iterator[Problem]:
-    """One problem for each relation that does not hold."""
     yield from _names_used_twice(profile)
     yield from _reboots(profile)
     yield from _modules(profile.modules)
@@ -155,7 +140,16 @@ def read(text: str) -> ProfileReading:
     profile = reader.record(Profile, body)
     if profile is None:
         return ProfileReading(None, tuple(reader.problems))
-    profile = with_derived_keys(profile)
+    keys, (domain, _, name) = profile.keys, profile.keys.journal.rpartition("/")
+    named = name.removesuffix(_JOURNAL_END) if name.endswith(_JOURNAL_END) else _OWN_NAME
+
+    def derived(end: str) -> str:
+        wanted = f"{domain}/{named}.{end}"
+        is_fit = re.fullmatch(PREFIXED_KEY, wanted) and wanted not in keys.names
+        return wanted if is_fit else f"{domain}/{_OWN_NAME}.{end}"
+
+    found = {name: getattr(keys, name) or derived(name.replace("_", "-")) for name in _DERIVED}
+    profile = replace(profile, keys=replace(keys, **found))
     problems = tuple(broken_relations(profile))
     return ProfileReading(None if problems else profile, problems)
 
@@ -166,7 +160,6 @@ MAX_FILE_BYTES = 256 * 1024
 
 
 def builtin() -> dict[str, Profile]:
-    """The shipped profiles by name."""
     files = sorted(Path(__file__).parent.glob("*.toml"))
     found = (parse(entry.read_text(encoding="utf-8"), entry.name) for entry in files)
     return {profile.name: profile for profile in found}

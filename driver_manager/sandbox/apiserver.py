@@ -115,7 +115,6 @@ class ApiError(Exception):
         self.code, self.reason, self.message, self.details = code, reason, message, details
 
     def status(self) -> Obj:
-        """The refusal as a Status object."""
         body: Obj = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
         body |= {"reason": self.reason, "message": self.message, "code": self.code}
         return body | ({"details": self.details} if self.details else {})
@@ -446,7 +445,6 @@ _HASH_CHARS = 10
 
 
 def hash_of(template: Obj) -> str:
-    """The value of the revision label on pods of this template."""
     return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:_HASH_CHARS]
 
 
@@ -571,7 +569,6 @@ class DaemonSetController(Controller):
 
 
 def _is_wanted(daemonset: Obj, node: Obj) -> bool:
-    """True if the DaemonSet needs a pod on the node."""
     spec, labels = daemonset["spec"]["template"].get("spec", {}), node["metadata"].get("labels", {})
     selector = spec.get("nodeSelector") or {}
     affinity = (spec.get("affinity") or {}).get("nodeAffinity", {})
@@ -796,7 +793,6 @@ class SandboxRequest(Struct, frozen=True):
 
     @property
     def manager(self) -> str:
-        """The field manager of the write."""
         return self.option("fieldManager") or self.user
 
     @property
@@ -915,7 +911,6 @@ def printed_table(kind: ResourceKind, body: Obj) -> Obj:
 
 
 def state_of(pod: Obj) -> str:
-    """The status column of a pod."""
     if "deletionTimestamp" in pod["metadata"]:
         return "Terminating"
     status = pod.get("status") or {}
@@ -928,7 +923,6 @@ def state_of(pod: Obj) -> str:
 
 
 def _since(moment: str) -> str:
-    """The time since then, in its largest unit."""
     try:
         passed_s = max(0, int(time.time() - timegm(time.strptime(moment[:19], "%Y-%m-%dT%H:%M:%S"))))
     except ValueError:

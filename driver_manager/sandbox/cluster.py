@@ -155,11 +155,9 @@ class SandboxCluster(Struct, dict=True):
 
     @property
     def namespace(self) -> str:
-        """The namespace of the vendor's pods."""
         return self.profile.namespace
 
     def node(self) -> dict[str, Any]:
-        """The Node object."""
         return self.store.get("nodes", NODE)
 
     def driver_pod(self) -> str:
@@ -167,7 +165,6 @@ class SandboxCluster(Struct, dict=True):
         return next((name for name in self.pods() if name.startswith("rbln-driver-")), "")
 
     def pods(self) -> list[str]:
-        """Names of all pods that are not being deleted."""
         return [
             pod["metadata"]["name"]
             for pod in self.store.list_objects("pods")[0]
@@ -175,7 +172,6 @@ class SandboxCluster(Struct, dict=True):
         ]
 
     def pin_pod(self, prefix: str, finalizer: str) -> None:
-        """Add a finalizer to the first pod with this name prefix."""
         name = next(name for name in self.pods() if name.startswith(prefix))
 
         def change(pod: dict[str, Any]) -> dict[str, Any]:
@@ -220,7 +216,6 @@ class SandboxCluster(Struct, dict=True):
         return sorted(since, key=lambda one: one.at_s)
 
     def play(self, controller: Controller) -> None:
-        """Run another controller until the sandbox ends."""
         self._stack.enter_context(controller)
 
     def await_running(self, names: Iterable[str]) -> None:
@@ -252,7 +247,6 @@ class SandboxCluster(Struct, dict=True):
         timer.start()
 
     def add_node(self, name: str, tree: HostTree) -> None:
-        """Add a node without pods."""
         self.store.create("nodes", {"metadata": {"name": name}, "status": _status(tree, is_ready=True)})
 
     def new_boot(self, name: str = NODE, tree: HostTree | None = None, *, is_ready: bool = True) -> None:
@@ -337,7 +331,6 @@ def daemon_set(name: str, namespace: str, nodes: dict[str, str], template: dict[
 
 
 def _status(tree: HostTree, *, is_ready: bool) -> dict[str, Any]:
-    """The status of a Node as its kubelet writes it."""
     now, reason = timestamp(), "KubeletReady" if is_ready else "KubeletNotReady"
     times = {"lastHeartbeatTime": now, "lastTransitionTime": now}
     return {
@@ -369,7 +362,6 @@ def environment(tree: HostTree, kubeconfig: Path, node: str, env: dict[str, str]
 
 
 def command_line(*words: str) -> list[str]:
-    """The argv of a driver-manager command."""
     return [sys.executable, "-m", "driver_manager", *words]
 
 
@@ -418,11 +410,9 @@ class Process:
 
     @property
     def has_ended(self) -> bool:
-        """True if the process has ended."""
         return self._process.poll() is not None
 
     def stop(self) -> None:
-        """Send SIGTERM, and do not wait."""
         self._process.terminate()
 
     def terminate(self, timeout_s: float) -> int:
@@ -437,7 +427,6 @@ class Process:
         return self.kill()
 
     def kill(self) -> int:
-        """Send SIGKILL; the exit status."""
         self._process.kill()
         status = self._process.wait()
         if threading.current_thread() is not self._reader:

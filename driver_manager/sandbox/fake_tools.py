@@ -160,7 +160,6 @@ def insert(tree: Path, name: str, dependencies: dict[str, tuple[Path, list[str]]
 
 
 def modinfo(_: Path, arguments: list[str]) -> int:
-    """Print the fields of a sandbox module file."""
     facts = json.loads(Path(arguments[-1]).read_text())
     for field in ("version", "vermagic"):
         print(f"{field + ':':<16}{facts[field]}")  # noqa: T201  # this program's output
@@ -228,7 +227,6 @@ def answer(tree: Path, tool: str) -> int:
 
 
 def note(tree: Path, text: str) -> None:
-    """Add a line to the log, if the tree has one."""
     if not (tree / KERNEL_LOG).exists():
         return
     with (tree / KERNEL_LOG).open("a") as log:
@@ -236,14 +234,12 @@ def note(tree: Path, text: str) -> None:
 
 
 def count(module: Path, change: int) -> None:
-    """Change a module's reference count atomically."""
     path, new = module / "refcnt", module / ".refcnt"
     new.write_text(f"{int(path.read_text()) + change}\n")
     new.replace(path)
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder and its content."""
     gone = folder.parent.parent / f".gone-{folder.name}"
     empty(folder, gone)
     gone.rmdir()
@@ -257,7 +253,6 @@ def empty(folder: Path, gone: Path) -> None:
 
 
 def fail(text: str, status: int = 1) -> int:
-    """Print a tool's failure; its exit status."""
     print(text, file=sys.stderr)  # noqa: T201  # this program's output
     return status
 

@@ -60,12 +60,10 @@ class FleetScenario(Struct, frozen=True):
 
     @property
     def canary(self) -> str:
-        """The node that starts first."""
         return min(self.nodes)
 
     @property
     def releases(self) -> dict[str, Release]:
-        """All releases by version."""
         return {release.version: release for release in (self.old, self.bad, self.good)}
 
 
@@ -102,7 +100,6 @@ _IDLE_S = 3600.0
 
 
 def version_of(pod: Obj) -> str:
-    """The driver version of the pod: the tag of its image."""
     return str(pod["spec"]["containers"][0]["image"]).rpartition(":")[2]
 
 
@@ -115,7 +112,6 @@ class RunHost(Struct):
 
     @property
     def is_at_rest(self) -> bool:
-        """True if no init container is running."""
         return all(container.has_ended for container in list(self.containers.values()))
 
 
@@ -232,21 +228,17 @@ class SandboxFleet:
 
     @property
     def namespace(self) -> str:
-        """The namespace of the driver's pods and the rollout."""
         return self.profile.namespace
 
     @property
     def revisions(self) -> dict[str, str]:
-        """Versions by revision hash."""
         bodies = {release.version: self._driver(release) for release in self.scenario.releases.values()}
         return {hash_of(body["spec"]["template"]): version for version, body in bodies.items()}
 
     def rollout(self) -> Obj:
-        """The DriverRollout."""
         return self.store.get(PLURAL, DRIVER, self.namespace)
 
     def status(self) -> Obj:
-        """The status of the DriverRollout."""
         status: Obj = self.rollout().get("status") or {}
         return status
 
@@ -331,17 +323,14 @@ class NodeRow(Struct, frozen=True):
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The cells in the order of HEADINGS."""
         return self.node, self.wave, self.upgrade, self.driver, self.pod, self.why
 
     @property
     def is_under_way(self) -> bool:
-        """True if its upgrade is under way."""
         return self.upgrade in _WORDS_UNDER_WAY
 
     @property
     def is_failed(self) -> bool:
-        """True if its upgrade failed."""
         return self.upgrade == UpgradeState.FAILED.value
 
     def differs(self, other: NodeRow | None) -> bool:
@@ -359,12 +348,10 @@ class Picture(Struct, frozen=True):
 
     @property
     def headline(self) -> str:
-        """The state of the rollout in one line."""
         return f"{self.phase}: {self.message}" if self.phase else "the controller has not read the rollout yet"
 
 
 def picture_of(nodes: Iterable[Obj], pods: Iterable[Obj], rollout: Obj | None, keys: NodeKeys) -> Picture:
-    """The picture of these objects; `pods` are the driver's."""
     status = (rollout or {}).get("status") or {}
     message = next((one["message"] for one in status.get("conditions", ())), "")
     waves = {wave["number"]: wave["name"] for wave in status.get("waves", ())}
@@ -385,7 +372,6 @@ def picture_of(nodes: Iterable[Obj], pods: Iterable[Obj], rollout: Obj | None, k
 
 
 def record_of(node: Obj, keys: NodeKeys) -> NodeRecord | None:
-    """The rollout's record on the node."""
     text = node["metadata"].get("annotations", {}).get(keys.rollout)
     return decode_node_record(text) if text is not None else None
 
@@ -439,7 +425,6 @@ class FleetCourse(Struct):
 
 
 def problems(scenario: FleetScenario, course: FleetCourse) -> list[str]:
-    """Differences from the expected course."""
     old, bad, good = (one.version for one in (scenario.old, scenario.bad, scenario.good))
     codes = (int(ExitCode.ROLLOUT_STUCK), int(ExitCode.DONE))
 
@@ -490,7 +475,6 @@ class FleetShow(Show, Protocol):
 
     def picture(self, picture: Picture, news: Sequence[str]) -> None:
         """The picture of the fleet, and its changes in lines."""
-        ...
 
 
 class FleetWatcher(Controller):
@@ -532,7 +516,6 @@ class FleetWatcher(Controller):
         return picture_of(nodes, pods, self._fleet.rollout(), self._fleet.profile.keys)
 
     def _note_node(self, event: Event) -> None:
-        """Record that a node was taken, or has ended."""
         keys, name = self._fleet.profile.keys, event.obj["metadata"]["name"]
         word = event.obj["metadata"].get("labels", {}).get(keys.upgrade_state, "")
         if word == self._words.get(name, ""):
@@ -553,7 +536,6 @@ class FleetWatcher(Controller):
             self.course.pods[pod["spec"]["nodeName"], version_of(pod)] += 1
 
     def _news(self, now: Picture) -> list[str]:
-        """A line for each change."""
         at_s = time.monotonic() - self._begun_s
         before = {row.node: row for row in self.picture.rows}
         news = [_line_of(row) for row in now.rows if row.differs(before.get(row.node))]
@@ -579,8 +561,6 @@ def run_fleet_scenario(scenario: FleetScenario, show: FleetShow) -> ScenarioRepo
 
 
 class FleetPlay:
-    """The fleet scenario while it runs."""
-
     def __init__(self, scenario: FleetScenario, fleet: SandboxFleet, watcher: FleetWatcher, show: FleetShow) -> None:
         self._scenario = scenario
         self._fleet = fleet
@@ -588,7 +568,6 @@ class FleetPlay:
         self._show = show
 
     def report(self) -> ScenarioReport:
-        """Play all parts, then compare."""
         scenario, fleet, course = self._scenario, self._fleet, self._watcher.course
         report = ScenarioReport(scenario, self._state(), is_shown=True, node=scenario.canary)
         begun_s = time.monotonic()
@@ -628,7 +607,6 @@ class FleetPlay:
         self._until(controller, Phase.COMPLETE, scenario.good)
 
     def _ask(self, verb: str) -> int:
-        """Run a command; its exit status."""
         self._show.chapter(f"driver-manager rollout {verb}")
         return self._fleet.rollout_command(self._show.line, verb).wait(STEP_S)
 
@@ -652,7 +630,6 @@ class FleetPlay:
         return summary_of(node, self._fleet.tree, journal=is_taken)
 
     def _left_on_host(self, before: NodeSummary, after: NodeSummary) -> list[str]:
-        """Differences of the real node from its expected state."""
         good, keys = self._scenario.good, self._fleet.profile.keys
         labels = before.labels | {keys.state: "ready", keys.upgrade_state: UpgradeState.DONE.value}
         expected = NodeSummary(labels, before.cordoned, before.journal, good.version, good.digest)

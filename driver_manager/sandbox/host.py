@@ -81,7 +81,6 @@ class HostTree(Struct, frozen=True):
             self._tool(self._inside(root) / probe.search[0] / probe.tool, probe.tool)
 
     def load(self, root: str) -> None:
-        """Load the driver of the tree at `root`."""
         for name in self.profile.modules.order or self.profile.modules.roots[:1]:
             argv = ["--dirname", str(self._inside(root)), "--set-version", KERNEL, name]
             if fake_tools.modprobe(self.root, argv):
@@ -95,7 +94,6 @@ class HostTree(Struct, frozen=True):
         self._write(paths.load_record.lstrip("/"), json.dumps(note))
 
     def mount_driver_root(self) -> None:
-        """Mount the driver root, as a driver container does."""
         with (self.root / "proc/1/mountinfo").open("a") as table:
             table.write(ROOT_MOUNT.format(self.profile.paths.driver_root))
 
@@ -118,7 +116,6 @@ class HostTree(Struct, frozen=True):
         self.hold_device()
 
     def end_process(self, pid: int) -> None:
-        """Remove that process from /proc."""
         shutil.rmtree(self.root / "proc" / str(pid))
         fake_tools.count(self.root / "sys/module" / self.profile.modules.roots[0], -1)
 
@@ -144,12 +141,10 @@ class HostTree(Struct, frozen=True):
         self._write(fake_tools.WEDGED, "")
 
     def start_service(self, name: str) -> None:
-        """Start a host service."""
         fake_tools.systemctl(self.root, ["start", name])
 
     @property
     def services(self) -> list[str]:
-        """Names of the running host services."""
         folder = self.root / "sys/fs/cgroup/system.slice"
         return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
 
@@ -167,17 +162,14 @@ class HostTree(Struct, frozen=True):
 
     @property
     def is_reboot_requested(self) -> bool:
-        """True if the reboot command was called in this boot."""
         return (self.root / fake_tools.REBOOT_ASKED).exists()
 
     @property
     def boot_id(self) -> str:
-        """The id of this boot."""
         return (self.root / "proc/sys/kernel/random/boot_id").read_text().strip()
 
     @property
     def driver_version(self) -> str:
-        """Version of the loaded driver, "not loaded" if none."""
         path = self.root / "sys/module" / self.profile.modules.roots[0] / "version"
         return path.read_text().strip() if path.exists() else "not loaded"
 
@@ -239,7 +231,6 @@ class PciTree:
         physical: str = "",
         virtual: int | None = None,
     ) -> None:
-        """Add a function to the bus."""
         device = self._bus / "devices" / address
         device.mkdir(exist_ok=True)
         for name, text in (
@@ -263,7 +254,6 @@ class PciTree:
             self.attach(address, driver, module)
 
     def attach(self, address: str, driver: str, module: str = "") -> None:
-        """Bind the function to `driver`."""
         folder = self._driver(driver)
         folder.mkdir(parents=True, exist_ok=True)
         if module and not (folder / "module").is_symlink():
@@ -285,7 +275,6 @@ class PciTree:
         return "" if text == CLEARED else text
 
     def unbind_file(self, driver: str) -> Path:
-        """The `unbind` file of the driver."""
         return self._driver(driver) / "unbind"
 
     def add_vfio(self, kernel: str) -> Path:
@@ -329,7 +318,6 @@ class PciTree:
 
     @contextlib.contextmanager
     def running(self) -> Generator[None, None, None]:
-        """Run the thread during the `with` block."""
         end = threading.Event()
         thread = threading.Thread(target=self._answer, args=(end,), daemon=True)
         thread.start()

@@ -527,11 +527,9 @@ class Show(Protocol):
 
     def chapter(self, title: str) -> None:
         """Begin a part."""
-        ...
 
     def line(self, text: str) -> None:
         """Print a line."""
-        ...
 
 
 class NodeSummary(Struct, frozen=True):
@@ -545,24 +543,19 @@ class NodeSummary(Struct, frozen=True):
 
 
 def summary_of(node: dict[str, Any], tree: HostTree, *, journal: bool) -> NodeSummary:
-    """The facts of a Node and its host."""
     labels = dict(node["metadata"].get("labels", {}))
     is_cordoned = bool(node.get("spec", {}).get("unschedulable"))
     return NodeSummary(labels, is_cordoned, journal, tree.driver_version, tree.digest)
 
 
 class Named(Protocol):
-    """The part that all scenarios have."""
-
     @property
     def name(self) -> str:
         """The name on the command line."""
-        ...
 
     @property
     def summary(self) -> str:
         """The content in one line."""
-        ...
 
 
 class ScenarioReport(Struct):
@@ -632,7 +625,6 @@ class _Play:
         self._env = dict(scenario.env)
 
     def report(self) -> ScenarioReport:
-        """Plan, run, interfere, compare."""
         scenario = self._scenario
         report = ScenarioReport(scenario, self._state())
         self._show.chapter("plan: what driver-manager would do")
@@ -740,7 +732,6 @@ class _Play:
 
 
 def _problems(scenario: Scenario, before: NodeSummary, after: NodeSummary, exit_codes: list[int]) -> list[str]:
-    """Differences from the expected end."""
     found: list[str] = []
     expected_codes = {
         Interference.NONE: [int(scenario.exit_code)],
@@ -797,11 +788,9 @@ class Machine:
         self._loops: list[Process] = []
 
     def environment(self, kubeconfig: Path, env: dict[str, str]) -> dict[str, str]:
-        """The environment of a container on this node."""
         return environment(self.tree, kubeconfig, self.name, env)
 
     def start(self, command: list[str], env: dict[str, str]) -> None:
-        """Start the container of a loop."""
         self._loops.append(Process(command_line(*command), env, self.tree.root, self._printer(command[0])))
 
     def stop(self) -> None:
@@ -812,7 +801,6 @@ class Machine:
 
     @property
     def has_ended(self) -> bool:
-        """True if a loop ended by itself, which is a problem."""
         return any(loop.has_ended for loop in self._loops)
 
     @property
@@ -839,13 +827,11 @@ class Machine:
 
     @property
     def record(self) -> Record:
-        """The rebooter's record."""
         path = self.tree.root / self.tree.profile.paths.rebooter_record.lstrip("/")
         return decode_reboot_record(path.read_text()) if path.exists() else Record()
 
     @property
     def is_settled(self) -> bool:
-        """True if no reboot is pending."""
         return self.record.is_empty and not self.marker.exists()
 
 
@@ -868,8 +854,6 @@ def run_reboot_scenario(scenario: RebootScenario, show: Show) -> ScenarioReport:
 
 
 class RebootPlay:
-    """A scenario of reboots while it runs."""
-
     def __init__(self, scenario: RebootScenario, cluster: SandboxCluster, machines: list[Machine], show: Show) -> None:
         self._scenario = scenario
         self._cluster = cluster
@@ -880,7 +864,6 @@ class RebootPlay:
         self._approved: set[str] = set()
 
     def report(self) -> ScenarioReport:
-        """Request reboots, play until all is settled, compare."""
         begun_s, first_request = time.monotonic(), len(self._cluster.server.requests)
         report = ScenarioReport(self._scenario, self._state())
         self._show.chapter("the rebooter starts on each node, and waits for a marker that asks for a reboot")
@@ -899,7 +882,6 @@ class RebootPlay:
         return report
 
     def _start(self, machine: Machine) -> None:
-        """Start the loops of a node, as at each boot."""
         machine.start(["rebooter"], self._env(machine, **self._scenario.env))
         if self._scenario.wedges:
             machine.start(["health-watch", "--profile=ascend"], self._env(machine, HEALTH_WATCH_INTERVAL=INTERVAL))
@@ -1029,7 +1011,6 @@ class RebootPlay:
         return {key: text for key, text in (node["metadata"].get("annotations") or {}).items() if key != last_outcome}
 
     def _judge(self, report: ScenarioReport) -> list[str]:
-        """Differences from the expected end."""
         found = [
             f"{machine.name} rebooted {machine.reboots} time(s), expected {self._scenario.reboots}"
             for machine in self._machines

@@ -23,7 +23,6 @@ NAMES = (
 
 
 def schema(name: str) -> dict[str, Any]:
-    """The schema of the form `name`."""
     from importlib.resources import files  # noqa: PLC0415  # the commands need the version only
 
     found: dict[str, Any] = json.loads((files(__name__) / f"{name}.schema.json").read_text(encoding="utf-8"))

@@ -34,8 +34,6 @@ _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Missing(Enum):
-    """The handling of a missing folder on the path."""
-
     RAISE = "raise"
     MAKE = "make"
     STOP = "stop"
@@ -241,7 +239,6 @@ class HostFiles:
             return file.read(most_bytes).decode(errors="replace")
 
     def names(self, path: str) -> list[str]:
-        """The names in the folder. Raises OSError."""
         with place(self.root, path, follow_last=True) as where:
             folder = open_in(where, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -379,48 +376,35 @@ def _why_not(where: OpenEntry, path: str, *, tries: bool) -> str:
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISDIR(os.stat(where.name, dir_fd=where.folder, follow_symlinks=False).st_mode):
             return f"{path} is a folder"
-        _refuse_kept(where)
+        try:
+            os.rmdir(where.name, dir_fd=where.folder)
+        except NotADirectoryError:
+            file = open_in(where, os.O_PATH)
+            try:
+                if mount_id(file) != mount_id(where.folder):
+                    raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(where.path)) from None
+            finally:
+                os.close(file)
     free_bytes = status.f_bavail * status.f_frsize
     if free_bytes < MIN_FREE_BYTES:
         return f"the file system of {path} has only {free_bytes} bytes left"
     if status.f_files and status.f_favail < MIN_FREE_INODES:  # file systems without an inode table report f_files 0
         return f"the file system of {path} has only {status.f_favail} inodes left"
     if tries:
-        _try(where)
-    return ""
-
-
-def _refuse_kept(where: OpenEntry) -> None:
-    """Raise OSError for a file that can be neither replaced nor removed: immutable, append-only or a mount point.
-
-    rmdir(2) makes the same checks as unlink(2) and rename(2) before it refuses a file that is not a folder.
-    """
-    try:
-        os.rmdir(where.name, dir_fd=where.folder)
-    except NotADirectoryError:
-        file = open_in(where, os.O_PATH)
+        name = _written_beside(where, "\0" * MIN_FREE_BYTES, 0o600)
+        other = _random_name(where)
         try:
-            if mount_id(file) != mount_id(where.folder):
-                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(where.path)) from None
+            _rename(where, name, other)
+            name = other
         finally:
-            os.close(file)
+            _unlink(where, name)
+    return ""
 
 
 def mount_id(descriptor: int) -> str:
     """The `mnt_id:` line of an open file (proc(5), fdinfo)."""
     lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
     return next(line for line in lines if line.startswith("mnt_id:"))
-
-
-def _try(where: OpenEntry) -> None:
-    """Write, rename and remove a file in the folder of the place. Raises OSError."""
-    name = _written_beside(where, "\0" * MIN_FREE_BYTES, 0o600)
-    other = _random_name(where)
-    try:
-        _rename(where, name, other)
-        name = other
-    finally:
-        _unlink(where, name)
 
 
 def _open_writable(where: OpenEntry) -> int:
@@ -515,7 +499,6 @@ def _written_beside(where: OpenEntry, text: str, mode: int) -> str:
 
 
 def _random_name(where: OpenEntry) -> str:
-    """An unused name in the folder of the place."""
     return f".{where.name}.{os.urandom(6).hex()}"
 
 
@@ -626,7 +609,6 @@ class HostRoots(Struct, frozen=True):
     dev: Path
 
     def files(self) -> HostFiles:
-        """The host's files."""
         return HostFiles(self.root, self.proc)
 
     def to_document(self) -> dict[str, str]:
@@ -635,7 +617,6 @@ class HostRoots(Struct, frozen=True):
 
     @classmethod
     def from_document(cls, document: Mapping[str, str]) -> HostRoots:
-        """The roots from `to_document`."""
         return cls(**{name: Path(path) for name, path in document.items()})
 
 

@@ -218,7 +218,6 @@ def _config_files(files: HostFiles) -> list[str]:
 
 
 def as_config(options: Mapping[str, str]) -> bytes:
-    """The text of a modprobe.d file with `options`."""
     return "".join(f"options {name} {text}\n" for name, text in options.items()).encode(errors="replace")
 
 
@@ -290,7 +289,6 @@ def leaving_modules(sys_root: Path, modules: Modules) -> tuple[str, ...]:
 
 
 def loaded_among(sys_root: Path, names: Iterable[str]) -> tuple[str, ...]:
-    """The loaded modules in `names`."""
     return tuple(name for name in names if _module(sys_root / "module" / name) is not None)
 
 

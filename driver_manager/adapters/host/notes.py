@@ -67,14 +67,12 @@ class HostClientNotes(DriverFiles):
 
     @contextmanager
     def alone(self) -> Generator[bool, None, None]:
-        """See the port."""
         with contextlib.ExitStack() as stack:
             with translated(self._paths.client_lock):
                 is_alone = stack.enter_context(self._lock.alone(self._clock))
             yield is_alone
 
     def sighting(self) -> Sighting:
-        """See the port."""
         with translated(self._paths.state_file):
             recorded = (self._files.read(self._paths.state_file) or "").strip()
         marks = (self._paths.state_file, self._paths.ready_marker)
@@ -86,12 +84,10 @@ class HostClientNotes(DriverFiles):
         )
 
     def recall(self) -> str:
-        """See the port."""
         with translated(self._paths.client_record):
             return self._files.read(self._paths.client_record, MAX_RECORD_BYTES) or ""
 
     def remember(self, text: str) -> None:
-        """See the port."""
         self._files.write(self._paths.client_record, text, 0o600)
 
 
@@ -138,12 +134,10 @@ class RebootFiles:
         self._record = record
 
     def look(self) -> Snapshot:
-        """See the port."""
         marker, problem = read_marker(self._files, self._marker)
         return Snapshot(boot_id(self._roots), self._uptime_s(), marker, problem)
 
     def record(self) -> Record:
-        """See the port."""
         try:
             text = self._files.read(self._record)
         except OSError as error:
@@ -160,7 +154,6 @@ class RebootFiles:
             return True
 
     def keep(self, record: Record, seen: Record | None = None) -> None:
-        """See the port."""
         if seen is not None and reboot_record.encode_reboot_record(self.record()) != reboot_record.encode_reboot_record(
             seen
         ):

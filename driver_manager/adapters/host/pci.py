@@ -96,7 +96,6 @@ counts as stuck blocks the run."""
 
 
 def devices_folder(sys_root: Path) -> Path:
-    """The folder of all functions on the bus."""
     return sys_root / "bus/pci/devices"
 
 
@@ -294,18 +293,15 @@ class LinuxPciDevices:
         self._unread: set[int] = set()
 
     def bus(self) -> PciBus:
-        """See the port."""
         return read_bus(self._roots, self._profile, kernel_fact(self._roots, "osrelease"), picks_vfio=False)
 
     def holders(self, nodes: Set[str], deadline: Deadline) -> tuple[Holder, ...]:
-        """See the port."""
         looks = Looks(self._clock.is_ending, self._unread, deadline.bound(LOOK_S))
         found = find_holders(self._roots.proc, self._roots.dev, tuple(sorted(nodes)), looks=looks)
         machines = machines_of(self._roots.proc, {one.pid for one in found if one.pid})
         return tuple(replace(one, machine=machines.get(one.pid, "")) for one in found)
 
     def override(self, address: str, driver: str, deadline: Deadline) -> None:
-        """See the port."""
         self._write(
             self._path(address) / "driver_override",
             driver,
@@ -314,16 +310,13 @@ class LinuxPciDevices:
         )
 
     def set_virtual(self, address: str, count: int, deadline: Deadline) -> None:
-        """See the port."""
         what = f"set {address} to {count} virtual function(s)"
         self._write(self._path(address) / "sriov_numvfs", str(count), what, deadline)
 
     def load(self, module: str, deadline: Deadline) -> None:
-        """See the port."""
         self._load(module, deadline)
 
     def bind(self, address: str, driver: str, deadline: Deadline) -> None:
-        """See the port."""
         if self._driver(address) == driver:
             return
         self._offer(address, deadline)
@@ -332,7 +325,6 @@ class LinuxPciDevices:
             raise ModuleFailed(f"{address} is not bound to {driver}: its driver is {now}", DMESG)
 
     def unbind(self, address: str, deadline: Deadline) -> None:
-        """See the port."""
         driver = self._driver(address)
         if not driver:
             return
@@ -341,7 +333,6 @@ class LinuxPciDevices:
             raise ModuleFailed(f"{address} is still bound to {driver} after an unbind", DMESG)
 
     def probe(self, address: str, deadline: Deadline) -> None:
-        """See the port."""
         self._offer(address, deadline)
 
     def _offer(self, address: str, deadline: Deadline) -> None:

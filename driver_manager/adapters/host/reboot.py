@@ -52,14 +52,12 @@ class HostRebooter(RebootFiles):
         self._lock = WorkLock(self._files, profile.paths.work_lock)
 
     def machine_id(self) -> str:
-        """See the port."""
         try:
             return machine_id(self._roots)
         except OSError:
             return ""
 
     def why_not_ready(self) -> str:
-        """See the port."""
         profile, roots = self._profile, self._roots
         if not has_root(driver_modules(roots.sys, profile.modules), profile.modules):
             return f"the {profile.name} driver is not loaded"
@@ -72,7 +70,6 @@ class HostRebooter(RebootFiles):
         return "" if is_ready else f"the driver's ready marker {ready} is not there yet"
 
     def remove_marker(self, seen: Marker) -> None:
-        """See the port."""
         with contextlib.ExitStack() as stack:
             is_alone = True
             with contextlib.suppress(OSError):  # without a lock, the comparison in `remove_marker` still protects it
@@ -84,14 +81,12 @@ class HostRebooter(RebootFiles):
             remove_marker(self._files, self._marker, seen)
 
     def save_evidence(self, name: str, lines: tuple[str, ...]) -> None:
-        """See the port."""
         roots, paths = self._roots, self._profile.paths
         if paths.reboot_evidence:
             holders = holders_within(roots, paths.device_nodes, HOLDERS_S)
             EvidenceFolder(self._files, paths.reboot_evidence).save(name, with_surroundings(lines, holders, roots))
 
     def why_no_way_in(self) -> str:
-        """See the port."""
         try:
             words = in_host(self._roots.proc)
         except ModuleFailed as error:
@@ -128,7 +123,6 @@ class HostRebooter(RebootFiles):
         return RebootAnswer(problem if result.status else "", is_refused)
 
     def force_reboot(self) -> None:
-        """See the port."""
         path = self._roots.proc / "sysrq-trigger"
         for letter in SYSRQ:
             try:

@@ -141,15 +141,6 @@ def _take_after(descriptor: int, status: os.stat_result) -> None:
     os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def sync_tree(top: int) -> None:
-    """Wait until everything in the open folder is on disk. Raises OSError."""
-    for entry in _entries(top):
-        if stat.S_ISREG(entry.status.st_mode) or stat.S_ISDIR(entry.status.st_mode):
-            with _opened(entry.name, entry.folder, _FILE) as one:
-                os.fsync(one)
-    os.fsync(top)
-
-
 def remove_tree(above: int, name: str) -> None:
     """Remove the tree or link of that name, if it exists. Raises OSError: EBUSY if something is mounted in it."""
     if not _is_folder(above, name):
@@ -201,10 +192,19 @@ class HostSlots:
         self._proc = proc
 
     def keep_root(self, root: str, digest: str, version: str) -> None:
-        """See the port."""
         try:
             with _above(self._files, root) as (above, name):
-                _try_exchange(above, name)
+                # See that this file system can exchange two names. Raises OSError.
+                names = (f".{name}.tried-a", f".{name}.tried-b")
+                try:
+                    for one in names:
+                        with contextlib.suppress(FileExistsError):
+                            os.symlink(one, one, dir_fd=above)
+                    exchange(above, names[0], above, names[1])
+                finally:
+                    for one in names:
+                        with contextlib.suppress(FileNotFoundError):
+                            os.unlink(one, dir_fd=above)
                 if not _is_folder(above, name):
                     return
                 with _opened(name, above) as top:
@@ -224,7 +224,6 @@ class HostSlots:
             ) from error
 
     def take_next(self, root: str, digest: str) -> None:
-        """See the port."""
         try:
             with _above(self._files, root) as (above, name):
                 place, previous = name + NEXT, name + PREVIOUS
@@ -243,7 +242,6 @@ class HostSlots:
             ) from error
 
     def flip(self, root: str) -> None:
-        """See the port."""
         try:
             with _above(self._files, root) as (above, name):
                 _exchange(above, name, name + PREVIOUS)
@@ -389,20 +387,6 @@ def _exchange(folder: int, name: str, other: str) -> None:
             os.rename(other, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
-def _try_exchange(folder: int, name: str) -> None:
-    """See that this file system can exchange two names. Raises OSError."""
-    names = (f".{name}.tried-a", f".{name}.tried-b")
-    try:
-        for one in names:
-            with contextlib.suppress(FileExistsError):
-                os.symlink(one, one, dir_fd=folder)
-        exchange(folder, names[0], folder, names[1])
-    finally:
-        for one in names:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(one, dir_fd=folder)
-
-
 # Fills the place of the next driver: complete under its name, or not there at all.
 #
 # The tree is copied under a temporary name, judged there, put on disk with its record, and then renamed. What a killed
@@ -506,7 +490,12 @@ class Staging:
             version = judge(path)
             record = SlotRecord(wanted.digest, wanted.kernel, version, tree_of(top, sums=True))
             replace_in(OpenEntry(top, RECORD, Path(path) / RECORD), encode_staged(record), 0o644)
-            sync_tree(top)
+            # Wait until everything in the open folder is on disk. Raises OSError.
+            for entry in _entries(top):
+                if stat.S_ISREG(entry.status.st_mode) or stat.S_ISDIR(entry.status.st_mode):
+                    with _opened(entry.name, entry.folder, _FILE) as one:
+                        os.fsync(one)
+            os.fsync(top)
         return version
 
 

@@ -408,8 +408,6 @@ TURN_S = 10.0
 
 
 class Ownership:
-    """The note and the lock of one host."""
-
     def __init__(self, files: HostFiles, paths: HostPaths, clock: Clock) -> None:
         self._files = files
         self._note = paths.owner_note
@@ -418,7 +416,6 @@ class Ownership:
 
     @contextmanager
     def turn(self) -> Generator[Callable[[Owner], bool], None, None]:
-        """See `driver_manager.core.ports.HostSystem`."""
         with contextlib.ExitStack() as stack:
             try:
                 is_alone = stack.enter_context(self._lock.alone(self._clock, TURN_S))
@@ -435,7 +432,6 @@ class Ownership:
 
     @contextmanager
     def owned(self, owner: Owner) -> Generator[None, None, None]:
-        """See `driver_manager.core.ports.HostSystem`."""
         with self.turn():
             self._refuse_other(owner)
             yield
@@ -487,7 +483,6 @@ class LinuxHost:
         self._ownership = Ownership(self._files, profile.paths, clock)
 
     def modules(self) -> Mapping[str, Module]:
-        """See the port."""
         return driver_modules(self._roots.sys, self._profile.modules)
 
     def unload(self, name: str, deadline: Deadline) -> None:
@@ -506,7 +501,6 @@ class LinuxHost:
         unload_module(self._roots.sys, name, deadline, self._clock)
 
     def set_firmware_path(self, path: str) -> None:
-        """See the port."""
         set_firmware_path(self._roots.sys, path)
 
     def load(self, source: DriverSource, deadline: Deadline) -> None:
@@ -563,7 +557,6 @@ class LinuxHost:
         )
 
     def warm(self, source: DriverSource, deadline: Deadline) -> int:
-        """See the port."""
         return warm(lambda: self._read_by(source), deadline.bound(WARM_S))
 
     def _read_by(self, source: DriverSource) -> Iterator[Path]:
@@ -576,7 +569,6 @@ class LinuxHost:
             yield from (Path(word) for word in (command.argv if command is not None else ()) if word[:1] == "/")
 
     def reload(self, source: DriverSource, names: tuple[str, ...], deadline: Deadline) -> None:
-        """See the port."""
         for name in names:
             self._load_one(source, name, deadline)
 
@@ -586,11 +578,9 @@ class LinuxHost:
             self._load_one(DriverSource("/"), name, deadline)
 
     def parameters(self, deadline: Deadline) -> Mapping[str, str]:
-        """See the port."""
         return loaded_parameters(self._roots.sys, self.modules(), deadline.bound(READ_S))
 
     def await_device_nodes(self, deadline: Deadline) -> bool:
-        """See the port."""
         if not self._profile.expected_nodes or not pci_devices(self._roots, self._profile):
             return True
         events = None
@@ -602,7 +592,6 @@ class LinuxHost:
         return True
 
     def probe(self, root: str, deadline: Deadline) -> ProbeResult:
-        """See the port."""
         probe = self._profile.probe
         if probe is None:
             return ProbeResult(Health.UNKNOWN, "the profile has no probe")
@@ -637,17 +626,14 @@ class LinuxHost:
         return result.last_line if result.status else ""
 
     def file_systems(self, mount_points: tuple[str, ...]) -> frozenset[str]:
-        """See the port."""
         table = (self._roots.proc / "1/mountinfo").read_text(errors="surrogateescape")
         return mounts.devices_of(table, mount_points)
 
     def pods_that_see(self, file_systems: frozenset[str], deadline: Deadline) -> tuple[str, ...]:
-        """See the port."""
         looks = self._looks(deadline.bound(LOOK_S))
         return tuple(dict.fromkeys(pod_uid for _, pod_uid in bound_to(self._roots.proc, file_systems, looks)))
 
     def holders(self, deadline: Deadline, enough: int | None = None) -> tuple[Holder, ...]:
-        """See the port."""
         nodes = self._profile.paths.device_nodes
         return find_holders(
             self._roots.proc, self._roots.dev, nodes, enough=enough, looks=self._looks(deadline.bound(LOOK_S))
@@ -658,15 +644,12 @@ class LinuxHost:
         return Looks(self._clock.is_ending, self._unread, timeout_s)
 
     def stop_service(self, name: str, deadline: Deadline) -> None:
-        """See the port."""
         services.stop(self._roots, name, self._clock, deadline)
 
     def start_service(self, name: str, deadline: Deadline) -> None:
-        """See the port."""
         services.start(self._roots, name, self._clock, deadline)
 
     def remove(self, path: str) -> None:
-        """See the port."""
         try:
             self._files.remove(path)
         except OSError as error:
@@ -694,23 +677,19 @@ class LinuxHost:
         return ()
 
     def unwritable(self, paths: tuple[str, ...]) -> Mapping[str, str]:
-        """See the port."""
         return unwritable(self._files, self._profile, paths, tries=True)
 
     def exists(self, path: str) -> bool:
-        """See the port."""
         try:
             return self._files.exists(path)
         except OSError as error:
             raise ConfigError(f"cannot access {path} on the host: {error.strerror}", "Check that path.") from error
 
     def write_text(self, path: str, text: str, *, is_secret: bool = False) -> None:
-        """See the port."""
         self._files.write(path, text, 0o600 if is_secret else 0o644)
 
     @contextlib.contextmanager
     def at_work(self) -> Generator[bool, None, None]:
-        """See the port."""
         with contextlib.ExitStack() as stack:
             try:
                 lock = WorkLock(self._files, self._profile.paths.work_lock)
@@ -720,15 +699,12 @@ class LinuxHost:
             yield held
 
     def remove_marker(self, seen: Marker) -> None:
-        """See the port."""
         remove_marker(self._files, self._profile.paths.reboot_marker, seen)
 
     def turn(self) -> contextlib.AbstractContextManager[Callable[[Owner], bool]]:
-        """See the port."""
         return self._ownership.turn()
 
     def owned(self, owner: Owner) -> contextlib.AbstractContextManager[None]:
-        """See the port."""
         return self._ownership.owned(owner)
 
     @property

@@ -85,7 +85,6 @@ def refused(what: str, message: str) -> ApiRefused:
 
 
 def unauthenticated(what: str, message: str) -> Unauthenticated:
-    """The error for a 401 on `what`."""
     return Unauthenticated(
         f"the API server refused to {what} ({UNAUTHENTICATED}): {message}",
         "Renew the credentials.",
@@ -125,7 +124,6 @@ def _date(text: str) -> datetime | None:
 
 
 def causes(data: bytes) -> tuple[str, ...]:
-    """The causes in the details of a Status object."""
     try:
         listed = json.loads(data)["details"]["causes"]
         return tuple(str(cause["message"]) for cause in listed)
@@ -338,8 +336,6 @@ class _Request(Struct, frozen=True):
 
 
 class KubeApi:
-    """One API server."""
-
     _received_bytes = 0
     """Size of the bodies of all answers to calls."""
 
@@ -500,7 +496,13 @@ class KubeApi:
             raise Answer(response.status, message, why, asked_s, request.what)
         self._refuse_error(response, request.what)
         self._received_bytes += len(response.data)
-        return _json_object(response.data)
+        try:
+            body = json.loads(response.data)
+        except (ValueError, RecursionError) as error:
+            raise Transient("the answer is not JSON") from error
+        if not isinstance(body, dict):
+            raise Transient("the answer is not a JSON object")
+        return body
 
     def _open(self, path: str, what: str, silence_s: float) -> Response:
         """A watch before its first line. Its headers have the time limit of any answer."""
@@ -638,16 +640,6 @@ def _read(response: Response) -> bytes:
         raise Transient(f"the answer was interrupted ({error})") from error
 
 
-def _json_object(data: bytes) -> dict[str, Any]:
-    try:
-        body = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise Transient("the answer is not JSON") from error
-    if not isinstance(body, dict):
-        raise Transient("the answer is not a JSON object")
-    return body
-
-
 class NoWay:
     """A Transport without a server: every request raises `why`."""
 
@@ -655,9 +647,7 @@ class NoWay:
         self._why = why
 
     def send(self, request: WireRequest, *, connect_s: float, read_s: float) -> Response:
-        """See the protocol."""
         raise self._why
 
     def renew(self) -> bool:
-        """See the protocol."""
         return False

@@ -88,7 +88,6 @@ from driver_manager.domain.fleet.state import TASK_LABEL, TASK_REVISION_LABEL
 from driver_manager.domain.node import FIELD_MANAGER, Claim, Node, NodeChange, Pod
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.reboot.decision import CORDON_FOR_REBOOT
-from driver_manager.domain.selectors import Selector
 from driver_manager.domain.text import sentences
 from driver_manager.domain.wire import Operation, expect, seconds_of
 
@@ -123,7 +122,6 @@ def as_rollout(item: Mapping[str, Any], zones: Zones) -> Item:
 
 
 def as_daemon_set(item: Mapping[str, Any]) -> Item:
-    """The DaemonSet in `item`."""
     metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     template = (spec.get("template") or {}).get("spec") or {}
     facts = DaemonSetFacts(
@@ -133,7 +131,9 @@ def as_daemon_set(item: Mapping[str, Any]) -> Item:
         resource_version=text_of(metadata, "resourceVersion"),
         update_strategy=text_of(spec.get("updateStrategy") or {}, "type", "RollingUpdate"),
         is_current=typed(status.get("observedGeneration"), int, 0) >= typed(metadata.get("generation"), int, 0),
-        places=_places(texts_of(template, "nodeSelector")),
+        places=selectors.parse(
+            ",".join(f"{key}={value}" for key, value in sorted(texts_of(template, "nodeSelector").items()))
+        ),
         desired=max(0, typed(status.get("desiredNumberScheduled"), int, 0)),
     )
     return _item(metadata, FollowedDaemonSet(facts, _selector(spec.get("selector") or {})))
@@ -153,7 +153,6 @@ def as_revision(item: Mapping[str, Any]) -> Item:
 
 
 def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> Item:
-    """The Node in `item`."""
     metadata, status = item["metadata"], item.get("status") or {}
     labels, notes = _interned(texts_of(metadata, "labels")), texts_of(metadata, "annotations")
     conditions = _interned({text_of(one, "type"): text_of(one, "status") for one in status.get("conditions") or []})
@@ -188,7 +187,6 @@ def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> Item:
 
 
 def as_driver_pod(item: Mapping[str, Any]) -> Item:
-    """The pod in `item`, a pod of the driver's DaemonSet."""
     metadata, status = item["metadata"], item.get("status") or {}
     first, then = status.get("initContainerStatuses") or [], status.get("containerStatuses") or []
     fact = DriverPod(
@@ -301,11 +299,6 @@ def _why_waiting(containers: Iterable[Mapping[str, Any]]) -> str:
     return ""
 
 
-def _places(wanted: Mapping[str, str]) -> Selector:
-    """The selector of a pod template's nodeSelector."""
-    return selectors.parse(",".join(f"{key}={value}" for key, value in sorted(wanted.items())))
-
-
 _OPERATORS: Mapping[str, Callable[[str, str], str]] = {
     "In": lambda key, values: f"{key} in ({values})",
     "NotIn": lambda key, values: f"{key} notin ({values})",
@@ -315,7 +308,6 @@ _OPERATORS: Mapping[str, Callable[[str, str], str]] = {
 
 
 def _selector(selector: Mapping[str, Any]) -> str:
-    """A LabelSelector as the text of a query."""
     terms = [f"{key}={value}" for key, value in sorted(texts_of(selector, "matchLabels").items())]
     for one in selector.get("matchExpressions") or []:
         values = ",".join(typed(value, str, "") for value in one.get("values") or [])
@@ -349,7 +341,6 @@ def qualified(kind: FactKind) -> str:
 
 
 def one(kind: FactKind, name: str, namespace: str = "") -> str:
-    """The path of one object."""
     return f"{collection(Subject(kind, namespace))}/{quote(name, safe='')}"
 
 
@@ -388,7 +379,6 @@ def pages(
 
 
 def label_selector(subject: Subject) -> dict[str, str]:
-    """The labelSelector of a query, if there is one."""
     return {"labelSelector": subject.selector} if subject.selector else {}
 
 
@@ -446,7 +436,6 @@ class Informer:
         self._thread = threading.Thread(target=self._run, name=f"feed {subject}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -557,7 +546,6 @@ class KubeFleet:
         self._feeds: dict[Subject, Informer] = {}
 
     def follow(self, subjects: frozenset[Subject]) -> None:
-        """See the port."""
         for subject in self._feeds.keys() - subjects:
             self._feeds.pop(subject).stop()
         for subject in sorted(subjects - self._feeds.keys(), key=str):
@@ -575,11 +563,9 @@ class KubeFleet:
         return tuple(found)
 
     def patch_node(self, name: str, change: NodeChange, resource_version: str) -> Item:
-        """See the port."""
         return self._patched(FactKind.NODES, one(FactKind.NODES, name), node_patch(change, resource_version), name)
 
     def delete_pod(self, namespace: str, name: str, uid: str) -> None:
-        """See the port."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
         # An Answer means that the pod is gone: the name is unused, or another pod has it.
         with suppress(Answer):
@@ -593,7 +579,6 @@ class KubeFleet:
             )
 
     def create_pod(self, namespace: str, body: Mapping[str, Any]) -> Item | None:
-        """See the port."""
         path = f"{collection(Subject(FactKind.TASK_PODS, namespace))}?fieldManager={FIELD_MANAGER}"
         try:
             answer = self._api.call(
@@ -604,7 +589,6 @@ class KubeFleet:
         return understood(self._readers[FactKind.TASK_PODS], answer)
 
     def set_template(self, namespace: str, name: str, template: str, resource_version: str) -> Item:
-        """See the port."""
         operations = (
             expect(resource_version, "metadata", "resourceVersion"),
             Operation("replace", "/spec/template", json.loads(template)),
@@ -615,13 +599,11 @@ class KubeFleet:
         )
 
     def patch_status(self, namespace: str, name: str, change: Mapping[str, Any], resource_version: str) -> Item:
-        """See the port."""
         body = {"metadata": {"resourceVersion": resource_version}, "status": dict(change)}
         path = f"{one(FactKind.ROLLOUTS, name, namespace)}/status"
         return self._patched(FactKind.ROLLOUTS, path, body, f"{namespace}/{name}", "/status")
 
     def post_event(self, about: EventAbout, reason: str, message: str, *, warning: bool, key: str) -> None:
-        """See the port."""
         named = _about_rollout(about) if about.namespace else about_node(about.name)
         # Hash the key: it may be too long for a name, or have other characters.
         name = hashlib.sha256(key.encode()).hexdigest()[:KEY_CHARS]
@@ -698,13 +680,10 @@ class KubeDesk:
             ) from answer
 
     def leader(self, namespace: str, lease: str) -> Leader:
-        """See the port."""
         body = Lease(self._api, namespace, lease).read()
         return Leader("") if body is None else understood(_as_leader, body)
 
     def users_by_node(self, nodes: Set[str]) -> Mapping[str, tuple[Pod, ...]]:
-        """See the port."""
-
         def read() -> dict[str, list[Pod]]:
             found: dict[str, list[Pod]] = {}
             for page in pages(self._api, EVERY_POD):
@@ -716,19 +695,16 @@ class KubeDesk:
         return {node: tuple(pods) for node, pods in unexpired(read, "list pods").items()}
 
     def claims(self, namespaces: Iterable[str]) -> tuple[Claim, ...]:
-        """See the port."""
         return claims_in(self._api, namespaces)
 
     def ask_rollout(
         self, rollout: RolloutObject, spec: Mapping[str, object], annotations: Mapping[str, str], *, dry_run: bool
     ) -> None:
-        """See the port."""
         body: dict[str, Any] = {"spec": dict(spec)} if spec else {}
         path = one(FactKind.ROLLOUTS, rollout.name, rollout.namespace)
         self._ask(FactKind.ROLLOUTS, path, rollout.uid, body, annotations, f"rollout {rollout.key}", dry_run=dry_run)
 
     def ask_node(self, node: FleetNode, annotations: Mapping[str, str], *, dry_run: bool) -> None:
-        """See the port."""
         path = one(FactKind.NODES, node.name)
         self._ask(FactKind.NODES, path, node.uid, {}, annotations, f"node {node.name}", dry_run=dry_run)
 
@@ -774,7 +750,6 @@ def _as_users(page: Mapping[str, Any]) -> list[tuple[str, Pod]]:
 
 
 def node_label_keys(api: KubeApi) -> frozenset[str]:
-    """The keys of all Nodes' labels. Raises as KubeApi."""
     found = unexpired(
         lambda: [understood(_label_keys, page) for page in pages(api, Subject(FactKind.NODES))], "list nodes"
     )

@@ -89,7 +89,6 @@ class Library:
 
     @property
     def configuration(self) -> Any:
-        """The configuration of the client."""
         return self._client.configuration
 
     def send(self, request: WireRequest, *, connect_s: float, read_s: float) -> Response:
@@ -121,7 +120,6 @@ class Library:
         return answer
 
     def renew(self) -> bool:
-        """See the port."""
         if self._make is None:
             return False
         fresh = _bounded(self._make())
@@ -143,7 +141,6 @@ class _Response:
 
     @property
     def data(self) -> bytes:
-        """See the port."""
         try:
             return self._read() if self._data is None else self._data
         except (HTTPError, OSError, TooLarge) as error:
@@ -157,7 +154,6 @@ class _Response:
             raise
 
     def read_some(self) -> bytes:
-        """See the port."""
         try:
             chunk: bytes = self._response.read1(CHUNK_BYTES)
         except ReadTimeoutError as error:
@@ -167,12 +163,10 @@ class _Response:
         return chunk
 
     def allow(self, silence_s: float, total_s: float) -> None:
-        """See the port."""
         if isinstance(self._connection, Bounded):
             self._connection.limit.allow(silence_s, total_s)
 
     def close(self) -> None:
-        """See the port."""
         self._response.close()
 
 
@@ -198,7 +192,6 @@ def kubeconfig_namespace(kubeconfig: str | None) -> str:
 
 
 def _bounded(client: Any) -> Any:
-    """`client` with connection pools that enforce the limits."""
     pools = client.rest_client.pool_manager
     if type(pools) in {urllib3.PoolManager, urllib3.ProxyManager}:  # a SOCKS proxy needs its own pool classes
         pools.pool_classes_by_scheme = {"http": _Pool, "https": _HttpsPool}
@@ -229,7 +222,7 @@ def _client(kubeconfig: str | None) -> Any:
         with _unlogged():
             if kubeconfig:
                 kube_config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
-            elif _has_service_account():
+            elif (transport.SERVICE_ACCOUNT / TOKEN_FILE).exists():
                 kube_config.load_incluster_config(client_configuration=configuration)
             else:
                 kube_config.load_kube_config(client_configuration=configuration)
@@ -256,10 +249,6 @@ def _in_memory(content: str | bytes, *_: object, **__: object) -> str:
             file.write(data)
         _MEMORY_FILES[data] = f"/proc/self/fd/{descriptor}"
     return _MEMORY_FILES[data]
-
-
-def _has_service_account() -> bool:
-    return (transport.SERVICE_ACCOUNT / TOKEN_FILE).exists()
 
 
 def _said(error: Exception) -> str:

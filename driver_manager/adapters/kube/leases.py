@@ -116,12 +116,10 @@ class LeaseLeadership:
 
     @property
     def due_s(self) -> float:
-        """See the port."""
         return self._due_s
 
     @property
     def leader(self) -> str:
-        """See the port."""
         if self._ours is not None:
             return self._identity
         return self._seen.holder if self._seen is not None else ""
@@ -134,7 +132,6 @@ class LeaseLeadership:
         return self._clock.monotonic() - monotonic_s < ACT_S and self._clock.wall() - wall_s < ACT_S
 
     def hold(self) -> bool:
-        """See the port."""
         if self._clock.monotonic() < self._due_s:
             return self._ours is not None
         self._due_s = self._clock.monotonic() + around_s(RETRY_S, self._clock.random(), 0.2)
@@ -143,7 +140,6 @@ class LeaseLeadership:
         return self._look()
 
     def release(self) -> None:
-        """See the port."""
         ours, self._ours = self._ours, None
         if ours is not None:
             # A Lease must have a duration: one second without a holder releases it (client-go, leaderelection).
@@ -187,7 +183,6 @@ class LeaseLeadership:
         return True
 
     def _term(self) -> dict[str, Any]:
-        """The fields that renew our Lease."""
         return {"holderIdentity": self._identity, "leaseDurationSeconds": LEASE_S, "renewTime": self._now()}
 
     def _now(self) -> str:
@@ -226,7 +221,6 @@ class LeaseSlots:
         self._keys = keys
 
     def read(self, limit: int) -> SlotsSeen:
-        """See the port."""
         body = self._lease.read()
         if body is None:
             return SlotsSeen()
@@ -240,7 +234,6 @@ class LeaseSlots:
         return SlotsSeen(slots, version, frozenset(holder.uid for holder in held if self._is_gone(holder)))
 
     def write(self, slots: Slots, version: str) -> None:
-        """See the port."""
         holders = ", ".join(sorted(holder.node for holder in slots.holders))
         annotations = {self._keys.reboot_slots: encode_slots(slots)}
         if self._lease.write(version, {"holderIdentity": holders or None}, annotations) is None:

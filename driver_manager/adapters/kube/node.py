@@ -245,20 +245,16 @@ class KubeCluster:
         return self._api
 
     def traffic(self) -> tuple[int, int]:
-        """See the port."""
         counts = (self._api.traffic, self._beside)
         return sum(sent for sent, _ in counts), sum(again for _, again in counts)
 
     def limit_retries(self, budget_s: float) -> None:
-        """See the port."""
         self._api.limit_retries(budget_s)
 
     def node(self) -> Node:
-        """See the port."""
         return understood(as_node, self._node_call("GET", "get nodes"))
 
     def watch_node(self, resource_version: str, timeout_s: float) -> Generator[Node, None, None]:
-        """See the port."""
         query = {"fieldSelector": f"metadata.name={self._node_name}"}
         for kind, thing in self._api.watch("/api/v1/nodes", "watch nodes", query, resource_version, timeout_s):
             if kind == DELETED:
@@ -271,7 +267,6 @@ class KubeCluster:
                 yield node
 
     def pods(self, *, recent: bool = False) -> PodList:
-        """See the port."""
         query = urlencode({**self._on_node, **(FROM_MEMORY if recent else {})})
         can_narrow = bool(self.home) and not self._namespace
         try:
@@ -298,7 +293,6 @@ class KubeCluster:
         return body
 
     def watch_pods(self, resource_version: str, timeout_s: float) -> Generator[PodEvent, None, None]:
-        """See the port."""
         for kind, thing in self._api.watch(self._pods, "watch pods", self._on_node, resource_version, timeout_s):
             version, _ = sent(as_versioned, thing)
             if kind == BOOKMARK:
@@ -308,15 +302,12 @@ class KubeCluster:
                 yield PodEvent(what, sent(as_pod, thing), version)
 
     def claims(self, namespaces: Iterable[str], named: Iterable[tuple[str, str]] = ()) -> tuple[Claim, ...]:
-        """See the port."""
         return claims_in(self._api, namespaces, named)
 
     def evict(self, pod: Pod, *, dry_run: bool = False) -> Eviction:
-        """See the port."""
         return _evict(self._api, pod, dry_run=dry_run)
 
     def evict_each(self, pods: Iterable[Pod], *, dry_run: bool = False) -> Generator[tuple[Pod, Eviction], None, None]:
-        """See the port."""
         used: list[KubeApi] = []
 
         def maker(clock: Clock) -> Callable[[Pod], Eviction]:
@@ -331,21 +322,17 @@ class KubeCluster:
                 self._beside = self._beside[0] + sent, self._beside[1] + again
 
     def patch_node(self, change: NodeChange, resource_version: str | None) -> Node:
-        """See the port."""
         body = node_patch(change, resource_version)
         return understood(as_node, self._node_call("PATCH", "patch nodes", body))
 
     def patch_node_where(self, operations: tuple[Operation, ...]) -> Node:
-        """See the port."""
         body = [operation.to_json() for operation in operations]
         return understood(as_node, self._node_call("PATCH", "patch nodes", body, JSON_PATCH))
 
     def refused(self, rights: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-        """See the port."""
         return tuple(right for right in rights if not self._may(*right))
 
     def post_event(self, reason: str, message: str, *, warning: bool, key: str = "") -> bool:
-        """See the port."""
         try:
             self.record_event(reason, message, warning=warning, key=key)
         except ManagerError as error:
@@ -354,7 +341,6 @@ class KubeCluster:
         return True
 
     def record_event(self, reason: str, message: str, *, warning: bool, key: str) -> None:
-        """See the port."""
         about = about_node(self._node_name)
         body = event_body(about, reason, message, self._clock.wall(), warning=warning, key=key)
         # An Answer, of the only status that passes: there is one of that name.

@@ -168,7 +168,6 @@ def _named(metadata: Mapping[str, Any]) -> str:
 
 
 def as_node(item: Mapping[str, Any]) -> Node:
-    """The Node in `item`."""
     metadata, status = item["metadata"], item.get("status") or {}
     cordon_manager, cordon_record = _cordon_manager(metadata)
     info = status.get("nodeInfo") or {}
@@ -190,12 +189,10 @@ def as_node(item: Mapping[str, Any]) -> Node:
 
 
 def _ready(conditions: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The Ready condition, {} without one."""
     return next((condition for condition in conditions if condition.get("type") == "Ready"), {})
 
 
 def as_pod(item: Mapping[str, Any]) -> Pod:
-    """The Pod in `item`."""
     metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     owners, volumes = metadata.get("ownerReferences") or [], spec.get("volumes") or []
     controller: Mapping[str, Any] = next((owner for owner in owners if owner.get("controller")), {})

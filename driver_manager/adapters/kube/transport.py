@@ -60,11 +60,8 @@ class WireRequest(Struct, frozen=True):
 
 
 class Headers(Protocol):
-    """Headers of an answer."""
-
     def get(self, name: str, default: str, /) -> str:
         """The value of the header `name`, regardless of upper and lower case; `default` if it is missing."""
-        ...
 
 
 class Response(Protocol):
@@ -73,29 +70,23 @@ class Response(Protocol):
     @property
     def status(self) -> int:
         """The HTTP status."""
-        ...
 
     @property
     def headers(self) -> Headers:
         """The headers of the answer."""
-        ...
 
     @property
     def data(self) -> bytes:
         """The whole body. Raises StreamCut."""
-        ...
 
     def read_some(self) -> bytes:
         """The next available bytes of a stream, b"" at its end. Raises StreamSilent, StreamCut."""
-        ...
 
     def allow(self, silence_s: float, total_s: float) -> None:
         """From now on, wait up to `silence_s` seconds for each part of a stream, and `total_s` seconds for its end."""
-        ...
 
     def close(self) -> None:
         """Stop reading."""
-        ...
 
 
 class Transport(Protocol):
@@ -109,11 +100,9 @@ class Transport(Protocol):
         counts as no answer. Raises Unreachable, CredentialsUnreadable, and ValueError if the credentials have
         characters that a header cannot have.
         """
-        ...
 
     def renew(self) -> bool:
         """Read credentials and CA again from their source; False if they have none. Raises ConfigError."""
-        ...
 
 
 def no_way(where: str, why: str) -> tuple[str, str]:
@@ -161,7 +150,6 @@ class InPod:
         self._close_kept()
 
     def send(self, request: WireRequest, *, connect_s: float, read_s: float) -> Response:
-        """See the port."""
         try:
             headers = {**request.headers, "Authorization": f"Bearer {self._token()}"}
         except (OSError, ValueError) as error:
@@ -178,14 +166,12 @@ class InPod:
             raise
 
     def renew(self) -> bool:
-        """See the port."""
         self._close_kept()
         self._trust = None
         self._check()
         return True
 
     def connection(self, trust: ssl.SSLContext, connect_s: float) -> Bounded:
-        """A new connection, not open yet."""
         return BoundedHttps(self._host, self._port, timeout=connect_s, context=trust)
 
     def _close_kept(self) -> None:
@@ -270,14 +256,11 @@ class InPod:
 
 
 class _Whole(Struct, frozen=True):
-    """An answer with its body."""
-
     status: int
     headers: Message
     data: bytes
 
     def read_some(self) -> bytes:
-        """See the port."""
         return b""
 
     def allow(self, silence_s: float, total_s: float) -> None:
@@ -298,14 +281,12 @@ class _Stream:
 
     @property
     def data(self) -> bytes:
-        """See the port."""
         try:
             return _body(self._response)
         except (OSError, http.client.HTTPException, TooLarge) as error:
             raise StreamCut(type(error).__name__) from error
 
     def read_some(self) -> bytes:
-        """See the port."""
         try:
             chunk = self._response.read1(CHUNK_BYTES)
         except TimeoutError as error:
@@ -317,11 +298,9 @@ class _Stream:
         return chunk
 
     def allow(self, silence_s: float, total_s: float) -> None:
-        """See the port."""
         self._connection.limit.allow(silence_s, total_s)
 
     def close(self) -> None:
-        """See the port."""
         self._response.close()
         self._connection.close()
 

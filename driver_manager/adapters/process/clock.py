@@ -24,8 +24,6 @@ SOON_S = 0.001
 
 
 class _SystemTime:
-    """Time and randomness of the system."""
-
     def monotonic(self) -> float:
         return time.monotonic()
 
@@ -47,7 +45,6 @@ class SystemClock(_SystemTime):
         self._is_installed = False
 
     def install(self) -> None:
-        """Handle SIGTERM and SIGINT, and unblock them."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         before = sys.unraisablehook
@@ -162,7 +159,6 @@ class LoopClock(SystemClock):
         self._callbacks[descriptor] = callback
 
     def unwatch(self, descriptor: int) -> None:
-        """Stop watching `descriptor`."""
         self._poll.unregister(descriptor)
         del self._callbacks[descriptor]
 
@@ -195,7 +191,6 @@ class LoopClock(SystemClock):
         return not self._reload_asked
 
     def open_reloads(self) -> None:
-        """Unblock SIGHUP."""
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGHUP,))
 
     def _on_hangup(self, _number: int, _frame: FrameType | None) -> None:
@@ -225,7 +220,6 @@ class EventQueue(Generic[T]):
         clock.watch(self._bell, select.POLLIN, self._quiet)
 
     def put(self, item: T) -> None:
-        """Add an item, from any thread."""
         self._found.append(item)
         with self._ringing:
             if not self._is_closed:
@@ -263,7 +257,6 @@ class ThreadClock(_SystemTime):
         self._is_ending = threading.Event()
 
     def end(self) -> None:
-        """Ask the thread to end."""
         self._is_ending.set()
 
     def sleep(self, seconds: float) -> None:
@@ -290,5 +283,4 @@ class ThreadClock(_SystemTime):
 
     @contextmanager
     def shielded(self) -> Generator[None, None, None]:
-        """See the port. Shields nothing."""
         yield

@@ -183,7 +183,6 @@ def _reap(pid: int) -> None:
 
 
 def _live(write_end: int, work: Callable[[int], None]) -> None:
-    """Run the child. Never returns."""
     try:
         # Close all inherited descriptors: a stuck child would hold their locks without end.
         os.closerange(3, write_end)

@@ -99,7 +99,6 @@ class _Outputs:
             by_reader[reader].read()
 
     def drain(self) -> None:
-        """Read what is left in the pipes."""
         self.out.drain()
         self.err.drain()
 

@@ -54,7 +54,6 @@ class Supervisor:
 
     @property
     def abandoned(self) -> int:
-        """The number of children that could not be killed."""
         return self._abandoned
 
     @property
@@ -113,8 +112,6 @@ class Supervisor:
 
 
 class _ChildOutput(Output):
-    """One output of a child, up to a limit."""
-
     def __init__(self, clock: LoopClock, limit_bytes: int) -> None:
         reader, self.writer = os.pipe2(os.O_CLOEXEC)
         super().__init__(reader, limit_bytes)
@@ -179,7 +176,6 @@ class _Child:
 
     @property
     def is_cut(self) -> bool:
-        """True if the child printed too much."""
         return self.out.is_cut or self.err.is_cut
 
     def end(self) -> None:
@@ -188,16 +184,13 @@ class _Child:
         self.wait(self._clock.monotonic() + TERM_S)
 
     def kill(self) -> None:
-        """Kill the process group, without waiting."""
         self._signal(signal.SIGKILL)
 
     def drain(self) -> None:
-        """Read the rest of the child's output."""
         self.out.drain()
         self.err.drain()
 
     def close(self) -> None:
-        """Stop reading."""
         self.out.close()
         self.err.close()
 

@@ -26,13 +26,7 @@ _ENDED = ("Z", "X", "x")
 
 
 def this_process(boot_id: str) -> Owner:
-    """The identity of this process, as the owner of a journal."""
     return _owner(os.getpid(), Path("/proc/self"), boot_id)
-
-
-def identity_of(pid: int) -> Owner:
-    """The identity of a process in this pid namespace."""
-    return _owner(pid, Path(f"/proc/{pid}"), "")
 
 
 def process_lives(owner: Owner, host_proc: Path) -> bool | None:
@@ -151,7 +145,6 @@ def has_adopted_orphans() -> None:
 
 
 def adopts_orphans() -> bool:
-    """True if this process adopts orphans."""
     return os.getpid() == INIT_PID or os.getpid() in _adopting
 
 
@@ -181,7 +174,7 @@ class Orphans:
                 continue
             if not has_ended and pid not in self._before and _is_ours(pid):
                 os.kill(pid, signal.SIGKILL)
-                left = identity_of(pid)
+                left = _owner(pid, Path(f"/proc/{pid}"), "")
             with contextlib.suppress(ChildProcessError):
                 is_reaped |= os.waitpid(pid, os.WNOHANG)[0] == pid
         return left, is_reaped
@@ -251,7 +244,6 @@ class Output:
             left_bytes -= taken
 
     def text(self) -> str:
-        """The kept output."""
         return self._kept.decode(errors="replace")
 
 
@@ -277,6 +269,5 @@ class Result(Struct, frozen=True):
 
     @property
     def last_line(self) -> str:
-        """The last line of the output, for a message."""
         lines = [line.strip() for line in (self.err or self.out)[-READ_CHARS:].splitlines() if line.strip()]
         return lines[-1][:LAST_LINE_CHARS] if lines else f"exit status {self.status}, no output"

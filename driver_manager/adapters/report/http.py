@@ -32,8 +32,6 @@ TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class HttpResponse(Struct, frozen=True):
-    """One response."""
-
     status: int
     reason: str
     body: bytes
@@ -84,11 +82,9 @@ class StatusServer:
 
     @property
     def port(self) -> int:
-        """The port in use."""
         return int(self._listener.getsockname()[1])
 
     def close(self) -> None:
-        """Stop listening, and end all connections."""
         self._clock.unwatch(self._listener.fileno())
         self._listener.close()
         for client in list(self._clients.values()):
@@ -125,7 +121,6 @@ class _Client:
         clock.watch(connection.fileno(), select.POLLIN, self._read)
 
     def close(self) -> None:
-        """End the connection."""
         descriptor = self._connection.fileno()
         self._clock.unwatch(descriptor)
         del self._clients[descriptor]
@@ -180,17 +175,14 @@ class Heartbeat:
         self._at_s = clock.monotonic()
 
     def beat(self, _: object = None) -> None:
-        """Note that the loop took a turn."""
         self._at_s = self._clock.monotonic()
 
     @property
     def age_s(self) -> float:
-        """Seconds since the last turn."""
         return self._clock.monotonic() - self._at_s
 
     @property
     def is_late(self) -> bool:
-        """True if the loop counts as hung."""
         return self.age_s > self._patience_s
 
 
@@ -206,11 +198,9 @@ class Endpoint:
         self._report = HealthReport(History())
 
     def publish(self, report: HealthReport) -> None:
-        """Answer with this report from now on."""
         self._report = report
 
     def respond(self, path: str) -> HttpResponse:
-        """The response to a GET."""
         if path == "/healthz":
             age = f"last turn {self._heartbeat.age_s:.0f} s ago, {self._report.history.name}\n".encode()
             return probed(age, is_well=not self._heartbeat.is_late)
@@ -227,5 +217,4 @@ def measured(found: Iterable[Family]) -> HttpResponse:
 
 
 def probed(text: bytes, *, is_well: bool) -> HttpResponse:
-    """The response to a probe of the kubelet."""
     return HttpResponse(200, "OK", text) if is_well else HttpResponse(503, "Service Unavailable", text)

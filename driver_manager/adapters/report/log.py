@@ -42,7 +42,6 @@ def allows_colour(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def has_colour(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
-    """True if text for `stream` is to be coloured."""
     return is_capable(stream, environ) and allows_colour(environ)
 
 
@@ -177,7 +176,6 @@ class LogReporter:
         self._write("warning", text)
 
     def error(self, text: str, **fields: Any) -> None:
-        """Log why the command failed."""
         self._write("error", text, **fields)
 
     def ended(self, *, well: bool) -> None:
@@ -234,7 +232,6 @@ class LogForm(Struct, frozen=True):
     termination_log: str = ""
 
     def reporter(self, wall: Callable[[], float]) -> LogReporter:
-        """A log of this form."""
         return LogReporter(wall, as_json=self.as_json, level=self.level)
 
     def fail(self, wall: Callable[[], float], code: ExitCode, what: str, remedy: str) -> int:

@@ -52,7 +52,6 @@ class LiveScreen:
         self._is_drawn = True
 
     def end(self) -> None:
-        """Clear the terminal."""
         if self._is_drawn:
             self._write(HOME_AND_ERASE)
             self._is_drawn = False
@@ -86,8 +85,6 @@ UNICODE_MARKS, ASCII_MARKS = ("✓", "✗", "▸"), ("+", "x", ">")
 
 
 class _CurrentStep(Struct, frozen=True):
-    """The current step, and when it began on the monotonic clock."""
-
     text: str
     since_s: float
 

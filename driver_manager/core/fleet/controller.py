@@ -115,7 +115,6 @@ class Backoff:
         return min((one.until_s for one in self._found.values() if one.until_s is not None), default=math.inf)
 
     def forget(self) -> None:
-        """Forget all failures."""
         self._found.clear()
 
 
@@ -294,8 +293,6 @@ Advance = Callable[[Fleet, float], FleetDecision]
 
 
 class FleetPorts(Struct, frozen=True):
-    """The ports of the controller."""
-
     cluster: FleetCluster
     leadership: Leadership
     clock: Clock
@@ -344,7 +341,7 @@ class FleetController:
             subjects = self._world.subjects()
             self._ports.cluster.follow(subjects)
             self._world.keep_only(subjects)
-            if self._is_due():
+            if self._ports.clock.monotonic() >= self._due():
                 self._pass()
         self._report()
 
@@ -370,7 +367,6 @@ class FleetController:
         return self._holds and self._ports.leadership.may_act()
 
     def _switch(self) -> None:
-        """Start to lead, or to stand by."""
         self._is_leading = self._holds
         self._begin()
         if self._is_leading:
@@ -381,7 +377,6 @@ class FleetController:
             self._ports.cluster.follow(frozenset())
 
     def _begin(self) -> None:
-        """Forget everything that was read."""
         self._world = FleetCache(self._namespace, clears_first=self._profile.container_unloads)
         self._rests.forget()
         self._figures: dict[str, RolloutFigures] = {}
@@ -424,9 +419,6 @@ class FleetController:
         again_s = clock.monotonic() + self._again_s - clock.wall()
         return min(self._news_s, self._rests.next_s(), soon_s, again_s)
 
-    def _is_due(self) -> bool:
-        return self._ports.clock.monotonic() >= self._due()
-
     def _until_s(self) -> float:
         lead_s = self._ports.leadership.due_s
         return min(lead_s, self._due()) if self._is_leading else lead_s
@@ -443,7 +435,9 @@ class FleetController:
         self._figures = {key: one for key, one in self._figures.items() if key in keys}
         for rollout in rollouts:
             if rollout.policy is None:
-                self._refuse(rollout)
+                now_s = self._ports.clock.wall()
+                self._figures[rollout.key] = RolloutFigures(Phase.STALLED, {}, 0.0)
+                self._show(rollout, status_of_problems(rollout.problems, rollout.status, rollout.generation, now_s))
             elif not self._world.why_blind(rollout.policy):
                 self._decide(rollout, rollout.policy)
         self._let_go()
@@ -455,14 +449,7 @@ class FleetController:
         for act in self._in_time(self._world.orphans()):
             self._acting.mark(act)
 
-    def _refuse(self, rollout: RolloutObject) -> None:
-        """Write the problems of the spec to the status, without any other act."""
-        now_s = self._ports.clock.wall()
-        self._figures[rollout.key] = RolloutFigures(Phase.STALLED, {}, 0.0)
-        self._show(rollout, status_of_problems(rollout.problems, rollout.status, rollout.generation, now_s))
-
     def _decide(self, rollout: RolloutObject, policy: RolloutPolicy) -> None:
-        """Decide, act, and write the status."""
         clock = self._ports.clock
         now_s, begun_s = clock.wall(), clock.monotonic()
         unmade, blocked = self._acting.unmade.get(rollout.key, ""), self._acting.blocked()

@@ -173,7 +173,6 @@ class FleetCache:
         return frozenset((*self._base, *self._needed(policy)))
 
     def keep_only(self, subjects: frozenset[Subject]) -> None:
-        """Drop subjects that are not watched any more."""
         for subject in self._rooms.keys() - subjects:
             del self._rooms[subject]
 
@@ -199,7 +198,6 @@ class FleetCache:
         return ""
 
     def is_listed(self, subject: Subject) -> bool:
-        """True if the subject was listed."""
         return subject in self._rooms and self._rooms[subject].is_listed
 
     def why_not_listed(self) -> str:
@@ -208,7 +206,6 @@ class FleetCache:
         return next((f"{subject} are not listed yet" for subject in waiting), "")
 
     def lost(self) -> tuple[str, ...]:
-        """The reasons of the subjects that cannot be read now."""
         return tuple(sorted({room.lost for room in self._rooms.values() if room.lost}))
 
     def fleet(
@@ -256,17 +253,14 @@ class FleetCache:
 
     @property
     def _base(self) -> tuple[Subject, ...]:
-        """The subjects that every rollout needs."""
         named = (FactKind.ROLLOUTS, FactKind.DAEMON_SETS, FactKind.REVISIONS)
         return (*(self.of(kind) for kind in named), NODES, self.tasks)
 
     @property
     def tasks(self) -> Subject:
-        """The task pods of all rollouts."""
         return Subject(FactKind.TASK_PODS, self._namespace, TASKS)
 
     def of(self, kind: FactKind) -> Subject:
-        """The subject of a kind in the cache's namespace."""
         return Subject(kind, self._namespace)
 
     def _needed(self, policy: RolloutPolicy) -> tuple[Subject, ...]:
@@ -334,7 +328,6 @@ def look(desk: RolloutClient, namespace: str, name: str, *, clears_first: bool) 
     known: set[Subject] = set()
 
     def see(subjects: frozenset[Subject]) -> bool:
-        """List the subjects that are missing; True if there were any."""
         missing = sorted(subjects - known, key=str)
         for subject in missing:
             world.apply(desk.listed(subject))

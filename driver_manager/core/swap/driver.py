@@ -57,8 +57,6 @@ HOLDERS_S = 60.0
 
 
 class ClientEviction:
-    """The clients of one unload, by their uids."""
-
     def __init__(self, context: RunContext, uids: Iterable[str]) -> None:
         self._context = context
         self._ports = context.ports
@@ -289,8 +287,6 @@ class DriverRoot:
 
 
 class DriverSlots:
-    """The driver root of one host, and the slots beside it."""
-
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._flipped: FlipRoot | None = None
@@ -354,8 +350,6 @@ SERVICE_S = 90.0
 
 
 class DriverSwap:
-    """The driver of one host."""
-
     def __init__(self, context: RunContext, slots: DriverSlots) -> None:
         """`slots` brings the old driver back to the root if the new one does not work."""
         self._context = context

@@ -66,11 +66,6 @@ class Fence:
         self._owner: Owner | None = None
         self._is_on_host = False
 
-    @property
-    def is_claimed(self) -> bool:
-        """True if this process has acquired the node."""
-        return self._owner is not None
-
     @contextmanager
     def taking(self, owner: Owner) -> Generator[None, None, None]:
         """Within it the node is acquired for `owner`, this process. Raises OwnedElsewhere."""
@@ -142,7 +137,6 @@ class StateWriter:
         self._step = step
 
     def saw(self, node: Node) -> None:
-        """The Node as it is now."""
         self.node = node
 
     def will_end_well(self, what: str, state: NodeState = NodeState.READY) -> None:
@@ -326,7 +320,6 @@ class NodeLock:
 
     @property
     def is_released(self) -> bool:
-        """True if this process has released the node."""
         return isinstance(self._hold, Released)
 
     @property
@@ -604,7 +597,7 @@ class RunContext(Struct, frozen=True):
     def claim_what_is_ours(self) -> None:
         """Claim the fence if the node is ours by a patch whose answer was lost. Raises OwnedElsewhere."""
         obs = self.situation.obs
-        if not self.fence.is_claimed and obs.journal is not None and obs.journal.owner == obs.me:
+        if not (self.fence._owner is not None) and obs.journal is not None and obs.journal.owner == obs.me:
             with self.fence.taking(obs.me):
                 self._ask_node()
 

@@ -53,8 +53,6 @@ ASKED = "true"
 
 
 class Handoff:
-    """Asks the operator of one node."""
-
     def __init__(self, context: RunContext) -> None:
         self._obs = context.situation.obs
         self._deadline = context.deadline
@@ -254,16 +252,12 @@ POD_HURRY_S = 1.2
 
 
 class Then(Enum):
-    """What follows a step."""
-
     GO_ON = "continue"
     PLAN_AGAIN = "plan again"
     """Pods came that use the driver: the plan does not hold any more."""
 
 
 class PodEviction:
-    """Pods of one observed node."""
-
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._ports = context.ports

@@ -104,8 +104,6 @@ REPLACING = frozenset({Decision.REPLACE, Decision.UNINSTALL, Decision.CLEAR, Dec
 
 
 class Executor:
-    """Executes one plan."""
-
     def __init__(self, context: RunContext, plan: Plan) -> None:
         self._context = context
         self._plan = plan
@@ -199,7 +197,6 @@ class PartReader(Protocol):
 
     def __call__(self, part: ObservedPart, read: Callable[[], T], otherwise: T) -> T:
         """What `read` gives; `otherwise`, or the ManagerError that it raised, where it raised one."""
-        ...
 
 
 def strictly(part: ObservedPart, read: Callable[[], T], otherwise: T) -> T:
@@ -659,7 +656,13 @@ class _Run:
             return _failed(error, self._ports, self._lock)
         if self._here is None or isinstance(error, ApiUnavailable):
             return _plain(error)
-        _show_blindness(error, self._ports, self._profile, self._here)
+        state = StateWriter(self._ports, self._profile, self._here)
+        state.reached("observe")
+        state.fails(error)
+        if self._profile.keys.journal in self._here.annotations:
+            state.holds()
+        if not self._ports.clock.is_ending():
+            state.write()
         return replace(_plain(error), changed=True)
 
     def _prepare(self, situation: Situation, decided: Plan, state: StateWriter) -> None:
@@ -763,17 +766,6 @@ def _was_taken_since(obs: Observation, ports: Ports, profile: Profile) -> bool:
         return False
     key = profile.keys.journal
     return now.annotations.get(key) != obs.node.annotations.get(key)
-
-
-def _show_blindness(error: ManagerError, ports: Ports, profile: Profile, node: Node) -> None:
-    """Show on `node` that a run could not observe. If another run has acquired it, it stays acquired."""
-    state = StateWriter(ports, profile, node)
-    state.reached("observe")
-    state.fails(error)
-    if profile.keys.journal in node.annotations:
-        state.holds()
-    if not ports.clock.is_ending():
-        state.write()
 
 
 def _plain(error: ManagerError) -> Outcome:

@@ -84,7 +84,6 @@ class View(Struct, frozen=True):
     blocked: Mapping[str, str] = field(default_factory=dict)
 
     def named(self, place: NodePhase) -> str:
-        """The names of the nodes in a phase, as text."""
         return several(standing.member.node.name for standing in self.by_place[place])
 
     @property
@@ -94,20 +93,13 @@ class View(Struct, frozen=True):
 
 
 def by_place(standings: Sequence[NodeStatus]) -> dict[NodePhase, list[NodeStatus]]:
-    """The nodes in each phase, in the order of `standings`."""
     found: dict[NodePhase, list[NodeStatus]] = {place: [] for place in NodePhase}
     for standing in standings:
         found[standing.verdict.place].append(standing)
     return found
 
 
-def caption(view: View) -> Caption:
-    """The phase that the rollout is in."""
-    return next(found for guard in OUTLOOK_GUARDS if (found := guard(view)) is not None)
-
-
 def outlook(view: View, shown: Caption, pace: Pace) -> Outlook:
-    """The rollout as it is shown."""
     return Outlook(
         phase=shown.phase,
         reason=shown.reason,
@@ -461,7 +453,7 @@ def advance(fleet: Fleet, now_s: float) -> FleetDecision:
     """What to do at `now_s` (seconds since the epoch), what to keep and what to show."""
     seen = survey(fleet, now_s)
     view = view_of(seen)
-    shown = caption(view)
+    shown = next(found for guard in OUTLOOK_GUARDS if (found := guard(view)) is not None)
     settled, moments = _settled(seen)
     memory, told = fleet.memory, list[Act]()
     if seen.hold is None or not seen.hold.stands_aside:

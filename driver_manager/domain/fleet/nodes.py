@@ -36,7 +36,6 @@ from driver_manager.domain.fleet.state import (
     Act,
     Announce,
     Clears,
-    CreatePod,
     DeletePod,
     MarkNode,
     Member,
@@ -670,12 +669,8 @@ def _next_of_taken(member: Member, found: Untouched, terms: Terms) -> Act:
         taken = replace(record, began_s=now_s, since_s=now_s, reason=TAKEN_AGAIN, outcome_s=node.outcome_s or 0.0)
         return MarkNode(node.name, node.resource_version, UpgradeState.RESTART, taken)
     if found.is_to_be_cleared and terms.clears is not None:
-        return _clear_pod(member, record, terms.clears)
+        return terms.clears.maker(record.revision).pod(member.node, _attempt(member, record))
     return RestartPod(pod.namespace, pod.name, pod.uid, node.name)
-
-
-def _clear_pod(member: Member, record: NodeRecord, clears: Clears) -> CreatePod:
-    return clears.maker(record.revision).pod(member.node, _attempt(member, record))
 
 
 # Which nodes start now, and why the others wait

@@ -144,8 +144,6 @@ class PreflightMode(Enum):
 
 
 class UnitMode(Enum):
-    """How the nodes of a unit start."""
-
     ONE_AT_A_TIME = "OneAtATime"
     TOGETHER = "Together"
 
@@ -369,8 +367,6 @@ class TaskPod(Struct, frozen=True):
 
 
 class GatePod(Struct, frozen=True):
-    """A pod for the gates."""
-
     namespace: str
     node: str
     labels: Mapping[str, str]
@@ -598,7 +594,6 @@ def memory_of(status: Mapping[str, Any]) -> RolloutState:
 
 
 def _wishes(reader: Reader, annotations: Any) -> Requests:
-    """The requests in the annotations."""
     if type(annotations) is not dict:
         reader.problems.append(Problem.of("metadata.annotations", annotations, OBJECT))
         return Requests()

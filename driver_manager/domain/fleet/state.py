@@ -71,8 +71,6 @@ class CreatePod(Struct, frozen=True):
 
 
 class DeletePod(Struct, frozen=True):
-    """Delete this task pod, by its uid."""
-
     namespace: str
     name: str
     uid: str
@@ -80,8 +78,6 @@ class DeletePod(Struct, frozen=True):
 
 
 class SetTemplate(Struct, frozen=True):
-    """Give the DaemonSet the template of an earlier revision."""
-
     revision: str
     resource_version: str
     why: str
@@ -101,8 +97,6 @@ Act = MarkNode | RestartPod | CreatePod | DeletePod | SetTemplate | Announce
 
 
 class Phase(Enum):
-    """The phase of the rollout."""
-
     COMPLETE = "Complete"
     PROGRESSING = "Progressing"
     PAUSED = "Paused"
@@ -242,7 +236,6 @@ class Member(Struct, frozen=True):
 
     @property
     def has_ready_pod(self) -> bool:
-        """True if the driver's pod is ready and not being deleted."""
         return self.pod is not None and self.pod.is_ready and not self.pod.is_deleting
 
     @property
@@ -401,7 +394,6 @@ class Clears:
         self._makers: dict[str, PodMaker] = {}
 
     def name(self, revision: str, node: FleetNode, attempt: str) -> str:
-        """The name of the pod for an attempt to clear the node."""
         return pod_name(self.fleet, revision, Task.CLEAR, node, attempt)
 
     def maker(self, revision: str) -> PodMaker:
@@ -485,7 +477,6 @@ def _words(container: Mapping[str, Any]) -> list[str]:
 
 
 def _command(container: Mapping[str, Any], task: Task, revision: str) -> Json:
-    """Command and arguments of the task, with the options that both commands have."""
     words = _words(container)
     at = words.index(RECONCILE)
     command = {"command": words[:at]} if container.get("command") else {}

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from driver_manager.domain.fleet.spec import UNDER_WAY, Fleet, RolloutState, UpgradeState, memory_of
+from driver_manager.domain.fleet.spec import UNDER_WAY, Fleet, UpgradeState, memory_of
 from driver_manager.domain.fleet.state import (
     FleetDecision,
     NodePhase,
@@ -65,7 +65,6 @@ class RolloutFigures(Struct, frozen=True):
 
 
 def figures(fleet: Fleet, decision: FleetDecision, decision_s: float) -> RolloutFigures:
-    """The figures of one decision."""
     outlook, policy = decision.outlook, fleet.policy
     labels = {node.name: node.upgrade for node in fleet.nodes}
     operated = {node.name for node in fleet.nodes if node.is_operated}
@@ -182,7 +181,6 @@ def _ends_s(pace: Pace, now_s: float) -> float:
 
 
 def _of_each(name: str, meaning: str, values: Mapping[str, float]) -> Family:
-    """A gauge with one value for each rollout."""
     return by_label("gauge", f"rollout_{name}", meaning, "rollout", values)
 
 
@@ -279,7 +277,21 @@ def status_of(decision: FleetDecision, old: Mapping[str, Any], generation: int, 
         nodes[node.place].append(node)
     return {
         **_head(outlook.phase, (outlook.reason, outlook.message), old, generation, now_s),
-        **_memory(decision.memory),
+        "targetRevision": decision.memory.target,
+        "goodRevision": decision.memory.good,
+        "failedRevisions": list(decision.memory.failed[-MAX_KEPT:]),
+        "undone": decision.memory.undone,
+        "announced": decision.memory.announced,
+        "undoing": {"from": decision.memory.undo_from, "to": decision.memory.undo_to},
+        "history": [
+            {
+                "revision": past.revision,
+                "began": written_time(past.began_s),
+                **({} if past.ended_s is None else {"ended": written_time(past.ended_s)}),
+                "outcome": shortened(one_line(past.outcome), MAX_REASON_CHARS),
+            }
+            for past in decision.memory.history[-MAX_KEPT:]
+        ],
         "wave": outlook.wave,
         "counts": {"total": len(outlook.nodes), **{COUNTS[place]: len(nodes[place]) for place in NodePhase}},
         "waves": [_wave(one) for one in outlook.waves],
@@ -366,29 +378,7 @@ def _conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {one["type"]: one for one in listed if type(one) is dict and type(one.get("type")) is str}
 
 
-def _memory(memory: RolloutState) -> Json:
-    """The fields that `spec.memory_of` reads; lists have the newest `MAX_KEPT` entries."""
-    return {
-        "targetRevision": memory.target,
-        "goodRevision": memory.good,
-        "failedRevisions": list(memory.failed[-MAX_KEPT:]),
-        "undone": memory.undone,
-        "announced": memory.announced,
-        "undoing": {"from": memory.undo_from, "to": memory.undo_to},
-        "history": [
-            {
-                "revision": past.revision,
-                "began": written_time(past.began_s),
-                **({} if past.ended_s is None else {"ended": written_time(past.ended_s)}),
-                "outcome": shortened(one_line(past.outcome), MAX_REASON_CHARS),
-            }
-            for past in memory.history[-MAX_KEPT:]
-        ],
-    }
-
-
 def _wave(one: WaveView) -> Json:
-    """A wave: its nodes by phase, and when it ended."""
     return {
         "number": one.number,
         "name": one.name,
@@ -399,7 +389,6 @@ def _wave(one: WaveView) -> Json:
 
 
 def _preflight(nodes: Iterable[NodeView]) -> Json:
-    """Preflights: the number of each result, and the nodes that do not pass."""
     found = [(node, node.preflight) for node in nodes if node.preflight is not None]
     counts = Counter(seen.result for _, seen in found)
     problems = [

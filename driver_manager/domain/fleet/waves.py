@@ -96,7 +96,6 @@ class Budget:
         return ""
 
     def take(self, crew: Sequence[NodeStatus]) -> None:
-        """Count these nodes as started."""
         self._under_way += len(crew)
         self._away += self._cost(crew)
 
@@ -168,7 +167,6 @@ def is_approved(number: int, target: str, wishes: Requests) -> bool:
 
 
 def wave_name(view: WaveView) -> str:
-    """The wave as reasons name it."""
     return f"wave {view.number} ({view.name})" if view.name else f"wave {view.number}"
 
 
@@ -578,7 +576,6 @@ def _unneeded(fleet: Fleet, standings: Sequence[NodeStatus], terms: Terms) -> li
 
 
 def _may_wait(standing: NodeStatus) -> bool:
-    """True if the node waits to start, or may do so again."""
     place = standing.verdict.place
     return place is NodePhase.WAITING or (place is NodePhase.LEFT_OUT and not standing.member.is_excluded)
 

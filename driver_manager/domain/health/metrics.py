@@ -29,7 +29,6 @@ class HealthReport(Struct, frozen=True):
 
 
 def families(report: HealthReport) -> tuple[Family, ...]:
-    """All metrics of a report."""
     history = report.history
     devices = report.result.devices if report.result is not None else ()
     return (

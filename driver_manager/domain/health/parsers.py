@@ -40,7 +40,6 @@ def pci_address(text: str) -> str:
 
 
 def unknown(reason: str) -> ProbeResult:
-    """A result without any verdict."""
     return ProbeResult(Health.UNKNOWN, reason)
 
 

@@ -43,8 +43,6 @@ class Checked(Struct, frozen=True):
 
 
 class _Check:
-    """Checks one journal, and collects what it refuses."""
-
     def __init__(self, profile: Profile, refused: Iterable[Refused]) -> None:
         self.profile = profile
         self.refused = list(refused)
@@ -277,7 +275,6 @@ def _is_root(text: str) -> bool:
 
 
 def _brief(value: Any) -> str:
-    """A refused value for one line."""
     if isinstance(value, tuple):
         return "=".join(map(in_brief, value))
     return in_brief(value if isinstance(value, str) else str(value))

@@ -385,7 +385,6 @@ def staying(scene: NodePods, profile: Profile, rules: EvictionRules, why: str) -
 
 
 def by_name(found: Iterable[Workload]) -> tuple[Workload, ...]:
-    """Sorted as they are shown."""
     return tuple(sorted(found, key=lambda one: (one.pod.namespace, one.pod.name)))
 
 

@@ -157,8 +157,6 @@ ASKS = frozenset({RebootAct.ASK_BLOCKERS, RebootAct.ASK_SLOTS})
 
 
 class RebootDecision(Struct, frozen=True):
-    """The next act and its reason."""
-
     act: RebootAct
     reason: str
 

@@ -121,7 +121,9 @@ def plan_reboot_driver(situation: Situation) -> Plan:
     if not why:
         return Plan(Decision.CURRENT, f"driver is current: {current}", (*clear, *_forget_wish(situation), *back))
     if _has_rebooted_for_it(situation):
-        if situation.policy.force_reinstall and _is_recorded(situation):
+        if situation.policy.force_reinstall and (
+            bool(situation.obs.digest) and situation.host.digest == situation.obs.digest
+        ):
             reason = f"driver is current: {current}, after the reboot for the forced reinstall"
             return Plan(Decision.CURRENT, reason, (*clear, *back))
         return Plan(Decision.REBOOT, f"{why}; a reboot did not change that", (*clear, *back, _end(situation, why)))
@@ -218,11 +220,6 @@ def _has_rebooted_for_it(situation: Situation) -> bool:
 def _is_wanted(wish: RebootWish, situation: Situation) -> bool:
     wanted = (situation.obs.node.name, situation.obs.digest, situation.policy.force_reinstall)
     return (wish.node, wish.to_driver, wish.is_forced) == wanted
-
-
-def _is_recorded(situation: Situation) -> bool:
-    """True if the wanted driver was installed in this boot: a boot removes the record."""
-    return bool(situation.obs.digest) and situation.host.digest == situation.obs.digest
 
 
 def _forget_wish(situation: Situation) -> tuple[RemoveArtifacts, ...]:

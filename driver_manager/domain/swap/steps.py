@@ -57,7 +57,6 @@ class Step(Struct, frozen=True):
 
 
 def named_pods(pods: tuple[str, ...]) -> str:
-    """How many pods, and which."""
     return f"{len(pods)} pod(s) {several(pods)}"
 
 
@@ -175,8 +174,6 @@ AnyDeviceStep = (
 
 
 class ModuleStep(Step, frozen=True):
-    """What is done to the driver in the kernel."""
-
     def rights(self) -> tuple[Right, ...]:
         return ()
 
@@ -297,8 +294,6 @@ AnyModuleStep = (
 
 
 class MountStep(Step, frozen=True):
-    """What is done to mounts and files of the host."""
-
     def rights(self) -> tuple[Right, ...]:
         return ()
 
@@ -330,8 +325,6 @@ AnyMountStep = UnmountDriverRoot | RemoveArtifacts
 
 
 class NodeStep(Step, frozen=True):
-    """What is done to the Node."""
-
     def rights(self) -> tuple[Right, ...]:
         return (PATCH_NODES,)
 
@@ -861,7 +854,6 @@ class Plan(Struct, frozen=True):
         }
 
     def to_text(self) -> str:
-        """The plan for people, one step a line."""
         lines = [f"decision: {self.decision.value}", f"why:      {self.reason}"]
         lines += [f"  {number}. {step.describe()}" for number, step in enumerate(self.steps, 1)]
         if not self.steps:

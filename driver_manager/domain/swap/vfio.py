@@ -62,14 +62,30 @@ def plan_vfio(situation: Situation) -> Plan:
     """
     if not situation.host.bus.accelerators:
         return _no_device(situation)
-    _refuse_unwanted(situation)
+    modes = situation.profile.passthrough
+    if modes is None:
+        raise ConfigError(
+            f"profile {situation.profile.name} does not define how its devices are given to virtual machines",
+            "Add a table [passthrough] to the profile; docs/profiles.md has its keys.",
+        )
+    wanted = situation.obs.node.labels.get(modes.mode_key, "") if modes.mode_key else ""
+    if wanted not in ("", modes.mode_value):
+        raise StandingDown(
+            f"node {situation.obs.node.name} is labelled {modes.mode_key}={wanted}: its devices are not for virtual "
+            "machines",
+            f"No action needed, unless that is wrong: then set the label to {modes.mode_value}.",
+        )
     refuse_if_owned(situation.obs, take_over=situation.policy.take_over)
     _refuse_impossible(situation)
     waiting = pending(situation)
     if not waiting and not situation.host.modules:
         why = f"{_counted(situation.host.bus.functions)} on vfio already, and the driver is not loaded"
         return Plan(Decision.ON_VFIO, why, give_back(found_journal(situation.obs, situation.profile)))
-    _refuse_stuck(situation, waiting)
+    # Raise DriverBusy where a device without a driver is in use: its unbind from vfio has begun and does not end.
+    for one in waiting:
+        held = holders_of(situation, one) if not one.driver or one.is_stuck else ()
+        if held or one.is_stuck:
+            raise busy(f"{why_stuck(one, held)}; nothing was changed", STUCK, held)
     _refuse_used_virtual(situation)
     if is_loaded(situation.host, situation.profile) and _serves(situation):
         return _switch(situation, waiting)
@@ -116,23 +132,6 @@ def _no_device(situation: Situation) -> Plan:
     return Plan(Decision.NO_DEVICE, why, left, (f"{why}: no device is given to virtual machines",))
 
 
-def _refuse_unwanted(situation: Situation) -> None:
-    """Raise StandingDown where the user's label wants the devices for something else."""
-    modes = situation.profile.passthrough
-    if modes is None:
-        raise ConfigError(
-            f"profile {situation.profile.name} does not define how its devices are given to virtual machines",
-            "Add a table [passthrough] to the profile; docs/profiles.md has its keys.",
-        )
-    wanted = situation.obs.node.labels.get(modes.mode_key, "") if modes.mode_key else ""
-    if wanted not in ("", modes.mode_value):
-        raise StandingDown(
-            f"node {situation.obs.node.name} is labelled {modes.mode_key}={wanted}: its devices are not for virtual "
-            "machines",
-            f"No action needed, unless that is wrong: then set the label to {modes.mode_value}.",
-        )
-
-
 def impossible(situation: Situation) -> dict[str, str]:
     """Why virtual machines could not have the devices in the end, each reason with what to do about it."""
     bus, found = situation.host.bus, dict[str, str]()
@@ -176,14 +175,6 @@ def _is_foreign(situation: Situation, one: PciFunction) -> bool:
     return not is_ours and one.module not in situation.host.modules
 
 
-def _refuse_stuck(situation: Situation, waiting: tuple[PciFunction, ...]) -> None:
-    """Raise DriverBusy where a device without a driver is in use: its unbind from vfio has begun and does not end."""
-    for one in waiting:
-        held = holders_of(situation, one) if not one.driver or one.is_stuck else ()
-        if held or one.is_stuck:
-            raise busy(f"{why_stuck(one, held)}; nothing was changed", STUCK, held)
-
-
 def why_stuck(one: PciFunction, held: tuple[Holder, ...]) -> str:
     """The message about a device that is stuck between two drivers, and about its holders."""
     if one.driver:
@@ -210,7 +201,6 @@ def _who(held: tuple[Holder, ...]) -> str:
 
 
 def busy(what: str, remedy: str, held: tuple[Holder, ...]) -> DriverBusy:
-    """The error that names who has a device."""
     error = DriverBusy(what, remedy)
     error.blockers = tuple(process_blocker(one.pid, one.process) for one in held)
     return error
