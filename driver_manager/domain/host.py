@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import Enum
+from typing import Annotated
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -12,8 +13,8 @@ from msgspec.structs import replace
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.pci import Binding, PciBus
-from driver_manager.domain.text import in_words, several, writable
-from driver_manager.domain.wire import LAST_MOMENT_S, Form, parsed
+from driver_manager.domain.text import in_words, several
+from driver_manager.domain.wire import LAST_MOMENT_S, Form, Part, body_of, parsed
 
 # The note of the last failure: a run that took the node and then failed writes it under /run, so a boot removes it.
 #
@@ -33,10 +34,10 @@ class PastFailure(Struct, frozen=True):
 
     boot_id: str
     wish: str
-    exit_code: int
-    what: str
-    failed_s: float
-    attempts: int = 1
+    exit_code: Annotated[int, Part(least=0, most=255)]
+    what: Annotated[str, Part(chars=MAX_WHAT_CHARS)]
+    failed_s: Annotated[float, Part("failedAt")]
+    attempts: Annotated[int, Part(least=1, most=MAX_ATTEMPTS)] = 1
     pod_uid: str = ""
     blockers: tuple[str, ...] = ()
 
@@ -61,38 +62,17 @@ def process_blocker(pid: int, name: str) -> str:
 
 
 def is_process(blocker: str) -> bool:
-    """True if `blocker` names a process."""
     return blocker.startswith("process ")
 
 
 def encode_failure(failure: PastFailure) -> str:
-    """The content of the file: one line of JSON."""
-    body = {
-        "bootId": failure.boot_id,
-        "wish": failure.wish,
-        "exitCode": failure.exit_code,
-        "what": failure.what[:MAX_WHAT_CHARS],
-        "failedAt": failure.failed_s,
-        "attempts": min(failure.attempts, MAX_ATTEMPTS),
-        "podUid": failure.pod_uid,
-        "blockers": list(failure.blockers),
-    }
-    return FAILURE_FORM.write(body) + "\n"
+    bounded = replace(failure, what=failure.what[:MAX_WHAT_CHARS], attempts=min(failure.attempts, MAX_ATTEMPTS))
+    return FAILURE_FORM.write(body_of(bounded)) + "\n"
 
 
 def decode_failure(text: str) -> PastFailure:
     """The failure in `text`. Raises FailureUnreadable for garbage and for newer versions."""
-    body = FAILURE_FORM.read(text)
-    return PastFailure(
-        boot_id=body.text("bootId"),
-        wish=body.text("wish"),
-        exit_code=body.whole("exitCode", least=0, most=255),
-        what=writable(body.text("what"))[:MAX_WHAT_CHARS],
-        failed_s=body.seconds("failedAt"),
-        attempts=body.whole("attempts", least=1, most=MAX_ATTEMPTS),
-        pod_uid=body.text("podUid"),
-        blockers=body.texts("blockers"),
-    )
+    return FAILURE_FORM.read(text).record(PastFailure)
 
 
 def noted_failure(text: str, boot_id: str) -> PastFailure | None:
@@ -126,14 +106,14 @@ class Marker(Struct, frozen=True):
     `written_s` is in seconds since the epoch. `evidence` has lines of text, such as the last samples of a probe.
     """
 
-    reason: str
+    reason: Annotated[str, Part(choices=REASONS)]
     boot_id: str
-    node: str = ""
-    from_driver: str = ""
-    to_driver: str = ""
-    writer: str = ""
-    written_s: int = 0
-    evidence: tuple[str, ...] = ()
+    node: Annotated[str, Part(is_optional=True)] = ""
+    from_driver: Annotated[str, Part("from", is_optional=True)] = ""
+    to_driver: Annotated[str, Part("to", is_optional=True)] = ""
+    writer: Annotated[str, Part(is_optional=True)] = ""
+    written_s: Annotated[int, Part("time", least=0, most=LAST_MOMENT_S, is_optional=True)] = 0
+    evidence: Annotated[tuple[str, ...], Part(is_omitted=True)] = ()
 
     def is_stale(self, boot_id: str) -> bool:
         """True if the marker names a boot other than `boot_id`."""
@@ -155,7 +135,7 @@ def encode_marker(marker: Marker) -> str:
     """The content of the file: one line of JSON, without the oldest evidence if it would exceed MAX_CHARS."""
     evidence = marker.evidence
     while True:
-        text = _encoded(marker, evidence)
+        text = MARKER_FORM.write(body_of(replace(marker, evidence=evidence))) + "\n"
         if len(text) <= MAX_CHARS or not evidence:
             return text
         evidence = evidence[1:]
@@ -175,30 +155,7 @@ def decode_marker(text: str) -> Marker:
     body = MARKER_FORM.opened(value)
     if not body.text("bootId", ""):
         raise MARKER_FORM.refused("it does not name a boot")
-    return Marker(
-        reason=body.choice("reason", REASONS),
-        boot_id=body.text("bootId"),
-        node=body.text("node", ""),
-        from_driver=body.text("from", ""),
-        to_driver=body.text("to", ""),
-        writer=body.text("writer", ""),
-        written_s=body.whole("time", 0, least=0, most=LAST_MOMENT_S),
-        evidence=body.texts("evidence", ()),
-    )
-
-
-def _encoded(marker: Marker, evidence: tuple[str, ...]) -> str:
-    body = {
-        "reason": marker.reason,
-        "bootId": marker.boot_id,
-        "node": marker.node,
-        "from": marker.from_driver,
-        "to": marker.to_driver,
-        "writer": marker.writer,
-        "time": marker.written_s,
-        **({"evidence": list(evidence)} if evidence else {}),
-    }
-    return MARKER_FORM.write(body) + "\n"
+    return body.record(Marker)
 
 
 def _legacy(text: str) -> Marker:
@@ -223,8 +180,8 @@ class RebootWish(Struct, frozen=True):
 
     boot_id: str
     node: str
-    to_driver: str
-    is_forced: bool = False
+    to_driver: Annotated[str, Part("to")]
+    is_forced: Annotated[bool, Part("forced")] = False
 
 
 class WishUnreadable(ConfigError):
@@ -239,15 +196,12 @@ REBOOT_WISH_FORM = Form(
 
 
 def encode_reboot_wish(wish: RebootWish) -> str:
-    """The content of the file: one line of JSON."""
-    body = {"bootId": wish.boot_id, "node": wish.node, "to": wish.to_driver, "forced": wish.is_forced}
-    return REBOOT_WISH_FORM.write(body) + "\n"
+    return REBOOT_WISH_FORM.write(body_of(wish)) + "\n"
 
 
 def decode_reboot_wish(text: str) -> RebootWish:
     """The wish in `text`. Raises WishUnreadable for garbage and for newer versions."""
-    body = REBOOT_WISH_FORM.read(text)
-    return RebootWish(body.text("bootId"), body.text("node"), body.text("to"), body.flag("forced"))
+    return REBOOT_WISH_FORM.read(text).record(RebootWish)
 
 
 # Staged drivers: the driver root, with the next and the previous driver beside it. Each tree has a record.
@@ -279,8 +233,8 @@ class SlotRecord(Struct, frozen=True):
     kernel: str
     version: str
     tree: Mapping[str, str] = field(default_factory=dict)
-    is_kept: bool = False
-    has_served: bool = False
+    is_kept: Annotated[bool, Part("kept")] = False
+    has_served: Annotated[bool, Part("served")] = False
 
     def why_other(self, found: Mapping[str, str]) -> str:
         """Why the tree with the files `found` differs from this record, "" if it matches. More files are allowed."""
@@ -302,10 +256,7 @@ STAGED_FORM = Form("the record of the slot", SlotRecordUnreadable, STAGE_AGAIN, 
 
 
 def encode_staged(record: SlotRecord) -> str:
-    """The content of the record's file: one line of JSON."""
-    names = {"digest": record.digest, "kernel": record.kernel, "version": record.version}
-    flags = {"kept": record.is_kept, "served": record.has_served}
-    return STAGED_FORM.write({**names, **flags, "tree": dict(record.tree)}) + "\n"
+    return STAGED_FORM.write(body_of(record)) + "\n"
 
 
 def decode_staged(text: str) -> SlotRecord:
@@ -313,10 +264,8 @@ def decode_staged(text: str) -> SlotRecord:
     versions.
     """
     body = STAGED_FORM.read(text)
-    names = body.text("digest"), body.text("kernel"), body.text("version")
-    if body.whole("schema") == 1:
-        return SlotRecord(*names)
-    return SlotRecord(*names, body.texts_by_name("tree"), body.flag("kept"), body.flag("served"))
+    is_first = body.whole("schema") == 1
+    return body.record(SlotRecord, **{"tree": {}, "is_kept": False, "has_served": False} if is_first else {})
 
 
 def _is_same(found: str, recorded: str) -> bool:
@@ -340,7 +289,6 @@ class StagedSlot(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Digest and version, as text for people."""
         return f"{in_words(self.digest) or self.name}, driver {self.version or '(no version)'}"
 
 
@@ -359,7 +307,6 @@ class StagedSlots(Struct, frozen=True):
     remedy: str = ""
 
     def path(self, name: str) -> str:
-        """The absolute path of a slot on the host."""
         return f"{self.root.rpartition('/')[0]}/{name}"
 
     def named(self, name: str) -> StagedSlot | None:
@@ -580,7 +527,7 @@ class DeviceVerdict(Struct, frozen=True):
 
     name: str
     health: Health
-    reason: str
+    reason: Annotated[str, Part(chars=200)]
     address: str = ""
 
 

@@ -10,15 +10,15 @@ and the patch. When that run has ended, the next run undoes what the record has.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated
 
 from msgspec import Struct
 
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.journal import KMM_REMOVED, Journal, OldDriver, Owner, Refused, driver_in, driver_to_json
-from driver_manager.domain.pci import Binding, bindings_in, bindings_to_json
+from driver_manager.domain.journal import KMM_REMOVED, Journal, OldDriver, Owner, Refused
+from driver_manager.domain.pci import Binding
 from driver_manager.domain.text import several
-from driver_manager.domain.wire import Form, decimal
+from driver_manager.domain.wire import Form, Part, body_of, decimal
 
 
 class HostRecord(Struct, frozen=True):
@@ -32,8 +32,8 @@ class HostRecord(Struct, frozen=True):
     services: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     driver: OldDriver | None = None
-    devices: tuple[Binding, ...] = ()
-    refused: tuple[Refused, ...] = ()
+    devices: Annotated[tuple[Binding, ...], Part(is_optional=True)] = ()
+    refused: Annotated[tuple[Refused, ...], Part(None)] = ()
 
     @property
     def owner(self) -> Owner | None:
@@ -66,7 +66,6 @@ FORM = Form(
 
 
 def of(journal: Journal) -> HostRecord:
-    """The host record for `journal`."""
     return HostRecord(
         journal.boot_id,
         journal.record,
@@ -78,30 +77,13 @@ def of(journal: Journal) -> HostRecord:
 
 
 def encode(record: HostRecord) -> str:
-    """The content of the file: one line of JSON."""
-    body: dict[str, Any] = {
-        "bootId": record.boot_id,
-        "run": record.run,
-        "services": list(record.services),
-        "removed": list(record.removed),
-        "driver": driver_to_json(record.driver) if record.driver is not None else None,
-        "devices": bindings_to_json(record.devices),
-    }
-    return FORM.write(body) + "\n"
+    return FORM.write(body_of(record)) + "\n"
 
 
 def decode(text: str) -> HostRecord:
     """The record in `text`. Raises HostRecordUnreadable for garbage and for newer versions."""
     body = FORM.read(text)
-    return HostRecord(
-        boot_id=body.text("bootId"),
-        run=body.text("run"),
-        services=body.texts("services"),
-        removed=body.texts("removed"),
-        driver=None if body.is_null("driver") else driver_in(body.fields("driver")),
-        devices=bindings_in(body),
-        refused=(KMM_REMOVED,) if "kmm" in body else (),
-    )
+    return body.record(HostRecord, refused=(KMM_REMOVED,) if "kmm" in body else ())
 
 
 def record_of_boot(text: str, boot_id: str) -> HostRecord | None:

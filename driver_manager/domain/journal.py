@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from msgspec import Struct, field
 
 from driver_manager.domain import outage
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.outage import Outage
-from driver_manager.domain.pci import Binding, bindings_in, bindings_to_json
-from driver_manager.domain.wire import Fields, Form
+from driver_manager.domain.pci import Binding, bindings_in
+from driver_manager.domain.wire import Fields, Form, Part, body_of
 
 MAX_LINE_CHARS = 256
 MAX_PID = 2**22
@@ -39,7 +39,6 @@ class Owner(Struct, frozen=True):
 
     @property
     def process(self) -> str:
-        """A name for the process that is unique on this host."""
         return f"{self.boot_id}:{self.pid_namespace}:{self.pid}:{self.start_ticks}"
 
     def __str__(self) -> str:
@@ -57,8 +56,8 @@ class OldDriver(Struct, frozen=True):
     version: str = ""
     root: str = ""
     modules: tuple[str, ...] = ()
-    digest: str = ""
-    parameters: Mapping[str, str] = field(default_factory=dict)
+    digest: Annotated[str, Part(is_omitted=True)] = ""
+    parameters: Annotated[Mapping[str, str], Part(is_omitted=True)] = field(default_factory=dict)
 
 
 class Journal(Struct, frozen=True):
@@ -151,7 +150,6 @@ FORM = Form(
 
 
 def encode(journal: Journal) -> str:
-    """The annotation's value: compact JSON with sorted keys."""
     owner = journal.owner
     process = {
         "pid": owner.pid,
@@ -174,11 +172,11 @@ def encode(journal: Journal) -> str:
         # The lowest version that has all fields: a program of a lower version would lose the gates or the host record.
         body[FORM.key] = 2 if journal.gates else 1
     if journal.driver is not None:
-        body["driver"] = {"version": journal.driver.version} if journal.record else driver_to_json(journal.driver)
+        body["driver"] = {"version": journal.driver.version} if journal.record else body_of(journal.driver)
     if not journal.record:
         body |= {"services": list(journal.services)} if journal.services else {}
         body |= {"removed": list(journal.removed)} if journal.removed else {}
-        body |= {"devices": bindings_to_json(journal.devices)} if journal.devices else {}
+        body |= {"devices": list(map(body_of, journal.devices))} if journal.devices else {}
     texts = {
         "cordonManager": journal.cordon_manager,
         "nodeUid": journal.node_uid,
@@ -212,7 +210,7 @@ def _claims(body: Fields, owner: Owner) -> Journal:
     driver = None
     if "driver" in body and not body.is_null("driver"):
         said = body.fields("driver")
-        driver = OldDriver(said.text("version")) if record else driver_in(said)
+        driver = OldDriver(said.text("version")) if record else said.record(OldDriver)
     return Journal(
         owner=owner,
         boot_id=body.text("bootId"),
@@ -250,28 +248,6 @@ def _owner(body: Fields) -> Owner:
 
 def _gates(body: Fields) -> dict[str, str | None]:
     return {key: None if body.is_null(key) else body.text(key) for key in body.body}
-
-
-def driver_to_json(driver: OldDriver) -> dict[str, Any]:
-    """All fields of the driver as JSON for the host record, and for a journal of an older version."""
-    return {
-        "version": driver.version,
-        "root": driver.root,
-        "modules": list(driver.modules),
-        **({"digest": driver.digest} if driver.digest else {}),
-        **({"parameters": dict(driver.parameters)} if driver.parameters else {}),
-    }
-
-
-def driver_in(body: Fields) -> OldDriver:
-    """The driver in the output of `driver_to_json`. Raises as `body`."""
-    return OldDriver(
-        version=body.text("version"),
-        root=body.text("root"),
-        modules=body.texts("modules"),
-        digest=body.text("digest", ""),
-        parameters=body.texts_by_name("parameters") if "parameters" in body else {},
-    )
 
 
 def cleared_by(text: str) -> str:

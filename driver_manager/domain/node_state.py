@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,7 +20,7 @@ from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.outage import Outage
 from driver_manager.domain.profile import NodeKeys, Profile
 from driver_manager.domain.text import shortened, without_numbers, writable
-from driver_manager.domain.wire import Fields, Form, Operation, pointer, replaced, seconds_of, written_time
+from driver_manager.domain.wire import Form, Operation, Part, body_of, pointer, replaced, seconds_of, written_time
 
 # The driver generation of a node: which driver serves it, since which load of which boot, and since when.
 #
@@ -59,10 +59,10 @@ class Sighting(Struct, frozen=True):
 class Generation(Struct, frozen=True):
     """One driver of one load; `ready_s` is since when it is ready, in seconds since the epoch, 0 where not known."""
 
-    boot_id: str
-    load: str
-    digest: str = ""
-    ready_s: float = 0.0
+    boot_id: Annotated[str, Part(chars=MAX_GENERATION_CHARS)]
+    load: Annotated[str, Part(chars=MAX_GENERATION_CHARS)]
+    digest: Annotated[str, Part(chars=MAX_GENERATION_CHARS)] = ""
+    ready_s: Annotated[float, Part(None)] = 0.0
 
     def __eq__(self, other: object) -> bool:
         """True for the same boot, load and digest: the Node shows `ready_s` only to the second."""
@@ -100,10 +100,9 @@ def _ready_s(marked_s: Iterable[float], before: Generation | None, now_s: float)
 
 
 def encode_generation(generation: Generation) -> str:
-    """The annotation's text."""
     return GENERATION_FORM.write(
         {
-            **generation_to_json(generation),
+            **body_of(generation),
             "ready": written_time(generation.ready_s) if generation.ready_s else "",
         }
     )
@@ -112,18 +111,7 @@ def encode_generation(generation: Generation) -> str:
 def decode_generation(text: str) -> Generation:
     """What `encode` wrote. Raises GenerationUnreadable."""
     body = GENERATION_FORM.read(text)
-    return Generation(**generation_texts(body), ready_s=seconds_of(body.text("ready")) or 0.0)
-
-
-def generation_to_json(generation: Generation) -> dict[str, str]:
-    """The fields of a generation in a document, its time apart."""
-    return {"bootId": generation.boot_id, "load": generation.load, "digest": generation.digest}
-
-
-def generation_texts(body: Fields) -> dict[str, str]:
-    """What `to_json` gave, by the names of the class. Raises as `body`."""
-    named = {"boot_id": "bootId", "load": "load", "digest": "digest"}
-    return {name: writable(body.text(key))[:MAX_GENERATION_CHARS] for name, key in named.items()}
+    return body.record(Generation, ready_s=seconds_of(body.text("ready")) or 0.0)
 
 
 MAX_TEXT_CHARS = 500
@@ -170,13 +158,13 @@ class LastOutcome(Struct, frozen=True):
     state: NodeState
     exit_code: int
     what: str
-    remedy: str = ""
-    step: str = ""
-    digest: str = ""
-    version: str = ""
+    remedy: Annotated[str, Part(is_omitted=True)] = ""
+    step: Annotated[str, Part(is_omitted=True)] = ""
+    digest: Annotated[str, Part(is_omitted=True)] = ""
+    version: Annotated[str, Part(is_omitted=True)] = ""
     ended: str = ""
     since: str = ""
-    window: Outage | None = None
+    window: Annotated[Outage | None, Part(None)] = None
 
     def of(self, wall_s: float, before: LastOutcome | None) -> LastOutcome:
         """The same as it is written at `wall_s`; it is `since` the one `before`, where that was the same state.
@@ -205,39 +193,21 @@ FORM = Form(
 
 def encode(outcome: LastOutcome) -> str:
     """The annotation's value: compact JSON with sorted keys, of bounded length. No digest is cut."""
-    body: dict[str, Any] = {
-        "state": outcome.state.value,
-        "exitCode": outcome.exit_code,
-        "what": shortened(writable(outcome.what), MAX_TEXT_CHARS),
-        "ended": outcome.ended,
-        "since": outcome.since,
-    }
-    texts = {
-        "remedy": shortened(writable(outcome.remedy), MAX_TEXT_CHARS),
-        "step": shortened(writable(outcome.step), MAX_STEP_CHARS),
-        "digest": writable(outcome.digest),
-        "version": shortened(writable(outcome.version), MAX_VERSION_CHARS),
-    }
-    if outcome.window is not None:
-        body["window"] = outcome.window.to_json()
-    return FORM.write({**body, **{key: text for key, text in texts.items() if text}})
+    bounded = replace(
+        outcome,
+        what=shortened(writable(outcome.what), MAX_TEXT_CHARS),
+        remedy=shortened(writable(outcome.remedy), MAX_TEXT_CHARS),
+        step=shortened(writable(outcome.step), MAX_STEP_CHARS),
+        digest=writable(outcome.digest),
+        version=shortened(writable(outcome.version), MAX_VERSION_CHARS),
+    )
+    return FORM.write(body_of(bounded) | ({"window": outcome.window.to_json()} if outcome.window is not None else {}))
 
 
 def decode(text: str) -> LastOutcome:
     """The outcome in `text`. Raises LastOutcomeUnreadable for garbage and for versions newer than this one."""
     body = FORM.read(text)
-    return LastOutcome(
-        state=NodeState(body.choice("state", [state.value for state in NodeState])),
-        exit_code=body.whole("exitCode"),
-        what=body.text("what"),
-        remedy=body.text("remedy", ""),
-        step=body.text("step", ""),
-        digest=body.text("digest", ""),
-        version=body.text("version", ""),
-        ended=body.text("ended"),
-        since=body.text("since"),
-        window=outage.read_in(body),
-    )
+    return body.record(LastOutcome, window=outage.read_in(body))
 
 
 def state_on(node: Node, keys: NodeKeys) -> NodeState | None:

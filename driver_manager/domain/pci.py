@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated
 
 from msgspec import Struct
 
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.wire import Fields, Form
+from driver_manager.domain.wire import Fields, Form, Part, body_of
 
 HARMLESS = ("pci-stub", "pcieport")
 """Drivers of other functions that keep an IOMMU group viable (drivers/vfio/vfio_main.c, vfio_dev_driver_allowed)."""
@@ -52,7 +52,6 @@ class PciFunction(Struct, frozen=True):
 
     @property
     def is_on_vfio(self) -> bool:
-        """True if a vfio driver is bound to it."""
         return is_vfio(self.driver)
 
     @property
@@ -100,9 +99,9 @@ class Binding(Struct, frozen=True):
     """The driver and the override of a function ("" for none), and the number of its virtual functions."""
 
     address: str
-    driver: str = ""
-    override: str = ""
-    virtual_count: int = 0
+    driver: Annotated[str, Part(is_omitted=True)] = ""
+    override: Annotated[str, Part(is_omitted=True)] = ""
+    virtual_count: Annotated[int, Part(least=0, most=MOST_VIRTUAL, is_omitted=True)] = 0
 
 
 class BindingsUnreadable(ConfigError):
@@ -117,7 +116,6 @@ BINDINGS_FORM = Form(
 
 
 def bindings_of(function: PciFunction) -> Binding:
-    """The present binding of `function`."""
     return Binding(function.address, function.driver, function.override, function.virtual_count)
 
 
@@ -131,8 +129,7 @@ def merged_bindings(known: Iterable[Binding], more: Iterable[Binding]) -> tuple[
 
 
 def encode_bindings(boot_id: str, bindings: Iterable[Binding]) -> str:
-    """The content of the record: one line of JSON."""
-    return BINDINGS_FORM.write({"bootId": boot_id, "devices": bindings_to_json(bindings)}) + "\n"
+    return BINDINGS_FORM.write({"bootId": boot_id, "devices": list(map(body_of, bindings))}) + "\n"
 
 
 def decode_bindings(text: str) -> tuple[str, tuple[Binding, ...]]:
@@ -150,29 +147,6 @@ def noted_bindings(text: str, boot_id: str) -> tuple[Binding, ...]:
     return found if boot == boot_id else ()
 
 
-def bindings_to_json(bindings: Iterable[Binding]) -> list[dict[str, Any]]:
-    """The bindings as JSON for the record and the journal, without empty fields."""
-    return [
-        {
-            "address": one.address,
-            **({"driver": one.driver} if one.driver else {}),
-            **({"override": one.override} if one.override else {}),
-            **({"virtualCount": one.virtual_count} if one.virtual_count else {}),
-        }
-        for one in bindings
-    ]
-
-
 def bindings_in(body: Fields) -> tuple[Binding, ...]:
     """The bindings in the field `devices`; () without that field. Raises as `body`."""
-    if "devices" not in body:
-        return ()
-    return tuple(
-        Binding(
-            one.text("address"),
-            one.text("driver", ""),
-            one.text("override", ""),
-            one.whole("virtualCount", 0, least=0, most=MOST_VIRTUAL),
-        )
-        for one in body.each("devices")
-    )
+    return tuple(one.record(Binding) for one in body.each("devices")) if "devices" in body else ()

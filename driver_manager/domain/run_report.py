@@ -6,7 +6,7 @@ Each run reads the figures, adds its own and writes them back as JSON.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -15,12 +15,18 @@ from driver_manager.domain import outage
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.metrics import Family, by_label, counter, gauge
 from driver_manager.domain.outage import Outage
-from driver_manager.domain.wire import Fields, Form
+from driver_manager.domain.wire import Form, Part, body_of
 
 NO_FAILURES = frozenset({ExitCode.DONE, ExitCode.REBOOT_REQUIRED})
 NO_NEWS = frozenset({ExitCode.STANDING_DOWN, ExitCode.OWNED_ELSEWHERE})
 """Exit codes that do not show whether the driver works: another run owns the node, the host has its own driver, or the
 run got a signal to terminate."""
+
+
+_MOST = 2**53
+"""The largest whole number up to which a float is exact."""
+
+COUNT = Part(least=0, most=_MOST)
 
 
 class RunReport(Struct, frozen=True):
@@ -30,14 +36,14 @@ class RunReport(Struct, frozen=True):
     ones of `requests`, all sent to the API server. `window` is None if the run measured none.
     """
 
-    exit_code: int
-    ended_s: float
-    took_s: float
+    exit_code: Annotated[int, Part(least=0, most=255)]
+    ended_s: Annotated[float, Part("ended")]
+    took_s: Annotated[float, Part("took")]
     steps: Mapping[str, float] = field(default_factory=dict)
     is_held: bool = False
-    requests: int = 0
-    retries: int = 0
-    window: Outage | None = None
+    requests: Annotated[int, COUNT] = 0
+    retries: Annotated[int, COUNT] = 0
+    window: Annotated[Outage | None, Part(None)] = None
 
 
 class RunFigures(Struct, frozen=True):
@@ -47,18 +53,18 @@ class RunFigures(Struct, frozen=True):
     `windows` and `window_seconds` are number and total duration of the windows that are over.
     """
 
-    runs: Mapping[str, int] = field(default_factory=dict)
-    failures_in_a_row: int = 0
-    holds: int = 0
+    runs: Annotated[Mapping[str, int], COUNT] = field(default_factory=dict)
+    failures_in_a_row: Annotated[int, COUNT] = 0
+    holds: Annotated[int, COUNT] = 0
     is_held: bool = False
-    requests: int = 0
-    retries: int = 0
-    steps: Mapping[str, int] = field(default_factory=dict)
+    requests: Annotated[int, COUNT] = 0
+    retries: Annotated[int, COUNT] = 0
+    steps: Annotated[Mapping[str, int], COUNT] = field(default_factory=dict)
     step_seconds: Mapping[str, float] = field(default_factory=dict)
-    last: RunReport | None = None
-    windows: int = 0
-    window_seconds: float = 0.0
-    window: Outage | None = None
+    last: Annotated[RunReport | None, Part(is_omitted=True)] = None
+    windows: Annotated[int, Part(least=0, most=_MOST, is_optional=True)] = 0
+    window_seconds: Annotated[float, Part(is_optional=True)] = 0.0
+    window: Annotated[Outage | None, Part(None)] = None
 
     def with_run(self, run: RunReport, *, is_given_back: bool = False) -> RunFigures:
         """The figures after one more run. `is_given_back`: the run released the node, with any exit code."""
@@ -104,79 +110,17 @@ FORM = Form("the figures of the runs", FiguresUnreadable, "No action needed: the
 
 
 def encode_run_figures(figures: RunFigures) -> str:
-    """The content of the file: one line of JSON."""
-    last = figures.last
-    body: dict[str, Any] = {
-        "runs": dict(figures.runs),
-        "failuresInARow": figures.failures_in_a_row,
-        "holds": figures.holds,
-        "isHeld": figures.is_held,
-        "requests": figures.requests,
-        "retries": figures.retries,
-        "steps": dict(figures.steps),
-        "stepSeconds": {name: round(seconds, 3) for name, seconds in figures.step_seconds.items()},
-        "windows": figures.windows,
-        "windowSeconds": round(figures.window_seconds, 3),
-    }
-    if figures.window is not None:
-        body["window"] = figures.window.to_json()
-    if last is not None:
-        body["last"] = {
-            "exitCode": last.exit_code,
-            "ended": round(last.ended_s, 3),
-            "took": round(last.took_s, 3),
-            "steps": {name: round(seconds, 3) for name, seconds in last.steps.items()},
-            "isHeld": last.is_held,
-            "requests": last.requests,
-            "retries": last.retries,
-        }
-    return FORM.write(body) + "\n"
+    window = {"window": figures.window.to_json()} if figures.window is not None else {}
+    return FORM.write(body_of(figures, digits=3) | window) + "\n"
 
 
 def decode_run_figures(text: str) -> RunFigures:
     """The figures in `text`. Garbage and newer versions give empty figures, as they must not make a run fail."""
     try:
         body = FORM.read(text)
-        return RunFigures(
-            runs=_wholes(body.fields("runs")),
-            failures_in_a_row=body.whole("failuresInARow", least=0, most=_MOST),
-            holds=body.whole("holds", least=0, most=_MOST),
-            is_held=body.flag("isHeld"),
-            requests=body.whole("requests", least=0, most=_MOST),
-            retries=body.whole("retries", least=0, most=_MOST),
-            steps=_wholes(body.fields("steps")),
-            step_seconds=_seconds(body.fields("stepSeconds")),
-            last=_last(body.fields("last")) if "last" in body else None,
-            windows=body.whole("windows", 0, least=0, most=_MOST),
-            window_seconds=body.seconds("windowSeconds") if "windowSeconds" in body else 0.0,
-            window=outage.read_in(body),
-        )
+        return body.record(RunFigures, window=outage.read_in(body))
     except FiguresUnreadable:
         return RunFigures()
-
-
-_MOST = 2**53
-"""The largest whole number up to which a float is exact."""
-
-
-def _wholes(body: Fields) -> dict[str, int]:
-    return {key: body.whole(key, least=0, most=_MOST) for key in body.body}
-
-
-def _seconds(body: Fields) -> dict[str, float]:
-    return {key: body.seconds(key) for key in body.body}
-
-
-def _last(body: Fields) -> RunReport:
-    return RunReport(
-        exit_code=body.whole("exitCode", least=0, most=255),
-        ended_s=body.seconds("ended"),
-        took_s=body.seconds("took"),
-        steps=_seconds(body.fields("steps")),
-        is_held=body.flag("isHeld"),
-        requests=body.whole("requests", least=0, most=_MOST),
-        retries=body.whole("retries", least=0, most=_MOST),
-    )
 
 
 def run_families(figures: RunFigures) -> tuple[Family, ...]:

@@ -5,13 +5,18 @@ A reader refuses a newer version. Every error names the document, the field and 
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import types
+import typing
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from enum import Enum
+from typing import Annotated, Any, TypeVar
 
-from msgspec import Struct
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import fields, replace
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.text import shortened, writable
@@ -58,7 +63,6 @@ class Operation(Struct, frozen=True):
     value: Any = None
 
     def to_json(self) -> dict[str, Any]:
-        """The operation as JSON for the request."""
         body = {"op": self.op, "path": self.path}
         return body if self.op == "remove" else {**body, "value": self.value}
 
@@ -170,11 +174,9 @@ class Fields(Struct, frozen=True):
         return key in self.body
 
     def is_null(self, key: str) -> bool:
-        """True if the field is null."""
         return self._value(key, "null or a value") is None
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A text."""
         if default is not None and key not in self.body:
             return default
         value = self._value(key, TEXT)
@@ -191,7 +193,6 @@ class Fields(Struct, frozen=True):
         return value
 
     def flag(self, key: str) -> bool:
-        """True or false."""
         value = self._value(key, FLAG)
         if type(value) is not bool:
             raise self.bad(key, FLAG)
@@ -209,7 +210,6 @@ class Fields(Struct, frozen=True):
         return value
 
     def seconds(self, key: str) -> float:
-        """A finite number of seconds."""
         expected = "a number of seconds"
         value = self._value(key, expected)
         try:
@@ -221,34 +221,60 @@ class Fields(Struct, frozen=True):
         return seconds
 
     def texts(self, key: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
-        """A list of texts."""
         return tuple(map(writable, self._items(key, str, "texts", default)))
 
     def flags(self, key: str) -> tuple[bool, ...]:
-        """A list of booleans."""
         return self._items(key, bool, "true and false")
 
     def texts_by_name(self, key: str) -> dict[str, str]:
-        """An object whose values are texts."""
         found = self.fields(key)
         if any(type(value) is not str for value in found.body.values()):
             raise self._refused(f"{self._named(key)} holds something other than texts")
         return {writable(name): writable(value) for name, value in found.body.items()}
 
     def fields(self, key: str) -> Fields:
-        """The fields of an object."""
         value = self._value(key, OBJECT)
         if type(value) is not dict:
             raise self.bad(key, OBJECT)
         return Fields(self.form, value, f"{self._named(key)}.")
 
     def each(self, key: str) -> tuple[Fields, ...]:
-        """The fields of each object in a list."""
         objects = self._items(key, dict, "objects")
         return tuple(Fields(self.form, one, f"{self._named(key)}[{number}].") for number, one in enumerate(objects))
 
+    def record(self, kind: type[R], **given: Any) -> R:
+        """The record of these fields; `given` has the attributes that do not stand in the document as they are."""
+        columns = (one for one in columns_of(kind) if one.part.key is not None and one.name not in given)
+        return kind(**{one.name: self._cell(one) for one in columns}, **given)
+
+    def _cell(self, column: Column) -> Any:
+        key, part = column.part.key or column.name, column.part
+        if key not in self.body and (part.is_optional or part.is_omitted):
+            return column.default
+        if column.is_nullable and not part.is_omitted and self.is_null(key):
+            return None
+        if column.kind is tuple:
+            items = self.texts if column.item is str else self.flags if column.item is bool else self.each
+            return tuple(one.record(column.item) if isinstance(one, Fields) else _cut(one, part) for one in items(key))
+        if column.kind is Mapping:
+            body = self.fields(key)
+            if column.item is str:
+                return self.texts_by_name(key)
+            return {name: body._one(name, column.item, part) for name in body.body}
+        return self._one(key, column.kind, part)
+
+    def _one(self, key: str, kind: Any, part: Part) -> Any:
+        if issubclass(kind, Struct):
+            return self.fields(key).record(kind)
+        if issubclass(kind, Enum):
+            return kind(self.choice(key, [one.value for one in kind]))
+        if part.choices:
+            return self.choice(key, part.choices)
+        if kind is int:
+            return self.whole(key, least=part.least, most=part.most)
+        return self.flag(key) if kind is bool else self.seconds(key) if kind is float else _cut(self.text(key), part)
+
     def bad(self, key: str, expected: str) -> ConfigError:
-        """The error for a field whose value is not `expected`."""
         return self._refused(f"{self._named(key)} is {in_brief(self.body.get(key))}, expected {expected}")
 
     def _items(self, key: str, kind: type, of: str, default: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
@@ -270,6 +296,85 @@ class Fields(Struct, frozen=True):
 
     def _refused(self, why: str) -> ConfigError:
         return self.form.refused(why)
+
+
+# Records: Structs whose attributes are the fields of an object, by the types and the `Part` of each.
+
+R = TypeVar("R", bound=Struct)
+
+
+class Part(Struct, frozen=True):
+    """How an attribute stands in a document: under `key` (default: its name in camel case), not at all if that is None.
+
+    An `is_optional` one may be absent or null: it then has its default. One that `is_omitted` is absent while it has
+    its default. `least` and `most` bound whole numbers; of a text `chars` characters count.
+    """
+
+    key: str | None = ""
+    least: int | None = None
+    most: int | None = None
+    is_optional: bool = False
+    is_omitted: bool = False
+    chars: int | None = None
+    choices: tuple[str, ...] = ()
+
+
+class Column(Struct, frozen=True):
+    """An attribute of a record. `kind` is its type without None; `item` is that of the values of a tuple or mapping."""
+
+    name: str
+    kind: Any
+    item: Any
+    is_nullable: bool
+    part: Part
+    default: Any
+
+
+@functools.cache
+def columns_of(record: Any) -> tuple[Column, ...]:
+    """The attributes of a kind of record."""
+    found = []
+    for one in fields(record):
+        kind, *notes = typing.get_args(one.type) if typing.get_origin(one.type) is Annotated else (one.type,)
+        is_nullable = isinstance(kind, types.UnionType)
+        kind = typing.get_args(kind)[0] if is_nullable else kind
+        item = (*typing.get_args(kind)[kind.__origin__ is Mapping :], None)[0] if typing.get_origin(kind) else None
+        first, *words = one.name.split("_")
+        part = next((note for note in notes if isinstance(note, Part)), Part())
+        if part.key == "":
+            part = replace(part, key=first + "".join(map(str.capitalize, words)))
+        default = one.default if one.default_factory is NODEFAULT else one.default_factory()
+        found.append(Column(one.name, typing.get_origin(kind) or kind, item, is_nullable, part, default))
+    return tuple(found)
+
+
+def body_of(record: Struct, digits: int | None = None) -> dict[str, Any]:
+    """The fields of `record` as JSON, with numbers of seconds rounded to `digits` decimal places."""
+    found = {}
+    for one in columns_of(type(record)):
+        value = getattr(record, one.name)
+        if one.part.key is not None and not (one.part.is_omitted and value == one.default):
+            found[one.part.key] = _plain(value, digits)
+    return found
+
+
+def _plain(value: Any, digits: int | None) -> Any:
+    match value:
+        case Struct():
+            return body_of(value, digits)
+        case Enum():
+            return value.value
+        case tuple():
+            return [_plain(one, digits) for one in value]
+        case Mapping():
+            return {key: _plain(one, digits) for key, one in value.items()}
+        case float() if digits is not None:
+            return round(value, digits)
+    return value
+
+
+def _cut(value: Any, part: Part) -> Any:
+    return value[: part.chars] if type(value) is str else value
 
 
 def in_brief(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
@@ -17,7 +17,7 @@ from driver_manager.domain.journal import Owner
 from driver_manager.domain.node import Node
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.text import writable
-from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form, seconds_of
+from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form, Part, body_of, seconds_of
 
 # Facts of the host: boot, driver, marks, and the file that mutes health-watch
 
@@ -30,13 +30,12 @@ class Mute(Struct, frozen=True):
     `text` is that time as the user wrote it, `where` the file or annotation that has it.
     """
 
-    until_s: float
-    text: str
+    until_s: Annotated[float, Part("until")]
+    text: Annotated[str, Part("said")]
     where: str
 
     @property
     def why(self) -> str:
-        """The reason, for a message."""
         return f"muted until {self.text} by {self.where}"
 
 
@@ -110,8 +109,6 @@ def why_muted(seen: Surroundings) -> str:
 
 
 class NoticeKind(Enum):
-    """The notices about a wedge on the Node."""
-
     WEDGED = "wedged"
     RECOVERED = "recovered"
     MUTED = "muted"
@@ -124,9 +121,9 @@ class Wedge(Struct, frozen=True):
     the host that was saved when it was declared, "" for none.
     """
 
-    since_s: int = 0
-    reported: NoticeKind | None = None
-    evidence: str = ""
+    since_s: Annotated[int, Part("since", least=0, most=LAST_MOMENT_S)] = 0
+    reported: Annotated[NoticeKind | None, Part(None)] = None
+    evidence: Annotated[str, Part(is_omitted=True)] = ""
 
 
 class Kept(Struct, frozen=True):
@@ -140,6 +137,7 @@ NO_WEDGE = Wedge()
 
 # States and transitions
 
+MAX_FAILURES = 2**31
 EVIDENCE_LINES = 10
 EVIDENCE_CHARS = 500
 RECENT = 20
@@ -149,8 +147,6 @@ CALM_FLIPS = 2
 
 
 class HealthState(Enum):
-    """The driver's health."""
-
     STARTING = "starting"
     HEALTHY = "healthy"
     SUSPECT = "suspect"
@@ -213,23 +209,22 @@ class History(Struct, frozen=True):
     """
 
     state: HealthState = HealthState.STARTING
-    failures: int = 0
+    failures: Annotated[int, Part(least=0, most=MAX_FAILURES)] = 0
     was_healthy: bool = False
     is_flapping: bool = False
     recent: tuple[bool, ...] = ()
-    evidence: tuple[str, ...] = ()
+    evidence: Annotated[tuple[str, ...], Part(chars=EVIDENCE_CHARS + 20)] = ()
     reason: str = ""
-    failed_at_s: float = 0.0
-    stuck: Owner | None = None
-    driver: str = ""
-    wedge: Wedge = NO_WEDGE
-    mute: Mute | None = None
-    is_muted_by_hand: bool = False
-    devices: tuple[DeviceVerdict, ...] = ()
+    failed_at_s: Annotated[float, Part("failedAt")] = 0.0
+    stuck: Annotated[Owner | None, Part(None)] = None
+    driver: Annotated[str, Part(is_omitted=True)] = ""
+    wedge: Annotated[Wedge, Part(None)] = NO_WEDGE
+    mute: Annotated[Mute | None, Part(is_omitted=True)] = None
+    is_muted_by_hand: Annotated[bool, Part(None)] = False
+    devices: Annotated[tuple[DeviceVerdict, ...], Part(is_omitted=True)] = ()
 
     @property
     def name(self) -> str:
-        """The state, for messages."""
         return f"suspect({self.failures})" if self.state is HealthState.SUSPECT else self.state.value
 
 
@@ -319,8 +314,6 @@ def _flaps(history: History) -> bool:
 
 
 class MarkChange(Enum):
-    """One change of the host's marks."""
-
     WITHDRAW_READY = "withdraw the ready marker"
     RESTORE_READY = "restore the ready marker"
     FORGET_READY = "drop the withdrawn ready marker"
@@ -370,7 +363,6 @@ def is_marked_ready(history: History, seen: Surroundings) -> bool:
 
 
 def mark_request(history: History, boot_id: str, node: str, wall_s: float) -> Marker:
-    """The recovery marker for a wedge."""
     return Marker(RECOVERY, boot_id, node=node, writer=WRITER, written_s=int(wall_s), evidence=history.evidence)
 
 
@@ -426,7 +418,6 @@ class Notice(Struct, frozen=True):
 
     @property
     def event(self) -> str:
-        """The reason of its Event."""
         return _EVENTS[self.kind]
 
     @property
@@ -436,7 +427,6 @@ class Notice(Struct, frozen=True):
 
     @property
     def message(self) -> str:
-        """The Event's message."""
         match self.kind:
             case NoticeKind.WEDGED:
                 where = f"; evidence on the host: {self.evidence}" if self.evidence else ""
@@ -454,12 +444,10 @@ class Notice(Struct, frozen=True):
         return "unknown whether the Node still shows a wedge of an earlier boot"
 
     def to_json(self) -> dict[str, Any]:
-        """The notice for another process of this version."""
         return {**asdict(self), "kind": self.kind.value}
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Notice:
-        """The notice that `to_json` encoded."""
         return cls(**{**body, "kind": NoticeKind(body["kind"])})
 
 
@@ -505,7 +493,6 @@ class HistoryUnreadable(ConfigError):
 
 
 WATCH_RECORD_FORM = Form("health-watch's record", HistoryUnreadable, "No action needed: it is written again.")
-MAX_FAILURES = 2**31
 MAX_PID = 2**22
 """The highest process id of Linux (proc(5), pid_max)."""
 
@@ -515,22 +502,13 @@ MAX_REASON_CHARS = 200
 
 def encode_watch_record(history: History, boot_id: str) -> str:
     """The history as one line of JSON, for a later process of this boot and for `status`."""
-    body = {
-        "bootId": boot_id,
-        "state": history.state.value,
-        "failures": history.failures,
-        "failedAt": history.failed_at_s,
-        "wasHealthy": history.was_healthy,
-        "isFlapping": history.is_flapping,
-        "recent": list(history.recent),
-        "evidence": list(history.evidence),
-        "reason": history.reason,
-        **({"driver": history.driver} if history.driver else {}),
-        **({"stuck": _of_process(history.stuck)} if history.stuck is not None else {}),
-        **({"wedge": _of_wedge(history.wedge)} if history.wedge != NO_WEDGE else {}),
-        **({"mute": _of_mute(history.mute)} if history.mute is not None else {}),
-        **({"devices": [_of_device(one) for one in history.devices[:MAX_DEVICES]]} if history.devices else {}),
-    }
+    body = {"bootId": boot_id, **body_of(replace(history, devices=tuple(map(_shown, history.devices[:MAX_DEVICES]))))}
+    if history.stuck is not None:
+        stuck = history.stuck
+        body["stuck"] = {"pid": stuck.pid, "startTicks": stuck.start_ticks, "pidNamespace": stuck.pid_namespace}
+    if history.wedge != NO_WEDGE:
+        reported = history.wedge.reported
+        body["wedge"] = {**body_of(history.wedge), "told": reported.value if reported else ""}
     return WATCH_RECORD_FORM.write(body) + "\n"
 
 
@@ -566,40 +544,15 @@ def with_recorded_wedge(history: History, text: str, boot_id: str) -> History:
     return replace(history, wedge=recorded.wedge) if is_declared else history
 
 
-def _of_device(device: DeviceVerdict) -> dict[str, str]:
-    """A device as JSON. A healthy one has no reason: it changes with every sample and would cause a write."""
+def _shown(device: DeviceVerdict) -> DeviceVerdict:
+    """A device as written. A healthy one has no reason: it changes with every sample and would cause a write."""
     reason = "" if device.health is Health.HEALTHY else writable(device.reason)[:MAX_REASON_CHARS]
-    return {"name": device.name, "address": device.address, "health": device.health.value, "reason": reason}
-
-
-def _device(body: Fields) -> DeviceVerdict:
-    health = Health(body.choice("health", [health.value for health in Health]))
-    reason = writable(body.text("reason"))[:MAX_REASON_CHARS]
-    return DeviceVerdict(writable(body.text("name")), health, reason, writable(body.text("address")))
-
-
-def _of_process(owner: Owner) -> dict[str, int]:
-    """The identity of a process within one boot."""
-    return {"pid": owner.pid, "startTicks": owner.start_ticks, "pidNamespace": owner.pid_namespace}
-
-
-def _of_wedge(wedge: Wedge) -> dict[str, Any]:
-    reported = wedge.reported.value if wedge.reported else ""
-    return {"since": wedge.since_s, "told": reported, **({"evidence": wedge.evidence} if wedge.evidence else {})}
+    return replace(device, reason=reason)
 
 
 def _wedge(body: Fields) -> Wedge:
     reported = body.choice("told", ["", *(kind.value for kind in NoticeKind)])
-    since_s, evidence = body.whole("since", least=0, most=LAST_MOMENT_S), writable(body.text("evidence", ""))
-    return Wedge(since_s, NoticeKind(reported) if reported else None, evidence)
-
-
-def _of_mute(mute: Mute) -> dict[str, Any]:
-    return {"until": mute.until_s, "said": mute.text, "where": mute.where}
-
-
-def _mute(body: Fields) -> Mute:
-    return Mute(body.seconds("until"), writable(body.text("said")), writable(body.text("where")))
+    return body.record(Wedge, reported=NoticeKind(reported) if reported else None)
 
 
 def _process(body: Fields) -> Owner:
@@ -616,20 +569,16 @@ def decode_watch_record(text: str, boot_id: str) -> History:
         body = WATCH_RECORD_FORM.read(text)
         if body.text("bootId") != boot_id:
             return History()
-        return History(
-            state=HealthState(body.choice("state", [state.value for state in HealthState])),
-            failures=body.whole("failures", least=0, most=MAX_FAILURES),
-            was_healthy=body.flag("wasHealthy"),
-            is_flapping=body.flag("isFlapping"),
-            recent=body.flags("recent")[-RECENT:],
-            evidence=tuple(writable(line)[: EVIDENCE_CHARS + 20] for line in body.texts("evidence"))[-EVIDENCE_LINES:],
-            reason=writable(body.text("reason")),
-            failed_at_s=body.seconds("failedAt"),
-            driver=writable(body.text("driver", "")),
+        found = body.record(
+            History,
             stuck=_process(body.fields("stuck")) if "stuck" in body else None,
-            devices=tuple(_device(one) for one in body.each("devices"))[:MAX_DEVICES] if "devices" in body else (),
             wedge=_wedge(body.fields("wedge")) if "wedge" in body else NO_WEDGE,
-            mute=_mute(body.fields("mute")) if "mute" in body else None,
+        )
+        return replace(
+            found,
+            recent=found.recent[-RECENT:],
+            evidence=found.evidence[-EVIDENCE_LINES:],
+            devices=found.devices[:MAX_DEVICES],
         )
     except HistoryUnreadable:
         return History()

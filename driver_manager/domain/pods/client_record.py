@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum
+from typing import Annotated
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from driver_manager.domain import node_state as generations
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.node import Pod
 from driver_manager.domain.node_state import Generation
 from driver_manager.domain.pods.workloads import ClientAge, ClientRules, clients, standing
-from driver_manager.domain.text import writable
-from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form
+from driver_manager.domain.wire import LAST_MOMENT_S, Form, Part, body_of
 
 MAX_TEXT_CHARS = 330
 """A namespace has up to 63 letters, a pod's name 253."""
@@ -32,8 +31,6 @@ FORM = Form("the record of clients", ClientRecordUnreadable, "No action needed: 
 
 
 class ClientState(Enum):
-    """What became of a client."""
-
     FOUND = "found"
     ASKED = "asked"
     """Its eviction was requested or is about to be; the answer is not known yet."""
@@ -53,9 +50,9 @@ MEANINGS: dict[ClientState, str] = {
 class Client(Struct, frozen=True):
     """One pod, by its uid; `pod` is namespace/name, `owner` the kind of its controller."""
 
-    uid: str
-    pod: str
-    owner: str
+    uid: Annotated[str, Part(chars=MAX_TEXT_CHARS)]
+    pod: Annotated[str, Part(chars=MAX_TEXT_CHARS)]
+    owner: Annotated[str, Part(chars=MAX_TEXT_CHARS)]
     state: ClientState = ClientState.FOUND
 
     @property
@@ -76,22 +73,20 @@ class ClientRecord(Struct, frozen=True):
     the run and health-watch may have different ones.
     """
 
-    generation: Generation
+    generation: Annotated[Generation, Part(None)]
     clients: tuple[Client, ...] = ()
-    unknown: tuple[str, ...] = ()
+    unknown: Annotated[tuple[str, ...], Part(chars=MAX_TEXT_CHARS)] = ()
     has_looked: bool = False
     is_shown: bool = False
-    claims: tuple[str, ...] = ()
-    selectors: tuple[str, ...] = ()
+    claims: Annotated[tuple[str, ...], Part(is_omitted=True, chars=MAX_TEXT_CHARS)] = ()
+    selectors: Annotated[tuple[str, ...], Part(is_omitted=True)] = ()
 
     @property
     def left(self) -> tuple[Client, ...]:
-        """The clients about which something is left to be done."""
         return tuple(client for client in self.clients if client.is_left)
 
     @property
     def restarted(self) -> tuple[Client, ...]:
-        """The clients that were restarted."""
         return tuple(client for client in self.clients if client.state is ClientState.RESTARTED)
 
     def has_looked_for(self, rules: ClientRules) -> bool:
@@ -130,7 +125,6 @@ class ClientRecord(Struct, frozen=True):
         )
 
     def with_state(self, uid: str, state: ClientState) -> ClientRecord:
-        """The same with that client in another state."""
         return replace(
             self, clients=tuple(replace(one, state=state) if one.uid == uid else one for one in self.clients)
         )
@@ -144,37 +138,15 @@ def of(there: ClientRecord | None, generation: Generation) -> ClientRecord:
 
 
 def encode(record: ClientRecord) -> str:
-    """The file's text."""
-    generation = record.generation
-    body = {
-        **generations.generation_to_json(generation),
-        "ready": generation.ready_s,
-        "clients": [
-            {"uid": one.uid, "pod": one.pod, "owner": one.owner, "state": one.state.value} for one in record.clients
-        ],
-        "unknown": list(record.unknown),
-        "hasLooked": record.has_looked,
-        "isShown": record.is_shown,
-        **({"claims": list(record.claims)} if record.claims else {}),
-        **({"selectors": list(record.selectors)} if record.selectors else {}),
-    }
+    body = {**body_of(record.generation), "ready": record.generation.ready_s, **body_of(record)}
     return FORM.write(body) + "\n"
 
 
 def decode(text: str) -> ClientRecord:
     """What `encode` wrote. Raises ClientRecordUnreadable."""
     body = FORM.read(text)
-    return ClientRecord(
-        generation=Generation(
-            **generations.generation_texts(body), ready_s=min(max(0.0, body.seconds("ready")), LAST_MOMENT_S)
-        ),
-        clients=tuple(_client(one) for one in body.each("clients")),
-        unknown=tuple(_text(uid) for uid in body.texts("unknown")),
-        has_looked=body.flag("hasLooked"),
-        is_shown=body.flag("isShown"),
-        claims=tuple(_text(name) for name in body.texts("claims", ())),
-        selectors=tuple(body.texts("selectors", ())),
-    )
+    ready_s = min(max(0.0, body.seconds("ready")), LAST_MOMENT_S)
+    return body.record(ClientRecord, generation=body.record(Generation, ready_s=ready_s))
 
 
 def recorded(text: str) -> ClientRecord | None:
@@ -185,12 +157,3 @@ def recorded(text: str) -> ClientRecord | None:
         return decode(text) if text else None
     except ClientRecordUnreadable:
         return None
-
-
-def _client(body: Fields) -> Client:
-    state = ClientState(body.choice("state", [state.value for state in ClientState]))
-    return Client(_text(body.text("uid")), _text(body.text("pod")), _text(body.text("owner")), state)
-
-
-def _text(text: str) -> str:
-    return writable(text)[:MAX_TEXT_CHARS]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -15,7 +15,7 @@ from driver_manager.domain.metrics import Family, by_label, gauge
 from driver_manager.domain.node import Node
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.reboot.maintenance_windows import Schedule
-from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form
+from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form, Part, body_of
 
 # The rebooter's record: one versioned JSON file on the host's disk, which outlasts the reboot
 #
@@ -29,8 +29,8 @@ class RebootRequest(Struct, frozen=True):
     """A request to reboot out of one boot, for one reason. `written_s` is in seconds since the epoch."""
 
     boot_id: str
-    reason: str
-    written_s: int = 0
+    reason: Annotated[str, Part(choices=REASONS)]
+    written_s: Annotated[int, Part("written")] = 0
 
     @property
     def key(self) -> str:
@@ -44,14 +44,13 @@ def event_key(reason: str, key: str) -> str:
 
 
 def request_of(marker: Marker, boot_id: str) -> RebootRequest:
-    """The request that `marker` makes in the boot `boot_id`."""
     return RebootRequest(marker.boot_id or boot_id, marker.reason, marker.written_s)
 
 
 class Attempt(Struct, frozen=True):
     """A reboot that began at `at_s`, in seconds since the epoch."""
 
-    at_s: int
+    at_s: Annotated[int, Part("at", least=0, most=LAST_MOMENT_S)]
     reason: str
 
 
@@ -67,15 +66,16 @@ class Pending(Struct, frozen=True):
 
     request: RebootRequest
     node_uid: str
-    started_s: int = 0
+    started_s: Annotated[int, Part("started")] = 0
     approved: bool = False
     counted: bool = False
     cleared: bool = False
-    commanded_s: float | None = None
+    commanded_s: Annotated[float | None, Part("commanded")] = None
     given: bool = False
-    forced_s: float | None = None
-    refused_s: float | None = None
-    refusal: str = ""
+    forced_s: Annotated[float | None, Part("forced")] = None
+    # These fields exist only after a refusal.
+    refused_s: Annotated[float | None, Part("refused", is_optional=True)] = None
+    refusal: Annotated[str, Part(is_optional=True)] = ""
 
     @property
     def is_granted(self) -> bool:
@@ -102,13 +102,13 @@ class Record(Struct, frozen=True):
     """
 
     announced: RebootRequest | None = None
-    announced_key: str = ""
+    announced_key: Annotated[str, Part("told")] = ""
     escalated: str = ""
     pending: Pending | None = None
     attempts: tuple[Attempt, ...] = ()
-    reason: str = ""
-    announced_s: int = 0
-    reboots: Mapping[str, int] = field(default_factory=dict)
+    reason: Annotated[str, Part("said")] = ""
+    announced_s: Annotated[int, Part("announcedAt", least=0, most=LAST_MOMENT_S, is_omitted=True)] = 0
+    reboots: Annotated[Mapping[str, int], Part(is_omitted=True)] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -144,85 +144,26 @@ REBOOT_RECORD_FORM = Form(
 
 
 def encode_reboot_record(record: Record) -> str:
-    """The file's content: one line of JSON."""
-    pending = record.pending
-    body: dict[str, Any] = {
-        "announced": _request_body(record.announced) if record.announced else None,
-        "told": record.announced_key,
-        "escalated": record.escalated,
-        "attempts": [{"at": attempt.at_s, "reason": attempt.reason} for attempt in record.attempts],
-        "said": record.reason,
-        **({"announcedAt": record.announced_s} if record.announced_s else {}),
-        **({"reboots": dict(record.reboots)} if record.reboots else {}),
-        "pending": {
-            "request": _request_body(pending.request),
-            "nodeUid": pending.node_uid,
-            "started": pending.started_s,
-            "approved": pending.approved,
-            "counted": pending.counted,
-            "cleared": pending.cleared,
-            "commanded": pending.commanded_s,
-            "given": pending.given,
-            "forced": pending.forced_s,
-            **({"refused": pending.refused_s, "refusal": pending.refusal} if pending.refused_s is not None else {}),
-        }
-        if pending
-        else None,
-    }
+    body = body_of(record)
+    if record.pending is not None and record.pending.refused_s is None:
+        del body["pending"]["refused"], body["pending"]["refusal"]
     return REBOOT_RECORD_FORM.write(body) + "\n"
 
 
 def decode_reboot_record(text: str) -> Record:
     """The record in `text`. Raises RecordUnreadable."""
     body = REBOOT_RECORD_FORM.read(text)
-    return Record(
-        announced=None if body.is_null("announced") else _request(body.fields("announced")),
-        announced_key=body.text("told"),
-        escalated=body.text("escalated"),
-        pending=None if body.is_null("pending") else _pending(body.fields("pending")),
-        attempts=tuple(
-            Attempt(one.whole("at", least=0, most=LAST_MOMENT_S), one.text("reason")) for one in body.each("attempts")
-        ),
-        reason=body.text("said"),
-        announced_s=body.whole("announcedAt", 0, least=0, most=LAST_MOMENT_S),
-        reboots=_counted(body.fields("reboots")) if "reboots" in body else {},
-    )
+    return body.record(Record, reboots=_counted(body.fields("reboots")) if "reboots" in body else {})
 
 
 def _counted(body: Fields) -> dict[str, int]:
     return {reason: body.whole(reason, least=0, most=MOST_REBOOTS) for reason in REASONS if reason in body}
 
 
-def _request_body(request: RebootRequest) -> dict[str, Any]:
-    return {"bootId": request.boot_id, "reason": request.reason, "written": request.written_s}
-
-
-def _request(body: Fields) -> RebootRequest:
-    return RebootRequest(body.text("bootId"), body.choice("reason", REASONS), body.whole("written"))
-
-
-def _pending(body: Fields) -> Pending:
-    return Pending(
-        request=_request(body.fields("request")),
-        node_uid=body.text("nodeUid"),
-        started_s=body.whole("started"),
-        approved=body.flag("approved"),
-        counted=body.flag("counted"),
-        cleared=body.flag("cleared"),
-        commanded_s=None if body.is_null("commanded") else body.seconds("commanded"),
-        given=body.flag("given"),
-        forced_s=None if body.is_null("forced") else body.seconds("forced"),
-        # These fields exist only after a refusal.
-        refused_s=None if "refused" not in body or body.is_null("refused") else body.seconds("refused"),
-        refusal=body.text("refusal", ""),
-    )
-
-
 # Metrics of the rebooter
 
 
 def reboot_families(record: Record) -> tuple[Family, ...]:
-    """All metrics of the rebooter, from its record."""
     asked, pending = record.announced, record.pending
     since_s = record.announced_s or (asked.written_s if asked else 0)
     return (
@@ -270,7 +211,7 @@ class SlotHolder(Struct, frozen=True):
     node: str
     uid: str
     boot_id: str
-    since_s: int = 0
+    since_s: Annotated[int, Part("since")] = 0
 
 
 class SlotsUnreadable(ConfigError):
@@ -314,12 +255,7 @@ class SlotsSeen(Struct, frozen=True):
 
 
 def encode_slots(slots: Slots) -> str:
-    """The slots as one line of JSON."""
-    holders = [
-        {"node": holder.node, "uid": holder.uid, "bootId": holder.boot_id, "since": holder.since_s}
-        for holder in slots.holders
-    ]
-    return SLOTS_FORM.write({"holders": holders})
+    return SLOTS_FORM.write(body_of(slots))
 
 
 def decode_slots(text: str) -> Slots:
@@ -331,7 +267,7 @@ def decode_slots(text: str) -> Slots:
 
 
 def _holder(body: Fields) -> SlotHolder:
-    holder = SlotHolder(body.text("node"), body.text("uid"), body.text("bootId"), body.whole("since"))
+    holder = body.record(SlotHolder)
     if not holder.uid:
         raise body.bad("uid", "a uid")
     if holder.node in ("", ".", ".."):  # such a name would change the path of the request
@@ -352,7 +288,6 @@ class Snapshot(Struct, frozen=True):
 
 
 def is_foreign(marker: Marker, node: str) -> bool:
-    """True if the marker names another node."""
     return marker.node not in ("", node)
 
 
@@ -428,7 +363,6 @@ class RebootState(Struct, frozen=True):
 
     @property
     def boot_id(self) -> str:
-        """The id of this boot."""
         return self.snapshot.boot_id
 
     @property
