@@ -358,10 +358,7 @@ COMMANDS = {
 
 
 @click.group(
-    cls=LazyGroup,
-    table=COMMANDS,
-    name="profile",
-    short_help="Check a profile file, or print its JSON Schema.",
+    cls=LazyGroup, table=COMMANDS, name="profile", short_help="Check a profile file, or print its JSON Schema."
 )
 def profile_group() -> None:
     """Check a profile of your own, show what it means, and print the JSON Schema for editors.

@@ -117,8 +117,7 @@ def _refuse_without_folder(option: Setting[str], path: str) -> None:
     """Raise ConfigError for a file whose folder does not exist."""
     if path and not Path(path).parent.is_dir():
         raise ConfigError(
-            f"the folder of {option.flag} {path} does not exist",
-            f"Mount that folder writable, or fix {option.flag}.",
+            f"the folder of {option.flag} {path} does not exist", f"Mount that folder writable, or fix {option.flag}."
         )
 
 

@@ -16,14 +16,7 @@ import click
 from driver_manager.adapters.report.log import allows_colour, for_terminal, outlet_of
 from driver_manager.core.ports_base import Reporter
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.settings import (
-    DRIVER_LOAD,
-    DRIVER_PROFILE,
-    HEADINGS,
-    AnySetting,
-    SettingKind,
-    Values,
-)
+from driver_manager.domain.settings import DRIVER_LOAD, DRIVER_PROFILE, HEADINGS, AnySetting, SettingKind, Values
 from driver_manager.domain.text import json_text, parse_duration, spoken, words_on_one_line
 from driver_manager.domain.wire import seconds_of
 
@@ -101,12 +94,7 @@ def _show_all(ctx: click.Context, _: click.Parameter, is_wanted: bool) -> None:
 
 
 _HELP_ALL = click.Option(
-    [ALL],
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_show_all,
-    help="Show all options and exit.",
+    [ALL], is_flag=True, is_eager=True, expose_value=False, callback=_show_all, help="Show all options and exit."
 )
 
 
@@ -211,13 +199,8 @@ def with_options(*groups: Iterable[AnySetting]) -> Callable[[Callable[..., R]], 
 
 def output_option(command: F) -> F:
     """Decorator that adds `-o text|json`."""
-    return click.option(
-        "-o",
-        "--output",
-        type=click.Choice(["text", "json"]),
-        default="text",
-        help="Output format.",
-    )(command)
+    formats = click.Choice(["text", "json"])
+    return click.option("-o", "--output", type=formats, default="text", help="Output format.")(command)
 
 
 # Standard output. A reader that closes it early changes nothing else.

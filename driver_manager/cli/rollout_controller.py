@@ -72,11 +72,7 @@ class FleetEndpoint:
 @click.command(
     cls=ScreenCommand, name="controller", short_help="Run the rollouts of a namespace continuously, in the cluster."
 )
-@with_options(
-    settings.ROLLOUT,
-    (settings.KUBECONFIG, settings.DRIVER_PROFILE, settings.PROFILE_FILE),
-    settings.LOGGING,
-)
+@with_options(settings.ROLLOUT, (settings.KUBECONFIG, settings.DRIVER_PROFILE, settings.PROFILE_FILE), settings.LOGGING)
 def controller_command(*, values: Values) -> int:
     """Watch the DriverRollouts of a namespace, and restart driver pods as their rules allow.
 

@@ -261,13 +261,7 @@ def grouped(nodes: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
 COLOURS = {Phase.COMPLETE.value: "green", **{phase.value: "red" for phase in STANDING}}
 """Other phases are yellow."""
 
-WORDS = {
-    "updated": "updated",
-    "underWay": "under way",
-    "waiting": "waiting",
-    "failed": "failed",
-    "leftOut": "left out",
-}
+WORDS = {"updated": "updated", "underWay": "under way", "waiting": "waiting", "failed": "failed", "leftOut": "left out"}
 WIDTH = 11
 MOST_NODES = 20
 """Maximum nodes of one phase that have a line each."""

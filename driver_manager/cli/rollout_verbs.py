@@ -91,10 +91,7 @@ COMMANDS = {
 
 
 @click.group(
-    cls=LazyGroup,
-    table=COMMANDS,
-    name="rollout",
-    short_help="Roll a driver out over the fleet, wave by wave.",
+    cls=LazyGroup, table=COMMANDS, name="rollout", short_help="Roll a driver out over the fleet, wave by wave."
 )
 def rollout_group() -> None:
     """Roll a new driver out over the nodes of a cluster: which nodes, when, and when to stop.

@@ -196,12 +196,7 @@ class Session(Struct):
         return Ports(self.cluster, host, self.clock, self.log, slots=slots, devices=devices)
 
     def observe(
-        self,
-        node: Node | None = None,
-        *,
-        tolerant: bool = False,
-        recent: bool = False,
-        reading: PartReader = strictly,
+        self, node: Node | None = None, *, tolerant: bool = False, recent: bool = False, reading: PartReader = strictly
     ) -> Observation:
         """All facts, with `node` as given or as it is now. Raises ManagerError, unless `reading` keeps the errors.
 

@@ -14,16 +14,7 @@ from msgspec.structs import replace
 from driver_manager import schemas
 from driver_manager.adapters.host.health import HostMarks
 from driver_manager.adapters.host.notes import HostClientNotes, RebootFiles
-from driver_manager.cli.options import (
-    ScreenCommand,
-    in_form,
-    output_option,
-    put,
-    styled,
-    titled,
-    when,
-    with_options,
-)
+from driver_manager.cli.options import ScreenCommand, in_form, output_option, put, styled, titled, when, with_options
 from driver_manager.cli.reconcile import policy_for
 from driver_manager.cli.session import PartialRead, Session, log_form
 from driver_manager.core.swap.run import decide
@@ -554,11 +545,7 @@ def _digest(body: dict[str, Any]) -> str:
 
 
 def _loads(who: str) -> str:
-    names = {
-        Loader.CONTAINER: "its container",
-        Loader.MANAGER: "this manager",
-        Loader.NONE: "the host itself",
-    }
+    names = {Loader.CONTAINER: "its container", Loader.MANAGER: "this manager", Loader.NONE: "the host itself"}
     return f"loads     {names[Loader(who)]} (DRIVER_LOAD={who})"
 
 

@@ -67,12 +67,7 @@ FORM = Form(
 
 def of(journal: Journal) -> HostRecord:
     return HostRecord(
-        journal.boot_id,
-        journal.record,
-        journal.services,
-        journal.removed,
-        journal.driver,
-        journal.devices,
+        journal.boot_id, journal.record, journal.services, journal.removed, journal.driver, journal.devices
     )
 
 

@@ -101,10 +101,7 @@ def _ready_s(marked_s: Iterable[float], before: Generation | None, now_s: float)
 
 def encode_generation(generation: Generation) -> str:
     return GENERATION_FORM.write(
-        {
-            **body_of(generation),
-            "ready": written_time(generation.ready_s) if generation.ready_s else "",
-        }
+        {**body_of(generation), "ready": written_time(generation.ready_s) if generation.ready_s else ""}
     )
 
 

@@ -128,8 +128,7 @@ OptionalPath = Annotated[str, _PATH.or_empty]
 Parameter = Annotated[str, Rule("module.parameter=value, without blanks", r"[A-Za-z0-9_]+\.[A-Za-z0-9_]+=[^\s\"'\\#]+")]
 Path = Annotated[str, _PATH]
 PausableKey = Annotated[
-    str,
-    Rule("a label key such as example.com/deploy.name, and none of Kubernetes' own", PREFIXED_KEY, holds=may_pause),
+    str, Rule("a label key such as example.com/deploy.name, and none of Kubernetes' own", PREFIXED_KEY, holds=may_pause)
 ]
 PciClass = Annotated[str, Rule("four lower-case hexadecimal digits, as 0403", "[0-9a-f]{4}")]
 PciVendor = Annotated[str, Rule("four lower-case hexadecimal digits, as 1eff", "[0-9a-f]{4}")]
@@ -143,8 +142,7 @@ ResourcePattern = Annotated[str, Rule("a pattern such as example.com/*_VF", "[^/
 ResourcePrefix = Annotated[str, Rule("the beginning of a resource's name, as example.com/npu", _BEGINNING)]
 Service = Annotated[str, Rule("the name of a systemd service", r"[A-Za-z0-9][A-Za-z0-9_.@:-]*\.service")]
 Timeout = Annotated[
-    float,
-    Rule("a number above 0 and at most a day of seconds", holds=lambda seconds: 0 < seconds <= MAX_TIMEOUT_S),
+    float, Rule("a number above 0 and at most a day of seconds", holds=lambda seconds: 0 < seconds <= MAX_TIMEOUT_S)
 ]
 VersionPattern = Annotated[str, Rule("a version, or a pattern such as 6.2.*", r"[A-Za-z0-9._+:~*?\[\]!-]+")]
 
@@ -507,10 +505,7 @@ class Profile(Struct, frozen=True):
 
     def transition(self, old: str, new: str) -> Transition | None:
         """The first transition that matches these versions; "" is an unknown version."""
-        return next(
-            (one for one in self.transitions if fnmatchcase(old, one.old) and fnmatchcase(new, one.new)),
-            None,
-        )
+        return next((one for one in self.transitions if fnmatchcase(old, one.old) and fnmatchcase(new, one.new)), None)
 
     @property
     def expected_nodes(self) -> tuple[str, ...]:

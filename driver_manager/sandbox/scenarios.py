@@ -252,10 +252,7 @@ ASCEND_ROOT = "/var/lib/Ascend/driver"
 
 
 _MANAGER = {"DRIVER_LOAD": "manager", "DRIVER_ROOT": NEW_ROOT}
-_CUSTOM = {
-    "rebellions.ai/npu.deploy.vfio-manager": "false",
-    "rebellions.ai/npu.deploy.container-toolkit": "team-a",
-}
+_CUSTOM = {"rebellions.ai/npu.deploy.vfio-manager": "false", "rebellions.ai/npu.deploy.container-toolkit": "team-a"}
 
 
 def _old_loaded(tree: HostTree) -> None:

@@ -85,10 +85,7 @@ def refused(what: str, message: str) -> ApiRefused:
 
 
 def unauthenticated(what: str, message: str) -> Unauthenticated:
-    return Unauthenticated(
-        f"the API server refused to {what} ({UNAUTHENTICATED}): {message}",
-        "Renew the credentials.",
-    )
+    return Unauthenticated(f"the API server refused to {what} ({UNAUTHENTICATED}): {message}", "Renew the credentials.")
 
 
 def rejected(status: int, what: str, message: str) -> ApiRejected:

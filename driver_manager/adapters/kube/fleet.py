@@ -252,11 +252,7 @@ def _item(metadata: Mapping[str, Any], fact: Any) -> Item:
     owners = metadata.get("ownerReferences") or []
     owner = next((text_of(one, "uid") for one in owners if one.get("controller")), "")
     return Item(
-        text_of(metadata, "name"),
-        text_of(metadata, "uid"),
-        text_of(metadata, "resourceVersion"),
-        fact,
-        intern(owner),
+        text_of(metadata, "name"), text_of(metadata, "uid"), text_of(metadata, "resourceVersion"), fact, intern(owner)
     )
 
 

@@ -39,14 +39,7 @@ from driver_manager.adapters.kube.transport import CONFLICT, EXPIRED, FORBIDDEN,
 from driver_manager.adapters.process.clock import ThreadClock
 from driver_manager.adapters.process.forked import start_unsignalled
 from driver_manager.core.ports_base import Clock, Reporter
-from driver_manager.domain.errors import (
-    ApiRefused,
-    ApiUnavailable,
-    Conflict,
-    ManagerError,
-    NodeMissing,
-    WatchBroken,
-)
+from driver_manager.domain.errors import ApiRefused, ApiUnavailable, Conflict, ManagerError, NodeMissing, WatchBroken
 from driver_manager.domain.node import (
     FIELD_MANAGER,
     Claim,

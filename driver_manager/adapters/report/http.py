@@ -104,11 +104,7 @@ class _Client:
     """One connection: reads one request, writes one response, and closes."""
 
     def __init__(
-        self,
-        clock: LoopClock,
-        connection: socket.socket,
-        respond: Respond,
-        clients: dict[int, _Client],
+        self, clock: LoopClock, connection: socket.socket, respond: Respond, clients: dict[int, _Client]
     ) -> None:
         self._clock = clock
         self._connection = connection

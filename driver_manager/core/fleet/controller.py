@@ -15,15 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from driver_manager.core.fleet.world import NODES, FleetCache
-from driver_manager.core.fleet_ports import (
-    Change,
-    EventAbout,
-    FactKind,
-    FleetCluster,
-    Found,
-    Leadership,
-    Lost,
-)
+from driver_manager.core.fleet_ports import Change, EventAbout, FactKind, FleetCluster, Found, Leadership, Lost
 from driver_manager.core.ports_base import Clock, Reporter
 from driver_manager.domain.deadline import pause_s
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ConfigError, Conflict, ManagerError, Terminated

@@ -209,11 +209,7 @@ class FleetCache:
         return tuple(sorted({room.lost for room in self._rooms.values() if room.lost}))
 
     def fleet(
-        self,
-        rollout: RolloutObject,
-        policy: RolloutPolicy,
-        unmade: str = "",
-        blocked: Mapping[str, str] | None = None,
+        self, rollout: RolloutObject, policy: RolloutPolicy, unmade: str = "", blocked: Mapping[str, str] | None = None
     ) -> Fleet:
         """The facts for one decision on `rollout`; `unmade` and `blocked` are those of Fleet."""
         daemon_set = self._daemon_set(policy)

@@ -571,8 +571,7 @@ class NodeLock:
         current = self._journal_on(node)
         if current is not None and current != journal and current.owner != self._obs.me:
             raise OwnedElsewhere(
-                f"node {node.name} was taken over by {current.owner}",
-                "No action needed: that run releases the node.",
+                f"node {node.name} was taken over by {current.owner}", "No action needed: that run releases the node."
             )
 
 

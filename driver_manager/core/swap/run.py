@@ -498,11 +498,7 @@ class Again(Exception):
 
 
 def reconcile(
-    ports: Ports,
-    observe: Callable[[], Observation],
-    profile: Profile,
-    policy: Policy,
-    here: Node | None = None,
+    ports: Ports, observe: Callable[[], Observation], profile: Profile, policy: Policy, here: Node | None = None
 ) -> Outcome:
     """Bring the node's driver to what is wanted. Raises only unexpected errors, after settling.
 

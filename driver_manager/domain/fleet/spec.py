@@ -199,10 +199,7 @@ LABEL_KEY = Rule("the key of a label such as topology.kubernetes.io/zone", selec
 SCHEDULE = Rule(EXPECTED_WINDOWS, f"( *({_WINDOW}( *; *{_WINDOW})* *;?)? *)", parse=parse_windows, chars=(0, 1000))
 STATUS = Rule(choices=("True", "False", "Unknown"))
 ZONE = Rule(
-    "a time zone such as Europe/Berlin, or UTC",
-    "[A-Za-z0-9][-+A-Za-z0-9_/]*",
-    parse=_zone_of_the_caller,
-    chars=(0, 64),
+    "a time zone such as Europe/Berlin, or UTC", "[A-Za-z0-9][-+A-Za-z0-9_/]*", parse=_zone_of_the_caller, chars=(0, 64)
 )
 METRICS = Rule(
     removed="was removed: delete it, and use `conditions`, with a job that queries Prometheus and sets the condition"

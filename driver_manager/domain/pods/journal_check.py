@@ -106,11 +106,7 @@ def with_record(found: Checked, record: HostRecord | None, boot_id: str, profile
     journal = found.journal
     if record is not None:
         whole = replace(
-            journal,
-            services=record.services,
-            removed=record.removed,
-            driver=record.driver,
-            devices=record.devices,
+            journal, services=record.services, removed=record.removed, driver=record.driver, devices=record.devices
         )
         check = _Check(profile, dict.fromkeys((*found.refused, *record.refused)))
         return Checked(_with_commands(whole, check), tuple(check.refused))
@@ -155,11 +151,7 @@ def without_commands(found: Checked) -> Checked:
         texts["driver"] = f"{what} of {driver.root or 'an unknown root'} is not loaded again"
     refused = tuple(Refused(field, f"{why}: {text}") for field, text in texts.items() if text)
     bare = replace(
-        journal,
-        services=(),
-        removed=(),
-        devices=(),
-        driver=OldDriver(driver.version) if driver is not None else None,
+        journal, services=(), removed=(), devices=(), driver=OldDriver(driver.version) if driver is not None else None
     )
     return Checked(bare, (*found.refused, *refused))
 
@@ -170,10 +162,7 @@ def _with_commands(said: Journal, check: _Check) -> Journal:
         said,
         driver=_driver(said.driver, check),
         services=check.those(
-            "services",
-            said.services,
-            lambda name: name in profile.host_services,
-            "not a host service of the profile",
+            "services", said.services, lambda name: name in profile.host_services, "not a host service of the profile"
         ),
         removed=check.those(
             "removed",

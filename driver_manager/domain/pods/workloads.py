@@ -302,13 +302,7 @@ class NodePods(Struct, frozen=True):
 def node_pods(obs: Observation) -> NodePods:
     """The scene at the time of the observation."""
     return NodePods(
-        obs.pods.pods,
-        obs.claims,
-        obs.holders,
-        obs.own_pod,
-        obs.enclosing_uid,
-        obs.has_unread_claims,
-        obs.node.labels,
+        obs.pods.pods, obs.claims, obs.holders, obs.own_pod, obs.enclosing_uid, obs.has_unread_claims, obs.node.labels
     )
 
 

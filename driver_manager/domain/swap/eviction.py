@@ -111,8 +111,7 @@ def safe_load(situation: Situation) -> tuple[AnyStep, ...]:
             else f"profile {situation.profile.name} has no key for it"
         )
         raise ConfigError(
-            f"SAFE_LOAD needs a driver pod for the operator to answer to, and {lack}",
-            "Unset SAFE_LOAD (--safe-load).",
+            f"SAFE_LOAD needs a driver pod for the operator to answer to, and {lack}", "Unset SAFE_LOAD (--safe-load)."
         )
     return (
         WaitForSafeLoad(

@@ -24,12 +24,7 @@ from driver_manager.domain.swap.building import (
 )
 from driver_manager.domain.swap.eviction import driver_pods, refuse_unmoved
 from driver_manager.domain.swap.node_patches import found_journal, give_back, original_bindings
-from driver_manager.domain.swap.preflight import (
-    is_loaded,
-    is_owned_elsewhere,
-    places_us,
-    refuse_if_owned,
-)
+from driver_manager.domain.swap.preflight import is_loaded, is_owned_elsewhere, places_us, refuse_if_owned
 from driver_manager.domain.swap.steps import (
     AnyStep,
     BindToVfio,

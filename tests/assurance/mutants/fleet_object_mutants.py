@@ -126,8 +126,8 @@ FLEET_OBJECT_MUTANTS = (
         "rollout-oldest-failures-kept",
         "the status keeps the revisions that failed last",
         "domain/fleet/status.py",
-        "list(memory.failed[-MAX_KEPT:])",
-        "list(memory.failed[:MAX_KEPT])",
+        "list(decision.memory.failed[-MAX_KEPT:])",
+        "list(decision.memory.failed[:MAX_KEPT])",
         (STATUS + "test_the_newest_is_remembered_of_what_is_bounded",),
     ),
 )

@@ -21,8 +21,8 @@ WATCH_MUTANTS = (
         "notice-forgotten",
         "a restart of health-watch does not report the same wedge again",
         "domain/health/watch.py",
-        '        **({"wedge": _of_wedge(history.wedge)} if history.wedge != NO_WEDGE else {}),\n',
-        "",
+        "    if history.wedge != NO_WEDGE:\n",
+        "    if False:\n",
         (TRACES,),
     ),
     Mutant(
