@@ -134,10 +134,7 @@ def connected(
     source_address: tuple[str, int] | None = None,
     socket_options: Iterable[tuple[int, int, int | bytes]] = (),
 ) -> socket.socket:
-    """A socket connected to the first address of the host that answers.
-
-    `timeout_s` limits the name look-up and the attempts at all addresses together. Raises OSError.
-    """
+    """A socket to the first address that answers; `timeout_s` limits look-up and attempts. Raises OSError."""
     limit = Limit(timeout_s)
     failed: OSError | None = None
     for family, kind, protocol, _, there in _addresses(*address, limit):
@@ -162,10 +159,7 @@ def connected(
 
 
 def _addresses(host: str, port: int, limit: Limit) -> list[Any]:
-    """The result of `socket.getaddrinfo`, within `limit`, as the resolver has no total limit. Raises OSError.
-
-    An IP address needs no look-up.
-    """
+    """The result of `socket.getaddrinfo` within `limit`; none for an IP address. Raises OSError."""
     host = host.strip("[]")
     try:
         return socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST)

@@ -16,7 +16,6 @@ from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.holders import find_holders
 from driver_manager.adapters.host.modules import HOST, ModuleTrees, OtherKernel, make_module_list
 from driver_manager.adapters.host.notes import RunFiguresFile
-from driver_manager.adapters.host.pci import pci_devices
 from driver_manager.adapters.host.slots import Staged, Staging, Wanted, may_have_slots
 from driver_manager.adapters.host.system import Sources, enforces_signatures, read_host
 from driver_manager.adapters.process.clock import SystemClock
@@ -33,7 +32,7 @@ from driver_manager.cli.options import (
     with_options,
 )
 from driver_manager.cli.reconcile import mode_option, policy_for
-from driver_manager.cli.session import PartialRead, Session, host_roots, log_form, open_session
+from driver_manager.cli.session import PartialRead, Session, host_roots, log_form, open_session, profile_of_host
 from driver_manager.core.ports import Cluster, Ports
 from driver_manager.core.swap.node import Fence, NodeLock
 from driver_manager.core.swap.run import decide, rehearsed
@@ -177,12 +176,6 @@ def stage_command(*, source: str, verify: bool, values: Values) -> int:
         log.warn(f"no driver is loaded from {root}{FOLDER_END}, which an earlier version left: remove it")
     log.info(_summary(done, digest))
     return ExitCode.DONE
-
-
-def profile_of_host(values: Values, roots: HostRoots) -> Profile:
-    """The profile, by name or by the devices on the PCI bus, without the Node. Raises ConfigError."""
-    known = profiles.known(values[settings.PROFILE_FILE])
-    return profiles.pick(values[settings.DRIVER_PROFILE], known, (), lambda one: bool(pci_devices(roots, one)))
 
 
 def _judged(roots: HostRoots, profile: Profile, host: Host, path: str) -> str:

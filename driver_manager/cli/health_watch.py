@@ -9,10 +9,8 @@ from pathlib import Path
 import click
 from msgspec.structs import asdict
 
-from driver_manager import profiles
 from driver_manager.adapters.host.files import HostRoots, boot_id
 from driver_manager.adapters.host.health import HostMarks
-from driver_manager.adapters.host.pci import pci_devices
 from driver_manager.adapters.host.probe import ToolProber
 from driver_manager.adapters.kube import transport
 from driver_manager.adapters.kube.transport import SERVICE_HOST, SERVICE_PORT, is_in_pod
@@ -23,7 +21,15 @@ from driver_manager.cli import lean
 from driver_manager.cli.health_watch_loop import TARGET, Launch
 from driver_manager.cli.lean import NodeWay
 from driver_manager.cli.options import ScreenCommand, output_option, put, with_options
-from driver_manager.cli.session import host_roots, log_form, refuse_zero, selector, with_evidence, with_shown_state
+from driver_manager.cli.session import (
+    host_roots,
+    log_form,
+    profile_of_host,
+    refuse_zero,
+    selector,
+    with_evidence,
+    with_shown_state,
+)
 from driver_manager.core.health import WatchPolicy
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ExitCode
@@ -131,9 +137,7 @@ def _why_no_way(values: Values) -> str:
 
 
 def _profile(values: Values, roots: HostRoots) -> Profile:
-    known = profiles.known(values[settings.PROFILE_FILE])
-    profile = profiles.pick(values[settings.DRIVER_PROFILE], known, (), lambda one: bool(pci_devices(roots, one)))
-    profile = with_shown_state(profile, values)
+    profile = with_shown_state(profile_of_host(values, roots), values)
     profile = with_evidence(profile, values)
     if profile.probe is None:
         raise ConfigError(

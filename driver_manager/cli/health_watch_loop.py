@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
@@ -32,7 +33,7 @@ from driver_manager.cli.lean import NodeWay
 from driver_manager.core.health import HealthWatch, WatchPolicy, WatchPorts
 from driver_manager.domain.errors import ExitCode, Terminated
 from driver_manager.domain.health.metrics import HealthReport, families
-from driver_manager.domain.profile import Profile, decode_profile, encode_profile
+from driver_manager.domain.profile import Profile, encode_profile
 
 TARGET = f"{__name__}:run"
 CHILD = "driver_manager.cli.health_watch_tasks:run_child"
@@ -65,29 +66,13 @@ class Launch(Struct, frozen=True):
 
     def to_document(self) -> dict[str, Any]:
         """The settings as JSON, for another interpreter of this version."""
-        names = ("driver_root", "metrics_addr", "metrics_textfile", "ready_file", "no_way", "client_selector")
-        rest = {name: getattr(self, name) for name in names}
-        return {
-            **rest,
-            "roots": self.roots.to_document(),
-            "profile": encode_profile(self.profile),
-            "policy": asdict(self.policy),
-            "way": asdict(self.way) if self.way else None,
-            "argv": list(self.argv),
-        }
+        document: dict[str, Any] = msgspec.to_builtins(self, enc_hook=str, order="deterministic")
+        return document
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Launch:
-        return cls(
-            **{
-                **document,
-                "roots": HostRoots.from_document(document["roots"]),
-                "profile": decode_profile(document["profile"]),
-                "policy": WatchPolicy(**document["policy"]),
-                "way": NodeWay(**document["way"]) if document["way"] else None,
-                "argv": tuple(document["argv"]),
-            }
-        )
+        """The settings that `to_document` wrote. Raises ValueError for anything else."""
+        return msgspec.convert(document, cls, dec_hook=lambda kind, value: kind(value))
 
 
 def run(document: dict[str, Any], log: LogForm) -> int:

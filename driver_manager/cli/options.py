@@ -232,10 +232,7 @@ def when(moment: str, now_s: float) -> str:
 
 
 def put(text: str) -> None:
-    """Print `text`, escaped except for line feeds and styles.
-
-    A closed pipe is not an error: the exit status still shows the result. Raises ConfigError if it cannot be written.
-    """
+    """Print `text`, escaped except for line feeds and styles; ignores a closed pipe. Raises ConfigError."""
     try:
         click.echo(for_terminal(text))
     except BrokenPipeError:

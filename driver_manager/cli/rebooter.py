@@ -18,10 +18,8 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from driver_manager import profiles
 from driver_manager.adapters.host.files import HostRoots, WorkLock
 from driver_manager.adapters.host.notes import RebootFiles
-from driver_manager.adapters.host.pci import pci_devices
 from driver_manager.adapters.host.reboot import HostRebooter
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogReporter
@@ -34,6 +32,7 @@ from driver_manager.cli.session import (
     kube_cluster,
     log_form,
     node_name,
+    profile_of_host,
     refuse_zero,
     with_shown_state,
 )
@@ -125,9 +124,7 @@ def rebooter_command(*, dry_run: bool, values: Values) -> int:
 
 
 def _profile(values: Values, roots: HostRoots) -> Profile:
-    known = profiles.known(values[settings.PROFILE_FILE])
-    profile = profiles.pick(values[settings.DRIVER_PROFILE], known, (), lambda one: bool(pci_devices(roots, one)))
-    profile = with_shown_state(profile, values)
+    profile = with_shown_state(profile_of_host(values, roots), values)
     if not (profile.paths.reboot_marker and profile.paths.rebooter_record and profile.keys.reboot_slots):
         raise ConfigError(
             f"profile {profile.name} never asks for a reboot",

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
+from msgspec.structs import replace
 
 from driver_manager import profiles, schemas
 from driver_manager.adapters.host.holders import whose
@@ -16,7 +17,7 @@ from driver_manager.adapters.report.log import LogReporter, write_termination_lo
 from driver_manager.adapters.report.publish import Textfile
 from driver_manager.cli.main import warn_of_unheeded
 from driver_manager.cli.options import ScreenCommand, in_form, output_option, put, put_after, with_options
-from driver_manager.cli.session import Session, host_roots, log_form, open_session, policy, selector, workload_rules
+from driver_manager.cli.session import Session, host_roots, log_form, open_session, policy, shared_policy
 from driver_manager.core.clients import NOT_LOADED, ClientRestarter
 from driver_manager.core.ports import Ports
 from driver_manager.core.swap.run import Outcome, decide, reconcile, rehearsed
@@ -144,21 +145,12 @@ def policy_for(values: Values, mode: Mode) -> Policy:
 
 def vfio_policy(values: Values) -> Policy:
     """The policy in the options. Raises ConfigError for an invalid selector."""
-    return Policy(
+    return replace(
+        shared_policy(values),
         mode=Mode.VFIO,
         binds=values[settings.VFIO_BIND] == MANAGER,
-        take_over=values[settings.TAKE_OVER],
         # The label of the driver pod is paused with the others, or gone already.
         driver_pod_leaves=True,
-        stop_host_services=values[settings.STOP_HOST_SERVICES],
-        pod_termination_timeout_s=values[settings.POD_TERMINATION_TIMEOUT],
-        device_free_timeout_s=values[settings.DEVICE_FREE_TIMEOUT],
-        deadline_s=values[settings.RECONCILE_DEADLINE],
-        eviction=workload_rules(values),
-        completion=selector(values, settings.WAIT_FOR_COMPLETION_SELECTOR),
-        completion_timeout_s=values[settings.WAIT_FOR_COMPLETION_TIMEOUT],
-        operator_timeout_s=values[settings.OPERATOR_TIMEOUT],
-        retry_wait_s=values[settings.RETRY_WAIT],
     )
 
 

@@ -430,10 +430,7 @@ def _count(number: int, word: str) -> str:
 
 
 def namespace_of(values: Values, profile: Profile) -> str:
-    """The namespace of the option, else of the service account or kubeconfig, else of the profile.
-
-    Raises ConfigError for an invalid name.
-    """
+    """The namespace of the option, the account, the kubeconfig or the profile. Raises ConfigError."""
     told = values[settings.ROLLOUT_NAMESPACE] or _namespace_there(values[settings.KUBECONFIG]) or profile.namespace
     if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", told):
         raise ConfigError(f"{told!r} is not the name of a namespace", f"Fix {settings.ROLLOUT_NAMESPACE.flag}.")

@@ -71,29 +71,38 @@ def host_roots(values: Values) -> HostRoots:
 def policy(values: Values) -> Policy:
     """The policy in the options. Raises ConfigError for an invalid selector, or a contradiction to DRIVER_LOAD."""
     loads = loader(values)
-    return Policy(
+    shared = shared_policy(values)
+    return replace(
+        shared,
         loader=loads,
         driver_version=values[settings.DRIVER_VERSION] if loads is Loader.NONE else "",
         force_reinstall=values[settings.FORCE_REINSTALL],
         no_wait=values[settings.NO_WAIT],
-        take_over=values[settings.TAKE_OVER],
         driver_pod_leaves=values[settings.DRIVER_POD_LEAVES] or bool(values[settings.CLEAR_FOR]),
         clear_for=values[settings.CLEAR_FOR],
-        stop_host_services=values[settings.STOP_HOST_SERVICES],
-        pod_termination_timeout_s=values[settings.POD_TERMINATION_TIMEOUT],
-        device_free_timeout_s=values[settings.DEVICE_FREE_TIMEOUT],
-        deadline_s=values[settings.RECONCILE_DEADLINE],
         eviction=replace(
-            workload_rules(values),
+            shared.eviction,
             clients=selector(values, settings.CLIENT_SELECTOR),
             # If the driver container unloads the driver, there is no gap in which a run could restart clients.
             restarts_clients=values[settings.RESTART_CLIENTS] and not values[settings.CLEAR_FOR],
         ),
+        safe_load=values[settings.SAFE_LOAD],
+        ignore_skip=values[settings.IGNORE_SKIP],
+    )
+
+
+def shared_policy(values: Values) -> Policy:
+    """What a run takes from the options in each mode. Raises ConfigError for an invalid selector."""
+    return Policy(
+        take_over=values[settings.TAKE_OVER],
+        stop_host_services=values[settings.STOP_HOST_SERVICES],
+        pod_termination_timeout_s=values[settings.POD_TERMINATION_TIMEOUT],
+        device_free_timeout_s=values[settings.DEVICE_FREE_TIMEOUT],
+        deadline_s=values[settings.RECONCILE_DEADLINE],
+        eviction=workload_rules(values),
         completion=selector(values, settings.WAIT_FOR_COMPLETION_SELECTOR),
         completion_timeout_s=values[settings.WAIT_FOR_COMPLETION_TIMEOUT],
-        safe_load=values[settings.SAFE_LOAD],
         operator_timeout_s=values[settings.OPERATOR_TIMEOUT],
-        ignore_skip=values[settings.IGNORE_SKIP],
         retry_wait_s=values[settings.RETRY_WAIT],
     )
 
@@ -129,6 +138,12 @@ def selector(values: Values, option: Setting[str]) -> Selector:
         raise ConfigError(
             f"{option.env} is not a label selector: {error}", "Write it as kubectl's -l takes it: a=b,c in (d,e)."
         ) from error
+
+
+def profile_of_host(values: Values, roots: HostRoots) -> Profile:
+    """The profile, by name or by the devices on the PCI bus, without the Node. Raises ConfigError."""
+    known = profiles.known(values[settings.PROFILE_FILE])
+    return profiles.pick(values[settings.DRIVER_PROFILE], known, (), lambda one: bool(pci_devices(roots, one)))
 
 
 def refuse_zero(option: Setting[Any], seconds: float) -> None:
@@ -418,10 +433,7 @@ class PartialRead:
         return next(iter(self.errors.values()), None)
 
     def session(self, values: Values) -> Session:
-        """The command's session, without a cluster or Node that cannot be read.
-
-        Raises the first ManagerError: a part that could not be read may be the cause of a later one.
-        """
+        """The session without a cluster or Node that cannot be read. Raises the first ManagerError."""
         try:
             return open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, reading=self)
         except ManagerError as error:

@@ -178,10 +178,7 @@ class ClientRestarter:
         return None
 
     def _show(self, record: ClientRecord) -> None:
-        """Show the generation on the Node, if the profile has a key for the driver's state.
-
-        Without a precondition: no other process on this host writes this annotation now.
-        """
+        """Show the generation on the Node, if the profile has a key for it. No other process writes it now."""
         key = self._rules.profile.keys.generation
         if key:
             self._cluster.patch_node(NodeChange(annotations={key: encode_generation(record.generation)}), None)

@@ -181,10 +181,7 @@ class Leadership(Protocol):
     """Elects the one controller that may act."""
 
     def hold(self) -> bool:
-        """True if we lead. Sends a request only if a renewal or an acquisition is due.
-
-        Raises ApiRefused, ApiUnavailable: then only `may_act` is certain.
-        """
+        """True if we lead. Sends a request only if due. Raises ApiRefused, ApiUnavailable: then trust `may_act`."""
 
     def may_act(self) -> bool:
         """True if an effect that starts now ends before another controller can lead. Sends no request."""

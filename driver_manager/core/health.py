@@ -134,10 +134,7 @@ class NodeReporter:
         return would_wedge()
 
     def mute(self) -> Mute | None:
-        """The Node's mute, past or not, with its end bounded; None for none. Raises Terminated.
-
-        A mute that cannot be read, or is not a time, has no effect except a warning.
-        """
+        """The Node's mute, bounded; None for none. An unreadable one has no effect but a warning. Raises Terminated."""
         if self._notifier is None:
             return None
         self._asked_s = self._clock.monotonic()

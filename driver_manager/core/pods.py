@@ -325,10 +325,7 @@ class Evictor:
         return wait.present
 
     def rehearse(self, pods: Iterable[Pod]) -> Rehearsal:
-        """What the API server would answer now; nothing is evicted.
-
-        Raises ApiRefused where no eviction is ours to make, Terminated.
-        """
+        """What the API server would answer now; nothing is evicted. Raises ApiRefused, Terminated."""
         end, unasked = Deadline.after(REHEARSAL_S, self._clock.monotonic), list(pods)
         answers = list(self._cluster.evict_each(self._until(end, unasked), dry_run=True))
         refused = [(pod, answer.why) for pod, answer in answers if answer.outcome is EvictionOutcome.BLOCKED]

@@ -123,10 +123,7 @@ class Rebooter:
             raise
 
     def round(self) -> RebootDecision:
-        """Act until nothing is left to do now, and return the last decision. Raises Terminated.
-
-        The next round retries acts that failed.
-        """
+        """Act until nothing is left to do now; the last decision. The next round retries. Raises Terminated."""
         try:
             for _ in range(MAX_ACTS):
                 decision = self._step()

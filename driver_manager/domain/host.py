@@ -260,9 +260,7 @@ def encode_staged(record: SlotRecord) -> str:
 
 
 def decode_staged(text: str) -> SlotRecord:
-    """The record in `text`, without files if it has version 1. Raises SlotRecordUnreadable for garbage and for newer
-    versions.
-    """
+    """The record in `text`, without files if it has version 1. Raises SlotRecordUnreadable."""
     body = STAGED_FORM.read(text)
     is_first = body.whole("schema") == 1
     return body.record(SlotRecord, **{"tree": {}, "is_kept": False, "has_served": False} if is_first else {})

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from driver_manager.domain import outage
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.outage import Outage
-from driver_manager.domain.pci import Binding, bindings_in
+from driver_manager.domain.pci import Binding
 from driver_manager.domain.wire import Fields, Form, Part, body_of
 
 MAX_LINE_CHARS = 256
@@ -83,22 +84,22 @@ class Journal(Struct, frozen=True):
     names the step that wrote this.
     """
 
-    owner: Owner
+    owner: Annotated[Owner, Part(None)]
     boot_id: str
     labels: Mapping[str, str] = field(default_factory=dict)
-    gates: Mapping[str, str | None] = field(default_factory=dict)
+    gates: Annotated[Mapping[str, str | None], Part(is_omitted=True)] = field(default_factory=dict)
     cordoned: bool = False
-    driver: OldDriver | None = None
-    services: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-    cordon_manager: str = ""
-    node_uid: str = ""
-    step: str = ""
-    begin: str = ""
-    cleared: str = ""
-    window: Outage | None = None
-    devices: tuple[Binding, ...] = ()
-    record: str = ""
+    driver: Annotated[OldDriver | None, Part(None)] = None
+    services: Annotated[tuple[str, ...], Part(is_omitted=True)] = ()
+    removed: Annotated[tuple[str, ...], Part(is_omitted=True)] = ()
+    cordon_manager: Annotated[str, Part(is_omitted=True)] = ""
+    node_uid: Annotated[str, Part(is_omitted=True)] = ""
+    step: Annotated[str, Part(is_omitted=True)] = ""
+    begin: Annotated[str, Part(is_omitted=True)] = ""
+    cleared: Annotated[str, Part(is_omitted=True)] = ""
+    window: Annotated[Outage | None, Part(None)] = None
+    devices: Annotated[tuple[Binding, ...], Part(is_omitted=True)] = ()
+    record: Annotated[str, Part("hostRecord", is_omitted=True)] = ""
 
     @property
     def paused(self) -> frozenset[str]:
@@ -157,45 +158,24 @@ def encode(journal: Journal) -> str:
         "pidNamespace": owner.pid_namespace,
         "bootId": owner.boot_id,
     }
-    body: dict[str, Any] = {
-        "bootId": journal.boot_id,
-        "owner": {
-            **({"pod": owner.pod, "uid": owner.pod_uid} if owner.pod_uid else {}),
-            **(process if owner.pid else {}),
-        },
-        "labels": dict(journal.labels),
-        "cordoned": journal.cordoned,
+    kept = replace(journal, services=(), removed=(), devices=()) if journal.record else journal
+    body = body_of(kept)
+    body["owner"] = {
+        **({"pod": owner.pod, "uid": owner.pod_uid} if owner.pod_uid else {}),
+        **(process if owner.pid else {}),
     }
-    if journal.gates:
-        body["gates"] = dict(journal.gates)
     if not journal.record:
         # The lowest version that has all fields: a program of a lower version would lose the gates or the host record.
         body[FORM.key] = 2 if journal.gates else 1
     if journal.driver is not None:
         body["driver"] = {"version": journal.driver.version} if journal.record else body_of(journal.driver)
-    if not journal.record:
-        body |= {"services": list(journal.services)} if journal.services else {}
-        body |= {"removed": list(journal.removed)} if journal.removed else {}
-        body |= {"devices": list(map(body_of, journal.devices))} if journal.devices else {}
-    texts = {
-        "cordonManager": journal.cordon_manager,
-        "nodeUid": journal.node_uid,
-        "step": journal.step,
-        "begin": journal.begin,
-        "cleared": journal.cleared,
-        "hostRecord": journal.record,
-    }
-    body |= {key: text for key, text in texts.items() if text}
     if journal.window is not None:
         body["window"] = journal.window.to_json()
     return FORM.write(body)
 
 
 def decode(text: str) -> Written:
-    """The journal in `text`. Raises JournalUnreadable for garbage and for newer versions.
-
-    If the owner is unreadable, it counts as ended.
-    """
+    """The journal in `text`; an unreadable owner counts as ended. Raises JournalUnreadable."""
     body = FORM.read(text)
     owner, refused = Owner(), (KMM_REMOVED,) if "kmm" in body else ()
     try:
@@ -211,24 +191,9 @@ def _claims(body: Fields, owner: Owner) -> Journal:
     if "driver" in body and not body.is_null("driver"):
         said = body.fields("driver")
         driver = OldDriver(said.text("version")) if record else said.record(OldDriver)
-    return Journal(
-        owner=owner,
-        boot_id=body.text("bootId"),
-        labels=body.texts_by_name("labels"),
-        gates=_gates(body.fields("gates")) if "gates" in body else {},
-        cordoned=body.flag("cordoned"),
-        driver=driver,
-        services=() if record else body.texts("services", ()),
-        removed=() if record else body.texts("removed", ()),
-        cordon_manager=body.text("cordonManager", ""),
-        node_uid=body.text("nodeUid", ""),
-        step=body.text("step", ""),
-        begin=body.text("begin", ""),
-        cleared=body.text("cleared", ""),
-        window=outage.kept_in(body),
-        devices=() if record else bindings_in(body),
-        record=record,
-    )
+    gates = _gates(body.fields("gates")) if "gates" in body else {}
+    there = {} if not record else dict[str, Any](services=(), removed=(), devices=())
+    return body.record(Journal, owner=owner, driver=driver, gates=gates, window=outage.kept_in(body), **there)
 
 
 def _owner(body: Fields) -> Owner:

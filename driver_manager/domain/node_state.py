@@ -312,9 +312,7 @@ def lasting_on(host: Host, profile: Profile) -> Lasting:
 
 
 def state_of(host: Host, profile: Profile) -> NodeState:
-    """The state of a driver that no run has changed, as the host's marks tell: those that ask for a reboot, then those
-    of health-watch.
-    """
+    """The state of a driver that no run changed, by the host's marks: first a reboot, then health-watch's."""
     marker = host.marker
     if marker is not None and not marker.is_stale(host.boot_id):
         return NodeState.REBOOT_REQUIRED

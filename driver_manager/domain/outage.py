@@ -217,10 +217,7 @@ class StepLog:
             self._start = None
 
     def resumes(self, before: Outage, wall_s: float, now_s: float) -> None:
-        """Continue the outage of an earlier run, unless one is open.
-
-        It is no shorter than that run measured it, even if the wall clock was set back since.
-        """
+        """Continue the outage of an earlier run, which does not get shorter, unless one is open."""
         if not self.is_open:
             zero_s = now_s - max(before.seconds, wall_s - before.began_s)
             self._start, self._released_s = _Start(before.began_s, zero_s, now_s, before.parts, -1), None

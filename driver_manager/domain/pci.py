@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Struct
 
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.wire import Fields, Form, Part, body_of
+from driver_manager.domain.wire import Form, Part, body_of
 
 HARMLESS = ("pci-stub", "pcieport")
 """Drivers of other functions that keep an IOMMU group viable (drivers/vfio/vfio_main.c, vfio_dev_driver_allowed)."""
@@ -120,10 +120,7 @@ def bindings_of(function: PciFunction) -> Binding:
 
 
 def merged_bindings(known: Iterable[Binding], more: Iterable[Binding]) -> tuple[Binding, ...]:
-    """`known`, and those of `more` whose function is not in `known`, sorted by address.
-
-    The earlier note of a function has the original binding.
-    """
+    """`known`, and those of `more` whose function is not in it, by address: the earlier note is the original."""
     found = {one.address: one for one in more} | {one.address: one for one in known}
     return tuple(found[address] for address in sorted(found))
 
@@ -135,7 +132,8 @@ def encode_bindings(boot_id: str, bindings: Iterable[Binding]) -> str:
 def decode_bindings(text: str) -> tuple[str, tuple[Binding, ...]]:
     """The boot id and the bindings in `text`. Raises BindingsUnreadable for garbage and for newer versions."""
     body = BINDINGS_FORM.read(text)
-    return body.text("bootId"), bindings_in(body)
+    devices = body.each("devices") if "devices" in body else ()
+    return body.text("bootId"), tuple(one.record(Binding) for one in devices)
 
 
 def noted_bindings(text: str, boot_id: str) -> tuple[Binding, ...]:
@@ -145,8 +143,3 @@ def noted_bindings(text: str, boot_id: str) -> tuple[Binding, ...]:
     except BindingsUnreadable:
         return ()
     return found if boot == boot_id else ()
-
-
-def bindings_in(body: Fields) -> tuple[Binding, ...]:
-    """The bindings in the field `devices`; () without that field. Raises as `body`."""
-    return tuple(one.record(Binding) for one in body.each("devices")) if "devices" in body else ()

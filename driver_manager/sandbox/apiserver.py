@@ -1226,10 +1226,7 @@ class ApiServer:
         return f"http://127.0.0.1:{self._http.server_port}"
 
     def kubeconfig(self, token: str | None = None, *, in_address: bool = False) -> Obj:
-        """A kubeconfig for `token` (default: the first one).
-
-        `in_address`: put the token into the server's address, as kubectl sends no token to a server without TLS.
-        """
+        """A kubeconfig for `token` (default: the first), in the server's address with `in_address` for kubectl."""
         token = token if token is not None else next(iter(self.tokens))
         server, user = (f"{self.url}/{token}", {}) if in_address else (self.url, {"token": token})
         return {
@@ -1386,10 +1383,7 @@ _ACTIONS: dict[tuple[str, str], Callable[[ApiServer, SandboxRequest], Obj]] = {
 
 
 def _page(found: list[Obj], revision: int, limit: str, token: str) -> tuple[list[Obj], Obj]:
-    """The objects of one page, and the list's metadata. Raises ApiError 400.
-
-    A token has the revision of the first page, and the last object of the previous page.
-    """
+    """The objects of one page after the last object in the token, and the list's metadata. Raises ApiError 400."""
     if not (limit or "0").isdigit() or not re.fullmatch(r"(\d+ \S* \S+)?", token):
         raise ApiError(
             400, "BadRequest", f"limit is a number and continue a token of this server, not {limit}, {token}"

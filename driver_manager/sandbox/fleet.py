@@ -181,10 +181,7 @@ WAIT_S = 75.0
 
 
 class SandboxFleet:
-    """An API server with the fleet of a scenario, which serves its old driver; a context manager.
-
-    `say` gets the lines of the real runs.
-    """
+    """A context manager: an API server with the scenario's fleet, which serves `old`; `say` gets real runs' lines."""
 
     def __init__(self, scenario: FleetScenario, profile: Profile, folder: Path, say: Callable[[str], None]) -> None:
         self.scenario = scenario

@@ -364,10 +364,7 @@ def _told(path: str) -> Generator[None, None, None]:
 
 
 def _why_not(where: OpenEntry, path: str, *, tries: bool) -> str:
-    """Why no file can be written at the place, "" if it can. The place is `path` or its first missing component.
-
-    Raises OSError, EROFS for a read-only file system.
-    """
+    """Why no file can be written at `path` or its first missing component, "" if it can. Raises OSError."""
     status = os.fstatvfs(where.folder)
     if status.f_flag & os.ST_RDONLY:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(where.path))
@@ -424,10 +421,7 @@ def _put_back(where: OpenEntry, aside: str) -> None:
 
 
 def replace_file(target: Path, text: str, mode: int = 0o644) -> None:
-    """Write `text` to `target`, a path of this process, atomically; replace a symlink instead of following it.
-
-    Raises OSError.
-    """
+    """Write `text` to `target` of this process atomically; replaces a symlink. Raises OSError."""
     with place(OWN_ROOT, str(target.absolute()), missing=Missing.MAKE) as where:
         replace_in(where, text, mode)
 
@@ -457,10 +451,7 @@ def _create(where: OpenEntry, text: str, mode: int) -> bool:
 
 
 def _link(where: OpenEntry, source: str, target: str) -> None:
-    """Link the file `source` of the folder to the free name `target`; on a file system without links, rename it.
-
-    Raises OSError, EEXIST if the name is taken.
-    """
+    """Link the folder's file `source` to the free name `target`, or rename it without links. Raises OSError."""
     try:
         os.link(source, target, src_dir_fd=where.folder, dst_dir_fd=where.folder, follow_symlinks=False)
     except OSError as error:

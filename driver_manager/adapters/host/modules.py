@@ -341,10 +341,7 @@ def _line(path: Path) -> str | None:
 
 
 def unload_module(sys_root: Path, name: str, deadline: Deadline, clock: Clock) -> None:
-    """Unload a module with rmmod. The state in /sys decides the result; the tool's message only refines an error.
-
-    Raises ModuleBusy, ModuleStuck, ModuleFailed, Terminated.
-    """
+    """Unload a module with rmmod; /sys decides. Raises ModuleBusy, ModuleStuck, ModuleFailed, Terminated."""
     result = run(["rmmod", "--", name], timeout_s=deadline.bound(TOOL_TIMEOUT_S))
     # The exit function continues after rmmod was killed, and may still finish.
     while _is_going(sys_root / "module" / name):
@@ -719,10 +716,7 @@ class ModuleTrees:
         return self._lists[root]
 
     def _lines(self, root: str) -> list[tuple[str, list[str]]]:
-        """Absolute host path of each module in the tree's list, and those of its dependencies; empty without a list.
-
-        Raises OSError.
-        """
+        """Host path of each module in the tree's list, and of its dependencies; empty without one. Raises OSError."""
         tree = self._tree(root)
 
         def whole(entry: str) -> str:

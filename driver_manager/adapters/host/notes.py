@@ -197,10 +197,7 @@ class RunFiguresFile:
         return decode_run_figures(text)
 
     def returned(self, recorded_s: float | None, ready_s: float | None, now_s: float) -> Outage | None:
-        """Close and write the outage window that a driver container ends; None if no such window is open.
-
-        Times as for `Outage.ended_by_container`. Raises ConfigError.
-        """
+        """Close the outage window that a driver container ends; None if none is open. Raises ConfigError."""
         figures = self.read()
         if figures.window is None or not figures.window.is_open or figures.is_held:
             return None

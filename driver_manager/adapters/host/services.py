@@ -36,10 +36,7 @@ def stop(roots: HostRoots, name: str, clock: Clock, deadline: Deadline) -> None:
 
 
 def start(roots: HostRoots, name: str, clock: Clock, deadline: Deadline) -> None:
-    """Start a service and wait up to `START_S` for it, a short time, as every end of a run does this.
-
-    Raises ModuleFailed.
-    """
+    """Start a service and wait up to `START_S`, a short time, for it. Raises ModuleFailed."""
     _systemctl(roots.proc, "start", name, deadline)
     if not _becomes(roots.sys, name, clock, deadline.within(START_S), wanted=True):
         raise ModuleFailed(
@@ -56,10 +53,7 @@ def _becomes(sys_root: Path, name: str, clock: Clock, deadline: Deadline, *, wan
 
 
 def _systemctl(proc: Path, verb: str, name: str, deadline: Deadline) -> None:
-    """Queue the job without waiting: a signal interrupts the run's own wait, but not one of systemctl.
-
-    Raises ModuleFailed.
-    """
+    """Queue the job without waiting: a signal would not interrupt systemctl's wait. Raises ModuleFailed."""
     argv = [*in_host_mounts(proc), "systemctl", verb, "--no-block", "--", name]
     result = run(argv, timeout_s=deadline.bound(SYSTEMCTL_TIMEOUT_S), env=host_path())
     if result.status in NO_TOOL:

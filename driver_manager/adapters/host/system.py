@@ -119,10 +119,7 @@ class Sources:
         return self._trees.source(driver_root or HOST, self._profile.modules.roots, in_depth=False)
 
     def _staged(self, slots: StagedSlots) -> DriverSource | None:
-        """The slot of the wanted driver; a source with `problem` if the slot is unusable or missing beside another one.
-
-        None if nothing is staged.
-        """
+        """The slot of the wanted driver, with `problem` if unusable or missing; None if nothing is staged."""
         slot, current = slots.named(slots.wanted), slots.at(slots.root)
         if slot is not None and not slot.problem:
             return self._trees.source(slots.path(slot.name), self._profile.modules.roots)
@@ -294,10 +291,7 @@ def _failure(files: HostFiles, path: str, this_boot: str) -> PastFailure | None:
 
 
 def _run_records(files: HostFiles, paths: HostPaths, this_boot: str) -> tuple[HostRecord, ...]:
-    """The records of runs of this boot, in order of file name.
-
-    Skips unreadable records and a record in the file of another run.
-    """
+    """The records of this boot's runs by file name, without unreadable ones and those in another run's file."""
     folder, found = paths.run_record("").rpartition("/")[0], list[HostRecord]()
     try:
         names = sorted(name for name in files.names(folder) if name.startswith(RUN_RECORD) and name.endswith(".json"))
@@ -527,10 +521,7 @@ class LinuxHost:
         return load_modules(self._roots.sys, files, deadline, joined(source.given, self._trees().options()))
 
     def _load_one(self, source: DriverSource, name: str, deadline: Deadline) -> None:
-        """Load a module and its dependencies, with its options and those of the host's modprobe.d.
-
-        Raises ModuleFailed.
-        """
+        """Load a module and its dependencies, with its and the host's options. Raises ModuleFailed."""
         trees, root = self._trees(), source.root
         by_hand = trees.one_by_one(root, (name,))
         if not by_hand:

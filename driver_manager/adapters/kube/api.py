@@ -309,10 +309,7 @@ _MEND_TRUST = "Correct the server's address and its CA (certificate-authority) i
 
 
 def load_client(kubeconfig: str | None) -> Transport:
-    """The connection to the cluster: by `kubeconfig` if given, else in-cluster, else by ~/.kube/config.
-
-    Raises ConfigError if there is none or it cannot be used.
-    """
+    """The connection by `kubeconfig` if given, else in-cluster, else by ~/.kube/config. Raises ConfigError."""
     if not kubeconfig and is_in_pod(transport.SERVICE_ACCOUNT, os.environ):
         return transport.InPod(transport.SERVICE_ACCOUNT, os.environ)
     from driver_manager.adapters.kube.kubeconfig import load_kubeconfig  # noqa: PLC0415  # with urllib3 and the kubernetes package
@@ -423,10 +420,7 @@ class KubeApi:
         raise ApiUnavailable(f"{what}: the list has more than {most} pages", _CHECK_SERVER)
 
     def whole_list(self, path: str, what: str, passing: frozenset[int] = frozenset()) -> dict[str, Any]:
-        """A list with the items of all its pages. Those after the first may take the budget, at least ATTEMPT_S.
-
-        Raises as `call`.
-        """
+        """A list with the items of all pages; later ones have the budget, at least ATTEMPT_S. Raises as `call`."""
         return unexpired(lambda: self._whole_list(path, what, passing), what)
 
     def _whole_list(self, path: str, what: str, passing: frozenset[int]) -> dict[str, Any]:
@@ -592,10 +586,7 @@ def _named(what: str, path: str) -> str:
 
 
 def unexpired(read: Callable[[], T], what: str) -> T:
-    """The answer of `read`, which lists pages, again from the first page if the list expired before its end.
-
-    Raises what `read` raises, and ApiUnavailable after `RESTARTS` lists.
-    """
+    """The answer of `read`, again from the first page if the list expired, at most `RESTARTS` times."""
     for _ in range(RESTARTS):
         with contextlib.suppress(WatchExpired):
             return read()

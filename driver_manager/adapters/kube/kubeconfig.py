@@ -171,10 +171,7 @@ class _Response:
 
 
 def load_kubeconfig(kubeconfig: str | None) -> Library:
-    """A transport by `kubeconfig`, else by the service account if there is one, else by ~/.kube/config.
-
-    Raises ConfigError if there is none or it cannot be used.
-    """
+    """A transport by `kubeconfig`, else the service account, else ~/.kube/config. Raises ConfigError."""
     return Library(_loaded(kubeconfig), lambda: _loaded(kubeconfig))
 
 
@@ -199,10 +196,7 @@ def _bounded(client: Any) -> Any:
 
 
 def _loaded(kubeconfig: str | None) -> Any:
-    """As `_client`, within `CREDENTIALS_S`: the package waits without limit for plugins and identity providers.
-
-    Raises ConfigError.
-    """
+    """As `_client`, within `CREDENTIALS_S`, as plugins may wait without limit. Raises ConfigError."""
     try:
         with _unlogged():
             return within(CREDENTIALS_S, lambda: _client(kubeconfig))
@@ -282,10 +276,7 @@ def _refuse_junk(configuration: Any) -> None:
 
 
 def _authorization(configuration: Any, limit_s: float) -> dict[str, str]:
-    """The header with the token, if there is one. The package may refresh the token, within `limit_s` seconds.
-
-    Raises CredentialsUnreadable.
-    """
+    """The header with the token, if any; a refresh takes at most `limit_s` s. Raises CredentialsUnreadable."""
 
     def read() -> Any:
         return configuration.get_api_key_with_prefix("BearerToken", "authorization")

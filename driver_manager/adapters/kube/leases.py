@@ -43,10 +43,7 @@ class Lease:
         *,
         only_once: bool = False,
     ) -> dict[str, Any] | None:
-        """The object after the write; None if it is not the one of `version` any more ("": if there is one already).
-
-        Raises as KubeApi.
-        """
+        """The object after the write; None if it is not that of `version` ("": none) any more. Raises as KubeApi."""
         metadata: dict[str, Any] = {"annotations": dict(annotations)} if annotations else {}
         body: dict[str, Any] = {"metadata": metadata, "spec": dict(spec)}
         try:

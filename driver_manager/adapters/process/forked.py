@@ -35,10 +35,7 @@ def start_unsignalled(thread: threading.Thread) -> None:
 
 
 def within(limit_s: float, ask: Callable[[], T]) -> T:
-    """The result of `ask`, called in a thread. Raises what it raises, and TimeoutError after `limit_s` seconds.
-
-    After a timeout the thread continues, so `ask` must change nothing.
-    """
+    """The result of `ask` in a thread, which must change nothing. Raises what it raises, and TimeoutError."""
     answers: list[T] = []
     errors: list[BaseException] = []
 

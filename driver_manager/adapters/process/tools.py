@@ -155,10 +155,7 @@ class Orphans:
         self._before = frozenset(pid for pid, _ in _children()) if adopts_orphans() else frozenset()
 
     def end(self, tool: int = 0) -> Owner | None:
-        """Kill the orphans and reap those that have ended, without waiting; one that still exists, None for none.
-
-        `tool` is a child that the caller kills and reaps.
-        """
+        """Kill the orphans and reap ended ones; one that still exists, None for none. The caller reaps `tool`."""
         left: Owner | None = None
         for _ in range(MAX_ROUNDS if adopts_orphans() else 0):
             left, is_reaped = self._round(tool)

@@ -156,10 +156,7 @@ class FleetCache:
     # Reads
 
     def subjects(self) -> frozenset[Subject]:
-        """The subjects that the controller watches.
-
-        Without valid rollouts: rollouts, and Nodes while they have records of deleted rollouts.
-        """
+        """The subjects to watch; without valid rollouts, rollouts, and Nodes with records of deleted ones."""
         policies = [one.policy for one in self.rollouts() if one.policy is not None]
         found = {self.of(FactKind.ROLLOUTS)}
         if not policies and self.orphans():

@@ -580,10 +580,7 @@ class DriverSwap:
         self._has_loaded = True
 
     def afterwards(self) -> None:
-        """After the release of the node: warn of parameters that the new driver lacks or sets otherwise.
-
-        What was set by hand is not set again.
-        """
+        """After the release, warn of parameters that the new driver lacks or sets otherwise."""
         if not self._has_loaded:
             return
         before = self._context.situation.host.parameters

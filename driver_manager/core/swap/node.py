@@ -93,10 +93,7 @@ UNDO_S = 5.0
 
 
 def undo(devices: PciDevices, originals: Iterable[Binding], clock: Clock, reporter: Reporter) -> None:
-    """Restore overrides and virtual functions of the PCI functions that are not on vfio yet.
-
-    Never raises a ManagerError: a failure is logged.
-    """
+    """Restore overrides and virtual functions of functions that are not on vfio yet. Logs failures."""
     try:
         now = {one.address: one for one in devices.bus().functions}
         for old in originals:

@@ -118,10 +118,7 @@ class Executor:
         self._reboots = RebootRequests(context)
 
     def run(self) -> str:
-        """Do every step in order, up to one after which to plan again: what for; "" at the end.
-
-        Raises the ManagerError of the step that failed.
-        """
+        """Do every step in order, up to one after which to plan again: what for; "" at the end. Raises ManagerError."""
         ports, steps = self._context.ports, self._plan.steps
         with contextlib.ExitStack() as work:
             if steps and not work.enter_context(ports.host.at_work()):
@@ -662,10 +659,7 @@ class _Run:
         return replace(_plain(error), changed=True)
 
     def _prepare(self, situation: Situation, decided: Plan, state: StateWriter) -> None:
-        """Raise PreflightFailed for a missing right or a file that cannot be written; say what is worth a warning.
-
-        Evictions are rehearsed once.
-        """
+        """Raise PreflightFailed for a missing right or an unwritable file; warn. Rehearses evictions once."""
         if _waits_after_failure(decided):  # the next plan is checked then
             return
         _check_rights(self._ports, decided, state)

@@ -138,10 +138,7 @@ def request_retry_of_revision(fleet: Fleet, now_s: float) -> Request:
 
 
 def request_undo(fleet: Fleet, now_s: float, to: str, wish: str) -> Request:
-    """Go back to the revision `to` (hash, name or number; "" for the last good one). Raises ConfigError.
-
-    `wish` is a unique id of the request.
-    """
+    """Go back to revision `to` (hash, name, number; "": the last good one). `wish` is its id. Raises ConfigError."""
     seen = survey(fleet, now_s)
     _refuse_aside(seen)
     target, memory = seen.scene.terms.target, fleet.memory

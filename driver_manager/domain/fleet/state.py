@@ -449,10 +449,7 @@ def _spec(spec: Mapping[str, Any], task: Task, revision: str) -> Json:
 
 
 def _pulls(spec: Mapping[str, Any], manager: Mapping[str, Any]) -> Iterator[Json]:
-    """A container for each other image of the template, so that the kubelet pulls it.
-
-    The container has no mounts, and runs a shell that ends at once.
-    """
+    """A container for each other image of the template, without mounts, so that the kubelet pulls it."""
     known = {manager.get("image")}
     for one in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
         image = one.get("image")

@@ -292,10 +292,7 @@ def is_foreign(marker: Marker, node: str) -> bool:
 
 
 def is_stale(snapshot: Snapshot, record: Record) -> bool:
-    """True if the marker on the host is of an earlier boot.
-
-    A marker without a boot id counts as of the boot of the announced request.
-    """
+    """True if the host's marker is of an earlier boot; without a boot id, by the announced request's boot."""
     if snapshot.marker is None:
         return False
     boot = snapshot.marker.boot_id or (record.announced.boot_id if record.announced else "")

@@ -93,10 +93,7 @@ from driver_manager.domain.text import in_words
 
 
 def plan_reboot_driver(situation: Situation) -> Plan:
-    """What a run would do: load the driver into a fresh kernel, ask for a reboot, or clear such a request.
-
-    Raises PreflightFailed, ModuleStuck and ConfigError as `planner.plan`.
-    """
+    """The plan to load into a fresh kernel, ask for a reboot, or clear such a request. Raises as `planner.plan`."""
     host, clear = situation.host, _clear_request(situation)
     is_half_loaded = _is_half_loaded(situation)
     if is_half_loaded or not is_loaded(host, situation.profile):
@@ -312,10 +309,7 @@ def _refuse_before_a_reboot(situation: Situation, decided: Plan) -> None:
 
 
 def wants_users(situation: Situation) -> bool:
-    """Whether claims and holders of the device matter to the plan: the loaded driver, or its root, is to go.
-
-    Raises as `plan`.
-    """
+    """Whether claims and holders matter: the loaded driver, or its root, is to go. Raises as `plan`."""
     if situation.policy.mode is Mode.VFIO:
         return is_switch(situation)
     refuse_if_owned(situation.obs, take_over=situation.policy.take_over)

@@ -56,10 +56,7 @@ def is_loaded(host: Host, profile: Profile) -> bool:
 
 
 def why_replace(situation: Situation) -> str:
-    """Why the loaded driver has to be replaced, or only to go; "" when it is current.
-
-    Raises ConfigError without a digest to compare.
-    """
+    """Why the loaded driver is replaced, or only goes; "" when current. Raises ConfigError without a digest."""
     if key := places_us(situation):
         return f"pod {situation.obs.own_pod}, which is placed by {key}, needs the driver uninstalled"
     if situation.policy.force_reinstall:
