@@ -25,8 +25,6 @@ from driver_manager.domain.wire import seconds_of
 _SENTENCE_END = re.compile(r"(?<=\.)(?<!e\.g\.) ")
 
 OWN = "Options"
-"""The heading of a command's own options."""
-
 ALL = "--help-all"
 FLAG_COLUMNS = 34
 """The text of a wider flag is on the next line."""

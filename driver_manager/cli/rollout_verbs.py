@@ -105,8 +105,6 @@ def rollout_group() -> None:
 # Completion of names. On errors, complete nothing and print nothing.
 
 VERB = (settings.ROLLOUT_NAMESPACE, settings.KUBECONFIG, settings.DRIVER_PROFILE, settings.PROFILE_FILE)
-"""The settings of every command."""
-
 PATIENCE_S = 3.0
 
 
@@ -145,8 +143,6 @@ def _session(context: click.Context) -> RolloutSession:
 # Options and arguments that commands share
 
 with_verb_options = with_options(VERB, settings.LOGGING)
-"""Decorator that adds the options of every command."""
-
 named_rollout = click.argument("name", required=False, default="", shell_complete=complete_rollouts)
 """Decorator that adds the rollout's name, optional if there is only one."""
 

@@ -38,8 +38,6 @@ from driver_manager.sandbox.scenarios import (
 
 MOST_COLUMNS = 100
 HEADLINES = 8
-"""The most lines of the rollout's message."""
-
 LEAST_LINES = 24
 
 

@@ -8,7 +8,6 @@ from enum import Enum
 from msgspec import Struct, field
 
 FIELD_MANAGER = "driver-manager"
-"""The field manager of our writes."""
 
 
 class Node(Struct, frozen=True):

@@ -24,7 +24,6 @@ from driver_manager.domain.text import one_line, shortened
 R = TypeVar("R", bound=Struct)
 
 MAX_VALUE_CHARS = 120
-"""A message shows at most this many characters of a value."""
 
 
 class Rule(Struct, frozen=True):

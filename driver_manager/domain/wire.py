@@ -84,8 +84,6 @@ def pointer(*where: str | int) -> str:
 
 
 MAX_VALUE_CHARS = 80
-"""Maximum length of a value in a message."""
-
 LAST_MOMENT_S = 253_402_300_799
 """The end of the year 9999 in seconds since the epoch: the last moment that `datetime` supports."""
 
@@ -93,7 +91,6 @@ MIN_WHOLE, MAX_WHOLE = -(2**63), 2**64 - 1
 """Bounds of a whole number in a document, unless its field has narrower ones; each is in the range of a float."""
 
 MAX_DIGITS = 20
-"""Maximum decimal digits of a 64-bit number."""
 
 TEXT, WHOLE, FLAG, OBJECT = "a text", "a whole number", "true or false", "an object"
 

@@ -837,8 +837,6 @@ def route(method: str, path: str, query: Mapping[str, str]) -> SandboxRequest:
 # Discovery (kubernetes.io, "API discovery": the unaggregated form, which every client understands).
 
 OPEN_PATHS = ("/version", "/readyz", "/livez", "/healthz")
-"""Paths that need no credentials."""
-
 SERVER_VERSION = "v1.31.0-sandbox"
 ALL_VERBS = ("create", "delete", "get", "list", "patch", "watch")
 EVICTION = {"kind": "Eviction", "group": "policy", "version": "v1", "verbs": ["create"]}

@@ -94,8 +94,6 @@ FLEET_SCENARIOS = {
 # The driver pods. On one node their init container is the real command on a host tree; on the others it is simulated.
 
 INIT_S = 0.6
-"""Duration of a simulated init container."""
-
 _IDLE_S = 3600.0
 
 
@@ -462,8 +460,6 @@ def _wave_problems(scenario: FleetScenario, taken: Sequence[Taken]) -> Iterator[
 
 
 STEP_S = 150.0
-"""Maximum duration of a part."""
-
 END_S = 10.0
 
 

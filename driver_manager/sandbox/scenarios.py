@@ -760,8 +760,6 @@ PLAY_TIMEOUT_S = 150.0
 COMMAND_TIMEOUT_S = 90.0
 REBOOT_POLL_S = 0.01
 AGENTS = {"reconcile-driver-state": "reconcile"}
-"""Short names of commands in the output."""
-
 WIDEST = len("health-watch")
 REST_OF_STATUS = "devices"
 """The first line of `status` that has nothing to do with the reboot."""

@@ -373,6 +373,8 @@ def _why_not(where: OpenEntry, path: str, *, tries: bool) -> str:
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISDIR(os.stat(where.name, dir_fd=where.folder, follow_symlinks=False).st_mode):
             return f"{path} is a folder"
+        # A file may be immutable, append-only or a mount point. rmdir(2) makes the same checks as unlink(2) and
+        # rename(2) before it refuses a file that is not a folder.
         try:
             os.rmdir(where.name, dir_fd=where.folder)
         except NotADirectoryError:

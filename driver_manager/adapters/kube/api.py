@@ -155,8 +155,6 @@ END_SHARE = 0.1
 """Random share of the budget that stays unused, so that clients do not send their last try at the same time."""
 
 ASKED_MOST_S = 30.0
-"""Maximum accepted Retry-After, in seconds."""
-
 T = TypeVar("T")
 
 
@@ -276,8 +274,6 @@ is MAX_BODY_BYTES.
 """
 
 RESTARTS = 3
-"""Maximum attempts for a list that expires between its pages."""
-
 WATCH_SILENCE_S = 90.0
 """Servers send bookmarks about once a minute; a stream that is silent for longer counts as dead."""
 
@@ -331,7 +327,6 @@ class _Request(Struct, frozen=True):
 
 class KubeApi:
     _received_bytes = 0
-    """Size of the bodies of all answers to calls."""
 
     def __init__(self, transport: Transport, clock: Clock, reporter: Reporter, retry_budget_s: float) -> None:
         self._transport = transport

@@ -107,8 +107,6 @@ def _each(api: KubeApi, path: str, names: Iterable[str], unlisted: Answer) -> It
 # server must not keep the process.
 
 END_S = 5.0
-"""Seconds to wait for the end of an idle thread."""
-
 LOOK_S = 0.5
 """Seconds between looks for a signal: one right before the wait, or in another thread, does not end the wait."""
 

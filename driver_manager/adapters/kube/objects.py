@@ -87,8 +87,6 @@ KINDS = {
     "pods": "Pod",
     "resourceclaims": "ResourceClaim",
 }
-"""The kind of each resource."""
-
 MAX_NAME_CHARS = 600
 """Maximum length of kind, namespace and name in a message; a name has at most 253 characters."""
 

@@ -63,7 +63,6 @@ ENDING_S = 1.0
 
 POLL_S = 0.2
 REAP_S = 1.0
-"""Seconds to wait for a killed child."""
 
 FIRST_LOOK_S, MOST_LOOK_S = 0.000_25, 0.01
 """First and longest pause between two waits for a child: one that has answered ends within a millisecond."""

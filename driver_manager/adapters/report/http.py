@@ -52,7 +52,6 @@ BAD_REQUEST = HttpResponse(400, "Bad Request", b"not understood\n")
 TOO_LARGE = HttpResponse(431, "Request Header Fields Too Large", b"too large\n")
 
 Respond = Callable[[str], HttpResponse]
-"""From the path to a response."""
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -111,8 +111,6 @@ class Backoff:
 
 
 MAX_POSTED = 10_000
-"""Maximum number of Event keys in memory."""
-
 OF_NODE = "node "
 
 _Effect = RestartPod | CreatePod | DeletePod | SetTemplate

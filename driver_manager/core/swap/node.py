@@ -75,6 +75,10 @@ class Fence:
         if not self._is_on_host:
             self._reporter.warn("cannot write the owner file; re-reading the Node before each change")
 
+    @property
+    def is_claimed(self) -> bool:
+        return self._owner is not None
+
     def effect(self, ask_node: Callable[[], None]) -> AbstractContextManager[None]:
         """Within it the driver may be changed. Raises OwnedElsewhere if another run has acquired the node.
 
@@ -593,7 +597,7 @@ class RunContext(Struct, frozen=True):
     def claim_what_is_ours(self) -> None:
         """Claim the fence if the node is ours by a patch whose answer was lost. Raises OwnedElsewhere."""
         obs = self.situation.obs
-        if not (self.fence._owner is not None) and obs.journal is not None and obs.journal.owner == obs.me:
+        if not self.fence.is_claimed and obs.journal is not None and obs.journal.owner == obs.me:
             with self.fence.taking(obs.me):
                 self._ask_node()
 

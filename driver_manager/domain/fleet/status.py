@@ -245,13 +245,9 @@ IDLE = frozenset({Phase.COMPLETE, Phase.PAUSED}) | STANDING
 """Phases in which the rollout does not progress."""
 
 MAX_NAMED = 20
-"""Maximum number of failed, and of under-way, nodes in a status."""
-
 MAX_GROUPS = 10
 MAX_NAMED_OF_GROUP = 10
 MAX_KEPT = 10
-"""Maximum entries of the history, and of failed revisions."""
-
 MAX_REASON_CHARS = 300
 MAX_MESSAGE_CHARS = 2_000
 
