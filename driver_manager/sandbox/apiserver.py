@@ -24,6 +24,7 @@ from calendar import timegm
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -491,6 +492,14 @@ STOP_SECONDS_ANNOTATION = "sandbox/stop-seconds"
 _IDLE_S = 3600.0
 
 
+class Due(Struct, frozen=True):
+    """An act at `at_s` on the monotonic clock; `what` tells it from others on the same object."""
+
+    at_s: float
+    act: Callable[[], object]
+    what: str = ""
+
+
 class Controller(ABC):
     """A thread that handles each object once, then each change, during its `with` block."""
 
@@ -498,6 +507,7 @@ class Controller(ABC):
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._due: dict[str, Due] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
 
@@ -513,15 +523,22 @@ class Controller(ABC):
     def _run(self) -> None:
         events, since = self._store.snapshot(self.resources)
         while not self._stop.is_set():
-            idle_s = self._handle(events)
+            self._handle(events)
             try:
-                events, since = self._store.wait(since, self.resources, timeout_s=idle_s, stop=self._stop)
+                events, since = self._store.wait(since, self.resources, timeout_s=self._act(), stop=self._stop)
             except ApiError:  # the revision was compacted: start with all objects
                 events, since = self._store.snapshot(self.resources)
 
     @abstractmethod
-    def _handle(self, events: Sequence[Event]) -> float:
-        """Handle the events; the maximum time in seconds until the next call."""
+    def _handle(self, events: Sequence[Event]) -> None:
+        """Handle the events, and enter into `_due` what is to be done later, by the uid of its object."""
+
+    def _act(self) -> float:
+        """Do what is due; the seconds until more is."""
+        now_s = time.monotonic()
+        for uid in [uid for uid, due in self._due.items() if due.at_s <= now_s]:
+            self._due.pop(uid).act()
+        return max(0.0, min([_IDLE_S, *(due.at_s - now_s for due in self._due.values())]))
 
 
 class DaemonSetController(Controller):
@@ -534,7 +551,7 @@ class DaemonSetController(Controller):
 
     resources = ("daemonsets", "nodes", "pods")
 
-    def _handle(self, events: Sequence[Event]) -> float:
+    def _handle(self, events: Sequence[Event]) -> None:
         names = {event.obj["metadata"]["name"] for event in events if event.resource == "nodes"}
         names |= {event.obj["spec"].get("nodeName", "") for event in events if event.resource == "pods"}
         # Without copies, which would take most of the time with thousands of nodes.
@@ -553,7 +570,6 @@ class DaemonSetController(Controller):
                     observe(self._store, daemonset, desired)
         for name in filter(None, names):
             self._reconcile(name, nodes.get(name), daemonsets, pods.get(name, ()))
-        return _IDLE_S
 
     def _reconcile(self, name: str, node: Obj | None, daemonsets: Iterable[Obj], pods: Iterable[Obj]) -> None:
         wanted = {one["metadata"]["uid"]: one for one in daemonsets if node and _is_wanted(one, node)}
@@ -615,13 +631,6 @@ def _delete(store: Store, pod: Obj, *, grace_s: int | None) -> None:
         store.delete("pods", metadata["name"], namespace=metadata["namespace"], grace_s=grace_s, uid=metadata["uid"])
 
 
-class _Due(Struct, frozen=True):
-    at_s: float
-    action: str
-    stop_seconds: str
-    pod: Obj
-
-
 class Kubelet(Controller):
     """The kubelets of all nodes: a bound pod runs after `start_s`; a deleted one is gone after its stop time.
 
@@ -635,19 +644,10 @@ class Kubelet(Controller):
     def __init__(self, store: Store, *, start_s: float = 0.1, stop_s: float = 0.2) -> None:
         super().__init__(store)
         self._start_s, self._stop_s = start_s, stop_s
-        self._due: dict[str, _Due] = {}
 
-    def _handle(self, events: Sequence[Event]) -> float:
+    def _handle(self, events: Sequence[Event]) -> None:
         for event in events:
             self._consider(event)
-        now_s = time.monotonic()
-        for uid in [uid for uid, due in self._due.items() if due.at_s <= now_s]:
-            due = self._due.pop(uid)
-            if due.action == "stop":
-                _delete(self._store, due.pod, grace_s=0)
-            else:
-                run_pod(self._store, due.pod)
-        return max(0.0, min([_IDLE_S, *(due.at_s - now_s for due in self._due.values())]))
 
     def _consider(self, event: Event) -> None:
         pod, metadata = event.obj, event.obj["metadata"]
@@ -657,11 +657,11 @@ class Kubelet(Controller):
             self._due.pop(uid, None)
         elif "deletionTimestamp" in metadata:
             stop_seconds = metadata.get("annotations", {}).get(STOP_SECONDS_ANNOTATION, str(self._stop_s))
-            if known and known.action == "stop" and known.stop_seconds == stop_seconds:
-                return
-            self._due[uid] = _Due(time.monotonic() + _seconds(stop_seconds), "stop", stop_seconds, pod)
+            if not known or known.what != f"stop {stop_seconds}":
+                at_s = time.monotonic() + _seconds(stop_seconds)
+                self._due[uid] = Due(at_s, partial(_delete, self._store, pod, grace_s=0), f"stop {stop_seconds}")
         elif not known and _may_start(pod):
-            self._due[uid] = _Due(time.monotonic() + self._start_s, "start", "", pod)
+            self._due[uid] = Due(time.monotonic() + self._start_s, partial(run_pod, self._store, pod))
 
 
 def run_pod(store: Store, pod: Obj) -> None:

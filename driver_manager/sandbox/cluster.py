@@ -68,7 +68,7 @@ class Recorder(Controller):
         self._profile = profile
         self.happenings: list[Happening] = []
 
-    def _handle(self, events: Sequence[Event]) -> float:
+    def _handle(self, events: Sequence[Event]) -> None:
         has_several = len(self._store.list_objects("nodes")[0]) > 1
         for event in events:
             if event.resource == "nodes":
@@ -77,7 +77,6 @@ class Recorder(Controller):
             else:
                 texts = self._pod_texts(event)
             self.happenings += [Happening(time.monotonic(), text) for text in texts]
-        return 3600.0
 
     def _pod_texts(self, event: Event) -> list[str]:
         if event.previous is None and event.type != "DELETED":
@@ -495,7 +494,7 @@ class Agent(Controller):
         self._waiting: dict[str, dict[str, Any]] = {}
         self._holder = ""
 
-    def _handle(self, events: Sequence[Event]) -> float:
+    def _handle(self, events: Sequence[Event]) -> None:
         for event in events:
             if event.resource == "nodes":
                 self._is_taken = self._journal in event.obj["metadata"].get("annotations", {})
@@ -507,7 +506,6 @@ class Agent(Controller):
             run_pod(self._store, pod)
         if not self._is_taken:
             self._waiting.clear()
-        return 3600.0
 
     def _look_at(self, event: Event) -> None:
         uid = event.obj["metadata"]["uid"]

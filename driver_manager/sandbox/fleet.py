@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -25,6 +26,7 @@ from driver_manager.sandbox.apiserver import (
     ApiServer,
     Controller,
     DaemonSetController,
+    Due,
     Event,
     Kubelet,
     Obj,
@@ -94,7 +96,6 @@ FLEET_SCENARIOS = {
 # The driver pods. On one node their init container is the real command on a host tree; on the others it is simulated.
 
 INIT_S = 0.6
-_IDLE_S = 3600.0
 
 
 def version_of(pod: Obj) -> str:
@@ -126,21 +127,15 @@ class DriverStarter(Controller):
         self._releases = releases
         self._host = host
         self._is_begun = False
-        self._due: dict[str, tuple[float, Obj]] = {}
 
     def begin(self) -> None:
         """Run the init container of each new pod."""
         self._is_begun = True
 
-    def _handle(self, events: Sequence[Event]) -> float:
+    def _handle(self, events: Sequence[Event]) -> None:
         for event in events:
             if event.obj["spec"].get("initContainers"):
                 self._consider(event)
-        now_s = time.monotonic()
-        for uid in [uid for uid, (at_s, _) in self._due.items() if at_s <= now_s]:
-            _, pod = self._due.pop(uid)
-            self._end(pod, 0 if self._releases[version_of(pod)].loads else 1)
-        return max(0.0, min([_IDLE_S, *(at_s - now_s for at_s, _ in self._due.values())]))
 
     def _consider(self, event: Event) -> None:
         pod, uid = event.obj, event.obj["metadata"]["uid"]
@@ -154,7 +149,8 @@ class DriverStarter(Controller):
         elif event.type == "ADDED" and pod["spec"]["nodeName"] == self._host.node:
             self._host.containers[uid] = self._host.run(pod, lambda status: self._end(pod, status))
         elif event.type == "ADDED":
-            self._due[uid] = (time.monotonic() + INIT_S, pod)
+            status = 0 if self._releases[version_of(pod)].loads else 1
+            self._due[uid] = Due(time.monotonic() + INIT_S, partial(self._end, pod, status))
 
     def _end(self, pod: Obj, status: int) -> None:
         if status == 0:
@@ -488,7 +484,7 @@ class FleetWatcher(Controller):
         self._unfinished: set[str] = set()
         self.picture = Picture()
 
-    def _handle(self, events: Sequence[Event]) -> float:
+    def _handle(self, events: Sequence[Event]) -> None:
         for event in events:
             if event.previous is not None and event.resource == "nodes":
                 self._note_node(event)
@@ -501,7 +497,6 @@ class FleetWatcher(Controller):
                 self._show.picture(now, news)
             self.picture = now
             self._store.wake()  # for `wait_for`
-        return _IDLE_S
 
     def _now(self) -> Picture:
         pods = self._store.list_objects("pods", labels=f"app={DRIVER}")[0]
