@@ -56,6 +56,14 @@ class Step(Struct, frozen=True):
         return False
 
 
+class Disturbing(Step, frozen=True):
+    """A step because of which a pod or a service always has to leave."""
+
+    @property
+    def disturbs(self) -> bool:
+        return True
+
+
 def named_pods(pods: tuple[str, ...]) -> str:
     return f"{len(pods)} pod(s) {several(pods)}"
 
@@ -178,7 +186,7 @@ class ModuleStep(Step, frozen=True):
         return ()
 
 
-class StopServices(ModuleStep, frozen=True):
+class StopServices(Disturbing, ModuleStep, frozen=True):
     """Stop host services that hold the device; they are started again on every way out."""
 
     part = OutagePart.DEVICE
@@ -186,10 +194,6 @@ class StopServices(ModuleStep, frozen=True):
 
     def describe(self) -> str:
         return f"stop host service(s) {', '.join(self.names)}"
-
-    @property
-    def disturbs(self) -> bool:
-        return True
 
 
 class WaitForDevice(ModuleStep, frozen=True):
@@ -218,7 +222,7 @@ class RemoveConflicting(ModuleStep, frozen=True):
         return f"unload conflicting module(s) {' → '.join(self.names)}"
 
 
-class UnloadModules(ModuleStep, frozen=True):
+class UnloadModules(Disturbing, ModuleStep, frozen=True):
     """Unload the driver, holders first; the order is looked up again when it is done.
 
     `clients` are uids of pods that hold the device: they are evicted right before, and the unload is tried in the gap
@@ -238,10 +242,6 @@ class UnloadModules(ModuleStep, frozen=True):
 
     def rights(self) -> tuple[Right, ...]:
         return (EVICT_PODS,) if self.clients else ()
-
-    @property
-    def disturbs(self) -> bool:
-        return True
 
 
 class SetFirmwarePath(ModuleStep, frozen=True):
@@ -351,7 +351,7 @@ class TakeNode(NodeStep, frozen=True):
         return bool(self.journal.paused)
 
 
-class PauseLast(NodeStep, frozen=True):
+class PauseLast(Disturbing, NodeStep, frozen=True):
     """Pause what must leave last, by a second patch that adds it to the journal."""
 
     part = OutagePart.OPERANDS
@@ -359,10 +359,6 @@ class PauseLast(NodeStep, frozen=True):
 
     def describe(self) -> str:
         return f"pause {', '.join(self.keys)}, after the last claim is released"
-
-    @property
-    def disturbs(self) -> bool:
-        return True
 
 
 class MarkCleared(NodeStep, frozen=True):
@@ -428,7 +424,7 @@ class WaitForSafeLoad(OperatorStep, frozen=True):
         return (PATCH_NODES, WATCH_NODES)
 
 
-class AskOperator(OperatorStep, frozen=True):
+class AskOperator(Disturbing, OperatorStep, frozen=True):
     """Ask the operator that manages this node's upgrades for one, and wait until it has moved the pods away.
 
     `state` is the value of its label `state_key`. Not `asks`: it was asked before, is at work, or all pods are
@@ -449,10 +445,6 @@ class AskOperator(OperatorStep, frozen=True):
 
     def rights(self) -> tuple[Right, ...]:
         return (PATCH_NODES, WATCH_PODS) if self.asks else (WATCH_PODS,)
-
-    @property
-    def disturbs(self) -> bool:
-        return True
 
 
 class WithdrawSafeLoad(OperatorStep, frozen=True):
@@ -536,7 +528,7 @@ class EvictWorkloads(PodStep, frozen=True):
         return bool(self.pods) or self.drains
 
 
-class DrainNode(PodStep, frozen=True):
+class DrainNode(Disturbing, PodStep, frozen=True):
     """Evict every pod but those of DaemonSets, and wait until they are gone. `timeout_s` 0: until the deadline."""
 
     part = OutagePart.EVICT
@@ -549,10 +541,6 @@ class DrainNode(PodStep, frozen=True):
 
     def rights(self) -> tuple[Right, ...]:
         return (EVICT_PODS, WATCH_PODS)
-
-    @property
-    def disturbs(self) -> bool:
-        return True
 
 
 class WaitForRestart(PodStep, frozen=True):
@@ -698,6 +686,9 @@ AnySlotStep = KeepRoot | FlipRoot
 class WaitStep(Step, frozen=True):
     """What is waited for while the driver serves as before."""
 
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
 
 def _meanwhile(*, is_undisturbed: bool) -> str:
     return "before anything is changed" if is_undisturbed else "with the node as it is now"
@@ -718,9 +709,6 @@ class WaitForHolders(WaitStep, frozen=True):
     def describe(self) -> str:
         named, meanwhile = several(self.holders, "; "), _meanwhile(is_undisturbed=self.is_undisturbed)
         return f"wait up to {self.timeout_s:g} s, {meanwhile}, for the device to be released: {named}"
-
-    def rights(self) -> tuple[Right, ...]:
-        return ()
 
 
 class WaitForStuckPods(WaitStep, frozen=True):
@@ -759,9 +747,6 @@ class WaitAfterFailure(WaitStep, frozen=True):
             f"{self.exit_code}: {self.what}) and nothing has changed since; --retry-wait=0s (RETRY_WAIT) skips this"
         )
 
-    def rights(self) -> tuple[Right, ...]:
-        return ()
-
 
 class WaitForMachines(WaitStep, frozen=True):
     """Wait until no virtual machine has one of the device `nodes` open any more. `holders` names who has them."""
@@ -774,9 +759,6 @@ class WaitForMachines(WaitStep, frozen=True):
     def describe(self) -> str:
         named = several(self.holders, "; ")
         return f"wait up to {self.timeout_s:g} s for the virtual machines to release their devices: {named}"
-
-    def rights(self) -> tuple[Right, ...]:
-        return ()
 
 
 AnyWaitStep = WaitForMachines | WaitForHolders | WaitForStuckPods | WaitAfterFailure
