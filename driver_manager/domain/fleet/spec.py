@@ -23,7 +23,7 @@ from driver_manager.domain.reboot.maintenance_windows import EXPECTED_WINDOWS, S
 from driver_manager.domain.schema import JSON, Key, Problem, Reader, Rule
 from driver_manager.domain.selectors import Selector
 from driver_manager.domain.text import parse_duration, shortened, writable
-from driver_manager.domain.wire import OBJECT, Form, seconds_of
+from driver_manager.domain.wire import OBJECT, Form, Part, body_of, seconds_of
 
 # The annotation that a rollout keeps on a Node, as versioned JSON. With it another controller can continue.
 
@@ -43,11 +43,11 @@ class NodeRecord(Struct, frozen=True):
     revision: str
     wave: int
     pod: str
-    boot_id: str
-    began_s: float
-    since_s: float
-    reason: str = ""
-    outcome_s: float | None = None
+    boot_id: Annotated[str, Part("boot")]
+    began_s: Annotated[float, Part("began")]
+    since_s: Annotated[float, Part("since")]
+    reason: Annotated[str, Part(is_omitted=True)] = ""
+    outcome_s: Annotated[float | None, Part("outcome", is_omitted=True)] = None
 
 
 class NodeRecordUnreadable(ConfigError):
@@ -66,35 +66,13 @@ FORM = Form(
 
 def encode_node_record(record: NodeRecord) -> str:
     """The annotation's value: compact JSON with sorted keys, of bounded length."""
-    body = {
-        "rollout": record.rollout,
-        "revision": record.revision,
-        "wave": record.wave,
-        "pod": record.pod,
-        "boot": record.boot_id,
-        "began": round(record.began_s, 3),
-        "since": round(record.since_s, 3),
-    }
-    reason = shortened(writable(record.reason), MAX_TEXT_CHARS)
-    told = {"reason": reason} if reason else {}
-    outcome = {"outcome": round(record.outcome_s, 3)} if record.outcome_s is not None else {}
-    return FORM.write({**body, **told, **outcome})
+    bounded = replace(record, reason=shortened(writable(record.reason), MAX_TEXT_CHARS))
+    return FORM.write(body_of(bounded, digits=3))
 
 
 def decode_node_record(text: str) -> NodeRecord:
     """The record in `text`. Raises NodeRecordUnreadable for garbage and for versions newer than this one."""
-    body = FORM.read(text)
-    return NodeRecord(
-        rollout=body.text("rollout"),
-        revision=body.text("revision"),
-        wave=body.whole("wave"),
-        pod=body.text("pod"),
-        boot_id=body.text("boot"),
-        began_s=body.seconds("began"),
-        since_s=body.seconds("since"),
-        reason=body.text("reason", ""),
-        outcome_s=body.seconds("outcome") if "outcome" in body else None,
-    )
+    return FORM.read(text).record(NodeRecord)
 
 
 # The facts of a decision. Adapters read them, `advance` decides. All times are seconds since the epoch.
