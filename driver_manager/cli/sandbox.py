@@ -41,28 +41,11 @@ HEADLINES = 8
 LEAST_LINES = 24
 
 
-class Screen:
+class FleetScreen:
+    """Shows a scenario as lines, and below them the fleet. Thread-safe."""
+
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-
-    @property
-    def terminal(self) -> TextIO | None:
-        return self._stream if is_capable(self._stream) else None
-
-    def chapter(self, title: str) -> None:
-        self.line("")
-        width = min(MOST_COLUMNS, shutil.get_terminal_size().columns)
-        self.line(styled(f"── {title} ", bold=True) + "─" * max(0, width - len(title) - 4))
-
-    def line(self, text: str) -> None:
-        click.echo(text, file=self._stream)
-
-
-class FleetScreen(Screen):
-    """Shows lines, and below them the fleet. Thread-safe."""
-
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__(stream)
         lines = shutil.get_terminal_size().lines
         self._is_live = is_capable(stream) and lines >= LEAST_LINES
         self._paints = has_colour(stream)
@@ -70,15 +53,21 @@ class FleetScreen(Screen):
         self._picture: Picture | None = None
         self._drawn = 0
 
+    @property
+    def terminal(self) -> TextIO | None:
+        return self._stream if is_capable(self._stream) else None
+
     def chapter(self, title: str) -> None:
         with self._lock:
             self._picture, self._drawn = None, 0
-            super().chapter(title)
+            self.line("")
+            width = min(MOST_COLUMNS, shutil.get_terminal_size().columns)
+            self.line(styled(f"── {title} ", bold=True) + "─" * max(0, width - len(title) - 4))
 
     def line(self, text: str) -> None:
         with self._lock:
             self._erase()
-            super().line(text)
+            click.echo(text, file=self._stream)
             self._draw()
 
     def picture(self, picture: Picture, news: Sequence[str]) -> None:
@@ -195,7 +184,7 @@ def _play(name: str, output: str, *, wants_shell: bool) -> ScenarioReport:
     return report
 
 
-def _play_scenario(scenario: Scenario, screen: Screen, *, wants_shell: bool) -> ScenarioReport:
+def _play_scenario(scenario: Scenario, screen: FleetScreen, *, wants_shell: bool) -> ScenarioReport:
     """Play the scenario, and show its report while the server and the host still run."""
 
     def then(report: ScenarioReport, env: Mapping[str, str]) -> None:
@@ -221,7 +210,7 @@ def _play_scenario(scenario: Scenario, screen: Screen, *, wants_shell: bool) -> 
     return run_scenario(scenario, screen, screen.terminal, then)
 
 
-def _show(report: ScenarioReport, screen: Screen) -> None:
+def _show(report: ScenarioReport, screen: FleetScreen) -> None:
     if not report.is_shown:
         screen.chapter("timeline: what the cluster and the node saw (… stands for the deploy labels' common prefix)")
         for happening in report.timeline:

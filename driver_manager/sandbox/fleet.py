@@ -613,9 +613,7 @@ class FleetPlay:
             raise RuntimeError(f"the controller ended before {what}")
 
     def _state(self) -> NodeSummary:
-        node = self._fleet.store.get("nodes", self._scenario.canary)
-        is_taken = self._fleet.profile.keys.journal in node["metadata"].get("annotations", {})
-        return summary_of(node, self._fleet.tree, journal=is_taken)
+        return summary_of(self._fleet.store.get("nodes", self._scenario.canary), self._fleet.tree)
 
     def _left_on_host(self, before: NodeSummary, after: NodeSummary) -> list[str]:
         good, keys = self._scenario.good, self._fleet.profile.keys

@@ -539,9 +539,11 @@ class NodeSummary(Struct, frozen=True):
     digest: str
 
 
-def summary_of(node: dict[str, Any], tree: HostTree, *, journal: bool) -> NodeSummary:
+def summary_of(node: dict[str, Any], tree: HostTree, *, journal: bool | None = None) -> NodeSummary:
     labels = dict(node["metadata"].get("labels", {}))
     is_cordoned = bool(node.get("spec", {}).get("unschedulable"))
+    if journal is None:
+        journal = tree.profile.keys.journal in node["metadata"].get("annotations", {})
     return NodeSummary(labels, is_cordoned, journal, tree.driver_version, tree.digest)
 
 
@@ -723,9 +725,7 @@ class _Play:
         return environment(self._tree, self._cluster.kubeconfig, NODE, {**pod, **self._env})
 
     def _state(self) -> NodeSummary:
-        node = self._cluster.node()
-        is_taken = self._cluster.profile.keys.journal in node["metadata"].get("annotations", {})
-        return summary_of(node, self._tree, journal=is_taken)
+        return summary_of(self._cluster.node(), self._tree)
 
 
 def _problems(scenario: Scenario, before: NodeSummary, after: NodeSummary, exit_codes: list[int]) -> list[str]:
