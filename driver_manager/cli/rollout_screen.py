@@ -72,63 +72,31 @@ class _Case(Struct, frozen=True):
 
 def hints(rollout: RolloutObject, fleet: Fleet | None, outlook: Outlook, *, has_leader: bool) -> tuple[Hint, ...]:
     """The next steps, the most likely first."""
-    case = _Case(rollout, fleet, outlook)
     found = [Hint(NO_CONTROLLER)] if not has_leader else []
-    return (*found, *(hint for source in SOURCES for hint in source(case)))
+    return (*found, *_next_steps(_Case(rollout, fleet, outlook)))
 
 
-def _unreadable(case: _Case) -> Iterator[Hint]:
-    if case.outlook.reason == INVALID_SPEC:
-        yield Hint("fix the spec", f"kubectl -n {case.rollout.namespace} edit driverrollout {case.rollout.name}")
-
-
-def _failed_nodes(case: _Case) -> Iterator[Hint]:
-    yield from _once_more(case, case.failed, "retry a failed node, after checking it")
-
-
-def _failed_preflights(case: _Case) -> Iterator[Hint]:
-    yield from _once_more(case, case.refused, "check again a node that is left out, after checking it")
-
-
-def _once_more(case: _Case, nodes: Sequence[str], what: str) -> Iterator[Hint]:
-    if not nodes or case.outlook.reason in ("FailedBefore", "Undoing"):
-        return
-    words = ("--rollout", case.rollout.name, *nodes[:MOST_NAMED])
-    yield Hint(what, case.command("retry", *words) + (" ..." if len(nodes) > MOST_NAMED else ""))
-
-
-def _failed_revision(case: _Case) -> Iterator[Hint]:
-    if case.outlook.reason == "FailedBefore":
-        yield Hint("try this revision again", case.command("retry", "--rollout", case.rollout.name, "--revision"))
-
-
-def _way_back(case: _Case) -> Iterator[Hint]:
-    if case.outlook.phase is not Phase.HALTED or case.outlook.reason == "Undoing" or case.fleet is None:
-        return
-    to = last_good(case.fleet, case.outlook.target)
-    if to:
-        yield Hint(f"go back to revision {to}", case.command("undo", case.rollout.name))
-
-
-def _approval(case: _Case) -> Iterator[Hint]:
-    if case.outlook.phase is Phase.WAITING_FOR_APPROVAL:
-        yield Hint("approve the next wave", case.command("approve", case.rollout.name))
-
-
-def _paused(case: _Case) -> Iterator[Hint]:
-    if case.outlook.phase is Phase.PAUSED:
-        yield Hint("resume", case.command("resume", case.rollout.name))
-
-
-SOURCES: tuple[Callable[[_Case], Iterator[Hint]], ...] = (
-    _unreadable,
-    _failed_nodes,
-    _failed_preflights,
-    _failed_revision,
-    _way_back,
-    _approval,
-    _paused,
-)
+def _next_steps(case: _Case) -> Iterator[Hint]:
+    rollout, phase, reason = case.rollout, case.outlook.phase, case.outlook.reason
+    if reason == INVALID_SPEC:
+        yield Hint("fix the spec", f"kubectl -n {rollout.namespace} edit driverrollout {rollout.name}")
+    for nodes, what in (
+        (case.failed, "retry a failed node, after checking it"),
+        (case.refused, "check again a node that is left out, after checking it"),
+    ):
+        if nodes and reason not in ("FailedBefore", "Undoing"):
+            words = ("--rollout", rollout.name, *nodes[:MOST_NAMED])
+            yield Hint(what, case.command("retry", *words) + (" ..." if len(nodes) > MOST_NAMED else ""))
+    if reason == "FailedBefore":
+        yield Hint("try this revision again", case.command("retry", "--rollout", rollout.name, "--revision"))
+    if phase is Phase.HALTED and reason != "Undoing" and case.fleet is not None:
+        to = last_good(case.fleet, case.outlook.target)
+        if to:
+            yield Hint(f"go back to revision {to}", case.command("undo", rollout.name))
+    if phase is Phase.WAITING_FOR_APPROVAL:
+        yield Hint("approve the next wave", case.command("approve", rollout.name))
+    if phase is Phase.PAUSED:
+        yield Hint("resume", case.command("resume", rollout.name))
 
 
 # `rollout status` and `rollout plan` as JSON, in the form of `schemas/rollout.schema.json`
