@@ -240,7 +240,7 @@ class Fields(Struct, frozen=True):
         return tuple(Fields(self.form, one, f"{self._named(key)}[{number}].") for number, one in enumerate(objects))
 
     def record(self, kind: type[R], **given: Any) -> R:
-        """The record of these fields; `given` has the attributes that do not stand in the document as they are."""
+        """The record of these fields; `given` has the attributes that the document does not have as they are."""
         columns = (one for one in columns_of(kind) if one.part.key is not None and one.name not in given)
         return kind(**{one.name: self._cell(one) for one in columns}, **given)
 

@@ -493,7 +493,7 @@ _IDLE_S = 3600.0
 
 
 class Due(Struct, frozen=True):
-    """An act at `at_s` on the monotonic clock; `what` tells it from others on the same object."""
+    """An act at `at_s` on the monotonic clock; `what` distinguishes it from other acts on the same object."""
 
     at_s: float
     act: Callable[[], object]
