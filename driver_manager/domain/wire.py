@@ -303,8 +303,8 @@ R = TypeVar("R", bound=Struct)
 class Part(Struct, frozen=True):
     """How an attribute stands in a document: under `key` (default: its name in camel case), not at all if that is None.
 
-    An `is_optional` one may be absent or null: it then has its default. One that `is_omitted` is absent while it has
-    its default. `least` and `most` bound whole numbers; of a text `chars` characters count.
+    An `is_optional` one may be absent: it then has its default. One that `is_omitted` is absent while it has its
+    default, and never null. `least` and `most` bound whole numbers; of a text `chars` characters count.
     """
 
     key: str | None = ""
