@@ -10,7 +10,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-Action = Callable[[], None]
+Action = Callable[[], object] | Exception
+"""What happens at a call: something is done, or the call fails."""
 
 
 class Killed(BaseException):
@@ -43,9 +44,9 @@ class Killer:
         """Once, at call `number` of any kind: do `action`. It may raise; `after` means that the call had its effect."""
         self._hooks.append(_Hook(lambda index, _: index == number, after, action))
 
-    def at(self, name: str, action: Action, *, after: bool = False) -> None:
-        """Once, at the next call called `name`: do `action`; the one after that is for the next action given here."""
-        self._hooks.append(_Hook(lambda _, called: called == name, after, action))
+    def at(self, name: str, action: Action, *, after: bool = False, times: int = 1) -> None:
+        """At the next `times` calls called `name`: do `action`; those after that are for the next action given here."""
+        self._hooks += [_Hook(lambda _, called: called == name, after, action) for _ in range(times)]
 
     def die(self) -> None:
         """Be killed now."""
@@ -83,5 +84,7 @@ class Killer:
         for hook in self._hooks:
             if not hook.used and hook.after is after and hook.matches(number, name):
                 hook.used = True
-                return hook.action()
-        return None
+                if isinstance(hook.action, Exception):
+                    raise hook.action
+                hook.action()
+                return

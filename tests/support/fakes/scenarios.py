@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -14,6 +15,7 @@ from driver_manager.domain.node import Claim, Node
 from driver_manager.domain.observation import EvictionRules, Loader, Mode, Policy
 from driver_manager.domain.pci import Binding, encode_bindings, noted_bindings
 from tests.support.fakes.builders import (
+    ASCEND,
     DRIVER,
     EXPORTER,
     NEW_DIGEST,
@@ -347,24 +349,23 @@ SCENARIOS: dict[str, Callable[[], World]] = {
         return_from_vfio_by_manager,
     )
 }
-TAKING = (
-    "replace_by_container",
-    "replace_by_manager",
-    "replace_with_a_peer",
-    "replace_with_more_of_the_profile",
-    "swap_to_a_slot",
-    "swap_a_folder_for_a_slot",
-    "replace_with_host_services",
-    "replace_with_workloads",
-    "replace_with_claims",
-    "replace_after_completion",
-    "replace_once_the_device_is_let_go",
-    "replace_after_a_failure",
-    "rebind",
-    "first_install_over_a_stale_root",
-    "switch_to_vfio",
-)
+LOADING_ONLY = ("replace_with_safe_load", "first_install_by_manager", "current", "bind_to_vfio")
+RETURNING = ("return_from_vfio", "return_from_vfio_by_manager")
+TAKING = tuple(name for name in SCENARIOS if name not in (*LOADING_ONLY, *RETURNING))
 """Those that pause labels."""
+
+
+def made(name: str, **changes: Any) -> World:
+    """The world of a scenario, with these fields changed. See `World.given`."""
+    return SCENARIOS[name]().given(**changes)
+
+
+def by_reboot(**changes: Any) -> World:
+    """An old driver that only a reboot replaces. The run does not wait for the reboot."""
+    labels = {"openfuyao.com/npu.present": "true"}
+    world = World(labels, Policy(no_wait=True), profile=ASCEND).given(needs={}, loaded={"drv_pcie_host": "23.0"})
+    world.host.files[ASCEND.paths.state_file] = OLD_DIGEST
+    return world.given(**changes)
 
 
 def settle_in(world: World) -> State:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Self
 
 from msgspec.structs import replace
 
 from driver_manager.core.ports import Ports
 from driver_manager.core.swap.run import Identity, Outcome, observe, reconcile
-from driver_manager.domain.deadline import Moment
+from driver_manager.domain import journal as journals
+from driver_manager.domain.deadline import Deadline, Moment
+from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.host import decode_marker
-from driver_manager.domain.journal import Owner
-from driver_manager.domain.node import PROGRAM, Pod
-from driver_manager.domain.observation import Loader, Observation, Policy
+from driver_manager.domain.journal import Journal, Owner
+from driver_manager.domain.node import PROGRAM, Node, Pod
+from driver_manager.domain.observation import EvictionRules, Loader, Observation, Policy
 from driver_manager.domain.pci import Binding, PciFunction, noted_bindings
 from driver_manager.domain.profile import RUN_RECORD, Profile
 from tests.support.fakes.builders import DRIVER, NEW_DIGEST, PROFILE, driver_pod, node
@@ -48,8 +52,45 @@ class State:
     firmware_path: str = ""
 
 
+class Place:
+    """A node in memory with its pods and its host. They share one clock and one killer."""
+
+    def __init__(
+        self,
+        *pods: Pod,
+        known: Node | None = None,
+        cluster: type[FakeCluster] = FakeCluster,
+        profile: Profile = PROFILE,
+        daemon_sets: tuple[DaemonSet, ...] = (),
+    ) -> None:
+        self.killer = Killer()
+        self.clock = FakeClock(self.killer)
+        self.reporter = RecordingReporter()
+        self.cluster = cluster(self.killer, self.clock, node() if known is None else known, daemon_sets)
+        self.host = FakeHost(self.killer, profile, self.cluster.device_users)
+        for pod in pods:
+            self.cluster.add_pod(pod)
+
+    @property
+    def ports(self) -> Ports:
+        return Ports(self.cluster, self.host, self.clock, self.reporter, slots=self.host.slots, devices=self.host.pci)
+
+    @property
+    def node(self) -> Node:
+        """The Node as it is now. It must exist."""
+        assert self.cluster.current is not None
+        return self.cluster.current
+
+    def deadline(self, seconds: float) -> Deadline:
+        return Deadline.after(seconds, self.clock.monotonic)
+
+    def calls(self, *names: str) -> list[str]:
+        """The calls of these names, in order."""
+        return [name for name in self.killer.calls if name in names]
+
+
 @dataclass
-class World:
+class World(Place):
     """One node. `policy` and `digest` are what its runs want; `pod` is the pod they run in, placed by the label `gate`.
 
     `is_shown`: every run that ends shows on the Node how; else the test says itself what is shown.
@@ -67,11 +108,7 @@ class World:
     gate: str = DRIVER
 
     def __post_init__(self) -> None:
-        self.killer = Killer()
-        self.clock = FakeClock(self.killer)
-        self.reporter = RecordingReporter()
-        self.cluster = FakeCluster(self.killer, self.clock, node(dict(self.labels)), self.daemon_sets)
-        self.host = FakeHost(self.killer, self.profile, self.cluster.device_users)
+        super().__init__(known=node(dict(self.labels)), profile=self.profile, daemon_sets=self.daemon_sets)
         self.cluster.add_pod(self._own_pod())
         self.pid = 100
         self.running: set[Owner] = set()
@@ -81,9 +118,19 @@ class World:
         """The process that runs now, or would."""
         return Owner(pid=self.pid, start_ticks=self.pid, pid_namespace=1, boot_id=self.host.boot_id)
 
-    @property
-    def ports(self) -> Ports:
-        return Ports(self.cluster, self.host, self.clock, self.reporter, slots=self.host.slots, devices=self.host.pci)
+    def given(self, **changes: Any) -> Self:
+        """Set fields by name: of the policy, its eviction rules, this world, the host, cluster, slots or devices."""
+        for name, value in changes.items():
+            if name in Policy.__struct_fields__:
+                self.policy = replace(self.policy, **{name: value})
+            elif name in EvictionRules.__struct_fields__:
+                self.policy = replace(self.policy, eviction=replace(self.policy.eviction, **{name: value}))
+            elif name == "profile":
+                self.profile = self.host.profile = value
+            else:
+                parts = (self, self.host, self.cluster, self.host.slots, self.host.pci)
+                setattr(next(part for part in parts if hasattr(part, name)), name, value)
+        return self
 
     def observe(self) -> Observation:
         """As the command line would."""
@@ -124,6 +171,62 @@ class World:
         assert not (wrong and self.is_shown), wrong
         return outcome
 
+    def on(self, call: str, *actions: Callable[[Self], object] | Exception, after: bool = False) -> Self:
+        """At the next calls called `call`: an action each, which gets this world, or a failure."""
+        for action in actions:
+            self.killer.at(call, action if isinstance(action, Exception) else partial(action, self), after=after)
+        return self
+
+    def ended(self, code: ExitCode = ExitCode.DONE, *words: str, remedy: str = "") -> Outcome:
+        """Run. Raises AssertionError unless the run ends with `code`, says all of `words`, and names the remedy."""
+        outcome = self.run()
+        assert outcome is not None, "it was killed"
+        assert outcome.exit_code is code, outcome
+        for word in words:
+            assert word in outcome.what
+        assert remedy in outcome.remedy
+        return outcome
+
+    def again(self, code: ExitCode = ExitCode.DONE, *words: str, remedy: str = "") -> Outcome:
+        """Run as another process, as the kubelet starts the container again."""
+        self.next_process()
+        return self.ended(code, *words, remedy=remedy)
+
+    def killed(self, at: str | int = "", *, after: bool = True) -> Self:
+        """Run until the process is killed at an effect, given by its number, or at a call; the next one may begin."""
+        if isinstance(at, int):
+            self.killer.kill_at(at, after=after)
+        elif at:
+            self.killer.at(at, self.killer.die, after=after)
+        assert self.run() is None, "the kill must have struck"
+        self.next_process()
+        return self
+
+    @property
+    def journal(self) -> Journal:
+        """The journal on the Node."""
+        return journals.decode(self.node.annotations[self.profile.keys.journal]).claims
+
+    @property
+    def is_released(self) -> bool:
+        """True if nothing of a run is left on the Node."""
+        state = self.state()
+        return state.labels == dict(self.labels) and not state.annotations and not state.unschedulable
+
+    @property
+    def is_held(self) -> bool:
+        """True if labels are paused and the Node has the journal."""
+        state = self.state()
+        paused = [value for value in state.labels.values() if value.endswith(self.profile.deploy.paused_value)]
+        return bool(paused) and self.profile.keys.journal in state.annotations
+
+    @property
+    def only_showed_its_end(self) -> bool:
+        """True if one patch changed the Node, and only what it shows of the driver's state."""
+        keys = self.profile.keys
+        touched = [{*patch.labels, *patch.annotations} for patch in self.cluster.patches]
+        return self.killer.effects == ["patch"] and touched == [{keys.state, keys.last_outcome}]
+
     def next_process(self) -> None:
         """The killed or ended process is followed by another one."""
         self.killer.revive()
@@ -154,8 +257,7 @@ class World:
 
     def state(self) -> State:
         """What is on the Node and the host now."""
-        current, paths = self.cluster.current, self.profile.paths
-        assert current is not None
+        current, paths = self.node, self.profile.paths
         keys = self.profile.keys
         return State(
             {key: value for key, value in current.labels.items() if key != keys.state},

@@ -1,332 +1,745 @@
-"""How each step is done, and what is left when one fails: on whole runs over the fakes."""
+"""How each step is done, and what is left when one fails: whole runs over the fakes."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from driver_manager.domain.errors import ApiRefused, ExitCode, ModuleFailed
-from driver_manager.domain.host import Holder
+from driver_manager.core.swap.driver import DEVICE_NODES_S
+from driver_manager.domain.errors import ApiRefused, ConfigError, ExitCode, ModuleFailed
+from driver_manager.domain.host import Holder, Marker, Module, encode_marker
 from driver_manager.domain.journal import encode
-from driver_manager.domain.observation import Policy
-from tests.support.fakes.builders import DRIVER, EXPORTER, NEW_DIGEST, OLD_DIGEST, PAUSED, PLUGIN, PROFILE, journal, pod
-from tests.support.fakes.executions import is_given_back, is_held, run
-from tests.support.fakes.scenarios import LABELS, NEW_ROOT, OLD_ROOT, SCENARIOS
+from driver_manager.domain.observation import Loader, Policy, Situation
+from driver_manager.domain.profile import joined, kept, options
+from driver_manager.domain.swap.preflight import checks
+from tests.support.fakes.builders import (
+    ASCEND,
+    DRIVER,
+    EXPORTER,
+    NEW_DIGEST,
+    OLD_DIGEST,
+    PAUSED,
+    PLUGIN,
+    PROFILE,
+    driver_pod,
+    host,
+    journal,
+    observation,
+    pod,
+)
+from tests.support.fakes.scenarios import LABELS, NEW_ROOT, OLD_ROOT, SCENARIOS, TAKING, by_reboot, made, undisturbed
 from tests.support.fakes.world import World
 
 PATHS = PROFILE.paths
 SERVICE = "rbln_daemon.service"
+OWN_DRIVER = "/lib/modules/x/rebellions.ko"
+RMMOD = ModuleFailed("rmmod: no", "Look at dmesg.")
+OLD = {"rebellions_core": "1.0", "rebellions": "1.0"}
+OLD_AND_PEER = OLD | {"rebellions_peer": "1.0"}
+NEW_ONLY: dict[str, Any] = {"offers": {NEW_ROOT: "2.0"}}
+BACK = ("the old driver 1.0 is loaded again", "the node was released")
+NO_WAY_BACK = "there is no old driver to go back to"
 
 
-# before the driver is touched
+def busy(world: World) -> None:
+    world.host.stuck_users["rebellions"] = 1
 
 
-def test_pods_that_would_not_leave_end_with_three_and_the_node_given_back() -> None:
-    world = SCENARIOS["replace_by_container"]()
+def add_stuck_operand(world: World) -> None:
     world.cluster.add_pod(pod("stuck", PLUGIN, deleting=True, finalizers=("vendor/hold",)))
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.PODS_REMAIN
-    assert "rbln-system/stuck: terminating, held by finalizer vendor/hold" in outcome.what
-    assert "the node was released" in outcome.what
-    assert world.host.unload_attempts == []
-    assert is_given_back(world)
+
+
+def bring_back(name: str) -> Callable[[World], None]:
+    """Something loads the old module `name` again."""
+    return lambda world: world.host.loaded.update({name: "1.0"})
+
+
+def make_node_appear(world: World) -> None:
+    world.host.has_device_nodes = True
+
+
+def recreate_node(world: World) -> None:
+    world.cluster.recreate_node()
+
+
+def end(world: World) -> None:
+    world.clock.ask_to_end()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run of scenario `name` with `given`; `at` names what happens at a call, or after one that ends with `>`.
+
+    It ends with `code` and `said`, with the node released unless it `is_held`, and with `loaded`.
+    """
+
+    name: str
+    said: tuple[str, ...]
+    given: Mapping[str, Any] = field(default_factory=dict)
+    at: Mapping[str, Callable[[World], object] | Exception] = field(default_factory=dict)
+    code: ExitCode = ExitCode.MODULE_FAILED
+    is_held: bool = False
+    loaded: Mapping[str, str] | None = None
+
+    def world(self) -> World:
+        world = made(self.name, **self.given)
+        for call, action in self.at.items():
+            world.on(call.rstrip(">"), action, after=call.endswith(">"))
+        return world
+
+
+CONTAINER, MANAGER, PEER = "replace_by_container", "replace_by_manager", "replace_with_a_peer"
+FAILURES = {
+    "pods that do not leave": Failure(
+        CONTAINER,
+        ("rbln-system/stuck: terminating, held by finalizer vendor/hold", "the node was released"),
+        at={"turn": add_stuck_operand},
+        code=ExitCode.PODS_REMAIN,
+    ),
+    "a busy device": Failure(
+        CONTAINER,
+        ("rebellions (2 user(s))", "after 60 s"),
+        {"stuck_users": {"rebellions": 2}},
+        code=ExitCode.DRIVER_BUSY,
+    ),
+    "a holder, by its pod": Failure(
+        CONTAINER,
+        ("python3 (pid 4711) in pod", "has /dev/rbln0 open"),
+        {
+            "stuck_users": {"rebellions": 1},
+            "known_holders": (Holder(4711, "python3", "/dev/rbln0", "open", "c0ffee", pod_uid="plugin-101"),),
+        },
+        code=ExitCode.DRIVER_BUSY,
+    ),
+    "busy after a part was unloaded": Failure(
+        CONTAINER, (), {"driver_root": OLD_ROOT}, {"unload rebellions_peer>": busy}, ExitCode.DRIVER_BUSY
+    ),
+    "an unload": Failure(CONTAINER, ("rmmod: no",), {"driver_root": OLD_ROOT}, {"unload rebellions": RMMOD}),
+    "a module that comes back": Failure(
+        PEER,
+        ("module rebellions_peer came back after it was unloaded",),
+        at={"unload rebellions_peer>": bring_back("rebellions_peer")},
+        loaded=OLD_AND_PEER,
+    ),
+    "a root that comes back": Failure(
+        PEER,
+        ("module rebellions came back",),
+        at={"unload rebellions>": bring_back("rebellions")},
+        loaded=OLD_AND_PEER,
+    ),
+    "sigterm between two unloads": Failure(
+        PEER, (), at={"unload rebellions_peer>": end}, code=ExitCode.STANDING_DOWN, loaded=OLD_AND_PEER
+    ),
+    "an unmount, without a driver": Failure(
+        CONTAINER,
+        ("stays paused",),
+        at={f"unmount {PATHS.driver_root}": ModuleFailed("cannot unmount", "fuser")},
+        is_held=True,
+        loaded={},
+    ),
+    "a new driver that is sick": Failure(MANAGER, ("probe reports", *BACK), {"sick": {"2.0"}}, loaded=OLD),
+    "a new driver without a device node": Failure(
+        MANAGER,
+        ("no device node appeared", *BACK),
+        {"has_device_nodes": False},
+        {"device nodes>": make_node_appear},
+        loaded=OLD,
+    ),
+    "a rollback told to end": Failure(PEER, BACK, {"sick": {"2.0"}}, {"probe": end}, loaded=OLD_AND_PEER),
+    "a load with no way back": Failure(
+        MANAGER, (NO_WAY_BACK,), {"broken": {"2.0"}, **NEW_ONLY}, is_held=True, loaded={}
+    ),
+    "an old driver that fails too": Failure(
+        MANAGER,
+        ("from /opt/new", "going back failed too: module rebellions cannot be loaded from /opt/old"),
+        {"broken": {"1.0", "2.0"}},
+        is_held=True,
+    ),
+    "a sick driver with no way back": Failure(MANAGER, (NO_WAY_BACK,), {"sick": {"2.0"}, **NEW_ONLY}, is_held=True),
+    "on a Node that was created again": Failure(
+        MANAGER, (), {"broken": {"1.0", "2.0"}}, {"load rebellions": recreate_node}, is_held=True
+    ),
+    "a service without consent": Failure(
+        "replace_with_host_services", (), {"stop_host_services": False}, code=ExitCode.DRIVER_BUSY
+    ),
+    "a service that does not stop": Failure(
+        "replace_with_host_services", ("cannot stop host service",), {"broken_services": {SERVICE}}
+    ),
+    "work that does not end": Failure(
+        MANAGER,
+        ("still at work after", "2 context(s)"),
+        {"work": ("2 context(s)",), "profile": replace(PROFILE, probe=replace(PROFILE.probe, tells_idle=True))},
+        code=ExitCode.DRIVER_BUSY,
+    ),
+    "a conflicting module in use": Failure(
+        "replace_with_more_of_the_profile", (), {"foreign_users": 1}, code=ExitCode.DRIVER_BUSY
+    ),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=list(FAILURES))
+def test_a_failure_is_named_and_leaves_the_old_driver_or_a_held_node(failure: Failure) -> None:
+    world = failure.world()
+    before, services = dict(world.host.loaded), dict(world.host.services)
+    outcome = world.ended(failure.code, *failure.said)
+    assert (world.is_held, world.is_released) == (failure.is_held, not failure.is_held)
+    assert ("stays paused" in outcome.what) is failure.is_held
+    if failure.loaded is not None or not failure.is_held:
+        assert world.host.loaded == (before if failure.loaded is None else failure.loaded)
+    if failure.code is ExitCode.DRIVER_BUSY and not failure.at:
+        assert world.host.unload_attempts == []
+        assert world.host.files[PATHS.state_file] == f"{OLD_DIGEST}\n"
+    assert world.host.services == services
+    assert world.host.foreign == SCENARIOS[failure.name]().host.foreign
+
+
+def test_a_module_that_comes_back_is_not_unloaded_for_ever() -> None:
+    world = made(PEER).on("unload rebellions_peer", *[bring_back("rebellions_peer")] * 50, after=True)
+    world.ended(ExitCode.MODULE_FAILED)
+    assert world.host.unload_attempts == ["rebellions_peer"]
 
 
 def test_the_whole_run_is_bounded_by_its_deadline() -> None:
-    world = SCENARIOS["replace_by_container"]()
-    world.policy = Policy(deadline_s=361.0, pod_termination_timeout_s=300.0)
-    world.host.stuck_users = {"rebellions": 1}
-    begin = world.clock.now
-    assert run(world).exit_code is ExitCode.DRIVER_BUSY
-    assert world.clock.now - begin <= 361.0
+    world = made(CONTAINER, policy=Policy(deadline_s=361.0, pod_termination_timeout_s=300.0))
+    world.given(stuck_users={"rebellions": 1}).ended(ExitCode.DRIVER_BUSY)
+    assert world.clock.now - 1_000.0 <= 361.0
 
 
-def test_a_busy_device_is_waited_for_and_then_named() -> None:
-    world = SCENARIOS["replace_by_container"]()
-    world.host.stuck_users = {"rebellions": 2}
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.DRIVER_BUSY
-    assert "rebellions (2 user(s))" in outcome.what
-    assert "after 60 s" in outcome.what
+def test_a_busy_device_is_waited_for_and_a_free_one_is_not() -> None:
+    world = made(CONTAINER, stuck_users={"rebellions": 2})
+    world.ended(ExitCode.DRIVER_BUSY)
     assert world.clock.now == pytest.approx(1_000 + 8 + 60, abs=0.5)
-    assert world.host.unload_attempts == []
-    assert is_given_back(world)
-    assert world.host.files[PATHS.state_file] == f"{OLD_DIGEST}\n"
-
-
-def test_a_device_that_becomes_free_in_time_goes_on_at_once() -> None:
-    world = SCENARIOS["replace_by_container"]()
-    world.host.stuck_users = {"rebellions": 1}
+    world = made(CONTAINER, stuck_users={"rebellions": 1})
     world.clock.after(30.0, world.host.stuck_users.clear)
-    assert run(world).exit_code is ExitCode.DONE
+    world.ended()
     assert world.clock.now == pytest.approx(1_030, abs=0.3)
-    assert [text for text in world.reporter.infos if "device in use" in text] == [
-        "device in use: rebellions (1 user(s))"
-    ]
+    said = [text for text in world.reporter.infos if "device in use" in text]
+    assert said == ["device in use: rebellions (1 user(s))"]
+
+
+def test_every_half_minute_a_wait_for_the_device_says_who_has_it_and_how_long_yet() -> None:
+    world = made(PEER, device_free_timeout_s=100.0, stuck_users={"rebellions": 1})
+    world.clock.after(80.0, world.host.stuck_users.clear)
+    world.ended()
+    said = [line for line in world.reporter.infos if line.startswith("still waiting")]
+    assert [line.partition(" more: ")[2][:38] for line in said] == ["device in use: rebellions (1 user(s))"] * 2
 
 
 def test_a_holder_that_comes_between_two_unloads_is_unloaded_too() -> None:
-    world = SCENARIOS["replace_by_container"]()
+    world = made(CONTAINER).on("unload rebellions_peer", lambda one: one.host.loaded.update(late="1"), after=True)
     world.host.needs["late"] = ("rebellions",)
-    world.killer.at("unload rebellions_peer", lambda: world.host.loaded.update(late="1"), after=True)
-    assert run(world).exit_code is ExitCode.DONE
+    world.ended()
     assert world.host.unload_attempts == ["rebellions_peer", "late", "rebellions", "rebellions_core"]
 
 
-def test_a_partial_unload_is_undone_and_the_node_given_back() -> None:
-    world = SCENARIOS["replace_by_container"]()
-    world.driver_root = OLD_ROOT
+@pytest.mark.parametrize(
+    ("offers", "told"),
+    [
+        ({NEW_ROOT: "2.0", OLD_ROOT: "1.0"}, "rebellions_peer loaded again"),
+        ({}, "rebellions_peer stay unloaded: their root is not known"),
+    ],
+)
+def test_a_partial_unload_is_undone_or_told(offers: dict[str, str], told: str) -> None:
+    world = made(CONTAINER, driver_root=OLD_ROOT, offers=offers).on("unload rebellions_peer", busy, after=True)
+    world.ended(ExitCode.DRIVER_BUSY)
+    assert told in (*world.reporter.infos, *world.reporter.warnings)
+
+
+# loading
+
+
+@pytest.mark.parametrize(("name", "fault"), [(MANAGER, "broken"), (PEER, "sick")])
+def test_a_load_that_fails_goes_back_to_the_old_driver_and_says_so(name: str, fault: str) -> None:
+    world = made(name, **{fault: {"2.0"}})
     before = dict(world.host.loaded)
-    world.killer.at("unload rebellions_peer", lambda: world.host.stuck_users.update(rebellions=1), after=True)
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.DRIVER_BUSY
+    world.ended(ExitCode.MODULE_FAILED, *BACK)
     assert world.host.loaded == before
-    assert "rebellions_peer loaded again" in world.reporter.infos
-    assert is_given_back(world)
-
-
-def test_a_partial_unload_whose_root_is_unknown_is_told() -> None:
-    world = SCENARIOS["replace_by_container"]()
-    world.host.offers = {}
-    world.killer.at("unload rebellions_peer", lambda: world.host.stuck_users.update(rebellions=1), after=True)
-    assert run(world).exit_code is ExitCode.DRIVER_BUSY
-    assert "rebellions_peer stay unloaded: their root is not known" in world.reporter.warnings
-
-
-def test_a_failing_unload_undoes_what_went_before() -> None:
-    world = SCENARIOS["replace_by_container"]()
-    world.driver_root = OLD_ROOT
-    world.killer.at("unload rebellions", lambda: _raise(ModuleFailed("rmmod: no", "Look at dmesg.")))
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.MODULE_FAILED
-    assert "rebellions_peer" in world.host.loaded
-    assert is_given_back(world)
-
-
-# after the driver is gone
-
-
-def test_a_failure_without_a_driver_holds_the_node_and_says_so() -> None:
-    world = SCENARIOS["replace_by_container"]()
-    world.killer.at(f"unmount {PATHS.driver_root}", lambda: _raise(ModuleFailed("cannot unmount", "fuser")))
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.MODULE_FAILED
-    assert "stays paused" in outcome.what
-    assert is_held(world)
-
-
-def test_a_load_that_fails_goes_back_to_the_old_driver_and_says_so() -> None:
-    world = SCENARIOS["replace_by_manager"]()
-    world.host.broken = {"2.0"}
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.MODULE_FAILED
-    assert "the old driver 1.0 is loaded again" in outcome.what
-    assert "the node was released" in outcome.what
-    assert world.host.loaded == {"rebellions_core": "1.0", "rebellions": "1.0"}
     assert world.host.files[PATHS.state_file] == f"{OLD_DIGEST}\n"
     assert json.loads(world.host.files[PATHS.load_record])["root"] == OLD_ROOT
-    assert is_given_back(world)
+    assert world.is_released
+    world.given(**{fault: set()}).again()
+    assert world.host.loaded == dict.fromkeys(before, "2.0")
+    assert world.is_released
 
 
-@pytest.mark.parametrize("fault", ["sick", "no-node"])
-def test_a_driver_that_loads_but_does_not_work_is_rolled_back_too(fault: str) -> None:
-    world = SCENARIOS["replace_by_manager"]()
-    world.host.sick = {"2.0"} if fault == "sick" else set()
-    world.host.has_device_nodes = fault == "sick"
-    world.killer.at("device nodes", lambda: setattr(world.host, "has_device_nodes", True), after=True)
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.MODULE_FAILED
-    assert ("probe reports" if fault == "sick" else "no device node appeared") in outcome.what
-    assert world.host.loaded["rebellions"] == "1.0"
-    assert is_given_back(world)
-
-
-def test_after_a_rollback_the_next_run_tries_again() -> None:
-    world = SCENARIOS["replace_by_manager"]()
-    world.host.broken = {"2.0"}
-    run(world)
-    world.next_process()
-    world.host.broken = set()
-    assert run(world).exit_code is ExitCode.DONE
-    assert world.host.loaded["rebellions"] == "2.0"
-    assert is_given_back(world)
-
-
-def test_without_an_old_root_a_failed_load_holds_the_node() -> None:
-    world = SCENARIOS["replace_by_manager"]()
-    world.host.broken = {"2.0"}
-    world.host.offers = {NEW_ROOT: "2.0"}
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.MODULE_FAILED
-    assert "there is no old driver to go back to" in outcome.what
-    assert is_held(world)
-    world.next_process()
-    world.host.broken = set()
-    assert run(world).exit_code is ExitCode.DONE
-    assert is_given_back(world)
-
-
-def test_an_old_driver_that_fails_too_holds_the_node_and_tells_both() -> None:
-    world = SCENARIOS["replace_by_manager"]()
-    world.host.broken = {"1.0", "2.0"}
-    outcome = run(world)
-    assert "cannot be loaded from /opt/new" in outcome.what
-    assert "going back failed too: module rebellions cannot be loaded from /opt/old" in outcome.what
-    assert is_held(world)
-
-
-def test_a_new_driver_that_does_not_work_with_no_way_back_holds_the_node() -> None:
-    world = SCENARIOS["replace_by_manager"]()
-    world.host.sick = {"2.0"}
-    world.host.offers = {NEW_ROOT: "2.0"}
-    assert run(world).exit_code is ExitCode.MODULE_FAILED
-    assert is_held(world), "operands would only crash on a driver that does not serve its device"
+def test_a_node_that_was_held_for_a_failed_load_is_released_by_the_next_run() -> None:
+    world = made(MANAGER, broken={"2.0"}, **NEW_ONLY)
+    world.ended(ExitCode.MODULE_FAILED)
+    world.given(broken=set()).again()
+    assert world.is_released
 
 
 def test_a_first_install_that_fails_pauses_nothing_and_gives_the_node_back() -> None:
-    world = SCENARIOS["first_install_by_manager"]()
-    world.host.broken = {"2.0"}
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.MODULE_FAILED
-    assert "paused" not in outcome.what
+    world = made("first_install_by_manager", broken={"2.0"})
+    assert "paused" not in world.ended(ExitCode.MODULE_FAILED).what
     shown = {PROFILE.keys.state}
     assert not any(change.labels.keys() - shown or change.unschedulable for change in world.cluster.patches)
     assert world.host.loaded == {}
-    assert is_given_back(world)
+    assert world.is_released
 
 
 def test_the_digest_is_recorded_after_the_driver_is_verified() -> None:
-    world = SCENARIOS["first_install_by_manager"]()
-    run(world)
-    calls = world.killer.calls
-    assert calls.index("probe") < calls.index(f"write {PATHS.load_record}") < calls.index(f"write {PATHS.state_file}")
+    world = made("first_install_by_manager")
+    world.ended()
+    order = ("probe", f"write {PATHS.load_record}", f"write {PATHS.state_file}")
+    assert world.calls(*order) == list(order)
     assert world.host.files[PATHS.state_file] == f"{NEW_DIGEST}\n"
     record = json.loads(world.host.files[PATHS.load_record])
     assert record == {"schema": 1, "bootId": "boot-1", "root": NEW_ROOT, "version": "2.0"}
+
+
+@pytest.mark.parametrize("lacking", [set(), {"rebellions_peer"}])
+def test_a_peer_is_loaded_again_from_the_new_root_or_a_warning_names_it(lacking: set[str]) -> None:
+    world = made(PEER, lacking=lacking)
+    world.ended()
+    assert world.host.loaded == dict.fromkeys(OLD_AND_PEER.keys() - lacking, "2.0")
+    said = ["rebellions_peer was loaded before and is not now" in text for text in world.reporter.warnings]
+    assert said == [True] * len(lacking)
+
+
+def test_what_the_root_brought_back_by_itself_is_not_loaded_twice() -> None:
+    world = made(PEER).killed("unload rebellions_core")
+    world.ended()
+    assert [call for call in world.killer.calls if call.startswith("reload")] == ["reload rebellions_peer"]
+
+
+BEFORE = {"rebellions.depth": "9", "rebellions.trace": "Y", "rebellions_core.old": "1"}
+CHANGED = "module parameters differ from those of the driver before: "
+
+
+@pytest.mark.parametrize(
+    ("name", "now", "said"),
+    [
+        (MANAGER, BEFORE, ""),
+        (MANAGER, {**BEFORE, "rebellions.new": "5"}, ""),
+        (MANAGER, {**BEFORE, "rebellions.depth": "64"}, "rebellions.depth was 9 and is 64."),
+        (
+            MANAGER,
+            {"rebellions.depth": "9", "rebellions.trace": "Y"},
+            "rebellions_core.old was 1 and is no longer set.",
+        ),
+        (MANAGER, {}, ""),
+        ("first_install_by_manager", {}, ""),
+        ("first_install_by_manager", BEFORE, ""),
+    ],
+)
+def test_parameters_that_the_new_driver_does_not_have_are_told(name: str, now: dict[str, str], said: str) -> None:
+    world = made(name, tunables={"1.0": BEFORE, "2.0": now})
+    world.ended()
+    expected = [f"{CHANGED}{said} To keep one, set it in modprobe.d on the host."] if said else []
+    assert world.reporter.warnings == expected
+
+
+@pytest.mark.parametrize("call", ["load rebellions", "reload rebellions_peer", "device nodes", "probe"])
+def test_sigterm_while_the_driver_loads_still_records_its_digest(call: str) -> None:
+    world = made(PEER).on(call, end)
+    world.ended(ExitCode.STANDING_DOWN)
+    assert world.host.loaded["rebellions"] == "2.0"
+    assert world.host.files[PATHS.state_file] == f"{NEW_DIGEST}\n"
+    assert world.is_released
+    assert world.again().what.startswith("nothing to do")
+
+
+def test_device_nodes_get_their_time_though_the_deadline_is_near() -> None:
+    world = made(PEER, pod_termination_timeout_s=10.0, device_free_timeout_s=1.0, deadline_s=11.0)
+    world.host.stuck_users = {"rebellions": 1}
+    world.clock.after(8.9, world.host.stuck_users.clear)
+    world.ended()
+    assert world.host.awaited_s == [DEVICE_NODES_S]
+
+
+MORE = "replace_with_more_of_the_profile"
+GIVEN = {"rebellions": 'mode=2 depth="7 x"'}
+
+
+@pytest.mark.parametrize("broken", [set(), {"2.0"}])
+def test_parameters_that_the_profile_sets_or_keeps_reach_the_new_driver_and_the_old_one_that_comes_back(
+    broken: set[str],
+) -> None:
+    world = made(MORE, broken=broken)
+    world.ended(ExitCode.MODULE_FAILED if broken else ExitCode.DONE)
+    assert (world.host.loaded["rebellions"], world.host.given) == ("1.0" if broken else "2.0", GIVEN)
+    assert world.host.foreign == ({"generic_npu"} if broken else set()), "the way back brings it back too"
+
+
+def test_a_profile_that_says_nothing_of_parameters_gives_none() -> None:
+    world = made(MORE)
+    silent = replace(world.profile.modules, parameters=(), keep_parameters=())
+    world.given(profile=replace(world.profile, modules=silent)).ended()
+    assert world.host.given == {}
+
+
+def test_only_values_that_an_option_can_hold_are_kept_and_the_hosts_options_come_last() -> None:
+    values = {"m.a": "(null)", "m.b": 'x"y', "m.c": "", "m.d": "\x07", "m.e": "1,2", "n.e": "5"}
+    assert kept(values, ("m.*",)) == {"m.e": "1,2"}
+    given = options(("m.a=1", "n.b=x"), {"m.c": "two words"})
+    assert given == {"m": 'a=1 c="two words"', "n": "b=x"}
+    assert joined(given, {"m": "a=9", "o": "z=1"}) == {"m": 'a=1 c="two words" a=9', "n": "b=x", "o": "z=1"}
+
+
+# a conflicting module
+
+
+def test_preflight_says_that_a_conflicting_module_would_go() -> None:
+    beside = replace(PROFILE, modules=replace(PROFILE.modules, conflicting_removable=("generic_npu",)))
+    facts = host(removable={"generic_npu": Module("generic_npu", "", 0)})
+    now = Situation.of(observation(host=facts, own_pod=driver_pod()), beside, Policy())
+    (check,) = [one for one in checks(now) if one.name == "conflicts"]
+    assert check.ok
+    assert "is unloaded for it" in check.what
+
+
+@pytest.mark.parametrize("broken", [set(), {"2.0"}])
+def test_a_driver_that_does_not_load_on_a_fresh_node_brings_it_back(broken: set[str]) -> None:
+    world = made(MORE, loaded={}, files={}, broken=broken)
+    world.ended(ExitCode.MODULE_FAILED if broken else ExitCode.DONE)
+    assert world.host.foreign == ({"generic_npu"} if broken else set())
+    assert ("generic_npu loaded again" in world.reporter.infos) is bool(broken)
+    assert world.host.firmware_path == "/var/lib/firmware"
+
+
+def test_a_run_killed_after_it_went_and_followed_by_one_that_cannot_load_brings_it_back() -> None:
+    world = made(MORE, loaded={}, files={}).killed(3)
+    assert world.host.foreign == set()
+    world.given(broken={"2.0"}).run()
+    assert world.host.foreign == {"generic_npu"}
+
+
+# work on the device
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_driver_whose_probe_tells_what_is_at_work_is_not_unloaded_before_that_ends(tells: bool) -> None:
+    world = made(MANAGER, profile=replace(PROFILE, probe=replace(PROFILE.probe, tells_idle=tells)))
+    world.host.work, seen = ("2 context(s)",), list[bool]()
+
+    def end_work() -> None:
+        seen.append("rebellions" in world.host.loaded and not world.host.unload_attempts)
+        world.host.work = ()
+
+    world.clock.after(30.0, end_work)
+    world.ended()
+    assert seen == ([True] if tells else [])
+    assert world.host.loaded["rebellions"] == "2.0"
 
 
 # the Node
 
 
 def test_one_reconcile_with_operands_is_five_requests() -> None:
-    world = SCENARIOS["replace_by_container"]()
-    run(world)
-    requests = [call for call in world.killer.calls if call in ("node", "pods", "patch", "watch", "event")]
-    assert requests == ["node", "pods", "patch", "watch", "patch"]
+    world = made(CONTAINER)
+    world.ended()
+    assert world.calls("node", "pods", "patch", "watch", "event") == ["node", "pods", "patch", "watch", "patch"]
 
 
 def test_a_node_edited_before_the_pause_is_observed_again() -> None:
-    world = SCENARIOS["replace_by_container"]()
-    world.killer.at("patch", lambda: world.cluster.edit({EXPORTER: "false"}))
-    assert run(world).exit_code is ExitCode.DONE
+    world = made(CONTAINER).on("patch", lambda one: one.cluster.edit({EXPORTER: "false"}))
+    world.ended()
     assert world.killer.calls.count("host") == 2
     assert world.state().labels == {**LABELS, EXPORTER: "false"}
 
 
 def test_a_node_that_never_stands_still_ends_with_eight_and_untouched() -> None:
-    world = SCENARIOS["replace_by_container"]()
-    for _ in range(50):
-        world.killer.at("patch", lambda: world.cluster.edit({"other": "x"}))
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.API_UNAVAILABLE
-    assert "kept changing" in outcome.what
+    world = made(CONTAINER).on("patch", *[lambda one: one.cluster.edit({"other": "x"})] * 50)
+    world.ended(ExitCode.API_UNAVAILABLE, "kept changing")
     assert world.cluster.patches == []
 
 
-# host driver
+@pytest.mark.parametrize("name", [MANAGER, "first_install_over_a_stale_root"])
+def test_a_node_created_anew_from_a_copy_is_given_back(name: str) -> None:
+    for call in range(undisturbed(name)[3]):
+        world = made(name)
+
+        def recreate(world: World = world) -> None:
+            if PROFILE.keys.journal in world.node.annotations:
+                world.cluster.recreate_node()
+
+        world.killer.at_call(call, recreate)
+        world.run()
+        assert world.is_released, f"created anew at call {call}"
 
 
-def host_driver() -> World:
-    world = SCENARIOS["first_install_over_a_stale_root"]()
-    world.host.host_driver = "/lib/modules/x/rebellions.ko"
+def without_operands() -> World:
+    world = made(MANAGER, daemon_sets=())
+    world.cluster.daemon_sets = ()
+    for uid in list(world.cluster.owner_of):
+        world.cluster.remove_pod(uid)
     return world
 
 
-def test_standing_down_labels_waits_and_ends_with_ten() -> None:
+def test_a_pod_that_came_between_list_and_pause_is_waited_for_where_no_other_was_there() -> None:
+    world = without_operands().on("patch", lambda one: one.cluster.add_pod(pod("late", PLUGIN)))
+    world.clock.after(20.0, lambda: world.cluster.remove_pod("late"))
+    world.ended()
+    assert world.killer.calls[: world.killer.calls.index("watch")].count("pods") == 2
+    assert world.clock.now >= 1_020.0
+
+
+def test_with_nobody_there_the_second_list_is_the_end_of_the_wait() -> None:
+    world = without_operands()
+    world.ended()
+    assert world.calls("watch", "pods") == ["pods", "pods"]
+
+
+def test_a_missing_right_is_found_before_the_first_change() -> None:
+    world = made(CONTAINER, missing_rights=frozenset({("patch", "nodes")}), is_shown=False)  # it cannot be written
+    world.ended(ExitCode.PREFLIGHT_FAILED, "may not patch nodes")
+    assert world.killer.effects == []
+
+
+# the host's own driver
+
+
+def host_driver() -> World:
+    return made("first_install_over_a_stale_root", host_driver=OWN_DRIVER)
+
+
+def test_standing_down_labels_waits_and_ends_with_ten_or_with_sigterm() -> None:
     world = host_driver()
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.STANDING_DOWN
+    world.ended(ExitCode.STANDING_DOWN)
     assert world.state().labels == {**LABELS, DRIVER: "pre-installed"}
     assert world.clock.now == 1_300.0
+    world = host_driver()
+    world.clock.after(5.0, world.clock.ask_to_end)
+    world.ended(ExitCode.STANDING_DOWN, "the host has its own driver")
+    assert world.clock.now == 1_005.0
 
 
 def test_a_run_killed_after_the_old_digest_is_removed_does_not_stand_down_next() -> None:
-    world = SCENARIOS["replace_by_container"]()
-    world.host.host_driver = "/lib/modules/x/rebellions.ko"
-    world.killer.at(f"remove {PATHS.state_file}", world.killer.die, after=True)
-    assert world.run() is None
-    world.next_process()
-    assert run(world).exit_code is ExitCode.DONE
+    world = made(CONTAINER, host_driver=OWN_DRIVER).killed(f"remove {PATHS.state_file}")
+    world.ended()
     assert world.state().labels == LABELS
-
-
-def test_sigterm_is_what_standing_down_waits_for() -> None:
-    world = host_driver()
-    world.clock.after(5.0, world.clock.ask_to_end)
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.STANDING_DOWN
-    assert "the host has its own driver" in outcome.what
-    assert world.clock.now == 1_005.0
 
 
 def test_a_node_given_back_before_standing_down_is_not_said_to_stay_paused() -> None:
     world = host_driver()
     world.cluster.edit({PLUGIN: PAUSED, EXPORTER: PAUSED}, annotations={PROFILE.keys.journal: encode(journal())})
-    world.killer.at("patch", lambda: None)
-    world.killer.at("patch", lambda: _raise(ApiRefused("refused to patch nodes", "Give the verb.")))
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.API_REFUSED
-    assert is_given_back(world)
-    assert "paused" not in outcome.what
+    world.on("patch", lambda _: None, ApiRefused("refused to patch nodes", "Give the verb."))
+    assert "paused" not in world.ended(ExitCode.API_REFUSED).what
+    assert world.is_released
 
 
-# host services and rights
+# host services, files and the driver root
 
 
 def test_a_service_is_stopped_before_the_unload_and_started_again() -> None:
-    world = SCENARIOS["replace_with_host_services"]()
-    assert run(world).exit_code is ExitCode.DONE
-    calls = world.killer.calls
-    assert calls.index(f"stop {SERVICE}") < calls.index("unload rebellions") < calls.index(f"start {SERVICE}")
+    world = made("replace_with_host_services")
+    world.ended()
+    order = (f"stop {SERVICE}", "unload rebellions", f"start {SERVICE}")
+    assert world.calls(*order) == list(order)
     assert world.host.services == {SERVICE: True}
 
 
-def test_a_service_is_left_alone_without_consent() -> None:
-    world = SCENARIOS["replace_with_host_services"]()
-    world.policy = replace(world.policy, stop_host_services=False)
-    assert run(world).exit_code is ExitCode.DRIVER_BUSY
-    assert world.host.services == {SERVICE: True}
-    assert is_given_back(world)
+@pytest.mark.parametrize("path", [PATHS.failure_note, PATHS.owner_note, PATHS.effect_lock])
+@pytest.mark.parametrize("name", TAKING)
+def test_a_run_that_could_not_write_a_file_of_the_host_has_no_effect_but_what_the_node_shows(
+    name: str, path: str
+) -> None:
+    world = made(name, refused_files={path: "the file system is full"})
+    outcome = world.ended(ExitCode.PREFLIGHT_FAILED)
+    assert outcome.what.split("; ")[0] == "preflight: the file system is full"
+    assert world.is_released
+    assert set(world.killer.effects) == {"patch"}
 
 
-def test_a_service_that_cannot_be_stopped_ends_the_run_with_the_node_given_back() -> None:
-    world = SCENARIOS["replace_with_host_services"]()
-    world.host.broken_services = {SERVICE}
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.MODULE_FAILED
-    assert is_given_back(world)
+def test_a_run_that_writes_nothing_is_not_stopped() -> None:
+    made("current", refused_files={PATHS.failure_note: "the file system is full"}).ended()
 
 
-def test_a_missing_right_is_found_before_the_first_change() -> None:
-    world = SCENARIOS["replace_by_container"]()
-    world.cluster.missing_rights = frozenset({("patch", "nodes")})
-    world.is_shown = False  # it could not be written
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.PREFLIGHT_FAILED
-    assert "may not patch nodes" in outcome.what
-    assert world.killer.effects == []
+def stale_root() -> World:
+    """A driver container has died, and its tree is still mounted at the driver root."""
+    return World(LABELS, Policy()).given(mounts=[PATHS.driver_root])
 
 
-def test_holders_of_a_busy_device_are_named_with_their_pod() -> None:
-    world = SCENARIOS["replace_by_container"]()
-    world.host.stuck_users = {"rebellions": 1}
-    world.host.known_holders = (Holder(4711, "python3", "/dev/rbln0", "open", "c0ffee", pod_uid="plugin-101"),)
-    outcome = run(world)
-    assert "python3 (pid 4711) in pod" in outcome.what
-    assert "has /dev/rbln0 open" in outcome.what
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        ((), (), ()),
+        (("follows",), (), ()),
+        (("copy", "follows"), ("copy",), ("copy",)),
+        (("copy",), ("copy", "later"), ("copy",)),
+        (("driver-a", "copy"), ("driver-a", "copy"), ("copy",)),
+    ],
+    ids=["unseen", "the unmount reaches it", "its own mount stays", "a later mount of that number", "our own ends"],
+)
+def test_a_pod_is_named_that_still_sees_the_root_after_the_unmount(
+    before: tuple[str, ...], after: tuple[str, ...], named: tuple[str, ...]
+) -> None:
+    world = stale_root().given(seen_before=before, seen_after=after)
+    world.ended()
+    assert world.host.mounts == []
+    said = [line.split(":")[0] for line in world.reporter.warnings]
+    assert said == [f"pod {uid} still sees the old driver root" for uid in named]
 
 
-def _raise(error: Exception) -> None:
-    raise error
+def test_a_pod_of_this_node_is_named_by_its_name() -> None:
+    world = stale_root().given(seen_before=("uid-e",), seen_after=("uid-e",))
+    world.cluster.add_pod(pod("exporter", uid="uid-e"))
+    world.ended()
+    (line,) = world.reporter.warnings
+    assert line.startswith("pod rbln-system/exporter still sees the old driver root: restart it")
+
+
+# health-watch and the ready marker
+
+DRIVER_WORK = ("unload", "load", "reload", "unmount", "remove", "write")
+READY, WITHDRAWN = PATHS.ready_marker, PATHS.ready_withdrawn
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_whatever_is_done_to_the_driver_is_done_under_the_lock(name: str) -> None:
+    world, held = made(name), list[bool]()
+    for number in range(undisturbed(name)[3]):
+        world.killer.at_call(number, lambda: held.append(world.host.is_at_work))
+    world.run()
+    work = [call for call, is_held in zip(world.killer.calls, held, strict=False) if is_held]
+    done = [call for call in world.killer.calls if call.startswith(DRIVER_WORK)]
+    assert [call for call in work if call.startswith(DRIVER_WORK)] == done
+    assert bool(work) is (name != "current")
+    assert not world.host.is_at_work
+
+
+def test_a_killed_run_lets_go_of_the_lock_and_one_that_cannot_have_it_goes_on_with_a_warning() -> None:
+    assert not made(MANAGER).killed(3, after=False).host.is_at_work
+    world = made(MANAGER, can_be_locked=False)
+    world.ended()
+    assert [line for line in world.reporter.warnings if "health-watch" in line]
+    assert [line for line in world.reporter.warnings if "re-reading the Node" in line], "nor note who owns the driver"
+
+
+def test_holding_for_a_reboot_is_no_work() -> None:
+    world, seen = by_reboot(no_wait=False), list[bool]()
+    for seconds in (1.0, 100.0, 1_000.0):
+        world.clock.after(seconds, lambda: seen.append(world.host.is_at_work))
+    world.clock.after(2_000.0, world.clock.ask_to_end)
+    world.ended(ExitCode.REBOOT_REQUIRED)
+    assert seen == [False] * 3
+
+
+@pytest.mark.parametrize("name", [CONTAINER, MANAGER, "rebind", "first_install_by_manager"])
+@pytest.mark.parametrize(
+    ("there", "then"), [(READY, WITHDRAWN), (WITHDRAWN, READY), (WITHDRAWN, WITHDRAWN)], ids=["aside", "back", "left"]
+)
+def test_a_ready_marker_put_aside_or_back_after_it_was_seen_does_not_outlive_its_driver(
+    name: str, there: str, then: str
+) -> None:
+    world = made(name)
+    world.host.files.pop(READY, None)
+    world.host.files[there] = "DRIVER=1\n"
+    if name != "first_install_by_manager":
+        world.on("patch", lambda one: one.host.files.update({then: one.host.files.pop(there)}))
+    world.ended()
+    assert not {READY, WITHDRAWN} & world.host.files.keys() or there == READY
+
+
+def test_a_driver_that_stays_keeps_the_mark_of_its_wedge() -> None:
+    world = made("current")
+    world.host.files[WITHDRAWN] = "DRIVER=1\n"
+    world.ended()
+    assert WITHDRAWN in world.host.files
+
+
+# evidence
+
+
+@pytest.mark.parametrize("name", sorted(SCENARIOS))
+def test_evidence_is_kept_by_those_runs_that_unload_and_by_no_other(name: str) -> None:
+    world = made(name)
+    world.run()
+    assert bool(world.host.evidence) is bool(world.host.unload_attempts)
+
+
+def test_evidence_is_kept_once_before_the_first_module_goes_and_named_at_the_end() -> None:
+    world = made(PEER)
+    outcome = world.ended()
+    effects = world.killer.effects
+    assert effects.count("evidence") == 1
+    assert effects.index("evidence") + 1 == effects.index("unload rebellions_peer")
+    ((name, lines),) = world.host.evidence
+    assert name == "unload"
+    assert f"wanted: {NEW_DIGEST}" in lines
+    assert any(line.startswith("rebellions 1.0, 0 user(s)") for line in lines)
+    assert outcome.what.endswith(f"; evidence on the host: {PATHS.evidence}/unload")
+
+
+NO_ROOM = ConfigError("cannot write /var/lib/driver-manager/evidence/1.txt: Read-only file system", "Mount it.")
+
+
+@pytest.mark.parametrize(
+    ("given", "warnings"),
+    [
+        ({"evidence_error": NO_ROOM}, [f"no evidence is kept: {NO_ROOM.what}"]),
+        ({"profile": replace(PROFILE, paths=replace(PATHS, evidence=""))}, []),
+    ],
+    ids=["no room", "not wanted"],
+)
+def test_where_none_is_kept_the_driver_is_swapped_all_the_same(given: dict[str, Any], warnings: list[str]) -> None:
+    world = made(PEER, **given)
+    assert "evidence" not in world.ended().what
+    assert (world.host.evidence, world.reporter.warnings) == ([], warnings)
+
+
+def test_a_new_driver_that_does_not_work_leaves_its_own_before_the_old_one_is_loaded_again() -> None:
+    world = made(MANAGER, sick={"2.0"})
+    outcome = world.ended(ExitCode.MODULE_FAILED)
+    old, new = (lines for _, lines in world.host.evidence)
+    assert any("rebellions 1.0" in line for line in old)
+    assert any("rebellions 2.0" in line for line in new)
+    assert outcome.what.count(f"{PATHS.evidence}/unload") == 2
+
+
+def test_a_module_that_turns_out_to_be_busy_leaves_one_file_and_not_one_for_each_try() -> None:
+    world = made(PEER).on("evidence", lambda one: one.host.stuck_users.update(rebellions_peer=1), after=True)
+    world.ended(ExitCode.DRIVER_BUSY)
+    assert len(world.host.evidence) == 1
+    assert len(world.host.unload_attempts) > 1
+
+
+# the last line
+
+
+def left_paused() -> World:
+    world = made("current")
+    world.cluster.edit({PLUGIN: PAUSED})
+    return world
+
+
+def left_ready() -> World:
+    world = made("current", loader=Loader.CONTAINER)
+    world.host.files[READY] = ""
+    return world
+
+
+def rebooted(loaded: Mapping[str, str]) -> World:
+    """The wanted driver is recorded, and the marker is of the boot before."""
+    world = by_reboot(driver_root=NEW_ROOT, loaded=dict(loaded))
+    marker = encode_marker(Marker("upgrade", "boot-0"))
+    world.host.files |= {ASCEND.paths.state_file: NEW_DIGEST, ASCEND.paths.reboot_marker: marker}
+    return world
+
+
+@pytest.mark.parametrize(
+    ("scenario", "said"),
+    [
+        (SCENARIOS[MANAGER], "done: driver 2.0 loaded ("),
+        (SCENARIOS[CONTAINER], "done: the old driver was unloaded ("),
+        (SCENARIOS["rebind"], "done: the old driver root was unmounted ("),
+        (SCENARIOS["first_install_over_a_stale_root"], "done: the old driver root was unmounted ("),
+        (SCENARIOS["first_install_by_manager"], "done: driver 2.0 loaded (none was loaded before)"),
+        (SCENARIOS["current"], "nothing to do: driver is current"),
+        (left_paused, "done: the node was released ("),
+        (left_ready, "done: files of an earlier driver were removed ("),
+        (partial(rebooted, {"drv_pcie_host": "23.0"}), "done: an earlier reboot request was cleared ("),
+        (partial(rebooted, {}), "done: an earlier reboot request was cleared ("),
+    ],
+)
+def test_the_last_line_says_what_a_run_has_done(scenario: Callable[[], World], said: str) -> None:
+    world = scenario()
+    assert world.ended().what.startswith(said)
+    assert "patch" not in world.killer.calls or scenario is not left_ready

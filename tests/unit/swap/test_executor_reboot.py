@@ -1,221 +1,410 @@
-"""A driver that must not leave a running kernel gets a marker and a label, and is never unloaded on any path."""
+"""A driver that must not leave a running kernel: a reboot is requested once, and the driver is loaded after it."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.system import LinuxHost
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, ExitCode, ModuleFailed
-from driver_manager.domain.host import Marker, encode_marker
+from driver_manager.domain.host import Marker, decode_reboot_wish, encode_marker
 from driver_manager.domain.observation import Loader, Policy
 from driver_manager.domain.reboot.decision import REBOOT_STATE
 from tests.support.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST
+from tests.support.fakes.checks import SECONDS, second_run_of
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.deadlines import soon
-from tests.support.fakes.executions import ascend, run
 from tests.support.fakes.host import FakeHost
-from tests.support.fakes.scenarios import NEW_ROOT
-from tests.support.fakes.world import World
+from tests.support.fakes.scenarios import NEW_ROOT, by_reboot
+from tests.support.fakes.shown import Shown
+from tests.support.fakes.world import State, World
+from tests.support.selection import examples
+
+PATHS, KEYS = ASCEND.paths, ASCEND.keys
+REBOOT = ExitCode.REBOOT_REQUIRED
+
+
+def asks(world: World) -> bool:
+    """True if a reboot is requested, by both labels and the marker."""
+    labels = world.state().labels
+    both = [labels.get(KEYS.reboot_required), labels.get(KEYS.upgrade_state)]
+    assert both in ([None, None], ["true", REBOOT_STATE]), "one without the other"
+    asked = both != [None, None]
+    assert asked is (PATHS.reboot_marker in world.host.files)
+    return asked
+
+
+def requests(world: World) -> int:
+    """How often a reboot was asked for."""
+    return sum(reason == "RebootRequired" for reason, *_ in world.cluster.posted)
+
+
+def boot(world: World, *, loaded: str = "23.0", digest: str = "") -> World:
+    """Reboot; `loaded` is what something loads in the new boot, `digest` what it records."""
+    world.reboot()
+    world.next_process()
+    world.host.loaded = {"drv_pcie_host": loaded} if loaded else {}
+    if digest:
+        world.host.files[PATHS.state_file] = digest
+    return world
+
+
+def requested() -> World:
+    """A reboot was requested, and the new driver is loaded after it."""
+    world = by_reboot()
+    world.ended(REBOOT)
+    return boot(world, loaded="24.0", digest=NEW_DIGEST)
+
+
+# the request
 
 
 def test_a_driver_of_strategy_reboot_gets_a_marker_and_is_never_unloaded() -> None:
-    world = ascend(no_wait=True)
-    assert run(world).exit_code is ExitCode.REBOOT_REQUIRED
-    marker = json.loads(world.host.files[ASCEND.paths.reboot_marker])
+    world = by_reboot()
+    world.ended(REBOOT)
+    marker = json.loads(world.host.files[PATHS.reboot_marker])
     assert (marker["reason"], marker["bootId"], marker["node"], marker["schema"]) == ("upgrade", "boot-1", "node-1", 1)
     assert (marker["from"], marker["to"]) == (OLD_DIGEST, NEW_DIGEST)
-    assert world.state().labels[ASCEND.keys.reboot_required] == "true"
-    assert world.host.unload_attempts == []
-    assert world.host.loaded == {"drv_pcie_host": "23.0"}
-
-
-def test_holding_for_the_reboot_ends_with_sigterm_as_nine() -> None:
-    world = ascend(no_wait=False)
-    world.clock.after(3_600.0, world.clock.ask_to_end)
-    assert run(world).exit_code is ExitCode.REBOOT_REQUIRED
-    assert world.clock.now == 4_600.0
+    assert asks(world)
+    assert (world.host.unload_attempts, world.host.loaded) == ([], {"drv_pcie_host": "23.0"})
 
 
 @pytest.mark.parametrize("no_wait", [True, False])
-def test_the_request_is_an_event_too_and_only_once(no_wait: bool) -> None:
-    world = ascend(no_wait=no_wait)
-    for _ in range(3):
-        world.next_process()
+def test_a_run_may_hold_until_sigterm_and_the_request_is_one_event(no_wait: bool) -> None:
+    world = by_reboot(no_wait=no_wait)
+    for number in range(1, 4):
         world.clock.after(100.0, world.clock.ask_to_end)
-        assert run(world).exit_code is ExitCode.REBOOT_REQUIRED
+        world.again(REBOOT)
+        assert world.clock.now == 1_000.0 + (0.0 if no_wait else 100.0 * number)
+        world.clock.forget_the_end()
     assert [(reason, text) for reason, text, _ in world.cluster.posted] == [("RebootRequired", "reason=upgrade")]
 
 
 @pytest.mark.parametrize("there", [encode_marker(Marker("recovery", "boot-1", evidence=("wedged",))), "recovery\n"])
 def test_a_marker_that_is_there_already_is_not_written_over(there: str) -> None:
-    world = ascend(no_wait=True)
-    world.host.files[ASCEND.paths.reboot_marker] = there
-    assert run(world).exit_code is ExitCode.REBOOT_REQUIRED
-    assert world.host.files[ASCEND.paths.reboot_marker] == there
-    assert world.killer.effects == [f"write {ASCEND.paths.reboot_wish}", "patch", "event"]
-    assert asked(world)
-
-
-def asked(world: World) -> bool:
-    labels = world.state().labels
-    both = [labels.get(ASCEND.keys.reboot_required), labels.get(ASCEND.keys.upgrade_state)]
-    assert both in ([None, None], ["true", REBOOT_STATE]), "one without the other"
-    return both != [None, None]
-
-
-def rebooted(world: World) -> None:
-    """A reboot after which the new driver is loaded and recorded."""
-    world.reboot()
-    world.host.loaded = {"drv_pcie_host": "24.0"}
-    world.host.files[ASCEND.paths.state_file] = NEW_DIGEST
-
-
-def test_after_the_reboot_marker_and_labels_are_gone() -> None:
-    world = ascend(no_wait=True)
-    run(world)
-    world.next_process()
-    rebooted(world)
-    assert run(world).exit_code is ExitCode.DONE
-    assert not asked(world)
-    assert ASCEND.paths.reboot_marker not in world.host.files
+    world = by_reboot()
+    world.host.files[PATHS.reboot_marker] = there
+    world.ended(REBOOT)
+    assert world.host.files[PATHS.reboot_marker] == there
+    assert world.killer.effects == [f"write {PATHS.reboot_wish}", "patch", "event"]
+    assert asks(world)
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("effect", [0, 1, 2, 3])
+@pytest.mark.parametrize("effect", range(4))
 def test_a_request_killed_at_any_effect_is_completed_by_the_next_run(effect: int, after: bool) -> None:
-    world = ascend(no_wait=True)
-    world.killer.kill_at(effect, after=after)
-    assert world.run() is None
-    world.next_process()
-    assert run(world).exit_code is ExitCode.REBOOT_REQUIRED
-    assert asked(world)
-    assert ASCEND.paths.reboot_marker in world.host.files
+    world = by_reboot().killed(effect, after=after)
+    world.ended(REBOOT)
+    assert asks(world)
 
 
-@pytest.mark.parametrize(
-    ("effect", "after"),
-    [(0, False), (0, True), (1, False), (1, True), (2, False), (2, True)],
-)
-def test_clearing_a_request_killed_at_any_effect_is_completed_by_the_next_run(effect: int, after: bool) -> None:
-    world = ascend(no_wait=True)
-    run(world)
-    world.next_process()
-    rebooted(world)
-    world.killer.kill_at(effect, after=after)
-    assert world.run() is None
-    world.next_process()
-    assert run(world).exit_code is ExitCode.DONE
-    assert not asked(world)
-    assert ASCEND.paths.reboot_marker not in world.host.files
-    assert ASCEND.paths.reboot_wish not in world.host.files
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("effect", [*range(3), None])
+def test_after_the_reboot_marker_and_labels_are_gone_whatever_kills_the_run(effect: int | None, after: bool) -> None:
+    world = requested()
+    if effect is not None:
+        world.killed(effect, after=after)
+    world.ended()
+    assert not asks(world)
+    assert PATHS.reboot_wish not in world.host.files
 
 
 def check_marker_written_meanwhile_stays() -> None:
     """Raises AssertionError unless clearing a stale marker leaves one that was written since it was seen."""
-    world = ascend(no_wait=True)
-    run(world)
-    world.next_process()
-    rebooted(world)
+    world = requested()
     fresh = encode_marker(Marker("recovery", world.host.boot_id, writer="health-watch"))
-
-    def write() -> None:
-        world.host.files[ASCEND.paths.reboot_marker] = fresh
-
-    world.killer.at("patch", write, after=True)
-    assert run(world).exit_code is ExitCode.DONE
-    assert world.host.files.get(ASCEND.paths.reboot_marker) == fresh
+    world.on("patch", lambda one: one.host.files.update({PATHS.reboot_marker: fresh}), after=True)
+    world.ended()
+    assert world.host.files.get(PATHS.reboot_marker) == fresh
 
 
-def test_a_marker_written_after_a_stale_one_was_seen_stays() -> None:
+def test_a_marker_written_after_a_stale_one_was_seen_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     check_marker_written_meanwhile_stays()
-
-
-def test_removing_whatever_marker_is_there_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = ASCEND.paths.reboot_marker
-    monkeypatch.setattr(FakeHost, "remove_marker", lambda self, _: self.files.pop(path, None))
+    monkeypatch.setattr(FakeHost, "remove_marker", lambda self, _: self.files.pop(PATHS.reboot_marker, None))
     with pytest.raises(AssertionError):
         check_marker_written_meanwhile_stays()
 
 
+def linux_host(root: Path) -> LinuxHost:
+    return LinuxHost(HostRoots(root, root / "proc", root / "sys", root / "dev"), ASCEND, FakeClock())
+
+
 def test_the_host_removes_the_marker_it_was_shown_and_no_other(tmp_path: Path) -> None:
-    roots = HostRoots(tmp_path, tmp_path / "proc", tmp_path / "sys", tmp_path / "dev")
-    path = tmp_path / ASCEND.paths.reboot_marker.lstrip("/")
+    path = tmp_path / PATHS.reboot_marker.lstrip("/")
     path.parent.mkdir(parents=True)
     stale, fresh = Marker("upgrade", "boot-0"), Marker("recovery", "boot-1")
-    system = LinuxHost(roots, ASCEND, FakeClock())
     for there, left in ((fresh, True), (stale, False)):
         path.write_text(encode_marker(there))
-        system.remove_marker(stale)
+        linux_host(tmp_path).remove_marker(stale)
         assert path.exists() is left
+
+
+def test_the_host_itself_refuses_to_unload_a_driver_of_strategy_reboot(tmp_path: Path) -> None:
+    with pytest.raises(ModuleFailed, match="refused to unload drv_pcie_host"):
+        linux_host(tmp_path).unload("drv_pcie_host", soon())
 
 
 @pytest.mark.parametrize("loader", Loader)
 @pytest.mark.parametrize("force", [False, True])
-@pytest.mark.parametrize("loaded", [False, True])
-@pytest.mark.parametrize("broken", [False, True])
-def test_no_path_of_strategy_reboot_unloads(loader: Loader, force: bool, loaded: bool, broken: bool) -> None:
-    world = ascend(no_wait=True)
-    world.policy = Policy(loader=loader, force_reinstall=force, no_wait=True)
-    world.driver_root = NEW_ROOT
-    world.host.offers = {NEW_ROOT: "24.0"}
-    world.host.broken = {"24.0"} if broken else set()
-    if not loaded:
-        world.host.loaded = {}
-    run(world)
+@pytest.mark.parametrize("loaded", [{"drv_pcie_host": "23.0"}, {}])
+@pytest.mark.parametrize("broken", [set(), {"24.0"}])
+def test_no_path_of_strategy_reboot_unloads(
+    loader: Loader, force: bool, loaded: dict[str, str], broken: set[str]
+) -> None:
+    world = by_reboot(loader=loader, force_reinstall=force, driver_root=NEW_ROOT, offers={NEW_ROOT: "24.0"})
+    world.given(broken=broken, loaded=loaded).run()
     assert world.host.unload_attempts == []
 
 
-def test_the_host_itself_refuses_to_unload_a_driver_of_strategy_reboot(tmp_path: Path) -> None:
-    roots = HostRoots(tmp_path, tmp_path / "proc", tmp_path / "sys", tmp_path / "dev")
-    with pytest.raises(ModuleFailed, match="refused to unload drv_pcie_host"):
-        LinuxHost(roots, ASCEND, FakeClock()).unload("drv_pcie_host", soon())
-
-
 def test_a_marker_that_vanishes_while_a_run_holds_is_written_again_with_labels_and_event() -> None:
-    world = ascend(no_wait=False)
-    recovery = encode_marker(Marker("recovery", "boot-1", evidence=("wedged",), written_s=7))
-    world.host.files[ASCEND.paths.reboot_marker] = recovery
+    world = by_reboot(no_wait=False)
+    world.host.files[PATHS.reboot_marker] = encode_marker(Marker("recovery", "boot-1", evidence=("x",), written_s=7))
 
     def recovered() -> None:
-        del world.host.files[ASCEND.paths.reboot_marker]
-        world.cluster.edit({ASCEND.keys.reboot_required: None, ASCEND.keys.upgrade_state: None})
+        del world.host.files[PATHS.reboot_marker]
+        world.cluster.edit({KEYS.reboot_required: None, KEYS.upgrade_state: None})
 
     world.clock.after(100.0, recovered)
     world.clock.after(400.0, world.clock.ask_to_end)
-    assert run(world).exit_code is ExitCode.REBOOT_REQUIRED
-    assert asked(world)
-    assert json.loads(world.host.files[ASCEND.paths.reboot_marker])["reason"] == "upgrade"
+    world.ended(REBOOT)
+    assert asks(world)
+    assert json.loads(world.host.files[PATHS.reboot_marker])["reason"] == "upgrade"
     assert [text for _, text, _ in world.cluster.posted] == ["reason=upgrade"] * 2
     assert any("holding" in line for line in world.reporter.infos)
 
 
 def test_a_run_goes_on_holding_while_the_api_server_is_away() -> None:
-    world = ascend(no_wait=False)
-
-    def away() -> None:
-        raise ApiUnavailable("no answer", "Wait.")
-
+    world = by_reboot(no_wait=False)
     world.clock.after(100.0, world.host.files.clear)
-    world.clock.after(100.0, lambda: world.killer.at("node", away))
+    world.clock.after(100.0, lambda: world.on("node", ApiUnavailable("no answer", "Wait.")))
     world.clock.after(400.0, world.clock.ask_to_end)
-    assert run(world).exit_code is ExitCode.REBOOT_REQUIRED
-    assert ASCEND.paths.reboot_marker in world.host.files
+    world.ended(REBOOT)
+    assert PATHS.reboot_marker in world.host.files
     assert any("no answer" in line for line in world.reporter.warnings)
 
 
 def test_a_marker_that_cannot_be_written_labels_nothing_and_is_a_usage_error_with_the_path() -> None:
-    world = ascend(no_wait=True)
-
-    def read_only() -> None:
-        raise ConfigError(f"cannot write {ASCEND.paths.reboot_marker} on the host: Read-only file system", "Mount it.")
-
-    world.killer.at(f"write {ASCEND.paths.reboot_marker}", read_only)
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.USAGE
-    assert ASCEND.paths.reboot_marker in outcome.what
-    assert not asked(world)
+    world = by_reboot().on(f"write {PATHS.reboot_marker}", ConfigError(f"cannot write {PATHS.reboot_marker}", "Mount"))
+    world.ended(ExitCode.USAGE, PATHS.reboot_marker)
+    assert not asks(world)
     assert world.cluster.posted == []
+
+
+# one reboot for one wish
+
+
+def test_a_hosts_own_driver_asks_for_no_reboot_at_any_boot() -> None:
+    world = by_reboot(host_driver="/lib/modules/6.1.0-fake/updates/drv_pcie_host.ko")
+    for _ in range(3):
+        boot(world).ended(ExitCode.STANDING_DOWN)
+        assert not asks(world)
+    assert requests(world) == 0
+    assert world.state().labels == world.labels
+
+
+@pytest.mark.parametrize("loader", [Loader.CONTAINER, Loader.MANAGER])
+@pytest.mark.parametrize("digest", ["", OLD_DIGEST], ids=["nothing recorded", "another recorded"])
+def test_a_reboot_after_which_another_driver_is_loaded_again_is_not_asked_for_again(
+    loader: Loader, digest: str
+) -> None:
+    world = by_reboot(loader=loader, driver_root=NEW_ROOT, offers={NEW_ROOT: "24.0"})
+    world.ended(REBOOT)
+    said = f"the node has rebooted for driver {NEW_DIGEST} since that was requested"
+    for _ in range(2):
+        boot(world, digest=digest).ended(ExitCode.MODULE_FAILED, said, remedy=PATHS.reboot_wish)
+        assert not asks(world), "what asked for the last reboot is taken back"
+    assert requests(world) == 1
+
+
+def test_a_forced_reinstall_asks_for_one_reboot_and_is_done_after_it() -> None:
+    world = by_reboot(force_reinstall=True)
+    world.host.files[PATHS.state_file] = NEW_DIGEST
+    world.ended(REBOOT)
+    boot(world, loaded="").ended()  # its container loads it
+    for _ in range(3):
+        world.host.loaded, world.host.files[PATHS.state_file] = {"drv_pcie_host": "24.0"}, NEW_DIGEST
+        world.again(ExitCode.DONE, "after the reboot for the forced reinstall")
+        boot(world, loaded="")
+    assert requests(world) == 1
+
+
+def test_a_reinstall_forced_later_asks_for_its_own_reboot() -> None:
+    world = requested()
+    for runs in (1, 2):
+        world.given(force_reinstall=True).ended(REBOOT)
+        assert requests(world) == 1 + runs
+        boot(world.given(force_reinstall=False), loaded="24.0", digest=NEW_DIGEST).ended()
+        world.next_process()
+
+
+def test_another_driver_wanted_since_asks_again() -> None:
+    world = by_reboot()
+    world.ended(REBOOT)
+    boot(world).ended(ExitCode.MODULE_FAILED)
+    world.given(digest="e" * 64).again(REBOOT)
+    assert decode_reboot_wish(world.host.files[PATHS.reboot_wish]).to_driver == "e" * 64
+    # Back to the first one, which a reboot did not bring when it was asked for: much has happened since.
+    boot(world).given(digest=NEW_DIGEST).ended(REBOOT)
+
+
+def test_a_wish_that_was_given_up_is_forgotten() -> None:
+    world = by_reboot()
+    world.ended(REBOOT)
+    world.given(digest=OLD_DIGEST).again()
+    assert PATHS.reboot_wish not in world.host.files
+    boot(world, digest=OLD_DIGEST).given(digest=NEW_DIGEST).ended(REBOOT)
+
+
+def test_a_recovery_is_asked_for_as_ever() -> None:
+    world = by_reboot()
+    world.ended(REBOOT)
+    recovery = encode_marker(Marker("recovery", boot(world).host.boot_id))
+    world.host.files[PATHS.reboot_marker] = recovery
+    world.run()
+    assert world.host.files[PATHS.reboot_marker] == recovery
+
+
+EVENTS: dict[str, dict[str, Any]] = {
+    "force": {"force_reinstall": True},
+    "unforce": {"force_reinstall": False},
+    "want new": {"digest": NEW_DIGEST},
+    "want old": {"digest": OLD_DIGEST},
+    "run": {},
+    "boot with nothing": {},
+    "boot with the old": {},
+}
+
+
+@pytest.mark.submission
+@example(["force", "want old", "run", "unforce", "run"])
+@settings(max_examples=examples(200))
+@given(st.lists(st.sampled_from(sorted(EVENTS)), min_size=4, max_size=14))
+def test_between_two_requests_for_one_wish_something_was_wanted_that_is_not_wanted_now(events: list[str]) -> None:
+    """Whatever happens: the same wish, asked for in one boot, is not asked for again in the next one as it is."""
+    world = by_reboot()
+    asked: list[tuple[str, bool]] = []
+    for event in events:
+        world.next_process()
+        world.given(**EVENTS[event])
+        if event.startswith("boot"):
+            boot(world, **({"loaded": ""} if event.endswith("nothing") else {"digest": OLD_DIGEST}))
+        if event != "run":
+            continue
+        before = requests(world)
+        assert world.run() is not None
+        wish = (world.digest, world.policy.force_reinstall)
+        if requests(world) > before:
+            assert asked[-1:] != [wish], "nothing else was wanted since"
+            asked.append(wish)
+        elif asked[-1:] != [wish]:
+            asked.append(("", False))
+
+
+# loaded at a boot, by one run at a time
+
+MODULES = ("drv_pcie_host", "drv_devmng_host")
+
+
+def fresh(**changes: Any) -> World:
+    """A fresh boot of a node whose manager loads the driver."""
+    policy = Policy(loader=Loader.MANAGER, no_wait=True)
+    world = World({"openfuyao.com/npu.present": "true"}, policy, profile=ASCEND, driver_root=NEW_ROOT)
+    return world.given(needs={MODULES[0]: MODULES[1:]}, offers={NEW_ROOT: "24.0"}, **changes)
+
+
+def undisturbed() -> tuple[State, int, list[str]]:
+    world = fresh()
+    world.ended()
+    return world.state(), len(world.killer.effects), world.killer.calls
+
+
+STATE, EFFECTS, CALLS = undisturbed()
+
+
+def test_an_undisturbed_run_loads_inside_the_fence_records_and_leaves_the_node_as_it_was() -> None:
+    assert dict(STATE.modules) == dict.fromkeys(MODULES, "24.0")
+    assert STATE.files[PATHS.state_file].strip() == NEW_DIGEST
+    world, inside = fresh(), list[tuple[str, bool]]()
+    for name in MODULES:
+        world.on(f"load {name}", lambda one, name=name: inside.append((name, one.host.is_owned)))  # type: ignore[misc]
+    world.ended()
+    assert world.is_released
+    assert inside == [(name, True) for name in reversed(MODULES)]
+
+
+@pytest.mark.parametrize("pod", SECONDS)
+def test_a_second_run_is_refused_at_every_moment_from_the_first_patch_to_the_last(pod: str) -> None:
+    first, last = CALLS.index("patch"), len(CALLS) - CALLS[::-1].index("patch") - 1
+    for call in range(first + 1, last + 1):
+        world, refused = fresh(), list[object]()
+
+        def another(world: World = world, refused: list[object] = refused) -> None:
+            refused.append(second_run_of(world, pod).ended(ExitCode.OWNED_ELSEWHERE))
+
+        world.killer.at_call(call, another)
+        world.ended()
+        assert (len(refused), world.state()) == (1, STATE), CALLS[call]
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("effect", range(EFFECTS))
+@pytest.mark.parametrize("new_pod", [False, True])
+@pytest.mark.parametrize("reboots", [False, True])
+def test_killed_at_any_effect_the_next_run_ends_like_an_undisturbed_one(
+    effect: int, after: bool, new_pod: bool, reboots: bool
+) -> None:
+    world = fresh().killed(effect, after=after)
+    if reboots:
+        world.reboot()
+    if new_pod:
+        world.move_to_new_pod()
+    world.ended()
+    assert world.state() == STATE
+
+
+@pytest.mark.parametrize("call", range(len(CALLS)))
+def test_told_to_end_at_any_call_it_gives_the_node_back_and_the_next_run_ends_the_work(call: int) -> None:
+    world = fresh()
+    world.killer.at_call(call, world.clock.ask_to_end)
+    assert world.run() is not None
+    assert world.is_released
+    world.again()
+    assert world.state() == STATE
+
+
+def end_and_check(world: World) -> None:
+    world.clock.ask_to_end()
+    world.clock.check()  # as a wait would
+
+
+def test_told_to_end_while_it_waits_for_the_new_drivers_device_it_finishes_the_load() -> None:
+    world = fresh().on("device nodes", end_and_check)
+    outcome = world.run()
+    assert outcome is not None
+    assert outcome.exit_code in (ExitCode.DONE, ExitCode.STANDING_DOWN)
+    shows = STATE.shown if outcome.exit_code is ExitCode.DONE else Shown("failed", 10, world.digest)
+    assert world.state() == dataclasses.replace(STATE, shown=shows)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said", "then"),
+    [
+        ("broken", "cannot be loaded", ExitCode.MODULE_FAILED),
+        ("sick", "there is no old driver to go back to", REBOOT),
+    ],
+)
+def test_a_driver_that_does_not_load_or_work_leaves_the_node_free_for_a_reboot(
+    fault: str, said: str, then: ExitCode
+) -> None:
+    world = fresh(**{fault: {"24.0"}})
+    world.ended(ExitCode.MODULE_FAILED, said)
+    assert world.state().annotations == {}, "nothing reboots a node that is taken"
+    world.again(then)
+    assert world.host.unload_attempts == []

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
-from driver_manager.core.swap.run import Outcome, decide
+from driver_manager.core.swap.driver import ATTEMPTS
+from driver_manager.core.swap.run import decide
 from driver_manager.domain import journal as journals
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ExitCode
 from driver_manager.domain.host import Holder
-from driver_manager.domain.node import Claim, Node
+from driver_manager.domain.node import Claim, Node, Pod
 from driver_manager.domain.observation import EvictionRules
-from tests.support.fakes.builders import PAUSED, PLUGIN, PROFILE, driver_pod, workload
+from driver_manager.domain.swap.steps import UnloadModules
+from tests.support.fakes.builders import PAUSED, PLUGIN, PROFILE, driver_pod, pod, workload
 from tests.support.fakes.checks import finish
 from tests.support.fakes.cluster import Tenant
-from tests.support.fakes.executions import only_showed_its_end
 from tests.support.fakes.scenarios import (
     DRA_PLUGIN,
     LABELS,
@@ -29,279 +35,386 @@ from tests.support.fakes.scenarios import (
 )
 from tests.support.fakes.world import World
 
-NEVER = float("inf")
-MANAGED, SAFE_LOAD = PROFILE.keys.upgrade_enabled, PROFILE.keys.safe_load
-
-
-def run(world: World) -> Outcome:
-    outcome = world.run()
-    assert outcome is not None
-    return outcome
+MANAGED, SAFE_LOAD, SKIP = PROFILE.keys.upgrade_enabled, PROFILE.keys.safe_load, PROFILE.keys.skip
+UPGRADE_STATE = PROFILE.keys.upgrade_state
+REMAIN = ExitCode.PODS_REMAIN
+NEVER, IDLE = Tenant(blocked_until=float("inf")), Tenant(uses_device=False)
+WEB, HELD, SPY = workload("web", resources=()), workload("held"), workload("spy", resources=())
+SPIES = (Holder(7, "spy", "/dev/rbln0", "open", pod_uid="spy"),)
+FORCES = EvictionRules(is_enabled=True, forces=True)
+DRAINS = EvictionRules(is_enabled=False, forces=True, drains=True)
 
 
 def assert_untouched(world: World, *, driver: str = "1.0", keep: dict[str, str] | None = None) -> None:
     """The node is as it was before the run, `keep` being annotations of its own."""
     state = world.state()
-    assert state.labels == LABELS
-    assert state.annotations == (keep or {})
-    assert not state.unschedulable
+    assert (state.labels, state.annotations, state.unschedulable) == (LABELS, keep or {}, False)
     assert state.modules["rebellions"] == driver
 
 
-def calls(world: World, *names: str) -> list[str]:
-    """The calls of these names, in order."""
-    return [name for name in world.killer.calls if name in names]
+def add_late(world: World) -> None:
+    world.cluster.add_tenant(workload("late"), IDLE)
 
 
-def test_workloads_are_evicted_after_the_operands_left_and_the_node_is_cordoned_meanwhile() -> None:
-    world = replace_with_workloads()
-    seen: list[tuple[bool, set[str]]] = []
-
-    def look() -> None:
-        assert world.cluster.current is not None
-        seen.append((world.cluster.current.unschedulable, set(world.cluster.listed)))
-
-    world.killer.at("evict", look)
-    assert run(world).exit_code is ExitCode.DONE
-    assert seen == [(True, {"driver-a", "job", "served", "bare"})]
-    assert sorted(world.cluster.evicted) == ["tenant/bare", "tenant/job", "tenant/served"]
-    assert_untouched(world, driver="2.0")
+# a run that ends in failure
 
 
-def test_a_budget_that_never_allows_it_gives_the_node_back() -> None:
-    world = replace_with_workloads()
-    world.cluster.add_tenant(workload("held"), Tenant(blocked_until=NEVER))
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.PODS_REMAIN
-    assert "tenant/held (requests rebellions.ai/ATOM): its budget allows no disruption" in outcome.what
-    assert "the node was released" in outcome.what
-    assert "held" in world.cluster.listed
+@dataclass(frozen=True)
+class Refused:
+    """A run that ends with `code`, names `said` and `remedy`, and leaves the node as it was.
+
+    `tenants` are further pods, those in `without` are not there, and `changes` are made to the world. Unless
+    `disturbs`, nothing but the end of the run is shown.
+    """
+
+    said: tuple[str, ...]
+    tenants: tuple[tuple[Pod, Tenant], ...] = ()
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    remedy: str = ""
+    scenario: Callable[[], World] = replace_with_workloads
+    code: ExitCode = REMAIN
+    disturbs: bool = False
+    without: tuple[str, ...] = ()
+    at: Mapping[str, Callable[[World], object]] = field(default_factory=dict)
+
+
+ALLOWS: dict[str, Any] = {"eviction": EvictionRules(is_enabled=True)}
+NO_CONSENT: dict[str, Any] = {"eviction": EvictionRules()}
+ONLY_WEB = replace(FORCES, drains=True, drain_selector=selectors.parse("tier=web"), timeout_s=5.0)
+A_DAEMON, WITH_DATA, BARE = workload("a", owner_kind="DaemonSet"), workload("a", has_empty_dir=True), workload("bare")
+SPY_SAID = "tenant/spy (has /dev/rbln0 open without requesting it)"
+HELD_SAID = ("tenant/held (requests rebellions.ai/ATOM): its budget allows no disruption", "the node was released")
+REFUSED = {
+    "a budget": Refused(HELD_SAID, ((HELD, NEVER),), disturbs=True),
+    "a DaemonSet's pod": Refused(("tenant/a",), ((A_DAEMON, Tenant()),), ALLOWS, "DaemonSet", without=("bare",)),
+    "a pod with data": Refused(
+        ("tenant/a",), ((WITH_DATA, Tenant()),), ALLOWS, "--npu-pod-eviction-delete-emptydir-data", without=("bare",)
+    ),
+    "a bare pod": Refused(("tenant/bare",), (), ALLOWS, "--npu-pod-eviction-force"),
+    "no consent": Refused((), (), NO_CONSENT, "--enable-npu-pod-eviction"),
+    "an unasked holder": Refused((SPY_SAID,), ((SPY, Tenant()),), {"known_holders": SPIES}, "--evict-holders"),
+    "a holder where none would be evicted": Refused(
+        ("in pod tenant/spy",),
+        ((SPY, Tenant()),),
+        {"known_holders": SPIES},
+        scenario=replace_by_manager,
+        code=ExitCode.DRIVER_BUSY,
+        disturbs=True,
+    ),
+    "a grace longer than the run": Refused(
+        (), ((workload("patient", termination_grace_s=86_400), Tenant()),), {}, "RECONCILE_DEADLINE"
+    ),
+    "a drain of its own time": Refused(
+        ("within 30 s",), ((HELD, NEVER),), {"eviction": replace(DRAINS, drain_timeout_s=30.0)}, disturbs=True
+    ),
+    "a workload that the drain does not match": Refused(
+        ("tenant/held",), ((HELD, NEVER),), {"eviction": ONLY_WEB}, disturbs=True
+    ),
+    "a pod that comes and may not be evicted": Refused(
+        ("tenant/late",), scenario=replace_by_manager, at={"patch": add_late}, disturbs=True
+    ),
+    "a pod slow to end": Refused(
+        ("finalizer",),
+        ((workload("stuck", finalizers=("example.com/hold",)), Tenant()), (WEB, IDLE)),
+        {"drains": True},
+        disturbs=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("row", REFUSED.values(), ids=list(REFUSED))
+def test_who_may_not_be_evicted_is_named_and_the_node_is_as_it_was(row: Refused) -> None:
+    world = row.scenario().given(**row.changes)
+    for uid in row.without:
+        world.cluster.remove_pod(uid)
+    for one, tenant in row.tenants:
+        world.cluster.add_tenant(one, tenant)
+    for call, action in row.at.items():
+        world.on(call, action)
+    world.ended(row.code, *row.said, remedy=row.remedy)
     assert_untouched(world)
+    assert world.only_showed_its_end is not row.disturbs
+    assert not {"tenant/held", "tenant/web", "tenant/spy"} & set(world.cluster.evicted)
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 1e9])
+def test_no_drain_is_longer_than_the_runs_deadline(timeout_s: float) -> None:
+    world = replace_with_workloads().given(eviction=DRAINS, drain_timeout_s=timeout_s, deadline_s=1_000.0)
+    world.cluster.add_tenant(HELD, NEVER)
+    world.ended(REMAIN)
+    assert 990.0 < world.clock.now - 1_000.0 < 1_020.0
+
+
+# a run that ends well
 
 
 @pytest.mark.parametrize(
-    ("pod", "word"),
+    ("changes", "tenants", "evicted"),
     [
-        (workload("a", owner_kind="DaemonSet"), "DaemonSet"),
-        (workload("a", has_empty_dir=True), "--npu-pod-eviction-delete-emptydir-data"),
-        (workload("a", owner_kind=""), "--npu-pod-eviction-force"),
+        ({}, (), ()),
+        ({"eviction": replace(DRAINS, deletes_empty_dirs=True)}, ((WEB, IDLE),), ("web",)),
+        ({"eviction": replace(FORCES, drains=True)}, ((WEB, IDLE),), ()),
+        ({"evicts_holders": True, "known_holders": SPIES}, ((SPY, Tenant()),), ("spy",)),
+        ({}, ((workload("picky", selector_keys=frozenset({PLUGIN})), Tenant()),), ("picky",)),
     ],
+    ids=["workloads", "a drain where evicting is refused", "no drain where evicting works", "a holder", "placed"],
 )
-def test_a_blocker_is_found_before_the_first_eviction(pod: object, word: str) -> None:
-    world = replace_with_workloads()
-    world.policy = replace(world.policy, eviction=EvictionRules(is_enabled=True))
-    world.cluster.remove_pod("bare")
-    world.cluster.add_tenant(pod)  # type: ignore[arg-type]  # a table of pods
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.PODS_REMAIN
-    assert "tenant/a" in outcome.what
-    assert word in outcome.remedy
-    assert only_showed_its_end(world)
-    assert_untouched(world)
+def test_pods_are_evicted_as_the_rules_say(
+    changes: dict[str, Any], tenants: tuple[tuple[Pod, Tenant], ...], evicted: tuple[str, ...]
+) -> None:
+    world = replace_with_workloads().given(**changes)
+    for one, tenant in tenants:
+        world.cluster.add_tenant(one, tenant)
+    world.ended()
+    assert sorted(world.cluster.evicted) == sorted(f"tenant/{name}" for name in ("bare", "job", "served", *evicted))
+    assert_untouched(world, driver="2.0")
 
 
-def test_without_consent_to_evict_nothing_is_begun() -> None:
-    world = replace_with_workloads()
-    world.policy = replace(world.policy, eviction=EvictionRules())
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.PODS_REMAIN
-    assert "--enable-npu-pod-eviction" in outcome.remedy
-    assert only_showed_its_end(world)
+def test_workloads_are_evicted_after_the_operands_left_and_the_node_is_cordoned_meanwhile() -> None:
+    world, seen = replace_with_workloads(), list[tuple[bool, set[str]]]()
+    world.on("evict", lambda one: seen.append((one.node.unschedulable, set(one.cluster.listed))))
+    world.ended()
+    assert seen == [(True, {"driver-a", "job", "served", "bare"})]
 
 
-def test_the_dra_plugin_leaves_only_after_the_last_claim_holder() -> None:
-    world = replace_with_claims()
-    at: list[tuple[str, bool]] = []
+def test_a_drain_takes_over_where_evicting_failed_and_not_before() -> None:
+    world = replace_with_workloads().given(eviction=replace(FORCES, drains=True, timeout_s=60.0))
+    world.cluster.add_tenant(HELD, Tenant(blocked_until=world.clock.now + 200.0))
+    world.cluster.add_tenant(WEB, IDLE)
+    world.ended()
+    assert world.cluster.evicted[-2:] == ["tenant/web", "tenant/held"]
+    assert any("draining the node" in text for text in world.reporter.warnings)
+
+
+def test_our_own_debug_pod_is_never_evicted() -> None:
+    world = replace_with_workloads().given(pod="", eviction=DRAINS, enclosing_uid="debugger")
+    world.cluster.add_tenant(workload("debugger", owner_kind="", resources=()), IDLE)
+    world.ended()
+    assert "debugger" in world.cluster.listed
+
+
+def test_evictions_are_rehearsed_once_a_run() -> None:
+    world = replace_after_completion()
+    world.ended()
+    assert len(world.calls("rehearse")) == 3
+
+
+@pytest.mark.parametrize("when", ["rehearse", "patch"])
+def test_a_pod_that_comes_before_the_cordon_is_evicted_too(when: str) -> None:
+    world = replace_with_workloads().on(when, add_late)
+    for name in ("job", "served", "bare") if when == "patch" else ():
+        world.cluster.remove_pod(name)
+    world.ended()
+    assert "tenant/late" in world.cluster.evicted
+    assert_untouched(world, driver="2.0")
+
+
+def test_a_pod_that_comes_before_the_cordon_is_found_without_operands_too() -> None:
+    world = replace_by_manager().given(**ALLOWS)
+    world.cluster.edit(dict.fromkeys((key for key in LABELS if "npu.deploy" in key), None))
+    while any(uid in world.cluster.owner_of for uid in world.cluster.listed):
+        assert world.clock.to_next(world.clock.now + 60.0)
+    world.on("patch", add_late).ended()
+    assert world.cluster.evicted == ["tenant/late"]
+
+
+def test_a_node_made_again_from_a_copy_is_uncordoned_all_the_same() -> None:
+    world = replace_with_workloads().on("evict", lambda one: one.cluster.recreate_node())
+    world.ended()
+    assert_untouched(world, driver="2.0")
+
+
+def test_a_cordon_that_an_administrator_sets_anew_during_ours_is_his() -> None:
+    def anew(world: World) -> None:
+        world.cluster.edit(cordon=False)
+        world.cluster.edit(cordon=True)
+
+    world = replace_with_workloads().on("evict", anew)
+    world.ended()
+    state = world.state()
+    assert (state.unschedulable, state.annotations, state.labels) == (True, {}, LABELS)
+
+
+# claims
+
+
+def test_the_dra_plugin_leaves_only_after_the_last_claim_holder_and_the_journal_holds_all_originals() -> None:
+    world, at = replace_with_claims(), list[tuple[str, bool, dict[str, str]]]()
 
     def watch(node: Node) -> None:
         if node.labels.get(DRA_PLUGIN) == PAUSED:
-            at.append((node.labels[PLUGIN], "dra" in world.cluster.listed))
+            journaled = journals.decode(node.annotations[PROFILE.keys.journal]).claims.labels
+            at.append((node.labels[PLUGIN], "dra" in world.cluster.listed, dict(journaled)))
 
-    world.cluster.operator = watch
-    assert run(world).exit_code is ExitCode.DONE
-    assert at[0] == (PAUSED, False)
+    world.given(operator=watch).ended()
+    plugin, is_there, journaled = at[0]
+    assert (plugin, is_there) == (PAUSED, False)
+    assert journaled == {key: value for key, value in LABELS.items() if key in journaled}
+    assert {DRA_PLUGIN, PLUGIN} <= set(journaled)
     assert_untouched(world, driver="2.0")
 
 
 def test_without_claims_the_dra_plugin_leaves_with_the_others_in_one_patch() -> None:
     world = replace_with_workloads()
-    assert run(world).exit_code is ExitCode.DONE
+    world.ended()
     assert [DRA_PLUGIN in change.labels for change in world.cluster.patches] == [True, True]
 
 
 def test_a_label_of_the_plugin_edited_before_its_turn_is_kept() -> None:
-    world = replace_with_claims()
-    world.killer.at("evict", lambda: world.cluster.edit({DRA_PLUGIN: "custom"}))
-    assert run(world).exit_code is ExitCode.DONE
+    world = replace_with_claims().on("evict", lambda one: one.cluster.edit({DRA_PLUGIN: "custom"}))
+    world.ended()
     assert world.state().labels == {**LABELS, DRA_PLUGIN: "custom"}
 
 
 def test_a_claim_of_somebody_elses_class_keeps_nothing() -> None:
-    world = replace_with_claims()
-    world.cluster.all_claims = (Claim("tenant", "claim", ("gpu.example.com",)),)
-    world.cluster.tenants["dra"] = Tenant(uses_device=False)
-    assert run(world).exit_code is ExitCode.DONE
+    world = replace_with_claims().given(all_claims=(Claim("tenant", "claim", ("gpu.example.com",)),))
+    world.cluster.tenants["dra"] = IDLE
+    world.ended()
     assert "dra" in world.cluster.listed
 
 
-def test_a_drain_takes_over_where_evicting_would_be_refused() -> None:
-    world = replace_with_workloads()
-    world.policy = replace(
-        world.policy, eviction=EvictionRules(is_enabled=False, drains=True, forces=True, deletes_empty_dirs=True)
-    )
-    world.cluster.add_tenant(workload("web", resources=()), Tenant(uses_device=False))
-    assert run(world).exit_code is ExitCode.DONE
-    assert sorted(world.cluster.evicted) == ["tenant/bare", "tenant/job", "tenant/served", "tenant/web"]
-    assert "client" not in str(world.cluster.evicted)
-    assert_untouched(world, driver="2.0")
+def test_a_pod_that_asks_while_nothing_is_loaded_stays() -> None:
+    world = replace_with_claims().given(loaded={})
+    world.ended()
+    assert world.cluster.evicted == []
+    assert {"job", "dra"} <= set(world.cluster.listed)
 
 
-def test_a_drain_takes_over_where_evicting_failed_and_not_before() -> None:
-    world = replace_with_workloads()
-    rules = EvictionRules(is_enabled=True, forces=True, drains=True, timeout_s=60.0)
-    world.policy = replace(world.policy, eviction=rules)
-    world.cluster.add_tenant(workload("held"), Tenant(blocked_until=world.clock.now + 200.0))
-    world.cluster.add_tenant(workload("web", resources=()), Tenant(uses_device=False))
-    assert run(world).exit_code is ExitCode.DONE
-    assert world.cluster.evicted[-2:] == ["tenant/web", "tenant/held"]
-    assert any("draining the node" in text for text in world.reporter.warnings)
+def test_rights_and_claims_do_not_stop_a_run_that_evicts_nobody() -> None:
+    world = replace_with_claims().given(**NO_CONSENT)
+    for name in ("job", "served", "bare"):
+        world.cluster.remove_pod(name)
+    world.cluster.tenants["dra"] = IDLE
+    world.on("claims", ApiRefused("the API server refused to list resourceclaims (403)", "Give it.")).ended()
+    assert any("resourceclaims may not be listed" in text for text in world.reporter.warnings)
+    assert "dra" in world.cluster.listed
 
 
-def test_where_evicting_works_nobody_is_drained() -> None:
-    world = replace_with_workloads()
-    world.policy = replace(world.policy, eviction=EvictionRules(is_enabled=True, forces=True, drains=True))
-    world.cluster.add_tenant(workload("web", resources=()), Tenant(uses_device=False))
-    assert run(world).exit_code is ExitCode.DONE
-    assert "web" in world.cluster.listed
+def test_the_plan_names_every_pod_that_uses_the_accelerator_and_what_becomes_of_it() -> None:
+    world = replace_with_claims()
+    world.cluster.add_tenant(workload("done", phase="Succeeded"))
+    _, plan = decide(world.ports, world.observe(), world.profile, world.policy)
+    fates = {one.pod.name: one.action.value for one in plan.workloads}
+    assert fates == {**dict.fromkeys(("bare", "dra", "job", "served"), "evict"), "done": "stay"}
+    assert world.killer.effects == []
 
 
-def test_a_drain_of_its_own_time_ends_after_it() -> None:
-    world = replace_with_workloads()
-    rules = EvictionRules(is_enabled=False, forces=True, drains=True, drain_timeout_s=30.0)
-    world.policy = replace(world.policy, eviction=rules)
-    world.cluster.add_tenant(workload("held"), Tenant(blocked_until=NEVER))
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.PODS_REMAIN
-    assert "within 30 s" in outcome.what
-    assert_untouched(world)
+# completion
 
 
-@pytest.mark.parametrize("timeout_s", [0.0, 1e9])
-def test_no_drain_is_longer_than_the_runs_deadline(timeout_s: float) -> None:
-    world = replace_with_workloads()
-    rules = EvictionRules(is_enabled=False, forces=True, drains=True, drain_timeout_s=timeout_s)
-    world.policy = replace(world.policy, eviction=rules, deadline_s=1_000.0)
-    world.cluster.add_tenant(workload("held"), Tenant(blocked_until=NEVER))
-    began = world.clock.now
-    assert run(world).exit_code is ExitCode.PODS_REMAIN
-    assert 990.0 < world.clock.now - began < 1_020.0
-
-
-def test_pods_that_complete_within_their_time_are_not_evicted() -> None:
-    world = replace_after_completion()
-    assert run(world).exit_code is ExitCode.DONE
-    assert "tenant/ending" not in world.cluster.evicted
+@pytest.mark.parametrize(
+    ("changes", "is_evicted", "warning"),
+    [
+        ({}, False, ""),
+        ({"completion_timeout_s": 15.0}, True, "not completed"),
+        ({"completion": selectors.parse("")}, True, ""),
+    ],
+)
+def test_pods_that_complete_within_their_time_are_not_evicted(
+    changes: dict[str, Any], is_evicted: bool, warning: str
+) -> None:
+    world = replace_after_completion().given(**changes)
+    world.ended()
+    assert ("tenant/ending" in world.cluster.evicted) is is_evicted
+    assert not warning or any(warning in text for text in world.reporter.warnings)
     assert_untouched(world, driver="2.0")
 
 
 def test_while_pods_complete_the_node_is_cordoned_and_its_operands_stay() -> None:
-    world = replace_after_completion()
-    seen: list[tuple[bool, dict[str, str]]] = []
-
-    def look() -> None:
-        state = world.state()
-        seen.append((state.unschedulable, dict(state.labels)))
-
-    world.clock.after(20.0, look)
-    assert run(world).exit_code is ExitCode.DONE
+    world, seen = replace_after_completion(), list[tuple[bool, dict[str, str]]]()
+    world.clock.after(20.0, lambda: seen.append((world.node.unschedulable, dict(world.state().labels))))
+    world.ended()
     assert seen == [(True, LABELS)]
 
 
-def test_pods_that_do_not_complete_are_evicted_after_their_time() -> None:
-    world = replace_after_completion()
-    world.policy = replace(world.policy, completion_timeout_s=15.0)
-    assert run(world).exit_code is ExitCode.DONE
-    assert "tenant/ending" in world.cluster.evicted
-    assert any("not completed" in text for text in world.reporter.warnings)
-
-
 def test_an_api_server_that_goes_away_after_the_completion_wait_leaves_a_node_that_is_given_back() -> None:
-    world = replace_after_completion()
-    world.policy = replace(world.policy, deadline_s=1_800.0)
-    world.killer.at("watch", lambda: None)
-    world.clock.after(39.0, lambda: world.killer.at("node", fail_once))
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.API_UNAVAILABLE
+    world = replace_after_completion().given(deadline_s=1_800.0)
+    world.clock.after(39.0, lambda: world.on("node", ApiUnavailable("no answer", "Look at the API server.")))
+    world.ended(ExitCode.API_UNAVAILABLE)
     assert_untouched(world)
 
 
-def fail_once() -> None:
-    raise ApiUnavailable("no answer", "Look at the API server.")
+def test_a_node_that_keeps_changing_after_the_completion_wait_is_given_back() -> None:
+    world, touches = replace_after_completion(), iter(range(10))
+
+    def touch() -> None:
+        if world.clock.now >= 1_040.0 and next(touches, None) is not None:
+            world.cluster.edit(annotations={"touched": "yes"})
+
+    world.killer.at("host", touch, after=True, times=30)
+    world.ended(ExitCode.API_UNAVAILABLE, "released")
+    assert_untouched(world, keep={"touched": "yes"})
+
+
+# an operator
 
 
 def test_a_managed_node_is_left_to_its_operator() -> None:
     world = replace_managed_by_operator()
-    assert run(world).exit_code is ExitCode.DONE
+    world.ended()
     assert world.cluster.evicted == []
     assert "job" not in world.cluster.listed
     assert [reason for reason, _, _ in world.cluster.posted] == ["DriverUpgradeRequested"]
     assert all(change.unschedulable is None for change in world.cluster.patches)
     state = world.state()
     assert state.modules["rebellions"] == "2.0"
-    assert {key: value for key, value in state.labels.items() if key != PROFILE.keys.upgrade_state} == LABELS
+    assert {key: value for key, value in state.labels.items() if key != UPGRADE_STATE} == LABELS
 
 
-def test_an_operator_that_does_not_react_is_waited_for_a_while_only() -> None:
-    world = replace_managed_by_operator()
-    world.cluster.operator = None
-    began = world.clock.now
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.PODS_REMAIN
-    assert f"did not react to {REQUESTED}" in outcome.what
-    assert "tenant/job" in outcome.what
-    assert world.clock.now - began == world.policy.operator_timeout_s
+def test_an_operator_that_does_not_react_is_waited_for_a_while_only_and_not_asked_twice() -> None:
+    world = replace_managed_by_operator().given(operator=None)
+    world.ended(REMAIN, f"did not react to {REQUESTED}", "tenant/job")
+    assert world.clock.now - 1_000.0 == world.policy.operator_timeout_s
     assert_untouched(world, keep={MANAGED: "true", REQUESTED: "true"})
-
-
-def test_an_operator_asked_already_is_not_asked_twice() -> None:
-    world = replace_managed_by_operator()
-    world.cluster.operator = None
-    run(world)
-    world.next_process()
     world.cluster.posted.clear()
-    run(world)
-    assert world.cluster.posted == []
-    assert calls(world, "patch") == []
+    world.next_process()
+    world.run()
+    assert (world.cluster.posted, world.calls("patch")) == ([], [])
 
 
 def test_an_operator_at_work_does_not_have_to_begin_anew() -> None:
-    world = replace_managed_by_operator()
-    world.cluster.operator = None
-    world.cluster.edit({PROFILE.keys.upgrade_state: "pod-deletion-required"})
+    world = replace_managed_by_operator().given(operator=None)
+    world.cluster.edit({UPGRADE_STATE: "pod-deletion-required"})
     world.clock.after(30.0, lambda: world.cluster.stop(world.cluster.listed["job"], 1.0))
-    assert run(world).exit_code is ExitCode.DONE
+    world.ended()
 
 
 def test_an_operator_that_moves_no_pod_is_named_with_the_pods() -> None:
-    world = replace_managed_by_operator()
-    world.cluster.operator = None
-    world.clock.after(5.0, lambda: world.cluster.edit({PROFILE.keys.upgrade_state: "cordon-required"}))
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.PODS_REMAIN
-    assert "tenant/job" in outcome.what
+    world = replace_managed_by_operator().given(operator=None)
+    world.clock.after(5.0, lambda: world.cluster.edit({UPGRADE_STATE: "cordon-required"}))
+    world.ended(REMAIN, "tenant/job")
     assert world.state().modules["rebellions"] == "1.0"
 
 
 def test_without_workloads_a_managed_node_is_just_done() -> None:
     world = replace_managed_by_operator()
     world.cluster.remove_pod("job")
-    assert run(world).exit_code is ExitCode.DONE
+    world.ended()
     assert world.cluster.posted == []
 
 
+def test_where_the_pods_leave_by_themselves_the_operator_is_told_that_nothing_is_wanted_any_more() -> None:
+    world = replace_managed_by_operator().given(operator=None)
+    world.clock.after(5.0, lambda: world.cluster.remove_pod("job"))
+    world.ended()
+    assert world.clock.now - 1_000.0 < 60.0
+    assert world.state().annotations == {MANAGED: "true"}
+
+
+def test_a_run_killed_while_the_operator_is_asked_asks_no_second_time_and_ends_well() -> None:
+    world = replace_managed_by_operator()
+    world.ended()
+    for effect in range(len(world.killer.effects)):
+        for after in (False, True):
+            world = replace_managed_by_operator().killed(effect, after=after)
+            finish(world)
+            assert {key: value for key, value in world.state().labels.items() if key in LABELS} == LABELS
+            assert world.state().modules["rebellions"] == "2.0"
+            assert len([1 for reason, _, _ in world.cluster.posted if reason == "DriverUpgradeRequested"]) <= 1
+
+
 def test_the_safe_load_is_asked_for_with_our_pods_name_before_anything_is_taken() -> None:
-    world = replace_with_safe_load()
-    asked: list[tuple[str, bool]] = []
+    world, asked = replace_with_safe_load(), list[tuple[str, bool]]()
     answer = world.cluster.operator
     assert answer is not None
 
@@ -310,329 +423,182 @@ def test_the_safe_load_is_asked_for_with_our_pods_name_before_anything_is_taken(
             asked.append((node.annotations[SAFE_LOAD], PROFILE.keys.journal in node.annotations))
         answer(node)
 
-    world.cluster.operator = note
-    assert run(world).exit_code is ExitCode.DONE
+    world.given(operator=note).ended()
     assert asked == [("driver-a", False)]
     assert_untouched(world, driver="2.0")
 
 
 @pytest.mark.parametrize("sigterm", [False, True])
 def test_a_safe_load_that_is_not_granted_is_withdrawn(sigterm: bool) -> None:
-    world = replace_with_safe_load()
-    world.cluster.operator = None
+    world = replace_with_safe_load().given(operator=None)
     if sigterm:
         world.clock.after(10.0, world.clock.ask_to_end)
-    outcome = run(world)
-    assert outcome.exit_code is (ExitCode.STANDING_DOWN if sigterm else ExitCode.PODS_REMAIN)
+    world.ended(ExitCode.STANDING_DOWN if sigterm else REMAIN)
     assert_untouched(world)
 
 
 def test_somebody_elses_wait_for_a_safe_load_is_not_withdrawn() -> None:
-    world = replace_with_safe_load()
-    world.cluster.operator = None
+    world = replace_with_safe_load().given(operator=None)
     world.cluster.add_pod(replace(driver_pod(), name="another-pod", uid="another-pod"))
     world.clock.after(10.0, lambda: world.cluster.edit(annotations={SAFE_LOAD: "another-pod"}))
-    assert run(world).exit_code is ExitCode.DONE
+    world.ended()
     assert world.state().annotations == {SAFE_LOAD: "another-pod"}
 
 
-def by_hand(world: World) -> World:
-    world.pod = ""
-    return world
-
-
-def test_by_hand_a_node_labelled_to_be_skipped_is_left_alone() -> None:
-    world = by_hand(replace_by_manager())
-    assert PROFILE.keys.skip
-    world.cluster.edit({PROFILE.keys.skip: "true"})
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.STANDING_DOWN
-    assert "--ignore-skip" in outcome.remedy
-    assert world.killer.effects == []
-
-
-def test_a_skipped_node_that_a_dead_run_left_paused_is_given_back_by_hand() -> None:
-    world = replace_by_manager()
-    world.killer.kill_at(0, after=True)
-    assert world.run() is None
-    world.next_process()
-    by_hand(world)
-    world.cluster.remove_pod("driver-a")
-    world.cluster.edit({PROFILE.keys.skip: "true"})
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.STANDING_DOWN
-    assert world.state().labels == {**LABELS, PROFILE.keys.skip: "true"}
-    assert world.state().annotations == {}
-
-
-@pytest.mark.parametrize("pod", ["", "driver-a"])
-def test_the_skip_label_can_be_ignored_and_does_not_bind_a_pod(pod: str) -> None:
-    world = replace_by_manager()
-    world.pod = pod
-    world.policy = replace(world.policy, ignore_skip=not pod)
-    world.cluster.edit({PROFILE.keys.skip: "true"})
-    assert run(world).exit_code is ExitCode.DONE
-
-
-def test_a_pod_that_holds_the_device_unasked_keeps_others_from_being_evicted_for_nothing() -> None:
-    world = replace_with_workloads()
-    world.cluster.add_tenant(workload("spy", resources=()))
-    world.host.known_holders = (Holder(7, "spy", "/dev/rbln0", "open", pod_uid="spy"),)
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.PODS_REMAIN
-    assert "tenant/spy (has /dev/rbln0 open without requesting it)" in outcome.what
-    assert "--evict-holders" in outcome.remedy
-    assert only_showed_its_end(world)
-
-
-def test_a_pod_that_holds_the_device_unasked_is_evicted_where_that_is_allowed() -> None:
-    world = replace_with_workloads()
-    world.policy = replace(world.policy, eviction=replace(world.policy.eviction, evicts_holders=True))
-    world.cluster.add_tenant(workload("spy", resources=()))
-    world.host.known_holders = (Holder(7, "spy", "/dev/rbln0", "open", pod_uid="spy"),)
-    assert run(world).exit_code is ExitCode.DONE
-    assert "tenant/spy" in world.cluster.evicted
-
-
-def test_where_nobody_would_be_evicted_a_holder_is_waited_for_and_named() -> None:
-    world = replace_by_manager()
-    world.cluster.add_tenant(workload("spy", resources=()))
-    world.host.known_holders = (Holder(7, "spy", "/dev/rbln0", "open", pod_uid="spy"),)
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.DRIVER_BUSY
-    assert "in pod tenant/spy" in outcome.what
-    assert any("tenant/spy" in text for text in world.reporter.warnings)
-    assert_untouched(world)
-
-
-def test_our_own_debug_pod_is_never_evicted() -> None:
-    world = by_hand(replace_with_workloads())
-    world.policy = replace(world.policy, eviction=EvictionRules(is_enabled=False, drains=True, forces=True))
-    world.cluster.add_tenant(workload("debugger", owner_kind="", resources=()), Tenant(uses_device=False))
-    world.enclosing_uid = "debugger"
-    assert run(world).exit_code is ExitCode.DONE
-    assert "debugger" in world.cluster.listed
-
-
-def test_a_pod_that_asks_while_nothing_is_loaded_stays() -> None:
-    world = replace_with_claims()
-    world.host.loaded.clear()
-    assert run(world).exit_code is ExitCode.DONE
-    assert world.cluster.evicted == []
-    assert {"job", "dra"} <= set(world.cluster.listed)
-
-
-def test_the_plan_names_every_pod_that_uses_the_accelerator_and_what_becomes_of_it() -> None:
-    world = replace_with_claims()
-    world.cluster.add_tenant(workload("done", phase="Succeeded"))
-    _, plan = decide(world.ports, world.observe(), world.profile, world.policy)
-    assert {str(one.pod): one.action.value for one in plan.workloads} == {
-        "tenant/bare": "evict",
-        "tenant/done": "stay",
-        "tenant/dra": "evict",
-        "tenant/job": "evict",
-        "tenant/served": "evict",
-    }
-    assert world.killer.effects == []
-
-
-def test_a_run_killed_while_the_operator_is_asked_asks_no_second_time_and_ends_well() -> None:
-    effects = 0
-    world = replace_managed_by_operator()
-    run(world)
-    effects = len(world.killer.effects)
-    for effect in range(effects):
-        for after in (False, True):
-            world = replace_managed_by_operator()
-            world.killer.kill_at(effect, after=after)
-            assert world.run() is None
-            finish(world)
-            assert {key: value for key, value in world.state().labels.items() if key in LABELS} == LABELS
-            assert world.state().modules["rebellions"] == "2.0"
-            assert len([1 for reason, _, _ in world.cluster.posted if reason == "DriverUpgradeRequested"]) <= 1
-
-
-def test_the_journal_of_the_second_patch_holds_all_originals() -> None:
-    world = replace_with_claims()
-    found: list[dict[str, str]] = []
-
-    def note(node: Node) -> None:
-        if node.labels.get(DRA_PLUGIN) == PAUSED:
-            found.append(dict(journals.decode(node.annotations[PROFILE.keys.journal]).claims.labels))
-
-    world.cluster.operator = note
-    run(world)
-    assert found[0] == {key: value for key, value in LABELS.items() if key in found[0]}
-    assert {DRA_PLUGIN, PLUGIN} <= set(found[0])
-
-
-def test_an_empty_selector_waits_for_nobody() -> None:
-    world = replace_after_completion()
-    world.policy = replace(world.policy, completion=selectors.parse(""))
-    assert run(world).exit_code is ExitCode.DONE
-    assert "tenant/ending" in world.cluster.evicted
-
-
-@pytest.mark.parametrize("when", ["rehearse", "patch"])
-def test_a_pod_that_comes_before_the_cordon_is_evicted_too(when: str) -> None:
-    world = replace_with_workloads()
-    for name in ("job", "served", "bare") if when == "patch" else ():
-        world.cluster.remove_pod(name)
-    world.killer.at(when, lambda: world.cluster.add_tenant(workload("late"), Tenant(uses_device=False)))
-    assert run(world).exit_code is ExitCode.DONE
-    assert "tenant/late" in world.cluster.evicted
-    assert_untouched(world, driver="2.0")
-
-
-def test_a_pod_that_comes_before_the_cordon_is_found_without_operands_too() -> None:
-    world = replace_by_manager()
-    world.policy = replace(world.policy, eviction=EvictionRules(is_enabled=True))
-    world.cluster.edit(dict.fromkeys((key for key in LABELS if "npu.deploy" in key), None))
-    while any(uid in world.cluster.owner_of for uid in world.cluster.listed):
-        assert world.clock.to_next(world.clock.now + 60.0)
-    world.killer.at("patch", lambda: world.cluster.add_tenant(workload("late"), Tenant(uses_device=False)))
-    assert run(world).exit_code is ExitCode.DONE
-    assert world.cluster.evicted == ["tenant/late"]
-
-
-def test_a_pod_that_comes_and_may_not_be_evicted_ends_the_run_and_is_named() -> None:
-    world = replace_by_manager()
-    world.killer.at("patch", lambda: world.cluster.add_tenant(workload("late"), Tenant(uses_device=False)))
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.PODS_REMAIN
-    assert "tenant/late" in outcome.what
-    assert_untouched(world)
-
-
-def test_a_node_that_keeps_changing_after_the_completion_wait_is_given_back() -> None:
-    world = replace_after_completion()
-    touches = iter(range(10))
-
-    def touch() -> None:
-        if world.clock.now >= 1_040.0 and next(touches, None) is not None:
-            world.cluster.edit(annotations={"touched": "yes"})
-
-    for _ in range(30):
-        world.killer.at("host", touch, after=True)
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.API_UNAVAILABLE
-    assert "released" in outcome.what
-    state = world.state()
-    assert (state.labels, state.unschedulable) == (LABELS, False)
-    assert state.annotations == {"touched": "yes"}
-
-
 def test_a_withdrawal_is_tried_again_when_the_node_changes_meanwhile() -> None:
-    world = replace_with_safe_load()
-    world.cluster.operator = None
-    edits = iter(range(3))
-
-    def touch() -> None:
-        if next(edits, None) is not None:
-            world.cluster.edit(annotations={"touched": "yes"})
-
-    for _ in range(5):
-        world.killer.at("node", touch, after=True)
-    assert run(world).exit_code is ExitCode.PODS_REMAIN
+    world = replace_with_safe_load().given(operator=None)
+    world.on("node", *[lambda one: one.cluster.edit(annotations={"touched": "yes"})] * 3, after=True)
+    world.ended(REMAIN)
     assert SAFE_LOAD not in world.state().annotations
 
 
 def test_what_a_killed_run_asked_for_is_withdrawn_by_one_that_does_not_ask() -> None:
-    world = replace_with_safe_load()
-    world.killer.kill_at(0, after=True)
-    assert world.run() is None
+    world = replace_with_safe_load().killed(0)
     assert world.state().annotations == {SAFE_LOAD: "driver-a"}
-    world.next_process()
-    world.policy = replace(world.policy, safe_load=False)
-    assert run(world).exit_code is ExitCode.DONE
+    world.given(safe_load=False).ended()
     assert_untouched(world, driver="2.0")
 
 
-def test_a_node_made_again_from_a_copy_is_uncordoned_all_the_same() -> None:
-    world = replace_with_workloads()
-    world.killer.at("evict", world.cluster.recreate_node)
-    assert run(world).exit_code is ExitCode.DONE
+# a node labelled to be skipped
+
+
+def test_by_hand_a_node_labelled_to_be_skipped_is_left_alone() -> None:
+    world = replace_by_manager().given(pod="")
+    world.cluster.edit({SKIP: "true"})
+    world.ended(ExitCode.STANDING_DOWN, remedy="--ignore-skip")
+    assert world.killer.effects == []
+
+
+def test_a_skipped_node_that_a_dead_run_left_paused_is_given_back_by_hand() -> None:
+    world = replace_by_manager().killed(0).given(pod="")
+    world.cluster.remove_pod("driver-a")
+    world.cluster.edit({SKIP: "true"})
+    world.ended(ExitCode.STANDING_DOWN)
+    assert (world.state().labels, world.state().annotations) == ({**LABELS, SKIP: "true"}, {})
+
+
+@pytest.mark.parametrize("pod", ["", "driver-a"])
+def test_the_skip_label_can_be_ignored_and_does_not_bind_a_pod(pod: str) -> None:
+    world = replace_by_manager().given(pod=pod, ignore_skip=not pod)
+    world.cluster.edit({SKIP: "true"})
+    world.ended()
+
+
+# clients that hold the device and that no label moves
+
+CLIENT, STOP_S = "monitoring/exporter", 5.0
+RESTART = "RESTART_CLIENTS=true (--restart-clients)"
+
+
+def clients(*back_s: float, consents: bool = True) -> World:
+    """A world with a client that holds the device; each that follows it opens the device `back_s` seconds later."""
+    rules = {"clients": selectors.parse("app=exporter"), "restarts_clients": consents}
+    world, left_s = replace_with_workloads().given(**rules), list(back_s)
+
+    def arrive(name: str) -> None:
+        world.cluster.add_tenant(pod(name, namespace="monitoring", labels={"app": "exporter"}), Tenant(stop_s=STOP_S))
+        world.host.known_holders += (Holder(7, "exporter", "/dev/rbln0", "open", pod_uid=name),)
+        watch(name)
+
+    def watch(name: str) -> None:
+        world.killer.at("evict", lambda: evicted(name), after=True)
+
+    def evicted(name: str) -> None:
+        """Called after any eviction: those of users' pods come first."""
+        if f"monitoring/{name}" not in world.cluster.evicted:
+            watch(name)
+            return
+        world.clock.after(STOP_S, lambda: leave(name))
+        if left_s:
+            world.clock.after(STOP_S + left_s.pop(0), lambda: arrive(name + "+"))
+
+    def leave(name: str) -> None:
+        world.host.known_holders = tuple(one for one in world.host.known_holders if one.pod_uid != name)
+
+    arrive("exporter")
+    return world
+
+
+def clients_evicted(world: World) -> list[str]:
+    return [name for name in world.cluster.evicted if name.startswith("monitoring/")]
+
+
+def test_the_client_is_evicted_last_and_the_driver_is_swapped_in_the_gap() -> None:
+    world = clients(3.0)
+    world.ended()
+    assert world.cluster.evicted[-1] == CLIENT
+    assert clients_evicted(world) == [CLIENT]
+    said = f"client {CLIENT} (DaemonSet) was restarted: it held the driver that is being replaced"
+    assert [one for one in world.cluster.posted if one[0] == "DriverClientRestarted"] == [
+        ("DriverClientRestarted", said, False)
+    ]
     assert_untouched(world, driver="2.0")
 
 
-def test_a_cordon_that_an_administrator_sets_anew_during_ours_is_his() -> None:
-    world = replace_with_workloads()
-
-    def anew() -> None:
-        world.cluster.edit(cordon=False)
-        world.cluster.edit(cordon=True)
-
-    world.killer.at("evict", anew)
-    assert run(world).exit_code is ExitCode.DONE
-    state = world.state()
-    assert (state.unschedulable, state.annotations, state.labels) == (True, {}, LABELS)
+def test_a_successor_that_is_faster_is_evicted_too() -> None:
+    world = clients(0.0, 3.0)
+    world.ended()
+    assert clients_evicted(world) == [CLIENT, CLIENT + "+"]
 
 
-def test_where_the_pods_leave_by_themselves_the_operator_is_told_that_nothing_is_wanted_any_more() -> None:
-    world = replace_managed_by_operator()
-    world.cluster.operator = None
-    began = world.clock.now
-    world.clock.after(5.0, lambda: world.cluster.remove_pod("job"))
-    assert run(world).exit_code is ExitCode.DONE
-    assert world.clock.now - began < 60.0
-    assert world.state().annotations == {MANAGED: "true"}
-
-
-def test_first_generation_rights_and_claims_do_not_stop_a_run_that_evicts_nobody() -> None:
-    world = replace_with_claims()
-    world.policy = replace(world.policy, eviction=EvictionRules())
-    for name in ("job", "served", "bare"):
-        world.cluster.remove_pod(name)
-    world.cluster.tenants["dra"] = Tenant(uses_device=False)
-    world.killer.at("claims", refuse_claims)
-    assert run(world).exit_code is ExitCode.DONE
-    assert any("resourceclaims may not be listed" in text for text in world.reporter.warnings)
-    assert "dra" in world.cluster.listed
-
-
-def refuse_claims() -> None:
-    raise ApiRefused("the API server refused to list resourceclaims (403)", "Give it.")
-
-
-def test_a_pod_that_is_slow_to_end_leads_to_no_drain() -> None:
-    world = replace_with_workloads()
-    world.policy = replace(world.policy, eviction=replace(world.policy.eviction, drains=True))
-    world.cluster.add_tenant(workload("stuck", finalizers=("example.com/hold",)))
-    world.cluster.add_tenant(workload("web", resources=()), Tenant(uses_device=False))
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.PODS_REMAIN
-    assert "finalizer" in outcome.what
-    assert "tenant/web" not in world.cluster.evicted
-
-
-def test_a_drain_does_not_leave_a_workload_behind_that_its_selector_does_not_match() -> None:
-    world = replace_with_workloads()
-    rules = EvictionRules(is_enabled=True, forces=True, drains=True, drain_selector=selectors.parse("tier=web"))
-    world.policy = replace(world.policy, eviction=replace(rules, timeout_s=5.0))
-    world.cluster.add_tenant(workload("held"), Tenant(blocked_until=NEVER))
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.PODS_REMAIN
-    assert "tenant/held" in outcome.what
+def test_one_that_is_always_faster_keeps_its_driver() -> None:
+    world = clients(*[0.0] * 10)
+    said = f"opened the device again before the driver could be unloaded, {ATTEMPTS} times"
+    world.ended(ExitCode.DRIVER_BUSY, said)
+    assert len(clients_evicted(world)) == ATTEMPTS
     assert_untouched(world)
 
 
-def test_evictions_are_rehearsed_once_a_run() -> None:
-    world = replace_after_completion()
-    assert run(world).exit_code is ExitCode.DONE
-    assert len(calls(world, "rehearse")) == 3
+@pytest.mark.parametrize("alone", [False, True])
+def test_without_consent_nothing_is_changed_and_the_option_is_named(alone: bool) -> None:
+    world = clients(consents=False)
+    for uid in ("job", "served", "bare") if alone else ():
+        world.cluster.remove_pod(uid)
+    world.ended(ExitCode.DRIVER_BUSY if alone else REMAIN, CLIENT, remedy=RESTART)
+    assert world.only_showed_its_end
 
 
-def test_a_user_who_picks_nodes_by_a_deploy_label_is_evicted_and_not_waited_for() -> None:
-    world = replace_with_workloads()
-    world.cluster.add_tenant(workload("picky", selector_keys=frozenset({PLUGIN})))
-    assert run(world).exit_code is ExitCode.DONE
-    assert "tenant/picky" in world.cluster.evicted
+def test_the_plan_names_the_clients_and_needs_the_right_to_evict() -> None:
+    world = clients()
+    _, decided = decide(world.ports, world.observe(), world.profile, world.policy)
+    (step,) = (step for step in decided.steps if isinstance(step, UnloadModules))
+    assert step.pods == (CLIENT,)
+    assert step.describe().startswith(f"evict client(s) {CLIENT}, and unload ")
+    assert ("create", "pods/eviction") in step.rights()
+    assert f"{CLIENT} has /dev/rbln0 open without requesting it: restart, a client of the driver" in decided.to_text()
 
 
-def test_a_grace_longer_than_the_run_is_named_before_anybody_is_told_to_end() -> None:
-    world = replace_with_workloads()
-    world.cluster.add_tenant(workload("patient", termination_grace_s=86_400))
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.PODS_REMAIN
-    assert "RECONCILE_DEADLINE" in outcome.remedy
-    assert only_showed_its_end(world)
+def block(world: World) -> None:
+    """From now on no budget lets the client go."""
+    world.cluster.tenants["exporter"] = dataclasses.replace(world.cluster.tenants["exporter"], blocked_until=1e9)
+
+
+def test_a_budget_that_would_refuse_the_client_disturbs_nobody() -> None:
+    world = clients()
+    block(world)
+    said = f"the eviction of client(s) that hold the device would be refused now: {CLIENT}: "
+    assert world.ended(REMAIN).what.startswith(said)
+    assert world.cluster.evicted == []
+    assert world.only_showed_its_end
+
+
+def test_a_budget_that_refuses_in_the_gap_leaves_the_old_driver() -> None:
+    world = clients().on("evict", block, after=True)
+    world.ended(REMAIN)
+    assert world.cluster.evicted, "users' pods have left by then"
+    assert_untouched(world)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("effect", range(14))
+def test_killed_anywhere_the_next_run_ends_the_same(effect: int, after: bool) -> None:
+    world = clients(3.0, 3.0, 3.0)
+    world.killer.kill_at(effect, after=after)
+    for _ in range(5):
+        outcome = world.run()
+        world.next_process()
+        world.clock.sleep(60.0)
+        if outcome is not None and outcome.exit_code is ExitCode.DONE:
+            break
+    assert_untouched(world, driver="2.0")
+    assert len(clients_evicted(world)) <= 2
