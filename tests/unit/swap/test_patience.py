@@ -1,214 +1,225 @@
-"""Whole runs that wait before they disturb anybody: for processes, for stuck pods, and after a failure."""
+"""Runs wait before they disturb anybody: for processes, for stuck pods, and after a failure until something changes."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from driver_manager.core.swap.pods import CHANGE_POLL_S, HOLDERS_POLL_S, OBSERVE_AGAIN_S
 from driver_manager.core.swap.run import Outcome
-from driver_manager.domain.errors import ApiUnavailable, ConfigError, ExitCode
-from driver_manager.domain.host import Holder
-from driver_manager.domain.observation import EvictionRules
+from driver_manager.domain import host_record
+from driver_manager.domain.deadline import Moment
+from driver_manager.domain.errors import (
+    ApiUnavailable,
+    ConfigError,
+    Conflict,
+    DriverBusy,
+    ExitCode,
+    ManagerError,
+    ModuleFailed,
+    NodeMissing,
+    OwnedElsewhere,
+    PodsRemain,
+    RebootRequired,
+    StandingDown,
+    Terminated,
+)
+from driver_manager.domain.host import UNREAD, Holder, pod_blocker, process_blocker
+from driver_manager.domain.journal import Owner
+from driver_manager.domain.observation import EvictionRules, Policy, Situation
 from driver_manager.domain.pods.workloads import OVERDUE_S
-from driver_manager.domain.swap.retry_wait import FIRST_S
-from tests.support.fakes.builders import OLD_DIGEST, PLUGIN, PROFILE, pod, workload
+from driver_manager.domain.swap.planner import plan
+from driver_manager.domain.swap.retry_wait import AFTER_FAILURE, FIRST_S, failure_to_record, wait_s, wish
+from driver_manager.domain.swap.steps import AskOperator, PlanAgain, TakeNode, WaitAfterFailure
+from tests.support.fakes.builders import (
+    DRIVER,
+    EXPORTER,
+    LABELS,
+    ME,
+    NEW_DIGEST,
+    OLD_DIGEST,
+    PAUSED,
+    PLUGIN,
+    PROFILE,
+    ROOT_MOUNT,
+    driver_pod,
+    failed_before,
+    host,
+    journal,
+    key,
+    node,
+    observation,
+    pod,
+    source,
+    workload,
+)
 from tests.support.fakes.cluster import Tenant
-from tests.support.fakes.executions import is_given_back, run
-from tests.support.fakes.scenarios import LABELS, NEW_ROOT, SCENARIOS
+from tests.support.fakes.plans import CONTAINER, MANAGER, TAKEN
+from tests.support.fakes.scenarios import NEW_ROOT, made
 from tests.support.fakes.world import World
 
+KEYS = PROFILE.keys
 NOTE = PROFILE.paths.failure_note
 TRAINER = Holder(4242, "trainer", "/dev/rbln0", "open")
+BUSY = ExitCode.DRIVER_BUSY
 
 
-def upgrade() -> World:
-    """An old driver, loaded by an earlier run of ours, and a root with a new one."""
-    return SCENARIOS["replace_by_manager"]()
+def upgrade(**changes: Any) -> World:
+    return made("replace_by_manager", **changes)
 
 
-def hold(world: World, *, until_s: float | None = None) -> None:
+def hold(world: World, *, until_s: float | None = None) -> World:
     """A process of the host has the device, until it lets go in so many seconds."""
     world.host.known_holders, world.host.stuck_users = (TRAINER,), {"rebellions": 1}
-
-    def let_go() -> None:
-        world.host.known_holders, world.host.stuck_users = (), {}
-
     if until_s is not None:
-        world.clock.after(until_s, let_go)
+        world.clock.after(until_s, lambda: let_go(world))
+    return world
 
 
-def again(world: World) -> Outcome:
-    """What the kubelet does: the container starts anew."""
-    world.next_process()
-    return run(world)
+def let_go(world: World) -> None:
+    world.host.known_holders, world.host.stuck_users = (), {}
 
 
-def note_time(world: World, seen: list[float]) -> None:
-    seen.append(world.clock.now)
+def taken_at(world: World) -> list[float]:
+    """When the next patch is sent."""
+    at: list[float] = []
+    world.killer.at("patch", lambda: at.append(world.clock.now))
+    return at
 
 
 def is_untouched(world: World) -> bool:
-    """Whether nobody was ever disturbed; the Node shows how each run ended."""
-    shown = {PROFILE.keys.state, PROFILE.keys.last_outcome}
+    """True if nobody was ever disturbed; the Node shows how each run ended."""
+    shown = {KEYS.state, KEYS.last_outcome}
     for change in world.cluster.patches:
         if not {*change.labels, *change.annotations} <= shown or change.unschedulable is not None:
             return False
-    return not world.cluster.evicted and world.state().labels == LABELS
+    return not world.cluster.evicted and world.is_released
 
 
 # a process of the host
 
 
 def test_a_process_of_the_host_holds_nobody_up_but_the_run_through_any_number_of_retries() -> None:
-    world = upgrade()
-    world.policy = replace(world.policy, eviction=EvictionRules(is_enabled=True))
+    world = hold(upgrade(eviction=EvictionRules(is_enabled=True)))
     world.cluster.add_tenant(workload("job"), Tenant(uses_device=False))
-    hold(world)
     for _ in range(3):
-        outcome = again(world)
-        assert outcome.exit_code is ExitCode.DRIVER_BUSY
-        assert "trainer (pid 4242) has /dev/rbln0 open" in outcome.what
+        world.again(BUSY, "trainer (pid 4242) has /dev/rbln0 open")
         assert is_untouched(world)
         assert not world.host.unload_attempts
         assert NOTE not in world.host.files, "nobody was disturbed, so nobody has to wait"
+        assert world.killer.calls.count("holders") <= 60.0 / HOLDERS_POLL_S + 3, "all processes are read only so often"
     assert world.clock.now == pytest.approx(1_000.0 + 3 * 60.0, abs=1.0)
 
 
 def test_a_process_that_lets_go_in_time_is_gone_before_the_pause_and_the_run_goes_on_at_once() -> None:
-    world = upgrade()
-    hold(world, until_s=20.0)
-    seen: list[float] = []
-    world.killer.at("patch", lambda: seen.append(world.clock.now))
-    assert run(world).exit_code is ExitCode.DONE
-    assert seen == [pytest.approx(1_020.0, abs=0.5)]
-    assert is_given_back(world)
+    world = hold(upgrade(), until_s=45.0)
+    taken = taken_at(world)
+    world.ended()
+    assert taken == [pytest.approx(1_045.0, abs=0.5)]
+    assert world.is_released
+    said = [line for line in world.reporter.infos if line.startswith("still waiting")]
+    assert said == ["still waiting, at most 30 s more: device in use: trainer (pid 4242) has /dev/rbln0 open"]
 
 
 def test_a_process_that_lets_go_while_another_one_opens_the_device_is_seen_to_be_gone() -> None:
-    world = upgrade()
-    hold(world)
-
-    def others() -> None:
-        world.host.known_holders = (replace(TRAINER, pid=1, process="other"),)
-
-    world.clock.after(12.0, others)
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.DRIVER_BUSY
-    assert "other (pid 1) has /dev/rbln0 open" in outcome.what
+    world = hold(upgrade())
+    world.clock.after(12.0, lambda: world.given(known_holders=(replace(TRAINER, pid=1, process="other"),)))
+    world.ended(BUSY, "other (pid 1) has /dev/rbln0 open")
     assert 1_012.0 < world.clock.now <= 1_012.0 + HOLDERS_POLL_S + 1.0
     assert is_untouched(world)
 
 
-def test_nobody_looks_at_all_processes_more_often_than_the_count_changes() -> None:
-    world = upgrade()
-    hold(world)
-    run(world)
-    looks = world.killer.calls.count("holders")
-    assert looks <= 60.0 / HOLDERS_POLL_S + 3
-
-
-def test_a_run_that_is_told_to_end_while_it_waits_for_a_process_ends_at_once() -> None:
-    world = upgrade()
-    hold(world)
+def test_a_run_that_waits_for_a_process_lets_health_watch_judge_and_ends_at_once_when_told() -> None:
+    world, seen = hold(upgrade()), list[bool]()
+    world.clock.after(9.0, lambda: seen.append(world.host.is_at_work))
     world.clock.after(10.0, world.clock.ask_to_end)
-    assert run(world).exit_code is ExitCode.STANDING_DOWN
-    assert world.clock.now == world.clock.ended_at
+    world.ended(ExitCode.STANDING_DOWN)
+    assert (world.clock.now, seen) == (1_010.0, [False])
     assert is_untouched(world)
-
-
-def test_health_watch_may_judge_while_nothing_is_done_to_the_driver() -> None:
-    world = upgrade()
-    hold(world)
-    seen: list[bool] = []
-    world.clock.after(10.0, lambda: seen.append(world.host.is_at_work))
-    run(world)
-    assert seen == [False]
 
 
 # a stuck pod
 
 
-def stuck_operand(world: World) -> None:
+def stuck_operand(**changes: Any) -> World:
+    world = upgrade(**changes)
     due_s = world.clock.wall() - OVERDUE_S - 1.0
     world.cluster.add_pod(pod("stuck", PLUGIN, deleting=True, finalizers=("vendor/hold",), due_s=due_s))
+    return world
 
 
 def test_a_stuck_operand_is_named_with_everything_in_place() -> None:
-    world = upgrade()
-    stuck_operand(world)
+    world = stuck_operand()
+    said = ("rbln-system/stuck: terminating, held by finalizer vendor/hold", "no pod was disturbed")
     for _ in range(2):
-        outcome = again(world)
-        assert outcome.exit_code is ExitCode.PODS_REMAIN
-        assert "rbln-system/stuck: terminating, held by finalizer vendor/hold" in outcome.what
-        assert "no pod was disturbed" in outcome.what
+        world.again(ExitCode.PODS_REMAIN, *said)
         assert is_untouched(world)
     assert NOTE not in world.host.files
 
 
 def test_a_stuck_operand_that_ends_after_all_is_followed_by_the_upgrade() -> None:
-    world = upgrade()
-    stuck_operand(world)
+    world = stuck_operand()
     world.clock.after(40.0, lambda: world.cluster.remove_pod("stuck"))
-    assert run(world).exit_code is ExitCode.DONE
-    assert is_given_back(world)
+    world.ended()
+    assert world.is_released
+
+
+def test_the_deadline_begins_after_the_waits_that_disturb_nobody() -> None:
+    world = hold(stuck_operand(deadline_s=365.0), until_s=340.0)
+    world.clock.after(290.0, lambda: world.cluster.remove_pod("stuck"))
+    world.ended()
+    assert world.clock.now > 1_340.0
 
 
 # after a failure
 
 
-def busy(world: World) -> Outcome:
-    """A run that fails after it has disturbed the operands, for a reason that nobody sees beforehand."""
-    world.host.stuck_users = {"rebellions": 1}
-    outcome = again(world)
-    assert outcome.exit_code is ExitCode.DRIVER_BUSY
-    assert is_given_back(world)
+def fail(world: World, runs: int = 1) -> Outcome:
+    """Runs that fail after they have disturbed the operands, for a reason that nobody sees beforehand."""
+    for _ in range(runs):
+        outcome = world.given(stuck_users={"rebellions": 1}).again(BUSY)
+        assert world.is_released
+    world.host.stuck_users = {}
     return outcome
 
 
 def test_the_next_run_waits_before_it_disturbs_anybody_and_each_time_longer() -> None:
-    world = upgrade()
-    waits = []
+    world, waits = upgrade(), []
     for _ in range(8):
-        ended = world.clock.now
-        taken: list[float] = []
-        world.killer.at("patch", partial(note_time, world, taken))
-        busy(world)
+        ended, taken = world.clock.now, taken_at(world)
+        fail(world)
         waits.append(taken[0] - ended)
     assert waits == [pytest.approx(seconds, abs=1.0) for seconds in (0, 30, 60, 120, 240, 480, 960, 1800)]
 
 
 def test_the_failing_run_and_the_waiting_one_say_until_when() -> None:
     world = upgrade()
-    failed = busy(world)
-    assert failed.remedy.endswith("Unless something changes, the next run waits until 22:31:38 UTC.")
-    world.host.stuck_users = {}
-    assert again(world).exit_code is ExitCode.DONE
+    assert fail(world).remedy.endswith("Unless something changes, the next run waits until 22:31:38 UTC.")
+    world.again()
     assert [text for text in world.reporter.steps if text.startswith("wait until 22:31:38 UTC (30 s)")]
+    assert NOTE not in world.host.files, "a run that ends well leaves no failure behind"
 
 
 def test_the_wait_is_no_part_of_the_runs_own_time() -> None:
-    world = upgrade()
-    world.policy = replace(world.policy, deadline_s=400.0)
-    for _ in range(6):
-        busy(world)
-    world.host.stuck_users = {}
+    world = upgrade(deadline_s=400.0)
+    fail(world, 6)
     ended = world.clock.now
-    assert again(world).exit_code is ExitCode.DONE
+    world.again()
     assert world.clock.now - ended > 900.0
 
 
 def test_waiting_costs_two_requests_every_half_minute_and_changes_nothing() -> None:
     world = upgrade()
-    for _ in range(4):
-        busy(world)
+    fail(world, 4)
     world.next_process()
-    world.killer.at("patch", world.killer.die)
-    world.run()
+    world.host.stuck_users = {"rebellions": 1}
+    world.on("patch", lambda one: one.killer.die()).run()
     calls, looks = world.killer.calls, int(240.0 / OBSERVE_AGAIN_S)
     record = f"write {PROFILE.paths.run_record(world.process.process)}"
     assert world.killer.effects == [record]
@@ -219,195 +230,126 @@ def test_waiting_costs_two_requests_every_half_minute_and_changes_nothing() -> N
 
 def test_a_run_that_is_told_to_end_in_the_wait_ends_at_once_and_the_next_waits_for_the_rest() -> None:
     world = upgrade()
-    busy(world)
+    fail(world)
     failed = world.clock.now
     world.clock.after(10.0, world.clock.ask_to_end)
-    assert again(world).exit_code is ExitCode.STANDING_DOWN
+    world.again(ExitCode.STANDING_DOWN)
     assert world.clock.now == failed + 10.0
-    taken: list[float] = []
-    world.killer.at("patch", lambda: taken.append(world.clock.now))
-    world.host.stuck_users = {}
-    assert again(world).exit_code is ExitCode.DONE
+    taken = taken_at(world)
+    world.again()
     assert taken == [pytest.approx(failed + FIRST_S, abs=1.0)]
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_run_killed_around_the_note_leaves_one_or_none_never_half_of_one(after: bool) -> None:
-    world = upgrade()
-    world.host.stuck_users = {"rebellions": 1}
-    world.killer.at(f"write {NOTE}", world.killer.die, after=after)
-    assert world.run() is None
+    world = upgrade(stuck_users={"rebellions": 1}).killed(f"write {NOTE}", after=after)
     assert (NOTE in world.host.files) is after
-    assert is_given_back(world)
-    world.host.stuck_users = {}
+    assert world.is_released
     began = world.clock.now
-    assert again(world).exit_code is ExitCode.DONE
+    world.given(stuck_users={}).again()
     assert (world.clock.now - began > FIRST_S) is after
-
-
-def test_a_run_that_ends_well_leaves_no_failure_behind() -> None:
-    world = upgrade()
-    busy(world)
-    assert json.loads(world.host.files[NOTE])["attempts"] == 1
-    world.host.stuck_users = {}
-    assert again(world).exit_code is ExitCode.DONE
-    assert NOTE not in world.host.files
 
 
 def test_a_reboot_ends_it_as_the_note_is_of_the_boot() -> None:
     world = upgrade()
-    busy(world)
+    fail(world)
     note = world.host.files[NOTE]
     world.reboot()
     assert NOTE not in world.host.files
     world.host.files[NOTE] = note  # where /run outlives a boot
     world.host.put_driver("1.0", OLD_DIGEST, peer=False)
-    world.host.stuck_users = {}
     began = world.clock.now
-    assert again(world).exit_code is ExitCode.DONE
+    world.again()
     assert world.clock.now - began < FIRST_S
 
 
 def test_a_host_without_room_for_the_note_is_told_and_nothing_else_changes() -> None:
-    world = upgrade()
-    world.host.stuck_users = {"rebellions": 1}
-
-    def full() -> None:
-        raise ConfigError(f"cannot write {NOTE} on the host: No space left on device", "Mount it.")
-
-    world.killer.at(f"write {NOTE}", full)
-    outcome = run(world)
-    assert outcome.exit_code is ExitCode.DRIVER_BUSY
-    assert "waits until" not in outcome.remedy
+    world = upgrade(stuck_users={"rebellions": 1}).on(f"write {NOTE}", ConfigError(f"cannot write {NOTE}", "Mount it."))
+    assert "waits until" not in world.ended(BUSY).remedy
     assert [text for text in world.reporter.warnings if "will not wait" in text]
-    assert is_given_back(world)
+    assert world.is_released
 
 
 def test_what_the_api_server_does_to_a_run_is_no_failure_to_wait_for() -> None:
-    world = upgrade()
-
-    def away() -> None:
-        raise ApiUnavailable("no answer", "Look at the API server.")
-
-    world.killer.at("watch", away)
-    assert run(world).exit_code is ExitCode.API_UNAVAILABLE
+    world = upgrade().on("watch", ApiUnavailable("no answer", "Look at the API server."))
+    world.ended(ExitCode.API_UNAVAILABLE)
     assert NOTE not in world.host.files
 
 
 # a change acts at once, also in the middle of a wait
 
 
-def goes_on_within(world: World, seconds: float, change: Callable[[], None]) -> bool:
-    """Whether a run that waits long goes on so soon after `change`, which happens in the middle of its wait."""
-    for _ in range(5):
-        busy(world)
-    moment, taken = world.clock.now + 100.0, list[float]()
-    world.clock.after(100.0, change)
-    world.killer.at("patch", lambda: taken.append(world.clock.now))
+def switch_off(world: World) -> None:
+    world.cluster.edit({PLUGIN: "false"})
+
+
+def unmanage(world: World) -> None:
+    world.cluster.edit(annotations={KEYS.upgrade_enabled: None})
+
+
+@pytest.mark.parametrize(("failures", "change"), [(5, switch_off), (4, unmanage)])
+def test_a_change_of_the_node_is_noticed_at_the_next_look(failures: int, change: Callable[[World], None]) -> None:
+    world = upgrade()
+    if change is unmanage:
+        world.cluster.edit(annotations={KEYS.upgrade_enabled: "true"})
+    for _ in range(failures):
+        world.given(stuck_users={"rebellions": 1}).again(BUSY)
+    moment, taken = world.clock.now + 100.0, taken_at(world)
+    world.clock.after(100.0, lambda: change(world))
     world.next_process()
     world.run()
-    return taken[0] >= moment and taken[0] - moment <= seconds
-
-
-def test_a_label_of_the_node_is_noticed_at_the_next_look() -> None:
-    world = upgrade()
-    assert goes_on_within(world, OBSERVE_AGAIN_S, lambda: world.cluster.edit({PLUGIN: "false"}))
-
-
-def test_an_operators_annotation_that_is_removed_is_noticed_at_the_next_look() -> None:
-    world = upgrade()
-    world.cluster.edit(annotations={PROFILE.keys.upgrade_enabled: "true"})
-    key = PROFILE.keys.upgrade_enabled
-    for _ in range(3):
-        world.host.stuck_users = {"rebellions": 1}
-        assert again(world).exit_code is ExitCode.DRIVER_BUSY
-    moment, taken = world.clock.now + 40.0, list[float]()
-    world.clock.after(40.0, lambda: world.cluster.edit(annotations={key: None}))
-    world.killer.at("patch", lambda: taken.append(world.clock.now))
-    again(world)
     assert moment <= taken[0] <= moment + OBSERVE_AGAIN_S
 
 
 def test_a_driver_that_was_repaired_is_noticed_at_the_next_look() -> None:
-    world = upgrade()
-    world.host.broken = {"2.0"}
+    world = upgrade(broken={"2.0"})
     for _ in range(3):
-        outcome = again(world)
-        assert outcome.exit_code is ExitCode.MODULE_FAILED
-        assert "the old driver 1.0 is loaded again" in outcome.what
+        world.again(ExitCode.MODULE_FAILED, "the old driver 1.0 is loaded again")
     began = world.clock.now
-
-    def repair() -> None:
-        world.host.broken = set()
-        world.host.offers[NEW_ROOT] = "2.1"
-
-    world.clock.after(20.0, repair)
-    assert again(world).exit_code is ExitCode.DONE
+    world.clock.after(20.0, lambda: world.given(broken=set(), offers={**world.host.offers, NEW_ROOT: "2.1"}))
+    world.again()
     assert world.host.loaded["rebellions"] == "2.1"
     assert world.clock.now - began < 20.0 + OBSERVE_AGAIN_S + 20.0
 
 
 def test_a_process_that_stood_in_the_way_and_ends_is_noticed_without_a_request() -> None:
     world = upgrade()
-    # It opens the device only once the operands have left, so no look beforehand finds it.
-    intruder = replace(TRAINER, pod_uid="", process="late")
-
-    def open_late() -> None:
-        if not world.host.stuck_users and "rebellions" in world.host.loaded:
-            world.host.known_holders, world.host.stuck_users = (intruder,), {"rebellions": 1}
-
-    def close() -> None:
-        world.host.known_holders, world.host.stuck_users = (), {}
-
-    for _ in range(3):
-        close()
-        world.killer.at("patch", open_late, after=True)
-        assert again(world).exit_code is ExitCode.DRIVER_BUSY
-        close()
-        began = world.clock.now
-    # Gone when the next run begins: it does not wait.
-    taken: list[float] = []
-    world.killer.at("patch", lambda: taken.append(world.clock.now))
-    assert again(world).exit_code is ExitCode.DONE
-    assert taken == [began]
+    for _ in range(3):  # it opens the device only once the operands have left, so no look beforehand finds it
+        world.on("patch", lambda one: hold(one) if "rebellions" in one.host.loaded else None, after=True)
+        world.again(BUSY)
+        let_go(world)
+    taken, began = taken_at(world), world.clock.now
+    world.again()
+    assert taken == [began], "gone when the next run begins: it does not wait"
 
 
 def test_a_process_that_stands_in_the_way_is_met_before_the_pause_by_the_next_run() -> None:
-    world = upgrade()
-    world.killer.at("patch", lambda: hold(world), after=True)
-    assert again(world).exit_code is ExitCode.DRIVER_BUSY
-    patches = len(world.cluster.patches)
+    world = upgrade().on("patch", hold, after=True)
+    world.again(BUSY)
+    patches, began = len(world.cluster.patches), world.clock.now
     world.clock.after(20.0, lambda: hold(world, until_s=0.0))
-    began = world.clock.now
-    assert again(world).exit_code is ExitCode.DONE
+    world.again()
     assert len(world.cluster.patches) == patches + 2
     assert world.clock.now - began < 20.0 + CHANGE_POLL_S + 15.0
 
 
 def test_a_budget_that_allows_the_eviction_by_now_lets_the_run_go_on() -> None:
-    world = upgrade()
-    world.policy = replace(world.policy, eviction=EvictionRules(is_enabled=True, timeout_s=10.0))
+    world = upgrade(eviction=EvictionRules(is_enabled=True, timeout_s=10.0))
     world.cluster.add_tenant(workload("served"), Tenant(blocked_until=world.clock.now + 200.0))
     for _ in range(3):
-        outcome = again(world)
-        assert outcome.exit_code is ExitCode.PODS_REMAIN
-        assert is_given_back(world)
+        world.again(ExitCode.PODS_REMAIN)
+        assert world.is_released
     assert world.clock.now < 1_200.0
-    assert again(world).exit_code is ExitCode.DONE
+    world.again()
     assert world.clock.now < 1_200.0 + OBSERVE_AGAIN_S + 30.0
-
-
-# in a new pod, and by hand
 
 
 def test_a_new_pod_in_our_place_tries_at_once_and_goes_on_counting() -> None:
     world = upgrade()
-    busy(world)
+    fail(world)
     world.move_to_new_pod()
-    began = world.clock.now
-    taken: list[float] = []
-    world.killer.at("patch", lambda: taken.append(world.clock.now))
-    busy(world)
+    began, taken = world.clock.now, taken_at(world)
+    fail(world)
     assert taken == [began]
     assert json.loads(world.host.files[NOTE])["attempts"] == 2
 
@@ -415,29 +357,271 @@ def test_a_new_pod_in_our_place_tries_at_once_and_goes_on_counting() -> None:
 @pytest.mark.parametrize(("retry_wait_s", "waits"), [(1_800.0, True), (0.0, False)])
 def test_a_run_by_hand_says_that_it_waits_and_may_skip_it(retry_wait_s: float, waits: bool) -> None:
     world = upgrade()
-    busy(world)
-    world.pod = ""
-    world.policy = replace(world.policy, retry_wait_s=retry_wait_s)
-    world.host.stuck_users = {}
+    fail(world)
+    world.given(pod="", retry_wait_s=retry_wait_s)
     said = len(world.reporter.steps)
-    assert again(world).exit_code is ExitCode.DONE
+    world.again()
     assert any("--retry-wait=0s" in text for text in world.reporter.steps[said:]) is waits
 
 
-def test_every_half_minute_it_says_who_has_the_device_and_how_long_yet() -> None:
-    world = upgrade()
-    hold(world, until_s=45.0)
-    assert run(world).exit_code is ExitCode.DONE
-    said = [line for line in world.reporter.infos if line.startswith("still waiting")]
-    assert said == ["still waiting, at most 30 s more: device in use: trainer (pid 4242) has /dev/rbln0 open"]
+# the plan: how long
+
+AT = Moment(1_000.0, 1_700_000_000.0)
+IN_POD = replace(TRAINER, pod_uid="operand")
+OPERAND = pod("operand", PLUGIN)
 
 
-def test_the_deadline_begins_after_the_waits_that_disturb_nobody() -> None:
-    world = upgrade()
-    stuck_operand(world)
-    stuck = next(uid for uid, one in world.cluster.listed.items() if one.name == "stuck")
-    world.policy = replace(world.policy, deadline_s=365.0)
-    world.clock.after(290.0, lambda: world.cluster.remove_pod(stuck))
-    hold(world, until_s=340.0)
-    assert run(world).exit_code is ExitCode.DONE
-    assert world.clock.now > 1_340.0
+def situation(policy: Policy = CONTAINER, **fields: Any) -> Situation:
+    return Situation.of(observation(**{"at": AT, **fields}), PROFILE, policy)
+
+
+def waiting(now: Situation) -> WaitAfterFailure | None:
+    """The wait that the plan of `now` begins with."""
+    steps = plan(now).steps
+    if not steps or not isinstance(steps[0], WaitAfterFailure):
+        assert WaitAfterFailure not in [type(step) for step in steps]
+        return None
+    assert steps[1] == PlanAgain(AFTER_FAILURE)
+    return steps[0]
+
+
+def left_s(now: Situation) -> float | None:
+    found = waiting(now)
+    return found.left_s if found else None
+
+
+def later(now: Situation, seconds: float) -> Situation:
+    at = Moment(now.obs.at.monotonic_s + seconds, now.obs.at.wall_s + seconds)
+    return replace(now, obs=replace(now.obs, at=at))
+
+
+@pytest.mark.parametrize(
+    ("attempts", "seconds"), [(1, 30.0), (2, 60.0), (3, 120.0), (6, 960.0), (7, 1800.0), (8, 1800.0), (9_999, 1800.0)]
+)
+def test_each_wait_is_twice_the_one_before_up_to_the_longest(attempts: int, seconds: float) -> None:
+    assert wait_s(attempts, 1800.0) == seconds
+    found = waiting(failed_before(situation(), attempts=attempts))
+    assert found is not None
+    assert (found.left_s, found.attempts) == (seconds, attempts)
+
+
+@given(attempts=st.integers(1, 10_000), most_s=st.floats(0, 1e6))
+def test_a_wait_is_bounded_and_never_shorter_than_the_one_before(attempts: int, most_s: float) -> None:
+    assert 0 <= wait_s(attempts, most_s) <= wait_s(attempts + 1, most_s) <= most_s
+
+
+@pytest.mark.parametrize(
+    ("after_s", "left"), [(0.0, FIRST_S), (10.0, FIRST_S - 10.0), (FIRST_S - 0.5, 0.5), (FIRST_S, None), (-1.0, None)]
+)
+def test_what_is_left_shrinks_with_time_and_then_the_run_goes_on(after_s: float, left: float | None) -> None:
+    assert left_s(later(failed_before(situation()), after_s)) == left
+
+
+@pytest.mark.parametrize(("attempts", "said"), [(1, "as the last run failed"), (3, "as the last 3 runs failed")])
+def test_the_step_says_until_when_why_and_how_to_skip_it(attempts: int, said: str) -> None:
+    error = DriverBusy("the device is still in use", "Stop it.")
+    found = waiting(failed_before(situation(), error, attempts=attempts))
+    assert found is not None
+    assert said in found.describe()
+    assert attempts > 1 or found.describe() == (
+        "wait until 22:13:50 UTC (30 s), before anything is changed, as the last run failed (exit 4: the device is "
+        "still in use) and nothing has changed since; --retry-wait=0s (RETRY_WAIT) skips this"
+    )
+
+
+@pytest.mark.parametrize(("most_s", "left"), [(0.0, None), (5.0, 5.0), (3_600.0, 30.0)])
+def test_the_longest_wait_is_the_users_and_none_skips_it(most_s: float, left: float | None) -> None:
+    assert left_s(failed_before(situation(replace(CONTAINER, retry_wait_s=most_s)))) == left
+
+
+def test_a_run_that_was_let_go_does_not_wait_again() -> None:
+    assert waiting(replace(failed_before(situation()), waited=frozenset({AFTER_FAILURE}))) is None
+
+
+# who would be disturbed
+
+EMPTY_CORDONED = node({}, unschedulable=True)
+CORDONED: dict[str, Any] = {"node": node(unschedulable=True), "journal": journal(labels={}, cordoned=True)}
+RECORDED = host(run_record=host_record.of(journal(record="boot-1:1:9:9")))
+
+
+@pytest.mark.parametrize(
+    ("fields", "policy", "waits"),
+    [
+        pytest.param({}, CONTAINER, True, id="pause"),
+        pytest.param({"host": host(digest=NEW_DIGEST, root_mounts=(ROOT_MOUNT,))}, CONTAINER, True, id="rebind"),
+        pytest.param(
+            {"node": EMPTY_CORDONED, "pods": (workload("w"),)}, Policy(eviction=EvictionRules(True)), True, id="evict"
+        ),
+        pytest.param({"node": node({})}, CONTAINER, True, id="cordon"),
+        pytest.param({"node": EMPTY_CORDONED}, CONTAINER, False, id="nobody-there"),
+        pytest.param({"host": host(digest=NEW_DIGEST)}, CONTAINER, False, id="current"),
+        pytest.param({"host": host(modules={}, digest=None, source=source())}, MANAGER, False, id="load-alone"),
+        pytest.param(
+            {"node": node(TAKEN, unschedulable=True), "journal": journal()}, CONTAINER, False, id="taken-already"
+        ),
+        pytest.param({**CORDONED, "host": RECORDED}, CONTAINER, False, id="cordoned-already"),
+        pytest.param(CORDONED, CONTAINER, True, id="cordoned-by-the-nodes-word-alone"),
+    ],
+)
+def test_only_a_plan_that_would_disturb_somebody_waits(fields: dict[str, Any], policy: Policy, waits: bool) -> None:
+    assert (waiting(failed_before(situation(policy, **fields))) is not None) is waits
+
+
+def test_an_operator_is_not_asked_for_an_upgrade_before_the_wait_is_over() -> None:
+    managed = node(annotations={KEYS.upgrade_enabled: "true"})
+    now = failed_before(situation(node=managed, pods=(workload("w"),)))
+    assert [type(step) for step in plan(now).steps][:3] == [WaitAfterFailure, PlanAgain, AskOperator]
+
+
+# what is a change
+
+
+def changed(now: Situation, policy: Policy | None = None, **fields: Any) -> Situation:
+    """The same failure, seen by a run for which something else holds."""
+    after = Situation.of(replace(now.obs, **fields), PROFILE, policy or now.policy)
+    return replace(after, host=replace(after.host, failure=now.host.failure))
+
+
+PODS = observation().pods
+SAME: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "another-moment": {"at": Moment(1_010.0, 5.0)},
+    "another-process": {"me": replace(ME, pid=77, start_ticks=5)},
+    "by-hand": {"me": Owner(pid=77), "own_pod": None},
+    "users-pods-came": {"pods": replace(PODS, pods=(*PODS.pods, workload("new", deleting=True)))},
+    "a-label-of-others": {"node": node({**LABELS, "zone": "b"})},
+    "an-annotation-of-others": {"node": node(annotations={"example.com/x": "y"})},
+    "the-operators-state": {"node": node({**LABELS, KEYS.upgrade_state: "upgrade-failed"})},
+    "an-older-version": {"node": node(resource_version="5")},
+}
+CHANGED: dict[str, dict[str, Any]] = {
+    "digest": {"digest": "a" * 64},
+    "new-pod": {"me": Owner("rbln-system/driver-a", "driver-a2")},
+    "boot": {"host": host(boot_id="boot-2")},
+    "operators-annotation-set": {"node": node(annotations={KEYS.upgrade_enabled: "true"})},
+    "deploy-label-off": {"node": node({**LABELS, EXPORTER: "false"})},
+    "deploy-label-gone": {"node": node({PLUGIN: "true", DRIVER: "true"})},
+    "deploy-label-new": {"node": node({**LABELS, key("new"): "true"})},
+    "drivers-label": {"node": node({**LABELS, DRIVER: "pre-installed"})},
+    "skip": {"node": node({**LABELS, KEYS.skip: "false"})},
+}
+
+
+@pytest.mark.parametrize("fields", SAME.values(), ids=list(SAME))
+def test_what_does_not_bear_on_the_failure_is_no_change(fields: dict[str, Any]) -> None:
+    assert waiting(changed(failed_before(situation()), **fields)) is not None
+
+
+@pytest.mark.parametrize("fields", CHANGED.values(), ids=list(CHANGED))
+def test_a_change_acts_at_once(fields: dict[str, Any]) -> None:
+    after = changed(failed_before(situation()), **fields)
+    assert waiting(after) is None
+    assert any(isinstance(step, TakeNode) for step in plan(after).steps)
+
+
+REPAIRED = source()
+REPAIRED = replace(REPAIRED, modules=(replace(REPAIRED.modules[0], stamp="1:2:3:4"),))
+
+
+@pytest.mark.parametrize(
+    ("policy", "before", "after"),
+    [
+        (CONTAINER, {"node": node(annotations={KEYS.upgrade_enabled: "true"})}, {"node": node()}),
+        (MANAGER, {"host": host(source=source())}, {"host": host(source=REPAIRED)}),
+    ],
+    ids=["an operator's annotation is removed", "a driver file is replaced"],
+)
+def test_what_is_taken_away_or_replaced_acts_at_once_too(
+    policy: Policy, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    failed = failed_before(situation(policy, **before))
+    assert waiting(failed) is not None
+    assert waiting(changed(failed, **after)) is None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"force_reinstall": True},
+        {"stop_host_services": True},
+        {"eviction": EvictionRules(is_enabled=True)},
+        {"eviction": EvictionRules(forces=True)},
+        {"pod_termination_timeout_s": 400.0},
+        {"device_free_timeout_s": 90.0},
+        {"deadline_s": 3_600.0},
+    ],
+)
+def test_another_setting_acts_at_once(settings: dict[str, Any]) -> None:
+    policy = replace(CONTAINER, **settings)
+    assert waiting(changed(failed_before(situation()), policy)) is None
+    assert waiting(failed_before(situation(policy))) is not None, "and is what is wanted from then on"
+
+
+@pytest.mark.parametrize("settings", [{"take_over": True}, {"ignore_skip": True}, {"retry_wait_s": 900.0}])
+def test_who_may_go_on_is_no_part_of_what_is_wanted(settings: dict[str, Any]) -> None:
+    assert waiting(changed(failed_before(situation()), replace(CONTAINER, **settings))) is not None
+
+
+def test_what_is_wanted_is_the_same_before_and_during_a_pause() -> None:
+    labels = {PLUGIN: "true", EXPORTER: "a-custom-value-of-forty-five-characters-total", DRIVER: "true"}
+    paused = {**labels, PLUGIN: PAUSED, EXPORTER: PAUSED}
+    held = journal(labels={name: labels[name] for name in (PLUGIN, EXPORTER)})
+    during = situation(node=node(paused, unschedulable=True), journal=held)
+    assert wish(situation(node=node(labels))) == wish(during)
+
+
+# what stood in the way, and what is noted
+
+PROCESS, A_POD = process_blocker(4242, "trainer"), pod_blocker("operand")
+
+
+@pytest.mark.parametrize(
+    ("blockers", "holders", "pods", "waits"),
+    [
+        ((), (), (), True),
+        ((A_POD,), (), (OPERAND,), True),
+        ((A_POD,), (), (pod("other", PLUGIN),), False),
+        ((A_POD, pod_blocker("gone")), (), (OPERAND,), True),
+        ((PROCESS,), (IN_POD,), (OPERAND,), True),
+        ((PROCESS,), (), (OPERAND,), False),
+        ((PROCESS,), (replace(IN_POD, process="other"),), (OPERAND,), False),
+        ((PROCESS,), (replace(IN_POD, how=UNREAD),), (OPERAND,), False),
+        ((PROCESS, A_POD), (), (OPERAND,), True),
+    ],
+)
+def test_where_none_of_what_stood_in_the_way_is_there_any_more_the_run_goes_on(
+    blockers: tuple[str, ...], holders: tuple[Holder, ...], pods: tuple[Any, ...], waits: bool
+) -> None:
+    error = DriverBusy("busy", "Stop it.")
+    error.blockers = blockers
+    assert (waiting(failed_before(situation(holders=holders, pods=pods), error)) is not None) is waits
+
+
+SAYS_NOTHING = [ApiUnavailable, Conflict, NodeMissing, OwnedElsewhere, RebootRequired]
+
+
+@pytest.mark.parametrize("kind", [*SAYS_NOTHING, StandingDown, Terminated])
+def test_an_end_that_says_nothing_about_the_next_run_is_not_noted(kind: type[ManagerError]) -> None:
+    assert failure_to_record(situation(), kind("x", "y"), 5.0) is None
+
+
+@pytest.mark.parametrize("kind", [PodsRemain, DriverBusy, ModuleFailed])
+def test_a_failure_is_noted_with_what_it_was_about(kind: type[ManagerError]) -> None:
+    error = kind("why", "y")
+    error.blockers = (pod_blocker("u"),)
+    past = failure_to_record(situation(), error, 1_007.0)
+    assert past is not None
+    assert (past.boot_id, past.exit_code, past.what) == ("boot-1", int(kind.exit_code), "why")
+    assert (past.failed_s, past.attempts, past.pod_uid, past.blockers) == (1_007.0, 1, ME.pod_uid, ("pod u",))
+
+
+@pytest.mark.parametrize(
+    ("fields", "attempts"),
+    [({}, 5), ({"digest": "a" * 64}, 1), ({"me": Owner("rbln-system/x", "x"), "own_pod": driver_pod()}, 5)],
+)
+def test_the_same_end_counts_on_and_another_wish_begins_anew(fields: dict[str, Any], attempts: int) -> None:
+    now = changed(failed_before(situation(), attempts=4), **fields)
+    past = failure_to_record(now, ModuleFailed("why", "y"), 0.0)
+    assert past is not None
+    assert past.attempts == attempts

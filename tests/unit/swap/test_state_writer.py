@@ -5,6 +5,9 @@ That every run of every test ends with the right word is `tests.support.fakes.sh
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -15,40 +18,57 @@ from driver_manager.domain.host import Holder
 from driver_manager.domain.node_state import LastOutcome, NodeState
 from driver_manager.domain.observation import Loader, Policy
 from tests.support.fakes.builders import NEW_DIGEST, OLD_DIGEST, PAUSED, PLUGIN, PROFILE, SOMEBODY, journal
-from tests.support.fakes.executions import ascend, is_given_back, is_held, only_showed_its_end, run
-from tests.support.fakes.scenarios import SCENARIOS
+from tests.support.fakes.scenarios import SCENARIOS, by_reboot, made
 from tests.support.fakes.shown import NOTHING_SHOWN, Shown
 from tests.support.fakes.world import World
 
 KEYS = PROFILE.keys
+REFUSED = ExitCode.PREFLIGHT_FAILED
+
+
+def upgrade(**changes: Any) -> World:
+    return made("replace_by_manager", **changes)
+
+
+def impossible(**changes: Any) -> World:
+    """A node whose driver cannot be replaced: preflight says so, each time."""
+    return upgrade(offers={}, **changes)
 
 
 def outcome(world: World) -> LastOutcome:
     """What the Node tells of the last run."""
-    assert world.cluster.current is not None
-    found = node_state.outcome_on(world.cluster.current, world.profile.keys)
+    found = node_state.outcome_on(world.node, world.profile.keys)
     assert found is not None
     return found
 
 
-def shows(world: World, state: NodeState, **more: object) -> None:
+def patched(world: World) -> list[str | None]:
+    """The states that the patches show."""
+    return [patch.labels.get(KEYS.state) for patch in world.cluster.patches]
+
+
+def shows(world: World, state: NodeState, **more: object) -> World:
     """Somebody made the Node show this."""
     text = node_state.encode(replace(LastOutcome(state, 0, "earlier", ended="then", since="then"), **more))
     world.cluster.edit({KEYS.state: state.value}, annotations={KEYS.last_outcome: text})
+    return world
 
 
 def version(world: World) -> str:
-    assert world.cluster.current is not None
-    return world.cluster.current.resource_version
+    return world.node.resource_version
+
+
+def hold_device(world: World, process: str = "trainer", pid: int = 42) -> World:
+    return world.given(known_holders=(Holder(pid, process, "/dev/rbln0", "open"),), stuck_users={"rebellions": 1})
 
 
 # in the patches that are sent anyway
 
 
 def test_a_replacement_takes_two_patches_which_say_upgrading_and_ready() -> None:
-    world = SCENARIOS["replace_by_manager"]()
-    run(world)
-    assert [patch.labels.get(KEYS.state) for patch in world.cluster.patches] == ["upgrading", "ready"]
+    world = upgrade()
+    world.ended()
+    assert patched(world) == ["upgrading", "ready"]
     assert [KEYS.last_outcome in patch.annotations for patch in world.cluster.patches] == [False, True]
     found = outcome(world)
     assert (found.exit_code, found.step, found.digest, found.version) == (0, "", NEW_DIGEST, "2.0")
@@ -56,130 +76,155 @@ def test_a_replacement_takes_two_patches_which_say_upgrading_and_ready() -> None
 
 
 def test_a_run_that_looks_again_before_it_gives_back_shows_its_end_there_too() -> None:
-    world = SCENARIOS["replace_by_manager"]()
-    world.killer.at("load rebellions", lambda: world.cluster.edit({PLUGIN: "false"}))
-    run(world)
-    assert [patch.labels.get(KEYS.state) for patch in world.cluster.patches] == ["upgrading", "ready"]
+    world = upgrade().on("load rebellions", lambda one: one.cluster.edit({PLUGIN: "false"}))
+    world.ended()
+    assert patched(world) == ["upgrading", "ready"]
 
 
-def test_a_failure_is_shown_in_the_patch_that_gives_back() -> None:
-    world = SCENARIOS["replace_by_manager"]()
-    world.host.broken = {"2.0"}
-    assert run(world).exit_code is ExitCode.MODULE_FAILED
-    assert is_given_back(world)
-    assert [patch.labels.get(KEYS.state) for patch in world.cluster.patches] == ["upgrading", "failed"]
+@pytest.mark.parametrize(
+    ("broken", "state", "loaded", "said"),
+    [
+        ({"2.0"}, NodeState.FAILED, "1.0", "the old driver 1.0 is loaded again"),
+        ({"1.0", "2.0"}, NodeState.HELD, "", "the next run resumes from the journal"),
+    ],
+)
+def test_a_held_node_is_shown_as_held_by_one_patch_more(
+    broken: set[str], state: NodeState, loaded: str, said: str
+) -> None:
+    world = upgrade(broken=broken)
+    world.ended(ExitCode.MODULE_FAILED, said)
+    assert world.is_held is (state is NodeState.HELD)
+    assert patched(world) == ["upgrading", state.value]
     found = outcome(world)
-    assert (found.state, found.exit_code, found.step) == (NodeState.FAILED, 5, "load modules")
-    assert (found.digest, found.version) == (NEW_DIGEST, "1.0"), "what is loaded is the old driver again"
+    assert (found.state, found.exit_code, found.step) == (state, 5, "load modules")
+    assert (found.digest, found.version) == (NEW_DIGEST, loaded)
+    assert said in found.what
     assert "dmesg" in found.remedy
 
 
 def test_the_journal_tells_its_reader_the_step_and_when_the_node_was_taken() -> None:
-    world = SCENARIOS["replace_with_claims"]()
-    seen: list[journals.Journal] = []
-    world.killer.at("unload rebellions", lambda: seen.append(journal_on(world)))
-    run(world)
+    world, seen = made("replace_with_claims"), list[journals.Journal]()
+    world.on("unload rebellions", lambda one: seen.append(one.journal)).ended()
     assert seen[0].step == "pause last"
-    assert seen[0].begin == outcome_time(world, at=0)
-
-
-def journal_on(world: World) -> journals.Journal:
-    assert world.cluster.current is not None
-    return journals.decode(world.cluster.current.annotations[KEYS.journal]).claims
-
-
-def outcome_time(world: World, at: int) -> str:
-    """When the patch number `at` was sent, as its journal tells."""
-    return journals.decode(str(world.cluster.patches[at].annotations[KEYS.journal])).claims.begin
+    first = str(world.cluster.patches[0].annotations[KEYS.journal])
+    assert seen[0].begin == journals.decode(first).claims.begin
 
 
 def test_a_run_that_goes_on_keeps_the_time_at_which_the_node_was_taken() -> None:
-    world = SCENARIOS["replace_by_manager"]()
-    world.killer.at("load rebellions", world.killer.die)
-    assert world.run() is None
-    first = journal_on(world)
-    world.next_process()
+    world, seen = upgrade().killed("load rebellions", after=False), list[journals.Journal]()
+    first = world.journal
     world.clock.now += 3600.0
-    seen: list[journals.Journal] = []
-    world.killer.at("load rebellions", lambda: seen.append(journal_on(world)))
-    run(world)
+    world.on("load rebellions", lambda one: seen.append(one.journal)).ended()
     assert first.begin
     assert (seen[0].begin, seen[0].step) == (first.begin, "take node")
     assert seen[0].owner != first.owner
 
 
+def test_a_reboot_is_asked_for_and_shown_in_one_patch() -> None:
+    world = by_reboot()
+    world.ended(ExitCode.REBOOT_REQUIRED)
+    assert len(world.cluster.patches) == 1
+    assert world.state().shown == Shown("reboot-required", 9, world.digest)
+    first = version(world)
+    world.again(ExitCode.REBOOT_REQUIRED)
+    assert version(world) == first
+
+
+def test_a_driver_loaded_after_the_reboot_is_ready_when_it_is_loaded_and_not_before() -> None:
+    world, seen = by_reboot(), list[str | None]()
+    world.ended(ExitCode.REBOOT_REQUIRED)
+    world.reboot()
+    world.given(policy=Policy(loader=Loader.MANAGER), driver_root="/opt/new", offers={"/opt/new": "24.0"})
+    world.on("load drv_pcie_host", lambda one: seen.append(one.state().shown.state)).again()
+    assert seen == ["upgrading"], "the run has the node while it loads"
+    assert world.state().shown == Shown("ready", 0, world.digest)
+
+
+def test_a_host_with_a_driver_of_its_own_is_ready() -> None:
+    world = made("replace_by_container", files={}, host_driver="/lib/modules/x/rebellions.ko")
+    world.ended(ExitCode.STANDING_DOWN)
+    assert len(world.cluster.patches) == 1
+    assert world.state().shown == Shown("ready", 10, NEW_DIGEST)
+
+
 # in a patch of its own
-
-
-def test_a_held_node_is_shown_as_held_by_one_patch_more() -> None:
-    world = SCENARIOS["replace_by_manager"]()
-    world.host.broken = {"2.0", "1.0"}
-    failed = run(world)
-    assert is_held(world)
-    assert [patch.labels.get(KEYS.state) for patch in world.cluster.patches] == ["upgrading", "held"]
-    found = outcome(world)
-    assert (found.state, found.exit_code, found.step) == (NodeState.HELD, 5, "load modules")
-    assert "the next run resumes from the journal" in failed.what
-    assert "the next run resumes from the journal" in found.what
-
-
-def impossible() -> World:
-    """A node whose driver cannot be replaced: preflight says so, each time."""
-    world = SCENARIOS["replace_by_manager"]()
-    world.host.offers = {}
-    return world
 
 
 def test_a_run_that_fails_before_its_first_change_shows_that_once_however_often_it_is_tried() -> None:
     world = impossible()
-    assert run(world).exit_code is ExitCode.PREFLIGHT_FAILED
-    assert only_showed_its_end(world)
+    world.ended(REFUSED)
+    assert world.only_showed_its_end
     found, first = outcome(world), version(world)
     assert (found.state, found.exit_code, found.step) == (NodeState.FAILED, 6, "preflight")
     for _ in range(3):
-        world.next_process()
         world.clock.now += 60.0
-        run(world)
-        assert version(world) == first
-        assert world.killer.effects == []
+        world.again(REFUSED)
+        assert (version(world), world.killer.effects) == (first, [])
 
 
 @pytest.mark.parametrize("digest", [OLD_DIGEST[:-1] + "1", "other"])
-def test_another_digest_is_another_end(digest: str) -> None:
+def test_another_digest_is_another_end_of_a_state_that_lasts_since_its_first_failure(digest: str) -> None:
     world = impossible()
-    run(world)
-    world.next_process()
-    world.digest = digest
-    run(world)
-    assert outcome(world).digest == digest
-    assert world.killer.effects == ["patch"]
-
-
-def test_the_state_lasts_since_its_first_failure() -> None:
-    world = impossible()
-    run(world)
+    world.ended(REFUSED)
     begun = outcome(world).since
-    world.next_process()
     world.clock.now += 600.0
-    world.digest = "other"
-    run(world)
-    assert (outcome(world).since, outcome(world).ended > begun) == (begun, True)
-
-
-def test_a_run_that_cannot_even_observe_shows_that() -> None:
-    world = SCENARIOS["replace_by_manager"]()
-    world.digest = "two words"
-    assert run(world).exit_code is ExitCode.USAGE
+    world.given(digest=digest).again(REFUSED)
+    assert world.killer.effects == ["patch"]
     found = outcome(world)
-    assert (found.state, found.exit_code, found.step) == (NodeState.FAILED, 2, "observe")
-    assert only_showed_its_end(world)
+    assert (found.digest, found.since, found.ended > begun) == (digest, begun, True)
 
 
-def test_a_journal_that_cannot_be_read_is_a_node_that_is_held() -> None:
-    world = SCENARIOS["replace_by_manager"]()
+def unreadable_journal(world: World) -> None:
     world.cluster.edit({PLUGIN: PAUSED}, annotations={KEYS.journal: "garbage"})
-    assert run(world).exit_code is ExitCode.USAGE
-    assert world.state().shown == Shown("held", 2, "")
+
+
+def two_words(world: World) -> None:
+    world.digest = "two words"
+
+
+def unreadable_host(world: World) -> None:
+    world.on("pods", ConfigError("cannot read /proc of the host", "Mount it."))
+
+
+def changed_meanwhile(world: World) -> None:
+    world.given(offers={}).on("patch", lambda one: one.cluster.edit({"example.com/unrelated": "x"}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "shown", "step"),
+    [
+        (two_words, Shown("failed", 2, ""), "observe"),
+        (unreadable_host, Shown("failed", 2, ""), "observe"),
+        (unreadable_journal, Shown("held", 2, ""), "observe"),
+        (changed_meanwhile, Shown("failed", 6, NEW_DIGEST), "preflight"),
+    ],
+)
+def test_a_run_that_cannot_even_observe_or_take_the_node_shows_that(
+    spoil: Callable[[World], None], shown: Shown, step: str
+) -> None:
+    world = upgrade()
+    spoil(world)
+    ended = world.run()
+    assert ended is not None
+    assert (world.state().shown, outcome(world).step) == (shown, step)
+    assert (outcome(world).what, outcome(world).remedy) == (ended.what, ended.remedy)
+
+
+def test_an_unexpected_error_is_shown_as_a_bug() -> None:
+    world = upgrade().on("unload rebellions", ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        world.run()
+    assert world.is_released
+    assert world.state().shown == Shown("failed", 1, "")
+
+
+def test_another_message_is_told_and_the_same_with_other_numbers_is_not() -> None:
+    world, seen = upgrade(), []
+    for process, pid in (("trainer", 42), ("trainer", 43), ("backup", 43)):
+        hold_device(world, process, pid).again(ExitCode.DRIVER_BUSY)
+        seen.append(version(world))
+    assert seen[0] == seen[1] != seen[2]
+    assert "backup (pid 43)" in outcome(world).what
 
 
 # what it must never do
@@ -187,267 +232,124 @@ def test_a_journal_that_cannot_be_read_is_a_node_that_is_held() -> None:
 
 @pytest.mark.parametrize("word", [None, NodeState.READY, NodeState.WEDGED])
 def test_a_run_without_a_plan_leaves_a_node_alone_that_shows_nothing_wrong(word: NodeState | None) -> None:
-    world = SCENARIOS["current"]()
+    world = made("current")
     if word is not None:
         shows(world, word)
     before = version(world)
-    assert run(world).exit_code is ExitCode.DONE
-    assert version(world) == before
-    assert world.killer.effects == []
+    world.ended()
+    assert (version(world), world.killer.effects) == (before, [])
 
 
 @pytest.mark.parametrize("word", [NodeState.FAILED, NodeState.HELD, NodeState.UPGRADING, NodeState.REBOOT_REQUIRED])
 def test_a_run_without_a_plan_corrects_what_is_over_in_one_patch(word: NodeState) -> None:
-    world = SCENARIOS["current"]()
-    shows(world, word, exit_code=5)
-    assert run(world).exit_code is ExitCode.DONE
-    assert only_showed_its_end(world)
+    world = shows(made("current"), word, exit_code=5)
+    world.ended()
+    assert world.only_showed_its_end
     assert world.state().shown == Shown("ready", 0, NEW_DIGEST)
     assert outcome(world).what.startswith("nothing to do: driver is current")
 
 
-LEFT_BY_A_RUN_BEFORE = frozenset({"replace_after_a_failure"})
-
-
-def on_the_node(world: World) -> tuple[str | None, str | None]:
-    node = world.cluster.current
-    assert node is not None
-    return node.labels.get(KEYS.state), node.annotations.get(KEYS.last_outcome)
-
-
 def test_nothing_is_shown_where_that_is_switched_off() -> None:
+    silent = replace(PROFILE, keys=replace(KEYS, state="", last_outcome=""))
     for name in SCENARIOS:
-        world = SCENARIOS[name]()
-        world.is_shown = False
-        world.profile = replace(PROFILE, keys=replace(KEYS, state="", last_outcome=""))
-        world.host.broken = {"2.0"}
-        before = on_the_node(world)
-        run(world)
-        assert on_the_node(world) == before, name
-        assert before == (None, None) or name in LEFT_BY_A_RUN_BEFORE
+        world = made(name, is_shown=False, profile=silent, broken={"2.0"})
+        before = world.node.labels.get(KEYS.state), world.node.annotations.get(KEYS.last_outcome)
+        world.run()
+        assert (world.node.labels.get(KEYS.state), world.node.annotations.get(KEYS.last_outcome)) == before, name
+        assert before == (None, None) or name == "replace_after_a_failure"
 
 
 def test_told_to_end_a_run_that_holds_the_node_sends_no_patch_of_its_own() -> None:
-    world = SCENARIOS["replace_by_manager"]()
-    world.host.broken = {"2.0", "1.0"}
-    world.killer.at("load rebellions", world.clock.ask_to_end)
-    run(world)
-    assert is_held(world)
+    world = upgrade(broken={"2.0", "1.0"}).on("load rebellions", lambda one: one.clock.ask_to_end())
+    world.run()
+    assert world.is_held
     assert world.state().shown.state == "upgrading"
 
 
 def test_told_to_end_the_patch_that_gives_back_still_shows_it() -> None:
-    world = SCENARIOS["replace_by_manager"]()
-    world.killer.at("watch", world.clock.ask_to_end)
-    assert run(world).exit_code is ExitCode.STANDING_DOWN
-    assert is_given_back(world)
+    world = upgrade().on("watch", lambda one: one.clock.ask_to_end())
+    world.ended(ExitCode.STANDING_DOWN)
+    assert world.is_released
     assert world.state().shown == Shown("failed", 10, NEW_DIGEST)
 
 
 @pytest.mark.parametrize("error", [ApiRefused, ApiUnavailable])
 def test_a_state_that_cannot_be_written_is_a_warning_and_no_other_exit_code(error: type[Exception]) -> None:
-    world = impossible()
-    world.is_shown = False
-
-    def refuse() -> None:
-        raise error("the API server refused to patch nodes", "Give this account the verb.")
-
-    world.killer.at("patch", refuse)
-    assert run(world).exit_code is ExitCode.PREFLIGHT_FAILED
-    assert (
-        "the end of this run is not shown on the Node: the API server refused to patch nodes" in world.reporter.warnings
-    )
+    world = impossible(is_shown=False)
+    world.on("patch", error("the API server refused to patch nodes", "Give this account the verb.")).ended(REFUSED)
+    said = "the end of this run is not shown on the Node: the API server refused to patch nodes"
+    assert said in world.reporter.warnings
     assert world.state().shown == NOTHING_SHOWN
 
 
 def test_without_an_api_server_nothing_more_is_asked_of_it() -> None:
-    world = SCENARIOS["replace_by_manager"]()
-
-    def away() -> None:
-        raise ApiUnavailable("the API server gave no usable answer", "Check it.")
-
-    world.killer.at("pods", away)
-    assert run(world).exit_code is ExitCode.API_UNAVAILABLE
+    world = upgrade().on("pods", ApiUnavailable("the API server gave no usable answer", "Check it."))
+    world.ended(ExitCode.API_UNAVAILABLE)
     assert "patch" not in world.killer.calls
 
 
 def test_a_node_that_another_run_took_meanwhile_is_left_alone() -> None:
-    world = impossible()
-    world.is_shown = False
-    theirs = journals.encode(journal(owner=SOMEBODY))
-    world.killer.at("patch", lambda: world.cluster.edit({KEYS.state: "upgrading"}, annotations={KEYS.journal: theirs}))
-    run(world)
-    assert world.cluster.current is not None
-    assert world.cluster.current.labels[KEYS.state] == "upgrading"
-    assert KEYS.last_outcome not in world.cluster.current.annotations
+    world = impossible(is_shown=False)
+    theirs = {KEYS.journal: journals.encode(journal(owner=SOMEBODY))}
+    world.on("patch", lambda one: one.cluster.edit({KEYS.state: "upgrading"}, annotations=theirs)).run()
+    assert world.node.labels[KEYS.state] == "upgrading"
+    assert KEYS.last_outcome not in world.node.annotations
 
 
-def test_a_node_that_changed_meanwhile_is_looked_at_again() -> None:
-    world = impossible()
-    world.killer.at("patch", lambda: world.cluster.edit({"example.com/unrelated": "x"}))
-    assert run(world).exit_code is ExitCode.PREFLIGHT_FAILED
-    assert world.state().shown == Shown("failed", 6, NEW_DIGEST)
+def another_machine(world: World) -> None:
+    world.cluster.current = replace(world.node, machine_id="another", boot_id="another")
 
 
-def test_another_machines_node_is_not_spoken_for() -> None:
-    world = SCENARIOS["replace_by_manager"]()
-    world.is_shown = False
-    assert world.cluster.current is not None
-    world.cluster.current = replace(world.cluster.current, machine_id="another", boot_id="another")
-    assert run(world).exit_code is ExitCode.USAGE
+def left_out_by_hand(world: World) -> None:
+    world.given(pod="").cluster.edit({KEYS.skip: "true"})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code"), [(another_machine, ExitCode.USAGE), (left_out_by_hand, ExitCode.STANDING_DOWN)]
+)
+def test_a_node_that_is_not_the_runs_is_not_spoken_for(spoil: Callable[[World], None], code: ExitCode) -> None:
+    world = upgrade(is_shown=False)
+    spoil(world)
+    world.ended(code)
     assert world.killer.effects == []
-
-
-def test_a_node_that_is_left_out_by_hand_is_not_spoken_for() -> None:
-    world = SCENARIOS["replace_by_manager"]()
-    world.pod = ""
-    world.cluster.edit({KEYS.skip: "true"})
-    assert run(world).exit_code is ExitCode.STANDING_DOWN
-    assert world.killer.effects == []
-
-
-def test_an_unexpected_error_is_shown_as_a_bug() -> None:
-    world = SCENARIOS["replace_by_manager"]()
-
-    def bug() -> None:
-        raise ZeroDivisionError
-
-    world.killer.at("unload rebellions", bug)
-    with pytest.raises(ZeroDivisionError):
-        world.run()
-    assert is_given_back(world)
-    assert world.state().shown == Shown("failed", 1, "")
-
-
-# a reboot, and the host's own driver
-
-
-def test_a_reboot_is_asked_for_and_shown_in_one_patch() -> None:
-    world = ascend(no_wait=True)
-    assert run(world).exit_code is ExitCode.REBOOT_REQUIRED
-    assert len(world.cluster.patches) == 1
-    assert world.state().shown == Shown("reboot-required", 9, world.digest)
-    first = version(world)
-    world.next_process()
-    assert run(world).exit_code is ExitCode.REBOOT_REQUIRED
-    assert version(world) == first
-
-
-def test_a_driver_loaded_after_the_reboot_is_ready_when_it_is_loaded_and_not_before() -> None:
-    world = ascend(no_wait=True)
-    run(world)
-    world.reboot()
-    world.next_process()
-    world.policy = Policy(loader=Loader.MANAGER)
-    world.driver_root = "/opt/new"
-    world.host.offers = {"/opt/new": "24.0"}
-    seen: list[str | None] = []
-    world.killer.at("load drv_pcie_host", lambda: seen.append(world.state().shown.state))
-    assert run(world).exit_code is ExitCode.DONE
-    assert seen == ["upgrading"], "the run has the node while it loads"
-    assert world.state().shown == Shown("ready", 0, world.digest)
-
-
-def test_a_host_with_a_driver_of_its_own_is_ready() -> None:
-    world = SCENARIOS["replace_by_container"]()
-    world.host.files = {}
-    world.host.host_driver = "/lib/modules/x/rebellions.ko"
-    assert run(world).exit_code is ExitCode.STANDING_DOWN
-    assert len(world.cluster.patches) == 1
-    assert world.state().shown == Shown("ready", 10, NEW_DIGEST)
-
-
-def test_what_a_config_error_says_is_what_the_node_shows() -> None:
-    world = SCENARIOS["replace_by_manager"]()
-
-    def unreadable() -> None:
-        raise ConfigError("cannot read /proc of the host", "Mount it.")
-
-    world.killer.at("pods", unreadable)
-    run(world)
-    assert (outcome(world).what, outcome(world).remedy) == ("cannot read /proc of the host", "Mount it.")
 
 
 # what a run that changes no driver does not end
 
 
-def wedged(world: World) -> World:
-    """health-watch has found a wedge: the ready marker is withdrawn, and the Node shows it."""
-    world.host.files[PROFILE.paths.ready_withdrawn] = ""
-    shows(world, NodeState.WEDGED)
-    return world
-
-
 def test_a_run_that_fails_before_it_takes_the_node_ends_no_wedge() -> None:
-    world = wedged(SCENARIOS["replace_by_manager"]())
-    world.host.are_modules_frozen = True
-    assert run(world).exit_code is ExitCode.PREFLIGHT_FAILED
+    world = shows(upgrade(are_modules_frozen=True), NodeState.WEDGED)
+    world.host.files[PROFILE.paths.ready_withdrawn] = ""
+    world.ended(REFUSED)
     assert world.state().shown == Shown("wedged", 6, NEW_DIGEST)
     before = version(world)
-    world.next_process()
-    assert run(world).exit_code is ExitCode.PREFLIGHT_FAILED
+    world.again(REFUSED)
     assert version(world) == before, "the same again writes nothing"
 
 
 def test_a_good_run_without_a_plan_corrects_a_failure_to_the_wedge_that_there_still_is() -> None:
-    world = SCENARIOS["current"]()
+    world = shows(made("current"), NodeState.FAILED, exit_code=2)
     world.host.files[PROFILE.paths.ready_withdrawn] = ""
-    shows(world, NodeState.FAILED, exit_code=2)
-    assert run(world).exit_code is ExitCode.DONE
+    world.ended()
     assert world.state().shown == Shown("wedged", 0, NEW_DIGEST)
 
 
-def test_another_message_is_told_and_the_same_with_other_numbers_is_not() -> None:
-    world = SCENARIOS["replace_by_manager"]()
-    seen = []
-    for process, pid in (("trainer", 42), ("trainer", 43), ("backup", 43)):
-        world.next_process()
-        world.host.known_holders = (Holder(pid, process, "/dev/rbln0", "open"),)
-        world.host.stuck_users = {"rebellions": 1}
-        assert run(world).exit_code is ExitCode.DRIVER_BUSY
-        seen.append(version(world))
-    assert seen[0] == seen[1] != seen[2]
-    assert "backup (pid 43)" in outcome(world).what
-
-
-# held
-
-
-def not_working(world: World) -> World:
-    """Neither the new driver nor the old one serves its device: the node is held."""
-    world.host.sick = {"2.0", "1.0"}
-    assert run(world).exit_code is ExitCode.MODULE_FAILED
-    assert is_held(world)
-    return world
-
-
 def test_a_node_held_for_a_driver_that_does_not_work_stays_so_through_a_run_that_fails_early() -> None:
-    world = not_working(SCENARIOS["replace_by_manager"]())
-    world.next_process()
-    world.host.known_holders = (Holder(42, "trainer", "/dev/rbln0", "open"),)
-    world.host.stuck_users = {"rebellions": 1}
-    ended = run(world)
-    assert ended.exit_code is ExitCode.DRIVER_BUSY
-    assert "the node stays paused, because an earlier run left a driver that was not verified" in ended.what
+    world = upgrade(sick={"2.0", "1.0"})
+    world.ended(ExitCode.MODULE_FAILED)
+    assert world.is_held
+    said = "the node stays paused, because an earlier run left a driver that was not verified"
+    ended = hold_device(world).again(ExitCode.DRIVER_BUSY, said)
     assert "no pod was disturbed" not in ended.what
     assert "the next run waits until" not in ended.remedy, "it goes on at once"
-    assert is_held(world)
+    assert world.is_held
     assert world.state().shown == Shown("held", 4, NEW_DIGEST)
-    world.next_process()
-    world.host.known_holders, world.host.stuck_users, world.host.sick = (), {}, set()
-    assert run(world).exit_code is ExitCode.DONE
-    assert is_given_back(world)
+    world.given(known_holders=(), stuck_users={}, sick=set()).again()
+    assert world.is_released
 
 
 def test_what_a_killed_run_left_paused_is_not_called_undisturbed() -> None:
-    world = SCENARIOS["replace_by_manager"]()
-    world.killer.at("watch", world.killer.die)
-    assert world.run() is None
-    world.next_process()
-    world.host.known_holders = (Holder(42, "trainer", "/dev/rbln0", "open"),)
-    world.host.stuck_users = {"rebellions": 1}
-    ended = run(world)
-    assert ended.exit_code is ExitCode.DRIVER_BUSY
-    assert "no pod was disturbed" not in ended.what
+    world = hold_device(upgrade().killed("watch", after=False))
+    assert "no pod was disturbed" not in world.ended(ExitCode.DRIVER_BUSY).what
     assert not [step for step in world.reporter.steps if "before anything is changed" in step]
-    assert is_given_back(world)
+    assert world.is_released

@@ -1,0 +1,497 @@
+"""One patch takes a node, one gives it back or it is held on purpose; neither touches what is somebody else's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from driver_manager.core.node import ATTEMPTS
+from driver_manager.core.swap.node import HURRY_S, NodeLock
+from driver_manager.domain.errors import ApiUnavailable, ConfigError, ExitCode, NodeMissing, OwnedElsewhere
+from driver_manager.domain.journal import Journal, OldDriver, decode, encode
+from driver_manager.domain.node import FIELD_MANAGER, Node
+from driver_manager.domain.observation import Observation
+from driver_manager.domain.pci import Binding, PciFunction
+from driver_manager.domain.reboot.decision import CORDON_FOR_REBOOT
+from driver_manager.domain.swap import node_patches
+from driver_manager.domain.swap.node_patches import (
+    decoded_journal,
+    found_journal,
+    give_back,
+    pausable_keys,
+    pause_more,
+    release,
+    take,
+)
+from driver_manager.domain.swap.steps import GiveBack, TakeNode
+from tests.support.fakes.builders import (
+    DRIVER,
+    EXPORTER,
+    LABELS,
+    ME,
+    OLD_DIGEST,
+    PAUSED,
+    PLUGIN,
+    PROFILE,
+    SOMEBODY,
+    host,
+    journal,
+    key,
+    node,
+    observation,
+    source,
+)
+from tests.support.fakes.world import Place
+
+JOURNAL, CORDON = PROFILE.keys.journal, PROFILE.keys.cordon
+SERVICE = "rbln_daemon.service"
+PAUSED_LABELS = {**LABELS, PLUGIN: PAUSED, EXPORTER: PAUSED}
+MINE = journal(cordoned=True, driver=OldDriver("1.0", "/opt/old", ("rebellions",)))
+WITH_SERVICE = replace(MINE, services=(SERVICE,))
+AWAY = ApiUnavailable("no answer", "")
+
+
+class Scene(Place):
+    """A node taken with `MINE`, its old driver still loaded."""
+
+    def __init__(self, there: str | None = None, *, was_there: str | None = None, loaded: bool = True) -> None:
+        annotations = {JOURNAL: encode(MINE) if there is None else there, CORDON: "true"}
+        super().__init__(known=node(PAUSED_LABELS, annotations=annotations, unschedulable=True))
+        if loaded:
+            self.host.put_driver("1.0", "d")
+        self.host.services = {SERVICE: False}
+        before = {} if was_there is None else {JOURNAL: was_there}
+        self.lock = self.lock_of(observation(node=node(annotations=before)))
+
+    def lock_of(self, obs: Observation) -> NodeLock:
+        return NodeLock(self.ports, PROFILE, obs)
+
+    def settled(self, taken: Journal = MINE, **options: Any) -> str:
+        """What a run that took the node with this journal says after a failure."""
+        self.lock.acquired(taken)
+        return self.lock.after_failure(**options)
+
+    @property
+    def is_given_back(self) -> bool:
+        now = self.node
+        return now.labels == LABELS and not now.annotations and not now.unschedulable
+
+    @property
+    def is_untouched(self) -> bool:
+        return self.cluster.patches == []
+
+    @property
+    def runs(self) -> bool:
+        """True if the host service that the run stopped runs again."""
+        return self.host.services[SERVICE]
+
+
+def touch(scene: Scene) -> None:
+    scene.cluster.edit({"other": "x"})
+
+
+# after a failure
+
+
+def test_a_taken_node_is_given_back_after_a_failure_with_the_driver_loaded() -> None:
+    scene = Scene()
+    assert scene.settled() == "the node was released"
+    assert scene.is_given_back
+    assert scene.killer.calls == ["modules", "node", "patch"]
+
+
+def test_what_an_earlier_run_left_is_given_back_too() -> None:
+    scene = Scene()
+    scene.lock = scene.lock_of(observation(node=node(annotations={JOURNAL: encode(MINE)}), journal=MINE))
+    assert "released" in scene.lock.after_failure()
+    assert scene.is_given_back
+
+
+def test_nothing_taken_is_nothing_to_say_and_nothing_to_ask() -> None:
+    scene = Scene()
+    assert (scene.lock.after_failure(), scene.killer.calls) == ("", [])
+
+
+def test_a_node_whose_old_driver_is_gone_is_held_with_its_journal() -> None:
+    scene = Scene(loaded=False)
+    said = scene.settled()
+    assert "stays paused" in said
+    assert "resumes from the journal" in said
+    assert scene.is_untouched
+
+
+def test_a_node_that_had_no_driver_is_given_back_without_one() -> None:
+    scene = Scene(loaded=False)
+    assert "released" in scene.settled(journal(cordoned=True))
+    assert scene.is_given_back
+
+
+@pytest.mark.parametrize(("boot_id", "override"), [("boot-1", ""), ("boot-0", "vfio-pci")])
+def test_devices_that_a_boot_made_again_are_not_restored_from_the_journal(boot_id: str, override: str) -> None:
+    address, scene = "0000:c0:00.0", Scene()
+    scene.host.pci.put(PciFunction(address, override="vfio-pci"))
+    scene.settled(replace(MINE, boot_id=boot_id, devices=(Binding(address),)))
+    assert scene.host.pci.at[address].override == override
+
+
+def test_giving_back_after_a_failure_is_not_interrupted_by_sigterm() -> None:
+    scene = Scene()
+    scene.clock.ask_to_end()
+    scene.killer.at("node", scene.clock.check)
+    assert "released" in scene.settled()
+
+
+@pytest.mark.parametrize(("hurry", "budgets"), [(True, [HURRY_S]), (False, [])])
+def test_only_after_sigterm_the_last_calls_are_bounded(hurry: bool, budgets: list[float]) -> None:
+    scene = Scene()
+    assert "released" in scene.settled(hurry=hurry)
+    assert scene.cluster.retry_budgets == budgets
+    assert HURRY_S * 4 < 5.0, "two patches, a read and the event within the shortest grace period"
+
+
+def test_a_deleted_node_is_no_failure_of_giving_back() -> None:
+    scene = Scene()
+    scene.cluster.delete_node()
+    assert scene.settled(WITH_SERVICE) == "the Node is gone, so there is nothing to release"
+    assert scene.runs
+    assert scene.reporter.warnings == []
+
+
+def test_an_api_server_that_is_away_leaves_it_to_the_next_run() -> None:
+    scene = Scene()
+    scene.killer.at("node", AWAY)
+    assert "the next run releases it from the journal" in scene.settled()
+    assert scene.reporter.warnings == ["not released: no answer"]
+
+
+def test_a_host_that_cannot_be_read_does_not_hide_the_first_failure() -> None:
+    scene = Scene()
+    scene.host.modules_error = ConfigError("cannot read /sys/module", "")
+    assert "the next run" in scene.settled()
+    assert scene.is_untouched, "whether the driver is gone is not known: hold"
+
+
+# whose node it is
+
+
+@pytest.mark.parametrize("conflicts", [1, ATTEMPTS - 1])
+def test_a_conflict_is_met_by_computing_the_patch_anew_and_services_are_started_once(conflicts: int) -> None:
+    scene = Scene()
+    scene.killer.at("patch", partial(touch, scene), times=conflicts)
+    scene.lock.release(WITH_SERVICE)
+    assert scene.node.labels == {**LABELS, "other": "x"}
+    assert scene.killer.calls.count("patch") == conflicts + 1
+    assert scene.killer.calls.count(f"start {SERVICE}") == 1
+
+
+def test_a_node_that_keeps_changing_ends_with_api_unavailable() -> None:
+    scene = Scene()
+    for number in range(ATTEMPTS * 2):
+        scene.killer.at_call(number, partial(touch, scene))
+    with pytest.raises(ApiUnavailable, match=f"{ATTEMPTS} patches conflicted") as caught:
+        scene.lock.release(MINE)
+    assert "the journal is still on the Node" in caught.value.remedy
+
+
+def test_a_replaced_node_is_left_alone() -> None:
+    scene = Scene()
+    scene.cluster.replace_node({PLUGIN: PAUSED})
+    scene.lock.release(MINE)
+    assert scene.is_untouched
+    assert "replaced meanwhile" in scene.reporter.warnings[0]
+
+
+@pytest.mark.parametrize("owner", [ME, SOMEBODY])
+def test_a_node_created_anew_is_given_back_only_if_the_journal_is_our_own(owner: Any) -> None:
+    scene = Scene()
+    carried = encode(replace(WITH_SERVICE, owner=owner))
+    copy = scene.node
+    scene.cluster.current = replace(copy, uid="uid-2", annotations={**copy.annotations, JOURNAL: carried})
+    with contextlib.suppress(OwnedElsewhere):
+        scene.lock.release(WITH_SERVICE)
+    assert (scene.is_given_back, scene.is_untouched, scene.runs) == (owner == ME, owner != ME, owner == ME)
+    assert scene.reporter.warnings == []
+
+
+def test_a_deleted_node_has_nothing_to_give_back() -> None:
+    scene = Scene()
+    scene.cluster.delete_node()
+    with pytest.raises(NodeMissing, match="does not exist") as caught:
+        scene.lock.release(MINE)
+    assert caught.value.exit_code is ExitCode.USAGE
+    assert caught.value.remedy == "No action needed: nothing is left to release."
+
+
+def test_a_node_that_another_run_took_over_is_left_to_it() -> None:
+    scene = Scene(encode(journal(owner=SOMEBODY, services=(SERVICE,))))
+    with pytest.raises(OwnedElsewhere, match="driver-b"):
+        scene.lock.release(WITH_SERVICE)
+    assert (scene.is_untouched, scene.runs) == (True, False)
+
+
+@pytest.mark.parametrize("owner", ["same-run", "as-observed", "unreadable", "missing"])
+def test_any_other_journal_does_not_stop_the_giving_back(owner: str) -> None:
+    other = encode(Journal(SOMEBODY, "boot-1"))
+    there = {"same-run": encode(journal(labels={})), "as-observed": other, "unreadable": "garbage"}.get(owner)
+    scene = Scene(there, was_there=other if owner == "as-observed" else None)
+    if owner == "missing":
+        scene.cluster.edit(annotations={JOURNAL: None})
+    scene.lock.release(MINE)
+    assert scene.is_given_back
+
+
+# host services
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_stopped_services_are_started_on_both_ways_out(loaded: bool) -> None:
+    scene = Scene(loaded=loaded)
+    scene.settled(WITH_SERVICE)
+    assert scene.runs
+
+
+def test_services_are_started_once_when_giving_back_fails_and_is_settled() -> None:
+    scene = Scene()
+    scene.lock.acquired(WITH_SERVICE)
+    scene.killer.at("patch", AWAY)
+    with pytest.raises(ApiUnavailable):
+        scene.lock.release(WITH_SERVICE)
+    assert "released" in scene.lock.after_failure()
+    assert scene.killer.calls.count(f"start {SERVICE}") == 1
+
+
+def test_a_service_that_does_not_start_keeps_nobody_from_the_node() -> None:
+    scene = Scene()
+    scene.host.broken_services = {SERVICE}
+    scene.lock.release(WITH_SERVICE)
+    assert scene.is_given_back
+    assert SERVICE in scene.reporter.warnings[0]
+
+
+# without a look
+
+ALL_LABELS = journal(labels={PLUGIN: "true", EXPORTER: "true"}, cordoned=True, cordon_manager=FIELD_MANAGER)
+NOT_CORDONED = replace(ALL_LABELS, cordoned=False, cordon_manager="")
+
+
+def taken(found: Journal = ALL_LABELS, *, is_known: bool = True, **fields: Any) -> Scene:
+    """A node that this run's own patch took. The answer of the patch is known: the cordon is on record for us."""
+    scene = Scene(encode(found))
+    if not found.cordoned:
+        scene.cluster.edit(annotations={CORDON: None}, cordon=False)
+    scene.cluster.current = replace(scene.node, cordon_manager=FIELD_MANAGER if found.cordoned else "", **fields)
+    scene.lock.acquired(found, *([scene.cluster.current] if is_known else []))
+    scene.killer.calls.clear()
+    return scene
+
+
+@pytest.mark.parametrize(
+    ("found", "fields", "calls"),
+    [
+        (ALL_LABELS, {}, ["patch"]),
+        (ALL_LABELS, {"has_heartbeat": True}, ["node", "patch"]),
+        (NOT_CORDONED, {"has_heartbeat": True}, ["patch"]),
+        (replace(ALL_LABELS, labels={**ALL_LABELS.labels, key("absent"): "true"}), {}, ["node", "patch"]),
+        (replace(ALL_LABELS, services=(SERVICE,)), {}, ["node", f"start {SERVICE}", "patch"]),
+    ],
+    ids=["as it was taken", "cordoned, with a kubelet", "not cordoned", "a label the patch did not pause", "services"],
+)
+def test_a_cordon_on_a_node_with_a_kubelet_is_lifted_after_a_look_and_by_one_patch(
+    found: Journal, fields: dict[str, Any], calls: list[str]
+) -> None:
+    """The record of who set it has moved by then; nothing else of the patch is told by its place."""
+    scene = taken(found, **fields)
+    scene.lock.release(found)
+    assert scene.is_given_back
+    assert scene.killer.calls == calls
+
+
+def lifted_and_set_again(scene: Scene) -> None:
+    scene.cluster.edit(cordon=False)
+    scene.cluster.edit(cordon=True)
+
+
+CHANGES: dict[str, Callable[[Scene], None]] = {
+    "a label": lambda scene: scene.cluster.edit({PLUGIN: "false"}),
+    "a label is gone": lambda scene: scene.cluster.edit({PLUGIN: None}),
+    "the journal is gone": lambda scene: scene.cluster.edit(annotations={JOURNAL: None}),
+    "another run": lambda scene: scene.cluster.edit(annotations={JOURNAL: encode(journal(owner=SOMEBODY))}),
+    "the mark is gone": lambda scene: scene.cluster.edit(annotations={CORDON: None}),
+    "uncordoned": lambda scene: scene.cluster.edit(cordon=False),
+    "uncordoned and cordoned": lifted_and_set_again,
+    "made again": lambda scene: scene.cluster.recreate_node(),
+    "replaced": lambda scene: scene.cluster.replace_node({PLUGIN: PAUSED}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("at_once", [False, True], ids=["before", "at-once"])
+def test_what_changed_since_the_node_was_taken_is_met_with_a_look(change: str, at_once: bool) -> None:
+    ends = []
+    for is_known in (True, False):
+        scene = taken(is_known=is_known)
+        if at_once and is_known:
+            scene.killer.at("patch", partial(CHANGES[change], scene))
+        else:
+            CHANGES[change](scene)
+        with contextlib.suppress(OwnedElsewhere):
+            scene.lock.release(ALL_LABELS)
+        assert "node" in scene.killer.calls
+        ends.append((scene.node.labels, scene.node.annotations, scene.node.unschedulable))
+    assert ends[0] == ends[1], "as a run does that looks first"
+
+
+def test_a_node_that_was_made_again_is_met_with_a_look_where_no_cordon_tells() -> None:
+    scene = taken(NOT_CORDONED)
+    scene.cluster.recreate_node()
+    scene.lock.release(NOT_CORDONED)
+    assert "node" in scene.killer.calls
+
+
+def test_what_nobody_asked_about_is_no_reason_to_look() -> None:
+    scene = taken()
+    scene.cluster.edit({"other": "x"}, annotations={"theirs": "kept"})
+    scene.lock.release(ALL_LABELS)
+    assert scene.killer.calls == ["patch"]
+
+
+def test_an_answer_that_is_lost_is_met_with_a_look_and_nothing_is_done_twice() -> None:
+    scene = taken()
+    scene.killer.at("patch", AWAY, after=True)
+    with pytest.raises(ApiUnavailable):
+        scene.lock.release(ALL_LABELS)
+    assert scene.is_given_back
+    scene.lock.release(ALL_LABELS)
+    assert scene.is_given_back
+    assert scene.killer.calls == ["patch", "patch", "node"]
+
+
+def test_an_unchanged_node_is_not_patched() -> None:
+    scene = Scene()
+    scene.cluster.edit({PLUGIN: "true", EXPORTER: "true"}, cordon=False, annotations={JOURNAL: None, CORDON: None})
+    scene.lock.release(MINE)
+    assert scene.is_untouched
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (journal(cordoned=True), "release the node: restore 2 label(s), lift the run's cordon, remove the journal"),
+        (journal(labels={}, services=("rbln_daemon",)), "release the node: start rbln_daemon, remove the journal"),
+        (journal(labels={}), "release the node: remove the journal"),
+    ],
+)
+def test_a_release_names_what_there_is_to_undo_and_no_count_of_zero(found: Journal, said: str) -> None:
+    assert GiveBack(found).describe() == said
+
+
+# the patches
+
+
+def take_with(**fields: object) -> TakeNode:
+    step = take(observation(**fields), PROFILE, frozenset({PLUGIN, EXPORTER}), cordon=True)
+    assert step is not None
+    return step
+
+
+def test_the_journal_holds_what_cannot_be_observed_again() -> None:
+    step = take_with(host=host(previous_source=source("/opt/old", "1.0")))
+    written = decode(step.change.annotations[JOURNAL] or "").claims
+    assert written == replace(step.journal, driver=OldDriver("1.0"))
+    assert step.journal == journal(
+        owner=ME,
+        cordoned=True,
+        node_uid="uid-1",
+        cordon_manager="driver-manager",
+        driver=OldDriver("1.0", "/opt/old", ("rebellions", "rebellions_core"), OLD_DIGEST),
+        record=ME.process,
+    )
+
+
+def test_the_drivers_own_label_and_foreign_labels_are_never_pausable() -> None:
+    labels = {**LABELS, key("off"): "false", key("empty"): "", key("gold"): "gold"}
+    by_hand = observation(node=node(labels), own_pod=None)  # a run's own pod would spare the label as well
+    assert pausable_keys(by_hand, PROFILE) == {PLUGIN, EXPORTER, key("gold")}
+    assert pausable_keys(observation(node=node({DRIVER: "true"}), own_pod=None), PROFILE) == frozenset()
+
+
+def test_the_rebooters_cordon_is_not_taken_for_ours_and_stays() -> None:
+    now = node(unschedulable=True, annotations={CORDON: CORDON_FOR_REBOOT})
+    assert decoded_journal(now, PROFILE, ME) is None
+    step = take_with(node=now)
+    assert not step.journal.cordoned
+    assert step.change.unschedulable is None
+    assert CORDON not in step.change.annotations
+    paused = replace(now, labels=PAUSED_LABELS)
+    for found in (decoded_journal(paused, PROFILE, ME), journal(cordoned=True)):
+        assert found is not None
+        change = release(paused, found, PROFILE)
+        assert change.labels.keys() == {PLUGIN, EXPORTER}, "what is ours is given back all the same"
+        assert change.unschedulable is None
+        assert CORDON not in change.annotations
+
+
+@pytest.mark.parametrize("by", sorted(node_patches.BY_HAND))
+def test_a_cordon_that_a_person_set_is_not_adopted_whatever_the_mark_says(by: str) -> None:
+    marked = node(unschedulable=True, annotations={CORDON: "true"}, cordon_manager=by)
+    assert not take_with(node=marked).journal.cordoned
+    assert decoded_journal(marked, PROFILE, SOMEBODY) is None
+
+
+LAST = key("dra-kubelet-plugin")
+HELD = journal(labels={PLUGIN: "true"})
+
+
+@pytest.mark.parametrize(
+    ("value", "known", "paused", "original"),
+    [
+        ("true", {}, PAUSED, "true"),
+        ("gold", {}, f"gold_{PAUSED}", "gold"),
+        ("x" * 60, {}, PAUSED, "x" * 60),
+        ("silver", {LAST: "gold"}, f"silver_{PAUSED}", "silver"),
+        (f"gold_{PAUSED}", {}, None, "gold"),
+        (None, {}, None, None),
+        ("", {}, None, None),
+        ("false", {}, None, None),
+    ],
+    ids=["true", "custom", "long", "edited after the first patch", "paused by somebody", "absent", "empty", "off"],
+)
+def test_what_leaves_last_is_paused_and_journaled_in_one_patch(
+    value: str | None, known: dict[str, str], paused: str | None, original: str | None
+) -> None:
+    labels = {**LABELS, PLUGIN: PAUSED, **({} if value is None else {LAST: value})}
+    held = replace(HELD, labels={**HELD.labels, **known})
+    longer, change = pause_more(node(labels), held, PROFILE, {LAST})
+    assert change.unschedulable is None
+    assert longer == replace(held, labels={PLUGIN: "true", **({LAST: original} if original else known)})
+    assert dict(change.labels) == ({LAST: paused} if paused else {})
+    journals = {name: decode(text or "").claims for name, text in change.annotations.items()}
+    assert journals == ({JOURNAL: longer} if paused else {})
+    now = node({**labels, **({LAST: paused} if paused else {})}, annotations={JOURNAL: "…"})
+    back = {PLUGIN: "true", **({LAST: original} if original else {})}
+    assert dict(release(now, longer, PROFILE).labels) == back
+    assert pause_more(now, longer, PROFILE, {LAST})[1].is_empty, "the second time changes nothing"
+
+
+def test_paused_labels_and_a_marked_cordon_tell_without_a_journal_what_to_give_back() -> None:
+    now = node({**LABELS, PLUGIN: PAUSED, key("c"): f"gold_{PAUSED}"}, annotations={CORDON: ""}, unschedulable=True)
+    found = decoded_journal(now, PROFILE, ME)
+    assert found is not None
+    assert (found.labels, found.cordoned) == ({PLUGIN: "true", key("c"): "gold"}, True)
+    assert release(now, found, PROFILE).labels == {PLUGIN: "true", key("c"): "gold"}
+
+
+@pytest.mark.parametrize("now", [node(), node(unschedulable=True), node(annotations={CORDON: "true"})])
+def test_a_node_that_nobody_paused_has_nothing_to_give_back(now: Node) -> None:
+    assert decoded_journal(now, PROFILE, ME) is None
+    assert give_back(None) == ()
+
+
+def test_the_nodes_own_journal_goes_before_what_the_labels_tell() -> None:
+    known = journal(labels={PLUGIN: "gold"})
+    assert found_journal(observation(node=node(PAUSED_LABELS), journal=known), PROFILE) == known
