@@ -1,4 +1,4 @@
-"""Who we are, whose journal it is, which host this is and which driver is wanted: found, or refused with a reason."""
+"""Who we are, whose journal it is, which host this is, which driver is wanted, and who holds the device."""
 
 from __future__ import annotations
 
@@ -10,15 +10,46 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from driver_manager.core.swap.run import Identity, is_alive, observe, own_pod, wanted_digest
-from driver_manager.domain.errors import ConfigError
+from driver_manager.core.swap.run import (
+    TAKE_ATTEMPTS,
+    Identity,
+    Outcome,
+    is_alive,
+    observe,
+    own_pod,
+    read_holders,
+    reconcile,
+    wanted_digest,
+)
+from driver_manager.domain import journal as journals
+from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ConfigError, ExitCode
+from driver_manager.domain.host import Holder
 from driver_manager.domain.journal import Journal, JournalUnreadable, Owner, encode
-from driver_manager.domain.node import Node, Pod, PodList, is_this_host
-from driver_manager.domain.observation import Observation
-from tests.support.fakes.builders import DRIVER, PROFILE, driver_pod, host, journal, node, pod
+from driver_manager.domain.node import Claim, Node, Pod, PodList, is_this_host
+from driver_manager.domain.observation import EvictionRules, Observation, Policy, Situation
+from tests.support.fakes.builders import (
+    DRIVER,
+    ME,
+    NEW_DIGEST,
+    PROFILE,
+    driver_pod,
+    host,
+    journal,
+    modules,
+    node,
+    observation,
+    pod,
+    workload,
+)
+from tests.support.fakes.scenarios import made
+from tests.support.fakes.world import Place, World
 
 SURE = Identity("driver-a", True, "rbln-system")
+PROCESS = Owner(pid=7, start_ticks=1, pid_namespace=2, boot_id="boot-1")
+IN_POD = replace(PROCESS, pod="rbln-system/driver-a", pod_uid="driver-a")
 GUESSED = Identity("driver-a", False, "rbln-system", Owner(pid=7))
+KEY = PROFILE.keys.journal
+ELSEWHERE = pod("driver-a", namespace="other")
 
 
 def listed(*pods: Pod) -> PodList:
@@ -46,69 +77,73 @@ def observed(
 # own pod
 
 
-def test_our_own_pod_is_found_by_name_and_namespace() -> None:
-    assert own_pod(listed(pod("driver-a", namespace="other"), driver_pod()), node(), SURE) == driver_pod()
+@pytest.mark.parametrize(
+    ("pods", "identity", "found"),
+    [
+        ((ELSEWHERE, driver_pod()), SURE, driver_pod()),
+        ((ELSEWHERE,), GUESSED, ELSEWHERE),
+        ((), GUESSED, None),
+        ((pod("x"),), GUESSED, None),
+        ((pod("driver-a", namespace="a"), pod("driver-a", namespace="b")), GUESSED, None),
+        ((pod(""),), Identity(), None),
+    ],
+    ids=["name and namespace", "a host name, anywhere", "nobody", "another", "two", "no name"],
+)
+def test_our_own_pod_is_found_by_name_or_we_run_by_hand(
+    pods: tuple[Pod, ...], identity: Identity, found: Pod | None
+) -> None:
+    assert own_pod(listed(*pods), node(), identity) == found
 
 
 def test_a_pod_name_that_was_told_but_is_not_on_the_node_is_an_error_naming_both() -> None:
     with pytest.raises(ConfigError, match="rbln-system/driver-a is not on node node-1") as caught:
-        own_pod(listed(pod("driver-a", namespace="other")), node(), SURE)
+        own_pod(listed(ELSEWHERE), node(), SURE)
     assert "a pod of that name is in other" in caught.value.what
     assert "POD_NAMESPACE" in caught.value.remedy
 
 
-def test_a_host_name_that_is_one_pods_name_is_that_pod_in_any_namespace() -> None:
-    elsewhere = pod("driver-a", namespace="other")
-    assert own_pod(listed(elsewhere), node(), GUESSED) == elsewhere
-
-
-@pytest.mark.parametrize("pods", [(), (pod("x"),), (pod("driver-a", namespace="a"), pod("driver-a", namespace="b"))])
-def test_a_host_name_that_is_nobodys_or_two_pods_name_means_by_hand(pods: tuple[Pod, ...]) -> None:
-    assert own_pod(listed(*pods), node(), GUESSED) is None
-
-
-def test_no_name_matches_no_pod() -> None:
-    assert own_pod(listed(pod("")), node(), Identity()) is None
-
-
-def test_we_are_the_pod_where_there_is_one_else_the_process() -> None:
+def test_we_are_the_pod_and_its_process_or_the_process_by_hand() -> None:
     assert observed(SURE, driver_pod()).me == Owner(pod="rbln-system/driver-a", pod_uid="driver-a")
-    assert observed(GUESSED).me == Owner(pid=7)
-
-
-def test_in_a_pod_we_are_the_pod_and_the_process() -> None:
     assert observed(replace(SURE, process=PROCESS), driver_pod()).me == IN_POD
+    assert observed(GUESSED).me == Owner(pid=7)
 
 
 # digest
 
-
-def test_a_digest_that_was_told_goes_first() -> None:
-    assert wanted_digest("told", driver_pod(config_digest="own"), listed(), PROFILE)[0] == "told"
-
-
-def test_the_digest_in_our_own_pods_environment_is_next() -> None:
-    assert wanted_digest("", driver_pod(config_digest="own"), listed(), PROFILE) == (
-        "own",
-        "own pod rbln-system/driver-a",
-    )
-
-
-def test_else_the_driver_containers_canonical_spec_is_hashed() -> None:
-    digest, _ = wanted_digest("", driver_pod(main_container='["image:1"]'), listed(), PROFILE)
-    assert digest == hashlib.sha256(b'["image:1"]').hexdigest()
-    assert digest != wanted_digest("", driver_pod(main_container='["image:2"]'), listed(), PROFILE)[0]
+OWN = driver_pod(config_digest="own")
+DEBUG = pod("debugger", main_container='["busybox"]')
+WITH_ENV = replace(DEBUG, config_digest="own")
+WANTED = pod("driver-x", DRIVER, config_digest="wanted")
+BY_AGE = (
+    pod("old", DRIVER, config_digest="old", created="2024-01-01T00:00:00Z"),
+    pod("new", DRIVER, config_digest="new", created="2024-01-02T00:00:00Z"),
+    pod("leaving", DRIVER, config_digest="leaving", created="2024-01-03T00:00:00Z", deleting=True),
+    pod("over", DRIVER, config_digest="over", created="2024-01-04T00:00:00Z", phase="Failed"),
+    pod("other", config_digest="other", created="2024-01-05T00:00:00Z"),
+)
+CANONICAL = driver_pod(main_container='["image:1"]')
 
 
-def test_by_hand_the_newest_living_driver_pod_tells() -> None:
-    pods = (
-        pod("old", DRIVER, config_digest="old", created="2024-01-01T00:00:00Z"),
-        pod("new", DRIVER, config_digest="new", created="2024-01-02T00:00:00Z"),
-        pod("leaving", DRIVER, config_digest="leaving", created="2024-01-03T00:00:00Z", deleting=True),
-        pod("over", DRIVER, config_digest="over", created="2024-01-04T00:00:00Z", phase="Failed"),
-        pod("other", config_digest="other", created="2024-01-05T00:00:00Z"),
-    )
-    assert wanted_digest("", None, listed(*pods), PROFILE) == ("new", "driver pod rbln-system/new")
+@pytest.mark.parametrize(
+    ("told", "own", "pods", "digest", "source"),
+    [
+        ("told", OWN, (), "told", None),
+        ("", OWN, (), "own", "own pod rbln-system/driver-a"),
+        ("", CANONICAL, (), hashlib.sha256(b'["image:1"]').hexdigest(), None),
+        ("", None, BY_AGE, "new", "driver pod rbln-system/new"),
+        ("", DEBUG, (DEBUG, WANTED), "wanted", "driver pod rbln-system/driver-x"),
+        ("", DEBUG, (DEBUG,), "", ""),
+        ("", WITH_ENV, (WITH_ENV, WANTED), "own", None),
+        ("", None, (pod("other"),), "", ""),
+    ],
+    ids=["told", "environment", "spec", "newest", "no driver pod", "no digest", "environment of any", "nothing"],
+)
+def test_the_digest_is_told_or_our_own_pods_or_the_newest_living_driver_pods(
+    told: str, own: Pod | None, pods: tuple[Pod, ...], digest: str, source: str | None
+) -> None:
+    found = wanted_digest(told, own, listed(*pods), PROFILE)
+    assert found[0] == digest
+    assert source is None or found[1] == source
 
 
 @pytest.mark.parametrize("told", ["two words", "two\nlines", "tab\there", "d" * 257, "\ufffd", "\x00", " "])
@@ -124,15 +159,6 @@ def test_a_pods_digest_that_the_state_file_could_not_hold_is_refused(own: Pod | 
         wanted_digest("", own, listed(driver_pod(config_digest="two words")), PROFILE)
 
 
-def test_a_pod_of_ours_that_is_no_driver_pod_leaves_it_to_the_driver_pod() -> None:
-    debug = pod("debugger", main_container='["busybox"]')
-    driver = pod("driver-x", DRIVER, config_digest="wanted")
-    assert wanted_digest("", debug, listed(debug, driver), PROFILE) == ("wanted", "driver pod rbln-system/driver-x")
-    assert wanted_digest("", debug, listed(debug), PROFILE) == ("", "")
-    with_env = replace(debug, config_digest="own")
-    assert wanted_digest("", with_env, listed(with_env, driver), PROFILE)[0] == "own"
-
-
 @pytest.mark.parametrize(
     ("own", "other"),
     [
@@ -146,10 +172,6 @@ def test_a_pod_of_ours_that_is_no_driver_pod_leaves_it_to_the_driver_pod() -> No
 def test_the_digest_that_the_driver_container_records_is_known_where_it_is_another(own: Pod | None, other: str) -> None:
     identity = SURE if own is not None else replace(SURE, pod_name="", pod_name_is_sure=False)
     assert observed(identity, *([own] if own is not None else []), digest="a").installed_digest == other
-
-
-def test_nothing_that_tells_is_no_digest() -> None:
-    assert wanted_digest("", None, listed(pod("other")), PROFILE) == ("", "")
 
 
 # the host
@@ -180,9 +202,6 @@ def test_ids_that_are_empty_on_both_sides_are_no_match() -> None:
 
 
 # the owner of a journal
-
-PROCESS = Owner(pid=7, start_ticks=1, pid_namespace=2, boot_id="boot-1")
-IN_POD = replace(PROCESS, pod="rbln-system/driver-a", pod_uid="driver-a")
 
 
 def alive(
@@ -238,7 +257,7 @@ def test_a_journal_of_our_own_pod_without_a_process_is_an_older_managers_and_res
 
 
 def test_the_nodes_journal_is_part_of_the_observation() -> None:
-    now = node(annotations={PROFILE.keys.journal: encode(journal(owner=IN_POD))})
+    now = node(annotations={KEY: encode(journal(owner=IN_POD))})
     found = observed(SURE, driver_pod(), node=now, lives=lambda owner: owner == IN_POD)
     assert found.journal == journal(owner=IN_POD)
     assert found.owner_alive is True
@@ -249,7 +268,7 @@ def test_the_nodes_journal_is_part_of_the_observation() -> None:
 
 
 def test_off_the_node_the_process_table_at_hand_is_not_asked() -> None:
-    now = node(annotations={PROFILE.keys.journal: encode(journal(owner=PROCESS))})
+    now = node(annotations={KEY: encode(journal(owner=PROCESS))})
     for there in (None, host(machine_id="laptop", boot_id="laptop")):
         assert observed(GUESSED, node=now, host=there, lives=lambda _: True).owner_alive is None
         assert observed(GUESSED, node=now, host=there).owner_alive is None
@@ -258,7 +277,7 @@ def test_off_the_node_the_process_table_at_hand_is_not_asked() -> None:
 @pytest.mark.parametrize("text", ["", "garbage", "null"])
 def test_a_journal_that_cannot_be_read_stops_the_observation(text: str) -> None:
     with pytest.raises(JournalUnreadable):
-        observed(SURE, driver_pod(), node=node(annotations={PROFILE.keys.journal: text}))
+        observed(SURE, driver_pod(), node=node(annotations={KEY: text}))
 
 
 def test_the_host_is_read_with_the_journal_and_the_wanted_digest_in_hand() -> None:
@@ -267,6 +286,174 @@ def test_the_host_is_read_with_the_journal_and_the_wanted_digest_in_hand() -> No
     def read(found: Journal | None, wanted: str) -> None:
         seen.append((found, wanted))
 
-    now = node(annotations={PROFILE.keys.journal: encode(journal())})
+    now = node(annotations={KEY: encode(journal())})
     observe(now, listed(driver_pod()), PROFILE, SURE, digest="d", read_host=read, process_lives=nobody)
     assert seen == [(journal(), "d")]
+
+
+@pytest.mark.parametrize(
+    ("owner", "pods", "lives"),
+    [
+        ("rbln-system/driver-b", (pod("driver-b", DRIVER),), True),
+        ("rbln-system/driver-b", (), False),
+        ("elsewhere/driver-b", (), None),
+        ("rbln-system-2/driver-b", (), None),
+    ],
+)
+def test_an_owner_in_a_namespace_that_could_not_be_listed_is_not_taken_for_dead(
+    owner: str, pods: tuple[Pod, ...], lives: bool | None
+) -> None:
+    held = Journal(Owner(owner, "driver-b"), "boot-1")
+    for namespace in ("rbln-system", ""):
+        found = PodList(pods, "1", namespace)
+        assert is_alive(held, "boot-1", found, None, nobody, PROFILE) is (lives if namespace else bool(pods))
+    ours = PodList((pod("vfio-a"),), "1", "other")
+    assert is_alive(Journal(ME, "boot-1"), "boot-1", ours, driver_pod(), None, PROFILE) is False
+
+
+# claims and holders of the device
+
+CLAIM = Claim("tenant", "c", PROFILE.device_classes)
+HOLDING, USER = workload("h", resources=(), claims=("c",)), workload("a")
+IN_USE = host(modules=modules(users=1))
+REFUSED = ApiRefused("no", "Give the right.")
+
+
+class Look(Place):
+    """A cluster with one claim, and a host on which one process has the device."""
+
+    def __init__(self, pod_uid: str = "h") -> None:
+        super().__init__()
+        self.cluster.all_claims = (CLAIM,)
+        self.host.known_holders = (Holder(7, "x", "/dev/rbln0", "open", pod_uid=pod_uid),)
+
+    def at(self, obs: Observation, policy: Policy | None = None, **profile: Any) -> Observation:
+        now = Situation.of(obs, replace(PROFILE, **profile), policy or Policy())
+        return read_holders(now, self.ports).obs
+
+
+def test_claims_and_named_holders_are_added_where_the_driver_is_to_be_replaced() -> None:
+    look = Look()
+    seen = look.at(observation(pods=(HOLDING,), host=IN_USE))
+    assert seen.claims == (CLAIM,)
+    assert [(holder.pod, holder.pod_uid) for holder in seen.holders] == [("tenant/h", "h")]
+    assert look.killer.calls == ["claims", "holders"]
+
+
+def test_the_holder_in_a_static_pod_is_known_by_its_mirror_pod() -> None:
+    mirror = pod("mirror-pod", is_mirror=True, static_uid="hash")
+    (holder,) = Look("hash").at(observation(pods=(mirror,), host=IN_USE)).holders
+    assert (holder.pod, holder.pod_uid) == ("rbln-system/mirror-pod", "mirror-pod")
+
+
+@pytest.mark.parametrize(
+    ("user", "facts", "classes", "given", "asked"),
+    [
+        (HOLDING, host(), PROFILE.device_classes, (), ["claims"]),
+        (USER, IN_USE, PROFILE.device_classes, (), ["holders"]),
+        (USER, host(), PROFILE.device_classes, (), []),
+        (replace(HOLDING, phase="Failed"), host(), PROFILE.device_classes, (), []),
+        (HOLDING, host(digest=NEW_DIGEST, modules=modules(users=1)), PROFILE.device_classes, (), []),
+        (HOLDING, host(modules={}), PROFILE.device_classes, (), []),
+        (HOLDING, host(), (), (), []),
+        (HOLDING, host(), (), ("mine",), ["claims"]),
+    ],
+)
+def test_nothing_is_asked_that_does_not_matter(
+    user: Pod, facts: Any, classes: tuple[str, ...], given: tuple[str, ...], asked: list[str]
+) -> None:
+    look = Look()
+    rules = EvictionRules(device_classes=given)
+    look.at(observation(pods=(user,), host=facts), Policy(eviction=rules), device_classes=classes)
+    assert look.killer.calls == asked
+
+
+def test_holders_that_cannot_be_seen_are_said() -> None:
+    look = Look()
+    look.killer.at("holders", ConfigError("/proc shows no process", "Run as root."))
+    assert look.at(observation(pods=(HOLDING,), host=IN_USE)).holders == ()
+    assert look.reporter.warnings == ["unknown which processes have the device open: /proc shows no process"]
+
+
+@pytest.mark.parametrize("rules", [EvictionRules(is_enabled=True), EvictionRules(drains=True), EvictionRules()])
+def test_claims_that_may_not_be_read_end_the_run_or_are_not_taken_for_none(rules: EvictionRules) -> None:
+    look, obs = Look(), observation(pods=(HOLDING,))
+    look.killer.at("claims", REFUSED)
+    if rules.is_enabled or rules.drains:
+        with pytest.raises(ApiRefused):
+            look.at(obs, Policy(eviction=rules))
+        return
+    seen = look.at(obs, Policy(eviction=rules))
+    assert (seen.claims, seen.has_unread_claims) == ((), True)
+
+
+# a preflight that fails on what another run changes meanwhile: the run observes again
+
+OTHER = Owner(pod="", pod_uid="", pid=7, start_ticks=7, pid_namespace=1)
+PROBLEM = "modinfo failed: killed"
+
+
+def take(world: World) -> None:
+    """Another run takes the node, and lives."""
+    owner = replace(OTHER, boot_id=world.host.boot_id)
+    world.running.add(owner)
+    world.cluster.edit(annotations={KEY: journals.encode(journal(owner=owner, boot_id=world.host.boot_id))})
+
+
+def run(world: World, meanwhile: Callable[[World], None], *, always: bool = False) -> tuple[Outcome, int]:
+    """A run whose first look (or each) at the driver root fails, after which `meanwhile` happens; looks taken."""
+    looks = 0
+
+    def look() -> Observation:
+        nonlocal looks
+        looks += 1
+        obs = world.observe()
+        if looks == 1 or always:
+            assert obs.host is not None
+            assert obs.host.source is not None
+            obs = replace(obs, host=replace(obs.host, source=replace(obs.host.source, problem=PROBLEM)))
+            meanwhile(world)
+        return obs
+
+    world.running.add(world.process)
+    return reconcile(world.ports, look, world.profile, world.policy), looks
+
+
+def test_a_run_that_was_overtaken_ends_as_the_second_of_two() -> None:
+    world = made("replace_by_manager")
+    outcome, looks = run(world, take)
+    assert (outcome.exit_code, looks) == (ExitCode.OWNED_ELSEWHERE, 2)
+    assert any(PROBLEM in line and "reading the facts again" in line for line in world.reporter.infos)
+
+
+def test_a_run_that_saw_another_ones_end_goes_on() -> None:
+    world = made("replace_by_manager")
+    take(world)
+    world.running.clear()
+    outcome, looks = run(world, lambda one: one.cluster.edit(annotations={KEY: None}))
+    assert (outcome.exit_code, looks, world.is_released) == (ExitCode.DONE, 2, True)
+
+
+def edit_other_label(world: World) -> None:
+    world.cluster.edit(labels={"somebodys": "own"})
+
+
+def go_away(world: World) -> None:
+    world.on("node", ApiUnavailable("no answer", ""))
+
+
+@pytest.mark.parametrize("meanwhile", [edit_other_label, go_away])
+def test_what_nobody_changes_or_cannot_be_read_again_is_told_at_once(meanwhile: Callable[[World], None]) -> None:
+    outcome, looks = run(made("replace_by_manager"), meanwhile)
+    assert (outcome.exit_code, looks, PROBLEM in outcome.what) == (ExitCode.PREFLIGHT_FAILED, 1, True)
+
+
+def test_it_does_not_observe_for_ever() -> None:
+    pids = itertools.count()
+
+    def again_and_again(world: World) -> None:
+        world.cluster.edit(annotations={KEY: journals.encode(journal(owner=replace(OTHER, pid=next(pids))))})
+
+    outcome, looks = run(made("replace_by_manager"), again_and_again, always=True)
+    assert looks <= TAKE_ATTEMPTS
+    assert outcome.exit_code is not ExitCode.DONE

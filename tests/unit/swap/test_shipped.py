@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,8 +12,8 @@ from msgspec.structs import replace
 
 from driver_manager.domain import host_record
 from driver_manager.domain.errors import ExitCode, ManagerError, ModuleStuck, PreflightFailed, RebootRequired
-from driver_manager.domain.host import Host, Marker, Module
-from driver_manager.domain.journal import OldDriver, encode
+from driver_manager.domain.host import Marker, Module
+from driver_manager.domain.journal import OldDriver, Owner, encode
 from driver_manager.domain.observation import EvictionRules, Loader, Observation, Policy, Situation
 from driver_manager.domain.pci import Binding
 from driver_manager.domain.swap.planner import plan, wants_users
@@ -36,6 +37,7 @@ from tests.support.fakes.builders import (
     driver_pod,
     host,
     journal,
+    key,
     modules,
     node,
     observation,
@@ -43,7 +45,9 @@ from tests.support.fakes.builders import (
     source,
     workload,
 )
+from tests.support.fakes.cluster import DaemonSet
 from tests.support.fakes.plans import READY, STATE, TAKEN
+from tests.support.fakes.scenarios import LABELS as OPERAND_LABELS
 from tests.support.fakes.scenarios import OPERANDS
 from tests.support.fakes.world import World
 
@@ -51,12 +55,6 @@ TOLD = "DRIVER_CONFIG_DIGEST"
 TWO = source("/", "2.0")
 NONE = Policy(loader=Loader.NONE)
 VERSION_2 = Policy(loader=Loader.NONE, driver_version="2.0")
-
-
-def loaded(version: str, on_disk: str | None, **fields: object) -> Host:
-    """A host with `version` in its kernel and another one on its disk; None where its tree cannot be read."""
-    there = source("/", on_disk) if on_disk is not None else source("/", problem="no tree", remedy="Look.")
-    return host(modules=modules(version), digest=None, source=replace(there, modules=there.modules), **fields)
 
 
 @st.composite
@@ -119,10 +117,16 @@ def test_no_plan_takes_a_node_or_touches_its_driver(obs: Observation, name: str,
     assert found.decision is Decision.CURRENT
 
 
-def _world(version: str, on_disk: str) -> World:
+def shipping(version: str, on_disk: str) -> World:
     world = World({**LABELS, PLUGIN: PAUSED}, VERSION_2, OPERANDS, driver_root="/")
-    world.host.offers = {"/": on_disk}
-    world.host.loaded = dict.fromkeys(PROFILE.modules.roots, version)
+    return world.given(offers={"/": on_disk}, loaded=dict.fromkeys(PROFILE.modules.roots, version))
+
+
+def left_by_another_run(world: World, **fields: Any) -> World:
+    """A run that has ended left this journal on the Node, and its record on the host."""
+    left = journal(owner=Owner("rbln-system/gone", "gone"), record="run-1", **fields)
+    world.host.files[PROFILE.paths.run_record("run-1")] = host_record.encode(host_record.of(left))
+    world.cluster.edit(annotations={PROFILE.keys.journal: encode(left)})
     return world
 
 
@@ -135,47 +139,56 @@ def _world(version: str, on_disk: str) -> World:
     ],
 )
 def test_a_run_changes_nothing_but_what_the_node_shows(version: str, on_disk: str, code: ExitCode) -> None:
-    world = _world(version, on_disk)
+    world = shipping(version, on_disk)
     before = world.state()
-    outcome = world.run()
-    assert outcome is not None
-    assert outcome.exit_code is code
+    world.ended(code)
     labels = {**before.labels, PLUGIN: "true"} if code is ExitCode.DONE else before.labels
-    assert dataclasses.replace(world.state(), shown=before.shown) == dataclasses.replace(before, labels=labels), (
-        "only what was left is undone"
-    )
+    expected = dataclasses.replace(before, labels=labels, shown=world.state().shown)
+    assert world.state() == expected, "only what was left is undone"
 
 
 def test_a_failed_run_loads_nothing_again_that_an_earlier_one_unloaded() -> None:
-    world = _world("1.0", "1.0")
     lets_go = replace(PROFILE.modules, conflicting_removable=("generic_npu",))
-    world.profile = world.host.profile = replace(PROFILE, modules=lets_go)
-    left = journal(
-        owner=replace(journal().owner, pod="rbln-system/gone", pod_uid="gone"),
-        removed=("generic_npu",),
-        driver=OldDriver("1.0", "/"),
-        record="run-1",
-    )
-    world.host.files[PROFILE.paths.run_record("run-1")] = host_record.encode(host_record.of(left))
-    assert world.cluster.current is not None
-    noted = {PROFILE.keys.journal: encode(left)}
-    world.cluster.current = replace(world.cluster.current, annotations=noted)
-    world.host.foreign_at_boot = frozenset({"generic_npu"})
-    outcome = world.run()
-    assert outcome is not None
-    assert outcome.exit_code is ExitCode.PREFLIGHT_FAILED
+    world = shipping("1.0", "1.0").given(profile=replace(PROFILE, modules=lets_go))
+    left_by_another_run(world, removed=("generic_npu",), driver=OldDriver("1.0", "/"))
+    world.given(foreign_at_boot=frozenset({"generic_npu"})).ended(ExitCode.PREFLIGHT_FAILED)
     assert PROFILE.keys.journal not in world.state().annotations, "it is given back"
     assert world.state().foreign == frozenset(), "loaded again"
 
 
 def test_after_a_run_that_was_giving_devices_away_the_first_run_gives_back_and_the_next_is_done() -> None:
-    world = _world("2.0", "2.0")
-    owner = replace(journal().owner, pod="rbln-system/gone", pod_uid="gone")
-    left = journal(owner=owner, devices=(Binding("0000:c1:00.0", "rebellions"),), record="run-1")
-    world.host.files[PROFILE.paths.run_record("run-1")] = host_record.encode(host_record.of(left))
-    assert world.cluster.current is not None
-    world.cluster.current = replace(world.cluster.current, annotations={PROFILE.keys.journal: encode(left)})
-    codes = [outcome.exit_code for outcome in (world.run(), world.run()) if outcome is not None]
-    assert codes == [ExitCode.PREFLIGHT_FAILED, ExitCode.DONE]
+    world = left_by_another_run(shipping("2.0", "2.0"), devices=(Binding("0000:c1:00.0", "rebellions"),))
+    world.ended(ExitCode.PREFLIGHT_FAILED)
+    world.ended()
     assert PROFILE.keys.journal not in world.state().annotations
     assert world.state().labels[PLUGIN] == "true"
+
+
+# our command in another operand's pod (vfio-manager, vgpu-manager): the driver goes, and nothing else is promised
+
+VFIO = key("vfio-manager")
+
+
+def vfio_world() -> World:
+    """A node that becomes one for virtual machines while its driver is loaded, from a root that is still mounted."""
+    sandbox = DaemonSet("sandbox", {VFIO: "true"})
+    world = World({**OPERAND_LABELS, VFIO: "true"}, Policy(loader=Loader.CONTAINER), (*OPERANDS, sandbox))
+    world.cluster.remove_pod("driver-a")
+    world.cluster.add_pod(pod("vfio-a", VFIO))
+    world.host.put_driver("1.0", "d" * 64)
+    return world.given(digest="", pod="vfio-a", mounts=[ROOT_MOUNT])
+
+
+def test_the_init_container_of_a_vfio_manager_leaves_no_driver_and_all_labels_as_they_were() -> None:
+    world = vfio_world()
+    assert world.ended().what.startswith("done: the driver was unloaded (pod rbln-system/vfio-a")
+    left, effects = world.state(), len(world.killer.effects)
+    assert (left.modules, left.mounts, STATE in left.files) == ({}, (), False)
+    assert world.is_released
+    assert all(VFIO not in change.labels for change in world.cluster.patches)
+    world.again(ExitCode.DONE, "nothing to uninstall")
+    for effect in range(effects):
+        for after in (False, True):
+            killed = vfio_world().killed(effect, after=after)
+            killed.ended()
+            assert killed.state() == left, f"killed at effect {effect}"
