@@ -376,14 +376,6 @@ def settle_in(world: World) -> State:
 
 
 @cache
-def calls_until_given_back(name: str) -> int:
-    """How many calls of an undisturbed run there are until the node is given back: what follows changes no node."""
-    world = SCENARIOS[name]()
-    world.run()
-    return max(number for number, called in enumerate(world.killer.calls) if called == "patch") + 1
-
-
-@cache
 def undisturbed(name: str) -> tuple[State, State, int, int]:
     """State after an undisturbed run, state once the driver container has started, number of effects, of calls."""
     world = SCENARIOS[name]()

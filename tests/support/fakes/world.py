@@ -27,6 +27,9 @@ from tests.support.fakes.host import FakeHost
 from tests.support.fakes.killer import Killed, Killer
 from tests.support.fakes.shown import NOTHING_SHOWN, Shown, shown, why_wrong
 
+SECONDS = ("driver-b", "driver-a", "")
+"""Where a second run may begin: in another pod, in the first one's own, by hand."""
+
 
 @dataclass(frozen=True)
 class State:
@@ -201,6 +204,31 @@ class World(Place):
         assert self.run() is None, "the kill must have struck"
         self.next_process()
         return self
+
+    def finish(self, *, runs: int = 4) -> None:
+        """Let processes follow each other until one ends well, as the kubelet restarts an init container."""
+        for _ in range(runs):
+            self.next_process()
+            outcome = self.run()
+            if outcome is not None and outcome.exit_code is ExitCode.DONE:
+                return
+        raise AssertionError(f"never done: {outcome}")
+
+    def run_through(self, kill: tuple[int, bool] | None) -> None:
+        """Run. If the process is killed, right before or after an effect, let others finish."""
+        if kill is not None:
+            self.killer.kill_at(kill[0], after=kill[1])
+        if self.run() is None:
+            self.finish()
+
+    def second(self, pod: str) -> World:
+        """The same node and host, seen by a second process in `pod` ("": by hand)."""
+        other = object.__new__(World)
+        other.__dict__.update(self.__dict__)
+        other.pod, other.pid = pod, self.pid + 1_000
+        if pod and pod not in self.cluster.listed:
+            self.cluster.add_pod(replace(self._own_pod(), name=pod, uid=pod))
+        return other
 
     @property
     def journal(self) -> Journal:

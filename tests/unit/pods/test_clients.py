@@ -1,7 +1,10 @@
-"""Which pods are clients of the driver, and which of them have run since before it was ready."""
+"""Which pods are clients of the driver, and how those of a new one are restarted: each once, whatever kills whom."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,121 +13,105 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from driver_manager.core.clients import BUSY, NOT_LOADED, ClientRestarter, ClientTurn
 from driver_manager.domain import selectors
-from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.node import Pod
-from driver_manager.domain.node_state import Generation
+from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ConfigError
+from driver_manager.domain.node import Claim, Pod
+from driver_manager.domain.node_state import Generation, Sighting, decode_generation
 from driver_manager.domain.pods import client_record
 from driver_manager.domain.pods.client_record import Client, ClientRecord, ClientState
 from driver_manager.domain.pods.workloads import LAG_S, ClientAge, ClientRules, is_client, standing
-from tests.support.fakes.builders import DRIVER, PROFILE, PROFILES, pod, workload
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.wire import written_time
+from tests.support.fakes.builders import DRIVER, NEW_DIGEST, PROFILE, PROFILES, pod, workload
+from tests.support.fakes.cluster import FakeCluster
+from tests.support.fakes.killer import Killed
+from tests.support.fakes.world import Place
 
 READY_S = 1_700_000_100.5
 CREATED = "2023-11-14T00:00:00Z"
 GENERATION = Generation("boot-1", "17", "digest", READY_S)
 RULES = ClientRules.of(PROFILE, selectors.parse("app in (exporter, toolkit)"), "around-us")
+OWN_LABEL = {"rebellions.ai/npu-driver-manager.client": "true"}
+OF_PROFILE = ClientRules.of(PROFILE, selectors.Selector())
+OF_NVIDIA = ClientRules.of(PROFILES["nvidia"], selectors.Selector())
 
 
 def client(name: str = "exporter-x", **fields: Any) -> Pod:
     """A pod of somebody's DaemonSet that matches, started long before the driver."""
     known = {"namespace": "monitoring", "labels": {"app": "exporter"}, "started_s": READY_S - 100, "created": CREATED}
-    return pod(name, **{**known, **fields})
+    return replace(pod(name), **{**known, "uid": name, **fields})
 
 
 @pytest.mark.parametrize(
-    ("fields", "is_one"),
+    ("fields", "rules", "is_one"),
     [
-        ({}, True),
-        ({"owner_kind": "ReplicaSet"}, True),
-        ({"owner_kind": "StatefulSet"}, True),
-        ({"owner_kind": "Job"}, False),
-        ({"owner_kind": ""}, False),
-        ({"owner_kind": "Node", "is_mirror": True}, False),
-        ({"is_mirror": True}, False),
-        ({"labels": {"app": "toolkit"}}, True),
-        ({"labels": {"app": "web"}}, False),
-        ({"labels": {}}, False),
-        ({"labels": {"rebellions.ai/npu-driver-manager.client": "true"}}, True),
-        ({"resources": ("rebellions.ai/ATOM",)}, False),
-        ({"resources": ("example.com/other",)}, True),
-        ({"claims": ("claim",)}, False),
-        ({"uid": "around-us"}, False),
-        ({"config_digest": "digest"}, False),
-        ({"phase": "Succeeded"}, False),
-        ({"deleting": True}, True),
+        ({}, RULES, True),
+        ({"owner_kind": "ReplicaSet"}, RULES, True),
+        ({"owner_kind": "StatefulSet"}, RULES, True),
+        ({"owner_kind": "Job"}, RULES, False),
+        ({"owner_kind": ""}, RULES, False),
+        ({"owner_kind": "Node", "is_mirror": True}, RULES, False),
+        ({"is_mirror": True}, RULES, False),
+        ({"labels": {"app": "toolkit"}}, RULES, True),
+        ({"labels": {"app": "web"}}, RULES, False),
+        ({"labels": {}}, RULES, False),
+        ({"labels": OWN_LABEL}, RULES, True),
+        ({"resources": ("rebellions.ai/ATOM",)}, RULES, False),
+        ({"resources": ("example.com/other",)}, RULES, True),
+        ({"claims": ("claim",)}, RULES, False),
+        ({"uid": "around-us"}, RULES, False),
+        ({"config_digest": "digest"}, RULES, False),
+        ({"phase": "Succeeded"}, RULES, False),
+        ({"deleting": True}, RULES, True),
+        ({"selector_keys": frozenset({DRIVER})}, RULES, False),
+        ({}, OF_PROFILE, False),
+        ({"labels": OWN_LABEL}, OF_PROFILE, True),
+        ({"labels": {"nvidia-dra-driver-gpu-component": "kubelet-plugin"}}, OF_NVIDIA, True),
+        ({"labels": {"app": "nvidia-dcgm"}}, OF_NVIDIA, True),
+        ({"labels": {"app": "nvidia-dcgm-exporter"}}, OF_NVIDIA, True),
+        ({"labels": {"app.kubernetes.io/name": "dcgm-exporter"}}, OF_NVIDIA, True),
+        ({"labels": {"nvidia.com/gpu-driver-manager.client": "true"}}, OF_NVIDIA, True),
     ],
 )
-def test_a_client_matches_is_made_again_and_is_no_users_pod(fields: dict[str, Any], is_one: bool) -> None:
-    assert is_client(client(**fields), RULES) is is_one
-
-
-def test_a_drivers_pod_is_never_one() -> None:
-    assert not is_client(replace(client(), selector_keys=frozenset({DRIVER})), RULES)
+def test_a_client_matches_is_made_again_and_is_no_users_pod(
+    fields: dict[str, Any], rules: ClientRules, is_one: bool
+) -> None:
+    assert is_client(client(**fields), rules) is is_one
 
 
 def test_a_users_pod_is_never_one_whatever_its_labels() -> None:
     assert not is_client(workload("web", labels={"app": "exporter"}), RULES)
-
-
-def test_without_a_selector_only_the_profiles_list_counts() -> None:
-    rules = ClientRules.of(PROFILE, selectors.Selector())
-    assert not is_client(client(), rules)
-    assert is_client(client(labels={"rebellions.ai/npu-driver-manager.client": "true"}), rules)
     assert ClientRules.of(replace(PROFILE, clients=()), selectors.Selector()).selectors == ()
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [
-        {"nvidia-dra-driver-gpu-component": "kubelet-plugin"},
-        {"app": "nvidia-dcgm"},
-        {"app": "nvidia-dcgm-exporter"},
-        {"app.kubernetes.io/name": "dcgm-exporter"},
-        {"nvidia.com/gpu-driver-manager.client": "true"},
-    ],
-    ids=str,
-)
-def test_nvidias_own_clients_are_known_by_their_public_labels(labels: dict[str, str]) -> None:
-    assert is_client(client(labels=labels), ClientRules.of(PROFILES["nvidia"], selectors.Selector()))
+LATER = "2023-11-14T22:15:01Z"
 
 
 @pytest.mark.parametrize(
-    ("started_s", "how"),
+    ("started_s", "created", "now_s", "how"),
     [
-        (READY_S - 100.0, ClientAge.STALE),
-        (READY_S - 1.5, ClientAge.STALE),
-        (READY_S - 0.5, ClientAge.CURRENT),
-        (READY_S, ClientAge.CURRENT),
-        (READY_S + 100.0, ClientAge.CURRENT),
+        (READY_S - 100.0, CREATED, 10.0, ClientAge.STALE),
+        (READY_S - 1.5, CREATED, 10.0, ClientAge.STALE),
+        (READY_S - 0.5, CREATED, 10.0, ClientAge.CURRENT),
+        (READY_S, CREATED, 10.0, ClientAge.CURRENT),
+        (READY_S + 100.0, CREATED, 10.0, ClientAge.CURRENT),
+        (None, CREATED, 1.0, ClientAge.UNKNOWN),  # a kubelet may be late to tell of a running container
+        (None, CREATED, LAG_S, ClientAge.CURRENT),  # but not for long
+        (None, CREATED, -3_600.0, ClientAge.CURRENT),  # a clock set back
+        (None, LATER, 1.0, ClientAge.CURRENT),
+        (None, "", 1.0, ClientAge.CURRENT),
     ],
 )
-def test_who_ran_before_the_second_in_which_the_driver_got_ready_is_stale(started_s: float, how: ClientAge) -> None:
-    assert standing(client(started_s=started_s), GENERATION, READY_S + 10) is how
-
-
-@pytest.mark.parametrize(
-    ("created", "later_s", "how"),
-    [
-        (CREATED, 1.0, ClientAge.UNKNOWN),
-        (CREATED, LAG_S, ClientAge.CURRENT),
-        (CREATED, -3_600.0, ClientAge.CURRENT),
-        ("2023-11-14T22:15:01Z", 1.0, ClientAge.CURRENT),
-        ("", 1.0, ClientAge.CURRENT),
-    ],
-    ids=["a kubelet may be late", "not for long", "a clock set back", "created later", "no time"],
-)
-def test_of_a_pod_without_a_running_container_its_kubelet_may_be_late_to_tell(
-    created: str, later_s: float, how: ClientAge
+def test_who_ran_before_the_second_in_which_the_driver_got_ready_is_stale(
+    started_s: float | None, created: str, now_s: float, how: ClientAge
 ) -> None:
-    assert standing(client(started_s=None, created=created), GENERATION, READY_S + later_s) is how
-
-
-def test_of_a_driver_of_which_nobody_knows_since_when_it_is_ready_nobody_is_stale() -> None:
-    assert standing(client(started_s=5.0), replace(GENERATION, ready_s=0.0), READY_S) is ClientAge.CURRENT
+    assert standing(client(started_s=started_s, created=created), GENERATION, READY_S + now_s) is how
+    unknown = replace(GENERATION, ready_s=0.0)  # nobody knows since when the driver is ready
+    assert started_s is None or standing(client(started_s=5.0), unknown, READY_S) is ClientAge.CURRENT
 
 
 # the record
-
 
 NEW = ClientRecord(GENERATION)
 
@@ -150,16 +137,15 @@ def test_one_that_is_not_told_of_yet_is_looked_at_again() -> None:
 def test_it_is_settled_once_everybody_is_restarted_and_the_node_shows_it() -> None:
     record = replace(looked(NEW, client("a"), client("b")), is_shown=True)
     assert not replace(NEW, is_shown=True).is_settled(RULES), "nobody has looked"
-    for state in (ClientState.FOUND, ClientState.ASKED):
-        assert not record.with_state("a", ClientState.LEFT).with_state("b", state).is_settled(RULES)
-    done = record.with_state("a", ClientState.LEFT).with_state("b", ClientState.RESTARTED)
-    assert done.is_settled(RULES)
-    assert not replace(done, is_shown=False).is_settled(RULES)
+    for state in ClientState:
+        found = record.with_state("a", ClientState.LEFT).with_state("b", state)
+        assert found.is_settled(RULES) is (state not in (ClientState.FOUND, ClientState.ASKED))
+        assert not replace(found, is_shown=False).is_settled(RULES)
 
 
 def test_the_next_generation_begins_with_nobody() -> None:
-    record = looked(NEW, client("a"))
-    assert client_record.of(record, replace(GENERATION, load="18")) == ClientRecord(replace(GENERATION, load="18"))
+    record, following = looked(NEW, client("a")), replace(GENERATION, load="18")
+    assert client_record.of(record, following) == ClientRecord(following)
     assert client_record.of(record, GENERATION) == record
     assert client_record.of(None, GENERATION) == NEW
 
@@ -190,6 +176,12 @@ def test_what_cannot_be_read_is_no_record(text: str) -> None:
         client_record.decode(text)
 
 
+def test_every_record_ever_written_is_read_and_written_again_the_same() -> None:
+    for path in sorted((Path(__file__).parents[1] / "golden").glob("clients-v*.json")):
+        text = path.read_text()
+        assert client_record.encode(client_record.decode(text)) == text
+
+
 pods = st.lists(
     st.builds(
         client,
@@ -206,10 +198,6 @@ pods = st.lists(
 
 @given(st.lists(pods, min_size=1, max_size=4))
 def test_no_look_but_the_first_makes_a_client_of_a_pod_that_it_had_not_seen(looks: list[list[Pod]]) -> None:
-    """However clocks step and whatever keeps dying.
-
-    Mutants: `if pod.uid in self.unknown or …` left out; `selectors=…` left out.
-    """
     record = NEW
     for number, listed in enumerate(looks):
         record = record.looked(listed, RULES, READY_S + number)
@@ -220,7 +208,384 @@ def test_no_look_but_the_first_makes_a_client_of_a_pod_that_it_had_not_seen(look
     assert not users & {one.uid for one in record.clients}
 
 
-def test_every_record_ever_written_is_read_and_written_again_the_same() -> None:
-    for path in sorted((Path(__file__).parents[1] / "golden").glob("clients-v*.json")):
-        text = path.read_text()
-        assert client_record.encode(client_record.decode(text)) == text
+# the restart
+
+A, B = "monitoring/a", "monitoring/b"
+START_S = 30.0
+"""How long a new pod takes until its container runs."""
+
+
+class ClientCluster(FakeCluster):
+    """Whose pods are made again once they are gone, as `name+`; their containers run some time later."""
+
+    def remove_pod(self, uid: str) -> None:
+        gone = self.listed.get(uid)
+        super().remove_pod(uid)
+        if gone is not None and gone.owner_kind:
+            created = written_time(self.clock.wall())
+            successor = replace(gone, uid=uid + "+", name=gone.name + "+", deleting=False, created=created)
+            self.add_tenant(replace(successor, started_s=None), self.tenants.get(uid))
+            self.clock.after(START_S, lambda: self.start(successor.uid))
+
+    def start(self, uid: str) -> None:
+        """Its container runs from now on."""
+        if uid in self.listed:
+            self.add_pod(replace(self.listed[uid], started_s=float(int(self.clock.wall()))))
+
+
+class Restarts(Place):
+    """A node whose driver got ready after its clients, and the notes of whoever restarts them.
+
+    `seen` is what the host says of its driver; `is_busy`: somebody else restarts clients.
+    """
+
+    cluster: ClientCluster
+
+    def __init__(self, *names: str, selector: str = "app=exporter", profile: Profile = PROFILE, **fields: Any) -> None:
+        super().__init__(cluster=ClientCluster)
+        self.selector, self.profile, self.text, self.is_busy = selector, profile, "", False
+        self.load("17")
+        for name in names:
+            self.add(name, **fields)
+
+    def load(self, name: str) -> None:
+        """A driver gets ready now, another load than before."""
+        self.seen = Sighting("boot-1", name, NEW_DIGEST, (self.clock.wall(),))
+
+    def add(self, name: str, *, blocked_s: float = 0.0, **fields: Any) -> None:
+        """A pod that has run for a while; its budget allows an eviction in `blocked_s` seconds."""
+        now_s = self.clock.wall()
+        known = {"created": written_time(now_s - 200.0), "started_s": now_s - 100.0, **fields}
+        self.cluster.add_tenant(client(name, **known))
+        until = self.clock.now + blocked_s if blocked_s else 0.0
+        self.cluster.tenants[name] = dataclasses.replace(self.cluster.tenants[name], blocked_until=until)
+
+    @property
+    def rules(self) -> ClientRules:
+        return ClientRules.of(self.profile, selectors.parse(self.selector))
+
+    @property
+    def restarter(self) -> ClientRestarter:
+        return ClientRestarter(self.cluster, self, self.clock, self.reporter, self.rules)
+
+    def turn(self) -> ClientTurn:
+        """One turn of one process."""
+        self.killer.revive()
+        return self.restarter.turn()
+
+    def settle(self) -> None:
+        """Turns, each of another process, until nothing is left to be done."""
+        for _ in range(20):
+            try:
+                is_over = self.restarter.turn().is_over
+            except Killed:
+                is_over = False
+            self.killer.revive()
+            self.clock.sleep(60.0)
+            if is_over:
+                return
+        raise AssertionError("it never ends")
+
+    def after_run(self, selector: str = "app=exporter") -> ClientTurn:
+        """What the next run does at its end, which sees the pods that there are now."""
+        self.killer.revive()
+        seen, self.selector = tuple(self.cluster.listed.values()), selector
+        return self.restarter.after_run(seen, self.deadline(60.0))
+
+    @property
+    def record(self) -> ClientRecord:
+        found = client_record.recorded(self.text)
+        assert found is not None
+        return found
+
+    @property
+    def events(self) -> list[str]:
+        return [message for reason, message, _ in self.cluster.posted if reason == "DriverClientRestarted"]
+
+    @property
+    def told(self) -> list[str]:
+        """The clients that Events say were restarted."""
+        return [message.split()[1] for message in self.events]
+
+    def check(self, *evicted: str) -> None:
+        """Raises AssertionError unless these clients were evicted, in order, and an Event tells of each."""
+        assert (self.cluster.evicted, self.told) == (list(evicted), list(evicted))
+
+    # the ClientNotes port
+
+    @contextmanager
+    def alone(self) -> Generator[bool, None, None]:
+        with self.killer.call("alone"):
+            yield not self.is_busy
+
+    def sighting(self) -> Sighting:
+        with self.killer.call("sighting"):
+            return self.seen
+
+    def recall(self) -> str:
+        with self.killer.call("recall"):
+            return self.text
+
+    def remember(self, text: str) -> None:
+        with self.killer.call("remember", effect=True):
+            self.text = text
+
+
+def test_each_client_is_restarted_once_with_one_event_and_nobody_else() -> None:
+    world = Restarts("a", "b")
+    world.add("web", labels={"app": "web"})
+    world.cluster.add_tenant(workload("user", labels={"app": "exporter"}, started_s=5.0))
+    world.add("young", started_s=world.clock.wall() + 1.0)
+    world.settle()
+    world.check(A, B)
+    for _ in range(5):
+        assert world.turn().is_over
+        assert world.killer.calls == ["alone", "sighting", "recall"], "it asks nothing of the API server"
+    world.check(A, B)
+
+
+def test_a_client_is_noted_before_its_eviction_is_asked_for() -> None:
+    world, seen = Restarts("a"), list[ClientState]()
+    world.killer.at("evict", lambda: seen.extend(one.state for one in world.record.clients))
+    world.settle()
+    assert seen == [ClientState.ASKED]
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("effect", range(12))
+def test_killed_at_any_effect_nobody_is_restarted_twice_and_nobody_is_forgotten(effect: int, after: bool) -> None:
+    world = Restarts("a", "b")
+    world.killer.kill_at(effect, after=after)
+    world.settle()
+    assert (sorted(world.cluster.evicted), sorted(world.told)) == ([A, B], [A, B])
+    assert world.record.is_settled(world.rules)
+
+
+def test_the_kills_reach_every_effect() -> None:
+    world = Restarts("a", "b")
+    world.turn()
+    assert set(world.killer.effects) == {"remember", "evict", "event", "patch"}
+    assert len(world.killer.effects) <= 12
+
+
+def test_a_client_whose_budget_allows_nothing_is_asked_for_again() -> None:
+    world = Restarts("a", blocked_s=150.0)
+    world.add("b")
+    turn = world.turn()
+    assert turn.left == ("monitoring/a (DaemonSet): its eviction is refused: its budget allows no disruption",)
+    assert turn.restarted == ("monitoring/b (DaemonSet)",)
+    world.check(B)
+    world.settle()
+    world.check(B, A)
+
+
+@pytest.mark.parametrize(("blocked_s", "is_over", "evicted"), [(20.0, True, [A]), (100.0, False, [])])
+def test_a_run_goes_on_until_its_deadline(blocked_s: float, is_over: bool, evicted: list[str]) -> None:
+    world = Restarts("a", blocked_s=blocked_s)
+    assert world.restarter.until(world.deadline(60.0)).is_over is is_over
+    assert world.cluster.evicted == evicted
+    assert is_over or world.clock.now == 1_060.0
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("effect", range(12))
+def test_a_run_finishes_what_was_cut_off_though_the_client_is_gone_and_has_no_successor(
+    effect: int, after: bool
+) -> None:
+    world = Restarts("a")
+    world.killer.kill_at(effect, after=after)
+    try:
+        world.restarter.turn()
+    except Killed:
+        world.killer.revive()
+    world.clock.sleep(60.0)
+    world.cluster.listed.clear()
+    assert world.after_run().is_over
+    assert not world.text or world.record.is_settled(world.rules)
+    assert world.told == [A] or not world.cluster.evicted
+    assert world.after_run().is_over
+    assert world.killer.calls == ["recall"]
+
+
+@pytest.mark.parametrize("selector", ["", "app=other"])
+def test_a_run_does_not_wait_for_a_client_that_it_does_not_select(selector: str) -> None:
+    world = Restarts("a", blocked_s=30.0)
+    world.turn()
+    assert [one.state for one in world.record.left] == [ClientState.FOUND]
+    world.clock.sleep(60.0)
+    began_s = world.clock.now
+    assert world.after_run(selector).is_over
+    assert (world.clock.now, world.killer.calls, world.cluster.evicted) == (began_s, ["recall"], [])
+
+
+def test_a_run_without_a_client_asks_nothing_for_a_driver_whose_clients_were_none() -> None:
+    world = Restarts()
+    world.settle()
+    world.load("18")
+    before = world.text
+    assert world.after_run().is_over
+    assert world.after_run("app=other").is_over
+    assert (world.killer.calls, world.text) == (["recall"], before)
+
+
+def test_a_run_with_a_client_takes_turns_until_it_is_restarted() -> None:
+    world = Restarts("a", blocked_s=8.0)
+    assert world.after_run().is_over
+    assert world.told == [A]
+
+
+def test_a_client_that_somebody_else_rolls_at_the_same_moment_is_left_alone() -> None:
+    world = Restarts("a", "b", "c")
+    world.cluster.stop(world.cluster.listed["b"], 5.0)
+    world.killer.at("evict", lambda: world.cluster.remove_pod("a"))
+    world.settle()
+    world.check("monitoring/c")
+    assert [one.state for one in world.record.clients] == [ClientState.LEFT, ClientState.RESTARTED]
+
+
+def test_a_right_that_lacks_in_one_namespace_keeps_no_client_elsewhere_and_what_leaves_then_is_not_ours() -> None:
+    world = Restarts("a", "b")
+    world.killer.at("evict", ApiRefused("the API server refused to create pods/eviction", "Allow it."))
+    with pytest.raises(ApiRefused, match="create pods/eviction"):
+        world.turn()
+    world.check(B)
+    world.cluster.remove_pod("a")
+    world.settle()
+    world.check(B)
+
+
+def test_a_pod_that_waits_for_the_driver_is_looked_at_once_more_and_left_alone() -> None:
+    world = Restarts()
+    world.add("waits", started_s=None)
+    turn = world.turn()
+    assert (turn.is_over, turn.is_early) == (False, True)
+    world.cluster.start("waits")
+    world.add("a", blocked_s=100.0)
+    world.settle()
+    assert world.cluster.evicted == [], "neither it, nor who came after the look"
+    both = Restarts("a", blocked_s=100.0)
+    both.add("waits", started_s=None)
+    assert not both.turn().is_early, "a budget is in the way"
+
+
+def test_a_client_that_keeps_dying_is_not_hunted() -> None:
+    world = Restarts("a")
+    world.settle()
+    for _ in range(5):
+        world.cluster.remove_pod(next(iter(world.cluster.listed)))
+        world.clock.sleep(2 * START_S)
+        world.turn()
+    world.check(A)
+
+
+def test_a_successor_that_seems_to_run_since_before_the_driver_is_left_alone() -> None:
+    world = Restarts("a", blocked_s=400.0)
+    world.turn()
+    world.add("a+", started_s=world.clock.wall() - 5_000.0)
+    world.settle()
+    world.check(A)
+
+
+def test_a_watch_that_knows_of_more_clients_than_the_run_restarts_those_too_and_nobody_twice() -> None:
+    world = Restarts("a")
+    world.add("tool", labels={"app": "toolkit"})
+    world.settle()
+    world.check(A)
+    world.selector = "app in (exporter, toolkit)"
+    world.settle()
+    world.check(A, "monitoring/tool")
+    world.add("tool+++", labels={"app": "toolkit"}, started_s=world.clock.wall() - 5_000.0)
+    for world.selector in ("app=exporter", "app in (exporter, toolkit)"):
+        world.settle()
+    assert len(world.cluster.evicted) == 2, "it is decided for the pods of both"
+
+
+def test_a_client_that_two_selectors_select_is_restarted_once() -> None:
+    world = Restarts("a", blocked_s=100.0)
+    world.turn()
+    world.selector = "app"
+    world.settle()
+    world.check(A)
+
+
+def test_the_next_driver_restarts_them_again_and_the_same_one_does_not_however_often_its_files_are_written() -> None:
+    world = Restarts("a")
+    world.settle()
+    for _ in range(3):
+        world.seen = replace(world.seen, marked_s=(world.clock.wall(),))
+        world.settle()
+    world.check(A)
+    world.load("18")
+    world.settle()
+    world.check(A, A + "+")
+    world.seen = replace(world.seen, digest="0" * 64)
+    world.settle()
+    world.check(A, A + "+", A + "++")
+
+
+def test_two_at_once_exclude_each_other() -> None:
+    world = Restarts("a")
+    world.is_busy = True
+    assert (world.turn().problem, world.cluster.evicted, world.text) == (BUSY, [], "")
+    world.is_busy = False
+    world.settle()
+    world.check(A)
+
+
+@pytest.mark.parametrize("asked", ["", "16"])
+def test_without_the_driver_that_was_seen_to_serve_nothing_is_done(asked: str) -> None:
+    world = Restarts("a")
+    world.seen = Sighting("boot-1", "17" if asked else "", NEW_DIGEST)
+    assert (world.restarter.turn(asked).problem, world.cluster.evicted, world.text) == (NOT_LOADED, [], "")
+    assert world.restarter.until(world.deadline(60.0)).is_over is bool(asked)
+
+
+def test_the_node_shows_the_generation_after_the_clients_were_asked_for() -> None:
+    world, evicted = Restarts("a"), list[list[str]]()
+    world.killer.at("patch", lambda: evicted.append(list(world.cluster.evicted)))
+    world.settle()
+    assert evicted == [[A]]
+    shown = decode_generation(world.node.annotations[PROFILE.keys.generation])
+    assert (shown.boot_id, shown.load, shown.digest) == ("boot-1", "17", NEW_DIGEST)
+
+
+def test_without_a_key_or_a_selector_there_is_nothing_to_ask_for() -> None:
+    silent = replace(PROFILE, clients=(), keys=replace(PROFILE.keys, generation=""))
+    world = Restarts("a", selector="", profile=silent)
+    assert world.turn().is_over
+    assert world.calls("pods", "patch", "evict") == []
+
+
+def test_an_event_that_cannot_be_posted_now_is_posted_by_a_later_turn() -> None:
+    world = Restarts("a")
+    world.killer.at("event", ApiUnavailable("no answer", "Wait."))
+    assert (world.turn().left, world.told) == (("monitoring/a (DaemonSet): is being restarted",), [])
+    world.clock.sleep(60.0)
+    world.settle()
+    world.check(A)
+
+
+def test_claims_that_were_prepared_before_the_driver_was_ready_are_told() -> None:
+    world = Restarts("a")
+    for name, device_class, after_s in (
+        ("survivor", "npu.rebellions.ai", -50.0),
+        ("fresh", "npu.rebellions.ai", 50.0),
+        ("foreign", "gpu.example.com", -50.0),
+    ):
+        started_s = world.clock.wall() + after_s
+        world.cluster.add_tenant(workload(name, resources=(), claims=(name,), started_s=started_s))
+        world.cluster.all_claims += (Claim("tenant", name, (device_class,)),)
+    world.settle()
+    assert world.record.claims == ("tenant/survivor",)
+    (said,) = world.events
+    assert said.endswith("; claims that were prepared for an earlier driver: tenant/survivor")
+    world.check(A)
+
+
+def test_where_claims_may_not_be_read_clients_are_restarted_all_the_same() -> None:
+    world = Restarts("a")
+    world.cluster.add_tenant(workload("survivor", resources=(), claims=("survivor",), started_s=5.0))
+    world.killer.at("claims", ApiRefused("the API server refused to list resourceclaims", "Allow it."))
+    world.settle()
+    world.check(A)
+    assert "cannot tell whether claims survived the new driver" in world.reporter.warnings[0]

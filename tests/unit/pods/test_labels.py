@@ -1,23 +1,34 @@
-"""A paused label can always be given back, and nobody's edit is taken for a paused label."""
+"""A paused label or switch can always be given back, and nobody's edit is taken for a paused label."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from driver_manager.adapters.kube.objects import as_pod
+from driver_manager.domain import journal as journals
+from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.pods.labels import (
     MAX_LABEL_VALUE_CHARS,
     decoded,
+    gate_originals,
+    gates_restored,
     is_pausable,
     is_paused,
     originals,
     paused_form,
     restored,
 )
+from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.scenarios import GATE, OPEN_GATE, SHUT_GATE, replace_with_more_of_the_profile
+from tests.support.fakes.world import World
 
+GATES = (GATE, OPEN_GATE, SHUT_GATE)
 P = "paused-for-driver-upgrade"
 LONGEST = "v" * (MAX_LABEL_VALUE_CHARS - len(P) - 1)
 VALUES = st.from_regex(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?", fullmatch=True)
@@ -39,15 +50,11 @@ def test_a_value_is_paused_as_the_wire_contract_says(value: str, paused: str) ->
     assert paused_form(value, P) == paused
 
 
-@pytest.mark.parametrize("value", [None, "", "false"])
+@pytest.mark.parametrize("value", [None, "", "false", "true", "gold", "False", P, f"gold_{P}"])
 def test_false_empty_and_absent_are_left_alone(value: str | None) -> None:
-    assert not is_pausable(value)
-    assert originals({} if value is None else {"a": value}, {}, frozenset({"a"}), P) == {}
-
-
-@pytest.mark.parametrize("value", ["true", "gold", "False", P, f"gold_{P}"])
-def test_everything_else_switches_an_operand_on(value: str) -> None:
-    assert is_pausable(value)
+    is_off = value in (None, "", "false")
+    assert is_pausable(value) is not is_off
+    assert (originals({} if value is None else {"a": value}, {}, frozenset({"a"}), P) == {}) is is_off
 
 
 @pytest.mark.parametrize(
@@ -104,14 +111,19 @@ def test_originals_are_never_made_up_for_absent_keys(
         assert is_paused(labels[key], P) or value == labels[key], "a label that is not paused speaks for itself"
 
 
-def test_the_journal_explains_a_paused_value_that_did_not_fit() -> None:
-    long = "v" * 60
-    assert originals({"a": P}, {"a": long}, frozenset({"a"}), P) == {"a": long}
-
-
-def test_a_journaled_value_is_not_believed_where_the_label_says_otherwise() -> None:
-    assert originals({"a": f"silver_{P}"}, {"a": "gold"}, frozenset({"a"}), P) == {"a": "silver"}
-    assert originals({"a": "silver"}, {"a": "gold"}, frozenset({"a"}), P) == {"a": "silver"}
+@pytest.mark.parametrize(
+    ("label", "journaled", "original"),
+    [
+        (P, "v" * 60, "v" * 60),
+        (f"silver_{P}", "gold", "silver"),  # a journaled value is not believed where the label says otherwise
+        ("silver", "gold", "silver"),
+        (f"true_{P}", None, "true"),  # as another manager suffixes it
+    ],
+)
+def test_the_journal_explains_a_paused_value_that_did_not_fit(label: str, journaled: str | None, original: str) -> None:
+    saved = originals({"a": label}, {} if journaled is None else {"a": journaled}, frozenset({"a"}), P)
+    assert saved == {"a": original}
+    assert restored({"a": label}, saved, P) == ({} if label == "silver" else {"a": original})
 
 
 def test_resuming_finds_the_same_originals_again() -> None:
@@ -126,7 +138,61 @@ def test_the_plain_paused_value_is_no_pause_of_a_value_that_fits_with_its_suffix
     assert restored({"a": P}, {"a": original}, P) == {}
 
 
-def test_a_true_that_another_manager_suffixed_is_restored_from_its_own_value() -> None:
-    labels = {"a": f"true_{P}"}
-    saved = originals(labels, {}, frozenset(labels), P)
-    assert restored(labels, saved, P) == {"a": "true"}
+# a switch that is on while the Node lacks it is paused by a key that we make, and that goes away again
+
+JOURNAL = PROFILE.keys.journal
+SWITCHES = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["", "true", "false", "gold"]))
+
+
+def at_unload(action: Callable[[World], object]) -> World:
+    """A run that ends well; `action` happens in the middle of it."""
+    world = replace_with_more_of_the_profile().on("unload rebellions", action)
+    world.ended()
+    return world
+
+
+def test_all_three_are_off_during_the_swap_and_the_journal_knows_what_they_were() -> None:
+    found: list[tuple[list[str | None], Mapping[str, str | None]]] = []
+    at_unload(lambda world: found.append(([world.node.labels.get(key) for key in GATES], world.journal.gates)))
+    assert found == [(["false"] * 3, {GATE: None, OPEN_GATE: "yes"})]
+
+
+@pytest.mark.parametrize("value", [None, "true", "mine", ""])
+def test_afterwards_the_one_that_was_absent_is_absent_again_and_the_shut_one_stays_shut(value: str | None) -> None:
+    world = at_unload(lambda one: one.cluster.edit({GATE: value}) if value is not None else None)
+    assert [world.state().labels.get(key) for key in GATES] == [value, "yes", "false"], "who switches one on wins"
+
+
+def test_a_failure_before_the_driver_is_touched_gives_them_back() -> None:
+    world = replace_with_more_of_the_profile().given(device_free_timeout_s=1.0, stuck_users={"rebellions": 1})
+    world.ended(ExitCode.DRIVER_BUSY)
+    assert [world.state().labels.get(key) for key in GATES] == [None, "yes", "false"]
+
+
+@given(SWITCHES, SWITCHES)
+def test_what_is_switched_off_comes_back_as_it_was_and_nothing_else_changes(
+    labels: dict[str, str], journaled: dict[str, str]
+) -> None:
+    saved = gate_originals(labels, journaled, frozenset("abc"))
+    off: dict[str, str | None] = {**labels, **dict.fromkeys(saved, "false")}
+    back = {key: value for key, value in {**off, **gates_restored(off, saved)}.items() if value is not None}
+    known = {key: value for key, value in journaled.items() if labels.get(key) == "false"}
+    assert back == labels | known
+
+
+def test_a_pod_is_placed_by_a_switch_that_must_not_say_false_and_by_no_other_denial() -> None:
+    rows = (("a", "NotIn", ["false"]), ("b", "NotIn", ["true"]), ("c", "DoesNotExist", []), ("d", "In", ["true"]))
+    terms = [{"key": key, "operator": operator, "values": values} for key, operator, values in rows]
+    required = {"nodeSelectorTerms": [{"matchExpressions": terms}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    body = {"metadata": {"name": "n", "namespace": "s", "uid": "u"}, "spec": {"affinity": affinity}}
+    assert as_pod(body).selector_keys == {"a", "d"}
+
+
+def test_an_older_manager_refuses_a_journal_with_gates_and_reads_any_other() -> None:
+    plain = journals.Journal(journals.Owner(), "boot")
+    assert '"v":1' in journals.encode(plain)
+    assert '"v":2' in journals.encode(replace(plain, gates={GATE: None}))
+    wrong = '{"v":2,"bootId":"","owner":{"pod":"p","uid":"u"},"labels":{},"cordoned":false,"gates":{"a":7}}'
+    with pytest.raises(journals.JournalUnreadable, match="gates"):
+        journals.decode(wrong)

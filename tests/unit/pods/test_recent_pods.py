@@ -11,62 +11,50 @@ from driver_manager.cli.session import Session
 from driver_manager.core.ports import Cluster
 from driver_manager.core.swap.run import Identity
 from driver_manager.domain.deadline import Deadline
-from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.node import Node, PodList
 from driver_manager.domain.observation import Observation
 from tests.support.fakes.builders import PROFILE, driver_pod, node
-from tests.support.fakes.scenarios import LABELS, TAKING, settle_in, undisturbed
-from tests.support.fakes.scenarios import SCENARIOS as ALL
+from tests.support.fakes.scenarios import TAKING, made, settle_in, undisturbed
 from tests.support.fakes.scripted_api import Answer, Scripted
-from tests.support.fakes.world import World
-
-BEFORE_EVERYTHING = "0"
 
 
 @pytest.mark.parametrize("name", TAKING)
-def test_a_run_whose_first_list_shows_no_operand_yet_ends_like_any_other(name: str) -> None:
-    world = ALL[name]()
-    outcome = run_on_an_old_list(world)
-    assert outcome is ExitCode.DONE
-    assert world.state().labels == LABELS
-    assert settle_in(world) == undisturbed(name)[1]
-
-
-def run_on_an_old_list(world: World) -> ExitCode:
-    """One run that observes only its own pod at first."""
-    observe, first = world.observe, [True]
+def test_a_run_whose_first_list_shows_no_operand_yet_ends_like_any_other(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    world = made(name)
+    observe, old = world.observe, [PodList((driver_pod(),), "0")]
 
     def observe_old() -> Observation:
         obs = observe()
-        if not first or first.pop() is not True:
-            return obs
-        return replace(obs, pods=PodList((driver_pod(),), BEFORE_EVERYTHING))
+        return replace(obs, pods=old.pop()) if old else obs
 
-    world.observe = observe_old  # type: ignore[method-assign]  # what an API server's memory may still hold
-    outcome = world.run()
-    assert outcome is not None
-    return outcome.exit_code
+    monkeypatch.setattr(world, "observe", observe_old)  # what an API server's memory may still hold
+    world.ended()
+    assert world.is_released
+    assert settle_in(world) == undisturbed(name)[1]
 
 
 def test_a_pod_that_took_anothers_place_before_the_pause_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = ALL["replace_with_claims"]()
+    world = made("replace_with_claims")
     observe, unload, placed = world.observe, world.host.unload, list[list[str]]()
+
+    def operands() -> list[str]:
+        return [uid for uid in world.cluster.listed if uid in world.cluster.owner_of]
 
     def observe_and_restart() -> Observation:
         obs = observe()
-        for uid in [uid for uid in world.cluster.listed if uid in world.cluster.owner_of]:
+        for uid in operands():
             world.cluster.remove_pod(uid)
         return obs
 
     def unload_among(name: str, deadline: Deadline) -> None:
-        placed.append([uid for uid in world.cluster.listed if uid in world.cluster.owner_of])
+        placed.append(operands())
         unload(name, deadline)
 
     monkeypatch.setattr(world, "observe", observe_and_restart)
     monkeypatch.setattr(world.host, "unload", unload_among)
-    outcome = world.run()
-    assert outcome is not None
-    assert outcome.exit_code is ExitCode.DONE
+    world.ended()
     assert placed == [[], []]
 
 
@@ -82,16 +70,24 @@ class Lists:
         return PodList(() if recent and self.lags else (driver_pod(),), "7")
 
 
-def listed(cluster: Lists, one: Node, *, recent: bool = True) -> list[bool]:
-    """How a session lists the pods of `one`."""
+@pytest.mark.parametrize(
+    ("lags", "annotations", "recent", "asked"),
+    [
+        (False, {}, True, [True]),
+        (True, {}, True, [True, False]),
+        (False, {PROFILE.keys.journal: "{}"}, True, [False]),
+        (False, {}, False, [False]),
+    ],
+    ids=["a run begins", "it lacks ourselves", "a journal's owner is looked for", "shown to people"],
+)
+def test_the_owner_of_a_journal_is_looked_for_among_the_pods_as_they_are_now(
+    lags: bool, annotations: dict[str, str], recent: bool, asked: list[bool]
+) -> None:
     none: Any = None
+    cluster, one = Lists(lags=lags), node(annotations=annotations)
     session = Session(none, none, none, cast(Cluster, cluster), none, one, PROFILE)
     session._pods(one, Identity("driver-a", True, "rbln-system"), recent=recent)
-    return cluster.asked
-
-
-def test_a_run_begins_with_a_recent_list() -> None:
-    assert listed(Lists(), node()) == [True]
+    assert cluster.asked == asked
 
 
 def test_only_the_first_look_of_a_run_may_be_a_moment_old(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,18 +99,6 @@ def test_only_the_first_look_of_a_run_may_be_a_moment_old(monkeypatch: pytest.Mo
     for _ in range(3):
         look()
     assert asked == [(session.node, True), (None, False), (None, False)]
-
-
-def test_a_list_that_lacks_ourselves_is_too_old() -> None:
-    assert listed(Lists(lags=True), node()) == [True, False]
-
-
-def test_the_owner_of_a_journal_is_looked_for_among_the_pods_as_they_are_now() -> None:
-    assert listed(Lists(), node(annotations={PROFILE.keys.journal: "{}"})) == [False]
-
-
-def test_what_is_shown_to_people_is_as_it_is_now() -> None:
-    assert listed(Lists(), node(), recent=False) == [False]
 
 
 def test_a_recent_list_comes_from_the_servers_memory_and_any_other_does_not() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from driver_manager.domain import selectors
 from driver_manager.domain.host import Holder
 from driver_manager.domain.node import Claim, Pod
 from driver_manager.domain.observation import EvictionRules
+from driver_manager.domain.pods import workloads as module
 from driver_manager.domain.pods.workloads import (
     DELETE_DATA,
     ENABLE_IT,
@@ -22,19 +26,42 @@ from driver_manager.domain.pods.workloads import (
     NodePods,
     PodAction,
     Workload,
+    asks_by_itself,
+    bound_to_root,
     drained,
     holds_claim,
+    is_placed_by,
+    named,
     namespaces_with_claims,
+    placed_by,
     refusal,
     staying,
+    why_still_there,
     with_action,
     workloads,
 )
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.text import MOST_NAMED
-from tests.support.fakes.builders import ASCEND, DRIVER, PLUGIN, PROFILE, PROFILES, driver_pod, key, workload
+from tests.support.fakes.builders import (
+    ASCEND,
+    DRIVER,
+    EXPORTER,
+    PLUGIN,
+    PROFILE,
+    PROFILES,
+    ROOT_MOUNT,
+    driver_pod,
+    key,
+    node,
+    observation,
+    pod,
+    workload,
+)
+from tests.support.selection import examples
 
 NVIDIA = PROFILES["nvidia"]
+EVICT, WAIT, STAY = PodAction.EVICT, PodAction.WAIT, PodAction.STAY
+BLOCK, RESTART = PodAction.BLOCK, PodAction.RESTART
 EVICTS = EvictionRules(is_enabled=True)
 (CLASS,) = PROFILE.device_classes
 
@@ -77,17 +104,13 @@ def judged(pod: Pod, rules: EvictionRules = EVICTS, **rest: Any) -> Workload:
         (ASCEND, "huawei.com/Ascend310P", True),
         (ASCEND, "huawei.com/npu", True),
         (ASCEND, "huawei.com/disk", False),
+        (replace(PROFILE, resource_prefixes=()), "rebellions.ai/ATOM", False),
     ],
 )
 def test_a_resource_of_the_profile_is_a_use(profile: Profile, resource: str, uses: bool) -> None:
     pod = workload("p", resources=("cpu.example.com/shares", resource))
     found = found_in(scene(pod), profile=profile)
-    assert [(one.uses, one.action) for one in found] == [(f"requests {resource}", PodAction.EVICT)] * uses
-
-
-def test_a_profile_without_prefixes_finds_nobody_by_resource() -> None:
-    bare = replace(PROFILE, resource_prefixes=())
-    assert found_in(scene(workload("p")), profile=bare) == []
+    assert [(one.uses, one.action) for one in found] == [(f"requests {resource}", EVICT)] * uses
 
 
 OURS = Claim("tenant", "c", (CLASS,))
@@ -110,42 +133,35 @@ OURS = Claim("tenant", "c", (CLASS,))
 def test_a_claim_of_the_profiles_class_is_a_use(claim: Claim, uses: bool) -> None:
     pod = workload("p", resources=(), claims=("c",))
     found = found_in(scene(pod, claims=(claim,)))
-    assert [(one.uses, one.action) for one in found] == [("holds claim c", PodAction.EVICT)] * uses
+    assert [(one.uses, one.action) for one in found] == [("holds claim c", EVICT)] * uses
     assert holds_claim(scene(pod, claims=(claim,)), PROFILE, EVICTS) is uses
 
 
+MINE = replace(EVICTS, device_classes=("mine",))
+
+
 @pytest.mark.parametrize(
-    ("classes", "drivers", "uses"),
+    ("profile", "rules", "classes", "drivers", "uses"),
     [
-        (("team-a",), ("gpu.nvidia.com",), True),
-        (("team-a",), ("other", "gpu.nvidia.com"), True),
-        (("team-a",), (), False),
-        (("team-a",), ("compute-domain.nvidia.com",), False),
-        (("vfio.gpu.nvidia.com",), ("gpu.nvidia.com",), False),
-        (("mig.nvidia.com",), (), True),
-        ((), ("gpu.nvidia.com",), True),
+        (NVIDIA, EVICTS, ("team-a",), ("gpu.nvidia.com",), True),
+        (NVIDIA, EVICTS, ("team-a",), ("other", "gpu.nvidia.com"), True),
+        (NVIDIA, EVICTS, ("team-a",), (), False),
+        (NVIDIA, EVICTS, ("team-a",), ("compute-domain.nvidia.com",), False),
+        (NVIDIA, EVICTS, ("vfio.gpu.nvidia.com",), ("gpu.nvidia.com",), False),
+        (NVIDIA, EVICTS, ("mig.nvidia.com",), (), True),
+        (NVIDIA, EVICTS, (), ("gpu.nvidia.com",), True),
+        (replace(PROFILE, dra_driver=""), EVICTS, ("x",), ("",), False),
+        (PROFILE, MINE, (CLASS,), (), False),
+        (PROFILE, MINE, ("vfio-mine",), (), False),
+        (PROFILE, MINE, ("mine",), (), True),
     ],
 )
-def test_a_claim_through_somebodys_own_class_is_known_by_the_driver_of_its_devices(
-    classes: tuple[str, ...], drivers: tuple[str, ...], uses: bool
+def test_a_claim_is_known_by_the_driver_of_its_devices_or_by_a_class_that_is_given(
+    profile: Profile, rules: EvictionRules, classes: tuple[str, ...], drivers: tuple[str, ...], uses: bool
 ) -> None:
     pod = workload("p", resources=(), claims=("c",))
-    found = found_in(scene(pod, claims=(Claim("tenant", "c", classes, drivers),)), profile=NVIDIA)
+    found = found_in(scene(pod, claims=(Claim("tenant", "c", classes, drivers),)), rules, profile)
     assert bool(found) is uses
-
-
-def test_a_profile_without_a_dra_driver_takes_no_claim_without_drivers_for_its_own() -> None:
-    pod = workload("p", resources=(), claims=("c",))
-    assert PROFILE.dra_driver == ""
-    assert found_in(scene(pod, claims=(Claim("tenant", "c", ("x",), ("",)),))) == []
-
-
-def test_given_device_classes_stand_in_for_the_profiles() -> None:
-    pod = workload("p", resources=(), claims=("c",))
-    rules = replace(EVICTS, device_classes=("mine",))
-    assert found_in(scene(pod, claims=(OURS,)), rules) == []
-    assert found_in(scene(pod, claims=(replace(OURS, device_classes=("vfio-mine",)),)), rules) == []
-    assert found_in(scene(pod, claims=(replace(OURS, device_classes=("mine",)),)), rules) != []
 
 
 def test_a_resource_and_a_claim_are_both_told() -> None:
@@ -185,18 +201,20 @@ def test_claims_are_looked_for_where_one_could_be_ours(
     assert bool(namespaces_with_claims([workload("p", claims=("c",))], replace(PROFILE, **fields), rules)) is looked_for
 
 
-@pytest.mark.parametrize("how", ["open", "mapped"])
-def test_a_pod_that_has_the_device_without_asking_is_found_and_told_so(how: str) -> None:
-    pod = workload("p", resources=())
+@pytest.mark.parametrize(
+    ("resources", "how", "uses"),
+    [
+        ((), "open", "has /dev/rbln0 open without requesting it"),
+        ((), "mapped", "has /dev/rbln0 mapped without requesting it"),
+        (("rebellions.ai/ATOM",), "open", "requests rebellions.ai/ATOM"),
+    ],
+)
+def test_a_pod_that_has_the_device_without_asking_is_found_and_told_so(
+    resources: tuple[str, ...], how: str, uses: str
+) -> None:
+    pod = workload("p", resources=resources)
     one = judged(pod, holders=(holds(pod, how), Holder(9, "x", "/dev/rbln1", "open", pod_uid=pod.uid)))
-    assert one.uses == f"has /dev/rbln0 {how} without requesting it"
-    assert not one.has_asked
-
-
-def test_a_pod_that_asked_is_told_by_what_it_asked_for_whoever_has_the_device() -> None:
-    pod = workload("p")
-    one = judged(pod, holders=(holds(pod),))
-    assert (one.uses, one.has_asked) == ("requests rebellions.ai/ATOM", True)
+    assert (one.uses, one.has_asked) == (uses, bool(resources))
 
 
 def test_holders_that_are_in_no_pod_or_in_one_elsewhere_make_no_workload() -> None:
@@ -220,39 +238,67 @@ CLIENT: dict[str, Any] = {"labels": {"rebellions.ai/npu-driver-manager.client": 
 ALL: dict[str, Any] = {**FORCES, **DELETES, "evicts_holders": True}
 
 
+AGAIN, AT_ONCE = "its ReplicaSet recreates it", "its DaemonSet would recreate it at once"
+LOST, ALONE = "the data of its emptyDir volume would be lost", "no controller recreates it elsewhere"
+ENDING, CONSENT = "it is terminating already", "evicted only with EVICT_HOLDERS"
+RESTARTED = "a client of the driver, restarted only with RESTART_CLIENTS"
+RESTARTS: dict[str, Any] = {"restarts_clients": True}
+HOLDERS: dict[str, Any] = {"evicts_holders": True}
+OFF: dict[str, Any] = {"is_enabled": False}
+
+
 @pytest.mark.parametrize(
-    ("fields", "rules", "fate", "why", "remedy"),
+    ("asks", "fields", "rules", "fate", "why", "remedy"),
     [
-        ({}, {}, PodAction.EVICT, "its ReplicaSet recreates it", ""),
-        ({"owner_kind": "Job"}, {}, PodAction.EVICT, "its Job recreates it", ""),
-        ({"phase": "Pending"}, {}, PodAction.EVICT, "its ReplicaSet recreates it", ""),
-        ({}, {"is_enabled": False}, PodAction.BLOCK, "eviction is not enabled", ENABLE_IT),
-        (BARE, {}, PodAction.BLOCK, "no controller recreates it elsewhere", FORCE_IT),
-        (BARE, FORCES, PodAction.EVICT, "forced", ""),
-        (SCRATCH, {}, PodAction.BLOCK, "the data of its emptyDir volume would be lost", DELETE_DATA),
-        (SCRATCH, FORCES, PodAction.BLOCK, "the data of its emptyDir volume would be lost", DELETE_DATA),
-        (SCRATCH, DELETES, PodAction.EVICT, "its ReplicaSet recreates it", ""),
-        ({**BARE, **SCRATCH}, FORCES, PodAction.BLOCK, "the data of its emptyDir volume would be lost", DELETE_DATA),
-        ({**BARE, **SCRATCH}, DELETES, PodAction.BLOCK, "no controller recreates it elsewhere", FORCE_IT),
-        (DAEMON, ALL, PodAction.BLOCK, "its DaemonSet would recreate it at once", USE_LABEL),
-        (DAEMON, {"is_enabled": False}, PodAction.BLOCK, "its DaemonSet would recreate it at once", USE_LABEL),
-        ({"deleting": True}, {}, PodAction.WAIT, "it is terminating already", ""),
-        ({"deleting": True, **BARE, **SCRATCH}, {"is_enabled": False}, PodAction.WAIT, "it is terminating already", ""),
-        ({"deleting": True, **DAEMON}, {}, PodAction.WAIT, "it is terminating already", ""),
-        ({"phase": "Succeeded"}, ALL, PodAction.STAY, "it has ended (Succeeded)", ""),
-        ({"phase": "Failed", "deleting": True}, ALL, PodAction.STAY, "it has ended (Failed)", ""),
-        ({"is_mirror": True, "owner_kind": "Node"}, ALL, PodAction.STAY, "mirror pod of a static manifest", ""),
-        ({"selector_keys": frozenset({PLUGIN}), **DAEMON}, ALL, PodAction.STAY, "an operand", ""),
-        ({"selector_keys": frozenset({DRIVER}), **DAEMON}, ALL, PodAction.STAY, "an operand", ""),
-        ({"selector_keys": frozenset({key("dra-kubelet-plugin")}), **DAEMON}, ALL, PodAction.STAY, "an operand", ""),
-        ({"selector_keys": frozenset({PLUGIN})}, {}, PodAction.EVICT, "its ReplicaSet", ""),
-        ({"selector_keys": frozenset({"kubernetes.io/arch"})}, {}, PodAction.EVICT, "its ReplicaSet", ""),
+        (True, {}, {}, EVICT, AGAIN, ""),
+        (True, {"owner_kind": "Job"}, {}, EVICT, "its Job recreates it", ""),
+        (True, {"phase": "Pending"}, {}, EVICT, AGAIN, ""),
+        (True, {}, OFF, BLOCK, "eviction is not enabled", ENABLE_IT),
+        (True, BARE, {}, BLOCK, ALONE, FORCE_IT),
+        (True, BARE, FORCES, EVICT, "forced", ""),
+        (True, SCRATCH, {}, BLOCK, LOST, DELETE_DATA),
+        (True, SCRATCH, FORCES, BLOCK, LOST, DELETE_DATA),
+        (True, SCRATCH, DELETES, EVICT, AGAIN, ""),
+        (True, {**BARE, **SCRATCH}, FORCES, BLOCK, LOST, DELETE_DATA),
+        (True, {**BARE, **SCRATCH}, DELETES, BLOCK, ALONE, FORCE_IT),
+        (True, DAEMON, ALL, BLOCK, AT_ONCE, USE_LABEL),
+        (True, DAEMON, OFF, BLOCK, AT_ONCE, USE_LABEL),
+        (True, {"deleting": True}, {}, WAIT, ENDING, ""),
+        (True, {"deleting": True, **BARE, **SCRATCH}, OFF, WAIT, ENDING, ""),
+        (True, {"deleting": True, **DAEMON}, {}, WAIT, ENDING, ""),
+        (True, {"phase": "Succeeded"}, ALL, STAY, "it has ended (Succeeded)", ""),
+        (True, {"phase": "Failed", "deleting": True}, ALL, STAY, "it has ended (Failed)", ""),
+        (True, {"is_mirror": True, "owner_kind": "Node"}, ALL, STAY, "mirror pod of a static manifest", ""),
+        (True, {"selector_keys": frozenset({PLUGIN}), **DAEMON}, ALL, STAY, "an operand", ""),
+        (True, {"selector_keys": frozenset({DRIVER}), **DAEMON}, ALL, STAY, "an operand", ""),
+        (True, {"selector_keys": frozenset({key("dra-kubelet-plugin")}), **DAEMON}, ALL, STAY, "an operand", ""),
+        (True, {"selector_keys": frozenset({PLUGIN})}, {}, EVICT, "its ReplicaSet", ""),
+        (True, {"selector_keys": frozenset({"kubernetes.io/arch"})}, {}, EVICT, "its ReplicaSet", ""),
+        (False, {}, {}, BLOCK, CONSENT, EVICT_HOLDERS),
+        (False, {}, HOLDERS, EVICT, AGAIN, ""),
+        (False, {}, HOLDERS | OFF, EVICT, AGAIN, ""),
+        (False, BARE, {}, BLOCK, CONSENT, EVICT_HOLDERS),
+        (False, BARE, HOLDERS, BLOCK, ALONE, FORCE_IT),
+        (False, DAEMON, {}, BLOCK, AT_ONCE, USE_LABEL),
+        (False, DAEMON, ALL, BLOCK, AT_ONCE, USE_LABEL),
+        (False, {"deleting": True}, {}, WAIT, ENDING, ""),
+        (False, {"is_mirror": True}, ALL, BLOCK, "mirror pod of a static manifest", MIRROR),
+        (False, {"phase": "Failed"}, ALL, STAY, "it has ended", ""),
+        (False, {"selector_keys": frozenset({PLUGIN})}, {}, STAY, "an operand", ""),
+        (False, {**DAEMON, **CLIENT}, {}, BLOCK, RESTARTED, RESTART_IT),
+        (False, CLIENT, RESTARTS, RESTART, "a client of the driver", ""),
+        (False, {**DAEMON, **CLIENT}, RESTARTS, RESTART, "a client of the driver", ""),
+        (False, {**CLIENT, "deleting": True}, RESTARTS, WAIT, ENDING, ""),
+        (False, CLIENT, HOLDERS, EVICT, AGAIN, ""),
+        (False, {**BARE, **CLIENT}, RESTARTS, BLOCK, CONSENT, EVICT_HOLDERS),
+        (False, DAEMON, RESTARTS, BLOCK, AT_ONCE, USE_LABEL),
     ],
 )
-def test_the_fate_of_a_pod_that_asked(
-    fields: dict[str, Any], rules: dict[str, Any], fate: PodAction, why: str, remedy: str
+def test_the_fate_of_a_pod_that_asked_or_that_only_holds_the_device(
+    asks: bool, fields: dict[str, Any], rules: dict[str, Any], fate: PodAction, why: str, remedy: str
 ) -> None:
-    one = judged(workload("p", **fields), replace(EVICTS, **rules))
+    pod = workload("p", **fields) if asks else workload("p", resources=(), **fields)
+    one = judged(pod, replace(EVICTS, **rules), holders=() if asks else (holds(pod),))
     assert (one.action, one.remedy) == (fate, remedy)
     assert one.why.startswith(why)
 
@@ -261,60 +307,16 @@ def test_a_label_of_another_prefix_that_leaves_last_makes_an_operand_too() -> No
     switch = "nvidia.com/dra-kubelet-plugin"
     assert switch in NVIDIA.deploy.last_keys
     pod = workload("p", resources=("nvidia.com/gpu",), selector_keys=frozenset({switch}), **DAEMON)
-    assert [one.action for one in found_in(scene(pod), profile=NVIDIA)] == [PodAction.STAY]
-    assert [one.action for one in found_in(scene(replace(pod, resources=("rebellions.ai/ATOM",))))] == [PodAction.BLOCK]
-
-
-@pytest.mark.parametrize(
-    ("fields", "rules", "fate", "why", "remedy"),
-    [
-        ({}, {}, PodAction.BLOCK, "evicted only with EVICT_HOLDERS", EVICT_HOLDERS),
-        ({}, {"evicts_holders": True}, PodAction.EVICT, "its ReplicaSet recreates it", ""),
-        ({}, {"evicts_holders": True, "is_enabled": False}, PodAction.EVICT, "its ReplicaSet recreates it", ""),
-        (BARE, {}, PodAction.BLOCK, "evicted only with EVICT_HOLDERS", EVICT_HOLDERS),
-        (BARE, {"evicts_holders": True}, PodAction.BLOCK, "no controller recreates it elsewhere", FORCE_IT),
-        (DAEMON, {}, PodAction.BLOCK, "its DaemonSet would recreate it at once", USE_LABEL),
-        (DAEMON, ALL, PodAction.BLOCK, "its DaemonSet would recreate it at once", USE_LABEL),
-        ({"deleting": True}, {}, PodAction.WAIT, "it is terminating already", ""),
-        ({"is_mirror": True}, ALL, PodAction.BLOCK, "mirror pod of a static manifest", MIRROR),
-        ({"phase": "Failed"}, ALL, PodAction.STAY, "it has ended", ""),
-        ({"selector_keys": frozenset({PLUGIN})}, {}, PodAction.STAY, "an operand", ""),
-        (
-            {**DAEMON, **CLIENT},
-            {},
-            PodAction.BLOCK,
-            "a client of the driver, restarted only with RESTART_CLIENTS",
-            RESTART_IT,
-        ),
-        (CLIENT, {"restarts_clients": True}, PodAction.RESTART, "a client of the driver", ""),
-        ({**DAEMON, **CLIENT}, {"restarts_clients": True}, PodAction.RESTART, "a client of the driver", ""),
-        ({**CLIENT, "deleting": True}, {"restarts_clients": True}, PodAction.WAIT, "it is terminating already", ""),
-        (CLIENT, {"evicts_holders": True}, PodAction.EVICT, "its ReplicaSet recreates it", ""),
-        (
-            {**BARE, **CLIENT},
-            {"restarts_clients": True},
-            PodAction.BLOCK,
-            "evicted only with EVICT_HOLDERS",
-            EVICT_HOLDERS,
-        ),
-        (DAEMON, {"restarts_clients": True}, PodAction.BLOCK, "its DaemonSet would recreate it at once", USE_LABEL),
-    ],
-)
-def test_the_fate_of_a_pod_that_only_holds_the_device(
-    fields: dict[str, Any], rules: dict[str, Any], fate: PodAction, why: str, remedy: str
-) -> None:
-    pod = workload("p", resources=(), **fields)
-    one = judged(pod, replace(EVICTS, **rules), holders=(holds(pod),))
-    assert (one.action, one.remedy) == (fate, remedy)
-    assert one.why.startswith(why)
+    assert [one.action for one in found_in(scene(pod), profile=NVIDIA)] == [STAY]
+    assert [one.action for one in found_in(scene(replace(pod, resources=("rebellions.ai/ATOM",))))] == [BLOCK]
 
 
 @pytest.mark.parametrize(
     ("fields", "fate"),
     [
-        ({}, PodAction.BLOCK),
-        ({"selector_keys": frozenset({PLUGIN})}, PodAction.BLOCK),
-        ({"phase": "Failed"}, PodAction.STAY),
+        ({}, BLOCK),
+        ({"selector_keys": frozenset({PLUGIN})}, BLOCK),
+        ({"phase": "Failed"}, STAY),
     ],
 )
 def test_a_mirror_pod_that_has_the_device_open_blocks_as_nothing_makes_it_leave(
@@ -323,7 +325,7 @@ def test_a_mirror_pod_that_has_the_device_open_blocks_as_nothing_makes_it_leave(
     pod = workload("p", is_mirror=True, **fields)
     one = judged(pod, replace(EVICTS, **ALL), holders=(holds(pod),))
     assert one.action is fate
-    assert ("has /dev/rbln0 open" in one.why) is (fate is PodAction.BLOCK)
+    assert ("has /dev/rbln0 open" in one.why) is (fate is BLOCK)
 
 
 @pytest.mark.parametrize("whose", ["own_pod", "enclosing_uid"])
@@ -333,19 +335,19 @@ def test_our_own_pod_stays_whatever_it_uses(fields: dict[str, Any], whose: str) 
     us: dict[str, Any] = {"own_pod": pod} if whose == "own_pod" else {"enclosing_uid": pod.uid}
     for asks in (pod, replace(pod, resources=())):
         (one,) = found_in(scene(asks, holders=(holds(pod),), **us), replace(EVICTS, **ALL))
-        assert (one.action, one.why) == (PodAction.STAY, "our own pod")
+        assert (one.action, one.why) == (STAY, "our own pod")
 
 
 def test_a_pod_of_another_uid_but_our_name_is_not_ours() -> None:
     own = workload("p", uid="old")
-    assert judged(workload("p", uid="new"), own_pod=own).action is PodAction.EVICT
+    assert judged(workload("p", uid="new"), own_pod=own).action is EVICT
 
 
 def test_where_nobody_has_to_leave_every_user_stays_for_the_same_reason() -> None:
     pods = (workload("a"), workload("b", owner_kind=""), workload("c", phase="Failed"), workload("d", resources=()))
     found = staying(scene(*pods), PROFILE, EvictionRules(), "no need")
     assert [(one.pod.name, one.action, one.why, one.remedy) for one in found] == [
-        (name, PodAction.STAY, "no need", "") for name in "ab"
+        (name, STAY, "no need", "") for name in "ab"
     ]
 
 
@@ -355,18 +357,18 @@ def test_where_nobody_has_to_leave_every_user_stays_for_the_same_reason() -> Non
 @pytest.mark.parametrize(
     ("fields", "fate"),
     [
-        ({}, PodAction.EVICT),
-        ({"resources": ()}, PodAction.EVICT),
-        ({"deleting": True}, PodAction.WAIT),
-        (BARE, PodAction.BLOCK),
-        (SCRATCH, PodAction.BLOCK),
+        ({}, EVICT),
+        ({"resources": ()}, EVICT),
+        ({"deleting": True}, WAIT),
+        (BARE, BLOCK),
+        (SCRATCH, BLOCK),
         (DAEMON, None),
         ({"is_mirror": True}, None),
         ({"phase": "Succeeded"}, None),
         ({"phase": "Failed"}, None),
         ({"labels": {"app": "web", "tier": "db"}}, None),
         ({"labels": {}}, None),
-        ({"selector_keys": frozenset({PLUGIN})}, PodAction.EVICT),
+        ({"selector_keys": frozenset({PLUGIN})}, EVICT),
     ],
 )
 def test_a_drain_concerns_all_pods_but_those_it_ignores(fields: dict[str, Any], fate: PodAction | None) -> None:
@@ -382,8 +384,8 @@ def test_a_drain_concerns_all_pods_but_those_it_ignores(fields: dict[str, Any], 
 def test_a_drain_without_a_selector_concerns_everybody_and_tells_what_uses_the_accelerator() -> None:
     found = drained(scene(workload("a"), workload("b", resources=())), PROFILE, EvictionRules(drains=True))
     assert [(str(one), one.action) for one in found] == [
-        ("tenant/a (requests rebellions.ai/ATOM)", PodAction.EVICT),
-        ("tenant/b", PodAction.EVICT),
+        ("tenant/a (requests rebellions.ai/ATOM)", EVICT),
+        ("tenant/b", EVICT),
     ]
     assert found[1].to_text() == "tenant/b: evict, its ReplicaSet recreates it"
 
@@ -393,7 +395,7 @@ def test_a_drain_without_a_selector_concerns_everybody_and_tells_what_uses_the_a
 
 def blocked(number: int, *remedies: str) -> list[Workload]:
     return [
-        Workload(workload(f"p{index}"), "u", PodAction.BLOCK, f"why {index}", remedies[index % len(remedies)])
+        Workload(workload(f"p{index}"), "u", BLOCK, f"why {index}", remedies[index % len(remedies)])
         for index in range(number)
     ]
 
@@ -418,8 +420,245 @@ def test_at_most_ten_pods_are_named_and_the_rest_is_counted(number: int, named: 
 
 def test_pods_are_chosen_by_their_fates() -> None:
     found = [Workload(workload(fate.value), "", fate, "") for fate in PodAction]
-    assert [one.action for one in with_action(found, PodAction.WAIT, PodAction.EVICT)] == [
-        PodAction.EVICT,
-        PodAction.WAIT,
+    assert [one.action for one in with_action(found, WAIT, EVICT)] == [
+        EVICT,
+        WAIT,
     ]
     assert with_action(found) == ()
+
+
+# pods that a label places
+
+
+def test_a_pod_is_placed_by_a_label_in_any_namespace_and_our_own_is_never_waited_for() -> None:
+    client = pod("client", "kubernetes.io/arch", PLUGIN, namespace="tenant", owner_kind="ReplicaSet")
+    assert is_placed_by(client, {PLUGIN}, None)
+    assert not is_placed_by(client, {EXPORTER}, None)
+    own = driver_pod()
+    assert not is_placed_by(own, {DRIVER}, own)
+    assert is_placed_by(own, {DRIVER}, None)
+    assert is_placed_by(pod("driver-b", DRIVER), {DRIVER}, own)
+
+
+@pytest.mark.parametrize(
+    ("fields", "answer"),
+    [
+        ({"phase": "Succeeded"}, False),
+        ({"phase": "Failed"}, False),
+        ({"phase": "Pending"}, True),
+        ({"deleting": True, "have_ended": True}, False),
+        ({"deleting": True, "have_ended": False}, True),
+        ({"deleting": True, "have_ended": None}, True),
+        ({"have_ended": True}, True),  # its kubelet starts them again
+        ({"deleting": True, "have_ended": True, "claims": ("npu",)}, True),  # its devices are not given back yet
+        ({"phase": "Failed", "have_ended": None}, True),
+        ({"phase": "Failed", "have_ended": False}, True),
+        ({"phase": "Failed", "have_ended": None, "deleting": True}, True),
+    ],
+)
+def test_a_pod_is_waited_for_as_long_as_a_container_of_it_may_run(fields: dict[str, Any], answer: bool) -> None:
+    assert is_placed_by(pod("p", PLUGIN, **fields), {PLUGIN}, None) is answer
+
+
+def test_a_users_pod_that_failed_without_a_word_of_its_containers_is_over() -> None:
+    """Its object may stay for ever, as a record of an eviction does; that of a DaemonSet's pod is removed."""
+    assert workload("w", phase="Failed", have_ended=None).is_over
+    assert not pod("p", phase="Failed", have_ended=None).is_over
+
+
+def test_pods_keep_their_order() -> None:
+    pods = (pod("b", PLUGIN), pod("x"), pod("a", EXPORTER))
+    assert [str(found) for found in placed_by(pods, {PLUGIN, EXPORTER}, None)] == ["rbln-system/b", "rbln-system/a"]
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        (ROOT_MOUNT, True),
+        (f"{ROOT_MOUNT}/usr/bin", True),
+        ("/run/rbln", True),
+        ("/run/rbln/", True),
+        ("/", True),
+        ("/run/rbln/driver-old", False),
+        ("/run/rbl", False),
+        ("/run/rbln/validations", False),
+    ],
+)
+def test_a_pod_is_bound_to_the_root_by_a_mount_that_shows_it(path: str, answer: bool) -> None:
+    obs = observation(pods=(pod("p", PLUGIN, host_paths=("/etc", path)),))
+    assert bound_to_root(obs, PROFILE) == (frozenset({PLUGIN}) if answer else frozenset())
+
+
+def test_only_deploy_labels_of_the_node_are_bounced_never_the_drivers_own() -> None:
+    bound = {"host_paths": (ROOT_MOUNT,)}
+    pods = (pod("a", DRIVER, "zone", **bound), pod("b", key("not-on-this-node"), **bound), pod("c", EXPORTER, **bound))
+    assert bound_to_root(observation(pods=pods), PROFILE) == {EXPORTER}
+    assert bound_to_root(observation(pods=pods, node=node({})), PROFILE) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"is_mirror": True, "deleting": True}, "mirror pod"),
+        ({"reason": "NodeLost", "deleting": True}, "node lost"),
+        ({}, "DaemonSet controller has not reacted"),
+        ({"owner_kind": "Job"}, "owned by a Job, so a label does not move it"),
+        ({"owner_kind": ""}, "it has no controller"),
+        ({"deleting": True, "finalizers": ("a/b", "c/d"), "grace_period_s": 30}, "held by finalizer a/b, c/d"),
+        ({"deleting": True, "grace_period_s": 45}, "grace period of 45 s"),
+        ({"deleting": True, "grace_period_s": None}, "grace period of 0 s"),
+    ],
+)
+def test_the_reason_why_a_pod_stays_is_told(fields: dict[str, object], said: str) -> None:
+    assert said in why_still_there(pod("p", PLUGIN, **fields))
+
+
+@pytest.mark.parametrize(
+    ("seen", "pod_name", "uid"),
+    [
+        ("api-uid", "rbln-system/p", "api-uid"),
+        ("static-uid", "rbln-system/m", "mirror-uid"),
+        ("mirror-uid", "rbln-system/m", "mirror-uid"),
+        ("unknown", "", "unknown"),
+        ("", "", ""),
+    ],
+)
+def test_a_holder_gets_the_name_and_the_uid_that_the_api_has_for_its_pod(seen: str, pod_name: str, uid: str) -> None:
+    pods = (pod("p", uid="api-uid"), pod("m", uid="mirror-uid", is_mirror=True, static_uid="static-uid"))
+    (found,) = named([Holder(7, "x", "/dev/rbln0", "open", pod_uid=seen)], pods)
+    assert (found.pod, found.pod_uid) == (pod_name, uid)
+
+
+# for any pods on a node: each that uses the accelerator has one fate, and nobody is evicted without consent
+
+CONSENTS = ("is_enabled", "forces", "deletes_empty_dirs", "evicts_holders")
+CLAIMS = tuple(
+    Claim("tenant", name, classes)
+    for name, classes in (
+        ("ours", (CLASS,)),
+        ("vfio", (f"vfio-{CLASS}",)),
+        ("mixed", (f"vfio.{CLASS}", CLASS)),
+        ("theirs", ("gpu.example.com",)),
+    )
+)
+USING_CLAIMS = frozenset({"ours", "mixed"})
+DRAINED = selectors.parse("drain")
+
+
+@st.composite
+def pods(draw: st.DrawFn, uid: str) -> Pod:
+    """A pod of any kind."""
+    return workload(
+        uid,
+        phase=draw(st.sampled_from(["Running", "Running", "Pending", "Succeeded", "Failed"])),
+        owner_kind=draw(st.sampled_from(["ReplicaSet", "Job", "DaemonSet", ""])),
+        resources=draw(st.sampled_from([(), (), ("rebellions.ai/ATOM",), ("nvidia.com/gpu",)])),
+        claims=draw(st.sampled_from([(), (), (), (), ("ours",), ("vfio",), ("mixed",), ("theirs",), ("unmade",)])),
+        has_empty_dir=draw(st.booleans()),
+        is_mirror=draw(st.sampled_from([False, False, False, True])),
+        deleting=draw(st.sampled_from([False, False, True])),
+        selector_keys=draw(
+            st.sampled_from([frozenset(), frozenset({"zone"}), frozenset({PLUGIN}), frozenset({DRIVER})])
+        ),
+        labels=draw(st.sampled_from([{}, {"drain": "yes"}])),
+    )
+
+
+@st.composite
+def scenes(draw: st.DrawFn) -> NodePods:
+    """Up to five pods, some of which hold the device, and one of which may be ours."""
+    uids = [f"pod-{number}" for number in range(draw(st.integers(0, 5)))]
+    found = tuple(draw(pods(uid)) for uid in uids)
+    some = st.sampled_from([*uids, ""])
+    holding = draw(st.lists(some, max_size=3))
+    own = draw(st.sampled_from([None, *found]))
+    holders = tuple(Holder(number, "x", "/dev/rbln0", "open", pod_uid=uid) for number, uid in enumerate(holding))
+    return NodePods(found, CLAIMS, holders, own, enclosing_uid=draw(some))
+
+
+RULES = st.builds(EvictionRules, **{name: st.booleans() for name in CONSENTS}, drain_selector=st.just(DRAINED))
+
+
+def asks(pod: Pod) -> bool:
+    return "rebellions.ai/ATOM" in pod.resources or not USING_CLAIMS.isdisjoint(pod.claims)
+
+
+def check_each_user_has_one_fate(scene: NodePods, rules: EvictionRules) -> None:
+    holding = {holder.pod_uid for holder in scene.holders}
+    found = workloads(scene, PROFILE, rules)
+    assert sorted(one.pod.uid for one in found) == [pod.uid for pod in scene.pods if asks(pod) or pod.uid in holding]
+    for one in found:
+        assert one.has_asked is asks(one.pod)
+        assert one.uses
+        assert one.why
+        assert bool(one.remedy) is (one.action is PodAction.BLOCK)
+
+
+def check_only_the_right_pods_are_evicted(scene: NodePods, rules: EvictionRules) -> None:
+    for one in workloads(scene, PROFILE, rules):
+        if one.action is PodAction.EVICT:
+            assert rules.is_enabled if one.has_asked else rules.evicts_holders, "nobody allowed to evict it"
+            assert asks_by_itself(one.pod) or not one.pod.selector_keys & {PLUGIN, DRIVER}, "an operand"
+            check_evicted(one, scene, rules)
+    for one in drained(scene, PROFILE, rules):
+        if one.action is PodAction.EVICT:
+            assert "drain" in one.pod.labels
+            check_evicted(one, scene, rules)
+
+
+def check_evicted(one: Workload, scene: NodePods, rules: EvictionRules) -> None:
+    pod = one.pod
+    assert not any((pod.is_mirror, pod.is_over, pod.deleting)), "it cannot be evicted, or need not"
+    assert pod.owner_kind != "DaemonSet", "it would come back"
+    assert pod.uid not in (scene.enclosing_uid, scene.own_pod.uid if scene.own_pod else None), "our own end"
+    assert pod.owner_kind or rules.forces, "nobody makes it anew"
+    assert not pod.has_empty_dir or rules.deletes_empty_dirs, "its data is lost"
+
+
+def with_consent(rules: EvictionRules, name: str) -> EvictionRules:
+    consent: dict[str, Any] = {name: True}
+    return replace(rules, **consent)
+
+
+def check_consent_only_adds(scene: NodePods, rules: EvictionRules) -> None:
+    for judge in (workloads, drained):
+        before = {one.pod.uid for one in judge(scene, PROFILE, rules) if one.action is PodAction.EVICT}
+        for name in CONSENTS:
+            more = with_consent(rules, name)
+            assert before <= {one.pod.uid for one in judge(scene, PROFILE, more) if one.action is PodAction.EVICT}, name
+
+
+def check_blocked_ones_name_a_consent_that_helps(scene: NodePods, rules: EvictionRules) -> None:
+    """Whoever is told to give consents until none is left to give has given one each time, and then is told none."""
+    consent_of = {
+        module.ENABLE_IT: "is_enabled",
+        module.FORCE_IT: "forces",
+        module.DELETE_DATA: "deletes_empty_dirs",
+        module.EVICT_HOLDERS: "evicts_holders",
+    }
+    for _ in range(len(CONSENTS) + 1):
+        found = workloads(scene, PROFILE, rules)
+        asked = {consent_of[one.remedy] for one in found if one.remedy in consent_of}
+        for name in asked:
+            assert not getattr(rules, name), f"{name} is given already"
+            rules = with_consent(rules, name)
+    assert {one.remedy for one in found if one.action is PodAction.BLOCK} <= {module.USE_LABEL, module.MIRROR}
+
+
+CHECKS = (
+    check_each_user_has_one_fate,
+    check_only_the_right_pods_are_evicted,
+    check_consent_only_adds,
+    check_blocked_ones_name_a_consent_that_helps,
+)
+
+
+@pytest.mark.shares(3)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_any_pods_fate_is_sound(check: Callable[[NodePods, EvictionRules], None]) -> None:
+    @settings(max_examples=examples(300))
+    @given(scenes(), RULES)
+    def holds(scene: NodePods, rules: EvictionRules) -> None:
+        check(scene, rules)
+
+    holds()

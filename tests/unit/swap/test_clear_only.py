@@ -6,243 +6,278 @@ driver is being unloaded.
 
 from __future__ import annotations
 
-from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from driver_manager.core.swap.run import Outcome
+from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.host import Holder
+from driver_manager.domain.journal import Journal
+from driver_manager.domain.node import Node, Pod
 from driver_manager.domain.observation import Loader
-from tests.support.fakes.builders import OLD_DIGEST, PAUSED, PLUGIN
-from tests.support.fakes.clear_world import OLD, REVISION, ClearWorld
-from tests.support.fakes.scenarios import LABELS
+from tests.support.fakes.builders import OLD_DIGEST, PAUSED, PLUGIN, PROFILE, ROOT_MOUNT, driver_pod
+from tests.support.fakes.scenarios import replace_with_workloads
 from tests.support.selection import examples
 
-TENANTS = {"tenant/job", "tenant/served", "tenant/bare"}
+REVISION, OLD, NEW = "rev-2", "driver-a", "driver-b"
+TENANTS = ["tenant/bare", "tenant/job", "tenant/served"]
+STOPS_S = 4.0
 
 
-def labels(made: ClearWorld) -> dict[str, str]:
-    return dict(made.world.state().labels)
+class Clearing:
+    """A node whose runs are in short-lived pods that clear it, until `go_on`.
+
+    Once the Node says that it is cleared, the driver pod is deleted, as a rollout's controller does; `deleted_after_s`
+    None: nobody does. Its container then unloads the driver if nobody else has the device. `bystanders` are users of
+    the device that nobody sees. `users_at_restart` is how many others had the device open when the pod was deleted.
+    """
+
+    def __init__(self, deleted_after_s: float | None = 1.0, bystanders: int = 0, **changes: Any) -> None:
+        self.deleted_after_s, self.bystanders = deleted_after_s, bystanders
+        self.clears, self.users_at_restart, self.was_at_work = 0, None, False
+        world = self.world = replace_with_workloads()
+        world.given(loader=Loader.CONTAINER, driver_pod_leaves=True, clear_for=REVISION, is_shown=False)
+        world.host.files.pop(PROFILE.paths.load_record, None)
+        world.host.put_driver("1.0", OLD_DIGEST, peer=False)
+        holder = Holder(77, "daemon", "/dev/rbln0", "open", pod_uid=OLD, pod=f"rbln-system/{OLD}")
+        world.given(mounts=[ROOT_MOUNT], known_holders=(holder,), stuck_users={"rebellions": 1}, operator=self._look)
+        world.cluster.add_pod(driver_pod(main_started=True))
+        world.given(**changes)
+        self.next_pod()
+
+    @property
+    def journal(self) -> Journal | None:
+        """The journal on the Node."""
+        text = self.world.node.annotations.get(PROFILE.keys.journal)
+        return journals.decode(text).claims if text is not None else None
+
+    @property
+    def driver(self) -> Pod | None:
+        """The old driver pod while it is there."""
+        return self.world.cluster.listed.get(OLD)
+
+    @property
+    def is_driver_going(self) -> bool:
+        return self.driver is None or self.driver.deleting
+
+    def end_pods(self, phase: str) -> None:
+        cluster = self.world.cluster
+        for pod in [pod for pod in cluster.listed.values() if pod.name.startswith("clear-")]:
+            cluster.add_pod(replace(pod, phase=phase, have_ended=True))
+
+    def next_pod(self) -> None:
+        """The run before has ended, however; another short-lived pod is made."""
+        self.end_pods("Failed")
+        self.clears += 1
+        name = self.world.pod = f"clear-{self.clears}"
+        self.world.cluster.add_pod(Pod("rbln-system", name, name, owner_kind="DriverRollout", main_started=True))
+        self.world.next_process()
+
+    def delete_driver(self) -> None:
+        """The driver pod is deleted, whoever does it; its container unloads the driver, and the next pod comes."""
+        if self.driver is None or self.driver.deleting:
+            return
+        self.was_at_work = self.world.host.is_at_work
+        self.users_at_restart = self.world.cluster.device_users()
+        self.world.cluster.stop(self.driver, STOPS_S)
+        self.world.clock.after(STOPS_S, self._succeed)
+
+    def _succeed(self) -> None:
+        world = self.world.given(known_holders=(), stuck_users={})
+        if not world.cluster.device_users() and not self.bystanders:
+            world.given(loaded={}, mounts=[])
+        world.cluster.add_pod(replace(driver_pod(), name=NEW, uid=NEW))
+
+    def _look(self, _: Node) -> None:
+        found = self.journal
+        if found is not None and found.cleared == REVISION and self.deleted_after_s is not None:
+            self.world.clock.after(self.deleted_after_s, lambda: self._delete_for(found.owner.pod_uid))
+
+    def _delete_for(self, owner: str) -> None:
+        found, pod = self.journal, self.world.cluster.listed.get(owner)
+        if found is not None and found.cleared and found.owner.pod_uid == owner and pod is not None and not pod.is_over:
+            self.delete_driver()
+
+    def ended(self, code: ExitCode = ExitCode.DONE, *words: str) -> Outcome:
+        return self.world.ended(code, *words)
+
+    def go_on(self) -> None:
+        """The init container of the next driver pod, started as often as it takes; the driver is loaded then."""
+        world = self.world
+        self.delete_driver()
+        world.next_process()
+        world.clock.sleep(2 * STOPS_S)
+        self.end_pods("Succeeded")
+        world.given(pod=NEW, driver_pod_leaves=False, clear_for="")
+        for _ in range(4):
+            world.next_process()
+            outcome = world.run()
+            if outcome is not None and outcome.exit_code is ExitCode.DONE:
+                world.host.start_driver_container("2.0", world.digest)
+                return
+        raise AssertionError(f"never done: {outcome}")
+
+    def check_settled(self, *, is_whole: bool = True) -> None:
+        """Raise AssertionError unless the new driver serves, nobody was disturbed twice, and the node is as it was."""
+        self.go_on()
+        assert self.world.is_released
+        assert self.world.host.loaded
+        if is_whole:
+            assert sorted(self.world.cluster.evicted) == TENANTS, "each once"
+            assert self.world.state().shown.state == "ready"
+
+    def check_kept(self) -> None:
+        """Raise AssertionError unless the driver pod stays and the node is as it was."""
+        assert self.world.is_released
+        assert not self.is_driver_going
 
 
-def check_given_back(made: ClearWorld) -> None:
-    """Raise AssertionError unless the node is as it was before."""
-    state = made.world.state()
-    assert (state.labels, state.annotations, state.unschedulable) == (LABELS, {}, False)
+def effects_and_calls() -> tuple[int, int]:
+    """How many effects and calls an undisturbed run has."""
+    made = Clearing()
+    made.ended()
+    return len(made.world.killer.effects), len(made.world.killer.calls)
 
 
-def check_settled(made: ClearWorld) -> None:
-    """Raise AssertionError unless the new driver serves, nobody was disturbed twice, and the node is as it was."""
-    made.go_on()
-    check_given_back(made)
-    assert made.world.host.loaded
-    assert sorted(made.world.cluster.evicted) == sorted(TENANTS), "each once"
-    assert made.world.state().shown.state == "ready"
-
-
-@cache
-def effects() -> int:
-    """How many effects an undisturbed run has."""
-    made = ClearWorld()
-    made.run()
-    return len(made.world.killer.effects)
+EFFECTS, CALLS = effects_and_calls()
 
 
 def test_the_node_is_cleared_and_left_to_the_next_pod_which_disturbs_nobody() -> None:
-    made = ClearWorld()
-    outcome = made.run()
-    assert outcome is not None
-    assert outcome.exit_code is ExitCode.DONE
-    assert outcome.what.startswith("done: the node is cleared")
+    made = Clearing()
+    assert made.ended().what.startswith("done: the node is cleared")
     assert made.users_at_restart == 0, "the driver pod was deleted once nobody else had the device"
     assert made.driver is None, "the run waits for the pod to have left"
-    left = made.journal
-    assert left is not None
-    assert (left.cleared, left.owner.pod_uid) == (REVISION, "clear-1")
-    assert labels(made)[PLUGIN] == PAUSED
-    assert made.world.state().unschedulable
-    assert made.world.state().shown.state == "upgrading"
-    check_settled(made)
-
-
-def test_the_driver_stays_loaded_and_untouched() -> None:
-    made = ClearWorld()
-    made.world.killer.at("patch", lambda: None)
-    made.run()
-    assert made.world.host.unload_attempts == []
-    assert not [name for name in made.world.killer.effects if name.startswith(("unload", "unmount", "remove", "load"))]
+    assert made.journal is not None
+    assert (made.journal.cleared, made.journal.owner.pod_uid) == (REVISION, "clear-1")
+    state = made.world.state()
+    assert (state.labels[PLUGIN], state.unschedulable, state.shown.state) == (PAUSED, True, "upgrading")
+    touching = ("unload", "unmount", "remove", "load")
+    assert not [name for name in made.world.killer.effects if name.startswith(touching)]
+    made.check_settled()
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("by_hand", [False, True], ids=["cleared-again", "deleted-by-hand"])
 def test_killed_at_any_effect_the_next_run_of_either_kind_goes_on(after: bool, by_hand: bool) -> None:
-    assert effects() >= 6
-    for effect in range(effects()):
-        made = ClearWorld()
-        made.world.killer.kill_at(effect, after=after)
-        assert made.run() is None
+    assert EFFECTS >= 6
+    for effect in range(EFFECTS):
+        made = Clearing()
+        made.world.killed(effect, after=after)
         if not by_hand:
             made.next_pod()
-            outcome = made.run()
-            assert outcome is not None
-            assert outcome.exit_code is ExitCode.DONE, (effect, outcome)
-            assert made.users_at_restart == 0
-        check_settled(made)
+            made.ended()
+            assert made.users_at_restart == 0, effect
+        made.check_settled()
 
 
 def test_sigterm_at_any_call_gives_the_node_back_or_leaves_it_to_the_next_pod() -> None:
-    made = ClearWorld()
-    made.run()
-    for call in range(len(made.world.killer.calls)):
-        made = ClearWorld()
+    for call in range(CALLS):
+        made = Clearing()
         made.world.killer.at_call(call, made.world.clock.ask_to_end)
-        outcome = made.run()
+        outcome = made.world.run()
         assert outcome is not None
+        assert outcome.exit_code in (ExitCode.DONE, ExitCode.STANDING_DOWN)
         if made.journal is None:
-            check_given_back(made)
-            assert made.driver is not None, f"call {call}: given back while the driver pod goes"
-            assert not made.driver.deleting
+            made.check_kept()
         else:
-            assert made.driver is None or made.driver.deleting, f"call {call}: {outcome}"
-        if outcome.exit_code is not ExitCode.DONE:
-            assert outcome.exit_code is ExitCode.STANDING_DOWN
+            assert made.is_driver_going, f"call {call}: {outcome}"
         made.world.next_process()
         made.go_on()
-        check_given_back(made)
+        assert made.world.is_released
 
 
 def test_told_to_end_while_the_driver_pod_is_going_nothing_is_given_back() -> None:
-    made = ClearWorld()
-    made.deleted_after_s = None
-
-    def end() -> None:
-        made.delete_driver()
-        made.world.clock.ask_to_end()
-
-    made.world.clock.after(120.0, end)
-    outcome = made.run()
-    assert outcome is not None
-    assert outcome.exit_code is ExitCode.DONE
+    made = Clearing(deleted_after_s=None)
+    made.world.clock.after(120.0, made.delete_driver)
+    made.world.clock.after(120.0, made.world.clock.ask_to_end)
+    made.ended()
     assert made.journal is not None
-    assert labels(made)[PLUGIN] == PAUSED
-    check_settled(made)
+    assert made.world.state().labels[PLUGIN] == PAUSED
+    made.check_settled()
 
 
 def test_a_driver_pod_that_nobody_deletes_keeps_the_node_only_until_the_deadline() -> None:
-    made = ClearWorld()
-    made.deleted_after_s = None
-    outcome = made.run()
-    assert outcome is not None
-    assert outcome.exit_code is ExitCode.STANDING_DOWN
-    assert "but driver pod" in outcome.what
-    check_given_back(made)
-    assert made.driver is not None
+    made = Clearing(deleted_after_s=None)
+    made.ended(ExitCode.STANDING_DOWN, "but driver pod")
+    made.check_kept()
     assert made.world.host.loaded
 
 
 def test_a_user_that_does_not_leave_keeps_the_driver_pod_and_gets_the_node_back() -> None:
-    made = ClearWorld()
-    made.world.host.stuck_users = {"rebellions": 2}
-    stranger = Holder(99, "trainer", "/dev/rbln0", "open")
-    made.world.clock.after(5.0, lambda: setattr(made.world.host, "known_holders", (stranger,)))
-    outcome = made.run()
-    assert outcome is not None
-    assert outcome.exit_code is ExitCode.DRIVER_BUSY
-    check_given_back(made)
-    assert made.driver is not None
-    assert not made.driver.deleting
+    made = Clearing(stuck_users={"rebellions": 2})
+    stranger = (Holder(99, "trainer", "/dev/rbln0", "open"),)
+    made.world.clock.after(5.0, lambda: made.world.given(known_holders=stranger))
+    made.ended(ExitCode.DRIVER_BUSY)
+    made.check_kept()
 
 
 def test_what_only_the_kernel_knows_to_use_the_device_is_waited_for() -> None:
-    made = ClearWorld()
-    made.world.host.known_holders = ()
-    made.world.clock.after(200.0, lambda: setattr(made.world.host, "stuck_users", {}))
-    outcome = made.run()
-    assert outcome is not None
-    assert outcome.exit_code is ExitCode.DRIVER_BUSY
-    check_given_back(made)
+    made = Clearing(known_holders=())
+    made.world.clock.after(200.0, lambda: made.world.given(stuck_users={}))
+    made.ended(ExitCode.DRIVER_BUSY)
+    made.check_kept()
 
 
 def test_a_container_that_could_not_unload_leaves_the_rest_to_the_next_pod() -> None:
-    made = ClearWorld(bystanders=1)
-    made.run()
+    made = Clearing(bystanders=1)
+    made.ended()
     assert made.world.host.loaded
-    check_settled(made)
+    made.check_settled()
 
 
 def test_a_second_pod_on_a_cleared_node_goes_on_and_clears_nobody_twice() -> None:
-    made = ClearWorld()
-    made.deleted_after_s = None
-    made.world.killer.kill_at(effects() - 1, after=True)
-    assert made.run() is None
+    made = Clearing(deleted_after_s=None)
+    made.world.killed(EFFECTS - 1)
     assert made.journal is not None
     assert made.journal.cleared == REVISION
     made.next_pod()
     made.deleted_after_s = 1.0
-    outcome = made.run()
-    assert outcome is not None
-    assert outcome.exit_code is ExitCode.DONE
-    check_settled(made)
+    made.ended()
+    made.check_settled()
 
 
 def test_a_driver_pod_that_is_going_already_is_left_to_its_successor() -> None:
-    made = ClearWorld()
-    made.world.killer.kill_at(3, after=True)
-    made.run()
+    made = Clearing()
+    made.world.killed(3)
     taken = made.journal
     made.delete_driver()
     made.next_pod()
-    outcome = made.run()
-    assert outcome is not None
-    assert outcome.exit_code is ExitCode.DONE
-    assert "the next one continues" in outcome.what
+    made.ended(ExitCode.DONE, "the next one continues")
     assert made.journal == taken, "nothing is given back while the driver goes"
     made.go_on()
-    check_given_back(made)
+    assert made.world.is_released
 
 
 def test_a_driver_that_is_the_wanted_one_is_cleared_all_the_same() -> None:
-    made = ClearWorld()
-    made.world.digest = OLD_DIGEST
-    outcome = made.run()
-    assert outcome is not None
-    assert outcome.exit_code is ExitCode.DONE
+    made = Clearing(digest=OLD_DIGEST)
+    made.ended()
     assert made.users_at_restart == 0
     made.go_on()
-    check_given_back(made)
+    assert made.world.is_released
 
 
-@pytest.mark.parametrize("why", ["manager", "not-loaded"])
-def test_where_nothing_is_to_be_cleared_nothing_is_touched(why: str) -> None:
-    made = ClearWorld()
-    if why == "manager":
-        made.world.policy = replace(made.world.policy, loader=Loader.MANAGER)
-    else:
-        made.world.host.loaded = {}
-    outcome = made.run()
-    assert outcome is not None
-    assert outcome.exit_code is ExitCode.DONE
-    assert "nothing to clear" in outcome.what
-    check_given_back(made)
-    assert made.driver is not None
+@pytest.mark.parametrize("changes", [{"loader": Loader.MANAGER}, {"loaded": {}}], ids=["manager", "not loaded"])
+def test_where_nothing_is_to_be_cleared_nothing_is_touched(changes: dict[str, Any]) -> None:
+    made = Clearing(**changes)
+    made.ended(ExitCode.DONE, "nothing to clear")
+    made.check_kept()
 
 
 def test_a_driver_that_no_pod_of_its_label_unloads_is_refused() -> None:
-    made = ClearWorld()
+    made = Clearing()
     made.world.cluster.remove_pod(OLD)
-    outcome = made.run()
-    assert outcome is not None
-    assert outcome.exit_code is ExitCode.USAGE
-    check_given_back(made)
+    made.ended(ExitCode.USAGE)
+    assert made.world.is_released
 
 
 def test_health_watch_is_kept_silent_as_long_as_the_node_is_held() -> None:
-    made = ClearWorld()
-    made.deleted_after_s = 300.0
-    made.run()
+    made = Clearing(deleted_after_s=300.0)
+    made.ended()
     assert made.was_at_work
 
 
@@ -250,17 +285,15 @@ def test_health_watch_is_kept_silent_as_long_as_the_node_is_held() -> None:
 @settings(max_examples=examples(100))
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.booleans()), max_size=5))
 def test_any_number_of_kills_and_signals_in_a_row_loses_nothing(blows: list[tuple[int, bool, bool]]) -> None:
-    made = ClearWorld()
+    made = Clearing()
     for effect, after, is_signal in blows:
         if is_signal:
             made.world.killer.at_call(effect * 3, made.world.clock.ask_to_end)
         else:
             made.world.killer.kill_at(effect, after=after)
-        made.run()
-        if made.driver is None or made.driver.deleting:
+        made.world.run()
+        if made.is_driver_going:
             break
         made.next_pod()
-    made.go_on()
-    check_given_back(made)
-    assert made.world.host.loaded
+    made.check_settled(is_whole=False)
     assert len(made.world.cluster.evicted) == len(set(made.world.cluster.evicted))

@@ -18,13 +18,12 @@ from driver_manager.domain.host import Marker, decode_reboot_wish, encode_marker
 from driver_manager.domain.observation import Loader, Policy
 from driver_manager.domain.reboot.decision import REBOOT_STATE
 from tests.support.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST
-from tests.support.fakes.checks import SECONDS, second_run_of
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.deadlines import soon
 from tests.support.fakes.host import FakeHost
 from tests.support.fakes.scenarios import NEW_ROOT, by_reboot
 from tests.support.fakes.shown import Shown
-from tests.support.fakes.world import State, World
+from tests.support.fakes.world import SECONDS, State, World
 from tests.support.selection import examples
 
 PATHS, KEYS = ASCEND.paths, ASCEND.keys
@@ -346,7 +345,7 @@ def test_a_second_run_is_refused_at_every_moment_from_the_first_patch_to_the_las
         world, refused = fresh(), list[object]()
 
         def another(world: World = world, refused: list[object] = refused) -> None:
-            refused.append(second_run_of(world, pod).ended(ExitCode.OWNED_ELSEWHERE))
+            refused.append(world.second(pod).ended(ExitCode.OWNED_ELSEWHERE))
 
         world.killer.at_call(call, another)
         world.ended()

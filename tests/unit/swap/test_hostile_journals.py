@@ -16,12 +16,14 @@ from msgspec.structs import replace
 from driver_manager.domain import host_record
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.events import JOURNAL_FIELD_IGNORED
+from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, OldDriver, Owner, encode
 from driver_manager.domain.node import Pod
 from driver_manager.domain.observation import Loader, Policy
+from driver_manager.domain.profile import RUN_RECORD
 from driver_manager.domain.swap.retry_wait import FIRST_S
 from tests.support.fakes.builders import ASCEND, EXPORTER, OLD_DIGEST, PAUSED, PLUGIN, PROFILE, journal, pod
-from tests.support.fakes.scenarios import GATE, LABELS, OLD_ROOT, SCENARIOS
+from tests.support.fakes.scenarios import GATE, LABELS, OLD_ROOT, SCENARIOS, made
 from tests.support.fakes.world import World
 from tests.support.selection import examples
 
@@ -29,19 +31,16 @@ KEY = PROFILE.keys.journal
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("journal-v*.json"))
 EVIL = "/var/lib/kubelet/pods/6f1c/volumes/kubernetes.io~empty-dir/scratch"
 GONE = Owner("rbln-system/driver-gone", "dead")
-RUN = "boot-1:1:99:99"
+RUN, SERVICE = "boot-1:1:99:99", "rbln_daemon.service"
+SERVICES, BACK = "replace_with_host_services", "the old driver 1.0 is loaded again"
 
 
 def forged(world: World, body: Mapping[str, Any]) -> World:
-    """`world` with a journal of these fields on its Node."""
-    world.cluster.edit(annotations={KEY: json.dumps({**forged_body(world), **body})})
-    return world
-
-
-def forged_body(world: World) -> dict[str, Any]:
-    """A journal of this boot that asks for nothing."""
+    """`world` with a journal of these fields on its Node. It is of this boot, and asks for nothing else."""
     owner = {"pod": GONE.pod, "uid": GONE.pod_uid}
-    return {"v": 1, "bootId": world.host.boot_id, "owner": owner, "labels": {}, "cordoned": False}
+    plain = {"v": 1, "bootId": world.host.boot_id, "owner": owner, "labels": {}, "cordoned": False}
+    world.cluster.edit(annotations={world.profile.keys.journal: json.dumps({**plain, **body})})
+    return world
 
 
 def ignored(world: World) -> list[str]:
@@ -51,13 +50,20 @@ def ignored(world: World) -> list[str]:
 
 def failing() -> World:
     """The new driver does not load."""
-    world = SCENARIOS["replace_by_manager"]()
-    world.host.broken = {"2.0"}
-    return world
+    return made("replace_by_manager", broken={"2.0"})
 
 
 def old(**fields: Any) -> dict[str, Any]:
     return {"version": "1.0", "root": OLD_ROOT, "modules": ["rebellions"], "digest": OLD_DIGEST, **fields}
+
+
+def records(world: World) -> dict[str, str]:
+    return {path: text for path, text in world.host.files.items() if RUN_RECORD in path}
+
+
+def the_record(world: World) -> HostRecord:
+    (text,) = records(world).values()
+    return host_record.decode(text)
 
 
 # what a forged journal asks for
@@ -68,7 +74,7 @@ def old(**fields: Any) -> dict[str, Any]:
     ("body", "named"),
     [
         ({"services": ["reboot.target", "debug-shell.service"]}, "services"),
-        ({"services": ["rbln_daemon.service"]}, "services"),
+        ({"services": [SERVICE]}, "services"),
         ({"removed": ["dccp", "-C/tmp", "--all"]}, "removed"),
         ({"driver": old(root=EVIL)}, "driver"),
         ({"driver": old(root="", modules=["rebellions", "../../evil", "-C/x", "usb_storage"])}, "driver.modules"),
@@ -91,12 +97,11 @@ def test_a_forged_journal_does_nothing_on_the_host_and_is_named(
 
 
 def test_a_forged_journal_sets_no_label_and_keeps_none_paused() -> None:
-    world = SCENARIOS["current"]()
+    world = made("current")
     tier = "node-restriction.kubernetes.io/tier"
     world.cluster.edit({PLUGIN: PAUSED, tier: "false", "example.com/foo": PAUSED})
     labels = {PLUGIN: "x y\x1b[31m" + "z" * 80, "example.com/foo": "chosen"}
-    forged(world, {"v": 2, "gates": {tier: "true"}, "labels": labels})
-    assert world.run() is not None
+    assert forged(world, {"v": 2, "gates": {tier: "true"}, "labels": labels}).run() is not None
     assert world.state().labels == {**LABELS, tier: "false", "example.com/foo": PAUSED}
     assert KEY not in world.state().annotations
     assert sorted(ignored(world)) == ["gates", "labels"]
@@ -105,10 +110,9 @@ def test_a_forged_journal_sets_no_label_and_keeps_none_paused() -> None:
 
 @pytest.mark.parametrize("body", [None, {"cordoned": True}, {"cordoned": True, "cordonManager": "kubectl-cordon"}])
 def test_no_mark_and_no_journal_lifts_an_administrators_cordon(body: dict[str, Any] | None) -> None:
-    world = SCENARIOS["current"]()
+    world = made("current")
     world.cluster.edit(cordon=True, annotations={PROFILE.keys.cordon: "true"})
-    assert world.cluster.current is not None
-    world.cluster.current = replace(world.cluster.current, cordon_manager="kubectl-cordon")
+    world.cluster.current = replace(world.node, cordon_manager="kubectl-cordon")
     if body is not None:
         forged(world, body)
     assert world.run() is not None
@@ -120,10 +124,8 @@ def test_no_mark_and_no_journal_lifts_an_administrators_cordon(body: dict[str, A
     [7, {}, {"pid": "7"}, {"pod": "a", "uid": "b"}, {"pod": "../x", "uid": "driver-b"}, {"pod": "n/p", "uid": "a\nb"}],
 )
 def test_a_bad_owner_has_ended(owner: Any) -> None:
-    world = forged(SCENARIOS["current"](), {"owner": owner})
-    outcome = world.run()
-    assert outcome is not None
-    assert outcome.exit_code is ExitCode.DONE
+    world = forged(made("current"), {"owner": owner})
+    world.ended()
     assert KEY not in world.state().annotations
     assert ignored(world) == ["owner"]
 
@@ -138,103 +140,73 @@ def test_a_bad_owner_has_ended(owner: Any) -> None:
     ],
 )
 def test_a_pod_that_does_not_run_the_manager_keeps_no_node(there: Pod, code: ExitCode) -> None:
-    world = forged(SCENARIOS["current"](), {"owner": {"pod": str(there), "uid": there.uid}})
+    world = forged(made("current"), {"owner": {"pod": str(there), "uid": there.uid}})
     world.cluster.add_pod(there)
-    outcome = world.run()
-    assert outcome is not None
-    assert outcome.exit_code is code
+    world.ended(code)
 
 
 @pytest.mark.parametrize("text", ["", "null", "{", '{"v":99}', '{"v":1}'])
 def test_a_journal_that_cannot_be_read_ends_the_run(text: str) -> None:
-    world = SCENARIOS["current"]()
+    world = made("current")
     world.cluster.edit(annotations={KEY: text})
-    outcome = world.run()
-    assert outcome is not None
-    assert outcome.exit_code is ExitCode.USAGE
+    world.ended(ExitCode.USAGE)
 
 
 # what only the record on the host may say
 
 
-def own_driver() -> World:
-    """The host has, and has loaded, a driver of its own."""
-    world = World(LABELS, Policy(loader=Loader.CONTAINER))
-    world.host.loaded["rebellions"] = "1.0"
-    world.host.host_driver = "/lib/modules/x/rebellions.ko"
-    return world
-
-
-def never_unloaded() -> World:
+def never_unloaded(**changes: Any) -> World:
     """The host has loaded a driver that only a reboot replaces, and another one is wanted."""
     world = World({}, Policy(loader=Loader.MANAGER, no_wait=True), profile=ASCEND, driver_root="/opt/new", gate="x")
-    world.host.loaded |= dict.fromkeys(ASCEND.modules.roots, "1.0")
-    world.host.offers = {"/opt/new": "2.0"}
-    return world
+    world.given(loaded=dict.fromkeys(ASCEND.modules.roots, "1.0"), offers={"/opt/new": "2.0"})
+    return world.given(**changes)
 
 
-@pytest.mark.parametrize("body", [{"driver": {"version": "1.0"}, "hostRecord": RUN}, {"driver": old(root=EVIL)}])
+ONLY_VERSION = {"driver": {"version": "1.0"}, "hostRecord": RUN}
+
+
+@pytest.mark.parametrize("body", [ONLY_VERSION, {"driver": old(root=EVIL)}])
 def test_a_driver_that_only_the_node_names_is_no_trace_of_an_installer(body: dict[str, Any]) -> None:
-    world = forged(own_driver(), body)
-    outcome = world.run()
-    assert outcome is not None
-    assert outcome.exit_code is ExitCode.STANDING_DOWN
+    own = World(LABELS, Policy(loader=Loader.CONTAINER))
+    own.given(loaded={"rebellions": "1.0"}, host_driver="/lib/modules/x/rebellions.ko")
+    world = forged(own, body)
+    world.ended(ExitCode.STANDING_DOWN)
     assert set(world.killer.effects) == {"event", "patch"}
     assert world.host.loaded == {"rebellions": "1.0"}
 
 
-@pytest.mark.parametrize("body", [{}, {"driver": {"version": "1.0"}, "hostRecord": RUN}])
+@pytest.mark.parametrize("body", [{}, ONLY_VERSION])
 def test_a_forged_journal_makes_no_driver_a_half_loaded_one(body: dict[str, Any]) -> None:
-    world = never_unloaded()
-    world.cluster.edit(annotations={ASCEND.keys.journal: json.dumps({**forged_body(world), **body})})
-    outcome = world.run()
-    assert outcome is not None
-    assert outcome.exit_code is ExitCode.REBOOT_REQUIRED
+    world = forged(never_unloaded(), body)
+    world.ended(ExitCode.REBOOT_REQUIRED)
     assert ASCEND.paths.reboot_marker in world.host.files
     assert not [effect for effect in world.killer.effects if effect.startswith("load ")]
 
 
 def test_a_run_that_dies_while_it_loads_into_a_fresh_kernel_is_gone_on_from() -> None:
-    undisturbed = never_unloaded()
-    undisturbed.host.loaded.clear()
-    undisturbed.run()
+    undisturbed = never_unloaded(loaded={})
+    undisturbed.ended()
     effects = undisturbed.killer.effects
     for at in range(effects.index("patch"), effects.index("patch", effects.index("patch") + 1)):
-        world = never_unloaded()
-        world.host.loaded.clear()
-        world.killer.kill_at(at, after=True)
-        assert world.run() is None
-        world.next_process()
-        outcome = world.run()
-        assert outcome is not None
-        assert (outcome.exit_code, records(world)) == (ExitCode.DONE, {}), effects[at]
+        world = never_unloaded(loaded={}).killed(at)
+        world.ended()
+        assert records(world) == {}, effects[at]
 
 
 @pytest.mark.parametrize("body", [None, {"driver": {"version": "6.6"}, "hostRecord": "x"}])
 def test_a_forged_version_does_not_replace_the_old_driver(body: dict[str, Any] | None) -> None:
-    world = failing()
-    if body is not None:
-        forged(world, body)
-    world.killer.at("unload rebellions", world.killer.die, after=True)
-    assert world.run() is None
-    (record,) = map(host_record.decode, records(world).values())
-    assert record.driver is not None
-    assert (record.driver.version, record.driver.root) == ("1.0", OLD_ROOT)
-    world.next_process()
-    outcome = world.run()
-    assert outcome is not None
-    assert "the old driver 1.0 is loaded again" in outcome.what
+    world = failing() if body is None else forged(failing(), body)
+    driver = the_record(world.killed("unload rebellions")).driver
+    assert driver is not None
+    assert (driver.version, driver.root) == ("1.0", OLD_ROOT)
+    world.ended(ExitCode.MODULE_FAILED, BACK)
 
 
 def test_a_forged_journal_skips_no_wait_after_a_failure() -> None:
     world = failing()
-    first = world.run()
-    assert first is not None
-    assert first.exit_code is ExitCode.MODULE_FAILED
-    world.next_process()
+    world.ended(ExitCode.MODULE_FAILED)
     failed_s = world.clock.monotonic()
-    forged(world, {})
-    world.run()
+    forged(world, {}).again(ExitCode.MODULE_FAILED)
     assert world.clock.monotonic() - failed_s >= FIRST_S
 
 
@@ -244,9 +216,9 @@ def test_a_forged_journal_skips_no_wait_after_a_failure() -> None:
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.name)
 def test_a_journal_without_its_record_restores_labels_and_cordon_and_nothing_else(path: Path) -> None:
     body = json.loads(path.read_text())
-    world, gates = SCENARIOS["replace_with_more_of_the_profile"](), body.get("gates", {})
+    world, gates = made("replace_with_more_of_the_profile"), body.get("gates", {})
     deploy = replace(world.profile.deploy, on_unless_false=(GATE, *gates))
-    world.profile = world.host.profile = replace(world.profile, deploy=deploy)
+    world.given(profile=replace(world.profile, deploy=deploy))
     world.host.put_driver("2.0", world.digest, peer=False)  # nothing is to be replaced
     del world.host.files[PROFILE.paths.ready_marker]
     for key, value in body["labels"].items():
@@ -254,20 +226,16 @@ def test_a_journal_without_its_record_restores_labels_and_cordon_and_nothing_els
     world.cluster.edit(dict.fromkeys(gates, "false"), cordon=body["cordoned"] or None)
     world.cluster.edit(annotations={KEY: path.read_text(), PROFILE.keys.cordon: "true"})
     if body.get("cordonManager"):
-        assert world.cluster.current is not None
-        world.cluster.current = replace(world.cluster.current, cordon_manager=body["cordonManager"])
-    outcome = world.run()
-    assert outcome is not None
-    assert outcome.exit_code is ExitCode.DONE
+        world.cluster.current = replace(world.node, cordon_manager=body["cordonManager"])
+    world.ended()
     state = world.state()
     assert {key: state.labels.get(key) for key in body["labels"]} == body["labels"]
     assert {key: state.labels.get(key) for key in gates} == gates
     assert (state.unschedulable, KEY in state.annotations) == (False, False)
     assert set(world.killer.effects) <= {"patch", "event"}
     left = {"services", "removed", "devices"} & body.keys() if "hostRecord" not in body else set()
-    driver = body.get("driver") or {}
-    left |= {"kmm"} & body.keys()
-    assert set(ignored(world)) >= left | ({"driver"} if driver.get("modules") else set())
+    driver = {"driver"} if (body.get("driver") or {}).get("modules") else set()
+    assert set(ignored(world)) >= left | ({"kmm"} & body.keys()) | driver
     said = " ".join(text for _, text, _ in world.cluster.posted)
     assert all(name in said for name in body.get("services", ())), "what is not restored is named"
 
@@ -275,116 +243,77 @@ def test_a_journal_without_its_record_restores_labels_and_cordon_and_nothing_els
 # the record on the host
 
 
-def records(world: World) -> dict[str, str]:
-    return {path: text for path, text in world.host.files.items() if "driver-manager.run-" in path}
-
-
 def test_the_record_is_there_before_the_node_names_it_and_until_it_names_it_no_more() -> None:
-    world = SCENARIOS["replace_with_host_services"]()
-    world.run()
-    (path,) = {effect.split()[-1] for effect in world.killer.effects if "driver-manager.run-" in effect}
-    effects = [effect for effect in world.killer.effects if effect != "event"]
-    assert effects[0] == f"write {path}"
-    assert effects[1] == "patch"
-    assert effects.index(f"remove {path}") > max(at for at, effect in enumerate(effects) if effect == "patch")
+    world = made(SERVICES)
+    world.ended()
+    effects = [effect.split()[0] + (" record" if RUN_RECORD in effect else "") for effect in world.killer.effects]
+    assert [one for one in effects if one.endswith("record") or one == "patch"] == [
+        "write record", "patch", "patch", "remove record"
+    ]  # fmt: skip
     assert records(world) == {}
 
 
 def test_killed_between_record_and_patch_the_node_is_not_taken() -> None:
-    world = SCENARIOS["replace_with_host_services"]()
-    world.killer.kill_at(0, after=True)
-    assert world.run() is None
+    world = made(SERVICES).killed(0)
     assert len(records(world)) == 1
-    assert world.state().annotations == {}
-    assert world.state().labels == LABELS
+    assert world.is_released
 
 
 def test_killed_after_the_unload_the_next_run_knows_from_the_record_what_to_undo() -> None:
-    world = SCENARIOS["replace_with_host_services"]()
-    world.host.broken = {"2.0"}
-    at = undisturbed_effects("replace_with_host_services").index("unload rebellions")
-    world.killer.kill_at(at, after=True)
-    assert world.run() is None
+    world = made(SERVICES, broken={"2.0"}).killed("unload rebellions")
     written = json.loads(world.state().annotations[KEY])
-    assert written["v"] == 3
+    assert (written["v"], written["driver"]) == (3, {"version": "1.0"})
     assert not {"services", "removed", "devices"} & written.keys()
-    assert written["driver"] == {"version": "1.0"}
-    world.next_process()
-    outcome = world.run()
-    assert outcome is not None
-    assert "the old driver 1.0 is loaded again" in outcome.what
-    assert world.host.services == {"rbln_daemon.service": True}
+    world.ended(ExitCode.MODULE_FAILED, BACK)
+    assert world.host.services == {SERVICE: True}
     assert records(world) == {}
 
 
-@cache
-def undisturbed_effects(name: str) -> tuple[str, ...]:
-    world = SCENARIOS[name]()
-    world.run()
-    return tuple(world.killer.effects)
+def current_after(held: Journal, **change: Any) -> World:
+    """A current driver; a run that has ended left this journal, and its record with a change."""
+    world = made("current")
+    world.cluster.edit(annotations={KEY: encode(held)})
+    text = json.loads(host_record.encode(host_record.of(held)))
+    world.host.files[PROFILE.paths.run_record(RUN)] = json.dumps({**text, **change}) if change else json.dumps(text)
+    return world
 
 
 @pytest.mark.parametrize(
     "change",
-    [
-        lambda found: {"run": "another"},
-        lambda found: {"bootId": "boot-0"},
-        lambda found: {"schema": 9},
-        lambda found: {"services": 7},
-    ],
-    ids=["run", "boot", "version", "type"],
+    [{}, {"run": "another"}, {"bootId": "boot-0"}, {"schema": 9}, {"services": 7}],
+    ids=["none", "run", "boot", "version", "type"],
 )
-def test_a_record_of_another_run_or_boot_undoes_nothing(change: Callable[[Any], dict[str, Any]]) -> None:
-    world = SCENARIOS["current"]()
-    held = journal(owner=GONE, labels={}, services=("rbln_daemon.service",), record=RUN)
-    text = host_record.encode(host_record.of(held))
-    path = PROFILE.paths.run_record(RUN)
-    world.cluster.edit(annotations={KEY: encode(held)})
-    world.host.files[path] = json.dumps({**json.loads(text), **change(text)})
+def test_a_record_of_another_run_or_boot_undoes_nothing(change: dict[str, Any]) -> None:
+    world = current_after(journal(owner=GONE, labels={}, services=(SERVICE,), record=RUN), **change)
     world.run()
-    assert "start rbln_daemon.service" not in world.killer.effects
-    assert ignored(world) == ["hostRecord"]
-
-    again = SCENARIOS["current"]()
-    again.cluster.edit(annotations={KEY: encode(held)})
-    again.host.files[path] = text
-    again.run()
-    assert "start rbln_daemon.service" in again.killer.effects
-    assert (ignored(again), path in again.host.files) == ([], False)
+    assert (f"start {SERVICE}" in world.killer.effects) is not bool(change)
+    assert ignored(world) == (["hostRecord"] if change else [])
+    assert change or records(world) == {}
 
 
 def test_a_record_asks_for_nothing_that_the_profile_does_not_have() -> None:
-    world = SCENARIOS["current"]()
-    held = journal(owner=GONE, labels={}, services=("reboot.target",), removed=("dccp",), record=RUN)
-    world.cluster.edit(annotations={KEY: encode(held)})
-    world.host.files[PROFILE.paths.run_record(RUN)] = host_record.encode(host_record.of(held))
+    world = current_after(journal(owner=GONE, labels={}, services=("reboot.target",), removed=("dccp",), record=RUN))
     world.run()
     assert sorted(ignored(world)) == ["removed", "services"]
     assert not [effect for effect in world.killer.effects if "reboot.target" in effect or "dccp" in effect]
 
 
 def test_a_record_that_cannot_be_written_leaves_the_node_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = SCENARIOS["replace_by_manager"]()
+    world = made("replace_by_manager")
     before = world.state()
 
     def refused(path: str, text: str, *, is_secret: bool = False) -> None:
         raise ConfigError(f"cannot write {path}", "Mount it.")
 
     monkeypatch.setattr(world.host, "write_text", refused)
-    outcome = world.run()
-    assert outcome is not None
-    assert outcome.exit_code is ExitCode.USAGE
-    after = world.state()
-    assert (after.labels, after.annotations, after.modules) == (before.labels, before.annotations, before.modules)
+    world.ended(ExitCode.USAGE)
+    assert world.is_released
+    assert world.state().modules == before.modules
 
 
 def half_done() -> World:
     """A run was killed after it had stopped the service and unloaded the driver."""
-    world = SCENARIOS["replace_with_host_services"]()
-    world.killer.at("unload rebellions", world.killer.die, after=True)
-    assert world.run() is None
-    world.next_process()
-    return world
+    return made(SERVICES).killed("unload rebellions")
 
 
 def without_journal(world: World) -> World:
@@ -393,17 +322,17 @@ def without_journal(world: World) -> World:
 
 
 @pytest.mark.parametrize("spoil", [without_journal, lambda world: forged(world, {})], ids=["deleted", "replaced"])
-@pytest.mark.parametrize("breaks", [False, True])
-def test_a_record_that_no_journal_names_is_undone_and_removed(spoil: Callable[[World], World], breaks: bool) -> None:
-    world = half_done()
-    if breaks:
-        world.host.broken = {"2.0"}
-    assert spoil(world).run() is not None
-    assert world.host.services == {"rbln_daemon.service": True}
-    assert world.host.loaded["rebellions"] == ("1.0" if breaks else "2.0")
+@pytest.mark.parametrize("broken", [set(), {"2.0"}])
+def test_a_record_that_no_journal_names_is_undone_and_removed(
+    spoil: Callable[[World], World], broken: set[str]
+) -> None:
+    world = spoil(half_done().given(broken=broken))
+    assert world.run() is not None
+    assert world.host.services == {SERVICE: True}
+    assert world.host.loaded["rebellions"] == ("1.0" if broken else "2.0")
     assert records(world) == {}
     (said,) = [text for text in world.reporter.warnings if "does not name" in text]
-    assert "start rbln_daemon.service, go back to driver 1.0" in said
+    assert f"start {SERVICE}, go back to driver 1.0" in said
     world.next_process()
     world.run()
     assert not any(value.endswith(PAUSED) for value in world.state().labels.values())
@@ -411,28 +340,20 @@ def test_a_record_that_no_journal_names_is_undone_and_removed(spoil: Callable[[W
 
 def test_the_record_of_a_run_that_lives_is_left_alone() -> None:
     world = half_done()
-    (record,) = map(host_record.decode, records(world).values())
+    record = the_record(world)
     assert record.owner is not None
     world.running.add(record.owner)
     without_journal(world).run()
     assert host_record.encode(record) in records(world).values()
-    assert world.host.services == {"rbln_daemon.service": False}
+    assert world.host.services == {SERVICE: False}
     assert not [text for text in world.reporter.warnings if "does not name" in text]
 
 
 def test_a_record_that_outlived_the_release_does_not_choose_the_driver_to_go_back_to() -> None:
-    world = SCENARIOS["replace_with_host_services"]()
-    at = next(
-        at
-        for at, one in enumerate(undisturbed_effects("replace_with_host_services"))
-        if "remove" in one and "manager.run-" in one
-    )
-    world.killer.kill_at(at, after=False)
-    assert world.run() is None
-    assert (len(records(world)), KEY in world.state().annotations) == (1, False)
-    world.next_process()
-    (record,) = map(host_record.decode, records(world).values())
-    obs = world.observe()
+    world = made(SERVICES)
+    world.killed(f"remove {PROFILE.paths.run_record(world.process.process)}", after=False)
+    assert KEY not in world.state().annotations
+    record, obs = the_record(world), world.observe()
     assert record.driver is not None
     assert obs.left == (record,)
     assert obs.journal is not None
@@ -444,7 +365,7 @@ def test_a_record_of_another_boot_that_no_journal_names_is_not_undone() -> None:
     (path,) = records(world)
     world.host.files[path] = json.dumps({**json.loads(world.host.files[path]), "bootId": "boot-0"})
     without_journal(world).run()
-    assert world.host.services == {"rbln_daemon.service": False}
+    assert world.host.services == {SERVICE: False}
 
 
 # any journal of the right types
@@ -492,7 +413,7 @@ def honest_effects(name: str) -> frozenset[str]:
 
 
 def without_run(effect: str) -> str:
-    return f"{effect.partition(' ')[0]} a record" if "driver-manager.run-" in effect else effect
+    return f"{effect.partition(' ')[0]} a record" if RUN_RECORD in effect else effect
 
 
 @pytest.mark.submission
@@ -509,8 +430,7 @@ def test_no_forged_journal_does_what_an_honest_one_of_the_profile_could_not(
     world.cluster.edit(annotations={KEY: encode(said)})
     done = set[str]()
     for _ in range(4):
-        outcome = world.run()
-        assert outcome is not None
+        assert world.run() is not None
         done |= set(map(without_run, world.killer.effects))
         world.next_process()
     # Nothing on the host: what it has to undo is not on the Node.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,14 +26,6 @@ def loaded(draw: st.DrawFn) -> dict[str, Module]:
 
 
 @given(loaded())
-def test_every_module_comes_after_all_its_holders(modules: dict[str, Module]) -> None:
-    order = unload_order(modules, ())
-    assert sorted(order) == sorted(modules)
-    for name, module in modules.items():
-        assert all(order.index(holder) < order.index(name) for holder in module.holders)
-
-
-@given(loaded())
 def test_the_closure_has_the_roots_all_above_them_and_no_foreign_module_below(modules: dict[str, Module]) -> None:
     found = closure(modules, DRIVER)
     assert ("rebellions" in found) is ("rebellions" in modules)
@@ -46,61 +39,54 @@ def is_above(modules: dict[str, Module], below: str, wanted: str) -> bool:
     return wanted in holders or any(is_above(modules, holder, wanted) for holder in holders)
 
 
-def test_our_own_module_that_somebody_else_holds_stays() -> None:
-    modules = {
-        "rebellions": Module("rebellions"),
-        "rebellions_core": Module("rebellions_core", holders=("ext4", "rebellions")),
-        "ext4": Module("ext4"),
-    }
-    assert set(closure(modules, DRIVER)) == {"rebellions"}
+def held(**holders: str) -> dict[str, Module]:
+    """Modules by name, with the names of their holders in one text."""
+    return {name: Module(name, holders=tuple(text.split())) for name, text in holders.items()}
 
 
-def test_what_a_failed_load_left_behind_is_found_without_its_root() -> None:
-    modules = {"rebellions_core": Module("rebellions_core"), "ext4": Module("ext4")}
-    assert set(closure(modules, DRIVER)) == {"rebellions_core"}
+ORDERED = Modules(("root",), order=("below", "root", "beside"))
 
 
-def test_a_chain_of_our_own_modules_below_the_root_is_found_to_its_end() -> None:
-    modules = {
-        "rebellions": Module("rebellions"),
-        "rebellions_b": Module("rebellions_b", holders=("rebellions",)),
-        "rebellions_a": Module("rebellions_a", holders=("rebellions_b",)),
-    }
-    assert unload_order(closure(modules, DRIVER), ()) == ("rebellions", "rebellions_b", "rebellions_a")
+@pytest.mark.parametrize(
+    ("modules", "driver", "order"),
+    [
+        (held(rebellions="", rebellions_core="ext4 rebellions", ext4=""), DRIVER, "rebellions"),
+        (held(rebellions_core="", ext4=""), DRIVER, "rebellions_core"),
+        (
+            held(rebellions="", rebellions_b="rebellions", rebellions_a="rebellions_b"),
+            DRIVER,
+            "rebellions rebellions_b rebellions_a",
+        ),
+        (held(root="", below="", beside="", ext4=""), ORDERED, "beside root below"),
+        (held(rebellions_c="", rebellions_a="", rebellions_b=""), DRIVER, "rebellions_a rebellions_b rebellions_c"),
+        (held(rebellions_a="rebellions_b", rebellions_b="rebellions_a"), DRIVER, "rebellions_a rebellions_b"),
+    ],
+    ids=["held by another", "left by a failed load", "a chain", "ordered by the profile", "names", "a cycle"],
+)
+def test_what_is_unloaded_and_in_which_order(modules: dict[str, Module], driver: Modules, order: str) -> None:
+    assert " ".join(unload_order(closure(modules, driver), driver.order)) == order
 
 
-@given(loaded(), st.permutations(NAMES))
+@given(loaded(), st.permutations(NAMES), st.sampled_from([0, 4]))
 def test_a_load_order_is_unloaded_backwards_but_never_a_module_before_its_holder(
-    modules: dict[str, Module], load_order: list[str]
+    modules: dict[str, Module], load_order: list[str], count: int
 ) -> None:
-    order = unload_order(modules, load_order[:4])
+    order = unload_order(modules, load_order[:count])
     assert sorted(order) == sorted(modules)
     for name, module in modules.items():
         assert all(order.index(holder) < order.index(name) for holder in module.holders)
     free = {name: Module(name) for name in modules}
-    backwards = [name for name in reversed(load_order[:4]) if name in free]
-    assert [name for name in unload_order(free, load_order[:4]) if name in backwards] == backwards
+    backwards = [name for name in reversed(load_order[:count]) if name in free]
+    assert [name for name in unload_order(free, load_order[:count]) if name in backwards] == backwards
 
 
-def test_what_the_profile_orders_is_the_drivers_without_a_pattern() -> None:
-    ordered = Modules(("root",), order=("below", "root", "beside"))
-    modules = {name: Module(name) for name in ("root", "below", "beside", "ext4")}
-    assert unload_order(closure(modules, ordered), ordered.order) == ("beside", "root", "below")
-
-
-def test_names_alone_decide_between_equals() -> None:
-    assert unload_order({name: Module(name) for name in ("c", "a", "b")}, ()) == ("a", "b", "c")
-
-
-def test_an_impossible_cycle_ends() -> None:
-    assert unload_order({"a": Module("a", holders=("b",)), "b": Module("b", holders=("a",))}, ()) == ("a", "b")
-
-
-def test_users_are_what_the_reference_count_has_beyond_holders() -> None:
-    assert users(Module("m", refcount=3, holders=("a",))) == 2
-    assert users(Module("m", refcount=1, holders=("a",))) == 0
-    assert users(Module("m", refcount=0, holders=("a",))) == 0
-    assert users(Module("m", refcount=None)) == 0
+@pytest.mark.parametrize(
+    ("refcount", "holders", "count"), [(3, ("a",), 2), (1, ("a",), 0), (0, ("a",), 0), (None, (), 0)]
+)
+def test_users_are_what_the_reference_count_has_beyond_holders(
+    refcount: int | None, holders: tuple[str, ...], count: int
+) -> None:
+    assert users(Module("m", refcount=refcount, holders=holders)) == count
 
 
 @given(loaded())

@@ -10,7 +10,6 @@ import pytest
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.observation import Loader
 from tests.support.fakes.builders import PROFILE
-from tests.support.fakes.checks import finish
 from tests.support.fakes.scenarios import LABELS, SCENARIOS, made, settle_in, undisturbed
 from tests.support.fakes.world import State, World
 
@@ -114,7 +113,7 @@ def test_the_next_run_says_so_again_and_touches_nothing(name: str, module: str) 
 def test_after_the_reboot_the_run_ends_like_an_undisturbed_one(name: str, module: str) -> None:
     world, _ = hung(name, module)
     world.given(hanging=set()).reboot()
-    finish(world)
+    world.finish()
     settled, expected = settle_in(world), undisturbed(name)[1]
     assert (settled.labels, settled.annotations) == (LABELS, {})
     if world.policy.loader is Loader.MANAGER:  # only what loads the driver again knows of modules beside it

@@ -1,91 +1,142 @@
-"""Whole runs on the fakes: whatever kills them and whoever edits the Node meanwhile, nothing is lost.
-
-MUTANTS that these properties caught, each proved again by a test at the end:
-  - restore without comparing: an edit made during the pause is overwritten
-  - the pause in one patch, the journal in a second: a kill in between loses custom values that do not fit
-  - originals read from the paused values alone, though a journal is there: a value that does not fit becomes `true`
-  - always uncordon: an administrator's cordon is lifted
-  - never hold: operands come back to a node whose old driver is gone
-  - the owner is not asked for: two runs interleave
-  - the node is taken only to pause it: two runs load the driver at once
-  - no resourceVersion precondition on the pause: an edit between observation and pause is overwritten
-  - what is bound now taken for what was: after a kill the record says that vfio had the devices from the beginning
-  - overrides left where they are: a driver that comes after a kill gets no device
-"""
+"""Whole runs on the fakes: whatever kills or supersedes them, and whoever edits the Node meanwhile, nothing is lost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import cache, partial
-from typing import Any
+import dataclasses
+from collections.abc import Iterator
+from functools import cache
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from driver_manager.core.swap.node import NodeLock, NodeSteps
-from driver_manager.domain import pci as bindings
-from driver_manager.domain.errors import ApiUnavailable, ExitCode
-from driver_manager.domain.node import Node, NodeChange
-from driver_manager.domain.observation import Situation
-from driver_manager.domain.pci import Binding, PciFunction
-from driver_manager.domain.pods import labels as label_rules
-from driver_manager.domain.swap import node_patches, planner
-from driver_manager.domain.swap import vfio as vfio_return
-from driver_manager.domain.swap.building import taking
-from driver_manager.domain.swap.steps import Step, TakeNode
-from tests.support.fakes.broken import Case, check_caught
-from tests.support.fakes.builders import EXPORTER, PAUSED, PLUGIN, key
-from tests.support.fakes.checks import (
-    EDITS,
-    SECONDS,
-    check_called_off,
-    check_converged,
-    check_cordoned_first,
-    check_edited,
-    check_killed,
-    check_second_run_is_refused,
-    check_terminated,
-    edit_points,
-    finish,
-    kill_points,
-)
-from tests.support.fakes.scenarios import LABELS, SCENARIOS, TAKING, calls_until_given_back, settle_in, undisturbed
-from tests.support.fakes.world import World
+from driver_manager.domain import journal as journals
+from driver_manager.domain.errors import ApiUnavailable, Conflict, ExitCode
+from driver_manager.domain.journal import Owner
+from driver_manager.domain.observation import Mode
+from driver_manager.domain.profile import RUN_RECORD
+from tests.support.fakes.builders import EXPORTER, PAUSED, PLUGIN, PROFILE, key
+from tests.support.fakes.scenarios import LABELS, SCENARIOS, TAKING, made, settle_in, undisturbed
+from tests.support.fakes.shown import Shown
+from tests.support.fakes.world import SECONDS, State, World
 from tests.support.selection import examples
+
+JOURNAL, LONG = PROFILE.keys.journal, key("long")
+Edit = tuple[str, str | None]
+EDITS: tuple[Edit, ...] = (
+    (PLUGIN, None),
+    (PLUGIN, "false"),
+    (PLUGIN, "true"),
+    (EXPORTER, "custom"),
+    (key("custom-client"), "silver"),
+    (key("custom-client"), None),
+    (LONG, "short"),
+    (key("off"), "true"),
+    (key("empty"), None),
+    (key("new-component"), "true"),
+    ("example.com/unrelated", "x"),
+    ("kubernetes.io/hostname", None),
+)
+DIVIDED = pytest.mark.shares(3)
+every_scenario, every_taking = (pytest.mark.parametrize("name", names) for names in (SCENARIOS, TAKING))
+
+
+@cache
+def calls_of(name: str) -> tuple[str, ...]:
+    """The calls of an undisturbed run."""
+    world = made(name)
+    world.run()
+    return tuple(world.killer.calls)
+
+
+def calls_until_given_back(name: str) -> int:
+    """How many calls there are until the node is given back: what follows changes no node."""
+    return max(number for number, called in enumerate(calls_of(name)) if called == "patch") + 1
+
+
+def kill_points(name: str) -> Iterator[tuple[int, bool]]:
+    """Every moment right before and right after an effect of an undisturbed run."""
+    return ((effect, after) for effect in range(undisturbed(name)[2]) for after in (False, True))
+
+
+def edit_points(name: str) -> range:
+    """Every call of an undisturbed run, and one more: the edit may lead to a second observation."""
+    return range(undisturbed(name)[3] + 1)
+
+
+def is_clean(world: World, labels: dict[str, str] = LABELS) -> bool:
+    """True if the Node has these labels and nothing of a run."""
+    state = world.state()
+    return (state.labels, state.annotations, state.unschedulable) == (labels, {}, False)
+
+
+def check_converged(world: World, name: str, *, rebooted: bool) -> None:
+    """Raises AssertionError unless the world is as an undisturbed run leaves it."""
+    at_once, settled, _, _ = undisturbed(name)
+    if not rebooted:
+        assert world.state() == at_once
+        assert settle_in(world) == settled
+        return
+    keys = world.profile.keys
+    was_taken = any(keys.state in patch.labels for patch in world.cluster.patches)
+    shown = settled.shown if was_taken else Shown()  # a rebooted node that no run had taken since shows nothing
+    assert without_peers(settle_in(world)) == without_peers(dataclasses.replace(settled, shown=shown))
+
+
+def without_peers(state: State) -> State:
+    """A reboot ends what somebody had loaded above the driver, set in it, or bound: it belongs to the boot."""
+    modules = {name: one for name, one in state.modules.items() if name != "rebellions_peer"}
+    devices = tuple(replace(one, virtual_count=0) for one in state.devices)
+    return dataclasses.replace(state, modules=modules, given={}, bindings=(), devices=devices)
+
+
+# kills
 
 ALL_KILLS = [(name, effect, after) for name in SCENARIOS for effect, after in kill_points(name)]
 
 
-@pytest.mark.shares(3)
+@DIVIDED
+@pytest.mark.parametrize("reboot", [False, True], ids=["", "and-a-reboot"])
 @pytest.mark.parametrize(("name", "effect", "after"), ALL_KILLS)
 def test_a_run_killed_at_any_effect_and_run_again_ends_like_an_undisturbed_one(
-    name: str, effect: int, after: bool
+    name: str, effect: int, after: bool, reboot: bool
 ) -> None:
-    check_killed(name, effect, after=after)
-    check_killed(name, effect, after=after, new_pod=True)
+    for new_pod in (False, True):
+        world = made(name).killed(effect, after=after)
+        if reboot:
+            world.reboot()
+        if new_pod:
+            world.move_to_new_pod()
+        world.finish()
+        check_converged(world, name, rebooted=reboot)
 
 
-@pytest.mark.shares(3)
-@pytest.mark.parametrize(("name", "effect", "after"), ALL_KILLS)
-def test_a_reboot_between_the_kill_and_the_next_run_changes_nothing(name: str, effect: int, after: bool) -> None:
-    check_killed(name, effect, after=after, reboot=True)
-    check_killed(name, effect, after=after, reboot=True, new_pod=True)
-
-
-TO_MACHINES = ("switch_to_vfio", "bind_to_vfio")
-
-
-@pytest.mark.parametrize(("name", "effect", "after"), [one for one in ALL_KILLS if one[0] in TO_MACHINES])
+@pytest.mark.parametrize("reboot", [False, True], ids=["", "and-a-reboot"])
+@pytest.mark.parametrize(
+    ("name", "effect", "after"), [one for one in ALL_KILLS if one[0] in ("switch_to_vfio", "bind_to_vfio")]
+)
 def test_devices_on_their_way_to_machines_come_back_whatever_killed_the_run(
-    name: str, effect: int, after: bool
+    name: str, effect: int, after: bool, reboot: bool
 ) -> None:
-    for reboot in (False, True):
-        check_called_off(name, effect, after=after, reboot=reboot)
+    """Every device has its own driver, and the Node is as it was, once the next run is a driver's."""
+    had = {one.address: one.virtual_count for one in made(name).state().devices}
+    world = made(name).killed(effect, after=after)
+    if reboot:
+        world.reboot()
+    world.serve_containers()
+    world.finish()
+    world.host.start_driver_container("2.0", world.digest)
+    world.finish()
+    assert is_clean(world)
+    physical = [one for one in world.state().devices if not one.physical]
+    assert [(one.driver, one.override) for one in physical] == [("rebellions", "")] * len(physical)
+    if not reboot:  # a boot ends bindings, virtual functions and what is noted of them
+        assert [one.virtual_count for one in physical] == [had[one.address] for one in physical]
+        assert PROFILE.paths.bindings not in world.host.files, "a record of what is given back already"
 
 
-@pytest.mark.shares(3)
+@DIVIDED
 @settings(max_examples=examples(300))
 @given(
     name=st.sampled_from(sorted(SCENARIOS)),
@@ -99,7 +150,7 @@ def test_devices_on_their_way_to_machines_come_back_whatever_killed_the_run(
 def test_any_number_of_kills_signals_and_reboots_in_a_row_ends_like_an_undisturbed_run(
     name: str, blows: list[tuple[int, bool, bool, bool, int | None]]
 ) -> None:
-    world = SCENARIOS[name]()
+    world = made(name)
     for effect, after, reboot, new_pod, sigterm_at in blows:
         world.next_process()
         world.killer.kill_at(effect, after=after)
@@ -110,54 +161,56 @@ def test_any_number_of_kills_signals_and_reboots_in_a_row_ends_like_an_undisturb
             world.reboot()
         if new_pod:
             world.move_to_new_pod()
-    finish(world, runs=8)
+    world.finish(runs=8)
     assert world.state().labels == LABELS
     # A run that ended well in the middle may find a rebooted host to install on again: only the settled state counts.
     check_converged(world, name, rebooted=True)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["refused", "answer-lost"])
-@pytest.mark.parametrize("name", SCENARIOS)
+@every_scenario
 def test_an_api_server_that_fails_at_any_call_loses_nothing(name: str, after: bool) -> None:
     for number, called in enumerate(calls_of(name)):
         if called not in ("node", "pods", "patch", "watch"):
             continue
-        world = SCENARIOS[name]()
-        world.killer.at_call(number, unavailable, after=after)
+        world = made(name)
+        world.killer.at_call(number, ApiUnavailable("no answer", "Look at the API server."), after=after)
         outcome = world.run()
         assert outcome is not None
         assert outcome.exit_code in (ExitCode.DONE, ExitCode.API_UNAVAILABLE), f"{called} at {number}: {outcome}"
         if world.host.loaded:
-            assert world.state().labels == LABELS, f"{called} at {number}"
-            assert world.state().annotations == {}
-        finish(world)
+            assert (world.state().labels, world.state().annotations) == (LABELS, {}), f"{called} at {number}"
+        world.finish()
         assert world.state().labels == LABELS
         assert settle_in(world) == undisturbed(name)[1]
 
 
-def unavailable() -> None:
-    raise ApiUnavailable("no answer", "Look at the API server.")
+# edits
 
 
-@cache
-def calls_of(name: str) -> list[str]:
-    """The calls of an undisturbed run."""
-    world = SCENARIOS[name]()
-    world.run()
-    return world.killer.calls
+def check_edited(name: str, call: int, edits: tuple[Edit, ...], kill: tuple[int, bool] | None = None) -> None:
+    """Somebody edits labels at `call`. Raises AssertionError unless these edits, and no others, are on the Node."""
+    world, done = made(name), list[bool]()
+
+    def edit() -> None:
+        done.append(True)
+        world.cluster.edit(dict(edits))
+
+    world.killer.at_call(call, edit)
+    world.run_through(kill)
+    expected = {**LABELS, **dict(edits)} if done else dict(LABELS)
+    assert is_clean(world, {label: value for label, value in expected.items() if value is not None})
 
 
-@pytest.mark.shares(3)
+@DIVIDED
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: f"{edit[0].rpartition('/')[2]}={edit[1]}")
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_a_label_edited_at_any_moment_is_left_alone_and_no_other_changes(
-    name: str, edit: tuple[str, str | None]
-) -> None:
+@every_scenario
+def test_a_label_edited_at_any_moment_is_left_alone_and_no_other_changes(name: str, edit: Edit) -> None:
     for call in edit_points(name):
         check_edited(name, call, (edit,))
 
 
-@pytest.mark.shares(3)
+@DIVIDED
 @settings(max_examples=examples(300))
 @given(
     name=st.sampled_from(TAKING),
@@ -165,27 +218,29 @@ def test_a_label_edited_at_any_moment_is_left_alone_and_no_other_changes(
     edits=st.lists(st.sampled_from(EDITS), min_size=1, max_size=4, unique_by=lambda edit: edit[0]),
     kill=st.tuples(st.integers(0, 10), st.booleans()),
 )
-def test_edits_survive_a_kill_too(
-    name: str, call: int, edits: list[tuple[str, str | None]], kill: tuple[int, bool]
-) -> None:
+def test_edits_survive_a_kill_too(name: str, call: int, edits: list[Edit], kill: tuple[int, bool]) -> None:
     check_edited(name, call, tuple(edits), kill)
 
 
-@pytest.mark.shares(3)
-@pytest.mark.parametrize("name", SCENARIOS)
+@DIVIDED
+@every_scenario
 def test_an_administrators_cordon_stays(name: str) -> None:
-    check_cordoned_first(name)
+    for kill in (None, *kill_points(name)):
+        world = made(name)
+        world.cluster.edit(cordon=True)
+        world.run_through(kill)
+        state = world.state()
+        assert (state.unschedulable, state.annotations, state.labels) == (True, {}, LABELS), f"killed at {kill}"
 
 
-@pytest.mark.shares(3)
-@pytest.mark.parametrize("name", SCENARIOS)
+@DIVIDED
+@every_scenario
 def test_a_cordon_set_while_the_node_is_not_cordoned_by_us_stays(name: str) -> None:
     for call in edit_points(name):
-        world, seen = SCENARIOS[name](), list[bool]()
+        world, seen = made(name), list[bool]()
 
         def cordon(world: World = world, seen: list[bool] = seen) -> None:
-            assert world.cluster.current is not None
-            seen.append(world.cluster.current.unschedulable)
+            seen.append(world.node.unschedulable)
             world.cluster.edit(cordon=True)
 
         world.killer.at_call(call, cordon)
@@ -193,26 +248,22 @@ def test_a_cordon_set_while_the_node_is_not_cordoned_by_us_stays(name: str) -> N
         assert world.state().unschedulable is (seen == [False]), f"at call {call}"
 
 
-@pytest.mark.shares(3)
-@pytest.mark.parametrize("name", TAKING)
+@DIVIDED
+@every_taking
 def test_labels_found_paused_without_a_journal_are_given_back(name: str) -> None:
     for kill in (None, *kill_points(name)):
-        world = SCENARIOS[name]()
+        world = made(name)
         world.cluster.edit({PLUGIN: PAUSED, key("custom-client"): f"gold_{PAUSED}"})
-        if kill is not None:
-            world.killer.kill_at(kill[0], after=kill[1])
-        if world.run() is None:
-            finish(world)
-        assert world.state().labels == LABELS
-        assert world.state().annotations == {}
+        world.run_through(kill)
+        assert (world.state().labels, world.state().annotations) == (LABELS, {})
 
 
-@pytest.mark.shares(3)
-@pytest.mark.parametrize("name", SCENARIOS)
+@DIVIDED
+@every_scenario
 def test_a_node_replaced_meanwhile_keeps_its_new_labels(name: str) -> None:
     fresh = {PLUGIN: "true", EXPORTER: "false", "new": "node"}
     for call in edit_points(name):
-        world, done = SCENARIOS[name](), list[bool]()
+        world, done = made(name), list[bool]()
 
         def replaced(world: World = world, done: list[bool] = done) -> None:
             done.append(True)
@@ -220,151 +271,169 @@ def test_a_node_replaced_meanwhile_keeps_its_new_labels(name: str) -> None:
 
         world.killer.at_call(call, replaced)
         assert world.run() is not None
-        assert world.state().labels == (fresh if done else LABELS), f"replaced at call {call}"
-        assert world.state().annotations == {}
-        assert not world.state().unschedulable
+        assert is_clean(world, fresh if done else LABELS), f"replaced at call {call}"
 
 
-@pytest.mark.shares(3)
-@pytest.mark.parametrize("name", TAKING)
+@DIVIDED
+@every_taking
 def test_a_node_deleted_meanwhile_ends_the_run_with_a_usage_error_and_is_not_made_again(name: str) -> None:
     for call in range(calls_until_given_back(name)):
-        world = SCENARIOS[name]()
+        world = made(name)
         world.killer.at_call(call, world.cluster.delete_node)
-        outcome = world.run()
-        assert outcome is not None
-        assert outcome.exit_code is ExitCode.USAGE, f"deleted at call {call}: {outcome}"
-        assert world.cluster.current is None
+        world.ended(ExitCode.USAGE)
+        assert world.cluster.current is None, f"deleted at call {call}"
 
 
-@pytest.mark.shares(3)
-@pytest.mark.parametrize("name", SCENARIOS)
+# signals
+
+
+@DIVIDED
+@every_scenario
 def test_sigterm_at_any_call_gives_back_or_holds_and_the_next_run_finishes(name: str) -> None:
-    for call in range(undisturbed(name)[3] + 1):
+    for call in edit_points(name):
         check_terminated(name, call)
 
 
-def test_sigterm_while_waiting_for_pods_ends_the_wait_at_once_and_gives_back() -> None:
-    world = SCENARIOS["replace_by_container"]()
-    world.clock.after(1.0, world.clock.ask_to_end)
+def check_terminated(name: str, call: int) -> None:
+    """SIGTERM at `call`. Raises AssertionError unless the node is given back, or held where its driver is gone."""
+    world = made(name)
+    had_driver, before = bool(world.host.loaded), world.state()
+    world.killer.at_call(call, world.clock.ask_to_end)
     outcome = world.run()
     assert outcome is not None
-    assert outcome.exit_code is ExitCode.STANDING_DOWN
-    assert "the node was released" in outcome.what
-    assert world.clock.now == world.clock.ended_at
+    assert outcome.exit_code in (ExitCode.DONE, ExitCode.STANDING_DOWN), outcome
+    state, is_done = world.state(), outcome.exit_code is ExitCode.DONE
+    if is_done or not had_driver or "rebellions" in world.host.loaded:
+        assert is_clean(world)
+        assert "paused" not in outcome.what
+        if world.policy.mode is Mode.VFIO and not is_done:
+            assert_devices_kept(before, state)
+        if not is_done and world.host.loaded.get("rebellions") != "2.0":
+            assert state.foreign == made(name).state().foreign, "a conflicting module stays away for nothing"
+    else:
+        assert "stays paused" in outcome.what
+        assert state.labels[PLUGIN] == PAUSED
+        assert world.journal.labels[LONG] == LABELS[LONG]
+        assert state.unschedulable is (PROFILE.keys.cordon in state.annotations)
+    if world.clock.ended_at is not None:
+        assert world.clock.now - world.clock.ended_at < 5.0, "not within the grace period"
+    world.finish()
     assert world.state().labels == LABELS
+    assert settle_in(world) == undisturbed(name)[1]
 
+
+def assert_devices_kept(before: State, after: State) -> None:
+    """Raises AssertionError unless devices are as they were, apart from those that vfio has got by now."""
+    known = {one.address: one for one in before.devices}
+    given = {one.address for one in after.devices if one.is_on_vfio}
+    for one in after.devices:
+        if one.address not in given:
+            was = known[one.address]
+            assert (one.override, one.virtual_count) == (was.override, was.virtual_count)
+
+
+def test_sigterm_while_waiting_for_pods_ends_the_wait_at_once_and_gives_back() -> None:
+    world = made("replace_by_container")
+    world.clock.after(1.0, world.clock.ask_to_end)
+    world.ended(ExitCode.STANDING_DOWN, "the node was released")
+    assert world.clock.now == world.clock.ended_at
+    assert world.is_released
+
+
+# a second run
 
 NOTHING_TAKEN = ("current", "replace_with_safe_load")
 """Their first patch, if any, only asks: two runs may wait for the same answer."""
 
 
-def all_seconds(name: str) -> list[Case]:
-    calls = calls_of(name)
-    return [
-        partial(check_second_run_is_refused, name, call, pod)
-        for call in range(calls.index("patch") + 1, calls_until_given_back(name))
-        for pod in SECONDS
-    ]
-
-
-@pytest.mark.shares(3)
+@DIVIDED
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in NOTHING_TAKEN])
 def test_a_second_run_is_refused_while_the_first_lives(name: str) -> None:
-    for check in all_seconds(name):
-        check()
+    for call in range(calls_of(name).index("patch") + 1, calls_until_given_back(name)):
+        for pod in SECONDS:
+            world, refused = made(name), list[bool]()
+
+            def second_run(world: World = world, pod: str = pod, refused: list[bool] = refused) -> None:
+                before = world.state()
+                world.second(pod).ended(ExitCode.OWNED_ELSEWHERE)
+                refused.append(world.state() == before)
+
+            world.killer.at_call(call, second_run)
+            world.ended()
+            assert refused == [True], f"at call {call}"
+            assert world.state().labels == LABELS
 
 
-def all_kills() -> list[Case]:
-    return [partial(check_killed, name, effect, after=after) for name in TAKING for effect, after in kill_points(name)]
+OTHER = Owner(pid=9, start_ticks=9, pid_namespace=2, boot_id="boot-1")
+ON_DRIVER = ("unload", "load", "flip", "reload", "unmount", "remove", "write", "stop")
+ON_DEVICES = ("override", "virtual", "bind", "unbind", "probe ")
+EFFECTS = (*ON_DRIVER, *ON_DEVICES, "evict")
 
 
-def all_edits() -> list[Case]:
-    return [
-        partial(check_edited, name, call, (edit,)) for name in TAKING for call in edit_points(name) for edit in EDITS
-    ]
+def take_over(world: World) -> None:
+    """Another run takes the node, as `--take-over` does."""
+    text = world.node.annotations.get(JOURNAL)
+    if text is not None:
+        taken = replace(journals.decode(text).claims, owner=OTHER)
+        world.cluster.edit(annotations={JOURNAL: journals.encode(taken)})
+    world.host.claimed_by = OTHER
 
 
-def all_switches() -> list[Case]:
-    return [
-        partial(check_killed, "switch_to_vfio", effect, after=after) for effect, after in kill_points("switch_to_vfio")
-    ]
+def begun(name: str, *, is_answer_lost: bool = False, can_be_locked: bool = True) -> World:
+    """The world of a run. The answer to the patch that takes the node may be lost: sent again, it is a conflict."""
+    world = made(name, can_be_locked=can_be_locked)
+    if is_answer_lost:
+        taking = calls_of(name).index("note") - 1
+        assert calls_of(name)[taking] == "patch"
+        world.killer.at_call(taking, Conflict("the Node changed since it was read", "Run again."), after=True)
+    return world
 
 
-def all_called_off() -> list[Case]:
-    return [
-        partial(check_called_off, name, effect, after=after, reboot=False)
-        for name in TO_MACHINES
-        for effect, after in kill_points(name)
-    ]
+def check_superseded(name: str, call: int, *, is_answer_lost: bool = False) -> None:
+    """Another run takes over at `call`. Raises AssertionError unless this one touches nothing any more."""
+    for can_be_locked in (True, False):
+        world = begun(name, is_answer_lost=is_answer_lost, can_be_locked=can_be_locked)
+        left: list[tuple[int, State]] = []
+
+        def act(world: World = world, left: list[tuple[int, State]] = left) -> None:
+            if world.host.is_owned or world.killer.calls[-1].startswith((*EFFECTS, "start")):
+                return  # who takes over waits for the end of an effect; a service starts right after a look at the Node
+            world.running.add(OTHER)
+            take_over(world)
+            left.append((len(world.killer.effects), world.state()))
+
+        world.killer.at_call(call, act)
+        outcome = world.run()
+        assert outcome is not None
+        for at, state in left:
+            touched = [one for one in world.killer.effects[at:] if one.startswith(EFFECTS) and RUN_RECORD not in one]
+            assert touched == [], f"at call {call}"
+            assert outcome.exit_code is ExitCode.OWNED_ELSEWHERE, f"at call {call}: {outcome}"
+            assert dataclasses.replace(world.state(), files={}) == dataclasses.replace(state, files={})
 
 
-def all_terms() -> list[Case]:
-    return [partial(check_terminated, name, call) for name in TAKING for call in range(undisturbed(name)[3] + 1)]
+@DIVIDED
+@every_taking
+def test_a_run_that_was_superseded_does_nothing_more(name: str) -> None:
+    for call in range(calls_of(name).index("note") + 1, calls_until_given_back(name) - 1):
+        check_superseded(name, call)
 
 
-def restore_all(labels: dict[str, str], saved: dict[str, str], _: str) -> dict[str, str]:
-    return {name: value for name, value in saved.items() if labels.get(name) != value}
+def test_a_run_whose_taking_patch_got_no_answer_does_nothing_more_once_superseded() -> None:
+    name = "replace_by_manager"
+    world = begun(name, is_answer_lost=True)
+    world.run()
+    for call in range(world.killer.calls.index("note") + 1, len(world.killer.calls) - 1):
+        check_superseded(name, call, is_answer_lost=True)
 
 
-def journal_in_a_second_patch(self: NodeSteps, step: TakeNode) -> None:
-    self._context.lock.acquired(step.journal)
-    first = self._context.ports.cluster.patch_node(replace(step.change, annotations={}), step.resource_version)
-    self._context.ports.cluster.patch_node(NodeChange(annotations=step.change.annotations), first.resource_version)
-
-
-def originals_without_the_journal(
-    labels: dict[str, str], _: dict[str, str], keys: frozenset[str], paused_value: str
-) -> dict[str, str]:
-    return ORIGINALS(labels, {}, keys, paused_value)
-
-
-def always_uncordon(node: Node, *rest: object) -> NodeChange:
-    change: NodeChange = RELEASE(node, *rest)  # type: ignore[arg-type]  # handed through as it came
-    return replace(change, unschedulable=False if node.unschedulable else None)
-
-
-def take_only_to_pause(*arguments: Any, **options: Any) -> tuple[Step, ...]:
-    return TAKEN(*arguments, **options) if arguments[1] else ()
-
-
-def patch_without_precondition(self: NodeSteps, step: TakeNode) -> None:
-    self._context.lock.acquired(step.journal)
-    self._context.ports.cluster.patch_node(step.change, None)
-
-
-def last_word_first(known: Iterable[Binding], more: Iterable[Binding]) -> tuple[Binding, ...]:
-    return MERGED(more, known)
-
-
-def given_back_as_they_are(situation: Situation) -> tuple[PciFunction, ...]:
-    return tuple(one for one in RETURNING(situation) if one.is_on_vfio)
-
-
-MERGED, RETURNING = bindings.merged_bindings, vfio_return.returning
-ORIGINALS, RELEASE, TAKEN = label_rules.originals, node_patches.release, taking
-
-
-@pytest.mark.parametrize(
-    ("target", "name", "mutant", "cases"),
-    [
-        (label_rules, "restored", restore_all, all_edits),
-        (NodeSteps, "_acquire", journal_in_a_second_patch, all_kills),
-        (label_rules, "originals", originals_without_the_journal, all_kills),
-        (node_patches, "release", always_uncordon, lambda: [partial(check_cordoned_first, "replace_by_container")]),
-        (NodeLock, "_why_hold", lambda *_: "", all_terms),
-        (planner, "refuse_if_owned", lambda *_, **__: None, lambda: all_seconds("first_install_by_manager")),
-        (planner, "taking", take_only_to_pause, lambda: all_seconds("first_install_by_manager")),
-        (NodeSteps, "_acquire", patch_without_precondition, all_edits),
-        ((bindings, node_patches, vfio_return), "merged_bindings", last_word_first, all_switches),
-        (vfio_return, "returning", given_back_as_they_are, all_called_off),
-    ],
-    ids=lambda value: getattr(value, "__name__", None) if callable(value) else None,
-)
-def test_a_mutant_is_caught(
-    monkeypatch: pytest.MonkeyPatch, target: object, name: str, mutant: object, cases: Callable[[], list[Case]]
-) -> None:
-    for scenario in SCENARIOS:
-        undisturbed(scenario)  # measured before anything is broken
-        calls_of(scenario)
-    check_caught(cases(), monkeypatch, name, mutant, *(target if isinstance(target, tuple) else (target,)))
+@pytest.mark.parametrize("is_answer_lost", [False, True], ids=["answered", "answer lost"])
+@every_taking
+def test_every_effect_on_the_driver_of_a_taken_node_is_owned(name: str, is_answer_lost: bool) -> None:
+    world, owned = begun(name, is_answer_lost=is_answer_lost), list[bool]()
+    for number in range(2 * undisturbed(name)[3]):
+        world.killer.at_call(number, lambda: owned.append(world.host.is_owned))
+    world.ended()
+    for called, is_owned in zip(world.killer.calls, owned, strict=False):
+        if called.startswith((*ON_DRIVER, *ON_DEVICES)) and RUN_RECORD not in called:
+            assert is_owned, called

@@ -20,7 +20,6 @@ from driver_manager.domain.node import Claim, Node, Pod
 from driver_manager.domain.observation import EvictionRules
 from driver_manager.domain.swap.steps import UnloadModules
 from tests.support.fakes.builders import PAUSED, PLUGIN, PROFILE, driver_pod, pod, workload
-from tests.support.fakes.checks import finish
 from tests.support.fakes.cluster import Tenant
 from tests.support.fakes.scenarios import (
     DRA_PLUGIN,
@@ -407,7 +406,7 @@ def test_a_run_killed_while_the_operator_is_asked_asks_no_second_time_and_ends_w
     for effect in range(len(world.killer.effects)):
         for after in (False, True):
             world = replace_managed_by_operator().killed(effect, after=after)
-            finish(world)
+            world.finish()
             assert {key: value for key, value in world.state().labels.items() if key in LABELS} == LABELS
             assert world.state().modules["rebellions"] == "2.0"
             assert len([1 for reason, _, _ in world.cluster.posted if reason == "DriverUpgradeRequested"]) <= 1

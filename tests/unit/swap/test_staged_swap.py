@@ -17,7 +17,6 @@ from driver_manager.domain.swap.preflight import checks
 from driver_manager.domain.swap.retry_wait import wish
 from driver_manager.domain.swap.steps import FlipRoot, KeepRoot, LoadModules, Plan
 from tests.support.fakes.builders import NEW_DIGEST, OLD_DIGEST, PLUGIN, PROFILE, pod
-from tests.support.fakes.checks import finish
 from tests.support.fakes.scenarios import made, swap_a_folder_for_a_slot, swap_to_a_slot
 from tests.support.fakes.slots import Kept
 from tests.support.fakes.world import World
@@ -170,7 +169,7 @@ def test_from_a_folder_to_a_slot_and_back_to_what_was_in_it_whatever_kills_the_w
         world = swap_a_folder_for_a_slot()
         world.ended()
         world.next_process()
-        finish(world.given(digest=OLD_DIGEST).killed(effect, after=after))
+        world.given(digest=OLD_DIGEST).killed(effect, after=after).finish()
         check_old(world)
 
 
