@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.assurance.mutants.mutant import Mutant
 
-RESTART = "unit/pods/test_client_restart.py::"
+RESTART = "unit/pods/test_clients.py::"
 CLIENTS = "unit/pods/test_clients.py::"
 
 CLIENT_MUTANTS = (
@@ -63,7 +63,7 @@ CLIENT_MUTANTS = (
         "core/swap/driver.py",
         "            if faster:\n                self._evict(faster)\n",
         "",
-        ("unit/swap/test_client_gap.py::test_a_successor_that_is_faster_is_evicted_too",),
+        ("unit/swap/test_reconcile_workloads.py::test_a_successor_that_is_faster_is_evicted_too",),
     ),
     Mutant(
         "client-unrehearsed",
@@ -71,7 +71,7 @@ CLIENT_MUTANTS = (
         "core/swap/run.py",
         "for pod, why in rehearsal.refused if pod.uid in uids]",
         "for pod, why in rehearsal.refused if not uids]",
-        ("unit/swap/test_client_gap.py::test_a_budget_that_would_refuse_the_client_disturbs_nobody",),
+        ("unit/swap/test_reconcile_workloads.py::test_a_budget_that_would_refuse_the_client_disturbs_nobody",),
     ),
     Mutant(
         "client-of-another-selector",

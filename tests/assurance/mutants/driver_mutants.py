@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tests.assurance.mutants.mutant import Mutant
 
-STUCK = "unit/swap/test_reconcile_stuck.py::"
-LOAD_AT_BOOT = "unit/swap/test_load_at_boot.py::"
+STUCK = "unit/swap/test_reconcile_faults.py::"
+LOAD_AT_BOOT = "unit/swap/test_executor_reboot.py::"
 REBOOT_HOST = "unit/adapters/test_reboot_host.py::"
 PLANS = "unit/swap/test_plans.py"
 TREE = "unit/adapters/test_module_tree.py::"
-WISHES = "unit/swap/test_reboot_wishes.py::"
-SEES_THE_ROOT = "unit/swap/test_driver_root.py::test_a_pod_is_named_that_still_sees_the_root_after_the_unmount"
+WISHES = "unit/swap/test_executor_reboot.py::"
+SEES_THE_ROOT = "unit/swap/test_executor.py::test_a_pod_is_named_that_still_sees_the_root_after_the_unmount"
 
 DRIVER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -64,7 +64,7 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
         "    if True:",
         (
             LOAD_AT_BOOT + "test_a_second_run_is_refused_at_every_moment_from_the_first_patch_to_the_last",
-            LOAD_AT_BOOT + "test_every_effect_on_the_driver_is_inside_the_fence",
+            LOAD_AT_BOOT + "test_an_undisturbed_run_loads_inside_the_fence_records_and_leaves_the_node_as_it_was",
         ),
     ),
     Mutant(
@@ -105,7 +105,7 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
         "core/swap/driver.py",
         "        if lost:",
         "        if False:",
-        ("unit/swap/test_executor_modules.py::test_parameters_that_the_new_driver_does_not_have_are_told",),
+        ("unit/swap/test_executor.py::test_parameters_that_the_new_driver_does_not_have_are_told",),
     ),
     Mutant(
         "old-root-looked-for-before-the-unmount",

@@ -31,7 +31,7 @@ NODE_MUTANTS = (
         "domain/swap/steps.py",
         'parts = [f"restore {len(self.journal.paused)} label(s)"] if self.journal.paused else []',
         'parts = [f"restore {len(self.journal.paused)} label(s)"]',
-        ("unit/swap/test_settling.py::test_a_release_names_what_there_is_to_undo_and_no_count_of_zero",),
+        ("unit/swap/test_node_lock.py::test_a_release_names_what_there_is_to_undo_and_no_count_of_zero",),
     ),
     Mutant(
         "lost-answer-not-fenced",
@@ -39,7 +39,7 @@ NODE_MUTANTS = (
         "core/swap/run.py",
         "            self._context.claim_what_is_ours()\n",
         "",
-        ("unit/swap/test_fence.py::test_a_run_whose_taking_patch_got_no_answer_does_nothing_more_once_superseded",),
+        ("unit/swap/test_reconcile_properties.py::test_a_run_whose_taking_patch_got_no_answer_does_nothing_more_once_superseded",),
     ),
     Mutant(
         "stale-refusal",
@@ -47,7 +47,7 @@ NODE_MUTANTS = (
         "core/swap/run.py",
         "        if is_seen_half_done and _was_taken_since(obs, ports, self._profile):\n",
         "        if is_seen_half_done and not ports:\n",
-        ("unit/swap/test_reconcile_stale.py::test_a_run_that_was_overtaken_ends_as_the_second_of_two",),
+        ("unit/swap/test_observe.py::test_a_run_that_was_overtaken_ends_as_the_second_of_two",),
     ),
     Mutant(
         "modinfo-failure-ignored",
@@ -127,7 +127,7 @@ NODE_MUTANTS = (
         "domain/profile.py",
         "if key.startswith(self.prefix) and key != self.driver_key)",
         "if key.startswith(self.prefix))",
-        ("unit/swap/test_node_patches.py::test_the_drivers_own_label_and_foreign_labels_are_never_pausable",),
+        ("unit/swap/test_node_lock.py::test_the_drivers_own_label_and_foreign_labels_are_never_pausable",),
     ),
     Mutant(
         "always-uncordon",
@@ -145,7 +145,7 @@ NODE_MUTANTS = (
         "domain/swap/node_patches.py",
         "not in (None, CORDON_FOR_REBOOT)",
         "is not None",
-        ("unit/swap/test_node_patches.py::test_the_rebooters_cordon_is_not_taken_for_ours_and_stays",),
+        ("unit/swap/test_node_lock.py::test_the_rebooters_cordon_is_not_taken_for_ours_and_stays",),
     ),
     Mutant(
         "renewed-cordon-lifted",
@@ -161,7 +161,7 @@ NODE_MUTANTS = (
         "domain/wire.py",
         "    return (expect(old, *where), change)",
         "    return (change,)",
-        ("unit/swap/test_settling.py::test_what_changed_since_the_node_was_taken_is_met_with_a_look",),
+        ("unit/swap/test_node_lock.py::test_what_changed_since_the_node_was_taken_is_met_with_a_look",),
     ),
     Mutant(
         "release-without-the-record-of-the-cordon",
@@ -169,7 +169,7 @@ NODE_MUTANTS = (
         "domain/swap/node_patches.py",
         "    if not node.cordon_manager:\n        return ()",
         "    if True:\n        return ()",
-        ("unit/swap/test_settling.py::test_what_changed_since_the_node_was_taken_is_met_with_a_look",),
+        ("unit/swap/test_node_lock.py::test_what_changed_since_the_node_was_taken_is_met_with_a_look",),
     ),
     Mutant(
         "release-that-cannot-apply",
@@ -177,7 +177,7 @@ NODE_MUTANTS = (
         "domain/swap/node_patches.py",
         "    if change.unschedulable is False and node.has_heartbeat:\n        return ()\n",
         "",
-        ("unit/swap/test_settling.py::test_a_cordon_on_a_node_with_a_kubelet_is_lifted_after_a_look_and_by_one_patch",),
+        ("unit/swap/test_node_lock.py::test_a_cordon_on_a_node_with_a_kubelet_is_lifted_after_a_look_and_by_one_patch",),
     ),
     Mutant(
         "release-of-another-node",
@@ -185,7 +185,7 @@ NODE_MUTANTS = (
         "domain/swap/node_patches.py",
         '    operations = [expect(node.uid, "metadata", "uid")]',
         "    operations: list[Operation] = []",
-        ("unit/swap/test_settling.py::test_a_node_that_was_made_again_is_met_with_a_look_where_no_cordon_tells",),
+        ("unit/swap/test_node_lock.py::test_a_node_that_was_made_again_is_met_with_a_look_where_no_cordon_tells",),
     ),
     Mutant(
         "released-before-its-services",
@@ -193,7 +193,7 @@ NODE_MUTANTS = (
         "core/swap/node.py",
         "if not is_confirmed or self._to_reload or not self._started.issuperset(journal.services):",
         "if not is_confirmed or self._to_reload:",
-        ("unit/swap/test_settling.py::test_services_are_started_before_the_node_is_given_back",),
+        ("unit/swap/test_node_lock.py::test_a_cordon_on_a_node_with_a_kubelet_is_lifted_after_a_look_and_by_one_patch",),
     ),
     Mutant(
         "failed-test-is-final",
@@ -241,7 +241,7 @@ NODE_MUTANTS = (
         "core/swap/node.py",
         "        self.refuse_foreign(node, journal)\n        is_same",
         "        is_same",
-        ("unit/swap/test_settling.py::test_a_node_that_another_run_took_over_is_left_to_it",),
+        ("unit/swap/test_node_lock.py::test_a_node_that_another_run_took_over_is_left_to_it",),
     ),
     Mutant(
         "released-without-a-driver",
@@ -249,7 +249,7 @@ NODE_MUTANTS = (
         "core/swap/node.py",
         "        if not is_loaded:\n",
         "        if False:\n",
-        ("unit/swap/test_settling.py::test_a_node_whose_old_driver_is_gone_is_held_with_its_journal",),
+        ("unit/swap/test_node_lock.py::test_a_node_whose_old_driver_is_gone_is_held_with_its_journal",),
     ),
     Mutant(
         "interrupted-release",
@@ -257,7 +257,7 @@ NODE_MUTANTS = (
         "core/swap/node.py",
         "        with self._clock.shielded():\n            if hurry:",
         "        if True:\n            if hurry:",
-        ("unit/swap/test_settling.py::test_giving_back_after_a_failure_is_not_interrupted_by_sigterm",),
+        ("unit/swap/test_node_lock.py::test_giving_back_after_a_failure_is_not_interrupted_by_sigterm",),
     ),
     Mutant(
         "taken-node-forgotten",
@@ -281,7 +281,7 @@ NODE_MUTANTS = (
         "domain/node.py",
         '            return self.owner_kind != "DaemonSet" if self.have_ended is None else self.have_ended',
         "            return True",
-        ("unit/pods/test_operands.py::test_a_pod_is_waited_for_as_long_as_a_container_of_it_may_run",),
+        ("unit/pods/test_workloads.py::test_a_pod_is_waited_for_as_long_as_a_container_of_it_may_run",),
     ),
     Mutant(
         "crashed-container-has-ended",
@@ -289,7 +289,7 @@ NODE_MUTANTS = (
         "domain/node.py",
         "(self.deleting and self.have_ended is True and not self.claims)",
         "(self.have_ended is True and not self.claims)",
-        ("unit/pods/test_operands.py::test_a_pod_is_waited_for_as_long_as_a_container_of_it_may_run",),
+        ("unit/pods/test_workloads.py::test_a_pod_is_waited_for_as_long_as_a_container_of_it_may_run",),
     ),
     Mutant(
         "claims-not-unprepared",
@@ -297,7 +297,7 @@ NODE_MUTANTS = (
         "domain/node.py",
         "(self.deleting and self.have_ended is True and not self.claims)",
         "(self.deleting and self.have_ended is True)",
-        ("unit/pods/test_operands.py::test_a_pod_is_waited_for_as_long_as_a_container_of_it_may_run",),
+        ("unit/pods/test_workloads.py::test_a_pod_is_waited_for_as_long_as_a_container_of_it_may_run",),
     ),
     Mutant(
         "ended-pod-waited-for",
@@ -305,7 +305,7 @@ NODE_MUTANTS = (
         "domain/node.py",
         "        return self.is_over or (self.deleting and self.have_ended is True and not self.claims)",
         "        return self.is_over",
-        ("unit/pods/test_watch.py::test_a_pod_whose_containers_have_ended_has_left_before_its_object_is_removed",),
+        ("unit/pods/test_pod_waits.py::test_a_pod_whose_containers_have_ended_has_left_before_its_object_is_removed",),
     ),
     Mutant(
         "evicts-without-consent",
@@ -354,7 +354,7 @@ NODE_MUTANTS = (
         ", after=paused_at)",
         ")",
         (
-            "unit/swap/test_executor_modules.py",
+            "unit/swap/test_executor.py",
             "unit/pods/test_recent_pods.py::test_a_pod_that_took_anothers_place_before_the_pause_is_waited_for",
         ),
     ),

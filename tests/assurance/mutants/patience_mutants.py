@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.assurance.mutants.mutant import Mutant
 
 PLANS = "unit/swap/test_plans.py"
-RETRY_WAIT = "unit/swap/test_retry_wait.py"
+RETRY_WAIT = "unit/swap/test_patience.py"
 
 PATIENCE_MUTANTS = (
     Mutant(
@@ -151,7 +151,7 @@ PATIENCE_MUTANTS = (
         "core/swap/run.py",
         '        if pods.namespace and owner.pod.partition("/")[0] != pods.namespace:\n            return None\n',
         "",
-        ("unit/swap/test_uninstall.py::test_an_owner_in_a_namespace_that_could_not_be_listed_is_not_taken_for_dead",),
+        ("unit/swap/test_observe.py::test_an_owner_in_a_namespace_that_could_not_be_listed_is_not_taken_for_dead",),
     ),
     Mutant(
         "evicts-with-partial-view",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.assurance.mutants.mutant import Mutant
 
-CONFLICTING = "unit/swap/test_conflicting.py::"
-GATES = "unit/pods/test_gates.py::"
+CONFLICTING = "unit/swap/test_executor.py::"
+GATES = "unit/pods/test_labels.py::"
 ORDER = "unit/adapters/test_load_order.py::"
 
 PROFILE_MUTANTS: tuple[Mutant, ...] = (
@@ -17,7 +17,7 @@ PROFILE_MUTANTS: tuple[Mutant, ...] = (
         "if name not in later[1:]]",
         (
             ORDER + "test_modules_that_nothing_else_orders_are_loaded_in_the_profiles_order_and_unloaded_backwards",
-            "unit/swap/test_planner_properties.py::test_any_plan_keeps_to_the_vendors_order_and_switches",
+            "unit/swap/test_plans.py::test_any_plan_keeps_to_the_vendors_order_and_switches",
         ),
     ),
     Mutant(

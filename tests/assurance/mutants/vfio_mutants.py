@@ -55,7 +55,7 @@ VFIO_MUTANTS = (
         "core/swap/node.py",
         "if journal.devices and host is not None and journal.boot_id == host.boot_id:",
         "if journal.devices and host is not None:",
-        ("unit/swap/test_settling.py::test_devices_that_a_boot_made_again_are_not_restored_from_the_journal",),
+        ("unit/swap/test_node_lock.py::test_devices_that_a_boot_made_again_are_not_restored_from_the_journal",),
     ),
     Mutant(
         "stuck-device-not-seen",

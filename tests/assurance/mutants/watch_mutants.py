@@ -137,7 +137,7 @@ WATCH_MUTANTS = (
         "core/swap/driver.py",
         "                if not removed:\n                    self._keep_evidence(loaded)\n",
         "                if removed:\n                    self._keep_evidence(loaded)\n",
-        ("unit/swap/test_unload_evidence.py",),
+        ("unit/swap/test_executor.py",),
     ),
     Mutant(
         "no-unload-without-evidence",
@@ -145,7 +145,7 @@ WATCH_MUTANTS = (
         "core/swap/driver.py",
         '            ports.reporter.warn(f"no evidence is kept: {error.what}")\n            return\n',
         "            raise\n",
-        ("unit/swap/test_unload_evidence.py",),
+        ("unit/swap/test_executor.py",),
     ),
     Mutant(
         "evidence-without-end",

@@ -40,11 +40,10 @@ PATHS = PROFILE.paths
 SERVICE = "rbln_daemon.service"
 OWN_DRIVER = "/lib/modules/x/rebellions.ko"
 RMMOD = ModuleFailed("rmmod: no", "Look at dmesg.")
-OLD = {"rebellions_core": "1.0", "rebellions": "1.0"}
-OLD_AND_PEER = OLD | {"rebellions_peer": "1.0"}
+NEW = {"rebellions_core": "2.0", "rebellions": "2.0"}
 NEW_ONLY: dict[str, Any] = {"offers": {NEW_ROOT: "2.0"}}
-BACK = ("the old driver 1.0 is loaded again", "the node was released")
-NO_WAY_BACK = "there is no old driver to go back to"
+BACK = "the old driver 1.0 is loaded again…the node was released"
+NO_WAY = "there is no old driver to go back to"
 
 
 def busy(world: World) -> None:
@@ -74,16 +73,17 @@ def end(world: World) -> None:
 
 @dataclass(frozen=True)
 class Failure:
-    """A run of scenario `name` with `given`; `at` names what happens at a call, or after one that ends with `>`.
+    """A run of scenario `name` that ends with `code` and says `said`, of which parts are left out at `…`.
 
-    It ends with `code` and `said`, with the node released unless it `is_held`, and with `loaded`.
+    `given` is changed before, and `at` names what happens at a call, or after one that ends with `>`. The node is
+    released unless it `is_held`. What was loaded is loaded again, or `loaded` is.
     """
 
     name: str
-    said: tuple[str, ...]
+    said: str
+    code: ExitCode
     given: Mapping[str, Any] = field(default_factory=dict)
     at: Mapping[str, Callable[[World], object] | Exception] = field(default_factory=dict)
-    code: ExitCode = ExitCode.MODULE_FAILED
     is_held: bool = False
     loaded: Mapping[str, str] | None = None
 
@@ -94,92 +94,51 @@ class Failure:
         return world
 
 
-CONTAINER, MANAGER, PEER = "replace_by_container", "replace_by_manager", "replace_with_a_peer"
+CONTAINER, MANAGER, PEER, SERVICES = (
+    f"replace_{name}" for name in ("by_container", "by_manager", "with_a_peer", "with_host_services")
+)
+MORE = "replace_with_more_of_the_profile"
+FAILED, BUSY = ExitCode.MODULE_FAILED, ExitCode.DRIVER_BUSY
+STUCK = "rbln-system/stuck: terminating, held by finalizer vendor/hold…the node was released"
+HOLDER = (Holder(4711, "python3", "/dev/rbln0", "open", "c0ffee", pod_uid="plugin-101"),)
+TOLD_IDLE = replace(PROFILE, probe=replace(PROFILE.probe, tells_idle=True))
+UNMOUNT = {f"unmount {PATHS.driver_root}": ModuleFailed("cannot unmount", "fuser")}
+NO_NODE = {"device nodes>": make_node_appear}
+BOTH_BAD: dict[str, Any] = {"broken": {"1.0", "2.0"}}
+FROM_OLD: dict[str, Any] = {"driver_root": OLD_ROOT}
+BACK_FAILED = "from /opt/new…going back failed too: module rebellions cannot be loaded from /opt/old"
+CAME_BACK = "came back after it was unloaded"
+PEER_AGAIN, ROOT_AGAIN = bring_back("rebellions_peer"), bring_back("rebellions")
 FAILURES = {
-    "pods that do not leave": Failure(
-        CONTAINER,
-        ("rbln-system/stuck: terminating, held by finalizer vendor/hold", "the node was released"),
-        at={"turn": add_stuck_operand},
-        code=ExitCode.PODS_REMAIN,
-    ),
-    "a busy device": Failure(
-        CONTAINER,
-        ("rebellions (2 user(s))", "after 60 s"),
-        {"stuck_users": {"rebellions": 2}},
-        code=ExitCode.DRIVER_BUSY,
-    ),
+    "pods that do not leave": Failure(CONTAINER, STUCK, ExitCode.PODS_REMAIN, at={"turn": add_stuck_operand}),
+    "a busy device": Failure(CONTAINER, "(2 user(s))…after 60 s", BUSY, {"stuck_users": {"rebellions": 2}}),
     "a holder, by its pod": Failure(
         CONTAINER,
-        ("python3 (pid 4711) in pod", "has /dev/rbln0 open"),
-        {
-            "stuck_users": {"rebellions": 1},
-            "known_holders": (Holder(4711, "python3", "/dev/rbln0", "open", "c0ffee", pod_uid="plugin-101"),),
-        },
-        code=ExitCode.DRIVER_BUSY,
+        "python3 (pid 4711) in pod …has /dev/rbln0 open",
+        BUSY,
+        {"stuck_users": {"rebellions": 1}, "known_holders": HOLDER},
     ),
-    "busy after a part was unloaded": Failure(
-        CONTAINER, (), {"driver_root": OLD_ROOT}, {"unload rebellions_peer>": busy}, ExitCode.DRIVER_BUSY
+    "busy after a part was unloaded": Failure(CONTAINER, "", BUSY, FROM_OLD, {"unload rebellions_peer>": busy}),
+    "an unload": Failure(CONTAINER, "rmmod: no", FAILED, FROM_OLD, {"unload rebellions": RMMOD}),
+    "a module that comes back": Failure(PEER, CAME_BACK, FAILED, at={"unload rebellions_peer>": PEER_AGAIN}),
+    "a root that comes back": Failure(PEER, CAME_BACK, FAILED, at={"unload rebellions>": ROOT_AGAIN}),
+    "sigterm between two unloads": Failure(PEER, "", ExitCode.STANDING_DOWN, at={"unload rebellions_peer>": end}),
+    "an unmount": Failure(CONTAINER, "stays paused", FAILED, at=UNMOUNT, is_held=True, loaded={}),
+    "a sick driver": Failure(MANAGER, f"probe reports…{BACK}", FAILED, {"sick": {"2.0"}}),
+    "no device node": Failure(MANAGER, f"no device node appeared…{BACK}", FAILED, {"has_device_nodes": False}, NO_NODE),
+    "a rollback told to end": Failure(PEER, BACK, FAILED, {"sick": {"2.0"}}, {"probe": end}),
+    "no way back": Failure(MANAGER, NO_WAY, FAILED, {"broken": {"2.0"}, **NEW_ONLY}, is_held=True, loaded={}),
+    "an old driver that fails too": Failure(MANAGER, BACK_FAILED, FAILED, BOTH_BAD, is_held=True, loaded={}),
+    "sick, no way back": Failure(MANAGER, NO_WAY, FAILED, {"sick": {"2.0"}, **NEW_ONLY}, is_held=True, loaded=NEW),
+    "a Node created again": Failure(
+        MANAGER, "", FAILED, BOTH_BAD, {"load rebellions": recreate_node}, is_held=True, loaded={}
     ),
-    "an unload": Failure(CONTAINER, ("rmmod: no",), {"driver_root": OLD_ROOT}, {"unload rebellions": RMMOD}),
-    "a module that comes back": Failure(
-        PEER,
-        ("module rebellions_peer came back after it was unloaded",),
-        at={"unload rebellions_peer>": bring_back("rebellions_peer")},
-        loaded=OLD_AND_PEER,
-    ),
-    "a root that comes back": Failure(
-        PEER,
-        ("module rebellions came back",),
-        at={"unload rebellions>": bring_back("rebellions")},
-        loaded=OLD_AND_PEER,
-    ),
-    "sigterm between two unloads": Failure(
-        PEER, (), at={"unload rebellions_peer>": end}, code=ExitCode.STANDING_DOWN, loaded=OLD_AND_PEER
-    ),
-    "an unmount, without a driver": Failure(
-        CONTAINER,
-        ("stays paused",),
-        at={f"unmount {PATHS.driver_root}": ModuleFailed("cannot unmount", "fuser")},
-        is_held=True,
-        loaded={},
-    ),
-    "a new driver that is sick": Failure(MANAGER, ("probe reports", *BACK), {"sick": {"2.0"}}, loaded=OLD),
-    "a new driver without a device node": Failure(
-        MANAGER,
-        ("no device node appeared", *BACK),
-        {"has_device_nodes": False},
-        {"device nodes>": make_node_appear},
-        loaded=OLD,
-    ),
-    "a rollback told to end": Failure(PEER, BACK, {"sick": {"2.0"}}, {"probe": end}, loaded=OLD_AND_PEER),
-    "a load with no way back": Failure(
-        MANAGER, (NO_WAY_BACK,), {"broken": {"2.0"}, **NEW_ONLY}, is_held=True, loaded={}
-    ),
-    "an old driver that fails too": Failure(
-        MANAGER,
-        ("from /opt/new", "going back failed too: module rebellions cannot be loaded from /opt/old"),
-        {"broken": {"1.0", "2.0"}},
-        is_held=True,
-    ),
-    "a sick driver with no way back": Failure(MANAGER, (NO_WAY_BACK,), {"sick": {"2.0"}, **NEW_ONLY}, is_held=True),
-    "on a Node that was created again": Failure(
-        MANAGER, (), {"broken": {"1.0", "2.0"}}, {"load rebellions": recreate_node}, is_held=True
-    ),
-    "a service without consent": Failure(
-        "replace_with_host_services", (), {"stop_host_services": False}, code=ExitCode.DRIVER_BUSY
-    ),
-    "a service that does not stop": Failure(
-        "replace_with_host_services", ("cannot stop host service",), {"broken_services": {SERVICE}}
-    ),
+    "a service without consent": Failure(SERVICES, "", BUSY, {"stop_host_services": False}),
+    "a service that does not stop": Failure(SERVICES, "cannot stop host", FAILED, {"broken_services": {SERVICE}}),
     "work that does not end": Failure(
-        MANAGER,
-        ("still at work after", "2 context(s)"),
-        {"work": ("2 context(s)",), "profile": replace(PROFILE, probe=replace(PROFILE.probe, tells_idle=True))},
-        code=ExitCode.DRIVER_BUSY,
+        MANAGER, "still at work after…2 context(s)", BUSY, {"work": ("2 context(s)",), "profile": TOLD_IDLE}
     ),
-    "a conflicting module in use": Failure(
-        "replace_with_more_of_the_profile", (), {"foreign_users": 1}, code=ExitCode.DRIVER_BUSY
-    ),
+    "a conflicting module in use": Failure(MORE, "", BUSY, {"foreign_users": 1}),
 }
 
 
@@ -187,33 +146,31 @@ FAILURES = {
 def test_a_failure_is_named_and_leaves_the_old_driver_or_a_held_node(failure: Failure) -> None:
     world = failure.world()
     before, services = dict(world.host.loaded), dict(world.host.services)
-    outcome = world.ended(failure.code, *failure.said)
+    outcome = world.ended(failure.code, *failure.said.split("…"))
     assert (world.is_held, world.is_released) == (failure.is_held, not failure.is_held)
     assert ("stays paused" in outcome.what) is failure.is_held
-    if failure.loaded is not None or not failure.is_held:
-        assert world.host.loaded == (before if failure.loaded is None else failure.loaded)
-    if failure.code is ExitCode.DRIVER_BUSY and not failure.at:
+    assert world.host.loaded == (before if failure.loaded is None else failure.loaded)
+    if failure.code is BUSY and not failure.at:
         assert world.host.unload_attempts == []
         assert world.host.files[PATHS.state_file] == f"{OLD_DIGEST}\n"
-    assert world.host.services == services
-    assert world.host.foreign == SCENARIOS[failure.name]().host.foreign
+    assert (world.host.services, world.host.foreign) == (services, made(failure.name).host.foreign)
 
 
 def test_a_module_that_comes_back_is_not_unloaded_for_ever() -> None:
     world = made(PEER).on("unload rebellions_peer", *[bring_back("rebellions_peer")] * 50, after=True)
-    world.ended(ExitCode.MODULE_FAILED)
+    world.ended(FAILED)
     assert world.host.unload_attempts == ["rebellions_peer"]
 
 
 def test_the_whole_run_is_bounded_by_its_deadline() -> None:
     world = made(CONTAINER, policy=Policy(deadline_s=361.0, pod_termination_timeout_s=300.0))
-    world.given(stuck_users={"rebellions": 1}).ended(ExitCode.DRIVER_BUSY)
+    world.given(stuck_users={"rebellions": 1}).ended(BUSY)
     assert world.clock.now - 1_000.0 <= 361.0
 
 
 def test_a_busy_device_is_waited_for_and_a_free_one_is_not() -> None:
     world = made(CONTAINER, stuck_users={"rebellions": 2})
-    world.ended(ExitCode.DRIVER_BUSY)
+    world.ended(BUSY)
     assert world.clock.now == pytest.approx(1_000 + 8 + 60, abs=0.5)
     world = made(CONTAINER, stuck_users={"rebellions": 1})
     world.clock.after(30.0, world.host.stuck_users.clear)
@@ -247,7 +204,7 @@ def test_a_holder_that_comes_between_two_unloads_is_unloaded_too() -> None:
 )
 def test_a_partial_unload_is_undone_or_told(offers: dict[str, str], told: str) -> None:
     world = made(CONTAINER, driver_root=OLD_ROOT, offers=offers).on("unload rebellions_peer", busy, after=True)
-    world.ended(ExitCode.DRIVER_BUSY)
+    world.ended(BUSY)
     assert told in (*world.reporter.infos, *world.reporter.warnings)
 
 
@@ -258,7 +215,7 @@ def test_a_partial_unload_is_undone_or_told(offers: dict[str, str], told: str) -
 def test_a_load_that_fails_goes_back_to_the_old_driver_and_says_so(name: str, fault: str) -> None:
     world = made(name, **{fault: {"2.0"}})
     before = dict(world.host.loaded)
-    world.ended(ExitCode.MODULE_FAILED, *BACK)
+    world.ended(FAILED, *BACK.split("…"))
     assert world.host.loaded == before
     assert world.host.files[PATHS.state_file] == f"{OLD_DIGEST}\n"
     assert json.loads(world.host.files[PATHS.load_record])["root"] == OLD_ROOT
@@ -270,14 +227,14 @@ def test_a_load_that_fails_goes_back_to_the_old_driver_and_says_so(name: str, fa
 
 def test_a_node_that_was_held_for_a_failed_load_is_released_by_the_next_run() -> None:
     world = made(MANAGER, broken={"2.0"}, **NEW_ONLY)
-    world.ended(ExitCode.MODULE_FAILED)
+    world.ended(FAILED)
     world.given(broken=set()).again()
     assert world.is_released
 
 
 def test_a_first_install_that_fails_pauses_nothing_and_gives_the_node_back() -> None:
     world = made("first_install_by_manager", broken={"2.0"})
-    assert "paused" not in world.ended(ExitCode.MODULE_FAILED).what
+    assert "paused" not in world.ended(FAILED).what
     shown = {PROFILE.keys.state}
     assert not any(change.labels.keys() - shown or change.unschedulable for change in world.cluster.patches)
     assert world.host.loaded == {}
@@ -298,7 +255,7 @@ def test_the_digest_is_recorded_after_the_driver_is_verified() -> None:
 def test_a_peer_is_loaded_again_from_the_new_root_or_a_warning_names_it(lacking: set[str]) -> None:
     world = made(PEER, lacking=lacking)
     world.ended()
-    assert world.host.loaded == dict.fromkeys(OLD_AND_PEER.keys() - lacking, "2.0")
+    assert world.host.loaded == dict.fromkeys({*NEW, "rebellions_peer"} - lacking, "2.0")
     said = ["rebellions_peer was loaded before and is not now" in text for text in world.reporter.warnings]
     assert said == [True] * len(lacking)
 
@@ -354,7 +311,6 @@ def test_device_nodes_get_their_time_though_the_deadline_is_near() -> None:
     assert world.host.awaited_s == [DEVICE_NODES_S]
 
 
-MORE = "replace_with_more_of_the_profile"
 GIVEN = {"rebellions": 'mode=2 depth="7 x"'}
 
 
@@ -363,7 +319,7 @@ def test_parameters_that_the_profile_sets_or_keeps_reach_the_new_driver_and_the_
     broken: set[str],
 ) -> None:
     world = made(MORE, broken=broken)
-    world.ended(ExitCode.MODULE_FAILED if broken else ExitCode.DONE)
+    world.ended(FAILED if broken else ExitCode.DONE)
     assert (world.host.loaded["rebellions"], world.host.given) == ("1.0" if broken else "2.0", GIVEN)
     assert world.host.foreign == ({"generic_npu"} if broken else set()), "the way back brings it back too"
 
@@ -398,7 +354,7 @@ def test_preflight_says_that_a_conflicting_module_would_go() -> None:
 @pytest.mark.parametrize("broken", [set(), {"2.0"}])
 def test_a_driver_that_does_not_load_on_a_fresh_node_brings_it_back(broken: set[str]) -> None:
     world = made(MORE, loaded={}, files={}, broken=broken)
-    world.ended(ExitCode.MODULE_FAILED if broken else ExitCode.DONE)
+    world.ended(FAILED if broken else ExitCode.DONE)
     assert world.host.foreign == ({"generic_npu"} if broken else set())
     assert ("generic_npu loaded again" in world.reporter.infos) is bool(broken)
     assert world.host.firmware_path == "/var/lib/firmware"
@@ -529,7 +485,7 @@ def test_a_node_given_back_before_standing_down_is_not_said_to_stay_paused() -> 
 
 
 def test_a_service_is_stopped_before_the_unload_and_started_again() -> None:
-    world = made("replace_with_host_services")
+    world = made(SERVICES)
     world.ended()
     order = (f"stop {SERVICE}", "unload rebellions", f"start {SERVICE}")
     assert world.calls(*order) == list(order)
@@ -687,7 +643,7 @@ def test_where_none_is_kept_the_driver_is_swapped_all_the_same(given: dict[str, 
 
 def test_a_new_driver_that_does_not_work_leaves_its_own_before_the_old_one_is_loaded_again() -> None:
     world = made(MANAGER, sick={"2.0"})
-    outcome = world.ended(ExitCode.MODULE_FAILED)
+    outcome = world.ended(FAILED)
     old, new = (lines for _, lines in world.host.evidence)
     assert any("rebellions 1.0" in line for line in old)
     assert any("rebellions 2.0" in line for line in new)
@@ -696,7 +652,7 @@ def test_a_new_driver_that_does_not_work_leaves_its_own_before_the_old_one_is_lo
 
 def test_a_module_that_turns_out_to_be_busy_leaves_one_file_and_not_one_for_each_try() -> None:
     world = made(PEER).on("evidence", lambda one: one.host.stuck_users.update(rebellions_peer=1), after=True)
-    world.ended(ExitCode.DRIVER_BUSY)
+    world.ended(BUSY)
     assert len(world.host.evidence) == 1
     assert len(world.host.unload_attempts) > 1
 

@@ -150,18 +150,6 @@ def test_the_host_itself_refuses_to_unload_a_driver_of_strategy_reboot(tmp_path:
         linux_host(tmp_path).unload("drv_pcie_host", soon())
 
 
-@pytest.mark.parametrize("loader", Loader)
-@pytest.mark.parametrize("force", [False, True])
-@pytest.mark.parametrize("loaded", [{"drv_pcie_host": "23.0"}, {}])
-@pytest.mark.parametrize("broken", [set(), {"24.0"}])
-def test_no_path_of_strategy_reboot_unloads(
-    loader: Loader, force: bool, loaded: dict[str, str], broken: set[str]
-) -> None:
-    world = by_reboot(loader=loader, force_reinstall=force, driver_root=NEW_ROOT, offers={NEW_ROOT: "24.0"})
-    world.given(broken=broken, loaded=loaded).run()
-    assert world.host.unload_attempts == []
-
-
 def test_a_marker_that_vanishes_while_a_run_holds_is_written_again_with_labels_and_event() -> None:
     world = by_reboot(no_wait=False)
     world.host.files[PATHS.reboot_marker] = encode_marker(Marker("recovery", "boot-1", evidence=("x",), written_s=7))

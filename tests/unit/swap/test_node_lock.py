@@ -34,17 +34,14 @@ from tests.support.fakes.builders import (
     EXPORTER,
     LABELS,
     ME,
-    OLD_DIGEST,
     PAUSED,
     PLUGIN,
     PROFILE,
     SOMEBODY,
-    host,
     journal,
     key,
     node,
     observation,
-    source,
 )
 from tests.support.fakes.world import Place
 
@@ -399,20 +396,6 @@ def take_with(**fields: object) -> TakeNode:
     return step
 
 
-def test_the_journal_holds_what_cannot_be_observed_again() -> None:
-    step = take_with(host=host(previous_source=source("/opt/old", "1.0")))
-    written = decode(step.change.annotations[JOURNAL] or "").claims
-    assert written == replace(step.journal, driver=OldDriver("1.0"))
-    assert step.journal == journal(
-        owner=ME,
-        cordoned=True,
-        node_uid="uid-1",
-        cordon_manager="driver-manager",
-        driver=OldDriver("1.0", "/opt/old", ("rebellions", "rebellions_core"), OLD_DIGEST),
-        record=ME.process,
-    )
-
-
 def test_the_drivers_own_label_and_foreign_labels_are_never_pausable() -> None:
     labels = {**LABELS, key("off"): "false", key("empty"): "", key("gold"): "gold"}
     by_hand = observation(node=node(labels), own_pod=None)  # a run's own pod would spare the label as well
@@ -476,14 +459,6 @@ def test_what_leaves_last_is_paused_and_journaled_in_one_patch(
     back = {PLUGIN: "true", **({LAST: original} if original else {})}
     assert dict(release(now, longer, PROFILE).labels) == back
     assert pause_more(now, longer, PROFILE, {LAST})[1].is_empty, "the second time changes nothing"
-
-
-def test_paused_labels_and_a_marked_cordon_tell_without_a_journal_what_to_give_back() -> None:
-    now = node({**LABELS, PLUGIN: PAUSED, key("c"): f"gold_{PAUSED}"}, annotations={CORDON: ""}, unschedulable=True)
-    found = decoded_journal(now, PROFILE, ME)
-    assert found is not None
-    assert (found.labels, found.cordoned) == ({PLUGIN: "true", key("c"): "gold"}, True)
-    assert release(now, found, PROFILE).labels == {PLUGIN: "true", key("c"): "gold"}
 
 
 @pytest.mark.parametrize("now", [node(), node(unschedulable=True), node(annotations={CORDON: "true"})])

@@ -61,7 +61,7 @@ from tests.support.fakes.builders import (
 )
 from tests.support.fakes.cluster import Tenant
 from tests.support.fakes.plans import CONTAINER, MANAGER, TAKEN
-from tests.support.fakes.scenarios import NEW_ROOT, made
+from tests.support.fakes.scenarios import made
 from tests.support.fakes.world import World
 
 KEYS = PROFILE.keys
@@ -299,28 +299,6 @@ def test_a_change_of_the_node_is_noticed_at_the_next_look(failures: int, change:
     world.next_process()
     world.run()
     assert moment <= taken[0] <= moment + OBSERVE_AGAIN_S
-
-
-def test_a_driver_that_was_repaired_is_noticed_at_the_next_look() -> None:
-    world = upgrade(broken={"2.0"})
-    for _ in range(3):
-        world.again(ExitCode.MODULE_FAILED, "the old driver 1.0 is loaded again")
-    began = world.clock.now
-    world.clock.after(20.0, lambda: world.given(broken=set(), offers={**world.host.offers, NEW_ROOT: "2.1"}))
-    world.again()
-    assert world.host.loaded["rebellions"] == "2.1"
-    assert world.clock.now - began < 20.0 + OBSERVE_AGAIN_S + 20.0
-
-
-def test_a_process_that_stood_in_the_way_and_ends_is_noticed_without_a_request() -> None:
-    world = upgrade()
-    for _ in range(3):  # it opens the device only once the operands have left, so no look beforehand finds it
-        world.on("patch", lambda one: hold(one) if "rebellions" in one.host.loaded else None, after=True)
-        world.again(BUSY)
-        let_go(world)
-    taken, began = taken_at(world), world.clock.now
-    world.again()
-    assert taken == [began], "gone when the next run begins: it does not wait"
 
 
 def test_a_process_that_stands_in_the_way_is_met_before_the_pause_by_the_next_run() -> None:

@@ -48,8 +48,6 @@ from driver_manager.domain.swap.preflight import (
     places_us,
     refuse_if_owned,
     remedies,
-    rights,
-    rights_to_replace,
 )
 from driver_manager.domain.swap.steps import (
     AskOperator,
@@ -63,18 +61,15 @@ from driver_manager.domain.swap.steps import (
     PauseLast,
     Plan,
     PlanAgain,
-    RecordDigest,
     RemoveConflicting,
     RequestReboot,
     SetFirmwarePath,
     StandDown,
-    Step,
     TakeNode,
     UnloadModules,
     UnmountDriverRoot,
     WaitAfterFailure,
     WaitForCompletion,
-    WaitForDevice,
     WaitForHolders,
     WaitForOperands,
     WaitForSafeLoad,
@@ -228,32 +223,6 @@ PATCH, EVICT = ("patch", "nodes"), ("create", "pods/eviction")
 WATCH_NODES, WATCH_PODS = ("watch", "nodes"), ("watch", "pods")
 
 
-@pytest.mark.parametrize(
-    ("steps", "needed"),
-    [
-        ((), ()),
-        ((RecordDigest("/s", "d", "/r", source()),), ()),
-        ((GiveBack(journal()),), (PATCH,)),
-        ((WaitForOperands(("k",), (), 1.0),), ()),
-        ((WaitForOperands(("k",), ("p",), 1.0), GiveBack(journal())), (WATCH_PODS, PATCH)),
-        ((PauseLast(("k",)),), (PATCH,)),
-        ((WaitForSafeLoad("k", "p", 1.0), PlanAgain("x")), (PATCH, WATCH_NODES)),
-        ((AskOperator("k", "s", "", ("p",), 1.0),), (PATCH, WATCH_PODS)),
-        ((AskOperator("k", "s", "", ("p",), 1.0, asks=False),), (WATCH_PODS,)),
-        ((WaitForCompletion(selectors.parse("job"), ("p",), 1.0),), (WATCH_PODS,)),
-        ((EvictWorkloads(("p",), (), 1.0),), (EVICT, WATCH_PODS)),
-        ((EvictWorkloads((), ("p",), 1.0),), (WATCH_PODS,)),
-        ((EvictWorkloads((), ("p",), 1.0, drains=True),), (EVICT, WATCH_PODS)),
-        ((DrainNode(("p",), 0.0),), (EVICT, WATCH_PODS)),
-        ((EvictWorkloads(("p",), (), 1.0), DrainNode(("p",), 0.0), WaitForDevice(1.0)), (EVICT, WATCH_PODS)),
-    ],
-)
-def test_only_rights_that_the_steps_use_are_asked_for(
-    steps: tuple[Step, ...], needed: tuple[tuple[str, str], ...]
-) -> None:
-    assert rights(steps) == needed
-
-
 def test_a_right_that_is_missing_is_named_with_its_remedy() -> None:
     lack, have = access([PATCH], (PATCH, EVICT))
     assert (have.ok, lack.ok) == (True, False)
@@ -266,23 +235,6 @@ def test_a_missing_right_to_watch_stops_nothing_and_is_told(right: tuple[str, st
     (lack,) = access([right], (right,))
     assert lack.ok is None
     assert f"may not watch {right[1]}: a run polls every few seconds instead" in lack.what
-
-
-@pytest.mark.parametrize(
-    ("profile", "policy", "further"),
-    [
-        (PROFILE, Policy(), {("watch", "pods")}),
-        (PROFILE, EVICTS, {("watch", "pods"), ("create", "pods/eviction")}),
-        (PROFILE, Policy(eviction=EvictionRules(drains=True)), {("watch", "pods"), ("create", "pods/eviction")}),
-        (PROFILE, Policy(safe_load=True), {("watch", "pods"), ("watch", "nodes")}),
-        (ASCEND, EVICTS, set()),
-    ],
-    ids=["plain", "evicts", "drains", "safe-load", "never-unloaded"],
-)
-def test_a_replacement_needs_the_rights_of_what_it_would_do_and_no_others(
-    profile: Profile, policy: Policy, further: set[tuple[str, str]]
-) -> None:
-    assert set(rights_to_replace(profile, policy)) == {("patch", "nodes"), *further}
 
 
 def test_what_to_do_is_said_once_however_many_need_it() -> None:

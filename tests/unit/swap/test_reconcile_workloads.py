@@ -16,7 +16,7 @@ from driver_manager.domain import journal as journals
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ExitCode
 from driver_manager.domain.host import Holder
-from driver_manager.domain.node import Claim, Node, Pod
+from driver_manager.domain.node import Node, Pod
 from driver_manager.domain.observation import EvictionRules
 from driver_manager.domain.swap.steps import UnloadModules
 from tests.support.fakes.builders import PAUSED, PLUGIN, PROFILE, driver_pod, pod, workload
@@ -62,8 +62,7 @@ def add_late(world: World) -> None:
 class Refused:
     """A run that ends with `code`, names `said` and `remedy`, and leaves the node as it was.
 
-    `tenants` are further pods, those in `without` are not there, and `changes` are made to the world. Unless
-    `disturbs`, nothing but the end of the run is shown.
+    `tenants` are further pods, and `changes` are made to the world. Unless it `disturbs`, only its end is shown.
     """
 
     said: tuple[str, ...]
@@ -73,59 +72,39 @@ class Refused:
     scenario: Callable[[], World] = replace_with_workloads
     code: ExitCode = REMAIN
     disturbs: bool = False
-    without: tuple[str, ...] = ()
     at: Mapping[str, Callable[[World], object]] = field(default_factory=dict)
 
 
 ALLOWS: dict[str, Any] = {"eviction": EvictionRules(is_enabled=True)}
 NO_CONSENT: dict[str, Any] = {"eviction": EvictionRules()}
 ONLY_WEB = replace(FORCES, drains=True, drain_selector=selectors.parse("tier=web"), timeout_s=5.0)
-A_DAEMON, WITH_DATA, BARE = workload("a", owner_kind="DaemonSet"), workload("a", has_empty_dir=True), workload("bare")
+SPY_HOLDS: dict[str, Any] = {"known_holders": SPIES}
 SPY_SAID = "tenant/spy (has /dev/rbln0 open without requesting it)"
 HELD_SAID = ("tenant/held (requests rebellions.ai/ATOM): its budget allows no disruption", "the node was released")
+A_SPY, IN_A_BUDGET = ((SPY, Tenant()),), ((HELD, NEVER),)
+A_SLOW_ONE = ((workload("stuck", finalizers=("example.com/hold",)), Tenant()), (WEB, IDLE))
 REFUSED = {
-    "a budget": Refused(HELD_SAID, ((HELD, NEVER),), disturbs=True),
-    "a DaemonSet's pod": Refused(("tenant/a",), ((A_DAEMON, Tenant()),), ALLOWS, "DaemonSet", without=("bare",)),
-    "a pod with data": Refused(
-        ("tenant/a",), ((WITH_DATA, Tenant()),), ALLOWS, "--npu-pod-eviction-delete-emptydir-data", without=("bare",)
-    ),
+    "a budget": Refused(HELD_SAID, IN_A_BUDGET, disturbs=True),
     "a bare pod": Refused(("tenant/bare",), (), ALLOWS, "--npu-pod-eviction-force"),
     "no consent": Refused((), (), NO_CONSENT, "--enable-npu-pod-eviction"),
-    "an unasked holder": Refused((SPY_SAID,), ((SPY, Tenant()),), {"known_holders": SPIES}, "--evict-holders"),
+    "an unasked holder": Refused((SPY_SAID,), A_SPY, SPY_HOLDS, "--evict-holders"),
     "a holder where none would be evicted": Refused(
-        ("in pod tenant/spy",),
-        ((SPY, Tenant()),),
-        {"known_holders": SPIES},
-        scenario=replace_by_manager,
-        code=ExitCode.DRIVER_BUSY,
-        disturbs=True,
-    ),
-    "a grace longer than the run": Refused(
-        (), ((workload("patient", termination_grace_s=86_400), Tenant()),), {}, "RECONCILE_DEADLINE"
+        ("in pod tenant/spy",), A_SPY, SPY_HOLDS, "", replace_by_manager, ExitCode.DRIVER_BUSY, disturbs=True
     ),
     "a drain of its own time": Refused(
-        ("within 30 s",), ((HELD, NEVER),), {"eviction": replace(DRAINS, drain_timeout_s=30.0)}, disturbs=True
+        ("within 30 s",), IN_A_BUDGET, {"eviction": replace(DRAINS, drain_timeout_s=30.0)}, disturbs=True
     ),
-    "a workload that the drain does not match": Refused(
-        ("tenant/held",), ((HELD, NEVER),), {"eviction": ONLY_WEB}, disturbs=True
-    ),
-    "a pod that comes and may not be evicted": Refused(
+    "not matched by the drain": Refused(("tenant/held",), IN_A_BUDGET, {"eviction": ONLY_WEB}, disturbs=True),
+    "one that comes late": Refused(
         ("tenant/late",), scenario=replace_by_manager, at={"patch": add_late}, disturbs=True
     ),
-    "a pod slow to end": Refused(
-        ("finalizer",),
-        ((workload("stuck", finalizers=("example.com/hold",)), Tenant()), (WEB, IDLE)),
-        {"drains": True},
-        disturbs=True,
-    ),
+    "a pod slow to end": Refused(("finalizer",), A_SLOW_ONE, {"drains": True}, disturbs=True),
 }
 
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=list(REFUSED))
 def test_who_may_not_be_evicted_is_named_and_the_node_is_as_it_was(row: Refused) -> None:
     world = row.scenario().given(**row.changes)
-    for uid in row.without:
-        world.cluster.remove_pod(uid)
     for one, tenant in row.tenants:
         world.cluster.add_tenant(one, tenant)
     for call, action in row.at.items():
@@ -253,30 +232,10 @@ def test_the_dra_plugin_leaves_only_after_the_last_claim_holder_and_the_journal_
     assert_untouched(world, driver="2.0")
 
 
-def test_without_claims_the_dra_plugin_leaves_with_the_others_in_one_patch() -> None:
-    world = replace_with_workloads()
-    world.ended()
-    assert [DRA_PLUGIN in change.labels for change in world.cluster.patches] == [True, True]
-
-
 def test_a_label_of_the_plugin_edited_before_its_turn_is_kept() -> None:
     world = replace_with_claims().on("evict", lambda one: one.cluster.edit({DRA_PLUGIN: "custom"}))
     world.ended()
     assert world.state().labels == {**LABELS, DRA_PLUGIN: "custom"}
-
-
-def test_a_claim_of_somebody_elses_class_keeps_nothing() -> None:
-    world = replace_with_claims().given(all_claims=(Claim("tenant", "claim", ("gpu.example.com",)),))
-    world.cluster.tenants["dra"] = IDLE
-    world.ended()
-    assert "dra" in world.cluster.listed
-
-
-def test_a_pod_that_asks_while_nothing_is_loaded_stays() -> None:
-    world = replace_with_claims().given(loaded={})
-    world.ended()
-    assert world.cluster.evicted == []
-    assert {"job", "dra"} <= set(world.cluster.listed)
 
 
 def test_rights_and_claims_do_not_stop_a_run_that_evicts_nobody() -> None:
@@ -287,15 +246,6 @@ def test_rights_and_claims_do_not_stop_a_run_that_evicts_nobody() -> None:
     world.on("claims", ApiRefused("the API server refused to list resourceclaims (403)", "Give it.")).ended()
     assert any("resourceclaims may not be listed" in text for text in world.reporter.warnings)
     assert "dra" in world.cluster.listed
-
-
-def test_the_plan_names_every_pod_that_uses_the_accelerator_and_what_becomes_of_it() -> None:
-    world = replace_with_claims()
-    world.cluster.add_tenant(workload("done", phase="Succeeded"))
-    _, plan = decide(world.ports, world.observe(), world.profile, world.policy)
-    fates = {one.pod.name: one.action.value for one in plan.workloads}
-    assert fates == {**dict.fromkeys(("bare", "dra", "job", "served"), "evict"), "done": "stay"}
-    assert world.killer.effects == []
 
 
 # completion
@@ -385,13 +335,6 @@ def test_an_operator_that_moves_no_pod_is_named_with_the_pods() -> None:
     assert world.state().modules["rebellions"] == "1.0"
 
 
-def test_without_workloads_a_managed_node_is_just_done() -> None:
-    world = replace_managed_by_operator()
-    world.cluster.remove_pod("job")
-    world.ended()
-    assert world.cluster.posted == []
-
-
 def test_where_the_pods_leave_by_themselves_the_operator_is_told_that_nothing_is_wanted_any_more() -> None:
     world = replace_managed_by_operator().given(operator=None)
     world.clock.after(5.0, lambda: world.cluster.remove_pod("job"))
@@ -474,13 +417,6 @@ def test_a_skipped_node_that_a_dead_run_left_paused_is_given_back_by_hand() -> N
     world.cluster.edit({SKIP: "true"})
     world.ended(ExitCode.STANDING_DOWN)
     assert (world.state().labels, world.state().annotations) == ({**LABELS, SKIP: "true"}, {})
-
-
-@pytest.mark.parametrize("pod", ["", "driver-a"])
-def test_the_skip_label_can_be_ignored_and_does_not_bind_a_pod(pod: str) -> None:
-    world = replace_by_manager().given(pod=pod, ignore_skip=not pod)
-    world.cluster.edit({SKIP: "true"})
-    world.ended()
 
 
 # clients that hold the device and that no label moves
