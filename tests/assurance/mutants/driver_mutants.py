@@ -27,7 +27,7 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
         "domain/swap/building.py",
         "    if situation.host.leaving:",
         "    if False:",
-        (STUCK + "test_the_next_run_says_so_again_and_touches_nothing",),
+        (STUCK + "test_the_node_is_held_and_touched_no_more_until_a_reboot_after_which_all_is_as_undisturbed",),
     ),
     Mutant(
         "hosts-own-driver-rebooted",
@@ -170,6 +170,6 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
         "core/swap/node.py",
         "        if self._driver is DriverNow.STUCK:",
         "        if False:",
-        (STUCK + "test_the_node_is_held_and_the_message_says_that_only_a_reboot_helps",),
+        (STUCK + "test_the_node_is_held_and_touched_no_more_until_a_reboot_after_which_all_is_as_undisturbed",),
     ),
 )

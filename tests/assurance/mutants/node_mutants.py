@@ -39,7 +39,9 @@ NODE_MUTANTS = (
         "core/swap/run.py",
         "            self._context.claim_what_is_ours()\n",
         "",
-        ("unit/swap/test_reconcile_properties.py::test_a_run_whose_taking_patch_got_no_answer_does_nothing_more_once_superseded",),
+        (
+            "unit/swap/test_reconcile_properties.py::test_a_run_whose_taking_patch_got_no_answer_does_nothing_more_once_superseded",
+        ),
     ),
     Mutant(
         "stale-refusal",
@@ -177,7 +179,9 @@ NODE_MUTANTS = (
         "domain/swap/node_patches.py",
         "    if change.unschedulable is False and node.has_heartbeat:\n        return ()\n",
         "",
-        ("unit/swap/test_node_lock.py::test_a_cordon_on_a_node_with_a_kubelet_is_lifted_after_a_look_and_by_one_patch",),
+        (
+            "unit/swap/test_node_lock.py::test_a_cordon_on_a_node_with_a_kubelet_is_lifted_after_a_look_and_by_one_patch",
+        ),
     ),
     Mutant(
         "release-of-another-node",
@@ -193,7 +197,9 @@ NODE_MUTANTS = (
         "core/swap/node.py",
         "if not is_confirmed or self._to_reload or not self._started.issuperset(journal.services):",
         "if not is_confirmed or self._to_reload:",
-        ("unit/swap/test_node_lock.py::test_a_cordon_on_a_node_with_a_kubelet_is_lifted_after_a_look_and_by_one_patch",),
+        (
+            "unit/swap/test_node_lock.py::test_a_cordon_on_a_node_with_a_kubelet_is_lifted_after_a_look_and_by_one_patch",
+        ),
     ),
     Mutant(
         "failed-test-is-final",

@@ -66,10 +66,9 @@ REQUESTED = PROFILE.keys.upgrade_requested
 NEW_ROOT, OLD_ROOT = "/opt/new", "/opt/old"
 
 
-def _world(loader: Loader, *, force: bool = False, operands: tuple[DaemonSet, ...] = OPERANDS) -> World:
-    world = World(LABELS, Policy(loader=loader, force_reinstall=force), operands, driver_root=NEW_ROOT)
-    world.host.offers = {NEW_ROOT: "2.0", OLD_ROOT: "1.0", ROOT_MOUNT: "1.0"}
-    return world
+def _world(loader: Loader, operands: tuple[DaemonSet, ...] = OPERANDS) -> World:
+    world = World(LABELS, Policy(loader=loader), operands, driver_root=NEW_ROOT)
+    return world.given(offers={NEW_ROOT: "2.0", OLD_ROOT: "1.0", ROOT_MOUNT: "1.0"})
 
 
 def _record(world: World, root: str, version: str) -> None:
@@ -87,7 +86,7 @@ def replace_by_container() -> World:
 
 def replace_by_manager(operands: tuple[DaemonSet, ...] = OPERANDS) -> World:
     """An old driver, loaded by an earlier run of ours, and a root with a new one."""
-    world = _world(Loader.MANAGER, operands=operands)
+    world = _world(Loader.MANAGER, operands)
     world.host.put_driver("1.0", OLD_DIGEST, peer=False)
     _record(world, OLD_ROOT, "1.0")
     return world
@@ -111,22 +110,14 @@ def replace_with_more_of_the_profile() -> World:
     )
     paths = replace(PROFILE.paths, firmware="/var/lib/firmware")
     deploy = replace(PROFILE.deploy, on_unless_false=(GATE, OPEN_GATE, SHUT_GATE))
-    world.profile = world.host.profile = replace(PROFILE, modules=modules, paths=paths, deploy=deploy)
-    world.host.foreign_at_boot = frozenset({"generic_npu"})
-    world.host.foreign = {"generic_npu"}
-    world.host.tunables = {
-        "1.0": {"rebellions.depth": "7 x", "rebellions.speed": "3"},
-        "2.0": {"rebellions.depth": "1"},
-    }
-    return world
+    tunables = {"1.0": {"rebellions.depth": "7 x", "rebellions.speed": "3"}, "2.0": {"rebellions.depth": "1"}}
+    world.given(profile=replace(PROFILE, modules=modules, paths=paths, deploy=deploy), tunables=tunables)
+    return world.given(foreign_at_boot=frozenset({"generic_npu"}), foreign={"generic_npu"})
 
 
 def replace_with_host_services() -> World:
     """As above, and a service of the host holds the device, which may be stopped."""
-    world = replace_by_manager()
-    world.policy = replace(world.policy, stop_host_services=True)
-    world.host.services = {"rbln_daemon.service": True}
-    return world
+    return replace_by_manager().given(stop_host_services=True, services={"rbln_daemon.service": True})
 
 
 def rebind() -> World:
@@ -139,9 +130,7 @@ def rebind() -> World:
 
 def first_install_over_a_stale_root() -> World:
     """Nothing is loaded, but an earlier container left its root mounted, and operands are bound to it."""
-    world = _world(Loader.CONTAINER)
-    world.host.mounts = [ROOT_MOUNT]
-    return world
+    return _world(Loader.CONTAINER).given(mounts=[ROOT_MOUNT])
 
 
 def first_install_by_manager() -> World:
@@ -159,8 +148,7 @@ def current() -> World:
 
 def replace_with_workloads() -> World:
     """As by the manager, and users' pods hold the device; the budget of one allows no eviction for a while."""
-    world = replace_by_manager()
-    world.policy = replace(world.policy, eviction=EvictionRules(is_enabled=True, forces=True))
+    world = replace_by_manager().given(is_enabled=True, forces=True)
     world.cluster.add_tenant(workload("job"), Tenant(stop_s=7.0))
     world.cluster.add_tenant(workload("served"), Tenant(stop_s=2.0, blocked_until=world.clock.now + 20.0))
     world.cluster.add_tenant(workload("bare", owner_kind=""), Tenant(stop_s=1.0))
@@ -169,16 +157,14 @@ def replace_with_workloads() -> World:
 
 def replace_with_claims() -> World:
     """As above, and a pod holds a claim: the DRA plugin has to leave after it."""
-    world = replace_with_workloads()
-    world.cluster.all_claims = (Claim("tenant", "claim", PROFILE.device_classes),)
+    world = replace_with_workloads().given(all_claims=(Claim("tenant", "claim", PROFILE.device_classes),))
     world.cluster.add_tenant(workload("dra", resources=(), claims=("claim",)), Tenant(stop_s=9.0))
     return world
 
 
 def replace_after_completion() -> World:
     """As with workloads, and one of them completes by itself within the time it is given."""
-    world = replace_with_workloads()
-    world.policy = replace(world.policy, completion=selectors.parse("job=yes"), completion_timeout_s=100.0)
+    world = replace_with_workloads().given(completion=selectors.parse("job=yes"), completion_timeout_s=100.0)
     world.cluster.add_tenant(workload("ending", labels={"job": "yes"}))
     world.clock.after(40.0, lambda: world.cluster.remove_pod("ending"))
     return world
@@ -211,39 +197,29 @@ def swap_a_folder_for_a_slot() -> World:
 
 def replace_once_the_device_is_let_go() -> World:
     """As by the manager, and a process of the host has the device for a little while."""
-    world = replace_by_manager()
-    world.host.known_holders = (Holder(4242, "trainer", "/dev/rbln0", "open"),)
-    world.host.stuck_users = {"rebellions": 1}
-
-    def let_go() -> None:
-        world.host.known_holders, world.host.stuck_users = (), {}
-
-    world.clock.after(1.0, let_go)
+    holders = (Holder(4242, "trainer", "/dev/rbln0", "open"),)
+    world = replace_by_manager().given(known_holders=holders, stuck_users={"rebellions": 1})
+    world.clock.after(1.0, lambda: world.given(known_holders=(), stuck_users={}))
     return world
 
 
 def replace_after_a_failure() -> World:
     """As by the manager, and the last run failed a moment ago for what no longer exists."""
-    world = replace_by_manager()
-    world.policy = replace(world.policy, device_free_timeout_s=1.0)
-    world.host.stuck_users = {"rebellions": 1}
-    world.run()
-    world.host.stuck_users = {}
+    world = replace_by_manager().given(device_free_timeout_s=1.0, stuck_users={"rebellions": 1})
+    world.ended(ExitCode.DRIVER_BUSY)
     world.next_process()
-    return world
+    return world.given(stuck_users={})
 
 
 def replace_with_safe_load() -> World:
     """As by the manager, and an operator says when it is safe to load."""
-    world = replace_by_manager()
-    world.policy = replace(world.policy, safe_load=True)
+    world = replace_by_manager().given(safe_load=True)
 
     def say_so(node: Node) -> None:
         if PROFILE.keys.safe_load in node.annotations:
             world.clock.after(5.0, lambda: world.cluster.edit(annotations={PROFILE.keys.safe_load: None}))
 
-    world.cluster.operator = say_so
-    return world
+    return world.given(operator=say_so)
 
 
 def replace_managed_by_operator() -> World:
@@ -263,8 +239,7 @@ def replace_managed_by_operator() -> World:
             world.cluster.stop(job, 4.0)
         world.clock.after(60.0, lambda: world.cluster.edit({PROFILE.keys.upgrade_state: None}))
 
-    world.cluster.operator = work
-    return world
+    return world.given(operator=work)
 
 
 def _for_machines() -> World:
@@ -379,8 +354,6 @@ def settle_in(world: World) -> State:
 def undisturbed(name: str) -> tuple[State, State, int, int]:
     """State after an undisturbed run, state once the driver container has started, number of effects, of calls."""
     world = SCENARIOS[name]()
-    outcome = world.run()
-    assert outcome is not None
-    assert outcome.exit_code is ExitCode.DONE, outcome
+    world.ended()
     effects, calls = len(world.killer.effects), len(world.killer.calls)
     return world.state(), settle_in(world), effects, calls

@@ -18,7 +18,7 @@ from driver_manager.domain.errors import (
     WatchBroken,
     WatchExpired,
 )
-from driver_manager.domain.node import Eviction, EvictionOutcome, Node, Pod, PodEvent
+from driver_manager.domain.node import Eviction, EvictionOutcome, Pod, PodEvent
 from driver_manager.domain.pods.workloads import PodAction, Workload, is_placed_by
 from tests.support.fakes.builders import PLUGIN, pod, workload
 from tests.support.fakes.cluster import FakeCluster, Tenant
@@ -231,17 +231,19 @@ def test_watches_are_renewed_before_servers_end_them_and_not_all_at_once() -> No
     assert asked == pytest.approx([WATCH_S * 0.8, WATCH_S, WATCH_S * 1.2], abs=1.0)
 
 
-class Restarted(FakeCluster):
-    """A server that goes after a minute of the first watch: an end in order, an expired version, or a break."""
+class Ending(FakeCluster):
+    """A server, or a proxy, that ends the first watch after `lasts_s`, or every one: in order, or by `why`."""
 
     why: Exception | None = None
+    lasts_s = 60.0
+    ends_all = False
 
     def watch_pods(self, resource_version: str, timeout_s: float) -> Generator[PodEvent, None, None]:
-        if "watch" in self.killer.calls:
+        if "watch" in self.killer.calls and not self.ends_all:
             yield from super().watch_pods(resource_version, timeout_s)
             return
         with self.killer.call("watch"):
-            self.clock.sleep(60.0)
+            self.clock.sleep(self.lasts_s)
         if self.why is not None:
             raise self.why
 
@@ -250,10 +252,10 @@ class Restarted(FakeCluster):
 def test_a_server_that_ends_the_watches_of_all_nodes_is_not_met_by_all_at_once(
     monkeypatch: pytest.MonkeyPatch, why: Exception | None
 ) -> None:
-    monkeypatch.setattr(Restarted, "why", why)
+    monkeypatch.setattr(Ending, "why", why)
     back_s = []
     for number in (0.0, 0.25, 0.999):
-        scene = Waiting(A, cluster=Restarted)
+        scene = Waiting(A, cluster=Ending)
         scene.clock.drawn = number
         scene.gone_after(61.8, "a")
         scene.wait()
@@ -262,30 +264,18 @@ def test_a_server_that_ends_the_watches_of_all_nodes_is_not_met_by_all_at_once(
     assert back_s == pytest.approx([0.5, 0.75, 1.5], abs=0.01)
 
 
-class Hasty(FakeCluster):
-    """A server, or a proxy before it, that ends every watch at once: in order, or as expired."""
-
-    expires = False
-
-    def watch_pods(self, resource_version: str, timeout_s: float) -> Generator[PodEvent, None, None]:
-        with self.killer.call("watch"):
-            self.clock.to_next(self.clock.now + 0.05)
-        if self.expires:
-            raise WatchExpired("too old", "")
-        yield from ()
-
-
-@pytest.mark.parametrize("expires", [False, True], ids=["ended", "expired"])
+@pytest.mark.parametrize("why", [None, WatchExpired("too old", "")], ids=["ended", "expired"])
 def test_a_server_that_ends_every_watch_at_once_is_not_hammered_and_sigterm_ends_the_pause(
-    monkeypatch: pytest.MonkeyPatch, expires: bool
+    monkeypatch: pytest.MonkeyPatch, why: Exception | None
 ) -> None:
-    monkeypatch.setattr(Hasty, "expires", expires)
-    scene = Waiting(A, cluster=Hasty)
+    for name, value in (("why", why), ("lasts_s", 0.05), ("ends_all", True)):
+        monkeypatch.setattr(Ending, name, value)
+    scene = Waiting(A, cluster=Ending)
     with pytest.raises(PodsRemain):
         scene.wait(60.0)
     assert scene.killer.calls.count("watch") <= 60
     assert scene.killer.calls.count("pods") <= 61
-    scene = Waiting(A, cluster=Hasty)
+    scene = Waiting(A, cluster=Ending)
     scene.clock.after(5.2, scene.clock.ask_to_end)
     with pytest.raises(Terminated):
         scene.wait(60.0)
@@ -300,22 +290,15 @@ def test_sigterm_ends_the_wait_at_once() -> None:
     assert scene.took_s == 12.0
 
 
-class Unwatchable(FakeCluster):
+def unwatchable(*pods: Pod, what: str = "pods") -> Waiting:
     """A server that lets us read, and not watch."""
-
-    def watch_pods(self, resource_version: str, timeout_s: float) -> Generator[PodEvent, None, None]:
-        with self.killer.call("watch"):
-            raise ApiRefused("refused to watch pods", "Give it the verb.")
-        yield
-
-    def watch_node(self, resource_version: str, timeout_s: float) -> Generator[Node, None, None]:
-        with self.killer.call("watch"):
-            raise ApiRefused("refused to watch nodes", "Give it the verb.")
-        yield
+    scene = Waiting(*pods)
+    scene.killer.at("watch", ApiRefused(f"refused to watch {what}", "Give it the verb."), times=9)
+    return scene
 
 
 def test_where_pods_may_not_be_watched_they_are_looked_at_every_two_seconds_and_that_is_said_once() -> None:
-    scene = Waiting(A, B, cluster=Unwatchable)
+    scene = unwatchable(A, B)
     scene.gone_after(3.0, "a")
     scene.gone_after(4.5, "b")
     scene.wait()
@@ -329,7 +312,7 @@ def test_where_pods_may_not_be_watched_they_are_looked_at_every_two_seconds_and_
 def test_looking_again_and_again_ends_with_the_time_and_with_sigterm(
     told_s: float, error: type[Exception], took_s: float
 ) -> None:
-    scene = Waiting(A, cluster=Unwatchable)
+    scene = unwatchable(A)
     scene.clock.after(told_s, scene.clock.ask_to_end)
     with pytest.raises(error):
         scene.wait(5.0)
@@ -337,14 +320,14 @@ def test_looking_again_and_again_ends_with_the_time_and_with_sigterm(
 
 
 def test_who_may_not_even_list_is_refused() -> None:
-    scene = Waiting(A, cluster=Unwatchable)
+    scene = unwatchable(A)
     scene.killer.at_call(2, ApiRefused("refused to list pods", ""))
     with pytest.raises(ApiRefused, match="list pods"):
         scene.wait()
 
 
 def test_a_node_that_may_not_be_watched_is_looked_at_too() -> None:
-    scene = Waiting(cluster=Unwatchable)
+    scene = unwatchable(what="nodes")
     scene.answer_after(3.0)
     assert scene.wait_for_answer(60.0)
     assert scene.took_s == 2 * POLL_S
@@ -377,9 +360,9 @@ def test_a_short_wait_and_the_time_after_a_wait_are_silent() -> None:
     assert scene.reporter.infos == ["pod rbln-system/a is gone, 0 left"]
 
 
-@pytest.mark.parametrize("cluster", [FakeCluster, Unwatchable])
-def test_a_wait_for_the_node_says_what_it_waits_for(cluster: type[FakeCluster]) -> None:
-    scene = Waiting(cluster=cluster)
+@pytest.mark.parametrize("make", [Waiting, unwatchable])
+def test_a_wait_for_the_node_says_what_it_waits_for(make: Callable[[], Waiting]) -> None:
+    scene = make()
     scene.answer_after(61.0)
     assert scene.wait_for_answer(100.0)
     assert scene.reporter.infos == [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import pytest
 
@@ -79,39 +78,24 @@ HANGING = [
 ]
 
 
-def hung(name: str, module: str) -> tuple[World, Any]:
-    """A run over `name` whose unload of `module` does not end, and how it ended."""
-    world = made(name, hanging={module})
-    return world, world.run()
-
-
 def is_held(world: World) -> bool:
     return PROFILE.keys.journal in world.state().annotations
 
 
 @pytest.mark.parametrize(("name", "module"), HANGING)
-def test_the_node_is_held_and_the_message_says_that_only_a_reboot_helps(name: str, module: str) -> None:
-    world, outcome = hung(name, module)
-    assert outcome.exit_code is FAILED
-    assert f"module {module} is stuck while unloading" in outcome.what
-    assert "the node stays paused, because its driver is stuck" in outcome.what
+def test_the_node_is_held_and_touched_no_more_until_a_reboot_after_which_all_is_as_undisturbed(
+    name: str, module: str
+) -> None:
+    world = made(name, hanging={module})
+    stuck = f"module {module} is stuck while unloading"
+    world.ended(FAILED, stuck, "the node stays paused, because its driver is stuck")
     assert is_held(world)
     loads = [call for call in world.killer.calls if call.startswith(("load ", "reload "))]
     assert loads == [], "a load would wait for the module in the kernel"
-
-
-@pytest.mark.parametrize(("name", "module"), HANGING)
-def test_the_next_run_says_so_again_and_touches_nothing(name: str, module: str) -> None:
-    world, _ = hung(name, module)
     before = world.state()
     world.again(FAILED, f"still unloading module {module}", remedy="reboot the node")
     assert is_held(world)
-    assert world.state() == before
-
-
-@pytest.mark.parametrize(("name", "module"), HANGING)
-def test_after_the_reboot_the_run_ends_like_an_undisturbed_one(name: str, module: str) -> None:
-    world, _ = hung(name, module)
+    assert world.state() == before, "the next run touches nothing"
     world.given(hanging=set()).reboot()
     world.finish()
     settled, expected = settle_in(world), undisturbed(name)[1]

@@ -140,13 +140,6 @@ def test_a_driver_loaded_after_the_reboot_is_ready_when_it_is_loaded_and_not_bef
     assert world.state().shown == Shown("ready", 0, world.digest)
 
 
-def test_a_host_with_a_driver_of_its_own_is_ready() -> None:
-    world = made("replace_by_container", files={}, host_driver="/lib/modules/x/rebellions.ko")
-    world.ended(ExitCode.STANDING_DOWN)
-    assert len(world.cluster.patches) == 1
-    assert world.state().shown == Shown("ready", 10, NEW_DIGEST)
-
-
 # in a patch of its own
 
 
