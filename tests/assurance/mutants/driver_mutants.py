@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.assurance.mutants.mutant import Mutant
 
-STUCK = "unit/swap/test_reconcile_faults.py::"
+STUCK = "unit/swap/test_reconcile_properties.py::"
 LOAD_AT_BOOT = "unit/swap/test_executor_reboot.py::"
 REBOOT_HOST = "unit/adapters/test_reboot_host.py::"
 PLANS = "unit/swap/test_plans.py"

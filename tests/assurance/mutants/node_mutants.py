@@ -361,7 +361,7 @@ NODE_MUTANTS = (
         ")",
         (
             "unit/swap/test_executor.py",
-            "unit/pods/test_recent_pods.py::test_a_pod_that_took_anothers_place_before_the_pause_is_waited_for",
+            "unit/swap/test_observe.py::test_a_pod_that_took_anothers_place_before_the_pause_is_waited_for",
         ),
     ),
     Mutant(
@@ -370,7 +370,7 @@ NODE_MUTANTS = (
         "cli/session.py",
         "if first else self.observe()",
         "if first else self.observe(recent=True)",
-        ("unit/pods/test_recent_pods.py::test_only_the_first_look_of_a_run_may_be_a_moment_old",),
+        ("unit/swap/test_observe.py::test_only_the_first_look_of_a_run_may_be_a_moment_old",),
     ),
     Mutant(
         "old-list-for-owners",
@@ -378,7 +378,7 @@ NODE_MUTANTS = (
         "cli/session.py",
         "        if recent and self.profile.keys.journal not in node.annotations:",
         "        if recent:",
-        ("unit/pods/test_recent_pods.py::test_the_owner_of_a_journal_is_looked_for_among_the_pods_as_they_are_now",),
+        ("unit/swap/test_observe.py::test_the_owner_of_a_journal_is_looked_for_among_the_pods_as_they_are_now",),
     ),
     Mutant(
         "unload-for-reboot-strategy",

@@ -19,7 +19,7 @@ class FakeClock:
         self.slept: list[float] = []
         self.ended_at: float | None = None
         self._killer = killer or Killer()
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._due: list[tuple[float, int, Callable[[], object]]] = []
         self._order = itertools.count()
         self._shields = 0
         self._said: tuple[float, float, Callable[[], None]] | None = None
@@ -32,7 +32,7 @@ class FakeClock:
         """The next process has not been told to end."""
         self.ended_at = None
 
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
+    def after(self, seconds: float, action: Callable[[], object]) -> None:
         """Let `action` happen `seconds` from now."""
         self._due.append((self.now + seconds, next(self._order), action))
 

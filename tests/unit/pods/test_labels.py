@@ -174,15 +174,17 @@ def test_what_is_switched_off_comes_back_as_it_was_and_nothing_else_changes(
     labels: dict[str, str], journaled: dict[str, str]
 ) -> None:
     saved = gate_originals(labels, journaled, frozenset("abc"))
-    off: dict[str, str | None] = {**labels, **dict.fromkeys(saved, "false")}
-    back = {key: value for key, value in {**off, **gates_restored(off, saved)}.items() if value is not None}
+    off = {**labels, **dict.fromkeys(saved, "false")}
+    changes = {**off, **gates_restored(off, saved)}
+    back = {key: value for key, value in changes.items() if value is not None}
     known = {key: value for key, value in journaled.items() if labels.get(key) == "false"}
     assert back == labels | known
 
 
 def test_a_pod_is_placed_by_a_switch_that_must_not_say_false_and_by_no_other_denial() -> None:
-    rows = (("a", "NotIn", ["false"]), ("b", "NotIn", ["true"]), ("c", "DoesNotExist", []), ("d", "In", ["true"]))
-    terms = [{"key": key, "operator": operator, "values": values} for key, operator, values in rows]
+    rows = ("a NotIn false", "b NotIn true", "c DoesNotExist", "d In true")
+    split = (row.split() for row in rows)
+    terms = [{"key": key, "operator": operator, "values": values} for key, operator, *values in split]
     required = {"nodeSelectorTerms": [{"matchExpressions": terms}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
     body = {"metadata": {"name": "n", "namespace": "s", "uid": "u"}, "spec": {"affinity": affinity}}

@@ -39,7 +39,8 @@ class Clearing:
 
     def __init__(self, deleted_after_s: float | None = 1.0, bystanders: int = 0, **changes: Any) -> None:
         self.deleted_after_s, self.bystanders = deleted_after_s, bystanders
-        self.clears, self.users_at_restart, self.was_at_work = 0, None, False
+        self.clears, self.was_at_work = 0, False
+        self.users_at_restart: int | None = None
         world = self.world = replace_with_workloads()
         world.given(loader=Loader.CONTAINER, driver_pod_leaves=True, clear_for=REVISION, is_shown=False)
         world.host.files.pop(PROFILE.paths.load_record, None)

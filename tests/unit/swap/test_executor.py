@@ -16,7 +16,7 @@ from driver_manager.domain.errors import ApiRefused, ConfigError, ExitCode, Modu
 from driver_manager.domain.host import Holder, Marker, Module, encode_marker
 from driver_manager.domain.journal import encode
 from driver_manager.domain.observation import Loader, Policy, Situation
-from driver_manager.domain.profile import joined, kept, options
+from driver_manager.domain.profile import Profile, joined, kept, options
 from driver_manager.domain.swap.preflight import checks
 from tests.support.fakes.builders import (
     ASCEND,
@@ -44,6 +44,12 @@ NEW = {"rebellions_core": "2.0", "rebellions": "2.0"}
 NEW_ONLY: dict[str, Any] = {"offers": {NEW_ROOT: "2.0"}}
 BACK = "the old driver 1.0 is loaded again…the node was released"
 NO_WAY = "there is no old driver to go back to"
+
+
+def telling(*, tells_idle: bool) -> Profile:
+    """The profile, where the probe tells what is at work, or does not."""
+    assert PROFILE.probe is not None
+    return replace(PROFILE, probe=replace(PROFILE.probe, tells_idle=tells_idle))
 
 
 def busy(world: World) -> None:
@@ -101,7 +107,6 @@ MORE = "replace_with_more_of_the_profile"
 FAILED, BUSY = ExitCode.MODULE_FAILED, ExitCode.DRIVER_BUSY
 STUCK = "rbln-system/stuck: terminating, held by finalizer vendor/hold…the node was released"
 HOLDER = (Holder(4711, "python3", "/dev/rbln0", "open", "c0ffee", pod_uid="plugin-101"),)
-TOLD_IDLE = replace(PROFILE, probe=replace(PROFILE.probe, tells_idle=True))
 UNMOUNT = {f"unmount {PATHS.driver_root}": ModuleFailed("cannot unmount", "fuser")}
 NO_NODE = {"device nodes>": make_node_appear}
 BOTH_BAD: dict[str, Any] = {"broken": {"1.0", "2.0"}}
@@ -136,7 +141,10 @@ FAILURES = {
     "a service without consent": Failure(SERVICES, "", BUSY, {"stop_host_services": False}),
     "a service that does not stop": Failure(SERVICES, "cannot stop host", FAILED, {"broken_services": {SERVICE}}),
     "work that does not end": Failure(
-        MANAGER, "still at work after…2 context(s)", BUSY, {"work": ("2 context(s)",), "profile": TOLD_IDLE}
+        MANAGER,
+        "still at work after…2 context(s)",
+        BUSY,
+        {"work": ("2 context(s)",), "profile": telling(tells_idle=True)},
     ),
     "a conflicting module in use": Failure(MORE, "", BUSY, {"foreign_users": 1}),
 }
@@ -372,7 +380,7 @@ def test_a_run_killed_after_it_went_and_followed_by_one_that_cannot_load_brings_
 
 @pytest.mark.parametrize("tells", [True, False])
 def test_a_driver_whose_probe_tells_what_is_at_work_is_not_unloaded_before_that_ends(tells: bool) -> None:
-    world = made(MANAGER, profile=replace(PROFILE, probe=replace(PROFILE.probe, tells_idle=tells)))
+    world = made(MANAGER, profile=telling(tells_idle=tells))
     world.host.work, seen = ("2 context(s)",), list[bool]()
 
     def end_work() -> None:

@@ -59,7 +59,7 @@ ORDERED = Modules(("root",), order=("below", "root", "beside"))
         ),
         (held(root="", below="", beside="", ext4=""), ORDERED, "beside root below"),
         (held(rebellions_c="", rebellions_a="", rebellions_b=""), DRIVER, "rebellions_a rebellions_b rebellions_c"),
-        (held(rebellions_a="rebellions_b", rebellions_b="rebellions_a"), DRIVER, "rebellions_a rebellions_b"),
+        (held(rebellions="rebellions_b", rebellions_b="rebellions"), DRIVER, "rebellions rebellions_b"),
     ],
     ids=["held by another", "left by a failed load", "a chain", "ordered by the profile", "names", "a cycle"],
 )

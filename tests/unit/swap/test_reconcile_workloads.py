@@ -89,7 +89,7 @@ REFUSED = {
     "no consent": Refused((), (), NO_CONSENT, "--enable-npu-pod-eviction"),
     "an unasked holder": Refused((SPY_SAID,), A_SPY, SPY_HOLDS, "--evict-holders"),
     "a holder where none would be evicted": Refused(
-        ("in pod tenant/spy",), A_SPY, SPY_HOLDS, "", replace_by_manager, ExitCode.DRIVER_BUSY, disturbs=True
+        ("in pod tenant/spy",), A_SPY, SPY_HOLDS, "", replace_by_manager, ExitCode.DRIVER_BUSY
     ),
     "a drain of its own time": Refused(
         ("within 30 s",), IN_A_BUDGET, {"eviction": replace(DRAINS, drain_timeout_s=30.0)}, disturbs=True
