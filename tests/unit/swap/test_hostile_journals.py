@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from driver_manager.domain import host_record
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.events import JOURNAL_FIELD_IGNORED
 from driver_manager.domain.host_record import HostRecord
-from driver_manager.domain.journal import Journal, OldDriver, Owner, encode
+from driver_manager.domain.journal import Journal, Owner, encode
 from driver_manager.domain.node import Pod
 from driver_manager.domain.observation import Loader, Policy
 from driver_manager.domain.profile import RUN_RECORD
 from driver_manager.domain.swap.retry_wait import FIRST_S
-from tests.support.fakes.builders import ASCEND, EXPORTER, OLD_DIGEST, PAUSED, PLUGIN, PROFILE, journal, pod
+from tests.support.fakes.builders import ASCEND, OLD_DIGEST, PAUSED, PLUGIN, PROFILE, journal, pod
 from tests.support.fakes.scenarios import GATE, LABELS, OLD_ROOT, SCENARIOS, made
 from tests.support.fakes.world import World
-from tests.support.selection import examples
 
 KEY = PROFILE.keys.journal
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("journal-v*.json"))
@@ -366,77 +362,3 @@ def test_a_record_of_another_boot_that_no_journal_names_is_not_undone() -> None:
     world.host.files[path] = json.dumps({**json.loads(world.host.files[path]), "bootId": "boot-0"})
     without_journal(world).run()
     assert world.host.services == {SERVICE: False}
-
-
-# any journal of the right types
-
-WORDS = st.sampled_from(
-    [
-        "", "true", "false", PAUSED, f"gold_{PAUSED}", "gold", "\n", "-C/x", "../x", "reboot.target", "dccp", EVIL,
-        OLD_ROOT, "rbln_daemon.service", "generic_npu", "rebellions", "1.0", "boot-1", "boot-0", OLD_DIGEST, "\x1b[2J",
-        PLUGIN, EXPORTER, GATE, "example.com/foo", "kubernetes.io/hostname", "driver-a", "rbln-system/driver-a", RUN,
-        "rebellions.depth", "driver-manager",
-    ]
-)  # fmt: skip
-LISTS = st.lists(WORDS, max_size=3).map(tuple)
-TEXTS = st.dictionaries(WORDS, WORDS, max_size=3)
-NUMBERS = st.sampled_from([0, 1, 7, 2**63])
-HOSTILE = st.builds(
-    Journal,
-    owner=st.builds(Owner, pod=WORDS, pod_uid=WORDS, pid=NUMBERS, start_ticks=NUMBERS, boot_id=WORDS),
-    boot_id=WORDS,
-    labels=TEXTS,
-    gates=st.dictionaries(WORDS, st.none() | WORDS, max_size=3),
-    cordoned=st.booleans(),
-    driver=st.none() | st.builds(OldDriver, version=WORDS, root=WORDS, modules=LISTS, digest=WORDS, parameters=TEXTS),
-    services=LISTS,
-    removed=LISTS,
-    cordon_manager=WORDS,
-    node_uid=WORDS,
-    step=WORDS,
-    begin=WORDS,
-    cleared=WORDS,
-    record=st.sampled_from(["", "", RUN, "x"]),
-)
-FORGED_ON = {"current": SCENARIOS["current"], "more": SCENARIOS["replace_with_more_of_the_profile"], "failing": failing}
-
-
-@cache
-def honest_effects(name: str) -> frozenset[str]:
-    """What honest runs of the scenario do on the host, alone and after each other."""
-    world, found = FORGED_ON[name](), set[str]()
-    for _ in range(3):
-        world.run()
-        found |= set(map(without_run, world.killer.effects))
-        world.next_process()  # forgets the effects of the one before
-    return frozenset(found)
-
-
-def without_run(effect: str) -> str:
-    return f"{effect.partition(' ')[0]} a record" if RUN_RECORD in effect else effect
-
-
-@pytest.mark.submission
-@settings(max_examples=examples(300), deadline=None)
-@given(name=st.sampled_from(sorted(FORGED_ON)), said=HOSTILE, now=st.sampled_from([None, PAUSED, f"gold_{PAUSED}"]))
-def test_no_forged_journal_does_what_an_honest_one_of_the_profile_could_not(
-    name: str, said: Journal, now: str | None
-) -> None:
-    world = FORGED_ON[name]()
-    if now is not None:
-        world.cluster.edit({PLUGIN: now, "example.com/foo": now})
-    world.host.offers[EVIL] = "1.0"
-    before = world.state().labels
-    world.cluster.edit(annotations={KEY: encode(said)})
-    done = set[str]()
-    for _ in range(4):
-        assert world.run() is not None
-        done |= set(map(without_run, world.killer.effects))
-        world.next_process()
-    # Nothing on the host: what it has to undo is not on the Node.
-    assert done <= honest_effects(name) | {"event", "patch"}
-    assert EVIL not in str(world.host.given)
-    changed = {key for key in {**before, **world.state().labels} if before.get(key) != world.state().labels.get(key)}
-    assert changed <= {PLUGIN, GATE}, "no label but the profile's own"
-    assert not str(world.state().labels.get(PLUGIN)).endswith(PAUSED), "no label stays paused"
-    assert all(text.isprintable() for _, text, _ in world.cluster.posted)
