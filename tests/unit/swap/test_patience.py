@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -270,12 +269,6 @@ def test_a_host_without_room_for_the_note_is_told_and_nothing_else_changes() -> 
     assert world.is_released
 
 
-def test_what_the_api_server_does_to_a_run_is_no_failure_to_wait_for() -> None:
-    world = upgrade().on("watch", ApiUnavailable("no answer", "Look at the API server."))
-    world.ended(ExitCode.API_UNAVAILABLE)
-    assert NOTE not in world.host.files
-
-
 # a change acts at once, also in the middle of a wait
 
 
@@ -320,26 +313,6 @@ def test_a_budget_that_allows_the_eviction_by_now_lets_the_run_go_on() -> None:
     assert world.clock.now < 1_200.0
     world.again()
     assert world.clock.now < 1_200.0 + OBSERVE_AGAIN_S + 30.0
-
-
-def test_a_new_pod_in_our_place_tries_at_once_and_goes_on_counting() -> None:
-    world = upgrade()
-    fail(world)
-    world.move_to_new_pod()
-    began, taken = world.clock.now, taken_at(world)
-    fail(world)
-    assert taken == [began]
-    assert json.loads(world.host.files[NOTE])["attempts"] == 2
-
-
-@pytest.mark.parametrize(("retry_wait_s", "waits"), [(1_800.0, True), (0.0, False)])
-def test_a_run_by_hand_says_that_it_waits_and_may_skip_it(retry_wait_s: float, waits: bool) -> None:
-    world = upgrade()
-    fail(world)
-    world.given(pod="", retry_wait_s=retry_wait_s)
-    said = len(world.reporter.steps)
-    world.again()
-    assert any("--retry-wait=0s" in text for text in world.reporter.steps[said:]) is waits
 
 
 # the plan: how long

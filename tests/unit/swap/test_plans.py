@@ -40,7 +40,7 @@ from driver_manager.domain.swap.eviction import (
     is_completing,
     is_managed,
 )
-from driver_manager.domain.swap.planner import plan
+from driver_manager.domain.swap.planner import plan, wants_users
 from driver_manager.domain.swap.preflight import (
     Check,
     access,
@@ -51,6 +51,7 @@ from driver_manager.domain.swap.preflight import (
 )
 from driver_manager.domain.swap.steps import (
     AskOperator,
+    ClearRebootRequest,
     Decision,
     DrainNode,
     EndWithoutReboot,
@@ -61,6 +62,7 @@ from driver_manager.domain.swap.steps import (
     PauseLast,
     Plan,
     PlanAgain,
+    RemoveArtifacts,
     RemoveConflicting,
     RequestReboot,
     SetFirmwarePath,
@@ -75,6 +77,7 @@ from driver_manager.domain.swap.steps import (
     WaitForSafeLoad,
     WaitForStuckPods,
     WaitStep,
+    WithdrawSafeLoad,
 )
 from tests.support.fakes.builders import (
     ASCEND,
@@ -416,6 +419,7 @@ def any_of(*names: str) -> dict[str, st.SearchStrategy[bool]]:
 POLICIES: st.SearchStrategy[Policy] = st.builds(
     Policy,
     loader=st.sampled_from(Loader),
+    driver_version=st.sampled_from(["", "1.0", "2.0"]),
     eviction=st.builds(EvictionRules, **any_of("is_enabled", "forces", "evicts_holders", "drains")),
     completion=st.sampled_from([selectors.parse(""), selectors.parse("job")]),
     **any_of("force_reinstall", "no_wait", "take_over", "safe_load"),
@@ -423,6 +427,9 @@ POLICIES: st.SearchStrategy[Policy] = st.builds(
 WAITED = st.frozensets(st.sampled_from([SAFE_LOAD, OPERATOR, COMPLETION, HOLDERS, STUCK]))
 ASKING = {WaitForSafeLoad, AskOperator, PlanAgain, WaitForHolders, WaitForStuckPods, WaitAfterFailure}
 """What may come before the node is taken: it asks an operator, who must not find us half-way, or only waits."""
+
+
+OF_A_SHIPPED_DRIVER = {GiveBack, ClearRebootRequest, RemoveArtifacts, WithdrawSafeLoad}
 
 
 def planned(
@@ -500,6 +507,13 @@ def test_any_plan_is_sound(
     if obs.journal is not None and obs.journal.owner != obs.me and not policy.take_over:
         assert obs.owner_alive is False, "another run's node is touched"
     assert LoadModules not in kinds or policy.loader is Loader.MANAGER
+    if policy.loader is Loader.NONE:
+        assert not wants_users(Situation.of(obs, EVERY[name], policy))
+        assert set(kinds) <= OF_A_SHIPPED_DRIVER, "the host's own driver is touched"
+        removed = {path for step in found.steps if isinstance(step, RemoveArtifacts) for path in step.paths}
+        assert removed <= {EVERY[name].paths.reboot_wish}
+        assert GiveBack in kinds or obs.journal is None
+        assert found.decision is Decision.CURRENT
 
 
 @pytest.mark.shares(3)

@@ -6,115 +6,30 @@ import dataclasses
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from driver_manager.domain import host_record
-from driver_manager.domain.errors import ExitCode, ManagerError, ModuleStuck, PreflightFailed, RebootRequired
-from driver_manager.domain.host import Marker, Module
+from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.journal import OldDriver, Owner, encode
-from driver_manager.domain.observation import EvictionRules, Loader, Observation, Policy, Situation
+from driver_manager.domain.observation import Loader, Policy
 from driver_manager.domain.pci import Binding
-from driver_manager.domain.swap.planner import plan, wants_users
-from driver_manager.domain.swap.steps import (
-    ClearRebootRequest,
-    Decision,
-    GiveBack,
-    Plan,
-    RemoveArtifacts,
-    WithdrawSafeLoad,
-)
 from tests.support.fakes.builders import (
     LABELS,
-    NEW_DIGEST,
-    OLD_DIGEST,
     PAUSED,
     PLUGIN,
     PROFILE,
-    PROFILES,
     ROOT_MOUNT,
-    driver_pod,
-    host,
     journal,
     key,
-    modules,
-    node,
-    observation,
     pod,
-    source,
-    workload,
 )
 from tests.support.fakes.cluster import DaemonSet
-from tests.support.fakes.plans import READY, STATE, TAKEN
+from tests.support.fakes.plans import STATE
 from tests.support.fakes.scenarios import LABELS as OPERAND_LABELS
 from tests.support.fakes.scenarios import OPERANDS
 from tests.support.fakes.world import World
 
-TOLD = "DRIVER_CONFIG_DIGEST"
-TWO = source("/", "2.0")
-NONE = Policy(loader=Loader.NONE)
 VERSION_2 = Policy(loader=Loader.NONE, driver_version="2.0")
-
-
-@st.composite
-def observations(draw: st.DrawFn) -> Observation:
-    """Any host that ships its driver, and whatever others left on it and on its Node."""
-    facts = host(
-        modules=draw(st.sampled_from([{}, modules("1.0"), modules("2.0"), modules("")])),
-        digest=draw(st.sampled_from([None, OLD_DIGEST, NEW_DIGEST])),
-        leaving=draw(st.sampled_from([(), (), ("rebellions",)])),
-        root_mounts=draw(st.sampled_from([(), (ROOT_MOUNT,)])),
-        artifacts=draw(st.sampled_from([(), (READY, STATE)])),
-        host_driver=draw(st.sampled_from(["", "/lib/m.ko"])),
-        source=draw(st.sampled_from([None, TWO, source("/", "1.0"), source("/", problem="no", remedy="build it")])),
-        marker=draw(st.sampled_from([None, Marker("upgrade", "boot-0"), Marker("upgrade", "boot-1")])),
-        removable=draw(st.sampled_from([{}, {"generic_npu": Module("generic_npu", "", 0)}])),
-    )
-    return observation(
-        host=facts,
-        node=node(draw(st.sampled_from([LABELS, TAKEN, {}]))),
-        pods=tuple(draw(st.sampled_from([(), (workload("asks"), pod("plugin", PLUGIN))]))),
-        journal=draw(st.sampled_from([None, journal()])),
-        digest_source=draw(st.sampled_from(["", TOLD])),
-        own_pod=draw(st.sampled_from([None, driver_pod(), driver_pod(main_started=True)])),
-    )
-
-
-def plan_or_error(situation: Situation) -> Plan | ManagerError:
-    try:
-        return plan(situation)
-    except ManagerError as error:
-        return error
-
-
-@given(
-    observations(),
-    st.sampled_from(sorted(PROFILES)),
-    st.builds(
-        Policy,
-        loader=st.just(Loader.NONE),
-        driver_version=st.sampled_from(["", "1.0", "2.0"]),
-        no_wait=st.booleans(),
-        eviction=st.builds(EvictionRules, is_enabled=st.booleans(), drains=st.booleans()),
-    ),
-)
-def test_no_plan_takes_a_node_or_touches_its_driver(obs: Observation, name: str, policy: Policy) -> None:
-    # The modules that the builders load are those of one vendor.
-    now = Situation.of(obs, replace(PROFILES[name], modules=PROFILE.modules), policy)
-    assert not wants_users(now)
-    found = plan_or_error(now)
-    if isinstance(found, ManagerError):
-        assert isinstance(found, PreflightFailed | RebootRequired | ModuleStuck)
-        assert found.remedy
-        return
-    assert {type(step) for step in found.steps} <= {GiveBack, ClearRebootRequest, RemoveArtifacts, WithdrawSafeLoad}
-    wish = {PROFILES[name].paths.reboot_wish}
-    assert all(set(step.paths) <= wish for step in found.steps if isinstance(step, RemoveArtifacts))
-    gives_back = GiveBack in map(type, found.steps)
-    assert gives_back or obs.journal is None
-    assert not gives_back or obs.journal is not None or PAUSED in obs.node.labels.values()
-    assert found.decision is Decision.CURRENT
 
 
 def shipping(version: str, on_disk: str) -> World:
