@@ -7,9 +7,9 @@ from tests.assurance.mutants.mutant import Mutant
 CONTROLLER = "unit/fleet/test_controller.py::"
 FAULTS = "unit/fleet/test_controller_faults.py::"
 WORLD = "unit/fleet/test_world.py::"
-RETRIES = "unit/adapters/test_kube_retries.py::"
+RETRIES = "unit/adapters/test_kube_api.py::"
 LEASE = "unit/adapters/test_leadership.py::"
-CLUSTER = "unit/adapters/test_fleet_cluster.py::"
+CLUSTER = "unit/adapters/test_kube_fleet.py::"
 
 FLEET_CONTROL_MUTANTS = (
     Mutant(
@@ -181,7 +181,7 @@ FLEET_CONTROL_MUTANTS = (
         "adapters/kube/api.py",
         "raise ApiUnavailable(what, error.remedy, min(ASKED_MOST_S, error.retry_after_s)) from error",
         "raise ApiUnavailable(what, error.remedy) from error",
-        ("unit/adapters/test_kube_retries.py::test_whoever_asks_once_is_told_for_how_long_to_leave_it_alone",),
+        ("unit/adapters/test_kube_api.py::test_whoever_asks_once_is_told_for_how_long_to_leave_it_alone",),
     ),
     Mutant(
         "first-page-only",

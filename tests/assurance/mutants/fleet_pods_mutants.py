@@ -8,7 +8,7 @@ PATH = "domain/fleet/"
 DECISIONS = "unit/fleet/test_decisions.py::test_facts_lead_to_the_decision"
 PODS = "unit/fleet/test_task_pods.py::"
 RUNS = "unit/fleet/test_controller.py::"
-OBJECTS = "unit/adapters/test_fleet_objects.py::"
+OBJECTS = "unit/adapters/test_kube_fleet.py::"
 
 FLEET_PODS_MUTANTS = (
     Mutant(

@@ -8,7 +8,7 @@ ASKING = "unit/fleet/test_asking.py::"
 VERBS = "unit/cli/test_rollout_verbs.py::"
 STATUS = "unit/cli/test_rollout_status.py::"
 SCREENS = "unit/cli/test_rollout_screens.py::"
-DESK = "unit/adapters/test_fleet_desk.py::"
+DESK = "unit/adapters/test_kube_fleet.py::"
 
 FLEET_VERBS_MUTANTS = (
     Mutant(

@@ -69,7 +69,7 @@ HOST_MUTANTS = (
         "adapters/process/supervisor.py",
         "        self._clear(child.group, orphans)\n",
         "        os.waitpid(child.group, 0)\n        self._clear(child.group, orphans)\n",
-        ("unit/adapters/test_supervisor.py::test_a_tool_that_survives_kill_is_abandoned_counted_and_never_doubled",),
+        ("unit/adapters/test_run.py::test_a_tool_that_survives_kill_is_abandoned_counted_and_never_doubled",),
         limit_s=60,
         hangs=True,
     ),
@@ -79,7 +79,7 @@ HOST_MUTANTS = (
         "adapters/process/supervisor.py",
         "        if stuck is not None:\n            raise StillStuckError(stuck.pid)\n",
         "",
-        ("unit/adapters/test_supervisor.py::test_a_tool_that_survives_kill_is_abandoned_counted_and_never_doubled",),
+        ("unit/adapters/test_run.py::test_a_tool_that_survives_kill_is_abandoned_counted_and_never_doubled",),
     ),
     Mutant(
         "marker-before-withdrawal",

@@ -207,7 +207,7 @@ NODE_MUTANTS = (
         "adapters/kube/node.py",
         "*((INVALID,) if isinstance(body, list) else ())",
         "*()",
-        ("unit/adapters/test_kube_adapter.py::test_a_json_patch_of_which_a_test_fails_is_a_conflict",),
+        ("unit/adapters/test_kube_node.py::test_a_json_patch_of_which_a_test_fails_is_a_conflict",),
     ),
     Mutant(
         "no-resource-version",
@@ -223,7 +223,7 @@ NODE_MUTANTS = (
         "adapters/kube/objects.py",
         '        metadata["resourceVersion"] = resource_version\n',
         "        pass\n",
-        ("unit/adapters/test_kube_adapter.py::test_a_change_is_one_merge_patch",),
+        ("unit/adapters/test_kube_node.py::test_a_change_is_one_merge_patch",),
     ),
     Mutant(
         "no-boot-id-check",
@@ -279,7 +279,7 @@ NODE_MUTANTS = (
         "adapters/kube/node.py",
         '    options = {"preconditions": {"uid": pod.uid}, **({"dryRun": ["All"]} if dry_run else {})}',
         '    options = {"dryRun": ["All"]} if dry_run else {}',
-        ("unit/adapters/test_kube_workloads.py::test_an_eviction_names_exactly_one_pod_and_leaves_its_grace_alone",),
+        ("unit/adapters/test_kube_node.py::test_an_eviction_names_exactly_one_pod_and_leaves_its_grace_alone",),
     ),
     Mutant(
         "failed-pod-is-over",
@@ -429,7 +429,7 @@ NODE_MUTANTS = (
         "domain/deadline.py",
         "    return min(LAST_S, LEAST_S * doubled) + asked_s + random * window_s",
         "    return max(asked_s, min(LAST_S, LEAST_S * doubled) + random * min(LAST_S, window_s))",
-        ("unit/adapters/test_retry_storm.py::test_the_servers_wish_is_a_floor_and_the_pauses_grow_up_to_a_bound",),
+        ("unit/adapters/test_kube_api.py::test_the_servers_wish_is_a_floor_and_the_pauses_grow_up_to_a_bound",),
     ),
     Mutant(
         "old-driver-of-the-node",

@@ -167,6 +167,6 @@ PATIENCE_MUTANTS = (
         "adapters/kube/node.py",
         '        self._reporter.warn(\n            f"this account may list pods in namespace',
         '        self._reporter.info(\n            f"this account may list pods in namespace',
-        ("unit/adapters/test_kube_one_namespace.py",),
+        ("unit/adapters/test_kube_node.py::test_where_all_may_not_be_listed_those_at_home_are_and_it_is_said_once",),
     ),
 )

@@ -45,7 +45,7 @@ WINDOW_MUTANTS = (
         "adapters/kube/node.py",
         "            if crew.under_way == at_once:\n",
         "            if crew.under_way:\n",
-        ("unit/adapters/test_overlapping.py::test_so_many_are_under_way_at_once_and_no_more",),
+        ("unit/adapters/test_kube_node.py::test_so_many_are_under_way_at_once_and_no_more",),
     ),
     Mutant(
         "evicts-after-the-end",
@@ -53,6 +53,6 @@ WINDOW_MUTANTS = (
         "adapters/kube/node.py",
         "        self._clock.end()\n",
         "",
-        ("unit/adapters/test_overlapping.py::test_nobody_repeats_a_request_once_the_caller_has_stopped",),
+        ("unit/adapters/test_kube_node.py::test_nobody_repeats_a_request_once_the_caller_has_stopped",),
     ),
 )

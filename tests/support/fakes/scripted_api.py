@@ -55,6 +55,11 @@ class Answer:
     cut: bool = False
 
 
+def status(message: str, **fields: Any) -> dict[str, Any]:
+    """The body of a refusal."""
+    return {"kind": "Status", "status": "Failure", "message": message, **fields}
+
+
 @dataclass
 class Request:
     """One request as it came."""

@@ -67,17 +67,13 @@ def test_what_is_no_digest_is_none(tree: Tree, text: str) -> None:
     assert tree.notes.sighting().digest == ""
 
 
-def test_files_that_are_not_there_say_nothing(tree: Tree) -> None:
+def test_files_that_are_not_there_say_nothing_and_a_long_record_is_read_whole(tree: Tree) -> None:
     for path in (STATE, READY):
         (tree.root / path.lstrip("/")).unlink()
     assert tree.notes.sighting().marked_s == ()
     assert tree.notes.recall() == ""
-
-
-def test_a_long_record_is_read_whole(tree: Tree) -> None:
-    text = "x" * 300_000
-    tree.notes.remember(text)
-    assert tree.another().recall() == text
+    tree.notes.remember("x" * 300_000)
+    assert tree.another().recall() == "x" * 300_000
 
 
 def test_of_two_at_once_one_is_alone(tree: Tree) -> None:

@@ -16,6 +16,7 @@ import pytest
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.domain.errors import Terminated
 from tests.support.fakes.pace import patient
+from tests.support.fakes.signals import signals_kept
 
 
 def is_ticking() -> bool:
@@ -26,13 +27,11 @@ def is_ticking() -> bool:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SystemClock]:
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     alarm_s = signal.getitimer(signal.ITIMER_REAL)
-    clock = SystemClock()
-    clock.install()
-    yield clock
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    with signals_kept():
+        clock = SystemClock()
+        clock.install()
+        yield clock
     assert not is_ticking()
     assert signal.getitimer(signal.ITIMER_REAL) <= alarm_s, "no alarm is left"
 
@@ -68,10 +67,6 @@ def test_a_sleep_ends_in_the_middle(clock: SystemClock, send: Callable[[], None]
     assert time.monotonic() - begin < patient(5.0)
 
 
-def test_a_negative_sleep_is_none(clock: SystemClock) -> None:
-    clock.sleep(-1.0)
-
-
 def test_within_a_shield_nothing_is_raised_and_after_it_everything(clock: SystemClock) -> None:
     with clock.shielded():
         tell()
@@ -86,7 +81,7 @@ def test_within_a_shield_nothing_is_raised_and_after_it_everything(clock: System
 
 def test_outside_of_interruptible_a_signal_does_not_strike(clock: SystemClock) -> None:
     with clock.interruptible(), clock.interruptible():
-        pass
+        clock.sleep(-1.0)
     tell()
     with pytest.raises(Terminated), clock.interruptible():
         pytest.fail("told before: it must not begin")
@@ -102,28 +97,20 @@ class Ending:
         self._work()
 
 
-@pytest.fixture
-def printed(monkeypatch: pytest.MonkeyPatch) -> list[BaseException | None]:
-    """What finalizers raised, had Python printed it."""
-    printed = list[BaseException | None]()
-    monkeypatch.setattr(sys, "unraisablehook", lambda said: printed.append(said.exc_value))
-    return printed
-
-
-def test_a_signal_in_a_finalizer_is_kept_and_not_printed(
-    printed: list[BaseException | None], clock: SystemClock
+def test_a_signal_in_a_finalizer_is_kept_and_what_else_it_raises_is_printed(
+    monkeypatch: pytest.MonkeyPatch, clock: SystemClock
 ) -> None:
-    with clock.interruptible():
-        Ending(tell)
-    assert not printed
-    with pytest.raises(Terminated):
-        clock.check()
-
-
-def test_what_else_a_finalizer_raises_is_printed(printed: list[BaseException | None], clock: SystemClock) -> None:
+    printed = list[type[BaseException]]()
+    monkeypatch.setattr(sys, "unraisablehook", lambda said: printed.append(said.exc_type))
+    clock.install()  # whose hook passes the rest on to this one
     with clock.interruptible():
         Ending([].pop)
-    assert [type(error) for error in printed] == [IndexError]
+    assert printed == [IndexError]
+    with clock.interruptible():
+        Ending(tell)
+    assert printed == [IndexError]
+    with pytest.raises(Terminated):
+        clock.check()
 
 
 # every
@@ -174,13 +161,19 @@ def deepest_call(clock: SystemClock, seconds: float, body: Callable[[], None]) -
     return deepest
 
 
-def test_a_call_that_takes_longer_than_the_interval_is_not_nested(clock: SystemClock) -> None:
+def test_a_call_that_takes_longer_than_the_interval_or_has_one_inside_is_not_nested(clock: SystemClock) -> None:
     def be_slow() -> None:
         end = time.monotonic() + 0.05
         while time.monotonic() < end:
             time.sleep(0.001)
 
+    def have_an_interval() -> None:
+        with clock.every(60.0, lambda: None):
+            pass
+        time.sleep(0.03)
+
     assert deepest_call(clock, 0.005, be_slow) == 1
+    assert deepest_call(clock, 0.01, have_an_interval) == 1
 
 
 ALARMS_AT_THE_END = """
@@ -216,15 +209,6 @@ def test_an_exception_of_the_call_does_not_stop_the_next_ones(clock: SystemClock
             with suppress(ValueError):
                 clock.sleep(0.01)
     assert len(said) >= 3
-
-
-def test_an_interval_inside_of_a_call_does_not_nest_the_call(clock: SystemClock) -> None:
-    def have_an_interval() -> None:
-        with clock.every(60.0, lambda: None):
-            pass
-        time.sleep(0.03)
-
-    assert deepest_call(clock, 0.01, have_an_interval) == 1
 
 
 @pytest.mark.submission

@@ -71,23 +71,20 @@ def test_what_is_to_be_seen_is_read_from_the_host(tree: Tree) -> None:
     assert tree.seen() == Surroundings("boot-1", driver, is_loaded=True, ready=True, can_request=True)
 
 
-@pytest.mark.parametrize("text", ["coming\n", "going\n", None])
-def test_a_module_that_is_not_live_is_not_loaded(tree: Tree, text: str | None) -> None:
-    if text is None:
-        (tree.root / "sys/module/drv_pcie_host/initstate").unlink()
-    else:
+def test_a_module_that_is_not_live_is_not_loaded(tree: Tree) -> None:
+    for text in ("coming\n", "going\n"):
         tree.put("sys/module/drv_pcie_host/initstate", text)
+        assert not tree.seen().is_loaded
+    (tree.root / "sys/module/drv_pcie_host/initstate").unlink()
     assert not tree.seen().is_loaded
 
 
-def test_a_reconcile_at_work_is_seen(tree: Tree) -> None:
-    with WorkLock(tree.roots.files(), PROFILE.paths.work_lock).working(FakeClock(), 0.0):
+def test_a_reconcile_at_work_is_seen_and_none_begins_while_health_watch_looks(tree: Tree) -> None:
+    lock = WorkLock(tree.roots.files(), PROFILE.paths.work_lock)
+    with lock.working(FakeClock(), 0.0):
         assert tree.seen().is_reconciling
     assert not tree.seen().is_reconciling
-
-
-def test_while_health_watch_looks_no_reconcile_begins(tree: Tree) -> None:
-    with tree.marks.alone(), WorkLock(tree.roots.files(), PROFILE.paths.work_lock).working(FakeClock(), 0.0) as held:
+    with tree.marks.alone(), lock.working(FakeClock(), 0.0) as held:
         assert not held
 
 
@@ -134,36 +131,39 @@ def test_marks_that_are_gone_already_are_no_trouble(tree: Tree) -> None:
 
 
 def test_a_mute_in_a_file_is_seen_and_garbage_in_it_is_named(tree: Tree) -> None:
-    path = PROFILE.paths.mute_file
-    assert path == "/run/ascend/health-watch.mute-until"
+    path = "run/ascend/health-watch.mute-until"
+    problem = f"/{path} on the host does not mute health-watch: "
     assert (tree.seen().mute, tree.seen().mute_problem) == (None, "")
-    tree.put(path.lstrip("/"), "2026-01-02T03:04:05Z\n")
-    assert tree.seen().mute == Mute(1_767_323_045.0, "2026-01-02T03:04:05Z", f"{path} on the host")
-    tree.put(path.lstrip("/"), "for ever\n")
+    tree.put(path, "2026-01-02T03:04:05Z\n")
+    assert tree.seen().mute == Mute(1_767_323_045.0, "2026-01-02T03:04:05Z", f"/{path} on the host")
+    tree.put(path, "for ever\n")
     assert tree.seen().mute is None
-    assert tree.seen().mute_problem.startswith(
-        f"{path} on the host does not mute health-watch: 'for ever' is not a time"
-    )
-    (tree.root / path.lstrip("/")).unlink()
-    (tree.root / path.lstrip("/")).mkdir()
+    assert tree.seen().mute_problem.startswith(f"{problem}'for ever' is not a time")
+    (tree.root / path).unlink()
+    (tree.root / path).mkdir()
     assert tree.seen().mute is None
-    assert f"{path} on the host does not mute health-watch: " in tree.seen().mute_problem
+    assert problem in tree.seen().mute_problem
 
 
-def test_when_something_was_remembered_or_touched_is_told(tree: Tree) -> None:
-    marks = tree.marks
-    assert marks.touched_s() is None
+def test_what_is_remembered_is_recalled_private_and_dated(tree: Tree) -> None:
+    marks, path = tree.marks, tree.root / "run/ascend/health-watch.json"
+    assert (marks.recall(), marks.touched_s()) == ("", None)
     with pytest.raises(ConfigError):
         marks.touch()
-    marks.remember("text")
-    path = tree.root / "run/ascend/health-watch.json"
+    marks.remember("text\n")
+    assert path.stat().st_mode & 0o777 == 0o600
     os.utime(path, (1_000_000_000, 1_000_000_000))
     assert marks.touched_s() == 1_000_000_000
     marks.touch()
     told = marks.touched_s()
     assert told is not None
     assert told > 1_700_000_000
-    assert marks.recall() == "text"
+    assert marks.recall() == "text\n"
+    path.unlink()
+    path.mkdir()
+    assert marks.recall() == ""
+    with pytest.raises(ConfigError, match=r"health-watch\.json"):
+        marks.remember("text\n")
 
 
 def test_the_end_of_a_window_is_when_the_containers_files_say_so(tree: Tree) -> None:
@@ -188,18 +188,6 @@ def test_a_node_that_is_held_does_not_serve_however_its_driver_came(tree: Tree) 
     figures.add(RunReport(5, 104.0, 4.0, is_held=True, window=Outage(100.0, 4.0, is_open=True)))
     assert tree.marks.note_return() is None
     assert figures.read().windows == 0
-
-
-def test_what_is_remembered_is_recalled_and_private(tree: Tree) -> None:
-    assert tree.marks.recall() == ""
-    tree.marks.remember("text\n")
-    assert tree.marks.recall() == "text\n"
-    assert (tree.root / "run/ascend/health-watch.json").stat().st_mode & 0o777 == 0o600
-    (tree.root / "run/ascend/health-watch.json").unlink()
-    (tree.root / "run/ascend/health-watch.json").mkdir()
-    assert tree.marks.recall() == ""
-    with pytest.raises(ConfigError, match=r"health-watch\.json"):
-        tree.marks.remember("text\n")
 
 
 def test_a_host_that_cannot_be_read_or_changed_is_said_with_its_path(tree: Tree) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 from collections.abc import Iterator
 
@@ -33,6 +32,10 @@ def server(clock: LoopClock) -> Iterator[StatusServer]:
 
 def connect(server: StatusServer) -> socket.socket:
     return socket.create_connection(("127.0.0.1", server.port), timeout=BOUND_S)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
 def turn(clock: LoopClock, times: int = 6) -> None:
@@ -84,24 +87,24 @@ def test_a_client_that_sends_nothing_holds_nobody_up(clock: LoopClock, server: S
 
 @pytest.mark.submission
 def test_a_client_that_goes_away_is_forgotten(clock: LoopClock, server: StatusServer) -> None:
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    before = descriptors()
     for _ in range(50):
         client = connect(server)
         client.sendall(b"GET /")
         turn(clock, 2)
         client.close()
         turn(clock, 2)
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert descriptors() == before
 
 
 def test_one_client_more_than_allowed_takes_the_place_of_the_oldest(clock: LoopClock, server: StatusServer) -> None:
     with contextlib.ExitStack() as idle:
         clients = [idle.enter_context(connect(server)) for _ in range(report_http.MAX_CLIENTS)]
         turn(clock, 2 * report_http.MAX_CLIENTS)
-        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        before = descriptors()
         assert talk(clock, server, b"GET /x HTTP/1.1\r\n\r\n").endswith(b"/x\n")
         assert clients[0].recv(1) == b""
-        assert len(os.listdir("/proc/self/fd")) == before - 1  # noqa: PTH208
+        assert descriptors() == before - 1
         clients[1].sendall(b"GET /y HTTP/1.1\r\n\r\n")
         turn(clock)
         assert clients[1].recv(8) == b"HTTP/1.1", "the others stay"
@@ -135,26 +138,10 @@ def test_a_large_answer_to_a_slow_reader_is_sent_piece_by_piece(clock: LoopClock
 
 
 @pytest.mark.parametrize(
-    ("text", "address"),
-    [
-        (":9400", ("", 9400)),
-        ("127.0.0.1:9400", ("127.0.0.1", 9400)),
-        ("[::1]:9400", ("::1", 9400)),
-        ("node:0", ("node", 0)),
-    ],
-)
-def test_an_address_has_a_host_and_a_port(text: str, address: tuple[str, int]) -> None:
-    assert parse_address(text) == address
-
-
-@pytest.mark.parametrize(
     "text", ["", "9400", "host", "host:", "host:x", "host:-1", "host:65536", "host:١", ":" + "9" * 5000]
 )
-def test_anything_else_is_no_address(text: str) -> None:
+def test_an_address_has_a_host_and_a_port(text: str) -> None:
+    found = [parse_address(good) for good in (":9400", "127.0.0.1:9400", "[::1]:9400", "node:0")]
+    assert found == [("", 9400), ("127.0.0.1", 9400), ("::1", 9400), ("node", 0)]
     with pytest.raises(ConfigError, match="is not an address such as"):
         parse_address(text)
-
-
-def test_the_loop_clock_needs_no_signal_to_serve(clock: LoopClock, server: StatusServer) -> None:
-    assert signal.getsignal(signal.SIGHUP) in (signal.SIG_DFL, signal.SIG_IGN)
-    assert talk(clock, server, b"GET /x HTTP/1.1\r\n\r\n").endswith(b"/x\n")

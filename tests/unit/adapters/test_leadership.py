@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -22,187 +22,154 @@ def one(clock: FakeClock, server: LeaseServer, name: str) -> tuple[LeaseLeadersh
     return LeaseLeadership(cast(KubeApi, api), clock, "rbln-system", "rollout", name), api
 
 
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+class Pair:
+    """Two controllers, of which the first leads, and the first one's way to the server."""
+
+    def __init__(self) -> None:
+        self.clock, self.server = FakeClock(), LeaseServer()
+        self.first, self.api = one(self.clock, self.server, "first")
+        self.second, _ = one(self.clock, self.server, "second")
+        assert self.first.hold()
+        self.api.requests.clear()
+
+    @property
+    def lease(self) -> dict[str, Any]:
+        """The Lease as it is stored."""
+        assert self.server.lease is not None
+        return self.server.lease
 
 
 @pytest.fixture
-def server() -> LeaseServer:
-    return LeaseServer()
+def pair() -> Pair:
+    return Pair()
 
 
-def test_the_first_to_come_leads_and_the_lease_says_so_to_people(clock: FakeClock, server: LeaseServer) -> None:
-    first, _ = one(clock, server, "first")
-    assert first.hold()
-    assert first.may_act()
-    assert server.lease is not None
-    spec = server.lease["spec"]
+def test_the_first_to_come_leads_and_the_lease_says_so_to_people(pair: Pair) -> None:
+    assert pair.first.may_act()
+    spec = pair.lease["spec"]
     assert (spec["holderIdentity"], spec["leaseDurationSeconds"], spec["leaseTransitions"]) == ("first", 15, 0)
     assert spec["renewTime"].endswith("Z")
-    second, _ = one(clock, server, "second")
-    assert not second.hold()
-    assert not second.may_act()
-    assert (first.leader, second.leader) == ("first", "first")
+    assert not pair.second.hold()
+    assert not pair.second.may_act()
+    assert (pair.first.leader, pair.second.leader) == ("first", "first")
 
 
-def test_a_leader_renews_with_one_request_every_five_seconds(clock: FakeClock, server: LeaseServer) -> None:
-    first, api = one(clock, server, "first")
-    first.hold()
-    api.requests.clear()
+def test_a_leader_renews_with_one_request_every_five_seconds(pair: Pair) -> None:
     for _ in range(600):
-        clock.sleep(0.1)
-        assert first.hold()
-        assert first.may_act()
-    assert set(api.requests) == {"PATCH"}
-    assert len(api.requests) == pytest.approx(12, abs=1)
+        pair.clock.sleep(0.1)
+        assert pair.first.hold()
+        assert pair.first.may_act()
+    assert set(pair.api.requests) == {"PATCH"}
+    assert len(pair.api.requests) == pytest.approx(12, abs=1)
 
 
-def test_a_lease_that_is_not_renewed_is_taken_after_it_has_run_out_and_not_before(
-    clock: FakeClock, server: LeaseServer
-) -> None:
-    first, _ = one(clock, server, "first")
-    second, _ = one(clock, server, "second")
-    first.hold()
-    second.hold()
-    began = clock.monotonic()
-    while not second.hold():
-        clock.sleep(0.1)
-    assert LEASE_S <= clock.monotonic() - began <= LEASE_S + 3.0
-    assert not first.may_act()
-    assert not first.hold()
-    assert first.leader == "second"
-    assert server.lease is not None
-    assert server.lease["spec"]["leaseTransitions"] == 1
+def test_a_lease_that_is_not_renewed_is_taken_after_it_has_run_out_and_not_before(pair: Pair) -> None:
+    pair.second.hold()
+    began = pair.clock.monotonic()
+    while not pair.second.hold():
+        pair.clock.sleep(0.1)
+    assert LEASE_S <= pair.clock.monotonic() - began <= LEASE_S + 3.0
+    assert not pair.first.may_act()
+    assert not pair.first.hold()
+    assert pair.first.leader == "second"
+    assert pair.lease["spec"]["leaseTransitions"] == 1
 
 
-def test_whoever_comes_late_waits_a_whole_lease_whatever_time_is_written_in_it(
-    clock: FakeClock, server: LeaseServer
-) -> None:
-    first, _ = one(clock, server, "first")
-    first.hold()
-    assert server.lease is not None
-    server.lease["spec"]["renewTime"] = "1999-01-01T00:00:00.000000Z"
-    second, _ = one(clock, server, "second")
-    assert not second.hold()
-    clock.sleep(LEASE_S - 1.0)
-    assert not second.hold()
+def test_whoever_comes_late_waits_a_whole_lease_whatever_time_is_written_in_it(pair: Pair) -> None:
+    pair.lease["spec"]["renewTime"] = "1999-01-01T00:00:00.000000Z"
+    assert not pair.second.hold()
+    pair.clock.sleep(LEASE_S - 1.0)
+    assert not pair.second.hold()
 
 
-def test_a_lease_given_back_is_taken_at_the_next_look(clock: FakeClock, server: LeaseServer) -> None:
-    first, _ = one(clock, server, "first")
-    second, _ = one(clock, server, "second")
-    first.hold()
-    second.hold()
-    first.release()
-    assert not first.may_act()
-    clock.sleep(max(0.0, second.due_s - clock.monotonic()))
-    assert second.hold()
-    assert second.may_act()
+def test_a_lease_given_back_is_taken_at_the_next_look(pair: Pair) -> None:
+    pair.second.hold()
+    pair.first.release()
+    assert not pair.first.may_act()
+    pair.clock.sleep(max(0.0, pair.second.due_s - pair.clock.monotonic()))
+    assert pair.second.hold()
+    assert pair.second.may_act()
 
 
-def test_giving_back_what_another_has_by_now_changes_nothing(clock: FakeClock, server: LeaseServer) -> None:
-    first, _ = one(clock, server, "first")
-    second, _ = one(clock, server, "second")
-    first.hold()
-    second.hold()
-    while not second.hold():
-        clock.sleep(1.0)
-    first.release()
-    assert server.lease is not None
-    assert server.lease["spec"]["holderIdentity"] == "second"
+def test_giving_back_what_another_has_by_now_changes_nothing(pair: Pair) -> None:
+    pair.second.hold()
+    while not pair.second.hold():
+        pair.clock.sleep(1.0)
+    pair.first.release()
+    assert pair.lease["spec"]["holderIdentity"] == "second"
 
 
-def test_a_leader_that_cannot_renew_stops_before_anybody_can_follow(clock: FakeClock, server: LeaseServer) -> None:
-    first, api = one(clock, server, "first")
-    first.hold()
-    began = clock.monotonic()
-    api.is_away = True
-    while first.may_act():
-        clock.sleep(0.1)
+def test_a_leader_that_cannot_renew_stops_before_anybody_can_follow(pair: Pair) -> None:
+    began = pair.clock.monotonic()
+    pair.api.is_away = True
+    while pair.first.may_act():
+        pair.clock.sleep(0.1)
         try:
-            first.hold()
+            pair.first.hold()
         except ApiUnavailable:
             continue
-    assert clock.monotonic() - began <= ACT_S + 0.2
+    assert pair.clock.monotonic() - began <= ACT_S + 0.2
     assert ACT_S + PROMPT_S + ATTEMPT_S < LEASE_S, "an effect is over, also one that is sent again after a 401"
-    api.is_away = False
-    clock.sleep(3.0)
-    assert first.hold(), "nobody has taken it"
-    assert first.may_act()
+    pair.api.is_away = False
+    pair.clock.sleep(3.0)
+    assert pair.first.hold(), "nobody has taken it"
+    assert pair.first.may_act()
 
 
-def test_a_renewal_counts_from_when_it_was_asked_for_and_not_from_its_answer(
-    clock: FakeClock, server: LeaseServer
-) -> None:
-    first, api = one(clock, server, "first")
-    first.hold()
-    clock.sleep(RENEW_S)
-    api.delays = [(0.0, 4.0)]
-    assert first.hold()
-    clock.sleep(ACT_S - 4.1)
-    assert first.may_act()
-    clock.sleep(0.2)
-    assert not first.may_act()
+def test_a_renewal_counts_from_when_it_was_asked_for_and_not_from_its_answer(pair: Pair) -> None:
+    pair.clock.sleep(RENEW_S)
+    pair.api.delays = [(0.0, 4.0)]
+    assert pair.first.hold()
+    pair.clock.sleep(ACT_S - 4.1)
+    assert pair.first.may_act()
+    pair.clock.sleep(0.2)
+    assert not pair.first.may_act()
 
 
-def test_a_slow_server_that_answers_leaves_a_leader_all_its_time(clock: FakeClock, server: LeaseServer) -> None:
-    first, api = one(clock, server, "first")
+def test_a_slow_server_that_answers_leaves_a_leader_all_its_time(pair: Pair) -> None:
     for _ in range(40):  # an effect that takes two seconds as well, and what a turn asks before each
-        api.delays = [(1.0, 1.0)]
-        assert first.hold()
-        assert first.may_act()
-        clock.sleep(2.0)
+        pair.api.delays = [(1.0, 1.0)]
+        assert pair.first.hold()
+        assert pair.first.may_act()
+        pair.clock.sleep(2.0)
 
 
 def test_a_machine_that_slept_may_not_act_though_its_monotonic_clock_stood_still(
-    clock: FakeClock, server: LeaseServer, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, _ = one(clock, server, "first")
-    first.hold()
-    now_s = clock.wall()
-    monkeypatch.setattr(clock, "wall", lambda: now_s + 3600.0)
-    assert not first.may_act()
+    now_s = pair.clock.wall()
+    monkeypatch.setattr(pair.clock, "wall", lambda: now_s + 3600.0)
+    assert not pair.first.may_act()
 
 
-def test_a_renewal_whose_answer_is_lost_counts_from_the_next_one(clock: FakeClock, server: LeaseServer) -> None:
-    first, api = one(clock, server, "first")
-    first.hold()
-    clock.sleep(RENEW_S)
-    api.is_lost = [True]
+def test_a_renewal_whose_answer_is_lost_counts_from_the_next_one(pair: Pair) -> None:
+    pair.clock.sleep(RENEW_S)
+    pair.api.is_lost = [True]
     with pytest.raises(ApiUnavailable):
-        first.hold()
-    clock.sleep(3.0)
-    api.requests.clear()
-    assert first.hold()
-    assert api.requests == ["PATCH", "GET", "PATCH"], "our own write was the other one"
-    assert first.may_act()
+        pair.first.hold()
+    pair.clock.sleep(3.0)
+    pair.api.requests.clear()
+    assert pair.first.hold()
+    assert pair.api.requests == ["PATCH", "GET", "PATCH"], "our own write was the other one"
+    assert pair.first.may_act()
 
 
-def test_an_edit_of_the_lease_by_somebody_else_costs_nobody_the_lead(clock: FakeClock, server: LeaseServer) -> None:
-    first, _ = one(clock, server, "first")
-    first.hold()
-    assert server.lease is not None
-    version = server.lease["metadata"]["resourceVersion"]
-    server.answer("PATCH", {"metadata": {"resourceVersion": version, "annotations": {"a": "b"}}})
-    clock.sleep(RENEW_S)
-    assert first.hold()
+def test_an_edit_of_the_lease_by_somebody_else_costs_nobody_the_lead(pair: Pair) -> None:
+    version = pair.lease["metadata"]["resourceVersion"]
+    pair.server.answer("PATCH", {"metadata": {"resourceVersion": version, "annotations": {"a": "b"}}})
+    pair.clock.sleep(RENEW_S)
+    assert pair.first.hold()
 
 
-def test_a_lease_that_was_deleted_is_not_made_again_while_who_had_it_may_act(
-    clock: FakeClock, server: LeaseServer
-) -> None:
-    first, _ = one(clock, server, "first")
-    second, _ = one(clock, server, "second")
-    first.hold()
-    second.hold()
-    server.lease = None
-    clock.sleep(RENEW_S - 1.0)
-    assert not second.hold()
-    assert first.may_act()
-    clock.sleep(LEASE_S)
-    assert not first.may_act()
-    assert second.hold()
+def test_a_lease_that_was_deleted_is_not_made_again_while_who_had_it_may_act(pair: Pair) -> None:
+    pair.second.hold()
+    pair.server.lease = None
+    pair.clock.sleep(RENEW_S - 1.0)
+    assert not pair.second.hold()
+    assert pair.first.may_act()
+    pair.clock.sleep(LEASE_S)
+    assert not pair.first.may_act()
+    assert pair.second.hold()
 
 
 PERIOD = st.floats(0.05, 6.0)
@@ -269,7 +236,8 @@ def test_never_two_may_act_at_once(
         check()
 
 
-def test_in_the_end_somebody_leads(clock: FakeClock, server: LeaseServer) -> None:
+def test_in_the_end_somebody_leads() -> None:
+    clock, server = FakeClock(), LeaseServer()
     controllers = [one(clock, server, f"c{number}")[0] for number in range(3)]
     for _ in range(100):
         clock.sleep(0.5)

@@ -44,14 +44,17 @@ class Screen(io.StringIO):
         return [line.rpartition(ERASE_LINE)[2] for line in plain.split("\n")]
 
 
-class Ticks:
-    """A monotonic clock that a test moves."""
+class Listed(StepList):
+    """A list on a screen of its own, by a clock that a test moves."""
 
-    def __init__(self) -> None:
-        self.now_s = 100.0
+    def __init__(self, level: str = "info", encoding: str = "utf-8") -> None:
+        self.screen, self.now_s = Screen(), 100.0
+        self.screen.encoding = encoding
+        super().__init__(lambda: self.now_s, level=level, stream=self.screen)
 
-    def __call__(self) -> float:
-        return self.now_s
+    @property
+    def shown(self) -> list[str]:
+        return self.screen.shown()
 
 
 @pytest.fixture(autouse=True)
@@ -61,23 +64,17 @@ def _terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_steps, "TICK_S", 3600.0)
 
 
-def listed(screen: Screen, ticks: Ticks, level: str = "info") -> StepList:
-    """A list on `screen`."""
-    return StepList(ticks, level=level, stream=screen)
-
-
-def test_a_step_that_is_done_stays_with_the_time_that_it_took() -> None:
-    screen, ticks = Screen(), Ticks()
-    log = listed(screen, ticks)
+def test_a_step_that_is_done_stays_with_the_time_that_it_took_and_then_nothing_is_drawn_any_more() -> None:
+    log = Listed()
     log.step(1, 2, "take the node")
-    ticks.now_s += 1.25
+    log.now_s += 1.25
     log.step(2, 2, "unload rebellions")
-    assert screen.shown() == ["✓ [1/2] take the node  1.2 s", "▸ [2/2] unload rebellions  0 s"]
+    assert log.shown == ["✓ [1/2] take the node  1.2 s", "▸ [2/2] unload rebellions  0 s"]
     log.info("module rebellions is unloaded")
-    ticks.now_s += 0.5
+    log.now_s += 0.5
     log.ended(well=True)
     log.info("done")
-    assert screen.shown() == [
+    assert log.shown == [
         "✓ [1/2] take the node  1.2 s",
         "  module rebellions is unloaded",
         "✓ [2/2] unload rebellions  0.5 s",
@@ -86,82 +83,57 @@ def test_a_step_that_is_done_stays_with_the_time_that_it_took() -> None:
     ]
 
 
-def test_the_step_that_failed_is_told_from_those_that_were_done() -> None:
-    screen, ticks = Screen(), Ticks()
-    log = listed(screen, ticks)
-    log.step(1, 1, "unload rebellions")
-    log.warn("the device is in use")
-    log.ended(well=False)
-    log.error("driver busy", exit_code=4)
-    assert screen.shown() == [
-        "  warning: the device is in use",
-        "✗ [1/1] unload rebellions  0.0 s",
-        "error: driver busy",
-        "",
-    ]
-
-
-def test_foreign_text_begins_no_line_and_moves_no_cursor_in_the_list() -> None:
-    screen = Screen()
-    log = listed(screen, Ticks())
+def test_the_step_that_failed_is_told_from_those_that_were_done_and_foreign_text_begins_no_line() -> None:
+    log = Listed()
     log.step(1, 1, "load \x1b[2J\nforged")
     log.warn("said \x1b[1;1H\nforged")
-    log.ended(well=True)
-    assert screen.shown() == [
+    log.ended(well=False)
+    log.error("driver busy", exit_code=4)
+    assert log.shown == [
         "  warning: said \\x1b[1;1H\\nforged",
-        "✓ [1/1] load \\x1b[2J\\nforged  0.0 s",
+        "✗ [1/1] load \\x1b[2J\\nforged  0.0 s",
+        "error: driver busy",
         "",
     ]
 
 
 def test_the_present_step_shows_the_time_that_goes_by(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_steps, "TICK_S", 0.001)
-    screen, ticks = Screen(), Ticks()
-    log = listed(screen, ticks)
+    log = Listed()
     log.step(1, 1, "wait")
-    ticks.now_s += 7
+    log.now_s += 7
     end_s = time.monotonic() + TIMEOUT_S
-    while "▸ [1/1] wait  7 s" not in screen.shown() and time.monotonic() < end_s:
+    while "▸ [1/1] wait  7 s" not in log.shown and time.monotonic() < end_s:
         time.sleep(0.001)
-    assert screen.shown() == ["▸ [1/1] wait  7 s"]
+    assert log.shown == ["▸ [1/1] wait  7 s"]
     log.ended(well=True)
-
-
-def test_after_the_end_nothing_is_drawn_any_more() -> None:
-    screen = Screen()
-    log = listed(screen, Ticks())
-    log.ended(well=True)
-    log.info("nothing to do")
-    assert screen.shown() == ["nothing to do", ""]
 
 
 def test_a_long_step_is_cut_to_the_terminal_while_it_is_alive_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_steps, "columns_of", lambda _: 40)
-    screen = Screen()
-    log = listed(screen, Ticks())
+    log = Listed()
     log.step(1, 1, "wait " + "for pods " * 20)
-    (alive,) = screen.shown()
+    (alive,) = log.shown
     assert len(alive) < 40
     log.ended(well=True)
-    assert screen.shown()[0].count("for pods") == 20
+    assert log.shown[0].count("for pods") == 20
 
 
-def test_a_terminal_without_unicode_gets_other_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = Screen()
-    monkeypatch.setattr(screen, "encoding", "ANSI_X3.4-1968", raising=False)
-    log = listed(screen, Ticks())
+def test_a_terminal_without_unicode_or_colour_gets_other_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    log = Listed(encoding="ANSI_X3.4-1968")
     log.step(1, 1, "wait")
     log.ended(well=True)
-    assert screen.getvalue().isascii()
+    assert log.screen.getvalue().isascii()
+    assert not COLOUR.search(log.screen.getvalue())
 
 
 def test_a_level_above_info_leaves_steps_out() -> None:
-    screen = Screen()
-    log = listed(screen, Ticks(), "warning")
+    log = Listed("warning")
     log.step(1, 1, "wait")
     log.info("nothing")
     log.ended(well=True)
-    assert screen.getvalue() == ""
+    assert log.screen.getvalue() == ""
 
 
 @pytest.mark.parametrize(
@@ -225,13 +197,6 @@ def test_in_a_terminal_an_upgrade_is_a_list_of_steps(tmp_path: Path) -> None:
     assert COLOUR.search(said)
     assert ERASE_LINE + "▸ [1/" in COLOUR.sub("", said)
     assert lines[-2].startswith(f"{ERASE_LINE}done: driver")
-
-
-@pytest.mark.submission
-def test_without_colour_it_is_the_same_list(tmp_path: Path) -> None:
-    said = reconciled(tmp_path, RUN, NO_COLOR="1")
-    assert not COLOUR.search(said)
-    assert ERASE_LINE + "✓ [1/" in said
 
 
 @pytest.mark.submission

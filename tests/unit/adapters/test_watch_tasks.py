@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +16,7 @@ from driver_manager.adapters.host.health import ChildKeeper, ChildNotifier
 from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.adapters.process.supervisor import Supervisor, TaskProcess
 from driver_manager.adapters.process.tools import this_process
-from driver_manager.domain.errors import Terminated
 from driver_manager.domain.health.watch import ClientAnswer, Kept, Mute, MuteAnswer, Notice, NoticeKind
-from tests.support.fakes.host_folders import is_alive
 from tests.support.fakes.pace import patient
 from tests.support.fakes.signals import signals_kept
 
@@ -36,11 +32,15 @@ def clock() -> Iterator[LoopClock]:
         yield made
 
 
-def notifier(clock: LoopClock, program: str) -> ChildNotifier:
+def process(clock: LoopClock, program: str) -> TaskProcess:
     def hand_over(task: Mapping[str, Any]) -> bytes:
         return json.dumps({"own": "kept", **task}).encode()
 
-    return ChildNotifier(TaskProcess(Supervisor(clock), [sys.executable, "-I", "-S", "-c", program], hand_over))
+    return TaskProcess(Supervisor(clock), [sys.executable, "-I", "-S", "-c", program], hand_over)
+
+
+def notifier(clock: LoopClock, program: str) -> ChildNotifier:
+    return ChildNotifier(process(clock, program))
 
 
 def test_the_task_comes_as_standard_input_and_nothing_else_of_ours(
@@ -53,13 +53,10 @@ def test_the_task_comes_as_standard_input_and_nothing_else_of_ours(
     assert "geheim" not in seen
 
 
-def test_an_answer_without_a_problem_is_success(clock: LoopClock) -> None:
-    assert notifier(clock, "print('{}')").report(NOTICE) == ""
-
-
 @pytest.mark.parametrize(
     ("program", "problem"),
     [
+        ("print('{}')", ""),
         ("import sys; sys.exit(3)", "exit status 3, no output"),
         ("import sys; sys.stderr.write('first\\nno such thing\\n'); sys.exit(1)", "no such thing"),
         ("print('[]')", "its answer is not an object"),
@@ -68,38 +65,28 @@ def test_an_answer_without_a_problem_is_success(clock: LoopClock) -> None:
         ("while True: print('x' * 10000)", "exit status 0, no output"),
         ("import os; os.kill(os.getpid(), 9)", "exit status -9, no output"),
     ],
-    ids=["status", "error", "list", "nonsense", "deep", "endless", "killed"],
+    ids=["good", "status", "error", "list", "nonsense", "deep", "endless", "killed"],
 )
 def test_a_process_that_gives_no_answer_is_a_problem(clock: LoopClock, program: str, problem: str) -> None:
     assert notifier(clock, program).report(NOTICE) == problem
 
 
 @pytest.mark.submission
-def test_a_process_that_hangs_is_over_in_time_and_leaves_nothing(
-    clock: LoopClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_process_that_hangs_is_over_in_time(clock: LoopClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REPORT_S", 0.5)
-    pid_file = tmp_path / "pid"
-    hung = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     begun = time.monotonic()
-    assert "timed out after 0.5 s" in notifier(clock, hung).report(NOTICE)
+    assert "timed out after 0.5 s" in notifier(clock, "import time; time.sleep(600)").report(NOTICE)
     assert time.monotonic() - begun < patient(5.0)
-    assert not pid_file.exists() or not is_alive(int(pid_file.read_text()))
 
 
-def test_a_program_that_cannot_be_run_is_a_problem(clock: LoopClock) -> None:
+def test_a_process_that_cannot_be_started_is_a_problem(clock: LoopClock, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = ChildNotifier(TaskProcess(Supervisor(clock), ["/absent/python"], lambda _: b"{}"))
     assert missing.report(NOTICE) == "/absent/python: not found"
-
-
-def test_one_that_could_not_be_killed_is_not_doubled(clock: LoopClock) -> None:
     supervisor = Supervisor(clock)
     supervisor.inherit(this_process("boot-1"))
     held = ChildNotifier(TaskProcess(supervisor, [sys.executable, "-c", "print('{}')"], lambda _: b"{}"))
     assert held.report(NOTICE) == f"an earlier process for it ({os.getpid()}) cannot be killed"
 
-
-def test_a_machine_short_of_processes_is_a_problem(clock: LoopClock, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_fork() -> int:
         raise OSError(11, "Resource temporarily unavailable")
 
@@ -108,37 +95,14 @@ def test_a_machine_short_of_processes_is_a_problem(clock: LoopClock, monkeypatch
     assert told == "no process can be started for it: Resource temporarily unavailable"
 
 
-def test_told_to_end_meanwhile_the_process_is_ended_too(clock: LoopClock, tmp_path: Path) -> None:
-    pid_file = tmp_path / "pid"
-    program = (
-        "import os, signal, time\n"
-        f"open({str(pid_file)!r}, 'w').write(str(os.getpid()))\n"
-        f"os.kill({os.getpid()}, signal.SIGTERM)\n"
-        "time.sleep(600)\n"
-    )
-    with pytest.raises(Terminated):
-        notifier(clock, program).report(NOTICE)
-    pid = int(pid_file.read_text())
-    end = time.monotonic() + 60.0
-    while is_alive(pid):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-
-
-def keeper(clock: LoopClock, program: str) -> ChildKeeper:
-    def hand_over(task: Mapping[str, Any]) -> bytes:
-        return json.dumps(task).encode()
-
-    return ChildKeeper(TaskProcess(Supervisor(clock), [sys.executable, "-I", "-S", "-c", program], hand_over))
-
-
 def test_evidence_is_a_path_or_a_problem(clock: LoopClock) -> None:
-    echo = "import json, sys; given = json.load(sys.stdin); print(json.dumps({'path': json.dumps(given)}))"
-    kept = keeper(clock, echo).keep(7, ("one", "two"))
-    assert (json.loads(kept.path), kept.problem) == ({"since_s": 7, "lines": ["one", "two"]}, "")
-    assert keeper(clock, 'print(\'{"problem": "no room"}\')').keep(7, ()) == Kept("", "no room")
-    assert keeper(clock, "raise SystemExit(3)").keep(7, ()).problem == "exit status 3, no output"
+    def kept(program: str, *lines: str) -> Kept:
+        return ChildKeeper(process(clock, program)).keep(7, lines)
+
+    found = kept(ECHO.replace("problem", "path"), "one", "two")
+    assert (json.loads(found.path), found.problem) == ({"own": "kept", "since_s": 7, "lines": ["one", "two"]}, "")
+    assert kept('print(\'{"problem": "no room"}\')') == Kept("", "no room")
+    assert kept("raise SystemExit(3)").problem == "exit status 3, no output"
 
 
 @pytest.mark.parametrize(
