@@ -1,9 +1,11 @@
-"""A pod's service account on disk, and the transport that uses it, without TLS: for servers of loopback tests."""
+"""Access to servers of loopback tests: the service account of a pod, its transport without TLS, and a kubeconfig."""
 
 from __future__ import annotations
 
+import json
 import ssl
 from pathlib import Path
+from typing import Any
 
 from driver_manager.adapters.http import Bounded
 from driver_manager.adapters.kube.transport import AUTHORITY, SERVICE_HOST, SERVICE_PORT, TOKEN_FILE, InPod
@@ -31,3 +33,15 @@ class PlainInPod(InPod):
     def _context(self) -> ssl.SSLContext:
         (self._account / AUTHORITY).read_bytes()
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def kubeconfig(server: str = "http://127.0.0.1:1", user: Any = None, context: Any = None, **cluster: str) -> str:
+    """The text of a kubeconfig. The user has a token if nothing else is given."""
+    return json.dumps(
+        {
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", **(context or {})}}],
+            "clusters": [{"name": "c", "cluster": {"server": server, **cluster}}],
+            "users": [{"name": "u", "user": {"token": "t"} if user is None else user}],
+        }
+    )

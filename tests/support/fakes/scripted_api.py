@@ -33,16 +33,10 @@ def transport_to(kind: str, port: int, folder: Path, token: str = SECRET) -> Tra
     """The way to a loopback server without TLS; `folder` becomes the service account."""
     if kind == IN_POD:
         return PlainInPod(make_account(folder, token), variables(port))
-    return Library(api_client(f"http://127.0.0.1:{port}", f"Bearer {token}"))
-
-
-def api_client(url: str, authorization: str = "") -> Any:
-    """A client of the kubernetes package."""
-    configuration = kube_client.Configuration(host=url)
-    configuration.proxy = None
-    configuration.retries = False
-    configuration.api_key = {"authorization": authorization} if authorization else {}
-    return kube_client.ApiClient(configuration)
+    configuration = kube_client.Configuration(host=f"http://127.0.0.1:{port}")
+    configuration.proxy, configuration.retries = None, False
+    configuration.api_key = {"authorization": f"Bearer {token}"}
+    return Library(kube_client.ApiClient(configuration))
 
 
 @dataclass

@@ -55,7 +55,7 @@ from tests.support.fakes.dripping import (
     server,
 )
 from tests.support.fakes.pace import patient
-from tests.support.fakes.plain_pod import PlainInPod, make_account, variables
+from tests.support.fakes.plain_pod import PlainInPod, kubeconfig, make_account, variables
 from tests.support.fakes.scripted_api import BUDGET_S, IN_POD, TRANSPORTS, Answer, Scripted, status, transport_to
 from tests.support.selection import examples
 
@@ -546,18 +546,6 @@ def test_a_name_that_does_not_resolve_is_api_unavailable(tmp_path: Path) -> None
 
 
 # by kubeconfig
-
-
-def kubeconfig(server: str = "http://127.0.0.1:1", user: Any = None, context: Any = None, **cluster: str) -> str:
-    """The text of a kubeconfig. The user has a token if nothing else is given."""
-    return json.dumps(
-        {
-            "current-context": "c",
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", **(context or {})}}],
-            "clusters": [{"name": "c", "cluster": {"server": server, **cluster}}],
-            "users": [{"name": "u", "user": {"token": "t"} if user is None else user}],
-        }
-    )
 
 
 SECURE, JUNK = "https://127.0.0.1:1", "anVuaw=="
