@@ -1,4 +1,4 @@
-"""The marks on a real file system: atomic, never another's, and consistent after a kill at any system call."""
+"""Marks of health-watch, and what the host says of its driver, on a real file system, also after a kill at any call."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from msgspec.structs import replace
 
 from driver_manager.adapters.host.files import HostRoots, WorkLock
 from driver_manager.adapters.host.health import HostMarks
-from driver_manager.adapters.host.notes import RunFiguresFile
+from driver_manager.adapters.host.notes import HostClientNotes, RunFiguresFile
 from driver_manager.core.health import HealthWatch, WatchPolicy, WatchPorts
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.health.watch import WRITER, Mute, Surroundings
 from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, Marker, encode_marker
+from driver_manager.domain.node_state import seen_now
 from driver_manager.domain.outage import Outage, OutagePart
 from driver_manager.domain.run_report import RunReport
 from driver_manager.profiles import builtin
+from tests.support.fakes.builders import NEW_DIGEST
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.health_world import BAD, GOOD, HealthWorld
 
 ASCEND = builtin()["ascend"]
 PROFILE = replace(ASCEND, paths=replace(ASCEND.paths, ready_marker="/run/ascend/.ready"))
+STATE, READY = PROFILE.paths.state_file, PROFILE.paths.ready_marker
 HALF = re.compile(r"\.[0-9a-f]{12}$")
 OWN = Marker(RECOVERY, "boot-1", writer=WRITER)
 
@@ -42,9 +45,17 @@ class Tree:
         self.put("sys/module/drv_pcie_host/initstate", "live\n")
         self.put("run/ascend/.ready", "VERSION=1\n")
 
-    def put(self, path: str, text: str) -> None:
-        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.root / path).write_text(text)
+    def put(self, path: str, text: str, written_s: float | None = None) -> None:
+        """A file of the host."""
+        file = self.root / path.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        if written_s is not None:
+            os.utime(file, (written_s, written_s))
+
+    def notes(self) -> HostClientNotes:
+        """As any process has them."""
+        return HostClientNotes(self.roots, PROFILE, FakeClock())
 
     @property
     def marker(self) -> Path:
@@ -172,9 +183,8 @@ def test_the_end_of_a_window_is_when_the_containers_files_say_so(tree: Tree) -> 
     left = Outage(now_s - 60, 4.0, {OutagePart.UNLOAD: 4.0}, is_open=True)
     assert tree.marks.note_return() is None
     figures.add(RunReport(0, now_s - 56, 4.0, window=left))
-    tree.put(PROFILE.paths.state_file.lstrip("/"), "digest\n")
-    for path, before_s in ((PROFILE.paths.state_file, 40), (PROFILE.paths.ready_marker, 35)):
-        os.utime(tree.root / path.lstrip("/"), (now_s - before_s, now_s - before_s))
+    tree.put(STATE, "digest\n", now_s - 40)
+    tree.put(READY, "VERSION=1\n", now_s - 35)
     assert tree.marks.note_return() == Outage(
         now_s - 60, 25.0, {OutagePart.UNLOAD: 4.0, OutagePart.INSTALL: 16.0, OutagePart.PROBE: 5.0}
     )
@@ -198,6 +208,54 @@ def test_a_host_that_cannot_be_read_or_changed_is_said_with_its_path(tree: Tree)
     (tree.root / "var/lib/ascend").write_text("a file")
     with pytest.raises(ConfigError, match="reboot-required"):
         tree.marks.clear_request()
+
+
+# what the host says of its driver
+
+
+def test_a_sighting_is_what_the_drivers_files_say(tree: Tree) -> None:
+    tree.put(STATE, f"{NEW_DIGEST}\n", 1_000.0)
+    tree.put(READY, "", 2_000.0)
+    seen = tree.notes().sighting()
+    assert (seen.boot_id, seen.digest, seen.marked_s) == ("boot-1", NEW_DIGEST, (1_000.0, 2_000.0))
+    assert seen.load
+    assert seen_now(seen, None, 3_000.0).ready_s == 2_000.0
+
+
+def test_each_load_of_the_driver_is_another(tree: Tree) -> None:
+    before = tree.notes().sighting().load
+    (tree.root / "sys/module/drv_pcie_host").rename(tree.root / "sys/module/aside")
+    assert tree.notes().sighting().load == ""
+    tree.put("/sys/module/drv_pcie_host/initstate", "live\n")
+    assert tree.notes().sighting().load not in ("", before)
+
+
+@pytest.mark.parametrize("text", ["", "two words\n", "\ufffd\n", "x" * 300])
+def test_what_is_no_digest_is_none(tree: Tree, text: str) -> None:
+    tree.put(STATE, text)
+    assert tree.notes().sighting().digest == ""
+
+
+def test_files_that_are_not_there_say_nothing_and_a_long_record_is_read_whole(tree: Tree) -> None:
+    (tree.root / READY.lstrip("/")).unlink()
+    assert tree.notes().sighting().marked_s == ()
+    assert tree.notes().recall() == ""
+    tree.notes().remember("x" * 300_000)
+    assert tree.notes().recall() == "x" * 300_000
+
+
+def test_of_two_at_once_one_is_alone(tree: Tree) -> None:
+    with tree.notes().alone() as first, tree.notes().alone() as second:
+        assert (first, second) == (True, False)
+    with tree.notes().alone() as is_alone:
+        assert is_alone
+
+
+def test_a_host_that_cannot_be_looked_at_is_an_error_that_says_what_to_do(tree: Tree) -> None:
+    (tree.root / STATE.lstrip("/")).mkdir(parents=True)
+    with pytest.raises(ConfigError, match=rf"^cannot read or change {STATE} on the host: ") as caught:
+        tree.notes().sighting()
+    assert "mounted" in caught.value.remedy
 
 
 # killed at any system call that changes the file system

@@ -7,10 +7,8 @@ import json
 import threading
 import tracemalloc
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 import pytest
 from msgspec.structs import replace
@@ -66,12 +64,10 @@ from driver_manager.domain.fleet.state import TASK_LABEL, TASK_REVISION_LABEL, T
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.node import NodeChange
 from driver_manager.domain.node_state import LastOutcome, NodeState, encode
-from driver_manager.sandbox.apiserver import ApiServer, Deny, apply_merge_patch
+from driver_manager.sandbox.apiserver import Deny, apply_merge_patch
 from tests.support.fakes.builders import ASCEND
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.fleet_scene import DRIVER, KEYS, NAMESPACE, FleetOverHttp, FleetScene, over_http
-from tests.support.fakes.fleet_scene import fleet as fleet_of
-from tests.support.fakes.plain_pod import PlainInPod, make_account, variables
 
 NODES = Subject(FactKind.NODES)
 ROLLOUTS = Subject(FactKind.ROLLOUTS, NAMESPACE)
@@ -374,38 +370,14 @@ def test_an_event_is_about_the_object_or_a_node_and_is_posted_once_for_each_key(
 # a client's requests
 
 
-@dataclass(frozen=True)
-class AtDesk:
-    """A desk and the cluster behind it."""
-
-    desk: KubeDesk
-    api: KubeApi
-    scene: FleetScene
-
-    def node(self, name: str) -> FleetNode:
-        """A Node as the desk sees it."""
-        facts = {item.name: item.fact for item in self.desk.listed(NODES).items}
-        found = facts[name]
-        assert isinstance(found, FleetNode)
-        return found
-
-    def rollout(self) -> RolloutObject:
-        """The object as the desk sees it."""
-        found = self.desk.listed(ROLLOUTS).items[0].fact
-        assert isinstance(found, RolloutObject)
-        return found
+@pytest.fixture
+def api(fleet: FleetOverHttp) -> KubeApi:
+    return KubeApi(fleet.cluster._connect(), FakeClock(), RecordingReporter(), 5.0)
 
 
 @pytest.fixture
-def at(tmp_path: Path) -> Iterator[AtDesk]:
-    scene = fleet_of(5)
-    with ApiServer(scene.store, tokens={"token": "somebody"}) as server:
-        way = PlainInPod(make_account(tmp_path / "account", "token"), variables(urlsplit(server.url).port or 0))
-        api = KubeApi(way, FakeClock(), RecordingReporter(), 5.0)
-        yield AtDesk(KubeDesk(api, readers(KEYS, zone)), api, scene)
-
-
-# lists
+def desk(api: KubeApi) -> KubeDesk:
+    return KubeDesk(api, readers(KEYS, zone))
 
 
 def expiring(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
@@ -422,60 +394,63 @@ def expiring(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
 
 
 def test_a_list_that_expires_is_begun_again_and_given_up_in_the_end(
-    at: AtDesk, monkeypatch: pytest.MonkeyPatch
+    desk: KubeDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expiring(monkeypatch, RESTARTS - 1)
-    assert isinstance(at.desk.listed(NODES), Listed)
+    assert isinstance(desk.listed(NODES), Listed)
     expiring(monkeypatch, RESTARTS)
     with pytest.raises(ApiUnavailable, match="each list expired before its end"):
-        at.desk.listed(NODES)
+        desk.listed(NODES)
 
 
-def test_the_keys_of_all_nodes_labels_are_known(at: AtDesk) -> None:
-    at.scene.edit_node("node-1", {"metadata": {"labels": {"example.com/npu": "true"}}})
-    assert node_label_keys(at.api) == {"example.com/npu"}
+def test_the_keys_of_all_nodes_labels_are_known(api: KubeApi, scene: FleetScene) -> None:
+    scene.edit_node("b", {"metadata": {"labels": {"example.com/npu": "true"}}})
+    assert node_label_keys(api) == {"example.com/npu"}
 
 
 # wishes
 
 
-def test_a_wish_keeps_what_others_have_written_meanwhile(at: AtDesk) -> None:
-    node, rollout = at.node("node-0"), at.rollout()
-    at.scene.edit_node("node-0", {"metadata": {"annotations": {"of": "others"}}})
-    at.scene.edit_rollout(maxParallel=7)
-    at.desk.ask_node(node, {"wish": "true"}, dry_run=False)
-    at.desk.ask_rollout(rollout, {"paused": True}, {"wish": "1"}, dry_run=False)
-    assert at.scene.node("node-0")["metadata"]["annotations"] == {"of": "others", "wish": "true"}
-    spec = at.scene.rollout()["spec"]
+def test_a_wish_keeps_what_others_have_written_meanwhile(desk: KubeDesk, scene: FleetScene) -> None:
+    (node, _), (rollout,) = (desk.listed(subject).items for subject in (NODES, ROLLOUTS))
+    assert isinstance(node.fact, FleetNode)
+    assert isinstance(rollout.fact, RolloutObject)
+    scene.edit_node("a", {"metadata": {"annotations": {"of": "others"}}})
+    scene.edit_rollout(maxParallel=7)
+    desk.ask_node(node.fact, {"wish": "true"}, dry_run=False)
+    desk.ask_rollout(rollout.fact, {"paused": True}, {"wish": "1"}, dry_run=False)
+    assert scene.node("a")["metadata"]["annotations"] == {"of": "others", "wish": "true"}
+    spec = scene.rollout()["spec"]
     assert (spec["maxParallel"], spec["paused"]) == (7, True)
 
 
-def test_a_wish_is_for_the_object_that_was_seen(at: AtDesk) -> None:
-    node = at.node("node-0")
-    with pytest.raises(Conflict, match="node node-0 was replaced by another one"):
-        at.desk.ask_node(replace(node, uid="another"), {"wish": "true"}, dry_run=False)
+def test_a_wish_is_for_the_object_that_was_seen(desk: KubeDesk, scene: FleetScene) -> None:
+    node = desk.listed(NODES).items[0].fact
+    assert isinstance(node, FleetNode)
+    with pytest.raises(Conflict, match="node a was replaced by another one"):
+        desk.ask_node(replace(node, uid="another"), {"wish": "true"}, dry_run=False)
     with pytest.raises(Conflict, match="node nobody is gone"):
-        at.desk.ask_node(replace(node, name="nobody"), {"wish": "true"}, dry_run=False)
-    assert "annotations" not in at.scene.node("node-0")["metadata"]
+        desk.ask_node(replace(node, name="nobody"), {"wish": "true"}, dry_run=False)
+    assert "annotations" not in scene.node("a")["metadata"]
 
 
 # who leads, who uses
 
 
-def test_who_leads_is_as_the_lease_says(at: AtDesk) -> None:
-    assert at.desk.leader(NAMESPACE, "lead") == Leader("")
+def test_who_leads_is_as_the_lease_says(desk: KubeDesk, scene: FleetScene) -> None:
+    assert desk.leader(NAMESPACE, "lead") == Leader("")
     spec = {"holderIdentity": "a", "leaseDurationSeconds": 15, "renewTime": "2026-01-02T03:04:05.000000Z"}
-    at.scene.store.create("leases", {"metadata": {"name": "lead", "namespace": NAMESPACE}, "spec": spec})
-    assert at.desk.leader(NAMESPACE, "lead") == Leader("a", 1767323045.0, 15.0)
+    scene.store.create("leases", {"metadata": {"name": "lead", "namespace": NAMESPACE}, "spec": spec})
+    assert desk.leader(NAMESPACE, "lead") == Leader("a", 1767323045.0, 15.0)
 
 
-def test_pods_that_ask_for_a_device_are_seen_on_the_nodes_that_are_meant(at: AtDesk) -> None:
+def test_pods_that_ask_for_a_device_are_seen_on_the_nodes_that_are_meant(desk: KubeDesk, scene: FleetScene) -> None:
     asking = {"containers": [{"resources": {"limits": {"rebellions.ai/ATOM": "1"}}}]}
-    for name, node, spec in (("job", "node-0", asking), ("elsewhere", "node-4", asking), ("plain", "node-0", {})):
+    for name, node, spec in (("job", "a", asking), ("elsewhere", "c", asking), ("plain", "a", {})):
         body = {"metadata": {"name": name, "namespace": "jobs"}, "spec": {"nodeName": node, **spec}}
-        at.scene.store.create("pods", body)
-    found = at.desk.users_by_node({"node-0", "node-1"})
-    assert {node: [one.name for one in pods] for node, pods in found.items()} == {"node-0": ["job"]}
+        scene.store.create("pods", body)
+    found = desk.users_by_node({"a", "b"})
+    assert {node: [one.name for one in pods] for node, pods in found.items()} == {"a": ["job"]}
 
 
 # objects

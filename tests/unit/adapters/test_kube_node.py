@@ -294,6 +294,7 @@ def test_a_server_that_cannot_answer_now_is_asked_again(api: Scripted) -> None:
 
 GROUP = "/apis/resource.k8s.io"
 NO = Answer(403, status("no"))
+STRANGE_GROUPS: list[dict[str, Any]] = [{"versions": ["v1"]}, {"versions": [{}]}, {"versions": 7}]
 HELD = (("ns", "b"), ("ns", "a"), ("elsewhere", "c"))
 
 
@@ -339,7 +340,7 @@ def test_claims_are_listed_in_the_newest_known_version_once_for_each_namespace(
         ([group("v1"), NO], (), ApiRefused, "refused to list resourceclaims.resource.k8s.io"),
         ([group("v1"), NO, Answer(403, status("no get"))], HELD, ApiRefused, "refused to list resourceclaims.*: no$"),
         *(([group(*served)], (), ApiUnavailable, "none of which is known here") for served in (["v1alpha3", "v2"], [])),
-        *(([Answer(body={"versions": some})], (), ApiUnavailable, "asked for") for some in (["v1"], [{}], 7)),
+        *(([Answer(body=body)], (), ApiUnavailable, "asked for") for body in STRANGE_GROUPS),
         *(
             ([group("v1"), claims(item)], (), ApiUnavailable, "asked for")
             for item in ({}, "no claim", {"metadata": {"name": "c"}, "spec": "x"})

@@ -45,7 +45,7 @@ def digests(containers: list[str], inits: list[str]) -> dict[str, Any]:
     return {"containers": mains, "initContainers": firsts}
 
 
-def asking(*containers: dict[str, Any], inits: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+def asking(*containers: Any, inits: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
     return {
         "containers": [{"resources": one} for one in containers],
         "initContainers": [{"resources": one} for one in inits],
@@ -83,8 +83,11 @@ def phase(phase: str, *of: Any, inits: tuple[Any, ...] = (), others: tuple[Any, 
 
 def ran(*moments: str | None, inits: tuple[str | None, ...] = ()) -> dict[str, Any]:
     """Containers, each running since a moment or waiting; the second of the init containers stays."""
-    since = [[{"running": {"startedAt": one}} if one else {"waiting": {}} for one in of] for of in (moments, inits)]
-    status = {"containerStatuses": states(*since[0]), "initContainerStatuses": states(*since[1])}
+
+    def since(of: tuple[str | None, ...]) -> list[Any]:
+        return states(*({"running": {"startedAt": one}} if one else {"waiting": {}} for one in of))
+
+    status = {"containerStatuses": since(moments), "initContainerStatuses": since(inits)}
     return {"spec": {"initContainers": [{"name": "a"}, {"name": "b", "restartPolicy": "Always"}]}, "status": status}
 
 
@@ -124,7 +127,7 @@ FIELDS: list[tuple[str, dict[str, Any], Any]] = [
         (ATOM, "a/b", "a/i"),
     ),
     *(("resources", {"spec": spec}, ()) for spec in (None, {}, {"containers": None, "initContainers": None})),
-    *(("resources", {"spec": asking(one)}, ()) for one in ({}, None, {"limits": None, "requests": {}})),
+    ("resources", {"spec": asking({}, None, {"limits": None, "requests": {}})}, ()),
     # claims by name, by what a template made, and of the scheduler for an extended resource
     ("claims", claiming([NAMED]), ("shared",)),
     ("claims", claiming([OF_TEMPLATE], [{"name": "a", "resourceClaimName": "p-a-x7"}]), ("p-a-x7",)),

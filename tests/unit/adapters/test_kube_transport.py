@@ -193,7 +193,7 @@ def test_a_name_that_is_looked_up_for_ever_ends_with_the_limit(monkeypatch: pyte
         return real(host, *rest)
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    with ending_within(LIMIT_S), pytest.raises(TimeoutError, match=r"no result within 0\.3"):
+    with ending_within(LIMIT_S), pytest.raises(TimeoutError, match=r"no result within 0\.[23]"):
         connected(("name.invalid", 1), LIMIT_S)
 
 
@@ -616,7 +616,10 @@ def test_a_credential_plugin_that_does_not_end_is_named(tmp_path: Path, monkeypa
     monkeypatch.setattr(library, "CREDENTIALS_S", LIMIT_S)
     plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sleep", "args": ["5"]}
     (tmp_path / "config").write_text(kubeconfig(user={"exec": plugin}))
-    with ending_within(LIMIT_S), pytest.raises(ConfigError, match=r"gave no credentials: no result within 0\.3 s"):
+    with (
+        ending_within(LIMIT_S),
+        pytest.raises(ConfigError, match=r"gave no credentials: no result within 0\.[23]\d* s"),
+    ):
         library.load_kubeconfig(str(tmp_path / "config"))
 
 
@@ -624,5 +627,5 @@ def test_a_token_that_is_refreshed_for_ever_ends_with_the_attempt() -> None:
     configuration = kube_client.Configuration(host="http://127.0.0.1:1")
     configuration.refresh_api_key_hook = lambda _: time.sleep(5.0)
     transport = Library(kube_client.ApiClient(configuration))
-    with ending_within(LIMIT_S), pytest.raises(CredentialsUnreadable, match=r"no result within 0\.3 s"):
+    with ending_within(LIMIT_S), pytest.raises(CredentialsUnreadable, match=r"no result within 0\.[23]\d* s"):
         transport.send(GET, connect_s=LIMIT_S, read_s=LIMIT_S)
