@@ -561,14 +561,6 @@ def test_a_list_without_an_end_is_given_up(
     assert len(api.requests) == requests
 
 
-def test_pages_of_a_fleet_have_one_limit_too(api: Scripted) -> None:
-    api.answer(page("p", "t", size=2**20))
-    got = api.cluster.api.pages("/api/v1/pods", "list pods", most_bytes=2 * 2**20)
-    assert next(got)["items"]
-    with pytest.raises(ApiUnavailable, match="the list has more than 2 MiB"):
-        list(got)
-
-
 def test_pages_that_come_too_slowly_are_given_up(api: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     real = KubeApi.call
 

@@ -268,21 +268,6 @@ def test_an_eviction_that_is_not_accepted_is_gone_or_blocked_and_is_not_tried_ag
     assert api.clock.slept == []
 
 
-@pytest.mark.parametrize(
-    ("code", "why"),
-    [
-        (403, r"refused to create pods/eviction in namespace tenant \(403\): u cannot"),
-        (405, r"rejected create pods/eviction in namespace tenant \(405\): u cannot"),
-    ],
-)
-def test_an_eviction_that_is_not_ours_to_make_is_refused_by_verb_and_resource(
-    api: Scripted, code: int, why: str
-) -> None:
-    api.answer(Answer(code, status('u cannot create resource "pods/eviction" in API group ""')))
-    with pytest.raises(ApiRefused, match=why):
-        api.cluster.evict(POD)
-
-
 def test_a_server_that_cannot_answer_now_is_asked_again(api: Scripted) -> None:
     api.answer(Answer(408, status("later")), Answer(503, status("later")), Answer(cut=True), SUCCESS)
     assert api.cluster.evict(POD) == Eviction(ACCEPTED)

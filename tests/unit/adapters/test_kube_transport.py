@@ -40,7 +40,7 @@ from driver_manager.core.pods import PodWait
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, PodsRemain, WatchBroken
 from driver_manager.domain.node import NodeChange
-from tests.support.fakes.clock import FakeClock, RecordingReporter
+from tests.support.fakes.clock import RecordingReporter
 from tests.support.fakes.dripping import (
     ANSWERS,
     CHUNKED,
@@ -536,13 +536,6 @@ def test_a_newline_behind_the_token_is_not_sent(pod: Scripted, tmp_path: Path) -
     assert cluster_at(transport).node().uid == "u"
     assert pod.requests[0].headers["authorization"] == "Bearer t"
     transport.renew()
-
-
-def test_a_name_that_does_not_resolve_is_api_unavailable(tmp_path: Path) -> None:
-    environ = {**variables(1), "KUBERNETES_SERVICE_HOST": "no-such-host.invalid"}
-    cluster = KubeCluster(PlainInPod(make_account(tmp_path, "t"), environ), "n", FakeClock(), RecordingReporter(), 1.0)
-    with pytest.raises(ApiUnavailable, match="cannot connect"):
-        cluster.node()
 
 
 # by kubeconfig
