@@ -281,6 +281,26 @@ def test_the_manager_of_the_field_is_who_set_the_cordon(entries: tuple[Any, ...]
     assert cordoned(*entries) == manager
 
 
+PRESSED, READY = (
+    {"type": "DiskPressure", "status": "False"},
+    {"type": "Ready", "status": "True", "lastHeartbeatTime": "t"},
+)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "is_ready", "has_heartbeat"),
+    [
+        (None, None, False),
+        ([PRESSED], None, False),
+        ([PRESSED, READY], True, True),
+        ([{"type": "Ready", "status": "Unknown"}], False, False),
+    ],
+)
+def test_a_node_is_ready_as_its_condition_says(conditions: Any, is_ready: bool | None, has_heartbeat: bool) -> None:
+    found = as_node({"metadata": {"name": "n"}, "status": {"conditions": conditions}})
+    assert (found.is_ready, found.has_heartbeat) == (is_ready, has_heartbeat)
+
+
 @pytest.mark.parametrize("fields", [{"managedFields": None}, {}])
 def test_a_node_without_managed_fields_is_read(fields: dict[str, Any]) -> None:
     assert as_node({"metadata": {"name": "n", **fields}}).cordon_manager == ""

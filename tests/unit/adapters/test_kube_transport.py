@@ -609,11 +609,10 @@ def test_a_credential_plugin_that_does_not_end_is_named(tmp_path: Path, monkeypa
     monkeypatch.setattr(library, "CREDENTIALS_S", LIMIT_S)
     plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sleep", "args": ["5"]}
     (tmp_path / "config").write_text(kubeconfig(user={"exec": plugin}))
-    with (
-        ending_within(LIMIT_S),
-        pytest.raises(ConfigError, match=r"gave no credentials: no result within 0\.[23]\d* s"),
-    ):
+    with ending_within(LIMIT_S), pytest.raises(ConfigError) as caught:
         library.load_kubeconfig(str(tmp_path / "config"))
+    assert f"with {tmp_path / 'config'}: its credential plugin" in caught.value.what
+    assert "gave no credentials: no result within 0." in caught.value.what
 
 
 def test_a_token_that_is_refreshed_for_ever_ends_with_the_attempt() -> None:
