@@ -21,7 +21,10 @@ from tests.support.fakes.clock import FakeClock
 
 
 class ModuleHost:
-    """A host whose tools act on a tree. `did` are the words of every rmmod, modprobe and insmod that changed it."""
+    """A host whose tools act on a tree. `did` are the words of every rmmod, modprobe and insmod that changed it.
+
+    `options` were handed to modprobe for each module, `inserted` to insmod.
+    """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, profile: Profile) -> None:
         self.profile = profile
@@ -29,6 +32,7 @@ class ModuleHost:
         self.tree.build()
         self.did: list[tuple[str, str]] = []
         self.options: dict[str, str] = {}
+        self.inserted: dict[str, list[str]] = {}
         monkeypatch.setenv("PATH", str(self.tree.bin), prepend=":")
         monkeypatch.setattr(kmod, "run", self._run)
         self.roots = HostRoots(self.tree.root, self.tree.root / "proc", self.tree.root / "sys", self.tree.root / "dev")
@@ -39,6 +43,8 @@ class ModuleHost:
             argv[0] == "modprobe" and not {"--show-depends", "--dump-modversions"} & set(argv)
         ):
             self.did.append((argv[0], Path(argv[2] if argv[0] == "insmod" else argv[-1]).name))
+        if argv[0] == "insmod":
+            self.inserted[Path(argv[2]).stem] = list(argv[3:])
         for at, word in enumerate(argv):
             if word == "--config" and argv[at + 1].startswith("/proc/self/fd/"):
                 self._note_options(Path(argv[at + 1]).read_text())

@@ -1,20 +1,55 @@
-"""Paths of the host stay inside the host's root, and files are replaced whole or not at all."""
+"""Paths of the host stay inside its root, files are replaced whole or not at all, and a dead process holds no lock."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import os
+import signal
 import socket
-from collections.abc import Iterable
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import asdict
+from pyfakefs import helpers
+from pyfakefs.fake_filesystem import FakeFilesystem
 
 from driver_manager.adapters.host import files as host_files
-from driver_manager.adapters.host.files import MAX_LINKS, MAX_READ_BYTES, HostFiles, OpenEntry, resolve
-from driver_manager.domain.errors import ConfigError
+from driver_manager.adapters.host.files import (
+    FOLDER_MODE,
+    MAX_LINKS,
+    MAX_READ_BYTES,
+    HostFiles,
+    Missing,
+    OpenEntry,
+    WorkLock,
+    place,
+    resolve,
+)
+from driver_manager.adapters.host.health import HostMarks
+from driver_manager.adapters.host.system import LinuxHost, Ownership, unwritable
+from driver_manager.domain.errors import ConfigError, OwnedElsewhere
+from driver_manager.domain.host import Marker
+from driver_manager.domain.journal import Owner
+from driver_manager.profiles import builtin
+from tests.support.control_plane.container import unshare
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.host_documents import DOCUMENTS, HostDocument, roots_of
+from tests.support.fakes.host_documents import PROFILE as ASCEND
+from tests.support.fakes.pace import patient
+
+PROFILE = builtin()["rebellions"]
+RECORD, LOCK = PROFILE.paths.load_record, PROFILE.paths.effect_lock
+STATE = "/run/rbln/state"
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -27,11 +62,46 @@ def host(tmp_path: Path) -> Path:
     return root
 
 
+@pytest.fixture
+def files(host: Path) -> HostFiles:
+    return HostFiles(host, host / "proc")
+
+
 def link(at: Path, target: str) -> None:
     at.parent.mkdir(parents=True, exist_ok=True)
     at.symlink_to(target)
 
 
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def raises(number: int) -> Callable[..., None]:
+    """A function that fails with this error number."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fails
+
+
+# paths
+
+
+def placed(root: Path, path: str) -> Path:
+    """The path of the open folder and the name in it, entered through a link to the root."""
+    if not (root.parent / "alias").exists():
+        (root.parent / "alias").symlink_to(root)
+    with place(root.parent / "alias", path, follow_last=True, missing=Missing.MAKE) as where:
+        found = Path(f"/proc/self/fd/{where.folder}").readlink() / where.name
+        assert where.path == root.parent / "alias" / found.relative_to(root)
+        return found
+
+
+WAYS = pytest.mark.parametrize("way", [resolve, placed])
+
+
+@WAYS
 @pytest.mark.parametrize(
     ("links", "path", "inside"),
     [
@@ -50,165 +120,233 @@ def link(at: Path, target: str) -> None:
         ({"var/run": "/run"}, "/var/run/../etc", "etc"),
     ],
 )
-def test_no_path_leads_out_of_the_host(host: Path, links: dict[str, str], path: str, inside: str) -> None:
+def test_no_path_leads_out_of_the_host(
+    host: Path, way: Callable[[Path, str], Path], links: dict[str, str], path: str, inside: str
+) -> None:
     for at, target in links.items():
         link(host / at, target)
-    assert resolve(host, path) == host / inside
+    assert way(host, path) == host / inside
 
 
 @given(parts=st.lists(st.sampled_from(["..", "a", "up", "abs", "loop", "run", ".", ""]), max_size=8))
 def test_no_mixture_of_dots_and_links_leads_out(parts: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("host")
-    link(root / "up", "../../..")
-    link(root / "abs", "/..")
-    link(root / "loop", "up/up")
+    for name, target in (("up", "../../.."), ("abs", "/.."), ("loop", "up/up")):
+        link(root / name, target)
     found = resolve(root, "/" + "/".join(parts))
     assert found.is_relative_to(root)
     assert ".." not in found.parts
 
 
-def test_the_last_link_is_kept_where_it_is_to_be_replaced(host: Path) -> None:
+@WAYS
+def test_as_many_links_as_the_kernel_follows_are_followed(host: Path, way: Callable[[Path, str], Path]) -> None:
+    for number in range(MAX_LINKS):
+        link(host / f"l{number}", f"l{number + 1}")
+    (host / f"l{MAX_LINKS}").mkdir()
+    assert way(host, "/l0/x") == host / f"l{MAX_LINKS}/x"
+    for at, target in (("more", "l0"), ("loop", "loop"), ("a", "/b"), ("b", "/a")):
+        link(host / at, target)
+    for path in ("/more/x", "/loop/x", "/a/x"):
+        with pytest.raises(OSError, match="symbolic links") as caught:
+            way(host, path)
+        assert caught.value.errno == errno.ELOOP
+
+
+def test_the_last_link_is_kept_where_it_is_to_be_replaced(host: Path, files: HostFiles) -> None:
     link(host / "var/run", "/run")
     link(host / "run/file", "/etc/other")
     assert resolve(host, "/var/run/file", follow_last=False) == host / "run/file"
     assert resolve(host, "/var/run/file") == host / "etc/other"
+    assert (files.real("/var/run/rbln/driver"), files.real("/")) == ("/run/rbln/driver", "/")
 
 
-@pytest.mark.parametrize("targets", [{"loop": "loop"}, {"a": "/b", "b": "/a"}])
-def test_a_loop_of_links_is_an_error_and_ends(host: Path, targets: dict[str, str]) -> None:
-    for at, target in targets.items():
-        link(host / at, target)
-    with pytest.raises(OSError, match="symbolic links") as caught:
-        resolve(host, f"/{next(iter(targets))}/x")
-    assert caught.value.errno == errno.ELOOP
+def test_no_folder_stays_open_whatever_happens(tmp_path: Path) -> None:
+    (tmp_path / "a/b/c").mkdir(parents=True)
+    (tmp_path / "a/loop").symlink_to("loop")
+    (tmp_path / "a/file").touch()
+    before = len(names(Path("/proc/self/fd")))
+    for path in ("/a/b/c/x", "/a/loop/x", "/a/file/x", "/a/absent/x", "/a/b/../b/../b/x", "/"):
+        with contextlib.suppress(OSError), place(tmp_path, path, follow_last=True):
+            pass
+    with pytest.raises(NotADirectoryError), place(tmp_path / "a/file", "/x"):
+        pass
+    assert len(names(Path("/proc/self/fd"))) == before
 
 
-def test_as_many_links_as_the_kernel_follows_are_followed(host: Path) -> None:
-    for number in range(MAX_LINKS):
-        link(host / f"l{number}", f"l{number + 1}")
-    assert resolve(host, "/l0") == host / f"l{MAX_LINKS}"
-    link(host / "more", "l0")
-    with pytest.raises(OSError, match="symbolic links"):
-        resolve(host, "/more")
+# a folder that is replaced by a symlink between two looks
 
 
-def test_the_real_path_is_named_as_the_hosts_mount_table_does(host: Path) -> None:
-    link(host / "var/run", "/run")
-    files = HostFiles(host, host / "proc")
-    assert files.real("/var/run/rbln/driver") == "/run/rbln/driver"
-    assert files.real("/") == "/"
+class Swapped:
+    """A host root beside a folder of the container that looks the same; `swap` puts a symlink to it in the way."""
+
+    def __init__(self, top: Path) -> None:
+        self.root, self.outside = top / "host", top / "container"
+        for folder in (self.root / "run/rbln", self.outside):
+            folder.mkdir(parents=True)
+        for name in ("state", "aside"):
+            (self.root / "run/rbln" / name).write_text("host")
+            (self.outside / name).write_text("container")
+        (self.outside / "of the container").write_text("x")
+        self.files = HostFiles(self.root, self.root / "proc")
+        self.before = self.contents()
+
+    def swap(self) -> None:
+        (self.root / "run/rbln").rename(self.root / "run/moved")
+        (self.root / "run/rbln").symlink_to(self.outside)
+
+    def contents(self) -> dict[str, str]:
+        return {path.name: path.read_text() for path in self.outside.iterdir()}
+
+
+ACTS: dict[str, Callable[[HostFiles], object]] = {
+    "read": lambda files: files.read(STATE),
+    "names": lambda files: files.names("/run/rbln"),
+    "write": lambda files: files.write(STATE, "ours"),
+    "create": lambda files: files.create("/run/rbln/new", "ours"),
+    "remove": lambda files: files.remove(STATE),
+    "put aside": lambda files: files.put_aside(STATE, "aside"),
+    "put back": lambda files: files.put_back("/run/rbln/absent", "aside"),
+    "lock": lambda files: os.close(files.open_lock("/run/rbln/lock")),
+}
+
+
+@pytest.mark.parametrize("name", ACTS)
+@pytest.mark.parametrize("step", range(1, 31))  # no operation opens more on its way
+def test_nothing_of_the_container_is_read_or_written_whenever_the_folder_is_swapped(
+    tmp_path: Path, step: int, name: str
+) -> None:
+    case, real, count, seen = Swapped(tmp_path), os.open, 0, None
+
+    def opens(*arguments: object, **options: object) -> int:
+        nonlocal count
+        count += 1
+        if count == step:
+            case.swap()
+        return real(*arguments, **options)  # type: ignore[arg-type]  # as given
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(OSError, ConfigError):
+        patch.setattr(os, "open", opens)
+        seen = ACTS[name](case.files)
+    assert name != "read" or seen in (None, "host")
+    assert not isinstance(seen, list) or sorted(seen) == ["aside", "state"]
+    assert case.contents() == case.before
+
+
+@pytest.mark.submission
+@pytest.mark.shares(3)
+def test_a_folder_that_is_swapped_all_the_time_leads_nobody_out(tmp_path: Path) -> None:
+    case, is_over, seen = Swapped(tmp_path), threading.Event(), set[str | None]()
+
+    def swaps() -> None:
+        while not is_over.is_set():
+            case.swap()
+            (case.root / "run/rbln").unlink()
+            (case.root / "run/moved").rename(case.root / "run/rbln")
+
+    thread = threading.Thread(target=swaps)
+    thread.start()
+    try:
+        began_s = time.monotonic()
+        # On a busy machine the folder may be its own only when nobody looks, for seconds.
+        while (took_s := time.monotonic() - began_s) < 1.5 or ("host" not in seen and took_s < 60.0):
+            with contextlib.suppress(OSError):
+                seen.add(case.files.read(STATE))
+            for act in (case.files.remove, lambda path: case.files.put_aside(path, "aside")):
+                with contextlib.suppress(OSError):
+                    act("/run/rbln/of the container")
+    finally:
+        is_over.set()
+        thread.join()
+    assert case.contents() == case.before
+    assert "container" not in seen
+    assert "host" in seen, "else this shows nothing"
 
 
 # reading
 
 
-def test_what_is_not_there_reads_as_none(host: Path) -> None:
-    files = HostFiles(host, host / "proc")
+def test_the_first_part_of_a_file_is_read_and_what_is_not_there_is_none(host: Path, files: HostFiles) -> None:
     (host / "etc/file").write_text("x")
-    assert files.read("/etc/absent") is None
-    assert files.read("/etc/file/below") is None
-    assert files.read("/etc/file") == "x"
+    (host / "etc/large").write_bytes(b"\xff" * (MAX_READ_BYTES + 10))
+    link(host / "etc/dangling", "/nowhere")
+    texts = {"absent": None, "file/below": None, "file": "x", "large": "\ufffd" * MAX_READ_BYTES, "dangling": None}
+    assert {name: files.read(f"/etc/{name}") for name in texts} == texts
+    assert [name for name in texts if files.exists(f"/etc/{name}")] == ["file", "large", "dangling"]
     with pytest.raises(IsADirectoryError):
         files.read("/etc")
 
 
 @pytest.mark.parametrize("writer", [False, True])
-def test_a_fifo_in_a_files_place_does_not_hold_the_run(host: Path, writer: bool) -> None:
-    fifo = host / "etc/fifo"
-    os.mkfifo(fifo)
-    other_end = os.open(fifo, os.O_RDWR) if writer else None
-    try:
-        with pytest.raises(OSError, match="not a regular file"):
-            HostFiles(host, host / "proc").read("/etc/fifo")
-    finally:
-        if other_end is not None:
-            os.close(other_end)
-
-
-def test_a_device_and_a_socket_in_a_files_place_are_refused(host: Path) -> None:
-    files = HostFiles(Path("/"), Path("/proc"))
-    with pytest.raises(OSError, match="not a regular file"):
-        files.read("/dev/zero")
-    with socket.socket(socket.AF_UNIX) as listener:
+def test_what_is_no_regular_file_is_refused_and_does_not_hold_the_run(
+    host: Path, files: HostFiles, writer: bool
+) -> None:
+    os.mkfifo(host / "etc/fifo")
+    with contextlib.ExitStack() as held, socket.socket(socket.AF_UNIX) as listener:
+        if writer:
+            held.callback(os.close, os.open(host / "etc/fifo", os.O_RDWR))
         listener.bind(str(host / "etc/socket"))
-        with pytest.raises(OSError, match="No such device"):
-            HostFiles(host, host / "proc").read("/etc/socket")
-
-
-def test_a_file_that_can_be_written_has_no_problem_and_a_folder_in_its_place_has(host: Path) -> None:
-    files = HostFiles(host, host / "proc")
-    assert files.why_not_writable("/run/rbln/state") == ""
-    assert files.why_not_writable("/run/absent/deep/state") == ""
-    assert not (host / "run/absent").exists()
-    (host / "run/rbln/state").mkdir()
-    assert files.why_not_writable("/run/rbln/state") == "/run/rbln/state is a folder"
-
-
-def test_a_full_file_system_is_told_with_its_room(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_files, "MIN_FREE_BYTES", 2**80)
-    assert "bytes left" in HostFiles(host, host / "proc").why_not_writable("/run/rbln/state")
-
-
-def test_only_the_first_part_of_a_large_or_binary_file_is_read(host: Path) -> None:
-    (host / "etc/file").write_bytes(b"\xff" * (MAX_READ_BYTES + 10))
-    text = HostFiles(host, host / "proc").read("/etc/file")
-    assert text == "\ufffd" * MAX_READ_BYTES
-
-
-def test_a_dangling_link_exists_and_reads_as_none(host: Path) -> None:
-    files = HostFiles(host, host / "proc")
-    link(host / "etc/dangling", "/nowhere")
-    assert files.exists("/etc/dangling")
-    assert not files.exists("/etc/absent")
-    assert files.read("/etc/dangling") is None
+        for root, path, why in (
+            (files, "/etc/fifo", "not a regular file"),
+            (HostFiles(Path("/"), Path("/proc")), "/dev/zero", "not a regular file"),
+            (files, "/etc/socket", "No such device"),
+        ):
+            with pytest.raises(OSError, match=why):
+                root.read(path)
 
 
 # writing
 
 
-def test_a_file_is_written_with_its_folders_and_mode(host: Path) -> None:
-    HostFiles(host, host / "proc").write("/run/new/deep/file", "text\n")
-    file = host / "run/new/deep/file"
-    assert file.read_text() == "text\n"
-    assert file.stat().st_mode & 0o777 == 0o644
-    assert [entry.name for entry in file.parent.iterdir()] == ["file"], "no temporary file is left"
+def test_a_file_is_written_with_its_folders_and_no_other(host: Path, files: HostFiles) -> None:
+    files.write("/run/new/deep/file", "text\n")
+    assert (host / "run/new/deep/file").read_text() == "text\n"
+    assert names(host / "run/new/deep") == ["file"]
 
 
-def test_a_link_in_the_files_place_is_replaced_not_followed(host: Path) -> None:
+def test_a_link_in_the_files_place_is_replaced_not_followed(host: Path, files: HostFiles) -> None:
     link(host / "run/rbln/state", "../../../secret")
-    link(host / "run/rbln/other", "/etc/passwd")
     (host / "etc/passwd").write_text("root")
-    files = HostFiles(host, host / "proc")
-    for name in ("state", "other"):
-        files.write(f"/run/rbln/{name}", "ours")
-        assert not (host / "run/rbln" / name).is_symlink()
-        assert (host / "run/rbln" / name).read_text() == "ours"
-    assert (host.parent / "secret").read_text() == "container"
-    assert (host / "etc/passwd").read_text() == "root"
+    for name in ("other", "textfile.prom", "removed"):
+        link(host / "run/rbln" / name, "/etc/passwd")
+    files.write("/run/rbln/state", "ours")
+    files.write("/run/rbln/other", "ours")
+    host_files.replace_file(host / "run/rbln/textfile.prom", "ours")
+    files.remove("/run/rbln/removed")
+    files.remove("/run/rbln/absent")
+    assert names(host / "run/rbln") == ["other", "state", "textfile.prom"]
+    assert {path.read_text() for path in (host / "run/rbln").iterdir() if not path.is_symlink()} == {"ours"}
+    assert not any(path.is_symlink() for path in (host / "run/rbln").iterdir())
+    assert ((host.parent / "secret").read_text(), (host / "etc/passwd").read_text()) == ("container", "root")
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_other(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_file_and_no_other(
+    host: Path, files: HostFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (host / "run/rbln/state").write_text("old")
-
-    def no_space(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", no_space)
+    monkeypatch.setattr(os, "fsync", raises(errno.ENOSPC))
     with pytest.raises(ConfigError, match="No space left") as caught:
-        HostFiles(host, host / "proc").write("/run/rbln/state", "new")
+        files.write(STATE, "new")
     assert "/run/rbln" in caught.value.remedy
     assert (host / "run/rbln/state").read_text() == "old"
-    assert [entry.name for entry in (host / "run/rbln").iterdir()] == ["state"]
+    assert names(host / "run/rbln") == ["state"]
 
 
-def test_removing_what_is_not_there_is_fine_and_a_link_is_not_followed(host: Path) -> None:
-    files = HostFiles(host, host / "proc")
-    files.remove("/run/rbln/absent")
-    link(host / "run/rbln/link", "/etc/kept")
-    (host / "etc/kept").write_text("x")
-    files.remove("/run/rbln/link")
-    assert not files.exists("/run/rbln/link")
-    assert (host / "etc/kept").exists()
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077, 0o777])
+def test_folders_and_files_have_the_mode_that_is_meant_whatever_the_umask(tmp_path: Path, mask: int) -> None:
+    files = HostFiles(tmp_path, tmp_path / "proc")
+    before = os.umask(mask)
+    try:
+        files.write("/run/made/deep/public", "x")
+        files.write("/run/made/deep/private", "x", 0o600)
+        files.create("/run/made/deep/new", "x")
+        os.close(files.open_lock("/run/made/deep/lock"))
+        host_files.replace_file(tmp_path / "run/textfile.prom", "x")
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o7777 for path in (tmp_path / "run").rglob("*")}
+    assert modes.pop("lock") == 0o600 & ~mask
+    public = dict.fromkeys(("public", "new", "textfile.prom"), 0o644)
+    assert modes == {"made": FOLDER_MODE, "deep": FOLDER_MODE, "private": 0o600, **public}
 
 
 # read-only views
@@ -222,161 +360,294 @@ def read_only(monkeypatch: pytest.MonkeyPatch, folders: Iterable[Path], number: 
     def replace(where: OpenEntry, text: str, mode: int) -> None:
         tried.append(where.path)
         if any(where.path.is_relative_to(folder) for folder in folders):
-            raise OSError(number, os.strerror(number))
+            raises(number)()
         real(where, text, mode)
 
     monkeypatch.setattr(host_files, "replace_in", replace)
     return tried
 
 
-def view_of_pid_1(host: Path, folder: str = "run/rbln") -> Path:
-    """What /proc/1/root shows: here a tree of its own."""
-    view = host / "proc/1/root"
-    (view / folder).mkdir(parents=True)
-    return view
-
-
+@pytest.mark.parametrize("name", ["state", "evidence/of/1.txt"])
 def test_a_folder_mounted_at_its_own_path_is_written_before_the_hosts_root(
-    host: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    host: Path, files: HostFiles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     own = tmp_path / "mounted"
-    own.mkdir()
-    (host / str(own).lstrip("/")).mkdir(parents=True)
-    tried = read_only(monkeypatch, [])
-    monkeypatch.setattr(os.path, "samestat", lambda *_: True)
-    HostFiles(host, host / "proc").write(f"{own}/state", "x")
-    assert tried == [own / "state"]
-
-
-def test_a_folder_that_is_yet_to_be_made_in_a_mounted_one_is_made_there(
-    host: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    own = tmp_path / "mounted"
-    own.mkdir()
     on_host = host / str(own).lstrip("/")
-    on_host.mkdir(parents=True)
+    for folder in (own, on_host):
+        folder.mkdir(parents=True)
     same = {own.stat().st_ino, on_host.stat().st_ino}
     monkeypatch.setattr(os.path, "samestat", lambda one, other: {one.st_ino, other.st_ino} == same)
     tried = read_only(monkeypatch, [host])
-    files = HostFiles(host, host / "proc")
-    files.write(f"{own}/evidence/of/1.txt", "x")
-    assert tried == [own / "evidence/of/1.txt"]
-    with pytest.raises(ConfigError, match="Read-only file system"):
+    files.write(f"{own}/{name}", "x")
+    assert tried == [own / name]
+    with pytest.raises(ConfigError, match="Read-only file system") as caught:
         files.write("/run/not-mounted/1.txt", "x")
+    assert caught.value.remedy == "Mount /run/not-mounted of the host read-write at the same path."
 
 
-def test_pid_1s_root_is_the_last_resort_for_a_read_only_root(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    view = view_of_pid_1(host)
+@pytest.mark.parametrize(("made", "path"), [("rbln", "run/rbln/state"), ("", "run/fresh/state"), ("", "var/run/state")])
+def test_pid_1s_root_is_the_last_resort_for_a_read_only_root(
+    host: Path, files: HostFiles, monkeypatch: pytest.MonkeyPatch, made: str, path: str
+) -> None:
+    view = host / "proc/1/root"
+    (view / "run" / made).mkdir(parents=True)
+    for root in (view, host):
+        link(root / "var/run", "/run")
     tried = read_only(monkeypatch, [host / "run"])
-    HostFiles(host, host / "proc").write("/run/rbln/state", "x")
-    assert tried == [host / "run/rbln/state", view / "run/rbln/state"]
-    assert (view / "run/rbln/state").read_text() == "x"
+    files.write(f"/{path}", "x")
+    inside = path.removeprefix("var/")
+    assert tried == [host / inside, view / inside]
+    assert (view / inside).read_text() == "x"
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ENOSPC])
 def test_only_a_read_only_file_system_leads_to_the_next_view(
-    host: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    host: Path, files: HostFiles, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    view_of_pid_1(host)
+    (host / "proc/1/root/run/rbln").mkdir(parents=True)
     tried = read_only(monkeypatch, [host / "run"], number)
     with pytest.raises(ConfigError):
-        HostFiles(host, host / "proc").write("/run/rbln/state", "x")
+        files.write(STATE, "x")
     assert len(tried) == 1
-
-
-def test_without_a_writable_view_the_remedy_names_the_folder(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_only(monkeypatch, [host])
-    with pytest.raises(ConfigError, match="Read-only file system") as caught:
-        HostFiles(host, host / "proc").write("/run/rbln/state", "x")
-    assert caught.value.remedy == "Mount /run/rbln of the host read-write at the same path."
-
-
-def test_a_folder_that_a_fresh_boot_does_not_have_is_made_in_pid_1s_root(
-    host: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    view = view_of_pid_1(host, "run")
-    read_only(monkeypatch, [host / "run"])
-    HostFiles(host, host / "proc").write("/run/fresh/state", "x")
-    assert (view / "run/fresh/state").read_text() == "x"
-
-
-def test_a_link_in_pid_1s_root_stays_inside_it(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    view = view_of_pid_1(host)
-    link(view / "var/run", "/run")
-    link(host / "var/run", "/run")
-    read_only(monkeypatch, [host / "run"])
-    HostFiles(host, host / "proc").write("/var/run/rbln/state", "x")
-    assert (view / "run/rbln/state").read_text() == "x"
 
 
 # made only where nothing is, put aside and back
 
 
-def test_a_file_is_made_whole_or_not_at_all_where_something_is(host: Path) -> None:
-    files = HostFiles(host, host / "proc")
+@pytest.fixture(params=[0, errno.EPERM, errno.EOPNOTSUPP])
+def _links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system with links, and two without."""
+    if request.param:
+        monkeypatch.setattr(os, "link", raises(request.param))
+
+
+@pytest.mark.usefixtures("_links")
+def test_a_file_is_made_whole_or_not_at_all_where_something_is(host: Path, files: HostFiles) -> None:
     assert files.create("/run/new/marker", "ours\n")
     assert not files.create("/run/new/marker", "again\n")
     assert (host / "run/new/marker").read_text() == "ours\n"
-    assert [entry.name for entry in (host / "run/new").iterdir()] == ["marker"]
+    assert names(host / "run/new") == ["marker"]
     link(host / "run/new/dangling", "/nowhere")
     assert not files.create("/run/new/dangling", "x")
 
 
-def test_a_file_that_cannot_be_made_names_the_folder(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read_only(*_: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(host_files, "_create", read_only)
-    with pytest.raises(ConfigError, match="Read-only file system") as caught:
-        HostFiles(host, host / "proc").create("/run/rbln/marker", "x")
-    assert "/run/rbln" in caught.value.remedy
-
-
-def test_what_is_put_aside_comes_back_as_it_was(host: Path) -> None:
-    files = HostFiles(host, host / "proc")
+@pytest.mark.usefixtures("_links")
+def test_what_is_put_aside_comes_back_as_it_was_unless_something_was_made_meanwhile(
+    host: Path, files: HostFiles
+) -> None:
     ready = host / "run/rbln/.ready"
     ready.write_text("DRIVER=1\n")
     ready.chmod(0o640)
     before = ready.stat()
-    files.put_aside("/run/rbln/.ready", ".ready.withdrawn")
-    assert sorted(entry.name for entry in (host / "run/rbln").iterdir()) == [".ready.withdrawn"]
-    files.put_back("/run/rbln/.ready", ".ready.withdrawn")
-    assert sorted(entry.name for entry in (host / "run/rbln").iterdir()) == [".ready"]
+    files.put_aside("/run/rbln/.ready", ".aside")
+    assert names(host / "run/rbln") == [".aside"]
+    files.put_back("/run/rbln/.ready", ".aside")
+    assert names(host / "run/rbln") == [".ready"]
     after = ready.stat()
     assert (after.st_ino, after.st_mode, after.st_mtime) == (before.st_ino, before.st_mode, before.st_mtime)
+    files.put_aside("/run/rbln/.ready", ".aside")
+    ready.write_text("new")
+    files.put_back("/run/rbln/.ready", ".aside")
+    assert (names(host / "run/rbln"), ready.read_text()) == ([".ready"], "new")
 
 
-def test_what_was_made_meanwhile_stays_and_what_was_put_aside_goes(host: Path) -> None:
-    files = HostFiles(host, host / "proc")
-    (host / "run/rbln/.ready").write_text("new")
-    (host / "run/rbln/.ready.withdrawn").write_text("old")
-    files.put_back("/run/rbln/.ready", ".ready.withdrawn")
-    assert (host / "run/rbln/.ready").read_text() == "new"
-    assert not (host / "run/rbln/.ready.withdrawn").exists()
+def test_a_file_that_cannot_be_made_names_the_folder(files: HostFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_files, "_create", raises(errno.EROFS))
+    with pytest.raises(ConfigError, match="Read-only file system") as caught:
+        files.create("/run/rbln/marker", "x")
+    assert "/run/rbln" in caught.value.remedy
 
 
-@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
-def test_a_file_system_without_links_is_served_too(host: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    def no_links(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number))
+# what a write would meet, found before: compared with what a real write, removal or lock does
 
-    monkeypatch.setattr(os, "link", no_links)
-    files = HostFiles(host, host / "proc")
-    assert files.create("/run/new/marker", "ours\n")
-    assert not files.create("/run/new/marker", "again\n")
-    files.put_aside("/run/new/marker", "aside")
-    files.put_back("/run/new/marker", "aside")
-    assert [(entry.name, entry.read_text()) for entry in (host / "run/new").iterdir()] == [("marker", "ours\n")]
-    files.put_aside("/run/new/marker", "aside")
-    files.create("/run/new/marker", "new\n")
-    files.put_back("/run/new/marker", "aside")
-    assert [(entry.name, entry.read_text()) for entry in (host / "run/new").iterdir()] == [("marker", "new\n")]
+LOOK = """
+import json, sys
+from pathlib import Path
+from driver_manager.adapters.host.files import HostFiles
+files, path, lock = HostFiles(Path(sys.argv[1]), Path(sys.argv[1], "proc")), sys.argv[2], sys.argv[3]
+before = sorted(str(one) for one in files.root.rglob("*"))
+found = [files.why_not_writable(path), files.why_not_writable(path, tries=True), files.why_no_lock(lock)]
+after = sorted(str(one) for one in files.root.rglob("*"))
+really = ["", ""]
+for number, act in enumerate((lambda: files.write(path, "text"), lambda: files.open_lock(lock))):
+    try:
+        act()
+    except Exception as error:
+        really[number] = getattr(error, "what", str(error))
+print(json.dumps({"found": found, "really": really, "is_untouched": before == after}))
+"""
+FILL = "i=0; while touch run/rbln/f$i 2>/dev/null; do i=$((i+1)); done"
+TMPFS = "mount -t tmpfs -o size=1m t run/rbln"
+FEW_INODES = "mount -t tmpfs -o size=1m,nr_inodes=8 t run/rbln"
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a file immutable")
 
 
-def test_a_lock_file_is_made_private_and_a_link_in_its_place_not_followed(host: Path) -> None:
-    files = HostFiles(host, host / "proc")
-    os.close(files.open_lock("/run/fresh/lock"))
-    os.close(files.open_lock("/run/fresh/lock"))
+@pytest.mark.submission
+@pytest.mark.parametrize(
+    ("script", "record", "lock"),
+    [
+        ("true", "", ""),
+        ("rm -r run", "", ""),
+        (f"ln -sf /nowhere {RECORD[1:]}", "", ""),
+        ("rm -r run/rbln; mkdir elsewhere; ln -s /elsewhere run/rbln", "", ""),
+        (f"rm run/rbln/*; mkdir {RECORD[1:]}", "is a folder", ""),
+        (f"mkdir {LOCK[1:]}", "", "is a folder"),
+        (f"ln -s /nowhere {LOCK[1:]}", "", "Too many levels"),
+        ("rm -r run/rbln; touch run/rbln", "Not a directory", "Not a directory"),
+        ("rm -r run/rbln; ln -s rbln run/rbln", "Too many levels", "Too many levels"),
+        (f"{FEW_INODES}; {FILL}", "has only 0 inodes left", "inodes left"),
+        (f"{TMPFS}; cat /dev/zero > run/rbln/full 2>/dev/null; true", "has only 0 bytes left", "bytes left"),
+        (f"{TMPFS}; mount -o remount,ro run/rbln", "Read-only file system", "Read-only file system"),
+        (f"mount --bind {RECORD[1:]} {RECORD[1:]}", "Device or resource busy", ""),
+        pytest.param(f"{TMPFS}; touch {RECORD[1:]}; chattr +i {RECORD[1:]}", "not permitted", "", marks=AS_ROOT),
+        pytest.param(f"{TMPFS}; touch {RECORD[1:]}; chattr +a {RECORD[1:]}", "not permitted", "", marks=AS_ROOT),
+        pytest.param(f"{TMPFS}; chattr +i run/rbln", "Permission denied", "Permission denied", marks=AS_ROOT),
+    ],
+)
+def test_what_a_write_would_meet_is_found_without_one(host: Path, script: str, record: str, lock: str) -> None:
+    (host / RECORD.lstrip("/")).touch()
+    (host / "proc/1").mkdir(parents=True)
+    words = [*unshare(), "sh", "-c", f'{script} && exec "$@"', "sh"]
+    argv = [*words, sys.executable, "-c", LOOK, str(host), RECORD, LOCK]
+    ran = subprocess.run(argv, cwd=host, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert ran.returncode == 0, ran.stderr
+    saw = json.loads(ran.stdout)
+    for found, expected in zip(saw["found"], (record, record, lock), strict=True):
+        assert expected in found, saw
+        assert bool(found) == bool(expected), saw
+    # A lock takes no block: it is refused for the record beside it.
+    assert [bool(why) for why in saw["really"]] == [bool(record), bool(lock) and lock != "bytes left"], saw
+    assert saw["is_untouched"]
+
+
+def test_a_look_before_a_write_makes_nothing_and_refuses_before_the_last_room_is_used(
+    host: Path, files: HostFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path, why in ((STATE, ""), ("/run/absent/deep/state", ""), ("/run/rbln", "/run/rbln is a folder")):
+        assert files.why_not_writable(path) == why
+    assert not (host / "run/absent").exists()
+    for limit, why in (("MIN_FREE_INODES", " inodes left"), ("MIN_FREE_BYTES", " bytes left")):
+        monkeypatch.setattr(host_files, limit, 2**80)
+        assert files.why_not_writable(RECORD).endswith(why)
+
+
+@pytest.mark.parametrize("call", ["rename", "fsync"])
+def test_what_only_a_write_meets_is_found_by_one_that_is_taken_back(
+    host: Path, files: HostFiles, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setattr(os, call, raises(errno.EDQUOT))
+    assert files.why_not_writable(RECORD) == ""
+    assert files.why_not_writable(RECORD, tries=True) == f"{RECORD} cannot be written: Disk quota exceeded"
+    with pytest.raises(ConfigError, match="Disk quota exceeded"):
+        files.write(RECORD, "text")
+    assert names(host / "run/rbln") == []
+
+
+def test_each_record_lock_and_the_evidence_of_a_profile_is_looked_at(host: Path, files: HostFiles) -> None:
+    paths = PROFILE.paths
+    looked_at = {*paths.records("run"), *paths.locks(), f"{paths.evidence}/any", paths.run_record("run")}
+    for path in looked_at:
+        (host / path.lstrip("/")).mkdir(parents=True)
+    assert unwritable(files, PROFILE, paths.records("run")).keys() == looked_at
+
+
+def test_each_file_of_a_profile_that_a_run_keeps_is_a_record_or_a_lock() -> None:
+    paths = PROFILE.paths
+    known = {*paths.records(), *paths.locks()}
+    kept = {name for name in dir(type(paths)) if isinstance(getattr(type(paths), name), property)}
+    # Figures for metrics, and what health-watch, the rebooter and people write: no run fails without these.
+    others = {"run_figures", "health_record", "mute_file", "ready_withdrawn", "rebooter_lock", "reboot_wish"}
+    assert {name for name in kept if getattr(paths, name) not in known} == others
+    assert {asdict(paths)[name] for name in ("state_file", "load_record")} < known
+
+
+# a simulated file system that fills up, or forbids writing; guest_tests/test_host_files_in_guest.py has a real one
+
+SIMULATED = Path("/host")
+ROOTS = roots_of(SIMULATED)
+NEW = "the new one" * 400
+FOLDERS = sorted({document.path.rpartition("/")[0] for document in DOCUMENTS.values()})
+
+
+@pytest.fixture
+def simulated(fs: FakeFilesystem) -> Iterator[FakeFilesystem]:
+    """A host with the vendor's folders, and a process of its own."""
+    for folder in (*FOLDERS, "/proc/1", "/sys/module", "/dev", "/sys/bus/pci/devices"):
+        fs.create_dir(f"{SIMULATED}{folder}")
+    yield fs
+    helpers.reset_ids()
+
+
+def nearly_fill(fs: FakeFilesystem) -> None:
+    """Leave room for a file, and less than `NEW` needs."""
+    fs.set_disk_usage(fs.get_disk_usage().used + 1_000)
+
+
+def forbid(fs: FakeFilesystem) -> None:
+    """Let nobody write into the folders that are there."""
+    for folder in FOLDERS:
+        fs.chmod(f"{SIMULATED}{folder}", 0o555)
+    helpers.set_uid(1000)
+
+
+@pytest.mark.parametrize(
+    ("ruin", "why"),
+    [(nearly_fill, "No space left on device"), (forbid, "Permission denied")],
+    ids=["full", "forbidden"],
+)
+@pytest.mark.parametrize("document", DOCUMENTS.values(), ids=list(DOCUMENTS))
+def test_the_old_file_stays_whole_and_nothing_else_is_left(
+    simulated: FakeFilesystem, document: HostDocument, ruin: Callable[[FakeFilesystem], None], why: str
+) -> None:
+    document.write(ROOTS, NEW)
+    document.write(ROOTS, "the old one")
+    file = Path(f"{SIMULATED}{document.path}")
+    before, beside = simulated.get_object(str(file)).contents, names(file.parent)
+    assert "the old one" in str(before)
+    ruin(simulated)
+    with pytest.raises(ConfigError, match=f"cannot write {document.path} on the host: {why}") as caught:
+        document.write(ROOTS, NEW)
+    assert document.path.rpartition("/")[0] in caught.value.remedy
+    assert (simulated.get_object(str(file)).contents, names(file.parent)) == (before, beside)
+
+
+def test_a_request_for_recovery_that_finds_no_room_leaves_no_marker(simulated: FakeFilesystem) -> None:
+    nearly_fill(simulated)
+    path = ASCEND.paths.reboot_marker
+    with pytest.raises(ConfigError, match=f"cannot write {path} on the host: No space left on device"):
+        HostMarks(ROOTS, ASCEND, FakeClock()).request_recovery(Marker("recovery", NEW, writer="health-watch"))
+    marker = Path(f"{SIMULATED}{path}")
+    assert [name for name in names(marker.parent) if name == marker.name or name.startswith(".")] == []
+
+
+def test_an_owner_that_cannot_be_noted_takes_the_note_of_the_one_before_away(simulated: FakeFilesystem) -> None:
+    first, second = Owner(pid=7, start_ticks=1, boot_id="b"), Owner(pid=8, start_ticks=2, boot_id=NEW)
+    ownership = Ownership(ROOTS.files(), ASCEND.paths, FakeClock())
+    with ownership.turn() as note:
+        assert note(first)
+    nearly_fill(simulated)
+    with ownership.turn() as note:
+        assert not note(second)
+    note_file = Path(f"{SIMULATED}{ASCEND.paths.owner_note}")
+    assert not [name for name in names(note_file.parent) if name == note_file.name or name.startswith(".")]
+    for owner in (first, second):
+        with pytest.raises(OwnedElsewhere, match="taken over by somebody"), ownership.owned(owner):
+            pytest.fail("nobody is noted, so nobody may go on")
+
+
+# locks
+
+HOLD = """
+import fcntl, os, sys, time
+fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_SH)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_lock_file_is_made_private_and_a_link_in_its_place_not_followed(host: Path, files: HostFiles) -> None:
+    for _ in range(2):
+        os.close(files.open_lock("/run/fresh/lock"))
     assert (host / "run/fresh/lock").stat().st_mode & 0o777 == 0o600
     link(host / "run/fresh/link", "/etc/kept")
     with pytest.raises(OSError, match="symbolic links"):
@@ -384,3 +655,62 @@ def test_a_lock_file_is_made_private_and_a_link_in_its_place_not_followed(host: 
     assert not (host / "etc/kept").exists()
     os.mkfifo(host / "run/fresh/fifo")
     os.close(files.open_lock("/run/fresh/fifo"))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "waited_s"),
+    [
+        (WorkLock.working, WorkLock.working, None),
+        (WorkLock.working, WorkLock.alone, host_files.MOMENT_S),
+        (WorkLock.alone, WorkLock.working, 5.0),
+        (WorkLock.alone, WorkLock.alone, host_files.MOMENT_S),
+    ],
+)
+def test_only_those_that_work_hold_the_lock_together_and_nobody_waits_for_ever(
+    files: HostFiles, first: Callable[..., object], second: Callable[..., object], waited_s: float | None
+) -> None:
+    before = names(Path("/proc/self/fd"))
+
+    def take(how: Callable[..., object], clock: FakeClock) -> contextlib.AbstractContextManager[bool]:
+        return how(WorkLock(files, LOCK), clock, *([5.0] if how is WorkLock.working else []))  # type: ignore[return-value]
+
+    clock, later = FakeClock(), FakeClock()
+    with take(first, clock) as held, take(second, clock) as other:
+        assert (held, other) == (True, waited_s is None)
+    assert sum(clock.slept) == pytest.approx(waited_s or 0.0, abs=0.1)
+    with contextlib.ExitStack() as released:
+        released.enter_context(take(first, later))
+        later.after(0.3, released.close)
+        with take(second, later) as held:
+            assert held
+    assert 0.3 * (waited_s is not None) <= sum(later.slept) < 0.4
+    assert names(Path("/proc/self/fd")) == before
+
+
+def test_a_killed_process_lets_go(files: HostFiles, host: Path) -> None:
+    lock = WorkLock(files, LOCK)
+    os.close(files.open_lock(LOCK))
+    argv = [sys.executable, "-I", "-S", "-c", HOLD, str(host / LOCK.lstrip("/"))]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with lock.alone(FakeClock()) as alone:
+            assert not alone
+        process.send_signal(signal.SIGKILL)
+    with lock.alone(FakeClock()) as alone:
+        assert alone
+
+
+def test_the_host_adapter_holds_the_lock_of_its_profile_where_there_is_room(tmp_path: Path) -> None:
+    roots = roots_of(tmp_path / "host")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/run").write_text("not a folder")
+    roots.root.mkdir()
+    with LinuxHost(roots, PROFILE, FakeClock()).at_work() as held:
+        assert held
+        with WorkLock(roots.files(), PROFILE.paths.work_lock).alone(FakeClock()) as alone:
+            assert not alone
+    begun = time.monotonic()
+    with LinuxHost(roots_of(tmp_path / "full"), PROFILE, FakeClock()).at_work() as held:
+        assert not held
+    assert time.monotonic() - begun < patient(1.0)

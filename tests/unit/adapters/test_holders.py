@@ -82,15 +82,26 @@ def test_a_process_with_the_device_open_is_named_with_pod_and_container(host: Pr
     )
 
 
-def test_a_mapping_counts_where_the_descriptor_is_closed_already(host: Proc) -> None:
-    host.process(7, "/dev/null", maps=MAP.format("/usr/lib/libc.so") + MAP.format("/dev/rbln0") * 3)
-    host.process(8, maps=MAP.format("/dev/rbln01") + MAP.format("/dev/zero") + "7f00-7f01 rw-p 0 00:00 0\n")
-    assert host.found() == [(7, "/dev/rbln0", "mapped")]
-
-
-def test_open_and_mapped_is_one_holder_and_called_open(host: Proc) -> None:
-    host.process(7, "/dev/rbln0", "/dev/rbln0", maps=MAP.format("/dev/rbln0"))
-    assert host.found() == [(7, "/dev/rbln0", "open")]
+@pytest.mark.parametrize(
+    ("processes", "found"),
+    [
+        ({7: (("null",), ("lib", "rbln0", "rbln0")), 8: ((), ("rbln01", "zero"))}, [(7, "/dev/rbln0", "mapped")]),
+        ({7: (("rbln0", "rbln0"), ("rbln0",))}, [(7, "/dev/rbln0", "open")]),
+        (
+            dict.fromkeys((100, 20, 3), (("rsd0", "rbln0"), ())),
+            [(pid, f"/dev/{name}", "open") for pid in (3, 20, 100) for name in ("rbln0", "rsd0")],
+        ),
+    ],
+    ids=["a mapping counts", "open and mapped is open", "by number, every node"],
+)
+def test_each_node_that_a_process_has_open_or_mapped_is_found_once(
+    host: Proc, processes: dict[int, tuple[tuple[str, ...], tuple[str, ...]]], found: list[tuple[int, str, str]]
+) -> None:
+    (host.dev / "rsd0").touch()
+    for pid, (opened, mapped) in processes.items():
+        maps = "".join(MAP.format(f"/dev/{name}") for name in mapped) + "7f00-7f01 rw-p 0 00:00 0\n"
+        host.process(pid, *(f"/dev/{name}" for name in opened), maps=maps)
+    assert host.found() == found
 
 
 def test_mappings_are_read_only_where_open_files_explain_too_little(host: Proc) -> None:
@@ -99,23 +110,6 @@ def test_mappings_are_read_only_where_open_files_explain_too_little(host: Proc) 
     assert [pid for pid, _, _ in host.found(1)] == [7]
     assert [pid for pid, _, _ in host.found(2)] == [7, 8]
     assert [pid for pid, _, _ in host.found()] == [7, 8]
-
-
-def test_holders_come_by_number_and_every_node_counts(host: Proc) -> None:
-    (host.dev / "rsd0").touch()
-    for pid in (100, 20, 3):
-        host.process(pid, "/dev/rsd0", "/dev/rbln0")
-    assert [pid for pid, _, _ in host.found()] == [3, 3, 20, 20, 100, 100]
-    assert {node for _, node, _ in host.found()} == {"/dev/rbln0", "/dev/rsd0"}
-
-
-def test_a_node_under_another_name_is_known_by_its_device_number(host: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers = {"rbln0": 77, "1": 77, "2": 78}
-    monkeypatch.setattr(holders, "_device", lambda path: numbers.get(path.name))
-    host.process(7, "/dev/null", "/dev/other-name")
-    host.process(8, "/x", "/y", "/dev/unrelated")
-    host.process(9, "/dev/rbln0 (deleted)")
-    assert host.found() == [(7, "/dev/rbln0", "open")]
 
 
 def test_links_that_are_no_devices_are_not_even_looked_at(
@@ -131,15 +125,17 @@ def test_links_that_are_no_devices_are_not_even_looked_at(
     assert (tmp_path / "looked").read_text().splitlines() == [str(host.dev / "rbln0")]
 
 
-@pytest.mark.parametrize("path", ["/host/dev/rbln0", "/mnt/x/rbln0", "/host/dev/rbln0 (deleted)"])
+@pytest.mark.parametrize("path", ["/dev/other-name", "/host/dev/rbln0", "/mnt/x/rbln0", "/host/dev/rbln0 (deleted)"])
 def test_a_device_opened_by_another_path_is_known_by_name_and_number(
     host: Proc, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr(holders, "_device", lambda file: {"rbln0": 77, "0": 77, "7f00-7f01": 77}.get(file.name))
+    numbers = {"rbln0": 77, "0": 77, "1": 78, "7f00-7f01": 77}
+    monkeypatch.setattr(holders, "_device", lambda file: numbers.get(file.name))
     host.process(7, path)
-    host.process(8, "/tmp/other", path)
+    host.process(8, "/tmp/other", path, "/dev/unrelated", "/dev/rbln0 (deleted)")
     host.process(9, maps=MAP.format(path))
-    assert host.found() == [(7, "/dev/rbln0", "open"), (9, "/dev/rbln0", "mapped")]
+    mapped = [(9, "/dev/rbln0", "mapped")] if "rbln0" in path else []
+    assert host.found() == [(7, "/dev/rbln0", "open"), *mapped]
 
 
 def test_a_file_that_only_has_a_devices_name_is_none(host: Proc) -> None:
@@ -231,36 +227,27 @@ def test_a_name_that_does_not_come_hides_no_pod(host: Proc, monkeypatch: pytest.
     assert len(found) == 10
 
 
-def test_a_name_that_the_kernel_has_cut_is_told_whole(host: Proc) -> None:
+def test_names_are_told_whole_and_those_that_are_no_text_do_not_break_it(host: Proc) -> None:
     host.process(7, "/dev/rbln0", name="a-name-cut-here")
     (host.proc / "7/cmdline").write_bytes(b"/opt/a-name-cut-here-goes-on\0--flag\0")
-    assert [one.process for one in find_holders(host.proc, host.dev, PATTERNS)] == ["a-name-cut-here-goes-on"]
-
-
-def test_names_of_processes_that_are_no_text_do_not_break_it(host: Proc) -> None:
-    host.process(7, "/dev/rbln0", name="bad ) name (")
-    host.process(8, "/dev/rbln0", maps="\udcff\n".encode(errors="surrogateescape").decode(errors="replace"))
-    (host.proc / "7/maps").write_bytes(b"\xff\xfe /dev/\xff\n/dev/rbln0")
-    assert [pid for pid, _, _ in host.found()] == [7, 8]
+    host.process(8, "/dev/rbln0", name="bad ) name (")
+    (host.proc / "8/maps").write_bytes(b"\xff\xfe /dev/\xff\n/dev/rbln0")
+    found = find_holders(host.proc, host.dev, PATTERNS)
+    assert [(one.pid, one.process) for one in found] == [(7, "a-name-cut-here-goes-on"), (8, "bad ) name (")]
 
 
 # whose process it is
 
 
-@pytest.mark.parametrize("kind", CGROUPS)
-def test_a_pods_process_is_known_by_its_cgroup(host: Proc, kind: str) -> None:
-    assert whose(host.process(7, cgroup=CGROUPS[kind])) == (UID, CONTAINER)
-
-
-@pytest.mark.parametrize("kind", CGROUPS)
-def test_a_static_pods_process_is_known_by_the_hash_of_its_manifest(host: Proc, kind: str) -> None:
-    cgroup = CGROUPS[kind].replace(UID, STATIC_UID).replace(UID.replace("-", "_"), STATIC_UID)
-    assert whose(host.process(7, cgroup=cgroup)) == (STATIC_UID, CONTAINER)
-
-
 @pytest.mark.parametrize(
     ("cgroup", "answer"),
     [
+        *((text, (UID, CONTAINER)) for text in CGROUPS.values()),
+        # A static pod has the hash of its manifest.
+        *(
+            (text.replace(UID, STATIC_UID).replace(UID.replace("-", "_"), STATIC_UID), (STATIC_UID, CONTAINER))
+            for text in CGROUPS.values()
+        ),
         ("", ("", "")),
         (f"0::/kubepods/pod{STATIC_UID}0\n", ("", "")),
         ("0::/\n", ("", "")),
@@ -270,7 +257,7 @@ def test_a_static_pods_process_is_known_by_the_hash_of_its_manifest(host: Proc, 
         ("0::/kubepods/pod1234/short\n", ("", "")),
     ],
 )
-def test_a_cgroup_that_names_no_pod_gives_none(host: Proc, cgroup: str, answer: tuple[str, str]) -> None:
+def test_a_pods_process_is_known_by_its_cgroup(host: Proc, cgroup: str, answer: tuple[str, str]) -> None:
     assert whose(host.process(7, cgroup=cgroup)) == answer
 
 

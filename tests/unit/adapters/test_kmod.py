@@ -2,74 +2,54 @@
 
 from __future__ import annotations
 
+import gzip
+import lzma
+import os
+import struct
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from driver_manager.adapters.host import modules as kmod
+from driver_manager.adapters.host.modules import (
+    ModuleTrees,
+    as_config,
+    configured_options,
+    firmware_search_path,
+    has_firmware,
+    loaded_parameters,
+    needed_symbols,
+    options_in,
+    permanent_modules,
+)
 from driver_manager.adapters.process.run import TOOL_TIMEOUT_S
 from driver_manager.adapters.process.tools import Result
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ModuleBusy, ModuleFailed, ModuleStuck, Terminated
-from driver_manager.domain.host import Module
+from driver_manager.domain.host import MissingFirmware, Module
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.deadlines import soon
-from tests.support.fakes.host_folders import KERNEL, load
-
-Tool = Callable[[Sequence[str]], Result]
+from tests.support.fakes.elf_files import GLOBAL, MAGIC, MODULE, SECTION_BYTES, elf
+from tests.support.fakes.host_folders import KERNEL, Tree, load
 
 
 @pytest.fixture
-def sys(tmp_path: Path) -> Path:
-    (tmp_path / "sys/module").mkdir(parents=True)
-    return tmp_path / "sys"
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
 
 
-def test_the_drivers_modules_are_read_with_version_count_and_holders(sys: Path) -> None:
-    load(sys, "rebellions_core", "rebellions", version="1.0\n")
-    load(sys, "rebellions", "third_party", version="1.0\n", refcnt="3\n")
-    load(sys, "third_party")
-    load(sys, "ext4")
-    assert kmod.driver_modules(sys, PROFILE.modules) == {
-        "rebellions": Module("rebellions", "1.0", 3, ("third_party",)),
-        "rebellions_core": Module("rebellions_core", "1.0", 1, ("rebellions",)),
-        "third_party": Module("third_party", "", 0),
-    }
+@pytest.fixture
+def sys(tree: Tree) -> Path:
+    return tree.roots.sys
 
 
-def test_a_built_in_module_is_not_loaded(sys: Path) -> None:
-    (sys / "module/rebellions/parameters").mkdir(parents=True)
-    assert kmod.driver_modules(sys, PROFILE.modules) == {}
-
-
-@pytest.mark.parametrize(("text", "count"), [("7\n", 7), ("-1\n", None), ("²\n", None), ("garbage", None), ("", None)])
-def test_a_count_that_the_kernel_does_not_tell_is_none(sys: Path, text: str, count: int | None) -> None:
-    load(sys, "rebellions", refcnt=text)
-    assert kmod.driver_modules(sys, PROFILE.modules)["rebellions"].refcount == count
-
-
-def test_a_module_on_its_way_in_counts_as_loaded_and_one_on_its_way_out_does_not(sys: Path) -> None:
-    load(sys, "rebellions", initstate="going\n")
-    load(sys, "rebellions_core", initstate="coming\n")
-    assert set(kmod.driver_modules(sys, PROFILE.modules)) == {"rebellions_core"}
-
-
-def test_an_unreadable_sys_is_a_configuration_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot read .*module: No such file") as caught:
-        kmod.driver_modules(tmp_path, PROFILE.modules)
-    assert "SYS_ROOT" in caught.value.remedy
-
-
-def test_conflicting_modules_are_those_loaded(sys: Path) -> None:
-    load(sys, "nouveau")
-    (sys / "module/builtin").mkdir()
-    assert kmod.loaded_among(sys, ("nouveau", "builtin", "absent")) == ("nouveau",)
-
-
-def tools(monkeypatch: pytest.MonkeyPatch, answer: Result | Tool) -> list[list[str]]:
+def tools(monkeypatch: pytest.MonkeyPatch, answer: Result | Callable[[Sequence[str]], Result]) -> list[list[str]]:
     """Let `answer` speak for rmmod, modprobe and modinfo; the argument lists that were run."""
     ran: list[list[str]] = []
 
@@ -81,7 +61,91 @@ def tools(monkeypatch: pytest.MonkeyPatch, answer: Result | Tool) -> list[list[s
     return ran
 
 
-# tools
+def modinfo(monkeypatch: pytest.MonkeyPatch, out: str) -> list[list[str]]:
+    """Let `out` be what modinfo prints; the argument lists of all tools that were run."""
+    return tools(monkeypatch, lambda argv: Result(0, out if argv[0] == "modinfo" else "", ""))
+
+
+# what is loaded
+
+
+def test_the_drivers_modules_are_read_with_version_count_and_holders(sys: Path) -> None:
+    load(sys, "rebellions_core", "rebellions", version="1.0\n", initstate="coming\n")
+    load(sys, "rebellions", "third_party", version="1.0\n", refcnt="3\n")
+    load(sys, "third_party")
+    load(sys, "ext4")
+    load(sys, "rebellions_peer", initstate="going\n")
+    (sys / "module/rebellions_built_in/parameters").mkdir(parents=True)
+    assert kmod.driver_modules(sys, PROFILE.modules) == {
+        "rebellions": Module("rebellions", "1.0", 3, ("third_party",)),
+        "rebellions_core": Module("rebellions_core", "1.0", 1, ("rebellions",)),
+        "third_party": Module("third_party", "", 0),
+    }
+    assert kmod.loaded_among(sys, ("ext4", "rebellions_built_in", "absent")) == ("ext4",)
+
+
+@pytest.mark.parametrize(("text", "count"), [("7\n", 7), ("-1\n", None), ("²\n", None), ("garbage", None), ("", None)])
+def test_a_count_that_the_kernel_does_not_tell_is_none(sys: Path, text: str, count: int | None) -> None:
+    load(sys, "rebellions", refcnt=text)
+    assert kmod.driver_modules(sys, PROFILE.modules)["rebellions"].refcount == count
+
+
+def test_an_unreadable_sys_is_a_configuration_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*module: No such file") as caught:
+        kmod.driver_modules(tmp_path, PROFILE.modules)
+    assert "SYS_ROOT" in caught.value.remedy
+
+
+def test_modules_of_the_driver_that_the_kernel_is_unloading_are_named(sys: Path) -> None:
+    load(sys, "rebellions", "rebellions_peer", "third_party")
+    for name in ("rebellions_peer", "third_party", "rebellions_core", "ext4"):
+        load(sys, name, initstate="going\n")
+    # A foreign module counts where it uses the driver: as long as it is there, the driver is in use.
+    assert kmod.leaving_modules(sys, PROFILE.modules) == ("rebellions_core", "rebellions_peer", "third_party")
+    assert set(kmod.driver_modules(sys, PROFILE.modules)) == {"rebellions"}
+
+
+NO_EXIT, NO_UNLOAD = "no exit function", "CONFIG_MODULE_UNLOAD"
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("rebellions 16384 0 - Live 0xffffffffc0a00000 (OE)", ""),
+        ("rebellions 16384 1 rebellions_peer, Live 0xffffffffc0a00000", ""),
+        ("rebellions 16384 0 [permanent], Live 0x0000000000000000", NO_EXIT),
+        ("rebellions 16384 1 rebellions_peer,[permanent], Live 0x0000000000000000", NO_EXIT),
+        ("rebellions 16384 - - Live 0xffffffffc0a00000 (O)", NO_UNLOAD),
+        ("rebellions 16384", ""),
+        ("rebellions_other 16384 0 [permanent], Live 0x0", ""),
+        ("other 16384 0 [permanent], Live 0x0", ""),
+        ("", ""),
+    ],
+)
+def test_a_module_that_cannot_be_unloaded_is_known_by_its_line(tmp_path: Path, line: str, why: str) -> None:
+    assert permanent_modules(tmp_path, ["rebellions"]) == {}, "there is no list"
+    (tmp_path / "modules").write_text(f"ext4 999 1 - Live 0x0\n{line}\n")
+    found = permanent_modules(tmp_path, ["rebellions", "rebellions_core"])
+    assert set(found) == ({"rebellions"} if why else set())
+    assert why in found.get("rebellions", "")
+
+
+def test_parameters_of_loaded_modules_are_read_one_line_each(tree: Tree, sys: Path) -> None:
+    for name in ("rebellions", "rebellions_core", "other"):
+        load(sys, name)
+    texts = {"depth": "7\n", "name": "a = b\n", "lines": "a\nb\n", "empty": "", "long": "x" * 10_000}
+    for name, text in texts.items():
+        tree.put(f"/sys/module/rebellions/parameters/{name}", text)
+    tree.put("/sys/module/other/parameters/depth", "7\n")
+    (sys / "module/rebellions/parameters/folder").mkdir()
+    found = {"depth": "7", "name": "a = b", "empty": "", "long": "x" * 256}
+    names = ("rebellions", "rebellions_core", "gone")
+    assert loaded_parameters(sys, names) == {f"rebellions.{name}": text for name, text in found.items()}
+    os.mkfifo(sys / "module/rebellions/parameters/hangs")
+    assert loaded_parameters(sys, names, 0.3) == {}, "one that never answers holds nobody"
+
+
+# unloading
 
 
 @pytest.mark.parametrize(("left_s", "given_s"), [(600.0, TOOL_TIMEOUT_S), (5.0, 5.0), (0.0, 0.0)])
@@ -100,72 +164,41 @@ def test_a_tool_gets_its_own_time_or_what_is_left_of_the_deadline(
     kmod.unload_module(sys, "rebellions", deadline, clock)
     kmod.load_module(sys, KERNEL, "rebellions", deadline)
     kmod.load_modules(sys, [("rebellions", sys)], deadline)
-    assert set(given) == {given_s}
-    assert len(given) == 4, "rmmod, depmod, modprobe, insmod"
+    assert given == [given_s] * 4, "rmmod, depmod, modprobe, insmod"
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("users", "status", "err", "error"),
     [
-        "rmmod: ERROR: Module rebellions is in use",
-        "rmmod: ERROR: Module rebellions is in use by: rebellions_peer",
-        "rmmod: ERROR: could not remove 'rebellions': Resource temporarily unavailable",
-        "rmmod: can't unload module 'rebellions': Device or resource busy",
+        (0, 1, "rmmod: ERROR: Module rebellions is in use", ModuleBusy),
+        (0, 1, "rmmod: ERROR: Module rebellions is in use by: rebellions_peer", ModuleBusy),
+        (0, 1, "rmmod: ERROR: could not remove 'rebellions': Resource temporarily unavailable", ModuleBusy),
+        (0, 1, "rmmod: can't unload module 'rebellions': Device or resource busy", ModuleBusy),
+        (2, 124, "rmmod: timed out after 60 s", ModuleBusy),
+        (0, 1, "rmmod: ERROR: could not remove 'rebellions': Operation not permitted", ModuleFailed),
+        (0, 124, "rmmod: timed out after 60 s", ModuleFailed),
+        (0, 127, "rmmod: not found", ModuleFailed),
+        (0, -9, "", ModuleFailed),
+        (0, 0, "", ModuleFailed),
     ],
 )
-def test_a_busy_module_is_busy_in_every_wording(sys: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
-    load(sys, "rebellions")
-    tools(monkeypatch, Result(1, "", said))
-    with pytest.raises(ModuleBusy, match="is in use"):
-        kmod.unload_module(sys, "rebellions", soon(), FakeClock())
-
-
-@pytest.mark.parametrize(
-    "result",
-    [
-        Result(1, "", "rmmod: ERROR: could not remove 'rebellions': Operation not permitted"),
-        Result(124, "", "rmmod: timed out after 60 s"),
-        Result(127, "", "rmmod: not found"),
-        Result(-9, "", ""),
-    ],
-)
-def test_any_other_failure_is_told_with_the_tools_last_line(
-    sys: Path, monkeypatch: pytest.MonkeyPatch, result: Result
+def test_a_module_that_stays_is_busy_in_every_wording_or_a_failure_with_the_tools_last_line(
+    sys: Path, monkeypatch: pytest.MonkeyPatch, users: int, status: int, err: str, error: type[ModuleFailed]
 ) -> None:
-    load(sys, "rebellions")
+    load(sys, "rebellions", refcnt=f"{users}\n")
+    result = Result(status, "", err)
     tools(monkeypatch, result)
-    with pytest.raises(ModuleFailed) as caught:
+    with pytest.raises(error) as caught:
         kmod.unload_module(sys, "rebellions", soon(), FakeClock())
-    assert result.last_line in caught.value.what
-
-
-def test_a_count_above_nought_is_busy_whatever_the_tool_says(sys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load(sys, "rebellions", refcnt="2")
-    tools(monkeypatch, Result(124, "", "rmmod: timed out after 60 s"))
-    with pytest.raises(ModuleBusy):
-        kmod.unload_module(sys, "rebellions", soon(), FakeClock())
+    assert type(caught.value) is error
+    why = "is in use" if error is ModuleBusy else result.last_line if status else "is still loaded"
+    assert why in caught.value.what
 
 
 def test_a_module_that_is_gone_is_unloaded_whatever_the_tool_says(sys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = tools(monkeypatch, Result(1, "", "rmmod: ERROR: Module rebellions is not currently loaded"))
     kmod.unload_module(sys, "rebellions", soon(), FakeClock())
     assert ran == [["rmmod", "--", "rebellions"]]
-
-
-def test_a_module_that_stays_is_not_unloaded_whatever_the_tool_says(sys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load(sys, "rebellions")
-    tools(monkeypatch, Result(0, "", ""))
-    with pytest.raises(ModuleFailed, match="is still loaded"):
-        kmod.unload_module(sys, "rebellions", soon(), FakeClock())
-
-
-def test_modules_of_the_driver_that_the_kernel_is_unloading_are_named(sys: Path) -> None:
-    load(sys, "rebellions", "rebellions_peer", "third_party")
-    for name in ("rebellions_peer", "third_party", "rebellions_core", "ext4"):
-        load(sys, name, initstate="going\n")
-    # A foreign module counts where it uses the driver: as long as it is there, the driver is in use.
-    assert kmod.leaving_modules(sys, PROFILE.modules) == ("rebellions_core", "rebellions_peer", "third_party")
-    assert set(kmod.driver_modules(sys, PROFILE.modules)) == {"rebellions"}
 
 
 HUNG = (Result(124, "", "rmmod: timed out after 60 s"), Result(1, "", "rmmod: ERROR: Device or resource busy"))
@@ -185,37 +218,42 @@ def test_a_module_whose_exit_does_not_return_is_stuck_and_not_gone(
 
 
 @pytest.mark.parametrize("result", HUNG)
-def test_an_exit_that_returns_late_is_an_unload(sys: Path, monkeypatch: pytest.MonkeyPatch, result: Result) -> None:
+def test_an_exit_that_returns_late_is_an_unload_unless_the_run_is_told_to_end(
+    sys: Path, monkeypatch: pytest.MonkeyPatch, result: Result
+) -> None:
     load(sys, "rebellions", initstate="going\n")
     tools(monkeypatch, result)
-    clock = FakeClock()
-    clock.after(80.0, (sys / "module/rebellions/initstate").unlink)
-    kmod.unload_module(sys, "rebellions", Deadline.after(90.0, clock.monotonic), clock)
-
-
-def test_a_run_that_is_told_to_end_does_not_wait_for_an_exit(sys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load(sys, "rebellions", initstate="going\n")
-    tools(monkeypatch, HUNG[0])
     clock = FakeClock()
     clock.after(3.0, clock.ask_to_end)
     with pytest.raises(Terminated):
         kmod.unload_module(sys, "rebellions", Deadline.after(90.0, clock.monotonic), clock)
     assert clock.now < 1_004.0
+    clock = FakeClock()
+    clock.after(80.0, (sys / "module/rebellions/initstate").unlink)
+    kmod.unload_module(sys, "rebellions", Deadline.after(90.0, clock.monotonic), clock)
+
+
+# loading
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A driver root with its list of modules."""
-    tree = tmp_path / "new/lib/modules" / KERNEL
-    tree.mkdir(parents=True)
-    (tree / "modules.dep").touch()
+    folder = tmp_path / "new/lib/modules" / KERNEL
+    folder.mkdir(parents=True)
+    (folder / "modules.dep").touch()
     return tmp_path / "new"
 
 
-def test_modprobe_gets_root_kernel_and_name_as_arguments(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modprobe_gets_root_kernel_and_name_and_a_failure_names_root_and_reason(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ran = tools(monkeypatch, Result(0, "", ""))
     kmod.load_module(root, KERNEL, "rebellions", soon())
     assert ran == [["modprobe", "--dirname", str(root), "--set-version", KERNEL, "--", "rebellions"]]
+    tools(monkeypatch, Result(1, "", "modprobe: ERROR: could not insert 'rebellions': Exec format error"))
+    with pytest.raises(ModuleFailed, match=r"/new: .*Exec format error"):
+        kmod.load_module(root, KERNEL, "rebellions", soon())
 
 
 def test_a_tree_without_a_list_gets_one_first(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,12 +262,6 @@ def test_a_tree_without_a_list_gets_one_first(root: Path, monkeypatch: pytest.Mo
     with pytest.raises(ModuleFailed, match="depmod cannot make it: depmod: read-only"):
         kmod.load_module(root, KERNEL, "rebellions", soon())
     assert ran == [["depmod", "-b", str(root), "--", KERNEL]]
-
-
-def test_a_failed_modprobe_names_root_and_reason(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tools(monkeypatch, Result(1, "", "modprobe: ERROR: could not insert 'rebellions': Exec format error"))
-    with pytest.raises(ModuleFailed, match=r"/new: .*Exec format error"):
-        kmod.load_module(root, KERNEL, "rebellions", soon())
 
 
 def test_no_name_that_begins_with_a_dash_is_an_option_of_a_tool(
@@ -250,3 +282,383 @@ def test_no_name_that_begins_with_a_dash_is_an_option_of_a_tool(
     kmod.load_modules(sys, [("x", Path("-a"))], soon())
     assert {argv[0] for argv in ran} == {"rmmod", "modprobe", "depmod", "insmod"}
     assert [argv for argv in ran if argv.index("--") != argv.index("-a") - 1] == []
+
+
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [
+        (Result(0, "insmod /r/core.ko \ninsmod /r/rebellions.ko depth=7\n", ""), ""),
+        (Result(0, "builtin core\n", ""), ""),
+        (Result(0, "insmod /r/core.ko\ninstall /bin/false\n", ""), "would run `/bin/false` instead"),
+        (Result(1, "", "modprobe: FATAL: Module rebellions not found in directory /r"), "rebellions not found"),
+        (Result(127, "", "modprobe: not found"), "modprobe: not found"),
+    ],
+)
+def test_what_modprobe_would_refuse_is_told_before(monkeypatch: pytest.MonkeyPatch, result: Result, why: str) -> None:
+    ran = tools(monkeypatch, result)
+    found = kmod.why_load_refused(Path("/r"), KERNEL, "rebellions")
+    assert (bool(found), why in found) == (bool(why), True)
+    assert ran == [["modprobe", "--show-depends", "--dirname", "/r", "--set-version", KERNEL, "--", "rebellions"]]
+
+
+# options that an administrator set in modprobe.d
+
+
+def options(tree: Tree) -> dict[str, str]:
+    return configured_options(tree.roots.files())
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("options rebellions depth=7\n", {"rebellions": "depth=7"}),
+        ('options rebellions depth=7 name="a b"  trace\n', {"rebellions": 'depth=7 name="a b"  trace'}),
+        ("options nvidia-drm modeset=1\n", {"nvidia_drm": "modeset=1"}),
+        ("  options\trebellions\tdepth=7\n", {"rebellions": "depth=7"}),
+        ("options rebellions depth=7\noptions rebellions trace=1\n", {"rebellions": "depth=7 trace=1"}),
+        ("options rebellions \\\n depth=7 \\\n trace=1\n", {"rebellions": "depth=7   trace=1"}),
+        ("# options rebellions depth=7\n", {}),
+        ("blacklist rebellions\ninstall rebellions /bin/false\nalias x rebellions\n", {}),
+        ("options rebellions\noptions\n\n", {}),
+        (b"options rebellions depth=\xff\n", {"rebellions": "depth=\ufffd"}),
+        ("", {}),
+    ],
+)
+def test_option_lines_are_read_as_modprobe_reads_them(tree: Tree, text: str | bytes, found: dict[str, str]) -> None:
+    assert options(tree) == {}
+    tree.put("/etc/modprobe.d/a.conf", text)
+    tree.put("/etc/modprobe.d/README", "options rebellions depth=9\n")
+    assert options(tree) == found
+
+
+def test_files_count_by_name_and_the_administrators_folder_hides_the_distributions(tree: Tree) -> None:
+    for path, text in (
+        ("lib/modprobe.d/z.conf", "last=1"),
+        ("lib/modprobe.d/b.conf", "hidden=1"),
+        ("run/modprobe.d/b.conf", "hidden=2"),
+        ("etc/modprobe.d/b.conf", "second=1"),
+        ("usr/lib/modprobe.d/a.conf", "first=1"),
+    ):
+        tree.put(path, f"options rebellions {text}\n")
+    assert options(tree) == {"rebellions": "first=1 second=1 last=1"}
+
+
+def test_a_link_is_followed_inside_the_host_and_what_cannot_be_read_is_left_out(tree: Tree) -> None:
+    tree.put("/etc/alternatives/nvidia.conf", "options nvidia a=1\n")
+    folder = tree.root / "etc/modprobe.d"
+    (folder / "folder.conf").mkdir(parents=True)
+    for name, target in (("nvidia", "/etc/alternatives/nvidia"), ("gone", "/etc/alternatives/gone"), ("loop", "loop")):
+        (folder / f"{name}.conf").symlink_to(f"{target}.conf")
+    os.mkfifo(folder / "fifo.conf")
+    assert options(tree) == {"nvidia": "a=1"}
+
+
+WORDS = ["options", "rebellions", "nvidia-drm", "a=1", "b='c d'", "#", "\\", "\n", " ", "\t", "install"]
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=30).map(" ".join) | st.text(max_size=200))
+def test_what_is_handed_to_modprobe_is_read_the_same_again(text: str) -> None:
+    found = options_in(text)
+    assert options_in(as_config(found).decode()) == found
+
+
+def test_modprobe_gets_them_before_those_of_its_own_folders(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[list[str], str]] = []
+
+    def run(argv: Sequence[str], *, pass_fds: Sequence[int], **_: Any) -> Result:
+        (config,) = pass_fds
+        assert f"/proc/self/fd/{config}" in argv
+        seen.append((list(argv), Path(f"/proc/self/fd/{config}").read_text()))
+        return Result(0, "", "")
+
+    monkeypatch.setattr(kmod, "FOLDERS", (str(tmp_path), str(tmp_path / "absent")))
+    monkeypatch.setattr(kmod, "run", run)
+    kmod.load_module(root, KERNEL, "rebellions", soon(), {"rebellions": "depth=7", "core": "a=1"})
+    ((argv, config),) = seen
+    assert config == "options rebellions depth=7\noptions core a=1\n"
+    assert argv[-4:] == ["--config", str(tmp_path), "--", "rebellions"]
+    assert argv.count("--config") == 2
+
+
+def test_modprobe_itself_reads_what_it_is_given_so() -> None:
+    config = os.memfd_create("test")
+    try:
+        os.write(config, as_config({"rebellions": 'depth=7 name="a b"'}))
+        argv = ["modprobe", "--config", f"/proc/self/fd/{config}", "--showconfig"]
+        ran = subprocess.run(argv, pass_fds=(config,), capture_output=True, text=True, timeout=60, check=True)
+    except FileNotFoundError:
+        pytest.skip("this machine has no modprobe")
+    finally:
+        os.close(config)
+    assert 'options rebellions depth=7 name="a b"' in ran.stdout.splitlines()
+
+
+# what a driver tree offers: looked up in its own list, inside the host's root, for the running kernel
+
+ROOT = "/opt/driver"
+PREFIX = f"{ROOT}/lib/modules/{KERNEL}/"
+SMP = f"vermagic:  {KERNEL} SMP\n"
+
+
+def trees(tree: Tree, kernel: str = KERNEL) -> ModuleTrees:
+    return ModuleTrees(tree.roots.files(), tree.roots.proc, tree.roots.sys, kernel)
+
+
+def offer(tree: Tree, dep: str, *files: str) -> ModuleTrees:
+    """A driver tree with this list and these files."""
+    tree.put(f"{PREFIX}modules.dep", dep)
+    for file in files:
+        tree.put(f"{PREFIX}{file}", "")
+    return trees(tree)
+
+
+@pytest.mark.parametrize(
+    ("dep", "name", "path"),
+    [
+        ("extra/rebellions.ko:\n", "rebellions", f"{PREFIX}extra/rebellions.ko"),
+        ("extra/rebellions.ko.xz: a.ko b.ko\n", "rebellions", f"{PREFIX}extra/rebellions.ko.xz"),
+        ("extra/rebellions.ko.zst:\n", "rebellions", f"{PREFIX}extra/rebellions.ko.zst"),
+        ("extra/drv-pcie-host.ko:\n", "drv_pcie_host", f"{PREFIX}extra/drv-pcie-host.ko"),
+        ("extra/drv_pcie-host.ko.gz:\n", "drv_pcie_host", f"{PREFIX}extra/drv_pcie-host.ko.gz"),
+        ("/abs/rebellions.ko:\n", "rebellions", "/abs/rebellions.ko"),
+        ("a/other.ko: x/rebellions.ko\nx/rebellions.ko:\n", "rebellions", f"{PREFIX}x/rebellions.ko"),
+        ("a/other.ko: x/rebellions.ko\n", "rebellions", ""),
+        ("extra/rebellions_core.ko:\nextra/xrebellions.ko:\n", "rebellions", ""),
+        ("", "rebellions", ""),
+        ("\n:::\n\xff\n", "rebellions", ""),
+    ],
+)
+def test_a_module_is_looked_up_in_modules_dep(tree: Tree, dep: str, name: str, path: str) -> None:
+    (tree.root / "link").symlink_to(ROOT)
+    found = offer(tree, dep)
+    behind_link = path.replace(ROOT, "/link")
+    assert [found.find(root, name) for root in (ROOT, f"{ROOT}/", "/link", "/")] == [path, path, behind_link, ""]
+
+
+def test_a_root_says_what_it_offers(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = offer(tree, "x/rebellions.ko:\n", "x/rebellions.ko")
+    ran = modinfo(monkeypatch, f"version:  2.0\nvermagic:       {KERNEL} SMP\nversion: again\n")
+    source = found.source(ROOT, ("rebellions",))
+    assert (source.problem, source.version, source.modules[0].vermagic) == ("", "2.0", f"{KERNEL} SMP")
+    assert source.modules[0].path == f"{PREFIX}x/rebellions.ko"
+    assert ran[0] == ["modinfo", f"{tree.root}{PREFIX}x/rebellions.ko"]
+
+
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [
+        (Result(1, SMP, "modinfo: ERROR: Module x not found."), "Module x not found."),
+        (Result(127, "", "modinfo: not found"), "modinfo: not found"),
+        (Result(-9, "", ""), "exit status -9, no output"),
+    ],
+)
+def test_a_modinfo_that_fails_is_told_with_its_words_and_its_output_counts_for_nothing(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, result: Result, why: str
+) -> None:
+    tools(monkeypatch, result)
+    (file,) = offer(tree, "x/rebellions.ko:\n", "x/rebellions.ko").source(ROOT, ("rebellions",)).modules
+    assert file.unread.startswith("modinfo failed: ")
+    assert (why in file.unread, file.vermagic) == (True, "")
+
+
+def test_a_root_without_the_module_says_for_which_kernels_it_is(tree: Tree) -> None:
+    offer(tree, "")
+    (tree.root / "opt/driver/lib/modules/5.15").mkdir()
+    problem = trees(tree, "7.0").source(ROOT, ("rebellions",)).problem
+    assert "no module rebellions for kernel 7.0 (it has: 5.15, 6.1.0-fake)" in problem
+    assert "has no lib/modules" in trees(tree).source("/absent", ("rebellions",)).problem
+
+
+def test_a_file_that_was_written_to_or_replaced_has_another_stamp(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools(monkeypatch, Result(0, "version: 1.0\n", ""))
+    path = tree.root / PREFIX.lstrip("/") / "extra/rebellions.ko"
+
+    def stamp() -> str:
+        (file,) = trees(tree).source(ROOT, ["rebellions"], in_depth=False).modules
+        return file.stamp
+
+    offer(tree, "extra/rebellions.ko:\n", "extra/rebellions.ko")
+    seen = [stamp(), stamp()]
+    assert seen[0] == seen[1] != ""
+    path.write_bytes(b"other")
+    seen.append(stamp())
+    (tree.root / "new").write_bytes(b"other")
+    (tree.root / "new").rename(path)
+    seen.append(stamp())
+    path.unlink()
+    seen.append(stamp())
+    assert len(set(seen)) == 4
+    assert seen[-1] == ""
+
+
+DEP = "x/rebellions.ko: x/mid.ko x/base.ko\nx/mid.ko: x/base.ko\nx/base.ko:\nx/peer.ko: x/rebellions.ko x/base.ko\n"
+
+
+def linked(tree: Tree, *names: str, to: str = "/lib/modules/other/extra") -> ModuleTrees:
+    """A tree in which `names` are links of the host, as weak-updates are."""
+    found = offer(tree, DEP, *(f"x/{name}.ko" for name in ("rebellions", "mid", "base", "peer")))
+    for name in names:
+        link = tree.root / f"{PREFIX.lstrip('/')}x/{name}.ko"
+        link.unlink()
+        link.symlink_to(f"{to}/{name}.ko")
+        tree.put(f"/opt/driver/real/{name}.ko" if to.startswith("..") else f"{to}/{name}.ko", "")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "to"), [("none", ""), ("rebellions", "../../../../real"), ("peer", "/lib/modules/other/extra")]
+)
+def test_modprobe_loads_where_it_finds_every_file_that_is_needed(tree: Tree, name: str, to: str) -> None:
+    found = linked(tree, *([name] if to else []), to=to)
+    assert found.one_by_one(ROOT, ("rebellions",)) == ()
+
+
+@pytest.mark.parametrize("name", ["rebellions", "mid", "base"])
+def test_a_link_that_leads_elsewhere_in_this_container_means_file_by_file_each_after_what_it_needs(
+    tree: Tree, name: str
+) -> None:
+    found = linked(tree, name).one_by_one(ROOT, ("rebellions", "peer"))
+    assert [one for one, _ in found] == ["base", "mid", "rebellions", "peer"]
+    assert dict(found)[name] == f"{PREFIX}x/{name}.ko"
+
+
+def test_without_a_list_such_a_link_is_a_problem_of_the_tree(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    modinfo(monkeypatch, SMP)
+    found = linked(tree, "rebellions")
+    (tree.root / f"{PREFIX.lstrip('/')}modules.dep").unlink()
+    assert "depmod would not find" in found.source(ROOT, ("rebellions",)).problem
+
+
+@pytest.mark.parametrize(("links", "is_asked"), [((), True), (("base",), False)])
+def test_modprobe_is_asked_before_where_it_is_to_load(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, links: tuple[str, ...], is_asked: bool
+) -> None:
+    tree.put("/etc/modprobe.d/a.conf", "options base a=1\noptions ext4 b=2\n")
+    ran = modinfo(monkeypatch, f"{SMP}depends:  base\n")
+    source = linked(tree, *links).source(ROOT, ("rebellions",))
+    assert any("--show-depends" in argv for argv in ran) is is_asked
+    assert source.options == {"base": "a=1"}, "only those of what is loaded"
+
+
+# firmware: looked for where this kernel looks, never in a driver root
+
+CHIP = "vendor/chip.bin"
+STANDARD = (f"/lib/firmware/updates/{KERNEL}", "/lib/firmware/updates", f"/lib/firmware/{KERNEL}", "/lib/firmware")
+
+
+@pytest.mark.parametrize(
+    ("text", "first"), [(None, ()), ("", ()), ("\n", ()), (f"{ROOT}/lib/firmware\n", (f"{ROOT}/lib/firmware",))]
+)
+def test_the_kernels_own_folders_are_searched_after_the_one_that_it_was_told(
+    tree: Tree, text: str | None, first: tuple[str, ...]
+) -> None:
+    if text is not None:
+        tree.put("/sys/module/firmware_class/parameters/path", text)
+    assert firmware_search_path(tree.roots.sys, KERNEL, "") == (*first, *STANDARD)
+
+
+@pytest.mark.parametrize("folder", STANDARD)
+@pytest.mark.parametrize("suffix", ["", ".xz", ".zst"])
+def test_a_file_in_any_of_them_is_found_compressed_or_not(tree: Tree, folder: str, suffix: str) -> None:
+    files = tree.roots.files()
+    (tree.root / "usr/lib").mkdir(parents=True)
+    (tree.root / "lib").symlink_to("/usr/lib")
+    assert not has_firmware(files, STANDARD, CHIP)
+    tree.put(f"/usr{folder}/{CHIP}{suffix}", "")
+    for name, is_there in ((CHIP, True), ("vendor/ch*.bin", True), ("vendor/other*.bin", False)):
+        assert has_firmware(files, STANDARD, name) is is_there
+
+
+@pytest.mark.parametrize(
+    ("there", "named", "missing", "kept_in"),
+    [
+        ((f"{ROOT}/lib/firmware/{CHIP}",), (CHIP, "there.bin", "absent.bin"), (CHIP, "absent.bin"), ROOT),
+        ((f"/lib/firmware/{CHIP}.xz",), (CHIP,), (), ""),
+        ((), (), (), ""),
+        ((), (CHIP,), (CHIP,), ""),
+    ],
+)
+def test_firmware_of_the_driver_root_is_not_found_by_the_kernel(
+    tree: Tree,
+    monkeypatch: pytest.MonkeyPatch,
+    there: tuple[str, ...],
+    named: tuple[str, ...],
+    missing: tuple[str, ...],
+    kept_in: str,
+) -> None:
+    for path in (*there, "/lib/firmware/there.bin"):
+        tree.put(path, "")
+    found = offer(tree, "rebellions.ko:\n", "rebellions.ko")
+    modinfo(monkeypatch, SMP + "".join(f"firmware:       {name}\n" for name in named))
+    folder = kept_in and f"{kept_in}/lib/firmware"
+    expected = (MissingFirmware("rebellions", missing, STANDARD, folder),) if missing else ()
+    assert found.source(ROOT, ("rebellions",)).missing_firmware == expected
+
+
+# the symbols that a module needs: the undefined global ones of its ELF file
+
+NEEDED = frozenset({"printk", "rebellions_core_open"})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("m.ko", MODULE, NEEDED),
+        ("m.ko.gz", gzip.compress(MODULE), NEEDED),
+        ("m.ko.xz", lzma.compress(MODULE), NEEDED),
+        ("m.ko", elf(("init_module", GLOBAL, 1)), frozenset()),
+        ("m.ko", b"", None),
+        ("m.ko", b"\x7fELF", None),
+        ("m.ko", b"\x7fELF\x01\x01" + bytes(200), None),
+        ("m.ko", b"\x7fELF\x02\x02" + bytes(200), None),
+        ("m.ko", b"\x28\xb5\x2f\xfd" + bytes(20), None),
+        ("m.ko", MODULE[:-1], None),
+        ("m.ko.gz", b"no gzip", None),
+        ("m.ko.gz", gzip.compress(MODULE)[:-9], None),
+        ("m.ko.xz", b"no xz", None),
+        ("m.ko.xz", lzma.compress(MODULE)[:-9], None),
+    ],
+)
+def test_undefined_global_symbols_are_needed_and_what_is_no_such_file_is_unknown(
+    tmp_path: Path, name: str, content: bytes, found: frozenset[str] | None
+) -> None:
+    assert needed_symbols(tmp_path) is needed_symbols(tmp_path / "absent.ko") is None
+    (tmp_path / name).write_bytes(content)
+    assert needed_symbols(tmp_path / name) == found
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("elf") / "m.ko"
+
+
+@given(st.binary(max_size=400))
+def test_no_garbage_breaks_the_reader(file: Path, content: bytes) -> None:
+    for head in (b"", MAGIC):
+        file.write_bytes(head + content)
+        assert needed_symbols(file) is None or head
+
+
+@given(st.integers(0, len(MODULE) - 1), st.binary(min_size=1, max_size=8))
+def test_no_damage_to_a_module_breaks_the_reader(file: Path, at: int, damage: bytes) -> None:
+    file.write_bytes(MODULE[:at] + damage + MODULE[at + len(damage) :])
+    found = needed_symbols(file)
+    assert found is None or isinstance(found, frozenset)
+
+
+SECTIONS_AT = len(MODULE) - 3 * SECTION_BYTES
+
+
+@pytest.mark.parametrize("offset", [2**40, 2**63, 2**64 - 1])
+@pytest.mark.parametrize(
+    "at",
+    [0x28, SECTIONS_AT + SECTION_BYTES + 24, SECTIONS_AT + 2 * SECTION_BYTES + 24],
+    ids=["sections", "symbols", "names"],
+)
+def test_an_offset_beyond_any_file_is_unknown(file: Path, at: int, offset: int) -> None:
+    content = bytearray(MODULE)
+    struct.pack_into("<Q", content, at, offset)
+    file.write_bytes(content)
+    assert needed_symbols(file) is None

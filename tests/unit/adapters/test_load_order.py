@@ -1,8 +1,11 @@
-"""What a profile says of the order of its modules, and of roots of which one is enough, with stand-in tools."""
+"""A driver is loaded in the order of need and of its profile, by its roots or as a whole tree, with stand-in tools."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -20,92 +23,88 @@ from driver_manager.domain.profile import (
     unload_order,
     users,
 )
-from tests.support.fakes.builders import PROFILE
+from driver_manager.sandbox.host import KERNEL
+from tests.support.fakes.builders import ASCEND, PROFILE
 from tests.support.fakes.deadlines import soon
 from tests.support.fakes.module_trees import ModuleHost
 
 ROOT = "/opt/driver"
 ORDERED = replace(PROFILE, modules=Modules(("core",), order=("below", "core", "links", "verbs")))
 EITHER = replace(PROFILE, modules=Modules(("big_npu", "small_npu"), roots_needed=RootsNeeded.ANY))
+BOTH = replace(EITHER, modules=replace(EITHER.modules, roots_needed=RootsNeeded.ALL))
+LETS_GO = replace(PROFILE, modules=Modules(("core",), conflicting_removable=("generic",)))
+FIRMWARE = replace(ORDERED, paths=replace(ORDERED.paths, firmware="/var/lib/firmware"))
+
+Made = Callable[[Profile], ModuleHost]
 
 
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: Profile) -> ModuleHost:
-    return ModuleHost(tmp_path, monkeypatch, profile)
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
+    """A host for each profile."""
+    return lambda profile: ModuleHost(tmp_path / profile.name, monkeypatch, profile)
 
 
-def source(host: ModuleHost) -> DriverSource:
-    found = host.facts(ROOT).source
+def source(host: ModuleHost, root: str = ROOT) -> DriverSource:
+    found = host.facts(root).source
     assert found is not None
-    assert found.problem == ""
     return found
 
 
+@pytest.mark.parametrize("profile", [ORDERED, EITHER, ASCEND])
+def test_another_process_reads_the_same(profile: Profile) -> None:
+    assert decode_profile(encode_profile(profile)) == profile
+
+
+# by its roots
+
+
 @pytest.mark.submission
+@pytest.mark.parametrize("names", [("below", "core", "links", "verbs"), ("core",)])
 def test_modules_that_nothing_else_orders_are_loaded_in_the_profiles_order_and_unloaded_backwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Made, names: tuple[str, ...]
 ) -> None:
-    host = made(tmp_path, monkeypatch, ORDERED)
-    host.add(ROOT, "2.0", verbs=(), links=(), core=(), below=())
+    host = made(ORDERED)
+    host.add(ROOT, "2.0", **dict.fromkeys(reversed(names), ()))
+    assert source(host).sequence == names
     host.system.load(source(host), soon())
-    assert [name for tool, name in host.did if tool == "modprobe"] == ["below", "core", "links", "verbs"]
+    assert [name for tool, name in host.did if tool == "modprobe"] == list(names)
     host.did.clear()
     while loaded := host.system.modules():
         host.system.unload(unload_order(loaded, ORDERED.modules.order)[0], soon())
-    assert host.did == [("rmmod", name) for name in ("verbs", "links", "core", "below")]
+    assert host.did == [("rmmod", name) for name in reversed(names)]
     assert host.names == set()
 
 
-@pytest.mark.submission
-def test_one_that_this_driver_lacks_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    host = made(tmp_path, monkeypatch, ORDERED)
-    host.add(ROOT, "1.0", core=())
-    assert source(host).sequence == ("core",)
-    host.system.load(source(host), soon())
-    assert host.names == {"core"}
-
-
-def test_an_ordered_module_is_looked_at_before_anything_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host = made(tmp_path, monkeypatch, ORDERED)
+def test_an_ordered_module_is_looked_at_before_anything_is_done(made: Made) -> None:
+    host = made(ORDERED)
     host.add(ROOT, "2.0", core=(), links=("absent",))
     (links,) = [one for one in source(host).dependencies if one.name == "links"]
     assert links.missing_dependencies == ("absent",)
 
 
+@pytest.mark.parametrize(
+    ("profile", "name", "problem"),
+    [
+        (EITHER, "small_npu", ""),
+        (BOTH, "small_npu", "no module big_npu"),
+        (EITHER, "other", "no module big_npu or small_npu"),
+    ],
+)
 def test_a_driver_with_one_of_the_roots_is_enough_where_the_profile_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Made, profile: Profile, name: str, problem: str
 ) -> None:
-    host = made(tmp_path, monkeypatch, EITHER)
-    host.add(ROOT, "2.0", small_npu=())
-    host.system.load(source(host), soon())
-    assert host.names == {"small_npu"}
-    assert has_root(host.system.modules(), EITHER.modules)
-    both = replace(EITHER, modules=replace(EITHER.modules, roots_needed=RootsNeeded.ALL))
-    found = made(tmp_path / "all", monkeypatch, both)
-    found.add(ROOT, "2.0", small_npu=())
-    lacking = found.facts(ROOT).source
-    assert lacking is not None
-    assert "no module big_npu" in lacking.problem
+    host = made(profile)
+    host.add(ROOT, "2.0", **{name: ()})
+    found = source(host)
+    assert (bool(found.problem), problem in found.problem) == (bool(problem), True)
+    if not problem:
+        host.system.load(found, soon())
+        assert host.names == {name}
+        assert has_root(host.system.modules(), profile.modules)
 
 
-def test_a_driver_with_none_of_them_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    host = made(tmp_path, monkeypatch, EITHER)
-    host.add(ROOT, "2.0", other=())
-    found = host.facts(ROOT).source
-    assert found is not None
-    assert "no module big_npu or small_npu" in found.problem
-
-
-@pytest.mark.parametrize("profile", [ORDERED, EITHER])
-def test_another_process_reads_the_same(profile: Profile) -> None:
-    assert decode_profile(encode_profile(profile)) == profile
-
-
-def test_modprobe_is_given_the_profiles_options_before_the_hosts_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host = made(tmp_path, monkeypatch, ORDERED)
+def test_modprobe_is_given_the_profiles_options_before_the_hosts_own(made: Made) -> None:
+    host = made(ORDERED)
     host.add(ROOT, "2.0", core=(), links=())
     (host.tree.root / "etc/modprobe.d").mkdir()
     (host.tree.root / "etc/modprobe.d/own.conf").write_text("options core depth=9\n")
@@ -113,21 +112,14 @@ def test_modprobe_is_given_the_profiles_options_before_the_hosts_own(
     assert host.options == {"core": 'depth=7 name="a b" depth=9'}
 
 
-def test_the_values_of_what_is_loaded_are_read_by_module_and_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host = made(tmp_path, monkeypatch, ORDERED)
+def test_the_values_of_what_is_loaded_are_read_by_module_and_name(made: Made) -> None:
+    host = made(ORDERED)
     host.loaded("core", depth="7", label="a b")
     assert host.facts(ROOT).parameters == {"core.depth": "7", "core.label": "a b"}
 
 
-LETS_GO = replace(PROFILE, modules=Modules(("core",), conflicting_removable=("generic",)))
-
-
-def test_a_module_that_the_profile_lets_go_is_seen_with_who_holds_it_and_unloaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host = made(tmp_path, monkeypatch, LETS_GO)
+def test_a_module_that_the_profile_lets_go_is_seen_with_who_holds_it_and_unloaded(made: Made, tmp_path: Path) -> None:
+    host = made(LETS_GO)
     host.loaded("generic", holders=("above",))
     host.loaded("above", users=3)
     host.loaded("unrelated")
@@ -140,11 +132,8 @@ def test_a_module_that_the_profile_lets_go_is_seen_with_who_holds_it_and_unloade
     assert host.names == {"unrelated"}
 
 
-def test_the_kernel_is_told_where_the_firmware_is_and_it_is_looked_for_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    profile = replace(ORDERED, paths=replace(ORDERED.paths, firmware="/var/lib/firmware"))
-    host = made(tmp_path, monkeypatch, profile)
+def test_the_kernel_is_told_where_the_firmware_is_and_it_is_looked_for_there(made: Made) -> None:
+    host = made(FIRMWARE)
     assert host.facts(ROOT).firmware_path is None
     with pytest.raises(ModuleFailed, match=r"cannot set firmware_class\.path"):
         host.system.set_firmware_path("/var/lib/firmware")
@@ -154,3 +143,103 @@ def test_the_kernel_is_told_where_the_firmware_is_and_it_is_looked_for_there(
     assert (host.tree.root / "sys/module/firmware_class/parameters/path").read_text() == "/var/lib/firmware"
     assert host.facts(ROOT).firmware_path == "/var/lib/firmware"
     assert firmware_search_path(host.roots.sys, "6.1", "/opt/f")[0] == "/opt/f"
+
+
+# as a whole tree
+
+WHOLE = ASCEND.paths.driver_root
+
+
+def add(host: ModuleHost, folder: str, name: str, *depends: str, **facts: Any) -> None:
+    """A module file of the driver tree."""
+    path = host.tree.root / WHOLE.lstrip("/") / folder / f"{name}.ko"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    body = {"version": "25.5.0", "vermagic": f"{KERNEL} SMP mod_unload", "depends": list(depends)}
+    path.write_text(json.dumps({**body, **facts}))
+
+
+@pytest.fixture
+def ascend(made: Made) -> ModuleHost:
+    """A host without a driver."""
+    return made(ASCEND)
+
+
+def driver(host: ModuleHost, folder: str = "host", **root_facts: Any) -> None:
+    """Five modules: names sort against need, one need is not given, one serves hardware that is not there."""
+    add(host, folder, "drv_pcie_host", "drv_zz_base", **root_facts)
+    add(host, folder, "drv_zz_base")
+    add(host, folder, "drv_aa_device", "drv_pcie_host")
+    add(host, folder, "asdrv_absent", fails=True)
+    add(host, folder, "ts_agent", "drv_aa_device", "drv_pcie_host")
+
+
+@pytest.mark.submission
+@pytest.mark.parametrize(
+    ("folder", "parts"),
+    [
+        ("host", [slice(None)]),
+        (f"lib/modules/{KERNEL}/updates", [slice(None)]),
+        ("host", [slice(None, None, -1)]),  # a need that no module tells is met by a further pass
+        ("host", [slice(3), slice(None), slice(None)]),  # over what a killed run left
+    ],
+)
+def test_all_that_can_be_loaded_is_and_each_module_after_what_it_needs(
+    ascend: ModuleHost, folder: str, parts: list[slice]
+) -> None:
+    driver(ascend, folder)
+    offered = source(ascend, WHOLE)
+    assert (offered.problem, offered.version) == ("", "25.5.0")
+    names = [name for name, _ in offered.tree]
+    in_need = ["drv_zz_base", "drv_pcie_host", "drv_aa_device", "ts_agent"]
+    assert [name for name in names if name != "asdrv_absent"] == in_need
+    assert len(names) == 5
+    for part in parts:
+        ascend.system.load(replace(offered, tree=offered.tree[part]), soon())
+        assert ("ts_agent" in ascend.names) is (part != slice(3))
+    assert ascend.names == set(in_need)
+
+
+@pytest.mark.submission
+def test_each_module_gets_the_options_of_the_hosts_modprobe_d(ascend: ModuleHost) -> None:
+    driver(ascend)
+    (ascend.tree.root / "etc/modprobe.d").mkdir()
+    (ascend.tree.root / "etc/modprobe.d/npu.conf").write_text('options drv-zz-base depth=7 name="a b"\n')
+    ascend.system.load(source(ascend, WHOLE), soon())
+    assert ascend.inserted["drv_zz_base"] == ['depth=7 name="a b"']
+    assert ascend.inserted["drv_pcie_host"] == []
+
+
+@pytest.mark.submission
+def test_a_root_module_that_does_not_load_is_a_failure_with_its_words_and_nothing_is_unloaded(
+    ascend: ModuleHost,
+) -> None:
+    driver(ascend, fails=True)
+    with pytest.raises(ModuleFailed, match=r"drv_pcie_host cannot be loaded .*Input/output error"):
+        ascend.system.load(source(ascend, WHOLE), soon())
+    assert ascend.names == {"drv_zz_base"}
+
+
+@pytest.mark.parametrize(
+    ("folder", "root", "problem"),
+    [
+        ("host", WHOLE, "drv_pcie_host"),
+        ("host", "/opt/absent", "has no module drv_pcie_host"),
+        ("lib/modules/5.10.0-other/updates", WHOLE, "5.10.0-other"),
+    ],
+)
+def test_a_tree_without_the_root_module_is_a_problem_before_anything_is_done(
+    ascend: ModuleHost, folder: str, root: str, problem: str
+) -> None:
+    if folder == "host":
+        add(ascend, folder, "drv_zz_base")
+    else:
+        driver(ascend, folder)
+    assert problem in source(ascend, root).problem
+
+
+def test_no_tree_is_listed_of_a_driver_that_is_loaded_by_its_roots_or_of_the_host(made: Made) -> None:
+    for profile, root, version in ((PROFILE, "/opt/new", "2.0"), (ASCEND, "/", "25.5.0")):
+        host = made(profile)
+        add(host, "host", "drv_other")
+        host.tree.add_driver(root, version)
+        assert source(host, root).tree == ()

@@ -1,101 +1,83 @@
-"""What sysfs says of the vendor's functions, and which vfio module is the best for each."""
+"""What sysfs shows of the vendor's functions, the best vfio module for each, and writes in a child with a deadline."""
 
 from __future__ import annotations
 
+import errno
 import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from driver_manager.adapters.host import pci as pci_bus
-from driver_manager.adapters.host.files import HostRoots
-from driver_manager.adapters.host.pci import read_bus
-from driver_manager.domain.pci import PciFunction
+from driver_manager.adapters.host.pci import LinuxPciDevices, machines_of, read_bus
+from driver_manager.domain.errors import ModuleFailed, ModuleStuck
+from driver_manager.domain.pci import PciBus, PciFunction
 from driver_manager.domain.profile import Passthrough
 from driver_manager.sandbox.host import PciTree
 from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.deadlines import soon
+from tests.support.fakes.host_folders import KERNEL, Tree
 
 HAS_AUDIO = replace(PROFILE, passthrough=Passthrough(auxiliary=("0403",)))
-
-
-KERNEL = "6.1.0-fake"
-
-
-@pytest.fixture
-def roots(tmp_path: Path) -> HostRoots:
-    return HostRoots(tmp_path, tmp_path / "proc", tmp_path / "sys", tmp_path / "dev")
+ONE, NEXT, TWO = "0000:c1:00.0", "0000:c1:00.1", "0000:c2:00.0"
+POD = "11111111-2222-3333-4444-555555555555"
 
 
 @pytest.fixture
-def tree(roots: HostRoots) -> PciTree:
-    return PciTree(roots.root, "")
+def host(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
 
 
-def kernel_file(roots: HostRoots, name: str, text: str) -> None:
-    """A file of the kernel's own module tree."""
-    folder = roots.root / "lib/modules" / KERNEL
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(text)
+@pytest.fixture
+def tree(host: Tree) -> PciTree:
+    return PciTree(host.root, "")
 
 
-def functions(roots: HostRoots, *, picks_vfio: bool = True) -> dict[str, PciFunction]:
-    found = read_bus(roots, HAS_AUDIO, KERNEL, picks_vfio=picks_vfio)
-    return {one.address: one for one in found.functions}
+def bus(host: Tree, *, picks_vfio: bool = False) -> PciBus:
+    return read_bus(host.roots, HAS_AUDIO, KERNEL, picks_vfio=picks_vfio)
 
 
-def test_a_function_with_its_driver_group_and_virtual_ones(tree: PciTree, roots: HostRoots) -> None:
-    tree.add("0000:c1:00.0", group="7", driver="rebellions", module="rebellions", virtual=2)
-    tree.add("0000:c1:00.1", group="8", physical="0000:c1:00.0", override="vfio-pci")
-    found = functions(roots, picks_vfio=False)
-    assert found == {
-        "0000:c1:00.0": PciFunction("0000:c1:00.0", "rebellions", "rebellions", "", "7", "", 2),
-        "0000:c1:00.1": PciFunction("0000:c1:00.1", "", "", "vfio-pci", "8", "0000:c1:00.0"),
-    }
-
-
-def test_the_device_node_of_one_device_is_known_beside_its_groups(tree: PciTree, roots: HostRoots) -> None:
-    tree.add("0000:c1:00.0", group="7", driver="vfio-pci")
-    (roots.sys / "bus/pci/devices/0000:c1:00.0/vfio-dev/vfio3").mkdir(parents=True)
-    found = functions(roots, picks_vfio=False)["0000:c1:00.0"]
-    assert found.user_nodes == {"/dev/vfio/7", "/dev/vfio/devices/vfio3"}
-
-
-def test_a_cleared_override_is_none_and_what_is_absent_is_none_either(tree: PciTree, roots: HostRoots) -> None:
-    tree.add("0000:c1:00.0", override="(null)")
-    assert functions(roots, picks_vfio=False)["0000:c1:00.0"] == PciFunction("0000:c1:00.0")
+def test_functions_are_read_with_driver_group_nodes_and_virtual_ones(tree: PciTree, host: Tree) -> None:
+    assert bus(host, picks_vfio=True).functions == ()
+    tree.add(ONE, group="7", driver="rebellions", module="rebellions", virtual=2)
+    tree.add(NEXT, group="8", physical=ONE, override="vfio-pci")
+    tree.add(TWO, override="(null)")
+    found = bus(host).functions
+    assert found == (
+        PciFunction(ONE, "rebellions", "rebellions", "", "7", "", 2),
+        PciFunction(NEXT, "", "", "vfio-pci", "8", ONE),
+        PciFunction(TWO),
+    )
+    (host.roots.sys / f"bus/pci/devices/{ONE}/vfio-dev/vfio3").mkdir(parents=True)
+    assert bus(host).functions[0].user_nodes == {"/dev/vfio/7", "/dev/vfio/devices/vfio3"}
 
 
 @pytest.mark.submission
 @pytest.mark.shares(3)
 def test_a_device_that_is_stuck_between_two_drivers_holds_nobody_who_looks(
-    tree: PciTree, roots: HostRoots, monkeypatch: pytest.MonkeyPatch
+    tree: PciTree, host: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pci_bus, "STALL_S", 3.0)
-    for number in (1, 2):
-        tree.add(f"0000:c{number}:00.0", group=str(number), override="vfio-pci")
-    guarded = roots.sys / "bus/pci/devices/0000:c1:00.0/driver_override"
+    for group, address in (("1", ONE), ("2", TWO)):
+        tree.add(address, group=group, override="vfio-pci")
+    guarded = host.roots.sys / f"bus/pci/devices/{ONE}/driver_override"
     guarded.unlink()
     os.mkfifo(guarded)  # who opens it waits, as who reads it does while the kernel has the device's lock
-    found = functions(roots, picks_vfio=False)
-    assert found == {
-        "0000:c1:00.0": PciFunction("0000:c1:00.0", group="1", is_stuck=True),
-        "0000:c2:00.0": PciFunction("0000:c2:00.0", group="2", override="vfio-pci"),
-    }
+    stuck = PciFunction(ONE, group="1", is_stuck=True)
+    assert bus(host).functions == (stuck, PciFunction(TWO, group="2", override="vfio-pci"))
 
 
-def test_functions_of_a_devices_slot_go_along_if_they_are_of_the_profiles_classes(
-    tree: PciTree, roots: HostRoots
-) -> None:
-    tree.add("0000:c1:00.0", group="7")
-    tree.add("0000:c1:00.1", vendor="10de", kind="040300", group="7", driver="snd_hda_intel")
+def test_functions_of_a_devices_slot_go_along_if_they_are_of_the_profiles_classes(tree: PciTree, host: Tree) -> None:
+    tree.add(ONE, group="7")
+    tree.add(NEXT, vendor="10de", kind="040300", group="7", driver="snd_hda_intel")
     tree.add("0000:c1:00.2", vendor="10de", kind="010802", group="7", driver="nvme")
     tree.add("0000:c2:00.1", kind="040300")
-    found = read_bus(roots, HAS_AUDIO, KERNEL, picks_vfio=False)
-    assert [(one.address, one.is_auxiliary) for one in found.functions] == [
-        ("0000:c1:00.0", False),
-        ("0000:c1:00.1", True),
-    ]
+    found = bus(host)
+    assert [(one.address, one.is_auxiliary) for one in found.functions] == [(ONE, False), (NEXT, True)]
     assert [one.address for one in found.neighbours] == ["0000:c1:00.2"]
     assert [str(one) for one in found.in_the_way("7")] == ["0000:c1:00.2 (driver nvme, IOMMU group 7)"]
 
@@ -106,41 +88,152 @@ CLOSER = "alias vfio_pci:v00001EFFd00001120sv*sd*bc12sc*i* closer_vfio_pci\n"
 OTHER = (
     "alias vfio_pci:v000010DEd*sv*sd*bc*sc*i* nvgrace_gpu_vfio_pci\nalias pci:v00001EFFd*sv*sd*bc*sc*i* rebellions\n"
 )
+LIST = "kernel/drivers/vfio/pci/vfio-pci.ko: kernel/drivers/vfio/vfio.ko\n"
 
 
 @pytest.mark.parametrize(
-    ("aliases", "best"),
+    ("file", "text", "best"),
     [
-        (PLAIN + OTHER, ("vfio_pci", "vfio-pci")),
-        (PLAIN + CLOSE + OTHER, ("rebellions_vfio_pci", "rebellions_vfio_pci")),
-        (CLOSER + CLOSE + PLAIN, ("closer_vfio_pci", "closer_vfio_pci")),
-        (OTHER, ("", "")),
-        ("", ("", "")),
+        ("modules.alias", PLAIN + OTHER, ("vfio_pci", "vfio-pci")),
+        ("modules.alias", PLAIN + CLOSE + OTHER, ("rebellions_vfio_pci", "rebellions-vfio")),
+        ("modules.alias", CLOSER + CLOSE + PLAIN, ("closer_vfio_pci", "closer_vfio_pci")),
+        ("modules.alias", OTHER, ("", "")),
+        ("modules.alias", "", ("", "")),
+        # A kernel without such aliases may have the plain module.
+        ("modules.dep", LIST, ("vfio_pci", "vfio-pci")),
+        ("modules.builtin", LIST, ("vfio_pci", "vfio-pci")),
     ],
 )
-def test_the_best_module_names_the_function_most_closely(
-    tree: PciTree, roots: HostRoots, aliases: str, best: tuple[str, str]
+def test_the_best_module_names_the_function_most_closely_and_once_loaded_its_driver(
+    tree: PciTree, host: Tree, file: str, text: str, best: tuple[str, str]
 ) -> None:
-    tree.add("0000:c1:00.0", group="7")
-    kernel_file(roots, "modules.alias", aliases)
-    one = functions(roots)["0000:c1:00.0"]
+    tree.add(ONE, group="7")
+    (host.root / "sys/module/rebellions_vfio_pci/drivers/pci:rebellions-vfio").mkdir(parents=True)
+    assert bus(host, picks_vfio=True).functions[0].vfio_module == ""
+    host.put(f"/lib/modules/{KERNEL}/{file}", text)
+    (one,) = bus(host, picks_vfio=True).functions
     assert (one.vfio_module, one.vfio_driver) == best
 
 
-@pytest.mark.parametrize("name", ["modules.dep", "modules.builtin"])
-def test_a_kernel_without_such_aliases_may_have_the_plain_module(tree: PciTree, roots: HostRoots, name: str) -> None:
-    tree.add("0000:c1:00.0")
-    assert functions(roots)["0000:c1:00.0"].vfio_module == ""
-    kernel_file(roots, name, "kernel/drivers/vfio/pci/vfio-pci.ko: kernel/drivers/vfio/vfio.ko\n")
-    assert functions(roots)["0000:c1:00.0"].vfio_module == "vfio_pci"
+# writes
 
 
-def test_a_loaded_module_says_itself_what_its_driver_is_called(tree: PciTree, roots: HostRoots) -> None:
-    tree.add("0000:c1:00.0")
-    kernel_file(roots, "modules.alias", CLOSE)
-    (roots.root / "sys/module/rebellions_vfio_pci/drivers/pci:rebellions-vfio").mkdir(parents=True)
-    assert functions(roots)["0000:c1:00.0"].vfio_driver == "rebellions-vfio"
+@pytest.fixture
+def kernel(tree: PciTree, host: Tree) -> Iterator[PciTree]:
+    """A kernel that answers, with one function on vfio-pci."""
+    (host.roots.sys / "module/vfio_pci").mkdir(parents=True)
+    tree.add(ONE, group="7", driver="vfio-pci", module="vfio_pci", override="vfio-pci", virtual=2)
+    with tree.running():
+        yield tree
 
 
-def test_a_host_without_a_bus_has_no_functions(roots: HostRoots) -> None:
-    assert read_bus(roots, HAS_AUDIO, KERNEL, picks_vfio=True).functions == ()
+@pytest.fixture
+def loaded() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def port(host: Tree, loaded: list[str]) -> LinuxPciDevices:
+    return LinuxPciDevices(host.roots, PROFILE, FakeClock(), lambda name, _: loaded.append(name))
+
+
+def test_what_is_written_is_what_the_kernel_is_told(kernel: PciTree, port: LinuxPciDevices, loaded: list[str]) -> None:
+    for driver in ("vfio-pci", ""):
+        port.override(ONE, driver, soon())
+        assert kernel.read(ONE, "driver_override") == driver
+    port.set_virtual(ONE, 0, soon())
+    assert kernel.read(ONE, "sriov_numvfs") == "0"
+    port.load("vfio_pci", soon())
+    assert loaded == ["vfio_pci"]
+
+
+def test_a_function_goes_from_one_driver_to_the_other_and_is_read_back(kernel: PciTree, port: LinuxPciDevices) -> None:
+    for _ in range(2):
+        port.unbind(ONE, soon())
+        assert kernel.driver_of(ONE) == ""
+    for _ in range(2):
+        port.bind(ONE, "vfio-pci", soon())
+        assert kernel.driver_of(ONE) == "vfio-pci"
+    assert [(one.driver, one.group) for one in port.bus().functions] == [("vfio-pci", "7")]
+
+
+@pytest.mark.submission
+@pytest.mark.shares(3)
+def test_a_driver_that_does_not_take_the_function_is_no_success(kernel: PciTree, port: LinuxPciDevices) -> None:
+    port.unbind(ONE, soon())
+    kernel.refused.add(ONE)
+    port.probe(ONE, soon())
+    with pytest.raises(ModuleFailed, match=f"{ONE} is not bound to vfio-pci: its driver is none"):
+        port.bind(ONE, "vfio-pci", soon())
+
+
+def test_what_the_kernel_refuses_is_told_with_its_words_and_no_file_is_made(
+    kernel: PciTree, host: Tree, port: LinuxPciDevices
+) -> None:
+    kernel.add(TWO)
+    for address in ("0000:c9:00.0", TWO):
+        with pytest.raises(ModuleFailed, match=rf"cannot set {address} to 2 virtual function\(s\): .*No such file"):
+            port.set_virtual(address, 2, soon())
+    assert not (host.roots.sys / f"bus/pci/devices/{TWO}/sriov_numvfs").exists()
+
+
+def test_an_unbind_that_does_not_end_is_left_behind_at_its_deadline(kernel: PciTree, port: LinuxPciDevices) -> None:
+    kernel.add(TWO, group="8", driver="slow-vfio")
+    hanging = kernel.unbind_file("slow-vfio")
+    hanging.unlink()
+    os.mkfifo(hanging)  # an open for writing waits in the kernel until somebody reads
+    began = time.monotonic()
+    with pytest.raises(ModuleStuck, match=r"has not finished this: unbind 0000:c2:00\.0 from slow-vfio") as caught:
+        port.unbind(TWO, soon(0.3))
+    assert time.monotonic() - began < 30.0, "and not for as long as that takes"
+    assert "reboot" in caught.value.remedy
+
+
+def test_a_read_only_view_of_sysfs_is_written_through_another_one(
+    kernel: PciTree, host: Tree, port: LinuxPciDevices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (host.roots.proc / "1/root").symlink_to(host.root)
+    plain = os.open
+
+    def read_only(path: Path, flags: int, *rest: int) -> int:
+        if flags & os.O_WRONLY and "1/root" not in str(path):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return plain(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", read_only)
+    port.override(ONE, "other-vfio", soon())
+    assert kernel.read(ONE, "driver_override") == "other-vfio"
+    (host.roots.proc / "1/root").unlink()
+    with pytest.raises(ModuleFailed, match="No such file"):
+        port.override(ONE, "", soon())
+    assert kernel.read(ONE, "driver_override") == "other-vfio"
+
+
+# who has an IOMMU group open
+
+
+def process(host: Tree, pid: int, *words: str, group: str = "", cgroup: str = "0::/\n") -> None:
+    for name, text in (
+        ("stat", f"{pid} ({words[0]}) S 1 {'0 ' * 40}\n"),
+        ("cmdline", "\0".join(words) + "\0"),
+        ("cgroup", cgroup),
+        ("maps", ""),
+    ):
+        host.put(f"/proc/{pid}/{name}", text)
+    (host.root / f"proc/{pid}/fd").mkdir()
+    if group:
+        (host.root / f"proc/{pid}/fd/9").symlink_to(f"/dev/vfio/{group}")
+
+
+@pytest.mark.usefixtures("kernel")
+def test_who_has_a_group_open_is_named_with_its_machine_and_pod(host: Tree, port: LinuxPciDevices) -> None:
+    machine = ("qemu", "-name", "guest=vms_web,debug-threads=on", "-m", "4G")
+    process(host, 41, *machine, group="7", cgroup=f"0::/kubepods/pod{POD}/x\n")
+    process(host, 42, "qemu", "-name", "other\x1b[2J", group="8")
+    process(host, 43, "sleep", "1")
+    process(host, 44, "qemu", "-name")
+    (held,) = port.holders({"/dev/vfio/7"}, soon())
+    assert (held.pid, held.process, held.node) == (41, "qemu", "/dev/vfio/7")
+    assert (held.machine, held.pod_uid) == ("vms_web", POD)
+    assert str(held).startswith(f"qemu (pid 41) of VM vms_web in pod {POD}")
+    assert machines_of(host.roots.proc, {42, 43, 44, 45}) == {42: "other?[2J"}

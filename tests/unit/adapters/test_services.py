@@ -19,32 +19,30 @@ from tests.support.fakes.clock import FakeClock
 UNIT = "rbln_daemon.service"
 
 
+SLICE = "fs/cgroup/system.slice"
+
+
 @pytest.mark.parametrize(
-    ("folder", "answer"),
+    ("folders", "answer"),
     [
-        (f"fs/cgroup/system.slice/{UNIT}", (UNIT,)),
-        (f"fs/cgroup/systemd/system.slice/{UNIT}", (UNIT,)),
-        (f"fs/cgroup/user.slice/{UNIT}", ()),
-        (f"fs/cgroup/system.slice/x-{UNIT}", ()),
-        ("fs", ()),
+        ([f"{SLICE}/{UNIT}"], (UNIT,)),
+        ([f"fs/cgroup/systemd/system.slice/{UNIT}"], (UNIT,)),
+        ([f"fs/cgroup/user.slice/{UNIT}"], ()),
+        ([f"{SLICE}/x-{UNIT}"], ()),
+        ([], ()),
+        ([f"{SLICE}/z.service", f"{SLICE}/{UNIT}", f"{SLICE}/a.service"], (UNIT, "a.service")),
     ],
 )
-def test_a_service_runs_while_its_cgroup_is_there(tmp_path: Path, folder: str, answer: tuple[str, ...]) -> None:
-    (tmp_path / folder).mkdir(parents=True)
-    assert services.active(tmp_path, (UNIT, "other.service")) == answer
-
-
-def test_a_file_in_the_cgroups_place_and_no_cgroups_at_all_are_no_service(tmp_path: Path) -> None:
-    assert services.active(tmp_path, (UNIT,)) == ()
-    (tmp_path / "fs/cgroup/system.slice").mkdir(parents=True)
-    (tmp_path / "fs/cgroup/system.slice" / UNIT).touch()
-    assert services.active(tmp_path, (UNIT,)) == ()
-
-
-def test_services_keep_the_profiles_order(tmp_path: Path) -> None:
-    for name in ("a.service", "b.service"):
-        (tmp_path / "fs/cgroup/system.slice" / name).mkdir(parents=True)
-    assert services.active(tmp_path, ("b.service", "gone.service", "a.service")) == ("b.service", "a.service")
+def test_a_service_runs_while_its_cgroup_is_there_and_services_keep_their_order(
+    tmp_path: Path, folders: list[str], answer: tuple[str, ...]
+) -> None:
+    (tmp_path / SLICE).mkdir(parents=True)
+    (tmp_path / SLICE / "file.service").touch()
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True)
+    names = (UNIT, "gone.service", "file.service", "a.service")
+    assert services.active(tmp_path, names) == answer
+    assert services.active(tmp_path / "absent", names) == ()
 
 
 class Machine:
@@ -61,8 +59,9 @@ class Machine:
         self._group(runs=runs)
         monkeypatch.setattr(services, "run", self._run)
 
-    def _run(self, argv: Sequence[str], **_: Any) -> Result:
+    def _run(self, argv: Sequence[str], *, env: dict[str, str], **_: Any) -> Result:
         self.ran.append(list(argv))
+        self.path = env["PATH"].split(":")
         if self.result.status == 0:
             wanted = "start" in argv
             self.clock.after(self._delay_s, lambda: self._group(runs=wanted))
@@ -89,27 +88,23 @@ def test_a_job_is_queued_and_its_effect_awaited(monkeypatch: pytest.MonkeyPatch,
     assert services.active(machine.sys, (UNIT,)) == ((UNIT,) if verb == "start" else ())
 
 
-@pytest.mark.parametrize(("verb", "limit_s"), [("stop", services.STOP_S), ("start", services.START_S)])
-def test_a_job_without_effect_is_told_in_time(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str, limit_s: float
+@pytest.mark.parametrize(
+    ("verb", "allowed_s", "limit_s"),
+    [
+        ("stop", 600.0, services.STOP_S),
+        ("start", 600.0, services.START_S),
+        ("stop", 0.5, 0.5),
+        ("start", 0.5, 0.5),
+    ],
+)
+def test_a_job_without_effect_is_told_in_time_and_at_its_deadline(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str, allowed_s: float, limit_s: float
 ) -> None:
     machine = Machine(monkeypatch, tmp_path, runs=verb == "stop", delay_s=10_000)
-    begun_s = machine.clock.now
+    machine.allowed_s, begun_s = allowed_s, machine.clock.now
     with pytest.raises(ModuleFailed, match=UNIT):
         machine.do(verb)
     assert machine.clock.now - begun_s == pytest.approx(limit_s, abs=0.1)
-
-
-@pytest.mark.parametrize("verb", ["stop", "start"])
-def test_a_job_is_awaited_no_longer_than_its_deadline(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str
-) -> None:
-    machine = Machine(monkeypatch, tmp_path, runs=verb == "stop", delay_s=10_000)
-    machine.allowed_s = 0.5
-    begun_s = machine.clock.now
-    with pytest.raises(ModuleFailed, match=UNIT):
-        machine.do(verb)
-    assert machine.clock.now - begun_s == pytest.approx(0.5, abs=0.1)
 
 
 def test_waiting_for_a_service_to_stop_can_be_interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -119,13 +114,24 @@ def test_waiting_for_a_service_to_stop_can_be_interrupted(monkeypatch: pytest.Mo
         machine.do("stop")
 
 
+NO_SYSTEMCTL = Result(127, "", "nsenter: failed to execute systemctl: No such file or directory\n")
+
+
 @pytest.mark.parametrize("verb", ["stop", "start"])
-def test_a_failure_names_service_and_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str) -> None:
+@pytest.mark.parametrize(
+    ("result", "why"), [(Result(5, "", "Unit not loaded.\n"), "Unit not loaded"), (NO_SYSTEMCTL, "has no systemctl")]
+)
+def test_a_failure_names_service_and_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str, result: Result, why: str
+) -> None:
+    monkeypatch.setenv("PATH", "/ours/first")
     machine = Machine(monkeypatch, tmp_path, runs=verb == "stop")
-    machine.result = Result(5, "", "Unit not loaded.\n")
-    with pytest.raises(ModuleFailed, match=f"cannot {verb} host service {UNIT}: Unit not loaded") as caught:
+    machine.result = result
+    with pytest.raises(ModuleFailed, match=f"cannot {verb} host service {UNIT}: .*{why}") as caught:
         machine.do(verb)
-    assert f"systemctl {verb} {UNIT}" in caught.value.remedy
+    assert result is NO_SYSTEMCTL or f"systemctl {verb} {UNIT}" in caught.value.remedy
+    assert machine.path[0] == "/ours/first"
+    assert {"/run/current-system/sw/bin", "/usr/bin", "/opt/bin"} < set(machine.path), "where hosts keep programs"
 
 
 # the host's mounts
@@ -153,40 +159,8 @@ def test_a_namespace_that_we_may_not_look_at_is_no_reason_to_act_on_our_own(
         in_host_mounts(tmp_path)
 
 
-def test_our_own_mount_namespace_is_not_entered_again(tmp_path: Path) -> None:
+def test_our_own_mount_namespace_is_not_entered_again_nor_anything_without_the_hosts_proc(tmp_path: Path) -> None:
+    assert in_host_mounts(tmp_path) == []
     (tmp_path / "1/ns").mkdir(parents=True)
     (tmp_path / "1/ns/mnt").symlink_to("/proc/self/ns/mnt")
     assert in_host_mounts(tmp_path) == []
-
-
-def test_without_the_hosts_proc_nothing_is_entered(tmp_path: Path) -> None:
-    assert in_host_mounts(tmp_path) == []
-
-
-# programs of other hosts
-
-
-def test_a_host_without_systemctl_is_said_to_have_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    machine = Machine(monkeypatch, tmp_path, runs=True)
-    machine.result = Result(127, "", "nsenter: failed to execute systemctl: No such file or directory\n")
-    with pytest.raises(ModuleFailed, match="the host has no systemctl"):
-        machine.do("stop")
-
-
-@pytest.mark.parametrize("folder", ["/run/current-system/sw/bin", "/usr/bin", "/opt/bin"])
-def test_a_hosts_programs_are_looked_for_where_hosts_keep_them(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str
-) -> None:
-    given: dict[str, str] = {}
-
-    def run(_: Sequence[str], *, env: dict[str, str], **__: Any) -> Result:
-        given.update(env)
-        return Result(1, "", "no")
-
-    monkeypatch.setenv("PATH", "/ours/first")
-    machine = Machine(monkeypatch, tmp_path, runs=True)
-    monkeypatch.setattr(services, "run", run)
-    with pytest.raises(ModuleFailed):
-        machine.do("stop")
-    assert given["PATH"].split(":")[0] == "/ours/first"
-    assert folder in given["PATH"].split(":")

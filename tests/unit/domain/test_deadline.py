@@ -42,8 +42,3 @@ def test_one_that_is_made_of_another_says_how_long_itself_allowed() -> None:
     assert run.within(60.0).allowed_s == 30.0
     assert run.until(0.0).allowed_s == 0.0
     assert run.allowed_s == 100.0
-
-
-def test_it_cannot_be_changed() -> None:
-    with pytest.raises(AttributeError):
-        Deadline.after(1.0, FakeClock().monotonic).end = 5.0  # type: ignore[misc]  # on purpose

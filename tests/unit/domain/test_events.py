@@ -13,38 +13,23 @@ from driver_manager.domain import events
 from driver_manager.domain.events import EVENTS, ROLLOUT_EVENTS
 
 PACKAGE = Path(driver_manager.__file__).parent
-POSTS = {"post_event", "record_event", "_post"}
-ASKED_FOR = "Announce"
-"""The act of a rollout that asks for one."""
+POSTS = {"post_event", "record_event", "_post", "Announce"}
+"""What posts an Event, and the act of a rollout that asks for one."""
 
 REASONS = EVENTS | ROLLOUT_EVENTS
 NAMES = {name for name, value in vars(events).items() if isinstance(value, str) and value in REASONS}
 
 
-def reasons(source: str) -> Iterator[str]:
+def posted(source: str) -> Iterator[str]:
     """The first argument of every call that posts an Event, as it is written."""
     for found in ast.walk(ast.parse(source)):
-        match found:
-            case ast.Call(func=ast.Attribute(attr=name)) if name in POSTS:
-                yield ast.unparse(found.args[0])
-            case ast.Call(func=ast.Name(id=name)) if name == ASKED_FOR:
-                yield ast.unparse(found.args[0])
+        if isinstance(found, ast.Call) and ast.unparse(found.func).rpartition(".")[2] in POSTS:
+            yield ast.unparse(found.args[0])
 
 
 def literals(source: str) -> set[str]:
     """The reasons of the table that a source has as a text of its own."""
-    return {
-        found.value
-        for found in ast.walk(ast.parse(source))
-        if isinstance(found, ast.Constant) and found.value in REASONS
-    }
-
-
-@pytest.mark.submission
-def test_no_other_module_writes_a_reason_out() -> None:
-    others = [path for path in PACKAGE.rglob("*.py") if path.name != "events.py"]
-    assert [path for path in others if literals(path.read_text())] == []
-    assert literals('post("RebootRequired")') == {"RebootRequired"}
+    return {found.value for found in ast.walk(ast.parse(source)) if isinstance(found, ast.Constant)} & REASONS
 
 
 def test_every_reason_of_the_table_is_posted() -> None:
@@ -54,12 +39,12 @@ def test_every_reason_of_the_table_is_posted() -> None:
 
 
 @pytest.mark.submission
-def test_what_is_posted_is_not_a_text_of_its_own() -> None:
-    found = [reason for path in PACKAGE.rglob("*.py") for reason in reasons(path.read_text())]
+def test_what_is_posted_is_of_the_table_and_no_other_module_writes_a_reason_out() -> None:
+    sources = {path: path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "events.py"}
+    assert [path for path, source in sources.items() if literals(source)] == []
+    found = [reason for source in sources.values() for reason in posted(source)]
     assert len(found) >= len(REASONS)
     assert [reason for reason in found if reason[0] in "'\"f"] == []
-
-
-def test_a_text_of_its_own_is_found() -> None:
-    assert list(reasons('cluster.post_event("Other", text)')) == ["'Other'"]
-    assert list(reasons('[Announce("Other", text, key)]')) == ["'Other'"]
+    assert literals('post("RebootRequired")') == {"RebootRequired"}
+    for call in ('cluster.post_event("Other", text)', '[Announce("Other", text, key)]'):
+        assert list(posted(call)) == ["'Other'"]

@@ -16,11 +16,20 @@ from driver_manager.domain import errors, node_state
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.host import Marker
 from driver_manager.domain.node import NodeChange
-from driver_manager.domain.node_state import LastOutcome, LastOutcomeUnreadable, NodeState
-from driver_manager.domain.outage import Outage, OutagePart
-from driver_manager.domain.text import GAP, MAX_CHARS, shortened
-from driver_manager.domain.wire import seconds_of, written_time
-from tests.support.fakes.builders import PROFILE, PROFILES, node
+from driver_manager.domain.node_state import (
+    Generation,
+    GenerationUnreadable,
+    LastOutcome,
+    LastOutcomeUnreadable,
+    NodeState,
+    Sighting,
+    decode_generation,
+    encode_generation,
+    seen_now,
+)
+from driver_manager.domain.outage import Outage
+from driver_manager.domain.text import MAX_CHARS
+from tests.support.fakes.builders import NEW_DIGEST, OLD_DIGEST, PROFILE, PROFILES, node
 from tests.support.fakes.builders import host as a_host
 from tests.support.fakes.cluster import changed_by
 from tests.support.fakes.windows import WINDOWS
@@ -52,17 +61,14 @@ def test_the_words_of_the_label_are_a_contract() -> None:
     assert {NodeState.READY, NodeState.UPGRADING} == set(NodeState) - node_state.NEEDS_HAND
 
 
-@pytest.mark.parametrize(
-    ("profile", "stem"),
-    [
-        ("rebellions", "rebellions.ai/npu-driver-manager"),
-        ("nvidia", "nvidia.com/gpu-driver-manager"),
-        ("ascend", "npu.openfuyao.com/driver-manager"),
-    ],
-)
-def test_the_keys_follow_from_the_journals(profile: str, stem: str) -> None:
-    keys = PROFILES[profile].keys
-    assert (keys.state, keys.last_outcome) == (f"{stem}.state", f"{stem}.last-outcome")
+def test_the_keys_follow_from_the_journals() -> None:
+    stems = {
+        "rebellions": "rebellions.ai/npu-driver-manager",
+        "nvidia": "nvidia.com/gpu-driver-manager",
+        "ascend": "npu.openfuyao.com/driver-manager",
+    }
+    found = {name: (PROFILES[name].keys.state, PROFILES[name].keys.last_outcome) for name in stems}
+    assert found == {name: (f"{stem}.state", f"{stem}.last-outcome") for name, stem in stems.items()}
 
 
 OWN = """
@@ -125,10 +131,6 @@ def test_every_record_ever_written_is_read_and_loses_nothing_when_written_again(
     assert json.loads(node_state.encode(node_state.decode(text))) == json.loads(text)
 
 
-def test_there_are_golden_records() -> None:
-    assert GOLDEN
-
-
 @given(OUTCOMES)
 def test_what_is_written_is_read_again_and_stays_small(outcome: LastOutcome) -> None:
     text = node_state.encode(outcome)
@@ -151,37 +153,33 @@ def test_a_word_that_is_not_known_is_no_state() -> None:
     assert node_state.state_on(node({KEYS.state: "held"}), KEYS) is NodeState.HELD
 
 
+HOLDER = "trainer (pid 42) has the device; the node was released"
+
+
 @pytest.mark.parametrize(
-    ("more", "is_shown"),
+    ("told", "more", "is_shown"),
     [
-        ({}, True),
-        ({"what": "other words"}, False),
-        ({"what": FAILED.what[:-1]}, True),
-        ({"what": f"{FAILED.what} and more"}, False),
-        ({"version": "2.0", "ended": "", "since": ""}, True),
-        ({"state": NodeState.HELD}, False),
-        ({"exit_code": 4}, False),
-        ({"step": "unload modules"}, False),
-        ({"digest": "ab13"}, False),
+        ({}, {}, True),
+        ({}, {"what": "other words"}, False),
+        ({}, {"what": FAILED.what[:-1]}, True),
+        ({}, {"what": f"{FAILED.what} and more"}, False),
+        ({}, {"version": "2.0", "ended": "", "since": ""}, True),
+        ({}, {"state": NodeState.HELD}, False),
+        ({}, {"exit_code": 4}, False),
+        ({}, {"step": "unload modules"}, False),
+        ({}, {"digest": "ab13"}, False),
+        # Numbers make no other message.
+        ({"what": HOLDER}, {"what": "trainer (pid 7) has the device"}, True),
+        ({"what": HOLDER}, {"what": "backup (pid 42) has the device"}, False),
     ],
 )
 def test_the_same_state_code_step_digest_and_words_are_shown_already(
-    more: dict[str, Any], is_shown: bool
-) -> None:  # a column
-    there = node({KEYS.state: "failed"}, annotations={KEYS.last_outcome: node_state.encode(FAILED)})
+    told: dict[str, Any], more: dict[str, Any], is_shown: bool
+) -> None:
+    annotations = {KEYS.last_outcome: node_state.encode(replace(FAILED, **told))}
+    there = node({KEYS.state: "failed"}, annotations=annotations)
     assert node_state.is_shown(there, KEYS, replace(FAILED, **more)) is is_shown
-
-
-def test_numbers_make_no_other_message() -> None:
-    told = replace(FAILED, what="trainer (pid 42) has the device; the node was released")
-    there = node({KEYS.state: "failed"}, annotations={KEYS.last_outcome: node_state.encode(told)})
-    for what, is_shown in (("trainer (pid 7) has the device", True), ("backup (pid 42) has the device", False)):
-        assert node_state.is_shown(there, KEYS, replace(FAILED, what=what)) is is_shown
-
-
-def test_a_label_that_somebody_removed_is_not_shown() -> None:
-    there = node({}, annotations={KEYS.last_outcome: node_state.encode(FAILED)})
-    assert not node_state.is_shown(there, KEYS, FAILED)
+    assert not node_state.is_shown(node({}, annotations=annotations), KEYS, FAILED), "somebody removed the label"
 
 
 def test_the_patch_and_the_json_patch_show_the_same() -> None:
@@ -242,79 +240,124 @@ def test_a_state_that_lasts_keeps_its_beginning() -> None:
     assert other.since == other.ended
 
 
-@pytest.mark.parametrize(
-    ("error", "state"),
-    [
-        (errors.PodsRemain, NodeState.FAILED),
-        (errors.PreflightFailed, NodeState.FAILED),
-        (errors.RebootRequired, NodeState.REBOOT_REQUIRED),
-        (errors.StandingDown, NodeState.READY),
-        (errors.Terminated, NodeState.FAILED),
-    ],
-)
-def test_an_error_means_a_state(error: type[errors.ManagerError], state: NodeState) -> None:
-    assert node_state.state_after(error("what", "remedy")) is state
+def test_an_error_means_a_state() -> None:
+    states = {
+        errors.PodsRemain: NodeState.FAILED,
+        errors.PreflightFailed: NodeState.FAILED,
+        errors.RebootRequired: NodeState.REBOOT_REQUIRED,
+        errors.StandingDown: NodeState.READY,
+        errors.Terminated: NodeState.FAILED,
+    }
+    assert {error: node_state.state_after(error("what", "remedy")) for error in states} == states
 
 
 @pytest.mark.parametrize(
-    ("word", "is_asked", "is_outdated"),
+    ("words", "is_asked", "is_outdated"),
     [
-        (None, False, False),
-        ("ready", False, False),
-        ("wedged", False, False),
-        ("dancing", False, False),
-        ("upgrading", False, True),
-        ("held", False, True),
-        ("failed", False, True),
-        ("reboot-required", False, True),
-        ("reboot-required", True, False),
+        ((None, "ready", "wedged", "dancing"), False, False),
+        (("upgrading", "held", "failed", "reboot-required"), False, True),
+        (("reboot-required",), True, False),
     ],
 )
 def test_a_run_that_had_nothing_to_do_finds_what_is_over(
-    word: str | None, is_asked: bool, is_outdated: bool
-) -> None:  # columns
-    there = node({KEYS.state: word} if word else {})
+    words: tuple[str | None, ...], is_asked: bool, is_outdated: bool
+) -> None:
     lasting = frozenset({NodeState.REBOOT_REQUIRED} if is_asked else ())
-    assert node_state.is_outdated(there, KEYS, lasting) is is_outdated
+    nodes = [node({KEYS.state: word} if word else {}) for word in words]
+    assert [node_state.is_outdated(there, KEYS, lasting) for there in nodes] == [is_outdated] * len(nodes)
 
 
-@given(st.text(max_size=400), st.integers(10, 300))
-def test_a_text_is_cut_in_its_middle_and_to_its_bound(text: str, most: int) -> None:
-    cut = shortened(text, most)
-    assert len(cut) <= most
-    assert cut == text if len(text) <= most else GAP.strip() in cut
+def test_an_outcome_with_a_window_of_no_era_of_ours_is_garbage() -> None:
+    text = json.dumps(json.loads(node_state.encode(FAILED)) | {"window": Outage(-1.0, 1.0).to_json()})
+    with pytest.raises(LastOutcomeUnreadable, match="window is an object, expected times of this era"):
+        node_state.decode(text)
 
 
-WORDS = st.lists(st.text("abcdef0123456789", min_size=8, max_size=20), min_size=1, max_size=40)
+# the driver generation: when two sightings are one, since when it is ready, and how the Node shows it
 
-
-@given(WORDS, st.integers(60, 200))
-def test_a_word_is_left_whole_or_left_out(words: list[str], most: int) -> None:
-    text = " ".join(words)
-    assert set(shortened(text, most).replace(GAP, " ").split()) <= {*words, "…"}
-
-
-@given(st.integers(0, 4_000_000_000))
-def test_a_moment_is_read_as_it_was_written(wall_s: int) -> None:
-    assert seconds_of(written_time(wall_s)) == wall_s
-
-
-@pytest.mark.parametrize("text", ["", "yesterday", "2026-01-02", "2026-01-02T03:04:05"])
-def test_what_is_no_moment_of_a_known_zone_is_none(text: str) -> None:
-    assert seconds_of(text) is None
+NOW_S = 1_700_000_500.0
+SEEN = Sighting("boot-1", "17", NEW_DIGEST, (1_700_000_100.0, 1_700_000_101.5))
+FIRST = Generation("boot-1", "17", NEW_DIGEST, 1_700_000_101.5)
 
 
 @pytest.mark.parametrize(
-    "window",
+    ("change", "is_same"),
     [
-        Outage(1.0, 1.0, {OutagePart.EVICT: 1.7e308}),
-        Outage(1.0, 1.0, {OutagePart.EVICT: 1.7e308, OutagePart.LOAD: 1.7e308}),
-        Outage(1.0, 1.7e308),
-        Outage(-1.0, 1.0),
-        Outage(1e300, 1.0),
+        ({}, True),
+        ({"digest": ""}, True),
+        ({"marked_s": (NOW_S - 1.0,)}, True),
+        ({"digest": OLD_DIGEST}, False),
+        ({"load": "18"}, False),
+        ({"boot_id": "boot-2"}, False),
     ],
 )
-def test_an_outcome_with_a_window_of_no_era_of_ours_is_garbage(window: Outage) -> None:
-    text = json.dumps(json.loads(node_state.encode(FAILED)) | {"window": window.to_json()})
-    with pytest.raises(LastOutcomeUnreadable, match="window is an object, expected times of this era"):
-        node_state.decode(text)
+def test_digest_boot_and_load_make_a_generation(change: dict[str, Any], is_same: bool) -> None:
+    found = seen_now(replace(SEEN, **change), FIRST, NOW_S)
+    assert (found == FIRST) is is_same
+    assert (found.ready_s == FIRST.ready_s) is (is_same or "boot_id" in change)
+
+
+def test_a_digest_that_is_recorded_later_belongs_to_the_same_generation() -> None:
+    found = seen_now(SEEN, replace(FIRST, digest=""), NOW_S)
+    assert (found.digest, found.ready_s) == (NEW_DIGEST, FIRST.ready_s)
+
+
+@pytest.mark.parametrize(
+    ("change", "earlier", "ready_s"),
+    [
+        # Since the last of its files was written; one from the future does not count.
+        ({}, None, FIRST.ready_s),
+        ({"marked_s": (NOW_S - 9.0, NOW_S + 9.0)}, None, NOW_S - 9.0),
+        # Without a file nobody is held to have opened an earlier driver.
+        ({"marked_s": ()}, None, 0.0),
+        # Files of an earlier generation do not count for the next one.
+        ({"load": "18"}, FIRST, NOW_S),
+        ({"load": "18", "marked_s": (FIRST.ready_s, NOW_S - 7.0)}, FIRST, NOW_S - 7.0),
+    ],
+)
+def test_a_driver_is_ready_since_the_last_of_its_files_was_written(
+    change: dict[str, Any], earlier: Generation | None, ready_s: float
+) -> None:
+    assert seen_now(replace(SEEN, **change), earlier, NOW_S).ready_s == ready_s
+
+
+def test_the_node_shows_a_generation_to_the_second_and_within_the_calendar() -> None:
+    text = encode_generation(FIRST)
+    assert "2023-11-14T22:15:01Z" in text
+    assert (decode_generation(text), decode_generation(text).ready_s) == (FIRST, int(FIRST.ready_s))
+    before = seen_now(replace(SEEN, marked_s=(-1e15,)), None, NOW_S)
+    for one in (replace(FIRST, ready_s=0.0), before):
+        assert decode_generation(encode_generation(one)).ready_s == 0.0
+    for ready in ("9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59", "soon", ""):
+        assert decode_generation(text.replace("2023-11-14T22:15:01Z", ready)).ready_s == 0.0
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"v":2}', '{"v":1,"bootId":1}', '{"v":1,"bootId":"a","load":"b"}'])
+def test_garbage_is_no_generation(text: str) -> None:
+    with pytest.raises(GenerationUnreadable):
+        decode_generation(text)
+
+
+moments = st.floats(0, 2 * NOW_S, allow_nan=False)
+sightings = st.builds(
+    Sighting,
+    st.sampled_from(["boot-1", "boot-2"]),
+    st.sampled_from(["17", "18"]),
+    st.sampled_from(["", OLD_DIGEST, NEW_DIGEST]),
+    st.lists(moments, max_size=2).map(tuple),
+)
+
+
+@given(st.lists(st.tuples(sightings, moments), min_size=1, max_size=6))
+def test_a_generation_that_is_seen_again_stays_as_it_is(story: list[tuple[Sighting, float]]) -> None:
+    """A generation that changed its time would restart clients anew.
+
+    Mutants: `earlier.ready_s` left out where it goes on; `or digest` in place of `and digest`.
+    """
+    earlier: Generation | None = None
+    for seen, now_s in story:
+        found = seen_now(seen, earlier, now_s)
+        again = seen_now(seen, found, now_s + 60.0)
+        assert (again, again.ready_s) == (found, found.ready_s)
+        assert found.ready_s <= now_s or (earlier is not None and found.ready_s == earlier.ready_s)
+        earlier = found

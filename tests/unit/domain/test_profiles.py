@@ -50,12 +50,11 @@ def test_a_shipped_profile_is_consistent(name: str) -> None:
 
 
 def test_the_rebellions_profile_is_the_wire_contract() -> None:
-    profile = PROFILES["rebellions"]
-    assert profile.keys.journal == "rebellions.ai/npu-driver-manager.journal"
-    assert profile.keys.cordon == "rebellions.ai/npu-driver-upgrade-cordon"
-    assert profile.deploy.driver_key == "rebellions.ai/npu.deploy.driver"
-    assert profile.deploy.paused_value == "paused-for-driver-upgrade"
-    assert profile.paths.state_file == "/run/rbln/rbln-driver.state"
+    keys, deploy, paths = PROFILES["rebellions"].keys, PROFILES["rebellions"].deploy, PROFILES["rebellions"].paths
+    assert keys.journal == "rebellions.ai/npu-driver-manager.journal"
+    assert keys.cordon == "rebellions.ai/npu-driver-upgrade-cordon"
+    assert (deploy.driver_key, deploy.paused_value) == ("rebellions.ai/npu.deploy.driver", "paused-for-driver-upgrade")
+    assert paths.state_file == "/run/rbln/rbln-driver.state"
 
 
 def test_a_small_profile_is_enough() -> None:
@@ -273,3 +272,17 @@ def test_a_profile_without_a_deploy_prefix_is_not_picked_by_any_label() -> None:
     bare = replace(PROFILES["ascend"], present_labels=())
     with pytest.raises(ConfigError, match="no known"):
         profiles.pick("auto", {"ascend": bare}, ["any/label"], devices())
+
+
+# examples that nobody has run
+
+EXAMPLES = sorted((Path(profiles.__file__).parents[2] / "deploy/profiles-unverified").glob("*.toml"))
+
+
+def test_an_example_is_right_marked_and_never_unloads() -> None:
+    assert {path.stem for path in EXAMPLES} == {"aws-neuron", "cambricon", "hygon", "metax", "moore-threads"}
+    for path in EXAMPLES:
+        found = profiles.parse(path.read_text(), path.name)
+        assert path.read_text().startswith("# UNVERIFIED: "), path
+        assert (found.name, found.name in PROFILES) == (path.stem, False)
+        assert found.strategy is Strategy.REBOOT, "whether its modules may leave a running kernel, nobody has seen"

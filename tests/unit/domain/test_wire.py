@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from driver_manager.domain import journal
 from driver_manager.domain.errors import ConfigError, ExitCode
@@ -21,16 +23,46 @@ from driver_manager.domain.health.watch import History
 from driver_manager.domain.host import (
     FAILURE_FORM,
     MARKER_FORM,
+    MAX_ATTEMPTS,
+    MAX_WHAT_CHARS,
     REBOOT_WISH_FORM,
+    FailureUnreadable,
+    PastFailure,
+    RebootWish,
     decode_failure,
     decode_marker,
     decode_reboot_wish,
+    encode_failure,
+    encode_marker,
+    encode_reboot_wish,
+    is_process,
+    noted_failure,
+    pod_blocker,
+    process_blocker,
 )
 from driver_manager.domain.node_state import GENERATION_FORM, decode_generation
-from driver_manager.domain.pci import BINDINGS_FORM, decode_bindings
+from driver_manager.domain.pci import (
+    BINDINGS_FORM,
+    MOST_VIRTUAL,
+    Binding,
+    decode_bindings,
+    encode_bindings,
+    merged_bindings,
+    noted_bindings,
+)
 from driver_manager.domain.pods import client_record
 from driver_manager.domain.reboot.state import REBOOT_RECORD_FORM, SLOTS_FORM, decode_reboot_record, decode_slots
-from driver_manager.domain.wire import Fields, Form
+from driver_manager.domain.wire import (
+    LAST_MOMENT_S,
+    Fields,
+    Form,
+    decimal,
+    merge_patch,
+    seconds_of,
+    without_blanks,
+    written_time,
+)
+from driver_manager.sandbox.apiserver import apply_merge_patch
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DOCUMENTS: dict[str, tuple[Form, Callable[[str], Any]]] = {
@@ -57,6 +89,10 @@ class UnreadableError(ConfigError):
 FORM = Form("the test", UnreadableError, "Do better.")
 
 
+def document_of(path: Path) -> str:
+    return path.name.partition("-")[0]
+
+
 def places(body: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The way to every value in `body`."""
     items = body.items() if isinstance(body, dict) else enumerate(body) if isinstance(body, list) else ()
@@ -75,7 +111,7 @@ def changed(body: Any, place: tuple[Any, ...], value: Any) -> Any:
 
 
 def refusal(read: Callable[[str], Any], text: str) -> str:
-    """What is said where `text` cannot be read, "" where it can."""
+    """What is told where `text` cannot be read, "" where it can."""
     try:
         read(text)
     except ConfigError as error:
@@ -83,8 +119,20 @@ def refusal(read: Callable[[str], Any], text: str) -> str:
     return ""
 
 
-def test_every_form_has_golden_files() -> None:
-    assert {path.name.partition("-")[0] for path in FILES} == set(FORMS)
+# documents
+
+
+AGAIN: dict[str, Callable[[str], str]] = {
+    "bindings": lambda text: encode_bindings(*decode_bindings(text)),
+    "failure": lambda text: encode_failure(decode_failure(text)),
+    "marker": lambda text: encode_marker(decode_marker(text)),
+    "wish": lambda text: encode_reboot_wish(decode_reboot_wish(text)),
+}
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if document_of(path) in AGAIN], ids=lambda path: path.name)
+def test_every_document_ever_written_is_read_and_written_again_the_same(path: Path) -> None:
+    assert AGAIN[document_of(path)](path.read_text()) == path.read_text()
 
 
 @pytest.mark.parametrize("path", HEALTH, ids=lambda path: path.name)
@@ -97,9 +145,9 @@ def test_every_health_record_ever_written_is_read_and_written_again_the_same(pat
 
 
 def test_a_newer_document_is_refused_in_the_same_words_and_asks_for_a_newer_manager() -> None:
-    assert {path.name.partition("-")[0] for path in FILES} == FORMS.keys()
+    assert {document_of(path) for path in FILES} == FORMS.keys(), "every form has golden files"
     for path in FILES:
-        form = FORMS[path.name.partition("-")[0]]
+        form = FORMS[document_of(path)]
         body = json.loads(path.read_text()) | {form.key: form.version + 1}
         with pytest.raises(form.unreadable) as caught:
             form.read(json.dumps(body))
@@ -123,18 +171,18 @@ def test_what_is_no_version_is_refused_by_its_name(name: str) -> None:
 
 @pytest.mark.parametrize("path", [path for path in FILES if path not in HEALTH], ids=lambda path: path.name)
 def test_a_wrong_value_anywhere_is_read_or_named_with_its_document(path: Path) -> None:
-    form, decode = DOCUMENTS[path.name.partition("-")[0]]
+    form, decode = DOCUMENTS[document_of(path)]
     body = json.loads(path.read_text())
     refused = 0
     for place in places(body):
         for value in WRONG:
-            said = refusal(decode, json.dumps(changed(body, place, value)))
-            if said:
+            why = refusal(decode, json.dumps(changed(body, place, value)))
+            if why:
                 refused += 1
-                assert said.startswith(f"{form.name} cannot be read: ")
+                assert why.startswith(f"{form.name} cannot be read: ")
                 named = [*(str(key) for key in place if isinstance(key, str)), "version", "boot"]
-                assert any(re.search(rf"\b{re.escape(key)}\b", said) for key in named), said
-                assert len(said) < 300
+                assert any(re.search(rf"\b{re.escape(key)}\b", why) for key in named), why
+                assert len(why) < 300
     assert refused > 10
 
 
@@ -149,12 +197,34 @@ def test_a_wrong_value_in_a_health_record_is_a_fresh_start_or_read(path: Path) -
     assert History() in ends
 
 
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+        max_leaves=6,
+    )
+)
+def test_any_value_is_a_document_or_refused_and_its_error_can_be_shown(value: Any) -> None:
+    for form in FORMS.values():
+        assert refusal(form.read, json.dumps(value)).encode().decode().isprintable()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "1", '"x"', "null", "[" * 100_000, "{" * 5_000, "9" * 5_000])
+def test_what_is_no_object_is_refused(text: str) -> None:
+    for form in FORMS.values():
+        with pytest.raises(form.unreadable, match="cannot be read: not "):
+            form.read(text)
+
+
+# fields
+
+
 def opened(**body: Any) -> Fields:
     return FORM.opened({"schema": 1, **body})
 
 
 @pytest.mark.parametrize(
-    ("read", "value", "said"),
+    ("read", "value", "why"),
     [
         (lambda found: found.text("a"), 1, "a is 1, expected a text"),
         (lambda found: found.text("a", "none"), None, "a is None, expected a text"),
@@ -185,31 +255,21 @@ def opened(**body: Any) -> Fields:
             "a.b.c is an object, expected a text",
         ),
         (lambda found: found.each("a")[1].text("c"), [{"c": ""}, {}], r"a\[1\].c is missing, expected a text"),
+        *(
+            (read, None, "a is missing, expected ")
+            for read in (
+                *(Fields.text, Fields.flag, Fields.whole, Fields.seconds, Fields.texts, Fields.flags),
+                *(Fields.fields, Fields.each, Fields.is_null),
+            )
+        ),
     ],
 )
-def test_a_field_that_is_not_what_was_expected_is_named(read: Callable[[Fields], Any], value: Any, said: str) -> None:
-    with pytest.raises(UnreadableError, match=f"^the test cannot be read: {said}"):
-        read(opened(a=value))
-
-
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda found: found.text("a"),
-        lambda found: found.flag("a"),
-        lambda found: found.whole("a"),
-        lambda found: found.seconds("a"),
-        lambda found: found.choice("a", ("x",)),
-        lambda found: found.texts("a"),
-        lambda found: found.flags("a"),
-        lambda found: found.fields("a"),
-        lambda found: found.each("a"),
-        lambda found: found.is_null("a"),
-    ],
-)
-def test_a_field_that_is_missing_is_named(read: Callable[[Fields], Any]) -> None:
+def test_a_field_that_is_not_what_was_expected_is_named(read: Callable[..., Any], value: Any, why: str) -> None:
+    is_missing = why.startswith("a is missing")
+    with pytest.raises(UnreadableError, match=f"^the test cannot be read: {why}"):
+        read(*((opened(), "a") if is_missing else (opened(a=value),)))
     with pytest.raises(UnreadableError, match=r"^the test cannot be read: a is missing, expected "):
-        read(opened())
+        opened().choice("a", ("x",))
 
 
 def test_what_is_there_is_read_as_its_type_and_what_is_not_as_its_default() -> None:
@@ -218,27 +278,7 @@ def test_what_is_there_is_read_as_its_type_and_what_is_not_as_its_default() -> N
     assert (found.seconds("d"), type(found.seconds("d"))) == (2.0, float)
     assert (found.texts_by_name("f"), found.fields("f").text("g"), found.is_null("i")) == ({"g": "h"}, "h", True)
     assert (found.text("z", ""), found.whole("z", 0), found.texts("z", ())) == ("", 0, ())
-    assert "a" in found
-    assert "z" not in found
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
-        max_leaves=6,
-    )
-)
-def test_any_value_is_a_document_or_refused_and_its_error_can_be_shown(value: Any) -> None:
-    for form in FORMS.values():
-        assert refusal(form.read, json.dumps(value)).encode().decode().isprintable()
-
-
-@pytest.mark.parametrize("text", ["", "{", "[1]", "1", '"x"', "null", "[" * 100_000, "{" * 5_000, "9" * 5_000])
-def test_what_is_no_object_is_refused(text: str) -> None:
-    for form in FORMS.values():
-        with pytest.raises(form.unreadable, match="cannot be read: not "):
-            form.read(text)
+    assert ("a" in found, "z" in found) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -257,3 +297,178 @@ def test_a_long_name_of_a_field_is_cut_in_a_message(read: Callable[[Fields, str]
         read(opened(**{key: {"x": 1}, "b": {key: {key: 5}}}), key)
     assert len(caught.value.what) < 400
     assert "k" * 70 in caught.value.what
+
+
+# numbers and moments
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        *(("7", 7), ("007", 7), (str(2**64 - 1), 2**64 - 1)),
+        *((text, None) for text in ("", "-1", "1_0", "\u00b2", "\u0663", "9" * 21, "9" * 5_000)),
+    ],
+)
+def test_a_text_is_a_number_of_64_bits_or_none(text: str, found: int | None) -> None:
+    assert decimal(text) == found
+
+
+@given(st.integers(0, LAST_MOMENT_S))
+def test_a_moment_that_is_written_is_read_again(wall_s: int) -> None:
+    assert seconds_of(written_time(wall_s)) == wall_s
+
+
+@pytest.mark.parametrize(
+    ("wall_s", "text"),
+    [
+        *((wall_s, "9999-12-31T23:59:59Z") for wall_s in (LAST_MOMENT_S + 1, 1e18, 10**20, 1.7e308, math.inf)),
+        *((wall_s, "1970-01-01T00:00:00Z") for wall_s in (-1, -1e12, -(10**20), -math.inf)),
+    ],
+)
+def test_what_is_outside_of_the_calendar_is_written_as_its_end(wall_s: float, text: str) -> None:
+    assert written_time(wall_s) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("9999-12-31T23:59:59Z", LAST_MOMENT_S),
+        ("9999-12-31T23:59:59+01:00", LAST_MOMENT_S - 3600),
+        *((f"9999-12-31T{time}", None) for time in ("23:59:59-23:59", "23:59:59.999999-00:01")),
+        *((text, None) for text in ("0001-01-01T00:00:00+23:59", "2026-01-02T03:04:05", "2026-13-02T03:04:05Z")),
+        *((text, None) for text in ("2026-01-02", "yesterday", "")),
+    ],
+)
+def test_a_text_is_a_moment_of_the_calendar_or_none(text: str, seconds: float | None) -> None:
+    assert seconds_of(text) == seconds
+
+
+# the smallest merge patch
+
+LEAF = st.booleans() | st.integers(0, 2) | st.lists(st.integers(0, 2), max_size=2) | st.sampled_from(["", "x"])
+VALUE = st.recursive(LEAF, lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3), max_leaves=8)
+OBJECT = st.dictionaries(st.sampled_from("abc"), VALUE, max_size=3)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "patch"),
+    [
+        ({}, {"b": {"d": 1}}, {"b": {"d": 1}}),
+        ({"a": 1, "b": 2}, {"b": 2}, {"a": None}),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}}, {"a": {"b": None, "c": 3}}),
+        ({"a": 1}, {"a": 1}, {}),
+        ({"a": [1]}, {"a": [1, 2]}, {"a": [1, 2]}),
+        ({"a": 1}, {"a": {"b": {}}}, {"a": {"b": {}}}),
+    ],
+)
+def test_a_merge_patch_changes_what_differs_and_nothing_else(old: Any, new: Any, patch: Any) -> None:
+    assert merge_patch(old, new) == patch
+
+
+@given(OBJECT, OBJECT)
+def test_a_merge_patch_makes_the_one_of_the_other(old: dict[str, Any], new: dict[str, Any]) -> None:
+    assert apply_merge_patch(old, merge_patch(old, new)) == new
+    assert (merge_patch(new, new), merge_patch({}, new)) == ({}, new)
+
+
+def test_blanks_are_left_out_wherever_they_are() -> None:
+    body = {"a": "", "b": None, "c": [{"d": "", "e": 0}], "f": {"g": ""}, "h": False, "i": []}
+    assert without_blanks(body) == {"c": [{"e": 0}], "f": {}, "h": False, "i": []}
+
+
+# the record of original bindings, what a reboot was asked for, the note of a failure
+
+BOOT = "6f1b1c3e-0000-4000-8000-000000000001"
+WAS = (Binding("0000:c1:00.0", "rebellions", "", 2), Binding("0000:c2:00.0", "", "vfio-pci"))
+PAST = PastFailure(
+    boot_id="0d6f9c1e-3b51-4a52-9f63-0c2d3a7b8e10",
+    wish="f271582e8db73e45696f1c56cdf4e127",
+    exit_code=4,
+    what="the device is still in use after 60 s: rebellions (1 user(s))",
+    failed_s=8123.5,
+    attempts=3,
+    pod_uid="5c1f0d2e-0000-4000-8000-000000000001",
+    blockers=("process 4242 trainer",),
+)
+TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
+BINDINGS = st.builds(Binding, address=TEXT, driver=TEXT, override=TEXT, virtual_count=st.integers(0, MOST_VIRTUAL))
+FAILURES = st.builds(
+    PastFailure,
+    boot_id=TEXT,
+    wish=TEXT,
+    exit_code=st.integers(0, 255),
+    what=TEXT,
+    failed_s=st.floats(0, 1e9),
+    attempts=st.integers(1, MAX_ATTEMPTS),
+    pod_uid=TEXT,
+    blockers=st.lists(TEXT, max_size=3).map(tuple),
+)
+
+
+def test_the_golden_record_and_note_mean_what_they_did() -> None:
+    assert decode_bindings((GOLDEN / "bindings-v1.json").read_text()) == (BOOT, WAS)
+    assert decode_failure((GOLDEN / "failure-v1.json").read_text()) == PAST
+
+
+@given(
+    TEXT,
+    st.lists(BINDINGS, max_size=4).map(tuple),
+    st.builds(RebootWish, boot_id=TEXT, node=TEXT, to_driver=TEXT, is_forced=st.booleans()),
+    FAILURES,
+)
+def test_what_is_encoded_is_decoded_again(
+    boot: str, were: tuple[Binding, ...], wish: RebootWish, past: PastFailure
+) -> None:
+    assert decode_bindings(encode_bindings(boot, were)) == (boot, were)
+    assert decode_reboot_wish(encode_reboot_wish(wish)) == wish
+    assert decode_failure(encode_failure(past)) == past
+    assert encode_failure(past).count("\n") == 1
+
+
+@given(st.text(max_size=200))
+def test_any_other_text_is_refused_with_one_exception(text: str) -> None:
+    for _, decode in DOCUMENTS.values():
+        with contextlib.suppress(ConfigError):
+            decode(text)
+
+
+@pytest.mark.parametrize("text", ["", "garbage", '{"schema": 2}', '{"schema": 1, "bootId": 1}'])
+def test_bindings_of_another_boot_and_garbage_are_none(text: str) -> None:
+    assert noted_bindings(text, BOOT) == ()
+    assert noted_bindings(encode_bindings(BOOT, WAS), BOOT) == WAS
+    assert noted_bindings(encode_bindings(BOOT, WAS), "another") == ()
+
+
+def test_whoever_noted_a_function_first_saw_it_as_it_was() -> None:
+    later = (Binding("0000:c1:00.0"), Binding("0000:c0:00.0", "rebellions"))
+    assert merged_bindings(WAS, later) == (later[1], *WAS)
+    assert merged_bindings((), later) == (later[1], later[0])
+
+
+def test_a_long_reason_and_many_attempts_are_cut_to_what_is_read_again() -> None:
+    written = encode_failure(replace(PAST, what="x" * 5_000, attempts=MAX_ATTEMPTS + 1))
+    assert (len(decode_failure(written).what), decode_failure(written).attempts) == (MAX_WHAT_CHARS, MAX_ATTEMPTS)
+
+
+@pytest.mark.parametrize(
+    ("text", "boot_id", "is_there"),
+    [
+        (encode_failure(PAST), PAST.boot_id, True),
+        (encode_failure(PAST), "another boot", False),
+        ("", PAST.boot_id, False),
+        ("{", PAST.boot_id, False),
+        (encode_failure(PAST).replace('"schema": 1', '"schema": 2'), PAST.boot_id, False),
+        (encode_failure(PAST).replace('"attempts": 3', '"attempts": 0'), PAST.boot_id, False),
+    ],
+    ids=["this-boot", "other-boot", "none", "garbage", "newer", "bad-field"],
+)
+def test_only_a_note_of_this_boot_that_can_be_read_counts(text: str, boot_id: str, is_there: bool) -> None:
+    assert (noted_failure(text, boot_id) is not None) is is_there
+    with pytest.raises(FailureUnreadable, match="the note of the last failure cannot be read") as caught:
+        decode_failure("[]")
+    assert caught.value.remedy.startswith("No action needed")
+
+
+def test_processes_and_pods_that_stand_in_the_way_are_told_apart() -> None:
+    assert (is_process(process_blocker(7, "x")), is_process(pod_blocker("7 x"))) == (True, False)
+    assert process_blocker(7, "x") != process_blocker(7, "y"), "numbers of processes come again"
