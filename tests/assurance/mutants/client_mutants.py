@@ -87,6 +87,6 @@ CLIENT_MUTANTS = (
         "domain/node_state.py",
         "earlier.digest or seen.digest, earlier.ready_s)",
         "earlier.digest or seen.digest, now_s)",
-        ("unit/domain/test_generation.py::test_a_generation_that_is_seen_again_stays_as_it_is",),
+        ("unit/domain/test_node_state.py::test_a_generation_that_is_seen_again_stays_as_it_is",),
     ),
 )

@@ -8,7 +8,7 @@ STUCK = "unit/swap/test_reconcile_properties.py::"
 LOAD_AT_BOOT = "unit/swap/test_executor_reboot.py::"
 REBOOT_HOST = "unit/adapters/test_reboot_host.py::"
 PLANS = "unit/swap/test_plans.py"
-TREE = "unit/adapters/test_module_tree.py::"
+TREE = "unit/adapters/test_kmod.py::"
 WISHES = "unit/swap/test_executor_reboot.py::"
 SEES_THE_ROOT = "unit/swap/test_executor.py::test_a_pod_is_named_that_still_sees_the_root_after_the_unmount"
 
@@ -97,7 +97,7 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
         "adapters/host/modules.py",
         "    if commands:",
         "    if False:",
-        ("unit/adapters/test_module_options.py::test_what_modprobe_would_refuse_is_told_before",),
+        ("unit/adapters/test_kmod.py::test_what_modprobe_would_refuse_is_told_before",),
     ),
     Mutant(
         "lost-parameters-not-reported",
@@ -146,7 +146,7 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
         "        folders = firmware_search_path(self._sys_root, self.kernel, self._firmware_folder)\n        own",
         '        folders = (f"{root}/lib/firmware", *firmware_search_path(self._sys_root, self.kernel, ""))\n'
         "        own",
-        ("unit/adapters/test_firmware.py::test_firmware_of_the_driver_root_is_not_found_by_the_kernel",),
+        ("unit/adapters/test_kmod.py::test_firmware_of_the_driver_root_is_not_found_by_the_kernel",),
     ),
     Mutant(
         "reboot-command-missing",

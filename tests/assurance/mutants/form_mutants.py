@@ -59,7 +59,7 @@ FORM_MUTANTS = (
         "adapters/host/files.py",
         "    except BaseException:\n        _unlink(where, temporary)\n        raise\n    return temporary\n",
         "    except KeyError:\n        raise\n    return temporary\n",
-        ("unit/adapters/test_full_file_system.py",),
+        ("unit/adapters/test_files.py::test_the_old_file_stays_whole_and_nothing_else_is_left",),
     ),
     Mutant(
         "loop-hoards-garbage",

@@ -57,7 +57,7 @@ NODE_MUTANTS = (
         "adapters/host/modules.py",
         "        if result.status:\n            self._unread",
         "        if result.status > 999:\n            self._unread",
-        ("unit/adapters/test_module_tree.py",),
+        ("unit/adapters/test_kmod.py",),
     ),
     Mutant(
         "unconditional-restore",

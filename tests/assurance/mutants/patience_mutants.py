@@ -46,7 +46,7 @@ PATIENCE_MUTANTS = (
         "adapters/host/modules.py",
         '        if "[permanent]" in users.split(","):\n',
         '        if "[permanent]" == users:\n',
-        ("unit/adapters/test_kernel_refusals.py::test_a_module_that_cannot_be_unloaded_is_known_by_its_line",),
+        ("unit/adapters/test_kmod.py::test_a_module_that_cannot_be_unloaded_is_known_by_its_line",),
     ),
     Mutant(
         "no-wait-after-a-failure",
@@ -102,7 +102,7 @@ PATIENCE_MUTANTS = (
         "domain/host.py",
         "    return failure if failure is not None and failure.boot_id == boot_id else None\n",
         "    return failure\n",
-        ("unit/domain/test_failure.py::test_only_a_note_of_this_boot_that_can_be_read_counts",),
+        ("unit/domain/test_wire.py::test_only_a_note_of_this_boot_that_can_be_read_counts",),
     ),
     Mutant(
         "wait-eats-the-deadline",

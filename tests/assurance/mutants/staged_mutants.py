@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.assurance.mutants.mutant import Mutant
 
 SLOTS = "unit/adapters/test_host_slots.py::"
-STAGING = "unit/adapters/test_staging.py::"
+STAGING = "unit/adapters/test_host_slots.py::"
 SWAP = "unit/swap/test_staged_swap.py::"
 
 STAGED_MUTANTS: tuple[Mutant, ...] = (

@@ -96,7 +96,7 @@ STATE_MUTANTS = (
         "domain/text.py",
         "    if len(digest) <= MAX_WHOLE_CHARS:\n        return digest\n",
         "    return digest[:12]\n",
-        ("unit/domain/test_digest.py::test_two_that_differ_in_one_character_differ_in_words",),
+        ("unit/domain/test_text.py::test_two_that_differ_in_one_character_differ_in_words",),
     ),
     Mutant(
         "failure-ends-a-wedge",

@@ -95,7 +95,7 @@ VFIO_MUTANTS = (
         "adapters/host/pci.py",
         "        said = lines_within(max(deadline.left(), EFFECT_POLL_S), partial(",
         "        said = (lambda write, *told: list(write(*told)))(*(",
-        ("unit/adapters/test_vfio.py::test_an_unbind_that_does_not_end_is_left_behind_at_its_deadline",),
+        ("unit/adapters/test_pci_bus.py::test_an_unbind_that_does_not_end_is_left_behind_at_its_deadline",),
         limit_s=60,
         hangs=True,
     ),

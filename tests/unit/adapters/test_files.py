@@ -23,17 +23,7 @@ from pyfakefs import helpers
 from pyfakefs.fake_filesystem import FakeFilesystem
 
 from driver_manager.adapters.host import files as host_files
-from driver_manager.adapters.host.files import (
-    FOLDER_MODE,
-    MAX_LINKS,
-    MAX_READ_BYTES,
-    HostFiles,
-    Missing,
-    OpenEntry,
-    WorkLock,
-    place,
-    resolve,
-)
+from driver_manager.adapters.host.files import MAX_LINKS, HostFiles, Missing, OpenEntry, WorkLock, place, resolve
 from driver_manager.adapters.host.health import HostMarks
 from driver_manager.adapters.host.system import LinuxHost, Ownership, unwritable
 from driver_manager.domain.errors import ConfigError, OwnedElsewhere
@@ -266,10 +256,11 @@ def test_a_folder_that_is_swapped_all_the_time_leads_nobody_out(tmp_path: Path) 
 
 
 def test_the_first_part_of_a_file_is_read_and_what_is_not_there_is_none(host: Path, files: HostFiles) -> None:
+    most = host_files.MAX_READ_BYTES
     (host / "etc/file").write_text("x")
-    (host / "etc/large").write_bytes(b"\xff" * (MAX_READ_BYTES + 10))
+    (host / "etc/large").write_bytes(b"\xff" * (most + 10))
     link(host / "etc/dangling", "/nowhere")
-    texts = {"absent": None, "file/below": None, "file": "x", "large": "\ufffd" * MAX_READ_BYTES, "dangling": None}
+    texts = {"absent": None, "file/below": None, "file": "x", "large": "\ufffd" * most, "dangling": None}
     assert {name: files.read(f"/etc/{name}") for name in texts} == texts
     assert [name for name in texts if files.exists(f"/etc/{name}")] == ["file", "large", "dangling"]
     with pytest.raises(IsADirectoryError):
@@ -346,7 +337,7 @@ def test_folders_and_files_have_the_mode_that_is_meant_whatever_the_umask(tmp_pa
     modes = {path.name: path.stat().st_mode & 0o7777 for path in (tmp_path / "run").rglob("*")}
     assert modes.pop("lock") == 0o600 & ~mask
     public = dict.fromkeys(("public", "new", "textfile.prom"), 0o644)
-    assert modes == {"made": FOLDER_MODE, "deep": FOLDER_MODE, "private": 0o600, **public}
+    assert modes == {"made": host_files.FOLDER_MODE, "deep": host_files.FOLDER_MODE, "private": 0o600, **public}
 
 
 # read-only views

@@ -6,6 +6,7 @@ import os
 import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,6 +29,7 @@ LOADERS = {
 }
 TOOL = "usr/bin/rbln-smi"
 ROOT = "/run/rbln/driver"
+AS_IT_IS = [f"D:/{TOOL}", "-j"]
 
 
 def elf(loader: str = "", *, more: int = 2) -> bytes:
@@ -94,22 +96,29 @@ def test_an_absolute_link_inside_the_root_stays_inside(tree: Tree) -> None:
     assert (words[0], words[4]) == ("D:/usr/lib/ld-2.31.so", "D:/usr/bin/real")
 
 
-def test_a_driver_that_was_installed_on_the_host_runs_by_the_hosts_loader(tree: Tree) -> None:
+def test_a_driver_that_was_installed_on_the_host_runs_by_the_hosts_loader_or_as_it_is_without_one(tree: Tree) -> None:
     tree.add(TOOL, elf(LOADERS["x86-64"]))
+    assert tree.words() == AS_IT_IS
     tree.add(LOADERS["x86-64"], on_host=True)
     assert tree.words()[0] == f"H:{LOADERS['x86-64']}"
 
 
-def test_what_no_root_has_a_loader_for_is_left_to_the_kernel(tree: Tree) -> None:
-    tree.add(TOOL, elf(LOADERS["x86-64"]))
-    assert tree.words() == [f"D:/{TOOL}", "-j"]
+SCRIPTS = ("#!/bin/absent", "#!", "#!/usr/bin/env -S sh -e", "#!/usr/bin/env absent", "#!/bin/me")
 
 
-@pytest.mark.parametrize("content", [elf(), elf("")[:40], b"\x7fELF\x01\x01", b"", b"MZ", elf("/absent/ld.so")])
-def test_what_has_no_loader_of_its_own_is_run_as_it_is(tree: Tree, content: bytes) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(elf(), elf("")[:40], b"\x7fELF\x01\x01", b"", b"MZ", elf("/absent/ld.so")),
+        *(f"{line}\n".encode() for line in SCRIPTS),
+    ],
+)
+def test_what_has_no_loader_or_interpreter_of_its_own_is_left_to_the_kernel(tree: Tree, content: bytes) -> None:
     tree.add(TOOL, content)
     tree.add(LOADERS["x86-64"])
-    assert tree.words() == [f"D:/{TOOL}", "-j"]
+    tree.add("bin/sh", elf(LOADERS["x86-64"]))
+    tree.add("bin/me", b"#!/bin/me\n")
+    assert tree.words() == AS_IT_IS
 
 
 def test_our_own_root_needs_no_loader_of_its_own_named(tmp_path: Path) -> None:
@@ -135,34 +144,28 @@ def test_a_scripts_interpreter_is_looked_up_in_its_root_too(tree: Tree, line: st
 
 
 @pytest.mark.parametrize(
-    "line", ["#!/bin/absent", "#!", "#!/usr/bin/env -S sh -e", "#!/usr/bin/env absent", "#!/bin/me"]
+    ("name", "probe", "env"),
+    [
+        ("rebellions", {"library_dirs": ("usr/lib64",)}, {"LD_PRELOAD": "D:/usr/lib/librbln-ml.so"}),
+        (
+            "ascend",
+            {"tool": "rbln-smi", "search": ("usr/bin",)},
+            {"LD_LIBRARY_PATH": "D:/lib64/driver:D:/lib64/common"},
+        ),
+    ],
 )
-def test_a_script_whose_interpreter_is_not_there_is_left_to_the_kernel(tree: Tree, line: str) -> None:
-    tree.add(TOOL, f"{line}\n".encode())
-    tree.add("bin/sh", elf(LOADERS["x86-64"]))
-    tree.add("bin/me", b"#!/bin/me\n")
-    assert tree.words() == [f"D:/{TOOL}", "-j"]
-
-
-def test_the_vendors_environment_names_files_of_the_root(tree: Tree) -> None:
+def test_the_vendors_environment_names_files_of_the_root(
+    tree: Tree, name: str, probe: dict[str, Any], env: dict[str, str]
+) -> None:
     tree.add(TOOL, elf(LOADERS["x86-64"]))
     (tree.root / "usr/lib").mkdir(parents=True)
     (tree.root / "usr/lib64").symlink_to("/usr/lib")
     tree.add("usr/lib/librbln-ml.so")
-    files = HostFiles(tree.host, tree.host / "proc")
-    rebellions, ascend = builtin()["rebellions"].probe, builtin()["ascend"].probe
-    assert rebellions is not None
-    assert ascend is not None
-    found = probe_command(files, replace(rebellions, library_dirs=("usr/lib64",)), ROOT)
+    shipped = builtin()[name].probe
+    assert shipped is not None
+    found = probe_command(HostFiles(tree.host, tree.host / "proc"), replace(shipped, **probe), ROOT)
     assert found is not None
-    assert found.env == {"LD_PRELOAD": f"{tree.root}/usr/lib/librbln-ml.so"}
-    found = probe_command(files, replace(ascend, tool="rbln-smi", search=("usr/bin",)), ROOT)
-    assert found is not None
-    assert found.env == {"LD_LIBRARY_PATH": f"{tree.root}/lib64/driver:{tree.root}/lib64/common"}
-
-
-def test_this_interpreters_own_head_names_a_loader_that_is_there() -> None:
-    assert Path(interpreted(Path(sys.executable)).loader).exists()
+    assert {key: text.replace(str(tree.root), "D:") for key, text in found.env.items()} == env
 
 
 @given(st.binary(max_size=400), st.sampled_from([b"", b"#!", b"\x7fELF\x02\x01", elf("/lib/ld.so")[:40], elf("/l")]))
@@ -175,6 +178,7 @@ def test_no_head_breaks_the_reading(tmp_path_factory: pytest.TempPathFactory, ta
 
 def test_a_fifo_or_a_folder_in_the_tools_place_holds_nobody(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
+    assert Path(interpreted(Path(sys.executable)).loader).exists(), "this interpreter's own head names one"
     assert interpreted(tmp_path / "fifo") == Interpreted() == interpreted(tmp_path) == interpreted(tmp_path / "absent")
 
 

@@ -1,9 +1,11 @@
-"""The driver root is whole at every moment: it is the old driver or the new one, whichever process is killed."""
+"""The driver root is whole at every moment, and a slot complete or not there, whichever process is killed."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
+import shutil
 import stat
 from collections.abc import Callable
 from functools import partial
@@ -13,18 +15,122 @@ from typing import Any
 import pytest
 
 from driver_manager.adapters.host import slots as host_slots
-from driver_manager.adapters.host.files import exchange
+from driver_manager.adapters.host.files import HostFiles, exchange, mount_id
 from driver_manager.adapters.host.probe import probe_command
-from driver_manager.adapters.host.slots import look
-from driver_manager.domain.errors import ModuleFailed, PreflightFailed
-from driver_manager.domain.host import FOLDER_END, NEXT, PREVIOUS, RECORD, StagedSlot, decode_staged
+from driver_manager.adapters.host.slots import LOCK, HostSlots, Staged, Staging, Wanted, lock_of, look
+from driver_manager.domain.errors import ConfigError, ModuleFailed, PreflightFailed
+from driver_manager.domain.host import (
+    FOLDER_END,
+    NEXT,
+    PREVIOUS,
+    RECORD,
+    StagedSlot,
+    StagedSlots,
+    decode_staged,
+)
 from driver_manager.domain.profile import Probe
-from tests.support.fakes.effect_child import CAME_TO_ITS_END, Blow, struck
-from tests.support.fakes.host_folders import KERNEL, mountinfo
-from tests.support.fakes.slot_host import NEW, OLD, ROOT, SlotHost, fill, mount_at
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.effect_child import CAME_TO_ITS_END, KILLED, RAISED, Blow, struck
+from tests.support.fakes.host_folders import KERNEL, Tree, mountinfo
+
+ROOT = "/opt/vendor/driver"
+OLD, NEW = "sha256:" + "0" * 64, "sha256:" + "f" * 64
+VERSIONS = {OLD: "1.0", NEW: "2.0"}
+
+
+class SlotHost:
+    """The host in `folder`; driver trees of an image's installer are in `images`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tree = Tree(folder / "host")
+        self.images = folder / "images"
+        self.clock = FakeClock()
+        self.root = self.path(ROOT)
+        self.next, self.previous = self.path(ROOT + NEXT), self.path(ROOT + PREVIOUS)
+        self.root.parent.mkdir(parents=True)
+
+    @property
+    def files(self) -> HostFiles:
+        return self.tree.roots.files()
+
+    @property
+    def slots(self) -> HostSlots:
+        return HostSlots(self.files, self.tree.roots.proc)
+
+    def path(self, path: str) -> Path:
+        """A path of the host as one of this process."""
+        return self.tree.root / path.lstrip("/")
+
+    def image(self, digest: str) -> Path:
+        """The tree that an image installs: a module, a tool, a link to it and an empty folder."""
+        made = self.images / digest.replace(":", "-")
+        if not made.exists():
+            fill(made, VERSIONS.get(digest, digest))
+        return made
+
+    def stage(
+        self, digest: str, judge: Callable[[str], str] | None = None, *, kernel: str = KERNEL, verifies: bool = False
+    ) -> Staged:
+        """Stage that driver; its version is what its tool says."""
+        staging = Staging(self.files, ROOT, self.clock, verifies=verifies)
+        return staging.stage(Wanted(self.image(digest), digest, kernel), judge or self.version_in, 5.0)
+
+    def bring(self, digest: str) -> None:
+        """Bring the next driver to the root, as a run does."""
+        self.slots.take_next(ROOT, digest)
+        self.slots.flip(ROOT)
+
+    def version_in(self, path: str) -> str:
+        """The version of the driver in the tree at a path of the host."""
+        return self.path(path).joinpath("usr/bin/smi").read_text()
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """Versions of the drivers at the root, next and previous, as a process finds them; "" for none."""
+        tools = (self.files.path(path) / "usr/bin/smi" for path in (ROOT, ROOT + NEXT, ROOT + PREVIOUS))
+        return tuple(tool.read_text() if tool.exists() else "" for tool in tools)
+
+    def seen(self, wanted: str = "", kernel: str = KERNEL) -> StagedSlots:
+        """What a run sees."""
+        found = look(self.files, self.tree.roots.proc, ROOT, wanted, kernel)
+        assert found is not None
+        return found
+
+    def problems(self, wanted: str, kernel: str = KERNEL) -> list[str]:
+        """Of each staged driver."""
+        return [slot.problem for slot in self.seen(wanted, kernel).slots]
+
+    def left_over(self) -> list[str]:
+        """What a killed process left beside the root."""
+        known = [self.root.name + end for end in ("", NEXT, PREVIOUS, LOCK)]
+        return [one.name for one in self.root.parent.iterdir() if one.name not in known]
+
+
+def mount_at(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
+    """Let everything at and below `paths` be in another mount; only root could mount something there."""
+
+    def mount_id_of(descriptor: int) -> str:
+        where = Path(f"/proc/self/fd/{descriptor}").readlink()
+        return "another" if any(where.is_relative_to(path) for path in paths) else mount_id(descriptor)
+
+    monkeypatch.setattr(host_slots, "mount_id", mount_id_of)
+
+
+def fill(folder: Path, version: str) -> None:
+    """A small driver tree."""
+    modules = folder / "lib/modules" / KERNEL
+    modules.mkdir(parents=True)
+    (modules / "rebellions.ko").write_bytes(b"\x7fELF" + version.encode() * 1000)
+    (folder / "usr/bin").mkdir(parents=True)
+    (folder / "usr/bin/smi").write_text(version)
+    (folder / "usr/bin/smi").chmod(0o755)
+    (folder / "usr/sbin").symlink_to("bin")
+    (folder / "empty").mkdir(mode=0o750)
+
 
 EARLIER = f"{ROOT}{FOLDER_END}/sha256-old"
 MOST_EFFECTS = 60
+MOST_EFFECTS_OF_STAGING = 200
 
 
 @pytest.fixture
@@ -355,3 +461,289 @@ def test_the_vendors_tool_is_found_at_the_root(host: SlotHost) -> None:
         assert str(host.path(path)) in command.argv
         if host.root.is_symlink():
             host.bring(NEW)
+
+
+# staging: while the driver that runs is not touched
+
+
+@pytest.fixture
+def staging(tmp_path: Path) -> SlotHost:
+    """The old driver, staged once, is at the root."""
+    made = SlotHost(tmp_path)
+    made.image(NEW)
+    made.stage(OLD)
+    made.bring(OLD)
+    return made
+
+
+def content(folder: Path) -> dict[str, tuple[int, str]]:
+    """Mode and content of all in a folder."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        what = f"-> {path.readlink()}" if path.is_symlink() else path.read_text() if path.is_file() else ""
+        found[str(path.relative_to(folder))] = (path.lstat().st_mode, what)
+    return found
+
+
+def changes(host: SlotHost) -> dict[str, tuple[int, int, int]]:
+    """What another write would change of all files, by path."""
+    paths = [host.next, *host.next.rglob("*")]
+    return {str(path): (one.st_ino, one.st_mtime_ns, one.st_ctime_ns) for path in paths if (one := path.lstat())}
+
+
+def test_a_slot_has_the_tree_as_it_was_and_a_record_of_it(staging: SlotHost) -> None:
+    done = staging.stage(NEW)
+    assert (done.path, done.version, done.was_there) == (ROOT + NEXT, "2.0", False)
+    copied = content(staging.next)
+    record = decode_staged(copied.pop(RECORD)[1])
+    assert copied == content(staging.image(NEW))
+    assert (record.digest, record.kernel, record.version) == (NEW, KERNEL, "2.0")
+    module = (staging.image(NEW) / f"lib/modules/{KERNEL}/rebellions.ko").read_bytes()
+    assert record.tree == {
+        f"lib/modules/{KERNEL}/rebellions.ko": f"3004 {hashlib.sha256(module).hexdigest()}",
+        "usr/bin/smi": f"3 {hashlib.sha256(b'2.0').hexdigest()}",
+        "usr/sbin": "-> bin",
+    }
+    assert (staging.versions, staging.left_over()) == (("1.0", "2.0", ""), [])
+
+
+def test_a_complete_slot_is_left_alone_to_the_byte(staging: SlotHost) -> None:
+    staging.stage(NEW)
+    before = changes(staging)
+    assert staging.stage(NEW).was_there
+    assert changes(staging) == before
+    assert (staging.stage(OLD).was_there, staging.stage(OLD).path) == (True, ROOT)
+    staging.bring(NEW)
+    assert (staging.stage(OLD).was_there, staging.stage(OLD).path) == (True, ROOT + PREVIOUS)
+
+
+@pytest.mark.submission
+@pytest.mark.shares(3)
+def test_killed_anywhere_the_slot_is_not_there_or_complete_and_the_next_one_ends_alike(staging: SlotHost) -> None:
+    for number in range(MOST_EFFECTS_OF_STAGING):
+        if number % 2:
+            staging.stage("another")
+        ended = struck(Blow(number // 2, staging.tree.root), lambda: staging.stage(NEW))
+        assert staging.problems(NEW) in ([""], ["", ""])
+        assert staging.versions in [("1.0", version, "") for version in ("", "2.0", "another" if number % 2 else "")]
+        if ended == CAME_TO_ITS_END:
+            break
+        assert ended == KILLED
+        staging.stage(NEW)
+        assert content(staging.image(NEW)).items() <= content(staging.next).items()
+        assert staging.left_over() == []
+        shutil.rmtree(staging.next)
+    assert 15 < number < MOST_EFFECTS_OF_STAGING - 1, "every effect was met"
+
+
+@pytest.mark.submission
+@pytest.mark.shares(3)
+def test_a_disk_that_is_full_at_any_moment_leaves_nothing_and_is_said(staging: SlotHost) -> None:
+    def stage() -> None:
+        with pytest.raises(PreflightFailed, match="not enough space for another driver beside"):
+            staging.stage(NEW)
+
+    for number in range(MOST_EFFECTS_OF_STAGING):
+        if struck(Blow(number, staging.tree.root, errno.ENOSPC), stage) == RAISED:  # it was not refused
+            break
+        assert (staging.versions, staging.left_over()) == (("1.0", "", ""), [])
+    assert staging.next.exists()
+    assert 10 < number < MOST_EFFECTS_OF_STAGING - 1
+
+
+def test_without_room_nothing_is_begun(staging: SlotHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.fstatvfs
+
+    def nearly_full(folder: int) -> os.statvfs_result:
+        values = list(real(folder))
+        values[4] = 2  # f_bavail
+        return os.statvfs_result(values)
+
+    monkeypatch.setattr(os, "fstatvfs", nearly_full)
+    with pytest.raises(PreflightFailed, match="MiB are needed, 0 MiB are free") as caught:
+        staging.stage(NEW)
+    assert caught.value.exit_code == 6
+    assert not staging.next.exists()
+
+
+def test_two_at_once_fill_it_once(staging: SlotHost) -> None:
+    begun, let_go = os.pipe(), os.pipe()
+
+    def slowly(path: str) -> str:
+        os.write(begun[1], b"x")
+        os.read(let_go[0], 1)
+        return staging.version_in(path)
+
+    first = os.fork()
+    if not first:
+        os._exit(0 if not staging.stage(NEW, slowly).was_there else 1)
+    os.read(begun[0], 1)
+    asleep: list[float] = []
+
+    def wait(seconds: float) -> None:
+        if not asleep:
+            os.write(let_go[1], b"x")
+            os.waitpid(first, 0)
+        asleep.append(seconds)
+
+    staging.clock.sleep = wait  # type: ignore[method-assign]  # the second one waits until the first has ended
+    assert staging.stage(NEW).was_there
+    assert asleep
+
+
+def test_one_that_does_not_end_is_waited_for_no_longer_than_that(staging: SlotHost) -> None:
+    with (
+        lock_of(staging.files, ROOT).alone(staging.clock, 0.0),
+        pytest.raises(PreflightFailed, match="for 5 s"),
+    ):
+        staging.stage(NEW)
+
+
+def test_what_a_killed_process_left_goes_and_other_files_stay(staging: SlotHost) -> None:
+    fill(staging.root.parent / ".driver.next.0123456789ab", "2.0")
+    (staging.root.parent / ".driver.other.0123456789ab").write_text("")
+    staging.stage(NEW)
+    assert staging.left_over() == [".driver.other.0123456789ab"]
+
+
+def replace_with(path: Path, make: Callable[[Path], object]) -> None:
+    path.unlink()
+    make(path)
+
+
+MODULE = f"lib/modules/{KERNEL}/rebellions.ko"
+RUINS: dict[str, Callable[[Path], object]] = {
+    "short": lambda slot: os.truncate(slot / MODULE, 10),
+    "gone": lambda slot: (slot / MODULE).unlink(),
+    "link": lambda slot: (slot / "usr/sbin").unlink(),
+    "garbage": lambda slot: (slot / RECORD).write_text("{"),
+    "folder": lambda slot: replace_with(slot / RECORD, Path.mkdir),
+    "loop": lambda slot: replace_with(slot / RECORD, lambda path: path.symlink_to(RECORD)),
+    "kernel": lambda _: None,
+}
+
+
+@pytest.mark.parametrize("ruin", RUINS)
+def test_a_slot_that_does_not_match_its_record_is_replaced_and_named(staging: SlotHost, ruin: str) -> None:
+    staging.stage(NEW, kernel="5.10.0" if ruin == "kernel" else KERNEL)
+    RUINS[ruin](staging.next)
+    assert staging.problems(NEW)[1] != ""
+    done = staging.stage(NEW)
+    assert (done.was_there, bool(done.replaced)) == (False, True)
+    assert (staging.problems(NEW), staging.left_over()) == (["", ""], [])
+
+
+@pytest.mark.parametrize("is_file", [False, True], ids=["folder", "file"])
+def test_what_stage_did_not_make_is_not_removed(staging: SlotHost, is_file: bool) -> None:
+    if is_file:
+        staging.next.write_text("")
+    else:
+        fill(staging.next, "by hand")
+    with pytest.raises(PreflightFailed, match=r"`stage` did not make what is there: move it away .*driver\.next"):
+        staging.stage(NEW)
+    assert staging.next.exists()
+
+
+def test_a_link_in_the_place_of_the_next_driver_is_replaced_and_what_it_leads_to_stays(staging: SlotHost) -> None:
+    fill(staging.path("/opt/by-hand"), "by hand")
+    staging.next.symlink_to("../by-hand")
+    staging.stage(NEW)
+    assert (staging.versions, staging.version_in("/opt/by-hand"), staging.left_over()) == (
+        ("1.0", "2.0", ""),
+        "by hand",
+        [],
+    )
+
+
+@pytest.mark.parametrize("end", ["", "usr/bin", "usr/bin/smi"])
+def test_a_tree_that_something_is_mounted_in_is_not_removed(
+    staging: SlotHost, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """A bind of the host's own folders, as for a chroot: to remove what is in the tree would empty them."""
+    staging.stage("another")
+    left = ".driver.next.0123456789ab"
+    mount_at(monkeypatch, staging.next / end, staging.next.with_name(left) / end)
+    with pytest.raises(PreflightFailed, match=f"something is mounted at driver.next/{end}"):
+        staging.stage(NEW)
+    assert (staging.versions, staging.left_over()) == (("1.0", "another", ""), [])
+    staging.next.rename(staging.next.with_name(left))
+    with pytest.raises(PreflightFailed, match=f"something is mounted at {left}/{end}"):
+        staging.stage(NEW)
+    assert staging.left_over() == [left]
+
+
+def test_a_folder_that_takes_the_place_of_a_link_meanwhile_leads_the_copy_nowhere(
+    staging: SlotHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, outside = staging.image(NEW) / "zz", staging.path("/outside")
+    outside.mkdir()
+    link.symlink_to(outside)
+    real = os.symlink
+
+    def replace_then(target: str, name: str, **options: Any) -> None:
+        real(target, name, **options)
+        if name == link.name:
+            link.unlink()
+            link.mkdir()
+            (link / "written").write_text("x")
+
+    monkeypatch.setattr(os, "symlink", replace_then)
+    staging.stage(NEW)
+    assert list(outside.iterdir()) == []
+
+
+def test_a_damaged_driver_at_the_root_stays_and_is_staged_once_more(staging: SlotHost) -> None:
+    os.truncate(staging.root / MODULE, 3)
+    assert (staging.stage(OLD).path, (staging.root / MODULE).stat().st_size) == (ROOT + NEXT, 3)
+
+
+@pytest.mark.parametrize("name", ["driver", "driver.previous", "driver.next", ""])
+def test_a_folder_that_no_link_leads_into_any_more_is_named(staging: SlotHost, name: str) -> None:
+    staging.stage(NEW)
+    assert not staging.stage(NEW).is_folder_unused
+    shutil.rmtree(staging.root)
+    shutil.move(staging.next, staging.path(f"{ROOT}.slots/a"))
+    if name:
+        (staging.root.parent / name).symlink_to("driver.slots/a")
+    done = staging.stage(NEW)
+    assert (done.was_there, done.is_folder_unused) == (bool(name), not name)
+
+
+def test_a_byte_that_changed_is_found_by_checksum_only(staging: SlotHost) -> None:
+    staging.stage(NEW)
+    tool = staging.next / "usr/bin/smi"
+    tool.write_text("2.1")
+    assert staging.stage(NEW).was_there
+    assert "usr/bin/smi" in staging.stage(NEW, verifies=True).replaced
+    assert staging.versions == ("1.0", "2.0", "")
+
+
+def refuse(_: str) -> str:
+    raise PreflightFailed("not staged: no", "Build it.")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "source", "judge", "why"),
+    [
+        (None, "", refuse, "not staged"),
+        (lambda tree: os.mkfifo(tree / "pipe"), "", None, "neither a file nor a link nor a folder"),
+        (lambda tree: tree.joinpath(*("d" * 110)).mkdir(parents=True), "", None, "more than 100 folders in each other"),
+        # Copied into itself it would have no end, nor would the removal of what was copied by then.
+        (None, "..", None, "contain itself"),
+        (None, "gone", None, "is not a folder"),
+    ],
+)
+def test_a_driver_that_is_no_use_or_cannot_be_copied_leaves_nothing(
+    staging: SlotHost,
+    prepare: Callable[[Path], object] | None,
+    source: str,
+    judge: Callable[[str], str] | None,
+    why: str,
+) -> None:
+    if prepare is not None:
+        prepare(staging.image(NEW))
+    tree = {"": staging.image(NEW), "..": staging.root.parent, "gone": staging.images / "gone"}[source]
+    wanted = Wanted(tree, NEW, KERNEL)
+    with pytest.raises(ConfigError if source == "gone" else PreflightFailed, match=why):
+        Staging(staging.files, ROOT, staging.clock).stage(wanted, judge or staging.version_in, 5.0)
+    assert (staging.next.exists(), staging.left_over()) == (False, [])

@@ -16,17 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.adapters.host import modules as kmod
-from driver_manager.adapters.host.modules import (
-    ModuleTrees,
-    as_config,
-    configured_options,
-    firmware_search_path,
-    has_firmware,
-    loaded_parameters,
-    needed_symbols,
-    options_in,
-    permanent_modules,
-)
+from driver_manager.adapters.host.modules import ModuleTrees
 from driver_manager.adapters.process.run import TOOL_TIMEOUT_S
 from driver_manager.adapters.process.tools import Result
 from driver_manager.domain.deadline import Deadline
@@ -123,9 +113,9 @@ NO_EXIT, NO_UNLOAD = "no exit function", "CONFIG_MODULE_UNLOAD"
     ],
 )
 def test_a_module_that_cannot_be_unloaded_is_known_by_its_line(tmp_path: Path, line: str, why: str) -> None:
-    assert permanent_modules(tmp_path, ["rebellions"]) == {}, "there is no list"
+    assert kmod.permanent_modules(tmp_path, ["rebellions"]) == {}, "there is no list"
     (tmp_path / "modules").write_text(f"ext4 999 1 - Live 0x0\n{line}\n")
-    found = permanent_modules(tmp_path, ["rebellions", "rebellions_core"])
+    found = kmod.permanent_modules(tmp_path, ["rebellions", "rebellions_core"])
     assert set(found) == ({"rebellions"} if why else set())
     assert why in found.get("rebellions", "")
 
@@ -140,9 +130,9 @@ def test_parameters_of_loaded_modules_are_read_one_line_each(tree: Tree, sys: Pa
     (sys / "module/rebellions/parameters/folder").mkdir()
     found = {"depth": "7", "name": "a = b", "empty": "", "long": "x" * 256}
     names = ("rebellions", "rebellions_core", "gone")
-    assert loaded_parameters(sys, names) == {f"rebellions.{name}": text for name, text in found.items()}
+    assert kmod.loaded_parameters(sys, names) == {f"rebellions.{name}": text for name, text in found.items()}
     os.mkfifo(sys / "module/rebellions/parameters/hangs")
-    assert loaded_parameters(sys, names, 0.3) == {}, "one that never answers holds nobody"
+    assert kmod.loaded_parameters(sys, names, 0.3) == {}, "one that never answers holds nobody"
 
 
 # unloading
@@ -305,7 +295,7 @@ def test_what_modprobe_would_refuse_is_told_before(monkeypatch: pytest.MonkeyPat
 
 
 def options(tree: Tree) -> dict[str, str]:
-    return configured_options(tree.roots.files())
+    return kmod.configured_options(tree.roots.files())
 
 
 @pytest.mark.parametrize(
@@ -358,8 +348,8 @@ WORDS = ["options", "rebellions", "nvidia-drm", "a=1", "b='c d'", "#", "\\", "\n
 
 @given(st.lists(st.sampled_from(WORDS), max_size=30).map(" ".join) | st.text(max_size=200))
 def test_what_is_handed_to_modprobe_is_read_the_same_again(text: str) -> None:
-    found = options_in(text)
-    assert options_in(as_config(found).decode()) == found
+    found = kmod.options_in(text)
+    assert kmod.options_in(kmod.as_config(found).decode()) == found
 
 
 def test_modprobe_gets_them_before_those_of_its_own_folders(
@@ -385,7 +375,7 @@ def test_modprobe_gets_them_before_those_of_its_own_folders(
 def test_modprobe_itself_reads_what_it_is_given_so() -> None:
     config = os.memfd_create("test")
     try:
-        os.write(config, as_config({"rebellions": 'depth=7 name="a b"'}))
+        os.write(config, kmod.as_config({"rebellions": 'depth=7 name="a b"'}))
         argv = ["modprobe", "--config", f"/proc/self/fd/{config}", "--showconfig"]
         ran = subprocess.run(argv, pass_fds=(config,), capture_output=True, text=True, timeout=60, check=True)
     except FileNotFoundError:
@@ -556,7 +546,7 @@ def test_the_kernels_own_folders_are_searched_after_the_one_that_it_was_told(
 ) -> None:
     if text is not None:
         tree.put("/sys/module/firmware_class/parameters/path", text)
-    assert firmware_search_path(tree.roots.sys, KERNEL, "") == (*first, *STANDARD)
+    assert kmod.firmware_search_path(tree.roots.sys, KERNEL, "") == (*first, *STANDARD)
 
 
 @pytest.mark.parametrize("folder", STANDARD)
@@ -565,10 +555,10 @@ def test_a_file_in_any_of_them_is_found_compressed_or_not(tree: Tree, folder: st
     files = tree.roots.files()
     (tree.root / "usr/lib").mkdir(parents=True)
     (tree.root / "lib").symlink_to("/usr/lib")
-    assert not has_firmware(files, STANDARD, CHIP)
+    assert not kmod.has_firmware(files, STANDARD, CHIP)
     tree.put(f"/usr{folder}/{CHIP}{suffix}", "")
     for name, is_there in ((CHIP, True), ("vendor/ch*.bin", True), ("vendor/other*.bin", False)):
-        assert has_firmware(files, STANDARD, name) is is_there
+        assert kmod.has_firmware(files, STANDARD, name) is is_there
 
 
 @pytest.mark.parametrize(
@@ -624,9 +614,9 @@ NEEDED = frozenset({"printk", "rebellions_core_open"})
 def test_undefined_global_symbols_are_needed_and_what_is_no_such_file_is_unknown(
     tmp_path: Path, name: str, content: bytes, found: frozenset[str] | None
 ) -> None:
-    assert needed_symbols(tmp_path) is needed_symbols(tmp_path / "absent.ko") is None
+    assert kmod.needed_symbols(tmp_path) is kmod.needed_symbols(tmp_path / "absent.ko") is None
     (tmp_path / name).write_bytes(content)
-    assert needed_symbols(tmp_path / name) == found
+    assert kmod.needed_symbols(tmp_path / name) == found
 
 
 @pytest.fixture(scope="module")
@@ -638,13 +628,13 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_no_garbage_breaks_the_reader(file: Path, content: bytes) -> None:
     for head in (b"", MAGIC):
         file.write_bytes(head + content)
-        assert needed_symbols(file) is None or head
+        assert kmod.needed_symbols(file) is None or head
 
 
 @given(st.integers(0, len(MODULE) - 1), st.binary(min_size=1, max_size=8))
 def test_no_damage_to_a_module_breaks_the_reader(file: Path, at: int, damage: bytes) -> None:
     file.write_bytes(MODULE[:at] + damage + MODULE[at + len(damage) :])
-    found = needed_symbols(file)
+    found = kmod.needed_symbols(file)
     assert found is None or isinstance(found, frozenset)
 
 
@@ -661,4 +651,4 @@ def test_an_offset_beyond_any_file_is_unknown(file: Path, at: int, offset: int) 
     content = bytearray(MODULE)
     struct.pack_into("<Q", content, at, offset)
     file.write_bytes(content)
-    assert needed_symbols(file) is None
+    assert kmod.needed_symbols(file) is None

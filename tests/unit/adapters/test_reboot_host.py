@@ -246,7 +246,7 @@ def away(tree: HostTree) -> HostTree:
         ("true", "/usr/bin/true", 1, "nsenter: failed to execute true: No such file or directory", ""),
     ],
 )
-def test_a_host_that_cannot_be_entered_or_has_no_program_is_named_before_a_reboot_is_granted(
+def test_a_host_without_the_program_is_named_before_a_reboot_is_granted(
     tree: HostTree, monkeypatch: pytest.MonkeyPatch, program: str, at: str, status: int, err: str, why: str
 ) -> None:
     assert host(tree).why_no_way_in() == "", "a host whose namespaces are ours needs no way in"

@@ -58,11 +58,6 @@ JOURNALS = st.builds(
         parameters=st.dictionaries(TEXT, TEXT, max_size=2),
     ),
 )
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
-    max_leaves=6,
-)
 
 
 def decode(text: str) -> Journal:
@@ -150,48 +145,10 @@ def test_the_golden_journals_of_a_cordon_and_of_a_cleared_node_mean_what_they_di
     assert (found.cleared, found.step) == ("7d9c5b8f6", "mark cleared")
 
 
-@given(st.text() | JSON.map(json.dumps))
-def test_anything_else_is_unreadable_and_nothing_worse(text: str) -> None:
-    with pytest.raises(JournalUnreadable):
-        decode(text)
-
-
-@given(st.sampled_from(sorted(GOOD)), JSON)
-def test_a_journal_with_one_wrong_field_is_read_or_unreadable(field: str, value: Any) -> None:
-    try:
-        read = decode(json.dumps(GOOD | {field: value}))
-    except JournalUnreadable:
-        return
-    assert isinstance(read, Journal)
-    assert all(isinstance(label, str) for label in read.labels.values())
-
-
-@pytest.mark.parametrize("depth", [900, 990, 100_000])
-def test_deep_nesting_is_unreadable(depth: int) -> None:
-    with pytest.raises(JournalUnreadable):
-        decode('{"v":1,"owner":' + "[" * depth + "]" * depth + "}")
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        *(({field: ...}, f"{field} is missing") for field in ("bootId", "labels", "cordoned")),
-        ({"cordoned": "true"}, "cordoned"),
-        ({"labels": {"a": 1}}, "labels"),
-        ({"labels": []}, "labels"),
-        ({"driver": []}, "driver"),
-        ({"cordonManager": 7}, "cordonManager"),
-        ({"cordonManager": None}, "cordonManager"),
-        ({"driver": {"version": "1", "root": "/", "modules": [1]}}, "modules"),
-        ({"driver": {"version": 1, "root": "/", "modules": []}}, "version"),
-        ({"services": "rbln_daemon.service"}, "services"),
-        ({"services": [1]}, "services"),
-        ({"driver": {"version": "1", "root": "/", "modules": [], "digest": 1}}, "digest"),
-    ],
-)
-def test_a_wrong_field_is_named(change: dict[str, Any], named: str) -> None:
-    with pytest.raises(JournalUnreadable, match=named) as caught:
-        decode(json.dumps({key: value for key, value in (GOOD | change).items() if value is not ...}))
+@pytest.mark.parametrize("field", ["bootId", "labels", "cordoned"])
+def test_a_missing_field_is_named(field: str) -> None:
+    with pytest.raises(JournalUnreadable, match=f"{field} is missing") as caught:
+        decode(json.dumps({key: value for key, value in GOOD.items() if key != field}))
     assert caught.value.exit_code is ExitCode.USAGE
     assert "--ignore-journal" in caught.value.remedy
 

@@ -60,6 +60,9 @@ def driver(**fields: Any) -> dict[str, Any]:
     return {"driver": replace(DRIVER_BEFORE, **fields)}
 
 
+EVICT, LOAD = OutagePart.EVICT, OutagePart.LOAD
+
+
 @pytest.mark.parametrize(
     ("field", "hostile", "left"),
     [
@@ -68,43 +71,41 @@ def driver(**fields: Any) -> dict[str, Any]:
         ("removed", {"removed": ("dccp",)}, {"removed": ()}),
         ("removed", {"removed": ("-C/tmp/x", "generic_npu")}, {"removed": ("generic_npu",)}),
         ("removed", {"removed": ("rebellions",)}, {"removed": ()}),
-        ("gates", {"gates": {"example.com/tier": "true"}}, {"gates": {}}),
-        ("gates", {"gates": {GATE: "false"}}, {"gates": {}}),
-        ("gates", {"gates": {GATE: "x y"}}, {"gates": {}}),
+        *(
+            ("gates", {"gates": gates}, {"gates": {}})
+            for gates in ({"example.com/tier": "true"}, {GATE: "false"}, {GATE: "x y"})
+        ),
         ("driver.modules", driver(modules=("rebellions", "usb_storage")), driver(modules=("rebellions",))),
         ("driver.modules", driver(modules=("../../evil", "-C/x", "rebellions_a b")), driver(modules=())),
-        (
-            "driver.parameters",
-            driver(parameters={"rebellions.depth": "1\ninstall rebellions x"}),
-            driver(parameters={}),
+        *(
+            ("driver.parameters", driver(parameters={name: value}), driver(parameters={}))
+            for name, value in (
+                ("rebellions.depth", "1\ninstall rebellions x"),
+                ("rebellions.depth\ninstall x", "1"),
+                ("rebellions.depth", '1" x="'),
+                ("rebellions.speed", "1"),
+                ("usbcore.quirks", "1"),
+            )
         ),
-        ("driver.parameters", driver(parameters={"rebellions.depth\ninstall x": "1"}), driver(parameters={})),
-        ("driver.parameters", driver(parameters={"rebellions.depth": '1" x="'}), driver(parameters={})),
-        ("driver.parameters", driver(parameters={"rebellions.speed": "1"}), driver(parameters={})),
-        ("driver.parameters", driver(parameters={"usbcore.quirks": "1"}), driver(parameters={})),
-        ("driver.root", driver(root="/opt/\nx"), driver(root="")),
-        ("driver.root", driver(root="opt"), driver(root="")),
-        ("driver.root", driver(root="/opt/../tmp"), driver(root="")),
+        *(("driver.root", driver(root=root), driver(root="")) for root in ("/opt/\nx", "opt", "/opt/../tmp")),
         ("driver.digest", driver(digest=LINES), driver(digest="")),
         ("driver.version", driver(version="1\x1b[31m"), driver(version="")),
-        ("owner", {"owner": Owner("../x", "uid-1")}, {"owner": Owner()}),
-        ("owner", {"owner": Owner("ns/pod", LINES)}, {"owner": Owner()}),
-        ("owner", {"owner": Owner(pid=-1)}, {"owner": Owner()}),
-        ("owner", {"owner": Owner(pid=2**40)}, {"owner": Owner()}),
+        *(
+            ("owner", {"owner": owner}, {"owner": Owner()})
+            for owner in (Owner("../x", "uid-1"), Owner("ns/pod", LINES), Owner(pid=-1), Owner(pid=2**40))
+        ),
         ("bootId", {"boot_id": LINES}, {"boot_id": ""}),
         ("cordonManager", {"cordon_manager": LINES}, {"cordon_manager": ""}),
         ("nodeUid", {"node_uid": "x" * 300}, {"node_uid": ""}),
         ("step", {"step": "\x1b[2J"}, {"step": ""}),
         ("begin", {"begin": LINES}, {"begin": ""}),
         ("cleared", {"cleared": LINES}, {"cleared": ""}),
-        ("window", {"window": Outage(1e300, 1.0)}, {"window": None}),
-        ("window", {"window": Outage(0.0, 1e300)}, {"window": None}),
-        ("window", {"window": Outage(253_402_300_000.0, 1_000.0)}, {"window": None}),
-        ("window", {"window": Outage(0.0, 1.0, {OutagePart.EVICT: 1.7e308})}, {"window": None}),
-        (
-            "window",
-            {"window": Outage(0.0, 1.0, {OutagePart.EVICT: 1.7e308, OutagePart.LOAD: 1.7e308})},
-            {"window": None},
+        *(
+            ("window", {"window": window}, {"window": None})
+            for window in (
+                *(Outage(1e300, 1.0), Outage(0.0, 1e300), Outage(253_402_300_000.0, 1_000.0)),
+                *(Outage(0.0, 1.0, {EVICT: 1.7e308}), Outage(0.0, 1.0, {EVICT: 1.7e308, LOAD: 1.7e308})),
+            )
         ),
     ],
 )
@@ -145,16 +146,8 @@ def test_a_request_to_kmm_in_records_of_the_host_is_named_once() -> None:
     [
         ("example.com/foo", "chosen"),
         ("node-restriction.kubernetes.io/tier", "true"),
-        (PROFILE.keys.skip, "true"),
-        (PROFILE.deploy.prefix + "a b", "true"),
-        (GATE, "true"),
-        (PLUGIN, "x y"),
-        (PLUGIN, "x" * 64),
-        (PLUGIN, "\x1b[31m"),
-        (PLUGIN, ""),
-        (PLUGIN, "false"),
-        (PLUGIN, PAUSED),
-        (PLUGIN, "silver"),
+        *((key, "true") for key in (PROFILE.keys.skip, PROFILE.deploy.prefix + "a b", GATE)),
+        *((PLUGIN, value) for value in ("x y", "x" * 64, "\x1b[31m", "", "false", PAUSED, "silver")),
     ],
 )
 def test_a_forged_label_keeps_none_paused_and_sets_none(key: str, value: str) -> None:

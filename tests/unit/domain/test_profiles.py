@@ -64,95 +64,86 @@ def test_a_small_profile_is_enough() -> None:
     assert profile.deploy.keys_in({"": "true", "any": "true"}) == frozenset()
 
 
+CHANGED = [
+    ('name = "own"', "name = own", "is not TOML"),
+    ('name = "own"', 'nmae = "own"', "unknown key nmae"),
+    ('name = "own"', "", "name is missing"),
+    ('name = "own"', "name = 1", "name is 1, expected letters, digits, dots and dashes"),
+    ('name = "own"', 'name = "o wn"', "name is 'o wn', expected letters, digits, dots and dashes"),
+    ('name = "own"', 'name = ""', "name is ''"),
+    ('strategy = "in-place"', 'strategy = "live"', "strategy is 'live', expected one of in-place, reboot"),
+    ('"in-place"', '"reboot"', 'paths.reboot_marker is missing, and strategy = "reboot" needs it'),
+    ('journal = "example.com/journal"', "", "keys.journal is missing"),
+    ('journal = "example.com/journal"', 'journal = ""', "keys.journal is ''"),
+    ('cordon = "example.com/cordon"', 'cordn = "x"', "unknown key keys.cordn"),
+    ('cordon = "example.com/cordon"', 'cordon = "example.com/journal"', "expected a different key for each"),
+    ('roots = ["own"]', "roots = []", "modules.roots is [], expected at least one"),
+    ('roots = ["own"]', 'roots = "own"', "modules.roots is 'own', expected a list of texts"),
+    ('roots = ["own"]', "roots = [1]", "modules.roots is [1], expected a list of texts"),
+    ('"/run/own/state"', '"run/own/state"', "paths.state_file is 'run/own/state', expected an absolute path"),
+    ('"/run/own/state"', '"/run/../etc/x"', "paths.state_file is '/run/../etc/x'"),
+    ('"/run/own/state"', '""', "paths.state_file is '', expected an absolute path"),
+    ('"/run/own/record"', '""', "paths.load_record is '', expected an absolute path"),
+    ('"/run/own/driver"', '"/"', "paths.driver_root is '/', expected a folder of the driver's own"),
+    ('"/run/own/driver"', '"/run"', "paths.driver_root is '/run', expected a folder of the driver's own"),
+    ('"/run/own/driver"', '""', "paths.driver_root is '', expected a folder of the driver's own"),
+    ('state_file = "/run/own/state"', "", "paths.state_file is missing"),
+    ('load_record = "/run/own/record"', "", "paths.load_record is missing"),
+    ("[modules]", '[modules]\nown = ["*"]', "modules.own is '*', expected a module name"),
+]
+PATHS = [
+    ('device_nodes = ["/dev/"]', "device_nodes is '/dev/'"),
+    ('device_nodes = ["/opt/x*"]', "device_nodes is '/opt/x*'"),
+    ('device_nodes = ["/dev/**x"]', "device_nodes is '/dev/**x'"),
+    ('device_nodes_made_by = "udev"', "device_nodes_made_by is 'udev', expected one of module, user-space"),
+]
+PASSTHROUGH = [
+    ('mode_key = "mode"\nmode_value = "vm"', "mode_key is 'mode', expected a key"),
+    ('mode_key = "example.com/mode"', "mode_value is '', expected a value if mode_key is set"),
+    ('mode_value = "vm"', "mode_value is 'vm', expected a value if mode_key is set"),
+    ('resources = ["example.com/*"]', "resources is 'example.com/*', expected a pattern"),
+    ('auxiliary = ["audio"]', "auxiliary is 'audio', expected four lower-case"),
+]
+MODE = '[passthrough]\nmode_key = "example.com/m"\nmode_value = "vm"\n[deploy]\non_unless_false = ["example.com/m"]'
+ADDED = [
+    ("probe = 1", "probe is 1, expected a table"),
+    ("container_unloads = 1", "container_unloads is 1, expected true or false"),
+    ("container_unloads = true", "deploy.prefix is missing, and container_unloads needs it"),
+    ('host_services = ["/etc"]', "host_services is '/etc'"),
+    ('[probe]\ntool = "t"\nparser = "magic"', "probe.parser is 'magic', expected one of"),
+    ('[probe]\ntool = "t"\ntimeout_s = 0', "probe.timeout_s is 0, expected a number above 0"),
+    ('[probe]\ntool = "t"\ntimeout_s = true', "probe.timeout_s is True"),
+    ('[probe]\ntool = "t"\ntimeout_s = nan', "probe.timeout_s is nan"),
+    ('[probe]\ntool = "t"\ntimeout_s = inf', "probe.timeout_s is inf"),
+    ("[probe]", "probe.tool is missing"),
+    ('[upgrade_metrics]\ndone = "a-b"', "upgrade_metrics.done is 'a-b', expected the name of a metric"),
+    ('[upgrade_metrics]\ndone = "driver_manager_x"', "upgrade_metrics.done is 'driver_manager_x'"),
+    ('[upgrade_metrics]\ndone = "a"\nfailed = "a"', "expected a different name for each"),
+    (MODE, "deploy.on_unless_false is 'example.com/m', expected a key that has no other meaning"),
+    *(
+        (f'[deploy]\nprefix = "x/"\npaused_value = "{value}"', f"deploy.paused_value is '{value}'")
+        for value in ("", "p" * 64, "true")
+    ),
+]
+
+
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "why"),
     [
-        ('name = "own"', "name = own", "is not TOML"),
-        ('name = "own"', 'nmae = "own"', "unknown key nmae"),
-        ('name = "own"', "", "name is missing"),
-        ('name = "own"', "name = 1", "name is 1, expected letters, digits, dots and dashes"),
-        ('strategy = "in-place"', 'strategy = "live"', "strategy is 'live', expected one of in-place, reboot"),
-        ('journal = "example.com/journal"', "", "keys.journal is missing"),
-        ('cordon = "example.com/cordon"', 'cordn = "x"', "unknown key keys.cordn"),
-        ('roots = ["own"]', "roots = []", "modules.roots is [], expected at least one"),
-        ('roots = ["own"]', 'roots = "own"', "modules.roots is 'own', expected a list of texts"),
-        ('roots = ["own"]', "roots = [1]", "modules.roots is [1], expected a list of texts"),
-        ('"/run/own/state"', '"run/own/state"', "paths.state_file is 'run/own/state', expected an absolute path"),
-        ('"/run/own/state"', '"/run/../etc/x"', "paths.state_file is '/run/../etc/x'"),
+        *CHANGED,
         ("[paths]", 'deploy = "x"\n[paths]', "unknown key modules.deploy"),
-        ("[keys]", "probe = 1\n[keys]", "probe is 1, expected a table"),
-        ('"/run/own/driver"', '"/"', "paths.driver_root is '/', expected a folder of the driver's own"),
-        ('"/run/own/driver"', '"/run"', "paths.driver_root is '/run', expected a folder of the driver's own"),
-        ('"/run/own/driver"', '""', "paths.driver_root is '', expected a folder of the driver's own"),
-        ('"/run/own/state"', '""', "paths.state_file is '', expected an absolute path"),
-        ('"/run/own/record"', '""', "paths.load_record is '', expected an absolute path"),
-        ('state_file = "/run/own/state"', "", "paths.state_file is missing"),
-        ('load_record = "/run/own/record"', "", "paths.load_record is missing"),
-        ("[paths]", '[probe]\ntool = "t"\nparser = "magic"\n[paths]', "probe.parser is 'magic', expected one of"),
-        ("[paths]", '[probe]\ntool = "t"\ntimeout_s = 0\n[paths]', "probe.timeout_s is 0, expected a number above 0"),
-        ("[paths]", '[probe]\ntool = "t"\ntimeout_s = true\n[paths]', "probe.timeout_s is True"),
-        ("[paths]", '[probe]\ntool = "t"\ntimeout_s = nan\n[paths]', "probe.timeout_s is nan"),
-        ("[paths]", "[probe]\n[paths]", "probe.tool is missing"),
-        ("[paths]", '[paths]\ndevice_nodes = ["/dev/"]', "paths.device_nodes is '/dev/'"),
-        ("[paths]", '[paths]\ndevice_nodes = ["/opt/x*"]', "paths.device_nodes is '/opt/x*'"),
-        ("[paths]", '[paths]\ndevice_nodes = ["/dev/**x"]', "paths.device_nodes is '/dev/**x'"),
-        (
-            "[paths]",
-            '[paths]\ndevice_nodes_made_by = "udev"',
-            "paths.device_nodes_made_by is 'udev', expected one of module, user-space",
-        ),
-        ("[modules]", '[modules]\nown = ["*"]', "modules.own is '*', expected a module name"),
-        ("[keys]", 'host_services = ["/etc"]\n[keys]', "host_services is '/etc'"),
-        (
-            "[keys]",
-            '[upgrade_metrics]\ndone = "a-b"\n[keys]',
-            "upgrade_metrics.done is 'a-b', expected the name of a metric",
-        ),
-        (
-            "[keys]",
-            '[upgrade_metrics]\ndone = "driver_manager_x"\n[keys]',
-            "upgrade_metrics.done is 'driver_manager_x'",
-        ),
-        ("[keys]", '[upgrade_metrics]\ndone = "a"\nfailed = "a"\n[keys]', "expected a different name for each"),
-        ('name = "own"', 'name = "o wn"', "name is 'o wn', expected letters, digits, dots and dashes"),
-        ("[keys]", "container_unloads = 1\n[keys]", "container_unloads is 1, expected true or false"),
-        ("[keys]", "container_unloads = true\n[keys]", "deploy.prefix is missing, and container_unloads needs it"),
-        ('"in-place"', '"reboot"', 'paths.reboot_marker is missing, and strategy = "reboot" needs it'),
-        *(
-            ("[paths]", f"[passthrough]\n{table}\n[paths]", said)
-            for table, said in (
-                ('mode_key = "mode"\nmode_value = "vm"', "passthrough.mode_key is 'mode', expected a key"),
-                ('mode_key = "example.com/mode"', "passthrough.mode_value is '', expected a value if mode_key is set"),
-                ('mode_value = "vm"', "passthrough.mode_value is 'vm', expected a value if mode_key is set"),
-                ('resources = ["example.com/*"]', "passthrough.resources is 'example.com/*', expected a pattern"),
-                ('auxiliary = ["audio"]', "passthrough.auxiliary is 'audio', expected four lower-case"),
-                ("[paths.passthrough]", "unknown key"),
-                (
-                    'mode_key = "example.com/m"\nmode_value = "vm"\n[deploy]\non_unless_false = ["example.com/m"]',
-                    "deploy.on_unless_false is 'example.com/m', expected a key that has no other meaning",
-                ),
-            )
-        ),
-        *(
-            (
-                "[paths]",
-                f'[deploy]\nprefix = "x/"\npaused_value = "{value}"\n[paths]',
-                f"deploy.paused_value is '{value}'",
-            )
-            for value in ("", "p" * 64, "true")
-        ),
-        ('journal = "example.com/journal"', 'journal = ""', "keys.journal is ''"),
-        ('cordon = "example.com/cordon"', 'cordon = "example.com/journal"', "expected a different key for each"),
-        ('name = "own"', 'name = ""', "name is ''"),
-        ("[paths]", '[probe]\ntool = "t"\ntimeout_s = inf\n[paths]', "probe.timeout_s is inf"),
+        ("[paths]", "[passthrough]\n[paths.passthrough]\n[paths]", "unknown key"),
+        *(("[paths]", f"[paths]\n{text}", f"paths.{why}") for text, why in PATHS),
+        *(("[keys]", f"{text}\n[keys]", why) for text, why in ADDED),
+        *(("[keys]", f"[passthrough]\n{text}\n[keys]", f"passthrough.{why}") for text, why in PASSTHROUGH),
     ],
 )
-def test_a_bad_profile_names_file_key_value_and_expectation(old: str, new: str, said: str) -> None:
+def test_a_bad_profile_names_file_key_value_and_expectation(old: str, new: str, why: str) -> None:
     assert old in GOOD
     with pytest.raises(ConfigError) as caught:
         profiles.parse(GOOD.replace(old, new, 1), "own.toml")
     assert "own.toml" in caught.value.what
-    assert said in caught.value.what
+    assert why in caught.value.what
     assert caught.value.remedy
 
 

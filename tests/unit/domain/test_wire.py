@@ -16,65 +16,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from driver_manager.domain import journal
+from driver_manager.domain import host, host_record, journal, node_state, pci, wire
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.health import watch as health_record
 from driver_manager.domain.health.watch import History
-from driver_manager.domain.host import (
-    FAILURE_FORM,
-    MARKER_FORM,
-    MAX_ATTEMPTS,
-    MAX_WHAT_CHARS,
-    REBOOT_WISH_FORM,
-    FailureUnreadable,
-    PastFailure,
-    RebootWish,
-    decode_failure,
-    decode_marker,
-    decode_reboot_wish,
-    encode_failure,
-    encode_marker,
-    encode_reboot_wish,
-    is_process,
-    noted_failure,
-    pod_blocker,
-    process_blocker,
-)
-from driver_manager.domain.node_state import GENERATION_FORM, decode_generation
-from driver_manager.domain.pci import (
-    BINDINGS_FORM,
-    MOST_VIRTUAL,
-    Binding,
-    decode_bindings,
-    encode_bindings,
-    merged_bindings,
-    noted_bindings,
-)
 from driver_manager.domain.pods import client_record
 from driver_manager.domain.reboot.state import REBOOT_RECORD_FORM, SLOTS_FORM, decode_reboot_record, decode_slots
-from driver_manager.domain.wire import (
-    LAST_MOMENT_S,
-    Fields,
-    Form,
-    decimal,
-    merge_patch,
-    seconds_of,
-    without_blanks,
-    written_time,
-)
+from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form, decimal, seconds_of, written_time
 from driver_manager.sandbox.apiserver import apply_merge_patch
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DOCUMENTS: dict[str, tuple[Form, Callable[[str], Any]]] = {
-    "bindings": (BINDINGS_FORM, decode_bindings),
+    "bindings": (pci.BINDINGS_FORM, pci.decode_bindings),
     "clients": (client_record.FORM, client_record.decode),
-    "failure": (FAILURE_FORM, decode_failure),
-    "generation": (GENERATION_FORM, decode_generation),
+    "failure": (host.FAILURE_FORM, host.decode_failure),
+    "generation": (node_state.GENERATION_FORM, node_state.decode_generation),
+    "host-record": (host_record.FORM, host_record.decode),
     "journal": (journal.FORM, journal.decode),
-    "marker": (MARKER_FORM, decode_marker),
+    "last-outcome": (node_state.FORM, node_state.decode),
+    "marker": (host.MARKER_FORM, host.decode_marker),
     "rebooter": (REBOOT_RECORD_FORM, decode_reboot_record),
+    "slot": (host.STAGED_FORM, host.decode_staged),
     "slots": (SLOTS_FORM, decode_slots),
-    "wish": (REBOOT_WISH_FORM, decode_reboot_wish),
+    "wish": (host.REBOOT_WISH_FORM, host.decode_reboot_wish),
 }
 FORMS = {**{name: form for name, (form, _) in DOCUMENTS.items()}, "health": health_record.WATCH_RECORD_FORM}
 FILES = sorted(path for name in FORMS for path in GOLDEN.glob(f"{name}-v*.json"))
@@ -90,7 +54,7 @@ FORM = Form("the test", UnreadableError, "Do better.")
 
 
 def document_of(path: Path) -> str:
-    return path.name.partition("-")[0]
+    return path.name.partition("-v")[0]
 
 
 def places(body: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -123,10 +87,10 @@ def refusal(read: Callable[[str], Any], text: str) -> str:
 
 
 AGAIN: dict[str, Callable[[str], str]] = {
-    "bindings": lambda text: encode_bindings(*decode_bindings(text)),
-    "failure": lambda text: encode_failure(decode_failure(text)),
-    "marker": lambda text: encode_marker(decode_marker(text)),
-    "wish": lambda text: encode_reboot_wish(decode_reboot_wish(text)),
+    "bindings": lambda text: pci.encode_bindings(*pci.decode_bindings(text)),
+    "failure": lambda text: host.encode_failure(host.decode_failure(text)),
+    "marker": lambda text: host.encode_marker(host.decode_marker(text)),
+    "wish": lambda text: host.encode_reboot_wish(host.decode_reboot_wish(text)),
 }
 
 
@@ -362,25 +326,25 @@ OBJECT = st.dictionaries(st.sampled_from("abc"), VALUE, max_size=3)
     ],
 )
 def test_a_merge_patch_changes_what_differs_and_nothing_else(old: Any, new: Any, patch: Any) -> None:
-    assert merge_patch(old, new) == patch
+    assert wire.merge_patch(old, new) == patch
 
 
 @given(OBJECT, OBJECT)
 def test_a_merge_patch_makes_the_one_of_the_other(old: dict[str, Any], new: dict[str, Any]) -> None:
-    assert apply_merge_patch(old, merge_patch(old, new)) == new
-    assert (merge_patch(new, new), merge_patch({}, new)) == ({}, new)
+    assert apply_merge_patch(old, wire.merge_patch(old, new)) == new
+    assert (wire.merge_patch(new, new), wire.merge_patch({}, new)) == ({}, new)
 
 
 def test_blanks_are_left_out_wherever_they_are() -> None:
     body = {"a": "", "b": None, "c": [{"d": "", "e": 0}], "f": {"g": ""}, "h": False, "i": []}
-    assert without_blanks(body) == {"c": [{"e": 0}], "f": {}, "h": False, "i": []}
+    assert wire.without_blanks(body) == {"c": [{"e": 0}], "f": {}, "h": False, "i": []}
 
 
 # the record of original bindings, what a reboot was asked for, the note of a failure
 
 BOOT = "6f1b1c3e-0000-4000-8000-000000000001"
-WAS = (Binding("0000:c1:00.0", "rebellions", "", 2), Binding("0000:c2:00.0", "", "vfio-pci"))
-PAST = PastFailure(
+WAS = (pci.Binding("0000:c1:00.0", "rebellions", "", 2), pci.Binding("0000:c2:00.0", "", "vfio-pci"))
+PAST = host.PastFailure(
     boot_id="0d6f9c1e-3b51-4a52-9f63-0c2d3a7b8e10",
     wish="f271582e8db73e45696f1c56cdf4e127",
     exit_code=4,
@@ -391,38 +355,40 @@ PAST = PastFailure(
     blockers=("process 4242 trainer",),
 )
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
-BINDINGS = st.builds(Binding, address=TEXT, driver=TEXT, override=TEXT, virtual_count=st.integers(0, MOST_VIRTUAL))
+BINDINGS = st.builds(
+    pci.Binding, address=TEXT, driver=TEXT, override=TEXT, virtual_count=st.integers(0, pci.MOST_VIRTUAL)
+)
 FAILURES = st.builds(
-    PastFailure,
+    host.PastFailure,
     boot_id=TEXT,
     wish=TEXT,
     exit_code=st.integers(0, 255),
     what=TEXT,
     failed_s=st.floats(0, 1e9),
-    attempts=st.integers(1, MAX_ATTEMPTS),
+    attempts=st.integers(1, host.MAX_ATTEMPTS),
     pod_uid=TEXT,
     blockers=st.lists(TEXT, max_size=3).map(tuple),
 )
 
 
 def test_the_golden_record_and_note_mean_what_they_did() -> None:
-    assert decode_bindings((GOLDEN / "bindings-v1.json").read_text()) == (BOOT, WAS)
-    assert decode_failure((GOLDEN / "failure-v1.json").read_text()) == PAST
+    assert pci.decode_bindings((GOLDEN / "bindings-v1.json").read_text()) == (BOOT, WAS)
+    assert host.decode_failure((GOLDEN / "failure-v1.json").read_text()) == PAST
 
 
 @given(
     TEXT,
     st.lists(BINDINGS, max_size=4).map(tuple),
-    st.builds(RebootWish, boot_id=TEXT, node=TEXT, to_driver=TEXT, is_forced=st.booleans()),
+    st.builds(host.RebootWish, boot_id=TEXT, node=TEXT, to_driver=TEXT, is_forced=st.booleans()),
     FAILURES,
 )
 def test_what_is_encoded_is_decoded_again(
-    boot: str, were: tuple[Binding, ...], wish: RebootWish, past: PastFailure
+    boot: str, were: tuple[pci.Binding, ...], wish: host.RebootWish, past: host.PastFailure
 ) -> None:
-    assert decode_bindings(encode_bindings(boot, were)) == (boot, were)
-    assert decode_reboot_wish(encode_reboot_wish(wish)) == wish
-    assert decode_failure(encode_failure(past)) == past
-    assert encode_failure(past).count("\n") == 1
+    assert pci.decode_bindings(pci.encode_bindings(boot, were)) == (boot, were)
+    assert host.decode_reboot_wish(host.encode_reboot_wish(wish)) == wish
+    assert host.decode_failure(host.encode_failure(past)) == past
+    assert host.encode_failure(past).count("\n") == 1
 
 
 @given(st.text(max_size=200))
@@ -434,41 +400,44 @@ def test_any_other_text_is_refused_with_one_exception(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "garbage", '{"schema": 2}', '{"schema": 1, "bootId": 1}'])
 def test_bindings_of_another_boot_and_garbage_are_none(text: str) -> None:
-    assert noted_bindings(text, BOOT) == ()
-    assert noted_bindings(encode_bindings(BOOT, WAS), BOOT) == WAS
-    assert noted_bindings(encode_bindings(BOOT, WAS), "another") == ()
+    assert pci.noted_bindings(text, BOOT) == ()
+    assert pci.noted_bindings(pci.encode_bindings(BOOT, WAS), BOOT) == WAS
+    assert pci.noted_bindings(pci.encode_bindings(BOOT, WAS), "another") == ()
 
 
 def test_whoever_noted_a_function_first_saw_it_as_it_was() -> None:
-    later = (Binding("0000:c1:00.0"), Binding("0000:c0:00.0", "rebellions"))
-    assert merged_bindings(WAS, later) == (later[1], *WAS)
-    assert merged_bindings((), later) == (later[1], later[0])
+    later = (pci.Binding("0000:c1:00.0"), pci.Binding("0000:c0:00.0", "rebellions"))
+    assert pci.merged_bindings(WAS, later) == (later[1], *WAS)
+    assert pci.merged_bindings((), later) == (later[1], later[0])
 
 
 def test_a_long_reason_and_many_attempts_are_cut_to_what_is_read_again() -> None:
-    written = encode_failure(replace(PAST, what="x" * 5_000, attempts=MAX_ATTEMPTS + 1))
-    assert (len(decode_failure(written).what), decode_failure(written).attempts) == (MAX_WHAT_CHARS, MAX_ATTEMPTS)
+    written = host.encode_failure(replace(PAST, what="x" * 5_000, attempts=host.MAX_ATTEMPTS + 1))
+    assert (len(host.decode_failure(written).what), host.decode_failure(written).attempts) == (
+        host.MAX_WHAT_CHARS,
+        host.MAX_ATTEMPTS,
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "boot_id", "is_there"),
     [
-        (encode_failure(PAST), PAST.boot_id, True),
-        (encode_failure(PAST), "another boot", False),
+        (host.encode_failure(PAST), PAST.boot_id, True),
+        (host.encode_failure(PAST), "another boot", False),
         ("", PAST.boot_id, False),
         ("{", PAST.boot_id, False),
-        (encode_failure(PAST).replace('"schema": 1', '"schema": 2'), PAST.boot_id, False),
-        (encode_failure(PAST).replace('"attempts": 3', '"attempts": 0'), PAST.boot_id, False),
+        (host.encode_failure(PAST).replace('"schema": 1', '"schema": 2'), PAST.boot_id, False),
+        (host.encode_failure(PAST).replace('"attempts": 3', '"attempts": 0'), PAST.boot_id, False),
     ],
     ids=["this-boot", "other-boot", "none", "garbage", "newer", "bad-field"],
 )
 def test_only_a_note_of_this_boot_that_can_be_read_counts(text: str, boot_id: str, is_there: bool) -> None:
-    assert (noted_failure(text, boot_id) is not None) is is_there
-    with pytest.raises(FailureUnreadable, match="the note of the last failure cannot be read") as caught:
-        decode_failure("[]")
+    assert (host.noted_failure(text, boot_id) is not None) is is_there
+    with pytest.raises(host.FailureUnreadable, match="the note of the last failure cannot be read") as caught:
+        host.decode_failure("[]")
     assert caught.value.remedy.startswith("No action needed")
 
 
 def test_processes_and_pods_that_stand_in_the_way_are_told_apart() -> None:
-    assert (is_process(process_blocker(7, "x")), is_process(pod_blocker("7 x"))) == (True, False)
-    assert process_blocker(7, "x") != process_blocker(7, "y"), "numbers of processes come again"
+    assert (host.is_process(host.process_blocker(7, "x")), host.is_process(host.pod_blocker("7 x"))) == (True, False)
+    assert host.process_blocker(7, "x") != host.process_blocker(7, "y"), "numbers of processes come again"
