@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from driver_manager.adapters.host import modules as kmod
-from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.system import LinuxHost, read_host
 from driver_manager.adapters.process.run import run
 from driver_manager.adapters.process.tools import Result
@@ -18,6 +17,8 @@ from driver_manager.domain.host import Host
 from driver_manager.domain.profile import Profile
 from driver_manager.sandbox.host import KERNEL, HostTree
 from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.host_documents import roots_of
+from tests.support.fakes.host_folders import load
 
 
 class ModuleHost:
@@ -35,7 +36,7 @@ class ModuleHost:
         self.inserted: dict[str, list[str]] = {}
         monkeypatch.setenv("PATH", str(self.tree.bin), prepend=":")
         monkeypatch.setattr(kmod, "run", self._run)
-        self.roots = HostRoots(self.tree.root, self.tree.root / "proc", self.tree.root / "sys", self.tree.root / "dev")
+        self.roots = roots_of(self.tree.root)
         self.system = LinuxHost(self.roots, profile, FakeClock())
 
     def _run(self, argv: Sequence[str], **options: Any) -> Result:
@@ -69,11 +70,7 @@ class ModuleHost:
     def loaded(self, name: str, *, users: int = 0, holders: Sequence[str] = (), **parameters: str) -> None:
         """A module that is in the kernel already, with these values of its parameters."""
         folder = self.tree.root / "sys/module" / name
-        (folder / "holders").mkdir(parents=True)
-        (folder / "initstate").write_text("live\n")
-        (folder / "refcnt").write_text(f"{users + len(holders)}\n")
-        for holder in holders:
-            (folder / "holders" / holder).touch()
+        load(self.tree.root / "sys", name, *holders, refcnt=f"{users + len(holders)}\n")
         for parameter, value in parameters.items():
             (folder / "parameters").mkdir(exist_ok=True)
             (folder / "parameters" / parameter).write_text(f"{value}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -567,28 +568,15 @@ def test_without_room_nothing_is_begun(staging: SlotHost, monkeypatch: pytest.Mo
 
 
 def test_two_at_once_fill_it_once(staging: SlotHost) -> None:
-    begun, let_go = os.pipe(), os.pipe()
+    with contextlib.ExitStack() as first:
+        first.enter_context(lock_of(staging.files, ROOT).alone(staging.clock, 0.0))
 
-    def slowly(path: str) -> str:
-        os.write(begun[1], b"x")
-        os.read(let_go[0], 1)
-        return staging.version_in(path)
+        def ends() -> None:
+            first.close()
+            assert not staging.stage(NEW).was_there
 
-    first = os.fork()
-    if not first:
-        os._exit(0 if not staging.stage(NEW, slowly).was_there else 1)
-    os.read(begun[0], 1)
-    asleep: list[float] = []
-
-    def wait(seconds: float) -> None:
-        if not asleep:
-            os.write(let_go[1], b"x")
-            os.waitpid(first, 0)
-        asleep.append(seconds)
-
-    staging.clock.sleep = wait  # type: ignore[method-assign]  # the second one waits until the first has ended
-    assert staging.stage(NEW).was_there
-    assert asleep
+        staging.clock.after(1.0, ends)
+        assert staging.stage(NEW).was_there
 
 
 def test_one_that_does_not_end_is_waited_for_no_longer_than_that(staging: SlotHost) -> None:

@@ -87,19 +87,19 @@ def test_loaded_modules_and_artifacts_that_are_there_are_part_of_the_host(tree: 
     assert set(found.artifacts) == {PATHS.ready_marker, PATHS.state_file}
 
 
-@pytest.mark.parametrize("text", [NEW_DIGEST, f"{NEW_DIGEST}\n", f"  {NEW_DIGEST} \n\n", "short", "d" * 256])
-def test_one_line_is_the_digest(tree: Tree, text: str) -> None:
-    tree.put(PATHS.state_file, text)
-    assert (tree.read().digest, tree.read().digest_problem) == (text.strip(), "")
-
-
 @pytest.mark.parametrize(
-    "content", ["", "\n", "two words", "two\nlines", "d" * 257, "x" * 200_000, b"\x00\x01\x02", b"\xff\xfe\x00d"]
+    ("content", "digest"),
+    [
+        *((text, NEW_DIGEST) for text in (NEW_DIGEST, f"{NEW_DIGEST}\n", f"  {NEW_DIGEST} \n\n")),
+        *((text, text) for text in ("short", "d" * 256)),
+        *((text, None) for text in ("", "\n", "two words", "two\nlines", "d" * 257, "x" * 200_000)),
+        *((content, None) for content in (b"\x00\x01\x02", b"\xff\xfe\x00d")),
+    ],
 )
-def test_garbage_in_the_state_file_is_a_problem_not_a_digest(tree: Tree, content: str | bytes) -> None:
+def test_one_line_is_the_digest_and_garbage_is_a_problem(tree: Tree, content: str | bytes, digest: str | None) -> None:
     tree.put(PATHS.state_file, content)
-    assert tree.read().digest is None
-    assert PATHS.state_file in tree.read().digest_problem
+    found = tree.read()
+    assert (found.digest, PATHS.state_file in found.digest_problem) == (digest, digest is None)
 
 
 @pytest.mark.parametrize(
@@ -239,19 +239,14 @@ def test_a_kernel_that_changes_no_modules_is_known_by_its_switch(tree: Tree, tex
     assert tree.read().are_modules_frozen is is_frozen
 
 
-@pytest.mark.parametrize("boot_id", ["boot-1", "boot-0"])
-def test_the_note_of_a_failure_is_read_in_its_own_boot(tree: Tree, boot_id: str) -> None:
-    past = PastFailure(boot_id, "wish", 4, "busy", 7.5)
-    tree.put(PATHS.failure_note, encode_failure(past))
-    assert tree.read().failure == (past if boot_id == "boot-1" else None)
-
-
-@pytest.mark.parametrize("content", ["", "{", b"\xff\xfe", "[" * 60_000, None])
-def test_a_broken_note_of_a_failure_is_none(tree: Tree, content: str | bytes | None) -> None:
-    if content is None:
-        (tree.root / PATHS.failure_note.lstrip("/")).mkdir(parents=True)
-    else:
-        tree.put(PATHS.failure_note, content)
+def test_the_note_of_a_failure_is_read_in_its_own_boot_and_a_broken_one_is_none(tree: Tree) -> None:
+    past = PastFailure("boot-1", "wish", 4, "busy", 7.5)
+    broken: tuple[str | bytes, ...] = ("", "{", b"\xff\xfe", "[" * 60_000)
+    for content in (encode_failure(past), encode_failure(replace(past, boot_id="boot-0")), *broken):
+        file = tree.put(PATHS.failure_note, content)
+        assert tree.read().failure == (past if content == encode_failure(past) else None)
+    file.unlink()
+    file.mkdir()
     assert tree.read().failure is None
 
 
