@@ -129,11 +129,7 @@ def test_our_own_root_needs_no_loader_of_its_own_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "words"),
-    [
-        ("#!/bin/sh", ["D:/bin/sh"]),
-        ("#! /bin/sh -e -u ", ["D:/bin/sh", "-e -u"]),
-        ("#!/usr/bin/env sh", ["D:/bin/sh"]),
-    ],
+    [("#!/bin/sh", ["D:/bin/sh"]), ("#! /bin/sh -e -u ", ["D:/bin/sh", "-e -u"]), ("#!/usr/bin/env sh", ["D:/bin/sh"])],
 )
 def test_a_scripts_interpreter_is_looked_up_in_its_root_too(tree: Tree, line: str, words: list[str]) -> None:
     tree.add(TOOL, f"{line}\nexit 0\n".encode())

@@ -20,15 +20,7 @@ from driver_manager.adapters.host.files import HostFiles, exchange, mount_id
 from driver_manager.adapters.host.probe import probe_command
 from driver_manager.adapters.host.slots import LOCK, HostSlots, Staged, Staging, Wanted, lock_of, look
 from driver_manager.domain.errors import ConfigError, ModuleFailed, PreflightFailed
-from driver_manager.domain.host import (
-    FOLDER_END,
-    NEXT,
-    PREVIOUS,
-    RECORD,
-    StagedSlot,
-    StagedSlots,
-    decode_staged,
-)
+from driver_manager.domain.host import FOLDER_END, NEXT, PREVIOUS, RECORD, StagedSlot, StagedSlots, decode_staged
 from driver_manager.domain.profile import Probe
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.effect_child import CAME_TO_ITS_END, KILLED, RAISED, Blow, struck
@@ -333,10 +325,7 @@ FOUND = (OLD, "1.0", True, True)
     ],
 )
 def test_the_record_of_a_root_stays_as_long_as_it_is_right(
-    host: SlotHost,
-    prepare: Callable[[SlotHost], object],
-    known: tuple[str, str],
-    record: tuple[str, str, bool, bool],
+    host: SlotHost, prepare: Callable[[SlotHost], object], known: tuple[str, str], record: tuple[str, str, bool, bool]
 ) -> None:
     prepare(host)
     before = host.root.joinpath(RECORD).stat().st_ino
@@ -580,10 +569,7 @@ def test_two_at_once_fill_it_once(staging: SlotHost) -> None:
 
 
 def test_one_that_does_not_end_is_waited_for_no_longer_than_that(staging: SlotHost) -> None:
-    with (
-        lock_of(staging.files, ROOT).alone(staging.clock, 0.0),
-        pytest.raises(PreflightFailed, match="for 5 s"),
-    ):
+    with lock_of(staging.files, ROOT).alone(staging.clock, 0.0), pytest.raises(PreflightFailed, match="for 5 s"):
         staging.stage(NEW)
 
 

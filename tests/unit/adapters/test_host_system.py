@@ -26,30 +26,13 @@ from driver_manager.adapters.process.tools import NOT_FOUND, Result
 from driver_manager.domain import host_record
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ModuleFailed, ModuleStuck, OwnedElsewhere
-from driver_manager.domain.host import (
-    TIMED_OUT,
-    DriverSource,
-    Health,
-    Marker,
-    ModuleFile,
-    PastFailure,
-    encode_failure,
-)
+from driver_manager.domain.host import TIMED_OUT, DriverSource, Health, Marker, ModuleFile, PastFailure, encode_failure
 from driver_manager.domain.journal import Journal, OldDriver, Owner
 from driver_manager.domain.observation import Loader, Policy, Situation
 from driver_manager.domain.profile import NodeMaker, Profile
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.steps import UnmountDriverRoot
-from tests.support.fakes.builders import (
-    ASCEND,
-    NEW_DIGEST,
-    OLD_DIGEST,
-    PROFILE,
-    PROFILES,
-    journal,
-    observation,
-    source,
-)
+from tests.support.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST, PROFILE, PROFILES, journal, observation, source
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.deadlines import soon
 from tests.support.fakes.host_folders import KERNEL, Tree, load, mountinfo

@@ -236,13 +236,7 @@ def away(tree: HostTree) -> HostTree:
         ("/sbin/reboot", "/sbin/reboot", 0, "", ""),
         ("systemctl", "/usr/bin/other", 0, "", "the host has no systemctl to reboot with: set REBOOT_COMMAND"),
         ("/sbin/reboot", "/usr/bin/reboot", 0, "", "the host has no /sbin/reboot to reboot with"),
-        (
-            "true",
-            "/bin/true",
-            1,
-            "nsenter: reassociate to namespace 'ns/pid' failed",
-            "needs hostPID",
-        ),
+        ("true", "/bin/true", 1, "nsenter: reassociate to namespace 'ns/pid' failed", "needs hostPID"),
         ("true", "/usr/bin/true", 1, "nsenter: failed to execute true: No such file or directory", ""),
     ],
 )

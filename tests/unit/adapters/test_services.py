@@ -90,12 +90,7 @@ def test_a_job_is_queued_and_its_effect_awaited(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize(
     ("verb", "allowed_s", "limit_s"),
-    [
-        ("stop", 600.0, services.STOP_S),
-        ("start", 600.0, services.START_S),
-        ("stop", 0.5, 0.5),
-        ("start", 0.5, 0.5),
-    ],
+    [("stop", 600.0, services.STOP_S), ("start", 600.0, services.START_S), ("stop", 0.5, 0.5), ("start", 0.5, 0.5)],
 )
 def test_a_job_without_effect_is_told_in_time_and_at_its_deadline(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str, allowed_s: float, limit_s: float

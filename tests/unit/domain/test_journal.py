@@ -22,12 +22,7 @@ GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("journal-v*.json"))
 GOOD: dict[str, Any] = json.loads(GOLDEN[0].read_text())
 TEXT = st.text(max_size=20)
 COUNT = st.integers(0, 2**63)
-PROCESS: dict[str, Any] = {
-    "pid": st.integers(1, 2**63),
-    "start_ticks": COUNT,
-    "pid_namespace": COUNT,
-    "boot_id": TEXT,
-}
+PROCESS: dict[str, Any] = {"pid": st.integers(1, 2**63), "start_ticks": COUNT, "pid_namespace": COUNT, "boot_id": TEXT}
 POD: dict[str, Any] = {"pod": TEXT, "pod_uid": st.text(min_size=1, max_size=20)}
 OWNERS = st.builds(Owner, **POD) | st.builds(Owner, **PROCESS) | st.builds(Owner, **POD, **PROCESS)
 JOURNALS = st.builds(

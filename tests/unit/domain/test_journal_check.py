@@ -119,10 +119,7 @@ def test_a_field_that_no_run_can_have_written_is_ignored_and_named(
 
 
 @pytest.mark.parametrize("request_to_kmm", [{"namespace": "a", "name": "b", "version": "1"}, None, "\x1b[31m", 7])
-@pytest.mark.parametrize(
-    ("owner", "more"),
-    [(OWNER, ()), (Owner("../x", "uid-1"), ("owner",))],
-)
+@pytest.mark.parametrize(("owner", "more"), [(OWNER, ()), (Owner("../x", "uid-1"), ("owner",))])
 def test_a_request_to_kmm_is_named_and_the_rest_is_checked(
     request_to_kmm: Any, owner: Owner, more: tuple[str, ...]
 ) -> None:

@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from driver_manager import profiles
 from driver_manager.domain import errors, node_state
-from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.host import Marker
 from driver_manager.domain.node import NodeChange
 from driver_manager.domain.node_state import (
@@ -29,7 +27,7 @@ from driver_manager.domain.node_state import (
 )
 from driver_manager.domain.outage import Outage
 from driver_manager.domain.text import MAX_CHARS
-from tests.support.fakes.builders import NEW_DIGEST, OLD_DIGEST, PROFILE, PROFILES, node
+from tests.support.fakes.builders import NEW_DIGEST, OLD_DIGEST, PROFILE, node
 from tests.support.fakes.builders import host as a_host
 from tests.support.fakes.cluster import changed_by
 from tests.support.fakes.windows import WINDOWS
@@ -59,70 +57,6 @@ def test_the_words_of_the_label_are_a_contract() -> None:
     assert {state.value for state in NodeState} == words
     assert set(node_state.MEANINGS) == set(NodeState)
     assert {NodeState.READY, NodeState.UPGRADING} == set(NodeState) - node_state.NEEDS_HAND
-
-
-def test_the_keys_follow_from_the_journals() -> None:
-    stems = {
-        "rebellions": "rebellions.ai/npu-driver-manager",
-        "nvidia": "nvidia.com/gpu-driver-manager",
-        "ascend": "npu.openfuyao.com/driver-manager",
-    }
-    found = {name: (PROFILES[name].keys.state, PROFILES[name].keys.last_outcome) for name in stems}
-    assert found == {name: (f"{stem}.state", f"{stem}.last-outcome") for name, stem in stems.items()}
-
-
-OWN = """
-name = "own"
-strategy = "in-place"
-pci_vendor = "1234"
-[keys]
-journal = "{journal}"
-cordon = "example.com/cordon"
-{more}
-[deploy]
-prefix = "{prefix}"
-[modules]
-roots = ["own"]
-[paths]
-driver_root = "/run/own/driver"
-state_file = "/run/own/state"
-load_record = "/run/own/record"
-"""
-
-
-def own(journal: str, more: str = "", prefix: str = "example.com/deploy.") -> Any:
-    """A user's profile that knows nothing of these keys, but for `more`."""
-    return profiles.parse(OWN.format(journal=journal, more=more, prefix=prefix), "own.toml")
-
-
-@pytest.mark.parametrize(
-    ("journal", "more", "state"),
-    [
-        ("example.com/npu.journal", "", "example.com/npu.state"),
-        ("example.com/what-was-taken", "", "example.com/driver-manager.state"),
-        ("example.com/npu.journal", 'upgrade_state = "example.com/npu.state"', "example.com/driver-manager.state"),
-        ("example.com/npu.journal", 'state = "example.com/mine"', "example.com/mine"),
-        (f"example.com/{'x' * 54}.journal", "", f"example.com/{'x' * 54}.state"),
-    ],
-)
-def test_a_profile_from_before_these_keys_keeps_working(journal: str, more: str, state: str) -> None:
-    keys = own(journal, more).keys
-    assert keys.state == state
-    assert keys.last_outcome.endswith(".last-outcome")
-    assert len(keys.last_outcome.partition("/")[2]) <= 63
-
-
-def test_a_key_for_two_things_is_refused() -> None:
-    with pytest.raises(ConfigError, match="different key for each"):
-        own("example.com/npu.journal", 'state = "example.com/cordon"')
-
-
-@pytest.mark.parametrize("prefix", ["example.com/", "example.com/npu", "example.com/npu.", "example.com/driver-"])
-@pytest.mark.parametrize("journal", ["example.com/npu.journal", "example.com/other"])
-def test_no_key_of_ours_is_taken_for_a_deploy_label(prefix: str, journal: str) -> None:
-    profile = own(journal, prefix=prefix)
-    labels = {profile.keys.state: "ready", f"{prefix}plugin": "true", profile.deploy.driver_key: "true"}
-    assert profile.deploy_keys(labels) == {f"{prefix}plugin"}
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.name)

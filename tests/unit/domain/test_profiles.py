@@ -10,7 +10,7 @@ from msgspec.structs import asdict, replace
 
 from driver_manager import profiles
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.profile import NodeMaker, Strategy, decode_profile, encode_profile, is_safe_root
+from driver_manager.domain.profile import NodeMaker, Profile, Strategy, decode_profile, encode_profile, is_safe_root
 from tests.support.fakes.builders import PROFILES
 
 GOOD = """
@@ -76,6 +76,7 @@ CHANGED = [
     ('journal = "example.com/journal"', 'journal = ""', "keys.journal is ''"),
     ('cordon = "example.com/cordon"', 'cordn = "x"', "unknown key keys.cordn"),
     ('cordon = "example.com/cordon"', 'cordon = "example.com/journal"', "expected a different key for each"),
+    ("[modules]", 'state = "example.com/cordon"\n[modules]', "expected a different key for each"),
     ('roots = ["own"]', "roots = []", "modules.roots is [], expected at least one"),
     ('roots = ["own"]', 'roots = "own"', "modules.roots is 'own', expected a list of texts"),
     ('roots = ["own"]', "roots = [1]", "modules.roots is [1], expected a list of texts"),
@@ -254,6 +255,50 @@ def test_a_profile_without_a_deploy_prefix_is_not_picked_by_any_label() -> None:
     bare = replace(PROFILES["ascend"], present_labels=())
     with pytest.raises(ConfigError, match="no known"):
         profiles.pick("auto", {"ascend": bare}, ["any/label"], lambda _: False)
+
+
+# keys of the Node
+
+
+def test_the_keys_follow_from_the_journals() -> None:
+    stems = {
+        "rebellions": "rebellions.ai/npu-driver-manager",
+        "nvidia": "nvidia.com/gpu-driver-manager",
+        "ascend": "npu.openfuyao.com/driver-manager",
+    }
+    found = {name: (PROFILES[name].keys.state, PROFILES[name].keys.last_outcome) for name in stems}
+    assert found == {name: (f"{stem}.state", f"{stem}.last-outcome") for name, stem in stems.items()}
+
+
+def own(journal: str, more: str = "", prefix: str = "example.com/deploy.") -> Profile:
+    """A user's profile that knows nothing of these keys, but for `more`."""
+    text = GOOD.replace('"example.com/journal"', f'"{journal}"')
+    return profiles.parse(text.replace("[modules]", f'{more}\n[deploy]\nprefix = "{prefix}"\n[modules]'), "own.toml")
+
+
+@pytest.mark.parametrize(
+    ("journal", "more", "state"),
+    [
+        ("example.com/npu.journal", "", "example.com/npu.state"),
+        ("example.com/what-was-taken", "", "example.com/driver-manager.state"),
+        ("example.com/npu.journal", 'upgrade_state = "example.com/npu.state"', "example.com/driver-manager.state"),
+        ("example.com/npu.journal", 'state = "example.com/mine"', "example.com/mine"),
+        (f"example.com/{'x' * 54}.journal", "", f"example.com/{'x' * 54}.state"),
+    ],
+)
+def test_a_profile_from_before_these_keys_keeps_working(journal: str, more: str, state: str) -> None:
+    keys = own(journal, more).keys
+    assert keys.state == state
+    assert keys.last_outcome.endswith(".last-outcome")
+    assert len(keys.last_outcome.partition("/")[2]) <= 63
+
+
+@pytest.mark.parametrize("prefix", ["example.com/", "example.com/npu", "example.com/npu.", "example.com/driver-"])
+@pytest.mark.parametrize("journal", ["example.com/npu.journal", "example.com/other"])
+def test_no_key_of_ours_is_taken_for_a_deploy_label(prefix: str, journal: str) -> None:
+    profile = own(journal, prefix=prefix)
+    labels = {profile.keys.state: "ready", f"{prefix}plugin": "true", profile.deploy.driver_key: "true"}
+    assert profile.deploy_keys(labels) == {f"{prefix}plugin"}
 
 
 # examples that nobody has run

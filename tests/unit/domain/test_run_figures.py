@@ -12,13 +12,7 @@ from msgspec.structs import replace
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.metrics import exposition
 from driver_manager.domain.outage import Outage, OutagePart
-from driver_manager.domain.run_report import (
-    RunFigures,
-    RunReport,
-    decode_run_figures,
-    encode_run_figures,
-    run_families,
-)
+from driver_manager.domain.run_report import RunFigures, RunReport, decode_run_figures, encode_run_figures, run_families
 from tests.support.exposition import samples
 from tests.support.fakes.windows import WINDOWS
 

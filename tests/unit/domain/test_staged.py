@@ -9,13 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from driver_manager.domain.host import (
-    SlotRecord,
-    StagedSlot,
-    StagedSlots,
-    decode_staged,
-    encode_staged,
-)
+from driver_manager.domain.host import SlotRecord, StagedSlot, StagedSlots, decode_staged, encode_staged
 from driver_manager.domain.text import is_digest
 
 GOLDEN = Path(__file__).parents[1] / "golden"

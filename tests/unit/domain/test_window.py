@@ -136,11 +136,7 @@ def test_garbage_is_refused(key: str) -> None:
 
 def test_a_window_of_this_era_is_within_the_calendar() -> None:
     load, evict = OutagePart.LOAD, OutagePart.EVICT
-    ours = (
-        Outage(0.0, 0.0),
-        Outage(1.0, 3.0, {load: 3.0}),
-        Outage(LAST_MOMENT_S - 1.0, 1.0, {load: LAST_MOMENT_S}),
-    )
+    ours = (Outage(0.0, 0.0), Outage(1.0, 3.0, {load: 3.0}), Outage(LAST_MOMENT_S - 1.0, 1.0, {load: LAST_MOMENT_S}))
     others = (
         *(Outage(LAST_MOMENT_S, 1.0), Outage(-1.0, 1.0), Outage(1.0, 1e300)),
         *(Outage(1.0, 1.0, {load: LAST_MOMENT_S + 1.0}), Outage(1.0, 1.0, {load: 1.7e308, evict: 1.7e308})),
