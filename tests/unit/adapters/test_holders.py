@@ -64,8 +64,11 @@ class Proc:
         (folder / "stat").write_text(f"{pid} ({name}) S 1 " + "1 " * 17 + "5000 1000 10" + " 0" * 30 + "\n")
         return folder
 
+    def holders(self, **options: Any) -> tuple[Holder, ...]:
+        return find_holders(self.proc, self.dev, PATTERNS, **options)
+
     def found(self, enough: int | None = None) -> list[tuple[int, str, str]]:
-        return [(one.pid, one.node, one.how) for one in find_holders(self.proc, self.dev, PATTERNS, enough=enough)]
+        return [(one.pid, one.node, one.how) for one in self.holders(enough=enough)]
 
 
 @pytest.fixture
@@ -77,9 +80,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proc:
 def test_a_process_with_the_device_open_is_named_with_pod_and_container(host: Proc) -> None:
     host.process(4711, "/dev/null", "/dev/rbln0", cgroup=CGROUPS["v2-systemd"])
     host.process(4712, "/dev/null", "/tmp/rbln0")
-    assert find_holders(host.proc, host.dev, PATTERNS) == (
-        Holder(4711, "python3", "/dev/rbln0", "open", container=CONTAINER, pod_uid=UID),
-    )
+    assert host.holders() == (Holder(4711, "python3", "/dev/rbln0", "open", container=CONTAINER, pod_uid=UID),)
 
 
 @pytest.mark.parametrize(
@@ -107,9 +108,7 @@ def test_each_node_that_a_process_has_open_or_mapped_is_found_once(
 def test_mappings_are_read_only_where_open_files_explain_too_little(host: Proc) -> None:
     host.process(7, "/dev/rbln0")
     host.process(8, maps=MAP.format("/dev/rbln0"))
-    assert [pid for pid, _, _ in host.found(1)] == [7]
-    assert [pid for pid, _, _ in host.found(2)] == [7, 8]
-    assert [pid for pid, _, _ in host.found()] == [7, 8]
+    assert [[pid for pid, _, _ in host.found(enough)] for enough in (1, 2, None)] == [[7], [7, 8], [7, 8]]
 
 
 def test_links_that_are_no_devices_are_not_even_looked_at(
@@ -152,7 +151,7 @@ def test_who_does_not_answer_is_named_hides_nobody_and_is_not_asked_again(host: 
     (host.proc / "7/maps").unlink()
     os.mkfifo(host.proc / "7/maps")  # what opens it waits for a writer
     looks = Looks()
-    found = find_holders(host.proc, host.dev, PATTERNS, looks=looks)
+    found = host.holders(looks=looks)
     expected = (
         Holder(8, "python3", "/dev/rbln0", "mapped", service="x.service"),
         Holder(7, "python3", "", UNREAD, container=CONTAINER),
@@ -161,13 +160,7 @@ def test_who_does_not_answer_is_named_hides_nobody_and_is_not_asked_again(host: 
     assert "may use the device: unknown" in str(found[1])
     (host.proc / "7/maps").unlink()
     (host.proc / "7/maps").write_text(MAP.format("/dev/rbln0"))
-    assert find_holders(host.proc, host.dev, PATTERNS, looks=Looks(unread=looks.unread)) == expected
-
-
-def test_what_there_was_no_time_for_is_counted(host: Proc) -> None:
-    host.process(7, "/dev/rbln0")
-    (one,) = find_holders(host.proc, host.dev, PATTERNS, looks=Looks(timeout_s=0.0))
-    assert str(one).startswith("1 more process(es) may use the device: unknown, ")
+    assert host.holders(looks=Looks(unread=looks.unread)) == expected
 
 
 @pytest.mark.submission
@@ -199,15 +192,17 @@ def test_processes_that_vanish_or_hide_are_passed_over(host: Proc, monkeypatch: 
         return names
 
     monkeypatch.setattr(holders, "_listed", vanishing)
-    assert find_holders(host.proc, host.dev, PATTERNS) == (Holder(8, "(gone)", "/dev/rbln0", "open"),)
+    assert host.holders() == (Holder(8, "(gone)", "/dev/rbln0", "open"),)
 
 
-def test_no_device_shows_nobody_and_no_proc_is_an_error(host: Proc, tmp_path: Path) -> None:
+def test_no_device_shows_nobody_no_time_is_counted_and_no_proc_is_an_error(host: Proc, tmp_path: Path) -> None:
     host.process(7, "/dev/rbln0")
     with pytest.raises(ConfigError, match="shows no process"):  # unknown is not nobody
         find_holders(tmp_path / "absent", host.dev, PATTERNS)
     assert find_holders(host.proc, tmp_path / "absent", PATTERNS) == ()
     assert find_holders(host.proc, host.dev, ()) == ()
+    (one,) = host.holders(looks=Looks(timeout_s=0.0))
+    assert str(one).startswith("1 more process(es) may use the device: unknown, ")
 
 
 @pytest.mark.parametrize("name", ["python3", "a-name-cut-here"])
@@ -222,7 +217,7 @@ def test_a_name_that_does_not_come_hides_no_pod(host: Proc, monkeypatch: pytest.
     monkeypatch.setattr(psutil, "Process", lambda _: time.sleep(60.0))
     for pid in range(10, 20):
         host.process(pid, "/dev/rbln0", cgroup=CGROUPS["v2-cgroupfs"], name=name)
-    found = find_holders(host.proc, host.dev, PATTERNS)
+    found = host.holders()
     assert {(one.pod_uid, one.container, one.process) for one in found} == {(UID, CONTAINER, name)}
     assert len(found) == 10
 
@@ -232,7 +227,7 @@ def test_names_are_told_whole_and_those_that_are_no_text_do_not_break_it(host: P
     (host.proc / "7/cmdline").write_bytes(b"/opt/a-name-cut-here-goes-on\0--flag\0")
     host.process(8, "/dev/rbln0", name="bad ) name (")
     (host.proc / "8/maps").write_bytes(b"\xff\xfe /dev/\xff\n/dev/rbln0")
-    found = find_holders(host.proc, host.dev, PATTERNS)
+    found = host.holders()
     assert [(one.pid, one.process) for one in found] == [(7, "a-name-cut-here-goes-on"), (8, "bad ) name (")]
 
 
@@ -240,25 +235,36 @@ def test_names_are_told_whole_and_those_that_are_no_text_do_not_break_it(host: P
 
 
 @pytest.mark.parametrize(
-    ("cgroup", "answer"),
+    ("cgroup", "pod_uid", "container", "service"),
     [
-        *((text, (UID, CONTAINER)) for text in CGROUPS.values()),
+        *((text, UID, CONTAINER, "") for text in CGROUPS.values()),
         # A static pod has the hash of its manifest.
         *(
-            (text.replace(UID, STATIC_UID).replace(UID.replace("-", "_"), STATIC_UID), (STATIC_UID, CONTAINER))
+            (text.replace(UID, STATIC_UID).replace(UID.replace("-", "_"), STATIC_UID), STATIC_UID, CONTAINER, "")
             for text in CGROUPS.values()
         ),
-        ("", ("", "")),
-        (f"0::/kubepods/pod{STATIC_UID}0\n", ("", "")),
-        ("0::/\n", ("", "")),
-        ("0::/system.slice/kubelet.service\n", ("", "")),
-        (f"0::/system.slice/docker-{CONTAINER}.scope\n", ("", CONTAINER)),
-        (f"0::/kubepods/pod{UID}\n", (UID, "")),
-        ("0::/kubepods/pod1234/short\n", ("", "")),
+        *(
+            (text, "", "", "")
+            for text in ("", "0::/\n", f"0::/kubepods/pod{STATIC_UID}0\n", "0::/kubepods/pod1234/short\n")
+        ),
+        (f"0::/kubepods/pod{UID}\n", UID, "", ""),
+        (f"0::/system.slice/docker-{CONTAINER}.scope\n", "", CONTAINER, ""),
+        ("0::/system.slice/rbln_daemon.service\n", "", "", "rbln_daemon.service"),
+        ("0::/../../system.slice/rbln_daemon.service/worker\n", "", "", "rbln_daemon.service"),
+        ("0::/system.slice/system-getty.slice/getty@tty1.service\n", "", "", "getty@tty1.service"),
+        ("5:cpu:/x\n1:name=systemd:/system.slice/nvidia-persistenced.service\n", "", "", "nvidia-persistenced.service"),
+        ("0::/user.slice/user-0.slice/session-1.scope\n", "", "", ""),
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/x.service\n", "", "", ""),
+        ("0::/system.slice/docker-abc.scope\n", "", "", ""),
     ],
 )
-def test_a_pods_process_is_known_by_its_cgroup(host: Proc, cgroup: str, answer: tuple[str, str]) -> None:
-    assert whose(host.process(7, cgroup=cgroup)) == answer
+def test_a_process_of_a_pod_or_of_a_service_of_the_host_is_known_by_its_cgroup(
+    host: Proc, cgroup: str, pod_uid: str, container: str, service: str
+) -> None:
+    host.process(7, "/dev/rbln0", cgroup=cgroup)
+    (found,) = host.holders()
+    assert (found.pod_uid, found.container, found.service) == (pod_uid, container, service)
+    assert (f" of {service} " in str(found)) is bool(service)
 
 
 @given(st.binary(max_size=200))
@@ -290,24 +296,3 @@ def test_this_very_process_is_found_on_the_real_proc(tmp_path: Path) -> None:
     with open("/dev/null", "rb"):  # noqa: PTH123  # a descriptor is what is looked for
         found = find_holders(Path("/proc"), Path("/dev"), ("/dev/null",), enough=0)
     assert os.getpid() in [one.pid for one in found]
-
-
-@pytest.mark.parametrize(
-    ("cgroup", "service"),
-    [
-        ("0::/system.slice/rbln_daemon.service\n", "rbln_daemon.service"),
-        ("0::/../../system.slice/rbln_daemon.service/worker\n", "rbln_daemon.service"),
-        ("0::/system.slice/system-getty.slice/getty@tty1.service\n", "getty@tty1.service"),
-        ("5:cpu:/x\n1:name=systemd:/system.slice/nvidia-persistenced.service\n", "nvidia-persistenced.service"),
-        ("0::/user.slice/user-0.slice/session-1.scope\n", ""),
-        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/x.service\n", ""),
-        ("0::/system.slice/docker-abc.scope\n", ""),
-        ("0::/\n", ""),
-        (CGROUPS["v2-systemd"], ""),
-    ],
-)
-def test_a_process_of_a_service_of_the_host_is_known_by_its_cgroup(host: Proc, cgroup: str, service: str) -> None:
-    host.process(7, "/dev/rbln0", cgroup=cgroup)
-    (found,) = find_holders(host.proc, host.dev, PATTERNS)
-    assert found.service == service
-    assert (f" of {service} " in str(found)) is bool(service)
