@@ -20,7 +20,7 @@ from driver_manager.adapters.host.modules import ModuleTrees
 from driver_manager.adapters.process.run import TOOL_TIMEOUT_S
 from driver_manager.adapters.process.tools import Result
 from driver_manager.domain.deadline import Deadline
-from driver_manager.domain.errors import ConfigError, ModuleBusy, ModuleFailed, ModuleStuck, Terminated
+from driver_manager.domain.errors import ConfigError, ManagerError, ModuleBusy, ModuleFailed, ModuleStuck, Terminated
 from driver_manager.domain.host import MissingFirmware, Module
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.clock import FakeClock
@@ -173,7 +173,7 @@ def test_a_tool_gets_its_own_time_or_what_is_left_of_the_deadline(
     ],
 )
 def test_a_module_that_stays_is_busy_in_every_wording_or_a_failure_with_the_tools_last_line(
-    sys: Path, monkeypatch: pytest.MonkeyPatch, users: int, status: int, err: str, error: type[ModuleFailed]
+    sys: Path, monkeypatch: pytest.MonkeyPatch, users: int, status: int, err: str, error: type[ManagerError]
 ) -> None:
     load(sys, "rebellions", refcnt=f"{users}\n")
     result = Result(status, "", err)

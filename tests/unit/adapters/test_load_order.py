@@ -64,7 +64,7 @@ def test_modules_that_nothing_else_orders_are_loaded_in_the_profiles_order_and_u
     made: Made, names: tuple[str, ...]
 ) -> None:
     host = made(ORDERED)
-    host.add(ROOT, "2.0", **dict.fromkeys(reversed(names), ()))
+    host.add(ROOT, "2.0", KERNEL, **dict.fromkeys(reversed(names), ()))
     assert source(host).sequence == names
     host.system.load(source(host), soon())
     assert [name for tool, name in host.did if tool == "modprobe"] == list(names)
@@ -94,7 +94,7 @@ def test_a_driver_with_one_of_the_roots_is_enough_where_the_profile_says_so(
     made: Made, profile: Profile, name: str, problem: str
 ) -> None:
     host = made(profile)
-    host.add(ROOT, "2.0", **{name: ()})
+    host.add(ROOT, "2.0", KERNEL, **{name: ()})
     found = source(host)
     assert (bool(found.problem), problem in found.problem) == (bool(problem), True)
     if not problem:

@@ -29,7 +29,7 @@ def posted(source: str) -> Iterator[str]:
 
 def literals(source: str) -> set[str]:
     """The reasons of the table that a source has as a text of its own."""
-    return {found.value for found in ast.walk(ast.parse(source)) if isinstance(found, ast.Constant)} & REASONS.keys()
+    return REASONS.keys() & {found.value for found in ast.walk(ast.parse(source)) if isinstance(found, ast.Constant)}
 
 
 def test_every_reason_of_the_table_is_posted() -> None:

@@ -1,4 +1,4 @@
-"""A marker that is not understood is refused and reboots no node; a record tells what makes a staged driver unusable."""
+"""A marker that is not understood is refused and reboots no node; what makes a staged driver unusable."""
 
 from __future__ import annotations
 
