@@ -39,21 +39,30 @@ def sys(tree: Tree) -> Path:
     return tree.roots.sys
 
 
-def tools(monkeypatch: pytest.MonkeyPatch, answer: Result | Callable[[Sequence[str]], Result]) -> list[list[str]]:
-    """Let `answer` speak for rmmod, modprobe and modinfo; the argument lists that were run."""
-    ran: list[list[str]] = []
-
-    def run(argv: Sequence[str], **_: Any) -> Result:
-        ran.append(list(argv))
-        return answer if isinstance(answer, Result) else answer(argv)
-
-    monkeypatch.setattr(kmod, "run", run)
-    return ran
+Answer = Callable[[Sequence[str]], Result]
+Tools = Callable[[Result | Answer], list[list[str]]]
 
 
-def modinfo(monkeypatch: pytest.MonkeyPatch, out: str) -> list[list[str]]:
-    """Let `out` be what modinfo prints; the argument lists of all tools that were run."""
-    return tools(monkeypatch, lambda argv: Result(0, out if argv[0] == "modinfo" else "", ""))
+@pytest.fixture
+def tools(monkeypatch: pytest.MonkeyPatch) -> Tools:
+    """Let an answer speak for rmmod, modprobe and modinfo; the argument lists that were run."""
+
+    def use(answer: Result | Answer) -> list[list[str]]:
+        ran: list[list[str]] = []
+
+        def run(argv: Sequence[str], **_: Any) -> Result:
+            ran.append(list(argv))
+            return answer if isinstance(answer, Result) else answer(argv)
+
+        monkeypatch.setattr(kmod, "run", run)
+        return ran
+
+    return use
+
+
+def modinfo(out: str) -> Answer:
+    """What modinfo prints; the other tools succeed."""
+    return lambda argv: Result(0, out if argv[0] == "modinfo" else "", "")
 
 
 # what is loaded
@@ -173,11 +182,11 @@ def test_a_tool_gets_its_own_time_or_what_is_left_of_the_deadline(
     ],
 )
 def test_a_module_that_stays_is_busy_in_every_wording_or_a_failure_with_the_tools_last_line(
-    sys: Path, monkeypatch: pytest.MonkeyPatch, users: int, status: int, err: str, error: type[ManagerError]
+    sys: Path, tools: Tools, users: int, status: int, err: str, error: type[ManagerError]
 ) -> None:
     load(sys, "rebellions", refcnt=f"{users}\n")
     result = Result(status, "", err)
-    tools(monkeypatch, result)
+    tools(result)
     with pytest.raises(error) as caught:
         kmod.unload_module(sys, "rebellions", soon(), FakeClock())
     assert type(caught.value) is error
@@ -185,8 +194,8 @@ def test_a_module_that_stays_is_busy_in_every_wording_or_a_failure_with_the_tool
     assert why in caught.value.what
 
 
-def test_a_module_that_is_gone_is_unloaded_whatever_the_tool_says(sys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran = tools(monkeypatch, Result(1, "", "rmmod: ERROR: Module rebellions is not currently loaded"))
+def test_a_module_that_is_gone_is_unloaded_whatever_the_tool_says(sys: Path, tools: Tools) -> None:
+    ran = tools(Result(1, "", "rmmod: ERROR: Module rebellions is not currently loaded"))
     kmod.unload_module(sys, "rebellions", soon(), FakeClock())
     assert ran == [["rmmod", "--", "rebellions"]]
 
@@ -195,11 +204,9 @@ HUNG = (Result(124, "", "rmmod: timed out after 60 s"), Result(1, "", "rmmod: ER
 
 
 @pytest.mark.parametrize("result", [*HUNG, Result(0, "", "")])
-def test_a_module_whose_exit_does_not_return_is_stuck_and_not_gone(
-    sys: Path, monkeypatch: pytest.MonkeyPatch, result: Result
-) -> None:
+def test_a_module_whose_exit_does_not_return_is_stuck_and_not_gone(sys: Path, tools: Tools, result: Result) -> None:
     load(sys, "rebellions", initstate="going\n", refcnt="0\n")
-    tools(monkeypatch, result)
+    tools(result)
     clock = FakeClock()
     with pytest.raises(ModuleStuck, match="rebellions is stuck while unloading") as caught:
         kmod.unload_module(sys, "rebellions", Deadline.after(90.0, clock.monotonic), clock)
@@ -209,10 +216,10 @@ def test_a_module_whose_exit_does_not_return_is_stuck_and_not_gone(
 
 @pytest.mark.parametrize("result", HUNG)
 def test_an_exit_that_returns_late_is_an_unload_unless_the_run_is_told_to_end(
-    sys: Path, monkeypatch: pytest.MonkeyPatch, result: Result
+    sys: Path, tools: Tools, result: Result
 ) -> None:
     load(sys, "rebellions", initstate="going\n")
-    tools(monkeypatch, result)
+    tools(result)
     clock = FakeClock()
     clock.after(3.0, clock.ask_to_end)
     with pytest.raises(Terminated):
@@ -235,29 +242,25 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "new"
 
 
-def test_modprobe_gets_root_kernel_and_name_and_a_failure_names_root_and_reason(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran = tools(monkeypatch, Result(0, "", ""))
+def test_modprobe_gets_root_kernel_and_name_and_a_failure_names_root_and_reason(root: Path, tools: Tools) -> None:
+    ran = tools(Result(0, "", ""))
     kmod.load_module(root, KERNEL, "rebellions", soon())
     assert ran == [["modprobe", "--dirname", str(root), "--set-version", KERNEL, "--", "rebellions"]]
-    tools(monkeypatch, Result(1, "", "modprobe: ERROR: could not insert 'rebellions': Exec format error"))
+    tools(Result(1, "", "modprobe: ERROR: could not insert 'rebellions': Exec format error"))
     with pytest.raises(ModuleFailed, match=r"/new: .*Exec format error"):
         kmod.load_module(root, KERNEL, "rebellions", soon())
 
 
-def test_a_tree_without_a_list_gets_one_first(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tree_without_a_list_gets_one_first(root: Path, tools: Tools) -> None:
     (root / "lib/modules" / KERNEL / "modules.dep").unlink()
-    ran = tools(monkeypatch, lambda argv: Result(int(argv[0] == "depmod"), "", "depmod: read-only"))
+    ran = tools(lambda argv: Result(int(argv[0] == "depmod"), "", "depmod: read-only"))
     with pytest.raises(ModuleFailed, match="depmod cannot make it: depmod: read-only"):
         kmod.load_module(root, KERNEL, "rebellions", soon())
     assert ran == [["depmod", "-b", str(root), "--", KERNEL]]
 
 
-def test_no_name_that_begins_with_a_dash_is_an_option_of_a_tool(
-    sys: Path, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran = tools(monkeypatch, Result(1, "", "no"))
+def test_no_name_that_begins_with_a_dash_is_an_option_of_a_tool(sys: Path, root: Path, tools: Tools) -> None:
+    ran = tools(Result(1, "", "no"))
     load(sys, "-a")
     calls: tuple[Callable[[], object], ...] = (
         lambda: kmod.unload_module(sys, "-a", soon(), FakeClock()),
@@ -284,8 +287,8 @@ def test_no_name_that_begins_with_a_dash_is_an_option_of_a_tool(
         (Result(127, "", "modprobe: not found"), "modprobe: not found"),
     ],
 )
-def test_what_modprobe_would_refuse_is_told_before(monkeypatch: pytest.MonkeyPatch, result: Result, why: str) -> None:
-    ran = tools(monkeypatch, result)
+def test_what_modprobe_would_refuse_is_told_before(tools: Tools, result: Result, why: str) -> None:
+    ran = tools(result)
     found = kmod.why_load_refused(Path("/r"), KERNEL, "rebellions")
     assert (bool(found), why in found) == (bool(why), True)
     assert ran == [["modprobe", "--show-depends", "--dirname", "/r", "--set-version", KERNEL, "--", "rebellions"]]
@@ -427,9 +430,9 @@ def test_a_module_is_looked_up_in_modules_dep(tree: Tree, dep: str, name: str, p
     assert [found.find(root, name) for root in (ROOT, f"{ROOT}/", "/link", "/")] == [path, path, behind_link, ""]
 
 
-def test_a_root_says_what_it_offers(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_root_says_what_it_offers(tree: Tree, tools: Tools) -> None:
     found = offer(tree, "x/rebellions.ko:\n", "x/rebellions.ko")
-    ran = modinfo(monkeypatch, f"version:  2.0\nvermagic:       {KERNEL} SMP\nversion: again\n")
+    ran = tools(modinfo(f"version:  2.0\nvermagic:       {KERNEL} SMP\nversion: again\n"))
     source = found.source(ROOT, ("rebellions",))
     assert (source.problem, source.version, source.modules[0].vermagic) == ("", "2.0", f"{KERNEL} SMP")
     assert source.modules[0].path == f"{PREFIX}x/rebellions.ko"
@@ -445,9 +448,9 @@ def test_a_root_says_what_it_offers(tree: Tree, monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_a_modinfo_that_fails_is_told_with_its_words_and_its_output_counts_for_nothing(
-    tree: Tree, monkeypatch: pytest.MonkeyPatch, result: Result, why: str
+    tree: Tree, tools: Tools, result: Result, why: str
 ) -> None:
-    tools(monkeypatch, result)
+    tools(result)
     (file,) = offer(tree, "x/rebellions.ko:\n", "x/rebellions.ko").source(ROOT, ("rebellions",)).modules
     assert file.unread.startswith("modinfo failed: ")
     assert (why in file.unread, file.vermagic) == (True, "")
@@ -461,8 +464,8 @@ def test_a_root_without_the_module_says_for_which_kernels_it_is(tree: Tree) -> N
     assert "has no lib/modules" in trees(tree).source("/absent", ("rebellions",)).problem
 
 
-def test_a_file_that_was_written_to_or_replaced_has_another_stamp(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    tools(monkeypatch, Result(0, "version: 1.0\n", ""))
+def test_a_file_that_was_written_to_or_replaced_has_another_stamp(tree: Tree, tools: Tools) -> None:
+    tools(Result(0, "version: 1.0\n", ""))
     path = tree.root / PREFIX.lstrip("/") / "extra/rebellions.ko"
 
     def stamp() -> str:
@@ -514,8 +517,8 @@ def test_a_link_that_leads_elsewhere_in_this_container_means_file_by_file_each_a
     assert dict(found)[name] == f"{PREFIX}x/{name}.ko"
 
 
-def test_without_a_list_such_a_link_is_a_problem_of_the_tree(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    modinfo(monkeypatch, SMP)
+def test_without_a_list_such_a_link_is_a_problem_of_the_tree(tree: Tree, tools: Tools) -> None:
+    tools(modinfo(SMP))
     found = linked(tree, "rebellions")
     (tree.root / f"{PREFIX.lstrip('/')}modules.dep").unlink()
     assert "depmod would not find" in found.source(ROOT, ("rebellions",)).problem
@@ -523,10 +526,10 @@ def test_without_a_list_such_a_link_is_a_problem_of_the_tree(tree: Tree, monkeyp
 
 @pytest.mark.parametrize(("links", "is_asked"), [((), True), (("base",), False)])
 def test_modprobe_is_asked_before_where_it_is_to_load(
-    tree: Tree, monkeypatch: pytest.MonkeyPatch, links: tuple[str, ...], is_asked: bool
+    tree: Tree, tools: Tools, links: tuple[str, ...], is_asked: bool
 ) -> None:
     tree.put("/etc/modprobe.d/a.conf", "options base a=1\noptions ext4 b=2\n")
-    ran = modinfo(monkeypatch, f"{SMP}depends:  base\n")
+    ran = tools(modinfo(f"{SMP}depends:  base\n"))
     source = linked(tree, *links).source(ROOT, ("rebellions",))
     assert any("--show-depends" in argv for argv in ran) is is_asked
     assert source.options == {"base": "a=1"}, "only those of what is loaded"
@@ -571,17 +574,12 @@ def test_a_file_in_any_of_them_is_found_compressed_or_not(tree: Tree, folder: st
     ],
 )
 def test_firmware_of_the_driver_root_is_not_found_by_the_kernel(
-    tree: Tree,
-    monkeypatch: pytest.MonkeyPatch,
-    there: tuple[str, ...],
-    named: tuple[str, ...],
-    missing: tuple[str, ...],
-    kept_in: str,
+    tree: Tree, tools: Tools, there: tuple[str, ...], named: tuple[str, ...], missing: tuple[str, ...], kept_in: str
 ) -> None:
     for path in (*there, "/lib/firmware/there.bin"):
         tree.put(path, "")
     found = offer(tree, "rebellions.ko:\n", "rebellions.ko")
-    modinfo(monkeypatch, SMP + "".join(f"firmware:       {name}\n" for name in named))
+    tools(modinfo(SMP + "".join(f"firmware:       {name}\n" for name in named)))
     folder = kept_in and f"{kept_in}/lib/firmware"
     expected = (MissingFirmware("rebellions", missing, STANDARD, folder),) if missing else ()
     assert found.source(ROOT, ("rebellions",)).missing_firmware == expected

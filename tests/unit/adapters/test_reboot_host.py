@@ -205,20 +205,15 @@ def test_evidence_has_the_probes_last_words_the_holders_and_the_kernels(tree: Ho
     ],
 )
 def test_the_reboot_command_is_run_as_words_and_one_that_ends_with_a_status_was_refused(
-    tree: HostTree,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    command: tuple[str, ...],
-    problem: str,
-    is_refused: bool,
+    tree: HostTree, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], problem: str, is_refused: bool
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(tree.root)
     if command[0] == "sleep":
         monkeypatch.setattr(host_reboot, "COMMAND_TIMEOUT_S", 0.2)
     answer = host(tree, *command).reboot()
     assert (bool(answer.problem), problem in answer.problem) == (bool(problem), True)
     assert answer.is_refused is is_refused
-    assert (tmp_path / "ran").exists() is (command[0] == "touch")
+    assert (tree.root / "ran").exists() is (command[0] == "touch")
 
 
 def away(tree: HostTree) -> HostTree:
