@@ -109,7 +109,7 @@ SCRIPTS = ("#!/bin/absent", "#!", "#!/usr/bin/env -S sh -e", "#!/usr/bin/env abs
 @pytest.mark.parametrize(
     "content",
     [
-        *(elf(), elf("")[:40], b"\x7fELF\x01\x01", b"", b"MZ", elf("/absent/ld.so")),
+        *(elf(), elf("")[:40], b"\x7fELF\x01\x01", b"", b"MZ", elf("/absent/ld.so"), elf(LOADERS["x86-64"], more=200)),
         *(f"{line}\n".encode() for line in SCRIPTS),
     ],
 )
