@@ -129,33 +129,20 @@ def test_where_two_digests_differ_is_told_where_the_eye_may_miss_it(one: str, ot
 
 # durations
 
-SECONDS = {
-    "0": 0.0,
-    "0s": 0.0,
-    "90": 90.0,
-    "1.5": 1.5,
-    "30s": 30.0,
-    "5m": 300.0,
-    " 5m ": 300.0,
-    "1h30m": 5400.0,
-    "1.5h": 5400.0,
-    "1m0.5s": 60.5,
-    "250ms": 0.25,
-    "1m250ms": 60.25,
-    "10us": 1e-5,
-    "10µs": 1e-5,
-    "10ns": 1e-8,
-    "720h": 2_592_000.0,
-}
+DURATIONS = (
+    *(("0", 0.0), ("0s", 0.0), ("90", 90.0), ("1.5", 1.5), ("30s", 30.0), ("5m", 300.0), (" 5m ", 300.0)),
+    *(("1h30m", 5400.0), ("1.5h", 5400.0), ("1m0.5s", 60.5), ("250ms", 0.25), ("1m250ms", 60.25)),
+    *(("10us", 1e-5), ("10µs", 1e-5), ("10ns", 1e-8), ("720h", 2_592_000.0)),
+)
 NO_DURATIONS = (
     *("", " ", "s", "five", "5x", "-5m", "+-1", "5m30", "30 s", "1h 30m", "5m;", "5mm"),
     *("1e3", "inf", "nan", "0x10"),
 )
 
 
-@pytest.mark.parametrize("text", SECONDS)
-def test_a_duration_is_read(text: str) -> None:
-    assert parse_duration(text) == pytest.approx(SECONDS[text])
+@pytest.mark.parametrize(("text", "seconds"), DURATIONS)
+def test_a_duration_is_read(text: str, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
