@@ -277,7 +277,7 @@ HOST_MUTANTS = (
         "domain/reboot/state.py",
         "        return Slots((*others, me)) if is_in or len(others) < limit else None",
         "        return Slots((*others, me))",
-        ("unit/reboot/test_slots.py::test_who_is_in_stays_in_with_its_new_boot_though_all_slots_are_taken",),
+        ("unit/reboot/test_reboot_state.py::test_who_is_in_stays_in_with_its_new_boot_though_all_slots_are_taken",),
     ),
     Mutant(
         "slot-by-name",
@@ -285,7 +285,7 @@ HOST_MUTANTS = (
         "domain/reboot/state.py",
         "        return next((holder for holder in self.holders if holder.uid == uid), None)",
         "        return self.holders[0] if self.holders else None",
-        ("unit/reboot/test_slots.py::test_a_node_of_the_same_name_and_another_uid_holds_nothing",),
+        ("unit/reboot/test_reboot_state.py::test_a_node_of_the_same_name_and_another_uid_holds_nothing",),
     ),
     Mutant(
         "slot-freed-on-not-ready",

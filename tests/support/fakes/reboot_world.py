@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from driver_manager.core.rebooter import Rebooter, RebootPorts
 from driver_manager.domain.errors import ApiUnavailable, Conflict, ModuleFailed, PodsRemain
 from driver_manager.domain.host import Marker, MarkerUnreadable, decode_marker, encode_marker
-from driver_manager.domain.reboot import state as reboot_record
+from driver_manager.domain.node import Node
 from driver_manager.domain.reboot.decision import RebootDecision
 from driver_manager.domain.reboot.state import (
     RebootAnswer,
@@ -21,7 +21,9 @@ from driver_manager.domain.reboot.state import (
     Slots,
     SlotsSeen,
     Snapshot,
+    decode_reboot_record,
     decode_slots,
+    encode_reboot_record,
     encode_slots,
 )
 from tests.support.fakes.builders import ASCEND, node
@@ -100,7 +102,7 @@ class FakeRebootHost:
         with self.machine.killer.call("keep", effect=True), self.turn:
             if seen is not None and self.remembered() != seen:
                 raise Conflict("another process has replaced the record", "")
-            self.text = reboot_record.encode_reboot_record(record)
+            self.text = encode_reboot_record(record)
 
     def why_not_ready(self) -> str:
         with self.machine.killer.call("driver"):
@@ -136,7 +138,7 @@ class FakeRebootHost:
 
     def remembered(self) -> Record:
         """The record on disk."""
-        return reboot_record.decode_reboot_record(self.text) if self.text is not None else Record()
+        return decode_reboot_record(self.text) if self.text is not None else Record()
 
     def _told(self, how: str) -> None:
         with self.machine.killer.call(how, effect=True):
@@ -223,13 +225,7 @@ class Machine:
 
     def round(self) -> RebootDecision | None:
         """One round of a fresh process; None where it was killed, or the host is down."""
-        if self.host.is_down:
-            return None
-        self.killer.revive()
-        try:
-            return self.rebooter.round()
-        except Killed:
-            return None
+        return self.round_with(lambda _: None)
 
     def round_with(self, prepare: Callable[[Killer], None]) -> RebootDecision | None:
         """The same, with what `prepare` asks of the killer."""
@@ -292,17 +288,21 @@ class Machine:
     @property
     def notes(self) -> dict[str, str]:
         """Labels and annotations that speak of reboots, and the cordon's mark; the driver's state is apart."""
-        current = self.cluster.current
-        assert current is not None
-        return {key: text for key, text in {**current.labels, **current.annotations}.items() if key != KEYS.state}
+        found = {**self.node.labels, **self.node.annotations}
+        return {key: text for key, text in found.items() if key != KEYS.state}
+
+    @property
+    def node(self) -> Node:
+        """The Node as it is now."""
+        assert self.cluster.current is not None
+        return self.cluster.current
 
     def check_state(self) -> None:
         """Raises AssertionError unless the Node shows that a reboot is required as long as it is asked for.
 
         A Node made anew shows nothing until somebody asks again.
         """
-        current = self.cluster.current
-        assert current is not None
+        current = self.node
         is_anew = current.uid != f"uid-{self.name}" and KEYS.state not in current.labels
         was_shown = not is_anew and any(KEYS.state in patch.labels for patch in self.cluster.patches)
         is_asked = KEYS.reboot_required in current.labels
@@ -371,6 +371,11 @@ class Fleet:
         ], self.slots
 
 
+def grant_of(machine: Machine) -> dict[str, str]:
+    """The annotations of a grant for the reboot out of this boot."""
+    return {KEYS.pre_reboot_boot_id: machine.host.boot_id, KEYS.reboot_in_progress: "upgrade"}
+
+
 def unavailable() -> None:
     """The API server does not answer."""
     raise ApiUnavailable("no answer", "Look at the API server.")
@@ -388,7 +393,6 @@ def check_clean(machine: Machine) -> None:
     """Raises AssertionError unless nothing is taken and nothing speaks of a reboot."""
     assert machine.notes == {}, machine.notes
     machine.check_state()
-    assert machine.cluster.current is not None
-    assert not machine.cluster.current.unschedulable
+    assert not machine.node.unschedulable
     assert machine.host.remembered().is_empty
     assert machine.name not in machine.fleet.holders
