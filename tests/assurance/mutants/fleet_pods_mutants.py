@@ -89,7 +89,7 @@ FLEET_PODS_MUTANTS = (
         PATH + "state.py",
         '_PRIORITY = frozenset({"priority", "priorityClassName", "preemptionPolicy"})',
         '_PRIORITY = frozenset({"priority", "preemptionPolicy"})',
-        (PODS + "test_nobody_has_to_leave_for_it",),
+        (PODS + "test_it_is_none_of_the_daemonsets_pods_goes_with_the_rollout_and_nobody_has_to_leave_for_it",),
     ),
     Mutant(
         "refused-for-each-node",

@@ -63,9 +63,20 @@ def but(**fields: Any) -> Json:
     return {**copy.deepcopy(SPEC), **fields}
 
 
-def wave(**fields: Any) -> Json:
-    """The same with one wave."""
-    return but(waves=[{"name": "canary", **fields}])
+BESIDE: Json = {"waves": {"name": "canary"}, "units": {"topologyKey": "rack"}}
+"""What has to be in an entry or an object beside the one field that is looked at."""
+
+
+def field(path: str, value: Any, expected: str, server: str = "") -> Bad:
+    """One field of the spec has a bad value. `expected` is what the reader says of it after the value."""
+    *outer, last = path.split(".")
+    found = {last: value}
+    for name in reversed(outer):
+        key = name.removesuffix("[0]")
+        entry = {**BESIDE.get(key, {}), **found}
+        found = {key: [entry] if name.endswith("[0]") else entry}
+    expected = expected if expected.startswith(":") else f", expected {expected}"
+    return Bad(f"{path}={value!r}"[:60], but(**found), f"spec.{path} is {value!r}{expected}", server)
 
 
 NAME = "a name of lower-case letters, digits, '-' and '.' such as driver"
@@ -73,23 +84,19 @@ DURATION = "a duration such as 90, 30s, 5m or 1h30m"
 KEY = "the key of a label such as topology.kubernetes.io/zone"
 WINDOWS = "windows such as 'Sat,Sun 02:00-06:00; Mon-Fri 22:00-04:00'"
 SELECTOR = "a label selector such as 'rack=a,tier!=prod'"
-COUNT = "from 1 to 100000"
+ZONE = "a time zone such as Europe/Berlin, or UTC"
+COUNT, FROM_0 = "a whole number from 1 to 100000", "a whole number from 0 to 100000"
+AMOUNT = "a whole number from 1, or a percent such as 10%"
+SOAK = f"{DURATION}, from 0 s to 30 days"
+FLAG, WAVES = "true or false", "a list of 1 to 20 objects"
+ABOVE, BELOW = "in body should be greater than or equal to", "in body should be less than or equal to"
+DAYS = "Mon, Tue, Wed, Thu, Fri, Sat, Sun"
 
 BAD = (
     Bad("no-daemon-set", {}, f"spec.daemonSet is missing, expected {NAME}", "spec.daemonSet: Required value"),
     Bad("no-object", [], "spec is [], expected an object", "spec in body must be of type object"),
-    Bad(
-        "daemon-set-of-capitals",
-        {"daemonSet": "Driver"},
-        f"spec.daemonSet is 'Driver', expected {NAME}",
-        'spec.daemonSet: Invalid value: "Driver"',
-    ),
-    Bad(
-        "daemon-set-with-a-line-feed",
-        {"daemonSet": "driver\n"},
-        f"spec.daemonSet is 'driver\\n', expected {NAME}",
-        "spec.daemonSet: Invalid value",
-    ),
+    field("daemonSet", "Driver", NAME, 'spec.daemonSet: Invalid value: "Driver"'),
+    field("daemonSet", "driver\n", NAME, "spec.daemonSet: Invalid value"),
     Bad(
         "daemon-set-too-long",
         {"daemonSet": "d" * 254},
@@ -103,77 +110,31 @@ BAD = (
         "maxParallel, maxUnavailable, nodeTimeout, onHalt, paused, preflight, timezone, units, validationTimeout, "
         "waves, windows",
     ),
-    Bad("flag-in-words", but(paused="yes"), "spec.paused is 'yes', expected true or false", "must be of type boolean"),
-    Bad("flag-of-a-number", but(paused=1), "spec.paused is 1, expected true or false", "must be of type boolean"),
-    Bad(
-        "number-below",
-        but(maxParallel=-1),
-        "spec.maxParallel is -1, expected a whole number from 0 to 100000",
-        "spec.maxParallel in body should be greater than or equal to 0",
-    ),
-    Bad(
-        "number-above",
-        but(maxParallel=100_001),
-        "spec.maxParallel is 100001, expected a whole number from 0 to 100000",
-        "spec.maxParallel in body should be less than or equal to 100000",
-    ),
-    Bad(
-        "number-that-is-true",
-        but(maxParallel=True),
-        "spec.maxParallel is True, expected a whole number from 0 to 100000",
-        "spec.maxParallel in body must be of type integer",
-    ),
-    Bad(
-        "half-a-node",
-        but(failureThreshold=1.5),
-        f"spec.failureThreshold is 1.5, expected a whole number {COUNT}",
-        "spec.failureThreshold in body must be of type integer",
-    ),
-    Bad(
-        "threshold-of-none",
-        but(failureThreshold=0),
-        f"spec.failureThreshold is 0, expected a whole number {COUNT}",
-        "spec.failureThreshold in body should be greater than or equal to 1",
-    ),
-    Bad(
-        "none-unavailable",
-        but(maxUnavailable=0),
-        "spec.maxUnavailable is 0, expected a whole number from 1, or a percent such as 10%",
-        "spec.maxUnavailable in body should be greater than or equal to 1",
-    ),
+    field("paused", "yes", FLAG, "must be of type boolean"),
+    field("paused", 1, FLAG, "must be of type boolean"),
+    field("maxParallel", -1, FROM_0, f"spec.maxParallel {ABOVE} 0"),
+    field("maxParallel", 100_001, FROM_0, f"spec.maxParallel {BELOW} 100000"),
+    field("maxParallel", True, FROM_0, "spec.maxParallel in body must be of type integer"),
+    field("failureThreshold", 1.5, COUNT, "spec.failureThreshold in body must be of type integer"),
+    field("failureThreshold", 0, COUNT, f"spec.failureThreshold {ABOVE} 1"),
+    field("maxUnavailable", 0, AMOUNT, f"spec.maxUnavailable {ABOVE} 1"),
     *(
-        Bad(
-            f"unavailable-{text}",
-            but(maxUnavailable=text),
-            f"spec.maxUnavailable is '{text}', expected a whole number from 1, or a percent such as 10%",
-            "spec.maxUnavailable",
-        )
-        for text in ("0%", "101%", "10", "ten", "-5%", "1.5%")
+        field("maxUnavailable", value, AMOUNT, "spec.maxUnavailable")
+        for value in ("0%", "101%", "10", "ten", "-5%", "1.5%", True)
     ),
-    Bad(
-        "unavailable-flag",
-        but(maxUnavailable=True),
-        "spec.maxUnavailable is True, expected a whole number from 1, or a percent such as 10%",
-        "spec.maxUnavailable",
-    ),
-    Bad("no-wave", but(waves=[]), "spec.waves is [], expected a list of 1 to 20 objects", "at least 1 items"),
+    field("waves", [], WAVES, "at least 1 items"),
     Bad(
         "waves-too-many",
         but(waves=[{"name": f"w{number}"} for number in range(21)]),
         "spec.waves is [{'name': 'w0'}, {'name': 'w1'}, {'name': 'w2'}, {'name': 'w3'}, {'name': … {'name': 'w19'}, "
-        "{'name': 'w20'}], expected a list of 1 to 20 objects",
+        f"{{'name': 'w20'}}], expected {WAVES}",
         "spec.waves",
     ),
     Bad("wave-that-is-text", but(waves=["a"]), "spec.waves[0] is 'a', expected an object", "must be of type object"),
     Bad(
         "wave-nameless", but(waves=[{}]), f"spec.waves[0].name is missing, expected {NAME}", "spec.waves.name: Required"
     ),
-    Bad(
-        "wave-name-too-long",
-        but(waves=[{"name": "w" * 64}]),
-        f"spec.waves[0].name is '{'w' * 64}', expected 0 to 63 characters",
-        "spec.waves.name: ",
-    ),
+    field("waves[0].name", "w" * 64, "0 to 63 characters", "spec.waves.name: "),
     Bad(
         "waves-of-one-name",
         but(waves=[{"name": "a"}, {"name": "b"}, {"name": "a"}]),
@@ -181,116 +142,48 @@ BAD = (
     ),
     Bad(
         "wave-of-two-amounts",
-        wave(count=1, percent=10),
+        but(waves=[{"name": "canary", "count": 1, "percent": 10}]),
         "spec.waves[0] has count and percent, expected at most one of them",
     ),
-    Bad(
-        "wave-of-none",
-        wave(count=0),
-        f"spec.waves[0].count is 0, expected a whole number {COUNT}",
-        "spec.waves.count in body should be greater than or equal to 1",
-    ),
-    Bad(
-        "wave-of-too-much",
-        wave(percent=101),
-        "spec.waves[0].percent is 101, expected a whole number from 1 to 100",
-        "spec.waves.percent in body should be less than or equal to 100",
-    ),
-    Bad(
-        "wave-selector-typo",
-        wave(nodeSelector="rack=a,=b"),
-        f"spec.waves[0].nodeSelector is 'rack=a,=b', expected {SELECTOR} (unable to parse requirement: =b)",
-    ),
-    Bad(
-        "wave-selector-of-odd-signs",
-        wave(nodeSelector="rack=ä"),
-        f"spec.waves[0].nodeSelector is 'rack=ä', expected {SELECTOR}",
-        "spec.waves.nodeSelector in body should match",
-    ),
+    field("waves[0].count", 0, COUNT, f"spec.waves.count {ABOVE} 1"),
+    field("waves[0].percent", 101, "a whole number from 1 to 100", f"spec.waves.percent {BELOW} 100"),
+    field("waves[0].nodeSelector", "rack=a,=b", f"{SELECTOR} (unable to parse requirement: =b)"),
+    field("waves[0].nodeSelector", "rack=ä", SELECTOR, "spec.waves.nodeSelector in body should match"),
     *(
-        Bad(
-            f"soak-{text}",
-            wave(soak=text),
-            f"spec.waves[0].soak is '{text}', expected {DURATION}, from 0 s to 30 days",
-            "spec.waves.soak in body should match",
-        )
+        field("waves[0].soak", text, SOAK, "spec.waves.soak in body should match")
         for text in ("soon", "-5m", "5 m", "5ms", "1h-5m", "")
     ),
-    Bad(
-        "soak-of-a-number",
-        wave(soak=90),
-        f"spec.waves[0].soak is 90, expected {DURATION}, from 0 s to 30 days",
-        "spec.waves.soak in body must be of type string",
-    ),
-    Bad(
-        "soak-too-long",
-        wave(soak="800h"),
-        f"spec.waves[0].soak is '800h', expected {DURATION}, from 0 s to 30 days ('800h' is longer than 30 days)",
-    ),
-    Bad("no-time-at-all", but(nodeTimeout="0s"), f"spec.nodeTimeout is '0s', expected {DURATION}, from 1 s to 30 days"),
+    field("waves[0].soak", 90, SOAK, "spec.waves.soak in body must be of type string"),
+    field("waves[0].soak", "800h", f"{SOAK} ('800h' is longer than 30 days)"),
+    field("nodeTimeout", "0s", f"{DURATION}, from 1 s to 30 days"),
     Bad(
         "unit-without-key",
         but(units={}),
         f"spec.units.topologyKey is missing, expected {KEY}",
         "spec.units.topologyKey: Required value",
     ),
-    Bad(
-        "unit-key",
-        but(units={"topologyKey": "a b"}),
-        f"spec.units.topologyKey is 'a b', expected {KEY}",
-        "spec.units.topologyKey in body should match",
+    field("units.topologyKey", "a b", KEY, "spec.units.topologyKey in body should match"),
+    field("units.mode", "together", "one of OneAtATime, Together", 'supported values: "OneAtATime", "Together"'),
+    field("windows", "Sut 02:00-06:00", f"{WINDOWS} ('Sut' is not a day, expected one of {DAYS})"),
+    field("windows", "Sat 25:00-26:00", f": '25:00' is not a time of the day, expected {WINDOWS}"),
+    field(
+        "windows",
+        "02:00-02:00",
+        f"{WINDOWS} ('02:00-02:00' opens at 02:00 and closes at 02:00: that is not a window)",
     ),
-    Bad(
-        "unit-mode",
-        but(units={"topologyKey": "rack", "mode": "together"}),
-        "spec.units.mode is 'together', expected one of OneAtATime, Together",
-        'supported values: "OneAtATime", "Together"',
-    ),
-    Bad(
-        "window-of-no-day",
-        but(windows="Sut 02:00-06:00"),
-        f"spec.windows is 'Sut 02:00-06:00', expected {WINDOWS} "
-        "('Sut' is not a day, expected one of Mon, Tue, Wed, Thu, Fri, Sat, Sun)",
-    ),
-    Bad(
-        "window-of-no-time",
-        but(windows="Sat 25:00-26:00"),
-        f"spec.windows is 'Sat 25:00-26:00': '25:00' is not a time of the day, expected {WINDOWS}",
-    ),
-    Bad(
-        "window-of-no-length",
-        but(windows="02:00-02:00"),
-        f"spec.windows is '02:00-02:00', expected {WINDOWS} "
-        "('02:00-02:00' opens at 02:00 and closes at 02:00: that is not a window)",
-    ),
-    Bad(
-        "window-none",
-        but(windows="at night"),
-        f"spec.windows is 'at night', expected {WINDOWS}",
-        "spec.windows in body",
-    ),
-    Bad(
-        "zone-unknown",
-        but(timezone="Europe/Atlantis"),
-        "spec.timezone is 'Europe/Atlantis', expected a time zone such as Europe/Berlin, or UTC",
-    ),
-    Bad(
-        "zone-that-is-a-path",
-        but(timezone="../../etc/passwd"),
-        "spec.timezone is '../../etc/passwd', expected a time zone such as Europe/Berlin, or UTC",
-        "spec.timezone in body should match",
-    ),
-    Bad(
-        "gate-of-all-pods",
-        but(gates={"pods": [{"selector": ""}]}),
-        "spec.gates.pods[0].selector is '', expected 1 to 1000 characters",
+    field("windows", "at night", WINDOWS, "spec.windows in body"),
+    field("timezone", "Europe/Atlantis", ZONE),
+    field("timezone", "../../etc/passwd", ZONE, "spec.timezone in body should match"),
+    field(
+        "gates.pods[0].selector",
+        "",
+        "1 to 1000 characters",
         "spec.gates.pods.selector in body should be at least 1 chars long",
     ),
-    Bad(
-        "gate-of-no-condition",
-        but(gates={"conditions": [{"type": "Network Ready"}]}),
-        "spec.gates.conditions[0].type is 'Network Ready', expected the type of a condition of the Node such as "
-        "NetworkReady",
+    field(
+        "gates.conditions[0].type",
+        "Network Ready",
+        "the type of a condition of the Node such as NetworkReady",
         "spec.gates.conditions.type in body should match",
     ),
     Bad(
@@ -305,10 +198,10 @@ BAD = (
         "spec.gates.metrics was removed: delete it, and use `conditions`, with a job that queries Prometheus and sets "
         "the condition",
     ),
-    Bad(
-        "on-halt",
-        but(onHalt="stop"),
-        "spec.onHalt is 'stop', expected one of hold, undo",
+    field(
+        "onHalt",
+        "stop",
+        "one of hold, undo",
         'spec.onHalt: Unsupported value: "stop": supported values: "hold", "undo"',
     ),
 )

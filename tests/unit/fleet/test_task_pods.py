@@ -8,12 +8,11 @@ from typing import Any
 
 import click
 import pytest
-from msgspec.structs import replace
 
 from driver_manager.cli.by_hand import preflight_command
 from driver_manager.cli.reconcile import reconcile_command
 from driver_manager.domain import selectors
-from driver_manager.domain.fleet.spec import Fleet, Revision, Task
+from driver_manager.domain.fleet.spec import Revision, Task
 from driver_manager.domain.fleet.state import NOT_OF_PREFLIGHT, TASKS, CreatePod, PodMaker, TemplateUnusable
 from scripts.releasing.kustomize import OVERLAYS, only, render
 from tests.support.fakes.fleet_builders import NEW, fleet, node
@@ -53,120 +52,91 @@ TEMPLATE: Json = {
 }
 
 
-def facts(template: Any = TEMPLATE, **said: Any) -> Fleet:
+def maker(template: Any = TEMPLATE, task: Task = Task.PREFLIGHT, **said: Any) -> PodMaker:
     text = template if isinstance(template, str) else json.dumps(template)
     revisions = (Revision("driver-new", NEW, 2, text),)
-    return fleet((node("a"),), revisions=revisions, rollout_uid="ro-uid", **said)
+    return PodMaker(fleet((node("a"),), revisions=revisions, rollout_uid="ro-uid", **said), NEW, task)
 
 
 def made(template: Any = TEMPLATE, **said: Any) -> CreatePod:
-    return PodMaker(facts(template, **said), NEW, Task.PREFLIGHT).pod(node("a"))
+    return maker(template, **said).pod(node("a"))
 
 
-def container(manager: Json) -> Json:
-    spec = {**TEMPLATE["spec"], "initContainers": [manager]}
-    found, *_ = made({**TEMPLATE, "spec": spec}).body["spec"]["containers"]
-    return dict(found)
+def running(**said: Any) -> Json:
+    """The template with another manager; a field that is None is absent."""
+    manager = {key: value for key, value in {**MANAGER, **said}.items() if value is not None}
+    return {**TEMPLATE, "spec": {**TEMPLATE["spec"], "initContainers": [manager]}}
 
 
 def test_the_pod_is_the_template_with_another_command() -> None:
     assert made().body == json.loads(GOLDEN.read_text())
 
 
-def test_it_is_none_of_the_daemonsets_pods_and_goes_with_the_rollout() -> None:
+def test_it_is_none_of_the_daemonsets_pods_goes_with_the_rollout_and_nobody_has_to_leave_for_it() -> None:
     act = made()
-    labels = act.body["metadata"]["labels"]
-    assert not selectors.parse("app=driver").matches(labels)
-    assert "app" not in labels
-    assert selectors.parse(TASKS).matches(labels)
-    assert act.body["metadata"]["ownerReferences"][0]["uid"] == "ro-uid"
-    assert (act.namespace, act.name, act.node) == ("npu", act.body["metadata"]["name"], "a")
-
-
-def test_nobody_has_to_leave_for_it() -> None:
-    spec = made().body["spec"]
+    metadata, spec = act.body["metadata"], act.body["spec"]
+    assert "app" not in metadata["labels"]
+    assert selectors.parse(TASKS).matches(metadata["labels"])
+    assert metadata["ownerReferences"][0]["uid"] == "ro-uid"
+    assert (act.namespace, act.name, act.node) == ("npu", metadata["name"], "a")
     assert not {"priorityClassName", "priority", "preemptionPolicy"} & spec.keys()
     assert all("resources" not in one for one in spec["containers"])
 
 
 def test_the_pod_that_clears_has_every_option_of_the_run_and_its_priority() -> None:
-    manager = {**MANAGER, "args": ["reconcile-driver-state", "--metrics-textfile=/x", "-o", "json", "--evict-holders"]}
-    template = {**TEMPLATE, "spec": {**TEMPLATE["spec"], "initContainers": [manager]}}
-    maker = PodMaker(facts(template), NEW, Task.CLEAR)
-    spec = maker.pod(node("a"), "1").body["spec"]
+    args = ["reconcile-driver-state", "--metrics-textfile=/x", "-o", "json", "--evict-holders"]
+    clears = maker(running(args=args), Task.CLEAR)
+    spec = clears.pod(node("a"), "1").body["spec"]
     (found,) = spec["containers"]
-    assert found["args"] == [
-        "reconcile-driver-state",
-        "--metrics-textfile=/x",
-        "--evict-holders",
-        "--clear-for",
-        NEW,
-    ]
-    assert spec["priorityClassName"] == "system-node-critical"
-    assert "resources" not in found
-    assert spec["restartPolicy"] == "Never"
+    assert found["args"] == [*args[:2], "--evict-holders", "--clear-for", NEW]
+    assert (spec["priorityClassName"], spec["restartPolicy"]) == ("system-node-critical", "Never")
     assert spec["activeDeadlineSeconds"] == 1860
-    assert maker.pod(node("a"), "1").name != maker.pod(node("a"), "2").name
+    assert "resources" not in found
+    assert clears.pod(node("a"), "1").name != clears.pod(node("a"), "2").name
     assert {"--clear-for", "--dry-run"} <= {name for one in reconcile_command.params for name in one.opts}
 
 
 def test_the_name_follows_from_what_it_is_for() -> None:
     assert made() == made()
-    maker = PodMaker(facts(), NEW, Task.PREFLIGHT)
-    names = {maker.pod(node("a")).name, maker.pod(node("b")).name, maker.pod(node("a", uid="a-again")).name}
-    assert len(names) == 3
-    assert made(rollout="npu/" + "x" * 253).name != made().name
-    assert len(made(rollout="npu/" + "x" * 253).name) <= 63, "it is the pod's hostname, too"
-
-
-def test_a_label_fits_whatever_a_node_is_called() -> None:
-    long = replace(node("a"), name="n" * 62 + ".example.com")
-    labels = PodMaker(facts(), NEW, Task.PREFLIGHT).pod(long).body["metadata"]["labels"]
+    nodes = (node("a"), node("b"), node("a", uid="a-again"))
+    names = [*(maker().pod(one).name for one in nodes), made(rollout="npu/" + "x" * 253).name]
+    assert len(set(names)) == 4
+    assert max(map(len, names)) <= 63, "it is the pod's hostname, too"
+    labels = maker().pod(node("n" * 62 + ".example.com")).body["metadata"]["labels"]
     assert all(selectors.is_label_value(value) for value in labels.values())
 
 
+RECONCILE = "reconcile-driver-state"
+COMMAND = ["driver-manager"]
+
+
 @pytest.mark.parametrize(
-    ("said", "command", "args"),
+    ("command", "args", "before", "after"),
     [
-        ({"args": ["reconcile-driver-state"]}, ["driver-manager"], []),
-        ({"command": None, "args": ["reconcile-driver-state"]}, None, []),
+        (COMMAND, [RECONCILE], COMMAND, []),
+        (None, [RECONCILE], None, []),
+        (["/usr/bin/driver-manager", RECONCILE], [], ["/usr/bin/driver-manager"], []),
+        (["tini", "--", *COMMAND], [RECONCILE, "--no-wait"], ["tini", "--", *COMMAND], ["--no-wait"]),
         (
-            {"command": ["/usr/bin/driver-manager", "reconcile-driver-state"], "args": []},
-            ["/usr/bin/driver-manager"],
-            [],
-        ),
-        (
-            {"command": ["tini", "--", "driver-manager"], "args": ["reconcile-driver-state", "--no-wait"]},
-            ["tini", "--", "driver-manager"],
-            ["--no-wait"],
-        ),
-        (
-            {
-                "args": [
-                    "reconcile-driver-state",
-                    "-o",
-                    "json",
-                    "--profile",
-                    "npu",
-                    "--metrics-textfile",
-                    "/x",
-                    "--dry-run",
-                ]
-            },
-            ["driver-manager"],
+            COMMAND,
+            [RECONCILE, "-o", "json", "--profile", "npu", "--metrics-textfile", "/x", "--dry-run"],
+            COMMAND,
             ["--profile", "npu"],
         ),
         (
-            {"args": ["reconcile-driver-state", "-ojson", "--metrics-textfile=/x", "--output=text", "--take-over"]},
-            ["driver-manager"],
+            COMMAND,
+            [RECONCILE, "-ojson", "--metrics-textfile=/x", "--output=text", "--take-over"],
+            COMMAND,
             ["--take-over"],
         ),
     ],
 )
-def test_its_command_has_the_same_options_as_far_as_there_are(said: Json, command: Any, args: list[str]) -> None:
-    found = container({key: value for key, value in {**MANAGER, **said}.items() if value is not None})
-    assert found.get("command") == command
-    assert found["args"] == ["preflight", *args, "--driver-pod-leaves", "--output", "json"]
+def test_its_command_has_the_same_options_as_far_as_there_are(
+    command: list[str] | None, args: list[str], before: list[str] | None, after: list[str]
+) -> None:
+    found, *_ = made(running(command=command, args=args)).body["spec"]["containers"]
+    assert found.get("command") == before
+    assert found["args"] == ["preflight", *after, "--driver-pod-leaves", "--output", "json"]
 
 
 def test_the_options_that_are_left_out_are_those_that_only_a_reconcile_has() -> None:
@@ -185,13 +155,9 @@ def test_the_options_that_are_left_out_are_those_that_only_a_reconcile_has() -> 
         "{}",
         "garbage",
         {"spec": {"containers": [MANAGER]}},
-        {"spec": {"initContainers": [{**MANAGER, "args": ["health-watch"]}]}},
-        {
-            "spec": {
-                "initContainers": [{**MANAGER, "command": ["sh", "-c"], "args": ["echo", "reconcile-driver-state"]}]
-            }
-        },
-        {"spec": {"initContainers": [{**MANAGER, "args": ["uninstall_driver"]}]}},
+        running(args=["health-watch"]),
+        running(command=["sh", "-c"], args=["echo", RECONCILE]),
+        running(args=["uninstall_driver"]),
     ],
 )
 def test_a_template_that_runs_no_reconcile_is_refused(template: Any) -> None:
@@ -201,14 +167,11 @@ def test_a_template_that_runs_no_reconcile_is_refused(template: Any) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_overlay_has_a_template_that_serves(overlay: str) -> None:
-    template = only(render(overlay), "DaemonSet", _driver(overlay))["spec"]["template"]
+    driver = next(str(one["metadata"]["name"]) for one in render(overlay) if one["kind"] == "DaemonSet")
+    template = only(render(overlay), "DaemonSet", driver)["spec"]["template"]
     spec = made(template).body["spec"]
     found, *pulls = spec["containers"]
     assert found["args"][0] == "preflight"
     known = [*template["spec"].get("initContainers", []), *template["spec"]["containers"]]
     assert {one["image"] for one in pulls} == {one["image"] for one in known} - {found["image"]}
     assert {one["name"] for one in spec["volumes"]} == {one["name"] for one in found["volumeMounts"]}
-
-
-def _driver(overlay: str) -> str:
-    return next(str(one["metadata"]["name"]) for one in render(overlay) if one["kind"] == "DaemonSet")
