@@ -5,9 +5,10 @@ Delete that file and run this test to write it again, then read what has changed
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +76,13 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "fleet-decisions.txt"
 DONE, FAILED, RESTART = UpgradeState.DONE, UpgradeState.FAILED, UpgradeState.RESTART
 REBOOT, VALIDATION = UpgradeState.REBOOT, UpgradeState.VALIDATION
 HELD, WEDGED, UPGRADING = NodeState.HELD, NodeState.WEDGED, NodeState.UPGRADING
-NEEDS_REBOOT = NodeState.REBOOT_REQUIRED
+NEEDS: dict[str, Any] = {"driver_state": NodeState.REBOOT_REQUIRED}
+AHEAD_S, BEHIND_S = NOW_S + 3600.0, NOW_S - 3600.0
 LONG_AGO_S = NOW_S - 100_000.0
 CLOSED = parse_windows("00:00-00:01")
 FRESH = record(began_s=NOW_S - 5.0, since_s=NOW_S - 5.0)
-OF_OLD = record(revision=OLD)
-OF_ANOTHER = record(rollout="npu/x")
+STALE_AT_S = FRESH.since_s + STALE_S
+OF_OLD, OF_ANOTHER = record(revision=OLD), record(rollout="npu/x")
 
 At = Fleet | tuple[Fleet, float]
 """Facts, and the time in seconds since the epoch if it is not NOW_S."""
@@ -116,8 +118,17 @@ def racked(name: str, rack: str, *state: UpgradeState, **said: Any) -> FleetNode
     return node(name, *state, labels={"rack": rack}, **said)
 
 
+def held(since_s: float, **kept: Any) -> FleetNode:
+    """A node that its run holds since then."""
+    return node("a", RESTART, driver_state=HELD, outcome_s=since_s, record=record(**kept))
+
+
 NOT_READY = new_pod("a", is_ready=False)
+OLD_NOT_READY = new_pod("a", OLD, is_ready=False)
 STARTING = new_pod("a", is_ready=False, why_waiting="CrashLoopBackOff")
+APPROVES: dict[str, Any] = {"policy": policy(approves_reboots=True)}
+NEEDS_SINCE_BEHIND = node("a", RESTART, **NEEDS, outcome_s=BEHIND_S, record=record(outcome_s=NOW_S - 7200))
+OF_OLD_DONE = node("a", DONE, record=replace(OF_OLD, since_s=NOW_S))
 UNDER_WAY: Scenarios = {
     "the old pod leaves": one(node("a", RESTART), pod("a", is_deleting=True)),
     "no pod yet": one(node("a", RESTART), None),
@@ -129,87 +140,70 @@ UNDER_WAY: Scenarios = {
     "a run failed": one(node("a", RESTART, driver_state=NodeState.FAILED), STARTING),
     "held": one(node("a", RESTART, driver_state=HELD, outcome="no firmware"), STARTING),
     "wedged": one(node("a", RESTART, driver_state=WEDGED, outcome_s=NOW_S), new_pod("a")),
-    "held since before": one(node("a", RESTART, driver_state=HELD, outcome_s=NOW_S - 61.0), STARTING),
-    "held since before, by a clock that is ahead": one(
-        node("a", RESTART, driver_state=HELD, outcome_s=NOW_S + 3600.0, record=record(outcome_s=NOW_S + 3600.0)),
-        STARTING,
-    ),
-    "held, by a clock that is behind": one(
-        node("a", RESTART, driver_state=HELD, outcome_s=NOW_S - 3600.0, record=record(outcome_s=0.0)), STARTING
-    ),
+    "held since before": one(held(NOW_S - 61.0), STARTING),
+    "held since before, by a clock that is ahead": one(held(AHEAD_S, outcome_s=AHEAD_S), STARTING),
+    "held, by a clock that is behind": one(held(BEHIND_S, outcome_s=0.0), STARTING),
     "held before there is a pod": one(node("a", RESTART, driver_state=HELD), None),
-    "reboot": one(node("a", RESTART, driver_state=NEEDS_REBOOT), STARTING),
-    "reboot that the rollout approves": one(
-        node("a", RESTART, driver_state=NEEDS_REBOOT), STARTING, policy=policy(approves_reboots=True)
-    ),
-    "reboot of a ready driver": one(node("a", VALIDATION, driver_state=NEEDS_REBOOT), new_pod("a")),
-    "reboot is marked": one(node("a", REBOOT, driver_state=NEEDS_REBOOT), STARTING),
-    "reboot of an unknown boot": one(
-        node("a", RESTART, driver_state=NEEDS_REBOOT, record=record(boot_id="")), STARTING
-    ),
-    "reboot requested before": one(node("a", RESTART, driver_state=NEEDS_REBOOT, outcome_s=NOW_S - 61.0), STARTING),
-    "reboot, by a clock that is behind": one(
-        node("a", RESTART, driver_state=NEEDS_REBOOT, outcome_s=NOW_S - 3600.0, record=record(outcome_s=NOW_S - 7200)),
-        STARTING,
-    ),
-    "rebooted": one(node("a", REBOOT, driver_state=NEEDS_REBOOT, boot_id="boot-2"), STARTING),
+    "reboot": one(node("a", RESTART, **NEEDS), STARTING),
+    "reboot that the rollout approves": one(node("a", RESTART, **NEEDS), STARTING, **APPROVES),
+    "reboot of a ready driver": one(node("a", VALIDATION, **NEEDS), new_pod("a")),
+    "reboot is marked": one(node("a", REBOOT, **NEEDS), STARTING),
+    "reboot of an unknown boot": one(node("a", RESTART, **NEEDS, record=record(boot_id="")), STARTING),
+    "reboot requested before": one(node("a", RESTART, **NEEDS, outcome_s=NOW_S - 61.0), STARTING),
+    "reboot, by a clock that is behind": one(NEEDS_SINCE_BEHIND, STARTING),
+    "rebooted": one(node("a", REBOOT, **NEEDS, boot_id="boot-2"), STARTING),
     "reboot not needed any more": one(node("a", REBOOT), STARTING),
     "rebooted and ready": one(node("a", REBOOT, boot_id="boot-2"), new_pod("a")),
     "late": one(started(RESTART), STARTING),
     "late without a pod": one(started(RESTART), None),
     "late with a pod that does not leave": one(started(RESTART), pod("a", is_deleting=True)),
     "late and ready": one(started(RESTART), new_pod("a")),
-    "late reboot that waits for a person": one(started(REBOOT, driver_state=NEEDS_REBOOT), STARTING),
-    "late reboot that the rollout approves": one(
-        started(REBOOT, driver_state=NEEDS_REBOOT), STARTING, policy=policy(approves_reboots=True)
-    ),
+    "late reboot that waits for a person": one(started(REBOOT, **NEEDS), STARTING),
+    "late reboot that the rollout approves": one(started(REBOOT, **NEEDS), STARTING, **APPROVES),
     "taken long ago and rebooted since": one(node("a", RESTART, record=record(began_s=LONG_AGO_S)), STARTING),
     "validated and not ready again": one(node("a", VALIDATION), STARTING),
     "validated long ago and not ready again": one(started(VALIDATION), STARTING),
     "another revision": one(node("a", RESTART), new_pod("a", OLD)),
-    "another revision that starts": one(node("a", RESTART), new_pod("a", OLD, is_ready=False)),
+    "another revision that starts": one(node("a", RESTART), OLD_NOT_READY),
     "an unknown revision": one(node("a", RESTART), new_pod("a", OTHER)),
     "an unknown revision for long": one(started(RESTART), new_pod("a", OTHER)),
     "an earlier target": one(node("a", RESTART, record=OF_OLD), new_pod("a", OLD)),
-    "an earlier target that starts": one(node("a", RESTART, record=OF_OLD), new_pod("a", OLD, is_ready=False)),
+    "an earlier target that starts": one(node("a", RESTART, record=OF_OLD), OLD_NOT_READY),
     "an earlier target that is late": one(
-        node("a", RESTART, record=replace(OF_OLD, since_s=LONG_AGO_S)), new_pod("a", OLD, is_ready=False)
+        node("a", RESTART, record=replace(OF_OLD, since_s=LONG_AGO_S)), OLD_NOT_READY
     ),
     "an earlier target and a third revision": one(node("a", RESTART, record=OF_OLD), new_pod("a", OTHER)),
     "an earlier target and a pod of the newest": one(node("a", RESTART, record=OF_OLD), new_pod("a")),
-    "an earlier target is done before the node is taken for the next": one(
-        node("a", DONE, record=replace(OF_OLD, since_s=NOW_S)), new_pod("a", OLD)
-    ),
+    "an earlier target is done before the node is taken for the next": one(OF_OLD_DONE, new_pod("a", OLD)),
 }
 
+
+def fresh(**said: Any) -> FleetNode:
+    """A node that was taken just now."""
+    return node("a", RESTART, **{"record": FRESH, **said})
+
+
+FRESH_OF_OLD = fleet([fresh(record=replace(FRESH, revision=OLD))])
+HALTING = many([fresh(), node("b", FAILED)], [pod("a"), pod("b")])
 OLD_POD: Scenarios = {
     "marked and not seen": fleet([node("a")]),
     "marked and seen": fleet([node("a", RESTART)]),
-    "skipped": fleet([node("a", RESTART, record=FRESH, is_skipped=True)]),
-    "cordoned": fleet([node("a", RESTART, record=FRESH, unschedulable=True)]),
-    "not Ready": fleet([node("a", RESTART, record=FRESH, is_ready=False)]),
-    "a run is working": fleet([node("a", RESTART, record=FRESH, driver_state=UPGRADING)]),
-    "an earlier target": fleet([node("a", RESTART, record=replace(FRESH, revision=OLD))]),
-    "skipped and stale": (fleet([node("a", RESTART, record=FRESH, is_skipped=True)]), FRESH.since_s + STALE_S),
-    "an earlier target, stale": (
-        fleet([node("a", RESTART, record=replace(FRESH, revision=OLD))]),
-        FRESH.since_s + STALE_S,
-    ),
-    "paused": many([node("a", RESTART, record=FRESH)], [pod("a")], paused=True),
-    "paused and stale": (many([node("a", RESTART, record=FRESH)], [pod("a")], paused=True), FRESH.since_s + STALE_S),
-    "closed": many([node("a", RESTART, record=FRESH)], [pod("a")], schedule=CLOSED),
-    "closed and stale": (
-        many([node("a", RESTART, record=FRESH)], [pod("a")], schedule=CLOSED),
-        FRESH.since_s + STALE_S,
-    ),
-    "halted": many([node("a", RESTART, record=FRESH), node("b", FAILED)], [pod("a"), pod("b")]),
-    "halted and stale": (
-        many([node("a", RESTART, record=FRESH), node("b", FAILED)], [pod("a"), pod("b")]),
-        FRESH.since_s + STALE_S,
-    ),
+    "skipped": fleet([fresh(is_skipped=True)]),
+    "cordoned": fleet([fresh(unschedulable=True)]),
+    "not Ready": fleet([fresh(is_ready=False)]),
+    "a run is working": fleet([fresh(driver_state=UPGRADING)]),
+    "an earlier target": FRESH_OF_OLD,
+    "skipped and stale": (fleet([fresh(is_skipped=True)]), STALE_AT_S),
+    "an earlier target, stale": (FRESH_OF_OLD, STALE_AT_S),
+    "paused": many([fresh()], paused=True),
+    "paused and stale": (many([fresh()], paused=True), STALE_AT_S),
+    "closed": many([fresh()], schedule=CLOSED),
+    "closed and stale": (many([fresh()], schedule=CLOSED), STALE_AT_S),
+    "halted": HALTING,
+    "halted and stale": (HALTING, STALE_AT_S),
     "late": fleet([started(RESTART, outcome_s=9.0)]),
-    "taken again": fleet([node("a", RESTART, record=record(began_s=NOW_S, since_s=NOW_S, reason=TAKEN_AGAIN))]),
-    "late the second time": fleet([node("a", RESTART, record=record(since_s=LONG_AGO_S, reason=TAKEN_AGAIN))]),
+    "taken again": fleet([fresh(record=record(began_s=NOW_S, since_s=NOW_S, reason=TAKEN_AGAIN))]),
+    "late the second time": fleet([fresh(record=record(since_s=LONG_AGO_S, reason=TAKEN_AGAIN))]),
 }
 
 GATE = PodGate(namespace="npu", selector=matching("app=validator"))
@@ -234,11 +228,17 @@ GATES: Scenarios = {
         ("failed", node("a", FAILED)),
     )
 }
+LINKED: dict[str, Any] = {"conditions": {"Link": "True"}}
 OPEN_GATES: Scenarios = {
-    state.value: one(node("a", state, conditions={"Link": "True"}), new_pod("a"), policy=BOTH, gate_pods=(VALIDATOR,))
+    state.value: one(node("a", state, **LINKED), new_pod("a"), policy=BOTH, gate_pods=(VALIDATOR,))
     for state in (RESTART, VALIDATION, FAILED)
 }
 
+PLACED: dict[str, Any] = {"daemon_set": replace(DAEMON_SET, places=matching("driver=true"))}
+KEPT_BY_RUN: dict[str, Any] = {"unschedulable": True, "is_cordoned_by_run": True}
+WEDGED_AFTER = node("a", FAILED, record=OF_OLD, driver_state=WEDGED)
+OF_BOTH_PODS = [pod("a", is_deleting=True, name="a"), new_pod("a", name="b")]
+GONE = [node("without"), node("done-and-gone", DONE), node("unreadable", record_problem="garbage")]
 PLACES: Scenarios = {
     "the target without a record": one(node("a"), new_pod("a")),
     "the target with an earlier record": one(node("a", DONE, record=record(revision=OTHER)), new_pod("a")),
@@ -251,9 +251,7 @@ PLACES: Scenarios = {
     "done for an earlier target": one(node("a", DONE, record=OF_OLD), pod("a")),
     "failed for an earlier target": one(node("a", FAILED, record=OF_OLD), pod("a")),
     "failed in another rollout": one(node("a", FAILED, record=OF_ANOTHER), pod("a")),
-    "held by its own run": one(
-        node("a", FAILED, record=OF_OLD, unschedulable=True, is_cordoned_by_run=True), pod("a", is_ready=False)
-    ),
+    "held by its own run": one(node("a", FAILED, record=OF_OLD, **KEPT_BY_RUN), pod("a", is_ready=False)),
     "failed and its runs continue": one(node("a", FAILED, record=OF_OLD, driver_state=UPGRADING), pod("a")),
     "its label removed before anything was done": one(node("a", record=record()), pod("a")),
     "its label removed since": one(node("a", record=record()), NOT_READY),
@@ -261,9 +259,7 @@ PLACES: Scenarios = {
     "failed and without a pod": one(node("a", FAILED), None),
     "the target not ready": one(node("a"), NOT_READY),
     "the target deleted": one(node("a"), new_pod("a", is_deleting=True)),
-    "the target wedged after a failure of an earlier one": one(
-        node("a", FAILED, record=OF_OLD, driver_state=WEDGED), new_pod("a")
-    ),
+    "the target wedged after a failure of an earlier one": one(WEDGED_AFTER, new_pod("a")),
     "another revision since it was done": one(node("a", DONE), pod("a", OTHER, "a-later")),
     "cordoned": one(node("a", unschedulable=True), pod("a")),
     "not Ready": one(node("a", is_ready=False), pod("a")),
@@ -280,28 +276,13 @@ PLACES: Scenarios = {
     "an old pod deleted": one(node("a"), pod("a", is_deleting=True)),
     "failed for an earlier target and without a pod": one(node("a", FAILED, record=OF_OLD), None),
     "nodes without the driver": fleet(
-        [
-            node("without"),
-            node("done-and-gone", DONE),
-            node("unreadable", record_problem="garbage"),
-            node("of-another", RESTART, record=OF_ANOTHER),
-            node("with"),
-        ],
-        [pod("with")],
+        [*GONE, node("of-another", RESTART, record=OF_ANOTHER), node("with")], [pod("with")]
     ),
-    "no longer placed while under way": one(
-        node("a", RESTART), None, daemon_set=replace(DAEMON_SET, places=matching("driver=true"))
-    ),
-    "no longer placed after a failure": one(
-        node("a", FAILED), None, daemon_set=replace(DAEMON_SET, places=matching("driver=true"))
-    ),
-    "still placed": one(
-        node("a", RESTART, labels={"driver": "true"}),
-        None,
-        daemon_set=replace(DAEMON_SET, places=matching("driver=true")),
-    ),
-    "two pods": fleet([node("a")], [pod("a", is_deleting=True, name="a"), new_pod("a", name="b")]),
-    "two pods in the other order": fleet([node("a")], [new_pod("a", name="b"), pod("a", is_deleting=True, name="a")]),
+    "no longer placed while under way": one(node("a", RESTART), None, **PLACED),
+    "no longer placed after a failure": one(node("a", FAILED), None, **PLACED),
+    "still placed": one(node("a", RESTART, labels={"driver": "true"}), None, **PLACED),
+    "two pods": fleet([node("a")], OF_BOTH_PODS),
+    "two pods in the other order": fleet([node("a")], OF_BOTH_PODS[::-1]),
     "the newest revision has the highest number": fleet([node("a")], [new_pod("a")], revisions=REVISIONS[::-1]),
     "failed and repaired": one(node("a", FAILED, wants_retry=True), new_pod("a")),
     "failed and not ready": one(node("a", FAILED), NOT_READY),
@@ -314,88 +295,70 @@ PLACES: Scenarios = {
     "retried and not Ready": one(node("a", FAILED, wants_retry=True, is_ready=False), NOT_READY),
 }
 
+
+def two(first: FleetNode, its_pod: DriverPod | None = None, **rules: Any) -> Fleet:
+    """This node and one that is outdated, of which one may be away, unless other rules are given."""
+    rules = {"max_parallel": 0, "max_unavailable": Amount(1), "failure_threshold": 9, **rules}
+    return many([first, node("b")], None if its_pod is None else [its_pod, pod("b")], **rules)
+
+
+def counting(desired: int) -> Fleet:
+    """Two nodes, two of as many as the DaemonSet wants may be away."""
+    found = many([node("a"), node("b")], max_parallel=0, max_unavailable=Amount(2))
+    return replace(found, daemon_set=replace(DAEMON_SET, desired=desired))
+
+
 ABCD = [node(name) for name in "dcba"]
 TOGETHER = Units("rack", UnitMode.TOGETHER)
+AT_ONCE: dict[str, Any] = {"max_parallel": 0, "units": TOGETHER}
+ONE_BY_ONE: dict[str, Any] = {"max_parallel": 0, "units": Units("rack")}
+ONE_AWAY: dict[str, Any] = {"max_unavailable": Amount(1)}
 RACKS = [racked("a", "1"), racked("b", "2"), racked("c", "1"), racked("d", "2"), node("e")]
-AWAY: dict[str, Any] = {"max_parallel": 0, "max_unavailable": Amount(1), "failure_threshold": 9}
+RACK = [racked("a", "1"), racked("b", "1")]
+B_STARTS = [new_pod("b", is_ready=False), pod("a")]
+B_OF_OLD = racked("b", "1", RESTART, record=record("b", revision=OLD))
+LEFT_OUT_OF_UNIT = [racked("a", "1", is_skipped=True), racked("b", "1"), racked("c", "1")]
 STARTS: Scenarios = {
     "taken with what the next controller needs": fleet([node("a", boot_id="boot-7", outcome_s=7.0)]),
-    "maxParallel 1": many(ABCD, max_parallel=1),
-    "maxParallel 3": many(ABCD, max_parallel=3),
-    "maxParallel 9": many(ABCD, max_parallel=9),
-    "maxParallel 0": many(ABCD, max_parallel=0),
+    **{f"maxParallel {most}": many(ABCD, max_parallel=most) for most in (1, 3, 9, 0)},
     "nodes under way count, failed ones do not": many(
-        [node("a", RESTART, record=record("a", revision=OLD)), node("b", FAILED), node("c"), node("d")],
+        [node("a", RESTART, record=OF_OLD), node("b", FAILED), node("c"), node("d")],
         [NOT_READY, pod("b"), pod("c"), pod("d")],
         max_parallel=2,
         failure_threshold=2,
     ),
     "a node that is done now still counts": many([node("a", RESTART), node("b")], [new_pod("a"), pod("b")]),
-    "all available": many([node("a"), node("b")], [new_pod("a"), pod("b")], **AWAY),
-    "one cordoned": many([node("a", unschedulable=True), node("b")], [new_pod("a"), pod("b")], **AWAY),
-    "one not Ready": many([node("a", is_ready=False), node("b")], [new_pod("a"), pod("b")], **AWAY),
-    "one driver not ready": many([node("a"), node("b")], [NOT_READY, pod("b")], **AWAY),
-    "one driver deleted": many([node("a"), node("b")], [new_pod("a", is_deleting=True), pod("b")], **AWAY),
-    "one under way": many([node("a", RESTART), node("b")], **AWAY),
-    "one failed": many([node("a", FAILED), node("b")], [NOT_READY, pod("b")], **AWAY),
-    "nobody but unnamed nodes away": replace(
-        many([node("a"), node("b")], max_parallel=0, max_unavailable=Amount(2)),
-        daemon_set=replace(DAEMON_SET, desired=4),
-    ),
-    "one unnamed node away": replace(
-        many([node("a"), node("b")], max_parallel=0, max_unavailable=Amount(2)),
-        daemon_set=replace(DAEMON_SET, desired=3),
-    ),
+    "all available": two(node("a"), new_pod("a")),
+    "one cordoned": two(node("a", unschedulable=True), new_pod("a")),
+    "one not Ready": two(node("a", is_ready=False), new_pod("a")),
+    "one driver not ready": two(node("a"), NOT_READY),
+    "one driver deleted": two(node("a"), new_pod("a", is_deleting=True)),
+    "one under way": two(node("a", RESTART)),
+    "one failed": two(node("a", FAILED), NOT_READY),
+    "nobody but unnamed nodes away": counting(4),
+    "one unnamed node away": counting(3),
     "a share of maxUnavailable": many(map(node, "abcdefgh"), max_parallel=0, max_unavailable=Amount(25, True)),
     "a node that is away already may start": many(
         [node("a", unschedulable=True), node("b"), node("c")],
         [pod("a"), pod("b"), pod("c", is_ready=False)],
         max_parallel=0,
-        max_unavailable=Amount(1),
+        **ONE_AWAY,
     ),
-    "only other nodes are waited for": many([node("a", unschedulable=True), node("b")], max_unavailable=Amount(1)),
+    "only other nodes are waited for": many([node("a", unschedulable=True), node("b")], **ONE_AWAY),
     "maxUnavailable 0": many([node("a")], max_unavailable=Amount(0)),
-    "one node of a unit at a time": many(
-        [racked("a", "1"), racked("b", "1"), racked("c", "2"), node("d"), node("e")],
-        max_parallel=0,
-        units=Units("rack"),
-    ),
-    "a node of the unit is under way": many(
-        [racked("b", "1", RESTART), racked("a", "1")],
-        [new_pod("b", is_ready=False), pod("a")],
-        max_parallel=0,
-        units=Units("rack"),
-    ),
-    "a node of the unit is under way for another revision": many(
-        [racked("b", "1", RESTART, record=record("b", revision=OLD)), racked("a", "1")],
-        [new_pod("b", is_ready=False), pod("a")],
-        max_parallel=0,
-        units=Units("rack"),
-    ),
+    "one node of a unit at a time": many([*RACK, racked("c", "2"), node("d"), node("e")], **ONE_BY_ONE),
+    "a node of the unit is under way": many([racked("b", "1", RESTART), racked("a", "1")], B_STARTS, **ONE_BY_ONE),
+    "a node of the unit is under way for another revision": many([B_OF_OLD, racked("a", "1")], B_STARTS, **ONE_BY_ONE),
     "units start together": many(RACKS, max_parallel=0, units=TOGETHER),
     "one unit starts together": many(RACKS, max_parallel=3, units=TOGETHER),
-    "a node of the unit is left out": many(
-        [racked("a", "1", is_skipped=True), racked("b", "1"), racked("c", "1")], max_parallel=2, units=TOGETHER
-    ),
+    "a node of the unit is left out": many(LEFT_OUT_OF_UNIT, max_parallel=2, units=TOGETHER),
     "requests fail for a node of the unit": replace(
-        many([racked("a", "1"), racked("b", "1"), racked("c", "2")], max_parallel=0, units=TOGETHER),
-        blocked={"a": "may not patch nodes"},
+        many([*RACK, racked("c", "2")], **AT_ONCE), blocked={"a": "may not patch nodes"}
     ),
-    "a unit larger than maxParallel": many(
-        [racked("a", "1"), racked("b", "1"), node("c")], units=TOGETHER, max_parallel=1
-    ),
-    "a unit larger than maxUnavailable": many(
-        [racked("a", "1"), racked("b", "1"), node("c")], units=TOGETHER, max_parallel=0, max_unavailable=Amount(1)
-    ),
-    "only a unit larger than maxParallel is left": many(
-        [racked("a", "1"), racked("b", "1"), node("c", DONE)], units=TOGETHER, max_parallel=1
-    ),
-    "only a unit larger than maxUnavailable is left": many(
-        [racked("a", "1"), racked("b", "1"), node("c", DONE)],
-        units=TOGETHER,
-        max_parallel=0,
-        max_unavailable=Amount(1),
-    ),
+    "a unit larger than maxParallel": many([*RACK, node("c")], units=TOGETHER, max_parallel=1),
+    "a unit larger than maxUnavailable": many([*RACK, node("c")], **AT_ONCE, **ONE_AWAY),
+    "only a unit larger than maxParallel is left": many([*RACK, node("c", DONE)], units=TOGETHER, max_parallel=1),
+    "only a unit larger than maxUnavailable is left": many([*RACK, node("c", DONE)], **AT_ONCE, **ONE_AWAY),
     "a retry goes first": many([node("a"), node("b", FAILED, wants_retry=True)], failure_threshold=9),
 }
 
@@ -419,12 +382,20 @@ def approved(**wishes: Any) -> Fleet:
 
 
 ABC = [node(name) for name in "abc"]
+A_B = [pod("a"), pod("b")]
+FAILS_AGAIN = Wave("x again", matching("pool=x"), needs_approval=True)
+HALF_OF_X = Wave("half of x", matching("pool=x"), percent=50)
+JOINS = (replace(X, soak_s=1000.0), CANARY, REST)
+B_FAILED = node("b", FAILED, record=record("b", since_s=NOW_S - 20.0))
+B_OF_OLD_DONE = node("b", DONE, record=record("b", revision=OLD, wave=2))
+UNREADABLE = node("a", RESTART, record_problem="garbage", record=None)
+PASSED = (replace(CANARY, needs_approval=True, soak_s=1000.0), CANARY, REST)
+UNIT_OF_C = [racked("a", "1"), node("b"), racked("c", "1")]
+C_DONE = done("c", wave=2, labels={"rack": "1"})
 WAVES: Scenarios = {
     "default waves": waved(DEFAULT_WAVES, *map(node, "abcdefghijklmnopqrstuvwxy")),
     "a share is one of the nodes that match": waved(
-        (Wave("half of x", matching("pool=x"), percent=50), REST),
-        *(node(name, labels=IN_X) for name in "abcd"),
-        *map(node, "efgh"),
+        (HALF_OF_X, REST), *(node(name, labels=IN_X) for name in "abcd"), *map(node, "efgh")
     ),
     "the first wave that matches": waved(
         (X, Wave("also x", matching("pool in (x)")), REST), node("a"), node("b", labels=IN_X)
@@ -435,27 +406,16 @@ WAVES: Scenarios = {
     "a node keeps its wave": waved(TWO, node("a"), done("z")),
     "a node keeps its wave in other waves": waved((REST,), node("a"), done("z")),
     "a node of a wave that is gone": waved(TWO, done("z", wave=3)),
-    "the wave of an earlier target": waved(
-        TWO, node("a"), node("b", DONE, record=record("b", revision=OLD, wave=2)), pods=[pod("a"), pod("b")]
-    ),
+    "the wave of an earlier target": waved(TWO, node("a"), B_OF_OLD_DONE, pods=A_B),
     "a canary that an operator took over": waved(TWO, node("a", RESTART, is_operated=True), node("b"), node("c")),
-    "a canary with an unreadable record": waved(
-        TWO, node("a", RESTART, record_problem="garbage", record=None), node("b"), node("c")
-    ),
+    "a canary with an unreadable record": waved(TWO, UNREADABLE, node("b"), node("c")),
     "the second wave": waved(TWO, done("a"), node("b"), node("c")),
     "the second wave waits": waved(TWO, node("a", RESTART), node("b"), node("c")),
     "a failure within the threshold": waved(TWO, node("a", FAILED), node("b"), node("c"), failure_threshold=2),
-    "an empty wave": waved(
-        (X, Wave("x again", matching("pool=x"), needs_approval=True), REST), done("a", labels=IN_X), node("b")
-    ),
-    "a node joins an earlier wave": waved(
-        (replace(X, soak_s=1000.0), CANARY, REST), node("a", labels=IN_X), done("b", wave=2), node("c")
-    ),
+    "an empty wave": waved((X, FAILS_AGAIN, REST), done("a", labels=IN_X), node("b")),
+    "a node joins an earlier wave": waved(JOINS, node("a", labels=IN_X), done("b", wave=2), node("c")),
     "a node that joined an earlier wave is done": waved(
-        (replace(X, soak_s=1000.0), CANARY, REST),
-        done("a", since_s=NOW_S, labels=IN_X),
-        done("b", wave=2),
-        node("c"),
+        JOINS, done("a", since_s=NOW_S, labels=IN_X), done("b", wave=2), node("c")
     ),
     "soaking": waved(SOAKING, done("a"), node("b")),
     "soaked": (waved(SOAKING, done("a"), node("b")), NOW_S + 40.0),
@@ -465,11 +425,7 @@ WAVES: Scenarios = {
         TWO_SOAK, done("a", since_s=NOW_S - 90.0), done("b", since_s=NOW_S - 50.0), node("c")
     ),
     "soaking since the last node failed": waved(
-        TWO_SOAK,
-        done("a", since_s=NOW_S - 90.0),
-        node("b", FAILED, record=record("b", since_s=NOW_S - 20.0)),
-        node("c"),
-        failure_threshold=2,
+        TWO_SOAK, done("a", since_s=NOW_S - 90.0), B_FAILED, node("c"), failure_threshold=2
     ),
     "a clock that went back": waved(SOAKING, done("a", since_s=NOW_S + 50.0), node("b")),
     "a time that no calendar has": waved(SOAKING, done("a", since_s=1e18), node("b")),
@@ -478,16 +434,10 @@ WAVES: Scenarios = {
     "the second wave approved": approved(approved_for=NEW, approved=2),
     "a later wave approved": approved(approved_for=NEW, approved=9),
     "approved for another revision": approved(approved_for=OLD, approved=2),
-    "gates of a wave before the last are over": waved(
-        (replace(CANARY, needs_approval=True, soak_s=1000.0), CANARY, REST), done("a"), done("b", wave=2), node("c")
-    ),
-    "a unit is in the wave of its first node": waved(
-        TWO, racked("a", "1"), node("b"), racked("c", "1"), units=TOGETHER
-    ),
-    "a unit is in the wave of its taken node": waved(
-        TWO, racked("a", "1"), node("b"), done("c", wave=2, labels={"rack": "1"}), units=TOGETHER
-    ),
-    "single nodes of a unit": waved(TWO, racked("a", "1"), node("b"), racked("c", "1"), units=Units("rack")),
+    "gates of a wave before the last are over": waved(PASSED, done("a"), done("b", wave=2), node("c")),
+    "a unit is in the wave of its first node": waved(TWO, *UNIT_OF_C, units=TOGETHER),
+    "a unit is in the wave of its taken node": waved(TWO, *UNIT_OF_C[:2], C_DONE, units=TOGETHER),
+    "single nodes of a unit": waved(TWO, *UNIT_OF_C, units=Units("rack")),
     "a wave that matches no node": waved((Wave("typo", matching("pool=canray")), REST), *ABC),
     "a wave of 0 nodes": waved((Wave("none", count=0), REST), *ABC),
     "no wave": waved((), *ABC),
@@ -503,6 +453,10 @@ ENDING_PODS = [new_pod("a"), pod("b"), pod("c")]
 ROLLING = replace(DAEMON_SET, update_strategy="RollingUpdate")
 UNOBSERVED = replace(DAEMON_SET, is_current=False)
 UNSEEN = fleet(WAITING, [pod("a"), pod("b", OTHER, made_s=NOW_S - UNSEEN_S + 1.0)])
+FAILED_BEFORE: dict[str, Any] = {"memory": RolloutState(target=NEW, failed=(NEW,))}
+FAILS_NOW = node("a", RESTART, record=record(began_s=0.0, since_s=0.0))
+OF_OTHER = node("a", FAILED, record=record(revision="other"))
+A_DONE = [new_pod("a"), pod("b")]
 NIGHTS = policy(schedule=parse_windows("Mon-Fri 22:00-04:00"))
 ROLLOUT: Scenarios = {
     "no DaemonSet": fleet(WAITING, daemon_set=None),
@@ -518,23 +472,15 @@ ROLLOUT: Scenarios = {
     "revision not visible": UNSEEN,
     "revision not visible for long": (UNSEEN, NOW_S + 1.0),
     "going back": fleet(WAITING, memory=RolloutState(target=NEW, undo_from=NEW, undo_to="old")),
-    "failed before": fleet(WAITING, memory=RolloutState(target=NEW, failed=(NEW,))),
-    "failed before and retried": fleet(
-        WAITING, memory=RolloutState(target=NEW, failed=(NEW,)), wishes=Requests(retry=NEW)
-    ),
-    "failed before and another revision retried": fleet(
-        WAITING, memory=RolloutState(target=NEW, failed=(NEW,)), wishes=Requests(retry="other")
-    ),
+    "failed before": fleet(WAITING, **FAILED_BEFORE),
+    "failed before and retried": fleet(WAITING, **FAILED_BEFORE, wishes=Requests(retry=NEW)),
+    "failed before and another revision retried": fleet(WAITING, **FAILED_BEFORE, wishes=Requests(retry="other")),
     "one failed": fleet(ONE_FAILED),
     "one failed, threshold 0": many(ONE_FAILED, failure_threshold=0),
     "one failed, threshold 2": many(ONE_FAILED, failure_threshold=2),
     "one failed within the threshold is left": many([ONE_FAILED[0], node("b", DONE)], failure_threshold=2),
-    "one failed for another revision": many(
-        [node("a", FAILED, record=record(revision="other")), node("b")], max_parallel=0
-    ),
-    "one fails now": many(
-        [node("a", RESTART, record=record(began_s=0.0, since_s=0.0)), node("b")], [NOT_READY, pod("b")], max_parallel=0
-    ),
+    "one failed for another revision": many([OF_OTHER, node("b")], max_parallel=0),
+    "one fails now": many([FAILS_NOW, node("b")], [NOT_READY, pod("b")], max_parallel=0),
     "halted and retried": many(RETRIED, max_parallel=0),
     "halted, retried and paused": many(RETRIED, paused=True),
     "halted, retried and closed": many(RETRIED, schedule=CLOSED),
@@ -546,8 +492,8 @@ ROLLOUT: Scenarios = {
     "closed and complete": fleet(**ALL_DONE, policy=policy(schedule=CLOSED)),
     "complete": fleet(**ALL_DONE),
     "complete and paused": fleet(**ALL_DONE, policy=policy(paused=True)),
-    "complete, one skipped": fleet([node("a", DONE), node("b", is_skipped=True)], [new_pod("a"), pod("b")]),
-    "complete, one operated": fleet([node("a", DONE), node("b", is_operated=True)], [new_pod("a"), pod("b")]),
+    "complete, one skipped": fleet([node("a", DONE), node("b", is_skipped=True)], A_DONE),
+    "complete, one operated": fleet([node("a", DONE), node("b", is_operated=True)], A_DONE),
     "no node": fleet([]),
     "all skipped": fleet([node("a", is_skipped=True)]),
     "one starts": fleet(WAITING),
@@ -558,21 +504,14 @@ ROLLOUT: Scenarios = {
     "one left out": fleet([node("a", DONE), node("b", unschedulable=True)], [new_pod("a"), pod("b")]),
 }
 SCHEDULE: Scenarios = {
-    when: (fleet(WAITING, policy=NIGHTS), datetime.fromisoformat(when).replace(tzinfo=UTC).timestamp())
-    for when in (
-        "2026-01-09T21:59:59",
-        "2026-01-09T22:00:00",
-        "2026-01-09T23:59:59",
-        "2026-01-10T00:00:00",
-        "2026-01-10T03:59:59",
-        "2026-01-10T04:00:00",
-    )
+    f"2026-01-{when}": (fleet(WAITING, policy=NIGHTS), datetime.fromisoformat(f"2026-01-{when}+00:00").timestamp())
+    for when in ("09T21:59:59", "09T22:00:00", "09T23:59:59", "10T00:00:00", "10T03:59:59", "10T04:00:00")
 }
 
 KEPT = RolloutState(target=NEW, good=OLD, history=(RevisionHistory(NEW, NOW_S - 900.0),))
 SOAKED, APPROVED = replace(CANARY, soak_s=300.0), replace(CANARY, needs_approval=True)
 SOAKED_AND_APPROVED = replace(SOAKED, needs_approval=True)
-PAIR = (Wave("canary", count=2), REST)
+PAIR, THREE_FIRST = (Wave("canary", count=2), REST), (Wave("canary", count=3), REST)
 
 
 def told(waves: tuple[Wave, ...], *nodes: FleetNode, memory: RolloutState = KEPT, **said: Any) -> Fleet:
@@ -584,13 +523,11 @@ def told(waves: tuple[Wave, ...], *nodes: FleetNode, memory: RolloutState = KEPT
 
 GATES_OF_A_WAVE = told((SOAKED_AND_APPROVED, REST))
 TO_APPROVE = told((APPROVED, REST))
+TWO_MAY_FAIL = {"failure_threshold": 2}
+B_JUST_DONE = node("b", DONE, record=record("b", since_s=NOW_S - 1.0))
 WAVE_EVENTS: Scenarios = {
     "the end of a wave": [told((CANARY, REST))] * 2,
-    "a wave with a failure": told(
-        (Wave("canary", count=3), REST),
-        *(node("a", DONE), node("b", FAILED), node("c", DONE)),
-        rules={"failure_threshold": 2},
-    ),
+    "a wave with a failure": told(THREE_FIRST, node("a", DONE), node("b", FAILED), node("c", DONE), rules=TWO_MAY_FAIL),
     "soak time, then approval": [
         GATES_OF_A_WAVE,
         (GATES_OF_A_WAVE, NOW_S + 1.0),
@@ -608,7 +545,7 @@ WAVE_EVENTS: Scenarios = {
     "a node joins a wave that has ended": [
         told(PAIR),
         told(PAIR, node("a", DONE), node("b", DONE)),
-        told(PAIR, node("a", DONE), node("b", DONE, record=record("b", since_s=NOW_S - 1.0))),
+        told(PAIR, node("a", DONE), B_JUST_DONE),
     ],
     "halted": told((CANARY, REST), node("a", FAILED)),
     "standing aside": told((CANARY, REST), daemon_set=ROLLING),
@@ -621,15 +558,8 @@ ANNOUNCED: Scenarios = {
 
 THREE = (Revision("driver-0", "r0", 1), Revision("driver-1", OLD, 2), Revision("driver-2", NEW, 3))
 FOURTH = Revision("driver-3", OTHER, 4)
-PAST = RolloutState(
-    target=NEW,
-    good=OLD,
-    history=(
-        RevisionHistory("r0", 1.0, 2.0, "complete"),
-        RevisionHistory(OLD, 3.0, 4.0, "complete"),
-        RevisionHistory(NEW, 5.0),
-    ),
-)
+EARLIER = (RevisionHistory("r0", 1.0, 2.0, "complete"), RevisionHistory(OLD, 3.0, 4.0, "complete"))
+PAST = RolloutState(target=NEW, good=OLD, history=(*EARLIER, RevisionHistory(NEW, 5.0)))
 GOING = replace(PAST, undo_from=NEW, undo_to=OLD)
 COMPLETED = replace(PAST, good=NEW, history=(RevisionHistory(NEW, 5.0, 9.0, "complete"),))
 
@@ -686,6 +616,9 @@ WAY_BACK: Scenarios = {
     "a newer revision is visible": newer(RESTART, PAST, FOURTH),
     "a newer revision is visible, halted and going back": newer(FAILED, GOING, FOURTH),
 }
+AFTER_90_S = back(nodes=[node("a", FAILED, record=record(began_s=NOW_S - 90.0))])
+BROKEN_AFTER = back(COMPLETED, nodes=[node("a", DONE), node("b", FAILED)], pods=[new_pod("a")])
+LONG = tuple(RevisionHistory(f"r{number}", 1.0, 2.0, "complete") for number in range(30))
 KEEPS: Scenarios = {
     "a new target": back(RolloutState(target=OLD, good="r0", history=(RevisionHistory(OLD, 3.0),))),
     "complete": [back(replace(PAST, failed=(NEW, "r0")), **ONE_DONE), (back(**ONE_DONE), NOW_S + 9.0)],
@@ -698,21 +631,13 @@ KEEPS: Scenarios = {
     ],
     "halted, then a newer revision": [back(**TWO_FAIL), back(nodes=[node("a")], revisions=(*THREE, FOURTH))],
     "halted, then complete": [back(**TWO_FAIL), back(**ONE_DONE)],
-    "halted by a node that was taken earlier": back(nodes=[node("a", FAILED, record=record(began_s=NOW_S - 90.0))]),
-    "the same later, after a controller that kept nothing": (
-        back(nodes=[node("a", FAILED, record=record(began_s=NOW_S - 90.0))]),
-        NOW_S + 1.0,
-    ),
-    "halted after it was complete": [back(COMPLETED, nodes=[node("a", DONE), node("b", FAILED)], pods=[new_pod("a")])]
-    * 2,
+    "halted by a node that was taken earlier": AFTER_90_S,
+    "the same later, after a controller that kept nothing": (AFTER_90_S, NOW_S + 1.0),
+    "halted after it was complete": [BROKEN_AFTER] * 2,
     "complete after another revision": ended(NOW_S - 90.0),
     "complete, later, after a controller that kept nothing": (ended(NOW_S - 90.0), NOW_S + 1.0),
     "complete after another revision that began later": ended(NOW_S - 80.0),
-    "a long history": back(
-        RolloutState(
-            target="x", history=tuple(RevisionHistory(f"r{number}", 1.0, 2.0, "complete") for number in range(30))
-        )
-    ),
+    "a long history": back(RolloutState(target="x", history=LONG)),
     "complete at first sight": fleet([node("a")], [new_pod("a")], memory=RolloutState()),
 }
 
@@ -747,6 +672,14 @@ IN_RACK = [node("a", DONE), racked("b", "1"), racked("c", "1")]
 OF_RACK: dict[str, Any] = {"pods": [new_pod("a"), pod("b"), pod("c")], "policy": {"units": TOGETHER}}
 FAILING_CODES = (2, 3, 4, 5, 6, 7)
 OTHER_CODES = (1, 8, 9, 10, 11, 137)
+NEVER_RUNS = checked("ab", look("a", **PASSES), look("b", made_s=NOW_S))
+ABC_DONE = [node("a", DONE), node("b"), node("c")]
+ALL_PASS = [look(one, **PASSES) for one in "abcd"]
+NOT_NEEDED = [node("a", RESTART), node("b", FAILED), node("d", is_skipped=True)]
+NOT_NEEDED_PODS = [pod("a"), new_pod("b", is_ready=False), pod("d")]
+RETRIED_LOOK = node("a", DONE, record=OF_OLD, wants_retry=True)
+RETRIED_OLD = [new_pod("a", OLD), pod("b")]
+REFUSED = "may not create pods"
 PREFLIGHT: Scenarios = {
     "no result": checked("ab"),
     "one result": checked("ab", look("a", **PASSES), look("b")),
@@ -759,32 +692,26 @@ PREFLIGHT: Scenarios = {
     "warn, one runs": checked("ab", look("a", **FAILS), look("b"), mode=WARN),
     "warn, all results": checked("ab", look("a", **FAILS), look("b", has_ended=True, message="Evicted"), mode=WARN),
     "off": checked("ab", look("a", **FAILS), mode=OFF),
-    "a pod that never runs": checked("ab", look("a", **PASSES), look("b", made_s=NOW_S)),
-    "a pod that never ran": (checked("ab", look("a", **PASSES), look("b", made_s=NOW_S)), NOW_S + LIMIT),
-    "results that are not needed": checked(
-        [node("a", RESTART), node("b", FAILED), node("d", is_skipped=True)],
-        *(look(one, **PASSES) for one in "abcd"),
-        pods=[pod("a"), new_pod("b", is_ready=False), pod("d")],
-    ),
+    "a pod that never runs": NEVER_RUNS,
+    "a pod that never ran": (NEVER_RUNS, NOW_S + LIMIT),
+    "results that are not needed": checked(NOT_NEEDED, *ALL_PASS, pods=NOT_NEEDED_PODS),
     "the result of a node that may be uncordoned": checked([node("a", unschedulable=True)], look("a", **PASSES)),
     "the result of a node that is done": checked([node("a", DONE)], look("a", **PASSES), pods=[new_pod("a")]),
     "the result for another revision": checked("a", look("a", revision=OLD, **PASSES)),
     "a pod that is being deleted": checked("a", look("a", is_deleting=True)),
-    "a retry of a preflight": checked([node("a", DONE, record=OF_OLD, wants_retry=True)], look("a", **FAILS)),
+    "a retry of a preflight": checked([RETRIED_LOOK], look("a", **FAILS)),
     "a retry of a failed node": checked(
-        [node("a", FAILED, wants_retry=True), node("b")],
-        pods=[new_pod("a", OLD), pod("b")],
-        policy={"failure_threshold": 5},
+        [node("a", FAILED, wants_retry=True), node("b")], pods=RETRIED_OLD, policy={"failure_threshold": 5}
     ),
-    "soaking": checked([node("a", DONE), node("b"), node("c")], **AFTER_FIRST),
-    "waiting for an approval": (checked([node("a", DONE), node("b"), node("c")], **AFTER_FIRST), NOW_S + 900.0),
+    "soaking": checked(ABC_DONE, **AFTER_FIRST),
+    "waiting for an approval": (checked(ABC_DONE, **AFTER_FIRST), NOW_S + 900.0),
     "the first wave has not ended": checked([node("a", RESTART), node("b"), node("c")], **AFTER_FIRST),
     "paused": checked("a", policy={"paused": True}),
     "halted": checked([node("a", FAILED), node("b")], pods=[NOT_READY, pod("b")]),
     "closed": checked("a", policy={"schedule": CLOSED}),
     "standing aside": checked("a", look("a", revision=OLD), rivals=("older",)),
-    "pods are refused": checked("a", unmade="may not create pods"),
-    "pods are refused, warn": checked("a", mode=WARN, unmade="may not create pods"),
+    "pods are refused": checked("a", unmade=REFUSED),
+    "pods are refused, warn": checked("a", mode=WARN, unmade=REFUSED),
     "no template": checked("a", revisions=WITHOUT_TEMPLATE),
     "no template, warn": checked("a", mode=WARN, revisions=WITHOUT_TEMPLATE),
     "one result of a unit": checked(IN_RACK, look("b", **PASSES), **OF_RACK),
@@ -828,6 +755,10 @@ def over(code: int, **said: Any) -> TaskPod:
 TAKEN = node("a", RESTART)
 CLEARED = replace(TAKEN, cleared_by=clear().uid)
 IN_HAND: dict[str, Any] = {"is_taken_by_run": True, "driver_state": UPGRADING}
+DIED = replace(TAKEN, **IN_HAND, **KEPT_BY_RUN)
+OLD_CLEARED = node("a", RESTART, record=OF_OLD, cleared_by=clear(revision=OLD).uid)
+RETRIED_NEW = replace(CLEARED, **IN_HAND, record=record(pod="a-now"))
+CLEARED_IN_HAND = replace(CLEARED, is_taken_by_run=True)
 PAUSED: dict[str, Any] = {"policy": policy(paused=True)}
 BACK_TO_OLD: dict[str, Any] = {"revisions": (*TEMPLATES[::2], Revision("driver-old", OLD, 4, TEMPLATE))}
 TAKEN_TWICE = replace(TAKEN, record=record(began_s=END_S, since_s=END_S, reason=TAKEN_AGAIN, outcome_s=0.0))
@@ -840,8 +771,8 @@ CLEARS: Scenarios = {
     "running, cleared by another pod": clearing(replace(TAKEN, cleared_by="uid-of-another"), clear()),
     "cleared": clearing(CLEARED, clear()),
     "nothing to clear": clearing(TAKEN, over(0)),
-    "cleared by a pod that died": clearing(replace(CLEARED, is_taken_by_run=True), over(137)),
-    "cleared by a pod that is being deleted": clearing(replace(CLEARED, is_taken_by_run=True), clear(is_deleting=True)),
+    "cleared by a pod that died": clearing(CLEARED_IN_HAND, over(137)),
+    "cleared by a pod that is being deleted": clearing(CLEARED_IN_HAND, clear(is_deleting=True)),
     "pods disappear": (clearing(TAKEN), END_S),
     "pods disappear, the node is in hand": (clearing(replace(TAKEN, is_taken_by_run=True)), END_S),
     "taken again": (clearing(TAKEN_TWICE), END_S + 1.0),
@@ -854,10 +785,7 @@ CLEARS: Scenarios = {
     "late": (clearing(TAKEN, clear()), END_S),
     "late and failed": (clearing(node("a", FAILED), clear()), END_S),
     "paused, cleared": clearing(CLEARED, clear(), **PAUSED),
-    "paused, in the hands of a run that died": (
-        clearing(replace(TAKEN, **IN_HAND, unschedulable=True, is_cordoned_by_run=True), **PAUSED),
-        NOW_S + 600.0,
-    ),
+    "paused, in the hands of a run that died": (clearing(DIED, **PAUSED), NOW_S + 600.0),
     "paused, not started": (clearing(TAKEN, **PAUSED), NOW_S + 600.0),
     "paused, running and not in hand": clearing(TAKEN, clear(), **PAUSED),
     "paused, nothing to clear": clearing(TAKEN, over(0), **PAUSED),
@@ -865,18 +793,12 @@ CLEARS: Scenarios = {
     "skipped, running and not in hand": clearing(replace(TAKEN, is_skipped=True), clear()),
     "skipped, nothing to clear": clearing(replace(TAKEN, is_skipped=True), over(0)),
     "skipped, in hand": clearing(replace(TAKEN, is_skipped=True, **IN_HAND), clear()),
-    "cleared for an earlier target": clearing(
-        node("a", RESTART, record=OF_OLD, cleared_by=clear(revision=OLD).uid),
-        clear(revision=OLD),
-        pods=[pod("a", OTHER)],
-    ),
+    "cleared for an earlier target": clearing(OLD_CLEARED, clear(revision=OLD), pods=[pod("a", OTHER)]),
     "standing aside": clearing(CLEARED, clear(), rivals=("older",)),
     "the target is the old revision again": clearing(replace(TAKEN, **IN_HAND), clear(), **BACK_TO_OLD),
     "cleared, the target is the old revision again": clearing(replace(CLEARED, **IN_HAND), clear(), **BACK_TO_OLD),
     "a retry with the revision that it has": clearing(
-        replace(CLEARED, **IN_HAND, record=record(pod="a-now")),
-        clear(),
-        pods=[pod("a", NEW, uid="a-now", is_ready=False)],
+        RETRIED_NEW, clear(), pods=[pod("a", NEW, uid="a-now", is_ready=False)]
     ),
     "left in hand": clearing(STRANDED, **BACK_TO_OLD),
     "restored": clearing(replace(STRANDED, is_taken_by_run=False), **BACK_TO_OLD),
@@ -889,8 +811,8 @@ CLEARS: Scenarios = {
     "rebooted": clearing(replace(TAKEN, boot_id="boot-2"), over(0)),
     "taken for a retry": clearing(replace(TAKEN, record=record(began_s=NOW_S)), over(4)),
     "no init container": clearing(TAKEN, revisions=WITHOUT_MANAGER),
-    "pods are refused": clearing(TAKEN, unmade="may not create pods"),
-    "pods are refused for long": (clearing(TAKEN, unmade="may not create pods"), END_S),
+    "pods are refused": clearing(TAKEN, unmade=REFUSED),
+    "pods are refused for long": (clearing(TAKEN, unmade=REFUSED), END_S),
     "not needed": replace(clearing(TAKEN, clear()), clears_first=False),
     **{f"exit {code}": clearing(TAKEN, over(code)) for code in FAILING_CODES + OTHER_CODES},
 }
@@ -1011,19 +933,15 @@ def test_facts_lead_to_the_decision(name: str) -> None:
 
 
 @pytest.mark.parametrize("state", list(UpgradeState))
-@pytest.mark.parametrize("uid", ["a-after", "a-later"])
-def test_a_pod_that_came_after_it_is_never_deleted(state: UpgradeState, uid: str) -> None:
-    for revision in (OLD, NEW, OTHER):
-        for is_ready in (True, False):
-            acts = advance(fleet([node("a", state)], [pod("a", revision, uid, is_ready=is_ready)]), NOW_S).acts
-            assert not [act for act in acts if isinstance(act, RestartPod)]
+def test_a_pod_that_came_after_it_is_never_deleted(state: UpgradeState) -> None:
+    for uid, revision, is_ready in itertools.product(("a-after", "a-later"), (OLD, NEW, OTHER), (True, False)):
+        acts = advance(fleet([node("a", state)], [pod("a", revision, uid, is_ready=is_ready)]), NOW_S).acts
+        assert not [act for act in acts if isinstance(act, RestartPod)]
 
 
-@pytest.mark.parametrize(
-    ("percent", "of_nodes", "count"), [(10, 5, 1), (10, 20, 2), (10, 21, 3), (100, 3, 3), (1, 1, 1)]
-)
-def test_a_share_is_rounded_up(percent: int, of_nodes: int, count: int) -> None:
-    assert Amount(percent, is_percent=True).of(of_nodes) == count
+def test_a_share_is_rounded_up() -> None:
+    found = [Amount(percent, True).of(nodes) for percent, nodes in ((10, 5), (10, 20), (10, 21), (100, 3), (1, 1))]
+    assert found == [1, 2, 3, 3, 1]
 
 
 NAMES = [f"n{number:03}" for number in range(120)]
