@@ -26,7 +26,6 @@ from driver_manager.domain.fleet.spec import (
     PreflightMode,
     Requests,
     RevisionHistory,
-    RolloutPolicy,
     RolloutState,
     Task,
     TaskPod,
@@ -52,36 +51,31 @@ from tests.support.fakes.fleet_builders import (
 
 HISTORY = (RevisionHistory(OLD, NOW_S - 900.0, NOW_S - 800.0, "complete"), RevisionHistory(NEW, NOW_S - 600.0))
 GOOD = RolloutState(target=NEW, good=OLD, history=HISTORY)
+BARE = RolloutState(target=NEW)
 NOTHING_WAITS = "nothing waits for an approval now"
 
 
-def waves(*approvals: bool) -> RolloutPolicy:
-    """A wave for each node a, b, c ..., of which those that are True ask for an approval at their end."""
-    named = zip("abcd", approvals, strict=False)
-    return policy(waves=tuple(Wave(f"wave-{name}", matching(f"w={name}"), needs_approval=one) for name, one in named))
+def gated(*approvals: bool, done: str = "a", **said: Any) -> Fleet:
+    """A wave for each node a, b, c ..., of which those that are True ask for an approval at their end.
+
+    Those in `done` serve the new revision.
+    """
+    names = dict(enumerate("abcd"[: len(approvals)], 1))
+    waves = tuple(
+        Wave(f"wave-{name}", matching(f"w={name}"), needs_approval=approvals[at - 1]) for at, name in names.items()
+    )
+    of_done = {name: {"state": UpgradeState.DONE, "record": record(name, wave=at)} for at, name in names.items()}
+    nodes = [node(name, **(of_done[name] if name in done else {}), labels={"w": name}) for name in names.values()]
+    pods = [new_pod(name) if name in done else pod(name) for name in names.values()]
+    return fleet(nodes, pods, policy=policy(waves=waves), memory=GOOD, **said)
 
 
-def gated(*approvals: bool, done: str = "a", wishes: Requests | None = None) -> Fleet:
-    """One node for each wave, of which those in `done` serve the new revision."""
-    names = "abcd"[: len(approvals)]
-    nodes = [
-        node(name, *((UpgradeState.DONE,) if name in done else ()), labels={"w": name}, **_record(name, done))
-        for name in names
-    ]
-    pods = [new_pod(name) if name in done else pod(name) for name in names]
-    return fleet(nodes, pods, policy=waves(*approvals), memory=GOOD, wishes=wishes or Requests())
-
-
-def _record(name: str, done: str) -> dict[str, Any]:
-    return {"record": record(name, wave="abcd".index(name) + 1)} if name in done else {}
-
-
-def refused(ask: Callable[[], object], what: str) -> str:
-    """The remedy of the refusal that says `what`."""
+def refused(ask: Callable[[], object], what: str, remedy: str = "") -> None:
+    """It is refused with these words."""
     with pytest.raises(ConfigError) as caught:
         ask()
     assert what in caught.value.what
-    return caught.value.remedy
+    assert remedy in caught.value.remedy
 
 
 # approve
@@ -100,6 +94,9 @@ def test_waves_are_approved_ahead_and_only_as_far_as_is_said() -> None:
     assert request_approval(ahead.after, NOW_S, 3).annotations == {APPROVED: "new:3"}
 
 
+APPROVED_2 = Requests(NEW, 2)
+
+
 @pytest.mark.parametrize(
     ("facts", "wave", "what", "remedy"),
     [
@@ -110,13 +107,13 @@ def test_waves_are_approved_ahead_and_only_as_far_as_is_said() -> None:
         (gated(True, False), 3, "there is no wave 3", "The waves are: 1 (wave-a), 2 (wave-b)."),
         (gated(True, False), 1, "wave 1 does not wait for an approval", ""),
         (gated(False, True, False, done=""), 2, "wave 2 does not wait for an approval", ""),
-        (gated(True, False, wishes=Requests(NEW, 2)), 2, "wave 2 is approved already for revision new", ""),
-        (gated(True, False, wishes=Requests(NEW, 2)), None, NOTHING_WAITS, "No later wave needs one."),
-        (replace(gated(True, False), daemon_set=None), None, "the rollout does nothing now: DaemonSet driver", ""),
+        (gated(True, False, wishes=APPROVED_2), 2, "wave 2 is approved already for revision new", ""),
+        (gated(True, False, wishes=APPROVED_2), None, NOTHING_WAITS, "No later wave needs one."),
+        (gated(True, False, daemon_set=None), None, "the rollout does nothing now: DaemonSet driver", ""),
     ],
 )
 def test_where_nothing_waits_nothing_is_approved(facts: Fleet, wave: int | None, what: str, remedy: str) -> None:
-    assert remedy in refused(lambda: request_approval(facts, NOW_S, wave), what)
+    refused(lambda: request_approval(facts, NOW_S, wave), what, remedy)
 
 
 def test_an_approval_of_another_revision_counts_for_nothing() -> None:
@@ -175,6 +172,21 @@ def test_a_failed_revision_may_be_tried_again_once_it_is_asked_for() -> None:
     refused(lambda: request_retry_of_revision(going, NOW_S), "the rollout goes back from revision new now")
 
 
+def test_a_retry_checks_a_node_again_that_its_preflight_left_out() -> None:
+    looks = tuple(
+        TaskPod("npu", f"look-{of}", f"look-{of}", of, NEW, Task.PREFLIGHT, NOW_S - 10.0, code, has_ended=True)
+        for of, code in (("a", 6), ("b", 0))
+    )
+    known: dict[str, Any] = {"policy": policy(preflight=PreflightMode.REQUIRE), "task_pods": looks}
+    found = fleet([node("a"), node("b")], **known)
+    request = request_retry_of_nodes(found, NOW_S, ["a"])
+    assert request.did == ("node a is checked again",)
+    assert [act.uid for act in advance(request.after, NOW_S).acts if isinstance(act, DeletePod)] == ["look-a"]
+    refused(lambda: request_retry_of_nodes(found, NOW_S, ["b"]), "b: it has not failed")
+    cordoned = fleet([node("a", unschedulable=True)], **known)
+    refused(lambda: request_retry_of_nodes(cordoned, NOW_S, ["a"]), "a: it has not failed, it is left out")
+
+
 # undo
 
 
@@ -188,24 +200,26 @@ def test_undo_leads_to_the_last_good_revision_and_says_so() -> None:
 
 @pytest.mark.parametrize("to", [OLD, "1", "driver-old"])
 def test_undo_knows_a_revision_by_hash_number_or_name(to: str) -> None:
-    request = request_undo(failed(memory=RolloutState(target=NEW)), NOW_S, to, "w")
+    request = request_undo(failed(memory=BARE), NOW_S, to, "w")
     assert request.annotations == {UNDO: "w:old"}
     assert advance(request.after, NOW_S).memory.undo_to == OLD
 
 
-def test_undo_without_a_way_back_is_refused() -> None:
-    none = failed(memory=RolloutState(target=NEW))
-    assert "--to: 1 (old)" in refused(
-        lambda: request_undo(none, NOW_S, "", "w"), "no earlier revision is known to be good"
-    )
-    refused(lambda: request_undo(none, NOW_S, "9", "w"), "there is no revision 9")
-    refused(lambda: request_undo(none, NOW_S, "2", "w"), "revision new is the target already")
-    going = failed(memory=replace(GOOD, undo_from=NEW, undo_to=OLD))
-    refused(lambda: request_undo(going, NOW_S, "", "w"), "already goes back from revision new to old")
+@pytest.mark.parametrize(
+    ("memory", "to", "what", "remedy"),
+    [
+        (BARE, "", "no earlier revision is known to be good", "--to: 1 (old)"),
+        (BARE, "9", "there is no revision 9", ""),
+        (BARE, "2", "revision new is the target already", ""),
+        (replace(GOOD, undo_from=NEW, undo_to=OLD), "", "already goes back from revision new to old", ""),
+    ],
+)
+def test_undo_without_a_way_back_is_refused(memory: RolloutState, to: str, what: str, remedy: str) -> None:
+    refused(lambda: request_undo(failed(memory=memory), NOW_S, to, "w"), what, remedy)
 
 
 def test_a_rollout_that_stands_aside_heeds_no_wish() -> None:
-    aside = replace(failed(), daemon_set=replace(DAEMON_SET, update_strategy="RollingUpdate"))
+    aside = failed(daemon_set=replace(DAEMON_SET, update_strategy="RollingUpdate"))
     for ask in (
         lambda: request_approval(aside, NOW_S, None),
         lambda: request_retry_of_nodes(aside, NOW_S, ["a"]),
@@ -225,19 +239,3 @@ def test_pause_and_resume_change_one_field_and_are_refused_where_it_has_that_val
     assert (request_resume(paused.after).spec, begun(request_resume(paused.after).after)) == ({"paused": False}, ["a"])
     refused(lambda: request_pause(paused.after), "the rollout is paused already")
     refused(lambda: request_resume(facts), "the rollout is not paused")
-
-
-def test_a_retry_checks_a_node_again_that_its_preflight_left_out() -> None:
-    def look(of: str, code: int) -> TaskPod:
-        return TaskPod("npu", f"look-{of}", f"look-{of}", of, NEW, Task.PREFLIGHT, NOW_S - 10.0, code, has_ended=True)
-
-    rules, looks = policy(preflight=PreflightMode.REQUIRE), (look("a", 6), look("b", 0))
-    found = fleet([node("a"), node("b")], policy=rules, task_pods=looks)
-    request = request_retry_of_nodes(found, NOW_S, ["a"])
-    assert request.did == ("node a is checked again",)
-    assert [act.uid for act in advance(request.after, NOW_S).acts if isinstance(act, DeletePod)] == ["look-a"]
-    with pytest.raises(ConfigError, match="b: it has not failed"):
-        request_retry_of_nodes(found, NOW_S, ["b"])
-    cordoned = fleet([node("a", unschedulable=True)], policy=rules, task_pods=looks)
-    with pytest.raises(ConfigError, match="a: it has not failed, it is left out"):
-        request_retry_of_nodes(cordoned, NOW_S, ["a"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -27,11 +29,12 @@ from tests.support.fakes.fleet_builders import NEW, NOW_S, fleet, new_pod, node,
 DONE, FAILED, RESTART, REBOOT = UpgradeState.DONE, UpgradeState.FAILED, UpgradeState.RESTART, UpgradeState.REBOOT
 PROFILES = builtin()
 NVIDIA, REBELLIONS = PROFILES["nvidia"].upgrade_metrics, PROFILES["rebellions"].upgrade_metrics
-OURS = UpgradeMetrics()
-"""No names of anybody else."""
 
 
-def some() -> Fleet:
+HISTORY = (RevisionHistory(NEW, NOW_S - 900.0),)
+
+
+def some(**rules: Any) -> Fleet:
     """Two done, one failed, one restarting, one that waits for a reboot, two waiting, one cordoned, one operated."""
     nodes = [
         node("a", DONE),
@@ -39,17 +42,11 @@ def some() -> Fleet:
         node("c", FAILED),
         node("d", RESTART),
         node("e", REBOOT, record=record("e", since_s=NOW_S - 40.0)),
-        node("f"),
-        node("g"),
-        node("h", unschedulable=True),
-        node("i", is_operated=True),
+        *(node("f"), node("g"), node("h", unschedulable=True), node("i", is_operated=True)),
     ]
-    pods = [new_pod("a"), new_pod("b"), new_pod("c", is_ready=False), new_pod("d", is_ready=False)]
-    pods += [new_pod("e", is_ready=False), pod("f"), pod("g"), pod("h"), new_pod("i")]
-    rules = policy(max_parallel=3, failure_threshold=2, node_timeout_s=1200.0)
-    return fleet(
-        nodes, pods, policy=rules, memory=RolloutState(target=NEW, history=(RevisionHistory(NEW, NOW_S - 900.0),))
-    )
+    pods = [*(new_pod(name, is_ready=name in "abi") for name in "abcdei"), *map(pod, "fgh")]
+    rules = {"max_parallel": 3, "failure_threshold": 2, "node_timeout_s": 1200.0, **rules}
+    return fleet(nodes, pods, policy=policy(**rules), memory=RolloutState(target=NEW, history=HISTORY))
 
 
 def counted(facts: Fleet, decision_s: float = 0.25) -> RolloutFigures:
@@ -84,13 +81,8 @@ def endpoint(clock: FakeClock) -> FleetEndpoint:
 
 def test_a_node_is_counted_where_it_stands_and_by_the_operators_word_for_that() -> None:
     found = counted(some())
-    assert {place.value: count for place, count in found.places.items()} == {
-        "done": 3,
-        "failed": 1,
-        "under way": 2,
-        "waiting": 2,
-        "left out": 1,
-    }
+    places = {"done": 3, "failed": 1, "under way": 2, "waiting": 2, "left out": 1}
+    assert {place.value: count for place, count in found.places.items()} == places
     assert found.words == {
         "upgrade-done": 2,
         "upgrade-failed": 1,
@@ -106,9 +98,7 @@ def test_a_node_is_counted_where_it_stands_and_by_the_operators_word_for_that() 
 def test_a_rollout_moves_when_a_node_comes_to_another_state_or_when_it_begins() -> None:
     found = counted(some())
     assert (found.progress_s, found.patience_s) == (NOW_S - 20.0, 1200.0)
-    waits = fleet(
-        [node("a", unschedulable=True)], memory=RolloutState(target=NEW, history=(RevisionHistory(NEW, NOW_S - 900.0),))
-    )
+    waits = fleet([node("a", unschedulable=True)], memory=RolloutState(target=NEW, history=HISTORY))
     assert counted(waits).progress_s == NOW_S - 900.0
 
 
@@ -127,18 +117,21 @@ def test_what_is_served_is_what_prometheus_reads(endpoint: FleetEndpoint) -> Non
     answer = endpoint.respond("/metrics")
     assert (answer.status, answer.content_type.partition(";")[0]) == (200, "text/plain")
     found, rollout = read(answer.body.decode()), ("rollout", 'npu/"odd"')
-    assert found["driver_manager_rollout_leader",] == 1
-    assert found["driver_manager_rollout_ready",] == 1
-    assert found["driver_manager_rollout_nodes", ("place", "failed"), rollout] == 1
-    assert found["driver_manager_rollout_phase", ("phase", "Progressing"), rollout] == 1
-    assert found["driver_manager_rollout_phase", ("phase", "Complete"), rollout] == 0
-    assert found["driver_manager_rollout_decision_seconds", rollout] == 0.25
-    assert found["driver_manager_rollout_progress_timestamp_seconds", rollout] == NOW_S - 20.0
-    assert found["driver_manager_rollout_patience_seconds", rollout] == 1200.0
-    assert found["driver_manager_rollout_node_seconds", rollout] == 40.0
-    assert found["driver_manager_rollout_expected_end_timestamp_seconds", ("revision", NEW), rollout] > NOW_S
-    assert found["driver_manager_rollout_acts_total", ("act", "RestartPod")] == 2
-    assert found["driver_manager_rollout_acts_total", ("act", "SetTemplate")] == 0
+    ours = {
+        ("leader",): 1,
+        ("ready",): 1,
+        ("nodes", ("place", "failed"), rollout): 1,
+        ("phase", ("phase", "Progressing"), rollout): 1,
+        ("phase", ("phase", "Complete"), rollout): 0,
+        ("decision_seconds", rollout): 0.25,
+        ("progress_timestamp_seconds", rollout): NOW_S - 20.0,
+        ("patience_seconds", rollout): 1200.0,
+        ("node_seconds", rollout): 40.0,
+        ("expected_end_timestamp_seconds", ("revision", NEW), rollout): NOW_S + 80.0,
+        ("acts_total", ("act", "RestartPod")): 2,
+        ("acts_total", ("act", "SetTemplate")): 0,
+    }
+    assert {key: found[f"driver_manager_rollout_{key[0]}", *key[1:]] for key in ours} == ours
     assert found["rbln_operator_driver_upgrade_nodes", ("state", "upgrade-failed")] == 1
     every = (*fleet_families(told), *operator_families(told, REBELLIONS))
     assert {name for name, *_ in found} == {one.name for one in every}
@@ -164,19 +157,12 @@ def test_rebellions_operator_has_one_metric_by_state_zeros_included() -> None:
     }
 
 
-def test_several_rollouts_are_one_number() -> None:
+def test_several_rollouts_are_one_number_and_upgrades_are_on_unless_every_rollout_is_paused() -> None:
+    name, paused = "gpu_operator_driver_auto_upgrade_enabled", counted(some(paused=True))
+    assert [of_operator(NVIDIA, *found)[name,] for found in ((), (paused,), (paused, counted(some())))] == [0, 0, 1]
     found = of_operator(NVIDIA, counted(some()), counted(some()))
     assert found["gpu_operator_nodes_upgrades_pending",] == 4
     assert found["gpu_operator_nodes_upgrades_available",] == 2
-
-
-def test_upgrades_are_on_unless_every_rollout_is_paused() -> None:
-    facts = some()
-    paused = counted(replace(facts, policy=replace(facts.policy, paused=True)))
-    name = "gpu_operator_driver_auto_upgrade_enabled"
-    assert of_operator(NVIDIA)[name,] == 0
-    assert of_operator(NVIDIA, paused)[name,] == 0
-    assert of_operator(NVIDIA, paused, counted(facts))[name,] == 1
 
 
 @pytest.mark.parametrize(
@@ -191,19 +177,14 @@ def test_upgrades_are_on_unless_every_rollout_is_paused() -> None:
     ],
 )
 def test_an_upgrade_can_start_where_somebody_waits_and_there_is_room(rules: dict[str, object], available: int) -> None:
-    facts = some()
-    found = counted(replace(facts, policy=policy(**{"failure_threshold": 2, "max_parallel": 3, **rules})))
-    assert of_operator(NVIDIA, found)["gpu_operator_nodes_upgrades_available",] == available
+    assert of_operator(NVIDIA, counted(some(**rules)))["gpu_operator_nodes_upgrades_available",] == available
 
 
 def test_who_stands_by_says_nothing_under_these_names() -> None:
     assert of_operator(NVIDIA, counted(some()), leads=False) == {}
     assert of_operator(REBELLIONS, leads=False) == {}
-
-
-def test_a_vendor_without_such_an_operator_has_no_such_metrics() -> None:
-    assert PROFILES["ascend"].upgrade_metrics == OURS
-    assert of_operator(OURS, counted(some())) == {}
+    assert PROFILES["ascend"].upgrade_metrics == UpgradeMetrics(), "it has no such operator"
+    assert of_operator(UpgradeMetrics(), counted(some())) == {}
 
 
 # over HTTP
@@ -211,25 +192,22 @@ def test_a_vendor_without_such_an_operator_has_no_such_metrics() -> None:
 
 def test_it_is_ready_while_it_does_its_work_be_it_to_stand_by(endpoint: FleetEndpoint) -> None:
     assert endpoint.respond("/readyz").status == 503, "it has not looked yet"
-    endpoint.publish(FleetReport(leads=False, why_not_ready=""))
-    assert (endpoint.respond("/readyz").status, endpoint.respond("/readyz").body) == (200, b"standing by\n")
-    endpoint.publish(report(counted(some())))
-    assert endpoint.respond("/readyz").body == b"leads\n"
-    endpoint.publish(FleetReport(leads=True, why_not_ready="no answer"))
-    assert (endpoint.respond("/readyz").status, endpoint.respond("/readyz").body) == (503, b"no answer\n")
-
-
-def test_a_loop_that_hangs_is_not_well(endpoint: FleetEndpoint, clock: FakeClock) -> None:
-    endpoint.publish(report(counted(some())))
-    assert endpoint.respond("/healthz").status == 200
-    clock.sleep(61.0)
-    assert endpoint.respond("/healthz").status == 503
+    for told, status, body in (
+        (FleetReport(leads=False, why_not_ready=""), 200, b"standing by\n"),
+        (report(counted(some())), 200, b"leads\n"),
+        (FleetReport(leads=True, why_not_ready="no answer"), 503, b"no answer\n"),
+    ):
+        endpoint.publish(told)
+        answer = endpoint.respond("/readyz")
+        assert (answer.status, answer.body) == (status, body)
     assert endpoint.respond("/").status == 404
 
 
 def test_a_loop_that_hangs_does_no_work_whatever_it_said_before(endpoint: FleetEndpoint, clock: FakeClock) -> None:
     endpoint.publish(report(counted(some())))
+    assert endpoint.respond("/healthz").status == 200
     clock.sleep(61.0)
+    assert endpoint.respond("/healthz").status == 503
     assert endpoint.respond("/readyz").body == b"its loop hangs\n"
     assert read(endpoint.respond("/metrics").body.decode())["driver_manager_rollout_ready",] == 0
     endpoint.publish(report())
