@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.assurance.mutants.mutant import Mutant
 
 CONTROLLER = "unit/fleet/test_controller.py::"
-FAULTS = "unit/fleet/test_controller_faults.py::"
+FAULTS = "unit/fleet/test_controller.py::"
 WORLD = "unit/fleet/test_world.py::"
 RETRIES = "unit/adapters/test_kube_api.py::"
 LEASE = "unit/adapters/test_leadership.py::"

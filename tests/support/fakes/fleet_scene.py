@@ -453,7 +453,7 @@ LIMIT_S = 3600.0
 class FakeLeadership:
     """See `driver_manager.core.fleet_ports.Leadership`: it has the lead as the test says."""
 
-    clock: FakeClock
+    clock: FakeClock = field(default_factory=FakeClock)
     is_ours: bool = True
     is_sure: bool = True
     leader: str = "somebody"
