@@ -6,7 +6,7 @@ from tests.assurance.mutants.mutant import Mutant
 
 RUNS = "unit/swap/test_clear_only.py::"
 DECISIONS = "unit/fleet/test_decisions.py::test_facts_lead_to_the_decision"
-FLEET = "unit/fleet/test_clearing.py::"
+FLEET = "unit/fleet/test_fleet_properties.py::"
 CONTROLLER = "unit/fleet/test_controller.py::"
 CLEARING = "domain/fleet/nodes.py"
 
@@ -65,7 +65,7 @@ CLEAR_MUTANTS = (
         CLEARING,
         "    if pod.exit_code == ExitCode.DONE or (_is_alive(pod) and member.node.cleared_by == pod.uid):\n",
         "    if pod.exit_code == ExitCode.DONE or _is_alive(pod):\n",
-        (FLEET + "test_whatever_happens_no_node_is_restarted_uncleared_and_all_are_given_back_in_the_end",),
+        (FLEET + "test_whatever_happens_no_promise_is_broken_and_everybody_is_done_in_the_end",),
     ),
     Mutant(
         "mark-of-a-dead-run",

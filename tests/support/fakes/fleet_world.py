@@ -62,14 +62,16 @@ from tests.support.fakes.fleet_builders import DAEMON_SET, NOW_S, ROLLOUT, match
 
 TEMPLATE = json.dumps({"spec": {"initContainers": [{"name": "m", "image": "i", "args": ["reconcile-driver-state"]}]}})
 LOOKS_S = 12.0
+MODES = {mode.value: {"preflight": mode} for mode in (PreflightMode.OFF, PreflightMode.REQUIRE)}
 LOOK_EVENTS = ("look-passes", "look-fails", "look-unknown", "look-never", "look-gone", "refuse", "allow")
 ENDS = {"passes": 0, "fails": 6, "unknown": 8}
 
 
 @dataclass
-class Looks:
-    """The pods by name. `ends` is how a preflight ends on a node, "never" for not at all; it passes on all others."""
+class TaskPods:
+    """The pods of one task by name. `ends` is how they end on a node, "never" for not at all; well on all others."""
 
+    task: Task = Task.PREFLIGHT
     ends: dict[str, str] = field(default_factory=dict)
     pods: dict[str, TaskPod] = field(default_factory=dict)
     refusal: str = ""
@@ -82,19 +84,25 @@ class Looks:
         self.made += 1
         revision = act.body["metadata"]["labels"][TASK_REVISION_LABEL]
         uid = f"{act.name}-{self.made}"
-        self.pods[act.name] = TaskPod(act.namespace, act.name, uid, act.node, revision, Task.PREFLIGHT, now_s)
+        self.pods[act.name] = TaskPod(act.namespace, act.name, uid, act.node, revision, self.task, now_s)
         return True
 
-    def delete(self, act: DeletePod) -> bool:
-        """Whether exactly this pod was there."""
-        if act.name not in self.pods or self.pods[act.name].uid != act.uid:
-            return False
-        del self.pods[act.name]
-        return True
+    def delete(self, act: DeletePod) -> TaskPod | None:
+        """Exactly this pod, if it was there."""
+        found = self.pods.get(act.name)
+        return self.pods.pop(act.name) if found is not None and found.uid == act.uid else None
 
-    def remove(self, node: str) -> None:
-        """Somebody deletes the pod of a node, or the node is gone."""
-        self.pods = {name: pod for name, pod in self.pods.items() if pod.node != node}
+    def keep(self, nodes: Container[str]) -> None:
+        """Only those on these nodes are left."""
+        self.pods = {name: pod for name, pod in self.pods.items() if pod.node in nodes}
+
+    def on(self, node: str) -> list[TaskPod]:
+        """Those of a node."""
+        return [pod for pod in self.pods.values() if pod.node == node]
+
+
+class Looks(TaskPods):
+    """The preflights."""
 
     def happens(self, event: str, node: str) -> None:
         """One of `LOOK_EVENTS`: what comes of a node's preflight from now on, or what becomes of its pod."""
@@ -102,60 +110,17 @@ class Looks:
             case "refuse" | "allow":
                 self.refusal = "may not create pods" if event == "refuse" else ""
             case "look-gone":
-                self.remove(node)
+                self.keep({pod.node for pod in self.pods.values()} - {node})
             case _:
                 self.ends[node] = event.removeprefix("look-")
 
     def tick(self, now_s: float, nodes: Container[str]) -> None:
         """Pods end, and those of nodes that are no more go."""
-        self.pods = {name: pod for name, pod in self.pods.items() if pod.node in nodes}
+        self.keep(nodes)
         for name, pod in self.pods.items():
             end = self.ends.get(pod.node, "passes")
             if not pod.has_ended and end != "never" and now_s >= pod.made_s + LOOKS_S:
                 self.pods[name] = replace(pod, exit_code=ENDS[end], has_ended=True, message=end)
-
-
-def check_looks(facts: Fleet, decision: FleetDecision, begun: Iterable[MarkNode], now_s: float) -> None:
-    """Nobody begins without a result that lets them; never too many pods at a time, never a second one for a node."""
-    mode, target = facts.policy.preflight, decision.outlook.target
-    made = [act for act in decision.acts if isinstance(act, CreatePod) and act.task is Task.PREFLIGHT]
-    looks = [pod for pod in facts.task_pods if pod.task is Task.PREFLIGHT]
-    ours = {pod.node: pod for pod in looks if pod.revision == target}
-    at_work = sum(is_at_work(pod, now_s) for pod in looks)
-    assert not made or at_work + len(made) <= MAX_AT_ONCE
-    assert not {act.node for act in made} & ours.keys(), "a second pod for one node and revision"
-    assert mode is not PreflightMode.OFF or not made
-    nodes = {node.name: node for node in facts.nodes}
-    first = [act for act in begun if not _is_retry(nodes[act.node], target)]
-    if mode is PreflightMode.OFF or (mode is PreflightMode.WARN and facts.unmade):
-        return
-    for act in first:
-        pod = ours.get(act.node)
-        assert pod is not None, f"{act.node}: begins without a preflight"
-        is_late = now_s >= pod.made_s + LIMIT_S + LATE_S
-        assert pod.has_ended or (is_late and mode is PreflightMode.WARN), f"{act.node}: begins before its result"
-        assert pod.exit_code == 0 or mode is PreflightMode.WARN, f"{act.node}: begins although it would fail"
-    _check_waves_of_looks(facts, decision, first, ours, now_s)
-
-
-def _check_waves_of_looks(
-    facts: Fleet, decision: FleetDecision, first: list[MarkNode], ours: dict[str, TaskPod], now_s: float
-) -> None:
-    """A wave begins once all of its nodes have a result."""
-    target, waves = decision.outlook.target, len(facts.policy.waves)
-    kept = [node.record for node in facts.nodes if node.record is not None and node.record.revision == target]
-    reached = max((min(one.wave, waves) for one in kept), default=0)
-    opened = {act.record.wave for act in first if act.record is not None and act.record.wave > reached}
-    for view in decision.outlook.nodes:
-        if view.place is NodePhase.WAITING and view.wave in opened:
-            pod = ours.get(view.name)
-            assert pod is not None, f"{view.name}: its wave begins without its result"
-            assert pod.has_ended or now_s >= pod.made_s + LIMIT_S + LATE_S
-
-
-def _is_retry(node: FleetNode, target: str) -> bool:
-    failed = node.upgrade == UpgradeState.FAILED.value
-    return failed and node.record is not None and node.record.revision == target
 
 
 LEAVES_S, COMES_S, LOADS_S, BOOTS_S = 5.0, 3.0, 40.0, 90.0
@@ -371,7 +336,7 @@ class World:
             case CreatePod():
                 return self.looks.create(act, self.now_s)
             case DeletePod():
-                return self.looks.delete(act)
+                return self.looks.delete(act) is not None
             case SetTemplate():
                 self.upgrade_to(act.revision)
             case Announce():
@@ -430,157 +395,191 @@ def _as_stored(memory: RolloutState) -> RolloutState:
 
 def check(facts: Fleet, decision: FleetDecision, now_s: float) -> None:
     """What holds for every decision."""
-    again = advance(facts, now_s)
-    assert again == decision, "the same facts, another decision"
+    assert advance(facts, now_s) == decision, "the same facts, another decision"
     assert decision.again_s is None or decision.again_s > now_s
-    nodes = {node.name: node for node in facts.nodes}
-    pods = {pod.node: pod for pod in facts.pods}
-    marks = [act for act in decision.acts if isinstance(act, MarkNode)]
-    assert len({act.node for act in decision.acts if isinstance(act, MarkNode | RestartPod)}) == len(
-        [act for act in decision.acts if isinstance(act, MarkNode | RestartPod)]
-    ), "two acts on one node"
-    begun = [act for act in marks if act.state is UpgradeState.RESTART and not _is_taken(nodes[act.node])]
-    _check_foreign(decision.acts, nodes)
-    _check_seen(facts, decision.acts, now_s)
-    _check_fit(facts, decision.acts, begun, nodes)
-    _check_limits(facts, begun, nodes, pods)
-    _check_held(facts, decision, begun, nodes, now_s)
-    _check_waves(facts, decision, begun, now_s)
-    check_looks(facts, decision, begun, now_s)
-    _check_together(facts, decision, begun, nodes)
-    for act in marks:
-        assert act.record is None or act.record.rollout == ROLLOUT
     for view in decision.outlook.nodes:
         assert view.reason, f"{view.name} is {view.place.value}, and nobody says why"
+    found = Checked(facts, decision, now_s)
+    found.foreign()
+    found.seen()
+    found.fit()
+    found.limits()
+    found.held()
+    found.waves()
+    found.looks()
+    found.together()
 
 
 def _is_taken(node: FleetNode) -> bool:
     return WORDS.get(node.upgrade) in UNDER_WAY and node.record is not None and node.record.rollout == ROLLOUT
 
 
-def _check_foreign(acts: tuple[Act, ...], nodes: dict[str, FleetNode]) -> None:
-    for act in acts:
-        if not isinstance(act, MarkNode | RestartPod):
-            continue
-        node = nodes[act.node]
-        assert not node.is_operated, f"{act.node}: an act on an operator's node"
-        assert not node.record_problem, f"{act.node}: an act on a node whose record cannot be read"
-        is_others = node.record is not None and node.record.rollout != ROLLOUT
-        assert not is_others or WORDS.get(node.upgrade) not in UNDER_WAY, f"{act.node}: an act on another's node"
-        if isinstance(act, RestartPod):
-            assert _is_taken(node), f"{act.node}: its pod is deleted, and it is not under way"
-            assert node.record is not None, f"{act.node}: its pod is deleted without a record"
-            assert node.record.pod == act.uid, f"{act.node}: another pod is deleted than its record names"
-
-
-def _check_seen(facts: Fleet, acts: tuple[Act, ...], now_s: float) -> None:
-    """Where a pod is newer than all that is known of the template, nobody is disturbed and nothing is undone."""
-    known = {revision.hash for revision in facts.revisions}
-    if any(pod.revision not in known and now_s < pod.made_s + UNSEEN_S for pod in facts.pods):
-        done = [act for act in acts if isinstance(act, RestartPod | CreatePod | SetTemplate)]
-        assert not done, f"done without knowing the newest template: {done}"
-
-
-def _check_fit(facts: Fleet, acts: tuple[Act, ...], begun: list[MarkNode], nodes: dict[str, FleetNode]) -> None:
-    """Nobody is disturbed on a node that is not to begin, up to the moment when somebody was; a pod that its kubelet
-    cannot end is never deleted.
-    """
-    for act in acts:
-        is_clear = isinstance(act, CreatePod) and act.task is Task.CLEAR
-        if not isinstance(act, MarkNode | RestartPod | CreatePod):
-            continue
-        node = nodes[act.node]
-        if isinstance(act, RestartPod):
-            assert node.is_ready, f"{act.node}: its pod is deleted although it is not Ready"
-        has_begun = facts.clears_first and node.is_taken_by_run
-        if act in begun or ((is_clear or isinstance(act, RestartPod)) and not has_begun):
-            assert not node.is_skipped, f"{act.node}: begins although it is skipped"
-            assert node.is_ready, f"{act.node}: begins although it is not Ready"
-            assert not node.unschedulable or node.is_cordoned_by_run, f"{act.node}: begins although it is cordoned"
-        if act in begun:
-            assert node.upgrade in {"", "upgrade-done", "upgrade-failed"}, f"{act.node}: has a word of somebody else"
-
-
-def _check_limits(facts: Fleet, begun: list[MarkNode], nodes: dict[str, FleetNode], pods: dict[str, DriverPod]) -> None:
-    policy = facts.policy
-    if not begun:
-        return
-    taken = [node for node in facts.nodes if _is_taken(node) and not node.is_operated]
-    assert not policy.max_parallel or len(taken) + len(begun) <= policy.max_parallel, "maxParallel exceeded"
-    if policy.max_unavailable is not None:
-        those = {node.name for node in facts.nodes if node.name in pods or _is_taken(node)}
-        away = {name for name in those if _is_away(nodes[name], pods.get(name)) or nodes[name] in taken}
-        after = away | {act.node for act in begun}
-        assert after == away or len(after) <= policy.max_unavailable.of(len(those)), "maxUnavailable exceeded"
-    if policy.units is not None:
-        of = {name: node.labels.get(policy.units.key, "") for name, node in nodes.items()}
-        busy = Counter(of[node.name] for node in taken) + Counter(of[act.node] for act in begun)
-        if policy.units.mode is UnitMode.ONE_AT_A_TIME:
-            for act in begun:
-                assert not of[act.node] or busy[of[act.node]] == 1, f"two nodes of unit {of[act.node]}"
-
-
-def _check_together(facts: Fleet, decision: FleetDecision, begun: list[MarkNode], nodes: dict[str, FleetNode]) -> None:
-    """Of a unit that goes together nobody stays behind; one more attempt on a node is not the unit going."""
-    units, names = facts.policy.units, {act.node for act in begun}
-    if units is None or units.mode is not UnitMode.TOGETHER:
-        return
-    first = [nodes[name] for name in names if nodes[name].upgrade != UpgradeState.FAILED.value]
-    going = {node.labels[units.key] for node in first if units.key in node.labels}
-    for view in decision.outlook.nodes:
-        if view.place is NodePhase.WAITING and nodes[view.name].labels.get(units.key) in going:
-            assert view.name in names, f"{view.name} stays behind its unit"
-
-
 def _is_away(node: FleetNode, pod: DriverPod | None) -> bool:
     return node.unschedulable or not node.is_ready or pod is None or pod.is_deleting or not pod.is_ready
 
 
-def _check_held(
-    facts: Fleet, decision: FleetDecision, begun: list[MarkNode], nodes: dict[str, FleetNode], now_s: float
-) -> None:
-    fresh = [act for act in begun if not nodes[act.node].wants_retry]
-    if facts.policy.paused or not facts.policy.schedule.is_open(now_s):
-        assert not begun, "a node begins although nothing may"
-    target = decision.outlook.target
-    failed = [
-        node
-        for node in facts.nodes
-        if node.upgrade == UpgradeState.FAILED.value and node.record and node.record.revision == target
-        if not node.is_operated and node.name in {view.name for view in decision.outlook.nodes}
-        if next(view for view in decision.outlook.nodes if view.name == node.name).place is NodePhase.FAILED
-    ]
-    if len(failed) >= facts.policy.failure_threshold:
-        assert not fresh, "a node begins although too many have failed"
-    if decision.outlook.phase in (Phase.HALTED, Phase.STALLED, Phase.PAUSED):
-        assert not fresh, f"a node begins in phase {decision.outlook.phase}"
+class Checked:
+    """A decision with its facts by node, and the nodes that begin by it. Each check raises AssertionError."""
 
+    def __init__(self, facts: Fleet, decision: FleetDecision, now_s: float) -> None:
+        self.facts, self.decision, self.now_s = facts, decision, now_s
+        self.policy, self.outlook, self.target = facts.policy, decision.outlook, decision.outlook.target
+        self.nodes = {node.name: node for node in facts.nodes}
+        self.pods = {pod.node: pod for pod in facts.pods}
+        marks = [act for act in decision.acts if isinstance(act, MarkNode)]
+        self.on_drivers = [act for act in decision.acts if isinstance(act, MarkNode | RestartPod)]
+        self.begun = {
+            act.node: act for act in marks if act.state is UpgradeState.RESTART and not _is_taken(self.nodes[act.node])
+        }
 
-def _check_waves(facts: Fleet, decision: FleetDecision, begun: list[MarkNode], now_s: float) -> None:
-    """A wave begins after all earlier ones, their soak time and the approval."""
-    target, waves = decision.outlook.target, facts.policy.waves
-    ours = {view.name for view in decision.outlook.nodes if view.place is not NodePhase.LEFT_OUT}
-    found = [node.record for node in facts.nodes if node.name in ours]
-    kept = [one for one in found if one is not None and one.revision == target and one.rollout == ROLLOUT]
-    reached = max((min(one.wave, len(waves)) for one in kept), default=0)
-    for act in begun:
-        assert act.record is not None
-        wave = act.record.wave
-        assert 1 <= wave <= len(waves)
-        if wave <= reached:
-            continue
-        for view in decision.outlook.nodes:
-            is_before = 0 < view.wave < wave
-            assert not is_before or view.place not in (NodePhase.WAITING, NodePhase.UNDER_WAY), (
-                "a wave begins too early"
+    def foreign(self) -> None:
+        """No act is on another's node, and none is a second one on a node."""
+        names = [act.node for act in self.on_drivers]
+        assert len(set(names)) == len(names), "two acts on one node"
+        for act in self.on_drivers:
+            node = self.nodes[act.node]
+            assert not node.is_operated, f"{act.node}: an act on an operator's node"
+            assert not node.record_problem, f"{act.node}: an act on a node whose record cannot be read"
+            is_others = node.record is not None and node.record.rollout != ROLLOUT
+            assert not is_others or WORDS.get(node.upgrade) not in UNDER_WAY, f"{act.node}: an act on another's node"
+            if isinstance(act, MarkNode):
+                assert act.record is None or act.record.rollout == ROLLOUT
+            else:
+                assert _is_taken(node), f"{act.node}: its pod is deleted, and it is not under way"
+                assert node.record is not None, f"{act.node}: its pod is deleted without a record"
+                assert node.record.pod == act.uid, f"{act.node}: another pod is deleted than its record names"
+
+    def seen(self) -> None:
+        """Where a pod is newer than all that is known of the template, nobody is disturbed and nothing is undone."""
+        known = {revision.hash for revision in self.facts.revisions}
+        if any(pod.revision not in known and self.now_s < pod.made_s + UNSEEN_S for pod in self.facts.pods):
+            done = [act for act in self.decision.acts if isinstance(act, RestartPod | CreatePod | SetTemplate)]
+            assert not done, f"done without knowing the newest template: {done}"
+
+    def fit(self) -> None:
+        """Nobody is disturbed on a node that is not to begin, up to the moment when somebody was; a pod that its
+        kubelet cannot end is never deleted.
+        """
+        for act in self.decision.acts:
+            if not isinstance(act, MarkNode | RestartPod | CreatePod):
+                continue
+            node, begins = self.nodes[act.node], isinstance(act, MarkNode) and act.node in self.begun
+            assert not isinstance(act, RestartPod) or node.is_ready, (
+                f"{act.node}: its pod is deleted although not Ready"
             )
-        if reached:
-            end_s = max(one.since_s for one in kept if min(one.wave, len(waves)) == reached)
-            soak_s = waves[reached - 1].soak_s
-            assert not soak_s or now_s >= end_s + soak_s, "a wave begins before the soak time is over"
-            if waves[reached - 1].needs_approval:
-                assert facts.wishes.approved_for == target, "a wave begins without the approval of this revision"
-                assert facts.wishes.approved > reached, "a wave begins without its approval"
+            disturbs = isinstance(act, RestartPod) or (isinstance(act, CreatePod) and act.task is Task.CLEAR)
+            if begins or (disturbs and not (self.facts.clears_first and node.is_taken_by_run)):
+                assert not node.is_skipped, f"{act.node}: begins although it is skipped"
+                assert node.is_ready, f"{act.node}: begins although it is not Ready"
+                assert not node.unschedulable or node.is_cordoned_by_run, f"{act.node}: begins although it is cordoned"
+            if begins:
+                assert node.upgrade in {"", "upgrade-done", "upgrade-failed"}, (
+                    f"{act.node}: has a word of somebody else"
+                )
+
+    def limits(self) -> None:
+        """Never more than the policy allows at a time."""
+        policy, begun = self.policy, self.begun.keys()
+        if not begun:
+            return
+        taken = {node.name for node in self.facts.nodes if _is_taken(node) and not node.is_operated}
+        assert not policy.max_parallel or len(taken) + len(begun) <= policy.max_parallel, "maxParallel exceeded"
+        if policy.max_unavailable is not None:
+            those = {name for name, node in self.nodes.items() if name in self.pods or _is_taken(node)}
+            away = {name for name in those if _is_away(self.nodes[name], self.pods.get(name))} | (taken & those)
+            after = away | begun
+            assert after == away or len(after) <= policy.max_unavailable.of(len(those)), "maxUnavailable exceeded"
+        if policy.units is not None and policy.units.mode is UnitMode.ONE_AT_A_TIME:
+            of = {name: node.labels.get(policy.units.key, "") for name, node in self.nodes.items()}
+            busy = Counter(of[name] for name in (*taken, *begun))
+            for name in begun:
+                assert not of[name] or busy[of[name]] == 1, f"two nodes of unit {of[name]}"
+
+    def together(self) -> None:
+        """Of a unit that goes together nobody stays behind; one more attempt on a node is not the unit going."""
+        units = self.policy.units
+        if units is None or units.mode is not UnitMode.TOGETHER:
+            return
+        first = [self.nodes[name] for name in self.begun if self.nodes[name].upgrade != UpgradeState.FAILED.value]
+        going = {node.labels[units.key] for node in first if units.key in node.labels}
+        for view in self.outlook.nodes:
+            if view.place is NodePhase.WAITING and self.nodes[view.name].labels.get(units.key) in going:
+                assert view.name in self.begun, f"{view.name} stays behind its unit"
+
+    def held(self) -> None:
+        """While something holds all nodes none begins, and a retry only where too many have failed."""
+        if self.policy.paused or not self.policy.schedule.is_open(self.now_s):
+            assert not self.begun, "a node begins although nothing may"
+        fresh = [name for name in self.begun if not self.nodes[name].wants_retry]
+        failed = [view for view in self.outlook.nodes if view.place is NodePhase.FAILED and self._failed(view.name)]
+        assert not fresh or len(failed) < self.policy.failure_threshold, "a node begins although too many have failed"
+        is_held = self.outlook.phase in (Phase.HALTED, Phase.STALLED, Phase.PAUSED)
+        assert not is_held or not fresh, f"a node begins in phase {self.outlook.phase}"
+
+    def _failed(self, name: str) -> bool:
+        """Whether it shows that it has failed for the target, and no operator has it."""
+        node = self.nodes[name]
+        is_failed = node.upgrade == UpgradeState.FAILED.value and not node.is_operated
+        return is_failed and node.record is not None and node.record.revision == self.target
+
+    def waves(self) -> None:
+        """A wave begins after all earlier ones, their soak time and the approval."""
+        waves, wishes = self.policy.waves, self.facts.wishes
+        ours = {view.name for view in self.outlook.nodes if view.place is not NodePhase.LEFT_OUT}
+        found = [node.record for node in self.facts.nodes if node.name in ours]
+        kept = [one for one in found if one is not None and one.revision == self.target and one.rollout == ROLLOUT]
+        reached = max((min(one.wave, len(waves)) for one in kept), default=0)
+        for act in self.begun.values():
+            assert act.record is not None
+            wave = act.record.wave
+            assert 1 <= wave <= len(waves)
+            if wave <= reached:
+                continue
+            before = {view.place for view in self.outlook.nodes if 0 < view.wave < wave}
+            assert not before & {NodePhase.WAITING, NodePhase.UNDER_WAY}, "a wave begins too early"
+            if reached:
+                end_s = max(one.since_s for one in kept if min(one.wave, len(waves)) == reached)
+                soak_s = waves[reached - 1].soak_s
+                assert not soak_s or self.now_s >= end_s + soak_s, "a wave begins before the soak time is over"
+                is_approved = wishes.approved_for == self.target and wishes.approved > reached
+                assert is_approved or not waves[reached - 1].needs_approval, "a wave begins without its approval"
+
+    def looks(self) -> None:
+        """Nobody begins without a result that lets them; never too many pods at a time, never a second for a node."""
+        mode = self.policy.preflight
+        made = [act for act in self.decision.acts if isinstance(act, CreatePod) and act.task is Task.PREFLIGHT]
+        looks = [pod for pod in self.facts.task_pods if pod.task is Task.PREFLIGHT]
+        ours = {pod.node: pod for pod in looks if pod.revision == self.target}
+        at_work = sum(is_at_work(pod, self.now_s) for pod in looks)
+        assert not made or at_work + len(made) <= MAX_AT_ONCE
+        assert not {act.node for act in made} & ours.keys(), "a second pod for one node and revision"
+        assert mode is not PreflightMode.OFF or not made
+        if mode is PreflightMode.OFF or (mode is PreflightMode.WARN and self.facts.unmade):
+            return
+        records = [node.record for node in self.facts.nodes if node.record is not None]
+        waves = [min(one.wave, len(self.policy.waves)) for one in records if one.revision == self.target]
+        opened = set[int]()
+        for name in self.begun.keys() - {name for name in self.nodes if self._is_retry(name)}:
+            pod, record = ours.get(name), self.begun[name].record
+            assert pod is not None, f"{name}: begins without a preflight"
+            is_ended = pod.has_ended or (self._is_late(pod) and mode is PreflightMode.WARN)
+            assert is_ended, f"{name}: begins before its result"
+            assert pod.exit_code == 0 or mode is PreflightMode.WARN, f"{name}: begins although it would fail"
+            if record is not None and record.wave > max(waves, default=0):
+                opened.add(record.wave)
+        for view in self.outlook.nodes:
+            if view.place is NodePhase.WAITING and view.wave in opened:
+                pod = ours.get(view.name)
+                assert pod is not None, f"{view.name}: its wave begins without its result"
+                assert pod.has_ended or self._is_late(pod), f"{view.name}: its wave begins before its result"
+
+    def _is_late(self, pod: TaskPod) -> bool:
+        return self.now_s >= pod.made_s + LIMIT_S + LATE_S
+
+    def _is_retry(self, name: str) -> bool:
+        node = self.nodes[name]
+        is_of_target = node.record is not None and node.record.revision == self.target
+        return is_of_target and node.upgrade == UpgradeState.FAILED.value
 
 
 def check_quiet(world: World) -> None:
@@ -628,6 +627,16 @@ UNAVAILABLE = (None, Amount(1), Amount(30, True), Amount(4))
 UNITS = (None, Units(RACK), Units(RACK, UnitMode.TOGETHER))
 THRESHOLDS = (1, 2, 100)
 GATES = (Gates(), Gates((PodGate(namespace="npu", selector=matching("app=v")),)))
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "max_parallel": PARALLEL,
+    "max_unavailable": UNAVAILABLE,
+    "waves": WAVES,
+    "units": UNITS,
+    "gates": GATES,
+    "failure_threshold": THRESHOLDS,
+    "on_halt": tuple(OnHalt),
+}
+USUAL = RolloutPolicy("driver", node_timeout_s=600.0)
 PAUSES_S = (0.0, 5.0, 40.0, 65.0, 700.0)
 KILLS = (None, None, None, 0, 1, 2)
 
@@ -679,13 +688,17 @@ EVENTS = (*RULES, *ON_NODES, *FATES, *TO_NODES, *TO_ALL, *AROUND, *RIVALS, *CALM
 
 def happens(world: World, event: str, name: str) -> None:
     """Something that the rollout did not do."""
-    world.policy = replace(world.policy, **RULES.get(event, {}))
+    world.policy = replace(world.policy, **RULES.get(event, {}), **MODES.get(event, {}))
     if world.daemon_set is not None:
         world.daemon_set = replace(world.daemon_set, **AROUND.get(event, {}))
     if event in LAGS:
         world.shown = list(world.revisions) if event == "lag" else None
     if event in LOOK_EVENTS:
         world.looks.happens(event, name)
+    elif event in CLEAR_EVENTS and isinstance(world, ClearingWorld):
+        if event == "clear-lost":
+            world.clears.keep(world.machines.keys() - {name})
+        world.clears.ends[name] = event.removeprefix("clear-")
     elif event == "join":
         world.join(name, LABELS[name])
     elif name in world.machines:
@@ -754,6 +767,9 @@ def heal(world: World) -> None:
 
     A node of the canary pool is there again: a wave that matches no node stalls the rollout, as it has to.
     """
+    world.looks.ends, world.looks.refusal = {}, ""
+    if isinstance(world, ClearingWorld):
+        world.clears.ends = {}
     if not any(machine.facts.labels["pool"] == "canary" for machine in world.machines.values()):
         world.join("d", LABELS["d"])
     for machine in world.machines.values():
@@ -794,9 +810,8 @@ def bring_to_its_end(world: World) -> None:
     check_quiet(world)
 
 
-def live_through(rules: RolloutPolicy, story: Story) -> World:
+def live_through(world: World, story: Story) -> World:
     """All of that happens, and then everybody is done."""
-    world = World(NAMES, rules, LABELS)
     for event, name, seconds, kill_after in story:
         happens(world, event, name)
         world.decide(kill_after)
@@ -809,19 +824,8 @@ def live_through(rules: RolloutPolicy, story: Story) -> World:
 
 def some_rules(dice: random.Random) -> RolloutPolicy:
     """A policy as the dice fall."""
-    return RolloutPolicy(
-        "driver",
-        max_parallel=dice.choice(PARALLEL),
-        max_unavailable=dice.choice(UNAVAILABLE),
-        waves=dice.choice(WAVES),
-        units=dice.choice(UNITS),
-        gates=dice.choice(GATES),
-        failure_threshold=dice.choice(THRESHOLDS),
-        on_halt=dice.choice(tuple(OnHalt)),
-        approves_reboots=dice.random() < 0.5,
-        node_timeout_s=600.0,
-        validation_timeout_s=300.0,
-    )
+    found = {name: dice.choice(choices) for name, choices in CHOICES.items()}
+    return replace(USUAL, **found, approves_reboots=dice.random() < 0.5, validation_timeout_s=300.0)
 
 
 def some_story(dice: random.Random) -> Story:
@@ -836,69 +840,50 @@ GIVEN_BACK: dict[str, Any] = {"is_taken_by_run": False, "cleared_by": ""}
 
 
 class ClearingWorld(World):
-    """A World with the pods that clear, by name. `ends` is how those of a node end; all others clear it."""
+    """A World with the pods that clear a node. `is_late`: facts may be late, so that what is cleared is not checked."""
 
-    def __init__(self, *said: Any) -> None:
+    def __init__(self, *said: Any, is_late: bool = False) -> None:
         super().__init__(*said)
-        self.clears: dict[str, TaskPod] = {}
-        self.ends: dict[str, str] = {}
-        self.made = 0
-        self.is_late = False
+        self.clears = TaskPods(Task.CLEAR)
+        self.is_late = is_late
 
     def fleet(self) -> Fleet:
         """What the watches show now."""
         found = super().fleet()
-        return replace(found, clears_first=True, task_pods=(*found.task_pods, *self.clears.values()))
-
-    def happens_to_pods(self, event: str, node: str) -> None:
-        """One of `CLEAR_EVENTS`: how clearing ends on a node from now on, or its pods are gone without a word."""
-        if event == "clear-lost":
-            self.clears = {name: pod for name, pod in self.clears.items() if pod.node != node}
-        else:
-            self.ends[node] = event.removeprefix("clear-")
+        return replace(found, clears_first=True, task_pods=(*found.task_pods, *self.clears.pods.values()))
 
     def act(self, act: Act) -> bool:
         """One act, as an API server does it; whether it was done."""
         match act:
             case CreatePod() if act.task is Task.CLEAR:
-                return self._create(act)
-            case DeletePod() if act.name in self.clears:
+                is_there = act.node in self.machines and not self.looks.refusal
+                return is_there and self.clears.create(act, self.now_s)
+            case DeletePod() if act.name in self.clears.pods:
                 return self._delete(act)
             case RestartPod() if not self.is_late:
                 self._check_cleared(act)
         return super().act(act)
 
-    def _create(self, act: CreatePod) -> bool:
-        if self.looks.refusal or act.name in self.clears or act.node not in self.machines:
-            return False
-        self.made += 1
-        uid, revision = f"{act.name}-{self.made}", act.body["metadata"]["labels"][TASK_REVISION_LABEL]
-        self.clears[act.name] = TaskPod(act.namespace, act.name, uid, act.node, revision, Task.CLEAR, self.now_s)
-        return True
-
     def _delete(self, act: DeletePod) -> bool:
         """Told to end, a run gives the node back, unless the driver pod goes."""
-        pod, machine = self.clears[act.name], self.machines.get(act.node)
-        if pod.uid != act.uid:
-            return False
-        del self.clears[act.name]
-        if machine is not None and not pod.has_ended and machine.facts.is_taken_by_run and not _is_going(machine.pod):
+        pod, machine = self.clears.delete(act), self.machines.get(act.node)
+        is_taken = machine is not None and machine.facts.is_taken_by_run and not _is_going(machine.pod)
+        if pod is not None and machine is not None and is_taken and not pod.has_ended:
             self._give_back(machine)
-        return True
+        return pod is not None
 
     def _check_cleared(self, act: RestartPod) -> None:
         machine = self.machines.get(act.node)
         if machine is None or machine.pod is None or machine.pod.uid != act.uid or machine.pod.is_deleting:
             return
-        pods = [pod for pod in self.clears.values() if pod.node == act.node]
+        pods = self.clears.on(act.node)
         is_cleared = machine.facts.cleared_by in {pod.uid for pod in pods if not pod.has_ended}
         assert is_cleared or any(pod.exit_code == 0 for pod in pods), f"{act.node}: restarted and not cleared"
 
     def _live(self, machine: Machine) -> None:
-        for name, pod in list(self.clears.items()):
-            if pod.node not in self.machines:
-                del self.clears[name]
-            elif pod.node == machine.facts.name and not pod.has_ended:
+        self.clears.keep(self.machines)
+        for pod in self.clears.on(machine.facts.name):
+            if not pod.has_ended:
                 self._clear(machine, pod)
         super()._live(machine)
 
@@ -910,7 +895,7 @@ class ClearingWorld(World):
             cordon = {} if node.unschedulable else {"unschedulable": True, "is_cordoned_by_run": True}
             self.change(machine, is_taken_by_run=True, driver_state=NodeState.UPGRADING, **cordon)
         elif age_s >= CLEARS_S and not node.cleared_by:
-            match self.ends.get(node.name, "well"):
+            match self.clears.ends.get(node.name, "well"):
                 case "well":
                     self.change(machine, cleared_by=pod.uid)
                 case "dies":
@@ -921,7 +906,7 @@ class ClearingWorld(World):
 
     def _ended(self, pod: TaskPod, code: int) -> None:
         ended = replace(pod, exit_code=code, has_ended=True, message=f"exit {code}", ended_s=self.now_s)
-        self.clears[pod.name] = ended
+        self.clears.pods[pod.name] = ended
 
     def _give_back(self, machine: Machine) -> None:
         cordon = {"unschedulable": False, "is_cordoned_by_run": False} if machine.facts.is_cordoned_by_run else {}
@@ -930,7 +915,7 @@ class ClearingWorld(World):
     def help(self, machine: Machine) -> None:
         """Beside a retry: what a run has left taken, and no other is to take, is given back by hand."""
         super().help(machine)
-        pods = [pod for pod in self.clears.values() if pod.node == machine.facts.name and not pod.has_ended]
+        pods = [pod for pod in self.clears.on(machine.facts.name) if not pod.has_ended]
         has_target = machine.pod is not None and machine.pod.revision == self.template
         if machine.facts.is_taken_by_run and has_target and not pods:
             self._give_back(machine)

@@ -1,12 +1,14 @@
 """Rollouts in a simulated cluster, whatever happens to it. `fleet_world` asserts at every decision and at every act:
 
-never more than the limits, never two of a unit, no node twice, no foreign node, waves in their order; and in the end
-everybody is done.
+never more than the limits, never two of a unit, no node twice, no foreign node, waves in their order, nobody begins
+without the result of its preflight, no node is restarted uncleared; and in the end everybody is done.
 """
 
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,22 +16,23 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.spec import OnHalt, Requests, RolloutPolicy
-from driver_manager.domain.fleet.state import Phase
+from driver_manager.domain.fleet.spec import OnHalt, PreflightMode, Requests, RolloutPolicy
+from driver_manager.domain.fleet.state import CreatePod, DeletePod, NodePhase, Phase
 from tests.support.fakes.fleet_world import (
+    CHOICES,
+    CLEAR_EVENTS,
     EVENTS,
-    GATES,
     KILLS,
     LABELS,
     LAGS,
     LOCKS,
+    LOOK_EVENTS,
+    MODES,
     NAMES,
-    PARALLEL,
     PAUSES_S,
-    THRESHOLDS,
-    UNAVAILABLE,
-    UNITS,
+    USUAL,
     WAVES,
+    ClearingWorld,
     Story,
     World,
     bring_to_its_end,
@@ -43,98 +46,154 @@ from tests.support.fakes.fleet_world import (
 )
 from tests.support.selection import examples
 
-policies = st.builds(
-    RolloutPolicy,
-    daemon_set=st.just("driver"),
-    max_parallel=st.sampled_from(PARALLEL),
-    max_unavailable=st.sampled_from(UNAVAILABLE),
-    waves=st.sampled_from(WAVES),
-    units=st.sampled_from(UNITS),
-    gates=st.sampled_from(GATES),
-    failure_threshold=st.sampled_from(THRESHOLDS),
-    on_halt=st.sampled_from(OnHalt),
-    approves_reboots=st.booleans(),
-    node_timeout_s=st.just(600.0),
-    validation_timeout_s=st.just(300.0),
+REQUIRE, WARN = PreflightMode.REQUIRE, PreflightMode.WARN
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of world: what may happen there, what the policy may be, and how many stories of it are told."""
+
+    world: type[World]
+    events: tuple[str, ...]
+    choices: dict[str, tuple[Any, ...]]
+    stories: int
+    late_stories: int
+
+    @property
+    def policies(self) -> st.SearchStrategy[RolloutPolicy]:
+        """Its policies."""
+        drawn = st.fixed_dictionaries({name: st.sampled_from(values) for name, values in self.choices.items()})
+        return drawn.map(lambda rules: replace(USUAL, **rules))
+
+    @property
+    def told(self) -> st.SearchStrategy[Story]:
+        """Its stories."""
+        parts = (self.events, NAMES, PAUSES_S, KILLS)
+        return st.lists(st.tuples(*(st.sampled_from(part) for part in parts)), max_size=40)  # type: ignore[arg-type]  # of these types
+
+
+FEWER = {name: CHOICES[name] for name in ("max_parallel", "waves", "units", "failure_threshold", "on_halt")}
+PLAIN = Kind(
+    World,
+    ("nothing", *LOCKS, *EVENTS, *LAGS),
+    {**CHOICES, "approves_reboots": (False, True), "validation_timeout_s": (300.0,)},
+    150,
+    100,
 )
-events = st.lists(
-    st.tuples(
-        st.sampled_from(("nothing", *LOCKS, *EVENTS, *LAGS)),
-        st.sampled_from(NAMES),
-        st.sampled_from(PAUSES_S),
-        st.sampled_from(KILLS),
-    ),
-    max_size=40,
+LOOKING = Kind(World, (*EVENTS, *LOOK_EVENTS * 4, *MODES), {**FEWER, "preflight": (REQUIRE, REQUIRE, WARN)}, 60, 40)
+CLEARING = Kind(ClearingWorld, (*EVENTS, *CLEAR_EVENTS * 4), FEWER, 60, 40)
+KINDS = {"plain": PLAIN, "preflight": LOOKING, "clearing": CLEARING}
+every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+slow_to_clear = pytest.mark.parametrize(
+    "kind", [PLAIN, LOOKING, pytest.param(CLEARING, marks=pytest.mark.submission)], ids=KINDS
 )
+
+
+def check_end(world: World) -> None:
+    """Nothing keeps a node from its upgrade any more: all are done, and no task and no run has one in hand."""
+    heal(world)
+    bring_to_its_end(world)
+    assert world.looks.pods == {}
+    assert not isinstance(world, ClearingWorld) or world.clears.pods == {}
+    assert not [name for name, one in world.machines.items() if one.facts.is_taken_by_run]
 
 
 @pytest.mark.shares(3)
-@given(policies, events)
-@settings(max_examples=examples(150))
-def test_whatever_happens_no_promise_is_broken_and_everybody_is_done_in_the_end(
-    rules: RolloutPolicy, story: Story
-) -> None:
-    live_through(rules, story)
+@slow_to_clear
+def test_whatever_happens_no_promise_is_broken_and_everybody_is_done_in_the_end(kind: Kind) -> None:
+    @given(kind.policies, kind.told)
+    @settings(max_examples=examples(kind.stories))
+    def live(rules: RolloutPolicy, story: Story) -> None:
+        check_end(live_through(kind.world(NAMES, rules, LABELS), story))
+
+    live()
 
 
 @pytest.mark.shares(3)
 def test_the_same_in_stories_that_are_the_same_every_time() -> None:
     dice = random.Random(1)  # noqa: S311  # the same at every run
     for _ in range(examples(80)):
-        live_through(some_rules(dice), some_story(dice))
+        live_through(World(NAMES, some_rules(dice), LABELS), some_story(dice))
+
+
+@pytest.mark.submission
+def test_a_run_that_is_killed_with_its_node_once_the_rollout_gave_it_up_is_cleaned_up_after() -> None:
+    rules = replace(USUAL, max_parallel=0, waves=WAVES[0])
+    story: Story = [("clear-dies", "a", 65.0, None), ("back", "a", 40.0, None)]
+    check_end(live_through(ClearingWorld(NAMES, rules, LABELS), story))
 
 
 @pytest.mark.shares(3)
-@given(policies, events)
-def test_facts_that_are_late_break_no_promise_either(rules: RolloutPolicy, story: Story) -> None:
-    world = World(NAMES, rules, LABELS)
-    for event, name, seconds, kill_after in story:
-        decision = advance(world.fleet(), world.now_s)
-        happens(world, event, name)
-        world.tick(seconds)
-        world.carry_out(decision, kill_after)
-        if kill_after is not None:
-            world.decide()
-    heal(world)
-    bring_to_its_end(world)
+@slow_to_clear
+def test_facts_that_are_late_break_no_promise_either(kind: Kind) -> None:
+    @given(kind.policies, kind.told)
+    @settings(max_examples=examples(kind.late_stories))
+    def live(rules: RolloutPolicy, story: Story) -> None:
+        late = {"is_late": True} if kind is CLEARING else {}
+        world = kind.world(NAMES, rules, LABELS, **late)
+        for event, name, seconds, kill_after in story:
+            decision = advance(world.fleet(), world.now_s)
+            happens(world, event, name)
+            world.tick(seconds)
+            world.carry_out(decision, kill_after)
+            if kill_after is not None and kind is PLAIN:
+                world.decide()
+        check_end(world)
+
+    live()
 
 
-@given(policies, events)
-def test_time_alone_changes_nothing_before_the_moment_that_is_named(rules: RolloutPolicy, story: Story) -> None:
-    world = World(NAMES, rules, LABELS)
-    for event, name, seconds, kill_after in story:
-        happens(world, event, name)
-        facts = world.fleet()
-        check_wake(facts, advance(facts, world.now_s), world.now_s)
-        world.decide(kill_after)
-        world.tick(seconds)
+@every_kind
+def test_time_alone_changes_nothing_before_the_moment_that_is_named(kind: Kind) -> None:
+    @given(kind.policies, kind.told)
+    @settings(max_examples=examples(kind.late_stories))
+    def live(rules: RolloutPolicy, story: Story) -> None:
+        world = kind.world(NAMES, rules, LABELS)
+        for event, name, seconds, kill_after in story:
+            happens(world, event, name)
+            facts = world.fleet()
+            check_wake(facts, advance(facts, world.now_s), world.now_s)
+            world.decide(kill_after)
+            world.tick(seconds)
+
+    live()
 
 
 @pytest.mark.shares(3)
-@given(policies)
-def test_an_undisturbed_rollout_takes_three_writes_a_node_and_fails_nobody(rules: RolloutPolicy) -> None:
-    world = World(NAMES, replace(rules, max_unavailable=None), LABELS)
-    heal(world)
-    writes = 0
-    for _ in range(400):
-        world.wishes = Requests(world.template, 10)
-        for machine in world.machines.values():
-            machine.facts = replace(machine.facts, wants_retry=False)
-        decision = world.decide()
-        writes += sum(type(act).__name__ in ("MarkNode", "RestartPod") for act in decision.acts)
-        if world.is_through():
-            break
-        world.tick(7.0)
-    assert world.is_through()
-    assert writes == 3 * len(NAMES)
-    assert all(machine.pods == 2 for machine in world.machines.values())
-    assert world.decide().outlook.phase is Phase.COMPLETE
-    world.decide()
-    check_quiet(world)
-    assert world.memory.good == "r2"
+@pytest.mark.parametrize(
+    ("kind", "writes_of_pods", "stories"), [(PLAIN, 0, 100), (LOOKING, 2, 25), (CLEARING, 2, 3)], ids=KINDS
+)
+def test_an_undisturbed_rollout_takes_three_writes_a_node_two_more_with_a_pod_and_fails_nobody(
+    kind: Kind, writes_of_pods: int, stories: int
+) -> None:
+    @given(kind.policies)
+    @settings(max_examples=examples(stories))
+    def live(rules: RolloutPolicy) -> None:
+        world = kind.world(NAMES, replace(rules, max_unavailable=None), LABELS)
+        heal(world)
+        of_nodes, of_pods = 0, 0
+        for _ in range(600):
+            world.wishes = Requests(world.template, 10)
+            for machine in world.machines.values():
+                machine.facts = replace(machine.facts, wants_retry=False)
+            decision = world.decide()
+            of_pods += sum(isinstance(act, CreatePod | DeletePod) for act in decision.acts)
+            of_nodes += sum(type(act).__name__ in ("MarkNode", "RestartPod") for act in decision.acts)
+            if world.is_through() and not decision.acts:
+                break
+            world.tick(7.0)
+        assert (of_nodes, of_pods) == (3 * len(NAMES), writes_of_pods * len(NAMES))
+        assert all(machine.pods == 2 for machine in world.machines.values())
+        outlook = world.decide().outlook
+        assert outlook.phase is Phase.COMPLETE
+        assert {view.place for view in outlook.nodes} == {NodePhase.DONE}
+        check_quiet(world)
+        assert world.memory.good == "r2"
+
+    live()
 
 
-@given(policies, st.sampled_from(NAMES))
+@given(PLAIN.policies, st.sampled_from(NAMES))
 @settings(max_examples=examples(25))
 def test_a_broken_revision_halts_with_what_is_under_way_ended(rules: RolloutPolicy, survivor: str) -> None:
     world = World(NAMES, replace(rules, failure_threshold=1, on_halt=OnHalt.HOLD, max_unavailable=None), LABELS)
@@ -146,23 +205,21 @@ def test_a_broken_revision_halts_with_what_is_under_way_ended(rules: RolloutPoli
     for _ in range(60):
         world.decide()
         world.tick(20.0)
-    decision = world.decide()
-    assert decision.outlook.phase is Phase.HALTED
+    assert world.decide().outlook.phase is Phase.HALTED
     assert not any(machine.is_taken for machine in world.machines.values())
     check_quiet(world)
 
 
 @pytest.mark.shares(3)
-@given(policies)
+@given(PLAIN.policies)
 @settings(max_examples=examples(25))
 def test_a_broken_revision_is_undone_everywhere_and_not_tried_again(rules: RolloutPolicy) -> None:
-    world = World(NAMES, replace(rules, failure_threshold=1, on_halt=OnHalt.UNDO, max_unavailable=None), LABELS)
+    world = World(NAMES, replace(rules, failure_threshold=1, max_unavailable=None), LABELS)
     heal(world)
     world.policy = replace(world.policy, on_halt=OnHalt.UNDO)
     world.memory = replace(world.memory, good="r1")
     for machine in world.machines.values():
         world.change(machine, wants_retry=False)
-        machine.fate = "broken"
     for _ in range(200):
         for machine in world.machines.values():
             machine.fate = "good" if machine.pod is not None and machine.pod.revision == "r1" else "broken"
