@@ -261,7 +261,7 @@ HOST_MUTANTS = (
         "domain/reboot/decision.py",
         "    _uptime,\n    _attempts,",
         "    _attempts,",
-        ("unit/reboot/test_reboot_loop.py::test_a_host_that_is_not_up_for_long_waits",),
+        ("unit/reboot/test_decision.py::test_a_state_has_its_decision_and_its_reason",),
     ),
     Mutant(
         "endless-attempts",

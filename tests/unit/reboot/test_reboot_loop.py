@@ -90,14 +90,6 @@ def test_without_an_approval_it_waits_and_holds_nothing() -> None:
     settled(machine)
 
 
-@pytest.mark.parametrize("reason", ["upgrade", "recovery"])
-@pytest.mark.parametrize("auto", ["upgrade", "recovery"])
-def test_each_automatic_covers_only_its_reason(auto: str, reason: str) -> None:
-    machine = one(auto_upgrade=auto == "upgrade", auto_recover=auto == "recovery").request(reason, approved=False)
-    machine.round()
-    assert machine.host.is_down is (reason == auto)
-
-
 def test_an_approval_set_in_advance_is_good_for_one_reboot() -> None:
     machine = one()
     machine.cluster.edit(annotations=APPROVE)
@@ -108,15 +100,6 @@ def test_an_approval_set_in_advance_is_good_for_one_reboot() -> None:
     machine.fleet.clock.sleep(1_000.0)
     machine.request(approved=False)
     assert "waits for approval" in said(machine)
-
-
-def test_a_host_that_is_not_up_for_long_waits() -> None:
-    machine = one().request()
-    machine.host.booted_at = machine.fleet.clock.now - 100
-    assert "500 s are left" in said(machine)
-    machine.fleet.clock.sleep(501)
-    machine.round()
-    assert machine.host.is_down
 
 
 def test_after_the_capped_attempts_it_escalates_once_and_reboots_no_more() -> None:

@@ -17,8 +17,6 @@ from msgspec.structs import replace
 
 from driver_manager.core.rebooter import Rebooter
 from driver_manager.domain.node import NodeChange
-from driver_manager.domain.reboot import decision
-from driver_manager.domain.reboot import state as reboot_state
 from driver_manager.domain.reboot.maintenance_windows import parse_windows
 from driver_manager.domain.reboot.state import Pending, RebootPolicy, RebootState, SlotHolder, Snapshot
 from tests.support.fakes.broken import Case, check_caught
@@ -496,10 +494,6 @@ def forget_before_giving_back(self: Rebooter, state: RebootState, reason: str) -
     self._undo(state, keeps_request=False)
 
 
-def without(guard: object) -> tuple[object, ...]:
-    return tuple(other for other in decision.GUARDS if other is not guard)
-
-
 TAKE_SLOT = Rebooter._take_slot
 UNDO = Rebooter._undo
 WITHDRAWN = over(but("command", points=CALLS), test_a_request_withdrawn_at_any_call_reboots_nothing)
@@ -507,42 +501,23 @@ RESUMED = over(but("command"), test_a_process_that_stands_still_at_any_call_does
 OVERTAKEN = over(CALLS, test_a_process_that_stands_still_at_any_call_does_no_harm_when_it_goes_on, take_the_slot)
 CLOSED = over(but("command"), test_outside_its_window_nothing_reboots_however_far_it_had_come, False)
 KILLED_AND_WITHDRAWN = over(KILLS, test_killed_at_any_effect_and_withdrawn_nothing_stays_taken)
+WITHDRAWING = over(KILLS, test_killed_while_it_withdraws_nothing_stays_taken)
 UNKNOWN = over(FIRST_KILLS, test_killed_at_any_effect_nothing_stays_taken_for_a_grant_that_the_host_does_not_know)
 APPROVED_NEXT = over(FIRST, test_an_approval_given_while_a_process_stands_still_is_for_the_next_reboot)
-FORGED = over(FIRST, test_a_grant_forged_at_any_call_does_not_replace_the_approval)
-BY_HAND = over(FIRST_KILLS, test_killed_at_any_effect_and_rebooted_by_hand_it_does_not_reboot_again)
-SLOW = over([one for one in FAULTS if one in FIRST], test_a_host_that_is_back_before_its_driver_is_keeps_its_slot)
-OTHER_REASON = over(but("command", "look"), test_what_allows_one_reason_does_not_allow_the_other)
-TOLD_ONCE = over([one for one in FAULTS if one in FIRST], test_a_host_that_does_not_obey_is_told_once_and_then_forced)
 
 
 @pytest.mark.shares(3)
 @pytest.mark.parametrize(
-    ("target", "name", "mutant", "cases"),
+    ("name", "mutant", "cases"),
     [
-        (Rebooter, "_reboot", reboot_without_second_look, [*WITHDRAWN, *RESUMED]),
-        (Rebooter, "_still_wanted", lambda *_: True, WITHDRAWN),
-        (Rebooter, "_still_wanted", wanted_however_old, CLOSED),
-        (decision, "_may_go_down", lambda *_: True, CLOSED),
-        (Rebooter, "_take_slot", slot_before_the_note, KILLED_AND_WITHDRAWN),
-        (Rebooter, "_take_slot", slots_without_compare, OVERTAKEN),
-        (Rebooter, "_patch", grant_without_precondition, APPROVED_NEXT),
-        (Rebooter, "_release", release_without_a_note, UNKNOWN),
-        (Pending, "is_granted", property(lambda _: True), FORGED),
-        (
-            Rebooter,
-            "_withdraw",
-            forget_before_giving_back,
-            over(KILLS, test_killed_while_it_withdraws_nothing_stays_taken),
-        ),
-        (decision, "_why_not_back", lambda _: "", SLOW),
-        (decision, "GUARDS", without(decision._earlier_boot), BY_HAND),
-        (decision, "GUARDS", without(decision._another_reason), OTHER_REASON),
-        (decision, "GUARDS", without(decision._under_way), TOLD_ONCE),
-        (reboot_state, "is_stale", lambda *_: False, BY_HAND),
+        ("_reboot", reboot_without_second_look, [*WITHDRAWN, *RESUMED]),
+        ("_still_wanted", wanted_however_old, CLOSED),
+        ("_take_slot", slot_before_the_note, KILLED_AND_WITHDRAWN),
+        ("_take_slot", slots_without_compare, OVERTAKEN),
+        ("_patch", grant_without_precondition, APPROVED_NEXT),
+        ("_release", release_without_a_note, UNKNOWN),
+        ("_withdraw", forget_before_giving_back, WITHDRAWING),
     ],
 )
-def test_a_mutant_is_caught(
-    monkeypatch: pytest.MonkeyPatch, target: object, name: str, mutant: object, cases: list[Case]
-) -> None:
-    check_caught(cases, monkeypatch, name, mutant, target)
+def test_a_mutant_is_caught(monkeypatch: pytest.MonkeyPatch, name: str, mutant: object, cases: list[Case]) -> None:
+    check_caught(cases, monkeypatch, name, mutant, Rebooter)
