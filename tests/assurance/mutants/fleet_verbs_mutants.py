@@ -6,7 +6,7 @@ from tests.assurance.mutants.mutant import Mutant
 
 ASKING = "unit/fleet/test_asking.py::"
 VERBS = "unit/cli/test_rollout_verbs.py::"
-STATUS = "unit/cli/test_rollout_status.py::"
+STATUS = "unit/cli/test_rollout_verbs.py::"
 SCREENS = "unit/cli/test_rollout_screens.py::"
 DESK = "unit/adapters/test_kube_fleet.py::"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -56,6 +57,14 @@ class Node:
             "DRIVER_CONFIG_DIGEST": "wanted",
         }
 
+    @property
+    def marker(self) -> Path:
+        return self.path(ASCEND.paths.reboot_marker)
+
+    @property
+    def record(self) -> Path:
+        return self.path(ASCEND.paths.rebooter_record)
+
     def path(self, path: str) -> Path:
         target = self.tree.root / path.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -63,11 +72,11 @@ class Node:
 
     def mark(self, **fields: str) -> None:
         marker = Marker(**{"reason": "upgrade", "boot_id": self.tree.boot_id, "node": NODE, **fields})  # type: ignore[arg-type]  # fields of a Marker
-        self.path(ASCEND.paths.reboot_marker).write_text(encode_marker(marker))
+        self.marker.write_text(encode_marker(marker))
 
     def remember_nothing(self) -> None:
         """A rebooter was here before, and nothing is under way."""
-        self.path(ASCEND.paths.rebooter_record).write_text(encode_record(Record()))
+        self.record.write_text(encode_record(Record()))
 
     def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
         argv = [sys.executable, "-m", "driver_manager", "rebooter", *arguments]
@@ -75,8 +84,14 @@ class Node:
         self.started.append(process)
         return process
 
+    def start_idle(self, **env: str) -> subprocess.Popen[str]:
+        """One that is idle by now."""
+        process = self.start(**env)
+        wait_until(lambda: is_lean(process), "it is idle")
+        return process
+
     def end(self) -> None:
-        """Kill what a test that failed has left running."""
+        """Kill what is left running."""
         for process in self.started:
             if process.poll() is None:
                 process.kill()
@@ -140,11 +155,9 @@ def ended(process: subprocess.Popen[str]) -> list[str]:
 @pytest.mark.submission
 def test_without_a_marker_it_is_lean_asks_nothing_and_ends_within_a_second(node: Node) -> None:
     node.remember_nothing()
-    process = node.start()
-    wait_until(lambda: is_lean(process), "it is idle")
-    before = len(node.asked())
+    process = node.start_idle()
     looks_again(process, 10)
-    assert len(node.asked()) == before == 0
+    assert node.asked() == []
     watched = f"watching {ASCEND.paths.reboot_marker} every 0.05 s: no reboot is asked for"
     assert ended(process) == [watched, "terminated by SIGTERM"]
 
@@ -157,7 +170,7 @@ def test_what_it_records_is_published_for_a_collector(node: Node) -> None:
     asked = re.compile(r'^driver_manager_reboot_requested_timestamp_seconds\{reason="recovery"\} [1-9]', re.MULTILINE)
     wait_until(lambda: textfile.exists() and bool(asked.search(textfile.read_text())), "the request is published")
     assert 'driver_manager_reboots_total{reason="recovery"} 0.0' in textfile.read_text()
-    node.path(ASCEND.paths.reboot_marker).unlink()
+    node.marker.unlink()
     wait_until(lambda: not asked.search(textfile.read_text()), "its end is published")
     ended(process)
 
@@ -165,16 +178,10 @@ def test_what_it_records_is_published_for_a_collector(node: Node) -> None:
 @pytest.mark.submission
 @pytest.mark.shares(3)
 def test_where_no_rebooter_has_been_it_asks_once_and_never_again(node: Node) -> None:
-    record = node.path(ASCEND.paths.rebooter_record)
-    process = node.start()
-    wait_until(record.exists, "it has asked")
-    wait_until(lambda: is_lean(process), "it is idle")
-    assert node.asked() == ["get nodes"]
-    ended(process)
-    again = node.start()
-    wait_until(lambda: is_lean(again), "it is idle")
-    ended(again)
-    assert node.asked() == ["get nodes"]
+    for _ in range(2):
+        ended(node.start_idle())
+        assert node.record.exists()
+        assert node.asked() == ["get nodes"]
 
 
 @pytest.mark.submission
@@ -182,22 +189,20 @@ def test_where_no_rebooter_has_been_it_asks_once_and_never_again(node: Node) -> 
 @pytest.mark.parametrize("while_idle", [False, True], ids=["over-the-reboot", "while-idle"])
 def test_a_disk_that_forgets_leaves_no_slot_and_no_cordon_behind(node: Node, while_idle: bool) -> None:
     node.mark()
-    process = node.start(AUTO_UPGRADE="true", REBOOT_CORDON="true")
+    node.start(AUTO_UPGRADE="true", REBOOT_CORDON="true")
     wait_until(lambda: node.tree.is_reboot_requested, "the command is given")
-    process.kill()
-    process.communicate()
-    node.path(ASCEND.paths.reboot_marker).unlink()
-    record = node.path(ASCEND.paths.rebooter_record)
-    record.unlink()
+    node.end()
+    node.marker.unlink()
+    node.record.unlink()
     node.tree.reboot()
     node.cluster.new_boot()
     node.tree.load(ROOT)
     if while_idle:
         node.remember_nothing()
-    process = node.start()
-    if while_idle:
-        wait_until(lambda: is_lean(process), "it is idle")
-        record.unlink()
+        process = node.start_idle()
+        node.record.unlink()
+    else:
+        process = node.start()
     wait_until(lambda: "unschedulable" not in node.cluster.node()["spec"], "the cordon is lifted")
     wait_until(lambda: is_lean(process), "it is idle")
     assert not node.cluster.node()["metadata"].get("annotations")
@@ -211,9 +216,8 @@ def test_a_disk_that_forgets_leaves_no_slot_and_no_cordon_behind(node: Node, whi
 @pytest.mark.parametrize("text", ["garbage", "x" * 200_000])
 def test_what_is_no_marker_is_said_once_and_keeps_it_idle(node: Node, text: str) -> None:
     node.remember_nothing()
-    node.path(ASCEND.paths.reboot_marker).write_text(text)
-    process = node.start()
-    wait_until(lambda: is_lean(process), "it is idle")
+    node.marker.write_text(text)
+    process = node.start_idle()
     looks_again(process, 6)
     assert is_lean(process)
     begin, said, end = ended(process)
@@ -252,12 +256,11 @@ def test_sigterm_on_the_way_from_being_idle_is_not_lost(monkeypatch: pytest.Monk
 
 @pytest.mark.submission
 def test_it_comes_and_goes_with_the_marker(node: Node) -> None:
-    process = node.start()
-    wait_until(lambda: is_lean(process), "it is idle")
+    process = node.start_idle()
     node.mark()
     wait_until(lambda: "create events" in node.asked(), "the request is announced")
     assert not is_lean(process)
-    node.path(ASCEND.paths.reboot_marker).unlink()
+    node.marker.unlink()
     wait_until(lambda: is_lean(process), "it is idle again")
     labels = node.cluster.node()["metadata"]["labels"]
     assert ASCEND.keys.reboot_required not in labels
@@ -268,12 +271,10 @@ def test_it_comes_and_goes_with_the_marker(node: Node) -> None:
 def test_a_dry_run_changes_nothing(node: Node) -> None:
     node.mark()
     process = node.start("--dry-run", AUTO_UPGRADE="true")
-    wait_until(
-        lambda: node.asked().count("get leases") > 1, "it has looked at the slots, and at what it logs after that"
-    )
+    wait_until(lambda: node.asked().count("get leases") > 1, "it has looked at the slots, and logged it")
     assert any("dry run: would take a slot" in message for message in ended(process))
     assert {asked.split()[0] for asked in node.asked()} == {"get"}
-    assert not node.path(ASCEND.paths.rebooter_record).exists()
+    assert not node.record.exists()
 
 
 @pytest.mark.submission
@@ -288,8 +289,6 @@ def test_a_second_rebooter_on_the_host_waits_for_the_first(node: Node) -> None:
         assert "another rebooter is running" in process.stderr.readline()
         assert not node.tree.is_reboot_requested
     wait_until(lambda: node.tree.is_reboot_requested, "it goes on when the first is gone")
-    process.kill()
-    process.communicate()
 
 
 @pytest.mark.submission
@@ -297,62 +296,36 @@ def test_sigterm_after_the_reboot_command_keeps_the_slot(node: Node) -> None:
     node.mark()
     process = node.start(AUTO_UPGRADE="true", REBOOT_COMMAND="true")
     wait_until(lambda: "patch leases" in node.asked() or "create leases" in node.asked(), "it has a slot")
-    wait_until(lambda: '"given": true' in node.path(ASCEND.paths.rebooter_record).read_text(), "it has rebooted")
+    wait_until(lambda: '"given": true' in node.record.read_text(), "it has rebooted")
     ended(process)
     # The command was given: the host may go down at any moment, and the slot stays.
     assert node.cluster.store.get("leases", "driver-manager-reboots", "npu-operator")["spec"]["holderIdentity"] == NODE
 
 
-@pytest.mark.submission
-def test_a_grant_that_somebody_else_wrote_on_the_node_reboots_no_young_host(node: Node) -> None:
-    keys, record = ASCEND.keys, node.path(ASCEND.paths.rebooter_record)
-    node.remember_nothing()
-    node.path("/proc/uptime").write_text("30.00 30.00\n")
-    node.mark()
-    grant = {keys.pre_reboot_boot_id: node.tree.boot_id, keys.reboot_in_progress: "upgrade"}
-    node.cluster.store.patch(
-        "nodes", NODE, lambda there: {**there, "metadata": {**there["metadata"], "annotations": grant}}
-    )
-    process = node.start(AUTO_UPGRADE="true", REBOOT_MIN_UPTIME="600")
-    wait_until(lambda: "waits for uptime" in record.read_text(), "it waits")
-    assert not grant.keys() & node.cluster.node()["metadata"].get("annotations", {}).keys()
-    assert not node.tree.is_reboot_requested
-    assert "create leases" not in node.asked()
-    ended(process)
-
-
-@pytest.mark.parametrize(
-    ("env", "said"),
-    [
-        ({"REBOOT_WINDOWS": "sometimes"}, "'sometimes' is not a maintenance window"),
-        ({"REBOOT_TIME_ZONE": "Mars/Olympus"}, "no time zone 'Mars/Olympus'"),
-        ({"REBOOT_TIME_ZONE": "../../etc/passwd"}, "no time zone"),
-        ({"REBOOT_COMMAND": "'unclosed"}, "REBOOT_COMMAND cannot be split"),
-        ({"REBOOT_COMMAND": " "}, "REBOOT_COMMAND is empty"),
-        ({"MAX_CONCURRENT_REBOOTS": "0"}, "--max-concurrent-reboots"),
-        ({"REBOOT_MIN_UPTIME": "soon"}, "--reboot-min-uptime"),
-        ({"DRIVER_PROFILE": "rebellions"}, "profile rebellions never asks for a reboot"),
-        ({"KUBECONFIG": "/absent"}, "cannot connect to the cluster with /absent"),
-        ({"NODE_NAME": "Not A Node"}, "is not the name of a node"),
-        ({"REBOOTER_INTERVAL": "0"}, "--interval is 0 seconds"),
-    ],
-)
 def test_bad_options_are_usage_errors_before_anything_is_watched(
-    node: Node, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], env: dict[str, str], said: str
-) -> None:
-    for name, value in {**node.env, **env}.items():
-        monkeypatch.setenv(name, value)
-    assert run(["rebooter"]) == ExitCode.USAGE
-    assert said in capfd.readouterr().err
-
-
-def test_a_folder_that_cannot_be_written_is_a_usage_error_with_its_path(
     node: Node, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    node.path(ASCEND.paths.rebooter_record).parent.rmdir()
-    node.path("/var/lib/x").parent.joinpath("ascend").write_text("a file in the folder's place")
     for name, value in node.env.items():
         monkeypatch.setenv(name, value)
+    for name, value, said in (
+        ("REBOOT_WINDOWS", "sometimes", "'sometimes' is not a maintenance window"),
+        ("REBOOT_TIME_ZONE", "Mars/Olympus", "no time zone 'Mars/Olympus'"),
+        ("REBOOT_TIME_ZONE", "../../etc/passwd", "no time zone"),
+        ("REBOOT_COMMAND", "'unclosed", "REBOOT_COMMAND cannot be split"),
+        ("REBOOT_COMMAND", " ", "REBOOT_COMMAND is empty"),
+        ("MAX_CONCURRENT_REBOOTS", "0", "--max-concurrent-reboots"),
+        ("REBOOT_MIN_UPTIME", "soon", "--reboot-min-uptime"),
+        ("DRIVER_PROFILE", "rebellions", "profile rebellions never asks for a reboot"),
+        ("KUBECONFIG", "/absent", "cannot connect to the cluster with /absent"),
+        ("NODE_NAME", "Not A Node", "is not the name of a node"),
+        ("REBOOTER_INTERVAL", "0", "--interval is 0 seconds"),
+    ):
+        with monkeypatch.context() as changed:
+            changed.setenv(name, value)
+            assert run(["rebooter"]) == ExitCode.USAGE, name
+        assert said in capfd.readouterr().err
+    node.record.parent.rmdir()
+    node.path("/var/lib/x").parent.joinpath("ascend").write_text("a file in the folder's place")
     assert run(["rebooter"]) == ExitCode.USAGE
     assert "/var/lib/ascend" in capfd.readouterr().err
 
@@ -371,11 +344,10 @@ def test_a_marker_folder_that_cannot_be_written_ends_a_reconcile_with_its_path(n
 
 def reboot_rows(node: Node) -> list[str]:
     """The rows of `status` about the reboot."""
-    lines = node.command("status").splitlines()
-    begin = next((number for number, line in enumerate(lines) if line.startswith("reboot ")), len(lines))
-    rows = lines[begin:]
-    end = next((number for number, line in enumerate(rows[1:], 1) if not line.startswith(" ")), len(rows))
-    return [row[10:] for row in rows[:end]]
+    lines = itertools.dropwhile(lambda line: not line.startswith("reboot "), node.command("status").splitlines())
+    first = next(lines, None)
+    rows = itertools.takewhile(lambda line: line.startswith(" "), lines)
+    return [] if first is None else [row[10:] for row in (first, *rows)]
 
 
 @pytest.mark.submission
@@ -384,14 +356,12 @@ def test_status_shows_what_the_reboot_waits_for_and_how_often_it_was_tried(node:
     assert reboot_rows(node) == []
     node.mark()
     assert reboot_rows(node) == ["not announced on the Node yet", "no rebooter has read the marker yet"]
-    process = node.start()
-    wait_until(lambda: node.path(ASCEND.paths.rebooter_record).exists(), "it has looked")
-    wait_until(lambda: "waits for approval" in node.path(ASCEND.paths.rebooter_record).read_text(), "it waits")
+    node.start()
+    wait_until(node.record.exists, "it has looked")
+    wait_until(lambda: "waits for approval" in node.record.read_text(), "it waits")
     state, waits = reboot_rows(node)
     assert state == "required"
     assert waits.startswith("waits for approval: annotate the Node with npu.openfuyao.com/approve-reboot=true")
-    process.kill()
-    process.communicate()
 
 
 @pytest.mark.submission
@@ -399,12 +369,12 @@ def test_status_shows_what_the_reboot_waits_for_and_how_often_it_was_tried(node:
 def test_status_counts_attempts_and_names_a_record_that_cannot_be_read(node: Node) -> None:
     at_s = int(time.time()) - 60
     record = Record(attempts=(Attempt(5, "upgrade"), Attempt(at_s, "upgrade")))
-    node.path(ASCEND.paths.rebooter_record).write_text(encode_record(record))
+    node.record.write_text(encode_record(record))
     node.mark()
     assert reboot_rows(node)[-1].startswith("1 attempt(s) within 24 h, the last at 20")
     body = json.loads(node.command("status", "-o", "json"))
     assert (body["reboot"]["attempts"], body["reboot"]["lastAttempt"]) == (1, at_s)
     since_1970 = ("status", "--reboot-attempts-window", "30s")
     assert json.loads(node.command(*since_1970, "-o", "json"))["reboot"]["attempts"] == 0
-    node.path(ASCEND.paths.rebooter_record).write_text("garbage")
+    node.record.write_text("garbage")
     assert "the rebooter's record cannot be read" in reboot_rows(node)[-1]

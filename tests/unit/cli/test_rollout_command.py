@@ -94,24 +94,17 @@ def test_it_says_over_http_how_it_is(processes: Processes) -> None:
     processes.until(lambda: "rollout_phase{" not in get(port, "/metrics")[1], "what is gone is gone from the metrics")
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ([], "no profile is set"),
-        (["--profile", "none"], "there is no profile 'none'"),
-        (["--profile", "nvidia", "--namespace", "No Such"], "'No Such' is not the name of a namespace"),
-        (["--profile", "nvidia", "--namespace", "n", "--kubeconfig", "/absent"], "cannot connect to the cluster"),
-    ],
-)
-def test_what_it_cannot_work_with_is_said_at_once(
-    capfd: pytest.CaptureFixture[str], options: list[str], said: str
+def test_what_it_cannot_work_with_is_said_at_once_and_the_group_alone_shows_its_commands(
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(["rollout", "controller", *options]) == ExitCode.USAGE
-    assert said in capfd.readouterr().err
-
-
-def test_the_group_alone_shows_its_commands(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(["rollout"]) == ExitCode.USAGE
-    assert "controller" in capfd.readouterr().err
-    assert run(["rollout", "no-such"]) == ExitCode.USAGE
-    assert "No such command 'no-such'" in capfd.readouterr().err
+    nvidia = ("controller", "--profile", "nvidia", "--namespace")
+    for words, said in {
+        ("controller",): "no profile is set",
+        ("controller", "--profile", "none"): "there is no profile 'none'",
+        (*nvidia, "No Such"): "'No Such' is not the name of a namespace",
+        (*nvidia, "n", "--kubeconfig", "/absent"): "cannot connect to the cluster",
+        (): "controller",
+        ("no-such",): "No such command 'no-such'",
+    }.items():
+        assert run(["rollout", *words]) == ExitCode.USAGE
+        assert said in capfd.readouterr().err

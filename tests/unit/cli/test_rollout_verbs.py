@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import contextlib
+import io
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.fleet.spec import APPROVED, RETRY, UNDO
+from driver_manager.adapters.kube.fleet import _COLLECTIONS, KubeDesk
+from driver_manager.adapters.report.steps import LiveScreen
+from driver_manager.cli import rollout_verbs, start
+from driver_manager.cli.main import NO_FILES, offers
+from driver_manager.cli.rollout_verbs import JsonLines, Lines, Redrawn
+from driver_manager.core.fleet_ports import FactKind
+from driver_manager.domain.errors import ApiRefused, ExitCode
+from driver_manager.domain.fleet.spec import APPROVED, RETRY
+from driver_manager.domain.wire import written_time
 from driver_manager.sandbox.apiserver import Deny
 from tests.support.fakes.fleet_scene import KEYS, NAMESPACE
 from tests.support.fakes.rollout_desk import APPROVED_WAVES, Laptop, laptop
+from tests.support.fakes.schemas import conforms
 
 Open = Callable[..., Laptop]
+LIMIT_S = 120.0
 
 
 @pytest.fixture
-def place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Generator[Open, None, None]:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Open]:
     """Makes the one laptop of a test."""
-    opened: list[Any] = []
+    with contextlib.ExitStack() as stack:
+        yield lambda **said: stack.enter_context(laptop(tmp_path, monkeypatch, capfd, **said))
 
-    def make(**said: Any) -> Laptop:
-        opened.append(laptop(tmp_path, monkeypatch, capfd, **said))
-        found: Laptop = opened[-1].__enter__()
-        return found
 
-    yield make
-    for one in opened:
-        one.__exit__(None, None, None)
+@pytest.fixture
+def desk(place: Open) -> Laptop:
+    """Four nodes, of which the first is a canary."""
+    return place(waves=APPROVED_WAVES)
 
 
 def halted(place: Open, **said: Any) -> Laptop:
@@ -43,7 +56,7 @@ def halted(place: Open, **said: Any) -> Laptop:
     return found
 
 
-# pause and resume
+# pause, resume and approve
 
 
 def test_a_paused_rollout_starts_nothing_until_it_is_resumed(place: Open) -> None:
@@ -51,6 +64,7 @@ def test_a_paused_rollout_starts_nothing_until_it_is_resumed(place: Open) -> Non
     code, out, _ = desk.says("pause")
     assert code == ExitCode.DONE
     assert out.startswith("rollout rbln-system/driver: paused; no more nodes start")
+    assert "is paused already" in desk.says("pause")[2]
     desk.scene.set_driver("driver:2")
     desk.controller.idle_for(300)
     assert set(desk.scene.serving().values()) == {"r1"}
@@ -59,11 +73,7 @@ def test_a_paused_rollout_starts_nothing_until_it_is_resumed(place: Open) -> Non
     desk.controller.until_complete("r2")
 
 
-# approve
-
-
-def test_an_approved_wave_begins(place: Open) -> None:
-    desk = place(waves=APPROVED_WAVES)
+def test_an_approved_wave_begins(desk: Laptop) -> None:
     desk.scene.set_driver("driver:2")
     desk.controller.until_phase("WaitingForApproval")
     code, out, _ = desk.says("approve")
@@ -72,8 +82,7 @@ def test_an_approved_wave_begins(place: Open) -> None:
     desk.controller.until_complete("r2")
 
 
-def test_a_wave_is_approved_ahead_of_time(place: Open) -> None:
-    desk = place(waves=APPROVED_WAVES)
+def test_a_wave_is_approved_ahead_of_time(desk: Laptop) -> None:
     desk.says("pause")
     desk.scene.set_driver("driver:2")
     desk.controller.until_phase("Paused")
@@ -82,7 +91,7 @@ def test_a_wave_is_approved_ahead_of_time(place: Open) -> None:
     desk.controller.until_complete("r2")
 
 
-# retry
+# retry and undo
 
 
 @pytest.mark.submission
@@ -121,12 +130,16 @@ def test_a_revision_that_was_undone_is_tried_again_only_when_asked_for(place: Op
     desk.controller.until_complete("r2")
 
 
-# undo
-
-
 @pytest.mark.submission
-def test_undo_brings_the_last_good_revision_back_to_every_node(place: Open) -> None:
+def test_undo_brings_the_last_good_revision_back_to_every_node_and_the_history_shows_it(place: Open) -> None:
     desk = halted(place)
+    past = desk.shows("rollout-history", "history")["history"]
+    shown = [(one["revision"], one["number"], one["outcome"]) for one in past]
+    assert shown == [("r1", 1, "complete"), ("r2", 2, "halted")]
+    assert past[1]["images"] == ["driver:2", "manager"]
+    head, _, last = desk.says("history")[1].splitlines()
+    assert head.split() == ["REVISION", "NUMBER", "OUTCOME", "BEGAN", "TOOK", "IMAGES"]
+    assert last.split()[:3] == ["r2*", "2", "halted"]
     code, out, _ = desk.says("undo")
     assert code == ExitCode.DONE
     assert "goes back from revision r2 to r1 by the same rules; 4 nodes run another revision now" in out
@@ -136,27 +149,15 @@ def test_undo_brings_the_last_good_revision_back_to_every_node(place: Open) -> N
     assert set(desk.scene.serving().values()) == {"r1"}
 
 
-@pytest.mark.submission
-def test_undo_takes_a_revision_by_its_number(place: Open) -> None:
-    desk = place()
-    desk.scene.set_driver("driver:2")
-    desk.controller.until_complete("r2")
-    desk.scene.set_driver("driver:3")
-    desk.controller.until_complete("r3")
-    assert desk.says("undo", "--to", "1")[0] == ExitCode.DONE
-    assert desk.annotations[UNDO].endswith(":r1")
-    desk.controller.until_complete("r1")
-
-
 def test_each_undo_is_a_wish_of_its_own(place: Open) -> None:
     desk = place()
-    for image, back in (("driver:2", "r2"), ("driver:2", "r2")):
-        desk.scene.set_driver(image)
+    for undo in (("undo",), ("undo", "--to", "r1")):
+        desk.scene.set_driver("driver:2")
         desk.controller.until(lambda: desk.scene.phase() in ("Complete", "Halted"), "an end")
         if desk.scene.phase() == "Halted":
             desk.says("retry", "--revision")
-        desk.controller.until_complete(back)
-        desk.says("undo")
+        desk.controller.until_complete("r2")
+        desk.says(*undo)
         desk.controller.until_complete("r1")
     assert set(desk.scene.serving().values()) == {"r1"}
 
@@ -164,37 +165,28 @@ def test_each_undo_is_a_wish_of_its_own(place: Open) -> None:
 # what is refused
 
 
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        (("resume",), "the rollout is not paused"),
-        (("approve",), "nothing waits for an approval now"),
-        (("approve", "--wave", "7"), "there is no wave 7"),
-        (("retry",), "either nodes or --revision is needed"),
-        (("retry", "--revision"), "revision r1 was not halted or undone before"),
-        (("retry", "node-0"), "node-0: it has not failed, it is done"),
-        (("undo",), "no earlier revision is known to be good on all nodes"),
-        (("undo", "--to", "9"), "there is no revision 9"),
-        (("undo", "--to", "r1"), "revision r1 is the target already"),
-        (("status", "other"), "there is no DriverRollout other in namespace rbln-system"),
-        (("pause", "-n", "Bad_Name"), "'Bad_Name' is not the name of a namespace"),
-        (("pause", "-n", "elsewhere"), "there is no DriverRollout in namespace elsewhere"),
-        (("status", "--profile", "acme"), "there is no profile 'acme'"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
-)
-def test_what_would_change_nothing_is_refused_with_one_line_why(place: Open, words: tuple[str, ...], what: str) -> None:
+def test_what_would_change_nothing_is_refused_with_one_line_why(place: Open) -> None:
     desk = place(nodes=2)
-    code, out, err = desk.says(*words)
-    assert (code, out) == (ExitCode.USAGE, "")
-    assert what in err
-    assert "what to do: " in err
+    for words, what in {
+        ("resume",): "the rollout is not paused",
+        ("approve",): "nothing waits for an approval now",
+        ("approve", "--wave", "7"): "there is no wave 7",
+        ("retry",): "either nodes or --revision is needed",
+        ("retry", "--revision"): "revision r1 was not halted or undone before",
+        ("retry", "node-0"): "node-0: it has not failed, it is done",
+        ("undo",): "no earlier revision is known to be good on all nodes",
+        ("undo", "--to", "9"): "there is no revision 9",
+        ("undo", "--to", "r1"): "revision r1 is the target already",
+        ("status", "other"): "there is no DriverRollout other in namespace rbln-system",
+        ("pause", "-n", "Bad_Name"): "'Bad_Name' is not the name of a namespace",
+        ("pause", "-n", "elsewhere"): "there is no DriverRollout in namespace elsewhere",
+        ("status", "--profile", "acme"): "there is no profile 'acme'",
+    }.items():
+        code, out, err = desk.says(*words)
+        assert (words, code, out) == (words, ExitCode.USAGE, "")
+        assert what in err
+        assert "what to do: " in err
     assert desk.writes() == []
-
-
-def test_what_is_paused_is_not_paused_again(place: Open) -> None:
-    desk = place(nodes=1, paused=True)
-    assert "is paused already" in desk.says("pause")[2]
 
 
 def test_an_object_that_cannot_be_read_is_shown_and_not_changed(place: Open) -> None:
@@ -206,9 +198,6 @@ def test_an_object_that_cannot_be_read_is_shown_and_not_changed(place: Open) -> 
     code, _, err = desk.says("pause")
     assert code == ExitCode.USAGE
     assert "spec.windows" in err
-
-
-# dry runs
 
 
 @pytest.mark.submission
@@ -223,19 +212,12 @@ def test_a_dry_run_is_checked_by_the_server_and_changes_nothing(place: Open, wor
     assert (desk.scene.store.list_objects("nodes")[0], desk.scene.rollout()) == before
 
 
-def test_who_may_not_patch_is_told_so_by_a_dry_run_too(place: Open) -> None:
+def test_what_was_asked_is_printed_as_documented_and_refused_by_a_dry_run_too(place: Open) -> None:
     desk = place(nodes=1)
     desk.server.deny = [Deny("patch", "driverrollouts")]
     code, _, err = desk.says("pause", "--dry-run")
-    assert code == ExitCode.API_REFUSED
-    assert "patch driverrollouts" in err
-
-
-# the JSON of what was asked
-
-
-def test_what_was_asked_is_printed_as_documented(place: Open) -> None:
-    desk = place(nodes=1)
+    assert (code, "patch driverrollouts" in err) == (ExitCode.API_REFUSED, True)
+    desk.server.deny = []
     desk.scene.set_driver("driver:2")
     found = desk.shows("rollout-request", "pause")
     assert (found["next"]["phase"], found["dryRun"], found["hasController"]) == ("Paused", False, False)
@@ -271,18 +253,260 @@ def test_without_a_profile_the_labels_of_the_nodes_tell_it(place: Open, monkeypa
     assert desk.shows("rollout", "status")["profile"] == "rebellions"
 
 
-# history
+# status
+
+
+def test_a_look_changes_nothing_opens_no_watch_and_a_complete_rollout_ends_with_0(desk: Laptop) -> None:
+    code, out, _ = desk.says("status")
+    assert (code, out.splitlines()[0]) == (ExitCode.DONE, "Complete: 4 nodes are on revision r1")
+    code, out, _ = desk.says("plan")
+    assert (code, "to go       no node" in out, "disturbs" in out) == (ExitCode.DONE, True, False)
+    desk.says("history")
+    assert {verb for verb, _, _ in desk.server.counts()} <= {"get", "list"}
+    looks = [one.resource for one in desk.server.requests]
+    assert looks.count("nodes") == 3, "one list for each of them"
+
+
+def test_as_long_as_a_nodes_pod_is_not_seen_nothing_is_complete(desk: Laptop) -> None:
+    pod = desk.scene.pods()["node-1"]["metadata"]
+    desk.scene.store.delete("pods", pod["name"], namespace=pod["namespace"], grace_s=0, uid=pod["uid"])
+    headline = desk.says("status")[1].splitlines()[0]
+    assert headline.endswith("1 node is without a driver pod that the DaemonSet wants"), headline
 
 
 @pytest.mark.submission
-def test_the_history_shows_how_each_rollout_went(place: Open) -> None:
-    desk = halted(place)
-    found = desk.shows("rollout-history", "history")
-    assert [(one["revision"], one["number"], one["outcome"]) for one in found["history"]] == [
-        ("r1", 1, "complete"),
-        ("r2", 2, "halted"),
-    ]
-    assert found["history"][1]["images"] == ["driver:2", "manager"]
-    out = desk.says("history")[1].splitlines()
-    assert out[0].split() == ["REVISION", "NUMBER", "OUTCOME", "BEGAN", "TOOK", "IMAGES"]
-    assert out[2].split()[:3] == ["r2*", "2", "halted"]
+def test_one_on_its_way_ends_with_0_and_a_halted_one_does_not(desk: Laptop) -> None:
+    desk.scene.broken.add("node-0")
+    desk.scene.set_driver("driver:2")
+    desk.controller.until_phase("Progressing")
+    assert desk.says("status")[0] == ExitCode.DONE
+    desk.controller.until_phase("Halted")
+    assert desk.says("status")[0] == ExitCode.ROLLOUT_STUCK
+    assert desk.says("plan")[0] == ExitCode.ROLLOUT_STUCK
+    assert desk.shows("rollout", "status")["counts"]["failed"] == 1
+
+
+def test_who_leads_is_shown_and_that_nobody_does(desk: Laptop) -> None:
+    assert desk.shows("rollout", "status")["hints"][0]["what"].startswith("no controller leads, so nothing happens")
+    desk.add_lease("controller-1_ab", written_time(desk.scene.clock.wall() - 5))
+    found = desk.shows("rollout", "status")
+    assert (found["controller"]["isLeading"], found["hints"]) == (True, [])
+    assert "controller  controller-1_ab leads" in desk.says("status")[1]
+    desk.scene.clock.now += 600
+    assert desk.shows("rollout", "status")["controller"]["isLeading"] is False
+
+
+def test_what_may_not_be_read_is_unknown_and_costs_no_more_than_that(desk: Laptop) -> None:
+    desk.scene.set_driver("driver:2")
+    desk.server.deny = [Deny("get", "leases")]
+    code, out, err = desk.says("status")
+    assert (code, "controller  unknown" in out) == (ExitCode.DONE, True)
+    assert "which controller leads cannot be shown" in err
+    desk.server.deny = [Deny("list", "nodes")]
+    code, out, err = desk.says("status")
+    assert (code, out, "list nodes" in err) == (ExitCode.API_REFUSED, "", True)
+
+
+def test_a_cluster_without_the_definition_is_told_so(desk: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere = ("/apis/nowhere.example/v1", "driverrollouts", "driverrollouts")
+    paths = {**_COLLECTIONS, FactKind.ROLLOUTS: nowhere}
+    monkeypatch.setattr("driver_manager.adapters.kube.fleet._COLLECTIONS", paths)
+    code, _, err = desk.says("status")
+    assert code == ExitCode.USAGE
+    assert "the API server does not serve driverrollouts.driver-manager.rebellions.ai" in err
+
+
+# plan
+
+
+def test_the_plan_names_who_goes_when_and_counts_whom_that_disturbs(desk: Laptop) -> None:
+    desk.scene.set_driver("driver:2")
+    desk.add_user("node-0", "train-0")
+    desk.add_user("node-2", "train-1")
+    desk.add_user("node-2", "train-2")
+    desk.add_user("node-3", "other", resource="example.com/fpga")
+    shown = desk.shows("rollout", "plan")
+    found = shown["plan"]
+    waits = "waits for wave 1 (canary) to end"
+    going = [[(one["order"], one["node"], one["reason"]) for one in wave["nodes"]] for wave in found["waves"]]
+    assert going == [[(1, "node-0", "starts now")], [(at, f"node-{at - 1}", waits) for at in (2, 3, 4)]]
+    assert [wave["pods"] for wave in found["waves"]] == [1, 2]
+    assert (found["toGo"], found["pods"], found["waves"][1]["approvalAfter"]) == (4, 3, 1)
+    assert shown["pace"] == {"typicalSeconds": None, "windowSeconds": None, "ends": None}
+    for verb in ("plan", "status"):
+        assert "pace        no estimate before the first node is done" in desk.says(verb)[1]
+
+
+def test_once_a_node_is_done_there_is_an_estimate(desk: Laptop) -> None:
+    desk.scene.set_driver("driver:2")
+    desk.controller.until_phase("WaitingForApproval")
+    assert desk.shows("rollout", "plan")["pace"]["ends"] is None, "the approval may come at any time"
+    desk.says("approve")
+    ends = written_time(desk.scene.clock.wall() + 2 * 23)  # three nodes, two at a time
+    for verb in ("plan", "status"):
+        found = desk.shows("rollout", verb)
+        assert found["pace"] == {"typicalSeconds": 23, "windowSeconds": None, "ends": ends}
+        assert f"pace        a node takes about 23 s; done by {ends} (in " in desk.says(verb)[1]
+    assert desk.shows("rollout", "plan")["plan"]["waves"][1]["approvalAfter"] is None
+
+
+def test_pods_of_other_namespaces_that_may_not_be_listed_are_unknown(
+    desk: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ApiRefused("the API server refused to list pods", "Ask for the right.")
+
+    desk.scene.set_driver("driver:2")
+    monkeypatch.setattr(KubeDesk, "users_by_node", refuse)
+    found = desk.shows("rollout", "plan")["plan"]
+    assert (found["pods"], found["waves"][0]["pods"], found["toGo"]) == (None, None, 4)
+    _, out, err = desk.says("plan")
+    assert "disturbs    unknown: the pods on these nodes cannot be listed" in out
+    assert "the pods that use the accelerator cannot be shown: the API server refused to list pods" in err
+
+
+# completion, and the plugin of kubectl
+
+
+def values(*words: str) -> list[str]:
+    """What kubectl is offered, without the descriptions."""
+    *found, directive = offers(list(words))
+    assert directive == NO_FILES
+    return [line.partition("\t")[0] for line in found]
+
+
+def test_verbs_names_and_failed_nodes_are_offered_and_what_cannot_be_read_is_not(place: Open) -> None:
+    desk = halted(place, nodes=3)
+    desk.scene.add_rollout("second")
+    assert {"status", "plan", "undo"} <= set(values())
+    assert values("re") == ["resume", "retry"]
+    assert values("status", "") == ["driver", "second"]
+    assert values("undo", "dr") == ["driver"]
+    assert values("retry", "--rollout", "s") == ["second"]
+    assert values("retry", "") == ["node-1"]
+    assert values("retry", "node-1", "") == values("status", "-n", "elsewhere", "") == []
+    desk.server.deny = [Deny("list", "driverrollouts"), Deny("list", "nodes")]
+    assert values("status", "") == values("retry", "") == []
+    assert desk.capfd.readouterr() == ("", "")
+
+
+def test_the_plugin_has_the_verbs_at_its_top(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(sys, "argv", ["kubectl-driver_rollout", "status", "-w"])
+    monkeypatch.setattr(start, "entry", lambda: seen.append(sys.argv[1:]))
+    start.plugin_entry()
+    assert seen == [["rollout", "status", "-w"]]
+
+
+# status --watch
+
+
+@pytest.fixture
+def watched(place: Open, monkeypatch: pytest.MonkeyPatch) -> Laptop:
+    """Two nodes with a new revision to come; looked at every few hundredths of a second."""
+    monkeypatch.setattr(rollout_verbs, "PACE_S", 0.02)
+    monkeypatch.setattr(rollout_verbs, "TICK_S", 0.1)
+    found = place(nodes=2)
+    found.scene.set_driver("driver:2")
+    return found
+
+
+def watch(desk: Laptop, act: Callable[[], object], *options: str) -> tuple[int, str, str]:
+    """What `status --watch` prints. `act` is done in a thread once somebody watches."""
+
+    def follow() -> None:
+        begun_s = time.monotonic()
+        while not any(one.verb == "watch" and one.resource == "nodes" for one in list(desk.server.requests)):
+            assert time.monotonic() < begun_s + LIMIT_S
+            time.sleep(0.02)
+        act()
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    found = desk.says("status", "--watch", *options)
+    thread.join()
+    return found
+
+
+def test_each_change_is_a_line_and_the_last_one_says_that_it_is_complete(watched: Laptop) -> None:
+    code, out, _ = watch(watched, lambda: watched.controller.until_complete("r2"))
+    lines = out.splitlines()
+    assert code == ExitCode.DONE
+    assert "Progressing (UnderWay): under way: node-0" in lines[0]
+    assert lines[-1].endswith("Complete: 2 nodes are on revision r2 [2 in all: 2 updated]")
+    assert len(lines) == len(set(lines))
+
+
+@pytest.mark.submission
+def test_a_halt_ends_a_watch_with_its_exit_code(watched: Laptop) -> None:
+    watched.scene.broken.add("node-0")
+    code, out, _ = watch(watched, lambda: watched.controller.until_phase("Halted"))
+    assert code == ExitCode.ROLLOUT_STUCK
+    assert "Halted (NodesFailed)" in out.splitlines()[-1]
+
+
+def test_for_machines_each_change_is_one_line_of_json(watched: Laptop) -> None:
+    code, out, _ = watch(watched, lambda: watched.controller.until_complete("r2"), "-o", "json")
+    phases = [conforms("rollout", line)["phase"] for line in out.splitlines()]
+    assert (code, phases[0], phases[-1]) == (ExitCode.DONE, "Progressing", "Complete")
+
+
+def test_a_watch_that_is_told_to_end_says_nothing_of_it(watched: Laptop) -> None:
+    code, out, err = watch(watched, lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert (code, err) == (ExitCode.STANDING_DOWN, "")
+    assert len(out.splitlines()) == 1
+
+
+def test_a_rollout_that_is_deleted_meanwhile_ends_a_watch_with_that(watched: Laptop) -> None:
+    key = ("driverrollouts", "driver")
+    code, _, err = watch(watched, lambda: watched.scene.store.delete(*key, namespace=NAMESPACE))
+    assert code == ExitCode.USAGE
+    assert "there is no DriverRollout in namespace rbln-system" in err
+
+
+def test_what_says_nothing_new_is_not_repeated(capfd: pytest.CaptureFixture[str]) -> None:
+    counts = {"total": 1, **dict.fromkeys(("updated", "underWay", "waiting", "failed", "leftOut"), 0)}
+    lines = Lines()
+    for now_s in (0.0, 9.0):
+        lines.show({"phase": "Paused", "reason": "Paused", "message": "it is", "counts": counts}, now_s, False)
+    assert capfd.readouterr().out == "1970-01-01T00:00:00Z Paused: it is [1 in all]\n"
+    of_json = JsonLines()
+    for pace, phase in (("a", "Progressing"), ("b", "Progressing"), ("c", "Complete")):
+        of_json.show({"phase": phase, "pace": pace}, 0.0, False)
+    shown = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert shown == [{"phase": "Progressing", "pace": "a"}, {"phase": "Complete", "pace": "c"}]
+
+
+class Terminal(io.StringIO):
+    """One of 20 columns and 4 lines."""
+
+    def fileno(self) -> int:
+        return -1
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((20, 4)))
+    return Terminal()
+
+
+def test_what_is_drawn_again_is_drawn_over_and_nothing_wraps_or_scrolls(terminal: Terminal) -> None:
+    screen = LiveScreen(terminal)
+    screen.draw("one\ntwo")
+    assert terminal.getvalue().endswith("\x1b[H\x1b[2Jone\x1b[K\ntwo\x1b[K\x1b[J")
+    screen.draw("three")
+    assert terminal.getvalue().endswith("\x1b[Hthree\x1b[K\x1b[J")
+    screen.draw("\n".join(["\x1b[1m" + "x" * 30 + "\x1b[0m", "2", "3", "4", "5"]))
+    drawn = terminal.getvalue().rpartition("\x1b[H")[2]
+    assert drawn.count("\n") == 3
+    assert drawn.splitlines()[0] == "\x1b[1m" + "x" * 19 + "\x1b[0m…\x1b[0m\x1b[K"
+    assert "... and 2 more lines" in drawn
+
+
+def test_the_last_screen_stays_whole(terminal: Terminal, watched: Laptop) -> None:
+    found = watched.shows("rollout", "status")
+    redrawn = Redrawn(LiveScreen(terminal))
+    redrawn.show(found, 0.0, False)
+    redrawn.show(found, 0.0, True)
+    assert terminal.getvalue().endswith("\x1b[H\x1b[2J")
+    assert watched.capfd.readouterr().out.startswith("Progressing (UnderWay)")
