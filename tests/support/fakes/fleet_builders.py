@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from driver_manager.domain import selectors
-from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.spec import (
     DaemonSetFacts,
     DriverPod,
@@ -20,7 +19,6 @@ from driver_manager.domain.fleet.spec import (
     UpgradeState,
     Wave,
 )
-from driver_manager.domain.fleet.state import MarkNode, NodePhase, NodeView
 
 NOW_S = 1_800_000_000.0
 ROLLOUT = "npu/driver"
@@ -56,60 +54,17 @@ def new_pod(of: str, revision: str = NEW, **said: Any) -> DriverPod:
 
 def record(of: str = "a", **said: Any) -> NodeRecord:
     """The node `of` was taken a minute ago, for the new revision, in the first wave."""
-    return NodeRecord(
-        **{
-            "rollout": ROLLOUT,
-            "revision": NEW,
-            "wave": 1,
-            "pod": f"{of}-before",
-            "boot_id": "boot-1",
-            "began_s": NOW_S - 60.0,
-            "since_s": NOW_S - 60.0,
-            **said,
-        }
-    )
+    known = {"rollout": ROLLOUT, "revision": NEW, "wave": 1, "pod": f"{of}-before", "boot_id": "boot-1"}
+    return NodeRecord(**{**known, "began_s": NOW_S - 60.0, "since_s": NOW_S - 60.0, **said})
 
 
 def fleet(nodes: Iterable[FleetNode], pods: Iterable[DriverPod] | None = None, **said: Any) -> Fleet:
     """Those nodes; with an old pod on each, unless others are said."""
     nodes = tuple(nodes)
-    return Fleet(
-        **{
-            "policy": policy(),
-            "memory": RolloutState(target=NEW),
-            "wishes": Requests(),
-            "nodes": nodes,
-            "pods": tuple(pod(node.name) for node in nodes) if pods is None else tuple(pods),
-            "revisions": REVISIONS,
-            "daemon_set": DAEMON_SET,
-            "rollout": ROLLOUT,
-            **said,
-        }
-    )
-
-
-def views(facts: Fleet, now_s: float = NOW_S) -> Mapping[str, NodeView]:
-    """How each node is shown."""
-    return {view.name: view for view in advance(facts, now_s).outlook.nodes}
-
-
-def places(facts: Fleet, now_s: float = NOW_S) -> dict[str, NodePhase]:
-    """Where each node stands."""
-    return {name: view.place for name, view in views(facts, now_s).items()}
-
-
-def marks(facts: Fleet, now_s: float = NOW_S) -> dict[str, MarkNode]:
-    """What is written on nodes."""
-    return {act.node: act for act in advance(facts, now_s).acts if isinstance(act, MarkNode)}
-
-
-def begun(facts: Fleet, now_s: float = NOW_S) -> list[str]:
-    """The nodes that begin."""
-    return [
-        name
-        for name, mark in marks(facts, now_s).items()
-        if mark.state is UpgradeState.RESTART and mark.record is not None and mark.record.began_s == now_s
-    ]
+    known: dict[str, Any] = {"policy": policy(), "memory": RolloutState(target=NEW), "wishes": Requests()}
+    known |= {"revisions": REVISIONS, "daemon_set": DAEMON_SET, "rollout": ROLLOUT}
+    found = tuple(pod(node.name) for node in nodes) if pods is None else tuple(pods)
+    return Fleet(**{**known, "nodes": nodes, "pods": found, **said})
 
 
 def matching(text: str) -> selectors.Selector:

@@ -78,12 +78,9 @@ class FleetScene:
     def add_nodes(self, *names: str, labels: Mapping[str, str] | None = None) -> None:
         """Ready nodes, with a ready pod of the newest revision where there is one."""
         for name in names:
-            info, ready = {"bootID": f"boot-{name}"}, {"type": "Ready", "status": "True"}
-            body = {
-                "metadata": {"name": name, "labels": dict(labels or {})},
-                "status": {"nodeInfo": info, "conditions": [ready]},
-            }
-            self.store.create("nodes", body)
+            conditions = [{"type": "Ready", "status": "True"}]
+            status = {"nodeInfo": {"bootID": f"boot-{name}"}, "conditions": conditions}
+            self.store.create("nodes", {"metadata": {"name": name, "labels": dict(labels or {})}, "status": status})
             if self.revisions():
                 self._make_pod(name, is_ready=True)
         if self.revisions():
@@ -91,62 +88,46 @@ class FleetScene:
 
     def set_driver(self, image: str) -> str:
         """The DaemonSet's template has this image from now on; the hash of its revision."""
-        template = {
-            "metadata": {"labels": {"app": DRIVER}},
-            "spec": {
-                "initContainers": [{"name": "manager", "image": "manager", "args": ["reconcile-driver-state"]}],
-                "containers": [{"name": "driver", "image": image}],
-            },
-        }
-        found = self.store.list_objects("daemonsets")[0]
-        if not found:
-            spec = {
-                "selector": {"matchLabels": {"app": DRIVER}},
-                "updateStrategy": {"type": "OnDelete"},
-                "template": template,
-            }
-            self.store.create("daemonsets", {"metadata": {"name": DRIVER, "namespace": NAMESPACE}, "spec": spec})
-        else:
+        manager = {"name": "manager", "image": "manager", "args": ["reconcile-driver-state"]}
+        pod = {"initContainers": [manager], "containers": [{"name": "driver", "image": image}]}
+        template = {"metadata": {"labels": {"app": DRIVER}}, "spec": pod}
+        if self.store.list_objects("daemonsets")[0]:
             self._change("daemonsets", DRIVER, lambda one: one | {"spec": one["spec"] | {"template": template}})
+        else:
+            rules = {"selector": {"matchLabels": {"app": DRIVER}}, "updateStrategy": {"type": "OnDelete"}}
+            metadata = {"name": DRIVER, "namespace": NAMESPACE}
+            self.store.create("daemonsets", {"metadata": metadata, "spec": {**rules, "template": template}})
         return self.observe()
 
     def observe(self) -> str:
         """The DaemonSet controller sees the template: there is a revision of it, the newest; its hash."""
-        daemon_set = self.store.get("daemonsets", DRIVER, NAMESPACE)
-        template = daemon_set["spec"]["template"]
+        template = self.store.get("daemonsets", DRIVER, NAMESPACE)["spec"]["template"]
+        data = {"spec": {"template": {**template, "$patch": "replace"}}}
         number = max((one["revision"] for one in self.revisions()), default=0) + 1
-        known = [
-            one for one in self.revisions() if one["data"]["spec"]["template"] == {**template, "$patch": "replace"}
-        ]
-        if known:
-            hashed = str(known[0]["metadata"]["labels"][REVISION_LABEL])
-            if known[0]["revision"] < number - 1:
-                name = known[0]["metadata"]["name"]
-                self._change("controllerrevisions", name, lambda one: one | {"revision": number})
-        else:
-            hashed = f"r{number}"
-            owner = {"kind": "DaemonSet", "name": DRIVER, "uid": daemon_set["metadata"]["uid"], "controller": True}
-            metadata = {
-                "name": f"{DRIVER}-{hashed}",
-                "namespace": NAMESPACE,
-                "labels": {REVISION_LABEL: hashed},
-                "ownerReferences": [owner],
-            }
-            data = {"spec": {"template": {**template, "$patch": "replace"}}}
-            self.store.create("controllerrevisions", {"metadata": metadata, "data": data, "revision": number})
+        known = next((one for one in self.revisions() if one["data"] == data), None)
+        if known is None:
+            metadata = self._owned({REVISION_LABEL: f"r{number}"}, name=f"{DRIVER}-r{number}")
+            known = self.store.create("controllerrevisions", {"metadata": metadata, "data": data, "revision": number})
+        elif known["revision"] < number - 1:
+            self._change("controllerrevisions", known["metadata"]["name"], lambda one: one | {"revision": number})
         self._count()
-        return hashed
+        return str(known["metadata"]["labels"][REVISION_LABEL])
+
+    def see_template(self) -> None:
+        """The same, of the DaemonSet controller's own accord."""
+        self.observe()
+
+    def _owned(self, labels: Mapping[str, str], **name: str) -> Obj:
+        """The metadata of what belongs to the DaemonSet."""
+        uid = self.store.get("daemonsets", DRIVER, NAMESPACE)["metadata"]["uid"]
+        owner = {"kind": "DaemonSet", "name": DRIVER, "uid": uid, "controller": True}
+        return {**name, "namespace": NAMESPACE, "labels": labels, "ownerReferences": [owner]}
 
     def _count(self) -> None:
         """As the controller shows the template that it has seen, and on how many nodes it wants a pod of it: on all."""
         generation = self.store.get("daemonsets", DRIVER, NAMESPACE)["metadata"]["generation"]
         desired = len(self.store.list_objects("nodes")[0])
-        status = {"observedGeneration": generation, "desiredNumberScheduled": desired}
-        self._change("daemonsets", DRIVER, lambda one: one | {"status": status}, status=True)
-
-    def see_template(self) -> None:
-        """The same, of the DaemonSet controller's own accord."""
-        self.observe()
+        self._set_status("daemonsets", DRIVER, {"observedGeneration": generation, "desiredNumberScheduled": desired})
 
     def revisions(self) -> list[Obj]:
         """All ControllerRevisions."""
@@ -205,18 +186,15 @@ class FleetScene:
         made = self.store.create("pods", body)
         node = made["spec"]["nodeName"]
         self.looks[node] += 1
-        result = self.preflights.get(node, (0, ""))
-        if result is not None:
-            code, message = result
-            self.clock.after(LOOKS_S, lambda: self._ended(made, code, message))
+        if (result := self.preflights.get(node, (0, ""))) is not None:
+            self.clock.after(LOOKS_S, lambda: self._ended(made, *result))
         return made
 
     def _ended(self, pod: Obj, code: int, message: str) -> None:
-        meta, terminated = pod["metadata"], {"exitCode": code, "message": message}
-        states = [{"name": "manager", "state": {"terminated": terminated}}]
+        states = [{"name": "manager", "state": {"terminated": {"exitCode": code, "message": message}}}]
         status = {"phase": "Failed" if code else "Succeeded", "containerStatuses": states}
-        if any(one["metadata"]["uid"] == meta["uid"] for one in self.task_pods()):
-            self._change("pods", meta["name"], lambda one: one | {"status": status}, status=True)
+        if self._is_there(pod):
+            self._set_status("pods", pod["metadata"]["name"], status)
 
     def serving(self) -> dict[str, str]:
         """The revision of each node's pod."""
@@ -250,18 +228,10 @@ class FleetScene:
     def _end_pod(self, pod: Obj) -> None:
         meta = pod["metadata"]
         self.store.delete("pods", meta["name"], namespace=NAMESPACE, grace_s=0, uid=meta["uid"])
-        node = pod["spec"]["nodeName"]
-        self.clock.after(START_S, lambda: self._make_pod(node))
+        self.clock.after(START_S, lambda: self._make_pod(pod["spec"]["nodeName"]))
 
     def _make_pod(self, node: str, *, is_ready: bool = False) -> None:
-        daemon_set = self.store.get("daemonsets", DRIVER, NAMESPACE)
-        owner = {"kind": "DaemonSet", "name": DRIVER, "uid": daemon_set["metadata"]["uid"], "controller": True}
-        metadata = {
-            "generateName": f"{DRIVER}-",
-            "namespace": NAMESPACE,
-            "labels": {"app": DRIVER, REVISION_LABEL: self.newest()},
-            "ownerReferences": [owner],
-        }
+        metadata = self._owned({"app": DRIVER, REVISION_LABEL: self.newest()}, generateName=f"{DRIVER}-")
         made = self.store.create("pods", {"metadata": metadata, "spec": {"nodeName": node}})
         if is_ready:
             self._ready(made)
@@ -269,11 +239,15 @@ class FleetScene:
             self.clock.after(READY_S, lambda: self._ready(made))
 
     def _ready(self, pod: Obj) -> None:
-        meta = pod["metadata"]
-        if all(one["metadata"]["uid"] != meta["uid"] for one in self.store.list_objects("pods")[0]):
-            return
         status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
-        self._change("pods", meta["name"], lambda one: one | {"status": status}, status=True)
+        if self._is_there(pod):
+            self._set_status("pods", pod["metadata"]["name"], status)
+
+    def _is_there(self, pod: Obj) -> bool:
+        return any(one["metadata"]["uid"] == pod["metadata"]["uid"] for one in self.store.list_objects("pods")[0])
+
+    def _set_status(self, resource: str, name: str, status: Obj) -> None:
+        self._change(resource, name, lambda one: one | {"status": status}, status=True)
 
     def _change(
         self,
@@ -317,15 +291,11 @@ class StoreFleet:
         for subject in self._since.keys() - subjects:
             del self._since[subject]
         for subject in subjects - self._since.keys():
-            self.list_again(subject)
-
-    def list_again(self, subject: Subject) -> None:
-        """What a feed does first, and after a 410."""
-        plural = PLURALS[subject.kind]
-        found, revision = self.scene.store.list_objects(plural, namespace=subject.namespace, labels=subject.selector)
-        self._since[subject] = revision
-        items = tuple(self._read[subject.kind](one) for one in found)
-        self._told.append(Listed(subject, items, str(revision)))
+            where = {"namespace": subject.namespace, "labels": subject.selector}
+            found, revision = self.scene.store.list_objects(PLURALS[subject.kind], **where)
+            self._since[subject] = revision
+            items = tuple(self._read[subject.kind](one) for one in found)
+            self._told.append(Listed(subject, items, str(revision)))
 
     def lose(self, kind: FactKind, why: str = "the API server did not answer") -> None:
         """A subject cannot be seen any more."""
@@ -383,8 +353,15 @@ class StoreFleet:
         with self._effect("post event", about.name):
             self.events.append((about.name, reason))
 
-    def _effect(self, what: str, name: str) -> _Effect:
-        return _Effect(self, what, name)
+    @contextlib.contextmanager
+    def _effect(self, what: str, name: str) -> Iterator[None]:
+        """One call with an effect: refused, killed before or after, and noted."""
+        with self.killer.call(what, effect=True):
+            error = self.refuse(f"{what} {name}")
+            if error is not None:
+                raise error
+            yield
+            self.writes.append(f"{what} {name}")
 
     def _patched(
         self,
@@ -420,25 +397,6 @@ class StoreFleet:
                 yield Seen(subject, read(event.obj))
             elif event.previous is not None and matches(event.previous):
                 yield Gone(subject, event.obj["metadata"]["name"], str(event.revision))
-
-
-class _Effect:
-    """One call with an effect: refused, killed before or after, and noted."""
-
-    def __init__(self, fleet: StoreFleet, what: str, name: str) -> None:
-        self._fleet, self._what, self._name = fleet, what, name
-        self._call = fleet.killer.call(what, effect=True)
-
-    def __enter__(self) -> None:
-        self._call.__enter__()
-        error = self._fleet.refuse(f"{self._what} {self._name}")
-        if error is not None:
-            raise error
-
-    def __exit__(self, kind: Any, error: Any, at: Any) -> bool:
-        if error is None:
-            self._fleet.writes.append(f"{self._what} {self._name}")
-        return bool(self._call.__exit__(kind, error, at))
 
 
 UNAVAILABLE = ApiUnavailable("the API server gave no usable answer", "Check it.")
@@ -575,14 +533,6 @@ class FleetOverHttp:
             assert time.monotonic() < end_s, f"{what}: {self.told}"
             self.told += self.cluster.changes(self.clock.monotonic() + 0.2)
         return self.told
-
-    def until_one(self, kind: type[Change]) -> Change:
-        """The first of what was told that is of a kind; nothing that was told before it is told again."""
-        self.until(lambda told: any(isinstance(one, kind) for one in told), f"no {kind.__name__}")
-        at = next(number for number, one in enumerate(self.told) if isinstance(one, kind))
-        found = self.told[at]
-        del self.told[: at + 1]
-        return found
 
 
 @contextlib.contextmanager

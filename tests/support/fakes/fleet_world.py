@@ -622,18 +622,13 @@ WAVES = (
     (Wave("half", percent=50, needs_approval=True), Wave("rest", soak_s=60.0)),
 )
 BAD_WAVES = ((Wave("typo", matching("pool=canray")), Wave("rest")), (Wave("none", count=0), Wave("rest")), ())
-PARALLEL = (0, 1, 2, 3)
-UNAVAILABLE = (None, Amount(1), Amount(30, True), Amount(4))
-UNITS = (None, Units(RACK), Units(RACK, UnitMode.TOGETHER))
-THRESHOLDS = (1, 2, 100)
-GATES = (Gates(), Gates((PodGate(namespace="npu", selector=matching("app=v")),)))
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "max_parallel": PARALLEL,
-    "max_unavailable": UNAVAILABLE,
+    "max_parallel": (0, 1, 2, 3),
+    "max_unavailable": (None, Amount(1), Amount(30, True), Amount(4)),
     "waves": WAVES,
-    "units": UNITS,
-    "gates": GATES,
-    "failure_threshold": THRESHOLDS,
+    "units": (None, Units(RACK), Units(RACK, UnitMode.TOGETHER)),
+    "gates": (Gates(), Gates((PodGate(namespace="npu", selector=matching("app=v")),))),
+    "failure_threshold": (1, 2, 100),
     "on_halt": tuple(OnHalt),
 }
 USUAL = RolloutPolicy("driver", node_timeout_s=600.0)
@@ -698,7 +693,8 @@ def happens(world: World, event: str, name: str) -> None:
     elif event in CLEAR_EVENTS and isinstance(world, ClearingWorld):
         if event == "clear-lost":
             world.clears.keep(world.machines.keys() - {name})
-        world.clears.ends[name] = event.removeprefix("clear-")
+        else:
+            world.clears.ends[name] = event.removeprefix("clear-")
     elif event == "join":
         world.join(name, LABELS[name])
     elif name in world.machines:

@@ -23,7 +23,7 @@ from driver_manager.cli.main import NO_FILES, offers
 from driver_manager.cli.rollout_verbs import JsonLines, Lines, Redrawn
 from driver_manager.core.fleet_ports import FactKind
 from driver_manager.domain.errors import ApiRefused, ExitCode
-from driver_manager.domain.fleet.spec import APPROVED, RETRY
+from driver_manager.domain.fleet.spec import APPROVED
 from driver_manager.domain.wire import written_time
 from driver_manager.sandbox.apiserver import Deny
 from tests.support.fakes.fleet_scene import KEYS, NAMESPACE
@@ -82,15 +82,6 @@ def test_an_approved_wave_begins(desk: Laptop) -> None:
     desk.controller.until_complete("r2")
 
 
-def test_a_wave_is_approved_ahead_of_time(desk: Laptop) -> None:
-    desk.says("pause")
-    desk.scene.set_driver("driver:2")
-    desk.controller.until_phase("Paused")
-    assert desk.says("approve", "--wave", "2")[0] == ExitCode.DONE
-    desk.says("resume")
-    desk.controller.until_complete("r2")
-
-
 # retry and undo
 
 
@@ -114,20 +105,6 @@ def test_of_several_nodes_all_are_retried_or_none(place: Open) -> None:
     assert "node-2: it has not failed" in err
     assert "elsewhere: it is not in this rollout" in err
     assert desk.writes() == []
-
-
-@pytest.mark.submission
-def test_a_revision_that_was_undone_is_tried_again_only_when_asked_for(place: Open) -> None:
-    desk = halted(place, onHalt="undo")
-    desk.scene.broken.clear()
-    desk.controller.until_complete("r1")
-    desk.scene.set_driver("driver:2")
-    desk.controller.until_phase("Halted")
-    assert desk.shows("rollout", "status")["reason"] == "FailedBefore"
-    code, out, _ = desk.says("retry", "--revision")
-    assert (code, desk.annotations[RETRY]) == (ExitCode.DONE, "r2")
-    assert "revision r2 may be retried" in out
-    desk.controller.until_complete("r2")
 
 
 @pytest.mark.submission

@@ -32,14 +32,13 @@ from driver_manager.domain.fleet.spec import (
     UpgradeState,
     Wave,
 )
-from driver_manager.domain.fleet.state import DeletePod, Phase
+from driver_manager.domain.fleet.state import DeletePod, MarkNode, Phase
 from tests.support.fakes.fleet_builders import (
     DAEMON_SET,
     NEW,
     NOW_S,
     OLD,
     OTHER,
-    begun,
     fleet,
     matching,
     new_pod,
@@ -76,6 +75,13 @@ def refused(ask: Callable[[], object], what: str, remedy: str = "") -> None:
         ask()
     assert what in caught.value.what
     assert remedy in caught.value.remedy
+
+
+def begun(facts: Fleet) -> list[str]:
+    """The nodes that begin."""
+    marks = [act for act in advance(facts, NOW_S).acts if isinstance(act, MarkNode)]
+    restarts = [one for one in marks if one.state is UpgradeState.RESTART]
+    return [one.node for one in restarts if one.record is not None and one.record.began_s == NOW_S]
 
 
 # approve

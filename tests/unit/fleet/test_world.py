@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -234,17 +233,7 @@ def test_in_whatever_order_changes_arrive_the_newest_is_known(order: list[int], 
     assert seen(known).nodes[0].boot_id == "8"
 
 
-@pytest.mark.parametrize(
-    ("version", "than", "is_it"),
-    [
-        ("9", "10", True),
-        ("10", "9", False),
-        ("9", "9", False),
-        ("\u00b2", "9", False),
-        ("9", "\u00b2", False),
-        ("9", "1" * 5_000, False),
-        ("", "9", False),
-    ],
-)
-def test_only_numbers_are_older_and_any_other_version_is_believed(version: str, than: str, is_it: bool) -> None:
-    assert is_older(version, than) is is_it
+def test_only_numbers_are_older_and_any_other_version_is_believed() -> None:
+    assert is_older("9", "10")
+    believed = [("10", "9"), ("9", "9"), ("\u00b2", "9"), ("9", "\u00b2"), ("9", "1" * 5_000), ("", "9")]
+    assert not [pair for pair in believed if is_older(*pair)]
