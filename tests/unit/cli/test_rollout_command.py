@@ -1,12 +1,11 @@
-"""`rollout controller` as a process on the sandbox: a whole rollout, two at once, handed over, and its options."""
+"""`rollout controller` as a process on the sandbox: a whole rollout, what it says over HTTP, and its options."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
-import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 
@@ -17,50 +16,6 @@ from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.fleet.spec import PLURAL
 from driver_manager.sandbox.apiserver import ApiServer
 from tests.support.fakes.fleet_scene import NAMESPACE, FleetScene, Processes
-from tests.support.fakes.pace import patient
-
-
-@pytest.fixture
-def processes(tmp_path: Path) -> Iterator[Processes]:
-    scene = FleetScene()
-    scene.set_driver("driver:1")
-    scene.add_nodes("a", "b", "c")
-    scene.add_rollout(waves=[{"name": "all"}], maxParallel=0)
-    with ApiServer(scene.store) as server:
-        found = Processes(server, scene, tmp_path)
-        try:
-            yield found
-        finally:
-            found.stop()
-
-
-@pytest.mark.submission
-def test_a_rollout_by_the_real_command_and_its_end_by_sigterm(processes: Processes) -> None:
-    running = processes.start()
-    processes.until(lambda: processes.scene.phase() == "Complete", "the first revision")
-    new = processes.scene.set_driver("driver:2")
-    processes.until(lambda: processes.scene.is_complete(new), "the second one")
-    assert {count for (_, revision), count in processes.scene.restarts.items() if revision == new} == {1}
-    running.send_signal(signal.SIGTERM)
-    assert running.wait(30) == ExitCode.DONE
-    assert processes.said(0)[-1] == "terminated by SIGTERM"
-    assert processes.holder() == "", "the Lease is given back"
-
-
-@pytest.mark.submission
-@pytest.mark.shares(3)
-def test_of_two_one_leads_and_the_other_takes_over_at_once(processes: Processes) -> None:
-    first = processes.start()
-    processes.until(lambda: any("leading" in line for line in processes.said(0)), "the first leads")
-    processes.start()
-    processes.until(lambda: bool(processes.said(1)), "the second is there")
-    processes.until(lambda: processes.scene.phase() == "Complete", "the first works")
-    assert not any("leading" in line for line in processes.said(1))
-    first.send_signal(signal.SIGTERM)
-    assert first.wait(30) == ExitCode.DONE
-    begun = time.monotonic()
-    processes.until(lambda: any("leading" in line for line in processes.said(1)), "the second leads")
-    assert time.monotonic() - begun < patient(8.0), "without waiting for the Lease to run out"
 
 
 def get(port: int, path: str) -> tuple[int, str]:
@@ -75,23 +30,37 @@ def get(port: int, path: str) -> tuple[int, str]:
 
 
 @pytest.mark.submission
-def test_it_says_over_http_how_it_is(processes: Processes) -> None:
+def test_a_rollout_by_the_real_command_what_it_says_over_http_and_its_end_by_sigterm(tmp_path: Path) -> None:
+    scene = FleetScene()
+    scene.set_driver("driver:1")
+    scene.add_nodes("a", "b", "c")
+    scene.add_rollout(waves=[{"name": "all"}], maxParallel=0)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    processes.start("--status-addr", f"127.0.0.1:{port}")
-    processes.until(lambda: get(port, "/readyz") == (200, "leads\n"), "it is ready")
-    processes.until(lambda: processes.scene.phase() == "Complete", "it works")
-    assert get(port, "/healthz")[0] == 200
-    assert get(port, "/other")[0] == 404
-    status, text = get(port, "/metrics")
-    assert status == 200
-    assert "driver_manager_rollout_leader 1.0" in text
-    assert f'driver_manager_rollout_phase{{rollout="{NAMESPACE}/driver",phase="Complete"}} 1.0' in text
-    assert f'driver_manager_rollout_nodes{{rollout="{NAMESPACE}/driver",place="done"}} 3.0' in text
-    assert 'driver_manager_rollout_acts_total{act="RestartPod"} 0.0' in text
-    processes.server.store.delete(PLURAL, "driver", namespace=NAMESPACE)
-    processes.until(lambda: "rollout_phase{" not in get(port, "/metrics")[1], "what is gone is gone from the metrics")
+    with ApiServer(scene.store) as server, contextlib.ExitStack() as stack:
+        processes = Processes(server, scene, tmp_path)
+        stack.callback(processes.stop)
+        running = processes.start("--status-addr", f"127.0.0.1:{port}")
+        processes.until(lambda: get(port, "/readyz") == (200, "leads\n"), "it is ready")
+        processes.until(lambda: scene.phase() == "Complete", "the first revision")
+        new = scene.set_driver("driver:2")
+        processes.until(lambda: scene.is_complete(new), "the second one")
+        assert {count for (_, revision), count in scene.restarts.items() if revision == new} == {1}
+        assert (get(port, "/healthz")[0], get(port, "/other")[0]) == (200, 404)
+        lines = {
+            "driver_manager_rollout_leader 1.0",
+            f'driver_manager_rollout_phase{{rollout="{NAMESPACE}/driver",phase="Complete"}} 1.0',
+            f'driver_manager_rollout_nodes{{rollout="{NAMESPACE}/driver",place="done"}} 3.0',
+            'driver_manager_rollout_acts_total{act="RestartPod"} 3.0',
+        }
+        processes.until(lambda: lines <= set(get(port, "/metrics")[1].splitlines()), "the metrics show it")
+        server.store.delete(PLURAL, "driver", namespace=NAMESPACE)
+        processes.until(lambda: "rollout_phase{" not in get(port, "/metrics")[1], "what is gone is in no metric")
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(30) == ExitCode.DONE
+        assert processes.said(0)[-1] == "terminated by SIGTERM"
+        assert processes.holder() == "", "the Lease is given back"
 
 
 def test_what_it_cannot_work_with_is_said_at_once_and_the_group_alone_shows_its_commands(
