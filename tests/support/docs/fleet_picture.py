@@ -17,7 +17,7 @@ from driver_manager.domain.fleet.state import FleetDecision, MarkNode, NodeStatu
 from driver_manager.domain.fleet.waves import HOLD_GUARDS
 from tests.support.docs.markdown import code, table
 from tests.support.fakes import fleet_world
-from tests.support.fakes.fleet_world import LABELS, NAMES, WAVES, Story, World, live_through, some_rules, some_story
+from tests.support.fakes.fleet_world import WAVES, Story, World, live_through, some_rules, some_story
 
 SEED, AT_RANDOM = 1, 60
 
@@ -108,10 +108,10 @@ def seen() -> Seen:
     found, dice = Seen(), random.Random(SEED)  # noqa: S311  # the same at every run
     with mock.patch.object(fleet_world, "advance", found.advance):
         for story in TOLD:
-            live_through(World(NAMES, EASY, LABELS), story)
-        live_through(World(NAMES, replace(EASY, preflight=PreflightMode.REQUIRE), LABELS), LOOKED_AT)
+            live_through(World(EASY), story)
+        live_through(World(replace(EASY, preflight=PreflightMode.REQUIRE)), LOOKED_AT)
         for _ in range(AT_RANDOM):
-            live_through(World(NAMES, some_rules(dice), LABELS), some_story(dice))
+            live_through(World(some_rules(dice)), some_story(dice))
     return found
 
 

@@ -10,7 +10,7 @@ import json
 import math
 import random
 from collections import Counter
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +45,6 @@ from driver_manager.domain.fleet.state import (
     LIMIT_S,
     TASK_REVISION_LABEL,
     Act,
-    Announce,
     CreatePod,
     DeletePod,
     FleetDecision,
@@ -77,15 +76,14 @@ class TaskPods:
     refusal: str = ""
     made: int = 0
 
-    def create(self, act: CreatePod, now_s: float) -> bool:
-        """Whether there is a pod of that name now that was not there before."""
+    def create(self, act: CreatePod, now_s: float) -> None:
+        """One more, unless there is one of that name."""
         if self.refusal or act.name in self.pods:
-            return False
+            return
         self.made += 1
         revision = act.body["metadata"]["labels"][TASK_REVISION_LABEL]
         uid = f"{act.name}-{self.made}"
         self.pods[act.name] = TaskPod(act.namespace, act.name, uid, act.node, revision, self.task, now_s)
-        return True
 
     def delete(self, act: DeletePod) -> TaskPod | None:
         """Exactly this pod, if it was there."""
@@ -123,6 +121,11 @@ class Looks(TaskPods):
                 self.pods[name] = replace(pod, exit_code=ENDS[end], has_ended=True, message=end)
 
 
+NAMES = tuple("abcdefg")
+RACK = "rack"
+LABELS = {
+    name: {RACK: f"r{number % 3}", "pool": "canary" if name in "dg" else "main"} for number, name in enumerate(NAMES)
+} | {"b": {"pool": "main"}}
 LEAVES_S, COMES_S, LOADS_S, BOOTS_S = 5.0, 3.0, 40.0, 90.0
 WORDS = {state.value: state for state in UpgradeState}
 
@@ -166,9 +169,7 @@ class World:
     rollout act, `act` does what a decision asks for.
     """
 
-    def __init__(
-        self, names: Iterable[str], policy: RolloutPolicy, wave_labels: dict[str, dict[str, str]] | None = None
-    ) -> None:
+    def __init__(self, policy: RolloutPolicy) -> None:
         """All nodes serve revision r1, and the DaemonSet has r2."""
         self.policy, self.memory, self.wishes = policy, RolloutState(), Requests()
         self.now_s, self.up_s = NOW_S, 0.0
@@ -181,20 +182,19 @@ class World:
         self.daemon_set_at_first = replace(DAEMON_SET, places=matching("driver!=false"))
         self.daemon_set: DaemonSetFacts | None = self.daemon_set_at_first
         self.rivals: tuple[str, ...] = ()
-        for name in names:
-            self.join(name, (wave_labels or {}).get(name, {}), "r1")
-        self.deaths = 0
+        for name in NAMES:
+            self.join(name, "r1")
 
     @property
     def template(self) -> str:
         """The revision that new pods get."""
         return max(self.revisions, key=lambda revision: revision.number).hash
 
-    def join(self, name: str, labels: dict[str, str], revision: str = "") -> None:
+    def join(self, name: str, revision: str = "") -> None:
         """A node comes; a pod of the newest revision is made on it, or one of `revision` is ready there."""
         if name in self.machines:
             return
-        machine = Machine(FleetNode(name, f"uid-{name}-{self.now_s:.0f}", "1", labels, boot_id="boot-1"))
+        machine = Machine(FleetNode(name, f"uid-{name}-{self.now_s:.0f}", "1", LABELS[name], boot_id="boot-1"))
         self.machines[name] = machine
         if revision:
             self._make_pod(machine, revision, is_ready=True)
@@ -220,6 +220,7 @@ class World:
     def fleet(self) -> Fleet:
         """What the watches show now; records as they are read from their annotations."""
         pods = [machine.pod for machine in self.machines.values() if machine.pod is not None]
+        desired = sum(machine.is_placed for machine in self.machines.values())
         gate_pods = [GatePod("npu", name, {"app": "v"}, is_ready=self.gates_open) for name in self.machines]
         return Fleet(
             policy=self.policy,
@@ -228,7 +229,7 @@ class World:
             nodes=tuple(_as_read(machine.facts) for machine in self.machines.values()),
             pods=tuple(pods),
             revisions=tuple(self.revisions if self.shown is None else self.shown),
-            daemon_set=replace(self.daemon_set, desired=self._desired()) if self.daemon_set is not None else None,
+            daemon_set=replace(self.daemon_set, desired=desired) if self.daemon_set is not None else None,
             gate_pods=tuple(gate_pods),
             rivals=self.rivals,
             rollout=ROLLOUT,
@@ -237,9 +238,6 @@ class World:
             unmade=self.looks.refusal,
             blocked={name: "may not patch nodes" for name, machine in self.machines.items() if machine.is_locked},
         )
-
-    def _desired(self) -> int:
-        return sum(machine.is_placed for machine in self.machines.values())
 
     def tick(self, seconds: float) -> None:
         """Time passes, in steps in which pods leave and come, runs end and hosts boot."""
@@ -326,46 +324,40 @@ class World:
         if kill_after is None:
             self.memory = _as_stored(decision.memory)
 
-    def act(self, act: Act) -> bool:
-        """One act, as an API server does it; whether it was done."""
+    def act(self, act: Act) -> None:
+        """One act, as an API server does it."""
         match act:
             case MarkNode():
-                return self._mark(act)
+                self._mark(act)
             case RestartPod():
-                return self._restart(act)
+                self._restart(act)
             case CreatePod():
-                return self.looks.create(act, self.now_s)
+                self.looks.create(act, self.now_s)
             case DeletePod():
-                return self.looks.delete(act) is not None
+                self.looks.delete(act)
             case SetTemplate():
                 self.upgrade_to(act.revision)
-            case Announce():
-                pass
-        return True
 
-    def _mark(self, act: MarkNode) -> bool:
+    def _mark(self, act: MarkNode) -> None:
         machine = self.machines.get(act.node)
         if machine is None or machine.is_locked or machine.facts.resource_version != act.resource_version:
-            return False
+            return
         kept = records.decode_node_record(records.encode_node_record(act.record)) if act.record is not None else None
-        if act.consumes_retry:
-            machine.retries += 1
+        machine.retries += act.consumes_retry
         asked = machine.facts.wants_retry and not act.consumes_retry
         self.change(machine, upgrade=act.state.value if act.state else "", record=kept, wants_retry=asked)
-        return True
 
-    def _restart(self, act: RestartPod) -> bool:
+    def _restart(self, act: RestartPod) -> None:
         machine = self.machines.get(act.node)
         pod = machine.pod if machine is not None else None
         if machine is None or pod is None or pod.uid != act.uid or pod.is_deleting:
-            return False
+            return
         record = machine.facts.record
         assert record is not None, f"{act.node}: its pod is deleted without a record"
         machine.restarted[record.revision, self.era] += 1
         times = machine.restarted[record.revision, self.era]
         assert times <= 1 + machine.retries, f"{act.node}: restarted {times} times for {record.revision}"
         machine.pod, machine.due_s = replace(pod, is_deleting=True), self.up_s + LEAVES_S
-        return True
 
     def is_through(self) -> bool:
         """Whether every node that is to be upgraded serves the template's revision, and says so."""
@@ -609,12 +601,6 @@ def _kinds(acts: tuple[Act, ...]) -> list[tuple[str, str, str]]:
 Story = list[tuple[str, str, float, int | None]]
 """What happens, to which node, how much time then passes, and after how many acts the controller dies (None: never)."""
 
-NAMES = tuple("abcdefg")
-RACK = "rack"
-LABELS = {
-    name: {RACK: f"r{number % 3}", "pool": "canary" if name in "dg" else "main"} for number, name in enumerate(NAMES)
-} | {"b": {"pool": "main"}}
-
 WAVES = (
     (Wave("all"),),
     (Wave("canary", count=1, soak_s=120.0), Wave("tenth", percent=10), Wave("rest")),
@@ -696,7 +682,7 @@ def happens(world: World, event: str, name: str) -> None:
         else:
             world.clears.ends[name] = event.removeprefix("clear-")
     elif event == "join":
-        world.join(name, LABELS[name])
+        world.join(name)
     elif name in world.machines:
         _to_node(world, event, name)
     _to_all(world, event, ord(name))
@@ -767,7 +753,7 @@ def heal(world: World) -> None:
     if isinstance(world, ClearingWorld):
         world.clears.ends = {}
     if not any(machine.facts.labels["pool"] == "canary" for machine in world.machines.values()):
-        world.join("d", LABELS["d"])
+        world.join("d")
     for machine in world.machines.values():
         machine.fate, machine.is_locked, node = "good", False, machine.facts
         healed: dict[str, Any] = {"is_ready": True, "is_skipped": False, "is_operated": False, "record_problem": ""}
@@ -838,35 +824,36 @@ GIVEN_BACK: dict[str, Any] = {"is_taken_by_run": False, "cleared_by": ""}
 class ClearingWorld(World):
     """A World with the pods that clear a node. `is_late`: facts may be late, so that what is cleared is not checked."""
 
-    def __init__(self, *said: Any, is_late: bool = False) -> None:
-        super().__init__(*said)
+    def __init__(self, policy: RolloutPolicy) -> None:
+        super().__init__(policy)
         self.clears = TaskPods(Task.CLEAR)
-        self.is_late = is_late
+        self.is_late = False
 
     def fleet(self) -> Fleet:
         """What the watches show now."""
         found = super().fleet()
         return replace(found, clears_first=True, task_pods=(*found.task_pods, *self.clears.pods.values()))
 
-    def act(self, act: Act) -> bool:
-        """One act, as an API server does it; whether it was done."""
+    def act(self, act: Act) -> None:
+        """One act, as an API server does it."""
         match act:
             case CreatePod() if act.task is Task.CLEAR:
-                is_there = act.node in self.machines and not self.looks.refusal
-                return is_there and self.clears.create(act, self.now_s)
+                if act.node in self.machines and not self.looks.refusal:
+                    self.clears.create(act, self.now_s)
             case DeletePod() if act.name in self.clears.pods:
-                return self._delete(act)
-            case RestartPod() if not self.is_late:
-                self._check_cleared(act)
-        return super().act(act)
+                self._delete(act)
+            case _:
+                if isinstance(act, RestartPod) and not self.is_late:
+                    self._check_cleared(act)
+                super().act(act)
 
-    def _delete(self, act: DeletePod) -> bool:
+    def _delete(self, act: DeletePod) -> None:
         """Told to end, a run gives the node back, unless the driver pod goes."""
         pod, machine = self.clears.delete(act), self.machines.get(act.node)
-        is_taken = machine is not None and machine.facts.is_taken_by_run and not _is_going(machine.pod)
-        if pod is not None and machine is not None and is_taken and not pod.has_ended:
+        if pod is None or pod.has_ended or machine is None:
+            return
+        if machine.facts.is_taken_by_run and not _is_going(machine.pod):
             self._give_back(machine)
-        return pod is not None
 
     def _check_cleared(self, act: RestartPod) -> None:
         machine = self.machines.get(act.node)

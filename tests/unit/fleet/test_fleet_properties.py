@@ -23,7 +23,6 @@ from tests.support.fakes.fleet_world import (
     CLEAR_EVENTS,
     EVENTS,
     KILLS,
-    LABELS,
     LAGS,
     LOCKS,
     LOOK_EVENTS,
@@ -104,7 +103,7 @@ def test_whatever_happens_no_promise_is_broken_and_everybody_is_done_in_the_end(
     @given(kind.policies, kind.told)
     @settings(max_examples=examples(kind.stories))
     def live(rules: RolloutPolicy, story: Story) -> None:
-        check_end(live_through(kind.world(NAMES, rules, LABELS), story))
+        check_end(live_through(kind.world(rules), story))
 
     live()
 
@@ -113,14 +112,14 @@ def test_whatever_happens_no_promise_is_broken_and_everybody_is_done_in_the_end(
 def test_the_same_in_stories_that_are_the_same_every_time() -> None:
     dice = random.Random(1)  # noqa: S311  # the same at every run
     for _ in range(examples(80)):
-        live_through(World(NAMES, some_rules(dice), LABELS), some_story(dice))
+        live_through(World(some_rules(dice)), some_story(dice))
 
 
 @pytest.mark.submission
 def test_a_run_that_is_killed_with_its_node_once_the_rollout_gave_it_up_is_cleaned_up_after() -> None:
     rules = replace(USUAL, max_parallel=0, waves=WAVES[0])
     story: Story = [("clear-dies", "a", 65.0, None), ("back", "a", 40.0, None)]
-    check_end(live_through(ClearingWorld(NAMES, rules, LABELS), story))
+    check_end(live_through(ClearingWorld(rules), story))
 
 
 @pytest.mark.shares(3)
@@ -129,8 +128,9 @@ def test_facts_that_are_late_break_no_promise_either(kind: Kind) -> None:
     @given(kind.policies, kind.told)
     @settings(max_examples=examples(kind.late_stories))
     def live(rules: RolloutPolicy, story: Story) -> None:
-        late = {"is_late": True} if kind is CLEARING else {}
-        world = kind.world(NAMES, rules, LABELS, **late)
+        world = kind.world(rules)
+        if isinstance(world, ClearingWorld):
+            world.is_late = True
         for event, name, seconds, kill_after in story:
             decision = advance(world.fleet(), world.now_s)
             happens(world, event, name)
@@ -148,7 +148,7 @@ def test_time_alone_changes_nothing_before_the_moment_that_is_named(kind: Kind) 
     @given(kind.policies, kind.told)
     @settings(max_examples=examples(kind.late_stories))
     def live(rules: RolloutPolicy, story: Story) -> None:
-        world = kind.world(NAMES, rules, LABELS)
+        world = kind.world(rules)
         for event, name, seconds, kill_after in story:
             happens(world, event, name)
             facts = world.fleet()
@@ -169,7 +169,7 @@ def test_an_undisturbed_rollout_takes_three_writes_a_node_two_more_with_a_pod_an
     @given(kind.policies)
     @settings(max_examples=examples(stories))
     def live(rules: RolloutPolicy) -> None:
-        world = kind.world(NAMES, replace(rules, max_unavailable=None), LABELS)
+        world = kind.world(replace(rules, max_unavailable=None))
         heal(world)
         of_nodes, of_pods = 0, 0
         for _ in range(600):
@@ -196,7 +196,7 @@ def test_an_undisturbed_rollout_takes_three_writes_a_node_two_more_with_a_pod_an
 @given(PLAIN.policies, st.sampled_from(NAMES))
 @settings(max_examples=examples(25))
 def test_a_broken_revision_halts_with_what_is_under_way_ended(rules: RolloutPolicy, survivor: str) -> None:
-    world = World(NAMES, replace(rules, failure_threshold=1, on_halt=OnHalt.HOLD, max_unavailable=None), LABELS)
+    world = World(replace(rules, failure_threshold=1, on_halt=OnHalt.HOLD, max_unavailable=None))
     heal(world)
     for name, machine in world.machines.items():
         world.change(machine, wants_retry=False)
@@ -214,7 +214,7 @@ def test_a_broken_revision_halts_with_what_is_under_way_ended(rules: RolloutPoli
 @given(PLAIN.policies)
 @settings(max_examples=examples(25))
 def test_a_broken_revision_is_undone_everywhere_and_not_tried_again(rules: RolloutPolicy) -> None:
-    world = World(NAMES, replace(rules, failure_threshold=1, max_unavailable=None), LABELS)
+    world = World(replace(rules, failure_threshold=1, max_unavailable=None))
     heal(world)
     world.policy = replace(world.policy, on_halt=OnHalt.UNDO)
     world.memory = replace(world.memory, good="r1")

@@ -250,16 +250,6 @@ def draft(schema: Any) -> Any:
 VALID = fastjsonschema.compile(draft(WHOLE))
 
 
-def defaulted(schema: Json, value: Any) -> Any:
-    """`value` with the defaults of a structural schema (apiextensions-apiserver, schema/defaulting)."""
-    if isinstance(value, dict):
-        properties = schema.get("properties", {})
-        absent = {key: one["default"] for key, one in properties.items() if "default" in one and key not in value}
-        whole = {**value, **copy.deepcopy(absent)}
-        return {key: defaulted(properties.get(key, {}), inner) for key, inner in whole.items()}
-    return [defaulted(schema.get("items", {}), one) for one in value] if isinstance(value, list) else value
-
-
 def schemas(schema: Any) -> list[Json]:
     """Every schema in a schema."""
     found = [schema]
@@ -274,14 +264,6 @@ def is_valid(spec: Any) -> bool:
     except fastjsonschema.JsonSchemaException:
         return False
     return True
-
-
-@pytest.mark.parametrize("spec", [SHORTEST, FULL], ids=["shortest", "full"])
-def test_the_defaults_of_the_api_server_are_those_of_the_reader(spec: Json) -> None:
-    filled = defaulted(WHOLE, spec)
-    assert filled.keys() >= {key for key, one in fields_of(RolloutPolicy).items() if default(one) is not None}
-    assert read(rollout(filled), zones).policy == policy_of(spec)
-    assert is_valid(filled)
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)

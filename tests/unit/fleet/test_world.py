@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -80,6 +81,11 @@ def world(*changes: Change) -> FleetCache:
     return known
 
 
+@pytest.fixture
+def known() -> FleetCache:
+    return world()
+
+
 def seen(known: FleetCache) -> Fleet:
     (found,) = known.rollouts()
     return known.fleet(found, found.policy or POLICY)
@@ -100,8 +106,7 @@ def test_a_decision_gets_what_belongs_to_its_daemonset_and_nothing_else() -> Non
     assert known.template(POLICY, "hash-foreign") == ""
 
 
-def test_a_version_alone_is_no_news_but_is_known_for_the_next_patch() -> None:
-    known = world()
+def test_a_version_alone_is_no_news_but_is_known_for_the_next_patch(known: FleetCache) -> None:
     assert not known.apply(Seen(NODES, node(version=7)))
     assert seen(known).nodes[0].resource_version == "7"
     assert not known.apply(Seen(SETS, daemon_set(version=8)))
@@ -115,8 +120,7 @@ def test_an_orphan_that_finds_a_new_owner_is_news() -> None:
     assert [one.name for one in seen(known).pods] == ["o"]
 
 
-def test_a_change_from_before_our_own_write_is_not_believed() -> None:
-    known = world()
+def test_a_change_from_before_our_own_write_is_not_believed(known: FleetCache) -> None:
     known.learn(NODES, node(version=7, upgrade="pod-restart-required"))
     assert not known.apply(Seen(NODES, node(version=6, upgrade="stale")))
     assert not known.apply(Gone(NODES, "n", "6"))
@@ -128,14 +132,12 @@ def test_a_change_from_before_our_own_write_is_not_believed() -> None:
     assert seen(known).nodes == ()
 
 
-def test_an_object_of_the_same_name_is_another_one() -> None:
-    known = world()
+def test_an_object_of_the_same_name_is_another_one(known: FleetCache) -> None:
     known.end_pod("uid-p")
     assert known.apply(Seen(NODES, node(version=3, uid="other")))
 
 
-def test_a_pod_that_we_deleted_counts_as_leaving_before_the_watch_says_so() -> None:
-    known = world()
+def test_a_pod_that_we_deleted_counts_as_leaving_before_the_watch_says_so(known: FleetCache) -> None:
     known.end_pod("uid-p")
     assert seen(known).pods[0].is_deleting
     assert not known.apply(Seen(PODS, pod(version=4))), "an event that was under way"
@@ -146,8 +148,7 @@ def test_a_pod_that_we_deleted_counts_as_leaving_before_the_watch_says_so() -> N
     assert not seen(known).pods[0].is_deleting
 
 
-def test_what_was_doubted_is_news_with_its_next_version() -> None:
-    known = world()
+def test_what_was_doubted_is_news_with_its_next_version(known: FleetCache) -> None:
     known.doubt(NODES, "n")
     known.doubt(NODES, "no-such-node")
     assert known.apply(Seen(NODES, node(version=2)))
@@ -169,8 +170,7 @@ def test_each_subject_has_to_be_listed_and_seen() -> None:
     assert known.why_blind(POLICY) == "no answer", "a result may have come meanwhile"
 
 
-def test_a_rollout_has_the_short_lived_pods_that_it_owns() -> None:
-    known = world()
+def test_a_rollout_has_the_short_lived_pods_that_it_owns(known: FleetCache) -> None:
     for owner in ("uid-r", "uid-other"):
         fact = TaskPod(HERE, f"of-{owner}", f"uid-of-{owner}", "n", "r1", Task.PREFLIGHT, 1.0)
         known.learn(known.tasks, Item(fact.name, fact.uid, "5", fact, owner))
@@ -193,8 +193,7 @@ def test_gates_are_followed_and_waited_for() -> None:
     assert [one.node for one in seen(known).gate_pods] == ["n"]
 
 
-def test_what_nobody_needs_any_more_is_not_followed() -> None:
-    known = world()
+def test_what_nobody_needs_any_more_is_not_followed(known: FleetCache) -> None:
     assert known.subjects() == {ROLLOUTS, SETS, REVISIONS, NODES, TASKS_HERE, PODS}
     known.apply(Gone(ROLLOUTS, "r", "2"))
     assert known.subjects() == {ROLLOUTS}

@@ -41,6 +41,12 @@ def one(**rules: object) -> Machine:
     return Fleet(1, replace(POLICY, **rules)).machines[0]
 
 
+@pytest.fixture
+def machine() -> Machine:
+    """A node with an approved upgrade."""
+    return one().request()
+
+
 def said(machine: Machine) -> str:
     """Why it waits."""
     decision = machine.round()
@@ -157,8 +163,7 @@ def test_its_own_cordon_is_lifted_after_the_boot_and_an_administrators_is_not(wh
     assert machine.notes == {}
 
 
-def test_a_rebooted_node_is_ready_once_its_driver_serves_and_not_before() -> None:
-    machine = one().request()
+def test_a_rebooted_node_is_ready_once_its_driver_serves_and_not_before(machine: Machine) -> None:
     machine.round()
     machine.come_back()
     machine.host.serves = False
@@ -180,8 +185,7 @@ def test_a_node_that_somebody_else_rebooted_is_ready_at_once() -> None:
     assert machine.node.labels[KEYS.state] == "ready"
 
 
-def test_what_speaks_of_the_reboot_is_gone_before_the_slot_is() -> None:
-    machine = one().request()
+def test_what_speaks_of_the_reboot_is_gone_before_the_slot_is(machine: Machine) -> None:
     machine.round()
     machine.boot()
     said(machine)
@@ -192,8 +196,7 @@ def test_what_speaks_of_the_reboot_is_gone_before_the_slot_is() -> None:
 # hosts that do not reboot
 
 
-def test_a_host_that_cannot_be_entered_keeps_its_approval_and_no_slot() -> None:
-    machine = one().request()
+def test_a_host_that_cannot_be_entered_keeps_its_approval_and_no_slot(machine: Machine) -> None:
     machine.host.no_way_in = "the host's namespaces cannot be entered: Invalid argument"
     assert "is blocked: the host's namespaces cannot be entered" in said(machine)
     assert (machine.fleet.holders, machine.host.commands) == ([], [])
@@ -294,8 +297,7 @@ def test_an_older_operators_marker_is_good_for_one_reboot_though_it_names_no_boo
 # grants
 
 
-def test_the_grant_of_a_process_that_was_faster_and_is_killed_is_not_taken_back() -> None:
-    machine = one().request()
+def test_the_grant_of_a_process_that_was_faster_and_is_killed_is_not_taken_back(machine: Machine) -> None:
 
     def be_overtaken() -> None:
         machine.second_process(lambda second: second.at("patch", second.die, after=True))
@@ -310,8 +312,9 @@ def test_the_grant_of_a_process_that_was_faster_and_is_killed_is_not_taken_back(
 
 
 @pytest.mark.parametrize("look", range(1, 6))
-def test_a_grant_that_another_process_makes_during_a_look_is_kept(look: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = one().request()
+def test_a_grant_that_another_process_makes_during_a_look_is_kept(
+    machine: Machine, look: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine.host.obeys = ()
     read, reads = machine.cluster.node, list[int]()
 
@@ -343,8 +346,7 @@ def test_a_grant_that_is_written_again_and_again_reboots_nothing(rules: dict[str
     assert machine.host.commands == []
 
 
-def test_a_grant_forged_before_the_driver_is_back_goes_and_the_slot_stays() -> None:
-    machine = one().request()
+def test_a_grant_forged_before_the_driver_is_back_goes_and_the_slot_stays(machine: Machine) -> None:
     machine.round()
     machine.boot()
     machine.tell(is_ready=True, boot_id=machine.host.boot_id)
@@ -423,8 +425,7 @@ def test_a_node_made_anew_between_slot_and_grant_leaves_no_slot_behind() -> None
     check_clean(machine)
 
 
-def test_the_slot_is_given_back_though_reconcile_cleared_everything_else() -> None:
-    machine = one().request()
+def test_the_slot_is_given_back_though_reconcile_cleared_everything_else(machine: Machine) -> None:
     machine.round()
     machine.come_back()
     machine.host.marker = None
@@ -459,8 +460,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing() -> None:
     assert machine.killer.effects == []
 
 
-def test_a_dry_run_that_is_ended_gives_back_nothing_of_the_run_before_it() -> None:
-    machine = one().request()
+def test_a_dry_run_that_is_ended_gives_back_nothing_of_the_run_before_it(machine: Machine) -> None:
     at(machine, "evidence", machine.killer.die)
     machine.policy = replace(machine.policy, dry_run=True)
     machine.killer.revive()

@@ -427,6 +427,9 @@ def strike(machine: Machine, kind: str, call: int, other: Machine) -> None:
     if kind == "withdraw":
         recover(machine)
 
+    def second() -> None:
+        machine.second_process()
+
     def prepare(killer: Killer) -> None:
         match kind:
             case "kill" | "kill-after":
@@ -436,7 +439,7 @@ def strike(machine: Machine, kind: str, call: int, other: Machine) -> None:
             case "stop" if other is not machine:
                 killer.at_call(call, lambda: live(other, rounds=1))
             case "second":
-                killer.at_call(call, lambda: machine.second_process() and None)
+                killer.at_call(call, second)
 
     machine.round_with(prepare)
     machine.clock.sleep(30.0)
