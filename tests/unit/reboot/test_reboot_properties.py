@@ -1,7 +1,7 @@
 """Reboots on the fakes: killed anywhere, with an API server that fails anywhere, with processes that stand still.
 
-Never two at once, none lost, none twice: the fleet asserts the first and the last at every reboot. At the end mutants
-show that these tests can fail.
+Never two at once, none lost, none twice: the fleet asserts the first and the last at every reboot. The mutants of
+`tests/assurance/mutants` show that these tests can fail.
 """
 
 from __future__ import annotations
@@ -15,11 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from driver_manager.core.rebooter import Rebooter
-from driver_manager.domain.node import NodeChange
 from driver_manager.domain.reboot.maintenance_windows import parse_windows
-from driver_manager.domain.reboot.state import Pending, RebootPolicy, RebootState, SlotHolder, Snapshot
-from tests.support.fakes.broken import Case, check_caught
+from driver_manager.domain.reboot.state import RebootPolicy
 from tests.support.fakes.killer import Killer
 from tests.support.fakes.reboot_world import (
     APPROVE,
@@ -443,84 +440,3 @@ def strike(machine: Machine, kind: str, call: int, other: Machine) -> None:
 
     machine.round_with(prepare)
     machine.clock.sleep(30.0)
-
-
-def over(points: list[Any], check: Callable[..., None], *more: object) -> list[Case]:
-    """A test at all points."""
-    return [partial(check, point, *more) for point in points]
-
-
-def reboot_without_second_look(self: Rebooter, state: RebootState, _: str) -> None:
-    self._save_evidence(state)
-    pending = state.pending
-    assert pending is not None
-    self._ports.host.keep(replace(state.record, pending=replace(pending, commanded_s=state.snapshot.uptime_s)))
-    self._ports.host.reboot()
-
-
-def wanted_however_old(self: Rebooter, look: Snapshot) -> bool:
-    now = self._ports.host.look()
-    return (now.boot_id, now.marker) == (look.boot_id, look.marker)
-
-
-def slot_before_the_note(self: Rebooter, state: RebootState, reason: str) -> None:
-    node, request, seen = state.node, state.request, state.slots
-    assert node is not None
-    assert request is not None
-    assert seen is not None
-    me = SlotHolder(node.name, node.uid, state.boot_id)
-    slots = seen.slots.without(seen.gone).with_room(me, self._policy.max_concurrent)
-    assert slots is not None
-    self._ports.slots.write(slots, seen.version)
-    self._ports.host.keep(replace(state.record, pending=Pending(request, node.uid)))
-
-
-def grant_without_precondition(self: Rebooter, change: NodeChange, _: str | None) -> None:
-    if not change.is_empty:
-        self._ports.cluster.patch_node(change, None)
-
-
-def slots_without_compare(self: Rebooter, state: RebootState, reason: str) -> None:
-    assert state.slots is not None
-    fresh = self._ports.slots.read(self._policy.max_concurrent)
-    TAKE_SLOT(self, replace(state, slots=replace(state.slots, version=fresh.version)), reason)
-
-
-def release_without_a_note(self: Rebooter, state: RebootState, _: str) -> None:
-    pending = state.record.pending or state.pending
-    UNDO(self, replace(state, record=replace(state.record, pending=pending)), keeps_request=True)
-    self._forget(state, keeps_request=True)
-
-
-def forget_before_giving_back(self: Rebooter, state: RebootState, reason: str) -> None:
-    self._forget(state, keeps_request=False)
-    self._undo(state, keeps_request=False)
-
-
-TAKE_SLOT = Rebooter._take_slot
-UNDO = Rebooter._undo
-WITHDRAWN = over(but("command", points=CALLS), test_a_request_withdrawn_at_any_call_reboots_nothing)
-RESUMED = over(but("command"), test_a_process_that_stands_still_at_any_call_does_no_harm_when_it_goes_on, withdraw)
-OVERTAKEN = over(CALLS, test_a_process_that_stands_still_at_any_call_does_no_harm_when_it_goes_on, take_the_slot)
-CLOSED = over(but("command"), test_outside_its_window_nothing_reboots_however_far_it_had_come, False)
-KILLED_AND_WITHDRAWN = over(KILLS, test_killed_at_any_effect_and_withdrawn_nothing_stays_taken)
-WITHDRAWING = over(KILLS, test_killed_while_it_withdraws_nothing_stays_taken)
-UNKNOWN = over(FIRST_KILLS, test_killed_at_any_effect_nothing_stays_taken_for_a_grant_that_the_host_does_not_know)
-APPROVED_NEXT = over(FIRST, test_an_approval_given_while_a_process_stands_still_is_for_the_next_reboot)
-
-
-@pytest.mark.shares(3)
-@pytest.mark.parametrize(
-    ("name", "mutant", "cases"),
-    [
-        ("_reboot", reboot_without_second_look, [*WITHDRAWN, *RESUMED]),
-        ("_still_wanted", wanted_however_old, CLOSED),
-        ("_take_slot", slot_before_the_note, KILLED_AND_WITHDRAWN),
-        ("_take_slot", slots_without_compare, OVERTAKEN),
-        ("_patch", grant_without_precondition, APPROVED_NEXT),
-        ("_release", release_without_a_note, UNKNOWN),
-        ("_withdraw", forget_before_giving_back, WITHDRAWING),
-    ],
-)
-def test_a_mutant_is_caught(monkeypatch: pytest.MonkeyPatch, name: str, mutant: object, cases: list[Case]) -> None:
-    check_caught(cases, monkeypatch, name, mutant, Rebooter)
