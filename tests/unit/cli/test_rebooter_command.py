@@ -362,15 +362,10 @@ def test_status_shows_what_the_reboot_waits_for_and_how_often_it_was_tried(node:
     state, waits = reboot_rows(node)
     assert state == "required"
     assert waits.startswith("waits for approval: annotate the Node with npu.openfuyao.com/approve-reboot=true")
-
-
-@pytest.mark.submission
-@pytest.mark.shares(3)
-def test_status_counts_attempts_and_names_a_record_that_cannot_be_read(node: Node) -> None:
+    node.end()
     at_s = int(time.time()) - 60
     record = Record(attempts=(Attempt(5, "upgrade"), Attempt(at_s, "upgrade")))
     node.record.write_text(encode_record(record))
-    node.mark()
     assert reboot_rows(node)[-1].startswith("1 attempt(s) within 24 h, the last at 20")
     body = json.loads(node.command("status", "-o", "json"))
     assert (body["reboot"]["attempts"], body["reboot"]["lastAttempt"]) == (1, at_s)
