@@ -534,6 +534,14 @@ class FleetOverHttp:
             self.told += self.cluster.changes(self.clock.monotonic() + 0.2)
         return self.told
 
+    def until_one(self, kind: type[Change]) -> Change:
+        """The first of what was told that is of a kind; nothing that was told before it is told again."""
+        self.until(lambda told: any(isinstance(one, kind) for one in told), f"no {kind.__name__}")
+        at = next(number for number, one in enumerate(self.told) if isinstance(one, kind))
+        found = self.told[at]
+        del self.told[: at + 1]
+        return found
+
 
 @contextlib.contextmanager
 def over_http(folder: Path, store: Store | None = None) -> Iterator[FleetOverHttp]:
