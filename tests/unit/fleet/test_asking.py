@@ -63,8 +63,12 @@ def gated(*approvals: bool, done: str = "a", **said: Any) -> Fleet:
     waves = tuple(
         Wave(f"wave-{name}", matching(f"w={name}"), needs_approval=approvals[at - 1]) for at, name in names.items()
     )
-    of_done = {name: {"state": UpgradeState.DONE, "record": record(name, wave=at)} for at, name in names.items()}
-    nodes = [node(name, **(of_done[name] if name in done else {}), labels={"w": name}) for name in names.values()]
+    nodes = [
+        node(name, UpgradeState.DONE, labels={"w": name}, record=record(name, wave=at))
+        if name in done
+        else node(name, labels={"w": name})
+        for at, name in names.items()
+    ]
     pods = [new_pod(name) if name in done else pod(name) for name in names.values()]
     return fleet(nodes, pods, policy=policy(waves=waves), memory=GOOD, **said)
 

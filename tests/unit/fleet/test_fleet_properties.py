@@ -68,7 +68,7 @@ class Kind:
     def told(self) -> st.SearchStrategy[Story]:
         """Its stories."""
         parts = (self.events, NAMES, PAUSES_S, KILLS)
-        return st.lists(st.tuples(*(st.sampled_from(part) for part in parts)), max_size=40)  # type: ignore[arg-type]  # of these types
+        return st.lists(st.tuples(*(st.sampled_from(part) for part in parts)), max_size=40)
 
 
 FEWER = {name: CHOICES[name] for name in ("max_parallel", "waves", "units", "failure_threshold", "on_halt")}
