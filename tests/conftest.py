@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import gc
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
-import kubernetes.client
 import pytest
 
 from tests.support import selection, verdicts
@@ -19,19 +15,6 @@ UNCOUNTED = ("fuzz", "mutants", "checks")
 
 SEEN = verdicts.Seen()
 """From here on, before any test module is imported."""
-
-
-@pytest.fixture
-def whole_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The client with its generated models and calls, which this project leaves out and keeps aside for this."""
-    known = set(sys.modules)
-    for package in (kubernetes.client, kubernetes.client.models):
-        aside = Path(sys.prefix, "left-out", *package.__name__.split("."))
-        monkeypatch.setattr(package, "__path__", [*package.__path__, str(aside)])
-    yield
-    for name in set(sys.modules) - known:
-        if name.startswith("kubernetes."):
-            del sys.modules[name]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

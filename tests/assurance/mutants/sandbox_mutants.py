@@ -8,7 +8,7 @@ CONTRACT = "unit/sandbox/test_contract_on_sandbox.py::TestFleetObjectsOnSandbox:
 FLEET = "unit/sandbox/test_fleet_scenario.py::"
 SCREEN = "unit/cli/test_screens.py::"
 FOREGROUND = "unit/sandbox/test_foreground.py::"
-PODS = "unit/sandbox/test_sandbox_pods.py::"
+PODS = "unit/sandbox/test_sandbox_apiserver.py::"
 VENDORS = "unit/sandbox/test_sandbox_scenarios.py::"
 
 SANDBOX_MUTANTS = (

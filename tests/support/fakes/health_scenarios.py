@@ -75,6 +75,7 @@ EVENTS: dict[str, Callable[[HealthWorld, str], None]] = {
     "withdrawn": lambda world, _: world.files.__setitem__(WITHDRAWN, world.files.pop(READY)),
     "marker": lambda world, value: world.files.__setitem__(MARKER, MARKERS[value]),
     "record-removed": lambda world, _: world.files.__delitem__(RECORD),
+    "marker-removed": lambda world, _: world.files.pop(MARKER, None),
     "break": lambda world, value: world.broken.add(value.replace("-", " ")),
     "repair": lambda world, _: world.broken.clear(),
     "mute-node": _mute_node,

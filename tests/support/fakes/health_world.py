@@ -37,10 +37,9 @@ UNKNOWN = ProbeResult(Health.UNKNOWN, "npu-smi failed with -8020: device in use 
 class HealthWorld:
     """Files by name; `chip` is what the next probes say. `has_ready` and `has_marker` are the profile's.
 
-    `has_node`: the Node can be told. `has_evidence`: evidence is wanted, and comes into `kept`. `told` are the Events
-    on the Node by key, in the order in which they came. `clients_asked` are the loads whose clients were to be
-    restarted, `clients_left` what the next answers say, `client_warnings` what all of them do; "early" is
-    left and no trouble. `node_mute` is what the Node says when it is asked, `host_mute` what the host's file says.
+    `has_node`: the Node can be reached. `has_evidence`: evidence is wanted, and comes into `kept`. `reported` are the
+    Events on the Node by key. `clients_left` are the next answers to a restart of clients ("early" is no trouble), and
+    each answer has the `client_warnings`. `node_mute` is what the Node has, `host_mute` what the host's file has.
     """
 
     policy: WatchPolicy = field(default_factory=lambda: WatchPolicy(node="node-1"))
@@ -58,19 +57,15 @@ class HealthWorld:
     broken: set[str] = field(default_factory=set)
     probes: int = 0
     stuck_probe: Owner | None = None
-    touched_s: float = 0.0
     reports: list[HealthReport] = field(default_factory=list)
     reported: dict[str, Notice] = field(default_factory=dict)
     tried: list[float] = field(default_factory=list)
-    asked: list[float] = field(default_factory=list)
     node_mute: MuteAnswer = field(default_factory=MuteAnswer)
     host_mute: Mute | None = None
     host_mute_problem: str = ""
     locked: int = 0
-    returns: int = 0
     window: Outage | None = None
     windows_reported: list[Outage] = field(default_factory=list)
-    clients_asked: list[str] = field(default_factory=list)
     clients_left: list[str] = field(default_factory=list)
     client_warnings: tuple[str, ...] = ()
     kept: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -82,8 +77,6 @@ class HealthWorld:
         if not self.has_ready:
             self.files.pop(READY, None)
         self.start()
-
-    # the process
 
     def start(self) -> None:
         """A new process of health-watch."""
@@ -174,7 +167,6 @@ class HealthWorld:
 
     def mute(self) -> MuteAnswer:
         with self.killer.call("ask"):
-            self.asked.append(self.clock.now)
             return self.node_mute
 
     def report(self, notice: Notice) -> str:
@@ -187,7 +179,6 @@ class HealthWorld:
 
     def restart_clients(self, load: str) -> ClientAnswer:
         with self.killer.call("clients"):
-            self.clients_asked.append(load)
             left = self.clients_left.pop(0) if self.clients_left else ""
             return ClientAnswer(("a (DaemonSet)",), left, self.client_warnings, left == "early")
 
@@ -270,12 +261,10 @@ class HealthWorld:
     def remember(self, text: str) -> None:
         with self._effect("remember"):
             self.files[RECORD] = text
-            self.touched_s = self.clock.wall()
 
     def note_return(self) -> Outage | None:
         with self.killer.call("note return"):
-            self.returns += 1
-        left, self.window = self.window, None
+            left, self.window = self.window, None
         return left
 
     def touch(self) -> None:
@@ -283,7 +272,6 @@ class HealthWorld:
             self._check("touch")
             if RECORD not in self.files:
                 raise ConfigError("cannot read or change the record: No such file or directory", "Run as root.")
-            self.touched_s = self.clock.wall()
 
     @contextmanager
     def _effect(self, name: str) -> Generator[None, None, None]:

@@ -52,7 +52,7 @@ def errors(captured: str) -> list[str]:
         (["plan", "--driver-load", "magic"], "'magic' is not one of 'container', 'manager'"),
         (["status", "-o", "yaml"], "'yaml' is not one of 'text', 'json'"),
         (["plan", "--log-level", "loud"], "'loud' is not one of"),
-        (["plan"], "the name of the node is not set"),
+        (["plan", "--host-root", "/"], "the name of the node is not set"),
         (["plan", "--node-name", "Not A Node"], "'Not A Node' is not the name of a node"),
         (["plan", "--node-name", "n", "--profile", "intel"], "there is no profile 'intel'"),
         (["plan", "--node-name", "n", "--profile-file", "/absent.toml"], "profile file /absent.toml cannot be read"),
@@ -63,10 +63,7 @@ def errors(captured: str) -> list[str]:
         (["reconcile-driver-state", "--drain-pod-selector-label", "a>1"], "unable to parse requirement: a>1"),
         (["reconcile-driver-state", "--dry-run", "--drain-pod-selector-label", "!"], "unable to parse requirement: !"),
         (["plan", "--drain-timeout-seconds", "for ever"], "'for ever' is not a duration"),
-        (
-            ["plan", "--node-name", "n", "--kubeconfig", "/absent"],
-            "to the cluster with /absent: no such file",
-        ),
+        (["plan", "--node-name", "n", "--kubeconfig", "/absent"], "to the cluster with /absent: no such file"),
         (["sandbox", "no-such-scenario"], "there is no scenario 'no-such-scenario'"),
         (["sandbox", "upgrade", "--all"], "a scenario and --all cannot be used together"),
     ],
@@ -74,9 +71,7 @@ def errors(captured: str) -> list[str]:
 def test_a_usage_error_is_two_lines_and_exit_code_two(
     capfd: pytest.CaptureFixture[str], argv: list[str], said: str
 ) -> None:
-    assert (
-        run([*argv, "--host-root", "/"] if "--node-name" not in argv and argv == ["plan"] else argv) == ExitCode.USAGE
-    )
+    assert run(argv) == ExitCode.USAGE
     out, err = capfd.readouterr()
     what, remedy = errors(err)
     assert said in what
@@ -97,16 +92,25 @@ def test_no_command_shows_the_help_and_is_a_usage_error(capfd: pytest.CaptureFix
     assert "reconcile-driver-state" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("command", NODE_COMMANDS)
-@pytest.mark.parametrize("form", [["-o", "json"], ["-ojson"], ["--output", "json"], ["--output=json"]])
-def test_with_json_output_an_error_is_json_too(
-    capfd: pytest.CaptureFixture[str], command: str, form: list[str]
-) -> None:
-    assert run([command, *form, "--node-name", "n", "--kubeconfig", "/absent"]) == ExitCode.USAGE
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        *(
+            ([command, "-o", "json", "--node-name", "n", "--kubeconfig", "/absent"], "/absent")
+            for command in NODE_COMMANDS
+        ),
+        (["status", "-o", "json", "--bogus"], "No such option"),
+        (["plan", "-ojson", "--reconcile-deadline", "soon"], "'soon' is not a duration"),
+        (["restore", "--output=json", "extra"], "unexpected extra argument"),
+        (["holders", "--output", "json", "--bogus"], "No such option"),
+    ],
+)
+def test_with_json_output_an_error_is_json_too(capfd: pytest.CaptureFixture[str], argv: list[str], said: str) -> None:
+    assert run(argv) == ExitCode.USAGE
     out, err = capfd.readouterr()
     body = conforms("failure", out)
     assert (body["exitCode"], set(body)) == (2, {"schemaVersion", "error", "remedy", "exitCode"})
-    assert "/absent" in body["error"]
+    assert said in body["error"]
     assert errors(err) == [body["error"], f"what to do: {body['remedy']}"]
 
 

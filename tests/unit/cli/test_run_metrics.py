@@ -55,13 +55,6 @@ def reconcile(node: ByHand, *arguments: str) -> int:
     return command(node, "reconcile-driver-state", *arguments).returncode
 
 
-def break_drivers(node: ByHand) -> None:
-    """The new driver does not load, and the old one is gone."""
-    node.tree.add_driver("/run/rbln/driver", "2.0.1", fails=True)
-    for old in (node.tree.root / "opt/rbln").rglob("*.ko"):
-        old.unlink()
-
-
 def read(text: str) -> Values:
     """Every sample by name and labels."""
     return {(name.removeprefix("driver_manager_"), *labels.values()): value for name, labels, value in samples(text)}
@@ -75,8 +68,7 @@ def published(node: ByHand) -> Values:
 
 
 def roots(node: ByHand) -> HostRoots:
-    root = node.tree.root
-    return HostRoots(root, root / "proc", root / "sys", root / "dev")
+    return HostRoots(*(node.tree.root / name for name in ("", "proc", "sys", "dev")))
 
 
 def figures(node: ByHand) -> RunFigures:
@@ -84,7 +76,13 @@ def figures(node: ByHand) -> RunFigures:
 
 
 @pytest.mark.submission
-def test_a_run_that_swaps_the_driver_leaves_the_time_of_each_step_and_its_requests(node: ByHand) -> None:
+@pytest.mark.shares(3)
+def test_a_run_that_swaps_the_driver_leaves_its_figures_and_the_next_ones_go_on_from_them(node: ByHand) -> None:
+    def planned() -> Any:
+        return json.loads(command(node, "plan", "--force-reinstall", "-o", "json").stdout)["window"]
+
+    assert reconcile(node, "--dry-run") == 0
+    assert (planned(), figures(node), collector(node).exists()) == (None, RunFigures(), False), "looks leave nothing"
     begun = time.time()
     assert reconcile(node) == 0
     values = published(node)
@@ -98,55 +96,44 @@ def test_a_run_that_swaps_the_driver_leaves_the_time_of_each_step_and_its_reques
     assert (values["windows_total",], values["window_open",]) == (1, 0)
     assert 0 < values["window_last_seconds",] <= values["run_last_duration_seconds",]
     assert begun <= values["run_last_end_timestamp_seconds",] <= time.time()
-
-
-@pytest.mark.submission
-@pytest.mark.shares(3)
-def test_counters_go_on_from_run_to_run_and_a_current_driver_costs_no_step(node: ByHand) -> None:
-    assert reconcile(node) == 0
-    first = published(node)
+    window = figures(node).window
+    assert window is not None
+    assert planned() == window.to_json(), "the plan expects what the last run took"
     assert reconcile(node) == 0
     second = published(node)
-    assert (first["runs_total", "0"], second["runs_total", "0"]) == (1, 2)
-    assert second["run_requests_total",] > first["run_requests_total",]
+    assert second["runs_total", "0"] == 2
+    assert second["run_requests_total",] > values["run_requests_total",]
     assert second["run_steps_total", "unload modules"] == 1
-    assert not [key for key in second if key[0] == "run_last_step_seconds"]
+    assert not [key for key in second if key[0] == "run_last_step_seconds"], "a current driver costs no step"
 
 
 @pytest.mark.submission
 @pytest.mark.shares(3)
-def test_a_run_that_holds_the_node_says_so_until_one_ends_well(node: ByHand) -> None:
-    break_drivers(node)
-    for _ in range(3):
+def test_a_run_that_holds_the_node_says_so_until_it_is_given_back_or_one_ends_well(node: ByHand) -> None:
+    def held() -> tuple[float, ...]:
+        values = published(node)
+        return values["node_held",], values["run_failures_in_a_row",], values["runs_total", "5"]
+
+    node.tree.add_driver("/run/rbln/driver", "2.0.1", fails=True)
+    for old in (node.tree.root / "opt/rbln").rglob("*.ko"):
+        old.unlink()
+    for _ in range(2):
         assert reconcile(node) == 5
-    values = published(node)
-    assert (values["node_held",], values["run_failures_in_a_row",], values["runs_total", "5"]) == (1, 3, 3)
+    assert held() == (1, 2, 2)
+    assert command(node, "restore").returncode == 0
+    assert (figures(node).is_held, figures(node).failures_in_a_row) == (False, 2), "and its runs still fail"
+    assert reconcile(node) == 5
+    assert held() == (1, 3, 3)
     node.tree.add_driver("/run/rbln/driver", "2.0.1")
     assert reconcile(node) == 0
-    values = published(node)
-    assert (values["node_held",], values["run_failures_in_a_row",], values["runs_total", "5"]) == (0, 0, 3)
-
-
-@pytest.mark.submission
-@pytest.mark.shares(3)
-def test_a_node_that_is_given_back_by_hand_is_held_no_more(node: ByHand) -> None:
-    break_drivers(node)
-    assert reconcile(node) == 5
-    assert figures(node).is_held
-    assert command(node, "restore").returncode == 0
-    assert not figures(node).is_held
-    assert figures(node).failures_in_a_row == 1, "and its runs still fail"
+    assert held() == (0, 0, 3)
 
 
 @pytest.mark.submission
 @pytest.mark.shares(3)
 @pytest.mark.parametrize(
     ("env", "code"),
-    [
-        ({"KUBECONFIG": "/absent"}, 2),
-        ({"DRAIN_POD_SELECTOR_LABEL": "a in b"}, 2),
-        ({"NODE_NAME": "another"}, 2),
-    ],
+    [({"KUBECONFIG": "/absent"}, 2), ({"DRAIN_POD_SELECTOR_LABEL": "a in b"}, 2), ({"NODE_NAME": "another"}, 2)],
     ids=["no cluster", "a bad option", "no such node"],
 )
 def test_a_run_that_never_saw_its_node_counts_as_failed(node: ByHand, env: dict[str, str], code: int) -> None:
@@ -173,47 +160,18 @@ def test_a_run_that_is_told_to_end_is_no_failure(node: ByHand) -> None:
 
 @pytest.mark.submission
 @pytest.mark.shares(3)
-def test_the_plan_after_a_run_expects_what_that_one_took(node: ByHand) -> None:
-    def planned() -> Any:
-        return json.loads(command(node, "plan", "--force-reinstall", "-o", "json").stdout)["window"]
-
-    assert planned() is None
-    assert reconcile(node) == 0
-    last = figures(node).window
-    assert last is not None
-    assert planned() == last.to_json()
-
-
-@pytest.mark.submission
-def test_a_dry_run_and_a_look_leave_nothing(node: ByHand) -> None:
-    assert reconcile(node, "--dry-run") == 0
-    assert figures(node) == RunFigures()
-    assert not collector(node).exists()
-
-
-@pytest.mark.submission
-@pytest.mark.shares(3)
-def test_a_collector_that_cannot_be_written_is_one_warning(node: ByHand) -> None:
+def test_figures_that_cannot_be_written_are_one_warning_and_keep_nobody_from_running(node: ByHand) -> None:
+    (node.tree.root / PROFILE.paths.run_figures.lstrip("/")).mkdir(parents=True)
     done = command(node, "reconcile-driver-state", METRICS_TEXTFILE="/proc/no/driver-manager.prom")
     assert done.returncode == 0
     assert done.stderr.count("metrics cannot be written to /proc/no/driver-manager.prom") == 1
-    assert figures(node).runs == {"0": 1}
-
-
-@pytest.mark.submission
-@pytest.mark.shares(3)
-def test_a_host_without_room_for_figures_keeps_nobody_from_running(node: ByHand) -> None:
-    path = node.tree.root / PROFILE.paths.run_figures.lstrip("/")
-    path.mkdir(parents=True)
-    assert reconcile(node) == 0
     assert figures(node) == RunFigures()
 
 
 def test_what_the_rebooter_left_is_served_too_and_garbage_is_not(tmp_path: Path) -> None:
-    root = tmp_path / "host"
-    seen = HostRoots(root, root / "proc", root / "sys", root / "dev")
+    seen = HostRoots(*(tmp_path / name for name in ("", "proc", "sys", "dev")))
     assert others_of(seen, ASCEND.paths) == ()
-    record = root / ASCEND.paths.rebooter_record.lstrip("/")
+    record = tmp_path / ASCEND.paths.rebooter_record.lstrip("/")
     record.parent.mkdir(parents=True)
     record.write_text(encode_reboot_record(Record().counting(Attempt(7, "recovery"))))
     assert read(exposition(others_of(seen, ASCEND.paths)))["reboots_total", "recovery"] == 1

@@ -1,117 +1,135 @@
-"""`reconcile-vfio-state` on the sandbox: every row of its table through the command line, and the way back."""
+"""`reconcile-vfio-state` on the sandbox: through the command line, there and back; the plans are in test_plans.py."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from driver_manager.cli.main import run
 from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.journal import Owner, encode
+from driver_manager.sandbox import fake_tools
 from driver_manager.sandbox.host import KERNEL
 from driver_manager.sandbox.scenarios import OLD
-from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.builders import DRIVER, PAUSED, PROFILE, journal, key
 from tests.support.fakes.vfio_site import ONE, TWO, WORKLOAD, Site
 
-RECORD = PROFILE.paths.bindings.lstrip("/")
+JOURNAL, RECORD = PROFILE.keys.journal, PROFILE.paths.bindings.lstrip("/")
+TO_MACHINES, TO_CONTAINERS = ["reconcile-vfio-state"], ["reconcile-driver-state"]
+ON_VFIO = ("vfio-pci", "vfio-pci")
 
 
 @pytest.mark.submission
 @pytest.mark.shares(3)
 def test_to_virtual_machines_and_back(native: Site, capfd: pytest.CaptureFixture[str]) -> None:
-    before = native.untouched()
-    native.hand.cluster.add_workload("tenant", app="tenant")
-    assert run(["reconcile-vfio-state", "--dry-run"]) == ExitCode.DONE
-    planned = capfd.readouterr().out
-    assert "decision: switch" in planned
+    before, cluster, tree = native.untouched(), native.hand.cluster, native.hand.tree
+    count = tree.root / f"sys/bus/pci/devices/{ONE}/sriov_numvfs"
+    count.write_text("2\n")
+    cluster.add_workload("tenant", app="tenant")
+    cluster.add_workload("virt-launcher", app="web", resource="CA22_PT")
+    assert run([*TO_MACHINES, "--dry-run"]) == ExitCode.DONE
+    assert "decision: switch" in capfd.readouterr().out
     assert native.drivers == ("rebellions", "rebellions"), "and nothing was done"
-    assert run(["reconcile-vfio-state"]) == ExitCode.DONE
-    said = capfd.readouterr().err
-    assert "the devices are on vfio" in said
-    assert native.drivers == ("vfio-pci", "vfio-pci")
-    assert native.hand.tree.driver_version == "not loaded"
-    assert native.untouched() == before
-    assert "tenant" not in native.hand.cluster.pods()
-    noted = json.loads((native.hand.tree.root / RECORD).read_text())
-    assert noted["devices"] == [{"address": one, "driver": "rebellions"} for one in (ONE, TWO)]
+    assert run(TO_MACHINES) == ExitCode.DONE
+    assert "the devices are on vfio" in capfd.readouterr().err
+    assert (native.drivers, tree.driver_version, native.untouched()) == (ON_VFIO, "not loaded", before)
+    assert count.read_text() == "0\n", "virtual functions go first"
+    assert {"tenant", "virt-launcher"} & set(cluster.pods()) == {"virt-launcher"}
+    noted = json.loads((tree.root / RECORD).read_text())
+    assert noted["devices"] == [
+        {"address": ONE, "driver": "rebellions", "virtualCount": 2},
+        {"address": TWO, "driver": "rebellions"},
+    ]
     version = native.version
-    assert run(["reconcile-vfio-state"]) == ExitCode.DONE
+    assert run(TO_MACHINES) == ExitCode.DONE
     assert native.version == version, "all are on vfio already: nothing is written"
-    assert run(["reconcile-driver-state"]) == ExitCode.DONE
-    assert native.drivers == ("", "")
-    assert native.bus.read(ONE, "driver_override") == ""
-    assert not (native.hand.tree.root / RECORD).exists()
+    assert run(TO_CONTAINERS) == ExitCode.DONE
+    assert (native.drivers, native.bus.read(ONE, "driver_override")) == (("", ""), "")
+    assert not (tree.root / RECORD).exists()
     assert native.untouched() == before
-
-
-@pytest.mark.submission
-def test_devices_that_nobody_has_are_bound_and_no_pod_leaves(bare: Site) -> None:
-    before, pods = bare.untouched(), bare.hand.cluster.pods()
-    assert run(["reconcile-vfio-state"]) == ExitCode.DONE
-    assert bare.drivers == ("vfio-pci", "vfio-pci")
-    assert bare.untouched() == before
-    assert [name for name in pods if name not in bare.hand.cluster.pods() and "driver" not in name] == []
-
-
-@pytest.mark.submission
-def test_the_container_after_us_binds_where_it_is_to(native: Site) -> None:
-    assert run(["reconcile-vfio-state", "--vfio-bind", "container"]) == ExitCode.DONE
-    assert native.drivers == ("", "")
-    assert native.bus.read(ONE, "driver_override") == "vfio-pci"
-    assert native.hand.tree.driver_version == "not loaded"
 
 
 @pytest.mark.submission
 @pytest.mark.shares(3)
-def test_a_virtual_machine_keeps_its_device_and_is_named_on_the_way_back(
+def test_a_virtual_machine_keeps_its_device_is_shown_and_is_named_on_the_way_back(
     bare: Site, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["reconcile-vfio-state"]) == ExitCode.DONE
+    before, pods = bare.untouched(), bare.hand.cluster.pods()
+    assert run(TO_MACHINES) == ExitCode.DONE
+    assert (bare.drivers, bare.untouched()) == (ON_VFIO, before)
+    assert [name for name in pods if name not in bare.hand.cluster.pods() and "driver" not in name] == []
     bare.bus.hold_group("10", 4711, "web")
-    assert run(["reconcile-vfio-state"]) == ExitCode.DONE
+    assert run(TO_MACHINES) == ExitCode.DONE
     capfd.readouterr()
-    assert run(["reconcile-driver-state"]) == ExitCode.DRIVER_BUSY
-    assert "qemu-system-x86 (pid 4711) of VM web has /dev/vfio/10 open" in capfd.readouterr().err
-    assert bare.drivers == ("vfio-pci", "vfio-pci"), "never unbound while somebody has it"
+    assert run(TO_CONTAINERS) == ExitCode.DRIVER_BUSY
+    holder = "qemu-system-x86 (pid 4711) of VM web has /dev/vfio/10 open"
+    assert holder in capfd.readouterr().err
+    assert bare.drivers == ON_VFIO, "never unbound while a process has it"
     bare.label("vm-passthrough")
-    assert run(["reconcile-driver-state"]) == ExitCode.DONE
-    assert bare.drivers == ("vfio-pci", "vfio-pci"), "and not where the node is for virtual machines"
+    assert run(TO_CONTAINERS) == ExitCode.DONE
+    assert bare.drivers == ON_VFIO, "and not where the node is for virtual machines"
+    capfd.readouterr()
+    assert run(["status", "-o", "json"]) == ExitCode.DONE
+    found = json.loads(capfd.readouterr().out)
+    assert (found["state"], found["why"]) == ("ready", "2 device(s) on vfio, for virtual machines")
+    assert (found["mode"], found["next"]["decision"]) == ("vfio", "on-vfio")
+    first, second = found["host"]["functions"]
+    assert (first["address"], first["driver"], first["iommuGroup"]) == (ONE, "vfio-pci", "10")
+    assert (first["holders"], second["holders"]) == ([holder], [])
+    assert run(["status"]) == ExitCode.DONE
+    text = capfd.readouterr().out
+    assert "mode vfio" in text
+    assert f"{ONE} driver vfio-pci, kept for vfio-pci, IOMMU group 10; qemu-system-x86 (pid 4711) of VM web" in text
+
+
+@pytest.mark.submission
+@pytest.mark.parametrize("site", ["native", "bare"])
+def test_the_container_after_us_binds_where_it_is_to(site: str, request: pytest.FixtureRequest) -> None:
+    found: Site = request.getfixturevalue(site)
+    before = found.untouched()
+    assert run([*TO_MACHINES, "--vfio-bind", "container"]) == ExitCode.DONE
+    assert (found.drivers, found.hand.tree.driver_version) == (("", ""), "not loaded")
+    assert [found.bus.read(one, "driver_override") for one in (ONE, TWO)] == ["vfio-pci", "vfio-pci"]
+    assert found.untouched() == before
 
 
 def test_a_stuck_unbind_is_named_and_nothing_is_written(bare: Site, capfd: pytest.CaptureFixture[str]) -> None:
     bare.bus.hold_group("10", 4711, "web")
     before = bare.untouched()
-    assert run(["reconcile-vfio-state"]) == ExitCode.DRIVER_BUSY
+    assert run(TO_MACHINES) == ExitCode.DRIVER_BUSY
     assert f"the unbind of {ONE} is stuck, because it is in use" in capfd.readouterr().err
-    assert bare.drivers == ("", "")
-    assert bare.bus.read(TWO, "driver_override") == ""
+    assert (bare.drivers, bare.bus.read(TWO, "driver_override")) == (("", ""), "")
     assert bare.untouched() == before
 
 
 @pytest.mark.submission
-def test_what_is_mixed_is_finished_and_what_vfio_has_stays(native: Site) -> None:
+def test_what_is_mixed_is_finished_and_what_vfio_has_by_its_ids_stays_on_the_way_back(native: Site) -> None:
     (native.hand.tree.root / f"sys/bus/pci/devices/{TWO}/driver").unlink()
     native.bus.attach(TWO, "vfio-pci", "vfio_pci")
-    native.bus.hold_group("11", 4711, "web")
-    assert run(["reconcile-vfio-state"]) == ExitCode.DONE
-    assert native.drivers == ("vfio-pci", "vfio-pci")
+    assert run(TO_MACHINES) == ExitCode.DONE
+    assert native.drivers == ON_VFIO
     assert native.bus.read(TWO, "driver_override") == "", "it was never touched"
+    assert run(TO_CONTAINERS) == ExitCode.DONE
+    assert native.drivers == ("", "vfio-pci")
 
 
-@pytest.mark.parametrize(
-    ("row", "code", "said"),
-    [
-        ("no device", ExitCode.DONE, "no device of profile rebellions is on the PCI bus"),
-        ("unwanted", ExitCode.STANDING_DOWN, f"is labelled {WORKLOAD}=container"),
-        ("no group", ExitCode.PREFLIGHT_FAILED, f"{ONE} has no IOMMU group"),
-        ("no module", ExitCode.PREFLIGHT_FAILED, f"no vfio module for {ONE}"),
-        ("shared", ExitCode.PREFLIGHT_FAILED, "IOMMU group 10 is shared with 0000:c1:01.0 (e1000)"),
-    ],
-)
-def test_what_cannot_be_is_said_and_nothing_is_changed(
-    native: Site, row: str, code: ExitCode, said: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    devices = native.hand.tree.root / "sys/bus/pci/devices"
+ROWS = {
+    "no device": (ExitCode.DONE, "no device of profile rebellions is on the PCI bus"),
+    "unwanted": (ExitCode.STANDING_DOWN, f"is labelled {WORKLOAD}=container"),
+    "no group": (ExitCode.PREFLIGHT_FAILED, f"{ONE} has no IOMMU group"),
+    "no module": (ExitCode.PREFLIGHT_FAILED, f"no vfio module for {ONE}"),
+    "shared": (ExitCode.PREFLIGHT_FAILED, "IOMMU group 10 is shared with 0000:c1:01.0 (e1000)"),
+    "taken": (ExitCode.OWNED_ELSEWHERE, "rbln-system/"),
+    "foreign module": (ExitCode.PREFLIGHT_FAILED, "foreign module foreign uses the driver"),
+    "foreign driver": (ExitCode.PREFLIGHT_FAILED, f"{TWO} is bound to other, which is not the driver of profile"),
+}
+
+
+def prepare(row: str, native: Site) -> None:
+    cluster, tree = native.hand.cluster, native.hand.tree
+    devices = tree.root / "sys/bus/pci/devices"
     match row:
         case "no device":
             for address in (ONE, TWO):
@@ -122,27 +140,32 @@ def test_what_cannot_be_is_said_and_nothing_is_changed(
             (devices / ONE / "iommu_group").unlink()
         case "no module":
             for name in ("modules.alias", "modules.dep"):
-                (native.hand.tree.root / "lib/modules" / KERNEL / name).write_text("")
+                (tree.root / "lib/modules" / KERNEL / name).write_text("")
         case "shared":
             native.bus.add("0000:c1:01.0", vendor="8086", kind="020000", group="10", driver="e1000")
-    before = native.untouched()
-    assert run(["reconcile-vfio-state", "--profile", "rebellions"]) == code
+        case "taken":
+            metadata = cluster.store.get("pods", cluster.driver_pod(), cluster.namespace)["metadata"]
+            owner = Owner(f"{metadata['namespace']}/{metadata['name']}", metadata["uid"])
+            native.annotate(JOURNAL, encode(journal(owner=owner, boot_id=tree.boot_id)))
+        case "foreign module":
+            module = tree.root / "foreign.ko"
+            module.write_text(json.dumps({"version": ""}))
+            assert fake_tools.insert(tree.root, "foreign", {"foreign": (module, ["rebellions"])}) == 0
+        case "foreign driver":
+            (devices / TWO / "driver").unlink()
+            native.bus.attach(TWO, "other", "other")
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_what_cannot_be_is_said_and_nothing_is_changed(
+    native: Site, row: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    prepare(row, native)
+    before, drivers = native.untouched(), native.drivers
+    code, said = ROWS[row]
+    assert run([*TO_MACHINES, "--profile", "rebellions"]) == code
     assert said in capfd.readouterr().err
-    assert native.drivers == ("rebellions", "rebellions")
-    assert native.hand.tree.driver_version == OLD
-    assert native.untouched() == before
-
-
-@pytest.mark.submission
-@pytest.mark.shares(3)
-def test_a_failure_before_the_unload_gives_everything_back(native: Site, capfd: pytest.CaptureFixture[str]) -> None:
-    before = native.untouched()
-    native.hand.tree.hold_device()
-    assert run(["reconcile-vfio-state"]) == ExitCode.DRIVER_BUSY
-    assert "the node was released" in capfd.readouterr().err
-    assert native.untouched() == before
-    assert native.drivers == ("rebellions", "rebellions")
-    assert native.bus.read(ONE, "driver_override") == ""
+    assert (native.untouched(), native.drivers, native.hand.tree.driver_version) == (before, drivers, OLD)
 
 
 @pytest.mark.submission
@@ -152,40 +175,65 @@ def test_after_the_unload_the_node_is_held_and_the_next_run_goes_on(
 ) -> None:
     before = native.untouched()
     native.bus.refused.add(TWO)
-    assert run(["reconcile-vfio-state"]) == ExitCode.MODULE_FAILED
+    assert run(TO_MACHINES) == ExitCode.MODULE_FAILED
     said = capfd.readouterr().err
     assert f"{TWO} is not bound to vfio-pci: its driver is none" in said
     assert "the node stays paused, because its old driver is gone" in said
     assert native.untouched() != before
     native.bus.refused.clear()
-    assert run(["reconcile-vfio-state"]) == ExitCode.DONE
-    assert native.drivers == ("vfio-pci", "vfio-pci")
-    assert native.untouched() == before
-
-
-def test_plan_can_be_asked_for_the_mode_as_json(native: Site, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "--mode", "vfio", "-o", "json"]) == ExitCode.DONE
-    found = json.loads(capfd.readouterr().out)
-    assert found["decision"] == "switch"
-    assert [step["step"] for step in found["steps"]][-3:] == ["LoadVfio", "BindToVfio", "GiveBack"]
-    assert native.drivers == ("rebellions", "rebellions")
+    assert run(TO_MACHINES) == ExitCode.DONE
+    assert (native.drivers, native.untouched()) == (ON_VFIO, before)
 
 
 @pytest.mark.submission
-def test_status_shows_mode_group_driver_and_who_has_each_device(bare: Site, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(["reconcile-vfio-state"]) == ExitCode.DONE
-    bare.label("vm-passthrough")
-    bare.bus.hold_group("10", 4711, "web")
-    capfd.readouterr()
-    assert run(["status", "-o", "json"]) == ExitCode.DONE
-    found = json.loads(capfd.readouterr().out)
-    assert (found["state"], found["why"]) == ("ready", "2 device(s) on vfio, for virtual machines")
-    assert (found["mode"], found["next"]["decision"]) == ("vfio", "on-vfio")
-    first, second = found["host"]["functions"]
-    assert (first["address"], first["driver"], first["iommuGroup"]) == (ONE, "vfio-pci", "10")
-    assert first["holders"] == ["qemu-system-x86 (pid 4711) of VM web has /dev/vfio/10 open"]
-    assert second["holders"] == []
-    assert run(["status"]) == ExitCode.DONE
-    text = capfd.readouterr().out
-    assert "mode vfio" in text
-    assert f"{ONE} driver vfio-pci, kept for vfio-pci, IOMMU group 10; qemu-system-x86 (pid 4711) of VM web" in text
+def test_what_an_earlier_run_left_is_released_where_all_is_done(native: Site) -> None:
+    toolkit = key("container-toolkit")
+    native.label("true", toolkit)
+    before = native.untouched()
+    assert run(TO_MACHINES) == ExitCode.DONE
+    dead = journal(boot_id=native.hand.tree.boot_id, labels={toolkit: "true"})
+    native.label(PAUSED, toolkit)
+    native.annotate(JOURNAL, encode(replace(dead, owner=Owner("rbln-system/gone", "gone"))))
+    pods = set(native.hand.cluster.pods())
+    assert run(TO_MACHINES) == ExitCode.DONE
+    assert native.untouched() == before
+    assert pods <= set(native.hand.cluster.pods()), "no pod left"
+    assert native.drivers == ON_VFIO
+
+
+@pytest.mark.submission
+@pytest.mark.shares(3)
+@pytest.mark.parametrize("value", ["true", "pre-installed"])
+def test_the_hosts_own_driver_goes_as_well(native: Site, value: str) -> None:
+    tree = native.hand.tree
+    for path in (PROFILE.paths.state_file, PROFILE.paths.load_record):
+        (tree.root / path.lstrip("/")).unlink()
+    tree.add_driver("/", OLD)
+    native.bus.add_vfio(KERNEL)
+    native.label(value, DRIVER)
+    before = native.untouched()
+    assert run(TO_MACHINES) == ExitCode.DONE
+    assert (native.drivers, tree.driver_version) == (ON_VFIO, "not loaded")
+    assert native.untouched() == before, "and the node is not labelled for a driver of the host"
+
+
+@pytest.mark.parametrize("has_group", [True, False])
+def test_plan_and_preflight_can_be_asked_whether_virtual_machines_could_have_the_devices(
+    native: Site, has_group: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if not has_group:
+        prepare("no group", native)
+    version = native.version
+    code = run(["preflight", "--mode", "vfio", "-o", "json"])
+    checks = {one["name"]: one for one in json.loads(capfd.readouterr().out)["checks"]}
+    what = "2 device(s) can be bound to vfio" if has_group else f"{ONE} has no IOMMU group"
+    assert (checks["devices"]["ok"], checks["devices"]["what"]) == (has_group, what)
+    assert code == (ExitCode.DONE if has_group else ExitCode.PREFLIGHT_FAILED)
+    assert "may patch nodes" in checks
+    assert not any(name.endswith("for this kernel") for name in checks), "no driver follows"
+    if has_group:
+        assert run(["plan", "--mode", "vfio", "-o", "json"]) == ExitCode.DONE
+        found = json.loads(capfd.readouterr().out)
+        assert found["decision"] == "switch"
+        assert [step["step"] for step in found["steps"]][-3:] == ["LoadVfio", "BindToVfio", "GiveBack"]
+    assert (native.version, native.drivers) == (version, ("rebellions", "rebellions"))

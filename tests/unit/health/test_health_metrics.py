@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,59 +37,59 @@ REPORT = HealthReport(
 )
 
 
-def read(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """Every sample of an exposition, as Prometheus' own client reads it."""
+def read(text: str) -> dict[str, float]:
+    """Every sample of an exposition by its name and the values of its labels."""
     return {
-        (name.removeprefix("driver_manager_"), tuple(sorted(labels.items()))): value
+        " ".join([name.removeprefix("driver_manager_"), *(labels[key] for key in sorted(labels))]): value
         for name, labels, value in samples(text)
     }
 
 
 def test_every_figure_of_a_report_is_there() -> None:
-    found = read(exposition(families(REPORT)))
-    states = {labels[0][1]: value for (name, labels), value in found.items() if name == "health_state"}
-    assert states == {"starting": 0, "healthy": 0, "suspect": 1, "wedged": 0, "muted": 0}
-    devices = {labels: value for (name, labels), value in found.items() if name == "device_health"}
-    assert devices[("device", "npu 1 chip 0"), ("health", "unhealthy")] == 1
-    assert devices[("device", "npu 1 chip 0"), ("health", "healthy")] == 0
-    assert len(devices) == 6
-    plain = {name: value for (name, labels), value in found.items() if not labels}
-    assert plain == {
+    assert read(exposition(families(REPORT))) == {
+        **{f"health_state {state.value}": float(state is HealthState.SUSPECT) for state in HealthState},
+        **{
+            f"device_health {device.name} {health.value}": float(health is device.health)
+            for device in DEVICES
+            for health in Health
+        },
         "health_consecutive_failures": 2,
         "health_flapping": 1,
         "probe_duration_seconds": 0.25,
         "probe_last_success_timestamp_seconds": 1_700_000_000.5,
+        "probe_samples_total healthy": 7,
+        "probe_samples_total unhealthy": 2,
+        "probe_samples_total unknown": 0,
         "probe_abandoned_total": 1,
         "probe_stuck": 1,
         "watch_last_turn_timestamp_seconds": 1_700_000_060,
     }
-    samples = {labels[0][1]: value for (name, labels), value in found.items() if name == "probe_samples_total"}
-    assert samples == {"healthy": 7, "unhealthy": 2, "unknown": 0}
 
 
 @given(st.text(max_size=20))
 def test_no_device_name_breaks_the_exposition(name: str) -> None:
     devices = (DeviceVerdict(name, Health.HEALTHY, "OK"),)
     text = exposition(families(HealthReport(History(), ProbeResult(Health.HEALTHY, "", devices))))
-    assert ("device_health", (("device", shown(name)), ("health", "healthy"))) in read(text)
+    assert f"device_health {shown(name)} healthy" in read(text)
 
 
-def endpoint(clock: FakeClock, report: HealthReport = REPORT) -> Endpoint:
-    made = Endpoint(Heartbeat(clock, 93.0))
-    made.publish(report)
+def endpoint(report: HealthReport | None = REPORT) -> Endpoint:
+    made = Endpoint(Heartbeat(FakeClock(), 93.0))
+    if report is not None:
+        made.publish(report)
     return made
 
 
 def test_the_endpoint_and_the_textfile_say_the_same() -> None:
-    answer = endpoint(FakeClock()).respond("/metrics")
+    answer = endpoint().respond("/metrics")
     assert (answer.status, answer.content_type) == (200, "text/plain; version=0.0.4; charset=utf-8")
     assert answer.body.decode() == exposition(families(REPORT))
-
-
-def test_metrics_before_the_first_turn_and_while_muted_are_fine() -> None:
-    muted = endpoint(FakeClock(), HealthReport(History(HealthState.MUTED)))
+    muted = endpoint(HealthReport(History(HealthState.MUTED)))
     assert b'health_state{state="muted"} 1.0' in muted.respond("/metrics").body
-    assert Endpoint(Heartbeat(FakeClock(), 1.0)).respond("/metrics").status == 200
+
+
+def test_before_the_first_turn_there_are_metrics_and_nothing_is_ready() -> None:
+    assert [endpoint(None).respond(path).status for path in ("/metrics", "/readyz")] == [200, 503]
 
 
 @pytest.mark.parametrize(("age_s", "status"), [(0.0, 200), (93.0, 200), (93.1, 503), (10_000.0, 503)])
@@ -107,54 +108,54 @@ def test_healthz_is_about_the_loop_and_not_about_the_driver(age_s: float, status
 @pytest.mark.parametrize("is_ready", [True, False])
 def test_readyz_and_the_ready_file_say_the_same(tmp_path: Path, is_ready: bool) -> None:
     report = HealthReport(History(HealthState.SUSPECT, failures=1), is_ready=is_ready)
-    answer = endpoint(FakeClock(), report).respond("/readyz")
+    answer = endpoint(report).respond("/readyz")
     assert (answer.status, answer.body) == (200 if is_ready else 503, b"suspect(1)\n")
     reporter = RecordingReporter()
     ready_file = ReadyFile(tmp_path / "ready", reporter)
-    ready_file.publish(replace(report, is_ready=not is_ready))
-    ready_file.publish(report)
-    ready_file.publish(report)
+    for one in (replace(report, is_ready=not is_ready), report, report):
+        ready_file.publish(one)
     assert ((tmp_path / "ready").exists(), reporter.warnings) == (is_ready, [])
 
 
-def test_before_the_first_turn_nothing_is_ready() -> None:
-    assert Endpoint(Heartbeat(FakeClock(), 1.0)).respond("/readyz").status == 503
+def publish_ready_file(path: Path, reporter: RecordingReporter) -> Callable[[], None]:
+    made = ReadyFile(path, reporter)
+    return lambda: made.publish(HealthReport(History(HealthState.HEALTHY), is_ready=True))
 
 
-def test_a_ready_file_that_cannot_be_changed_is_said_once_until_it_can(tmp_path: Path) -> None:
-    reporter = RecordingReporter()
-    ready_file = ReadyFile(tmp_path / "folder/ready", reporter)
-    ready = HealthReport(History(HealthState.HEALTHY), is_ready=True)
+def publish_textfile(path: Path, reporter: RecordingReporter) -> Callable[[], None]:
+    made = Textfile(path, reporter)
+    return lambda: made.publish(families(REPORT))
+
+
+@pytest.mark.parametrize("publisher", [publish_ready_file, publish_textfile])
+def test_a_file_that_cannot_be_written_is_said_once_until_it_can(
+    tmp_path: Path, publisher: Callable[[Path, RecordingReporter], Callable[[], None]]
+) -> None:
+    reporter, folder = RecordingReporter(), tmp_path / "folder"
+    folder.write_text("a file")
+    publish = publisher(folder / "npu.prom", reporter)
     for _ in range(3):
-        ready_file.publish(ready)
+        publish()
     assert len(reporter.warnings) == 1
-    assert "No such file or directory" in reporter.warnings[0]
-    (tmp_path / "folder").mkdir()
-    ready_file.publish(ready)
-    assert (tmp_path / "folder/ready").exists()
+    assert "Not a directory" in reporter.warnings[0]
+    folder.unlink()
+    folder.mkdir()
+    publish()
+    assert (folder / "npu.prom").exists()
 
 
-def test_a_textfile_that_cannot_be_written_is_said_once_until_it_can(tmp_path: Path) -> None:
-    reporter = RecordingReporter()
-    (tmp_path / "folder").write_text("a file")
-    textfile = Textfile(tmp_path / "folder/npu.prom", reporter)
-    for _ in range(3):
-        textfile.publish(families(REPORT))
-    assert len(reporter.warnings) == 1
-    (tmp_path / "folder").unlink()
-    textfile.publish(families(REPORT))
-    assert read((tmp_path / "folder/npu.prom").read_text())
-    assert (tmp_path / "folder/npu.prom").stat().st_mode & 0o777 == 0o644
+def test_a_textfile_can_be_read_by_anyone(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "npu.prom"
+    Textfile(path, RecordingReporter()).publish(families(REPORT))
+    assert read(path.read_text())
+    assert path.stat().st_mode & 0o777 == 0o644
 
 
-def test_a_systemd_that_is_not_there_is_no_trouble(tmp_path: Path) -> None:
-    ServiceNotifier(str(tmp_path / "absent")).publish(REPORT)
-
-
-def test_the_state_that_systemd_is_told_is_one_line(tmp_path: Path) -> None:
+def test_systemd_is_told_the_state_in_one_line_and_its_absence_is_no_trouble(tmp_path: Path) -> None:
+    report = HealthReport(History(HealthState.SUSPECT, failures=2, reason="two\nlines"))
+    ServiceNotifier(str(tmp_path / "absent")).publish(report)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind("\0driver-manager-test")
         systemd.settimeout(25.0)
-        report = HealthReport(History(HealthState.SUSPECT, failures=2, reason="two\nlines"))
         ServiceNotifier("@driver-manager-test").publish(report)
         assert systemd.recv(4096) == b"READY=1\nWATCHDOG=1\nSTATUS=suspect(2) two lines"

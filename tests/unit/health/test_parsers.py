@@ -36,25 +36,13 @@ def check(result: ProbeResult, health: Health, reason: str) -> None:
 # all parsers
 
 
-@pytest.mark.parametrize("parser", PARSERS)
-def test_a_tool_that_hangs_is_a_failure_and_one_that_is_missing_is_unknown(parser: str) -> None:
-    check(parse(parser, TIMED_OUT, "", "timed out after 20 s"), BAD, "timed out after 20 s")
-    for status in (126, 127):
-        assert parse(parser, status, "", "npu-smi: not found").health is UNCLEAR
-
-
 @pytest.mark.parametrize("parser", sorted({*PARSERS} - {"exit-status"}))
 @pytest.mark.parametrize(
     ("status", "out", "health", "reason"),
     [
         (1, "", BAD, "last line|exit status 1: last line"),
-        (-9, "", UNCLEAR, "killed from outside"),
-        (-15, "", UNCLEAR, "killed from outside"),
-        (0, "garbage", UNCLEAR, UNEXPECTED),
-        (0, "garbage\n", UNCLEAR, UNEXPECTED),
-        (0, "[1]", UNCLEAR, UNEXPECTED),
-        (0, "null", UNCLEAR, UNEXPECTED),
-        (0, "[" * 100_000, UNCLEAR, UNEXPECTED),
+        *((status, "", UNCLEAR, "killed from outside") for status in (-9, -15)),
+        *((0, out, UNCLEAR, UNEXPECTED) for out in ("garbage", "garbage\n", "[1]", "null", "[" * 100_000)),
     ],
 )
 def test_a_tool_that_fails_is_unhealthy_and_output_that_is_not_understood_is_unknown(
@@ -63,6 +51,13 @@ def test_a_tool_that_fails_is_unhealthy_and_output_that_is_not_understood_is_unk
     result = parse(parser, status, out, "last line")
     assert result.health is health
     assert re.search(reason, result.reason)
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+def test_a_tool_that_hangs_is_a_failure_and_one_that_is_missing_is_unknown(parser: str) -> None:
+    check(parse(parser, TIMED_OUT, "", "timed out after 20 s"), BAD, "timed out after 20 s")
+    for status in (126, 127):
+        assert parse(parser, status, "", "npu-smi: not found").health is UNCLEAR
 
 
 @pytest.mark.parametrize(("status", "health"), [(0, GOOD), (1, BAD), (-9, BAD)])
@@ -79,19 +74,9 @@ def test_no_output_breaks_a_parser_and_only_exit_status_0_is_healthy(
     assert not status or result.health is not GOOD
 
 
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [
-        ("0000:C1:00.0", "0000:c1:00.0"),
-        ("00000000:C1:00.0", "0000:c1:00.0"),
-        ("00010000:01:00.1", "10000:01:00.1"),
-        ("C1:00.0", "0000:c1:00.0"),
-        ("NA", ""),
-        ("", ""),
-    ],
-)
-def test_a_pci_address_is_written_as_sysfs_does(text: str, address: str) -> None:
-    assert pci_address(text) == address
+def test_a_pci_address_is_written_as_sysfs_does() -> None:
+    texts = ("0000:C1:00.0", "00000000:C1:00.0", "C1:00.0", "00010000:01:00.1", "NA", "")
+    assert [pci_address(text) for text in texts] == [*["0000:c1:00.0"] * 3, "10000:01:00.1", "", ""]
 
 
 ADDRESSED: dict[str, Callable[[tuple[str, ...]], str]] = {
@@ -151,10 +136,9 @@ def tt(**fields: Any) -> str:
 AMD, FURIOSA, GAUDI = "amd-smi-list.json", "furiosa-smi-status.json", "hl-smi-query.csv"
 AMD_ENTRY = json.loads(recorded(AMD))[0]
 TT_BEHIND = {"device_info": [*json.loads(tt())["device_info"], *json.loads(tt(bus_id="N/A"))["device_info"]]}
+TT_SILENT = recorded("tt-smi-snapshot.json", lambda body: body["device_info"][0], telemetry={})
 PCI = {"bus_id": "0000:C1:00.0", "dev": "0x1220"}
-GPUS = (
-    "0, 00000000:C1:00.0, NVIDIA A100-SXM4-80GB, 31, Enabled\n1, 00000000:C2:00.0, NVIDIA A100-SXM4-80GB, 33, [N/A]\n"
-)
+GPUS = "0, 00000000:C1:00.0, NVIDIA A100, 31, Enabled\n1, 00000000:C2:00.0, NVIDIA A100, 33, [N/A]\n"
 BODIES = {
     "rbln by address": json.dumps({"devices": [{"name": "rbln0", "status": "normal", "pci": PCI}]}),
     "rbln without address": json.dumps({"devices": [{"name": "a", "status": "hung", "pci": {"bus_id": "N/A"}}]}),
@@ -205,14 +189,7 @@ BODIES = {
         ("tt-smi", 0, '{"device_info": []}', (), BAD, "sees no device"),
         ("tt-smi", 0, tt(dram_status=False), (), BAD, "without its DRAM"),
         ("tt-smi", 0, tt(dram_status=True), (), GOOD, "answering"),
-        (
-            "tt-smi",
-            0,
-            recorded("tt-smi-snapshot.json", lambda body: body["device_info"][0], telemetry={}),
-            (),
-            BAD,
-            "without telemetry",
-        ),
+        ("tt-smi", 0, TT_SILENT, (), BAD, "without telemetry"),
         ("tt-smi", 0, json.dumps(TT_BEHIND), ("0000:04:00.0", "0000:05:00.0"), BAD, "0000:05:00.0 missing"),
         ("nvidia-smi", 0, GPUS, BOTH, GOOD, "2 device(s) without errors"),
         ("nvidia-smi", 0, GPUS.replace("33,", "[GPU requires reset],"), BOTH, BAD, "gpu 1 is GPU requires reset"),
@@ -235,20 +212,17 @@ def test_output_is_read_device_by_device(
     check(parse(parser, status, out, "last line", present), health, reason)
 
 
-def test_devices_have_the_addresses_that_the_tool_prints() -> None:
-    outputs = {
-        "amd-smi-list": recorded(AMD),
-        "hl-smi": recorded(GAUDI),
-        "tt-smi": tt(),
-        "furiosa-smi": recorded(FURIOSA),
-    }
-    found = {parser: [one.address for one in parse(parser, 0, out, "").devices] for parser, out in outputs.items()}
-    assert found == {
-        "amd-smi-list": ["0000:c4:00.0"],
-        "hl-smi": ["0000:3b:00.0"],
-        "tt-smi": ["0000:04:00.0"],
-        "furiosa-smi": [""],
-    }
+@pytest.mark.parametrize(
+    ("parser", "out", "address"),
+    [
+        ("amd-smi-list", recorded(AMD), "0000:c4:00.0"),
+        ("hl-smi", recorded(GAUDI), "0000:3b:00.0"),
+        ("tt-smi", tt(), "0000:04:00.0"),
+        ("furiosa-smi", recorded(FURIOSA), ""),
+    ],
+)
+def test_devices_have_the_addresses_that_the_tool_prints(parser: str, out: str, address: str) -> None:
+    assert [one.address for one in parse(parser, 0, out, "").devices] == [address]
 
 
 USED = [{"pe_core": 0, "pe_occupancy": False}, {"pe_core": 1, "pe_occupancy": True}]
@@ -272,14 +246,9 @@ def test_half_a_character_in_json_can_be_written() -> None:
     assert parse("rbln-smi", 0, out, "last line").reason.encode() == b"rbln0? is bad?"
 
 
-@pytest.mark.parametrize(
-    ("name", "parser"),
-    [("amd", "amd-smi-list"), ("furiosa", "furiosa-smi"), ("gaudi", "hl-smi"), ("tenstorrent", "tt-smi")],
-)
-def test_each_profile_names_the_parser_of_its_tool(name: str, parser: str) -> None:
-    probe = PROFILES[name].probe
-    assert probe is not None
-    assert probe.parser == parser
+def test_each_profile_names_the_parser_of_its_tool() -> None:
+    tools = {"amd": "amd-smi-list", "furiosa": "furiosa-smi", "gaudi": "hl-smi", "tenstorrent": "tt-smi"}
+    assert {name: probe.parser for name in tools if (probe := PROFILES[name].probe) is not None} == tools
 
 
 # npu-smi
@@ -310,16 +279,14 @@ def functions(name: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_every_chip_of_a_table_is_seen_with_its_address(name: str) -> None:
+def test_every_chip_of_a_table_is_seen_with_its_address_and_name(name: str) -> None:
     result = table(golden(name), functions(name))
     assert tuple(device.address for device in result.devices) == TABLES[name]
     assert (result.health, result.reason) == (GOOD, f"{len(TABLES[name])} device(s) OK")
-    assert len({device.name for device in result.devices}) == len(result.devices)
-
-
-def test_chips_of_one_card_have_different_names() -> None:
-    names = [device.name for device in table(golden("310p-two-chips-per-card")).devices]
-    assert names == ["npu 1 chip 0", "npu 1 chip 1", "npu 32768 chip 0", "npu 32768 chip 1"]
+    names = [device.name for device in result.devices]
+    assert len(set(names)) == len(names)
+    if name == "310p-two-chips-per-card":
+        assert names == ["npu 1 chip 0", "npu 1 chip 1", "npu 32768 chip 0", "npu 32768 chip 1"]
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -346,9 +313,7 @@ def test_a_word_of_another_locale_is_unknown_and_the_chip_still_counts() -> None
 @pytest.mark.parametrize(
     "change",
     [
-        lambda text: (
-            text.replace("NPU   Name ", "卡号  名称 ").replace("Health", "健康状态").replace("Process", "进程")
-        ),
+        lambda text: text.replace("NPU   Name ", "卡号  名称 ").replace("Health", "健康").replace("Process", "进程"),
         lambda text: text.replace("93.0", "93,0").replace("90.4", "90,4"),
         lambda text: text.replace(" " * 8, " "),
         lambda text: text.replace("|", "|  "),
@@ -382,7 +347,7 @@ def test_half_a_table_is_unknown_wherever_it_breaks_off_unless_a_chip_in_it_is_b
     assert table(bad[: end_of_chip + 40]).health is BAD
 
 
-@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize("name", TABLES)
 def test_a_function_of_the_bus_that_is_not_in_the_table_is_missing(name: str) -> None:
     more = (*functions(name), "0000:f1:00.0")
     result = table(golden(name), more)
@@ -400,14 +365,11 @@ def test_a_function_is_missing_though_there_are_as_many_chips_as_functions() -> 
 @pytest.mark.parametrize(
     ("status", "out", "health", "reason"),
     [
-        (187, UNLOADED, BAD, "-8005: not initialised"),
-        (187, "", BAD, "-8005: not initialised"),
+        *((187, out, BAD, "-8005: not initialised") for out in (UNLOADED, "")),
         (186, "", BAD, "-8006: timeout"),
         (184, NO_CARD, BAD, "-8008: no device"),
         (180, "", BAD, "-8012: device not ready"),
-        (172, BUSY, UNCLEAR, "-8020: device in use"),
-        (172, "", UNCLEAR, "-8020: device in use"),
-        (1, BUSY, UNCLEAR, "-8020: device in use"),
+        *((status, out, UNCLEAR, "-8020: device in use") for status, out in ((172, BUSY), (172, ""), (1, BUSY))),
         (193, "", UNCLEAR, "-8255: not supported"),
         (190, "", UNCLEAR, "-8002: no permission"),
         (179, "", UNCLEAR, "-8013: not supported in this container"),
@@ -486,8 +448,3 @@ def test_a_chip_without_a_bus_id_among_chips_with_one_is_no_chip(word: str, heal
 def test_chips_without_a_readable_bus_id_are_not_counted(name: str) -> None:
     blind = re.sub(r"[0-9A-F]{4}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-7]", "NA          ", golden(name))
     check(table(blind, functions(name)), UNCLEAR, "no device has a PCI address that can be read")
-
-
-@given(st.text(alphabet="|+-= \n0O K:.1aNPU", max_size=400))
-def test_no_text_breaks_the_table_parser(text: str) -> None:
-    assert table(text).health in Health

@@ -1,21 +1,41 @@
-"""The loop of health-watch: the trace of each scenario, and the end of each story after a kill at any effect."""
+"""The loop of health-watch: the trace of each scenario, kills at any effect, and days with random faults."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from driver_manager.domain.errors import Terminated
 from driver_manager.domain.health.watch import TRIES, NoticeKind, decode_watch_record
-from driver_manager.domain.host import DeviceVerdict, Health
+from driver_manager.domain.host import DeviceVerdict, Health, ProbeResult
 from driver_manager.domain.journal import Owner
-from tests.support.fakes.health_scenarios import play, scripts, trace, world_of
-from tests.support.fakes.health_world import BAD, GOOD, READY, RECORD, UNKNOWN, HealthWorld
+from tests.support.fakes.health_scenarios import EVENTS, MARKERS, SAMPLES, play, scripts, trace, world_of
+from tests.support.fakes.health_world import (
+    BAD,
+    GOOD,
+    MARKER,
+    READY,
+    READY_TEXT,
+    RECORD,
+    UNKNOWN,
+    WITHDRAWN,
+    HealthWorld,
+)
+from tests.support.selection import examples
 
 WEDGED, RECOVERED = NoticeKind.WEDGED, NoticeKind.RECOVERED
 UPDATE = "read the new trace, then run `python -m tests.support.fakes.health_scenarios`"
+
+
+def played(properties: str, script: str) -> HealthWorld:
+    """A world with these properties after the script."""
+    world = world_of(properties)
+    list(play(world, script))
+    return world
 
 
 @pytest.mark.parametrize("title", scripts())
@@ -28,20 +48,10 @@ def test_a_scenario_gives_its_trace(title: str) -> None:
 
 STORY = "+ -*4 + + -*4 + +"
 STORIES = {
-    "plain": (STORY, ""),
-    "no-marker": (STORY, ""),
-    "no-ready": (STORY, ""),
-    "node": (STORY, ""),
-    "node evidence": (STORY, ""),
+    **dict.fromkeys(("plain", "no-marker", "no-ready", "node", "node evidence"), (STORY, "")),
     "node muted": ("+ -*3 mute-node=86400 -*4", "-*20"),
 }
 """By the properties of the world: the script, of which each effect is killed, or the script that follows it."""
-
-
-def outcome(world: HealthWorld) -> tuple[object, ...]:
-    """What an administrator sees at the end."""
-    files = {name: text for name, text in world.files.items() if name != RECORD}
-    return world.state, files, world.kinds
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -51,44 +61,170 @@ def test_a_watch_that_is_killed_at_any_effect_ends_as_one_that_was_not(
     properties: str, effect: int, after: bool
 ) -> None:
     before, rest = STORIES[properties]
-    killed, undisturbed = world_of(properties), world_of(properties)
+    killed = played(properties, before if rest else "")
     if rest:
-        list(play(killed, before))
         killed.killer.revive()
     killed.killer.kill_at(effect, after=after)
     for word in (rest or before).split():
-        for killed.chip in [BAD if word[0] == "-" else GOOD] * int(word.partition("*")[2] or 1):
+        for killed.chip in [SAMPLES[word[0]]] * int(word.partition("*")[2] or 1):
             killed.turn()
             assert killed.state != "wedged" or READY not in killed.files
-    list(play(undisturbed, f"{before} {rest}"))
-    assert outcome(killed) == outcome(undisturbed)
+    undisturbed = played(properties, f"{before} {rest}")
+    ends = [
+        (world.state, world.kinds, {name: text for name, text in world.files.items() if name != RECORD})
+        for world in (killed, undisturbed)
+    ]
+    assert ends[0] == ends[1]
     wedges = [notice for notice in killed.reported.values() if notice.kind is WEDGED]
     assert {notice.evidence for notice in wedges} <= {*killed.kept, *({""} if "evidence" not in properties else ())}
 
 
 def test_the_kills_reach_every_effect() -> None:
-    world = world_of("node evidence")
-    list(play(world, STORY))
     effects = {"remember", "withdraw", "request", "clear", "link back", "unlink", "report", "keep"}
-    assert set(world.killer.effects[:24]) == effects
+    assert set(played("node evidence", STORY).killer.effects[:24]) == effects
+
+
+# days with random faults
+
+THRESHOLD = 3
+CHIPS = {"good": (GOOD,), "bad": (BAD,), "unknown": (UNKNOWN,), "flapping": (GOOD, BAD), "busy": (BAD, UNKNOWN)}
+FAULTS = (
+    *("restart", "reconcile", "reconcile-during-sample", "reconcile-ends", "driver-leaves", "driver-starts", "reboot"),
+    *("marker-removed", *(f"marker={name}" for name in MARKERS if name != "text")),
+)
+Part = tuple[str, int, str | None, tuple[int, bool] | None]
+"""The kind of the samples, their number, an event before them, and a kill in the process that takes them."""
+
+PARTS = st.tuples(
+    st.sampled_from(sorted(CHIPS)),
+    st.integers(1, 90),
+    st.none() | st.sampled_from(FAULTS),
+    st.none() | st.tuples(st.integers(0, 5), st.booleans()),
+)
+
+
+class Observer:
+    """Expects no false wedge, none missed and consistent marks, from samples that were taken and files that are there.
+
+    `streak` are consecutive failures, and `seen` those of this process. `foreign` is the marker of another writer.
+    """
+
+    def __init__(self, world: HealthWorld) -> None:
+        self.world = world
+        self.streak = self.seen = 0
+        self.was_marked = self.was_healthy = False
+        self.foreign: str | None = None
+
+    def part(self, part: Part) -> None:
+        chips, length, event, kill = part
+        if event is not None:
+            self.happen(event)
+        if kill is not None:
+            self.world.killer.revive()
+            self.world.killer.kill_at(kill[0], after=kill[1])
+        for number in range(length):
+            self.turn(CHIPS[chips][number % len(CHIPS[chips])])
+
+    def happen(self, event: str) -> None:
+        name, _, value = event.partition("=")
+        EVENTS[name](self.world, value)
+        if name == "restart":
+            self.seen = 0
+        elif name == "driver-starts":
+            self.streak = self.seen = 0
+        elif name == "driver-leaves":
+            self.world.files.pop(READY, None)
+        elif name.startswith("marker"):
+            self.foreign = self.world.files.get(MARKER)
+
+    def turn(self, chip: ProbeResult) -> None:
+        world, self.world.chip = self.world, chip
+        probes, was_muted = world.probes, self.is_muted
+        lived = world.turn()
+        if self.is_muted:
+            self.streak = self.seen = 0
+        elif world.probes > probes and not was_muted:
+            self.sampled(chip)
+        self.was_healthy = self.was_healthy and world.is_loaded
+        if lived:
+            self.check()
+        else:
+            self.seen = 0
+            self.was_healthy = self.was_healthy and RECORD in world.files
+        self.was_marked = self.is_marked or (self.was_marked and not lived)
+        assert self.foreign in (None, world.files.get(MARKER)), "somebody else's marker was touched"
+        assert {world.files.get(name, READY_TEXT) for name in (READY, WITHDRAWN)} == {READY_TEXT}
+
+    @property
+    def is_muted(self) -> bool:
+        world = self.world
+        is_unready = world.has_ready and READY not in world.files and WITHDRAWN not in world.files
+        return world.is_reconciling or not world.is_loaded or is_unready
+
+    @property
+    def is_marked(self) -> bool:
+        return WITHDRAWN in self.world.files or self.world.has_request
+
+    def sampled(self, chip: ProbeResult) -> None:
+        if chip.health is Health.HEALTHY:
+            self.streak = self.seen = 0
+            self.was_healthy = True
+        elif chip.health is Health.UNHEALTHY and (self.world.has_ready or self.was_healthy):
+            self.streak += 1
+            self.seen += 1
+
+    def check(self) -> None:
+        world = self.world
+        assert self.was_marked or not self.is_marked or self.streak >= THRESHOLD, "a false wedge"
+        if world.state == "muted":
+            return
+        assert self.seen < THRESHOLD or world.state == "wedged", f"a missed wedge after {self.streak} failures"
+        if world.state == "wedged":
+            assert READY not in world.files, "a wedged driver is called ready"
+            assert world.has_request or not world.has_marker or self.foreign is not None, "no reboot is requested"
+        if world.state == "healthy":
+            assert not self.is_marked, "a healthy driver is marked"
+            assert READY in world.files or not world.has_ready, "a healthy driver is not called ready"
+
+
+def live(parts: list[Part], *, has_ready: bool, has_marker: bool = True) -> None:
+    observer = Observer(HealthWorld(has_ready=has_ready, has_marker=has_marker))
+    for part in parts:
+        observer.part(part)
+
+
+@settings(max_examples=examples(40))
+@given(st.lists(PARTS, min_size=1, max_size=30), st.booleans(), st.booleans())
+def test_a_day_with_random_faults(parts: list[Part], has_ready: bool, has_marker: bool) -> None:
+    live(parts, has_ready=has_ready, has_marker=has_marker)
+
+
+@pytest.mark.parametrize("has_ready", [False, True])
+def test_failures_of_a_driver_that_was_swapped_between_two_samples_do_not_count(has_ready: bool) -> None:
+    parts: list[Part] = [("bad", 1, None, None), ("flapping", 2, None, None), ("bad", 1, "driver-starts", None)]
+    live(parts * 3, has_ready=has_ready)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 7])
+def test_a_watch_that_is_restarted_all_the_time_does_not_miss_a_wedge(every: int) -> None:
+    world = played("plain", "+ " + " ".join("-" if number % every else "restart -" for number in range(10)))
+    assert (world.state, world.has_request) == ("wedged", True)
 
 
 # the order within a turn, and the end
 
 
 def test_the_marks_and_the_report_come_before_the_node() -> None:
-    world = world_of("node")
+    world = played("node", "+ - -")
     seen: list[tuple[str, set[str]]] = []
-    list(play(world, "+ - -"))
     world.killer.at("report", lambda: seen.append((world.reports[-1].history.name, set(world.files))))
     list(play(world, "-"))
     assert seen == [("wedged", {"ready.withdrawn", "marker", "record"})]
 
 
 def test_a_reconcile_does_not_wait_for_the_mute_of_the_node() -> None:
-    world = world_of("node")
+    world = played("node", "+ - -")
     locked: list[int] = []
-    list(play(world, "+ - -"))
     world.killer.at("ask", lambda: locked.append(world.locked))
     list(play(world, "-"))
     assert locked == [0]
@@ -96,8 +232,7 @@ def test_a_reconcile_does_not_wait_for_the_mute_of_the_node() -> None:
 
 @pytest.mark.parametrize("call", ["sample", "report"])
 def test_sigterm_ends_a_turn_and_leaves_the_markers_and_the_next_process_reports(call: str) -> None:
-    world = world_of("node")
-    list(play(world, "+ - -"))
+    world = played("node", "+ - -")
 
     def end() -> None:
         world.clock.ask_to_end()
@@ -110,8 +245,7 @@ def test_sigterm_ends_a_turn_and_leaves_the_markers_and_the_next_process_reports
     assert world.kinds == []
     assert (READY in world.files) is (call == "sample")
     world.clock.forget_the_end()
-    world.start()
-    list(play(world, "-"))
+    list(play(world, "restart -"))
     assert world.kinds == [WEDGED]
 
 
@@ -128,15 +262,13 @@ def test_a_slow_probe_delays_no_later_sample() -> None:
 
 
 def test_the_waits_between_the_tries_of_a_notice_grow() -> None:
-    world = world_of("node")
-    list(play(world, "+ break=report -*100"))
-    waits = [later - earlier for earlier, later in pairwise(world.tried[1:])]
+    tried = played("node", "+ break=report -*100").tried
+    waits = [later - earlier for earlier, later in pairwise(tried[1:])]
     assert (len(waits), waits) == (TRIES - 1, sorted(waits))
 
 
 def test_evidence_has_the_samples_and_the_last_output_of_the_probe() -> None:
-    world = world_of("node evidence")
-    list(play(world, "+ -*3"))
+    world = played("node evidence", "+ -*3")
     ((path, lines),) = world.kept.items()
     assert "health-watch's last samples:" in lines
     assert sum(f"unhealthy: {BAD.reason}" in line for line in lines) == 3
@@ -148,10 +280,9 @@ def test_two_watches_of_one_driver_post_one_event() -> None:
     world, other = world_of("node"), world_of("node")
     other.files, other.reported = world.files, world.reported
     for chip in (GOOD, BAD, BAD, BAD, BAD, GOOD, GOOD):
-        world.chip = other.chip = chip
-        world.turn()
+        world.turns(chip)
         other.clock.now = world.clock.now + 7.0
-        other.turn()
+        other.turns(chip)
     assert world.kinds == [WEDGED, RECOVERED]
 
 
@@ -166,25 +297,22 @@ def test_a_restart_waits_for_the_stuck_probe_of_the_process_before() -> None:
 
 
 def test_the_record_has_each_device_and_changes_only_with_its_health() -> None:
-    devices = (
-        DeviceVerdict("rbln0", Health.HEALTHY, "normal, 41 C", "0000:c1:00.0"),
-        DeviceVerdict("rbln1", Health.UNHEALTHY, "abnormal", "0000:c2:00.0"),
-    )
+    good = DeviceVerdict("rbln0", Health.HEALTHY, "normal, 41 C", "0000:c1:00.0")
+    bad = DeviceVerdict("rbln1", Health.UNHEALTHY, "abnormal", "0000:c2:00.0")
     world = HealthWorld()
-    world.turns(replace(BAD, devices=devices))
-    recorded = decode_watch_record(world.files[RECORD], world.boot_id).devices
-    assert recorded == (replace(devices[0], reason=""), devices[1])
-    world.turns(BAD)
-    assert decode_watch_record(world.files[RECORD], world.boot_id).devices == ()
+    found = []
+    for said in (replace(BAD, devices=(good, bad)), BAD):
+        world.turns(said)
+        found.append(decode_watch_record(world.files[RECORD], world.boot_id).devices)
+    assert found == [(replace(good, reason=""), bad), ()]
     world.start()
     for degrees in range(40, 60):
-        world.turns(replace(GOOD, devices=(replace(devices[0], reason=f"normal, {degrees} C"),)))
+        world.turns(replace(GOOD, devices=(replace(good, reason=f"normal, {degrees} C"),)))
     assert world.killer.effects.count("remember") == 1
 
 
 def test_the_report_counts_samples_also_if_a_mark_fails() -> None:
-    world = HealthWorld(broken={"request"})
-    world.turns(GOOD, BAD, UNKNOWN, BAD, BAD)
+    world = played("plain", "break=request + - ? - -")
     report = world.reports[-1]
     assert report.samples == {Health.HEALTHY: 1, Health.UNHEALTHY: 3, Health.UNKNOWN: 1}
     assert report.result == BAD

@@ -7,7 +7,7 @@ import copy
 import itertools
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,20 +36,13 @@ FLEET = FLEET_SCENARIOS["fleet"]
 SMALL = replace(FLEET, nodes=FLEET.nodes[:2])
 
 
-@dataclass
 class Listener:
     """A show that keeps everything."""
 
-    chapters: list[str] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
-    news: list[str] = field(default_factory=list)
-    pictures: list[Picture] = field(default_factory=list)
-
-    def chapter(self, title: str) -> None:
-        self.chapters.append(title)
-
-    def line(self, text: str) -> None:
-        self.lines.append(text)
+    def __init__(self) -> None:
+        self.chapters, self.lines, self.news = list[str](), list[str](), list[str]()
+        self.pictures = list[Picture]()
+        self.chapter, self.line = self.chapters.append, self.lines.append
 
     def picture(self, picture: Picture, news: Sequence[str]) -> None:
         self.pictures.append(picture)
@@ -98,27 +91,35 @@ def test_a_bad_driver_is_undone_and_a_good_one_reaches_all_nodes_in_real_runs(pl
     assert "cannot be loaded" in failed
     assert f"driver {FLEET.old.version} " in undone
     assert f"driver {FLEET.good.version} " in upgraded
-
-
-@pytest.mark.submission
-def test_each_change_is_shown_once_and_the_last_picture_is_the_end(played: Stage) -> None:
-    assert played.report is not None
-    texts = [one.text for one in played.report.timeline]
-    assert len(played.show.news) == len(texts) > 0
-    assert played.show.pictures[-1] == played.watcher.course.end
-    assert played.show.news[-1].endswith(played.show.pictures[-1].headline)
+    texts = [one.text for one in report.timeline]
+    assert len(show.news) == len(texts) > 0, "each change is shown once"
+    assert show.pictures[-1] == played.watcher.course.end
+    assert show.news[-1].endswith(show.pictures[-1].headline)
     assert not [text for text, after in itertools.pairwise(texts) if text == after]
 
 
-def row(picture: Picture | None, node: str, **changes: str) -> Picture:
-    """The picture with another row of that node."""
-    assert picture is not None
-    rows = tuple(replace(one, **changes) if one.node == node else one for one in picture.rows)
-    return replace(picture, rows=rows)
+Spoil = Callable[[FleetCourse], FleetCourse]
+CANARY, OTHER = FLEET.canary, FLEET.nodes[-1]
+WAVES = "the nodes were taken in the waves"
 
 
-def more_pods(node: str, version: str, change: int) -> Callable[[FleetCourse], FleetCourse]:
-    return lambda course: replace(course, pods=course.pods + Counter({(node, version): change}))
+def changed(**changes: Any) -> Spoil:
+    return lambda course: replace(course, **changes)
+
+
+def row(name: str, node: str, **changes: str) -> Spoil:
+    """Another row of that node in the picture `name`."""
+
+    def spoil(course: FleetCourse) -> FleetCourse:
+        picture: Picture = getattr(course, name)
+        rows = tuple(replace(one, **changes) if one.node == node else one for one in picture.rows)
+        return replace(course, **{name: replace(picture, rows=rows)})
+
+    return spoil
+
+
+def one_more_pod(node: str, version: str) -> Spoil:
+    return lambda course: replace(course, pods=course.pods + Counter({(node, version): 1}))
 
 
 def swapped(course: FleetCourse) -> FleetCourse:
@@ -136,57 +137,41 @@ def too_early(course: FleetCourse) -> FleetCourse:
     return replace(course, taken=[*course.taken[:-1], replace(last, unfinished=(second.node,))])
 
 
-CANARY, OTHER = FLEET.canary, FLEET.nodes[-1]
-SPOILED: dict[str, tuple[str, Callable[[FleetCourse], FleetCourse]]] = {
-    "a second node gets the bad driver": ("reached", more_pods(OTHER, FLEET.bad.version, 1)),
-    "the canary gets it twice": ("reached", more_pods(CANARY, FLEET.bad.version, 1)),
-    "the halt names no node": ("the halt shows", lambda course: replace(course, halted="held: no module")),
-    "the halt shows no reason": ("the halt shows", lambda course: replace(course, halted=f"failed: {CANARY}")),
-    "status reports success at the halt": (
-        "rollout status and undo",
-        lambda course: replace(course, answers=(0, 0)),
-    ),
+SPOILED: dict[str, tuple[str, Spoil]] = {
+    "a second node gets the bad driver": ("reached", one_more_pod(OTHER, FLEET.bad.version)),
+    "the canary gets it twice": ("reached", one_more_pod(CANARY, FLEET.bad.version)),
+    "the halt names no node": ("the halt shows", changed(halted="held: no module")),
+    "the halt shows no reason": ("the halt shows", changed(halted=f"failed: {CANARY}")),
+    "status reports success at the halt": ("rollout status and undo", changed(answers=(0, 0))),
     "the undo is refused": (
         "rollout status and undo",
         lambda course: replace(course, answers=(*course.answers[:1], 2)),
     ),
-    "it is not undone": (
-        "after the undo",
-        lambda course: replace(course, undone=row(course.undone, CANARY, driver=FLEET.bad.version)),
-    ),
-    "a node is down after it": (
-        "after the undo",
-        lambda course: replace(course, undone=row(course.undone, OTHER, pod="Terminating")),
-    ),
-    "a node is restarted for the undo without need": ("for the undo", more_pods(OTHER, FLEET.old.version, 1)),
-    "a node is restarted twice": ("restarts for", more_pods(OTHER, FLEET.good.version, 1)),
-    "a node keeps the old driver": (
-        "in the end the nodes serve",
-        lambda course: replace(course, end=row(course.end, OTHER, driver=FLEET.old.version)),
-    ),
-    "the waves change places": ("the nodes were taken in the waves", swapped),
+    "it is not undone": ("after the undo", row("undone", CANARY, driver=FLEET.bad.version)),
+    "a node is down after it": ("after the undo", row("undone", OTHER, pod="Terminating")),
+    "a node is restarted for the undo without need": ("for the undo", one_more_pod(OTHER, FLEET.old.version)),
+    "a node is restarted twice": ("restarts for", one_more_pod(OTHER, FLEET.good.version)),
+    "a node keeps the old driver": ("in the end the nodes serve", row("end", OTHER, driver=FLEET.old.version)),
+    "the waves change places": (WAVES, swapped),
     "a wave does not wait for the one before": ("was taken before", too_early),
     "a wave is left out": (
-        "the nodes were taken in the waves",
+        WAVES,
         lambda course: replace(course, taken=[replace(one, wave=1) for one in course.taken]),
     ),
     "one too many at once": ("were under way", lambda course: replace(course, most_at_once=course.most_at_once + 1)),
-    "one at a time": ("were under way", lambda course: replace(course, most_at_once=1)),
-    "a label has another state": (
-        "the labels are",
-        lambda course: replace(course, end=row(course.end, OTHER, upgrade="validation-required")),
-    ),
+    "one at a time": ("were under way", changed(most_at_once=1)),
+    "a label has another state": ("the labels are", row("end", OTHER, upgrade="validation-required")),
     "the object is not ready": (
         "the object's conditions",
         lambda course: replace(course, shown={**course.shown, "Ready": "False"}),
     ),
-    "the controller fails": ("the controller ended", lambda course: replace(course, controller_status=1)),
+    "the controller fails": ("the controller ended", changed(controller_status=1)),
 }
 
 
 @pytest.mark.submission
 @pytest.mark.parametrize(("what", "spoil"), SPOILED.values(), ids=SPOILED.keys())
-def test_a_wrong_course_is_found(what: str, spoil: Callable[[FleetCourse], FleetCourse], played: Stage) -> None:
+def test_a_wrong_course_is_found(what: str, spoil: Spoil, played: Stage) -> None:
     found = problems(FLEET, spoil(copy.deepcopy(played.watcher.course)))
     assert any(what in one for one in found), found
 

@@ -50,8 +50,7 @@ def run(code: str, folder: Path, terminal: Terminal | None) -> tuple[int, list[s
 
 
 def test_on_a_terminal_it_finds_one_of_the_same_size_and_may_draw(terminal: Terminal, tmp_path: Path) -> None:
-    status, lines = run(ASK, tmp_path, terminal)
-    assert (status, lines) == (0, [])
+    assert run(ASK, tmp_path, terminal) == (0, [])
     assert terminal.getvalue() == "True 97 33\nNone\n"
 
 
@@ -61,16 +60,10 @@ def test_what_it_draws_comes_as_it_is(terminal: Terminal, tmp_path: Path) -> Non
     assert terminal.getvalue() == "▸ one\r\x1b[2K✓ one\ntwo\r\n"
 
 
-def test_without_a_terminal_each_line_is_told_and_the_last_one_too(tmp_path: Path) -> None:
-    assert run("import os; os.write(1, b'one\\ntw'); os.write(2, b'o\\nthree')", tmp_path, None) == (
-        0,
-        ["one", "two", "three"],
-    )
-
-
-def test_without_a_terminal_nobody_draws(tmp_path: Path) -> None:
-    status, lines = run("import os, sys; print(sys.stdout.isatty(), os.environ['LOG_FORMAT'])", tmp_path, None)
-    assert (status, lines) == (0, ["False text"])
+def test_without_a_terminal_nothing_is_drawn_and_each_line_is_passed_on_with_the_last_one(tmp_path: Path) -> None:
+    code = "import os, sys; print(sys.stdout.isatty(), os.environ['LOG_FORMAT'])"
+    code += "; os.write(1, b'one\\ntw'); os.write(2, b'o\\nthree')"
+    assert run(code, tmp_path, None) == (0, ["False text", "one", "two", "three"])
 
 
 @pytest.mark.parametrize("is_shown", [True, False], ids=["on a terminal", "in lines"])
