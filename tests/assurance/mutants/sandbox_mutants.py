@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.assurance.mutants.mutant import Mutant
 
 CONTRACT = "unit/sandbox/test_contract_on_sandbox.py::TestFleetObjectsOnSandbox::"
-FLEET = "unit/sandbox/test_fleet_scenario.py::"
+FLEET = "unit/sandbox/test_sandbox_scenarios.py::"
 SCREEN = "unit/cli/test_screens.py::"
 FOREGROUND = "unit/sandbox/test_foreground.py::"
 PODS = "unit/sandbox/test_sandbox_apiserver.py::"

@@ -16,7 +16,7 @@ STATE_MUTANTS = (
         "domain/status.py",
         "key=lambda one: one.kind in NOTES",
         "key=lambda one: one.kind not in NOTES",
-        ("unit/status/test_attention.py::test_errors_come_before_notes",),
+        ("unit/status/test_status.py::test_each_missing_right_or_mount_is_named_once_and_errors_come_before_notes",),
     ),
     Mutant(
         "unknown-pods-not-reported",
@@ -120,7 +120,7 @@ STATE_MUTANTS = (
         "domain/status.py",
         "    _wedged,\n    _failed_headline,\n    _with_machines,\n    _not_loaded,\n    _ready,\n",
         "    _failed_headline,\n    _not_loaded,\n    _ready,\n    _wedged,\n",
-        ("unit/status/test_headline.py::test_the_headline",),
+        ("unit/status/test_status.py::test_the_headline",),
     ),
     Mutant(
         "one-right-hides-all",

@@ -53,16 +53,10 @@ class Site:
 
     def label(self, value: str, key: str = WORKLOAD) -> None:
         """Set a label of the Node: without a `key` the one by which the user says whom the devices serve."""
-        self._change("labels", {key: value})
 
-    def annotate(self, key: str, value: str) -> None:
-        """Set an annotation of the Node."""
-        self._change("annotations", {key: value})
-
-    def _change(self, field: str, values: dict[str, str]) -> None:
         def change(node: dict[str, Any]) -> dict[str, Any]:
-            changed = {**node["metadata"].get(field, {}), **values}
-            return {**node, "metadata": {**node["metadata"], field: changed}}
+            changed = {**node["metadata"].get("labels", {}), key: value}
+            return {**node, "metadata": {**node["metadata"], "labels": changed}}
 
         self.hand.cluster.store.patch("nodes", NODE, change)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,11 @@ from driver_manager.cli.main import run
 from driver_manager.cli.session import _home
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.settings import AnySetting, Values
+from driver_manager.domain.settings import Values
 from driver_manager.domain.text import spoken
 from driver_manager.schemas import NAMES, schema
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.command_scenarios import blocks, desk_for, happen, played, script_of, state
-from tests.support.fakes.schemas import closed, conforms
 
 TITLES = list(blocks())
 UPDATE = "read the new output, then run `python -m tests.support.fakes.command_scenarios`"
@@ -67,33 +65,22 @@ def test_a_run_that_cannot_write_its_files_changes_nothing(
         assert "driver 1.2.92, device-plugin=true, not cordoned, no journal, 1 patch(es)" in state(desk)
 
 
-EVICTING = (
-    settings.ENABLE_NPU_POD_EVICTION,
-    settings.ENABLE_AUTO_DRAIN,
-    settings.EVICT_HOLDERS,
-    settings.RESTART_CLIENTS,
-)
-
-
-def values(given: Mapping[AnySetting, Any]) -> Values:
-    known = (*settings.CLUSTER, *settings.WORKLOADS)
-    return Values({one: given.get(one, one.unset) for one in known})
+EVICTING = ("ENABLE_NPU_POD_EVICTION", "ENABLE_AUTO_DRAIN", "EVICT_HOLDERS", "RESTART_CLIENTS")
 
 
 @pytest.mark.parametrize(
     ("given", "home"),
     [
         ({}, PROFILE.namespace),
-        ({settings.POD_NAMESPACE: "mine"}, "mine"),
-        ({settings.OPERATOR_NAMESPACE: "ops"}, "ops"),
-        ({settings.OPERATOR_NAMESPACE: "ops", settings.POD_NAMESPACE: "mine"}, "mine"),
-        *(({one: True, settings.OPERATOR_NAMESPACE: "ops"}, "") for one in EVICTING),
+        ({"POD_NAMESPACE": "mine"}, "mine"),
+        ({"OPERATOR_NAMESPACE": "ops"}, "ops"),
+        ({"OPERATOR_NAMESPACE": "ops", "POD_NAMESPACE": "mine"}, "mine"),
+        *(({one: True, "OPERATOR_NAMESPACE": "ops"}, "") for one in EVICTING),
     ],
 )
-def test_only_a_run_that_evicts_no_pod_may_read_the_pods_of_one_namespace(
-    given: dict[AnySetting, Any], home: str
-) -> None:
-    assert _home(values(given), PROFILE) == home
+def test_only_a_run_that_evicts_no_pod_may_read_the_pods_of_one_namespace(given: dict[str, Any], home: str) -> None:
+    known = (*settings.CLUSTER, *settings.WORKLOADS)
+    assert _home(Values({one: given.get(one.env, one.unset) for one in known}), PROFILE) == home
 
 
 # the forms
@@ -117,13 +104,8 @@ def test_every_field_of_every_form_has_its_description(name: str) -> None:
     assert schema(name)["$schema"] == "http://json-schema.org/draft-07/schema#"
 
 
-def test_a_field_that_no_form_names_is_found() -> None:
-    with pytest.raises(AssertionError, match="flavour"):
-        conforms("holders", json.dumps({"schemaVersion": 1, "holders": [], "flavour": "sweet"}))
-    with pytest.raises(AssertionError):
-        conforms("holders", json.dumps({"schemaVersion": 2, "holders": []}))
-    assert "additionalProperties" not in json.dumps(schema("status")), "a later version may add some"
-    assert closed({"properties": {}})["additionalProperties"] is False
+def test_a_form_lets_a_later_version_add_fields() -> None:
+    assert "additionalProperties" not in json.dumps(schema("status"))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ COMMANDS = ("status", "plan", "preflight", "restore", "rollout status", "holders
 ENDS = (None, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 """How a run ends: by itself with an error, or by a signal while the API server lets it wait."""
 
-
 RELEASE_ROUNDS = 4
 """More than a hundred runs in all."""
 
@@ -67,15 +66,6 @@ def kubeconfig(keys: Authority, folder: Path, port: int) -> Path:
     return path
 
 
-def forget_connections(listener: socket.socket) -> None:
-    """Take those that a run has opened, and that nobody has answered."""
-    listener.settimeout(0)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            listener.accept()[0].close()
-    listener.settimeout(TIMEOUT_S)
-
-
 @pytest.mark.submission
 @pytest.mark.shares(3)
 @pytest.mark.parametrize("command", COMMANDS)
@@ -108,7 +98,11 @@ def test_no_run_leaves_a_file_however_it_ends(
                 run.send_signal(how)
             assert run.wait(TIMEOUT_S)
         assert list(temporary.iterdir()) == []
-        forget_connections(listener)
+        listener.settimeout(0)  # the connections of this run that nobody has answered
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                listener.accept()[0].close()
+        listener.settimeout(TIMEOUT_S)
 
 
 def test_a_server_is_reached_with_credentials_that_are_only_in_memory(

@@ -1,16 +1,22 @@
-"""The help of every command fits a screen of 40 lines and 100 columns, and leaves nothing out for good."""
+"""The help of every command fits a screen of 40 lines and 100 columns; shells complete what may come next."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from driver_manager.cli.main import LazyGroup, cli, run
+from driver_manager.cli.main import COMMANDS, SHELLS, LazyGroup, cli, run
 from driver_manager.cli.options import ScreenCommand, SettingOption, first_sentence
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ExitCode
 
 assert isinstance(cli, LazyGroup)
-COMMANDS = dict(cli.each())
+EACH = dict(cli.each())
 LINES, COLUMNS = 40, 100
 
 
@@ -22,16 +28,9 @@ def help_of(capfd: pytest.CaptureFixture[str], *argv: str) -> str:
 
 def options_of(name: str) -> list[SettingOption]:
     """The options that a command has from the table of settings."""
-    command = COMMANDS[name]
+    command = EACH[name]
     assert isinstance(command, ScreenCommand)
     return [option for option in command.params if isinstance(option, SettingOption)]
-
-
-def check_fits(text: str) -> None:
-    """Raise AssertionError where `text` does not fit."""
-    lines = text.splitlines()
-    assert len(lines) <= LINES
-    assert max(map(len, lines)) <= COLUMNS
 
 
 @pytest.fixture(autouse=True)
@@ -39,18 +38,14 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(COLUMNS))
 
 
-@pytest.mark.parametrize("argv", [[], ["rollout"], *(name.split() for name in COMMANDS)], ids=" ".join)
+@pytest.mark.parametrize("argv", [[], ["rollout"], *(name.split() for name in EACH)], ids=" ".join)
 def test_the_help_fits_a_screen(capfd: pytest.CaptureFixture[str], argv: list[str]) -> None:
-    check_fits(help_of(capfd, *argv, "--help"))
+    lines = help_of(capfd, *argv, "--help").splitlines()
+    assert len(lines) <= LINES
+    assert max(map(len, lines)) <= COLUMNS
 
 
-def test_a_help_with_every_option_does_not_fit(capfd: pytest.CaptureFixture[str]) -> None:
-    text = help_of(capfd, "plan", "--help-all")
-    with pytest.raises(AssertionError):
-        check_fits(text)
-
-
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", EACH)
 def test_what_the_help_leaves_out_is_in_the_whole_help(capfd: pytest.CaptureFixture[str], name: str) -> None:
     options = options_of(name)
     short = help_of(capfd, *name.split(), "--help")
@@ -64,7 +59,7 @@ def test_what_the_help_leaves_out_is_in_the_whole_help(capfd: pytest.CaptureFixt
         assert "--handover" not in whole, "hidden"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", EACH)
 def test_every_option_stands_under_its_heading(capfd: pytest.CaptureFixture[str], name: str) -> None:
     options = options_of(name)
     text = help_of(capfd, *name.split(), "--help-all" if options else "--help")
@@ -87,3 +82,65 @@ def test_a_sentence_is_not_ended_by_an_abbreviation() -> None:
     assert first_sentence("Serve here, e.g. :9400. Off by default.") == "Serve here, e.g. :9400."
     assert first_sentence("One. Two.") == "One."
     assert first_sentence("No end") == "No end"
+
+
+BIN = Path(sys.executable).parent
+ASK = """
+source <(driver-manager completion bash)
+COMP_WORDS=({words}) COMP_CWORD={at}
+compopt() {{ printf "compopt %s\n" "$2"; }}
+_driver_manager_completion driver-manager
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+def completed(*words: str) -> list[str]:
+    """What a real bash offers for the last of `words`, which may be empty."""
+    quoted = " ".join(f"'{word}'" for word in ("driver-manager", *words))
+    done = subprocess.run(
+        ["bash", "--norc", "--noprofile", "-c", ASK.format(words=quoted, at=len(words))],
+        env={"PATH": f"{BIN}{os.pathsep}{os.defpath}", "LC_ALL": "C.UTF-8"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=True,
+    )
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_of_each_shell_asks_this_command_and_needs_no_shell(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, shell: str
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert run(["completion", shell]) == ExitCode.DONE
+    out, err = capfd.readouterr()
+    assert (f"_DRIVER_MANAGER_COMPLETE={shell}_complete" in out, "driver-manager" in out, err) == (True, True, "")
+
+
+def test_another_shell_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["completion", "tcsh"]) == ExitCode.USAGE
+    assert "'bash', 'zsh', 'fish'" in capfd.readouterr().err
+
+
+@pytest.mark.submission
+@pytest.mark.shares(3)
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (("",), sorted(COMMANDS)),
+        (("re",), ["rebooter", "reconcile-driver-state", "reconcile-vfio-state", "restore"]),
+        (("plan", "--driver-l"), ["--driver-load"]),
+        (("plan", "--driver-load", ""), ["container", "manager", "none"]),
+        (("plan", "--profile", "as"), ["ascend"]),
+        (("plan", "--kubeconfig", ""), ["compopt default", ""]),
+        (("completion", "z"), ["zsh"]),
+        (("rollout", "c"), ["controller"]),
+        (("rollout", "controller", "--lea"), ["--lease-name"]),
+        (("sandbox", "busy"), ["busy-module"]),
+    ],
+)
+def test_bash_offers_what_may_come_next(words: tuple[str, ...], offered: list[str]) -> None:
+    assert sorted(completed(*words)) == sorted(offered)

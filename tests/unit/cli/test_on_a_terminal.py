@@ -1,8 +1,11 @@
-"""What `status` looks like on a terminal: the state in colour, errors before notes; plain text and JSON elsewhere."""
+"""What commands print on a terminal, in a pipe and into a full device."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Generator
@@ -11,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from driver_manager.domain.errors import ExitCode
 from driver_manager.sandbox.apiserver import apply_merge_patch
 from driver_manager.sandbox.cluster import NODE
 from tests.support.fakes.builders import PROFILE
@@ -39,16 +43,10 @@ def environment(node: ByHand, **more: str) -> dict[str, str]:
 
 def piped(node: ByHand, *words: str) -> str:
     """What a pipe gets of it."""
-    return subprocess.run(
-        [*STATUS, *words],
-        env={"TERM": "xterm", **environment(node)},
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=TIMEOUT_S,
-        stdin=subprocess.DEVNULL,
-    ).stdout
+    env = {"TERM": "xterm", **environment(node)}
+    return subprocess.check_output(
+        [*STATUS, *words], env=env, cwd=REPOSITORY, text=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL
+    )
 
 
 @pytest.mark.submission
@@ -63,22 +61,16 @@ def test_on_a_terminal_the_state_is_green_an_error_red_and_a_note_yellow_below_i
     assert "digest" in attention[0]
     assert "cordon" in attention[1]
     assert rest[: rest.index(attention[1]) + 1].count(attention[0]) == 1, "errors come first"
+    text = piped(node)
+    assert "\x1b" not in text, "a pipe gets the same without colour"
+    assert [line.rstrip() for line in shown.text.splitlines()] == [line.rstrip() for line in text.splitlines()]
 
 
 @pytest.mark.parametrize("variable", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
 def test_who_wants_no_colour_gets_the_same_without(node: ByHand, variable: dict[str, str]) -> None:
     shown = on_terminal(STATUS, environment(node, **variable), REPOSITORY)
-    assert not shown.is_styled
     assert "\x1b" not in shown.raw
     assert shown.text.startswith("ready: ")
-
-
-@pytest.mark.submission
-def test_a_pipe_gets_the_same_text_without_colour(node: ByHand) -> None:
-    text = piped(node)
-    assert "\x1b" not in text
-    on_screen = on_terminal(STATUS, environment(node), REPOSITORY).text
-    assert [line.rstrip() for line in on_screen.splitlines()] == [line.rstrip() for line in text.splitlines()]
 
 
 @pytest.mark.submission
@@ -86,3 +78,148 @@ def test_json_is_json_on_a_terminal_too(node: ByHand) -> None:
     shown = on_terminal([*STATUS, "-o", "json"], environment(node), REPOSITORY)
     assert "\x1b" not in shown.raw
     assert json.loads(shown.text) == json.loads(piped(node, "-o", "json"))
+
+
+# the sandbox shows what the commands show: on a terminal a live list of steps, elsewhere lines
+
+SANDBOX = (sys.executable, "-m", "driver_manager", "sandbox")
+ENV = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}
+
+
+def sandbox(*words: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*SANDBOX, *words],
+        env={"TERM": "xterm", "SHELL": "/bin/sh", **ENV},
+        cwd=REPOSITORY,
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=900.0,
+        check=False,
+    )
+
+
+@pytest.mark.submission
+@pytest.mark.shares(3)
+def test_on_a_terminal_the_steps_are_a_live_list() -> None:
+    shown = on_terminal([*SANDBOX, "first-install"], ENV, REPOSITORY)
+    assert shown.status == 0, shown.text
+    assert re.search(r"\x1b\[36m▸\x1b\[0m \[2/4\] load rebellions", shown.raw), "the present step"
+    done = [line for line in shown.text.splitlines() if re.search(r"✓ \[\d/4\] .*  \d+\.\d s$", line)]
+    assert len(done) == 4
+    assert "as expected: " in shown.text
+
+
+@pytest.mark.submission
+@pytest.mark.shares(3)
+def test_in_a_pipe_each_step_is_a_line() -> None:
+    done = sandbox("first-install")
+    assert done.returncode == 0, done.stdout
+    assert "\x1b" not in done.stdout
+    assert len(re.findall(r"^\d\d:\d\d:\d\d\.\d{3} \[\d/4\] ", done.stdout, re.MULTILINE)) == 4
+
+
+@pytest.mark.submission
+@pytest.mark.shares(3)
+def test_in_the_shell_the_commands_find_the_node_as_the_scenario_left_it() -> None:
+    given = "driver-manager status\ndriver-manager holders\ndriver-manager restore --dry-run\necho left: $?\nexit 7\n"
+    done = sandbox("held-device", "--shell", given=given)
+    scenario, _, shell = done.stdout.partition("is up until you leave this shell")
+    assert "as expected: " in scenario
+    assert "trainer (pid 4242) of trainer.service has /dev/rbln0 open; no pod was disturbed" in scenario
+    assert re.search(r"^failed since .*: exit 4: the device is in use", shell, re.MULTILINE), done.stdout + done.stderr
+    assert re.search(r"^4242 +trainer +/dev/rbln0 +open", shell, re.MULTILINE)
+    assert "left: 0" in shell
+    assert done.returncode == 0, "the shell's own exit status does not matter"
+
+
+@pytest.mark.parametrize("words", [["--all"], ["fleet"], ["wedge-to-reboot"], ["-o", "json"]], ids=" ".join)
+def test_the_shell_goes_with_one_scenario_of_one_node(words: list[str]) -> None:
+    done = sandbox("--shell", *words)
+    assert done.returncode == ExitCode.USAGE
+    assert "--shell needs one scenario of one node" in done.stderr
+
+
+# an output that takes no more (ENOSPC) is an error in two lines, and changes nothing of what was done
+
+FULL = "standard output cannot be written: No space left on device"
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Generator[ByHand, None, None]:
+    """A node with an old driver."""
+    with by_hand(tmp_path_factory.mktemp("full")) as found:
+        yield found
+
+
+Done = subprocess.CompletedProcess[str]
+
+
+def into(output: int, node: ByHand, *argv: str, stderr: int = subprocess.PIPE) -> Done:
+    """The command with this standard output."""
+    return subprocess.run(
+        [sys.executable, "-m", "driver_manager", *argv],
+        cwd=REPOSITORY,
+        env=node.environment(LOG_FORMAT="text"),
+        stdout=output,
+        stderr=stderr,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def into_a_full_device(node: ByHand, *argv: str, also_stderr: bool = False) -> Done:
+    with Path("/dev/full").open("wb") as full:
+        done = into(full.fileno(), node, *argv, stderr=full.fileno() if also_stderr else subprocess.PIPE)
+    assert not any(words in (done.stderr or "") for words in ("Traceback", "Exception ignored"))
+    return done
+
+
+@pytest.mark.submission
+@pytest.mark.shares(3)
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("status", "status -o json", "plan", "preflight -o json", "holders", "--help"),
+        *("status --help-all", "--version", "sandbox --list", "completion bash"),
+    ],
+)
+def test_what_only_prints_fails_in_two_lines(full: ByHand, words: str) -> None:
+    done = into_a_full_device(full, *words.split())
+    lines = [line for line in done.stderr.splitlines() if "error" in line]
+    assert FULL in lines[-2]
+    assert "what to do: " in lines[-1]
+    assert done.returncode == ExitCode.USAGE
+
+
+def test_a_failure_keeps_its_own_exit_code_and_its_own_two_lines(full: ByHand) -> None:
+    done = into_a_full_device(full, "status", "-o", "json", "--node-name", "no-such-node")
+    assert "no-such-node does not exist" in done.stderr
+    assert done.returncode == ExitCode.USAGE
+
+
+@pytest.mark.submission
+@pytest.mark.parametrize("words", ["status", "status -o json --no-such-option", "", "reconcile-driver-state --bogus"])
+def test_with_nowhere_to_write_at_all_the_exit_code_still_tells(full: ByHand, words: str) -> None:
+    assert into_a_full_device(full, *words.split(), also_stderr=True).returncode == ExitCode.USAGE
+
+
+@pytest.mark.submission
+@pytest.mark.shares(3)
+def test_a_run_that_is_done_is_done_though_nobody_can_read_of_it(full: ByHand) -> None:
+    argv = ("--driver-load", "manager", "--driver-root", "/opt/none", "-o", "json")
+    refused = into_a_full_device(full, "reconcile-driver-state", *argv)
+    assert refused.returncode == ExitCode.PREFLIGHT_FAILED, refused.stderr
+    given = into_a_full_device(full, "restore")
+    assert given.returncode == ExitCode.DONE, given.stderr
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, b"x" * fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ))
+        unread = into(writer, full, "restore", "-o", "json")
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert unread.returncode == ExitCode.DONE, unread.stderr
+    assert "warning: standard output was not read within 10 s: the result is not printed" in unread.stderr
+    assert all(f"warning: {FULL}" in done.stderr for done in (refused, given))

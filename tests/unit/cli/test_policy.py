@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import click
 import pytest
@@ -10,14 +13,17 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from driver_manager import profiles
+from driver_manager.adapters.host.files import HostRoots
 from driver_manager.cli.options import with_options
-from driver_manager.cli.reconcile import policy_for
-from driver_manager.cli.session import _with_last_label
-from driver_manager.domain import settings
+from driver_manager.cli.reconcile import policy_for, restart_clients
+from driver_manager.cli.session import Session, _with_last_label
+from driver_manager.core.clients import ClientRestarter, ClientTurn
+from driver_manager.domain import selectors, settings
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.observation import EvictionRules, Loader, Mode, Policy
 from driver_manager.domain.settings import AnySetting, SettingKind, Values
 from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.clock import FakeClock
 
 SETTINGS = (*settings.DRIVER, *settings.WORKLOADS)
 
@@ -69,24 +75,51 @@ def rules(env: dict[str, str], *argv: str) -> EvictionRules:
     return told(env, *argv).eviction
 
 
-def test_without_a_word_nobody_may_be_evicted() -> None:
-    assert told({}) == Policy()
+EVICTS = EvictionRules(is_enabled=True)
+WITH_CLASS = replace(EVICTS, deletes_empty_dirs=True, device_classes=("npu.rebellions.ai",))
+DRAINS = replace(EVICTS, drains=True, forces=True, deletes_empty_dirs=True, drain_timeout_s=90.0)
+OTHERS = {
+    "EVICT_HOLDERS": "true",
+    "POD_EVICTION_TIMEOUT": "2m",
+    "NPU_POD_EVICTION_DEVICE_CLASS": " a , ,b,",
+    "WAIT_FOR_COMPLETION_SELECTOR": "job in (a,b)",
+    "WAIT_FOR_COMPLETION_TIMEOUT": "1h",
+    "SAFE_LOAD": "true",
+    "OPERATOR_TIMEOUT": "3m",
+    "IGNORE_SKIP": "true",
+}
+AS_VFIO_MANAGER = {**GENERATION_2, "NPU_POD_EVICTION_FORCE": "false", "OPERATOR_NAMESPACE": "x"}
+VFIO = Policy(mode=Mode.VFIO, driver_pod_leaves=True)
 
 
-def test_generation_one_evicts_and_does_nothing_else() -> None:
-    assert rules(GENERATION_1) == EvictionRules(is_enabled=True)
+@pytest.mark.parametrize(
+    ("env", "policy"),
+    [
+        ({}, Policy()),
+        (GENERATION_1, Policy(eviction=EVICTS)),
+        (GENERATION_2, Policy(eviction=replace(WITH_CLASS, forces=True))),
+        (NVIDIAS, Policy(eviction=replace(DRAINS, drain_selector=selectors.parse("app=web")))),
+        (
+            OTHERS,
+            Policy(
+                eviction=EvictionRules(evicts_holders=True, timeout_s=120.0, device_classes=("a", "b")),
+                completion=selectors.parse("job in (a,b)"),
+                completion_timeout_s=3_600.0,
+                safe_load=True,
+                operator_timeout_s=180.0,
+                ignore_skip=True,
+            ),
+        ),
+    ],
+    ids=["nothing", "generation 1", "generation 2", "NVIDIA", "others"],
+)
+def test_the_words_of_each_operator_become_one_policy(env: dict[str, str], policy: Policy) -> None:
+    assert told(env) == policy
 
 
-def test_generation_two_evicts_with_its_consents_and_its_class() -> None:
-    assert rules(GENERATION_2) == EvictionRules(
-        is_enabled=True, forces=True, deletes_empty_dirs=True, device_classes=("npu.rebellions.ai",)
-    )
-
-
-def test_nvidias_words_mean_the_same() -> None:
-    found = rules(NVIDIAS)
-    assert (found.is_enabled, found.drains, found.forces, found.deletes_empty_dirs) == (True, True, True, True)
-    assert (found.drain_selector.text, found.drain_timeout_s) == ("app=web", 90.0)
+@pytest.mark.parametrize(("env", "policy"), [({}, VFIO), (AS_VFIO_MANAGER, replace(VFIO, eviction=WITH_CLASS))])
+def test_the_environment_of_vfio_manager_evicts_and_loads_no_driver(env: dict[str, str], policy: Policy) -> None:
+    assert told(env, mode=Mode.VFIO) == policy
 
 
 @pytest.mark.parametrize(
@@ -95,20 +128,16 @@ def test_nvidias_words_mean_the_same() -> None:
     ids=lambda value: str(value)[:40],
 )
 def test_the_first_variable_that_is_not_empty_counts(setting: AnySetting, also: str) -> None:
-    def flag(env: dict[str, str]) -> bool:
-        attribute = {
-            "enable_npu_pod_eviction": "is_enabled",
-            "npu_pod_eviction_force": "forces",
-            "npu_pod_eviction_delete_emptydir_data": "deletes_empty_dirs",
-        }[setting.name]
-        return bool(getattr(rules(env), attribute))
-
-    assert flag({also: "true"})
-    assert not flag({also: "false"})
-    assert flag({setting.env: "", also: "true"})
-    assert not flag({setting.env: "false", also: "true"})
-    assert flag({setting.env: "true", also: "false"})
-    assert not flag({setting.env: "", also: ""})
+    attribute = {
+        "enable_npu_pod_eviction": "is_enabled",
+        "npu_pod_eviction_force": "forces",
+        "npu_pod_eviction_delete_emptydir_data": "deletes_empty_dirs",
+    }[setting.name]
+    found = [
+        getattr(rules({setting.env: first, also: second}), attribute)
+        for first, second in (("", "true"), ("", "false"), ("false", "true"), ("true", "false"), ("", ""))
+    ]
+    assert found == [True, False, False, True, False]
 
 
 @pytest.mark.parametrize(("text", "is_on"), [("true", True), ("True", True), ("1", True), ("yes", True), ("0", False)])
@@ -116,33 +145,10 @@ def test_a_flag_is_read_as_charts_write_it(text: str, is_on: bool) -> None:
     assert rules({"ENABLE_NPU_POD_EVICTION": text}).is_enabled is is_on
 
 
-def test_a_flag_that_is_neither_is_a_usage_error() -> None:
-    with pytest.raises(click.UsageError, match="'maybe' is neither true nor false"):
-        told({"ENABLE_NPU_POD_EVICTION": "maybe"})
-
-
 def test_the_command_line_goes_before_the_environment() -> None:
     env = {"ENABLE_NPU_POD_EVICTION": "false", "DRAIN_POD_SELECTOR_LABEL": "a", "DRAIN_TIMEOUT_SECONDS": "5m"}
     found = rules(env, "--enable-npu-pod-eviction", "--drain-pod-selector-label", "b", "--drain-timeout-seconds", "7")
     assert (found.is_enabled, found.drain_selector.text, found.drain_timeout_s) == (True, "b", 7.0)
-
-
-def test_every_other_word_has_its_place() -> None:
-    found = told(
-        {
-            "EVICT_HOLDERS": "true",
-            "POD_EVICTION_TIMEOUT": "2m",
-            "NPU_POD_EVICTION_DEVICE_CLASS": " a , ,b,",
-            "WAIT_FOR_COMPLETION_SELECTOR": "job in (a,b)",
-            "WAIT_FOR_COMPLETION_TIMEOUT": "1h",
-            "SAFE_LOAD": "true",
-            "OPERATOR_TIMEOUT": "3m",
-            "IGNORE_SKIP": "true",
-        }
-    )
-    assert found.eviction == EvictionRules(evicts_holders=True, timeout_s=120.0, device_classes=("a", "b"))
-    assert (found.completion.text, found.completion_timeout_s) == ("job in (a,b)", 3_600.0)
-    assert (found.safe_load, found.operator_timeout_s, found.ignore_skip) == (True, 180.0, True)
 
 
 VFIO_OTHER = {**OTHER, SettingKind.CHOICE: "container"}
@@ -165,16 +171,6 @@ def test_each_setting_changes_the_policy_in_a_way_of_its_own(
     told_by = {setting: told({setting.env: other[setting.kind]}, mode=mode) for setting in known}
     assert [setting.env for setting, found in told_by.items() if found == unchanged] == []
     assert [one.env for one, two in itertools.combinations(told_by, 2) if told_by[one] == told_by[two]] == []
-
-
-def test_the_environment_of_vfio_manager_evicts_and_loads_no_driver() -> None:
-    plain = Policy(mode=Mode.VFIO, driver_pod_leaves=True)
-    assert told({}, mode=Mode.VFIO) == plain
-    found = told({**GENERATION_2, "NPU_POD_EVICTION_FORCE": "false", "OPERATOR_NAMESPACE": "x"}, mode=Mode.VFIO)
-    assert found.eviction == EvictionRules(
-        is_enabled=True, deletes_empty_dirs=True, device_classes=("npu.rebellions.ai",)
-    )
-    assert (found.loader, found.force_reinstall, found.clear_for) == (Loader.CONTAINER, False, "")
 
 
 def test_kmm_as_loader_is_refused_with_what_to_set_instead() -> None:
@@ -200,9 +196,7 @@ def test_a_bad_selector_is_a_configuration_error_that_names_its_variable(name: s
 
 @pytest.mark.parametrize("blank", ["", "  "])
 def test_a_blank_selector_is_none(blank: str) -> None:
-    found = told({"WAIT_FOR_COMPLETION_SELECTOR": blank, "DRAIN_POD_SELECTOR_LABEL": blank})
-    assert not found.completion
-    assert found.eviction.drain_selector.matches({"any": "label"})
+    assert told({"WAIT_FOR_COMPLETION_SELECTOR": blank, "DRAIN_POD_SELECTOR_LABEL": blank}) == Policy()
 
 
 # a further label of a DRA plugin
@@ -233,3 +227,23 @@ def test_the_drivers_own_label_never_leaves_last() -> None:
     named = replace(PROFILE.deploy, leave_last=("driver",))
     assert driver not in named.last_keys
     assert named.keys_in({driver: "true"}) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("loader", "is_asked"),
+    [(Loader.CONTAINER, False), (Loader.MANAGER, True), (Loader.NONE, False)],
+)
+def test_clients_are_restarted_by_a_run_that_loads_the_driver(
+    loader: Loader, is_asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def after_run(_: ClientRestarter, pods: Any, __: Any) -> ClientTurn:
+        asked.append(pods)
+        return ClientTurn()
+
+    monkeypatch.setattr(ClientRestarter, "after_run", after_run)
+    roots = HostRoots(tmp_path, tmp_path / "proc", tmp_path / "sys", tmp_path / "dev")
+    session = SimpleNamespace(clock=FakeClock(), log=None, cluster=None, profile=PROFILE, roots=roots)
+    restart_clients(cast("Session", session), Policy(loader=loader), ())
+    assert asked == ([()] if is_asked else [])

@@ -72,9 +72,8 @@ def test_what_is_said_stands_above_the_table(terminal: Terminal) -> None:
     screen = FleetScreen(terminal)
     screen.picture(picture(BEFORE), [])
     screen.line("node-01: [1/8] take the node")
-    shown = terminal.shown()
-    assert shown[0] == "node-01: [1/8] take the node"
-    assert sum("NODE" in line for line in shown) == 1
+    first, *rest = terminal.shown()
+    assert (first, sum("NODE" in line for line in rest)) == ("node-01: [1/8] take the node", 1)
 
 
 def test_a_chapter_leaves_the_table_and_begins_below_it(terminal: Terminal) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +12,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from driver_manager.cli import session as wiring
 from driver_manager.cli.main import run
-from driver_manager.domain.errors import ConfigError, ExitCode
+from driver_manager.domain.errors import ExitCode
 from driver_manager.profiles import builtin
 from driver_manager.sandbox import scenarios as runner
 from driver_manager.sandbox.cluster import SandboxCluster
@@ -215,16 +213,3 @@ def test_a_whole_run_leaves_no_secret_on_node_host_or_terminal(
     assert any("termination-log exit " in text for text in texts), "else this looks at nothing"
     assert said_in(*texts) == []
     assert not [text for text in texts if token in text]
-
-
-def test_an_error_that_held_the_environment_would_be_caught(
-    host: HostTree, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def leaks(*_: object, **__: object) -> None:
-        raise ConfigError(f"cannot go on with {dict(os.environ)}", "Nothing.")
-
-    monkeypatch.setattr(wiring, "kube_cluster", leaks)
-    run(["status"])
-    captured = capfd.readouterr()
-    assert said_in(captured.err) == [VARIABLE]
-    assert said_in(*files_below(tmp_path)) == [VARIABLE]

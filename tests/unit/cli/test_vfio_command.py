@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
-from msgspec.structs import replace
 
 from driver_manager.cli.main import run
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.journal import Owner, encode
-from driver_manager.sandbox import fake_tools
 from driver_manager.sandbox.host import KERNEL
 from driver_manager.sandbox.scenarios import OLD
-from tests.support.fakes.builders import DRIVER, PAUSED, PROFILE, journal, key
-from tests.support.fakes.vfio_site import ONE, TWO, WORKLOAD, Site
+from tests.support.fakes.builders import DRIVER, PROFILE
+from tests.support.fakes.vfio_site import ONE, TWO, Site
 
-JOURNAL, RECORD = PROFILE.keys.journal, PROFILE.paths.bindings.lstrip("/")
+RECORD = PROFILE.paths.bindings.lstrip("/")
 TO_MACHINES, TO_CONTAINERS = ["reconcile-vfio-state"], ["reconcile-driver-state"]
 ON_VFIO = ("vfio-pci", "vfio-pci")
 
@@ -117,25 +114,20 @@ def test_what_is_mixed_is_finished_and_what_vfio_has_by_its_ids_stays_on_the_way
 
 ROWS = {
     "no device": (ExitCode.DONE, "no device of profile rebellions is on the PCI bus"),
-    "unwanted": (ExitCode.STANDING_DOWN, f"is labelled {WORKLOAD}=container"),
     "no group": (ExitCode.PREFLIGHT_FAILED, f"{ONE} has no IOMMU group"),
     "no module": (ExitCode.PREFLIGHT_FAILED, f"no vfio module for {ONE}"),
     "shared": (ExitCode.PREFLIGHT_FAILED, "IOMMU group 10 is shared with 0000:c1:01.0 (e1000)"),
-    "taken": (ExitCode.OWNED_ELSEWHERE, "rbln-system/"),
-    "foreign module": (ExitCode.PREFLIGHT_FAILED, "foreign module foreign uses the driver"),
     "foreign driver": (ExitCode.PREFLIGHT_FAILED, f"{TWO} is bound to other, which is not the driver of profile"),
 }
 
 
 def prepare(row: str, native: Site) -> None:
-    cluster, tree = native.hand.cluster, native.hand.tree
+    tree = native.hand.tree
     devices = tree.root / "sys/bus/pci/devices"
     match row:
         case "no device":
             for address in (ONE, TWO):
                 (devices / address / "vendor").write_text("0xffff\n")
-        case "unwanted":
-            native.label("container")
         case "no group":
             (devices / ONE / "iommu_group").unlink()
         case "no module":
@@ -143,14 +135,6 @@ def prepare(row: str, native: Site) -> None:
                 (tree.root / "lib/modules" / KERNEL / name).write_text("")
         case "shared":
             native.bus.add("0000:c1:01.0", vendor="8086", kind="020000", group="10", driver="e1000")
-        case "taken":
-            metadata = cluster.store.get("pods", cluster.driver_pod(), cluster.namespace)["metadata"]
-            owner = Owner(f"{metadata['namespace']}/{metadata['name']}", metadata["uid"])
-            native.annotate(JOURNAL, encode(journal(owner=owner, boot_id=tree.boot_id)))
-        case "foreign module":
-            module = tree.root / "foreign.ko"
-            module.write_text(json.dumps({"version": ""}))
-            assert fake_tools.insert(tree.root, "foreign", {"foreign": (module, ["rebellions"])}) == 0
         case "foreign driver":
             (devices / TWO / "driver").unlink()
             native.bus.attach(TWO, "other", "other")
@@ -170,47 +154,13 @@ def test_what_cannot_be_is_said_and_nothing_is_changed(
 
 @pytest.mark.submission
 @pytest.mark.shares(3)
-def test_after_the_unload_the_node_is_held_and_the_next_run_goes_on(
-    native: Site, capfd: pytest.CaptureFixture[str]
-) -> None:
-    before = native.untouched()
-    native.bus.refused.add(TWO)
-    assert run(TO_MACHINES) == ExitCode.MODULE_FAILED
-    said = capfd.readouterr().err
-    assert f"{TWO} is not bound to vfio-pci: its driver is none" in said
-    assert "the node stays paused, because its old driver is gone" in said
-    assert native.untouched() != before
-    native.bus.refused.clear()
-    assert run(TO_MACHINES) == ExitCode.DONE
-    assert (native.drivers, native.untouched()) == (ON_VFIO, before)
-
-
-@pytest.mark.submission
-def test_what_an_earlier_run_left_is_released_where_all_is_done(native: Site) -> None:
-    toolkit = key("container-toolkit")
-    native.label("true", toolkit)
-    before = native.untouched()
-    assert run(TO_MACHINES) == ExitCode.DONE
-    dead = journal(boot_id=native.hand.tree.boot_id, labels={toolkit: "true"})
-    native.label(PAUSED, toolkit)
-    native.annotate(JOURNAL, encode(replace(dead, owner=Owner("rbln-system/gone", "gone"))))
-    pods = set(native.hand.cluster.pods())
-    assert run(TO_MACHINES) == ExitCode.DONE
-    assert native.untouched() == before
-    assert pods <= set(native.hand.cluster.pods()), "no pod left"
-    assert native.drivers == ON_VFIO
-
-
-@pytest.mark.submission
-@pytest.mark.shares(3)
-@pytest.mark.parametrize("value", ["true", "pre-installed"])
-def test_the_hosts_own_driver_goes_as_well(native: Site, value: str) -> None:
+def test_the_hosts_own_driver_goes_as_well(native: Site) -> None:
     tree = native.hand.tree
     for path in (PROFILE.paths.state_file, PROFILE.paths.load_record):
         (tree.root / path.lstrip("/")).unlink()
     tree.add_driver("/", OLD)
     native.bus.add_vfio(KERNEL)
-    native.label(value, DRIVER)
+    native.label("pre-installed", DRIVER)
     before = native.untouched()
     assert run(TO_MACHINES) == ExitCode.DONE
     assert (native.drivers, tree.driver_version) == (ON_VFIO, "not loaded")

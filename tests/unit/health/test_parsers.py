@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.domain.health.parsers import NPU_SMI_CODES, PARSERS, parse, pci_address
@@ -410,25 +410,17 @@ def test_the_list_of_npu_smi_has_the_cards_that_answer(out: str, present: int, h
     check(parse("npu-smi-list", 0, out, "", tuple(f"0000:0{n}:00.0" for n in range(present))), health, reason)
 
 
-@settings(derandomize=True)
-@given(st.sampled_from(sorted(TABLES)), st.lists(st.integers(0, 28), max_size=29, unique=True))
-@example("310p-two-chips-per-card", [14, 0, 1, 9, 21, 12, 7, 2])
-def test_no_garbled_table_is_healthy_with_a_chip_less(name: str, order: list[int]) -> None:
-    lines = golden(name).splitlines()
-    result = table("\n".join(lines[number] for number in order if number < len(lines)), functions(name))
-    assert result.health is not GOOD or {device.address for device in result.devices} >= set(functions(name))
-
-
 @pytest.mark.parametrize("name", SEVERAL)
-def test_no_two_rows_stand_in_for_a_missing_chip(name: str) -> None:
+def test_no_garbled_table_is_healthy_with_a_chip_less(name: str) -> None:
     lines = golden(name).splitlines()
     missing = TABLES[name][-1][5:].upper()
     rest = [line for line in lines if missing not in line]
     chip = lines.index(next(line for line in lines if missing in line))
-    head, border = lines[: chip - 1], lines[2]
-    for upper, lower in itertools.product(rest, repeat=2):
-        result = table("\n".join((*head, upper, lower, border)), functions(name))
-        assert result.health is not GOOD, (upper, lower)
+    garbled = [(*lines[: chip - 1], *rows, lines[2]) for rows in itertools.product(rest, repeat=2)]
+    if name == "310p-two-chips-per-card":  # found at random
+        garbled.append(tuple(lines[number] for number in (14, 0, 1, 9, 21, 12, 7, 2)))
+    for text in garbled:
+        assert table("\n".join(text), functions(name)).health is not GOOD, text
 
 
 ROW = "| 1       310P3                 | {word:<15} | NA           45                0     / 0             |\n"

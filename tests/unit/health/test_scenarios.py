@@ -97,7 +97,7 @@ Part = tuple[str, int, str | None, tuple[int, bool] | None]
 
 PARTS = st.tuples(
     st.sampled_from(sorted(CHIPS)),
-    st.integers(1, 90),
+    st.integers(1, 30),
     st.none() | st.sampled_from(FAULTS),
     st.none() | st.tuples(st.integers(0, 5), st.booleans()),
 )

@@ -1,0 +1,354 @@
+"""The conclusions of `status`: the first line, where present facts come before the last run, and what needs a hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from driver_manager.domain import node_state
+from driver_manager.domain.errors import ApiRefused, ConfigError, ManagerError, PreflightFailed
+from driver_manager.domain.health.watch import HealthState
+from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, Marker, Module
+from driver_manager.domain.node_state import LastOutcome, NodeState
+from driver_manager.domain.observation import Observation, ObservedPart
+from driver_manager.domain.pci import PciBus
+from driver_manager.domain.status import STALE_S, Attention, DeviceHealth, StatusFacts, attention, headline
+from driver_manager.domain.swap.steps import Decision, Plan
+from tests.support.fakes.builders import (
+    ASCEND,
+    DRIVER,
+    PAUSED,
+    PLUGIN,
+    PROFILE,
+    driver_pod,
+    host,
+    journal,
+    node,
+    observation,
+    pod,
+)
+from tests.support.fakes.pci import VFIO_DRIVER, function
+
+SINCE, NOW_S = "2026-01-02T01:00:00Z", 1_767_322_800.0
+CURRENT = Plan(Decision.CURRENT, "driver is current: digest ab12, version 1.0, loaded since this boot")
+FORCED = Plan(Decision.REPLACE, "a reinstall was forced")
+REFUSED = PreflightFailed("preflight: no module for this kernel", "Build one.")
+TAKEN = journal(begin="2026-01-02T02:00:00Z", step="take node")
+WATCHED = DeviceHealth("health-watch", HealthState.HEALTHY)
+WEDGE = DeviceHealth("health-watch", HealthState.WEDGED, "rbln0 is gone", since_s=NOW_S - 60.0)
+FORBIDDEN = ApiRefused("the API server refused to get nodes (403)", "Give this account the verb.")
+NO_NODE = {"missing": {ObservedPart.NODE: FORBIDDEN}, "verdict": FORBIDDEN}
+NO_JOURNAL = {ObservedPart.JOURNAL: ConfigError("the journal is garbage", "")}
+BETWEEN = {"modules": {}, "digest": None}
+READY, FAILED, HELD, WEDGED = NodeState.READY, NodeState.FAILED, NodeState.HELD, NodeState.WEDGED
+UPGRADING, REBOOT = NodeState.UPGRADING, NodeState.REBOOT_REQUIRED
+
+
+def shows(word: str, code: int = 0, what: str = "it was so", outcome: NodeState | None = None, **more: Any) -> Any:
+    """A Node that shows this word, and this outcome of the last run."""
+    keys = more.pop("profile", PROFILE).keys
+    last = LastOutcome(outcome or NodeState(word), code, what, since=SINCE, ended=SINCE)
+    return node({keys.state: word}, annotations={keys.last_outcome: node_state.encode(last)})
+
+
+RAN = shows("ready")
+TOOK = {"node": shows("upgrading", outcome=READY), "journal": TAKEN}
+
+
+def facts(obs: Observation | None = None, **more: Any) -> StatusFacts:
+    known: dict[str, Any] = {"obs": obs or observation(), "profile": PROFILE, "verdict": CURRENT, "now_s": NOW_S}
+    return StatusFacts(**{**known, **more})
+
+
+def seen(more: dict[str, Any] | None = None, **fields: Any) -> StatusFacts:
+    """On the node, with the driver loaded, unless `fields` of the observation or `more` facts say otherwise."""
+    return facts(observation(**{"digest": "ab12", **fields}), **(more or {}))
+
+
+def on_ascend(marker: Marker | None, **more: Any) -> StatusFacts:
+    modules = {"drv_pcie_host": Module("drv_pcie_host", "25.2.0")}
+    return seen({"profile": ASCEND, **more}, host=host(marker=marker, modules=modules))
+
+
+def upgrade_marker(reason: str = UPGRADE_REASON, boot: str = "boot-1") -> Marker:
+    return Marker(reason, boot, written_s=1_767_315_600)
+
+
+TABLE: dict[str, tuple[StatusFacts, NodeState | None, str, str]] = {
+    "nothing is wrong": (seen(), READY, "", "driver is current: digest ab12"),
+    "and the Node says so": (seen(node=RAN), READY, SINCE, "driver is current"),
+    "another driver is wanted": (
+        seen({"verdict": FORCED}, node=RAN),
+        *(READY, SINCE, "driver 1.0 is loaded; the next run replaces it: a reinstall was forced"),
+    ),
+    "a run would be refused": (
+        seen({"verdict": REFUSED}, node=shows("ready", what="done: driver 1.0 loaded")),
+        *(READY, SINCE, "done: driver 1.0 loaded"),
+    ),
+    "a run is at work": (
+        seen(**TOOK, owner_alive=True),
+        *(UPGRADING, TAKEN.begin, "pod rbln-system/driver-a has taken the node; last step noted: take node"),
+    ),
+    "a run of an older version is at work": (
+        seen(journal=journal(), owner_alive=True),
+        *(UPGRADING, "", "pod rbln-system/driver-a has taken the node"),
+    ),
+    "a run was killed": (
+        seen(**TOOK, owner_alive=False),
+        *(HELD, TAKEN.begin, "pod rbln-system/driver-a took the node and ended without releasing it"),
+    ),
+    "a run holds the node, its pod in a crash loop": (
+        seen(node=shows("held", 5, "it did not load"), journal=TAKEN, owner_alive=True),
+        *(HELD, SINCE, "exit 5: it did not load"),
+    ),
+    "the journal cannot be read": (
+        seen({"missing": NO_JOURNAL}, node=shows("held", 2)),
+        *(HELD, SINCE, "the journal is garbage"),
+    ),
+    "the last run failed": (
+        seen(node=shows("failed", 3, "pods would not leave")),
+        *(FAILED, SINCE, "exit 3: pods would not leave"),
+    ),
+    "seen from a laptop": (seen(host=None, node=shows("failed", 3)), FAILED, SINCE, "exit 3: it was so"),
+    "a wedge, by health-watch's record": (
+        seen({"health": WEDGE}, node=RAN),
+        *(WEDGED, "2026-01-02T02:59:00Z", "the driver does not serve its devices: rbln0 is gone"),
+    ),
+    "a wedge, by the marker that is put aside": (
+        seen({"health": DeviceHealth(is_withdrawn=True)}),
+        *(WEDGED, "", "the driver does not serve its devices"),
+    ),
+    "a wedge, seen from a laptop": (
+        seen(host=None, node=shows("wedged", outcome=READY)),
+        *(WEDGED, "", "the driver does not serve its devices"),
+    ),
+    "a wedge that is over, and the label is not yet": (
+        seen({"health": WATCHED}, node=shows("wedged", outcome=READY)),
+        *(READY, SINCE, "driver is current"),
+    ),
+    "a reboot for an upgrade": (
+        on_ascend(upgrade_marker(), reboot_waits_for="waits for approval"),
+        *(REBOOT, SINCE, "only a reboot brings the wanted driver; waits for approval"),
+    ),
+    "a reboot for a recovery": (
+        on_ascend(upgrade_marker(RECOVERY), health=WEDGE),
+        *(REBOOT, SINCE, "the driver does not serve its devices, and only a reboot helps: rbln0 is gone"),
+    ),
+    "a marker of an earlier boot": (on_ascend(upgrade_marker(boot="boot-0")), READY, "", "driver is current"),
+    "a reboot, seen from a laptop": (
+        seen({"profile": ASCEND}, host=None, node=shows("reboot-required", 9, profile=ASCEND)),
+        *(REBOOT, SINCE, "only a reboot brings the wanted driver"),
+    ),
+    "no driver yet, and its pod is there": (
+        seen(host=host(modules={}), pods=(pod("driver-x", DRIVER),), own_pod=None),
+        *(UPGRADING, "", "no driver is loaded yet; driver pod rbln-system/driver-x will load it"),
+    ),
+    "no driver yet, and its pod is our own": (
+        seen(host=host(modules={}), own_pod=driver_pod()),
+        *(UPGRADING, "", "no driver is loaded yet; driver pod rbln-system/driver-a will load it"),
+    ),
+    "no driver, and nobody to load it": (
+        seen(host=host(modules={}), own_pod=None),
+        *(FAILED, "", "no driver is loaded, and no driver pod is on this node"),
+    ),
+    "the Node cannot be read": (
+        seen(NO_NODE),
+        *(None, "", "the Node cannot be read; the facts of the host are below"),
+    ),
+    "the Node cannot be read, and a wedge": (
+        seen({**NO_NODE, "health": WEDGE}),
+        *(WEDGED, "2026-01-02T02:59:00Z", "the driver does not serve its devices: rbln0 is gone"),
+    ),
+    "nothing known from a laptop": (
+        seen(host=None),
+        *(None, "", "the node is not taken, and no run has reported its outcome on this Node"),
+    ),
+    "all devices are with virtual machines": (
+        seen(host=host(**BETWEEN, bus=PciBus((function(driver=VFIO_DRIVER),)))),
+        *(READY, "", "1 device(s) on vfio, for virtual machines"),
+    ),
+    "one device is between two drivers": (
+        seen(host=host(**BETWEEN, bus=PciBus((function(driver=VFIO_DRIVER), function(1))))),
+        *(UPGRADING, "", "no driver is loaded yet"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("found", "state", "since", "why"), TABLE.values(), ids=TABLE)
+def test_the_headline(found: StatusFacts, state: NodeState | None, since: str, why: str) -> None:
+    first = headline(found)
+    assert (first.state, first.since) == (state, since)
+    assert first.why.startswith(why), first.why
+    listed = attention(found, first)
+    assert len({one.what for one in listed}) == len(listed), "said twice"
+    if first.state in node_state.NEEDS_HAND:
+        assert listed, "a state that needs a hand says what to do"
+        assert listed[0].kind in ("held", "interrupted", "journal", "failed", "wedge", "reboot")
+        assert listed[0].remedy or listed[0].kind in ("journal", "failed")
+    if found.verdict is CURRENT and not found.missing and first.state in (READY, UPGRADING):
+        assert listed == ()
+
+
+WORDS = st.none() | st.sampled_from([*(state.value for state in NodeState), "dancing"])
+ERRORS: st.SearchStrategy[dict[ObservedPart, ManagerError]] = st.dictionaries(
+    st.sampled_from(ObservedPart), st.just(ConfigError("it cannot be read", "Mount it."))
+)
+
+
+@given(
+    word=WORDS,
+    outcome=st.none() | st.sampled_from(NodeState),
+    is_taken=st.booleans(),
+    lives=st.none() | st.booleans(),
+    is_here=st.booleans(),
+    is_loaded=st.booleans(),
+    marker=st.none() | st.sampled_from([upgrade_marker(), upgrade_marker(RECOVERY, "boot-0")]),
+    health=st.builds(DeviceHealth, state=st.none() | st.sampled_from(HealthState), is_withdrawn=st.booleans()),
+    missing=ERRORS,
+    profile=st.sampled_from([PROFILE, ASCEND]),
+)
+def test_whatever_is_seen_there_is_one_headline_and_one_list(**drawn: Any) -> None:
+    keys = drawn["profile"].keys
+    labels = {keys.state: drawn["word"]} if drawn["word"] else {}
+    told = drawn["outcome"]
+    notes = (
+        {keys.last_outcome: node_state.encode(LastOutcome(told, 5, "what", since=SINCE, ended=SINCE))} if told else {}
+    )
+    there = host(modules={} if not drawn["is_loaded"] else host().modules, marker=drawn["marker"])
+    obs = observation(
+        node=node(labels, annotations=notes),
+        host=there if drawn["is_here"] else None,
+        journal=TAKEN if drawn["is_taken"] else None,
+        owner_alive=drawn["lives"],
+    )
+    found = facts(obs, profile=drawn["profile"], health=drawn["health"], missing=drawn["missing"])
+    first = headline(found)
+    assert first.why
+    assert all(one.kind and one.what for one in attention(found, first))
+    if drawn["is_taken"]:
+        assert first.state in (NodeState.HELD, NodeState.UPGRADING)
+    if drawn["health"].is_wedged and first.state is NodeState.READY:
+        raise AssertionError("a wedge is never called ready")
+
+
+# what needs attention
+
+
+def items(obs: Any = None, **more: Any) -> tuple[Attention, ...]:
+    found = facts(obs, **more)
+    return attention(found, headline(found))
+
+
+def kinds(obs: Any = None, **more: Any) -> list[str]:
+    return [one.kind for one in items(obs, **more)]
+
+
+STUCK = pod("plugin", PLUGIN, deleting=True, finalizers=("vendor/hold",))
+LEAVING = pod("plugin", PLUGIN, deleting=True, grace_period_s=30)
+LOST = pod("plugin", PLUGIN, deleting=True, reason="NodeLost")
+
+
+@pytest.mark.parametrize(
+    ("there", "is_at_work", "is_named"),
+    [
+        (STUCK, False, True),
+        (STUCK, True, True),
+        (LOST, True, True),
+        (LEAVING, False, True),
+        (LEAVING, True, False),
+        (pod("plugin", PLUGIN), False, False),
+    ],
+)
+def test_an_operand_that_does_not_end_is_named_unless_a_run_waits_for_its_grace(
+    there: Any, is_at_work: bool, is_named: bool
+) -> None:
+    taken = {"journal": journal(), "owner_alive": True} if is_at_work else {}
+    found = items(observation(pods=(there,), **taken))
+    assert [one.kind for one in found] == (["operand"] if is_named else [])
+    assert all("rbln-system/plugin" in one.what and one.remedy for one in found)
+
+
+def test_a_users_pod_that_ends_is_nobodys_business() -> None:
+    assert kinds(observation(pods=(pod("job", deleting=True, finalizers=("x/y",)),))) == []
+
+
+def test_each_missing_right_or_mount_is_named_once_and_errors_come_before_notes() -> None:
+    unreadable = ConfigError("cannot read /host/proc/1/mountinfo", "Run as root with the host's /proc.")
+    left = observation(host=None, node=node(labels={PLUGIN: PAUSED}))
+    missing = {ObservedPart.PODS: FORBIDDEN, ObservedPart.HOST: unreadable}
+    *errors, note = items(left, missing=missing, verdict=FORBIDDEN)
+    assert [(one.kind, one.what, one.remedy) for one in errors] == [
+        ("access", FORBIDDEN.what, FORBIDDEN.remedy),
+        ("access", unreadable.what, unreadable.remedy),
+    ]
+    assert note.kind == "paused"
+
+
+def test_a_digest_that_cannot_be_used_is_named_with_where_it_is() -> None:
+    wanted = ConfigError("DRIVER_CONFIG_DIGEST in pod x is not one printable word", "Fix it in the driver DaemonSet.")
+    found = items(
+        observation(host=host(digest_problem="/run/state does not contain exactly one digest")),
+        missing={ObservedPart.DIGEST: wanted},
+    )
+    assert [one.kind for one in found] == ["digest", "digest"]
+    assert found[0].what == wanted.what
+    assert "/run/state does not contain exactly one digest" in found[1].what
+
+
+def test_labels_and_a_cordon_without_a_journal_are_left_behind() -> None:
+    assert kinds(observation(node=node({PLUGIN: PAUSED}))) == ["paused"]
+    marked = {PROFILE.keys.cordon: "true"}
+    assert kinds(observation(node=node(annotations=marked, unschedulable=True))) == ["cordon"]
+    assert kinds(observation(node=node(unschedulable=True))) == [], "an administrator's"
+    own = {"journal": journal(), "owner_alive": True}
+    assert kinds(observation(node=node({PLUGIN: PAUSED}), **own)) == []
+
+
+def test_a_rebooters_cordon_is_the_rebooters() -> None:
+    keys = ASCEND.keys
+    notes = {keys.cordon: "reboot", keys.reboot_in_progress: "upgrade"}
+    assert "cordon" not in kinds(observation(node=node({}, annotations=notes, unschedulable=True)), profile=ASCEND)
+
+
+def test_what_the_next_run_warns_of_and_what_would_refuse_it() -> None:
+    assert kinds(verdict=Plan(Decision.REPLACE, "forced", warnings=("a budget allows nothing now",))) == ["warning"]
+    (one,) = items(verdict=ConfigError("the wanted driver is not known", "Set DRIVER_CONFIG_DIGEST."))
+    assert (one.kind, one.what) == ("refused", "a run now would end with exit 2: the wanted driver is not known")
+
+
+@pytest.mark.parametrize(
+    ("age_s", "state", "is_stuck", "is_named"),
+    [
+        (60.0, HealthState.HEALTHY, False, False),
+        (STALE_S + 1, HealthState.HEALTHY, False, True),
+        (STALE_S + 1, HealthState.MUTED, False, False),
+        (60.0, HealthState.SUSPECT, True, True),
+    ],
+)
+def test_a_watch_that_takes_no_samples_and_a_probe_that_cannot_be_killed_are_named(
+    age_s: float, state: HealthState, is_stuck: bool, is_named: bool
+) -> None:
+    health = DeviceHealth("health-watch", state, sampled_s=NOW_S - age_s, has_stuck_probe=is_stuck)
+    assert kinds(health=health) == (["health-watch"] if is_named else [])
+
+
+MUTE = f"the annotation {PROFILE.keys.mute_until}"
+NO_TIME = "does not mute health-watch: 'soon' is not a time such as 2026-01-02T03:04:05Z"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("2099-01-02T03:04:05Z", [(f"health-watch is muted until 2099-01-02T03:04:05Z by {MUTE}", "Remove")]),
+        ("soon", [(f"{MUTE} {NO_TIME}", "Correct")]),
+        ("2020-01-02T03:04:05Z", []),
+    ],
+)
+def test_a_mute_is_shown_while_it_holds_and_one_that_is_no_time_is_named(
+    text: str, found: list[tuple[str, str]]
+) -> None:
+    shown = items(observation(node=node(annotations={PROFILE.keys.mute_until: text})))
+    assert [(one.kind, one.what, one.remedy.split()[0]) for one in shown] == [("health-watch", *row) for row in found]
