@@ -27,11 +27,6 @@ class Shown:
         """Without styles and movements of the cursor."""
         return CONTROL.sub("", self.raw)
 
-    @property
-    def is_styled(self) -> bool:
-        """Whether anything of it is coloured or bold."""
-        return STYLE.search(self.raw) is not None
-
 
 def on_terminal(argv: Sequence[str], env: Mapping[str, str], folder: Path, typed: str = "") -> Shown:
     """Run a command whose three streams are a terminal of 100 columns and 40 lines, in which `typed` was typed."""

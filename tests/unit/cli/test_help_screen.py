@@ -38,35 +38,33 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(COLUMNS))
 
 
-@pytest.mark.parametrize("argv", [[], ["rollout"], *(name.split() for name in EACH)], ids=" ".join)
-def test_the_help_fits_a_screen(capfd: pytest.CaptureFixture[str], argv: list[str]) -> None:
-    lines = help_of(capfd, *argv, "--help").splitlines()
-    assert len(lines) <= LINES
-    assert max(map(len, lines)) <= COLUMNS
+def check_fits(text: str) -> None:
+    assert len(text.splitlines()) <= LINES
+    assert max(map(len, text.splitlines())) <= COLUMNS
+
+
+@pytest.mark.parametrize("argv", [[], ["rollout"]], ids=" ".join)
+def test_the_help_of_a_group_fits_a_screen(capfd: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    check_fits(help_of(capfd, *argv, "--help"))
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_what_the_help_leaves_out_is_in_the_whole_help(capfd: pytest.CaptureFixture[str], name: str) -> None:
+def test_the_help_of_a_command_fits_a_screen_and_the_whole_help_has_each_option_under_its_heading(
+    capfd: pytest.CaptureFixture[str], name: str
+) -> None:
     options = options_of(name)
     short = help_of(capfd, *name.split(), "--help")
+    check_fits(short)
     rare = [option for option in options if not option.setting.is_common]
     assert ("--help-all" in short) == bool(rare)
     assert not [option for option in rare if f"{option.setting.flag} " in short]
-    if rare:
-        whole = help_of(capfd, *name.split(), "--help-all")
-        assert not [option for option in options if option.setting.flag not in whole]
-        assert not [env for option in options for env in (option.setting.env, *option.setting.also) if env not in whole]
-        assert "--handover" not in whole, "hidden"
-
-
-@pytest.mark.parametrize("name", EACH)
-def test_every_option_stands_under_its_heading(capfd: pytest.CaptureFixture[str], name: str) -> None:
-    options = options_of(name)
-    text = help_of(capfd, *name.split(), "--help-all" if options else "--help")
+    whole = help_of(capfd, *name.split(), "--help-all") if options else short
+    assert not [env for option in options for env in (option.setting.env, *option.setting.also) if env not in whole]
+    assert "--handover" not in whole, "hidden"
     for heading, group in settings.HEADINGS:
         here = [option.setting for option in options if option.setting in group]
-        section = text.partition(f"\n{heading}:\n")[2].split("\n\n")[0]
-        assert (f"\n{heading}:\n" in text) == bool(here)
+        section = whole.partition(f"\n{heading}:\n")[2].split("\n\n")[0]
+        assert (f"\n{heading}:\n" in whole) == bool(here)
         assert not [setting.flag for setting in here if setting.flag not in section]
 
 

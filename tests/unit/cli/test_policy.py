@@ -196,7 +196,9 @@ def test_a_bad_selector_is_a_configuration_error_that_names_its_variable(name: s
 
 @pytest.mark.parametrize("blank", ["", "  "])
 def test_a_blank_selector_is_none(blank: str) -> None:
-    assert told({"WAIT_FOR_COMPLETION_SELECTOR": blank, "DRAIN_POD_SELECTOR_LABEL": blank}) == Policy()
+    found = told({"WAIT_FOR_COMPLETION_SELECTOR": blank, "DRAIN_POD_SELECTOR_LABEL": blank})
+    assert not found.completion
+    assert not found.eviction.drain_selector
 
 
 # a further label of a DRA plugin

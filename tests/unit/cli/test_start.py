@@ -110,7 +110,7 @@ def test_the_first_process_of_a_container_keeps_the_signal_that_comes_as_it_star
 @pytest.mark.submission
 @pytest.mark.shares(3)
 @pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)])
-@pytest.mark.parametrize("argv", [["status"], ["status", "-o", "json"], ["--help"], ["health-watch", "--once"], []])
+@pytest.mark.parametrize("argv", [["status", "-o", "json"], ["--help"], ["health-watch", "--once"], []])
 def test_a_closed_stream_is_no_traceback(argv: list[str], closed: tuple[int, ...], host: list[str]) -> None:
     options = host if argv and argv[0] != "--help" else []
     done = start(*argv, *options, closed=closed)
