@@ -33,7 +33,6 @@ from driver_manager.sandbox.scenarios import (
     REBOOT_SCENARIOS,
     SCENARIOS,
     VENDOR_SCENARIOS,
-    Interference,
     ScenarioReport,
     run_reboot_scenario,
     run_scenario,
@@ -220,24 +219,6 @@ def test_the_vendors_own_parser_finds_the_device_healthy(vendor: Played) -> None
     healthy = f"(probe: healthy: 1 device(s) {PROBED[vendor.report.scenario.name]}, sampled "
     assert any(healthy in line for line in lines)
     assert any(line.split() == ["journal", "none:", "the", "node", "is", "not", "taken"] for line in lines)
-
-
-@pytest.mark.submission
-def test_a_driver_that_only_a_reboot_changes_is_never_unloaded(vendor: Played) -> None:
-    is_reboot = VENDORS[vendor.report.scenario.name].interference is Interference.REBOOT_AFTER
-    assert any(text.endswith(" unloaded") for text in vendor.texts) is not is_reboot
-    assert vendor.report.exit_codes == ([9, 0] if is_reboot else [0])
-
-
-@pytest.mark.submission
-def test_the_firmware_path_of_the_profile_is_set_before_the_load(vendor: Played) -> None:
-    firmware = builtin()[VENDORS[vendor.report.scenario.name].profile].paths.firmware
-    lines = [line for chapter in vendor.chapters for line in chapter]
-    shown = [at for at, line in enumerate(lines) if "] " in line and "firmware_class.path" in line]
-    assert bool(shown) is bool(firmware)
-    for at in shown:
-        assert firmware in lines[at]
-        assert any("] load " in line for line in lines[at:])
 
 
 # A fleet: its course and end, and a wrong course for each check.
