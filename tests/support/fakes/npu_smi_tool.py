@@ -24,11 +24,8 @@ MOODS = {
     "huge": "exec cat /dev/zero",
     "huge error": "exec cat /dev/zero >&2",
     "garbage": "head -c 5000 /dev/urandom",
-    "half": 'head -n 8 "$FOLDER/table"',
-    "one short": "sed '/ 3     910B3/,+2d' \"$FOLDER/table\"",
     "busy": "echo 'dcmi model initialized failed, because the device is used. ret is -8020'; exit 172",
     "dead": "echo 'dcmi module initialize failed. ret is -8005'; exit 187",
-    "nothing": "exit 0",
     "crash": "kill -SEGV $$",
     "killed": "kill -KILL $$",
 }
