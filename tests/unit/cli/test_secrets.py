@@ -198,7 +198,7 @@ class Listener:
 
 @pytest.mark.shares(3)
 @pytest.mark.submission
-@pytest.mark.parametrize("name", ["upgrade", "bad-module-with-rollback", "ascend-reboot"])
+@pytest.mark.parametrize("name", ["bad-module-with-rollback", "ascend-reboot"])
 def test_a_whole_run_leaves_no_secret_on_node_host_or_terminal(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,11 +232,11 @@ def test_a_whole_run_leaves_no_secret_on_node_host_or_terminal(
 
 REPOSITORY = Path(__file__).parents[3]
 TIMEOUT_S = 150.0
-CONNECTING = ("status", "plan", "preflight", "restore", "rollout status", "holders", "reconcile-driver-state")
+CONNECTING = ("status", "rollout status", "reconcile-driver-state")
 ENDS = (None, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 """How a run ends: by itself with an error, or by a signal while the API server lets it wait."""
 
-RELEASE_ROUNDS = 4
+RELEASE_ROUNDS = 9
 """More than a hundred runs in all."""
 
 
