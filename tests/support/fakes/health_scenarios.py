@@ -56,6 +56,10 @@ def _mute_host(world: HealthWorld, value: str) -> None:
     world.host_mute_problem = f"the file {INVALID}" if value == "invalid" else ""
 
 
+def _remove_marker(world: HealthWorld, _: str) -> None:
+    world.files.pop(MARKER, None)
+
+
 def _set(name: str, value: object) -> Callable[[HealthWorld, str], None]:
     return lambda world, _: setattr(world, name, value)
 
@@ -75,7 +79,7 @@ EVENTS: dict[str, Callable[[HealthWorld, str], None]] = {
     "withdrawn": lambda world, _: world.files.__setitem__(WITHDRAWN, world.files.pop(READY)),
     "marker": lambda world, value: world.files.__setitem__(MARKER, MARKERS[value]),
     "record-removed": lambda world, _: world.files.__delitem__(RECORD),
-    "marker-removed": lambda world, _: world.files.pop(MARKER, None),
+    "marker-removed": _remove_marker,
     "break": lambda world, value: world.broken.add(value.replace("-", " ")),
     "repair": lambda world, _: world.broken.clear(),
     "mute-node": _mute_node,

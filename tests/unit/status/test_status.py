@@ -42,7 +42,7 @@ WEDGE = DeviceHealth("health-watch", HealthState.WEDGED, "rbln0 is gone", since_
 FORBIDDEN = ApiRefused("the API server refused to get nodes (403)", "Give this account the verb.")
 NO_NODE = {"missing": {ObservedPart.NODE: FORBIDDEN}, "verdict": FORBIDDEN}
 NO_JOURNAL = {ObservedPart.JOURNAL: ConfigError("the journal is garbage", "")}
-BETWEEN = {"modules": {}, "digest": None}
+BETWEEN: dict[str, Any] = {"modules": {}, "digest": None}
 READY, FAILED, HELD, WEDGED = NodeState.READY, NodeState.FAILED, NodeState.HELD, NodeState.WEDGED
 UPGRADING, REBOOT = NodeState.UPGRADING, NodeState.REBOOT_REQUIRED
 
