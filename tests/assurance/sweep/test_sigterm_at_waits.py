@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -13,7 +13,8 @@ import pytest
 from driver_manager.sandbox.host import HostTree
 from tests.support.control_plane.api import wait_until
 from tests.support.control_plane.kubelet import NEVER, NOTHING, of_others, shown
-from tests.support.control_plane.runner import CORDON, JOURNAL, NEW, NEW_ROOT, OLD, PREFIX
+from tests.support.control_plane.processes import Ended, ForkedCommand
+from tests.support.control_plane.runner import CORDON, JOURNAL, NEW, NEW_ROOT, OLD, PAUSED, PREFIX, SAFE_LOAD
 from tests.support.control_plane.sweep.scene import (
     CLIENT,
     EXPORTER,
@@ -34,8 +35,6 @@ pytestmark = pytest.mark.submission
 
 LIMIT_S = 5.0
 BY_NAME = {path.name: path for path in PATHS}
-PAUSED = "paused-for-driver-upgrade"
-SAFE_LOAD = "rebellions.ai/npu-driver-upgrade.driver-wait-for-safe-load"
 MARKER = "var/lib/ascend/.reboot-required"
 JOBS = {"app": "job"}
 
@@ -155,14 +154,19 @@ WAITS = (
 def terminated_at(scene: Scene, says: str, figures: Figures, name: str, *words: str) -> tuple[int, str]:
     """Start a run, end it where it `says` this; its exit code and what it said."""
     run = scene.start(None, *words)
-    wait_until(lambda: says in run.err, f"{name}: it says {says!r}")
+    wait_until(lambda: says in run.log, f"{name}: it says {says!r}")
     if "safe" in says:
         wait_until(lambda: SAFE_LOAD in scene.sweep_node.node.annotations(), "the wait is announced")
-    run.send(signal.SIGTERM)
-    ended = run.end()
-    assert ended.took_s < patient(LIMIT_S), ended.err
-    figures.terminated(name, ended.took_s)
+    ended = end_in_time(run, figures, name)
     return ended.code, ended.err
+
+
+def end_in_time(run: ForkedCommand, figures: Figures, name: str) -> Ended:
+    began_s = time.monotonic()
+    ended = run.terminate()
+    assert ended.at_s - began_s < patient(LIMIT_S), ended.err
+    figures.terminated(name, ended.at_s - began_s)
+    return ended
 
 
 @pytest.mark.parametrize("wait", WAITS, ids=str)
@@ -184,7 +188,7 @@ def test_a_run_that_waits_gives_the_node_back(sweep_node: SweepNode, figures: Fi
 def finish(path: SweepPath, scene: Scene) -> None:
     """The next run, undisturbed, does what is to be done."""
     scene.path = path
-    ended = scene.start().end()
+    ended = scene.finished()
     assert ended.code == 0, ended.err
     node = scene.sweep_node.node.read()
     assert of_others(node["metadata"]["labels"]) == scene.sweep_node.labels
@@ -211,29 +215,18 @@ def test_a_run_that_waits_for_a_clients_budget_has_given_the_node_back_and_the_n
         assert (found.restarts, found.untold) == ({EXPORTER: (1,)}, ())
 
 
-def held(sweep_node: SweepNode, figures: Figures, mutant: str = "") -> tuple[dict[str, str], dict[str, str]]:
-    """Labels and annotations after SIGTERM between unload and load, and the check that the next run gives back."""
+def test_a_run_whose_old_driver_is_gone_holds_the_node(sweep_node: SweepNode, figures: Figures) -> None:
     path = replace(BY_NAME["replace-by-container"], is_cordoned=False)
-    with sweep_node.scene(path, mutant=mutant) as scene:
+    with sweep_node.scene(path) as scene:
         quick = slow(scene.command_runner.tree, "umount")
         code, said = terminated_at(scene, "unmount", figures, "a host without its driver")
         assert code == 10, said
         assert scene.command_runner.tree.driver_version == "not loaded"
         node = sweep_node.node.read()["metadata"]
+        assert node["labels"][f"{PREFIX}{OPERAND}"] == PAUSED
+        assert {JOURNAL, CORDON} <= node["annotations"].keys()
         quick()
         finish(path, scene)
-        return node["labels"], node.get("annotations", {})
-
-
-def test_a_run_whose_old_driver_is_gone_holds_the_node(sweep_node: SweepNode, figures: Figures) -> None:
-    labels, annotations = held(sweep_node, figures)
-    assert labels[f"{PREFIX}{OPERAND}"] == PAUSED
-    assert {JOURNAL, CORDON} <= annotations.keys()
-
-
-def test_one_that_never_holds_is_found(sweep_node: SweepNode) -> None:
-    labels, _ = held(sweep_node, Figures(), "never-hold")
-    assert labels[f"{PREFIX}{OPERAND}"] == "true"
 
 
 def test_a_hold_for_a_reboot_ends_with_exit_code_9_and_the_request_stays(
@@ -253,12 +246,9 @@ def test_without_the_api_server_it_ends_in_time_all_the_same_and_the_next_run_gi
     with sweep_node.scene(REPLACE) as scene:
         with operand_stays(scene):
             run = scene.start()
-            wait_until(lambda: "operand pod(s) to terminate" in run.err, "it waits for the operand")
+            wait_until(lambda: "operand pod(s) to terminate" in run.log, "it waits for the operand")
             sweep_node.proxy.go_away(600.0)
-            run.send(signal.SIGTERM)
-            ended = run.end()
-            assert ended.took_s < patient(LIMIT_S), ended.err
-            figures.terminated("an API server that is gone", ended.took_s)
+            ended = end_in_time(run, figures, "an API server that is gone")
             assert (ended.code, "the next run releases it" in ended.err) == (10, True), ended.err
             assert JOURNAL in sweep_node.node.annotations()
             assert scene.command_runner.tree.driver_version == OLD

@@ -38,7 +38,7 @@ from driver_manager.sandbox import fake_tools
 from driver_manager.sandbox.host import KERNEL, TOOLS, HostTree, PciTree
 from tests.support.control_plane.api import Api, ApiError, Json, gone, wait_until
 from tests.support.control_plane.fault_kinds import KINDS, Asked, Cell, code_of, most_requests
-from tests.support.control_plane.faults import ALWAYS, Answer, Exchange, Fault, to_text
+from tests.support.control_plane.faults import ALWAYS, Answer, Exchange, Fault
 from tests.support.control_plane.kubelet import NOTHING, Shown, of_others, shown
 from tests.support.control_plane.old_server import PodClaim, claim_body, claim_status
 from tests.support.control_plane.proxy import Proxy
@@ -659,7 +659,7 @@ def _of_what_is_shown(said: Said, before: State, after: State) -> Iterator[str]:
 
 def _told(cell: Cell, fault: Fault, said: Said, problems: Sequence[str]) -> tuple[str, ...]:
     """The problems, with what is needed to investigate them."""
-    return (*problems, f"script: {to_text([fault])}", f"last line: {said.last_line}") if problems else ()
+    return (*problems, f"script: {fault}", f"last line: {said.last_line}") if problems else ()
 
 
 _BENCH: list[Bench] = []

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tests.support.control_plane.api import Json
 
@@ -165,26 +164,21 @@ class Rotate:
 
 @dataclass(frozen=True)
 class CutLine:
-    """Pass `after` lines of a watch on, then half of the next. `clean`: with a regular end of the stream after it."""
+    """Pass half of a watch's first line on. `clean`: with a regular end of the stream after it."""
 
-    after: int = 0
     clean: bool = False
 
 
 @dataclass(frozen=True)
 class Silence:
-    """Pass `after` lines of a watch on, then nothing, and no end. Without `headers` there is no answer at all."""
-
-    after: int = 0
-    headers: bool = True
+    """Pass nothing of a watch on, and no end."""
 
 
 @dataclass(frozen=True)
 class ErrorEvent:
-    """Pass `after` lines of a watch on, then an ERROR event, and end the stream: how a server tells of a 410."""
+    """Pass an ERROR event on instead of a watch's lines, and end the stream: how a server tells of a 410."""
 
     answer: Answer = Answer(410, "too old resource version")
-    after: int = 0
 
 
 OnWatch = CutLine | Silence | ErrorEvent
@@ -238,11 +232,6 @@ class Armed:
     def is_due(self) -> bool:
         return not self.is_over and self.seen >= self.fault.nth and self.taken < self.fault.times
 
-    @property
-    def has_fired(self) -> bool:
-        """As often as it was to; of `ALWAYS`, at least once."""
-        return self.fired >= (1 if self.fault.times == ALWAYS else self.fault.times)
-
 
 class Script:
     """The faults of one proxy, in order. Safe to share between threads.
@@ -259,12 +248,6 @@ class Script:
         """Append faults; they count requests from now on."""
         with self._changed:
             self._armed += map(Armed, faults)
-
-    @property
-    def faults(self) -> tuple[Fault, ...]:
-        """All of them, in order."""
-        with self._changed:
-            return tuple(armed.fault for armed in self._armed)
 
     def take(self, request: ApiRequest) -> list[Armed]:
         """Count the request, and the faults that are to meet it, in order. Each is then fired or given back."""
@@ -318,11 +301,6 @@ class Script:
     def fired(self, fault: Fault) -> int:
         with self._changed:
             return self._fired(fault)
-
-    def unfired(self) -> list[Fault]:
-        """The faults that have not acted as often as they were to."""
-        with self._changed:
-            return [armed.fault for armed in self._armed if not armed.has_fired]
 
     def _fired(self, fault: Fault) -> int:
         return sum(armed.fired for armed in self._armed if armed.fault == fault)
@@ -386,49 +364,3 @@ class ExchangeLog:
     def all(self) -> list[Exchange]:
         with self._lock:
             return list(self._exchanges)
-
-
-_ACTIONS = {action.__name__: action for action in get_args(Action)}
-_ALWAYS = "always"
-
-
-def to_text(script: Iterable[Fault]) -> str:
-    """The script, one line for each fault; what has its default is left out."""
-    return "\n".join(json.dumps(_as_json(fault)) for fault in script)
-
-
-def from_text(text: str) -> tuple[Fault, ...]:
-    """The script in `text`. Raises KeyError, TypeError or ValueError for what `to_text` would not write."""
-    return tuple(_fault(json.loads(line)) for line in text.splitlines() if line.strip())
-
-
-def _as_json(thing: Any) -> dict[str, Any]:
-    """Its fields that differ from their defaults; an action with its name."""
-    written: dict[str, Any] = {} if isinstance(thing, Fault) else {"do": type(thing).__name__}
-    for one in fields(thing):
-        value = getattr(thing, one.name)
-        if value == one.default:
-            continue
-        if isinstance(value, get_args(Action)):
-            value = _as_json(value)
-        written[one.name] = _ALWAYS if value == math.inf else value
-    return written
-
-
-def _fault(written: dict[str, Any]) -> Fault:
-    rest = {name: _value(value) for name, value in written.items() if name != "action"}
-    return Fault(_action(written["action"]), **rest)
-
-
-def _action(written: dict[str, Any]) -> Action:
-    rest = {name: _value(value) for name, value in written.items() if name != "do"}
-    made: Action = _ACTIONS[written["do"]](**rest)
-    return made
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, dict):  # an action within an action
-        answer = _action(value)
-        assert isinstance(answer, Answer)
-        return answer
-    return math.inf if value == _ALWAYS else value

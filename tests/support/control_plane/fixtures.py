@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,6 +23,7 @@ from tests.support.control_plane.kubelet import Node, NodeFactory, OperandsFacto
 from tests.support.control_plane.old_server import DRA_GROUP, dra_definitions
 from tests.support.control_plane.processes import STARTED
 from tests.support.control_plane.proxy import Proxy
+from tests.support.control_plane.runner import CommandRunner, RunnerFactory
 from tests.support.control_plane.servers import (
     EVENTS,
     GENERATION_1,
@@ -150,6 +152,26 @@ def node(admin_api: Api) -> Iterator[NodeFactory]:
             return create_node(stack, admin_api, labels or {}, boot_id=boot_id, annotations=annotations)
 
         yield create
+
+
+@pytest.fixture
+def runner_for(control_plane: ControlPlane, tmp_path: Path, node: NodeFactory) -> RunnerFactory:
+    numbers = count()
+
+    def build(
+        labels: Mapping[str, str] | None = None,
+        profile: str = "rebellions",
+        *,
+        user: User | None = None,
+        proxy: Proxy | None = None,
+    ) -> CommandRunner:
+        folder = tmp_path / f"node-{next(numbers)}"
+        folder.mkdir()
+        made = CommandRunner(control_plane, user or control_plane.agent_with_events, folder, profile, proxy=proxy)
+        made.with_upgrade().node = node(labels, boot_id=made.tree.boot_id)
+        return made
+
+    return build
 
 
 @pytest.fixture

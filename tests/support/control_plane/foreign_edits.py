@@ -13,7 +13,20 @@ from functools import partial
 from driver_manager.sandbox import fake_tools
 from tests.support.control_plane.api import ApiError, Json, wait_until
 from tests.support.control_plane.kubelet import NEVER, create_operands
-from tests.support.control_plane.runner import CORDON, JOURNAL, NEW, OLD, PREFIX
+from tests.support.control_plane.processes import ForkedCommand
+from tests.support.control_plane.runner import (
+    ASCEND_OLD,
+    CORDON,
+    ENABLED,
+    EVICT,
+    JOURNAL,
+    NEW,
+    OLD,
+    PAUSED,
+    PREFIX,
+    REQUESTED,
+    SAFE_LOAD,
+)
 from tests.support.control_plane.scene import (
     DAEMON,
     DISCOVERY,
@@ -21,19 +34,13 @@ from tests.support.control_plane.scene import (
     EXPORTER,
     LABELS,
     OFF,
-    PAUSED,
     PLUGIN,
     VALIDATOR,
     Left,
     NodeScene,
 )
-from tests.support.control_plane.workloads import Pod, Shape
+from tests.support.control_plane.workloads import Shape
 from tests.support.selection import Share
-
-KEY = "rebellions.ai/npu-driver-upgrade"
-ENABLED, REQUESTED, SAFE_LOAD = f"{KEY}-enabled", f"{KEY}-requested", f"{KEY}.driver-wait-for-safe-load"
-ASCEND_ROOT, ASCEND_OLD = "/var/lib/Ascend/driver", "25.2.0"
-EVICT = {"ENABLE_NPU_POD_EVICTION": "true"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ class Wait:
     """
 
     name: str
-    begin: Callable[[NodeScene, str], None]
+    begin: Callable[[NodeScene], ForkedCommand]
     said: str
     end: Callable[[NodeScene], None]
     has_journal: bool = True
@@ -53,62 +60,51 @@ class Wait:
     plans_again: bool = False
     profile: str = "rebellions"
 
-    def reach(self, scene: NodeScene, mutant: str = "") -> None:
+    def reach(self, scene: NodeScene) -> None:
         """Start a run, and return when it waits."""
-        self.begin(scene, mutant)
+        scene.run = self.begin(scene)
         scene.current.wait_log(self.said)
 
 
-def _workload(scene: NodeScene, shape: Shape) -> Pod:
-    (pod,) = scene.pods.managed(1, shape)
-    scene.node.kubelet.stop_after(pod.key, NEVER)
-    scene.others.append(pod)
-    return pod
-
-
-def _with_operand(scene: NodeScene, mutant: str) -> None:
+def _with_operand(scene: NodeScene) -> ForkedCommand:
     create_operands(scene.stack, scene.world.api, scene.node, ("device-plugin",))
     scene.labels = scene.node.labels()
     scene.node.kubelet.stop_after("device-plugin", NEVER)
-    scene.run = scene.start(mutant=mutant)
+    return scene.start()
 
 
-def _with_workload(env: Mapping[str, str]) -> Callable[[NodeScene, str], None]:
-    def begin(scene: NodeScene, mutant: str) -> None:
-        _workload(scene, Shape())
-        scene.run = scene.start(mutant=mutant, env=env)
-
-    return begin
+def _with_workload(env: Mapping[str, str], scene: NodeScene) -> ForkedCommand:
+    (pod,) = scene.pods.managed()
+    scene.node.kubelet.stop_after(pod.key, NEVER)
+    return scene.start(env=env)
 
 
-def _with_holder(scene: NodeScene, mutant: str) -> None:
+def _with_holder(scene: NodeScene) -> ForkedCommand:
     scene.command_runner.tree.hold_device()
-    scene.run = scene.start(mutant=mutant)
+    return scene.start()
 
 
-def _with_job(scene: NodeScene, mutant: str) -> None:
+def _with_job(scene: NodeScene) -> ForkedCommand:
     scene.others.append(scene.pods.pod(Shape(labels={"kind": "job"}), owner=scene.pods.replica_set()))
-    scene.run = scene.start(mutant=mutant, env={**EVICT, "WAIT_FOR_COMPLETION_SELECTOR": "kind=job"})
+    return scene.start(env={**EVICT, "WAIT_FOR_COMPLETION_SELECTOR": "kind=job"})
 
 
-def _managed(scene: NodeScene, mutant: str) -> None:
+def _managed(scene: NodeScene) -> ForkedCommand:
     scene.annotate(**{ENABLED: "true"})
     scene.others.extend(scene.pods.managed())
-    scene.run = scene.start(mutant=mutant)
+    run = scene.start()
     wait_until(lambda: scene.node.annotations().get(REQUESTED) == "true", "the operator is asked")
+    return run
 
 
-def _safe(scene: NodeScene, mutant: str) -> None:
-    scene.run = scene.start("--safe-load", mutant=mutant)
+def _safe(scene: NodeScene) -> ForkedCommand:
+    run = scene.start("--safe-load")
     wait_until(lambda: scene.node.annotations().get(SAFE_LOAD) == scene.own.name, "the operator is asked")
+    return run
 
 
-def _for_a_reboot(scene: NodeScene, mutant: str) -> None:
-    tree = scene.command_runner.tree
-    tree.add_driver(ASCEND_ROOT, ASCEND_OLD)
-    tree.load(ASCEND_ROOT)
-    tree.record("old", ASCEND_ROOT, ASCEND_OLD)
-    scene.run = scene.start(mutant=mutant, env={"DRIVER_LOAD": "container", "DRIVER_ROOT": ""})
+def _for_a_reboot(scene: NodeScene) -> ForkedCommand:
+    return scene.start(env={"DRIVER_LOAD": "container", "DRIVER_ROOT": ""})
 
 
 def _release(scene: NodeScene) -> None:
@@ -142,8 +138,8 @@ DRAIN = {"ENABLE_AUTO_DRAIN": "true", "DRAIN_TIMEOUT_SECONDS": "60"}
 
 WAITS = (
     Wait("operands", _with_operand, "operand pod(s) to terminate", _release),
-    Wait("eviction", _with_workload(EVICT), "is being evicted", _release),
-    Wait("drain", _with_workload(DRAIN), "is being evicted", _release),
+    Wait("eviction", partial(_with_workload, EVICT), "is being evicted", _release),
+    Wait("drain", partial(_with_workload, DRAIN), "is being evicted", _release),
     Wait("device", _with_holder, "device in use", _free),
     Wait("completion", _with_job, "to complete", _complete, has_pause=False, plans_again=True),
     Wait("safe-load", _safe, "as it does when loading is safe", _allow, False, False, plans_again=True),
@@ -295,11 +291,12 @@ def _made_again_expected(wait: Wait) -> Expected:
     return Expected(0, edits=whole, is_silent=not wait.plans_again)
 
 
-def _delete_own_pod(scene: NodeScene) -> None:
-    """As `kubectl delete pod` and then the kubelet do."""
-    scene.own.api.delete(scene.own.path)
+def _delete_own_pod(grace_s: int | None, scene: NodeScene) -> None:
+    """As `kubectl delete pod`, and then the kubelet unless it is by force, do."""
+    scene.own.api.delete(scene.own.path, grace_s=grace_s)
     scene.own.wait_state("gone")
-    os.kill(scene.current.pid, signal.SIGTERM)
+    if grace_s is None:
+        os.kill(scene.current.pid, signal.SIGTERM)
 
 
 def _told_to_end_expected(wait: Wait) -> Expected:
@@ -309,11 +306,6 @@ def _told_to_end_expected(wait: Wait) -> Expected:
     # the patch that gives back shows the end.
     marks = (ENABLED, REQUESTED) if wait.name == "operator" else ()
     return Expected(10, OLD, marks=marks, is_silent=not wait.has_journal)
-
-
-def _force_delete_own_pod(scene: NodeScene) -> None:
-    scene.own.api.delete(scene.own.path, grace_s=0)
-    scene.own.wait_state("gone")
 
 
 def _orphan_expected(wait: Wait) -> Expected:
@@ -379,8 +371,8 @@ HANDS = (
     Hand("garbles-journal", partial(_annotation, JOURNAL, "}garbage"), _garbage_expected, "garbage", in_journal=True),
     Hand("deletes-node", _delete_node, _deleted_expected, "gone"),
     Hand("makes-node-again", _make_again, _made_again_expected, "again"),
-    Hand("deletes-own-pod", _delete_own_pod, _told_to_end_expected, "ending"),
-    Hand("force-deletes-own-pod", _force_delete_own_pod, _orphan_expected, "orphan"),
+    Hand("deletes-own-pod", partial(_delete_own_pod, None), _told_to_end_expected, "ending"),
+    Hand("force-deletes-own-pod", partial(_delete_own_pod, 0), _orphan_expected, "orphan"),
     Hand("flaps", _flap, usual, "flapper"),
 )
 
@@ -394,12 +386,12 @@ def plays(share: Share) -> list[tuple[Wait, list[Hand]]]:
     return share.of([(wait, hands) for wait, hands in found if hands])
 
 
-def play(scene: NodeScene, wait: Wait, hands: Sequence[Hand], mutant: str = "") -> tuple[int, Left]:
+def play(scene: NodeScene, wait: Wait, hands: Sequence[Hand]) -> tuple[int, Left]:
     """Exit code, and what is left, of a run during whose wait these hands act.
 
     A run that gave up, as it may where the Node never stops changing, is followed by the next one.
     """
-    wait.reach(scene, mutant)
+    wait.reach(scene)
     with contextlib.ExitStack() as going_on:
         for hand in hands:
             lasting = hand.act(scene)
@@ -409,7 +401,7 @@ def play(scene: NodeScene, wait: Wait, hands: Sequence[Hand], mutant: str = "") 
             wait.end(scene)
         ended = scene.current.end()
     if ended.code == KEPT_CHANGING and any(hand.name == "flaps" for hand in hands):
-        ended = scene.start(mutant=mutant).end()
+        ended = scene.start().end()
     left = Left.of(scene)
     return ended.code, replace(left, labels=_without_flapping(left.labels))
 

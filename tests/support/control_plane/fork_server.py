@@ -1,8 +1,7 @@
 """Runs commands in children of a process that has imported the program: real processes without the start.
 
-Run as a program. An order is a JSON line: `argv`, `env`, the files `out` and `err`, and what `gate` takes. It prints
-a JSON line for each child that begins (`pid`), stops (`stopped`) or ends (`code`). A child can be stopped at a call
-and broken by a mutant.
+Run as a program. An order is a JSON line: `argv`, `env`, the `folder` for `out`, `err`, `calls` and `effects`, and what
+`processes.Orders` has. It prints a JSON line for each child that begins (`pid`), stops (`stopped`) or ends (`code`).
 """
 
 from __future__ import annotations
@@ -34,9 +33,10 @@ from driver_manager.core.swap import node as settling
 from driver_manager.core.swap.node import Fence
 from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.pods import labels
-from driver_manager.domain.swap import node_patches, planner
+from driver_manager.domain.swap import node_patches
 from tests.support.control_plane.pod_transport import enter_pod
 from tests.support.control_plane.processes import API, EFFECTS, FLEET, LOG
+from tests.support.control_plane.sweep.effects import Recorder, Surroundings
 
 
 class Gate:
@@ -70,18 +70,6 @@ class Gate:
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def gate(record: Path, stops: list[str], turn_s: float | None, attempt_s: float | None = None) -> None:
-    """Install a gate in this process.
-
-    `turn_s` shortens what it waits for another run's effect, `attempt_s` what it waits for an answer that hangs.
-    """
-    if turn_s is not None:
-        host_fence.TURN_S = turn_s
-    if attempt_s is not None:
-        retries.ATTEMPT_S = attempt_s
-    Gate(record, frozenset(stops)).install()
-
-
 def apply(name: str) -> None:
     """Break this process in the way called `name`; "" for not at all."""
     if name:
@@ -94,6 +82,8 @@ def _replace(owner: object, name: str, mutant: Callable[..., Any]) -> None:
 
 
 def _unconditional_restore() -> None:
+    """Every label gets its saved value, even if another writer changed it."""
+
     def restored(now: Mapping[str, str], saved: Mapping[str, str], _: str) -> dict[str, str]:
         return {key: value for key, value in saved.items() if now.get(key) != value}
 
@@ -111,37 +101,26 @@ def _always_uncordon() -> None:
         _replace(module, "release", uncordoning)
 
 
-def _keep_journal() -> None:
-    release = node_patches.release
-
-    def keeping(node: Node, journal: Any, profile: Any) -> NodeChange:
-        change: NodeChange = release(node, journal, profile)
-        kept = {key: value for key, value in change.annotations.items() if key != profile.keys.journal}
-        return replace(change, annotations=kept)
-
-    for module in (settling, node_patches):
-        _replace(module, "release", keeping)
-
-
-def _adopt_every_pause() -> None:
-    _replace(node_patches, "paused_by_others", lambda *_: frozenset())
-
-
-def _no_owner_check() -> None:
-    _replace(planner, "refuse_if_owned", lambda *_, **__: None)
-
-
 def _no_fence() -> None:
     _replace(Fence, "effect", lambda *_: contextlib.nullcontext())
+
+
+def _unlisted_effect() -> None:
+    """A write to the host that was not there when a run was recorded."""
+    remove = LinuxHost.remove
+
+    def remove_and_note(self: LinuxHost, path: str) -> None:
+        self.write_text("/run/removed", path)
+        remove(self, path)
+
+    _replace(LinuxHost, "remove", remove_and_note)
 
 
 MUTANTS: dict[str, Callable[[], None]] = {
     "unconditional restore": _unconditional_restore,
     "always uncordon": _always_uncordon,
-    "keep the journal": _keep_journal,
-    "adopt every pause": _adopt_every_pause,
-    "no owner check": _no_owner_check,
     "no fence": _no_fence,
+    "an effect that is not listed": _unlisted_effect,
 }
 
 
@@ -192,7 +171,7 @@ def _begin(order: dict[str, Any]) -> int:
     pid = os.fork()
     if pid == 0:
         _be_command(order)
-    _say({"pid": pid, "began": order["err"]})
+    _say({"pid": pid, "began": order["folder"]})
     return pid
 
 
@@ -207,22 +186,40 @@ def _be_command(order: dict[str, Any]) -> None:
         enter_pod(order["env"])
         for descriptor, path, flags in (
             (0, os.devnull, os.O_RDONLY),
-            (1, order["out"], os.O_WRONLY | os.O_CREAT),
-            (2, order["err"], os.O_WRONLY | os.O_CREAT),
+            (1, f"{order['folder']}/out", os.O_WRONLY | os.O_CREAT),
+            (2, f"{order['folder']}/err", os.O_WRONLY | os.O_CREAT),
         ):
             opened = os.open(path, flags, 0o600)
             os.dup2(opened, descriptor)
             os.close(opened)
         sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
-        gate(Path(order["record"]), order["stops"], order["turn_s"], order["attempt_s"])
+        if order["turn_s"] is not None:
+            host_fence.TURN_S = order["turn_s"]
+        if order["attempt_s"] is not None:
+            retries.ATTEMPT_S = order["attempt_s"]
         apply(order["mutant"])
+        recorder = _prepared(order)
         code = main.run(order["argv"])
+        if recorder is not None:
+            recorder.end()
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException:  # noqa: BLE001  # a child must not come back into the fork server
         os.write(2, traceback.format_exc().encode())
     finally:
         os._exit(code)
+
+
+def _prepared(order: dict[str, Any]) -> Recorder | None:
+    """The recorder of this process' effects, which is installed, or else the gate before its calls is."""
+    folder, env = Path(order["folder"]), order["env"]
+    if not order["records"]:
+        Gate(folder / "calls", frozenset(order["stops"])).install()
+        return None
+    around = Surroundings(env["HOST_ROOT"], str(Path(env["TERMINATION_LOG"]).parent), env["TMPDIR"])
+    recorder = Recorder(around, str(folder / "effects"), order["kill_at"], after=order["after"])
+    sys.addaudithook(recorder)
+    return recorder
 
 
 if __name__ == "__main__":

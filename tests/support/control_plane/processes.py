@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -106,6 +106,26 @@ class Running:
         return self.end()
 
 
+@dataclass(frozen=True)
+class Orders:
+    """What is done to a forked command, which stops itself at the points in `stops`; `mutant` breaks it.
+
+    `turn_s` shortens what it waits for another run's effect, `attempt_s` what it waits for an answer that hangs.
+    `records`: it notes its effects on the host, and dies at the one with the number `kill_at`, or `after` it.
+    """
+
+    stops: tuple[str, ...] = ()
+    turn_s: float | None = None
+    attempt_s: float | None = None
+    mutant: str = ""
+    records: bool = False
+    kill_at: int = -1
+    after: bool = False
+
+
+PLAIN = Orders()
+
+
 class ForkedCommand:
     """A command under way. `pid` is its process'."""
 
@@ -131,6 +151,13 @@ class ForkedCommand:
     def calls(self) -> list[str]:
         path = self.folder / "calls"
         return path.read_text().split() if path.exists() else []
+
+    @property
+    def effects(self) -> list[tuple[float, str]]:
+        """Time and name of each of its effects on the host so far, where it records them."""
+        path = self.folder / "effects"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [(float(at_s), str(name)) for at_s, name in map(json.loads, lines)]
 
     @property
     def has_ended(self) -> bool:
@@ -203,7 +230,7 @@ class ForkServer:
         self._lock = threading.Lock()
         self._began = threading.Condition(self._lock)
         self._count = 0
-        self._by_log: dict[str, ForkedCommand] = {}
+        self._by_folder: dict[str, ForkedCommand] = {}
         self._by_pid: dict[int, ForkedCommand] = {}
 
     def __enter__(self) -> Self:
@@ -224,32 +251,16 @@ class ForkServer:
         assert self._process.stdout is not None
         self._process.stdout.close()
 
-    def start(
-        self,
-        argv: list[str],
-        env: Mapping[str, str],
-        last_line: Path,
-        *,
-        stops: tuple[str, ...] = (),
-        turn_s: float | None = None,
-        attempt_s: float | None = None,
-        mutant: str = "",
-    ) -> ForkedCommand:
-        """Start `driver-manager` with `argv`; it stops itself at the points in `stops`; `mutant` breaks it.
-
-        `turn_s` and `attempt_s`: see `call_points.gate`.
-        """
+    def start(self, argv: list[str], env: Mapping[str, str], last_line: Path, orders: Orders = PLAIN) -> ForkedCommand:
+        """Start `driver-manager` with `argv`."""
         assert self._process.stdin is not None
         with self._lock:
             self._count += 1
             folder = self._folder / f"run-{self._count}"
             folder.mkdir()
             run = ForkedCommand(folder, last_line)
-            err = str(folder / "err")
-            self._by_log[err] = run
-            order: dict[str, object] = {"argv": argv, "env": dict(env), "out": str(folder / "out"), "err": err}
-            order |= {"record": str(folder / "calls"), "stops": list(stops), "turn_s": turn_s}
-            order |= {"attempt_s": attempt_s, "mutant": mutant}
+            self._by_folder[str(folder)] = run
+            order = {"argv": argv, "env": dict(env), "folder": str(folder), **asdict(orders)}
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
             assert self._began.wait_for(lambda: run.pid, 75.0), "the fork server does not begin"
@@ -261,7 +272,7 @@ class ForkServer:
             words = json.loads(line)
             with self._lock:
                 if "began" in words:
-                    run = self._by_log[words["began"]]
+                    run = self._by_folder[words["began"]]
                     run.pid = words["pid"]
                     self._by_pid[run.pid] = run
                     self._began.notify_all()

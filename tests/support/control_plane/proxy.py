@@ -46,9 +46,7 @@ from tests.support.control_plane.faults import (
     Rotate,
     Script,
     Silence,
-    to_text,
 )
-from tests.support.control_plane.kubelet import Node
 from tests.support.control_plane.old_server import (
     CLAIMS,
     OLD_POLICY,
@@ -384,8 +382,6 @@ class Connection(BaseHTTPRequestHandler):
         elif isinstance(action, Certificate):
             self._stage.identity.present(action.name, action.handshakes)
             self._stage.go_away(0.0)
-        elif isinstance(action, Silence):
-            wait_for_hangup(self._client)
         raise _HungUp
 
     def _ask(self, request: ApiRequest, raw: bytes) -> http.client.HTTPResponse:
@@ -418,31 +414,21 @@ class Connection(BaseHTTPRequestHandler):
         exchange.answered(response.status)
         self._send_head(response.status, (*_passed_on(response.headers.items()), ("transfer-encoding", "chunked")))
         with self._stage.hangups.calling(self._client, self.shut):
-            passed = 0
-            self._end_between(exchange, passed)
+            for action in exchange.acting(lambda action: isinstance(action, Silence | ErrorEvent)):
+                if isinstance(action, ErrorEvent):
+                    self._send_chunk(_encoded({"type": "ERROR", "object": action.answer.body()}) + b"\n")
+                    self.wfile.write(_END_OF_STREAM)
+                    raise _Cut
+                wait_for_hangup(self._client)
+                raise _HungUp
             for line in _lines(response):
-                self._cut(exchange, passed, line)
+                for action in exchange.acting(lambda action: isinstance(action, CutLine)):
+                    self._send_chunk(line[: len(line) // 2])
+                    if isinstance(action, CutLine) and action.clean:
+                        self.wfile.write(_END_OF_STREAM)
+                    raise _Cut
                 self._send_chunk(_with_claims(line))
-                passed += 1
-                self._end_between(exchange, passed)
         self.wfile.write(_END_OF_STREAM)
-
-    def _end_between(self, exchange: _Exchange, passed: int) -> None:
-        """What ends the stream after so many lines, whether another one comes or not."""
-        for action in exchange.acting(lambda a: isinstance(a, Silence | ErrorEvent) and a.after <= passed):
-            if isinstance(action, ErrorEvent):
-                self._send_chunk(_encoded({"type": "ERROR", "object": action.answer.body()}) + b"\n")
-                self.wfile.write(_END_OF_STREAM)
-                raise _Cut
-            wait_for_hangup(self._client)
-            raise _HungUp
-
-    def _cut(self, exchange: _Exchange, passed: int, line: bytes) -> None:
-        for action in exchange.acting(lambda a: isinstance(a, CutLine) and a.after <= passed):
-            self._send_chunk(line[: len(line) // 2])
-            if isinstance(action, CutLine) and action.clean:
-                self.wfile.write(_END_OF_STREAM)
-            raise _Cut
 
     def _send_chunk(self, data: bytes) -> None:
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
@@ -450,20 +436,8 @@ class Connection(BaseHTTPRequestHandler):
 
 def _is_before(action: Action) -> bool:
     """Whether it acts before the request is sent on."""
-    match action:
-        case (
-            Answer()
-            | Gone()
-            | Certificate()
-            | Rotate()
-            | Delay(applied=False)
-            | Hold(applied=False)
-            | Drop(applied=False)
-        ):
-            return True
-        case Silence(headers=False):
-            return True
-    return False
+    is_applied = isinstance(action, Delay | Hold | Drop) and action.applied
+    return isinstance(action, Answer | Gone | Certificate | Rotate | Delay | Hold | Drop) and not is_applied
 
 
 def _is_after(action: Action) -> bool:
@@ -645,11 +619,6 @@ class Proxy:
         """Wait until the fault has acted so often. AssertionError after `timeout_s` seconds."""
         self._script.wait_fired(fault, times, timeout_s)
 
-    def assert_all_fired(self) -> None:
-        """AssertionError naming the faults that have not acted as often as they were to."""
-        unfired = self._script.unfired()
-        assert not unfired, f"did not fire: {', '.join(map(repr, unfired))}\n{self.report()}"
-
     def mark(self) -> int:
         """A place in the record: `exchanges(since=…)` gives what came after it."""
         return len(self._log.all())
@@ -665,9 +634,8 @@ class Proxy:
         ]
 
     def report(self) -> str:
-        """One line for each request, with the faults that met it, then the script as it can be read back."""
-        script = to_text(self._script.faults)
-        return "\n".join([*map(str, self._log.all()), *([f"script:\n{script}"] if script else [])])
+        """One line for each request, with the faults that met it."""
+        return "\n".join(map(str, self._log.all()))
 
     def go_away(self, seconds: float) -> None:
         """End every connection, and refuse new ones for `seconds`: for no time at all, none is refused."""
@@ -744,29 +712,12 @@ def _listener() -> socket.socket:
                 raise
 
 
-def watch_path(target: Node) -> str:
-    """All states of the node from now on, as they come."""
-    version = target.read()["metadata"]["resourceVersion"]
-    return f"/api/v1/nodes?watch=1&fieldSelector=metadata.name%3D{target.name}&resourceVersion={version}"
-
-
 @contextlib.contextmanager
-def opened(
-    proxy: Proxy, plane: ControlPlane, user: User, path: str, patience_s: float = PATIENCE_S, head_s: float = PATIENCE_S
-) -> Iterator[HTTPResponse]:
-    """The raw answer of the proxy, as a stream. Gives up on its head after `head_s`, then after `patience_s`."""
+def opened(proxy: Proxy, plane: ControlPlane, user: User, path: str) -> Iterator[HTTPResponse]:
+    """The raw answer of the proxy, as a stream."""
     address, context = urlsplit(proxy.url), ssl.create_default_context(cafile=str(plane.ca))
     connection = HTTPSConnection(address.hostname or "", address.port, timeout=PATIENCE_S, context=context)
     with contextlib.closing(connection):
         connection.request("GET", path, headers={"Authorization": f"Bearer {user.token}"})
-        sock = connection.sock  # the answer's, from when its head has been read
-        sock.settimeout(head_s)
         with connection.getresponse() as response:
-            sock.settimeout(patience_s)
             yield response
-
-
-def read_on(stream: HTTPResponse, got: bytearray) -> None:
-    """Read to the end. Raises what ended it otherwise, with what came before in `got`."""
-    while chunk := stream.read1():
-        got += chunk

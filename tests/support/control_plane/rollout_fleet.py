@@ -18,7 +18,7 @@ import urllib3
 from tests.support.control_plane.api import Api, ApiError, Json, Watch, gone, wait_until
 from tests.support.control_plane.kubelet import LAST_OUTCOME, binding, node_body, running, wanted_node
 from tests.support.control_plane.kubelet import STATE as SHOWN
-from tests.support.control_plane.processes import Command, ForkedCommand, Running
+from tests.support.control_plane.processes import PLAIN, Command, ForkedCommand, Orders, Running
 from tests.support.control_plane.servers import NAMESPACE, AuditRecord, ControlPlane
 
 GROUP = "driver-manager.rebellions.ai"
@@ -193,17 +193,10 @@ class RolloutFleet:
         self._controllers.append(found)
         return found
 
-    def fork(
-        self,
-        server: str | None = None,
-        *,
-        stops: tuple[str, ...] = (),
-        attempt_s: float | None = None,
-        token: str = "",
-    ) -> ForkedCommand:
-        """As `start`, sooner, and it stops itself at those of its effects."""
-        last_line, environ = self._last_line("forked"), self._environment(server, token)
-        run = self.plane.fork_server.start(self._command, environ, last_line, stops=stops, attempt_s=attempt_s)
+    def fork(self, server: str | None = None, *, orders: Orders = PLAIN, token: str = "") -> ForkedCommand:
+        """As `start`, sooner, and `orders` are done to it."""
+        environ = self._environment(server, token)
+        run = self.plane.fork_server.start(self._command, environ, self._last_line("forked"), orders)
         self._forked.append(run)
         return run
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.host import HostTree
@@ -76,6 +78,12 @@ OLD_DIGEST, NEW_DIGEST = "digest-of-1.2.92", "digest-of-2.0.1"
 JOURNAL = "rebellions.ai/npu-driver-manager.journal"
 CORDON = "rebellions.ai/npu-driver-upgrade-cordon"
 PREFIX = "rebellions.ai/npu.deploy."
+PAUSED = "paused-for-driver-upgrade"
+UPGRADE = "rebellions.ai/npu-driver-upgrade"
+ENABLED, REQUESTED, UPGRADE_STATE = f"{UPGRADE}-enabled", f"{UPGRADE}-requested", f"{UPGRADE}-state"
+SAFE_LOAD = f"{UPGRADE}.driver-wait-for-safe-load"
+EVICT = {"ENABLE_NPU_POD_EVICTION": "true"}
+ASCEND_ROOT, ASCEND_OLD = "/var/lib/Ascend/driver", "25.2.0"
 
 
 class CommandRunner:
@@ -107,7 +115,12 @@ class CommandRunner:
         self.node: Node | None = None
 
     def with_upgrade(self) -> CommandRunner:
-        """The old driver is loaded, the new one installed."""
+        """The old driver is loaded; the new one is installed, unless it takes a reboot."""
+        if self.tree.profile.name == "ascend":
+            self.tree.add_driver(ASCEND_ROOT, ASCEND_OLD)
+            self.tree.load(ASCEND_ROOT)
+            self.tree.record("old", ASCEND_ROOT, ASCEND_OLD)
+            return self
         self.tree.add_driver(OLD_ROOT, OLD)
         self.tree.load(OLD_ROOT)
         self.tree.record(OLD_DIGEST, OLD_ROOT, OLD)
@@ -155,6 +168,19 @@ class CommandRunner:
     def reconcile(self, *arguments: str, **env: str) -> Ended:
         """Run `reconcile-driver-state` to its end."""
         return self.run("reconcile-driver-state", *arguments, **env)
+
+
+class RunnerFactory(Protocol):
+    """Makes a node with an old driver and what runs commands on it, as a user that may post events but by `user`."""
+
+    def __call__(
+        self,
+        labels: Mapping[str, str] | None = None,
+        profile: str = "rebellions",
+        *,
+        user: User | None = None,
+        proxy: Proxy | None = None,
+    ) -> CommandRunner: ...
 
 
 def node_of(command_runner: CommandRunner) -> Node:

@@ -6,7 +6,7 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -14,7 +14,7 @@ from driver_manager.domain.node import PROGRAM
 from driver_manager.profiles import builtin
 from tests.support.control_plane.api import Api, Json, wait_until
 from tests.support.control_plane.kubelet import Node, create_node, of_others, shown
-from tests.support.control_plane.processes import END_S, ForkedCommand, Loop
+from tests.support.control_plane.processes import END_S, PLAIN, ForkedCommand, Loop, Orders
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.runner import CORDON, JOURNAL, OLD_ROOT, PREFIX, CommandRunner
 from tests.support.control_plane.servers import NAMESPACE, ControlPlane, User
@@ -33,7 +33,6 @@ DRIVER, PLUGIN, EXPORTER, DAEMON, DISCOVERY, VALIDATOR, TOOLKIT, OFF = (
         "vfio-manager",
     )
 )
-PAUSED = "paused-for-driver-upgrade"
 LABELS = {**dict.fromkeys((DRIVER, EXPORTER, DAEMON, DISCOVERY, VALIDATOR), "true"), OFF: "false", TOOLKIT: "team-a"}
 
 
@@ -78,6 +77,8 @@ class NodeScene:
     env: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     run: ForkedCommand | None = None
+    mutant: str = ""
+    """Breaks every run that is started; "" for none."""
     others: list[Pod] = field(default_factory=list)
 
     def start(
@@ -85,16 +86,14 @@ class NodeScene:
         *arguments: str,
         command: str = "reconcile-driver-state",
         env: Mapping[str, str] = MappingProxyType({}),
-        stops: tuple[str, ...] = (),
-        turn_s: float | None = None,
-        mutant: str = "",
+        orders: Orders = PLAIN,
     ) -> ForkedCommand:
         """Start a reconcile, or another command, in our own pod unless `env` says otherwise."""
         told = self.command_runner.environment(**{"POD_NAME": self.own.name, **self.env, **env})
         argv = [command, *arguments]
         last_line = self.command_runner.new_last_line()
         server = self.world.plane.fork_server
-        run = server.start(argv, told, last_line, stops=stops, turn_s=turn_s, mutant=mutant)
+        run = server.start(argv, told, last_line, replace(orders, mutant=self.mutant))
         self.world.runs.append(run)
         return run
 
@@ -114,12 +113,14 @@ class NodeScene:
         return JOURNAL in self.node.annotations()
 
 
-def make_stage(stack: contextlib.ExitStack, world: World, name: str, profile: str = "rebellions") -> NodeScene:
-    """A node with an old driver and its agent's pod; `stack` removes them."""
+def make_stage(
+    stack: contextlib.ExitStack, world: World, name: str, profile: str = "rebellions", *, loaded: bool = True
+) -> NodeScene:
+    """A node with an old driver, unless none is `loaded`, and its agent's pod; `stack` removes them."""
     folder = world.folder / name
     folder.mkdir()
     command_runner = CommandRunner(world.plane, world.user, folder, profile, proxy=world.proxy)
-    if profile == "rebellions":
+    if loaded:
         command_runner.with_upgrade()
     command_runner.node = node = create_node(stack, world.api, LABELS, boot_id=command_runner.tree.boot_id)
     pods = Workloads(stack, world.api, node)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tests.support.control_plane.sweep.process import Surroundings, effect_of
+from tests.support.control_plane.sweep.effects import Surroundings, effect_of
 
 KILLED, CAME_TO_ITS_END, RAISED = 9, 0, 3
 

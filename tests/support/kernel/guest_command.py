@@ -22,7 +22,7 @@ from driver_manager.adapters.kube import node as kube_cluster  # noqa: F401  # l
 from driver_manager.cli import health_watch, main, reconcile, status  # noqa: F401  # likewise
 from tests.support.control_plane.api import Api
 from tests.support.control_plane.kubelet import Node, create_node, shown
-from tests.support.control_plane.sweep.process import Order, Recorder
+from tests.support.control_plane.sweep.effects import Recorder, Surroundings
 from tests.support.kernel.guest_fixtures import DriverRoots, modprobe
 
 RUN_TIMEOUT_S = 280.0  # below the guest's limit on silence: the test says what it waited for
@@ -175,11 +175,9 @@ class Command:
 
     def recorded(self, record: Path, *arguments: str, kill_at: int = -1, **env: str) -> Ended:
         """Run it to its end with its effects in `record`, one line each; killed right before number `kill_at`."""
-        order = Order(
-            arguments, {"HOST_ROOT": "/", "TMPDIR": str(self._folder)}, "", f"{self._folder}/err", str(record), kill_at
-        )
+        recorder = Recorder(Surroundings("/", str(self._folder), str(self._folder)), str(record), kill_at)
         record.unlink(missing_ok=True)
-        before = partial(_record, order)
+        before = partial(sys.addaudithook, recorder)
         return Forked(arguments, self.environment(**env), self._folder, before).end()
 
     def run(self, *arguments: str, **env: str) -> Ended:
@@ -189,10 +187,6 @@ class Command:
     def reconcile(self, root: Path, **env: str) -> Ended:
         """`reconcile-driver-state` with a driver root."""
         return self.run("reconcile-driver-state", DRIVER_ROOT=str(root), **env)
-
-
-def _record(order: Order) -> None:
-    sys.addaudithook(Recorder(order))
 
 
 def old_driver(roots: DriverRoots) -> None:

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import multiprocessing
 import os
 import re
-import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
 from driver_manager.adapters.kube import api as kube_retries
-from driver_manager.adapters.kube.api import ApiRejected, KubeApi, Retries
 from driver_manager.adapters.kube.node import KubeCluster
-from driver_manager.core.ports_base import Clock, Reporter
 from driver_manager.core.rebooter import MAX_ACTS
 from driver_manager.domain.errors import Conflict
-from driver_manager.domain.node import Claim, Node, NodeChange
+from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.reboot.state import RebootPolicy
 from tests.support.control_plane.api import Api, wait_until
 from tests.support.control_plane.fault_kinds import SHARES, Asked, Cell, Family, cells
@@ -38,18 +32,17 @@ from tests.support.control_plane.fault_matrix import (
     record,
     set_up,
 )
-from tests.support.control_plane.faults import Certificate, Fault, Gone, Hold, to_text
-from tests.support.control_plane.kubelet import NEVER, NodeFactory, OperandsFactory
+from tests.support.control_plane.faults import Certificate, Fault, Hold
+from tests.support.control_plane.kubelet import NEVER, OperandsFactory
 from tests.support.control_plane.pod_transport import pod_transport
-from tests.support.control_plane.processes import Ended
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.reboot_fleet import KEYS, RealFleet, RealSite, real_fleet
 from tests.support.control_plane.runner import (
     JOURNAL,
     NEW,
-    OLD,
     PREFIX,
     CommandRunner,
+    RunnerFactory,
     assert_untouched,
     node_of,
     start_and_take,
@@ -123,15 +116,6 @@ def no_retries(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(kube_retries, "AGAIN", frozenset())
 
 
-def no_fresh_credentials(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(KubeApi, "_renewed", lambda _: False)
-
-
-def refusals_repeated(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(kube_retries, "FORBIDDEN", 0)
-    patch.setattr(kube_retries, "AGAIN", frozenset({403}))
-
-
 def conflicts_taken_for_success(patch: pytest.MonkeyPatch) -> None:
     plain = KubeCluster.patch_node
 
@@ -142,27 +126,6 @@ def conflicts_taken_for_success(patch: pytest.MonkeyPatch) -> None:
             return self.node()
 
     patch.setattr(KubeCluster, "patch_node", patch_node)
-
-
-def pauses_without_end(patch: pytest.MonkeyPatch) -> None:
-    plain = Retries.__init__
-
-    def init(self: Retries, clock: Clock, reporter: Reporter, budget_s: float) -> None:
-        plain(self, clock, reporter, 100 * budget_s)
-
-    patch.setattr(Retries, "__init__", init)
-
-
-def claims_denied_are_none(patch: pytest.MonkeyPatch) -> None:
-    plain = KubeCluster.claims
-
-    def claims(self: KubeCluster, *asked: Any) -> tuple[Claim, ...]:
-        try:
-            return plain(self, *asked)
-        except ApiRejected:
-            return ()
-
-    patch.setattr(KubeCluster, "claims", claims)
 
 
 @pytest.fixture(scope="module")
@@ -177,11 +140,7 @@ def bench(fault_setup: FaultSetup) -> Iterator[Bench]:
     ("mutate", "cell"),
     [
         (no_retries, Cell("current", Asked("get", "nodes", 1), "503", is_lasting=False)),
-        (no_fresh_credentials, Cell("current", Asked("list", "pods", 1), "401", is_lasting=False)),
-        (refusals_repeated, Cell("full", Asked("patch", "nodes", 1), "403", is_lasting=True)),
         (conflicts_taken_for_success, Cell("full", Asked("patch", "nodes", 1), "409", is_lasting=False)),
-        (pauses_without_end, Cell("current", Asked("list", "pods", 1), "500", is_lasting=True)),
-        (claims_denied_are_none, Cell("evict", Asked("list", "resourceclaims", 2), "404", is_lasting=True)),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -246,7 +205,7 @@ class Track:
             "few requests": len(asked) <= MOST_REQUESTS,
         }
         wrong = [what for what, is_so in seen.items() if not is_so]
-        return [f"{cell}: not {', not '.join(wrong)}\n  {to_text([fault])}"] if wrong else []
+        return [f"{cell}: not {', not '.join(wrong)}\n  {fault}"] if wrong else []
 
 
 def is_quick(cell: Cell) -> bool:
@@ -274,21 +233,6 @@ def test_every_request_of_the_rebooter_meets_every_fault(
     assert problems == [], "\n".join(problems)
 
 
-def test_the_rebooters_matrix_can_fail(
-    control_plane: ControlPlane, admin_api: Api, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A process that forgets to give its slot back would be noticed."""
-    monkeypatch.setattr("driver_manager.core.rebooter.Rebooter._leave_slot", lambda *_: None)
-    with real_fleet(control_plane, admin_api, 0, POLICY) as fleet:
-        track = Track(control_plane, fleet, tmp_path)
-        driver_node, _ = track.run()
-        assert fleet.holders() == [driver_node.name]
-        admin_api.delete(driver_node.path)
-
-
-Build = Callable[..., CommandRunner]
-
-
 @pytest.fixture
 def proxy(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path) -> Iterator[Proxy]:
     certificates = all_certificates(control_plane.authority, tmp_path)
@@ -300,16 +244,10 @@ def proxy(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path) 
 
 @pytest.fixture
 def command_runner(
-    control_plane: ControlPlane,
-    agent_with_events: User,
-    tmp_path: Path,
-    proxy: Proxy,
-    node: NodeFactory,
-    operands: OperandsFactory,
+    runner_for: RunnerFactory, proxy: Proxy, agent_with_events: User, operands: OperandsFactory
 ) -> CommandRunner:
-    made = CommandRunner(control_plane, agent_with_events, tmp_path, proxy=proxy).with_upgrade()
-    made.node = node({f"{PREFIX}driver": "true"}, boot_id=made.tree.boot_id)
-    operands(made.node, ("device-plugin",))
+    made = runner_for({f"{PREFIX}driver": "true"}, user=agent_with_events, proxy=proxy)
+    operands(node_of(made), ("device-plugin",))
     return made
 
 
@@ -336,42 +274,6 @@ def test_a_server_that_is_gone_for_3_s_while_pods_are_waited_for_is_back_in_time
     assert len(proxy.exchanges("watch", "pods")) <= 5
 
 
-@pytest.mark.shares(6)
-def test_a_server_that_is_gone_for_longer_than_told_leaves_the_node_to_the_next_run(
-    command_runner: CommandRunner, proxy: Proxy
-) -> None:
-    labels = node_of(command_runner).labels()
-    proxy.add(Fault(Gone(60.0), "watch", "pods"))
-    ended = command_runner.reconcile(API_TIMEOUT="5s")
-    assert ended.code == 8, ended.err
-    assert "the node is still paused; the next run releases it from the journal" in ended.last_line
-    assert JOURNAL in node_of(command_runner).annotations()
-    wait_until(lambda: refuses(proxy.url), "the server is gone, also where the run was done with it before")
-    proxy.go_away(0.0)
-    again = command_runner.reconcile()
-    assert again.code == 0, again.err
-    assert_untouched(command_runner, labels)
-
-
-@pytest.mark.shares(6)
-def test_an_expired_certificate_is_named_and_waited_for(command_runner: CommandRunner, proxy: Proxy) -> None:
-    proxy.identity.present("expired", handshakes=3)
-    ended = command_runner.reconcile()
-    assert ended.code == 0, ended.err
-    assert "certificate is out of date: certificate has expired" in ended.err
-
-
-@pytest.mark.shares(6)
-def test_a_certificate_that_stays_expired_ends_with_exit_code_8_and_its_own_remedy(
-    command_runner: CommandRunner, proxy: Proxy
-) -> None:
-    proxy.identity.present("expired", handshakes=1000)
-    ended = command_runner.reconcile(API_TIMEOUT="5s")
-    assert ended.code == 8, ended.err
-    assert "Renew the API server's certificate, or set this node's clock" in ended.last_line
-    assert command_runner.tree.driver_version == OLD
-
-
 def test_an_unknown_ca_is_a_configuration_error_at_once(command_runner: CommandRunner, proxy: Proxy) -> None:
     proxy.identity.present("strange", handshakes=1000)
     ended = command_runner.reconcile(API_TIMEOUT="1h")
@@ -383,87 +285,45 @@ def test_an_unknown_ca_is_a_configuration_error_at_once(command_runner: CommandR
 
 
 @pytest.mark.shares(6)
-def test_a_server_that_was_trusted_once_may_be_so_again(command_runner: CommandRunner, proxy: Proxy) -> None:
-    proxy.add(Fault(Certificate("strange", handshakes=2), "patch", "nodes"))
-    ended = command_runner.reconcile()
-    assert ended.code == 0, ended.err
-    proxy.assert_all_fired()
-
-
-def test_a_junk_ca_in_a_kubeconfig_is_a_configuration_error_at_once(
-    command_runner: CommandRunner, tmp_path: Path
+def test_a_certificate_that_stays_expired_leaves_the_node_to_the_next_run(
+    command_runner: CommandRunner, proxy: Proxy
 ) -> None:
-    authority = tmp_path / "junk.crt"
-    authority.write_bytes(b"junk")  # empty would be none: then the system's are trusted
-    ended = command_runner.reconcile(
-        KUBECONFIG=str(kubeconfig(tmp_path, "https://127.0.0.1:9", authority, tmp_path / "token"))
-    )
-    assert ended.code == 2, ended.err
-    assert "its CA certificate cannot be read" in ended.last_line
-    assert ended.took_s < patient(10.0)
+    node, labels = node_of(command_runner), node_of(command_runner).labels()
+    proxy.add(Fault(Certificate("expired", handshakes=1000), "watch", "pods"))
+    ended = command_runner.reconcile(API_TIMEOUT="5s")
+    assert ended.code == 8, ended.err
+    assert "certificate is out of date: certificate has expired" in ended.err
+    assert "Renew the API server's certificate, or set this node's clock" in ended.err
+    assert "the node is still paused; the next run releases it from the journal" in ended.last_line
+    assert JOURNAL in node.annotations()
+    proxy.identity.present("good", handshakes=0)
+    again = command_runner.reconcile()
+    assert again.code == 0, again.err
+    assert_untouched(command_runner, labels)
 
 
 def test_a_token_is_rotated_while_a_watch_is_open_and_the_run_goes_on_with_the_new_one(
     command_runner: CommandRunner, proxy: Proxy, control_plane: ControlPlane, agent_with_events: User, tmp_path: Path
 ) -> None:
-    token = tmp_path / "token"
+    node, labels, token = node_of(command_runner), node_of(command_runner).labels(), tmp_path / "token"
     token.write_text(agent_with_events.token)
-    path = kubeconfig(tmp_path, proxy.url, control_plane.ca, token)
-    ended = rotated(command_runner, proxy, agent_with_events, token, KUBECONFIG=str(path))
-    assert "the credentials were read again" in ended.err
-    assert [exchange.status for exchange in proxy.exchanges("patch", "nodes")] == [200, 401, 200]
-
-
-def test_a_pod_whose_token_is_rotated_sends_the_new_one_at_once(
-    command_runner: CommandRunner, proxy: Proxy, control_plane: ControlPlane, agent_with_events: User
-) -> None:
-    account = control_plane.service_account(agent_with_events.token, proxy.url)
-    rotated(command_runner, proxy, agent_with_events, Path(account["TEST_SERVICE_ACCOUNT"]) / "token", **account)
-    assert [exchange.status for exchange in proxy.exchanges("patch", "nodes")] == [200, 200]
-
-
-def rotated(command_runner: CommandRunner, proxy: Proxy, user: User, token: Path, **env: str) -> Ended:
-    """How a run ended whose token, in the file `token`, was replaced while it watched."""
-    node, labels = node_of(command_runner), node_of(command_runner).labels()
+    path = control_plane.kubeconfig("", proxy.url)
+    config = json.loads(path.read_text())
+    config["users"][0]["user"] = {"tokenFile": str(token)}  # as a kubelet's
+    path.write_text(json.dumps(config))
     node.kubelet.stop_after("device-plugin", NEVER)
     cut = Fault(Hold(), "patch", "nodes", nth=2)
     proxy.add(cut)
-    run = start_and_take(command_runner, **env)
+    run = start_and_take(command_runner, KUBECONFIG=str(path))
     wait_until(lambda: proxy.exchanges("watch", "pods"), "the pods are watched")
     token.write_text("rotated")
-    proxy.identity.rotate(user.token, "rotated")
+    proxy.identity.rotate(agent_with_events.token, "rotated")
     node.kubelet.release("device-plugin")  # said by the watch that the old token has opened
     proxy.wait_fired(cut)
     proxy.release()
     ended = run.end()
     assert ended.code == 0, ended.err
+    assert "the credentials were read again" in ended.err
     assert_untouched(command_runner, labels)
     assert len(proxy.exchanges("watch", "pods")) == 1
-    return ended
-
-
-def refuses(url: str) -> bool:
-    where = urlsplit(url)
-    try:
-        socket.create_connection((str(where.hostname), int(where.port or 0)), timeout=25.0).close()
-    except ConnectionRefusedError:
-        return True
-    return False
-
-
-def kubeconfig(folder: Path, server: str, authority: Path, token: Path) -> Path:
-    """Written as a kubelet's is: with the token in a file."""
-    ca = base64.b64encode(authority.read_bytes()).decode()
-    if not token.exists():
-        token.write_text("t")
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "test",
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-        "clusters": [{"name": "test", "cluster": {"server": server, "certificate-authority-data": ca}}],
-        "users": [{"name": "test", "user": {"tokenFile": str(token)}}],
-    }
-    path = folder / "kubeconfig"
-    path.write_text(json.dumps(config))
-    return path
+    assert [exchange.status for exchange in proxy.exchanges("patch", "nodes")] == [200, 401, 200]

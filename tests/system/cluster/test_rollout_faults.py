@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.control_plane.api import Api, gone, wait_until
 from tests.support.control_plane.faults import Action, Answer, CutLine, Drop, ErrorEvent, Fault, Gone, Hold
-from tests.support.control_plane.processes import FLEET
+from tests.support.control_plane.processes import FLEET, Orders
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.rollout_fleet import RolloutFleet, TaskPods, Witness, serve_rollouts
 from tests.support.control_plane.servers import NAMESPACE, ControlPlane
@@ -98,7 +98,7 @@ def test_every_kind_of_request_meets_every_fault_and_the_rollout_ends(
         Proxy.before(fleet.plane, *faults) as proxy,
     ):
         bad = fleet.set_driver("driver:2")
-        run = fleet.fork(proxy.url, attempt_s=ATTEMPT_S if group == "hanging" else None)
+        run = fleet.fork(proxy.url, orders=Orders(attempt_s=ATTEMPT_S if group == "hanging" else None))
         try:
             for fault in faults:
                 proxy.wait_fired(fault, timeout_s=240)
@@ -132,7 +132,7 @@ def kill_at_each(fleet: RolloutFleet, good: str, bad: str) -> Counter[str]:
     for when, names in islice(cycle(TURNS), MOST_KILLS):
         fleet.free_lease()
         mark = fleet.plane.audit_mark()
-        run = fleet.fork(stops=tuple(f"{name} {when}" for name in names))
+        run = fleet.fork(orders=Orders(stops=tuple(f"{name} {when}" for name in names)))
         run.wait_log("leading")
         wait_until(
             lambda run=run, mark=mark: (

@@ -7,10 +7,8 @@ one is refused, and a third one takes over; then the first is continued (SIGCONT
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -21,8 +19,6 @@ from driver_manager.sandbox import fake_tools
 from tests.support.control_plane.api import Api, wait_until
 from tests.support.control_plane.faults import ALWAYS, Answer, Fault
 from tests.support.control_plane.foreign_edits import (
-    ASCEND_OLD,
-    ASCEND_ROOT,
     HANDS,
     WAITS,
     Hand,
@@ -31,8 +27,8 @@ from tests.support.control_plane.foreign_edits import (
     plays,
     wanted,
 )
-from tests.support.control_plane.processes import EFFECTS, Ended, ForkedCommand
-from tests.support.control_plane.runner import NEW, NEW_DIGEST, OLD
+from tests.support.control_plane.processes import EFFECTS, Ended, ForkedCommand, Orders
+from tests.support.control_plane.runner import ASCEND_OLD, ASCEND_ROOT, NEW, NEW_DIGEST, OLD
 from tests.support.control_plane.scene import Left, NodeScene, World, make_stage, open_world
 from tests.support.control_plane.servers import NAMESPACE, ControlPlane, User
 from tests.support.control_plane.workloads import Shape
@@ -41,65 +37,31 @@ from tests.support.selection import Share, share
 PLAYS_AT_ONCE = 8
 SHARES = 6
 PLAYS = plays(share(SHARES))
-PAIRS = [(wait, hand) for wait, hands in PLAYS for hand in hands]
-MUTANTS = [
-    ("unconditional restore", "eviction", "edits-to-false"),
-    ("unconditional restore", "device", "deletes-label"),
-    ("always uncordon", "operands", "cordons-anew"),
-    ("always uncordon", "safe-load", "cordons"),
-    ("keep the journal", "drain", "adds-missing-label"),
-    ("adopt every pause", "completion", "pauses-one-that-is-off"),
-]
-Judged = tuple[tuple[int, Left], tuple[int, Left], str]
+MUTANTS = [("unconditional restore", "eviction", "edits-to-false"), ("always uncordon", "operands", "cordons-anew")]
 
 
-def name_of(pair: tuple[Wait, Hand]) -> str:
-    return f"{pair[1].name}-during-{pair[0].name}"
-
-
-def play_of(pair: tuple[Wait, Hand]) -> tuple[str, str]:
-    """The run in which the pair is played."""
-    return pair[0].name, pair[1].bundle
-
-
-def judged(world: World, wait: Wait, hands: Sequence[Hand], mutant: str = "") -> Judged:
-    """What was left, what had to be, and the run's log."""
+def problem(world: World, wait: Wait, hands: Sequence[Hand], mutant: str = "") -> str:
+    """How what the run left differs from what had to be, with its log; "" where it does not."""
     name = f"{wait.name}-{hands[0].bundle}-{mutant}"
     with contextlib.ExitStack() as stack:
         scene = make_stage(stack, world, name, wait.profile)
-        found = play(scene, wait, hands, mutant)
-        return found, wanted(scene, wait, hands), scene.current.log
+        scene.mutant = mutant
+        found, expected = play(scene, wait, hands), wanted(scene, wait, hands)
+        return "" if found == expected else f"{name}: {found}\nexpected:\n{expected}\n{scene.current.log}"
 
 
-Played = dict[tuple[str, str], Future[Judged]]
-
-
-@pytest.fixture(scope="module")
-def played(world: World, request: pytest.FixtureRequest) -> Iterator[Played]:
-    """The run of every selected pair, under way."""
-    selected = {item.callspec.id for item in request.session.items if hasattr(item, "callspec")}
+def test_an_edit_during_a_wait_wins_and_nothing_else_is_lost(world: World) -> None:
+    print(f"share {share(SHARES)}: {sum(len(hands) for _, hands in PLAYS)} pairs of hand and wait in {len(PLAYS)} runs")
     with ThreadPoolExecutor(PLAYS_AT_ONCE) as pool:
-        yield {
-            play_of((wait, hands[0])): pool.submit(judged, world, wait, hands)
-            for wait, hands in PLAYS
-            if any(name_of((wait, hand)) in selected for hand in hands)
-        }
-
-
-@pytest.mark.parametrize("pair", PAIRS, ids=name_of)
-def test_an_edit_during_a_wait_wins_and_nothing_else_is_lost(played: Played, pair: tuple[Wait, Hand]) -> None:
-    found, expected, log = played[play_of(pair)].result()
-    assert found == expected, f"{found}\nexpected:\n{expected}\n{log}"
+        problems = list(pool.map(lambda one: problem(world, *one), PLAYS))
+    assert not any(problems), "\n".join(problems)
 
 
 def test_every_wait_meets_every_hand_that_means_something_in_it() -> None:
-    every = plays(Share())
-    pairs = {(hand.name, wait.name) for wait, hands in every for hand in hands}
-    print(f"pairs of hand and wait: {len(pairs)}, in {len(every)} runs; share {share(SHARES)}: {len(PAIRS)} pairs")
-    left_out = {(hand.name, wait.name) for hand in HANDS for wait in WAITS} - pairs
-    assert len(pairs) == len(HANDS) * len(WAITS) - len(left_out) == sum(len(hands) for _, hands in every)
+    pairs = [(hand.name, wait.name) for wait, hands in plays(Share()) for hand in hands]
+    left_out = {(hand.name, wait.name) for hand in HANDS for wait in WAITS} - set(pairs)
+    assert len(pairs) == len(set(pairs)) == len(HANDS) * len(WAITS) - len(left_out) >= 130
     assert {wait for _, wait in left_out} == {"completion", "safe-load", "operator", "reboot"}
-    assert len(pairs) >= 130
 
 
 @pytest.mark.shares(6)
@@ -107,8 +69,7 @@ def test_every_wait_meets_every_hand_that_means_something_in_it() -> None:
 def test_a_mutant_is_caught(world: World, mutant: str, wait_name: str, hand_name: str) -> None:
     wait = next(wait for wait in WAITS if wait.name == wait_name)
     hand = next(hand for hand in HANDS if hand.name == hand_name)
-    found, expected, log = judged(world, wait, [hand], mutant)
-    assert found != expected, log
+    assert problem(world, wait, [hand], mutant)
 
 
 def test_a_node_that_never_stops_changing_ends_the_run_after_a_bounded_number_of_requests(world: World) -> None:
@@ -134,7 +95,7 @@ BY_HAND = {"POD_NAME": ""}
 FENCED = frozenset(EFFECTS) - {"start_service"}
 """Effects during which no other run takes over. A service is started right after a look at the Node."""
 
-SHORT_TURN_S = 0.3
+IMPATIENT = Orders(turn_s=0.3)
 AT_ONCE = 4
 ROUNDS = 8
 
@@ -201,11 +162,11 @@ def moments(scene: NodeScene) -> tuple[list[str], list[tuple[int, str]]]:
 
 def blow(scene: NodeScene, calls: list[str], number: int, when: str) -> Blow:
     """Stop a run there; a second, a third, and then the first goes on."""
-    first = scene.start(*AGAIN, stops=(f"{number} {when}",))
+    first = scene.start(*AGAIN, orders=Orders(stops=(f"{number} {when}",)))
     assert first.wait_stopped(), first.log
     assert first.calls == calls[: number + 1], "another run than the one recorded"
     second = scene.start(*AGAIN, env=BY_HAND).end()
-    third = scene.start(*AGAIN, "--take-over", env=BY_HAND, turn_s=SHORT_TURN_S).end()
+    third = scene.start(*AGAIN, "--take-over", env=BY_HAND, orders=IMPATIENT).end()
     before = driver_load(scene)
     first.go_on()
     ended = first.end()
@@ -248,7 +209,7 @@ def test_two_that_start_at_the_same_instant_never_both_take_the_node(scene: Node
     winners = set()
     for _ in range(ROUNDS):
         scene.command_runner.tree.hold_device()
-        pair = [scene.start(*AGAIN, env=env, stops=("0 before",)) for env in ({}, BY_HAND)]
+        pair = [scene.start(*AGAIN, env=env, orders=Orders(stops=("0 before",))) for env in ({}, BY_HAND)]
         assert all(run.wait_stopped() for run in pair)
         for run in pair:
             run.go_on()
@@ -266,13 +227,13 @@ def test_two_that_start_at_the_same_instant_never_both_take_the_node(scene: Node
 
 def test_a_driver_that_only_a_reboot_changes_is_loaded_by_one_run_at_a_time(world: World) -> None:
     with contextlib.ExitStack() as stack:
-        scene = make_stage(stack, world, "boot", "ascend")
+        scene = make_stage(stack, world, "boot", "ascend", loaded=False)
         tree, env = scene.command_runner.tree, {"DRIVER_ROOT": ASCEND_ROOT}
         tree.add_driver(ASCEND_ROOT, ASCEND_OLD)
-        first = scene.start(env=env, stops=("load before",))
+        first = scene.start(env=env, orders=Orders(stops=("load before",)))
         assert first.wait_stopped(), first.log
         refused = scene.start(env={**env, **BY_HAND}).end()
-        taking_over = scene.start("--take-over", env={**env, **BY_HAND}, turn_s=SHORT_TURN_S).end()
+        taking_over = scene.start("--take-over", env={**env, **BY_HAND}, orders=IMPATIENT).end()
         assert (refused.code, taking_over.code) == (11, 11), (refused.err, taking_over.err)
         assert "another run is changing the driver" in taking_over.err
         assert tree.driver_version == "not loaded"
@@ -286,7 +247,8 @@ def test_a_driver_that_only_a_reboot_changes_is_loaded_by_one_run_at_a_time(worl
 def superseded_by_a_force_deleted_pod(scene: NodeScene, mutant: str = "") -> tuple[Ended, Ended, bool]:
     """The first run's pod is gone by force, and the process is not; the run of the next pod takes the node."""
     scene.command_runner.tree.hold_device()
-    first = scene.start(*AGAIN, mutant=mutant)
+    scene.mutant = mutant
+    first = scene.start(*AGAIN)
     first.wait_log("device in use")
     first.stop()
     scene.own.api.delete(scene.own.path, grace_s=0)
@@ -309,9 +271,9 @@ def test_the_process_of_a_pod_deleted_by_force_does_nothing_more_once_the_next_p
 
 
 def test_a_run_that_sleeps_while_its_node_is_given_back_by_hand_leaves_the_driver_alone(scene: NodeScene) -> None:
-    first = scene.start(*AGAIN, stops=("unload before",))
+    first = scene.start(*AGAIN, orders=Orders(stops=("unload before",)))
     assert first.wait_stopped(), first.log
-    refused = scene.start("--take-over", command="restore", env=BY_HAND, turn_s=SHORT_TURN_S).end()
+    refused = scene.start("--take-over", command="restore", env=BY_HAND, orders=IMPATIENT).end()
     assert (refused.code, "another run is changing the driver" in refused.err) == (11, True)
     first.kill()
     scene.command_runner.tree.hold_device()
@@ -330,19 +292,10 @@ def test_a_run_without_the_fence_is_caught(scene: NodeScene) -> None:
     assert (second.code, was_touched) == (0, True)
 
 
-def test_a_run_that_asks_for_no_owner_is_caught(scene: NodeScene) -> None:
-    scene.command_runner.tree.hold_device()
-    first = scene.start(*AGAIN)
-    first.wait_log("device in use")
-    second = scene.start(*AGAIN, env={**BY_HAND, "DEVICE_FREE_TIMEOUT": "0s"}, mutant="no owner check").end()
-    assert second.code != 11
-    os.kill(first.pid, signal.SIGKILL)
-
-
 def test_an_operators_state_machine_and_the_run_change_the_node_at_the_same_moments(scene: NodeScene) -> None:
     """Each of our patches meets a change of the operator's; its labels and its cordon are as it left them."""
     key, states = "rebellions.ai/npu-driver-upgrade-state", iter(("cordon-required", "drain-required", "upgrade-done"))
-    run: ForkedCommand = scene.start(*AGAIN, stops=("patch_node before",))
+    run: ForkedCommand = scene.start(*AGAIN, orders=Orders(stops=("patch_node before",)))
     last = ""
     while run.wait_stopped():
         last = next(states, last)

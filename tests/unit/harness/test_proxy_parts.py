@@ -9,21 +9,14 @@ from tests.support.control_plane.faults import (
     ALWAYS,
     Answer,
     ApiRequest,
-    Certificate,
     CutLine,
     Delay,
     Drop,
-    ErrorEvent,
     Fault,
-    Gone,
     Hold,
-    Rotate,
     Script,
-    Silence,
     Target,
-    from_text,
     target_of,
-    to_text,
 )
 from tests.support.control_plane.old_server import (
     CLAIMS,
@@ -69,76 +62,43 @@ def _met(script: Script, *requests: ApiRequest) -> list[list[object]]:
     return [[armed.fault.action for armed in script.take(request)] for request in requests]
 
 
-def test_the_nth_match_and_the_following_are_met() -> None:
-    script = Script([Fault(Drop(), verb="get", nth=2, times=2)])
-    assert _met(script, GET, PATCH, GET, GET, GET) == [[], [], [Drop()], [Drop()], []]
+REHEARSED = ApiRequest(EVICT.method, EVICT.path, body={"deleteOptions": {"dryRun": ["All"]}})
+SPARING = Fault(Drop(), spares_dry_runs=True, times=ALWAYS)
 
 
-def test_an_unlimited_fault_meets_every_match_of_its_user() -> None:
-    script = Script([Fault(Drop(), user="agent", times=ALWAYS)])
-    assert _met(script, GET, WATCH, PATCH) == [[Drop()], [], [Drop()]]
+@pytest.mark.parametrize(
+    ("faults", "requests", "met"),
+    [
+        ((Fault(Drop(), verb="get", nth=2, times=2),), (GET, PATCH, GET, GET, GET), [[], [], [Drop()], [Drop()], []]),
+        ((Fault(Drop(), user="agent", times=ALWAYS),), (GET, WATCH, PATCH), [[Drop()], [], [Drop()]]),
+        (
+            (Fault(Delay(1)), Fault(Answer(500)), Fault(Hold()), Fault(Drop())),
+            (GET, GET, GET),
+            [[Delay(1), Answer(500), Hold()], [Drop()], []],
+        ),
+        ((Fault(CutLine()),), (GET, WATCH), [[], [CutLine()]]),
+        ((SPARING,), (REHEARSED, EVICT, REHEARSED, PATCH), [[], [Drop()], [], [Drop()]]),
+    ],
+    ids=["the nth and the following", "of a user", "pauses come together", "of watches", "no dry runs"],
+)
+def test_a_request_is_met_by_the_faults_that_are_due(
+    faults: tuple[Fault, ...], requests: tuple[ApiRequest, ...], met: list[list[object]]
+) -> None:
+    script = Script(faults)
+    assert [[armed.fault.action for armed in script.take(request)] for request in requests] == met
 
 
-def test_pauses_come_together_and_other_faults_one_by_one() -> None:
-    script = Script([Fault(Delay(1)), Fault(Answer(500)), Fault(Hold()), Fault(Drop())])
-    assert _met(script, GET, GET, GET) == [[Delay(1), Answer(500), Hold()], [Drop()], []]
-
-
-def test_what_acts_on_watches_matches_nothing_else() -> None:
-    script = Script([Fault(CutLine())])
-    assert _met(script, GET, WATCH) == [[], [CutLine()]]
-
-
-def test_a_fault_that_could_not_act_is_for_the_next_match() -> None:
+def test_a_fault_that_could_not_act_is_for_the_next_match_and_counts_from_when_it_was_added() -> None:
     script = Script([Fault(CutLine())])
     (taken,) = script.take(WATCH)
     assert script.take(WATCH) == []
     script.give_back(taken)
-    assert script.take(WATCH) == [taken]
-    assert script.unfired() == [taken.fault]
-    script.fire(taken)
-    assert (script.unfired(), script.fired(taken.fault)) == ([], 1)
-
-
-def test_a_fault_counts_from_when_it_was_added() -> None:
-    script = Script()
-    script.take(GET)
     script.add(Fault(Drop(), nth=2))
-    assert _met(script, GET, GET) == [[], [Drop()]]
-
-
-def test_a_fault_may_spare_evictions_that_are_only_rehearsed() -> None:
-    path = "/api/v1/namespaces/a/pods/b/eviction"
-    asked = ApiRequest("POST", path, body={"deleteOptions": {"preconditions": {"uid": "u"}}})
-    rehearsed = ApiRequest("POST", path, body={"deleteOptions": {"dryRun": ["All"]}})
-    patched = ApiRequest("PATCH", "/api/v1/nodes/n", body=[{"op": "test"}])
-    script = Script((Fault(Drop(), spares_dry_runs=True, times=ALWAYS),))
-    assert _met(script, rehearsed, asked, rehearsed, patched) == [[], [Drop()], [], [Drop()]]
-    assert _met(Script((Fault(Drop()),)), rehearsed) == [[Drop()]]
-
-
-SCRIPT = (
-    Fault(Answer(429, retry_after_s=7, as_date=True), verb="watch", resource="pods", path="/n-[0-9]", nth=3, times=2),
-    Fault(Delay(0.5, applied=True), user="agent", times=ALWAYS, spares_dry_runs=True),
-    Fault(ErrorEvent(Answer(500), after=1)),
-    Fault(Certificate("strange", handshakes=ALWAYS)),
-    Fault(Rotate("/run/token", "new")),
-    *(Fault(action) for action in (Hold(), Drop(), Gone(30), CutLine(2, clean=True), Silence(headers=False))),
-)
-
-
-def test_a_script_is_read_back_as_it_was_printed() -> None:
-    text = to_text(SCRIPT)
-    assert from_text(text) == SCRIPT
-    assert len(text.splitlines()) == len(SCRIPT)
-    assert text.splitlines()[-1] == '{"action": {"do": "Silence", "headers": false}}'
-    assert from_text("\n\n") == ()
-
-
-@pytest.mark.parametrize("text", ["x", "{}", '{"action": {"do": "Explode"}}', '{"action": {"do": "Drop", "when": 1}}'])
-def test_a_script_that_nothing_printed_is_refused(text: str) -> None:
-    with pytest.raises((ValueError, KeyError, TypeError)):
-        from_text(text)
+    assert script.take(WATCH) == [taken]
+    assert script.fired(taken.fault) == 0
+    script.fire(taken)
+    assert script.fired(taken.fault) == 1
+    assert [armed.fault.action for armed in script.take(GET)] == [Drop()]
 
 
 def test_a_rotated_token_stands_for_the_same_user_and_the_old_one_for_nobody() -> None:

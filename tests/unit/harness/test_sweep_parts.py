@@ -19,7 +19,7 @@ from driver_manager.profiles import builtin
 from driver_manager.sandbox.host import HostTree
 from tests.support.control_plane.faults import ApiRequest, Exchange
 from tests.support.control_plane.runner import JOURNAL, NEW_ROOT, lighten
-from tests.support.control_plane.sweep.process import Surroundings, effect_of
+from tests.support.control_plane.sweep.effects import Surroundings, effect_of
 from tests.support.control_plane.sweep.scene import Effect, Place, recorded, uncovered
 from tests.support.control_plane.sweep.sweeping import Outcome, judge
 
@@ -93,15 +93,15 @@ def test_the_end_of_our_own_copy_is_no_effect_and_that_of_a_tool_is(argv: list[s
 THREE_WRITES = """
 import os, sys
 from driver_manager.adapters.process.forked import lines_within
-from tests.support.control_plane.sweep.process import Order, Recorder
+from tests.support.control_plane.sweep.effects import Recorder, Surroundings
 
 def write(name):
     os.close(os.open(name, os.O_WRONLY | os.O_CREAT))
     return [name]
 
-host, *kill = sys.argv[1:]
-env = {"HOST_ROOT": host, "TMPDIR": f"{host}-own"}
-recorder = Recorder(Order((), env, "", f"{host}-own/err", f"{host}-own/effects", int(kill[0]), bool(kill[1])))
+host, kill_at, after = sys.argv[1:]
+own = f"{host}-own"
+recorder = Recorder(Surroundings(host, own, own), f"{own}/effects", int(kill_at), after=bool(after))
 sys.addaudithook(recorder)
 write(f"{host}/a")
 lines_within(60.0, lambda: write(f"{host}/b"))
@@ -129,7 +129,7 @@ def test_what_a_copy_of_the_process_does_is_an_effect_and_both_die_there(
     assert noted == [f"write /{name}" for name in done]
 
 
-def test_a_name_in_an_open_folder_is_found_there(tmp_path: Path) -> None:
+def test_a_name_in_an_open_folder_and_the_name_of_an_open_file_are_found(tmp_path: Path) -> None:
     (tmp_path / "there").write_text("")
     (tmp_path / "folder").mkdir()
     folder = os.open(tmp_path, os.O_PATH)
@@ -140,15 +140,12 @@ def test_a_name_in_an_open_folder_is_found_there(tmp_path: Path) -> None:
         assert effect_of("os.rmdir", ("there", folder), around) == "", "a file is no folder"
         assert effect_of("os.rmdir", ("folder", folder), around) == "rmdir /folder"
         assert effect_of("os.rename", (".there.0123456789ab", "there", folder, folder), around) == "rename /.there.*"
+        with (tmp_path / "there").open() as file:
+            assert effect_of("os.chmod", (file.fileno(), 0o644, -1), around) == "chmod /there"
+        with (tmp_path / ".x.0123456789ab").open("w") as file:
+            assert effect_of("os.chmod", (file.fileno(), 0o644, -1), around) == "", "it has no name yet"
     finally:
         os.close(folder)
-
-
-@pytest.mark.parametrize(("name", "effect"), [(".x.0123456789ab", ""), ("x", "chmod /x")])
-def test_the_mode_of_a_file_counts_once_it_has_its_name(tmp_path: Path, name: str, effect: str) -> None:
-    with (tmp_path / name).open("w") as file:
-        around = replace(AROUND, host=str(tmp_path))
-        assert effect_of("os.chmod", (file.fileno(), 0o644, -1), around) == effect
 
 
 def exchange(at_s: float, method: str, path: str, body: Any = None) -> Exchange:

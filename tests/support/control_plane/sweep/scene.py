@@ -8,7 +8,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from pathlib import Path as Folder
@@ -22,6 +22,7 @@ from driver_manager.sandbox.host import KERNEL, VFIO_DRIVER, VFIO_MODULE, HostTr
 from tests.support.control_plane.api import Api, Json, gone, wait_until
 from tests.support.control_plane.faults import ALWAYS, Exchange, Fault, Hold
 from tests.support.control_plane.kubelet import Node, create_node, create_operands
+from tests.support.control_plane.processes import STARTED, Ended, ForkedCommand, Orders
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.runner import (
     NEW,
@@ -35,7 +36,6 @@ from tests.support.control_plane.runner import (
     lighten,
 )
 from tests.support.control_plane.servers import ControlPlane, User
-from tests.support.control_plane.sweep.process import Died, Forked, Order, Zygote
 from tests.support.control_plane.workloads import Pod, Shape, Workloads
 
 TEAM = "monitoring"
@@ -405,7 +405,7 @@ class SweepNode:
     """One worker's node; `stack` removes it."""
 
     def __init__(self, stack: contextlib.ExitStack, plane: ControlPlane, user: User, api: Api, folder: Folder) -> None:
-        self._plane = plane
+        self.plane = plane
         self._user = user
         self._folder = folder
         self._scenes = 0
@@ -417,7 +417,6 @@ class SweepNode:
         self.exporter = Exporter(self.made, self.node)
         self.driver_pod = self._in_its_init_container("")
         self.proxy = stack.enter_context(Proxy.before(plane))
-        self.zygote = stack.enter_context(Zygote())
 
     def _in_its_init_container(self, former: str) -> str:
         """The driver pod's name, which is `former` but after a run that had made it leave; its container waits yet."""
@@ -434,7 +433,7 @@ class SweepNode:
         self._scenes += 1
         folder = self._folder / f"scene-{self._scenes}"
         folder.mkdir(parents=True)
-        command_runner = CommandRunner(self._plane, self._user, folder, path.profile, proxy=self.proxy)
+        command_runner = CommandRunner(self.plane, self._user, folder, path.profile, proxy=self.proxy)
         command_runner.node = self.node
         path.lay_out(command_runner.tree)
         bus = PciTree(command_runner.tree.root, command_runner.tree.profile.modules.roots[0]) if path.devices else None
@@ -503,41 +502,35 @@ class Scene:
         self._mark = sweep_node.proxy.mark()
         self.boots = [self._mark]
 
-    def start(self, kill: Kill | None = None, *words: str, **env: str) -> Forked:
+    def start(self, kill: Kill | None = None, *words: str, **env: str) -> ForkedCommand:
         """Begin a run of the path; `kill` only where it is at a host effect."""
         self._runs += 1
         self._mark = self.sweep_node.proxy.mark()
         own = self._folder / f"run-{self._runs}"
-        own.mkdir()
-        for name in ("termination-log", "out", "err", "effects"):
-            (own / name).touch()
+        (own / "tmp").mkdir(parents=True)
+        (own / "termination-log").touch()
         pod = {"POD_NAME": self.sweep_node.driver_pod} if self.path.runs_in_pod else {}
         # The processes of this host are those of the machine that the tests run on: no other process uses the tree.
         environment = self.command_runner.environment(
             TERMINATION_LOG=str(own / "termination-log"), TMPDIR=str(own / "tmp"), **{**pod, **self.path.env, **env}
         )
-        (own / "tmp").mkdir()
-        is_hosts = kill is not None and kill.effect.place is Place.HOST
-        return self.sweep_node.zygote.start(
-            Order(
-                words=(self.path.command, *self.path.words, *words),
-                env=environment,
-                out=str(own / "out"),
-                err=str(own / "err"),
-                record=str(own / "effects"),
-                kill_at=kill.effect.number if kill is not None and is_hosts else -1,
-                after=kill is not None and kill.after,
-                mutant=self._mutant,
-            )
-        )
+        orders = Orders(mutant=self._mutant, records=True)
+        if kill is not None:
+            orders = replace(orders, kill_at=kill.effect.number, after=kill.after)
+        argv = [self.path.command, *self.path.words, *words]
+        run = self.sweep_node.plane.fork_server.start(argv, environment, own / "termination-log", orders)
+        STARTED.append(run)
+        return run
 
-    def effects(self, ended: Died) -> tuple[Effect, ...]:
-        return recorded(self.sweep_node.proxy.exchanges(since=self._mark), ended.effects)
+    def effects(self, run: ForkedCommand) -> tuple[Effect, ...]:
+        """Those of a run that has ended, since when no other was begun."""
+        return recorded(self.sweep_node.proxy.exchanges(since=self._mark), run.effects)
 
-    def killed(self, kill: Kill) -> Died:
+    def killed(self, kill: Kill) -> ForkedCommand:
         """A run that is killed there; AssertionError where it comes to an end."""
         if kill.effect.place is Place.HOST:
-            ended = self.start(kill).end()
+            run = self.start(kill)
+            ended = run.end()
         else:
             verb, resource = kill.effect.name.split(" ")
             fault = Fault(Hold(applied=kill.after), verb, resource, nth=kill.effect.number)
@@ -547,14 +540,17 @@ class Scene:
             try:
                 self.sweep_node.proxy.wait_fired(fault, times)
             finally:
-                run.send(signal.SIGKILL)
-                ended = run.end()
+                ended = run.kill()
                 # The request of a dead client goes no further.
                 self.sweep_node.proxy.go_away(0.0)
                 self.sweep_node.proxy.release(fault)
-        assert ended.is_killed, f"{kill}: it ended with {ended.code}\n{ended.err}"
+        assert ended.code == -signal.SIGKILL, f"{kill}: it ended with {ended.code}\n{ended.err}"
         self.settle()
-        return ended
+        return run
+
+    def finished(self) -> Ended:
+        """How a run ends that is left alone."""
+        return self.start().end()
 
     def settle(self) -> None:
         """Return once the kernel of the host has done what it was told."""

@@ -363,11 +363,12 @@ class Judged:
 def record(sweep_node: SweepNode, path: SweepPath) -> Recording:
     """Run the path undisturbed. AssertionError where it does not end as the path says."""
     with sweep_node.scene(path) as scene:
-        ended = scene.start().end()
+        run = scene.start()
+        ended = run.end()
         assert ended.code == path.code, f"{path}: it ended with {ended.code}\n{ended.err}"
-        effects, at_the_end = scene.effects(ended), outcome(scene, ended.code)
+        effects, at_the_end = scene.effects(run), outcome(scene, ended.code)
         scene.reboot()
-        return Recording(path, effects, at_the_end, after_a_boot(outcome(scene, scene.start().end().code)))
+        return Recording(path, effects, at_the_end, after_a_boot(outcome(scene, scene.finished().code)))
 
 
 def points(recording: Recording, share: Share) -> list[Point]:
@@ -387,7 +388,7 @@ def strike(sweep_node: SweepNode, recording: Recording, point: Point, mutant: st
         if point.reboots:
             scene.reboot()
         sweep_node.node.set_labels(EDIT)
-        got = outcome(scene, scene.start().end().code)
+        got = outcome(scene, scene.finished().code)
         got = after_a_boot(got) if point.reboots else got
         wanted = _wanted(recording, point, got)
         verdict = judge(wanted, got, edits=EDIT, uncovered=gap, pods=_may_go(scene))
