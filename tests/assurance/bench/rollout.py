@@ -33,7 +33,6 @@ from driver_manager.sandbox.cluster import daemon_set, pod_template
 from tests.support.control_plane.processes import Running
 from tests.support.control_plane.rollout_fleet import RolloutFleet, Witness, peak_mib, serve_rollouts, writes
 from tests.support.control_plane.servers import Authority, ControlPlane
-from tests.support.docs.rollout_object import definition
 from tests.support.fakes.builders import PROFILE
 
 NAMESPACE = PROFILE.namespace
@@ -214,7 +213,7 @@ class Rolled:
 def measure_rolled(plane: ControlPlane, folder: Path) -> Rolled:
     """A rollout over a few nodes in the default waves, and the time after it."""
     with plane.api(plane.admin) as api:
-        serve_rollouts(api, definition())
+        serve_rollouts(api)
         with RolloutFleet(plane, api, folder, FEW) as fleet:
             controller = fleet.start()
             fleet.make_rollout(maxParallel=4)
@@ -319,7 +318,7 @@ class Served:
 def measure_served(plane: ControlPlane, folder: Path, size: int = MANY) -> Served:
     """The default waves, a tenth of the nodes out of service at the most, as somebody sees it who only watches."""
     with plane.api(plane.admin) as api:
-        serve_rollouts(api, definition())
+        serve_rollouts(api)
         with RolloutFleet(plane, api, folder, size, weight=NODE_BYTES) as fleet:
             (first,) = set(fleet.serving().values())
             controller = fleet.start()

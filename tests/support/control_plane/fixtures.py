@@ -23,6 +23,7 @@ from tests.support.control_plane.kubelet import Node, NodeFactory, OperandsFacto
 from tests.support.control_plane.old_server import DRA_GROUP, dra_definitions
 from tests.support.control_plane.processes import STARTED
 from tests.support.control_plane.proxy import Proxy
+from tests.support.control_plane.rollout_fleet import FleetFactory, RolloutFleet, serve_rollouts
 from tests.support.control_plane.runner import CommandRunner, RunnerFactory
 from tests.support.control_plane.servers import (
     EVENTS,
@@ -172,6 +173,17 @@ def runner_for(control_plane: ControlPlane, tmp_path: Path, node: NodeFactory) -
         return made
 
     return build
+
+
+@pytest.fixture
+def rollout_fleet(control_plane: ControlPlane, admin_api: Api, tmp_path: Path) -> Iterator[FleetFactory]:
+    serve_rollouts(admin_api)
+    with contextlib.ExitStack() as stack:
+
+        def build(size: int, lease: str = "") -> RolloutFleet:
+            return stack.enter_context(RolloutFleet(control_plane, admin_api, tmp_path, size, lease))
+
+        yield build
 
 
 @pytest.fixture

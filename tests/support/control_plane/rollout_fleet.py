@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import urllib3
 
@@ -20,6 +20,7 @@ from tests.support.control_plane.kubelet import LAST_OUTCOME, binding, node_body
 from tests.support.control_plane.kubelet import STATE as SHOWN
 from tests.support.control_plane.processes import PLAIN, Command, ForkedCommand, Orders, Running
 from tests.support.control_plane.servers import NAMESPACE, AuditRecord, ControlPlane
+from tests.support.docs.rollout_object import definition
 
 GROUP = "driver-manager.rebellions.ai"
 STATE = "rebellions.ai/npu-driver-upgrade-state"
@@ -166,8 +167,10 @@ class RolloutFleet:
         }
         self.api.post(ROLLOUTS, body)
 
-    def edit_rollout(self, **spec: Any) -> None:
-        self.api.patch(f"{ROLLOUTS}/{self.name}", {"spec": spec})
+    def make_complete(self, **spec: Any) -> None:
+        """Make the rollout, and wait until it says that the first revision is complete."""
+        self.make_rollout(**spec)
+        wait_until(lambda: self.status().get("phase") == "Complete", f"the first revision: {self.name}", 600.0, 0.1)
 
     def set_driver(self, image: str) -> str:
         """The template has this image from now on; the hash of its revision."""
@@ -301,13 +304,21 @@ class RolloutFleet:
         return f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/{self.name}"
 
 
-def serve_rollouts(api: Api, definition: Json) -> None:
-    path, name = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition["metadata"]["name"]
+class FleetFactory(Protocol):
+    """Makes a fleet on a server that knows DriverRollouts."""
+
+    def __call__(self, size: int, lease: str = "") -> RolloutFleet: ...
+
+
+def serve_rollouts(api: Api) -> None:
+    """Define DriverRollouts as deploy/ does."""
+    path, body = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition()
+    name = body["metadata"]["name"]
 
     def is_there() -> bool:
         """A deleted one is served until it is gone."""
         try:
-            api.post(path, definition)
+            api.post(path, body)
         except ApiError as error:
             if error.status != 409:
                 raise

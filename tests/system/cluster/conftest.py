@@ -19,6 +19,7 @@ from tests.support.control_plane.fixtures import (  # noqa: F401  # fixtures, us
     nothing_left_running,
     operands,
     proxy,
+    rollout_fleet,
     runner_for,
     workloads,
 )

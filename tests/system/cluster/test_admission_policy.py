@@ -28,7 +28,6 @@ from tests.support.control_plane.workloads import Shape, WorkloadsFactory
 from tests.support.deploy.apply import applied
 from tests.support.deploy.rights import BOUND_KINDS, user
 from tests.support.deploy.vapcheck import Sender, Webhook, enforced, reviewed, update
-from tests.support.docs.rollout_object import definition
 
 pytestmark = [pytest.mark.submission, pytest.mark.shares(6)]
 
@@ -170,7 +169,7 @@ def test_a_reboot_from_its_request_to_its_end_is_never_denied(
 def test_a_rollout_is_never_denied(
     webhook: Webhook, control_plane: ControlPlane, admin_api: Api, tmp_path: Path
 ) -> None:
-    serve_rollouts(admin_api, definition())
+    serve_rollouts(admin_api)
     with RolloutFleet(control_plane, admin_api, tmp_path, 2, "driver-manager-rollout") as fleet:
         fleet.make_rollout(waves=[{"name": "canary", "count": 1}, {"name": "rest"}])
         wanted = fleet.set_driver("driver:2")

@@ -18,7 +18,6 @@ from tests.support.control_plane.pod_transport import pod_transport
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.rollout_fleet import serve_rollouts
 from tests.support.control_plane.servers import NAMESPACE, ControlPlane
-from tests.support.docs.rollout_object import definition
 
 
 def reached(plane: ControlPlane, api: Api, server: str | None = None, *, in_pod: bool) -> Target:
@@ -61,7 +60,7 @@ class TestFleetObjectsOnRealServer(FleetObjectsContract):
     @pytest.fixture
     def ground(self, admin_api: Api, node: NodeFactory) -> Ground:
         """The session's control plane, with the definition from deploy/, and a node of its own."""
-        serve_rollouts(admin_api, definition())
+        serve_rollouts(admin_api)
         label = {"contract": f"fleet-{uuid.uuid4().hex[:8]}"}
         node(label)
         return Ground(admin_api, NAMESPACE, label)

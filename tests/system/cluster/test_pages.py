@@ -45,7 +45,6 @@ from tests.support.control_plane.servers import NAMESPACE, ControlPlane, User
 from tests.support.deploy.apply import applied, path_of
 from tests.support.docs.console import commands, commands_below, files
 from tests.support.docs.markdown import DOCS
-from tests.support.docs.rollout_object import definition
 
 FILE = "by-hand.kubeconfig"
 ACCOUNT = "rebellions-driver"
@@ -416,7 +415,7 @@ def test_a_node_that_a_killed_run_has_left_is_seen_from_a_laptop_and_released_on
 @pytest.fixture
 def fleet(control_plane: ControlPlane, admin_api: Api, tmp_path: Path) -> Iterator[RolloutFleet]:
     """Four nodes that serve a driver that was good everywhere, and a controller."""
-    serve_rollouts(admin_api, definition())
+    serve_rollouts(admin_api)
     with RolloutFleet(control_plane, admin_api, tmp_path, 4) as made:
         made.start()
         made.make_rollout(waves=[{"name": "canary", "count": 1, "approval": True}, {"name": "rest"}])

@@ -30,7 +30,6 @@ from tests.support.control_plane.servers import NAMESPACE, AuditRecord, ControlP
 from tests.support.control_plane.workloads import Pod, Shape, Workloads, WorkloadsFactory
 from tests.support.deploy.apply import Right, applied, apply, rights_of
 from tests.support.deploy.rights import BOUND_KINDS, shown, user, without
-from tests.support.docs.rollout_object import definition
 
 # This overlay has no eviction.
 OBJECTS = [one for one in render_with_namespace("ascend", "clients") if one["kind"] in BOUND_KINDS]
@@ -494,7 +493,7 @@ class Scene:
 @pytest.fixture
 def scene(control_plane: ControlPlane, admin_api: Api, tmp_path: Path) -> Iterator[Scene]:
     """All of it, with the first revision complete."""
-    serve_rollouts(admin_api, definition())
+    serve_rollouts(admin_api)
     with ExitStack() as stack:
         stack.enter_context(applied(admin_api, SHIPPED))
         fleet = stack.enter_context(RolloutFleet(control_plane, admin_api, tmp_path, NODES, ROLLOUT_LEASE))

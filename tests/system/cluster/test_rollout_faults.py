@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from itertools import cycle, islice
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +12,8 @@ from tests.support.control_plane.api import Api, gone, wait_until
 from tests.support.control_plane.faults import Action, Answer, CutLine, Drop, ErrorEvent, Fault, Gone, Hold
 from tests.support.control_plane.processes import FLEET, Orders
 from tests.support.control_plane.proxy import Proxy
-from tests.support.control_plane.rollout_fleet import RolloutFleet, TaskPods, Witness, serve_rollouts
-from tests.support.control_plane.servers import NAMESPACE, ControlPlane
-from tests.support.docs.rollout_object import definition
+from tests.support.control_plane.rollout_fleet import FleetFactory, RolloutFleet, TaskPods, Witness
+from tests.support.control_plane.servers import NAMESPACE
 
 NODES = 3
 ATTEMPT_S = 2.0
@@ -61,17 +58,14 @@ MATRIX: dict[str, Cells] = {
 
 
 @pytest.fixture
-def fleet(control_plane: ControlPlane, admin_api: Api, tmp_path: Path) -> Iterator[RolloutFleet]:
+def fleet(rollout_fleet: FleetFactory, admin_api: Api) -> Iterator[RolloutFleet]:
     """Nodes that serve the first driver, as a complete rollout says; the second will not serve on the second node."""
-    serve_rollouts(admin_api, definition())
-    with ExitStack() as stack:
-        made = stack.enter_context(RolloutFleet(control_plane, admin_api, tmp_path, NODES))
-        stack.enter_context(TaskPods(admin_api, "preflight"))
+    made = rollout_fleet(NODES)
+    with TaskPods(admin_api, "preflight"):
         made.kubelets.wedging.add((made.nodes[1], "driver:2"))
         controller = made.start()
         waves = [{"name": "canary", "count": 1}, {"name": "rest"}]
-        made.make_rollout(waves=waves, maxParallel=1, maxUnavailable=2, onHalt="undo", preflight="require")
-        wait_until(lambda: made.status().get("phase") == "Complete", f"the first revision: {made.status()}", 120)
+        made.make_complete(waves=waves, maxParallel=1, maxUnavailable=2, onHalt="undo", preflight="require")
         assert controller.terminate().code == 0
         gone(lambda: admin_api.delete(made.lease_path))
         yield made
@@ -89,7 +83,7 @@ def faults_of(cells: Cells) -> list[Fault]:
 @pytest.mark.shares(4)
 @pytest.mark.parametrize("group", MATRIX)
 def test_every_kind_of_request_meets_every_fault_and_the_rollout_ends(
-    fleet: RolloutFleet, admin_api: Api, tmp_path: Path, group: str
+    fleet: RolloutFleet, admin_api: Api, group: str
 ) -> None:
     (good,) = set(fleet.serving().values())
     faults = faults_of(MATRIX[group])
@@ -107,6 +101,11 @@ def test_every_kind_of_request_meets_every_fault_and_the_rollout_ends(
             raise AssertionError(f"{error}\n{fleet.status()}\n{run.log}\n{proxy.report()}") from error
         assert run.terminate().code == 0, run.log
         witness.caught_up()
+    check_went_back(fleet, witness, good, bad)
+
+
+def check_went_back(fleet: RolloutFleet, witness: Witness, good: str, bad: str) -> None:
+    """The canary got the bad driver, and so did the node on which it does not serve; one node at a time."""
     canary, broken, last = fleet.nodes
     assert witness.served() == {canary: [good, bad, good], broken: [good, bad, good], last: [good]}
     assert fleet.serving() == dict.fromkeys(fleet.nodes, good)
@@ -158,9 +157,7 @@ def told(fleet: RolloutFleet) -> Counter[str]:
 
 
 @pytest.mark.shares(6)
-def test_killed_before_and_after_every_write_the_next_one_goes_on(
-    fleet: RolloutFleet, admin_api: Api, tmp_path: Path
-) -> None:
+def test_killed_before_and_after_every_write_the_next_one_goes_on(fleet: RolloutFleet, admin_api: Api) -> None:
     (good,) = set(fleet.serving().values())
     told_before = told(fleet)
     with Witness(admin_api, fleet.name) as witness:
@@ -169,15 +166,11 @@ def test_killed_before_and_after_every_write_the_next_one_goes_on(
         witness.caught_up()
     print(f"killed {killed.total()} times: {dict(killed)}")
     assert {f"{when} {name}" for when in ("before", "after") for name in FLEET} == set(killed)
-    canary, broken, last = fleet.nodes
-    assert witness.served() == {canary: [good, bad, good], broken: [good, bad, good], last: [good]}
-    assert fleet.serving() == dict.fromkeys(fleet.nodes, good)
+    check_went_back(fleet, witness, good, bad)
+    canary, broken, _ = fleet.nodes
     assert witness.words() == {
         canary: [RESTART, "upgrade-done", RESTART, "upgrade-done"],
         broken: [RESTART, "upgrade-failed", RESTART, "upgrade-done"],
     }
-    assert witness.labels_lost({"fleet": fleet.name}) == []
-    assert witness.most_under_way() == 1
-    assert witness.most_unavailable() <= 2
     said = told(fleet) - told_before
     assert said.total() == len(said), f"told twice: {said}"

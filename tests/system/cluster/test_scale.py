@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from tests.support.control_plane.api import Api, wait_until
+from tests.support.control_plane.api import Api
 from tests.support.control_plane.kubelet import COMPONENTS, LAST_OUTCOME, STATE, of_others
 from tests.support.control_plane.many_nodes import PREFIX, Crowd
 from tests.support.control_plane.rollout_fleet import (
     IDLE,
-    RolloutFleet,
+    FleetFactory,
     Witness,
     most_under_way,
     peak_mib,
-    serve_rollouts,
     writes,
 )
 from tests.support.control_plane.servers import ControlPlane
-from tests.support.docs.rollout_object import definition
 
 ROLLOUT_NODES, TENTH = 200, 20
 PEAK_MIB = 64.0
@@ -29,23 +26,21 @@ LIMIT_S = 600.0
 
 @pytest.mark.shares(6)
 def test_two_hundred_nodes_go_in_waves_within_the_budget_at_every_write(
-    control_plane: ControlPlane, admin_api: Api, tmp_path: Path
+    rollout_fleet: FleetFactory, admin_api: Api
 ) -> None:
-    serve_rollouts(admin_api, definition())
-    with RolloutFleet(control_plane, admin_api, tmp_path, ROLLOUT_NODES) as fleet:
-        (good,) = set(fleet.serving().values())
-        controller = fleet.start()
-        fleet.make_rollout(maxParallel=0, maxUnavailable="10%")
-        wait_until(lambda: fleet.status().get("phase") == "Complete", "the first revision", LIMIT_S, every_s=0.2)
-        mark = control_plane.audit_mark()
-        with Witness(admin_api, fleet.name) as witness:
-            new = fleet.set_driver("driver:2")
-            fleet.wait_complete(new, LIMIT_S)
-            witness.caught_up()
-        records = fleet.requests(mark)
-        idle = fleet.while_idle(renewals=2)
-        peak = peak_mib(controller.process.pid)
-        assert controller.terminate().code == 0
+    fleet = rollout_fleet(ROLLOUT_NODES)
+    (good,) = set(fleet.serving().values())
+    controller = fleet.start()
+    fleet.make_complete(maxParallel=0, maxUnavailable="10%")
+    mark = fleet.plane.audit_mark()
+    with Witness(admin_api, fleet.name) as witness:
+        new = fleet.set_driver("driver:2")
+        fleet.wait_complete(new, LIMIT_S)
+        witness.caught_up()
+    records = fleet.requests(mark)
+    idle = fleet.while_idle(renewals=2)
+    peak = peak_mib(controller.process.pid)
+    assert controller.terminate().code == 0
     assert witness.served() == {name: [good, new] for name in fleet.nodes}
     turns = witness.turns()
     assert len(turns) == ROLLOUT_NODES
