@@ -275,6 +275,10 @@ class Node:
         """Set labels as an administrator would; None removes one."""
         self.api.patch(self.path, {"metadata": {"labels": dict(labels)}})
 
+    def report_boot(self, boot_id: str) -> None:
+        """Its kubelet is up again after a reboot."""
+        self.api.patch(f"{self.path}/status", {"status": {"nodeInfo": {"bootID": boot_id}}})
+
     def pods(self) -> list[Json]:
         """The pods bound to this node, in every namespace."""
         return self.api.list("/api/v1/pods", fieldSelector=f"spec.nodeName={self.name}")

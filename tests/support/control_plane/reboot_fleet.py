@@ -115,7 +115,7 @@ class RealSite:
     def go_down(self) -> None:
         """The host reboots. Raises Killed; AssertionError where it must not."""
         with self.fleet.lock:
-            down = {one.name for one in self.fleet.sites if one is not self and one.is_away} - self.fleet.deleted
+            down = {one.name for one in self.fleet.sites if one is not self and one.is_away}
             assert len(down) < self.fleet.policy.max_concurrent, f"{self.name} reboots while {down} are down"
             assert self.host.boot_id not in self.reboots
             self.reboots.append(self.host.boot_id)
@@ -166,7 +166,6 @@ class RealFleet:
         self.api, self.policy, self.lock = api, policy, threading.Lock()
         self.client = pod_transport(plane, plane.rebooter.token)
         self.prefix = self.namespace = f"fleet-{uuid.uuid4().hex[:8]}"
-        self.deleted: set[str] = set()
         api.post("/api/v1/namespaces", {"metadata": {"name": self.namespace}})
         self.sites = [RealSite(self, number) for number in range(size)]
 

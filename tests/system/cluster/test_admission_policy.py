@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -17,11 +16,19 @@ from driver_manager.profiles import builtin
 from scripts.releasing.admission import RESERVED
 from scripts.releasing.kustomize import Json, only, render, render_with_namespace
 from tests.support.control_plane.api import Api, ApiError, gone, wait_until
+from tests.support.control_plane.approved_reboot import LEASE, approved_reboot
 from tests.support.control_plane.kubelet import NEVER, NodeFactory, OperandsFactory
-from tests.support.control_plane.processes import RUN_TIMEOUT_S
 from tests.support.control_plane.proxy import Proxy
-from tests.support.control_plane.rollout_fleet import RolloutFleet, serve_rollouts
-from tests.support.control_plane.runner import JOURNAL, PREFIX, CommandRunner, node_of, start_and_take
+from tests.support.control_plane.rollout_fleet import FleetFactory
+from tests.support.control_plane.runner import (
+    EVICT,
+    JOURNAL,
+    PREFIX,
+    CommandRunner,
+    RunnerFactory,
+    node_of,
+    start_and_take,
+)
 from tests.support.control_plane.scene import open_world, watched_node
 from tests.support.control_plane.servers import NAMESPACE, ControlPlane
 from tests.support.control_plane.workloads import Shape, WorkloadsFactory
@@ -42,9 +49,6 @@ AGENT = only(IN_PLACE, "ServiceAccount")
 CONTROLLER = only(ROLLOUT, "ServiceAccount")
 ASCEND = only(REBOOTS, "ServiceAccount", "ascend-driver")
 REBOOTER = only(REBOOTS, "ServiceAccount", "ascend-driver-rebooter")
-ASCEND_ROOT = "/var/lib/Ascend/driver"
-APPROVE = "npu.openfuyao.com/approve-reboot"
-EVICT = {"ENABLE_NPU_POD_EVICTION": "true"}
 PROBLEM_DETECTOR = "system:serviceaccount:kube-system:node-problem-detector"
 
 
@@ -63,19 +67,15 @@ Site = Callable[..., CommandRunner]
 
 
 @pytest.fixture
-def site(control_plane: ControlPlane, admin_api: Api, tmp_path: Path, node: NodeFactory, proxy: Proxy) -> Site:
+def site(control_plane: ControlPlane, admin_api: Api, runner_for: RunnerFactory, proxy: Proxy) -> Site:
     """Builds a node whose commands have a token of an account: of a pod there, or on the node `of`."""
-    numbers = count()
 
     def build(
         account: Json, labels: dict[str, str], profile: str = "rebellions", of: str | None = None
     ) -> CommandRunner:
-        folder = tmp_path / f"site-{next(numbers)}"
-        folder.mkdir()
         who = user(admin_api, account)
-        runner = CommandRunner(control_plane, who, folder, profile, proxy=proxy)
-        runner.node = node(labels, boot_id=runner.tree.boot_id)
-        bound = runner.node.name if of is None else of
+        runner = runner_for(labels, profile, user=who, proxy=proxy)
+        bound = node_of(runner).name if of is None else of
         proxy.identity.bind_to_node(who.token, who.name, bound, control_plane.admin.token)
         return runner
 
@@ -90,7 +90,7 @@ def test_a_run_and_both_ways_to_restore_are_never_denied(
     workloads: WorkloadsFactory,
     operands: OperandsFactory,
 ) -> None:
-    runner = site(AGENT, {f"{PREFIX}device-plugin": "true"}).with_upgrade()
+    runner = site(AGENT, {f"{PREFIX}device-plugin": "true"})
     node = node_of(runner)
     operands(node, ("device-plugin",))
     made = workloads(node)
@@ -135,50 +135,29 @@ def test_a_reboot_from_its_request_to_its_end_is_never_denied(
     webhook: Webhook, site: Site, admin_api: Api, control_plane: ControlPlane, proxy: Proxy, workloads: WorkloadsFactory
 ) -> None:
     runner = site(ASCEND, {"openfuyao.com/npu.present": "true"}, "ascend")
-    tree, node = runner.tree, node_of(runner)
-    tree.add_driver(ASCEND_ROOT, "25.2.0")
-    tree.load(ASCEND_ROOT)
-    tree.record("old", ASCEND_ROOT, "25.2.0")
-    (tree.root / "var/lib/ascend").mkdir()
+    node = node_of(runner)
+    (runner.tree.root / "var/lib/ascend").mkdir()
     workloads(node).managed(1, Shape(resource="huawei.com/Ascend910"))
     asked = runner.reconcile("--no-wait", DRIVER_LOAD="container")
     assert asked.code == 9, asked.err
     who = user(admin_api, REBOOTER)
     proxy.identity.bind_to_node(who.token, who.name, node.name, control_plane.admin.token)
-    env = control_plane.service_account(who.token, proxy.url)
-    env |= {"OPERATOR_NAMESPACE": "npu-operator", "REBOOTER_INTERVAL": "0.1s", "REBOOT_EVICT": "true"}
-    node.api.patch(node.path, {"metadata": {"annotations": {APPROVE: "true"}}})
-    first = runner.start("rebooter", **env)
-    wait_until(lambda: tree.is_reboot_requested or first.has_ended, "the reboot is told", RUN_TIMEOUT_S)
-    assert tree.is_reboot_requested, first.said()
-    first.kill()
-    tree.reboot()
-    tree.load(ASCEND_ROOT)
-    info = node.read()["status"]["nodeInfo"] | {"bootID": tree.boot_id}
-    node.api.patch(f"{node.path}/status", {"status": {"nodeInfo": info}})
-    second = runner.start("rebooter", **env)
-    progress = "npu.openfuyao.com/reboot-in-progress"
-    wait_until(lambda: progress not in node.annotations() or second.has_ended, "the reboot ends", RUN_TIMEOUT_S)
-    assert second.terminate().code == 0
+    assert approved_reboot(runner, control_plane.service_account(who.token, proxy.url)) == ""
     assert "unschedulable" not in node.read()["spec"]
     assert webhook.denied() == []
     assert denied_to_others(webhook, node.name)
-    gone(lambda: admin_api.delete("/apis/coordination.k8s.io/v1/namespaces/npu-operator/leases/driver-manager-reboots"))
+    gone(lambda: admin_api.delete(LEASE))
 
 
-def test_a_rollout_is_never_denied(
-    webhook: Webhook, control_plane: ControlPlane, admin_api: Api, tmp_path: Path
-) -> None:
-    serve_rollouts(admin_api)
-    with RolloutFleet(control_plane, admin_api, tmp_path, 2, "driver-manager-rollout") as fleet:
-        fleet.make_rollout(waves=[{"name": "canary", "count": 1}, {"name": "rest"}])
-        wanted = fleet.set_driver("driver:2")
-        run = fleet.fork(token=user(admin_api, CONTROLLER).token)
-        fleet.wait_complete(wanted)
-        assert run.terminate().code == 0
-        name = fleet.nodes[0]
-        assert webhook.denied() == []
-        assert denied_to_others(webhook, name)
+def test_a_rollout_is_never_denied(webhook: Webhook, rollout_fleet: FleetFactory, admin_api: Api) -> None:
+    fleet = rollout_fleet(2, "driver-manager-rollout")
+    fleet.make_rollout(waves=[{"name": "canary", "count": 1}, {"name": "rest"}])
+    wanted = fleet.set_driver("driver:2")
+    run = fleet.fork(token=user(admin_api, CONTROLLER).token)
+    fleet.wait_complete(wanted)
+    assert run.terminate().code == 0
+    assert webhook.denied() == []
+    assert denied_to_others(webhook, fleet.nodes[0])
 
 
 @pytest.mark.parametrize(
@@ -189,7 +168,7 @@ def test_a_rollout_is_never_denied(
     ],
 )
 def test_a_token_that_is_not_of_this_node_takes_nothing(webhook: Webhook, site: Site, of: str, said: str) -> None:
-    runner = site(AGENT, {f"{PREFIX}device-plugin": "true"}, of=of).with_upgrade()
+    runner = site(AGENT, {f"{PREFIX}device-plugin": "true"}, of=of)
     before = node_of(runner).read()["metadata"]
     ended = runner.reconcile()
     assert ended.code == 7, ended.err

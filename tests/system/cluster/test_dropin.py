@@ -20,7 +20,7 @@ from driver_manager.sandbox import fake_tools
 from driver_manager.sandbox.host import KERNEL, HostTree, PciTree
 from scripts.releasing.kustomize import only
 from tests.support.control_plane.api import Api, Json
-from tests.support.control_plane.kubelet import Node, NodeFactory, OperandsFactory
+from tests.support.control_plane.kubelet import NodeFactory, OperandsFactory
 from tests.support.control_plane.old_server import PodClaim
 from tests.support.control_plane.pod_process import OLD, DriverNode, PodRunner, old_driver, settled
 from tests.support.control_plane.proxy import Proxy
@@ -92,17 +92,6 @@ def test_an_operators_init_container_runs_unchanged(
     node.kubelet.report_running(driver_node.pod)
     again = driver_node.runner.run(driver_node.pod, MANAGER)
     assert (again.code, "nothing to do: driver is current" in again.last_line) == (0, True)
-
-
-def test_a_first_generation_run_that_cannot_reach_the_hosts_own_view_says_what_to_mount(settle: SettleDropin) -> None:
-    driver_node = settle("generation-1", "rebellions")
-    (driver_node.tree.root / "proc/1/root").unlink()
-    labels = driver_node.node.labels()
-    ended = driver_node.runner.run(driver_node.pod, MANAGER)
-    assert ended.code == 6, ended.err
-    assert "Read-only file system" in ended.last_line
-    assert "/run/rbln" in ended.last_line
-    assert (driver_node.tree.driver_version, driver_node.node.labels()) == (OLD, labels)
 
 
 def test_a_first_generation_run_that_would_have_to_read_claims_names_the_right(
@@ -337,41 +326,6 @@ def test_nvidias_uninstall_driver_takes_from_vfio_what_the_pods_own_driver_needs
     assert (node.labels(), node.read()["spec"].get("unschedulable")) == (labels, None)
     assert "nvidia.com/gpu-driver-manager.journal" not in node.annotations()
     made.wait_running()
-
-
-@pytest.mark.shares(6)
-def test_a_process_in_a_pod_that_a_vfio_manager_may_not_see_disturbs_no_pod(
-    settle: SettleDropin, operands: OperandsFactory
-) -> None:
-    driver_node = settle("vfio-manager", "rebellions")
-    tree, node = driver_node.tree, driver_node.node
-    operands(node, ("sandbox-device-plugin",))
-    tree.hold_device_by(4242, "trainer")
-    uid = "0b0d7f0e-1111-4222-8333-000000000002"
-    (tree.root / "proc/4242/cgroup").write_text(f"0::/kubepods/burstable/pod{uid}/{'c' * 64}\n")
-    before = undisturbed(node)
-    quick: Json = copy.deepcopy(driver_node.pod)
-    quick["spec"]["initContainers"][0]["args"] += ["--device-free-timeout=1s"]
-    ended = driver_node.runner.run(quick, MANAGER)
-    assert ended.code == 4, ended.err
-    assert f"trainer (pid 4242) in pod {uid}" in ended.last_line
-    assert "let this account list all pods" in ended.err
-    assert (undisturbed(node), tree.driver_version) == (before, OLD)
-
-
-def undisturbed(node: Node) -> Json:
-    """The Node but for what it shows of runs."""
-    return {"labels": node.labels(), "annotations": node.annotations(), "spec": node.read()["spec"]}
-
-
-def test_who_may_evict_has_to_see_all_pods(settle: SettleDropin) -> None:
-    driver_node = settle("vfio-manager", "rebellions")
-    evicting: Json = copy.deepcopy(driver_node.pod)
-    (one,) = [one for one in evicting["spec"]["initContainers"][0]["env"] if one["name"] == "ENABLE_NPU_POD_EVICTION"]
-    one["value"] = "true"
-    ended = driver_node.runner.run(evicting, MANAGER)
-    assert (ended.code, "list pods" in ended.last_line) == (7, True), ended.err
-    assert driver_node.tree.driver_version == OLD
 
 
 def pod_path(pod: Json) -> str:

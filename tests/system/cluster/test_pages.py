@@ -28,7 +28,7 @@ from tests.support.control_plane.fixtures import skip_or_fail
 from tests.support.control_plane.kubelet import NEVER, NodeFactory, OperandsFactory
 from tests.support.control_plane.pod_process import DriverNode, PodRunner, old_driver, settled, wait_pod
 from tests.support.control_plane.processes import RUN_TIMEOUT_S
-from tests.support.control_plane.rollout_fleet import RolloutFleet, serve_rollouts
+from tests.support.control_plane.rollout_fleet import FleetFactory
 from tests.support.control_plane.runner import (
     JOURNAL,
     NEW,
@@ -37,11 +37,12 @@ from tests.support.control_plane.runner import (
     OLD_ROOT,
     PREFIX,
     CommandRunner,
+    RunnerFactory,
     assert_untouched,
     node_of,
     start_and_take,
 )
-from tests.support.control_plane.servers import NAMESPACE, ControlPlane, User
+from tests.support.control_plane.servers import NAMESPACE, ControlPlane
 from tests.support.deploy.apply import applied, path_of
 from tests.support.docs.console import commands, commands_below, files
 from tests.support.docs.markdown import DOCS
@@ -109,7 +110,7 @@ class PluginLaptop:
 
 @pytest.fixture
 def plugin_laptop(
-    control_plane: ControlPlane, admin_api: Api, tmp_path: Path, node: NodeFactory
+    control_plane: ControlPlane, admin_api: Api, tmp_path: Path, runner_for: RunnerFactory
 ) -> Iterator[PluginLaptop]:
     """The overlay's account and its rights are there, and a node whose driver is loaded."""
     home, plugin = tmp_path / "home", tmp_path / "home/plugin"
@@ -122,16 +123,15 @@ def plugin_laptop(
     config = json.loads(control_plane.kubeconfig("unused").read_text())
     config["users"][0]["user"] = {"exec": {"apiVersion": version, "command": script.name}}
     (home / "config").write_text(json.dumps(config))
-    runner = CommandRunner(control_plane, control_plane.nobody, tmp_path).with_upgrade()
+    runner = runner_for({f"{PREFIX}driver": "true"}, user=control_plane.nobody)
     (runner.tree.bin / "driver-manager").symlink_to(Path(sys.executable).parent / "driver-manager")
-    runner.node = node({f"{PREFIX}driver": "true"}, boot_id=runner.tree.boot_id)
     objects = [one for one in render_with_namespace("rebellions") if one["kind"] != "DaemonSet"]
     pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
     with applied(admin_api, objects):
         containers = [{"name": "c", "image": "i"}]
         spec = {
             "serviceAccountName": ACCOUNT,
-            "nodeName": runner.node.name,
+            "nodeName": node_of(runner).name,
             "containers": containers,
             "terminationGracePeriodSeconds": 0,
         }
@@ -166,7 +166,6 @@ PAGE = DOCS / "going-back.md"
 MANAGER = "k8s-driver-manager"
 BAD = "3.0.0"
 SKIP = "rebellions.ai/npu-driver-upgrade.skip"
-NPU = "npu.openfuyao.com/"
 
 
 def said_in(section: str) -> tuple[str, ...]:
@@ -305,92 +304,28 @@ def test_one_node_goes_back_by_the_page(bad_driver: DriverNode, laptop: Laptop) 
 
 
 @pytest.fixture
-def runner(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, node: NodeFactory) -> CommandRunner:
+def runner(runner_for: RunnerFactory) -> CommandRunner:
     """A node on which the former driver is loaded, and the new one at hand."""
-    made = CommandRunner(control_plane, agent_with_events, tmp_path).with_upgrade()
-    made.node = node({f"{PREFIX}driver": "true", f"{PREFIX}device-plugin": "true"}, boot_id=made.tree.boot_id)
-    return made
-
-
-def rolled_back(runner: CommandRunner) -> str:
-    """The new driver did not load."""
-    runner.tree.add_driver("/opt/rbln/bad", BAD, fails=True)
-    ended = runner.reconcile(DRIVER_ROOT="/opt/rbln/bad")
-    assert "is loaded again" in ended.last_line, ended.last_line
-    return "failed"
-
-
-def given_back(runner: CommandRunner) -> str:
-    runner.tree.hold_device_by(4711, "old-daemon")
-    assert runner.reconcile(DEVICE_FREE_TIMEOUT="0s").code == 4
-    runner.tree.end_process(4711)
-    return "failed"
-
-
-def held(runner: CommandRunner) -> str:
-    """Neither did load, and the former one is repaired since."""
-    for root in ("/opt/rbln/bad", OLD_ROOT):
-        runner.tree.add_driver(root, BAD, fails=True)
-    assert runner.reconcile(DRIVER_ROOT="/opt/rbln/bad").code == 5
-    runner.tree.add_driver(OLD_ROOT, OLD)
-    return "held"
-
-
-def loaded(runner: CommandRunner) -> str:
-    assert runner.reconcile().code == 0
-    assert runner.tree.driver_version == NEW
-    return "ready"
-
-
-def killed(runner: CommandRunner) -> str:
-    node_of(runner).kubelet.stop_after("device-plugin", NEVER)
-    start_and_take(runner).kill()
-    node_of(runner).kubelet.release()
-    return "upgrading"
+    return runner_for({f"{PREFIX}driver": "true", "kubernetes.io/os": "linux"})
 
 
 @pytest.mark.shares(6)
-@pytest.mark.parametrize(
-    ("leave", "said"),
-    [
-        (rolled_back, "nothing to do: driver is current"),
-        (given_back, "nothing to do: driver is current"),
-        (held, f"done: driver {OLD} loaded"),
-        (loaded, f"done: driver {OLD} loaded"),
-        (killed, ""),
-    ],
-    ids=lambda one: getattr(one, "__name__", ""),
-)
-def test_the_run_of_the_former_driver_does_what_the_table_says(
-    runner: CommandRunner, operands: OperandsFactory, leave: Callable[[CommandRunner], str], said: str
+def test_the_run_of_the_former_driver_loads_it_again_where_a_node_is_held(
+    runner: CommandRunner, operands: OperandsFactory
 ) -> None:
     node = node_of(runner)
     operands(node, ("device-plugin",))
     labels = node.labels()
-    word = leave(runner)
-    assert node.shown()[0] == word
+    for root in ("/opt/rbln/bad", OLD_ROOT):
+        runner.tree.add_driver(root, BAD, fails=True)
+    assert runner.reconcile(DRIVER_ROOT="/opt/rbln/bad").code == 5
+    assert node.shown()[0] == "held"
+    runner.tree.add_driver(OLD_ROOT, OLD)
     ended = runner.reconcile(DRIVER_CONFIG_DIGEST=OLD_DIGEST, DRIVER_ROOT=OLD_ROOT)
-    assert (ended.code, said in ended.last_line) == (0, True), ended.err
+    assert (ended.code, f"done: driver {OLD} loaded" in ended.last_line) == (0, True), ended.err
     assert "wait until" not in ended.err, "another wanted driver is a change"
     assert (runner.tree.driver_version, runner.tree.digest) == (OLD, OLD_DIGEST)
     assert_untouched(runner, labels)
-
-
-def test_a_reboot_that_the_former_driver_does_not_need_is_taken_back(
-    control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, node: NodeFactory
-) -> None:
-    runner = CommandRunner(control_plane, agent_with_events, tmp_path, "ascend")
-    root = "/var/lib/Ascend/driver"
-    runner.tree.add_driver(root, OLD)
-    runner.tree.load(root)
-    runner.tree.record(OLD_DIGEST, root, OLD)
-    made = runner.node = node({"openfuyao.com/npu.present": "true"}, boot_id=runner.tree.boot_id)
-    assert runner.reconcile("--no-wait", DRIVER_LOAD="container").code == 9
-    assert made.labels()[f"{NPU}reboot-required"] == "true"
-    ended = runner.reconcile("--no-wait", DRIVER_LOAD="container", DRIVER_CONFIG_DIGEST=OLD_DIGEST)
-    assert ended.code == 0, ended.err
-    assert f"{NPU}reboot-required" not in made.labels()
-    assert not (runner.tree.root / "var/lib/ascend/.reboot-required").exists()
 
 
 @pytest.mark.shares(6)
@@ -402,7 +337,10 @@ def test_a_node_that_a_killed_run_has_left_is_seen_from_a_laptop_and_released_on
     labels = node.labels()
     taken, look = said_in("The manager")
     assert re.search(rf"^{node.name} +<none>$", laptop.types(taken), re.MULTILINE)
-    killed(runner)
+    node.kubelet.stop_after("device-plugin", NEVER)
+    start_and_take(runner).kill()
+    node.kubelet.release()
+    assert node.shown()[0] == "upgrading"
     assert re.search(rf'^{node.name} +{{.*"owner"', laptop.types(taken), re.MULTILINE)
     assert "would restore" in laptop.types(look, N=node.name)
     assert JOURNAL in node.annotations()
@@ -412,21 +350,13 @@ def test_a_node_that_a_killed_run_has_left_is_seen_from_a_laptop_and_released_on
     assert node.labels() == labels
 
 
-@pytest.fixture
-def fleet(control_plane: ControlPlane, admin_api: Api, tmp_path: Path) -> Iterator[RolloutFleet]:
-    """Four nodes that serve a driver that was good everywhere, and a controller."""
-    serve_rollouts(admin_api)
-    with RolloutFleet(control_plane, admin_api, tmp_path, 4) as made:
-        made.start()
-        made.make_rollout(waves=[{"name": "canary", "count": 1, "approval": True}, {"name": "rest"}])
-        wait_until(lambda: made.status().get("phase") == "Complete", "the first revision", 120)
-        yield made
-
-
 @pytest.mark.shares(6)
 def test_the_fleet_goes_back_and_everything_is_removed_by_the_page(
-    fleet: RolloutFleet, admin_api: Api, laptop: Laptop
+    rollout_fleet: FleetFactory, admin_api: Api, laptop: Laptop
 ) -> None:
+    fleet = rollout_fleet(4)
+    fleet.start()
+    fleet.make_complete(waves=[{"name": "canary", "count": 1, "approval": True}, {"name": "rest"}])
     (good,) = set(fleet.serving().values())
     (leave_out,) = said_in("Only this node")
     out = fleet.nodes[3]
@@ -486,27 +416,19 @@ Types = Callable[[str], str]
 
 
 @pytest.fixture
-def types(laptop: Laptop, admin_api: Api, one: CommandRunner) -> Iterator[Types]:
+def types(laptop: Laptop, admin_api: Api, runner: CommandRunner) -> Iterator[Types]:
     """Types a line of the page where its files are; what kubectl prints."""
     for name, content in files(OPERANDS_PAGE).items():
         (laptop.home / name).write_text(content)
-    yield lambda line: laptop.types(line, N=node_of(one).name)
+    yield lambda line: laptop.types(line, N=node_of(runner).name)
     gone(partial(admin_api.delete, MADE, grace_s=0))
 
 
-@pytest.fixture
-def one(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, node: NodeFactory) -> CommandRunner:
-    """A node on which an old driver is loaded, and the new one at hand."""
-    made = CommandRunner(control_plane, agent_with_events, tmp_path).with_upgrade()
-    made.node = node({f"{PREFIX}driver": "true", "kubernetes.io/os": "linux"}, boot_id=made.tree.boot_id)
-    return made
-
-
-def plugin(one: CommandRunner) -> str:
+def plugin(runner: CommandRunner) -> str:
     found: list[str] = []
 
     def runs() -> bool:
-        pods = [one for one in node_of(one).pods() if one["metadata"]["labels"].get("app") == "device-plugin"]
+        pods = [one for one in node_of(runner).pods() if one["metadata"]["labels"].get("app") == "device-plugin"]
         found[:] = [one["metadata"]["uid"] for one in pods if one["status"].get("phase") == "Running"]
         return len(found) == 1
 
@@ -515,60 +437,67 @@ def plugin(one: CommandRunner) -> str:
 
 
 @pytest.mark.shares(6)
-def test_an_ordinary_plugin_stays_and_the_pages_operand_leaves_and_comes_back(types: Types, one: CommandRunner) -> None:
+def test_an_ordinary_plugin_stays_and_the_pages_operand_leaves_and_comes_back(
+    types: Types, runner: CommandRunner
+) -> None:
     label, patch, rolled = (one.text for one in commands(OPERANDS_PAGE) if one.text.startswith("kubectl"))
     types("kubectl apply -f device-plugin.yaml")
-    ordinary = plugin(one)
-    before = one.run("plan", LOG_FORMAT="text").out
+    ordinary = plugin(runner)
+    before = runner.run("plan", LOG_FORMAT="text").out
     assert "operand pod(s)" not in before
 
     types(label)
     types(patch)
     types(rolled)
-    wait_until(lambda: plugin(one) != ordinary, "the operand takes the plugin's place")
-    operand, labels = plugin(one), node_of(one).labels()
+    wait_until(lambda: plugin(runner) != ordinary, "the operand takes the plugin's place")
+    operand, labels = plugin(runner), node_of(runner).labels()
     assert labels[KEY] == "true"
     promised = re.findall(r"^ +(\d\. .*)$", OPERANDS_PAGE.read_text(), re.MULTILINE)
     assert len(promised) == 2
-    said = one.run("plan", LOG_FORMAT="text").out
+    said = runner.run("plan", LOG_FORMAT="text").out
     assert [line for line in promised if line not in said] == [], said
 
-    assert one.reconcile().code == 0
-    assert one.tree.driver_version == NEW
-    assert_untouched(one, labels)
-    assert plugin(one) != operand, "it has left and come back"
+    assert runner.reconcile().code == 0
+    assert runner.tree.driver_version == NEW
+    assert_untouched(runner, labels)
+    assert plugin(runner) != operand, "it has left and come back"
 
 
 TIMEOUT_S = 900.0
-MARK = "=== "
-NODE, STATE = "sandbox-node", "rebellions.ai/npu-driver-manager.state"
-TYPED = (
-    f"kubectl get nodes -L {STATE}",
-    f"kubectl get nodes -l '{STATE} in (held,failed)'",
-    "kubectl get pods -A",
-    "kubectl -n rbln-system get ds",
-    f"kubectl describe node {NODE}",
-    "kubectl -n rbln-system describe pod rbln-driver",
-    "kubectl get events -A",
-    f"kubectl cordon {NODE}",
-    f"kubectl get node {NODE}",
-    f"kubectl uncordon {NODE}",
-    f"kubectl label node {NODE} team=a",
-    f"kubectl annotate node {NODE} note=b",
-    f"kubectl get node {NODE} -o jsonpath='{{.metadata.labels.team}} {{.metadata.annotations.note}}'",
-    "kubectl -n rbln-system delete pod -l app=rbln-device-plugin",
-    "kubectl -n rbln-system get pods -l app=rbln-device-plugin",
-    "kubectl get pod no-such-pod",
-    "driver-manager status",
-)
+NODE, SHOWN = "sandbox-node", "rebellions.ai/npu-driver-manager.state"
+PLUGINS = "kubectl -n rbln-system get pods -l app=rbln-device-plugin"
+TYPED = {
+    f"kubectl get nodes -L {SHOWN}": rf"^{NODE} +Ready +<none> .* ready$",
+    f"kubectl get nodes -l '{SHOWN} in (held,failed)'": r"^No resources found$",
+    "kubectl get pods -A": r"^rbln-system +rbln-driver-\S+ +0/1 +Init:0/1 +0 ",
+    "kubectl get pods -A --no-headers | grep -c '1/1 *Running'": r"^6$",
+    "kubectl -n rbln-system get ds": r"^rbln-driver ",
+    f"kubectl describe node {NODE}": (
+        rf"(?s){SHOWN}=ready\n.*Unschedulable: +false\n.*Non-terminated Pods: +\(7 in total\)\n"
+        r".*\n +cpu +0 \(0%\).*Normal +DriverReconciled .*driver 2\.0\.1"
+    ),
+    "kubectl -n rbln-system describe pod rbln-driver": (
+        r"(?s)\nControlled By: +DaemonSet/rbln-driver\n.*k8s-driver-manager:"
+    ),
+    "kubectl get events -A": rf" DriverReconciled +node/{NODE} ",
+    f"kubectl cordon {NODE}": rf"^node/{NODE} cordoned$",
+    f"kubectl get node {NODE}": "Ready,SchedulingDisabled",
+    f"kubectl uncordon {NODE}": rf"^node/{NODE} uncordoned$",
+    f"kubectl label node {NODE} team=a && kubectl annotate node {NODE} note=b": "",
+    f"kubectl get node {NODE} -o jsonpath='{{.metadata.labels.team}} {{.metadata.annotations.note}}'": "^a b$",
+    f"before=$({PLUGINS} -o name) && kubectl -n rbln-system delete pod -l app=rbln-device-plugin": "deleted",
+    f'after=$({PLUGINS} -o name) && test "$before" != "$after" && echo "$after" | wc -l': "^1$",
+    "! kubectl get pod no-such-pod": r'^Error from server \(NotFound\): pods "no-such-pod" not found$',
+    "driver-manager status": "^ready since ",
+}
+"""Lines for the shell after the scenario `upgrade`, each with what it prints; each ends well."""
 
 
-@pytest.fixture
-def answers(tmp_path: Path) -> dict[str, str]:
-    """What each command printed, in the shell after the scenario `upgrade`; its exit status is the last line."""
+@pytest.mark.shares(6)
+def test_kubectl_works_in_the_sandboxs_shell(tmp_path: Path) -> None:
     if shutil.which("kubectl") is None:
         skip_or_fail("kubectl is not on PATH")
-    script = "".join(f"echo '{MARK}{number}'\n{line} 2>&1\necho $?\n" for number, line in enumerate(TYPED))
+    script = "".join(f"echo '=== {number}'\n{line} 2>&1\necho status $?\n" for number, line in enumerate(TYPED))
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "SHELL": "/bin/sh", "LC_ALL": "C.UTF-8"}
     done = subprocess.run(
         [sys.executable, "-m", "driver_manager", "sandbox", "--shell"],
@@ -581,67 +510,8 @@ def answers(tmp_path: Path) -> dict[str, str]:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    _, *parts = re.split(rf"^{MARK}\d+\n", done.stdout, flags=re.MULTILINE)
-    return {line: part.strip() for line, part in zip(TYPED, parts, strict=True)}
-
-
-def answer(answers: dict[str, str], beginning: str) -> list[str]:
-    """The lines of the one command that begins so, which ended well."""
-    (found,) = [text for line, text in answers.items() if line.startswith(beginning)]
-    *lines, status = found.splitlines()
-    assert status == "0", found
-    return lines
-
-
-def cells(lines: list[str]) -> list[list[str]]:
-    """A table of kubectl's, without its headings."""
-    return [re.split(r" {2,}", line.rstrip()) for line in lines[1:]]
-
-
-@pytest.mark.shares(6)
-def test_kubectl_works_in_the_sandboxs_shell(answers: dict[str, str]) -> None:
-    heading, row = answer(answers, "kubectl get nodes -L")
-    assert heading.split() == ["NAME", "STATUS", "ROLES", "AGE", "VERSION", "NPU-DRIVER-MANAGER.STATE"]
-    assert row.split()[:3] == [NODE, "Ready", "<none>"]
-    assert row.split()[-1] == "ready"
-    assert answer(answers, "kubectl get nodes -l") == ["No resources found"]
-
-    lines = answer(answers, "kubectl get pods -A")
-    assert lines[0].split() == ["NAMESPACE", "NAME", "READY", "STATUS", "RESTARTS", "AGE"]
-    states = {row[1].rpartition("-")[0]: (row[2], row[3]) for row in cells(lines)}
-    assert states.pop("rbln-driver") == ("0/1", "Init:0/1")
-    assert set(states.values()) == {("1/1", "Running")}
-    assert len(states) == 6
-    assert "rbln-driver" in {row[0] for row in cells(answer(answers, "kubectl -n rbln-system get ds"))}
-
-    text = "\n".join(answer(answers, "kubectl describe node"))
-    assert re.search(rf"{re.escape(STATE)}=ready$", text, re.MULTILINE)
-    assert re.search(r"^Unschedulable: +false$", text, re.MULTILINE)
-    assert re.search(r"^Non-terminated Pods: +\(7 in total\)$", text, re.MULTILINE)
-    assert re.search(r"^ +cpu +0 \(0%\)", text, re.MULTILINE)
-    assert re.search(r"Normal +DriverReconciled .*driver 2\.0\.1", text)
-    pod = "\n".join(answer(answers, "kubectl -n rbln-system describe pod"))
-    assert re.search(r"^Controlled By: +DaemonSet/rbln-driver$", pod, re.MULTILINE)
-    assert "k8s-driver-manager:" in pod
-    events = answer(answers, "kubectl get events")
-    assert [row[3:5] for row in cells(events)] == [["DriverReconciled", f"node/{NODE}"]]
-
-    assert answer(answers, "kubectl cordon") == [f"node/{NODE} cordoned"]
-    cordoned = answers[f"kubectl get node {NODE}"]
-    assert "Ready,SchedulingDisabled" in cordoned
-    assert answer(answers, "kubectl uncordon") == [f"node/{NODE} uncordoned"]
-    answer(answers, "kubectl label")
-    answer(answers, "kubectl annotate")
-    (line,) = [text for typed, text in answers.items() if "jsonpath" in typed]
-    assert line == "a b0", "and its exit status"
-
-    (said,) = answer(answers, "kubectl -n rbln-system delete pod")
-    old = re.findall(r'"(rbln-device-plugin-\w+)"', said)
-    new = [row[0] for row in cells(answer(answers, "kubectl -n rbln-system get pods"))]
-    assert len(old) == len(new) == 1
-    assert old != new
-
-    text = answers["kubectl get pod no-such-pod"]
-    assert text.splitlines() == ['Error from server (NotFound): pods "no-such-pod" not found', "1"]
-
-    assert answer(answers, "driver-manager status")[0].startswith("ready since ")
+    _, *parts = re.split(r"^=== \d+\n", done.stdout, flags=re.MULTILINE)
+    for (line, wanted), part in zip(TYPED.items(), parts, strict=True):
+        printed, _, status = part.partition("status ")
+        assert re.search(wanted, printed, re.MULTILINE), f"$ {line}\n{part}"
+        assert status.startswith("0"), f"$ {line}\n{part}"

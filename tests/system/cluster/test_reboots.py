@@ -12,96 +12,12 @@ from pathlib import Path
 import pytest
 
 from driver_manager.domain.errors import ApiUnavailable
-from driver_manager.domain.reboot.decision import RebootAct
 from driver_manager.domain.reboot.state import RebootPolicy, Record, encode_reboot_record
-from driver_manager.profiles import builtin
 from tests.support.control_plane.api import Api, wait_until
-from tests.support.control_plane.kubelet import NodeFactory
-from tests.support.control_plane.pod_transport import pod_transport
 from tests.support.control_plane.reboot_fleet import KEYS, RealFleet, RealSite, real_fleet
-from tests.support.control_plane.runner import JOURNAL, CommandRunner, node_of
-from tests.support.control_plane.servers import AuditRecord, ControlPlane, User
+from tests.support.control_plane.runner import RunnerFactory
+from tests.support.control_plane.servers import AuditRecord, ControlPlane
 from tests.support.fakes.killer import Killer
-
-ASCEND = builtin()["ascend"]
-ROOT, OLD = "/var/lib/Ascend/driver", "25.2.0"
-WANTED = "digest-of-25.5.0"
-
-
-@pytest.fixture
-def one(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, node: NodeFactory) -> CommandRunner:
-    """A node with such a driver in its root, not loaded yet."""
-    made = CommandRunner(control_plane, agent_with_events, tmp_path, "ascend")
-    made.tree.add_driver(ROOT, OLD)
-    made.node = node({"openfuyao.com/npu.present": "true"}, boot_id=made.tree.boot_id)
-    return made
-
-
-def reconcile(one: CommandRunner, **env: str) -> tuple[int, str]:
-    wanted = {"DRIVER_LOAD": "container", "DRIVER_ROOT": "", "DRIVER_CONFIG_DIGEST": WANTED, **env}
-    ended = one.reconcile("--no-wait", DRIVER_PROFILE="ascend", POD_TERMINATION_TIMEOUT="0s", **wanted)
-    return ended.code, ended.last_line
-
-
-def boot(one: CommandRunner, *roots: str) -> None:
-    """A reboot; the driver of the first of `roots` is loaded after it."""
-    one.tree.reboot()
-    node = node_of(one)
-    info = node.read()["status"]["nodeInfo"] | {"bootID": one.tree.boot_id}
-    node.api.patch(f"{node.path}/status", {"status": {"nodeInfo": info}})
-    for root in roots:
-        one.tree.load(root)
-
-
-def is_asked(one: CommandRunner) -> bool:
-    """Whether marker and label ask for a reboot: both or none."""
-    marker = (one.tree.root / ASCEND.paths.reboot_marker.lstrip("/")).exists()
-    assert marker is (ASCEND.keys.reboot_required in node_of(one).labels())
-    return marker
-
-
-def test_a_host_with_its_own_driver_is_never_asked_to_reboot(one: CommandRunner) -> None:
-    one.tree.add_driver("/", OLD)
-    labels = node_of(one).labels()
-    for _ in range(2):
-        boot(one, "/")
-        code, last_line = reconcile(one)
-        assert code == 10, last_line
-        assert "the host has its own driver" in last_line
-        assert not is_asked(one)
-        assert node_of(one).labels() == labels
-    assert JOURNAL not in node_of(one).annotations()
-
-
-def test_a_reboot_that_brought_the_same_driver_again_is_not_asked_for_again(one: CommandRunner) -> None:
-    boot(one, ROOT)
-    assert reconcile(one)[0] == 9
-    assert is_asked(one)
-    for _ in range(2):
-        boot(one, ROOT)
-        code, last_line = reconcile(one)
-        assert code == 5, last_line
-        assert "another reboot would not help" in last_line
-        assert ASCEND.paths.reboot_wish in last_line
-        assert not is_asked(one)
-    (one.tree.root / ASCEND.paths.reboot_wish.lstrip("/")).unlink()
-    assert reconcile(one)[0] == 9, "as the message says"
-
-
-def test_a_reinstall_that_stays_forced_reboots_once(one: CommandRunner) -> None:
-    boot(one, ROOT)
-    one.tree.record(WANTED, ROOT, OLD)
-    assert reconcile(one, FORCE_REINSTALL="true")[0] == 9
-    for _ in range(2):
-        boot(one)
-        assert reconcile(one, FORCE_REINSTALL="true")[0] == 0, "its container loads it"
-        one.tree.load(ROOT)
-        one.tree.record(WANTED, ROOT, OLD)
-        code, last_line = reconcile(one, FORCE_REINSTALL="true")
-        assert code == 0, last_line
-        assert "after the reboot for the forced reinstall" in last_line
-        assert not is_asked(one)
-
 
 NODES = 50
 WORKERS = 4
@@ -171,56 +87,12 @@ def test_of_fifty_nodes_and_one_slot_never_two_reboot_at_once_and_each_does_once
             assert sorted(counted) == sorted(driver_node.name for driver_node in fleet.sites), reason
 
 
-def test_a_node_that_dies_with_the_slot_keeps_it_until_it_is_ready_again(
-    control_plane: ControlPlane, admin_api: Api
-) -> None:
-    with real_fleet(control_plane, admin_api, 2, POLICY) as fleet:
-        dead, other = fleet.sites
-        dead.request()
-        other.request()
-        dead.round()
-        for _ in range(5):
-            decision = other.round()
-            assert decision is not None
-            assert decision.reason == f"waits for a slot: 1 of 1 in use, by {dead.name}"
-        dead.come_back()
-        other.round()
-        assert other.reboots == []  # Ready, and its own rebooter has not seen its driver yet
-        dead.round()
-        other.round()
-        assert (len(dead.reboots), len(other.reboots)) == (1, 1)
-
-
-def test_a_deleted_nodes_slot_is_free_and_a_node_of_the_same_name_does_not_inherit_it(
-    control_plane: ControlPlane, admin_api: Api
-) -> None:
-    with real_fleet(control_plane, admin_api, 3, POLICY) as fleet:
-        dead, other, third = fleet.sites
-        for driver_node in fleet.sites:
-            driver_node.request()
-        dead.round()
-        admin_api.delete(dead.path)
-        fleet.deleted.add(dead.name)
-        other.round()
-        assert other.host.is_down
-        assert fleet.holders() == [other.name]
-        admin_api.post("/api/v1/nodes", {"metadata": {"name": dead.name}})
-        decision = third.round()
-        assert decision is not None
-        assert f"by {other.name}" in decision.reason
-
-
 def consuming(record: AuditRecord, driver_node: RealSite) -> bool:
     """Whether the request took the approval away, successfully."""
     if record.name != driver_node.name or record.verb != "patch" or record.code != 200:
         return False
     notes = record.body["metadata"].get("annotations", {})
     return KEYS.approve_reboot in notes and notes[KEYS.approve_reboot] is None
-
-
-def meet_at(barrier: threading.Barrier) -> None:
-    """Both come here before either goes on."""
-    barrier.wait(60)
 
 
 def test_two_rebooters_that_race_on_one_node_consume_one_approval_once(
@@ -230,12 +102,15 @@ def test_two_rebooters_that_race_on_one_node_consume_one_approval_once(
         for driver_node in fleet.sites:
             driver_node.host.obeys = ()
             driver_node.request()
-            mark, meet = control_plane.audit_mark(), threading.Barrier(2)
+            mark, barrier = control_plane.audit_mark(), threading.Barrier(2)
 
-            def race(driver_node: RealSite = driver_node, meet: threading.Barrier = meet) -> None:
+            def race(driver_node: RealSite = driver_node, barrier: threading.Barrier = barrier) -> None:
+                def meet() -> None:
+                    barrier.wait(60)
+
                 killer = Killer()
-                killer.at("lease", lambda: meet_at(meet))
-                killer.at("patch", lambda: meet_at(meet))
+                for call in ("lease", "patch"):  # both come here before either goes on
+                    killer.at(call, meet)
                 driver_node.rebooter(killer).round()
 
             threads = [threading.Thread(target=race) for _ in range(2)]
@@ -248,79 +123,14 @@ def test_two_rebooters_that_race_on_one_node_consume_one_approval_once(
             assert driver_node.notes()[KEYS.pre_reboot_boot_id] == driver_node.host.boot_id
 
 
-@pytest.fixture
-def command_runner(control_plane: ControlPlane, tmp_path: Path, node: NodeFactory) -> CommandRunner:
-    """An Ascend node with its driver loaded, for the real command line with the rebooter's rights."""
-    made = CommandRunner(control_plane, control_plane.rebooter, tmp_path, "ascend")
-    made.tree.add_driver("/var/lib/Ascend/driver", "25.2.0")
-    made.tree.load("/var/lib/Ascend/driver")
-    made.node = node({"openfuyao.com/npu.present": "true"}, boot_id=made.tree.boot_id)
-    return made
-
-
-def rss_mib(pid: int) -> float:
-    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS")]
-    return int(line.split()[1]) / 1024
-
-
-def is_lean(pid: int) -> bool:
-    return b"rebooter_idle" in Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
 @pytest.mark.shares(6)
-def test_the_command_is_idle_in_little_memory_reboots_when_approved_and_is_idle_again(
-    control_plane: ControlPlane, command_runner: CommandRunner
-) -> None:
-    assert command_runner.node is not None
-    mark = control_plane.audit_mark()
-    record = command_runner.tree.root / "var/lib/ascend/.rebooter.json"
+def test_an_idle_rebooter_has_at_most_16_mib(runner_for: RunnerFactory, control_plane: ControlPlane) -> None:
+    runner = runner_for({"openfuyao.com/npu.present": "true"}, "ascend", user=control_plane.rebooter)
+    record = runner.tree.root / "var/lib/ascend/.rebooter.json"
     record.parent.mkdir(parents=True, exist_ok=True)
     record.write_text(encode_reboot_record(Record()))
-    running = command_runner.start_process("rebooter", REBOOTER_INTERVAL="0.1s")
-    pid = running.process.pid
-    wait_until(lambda: is_lean(pid), "the rebooter is idle")
+    running = runner.start_process("rebooter", REBOOTER_INTERVAL="0.1s")
     wait_until(lambda: "no reboot is asked for" in running.said(), "it has imported what it needs")
-    assert rss_mib(pid) <= 16
-    assert control_plane.audit(control_plane.rebooter.name, mark) == []
-    marker = command_runner.tree.root / "var/lib/ascend/.reboot-required"
-    asked = command_runner.reconcile("--no-wait", DRIVER_LOAD="container", DRIVER_PROFILE="ascend", POD_NAME="")
-    assert asked.code == 7, asked.err  # the rebooter's rights do not let it read pods
-    shown = command_runner.run("status", DRIVER_PROFILE="ascend", POD_NAME="")
-    assert shown.code == 0, shown.err
-    assert 'cannot list resource "pods"' in shown.out
-    assert "drv_pcie_host 25.2.0" in shown.out
-    marker.parent.mkdir(parents=True, exist_ok=True)
-    marker.write_text("upgrade\n")
-    node = command_runner.node
-    wait_until(lambda: node.labels().get(KEYS.reboot_required) == "true", "the request is announced")
-    node.api.patch(node.path, {"metadata": {"annotations": {KEYS.approve_reboot: "true"}}})
-    wait_until(lambda: command_runner.tree.is_reboot_requested, "the reboot command is given")
-    assert KEYS.approve_reboot not in node.annotations()
-    assert running.kill().code == -9
-    command_runner.tree.reboot()
-    command_runner.tree.load("/var/lib/Ascend/driver")
-    ready = {"type": "Ready", "status": "True"}
-    info = node.read()["status"]["nodeInfo"] | {"bootID": command_runner.tree.boot_id}
-    status = {"status": {"nodeInfo": info, "conditions": [ready]}}
-    node.api.request("PATCH", f"{node.path}/status", status, content_type="application/merge-patch+json")
-    again = command_runner.start_process("rebooter", REBOOTER_INTERVAL="0.1s")
-    wait_until(lambda: is_lean(again.process.pid), "everything is cleaned up")
-    assert not marker.exists()
-    assert not {key for key in {**node.labels(), **node.annotations()} if key.startswith("npu.openfuyao.com/")}
-    assert node.shown()[0] == "ready"
-    ended = again.terminate()
-    assert (ended.code, "complete the reboot" in ended.err) == (0, True)
-
-
-def test_a_dead_api_server_is_waited_for(control_plane: ControlPlane, admin_api: Api) -> None:
-    with real_fleet(control_plane, admin_api, 1, POLICY) as fleet:
-        (driver_node,) = fleet.sites
-        driver_node.request()
-        good = fleet.client
-        fleet.client = pod_transport(control_plane, control_plane.rebooter.token, "https://127.0.0.1:9")
-        decision = driver_node.round()
-        assert decision is not None
-        assert (decision.act, "no usable answer" in decision.reason) == (RebootAct.WAIT, True)
-        fleet.client = good
-        driver_node.round()
-        assert driver_node.host.is_down
+    status = Path(f"/proc/{running.process.pid}/status").read_text()
+    assert int(status.partition("VmRSS:")[2].split()[0]) <= 16 * 1024
+    assert running.terminate().code == 0

@@ -6,11 +6,9 @@ there, and the very path that needed it says so.
 
 from __future__ import annotations
 
-import copy
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count, pairwise
 from pathlib import Path
@@ -19,16 +17,27 @@ import pytest
 
 from scripts.releasing.kustomize import only, render, render_with_namespace
 from tests.support.control_plane.api import Api, Json, gone, wait_until
-from tests.support.control_plane.kubelet import NEVER, Node, NodeFactory, OperandsFactory
+from tests.support.control_plane.approved_reboot import LEASE, approved_reboot
+from tests.support.control_plane.kubelet import NEVER, OperandsFactory
 from tests.support.control_plane.old_server import PodClaim
-from tests.support.control_plane.processes import RUN_TIMEOUT_S, Command, Ended, ForkedCommand, Loop
+from tests.support.control_plane.processes import RUN_TIMEOUT_S, Ended, ForkedCommand, Loop
 from tests.support.control_plane.proxy import Proxy
-from tests.support.control_plane.rollout_fleet import RolloutFleet, TaskPods, Witness, serve_rollouts
-from tests.support.control_plane.runner import PREFIX, CommandRunner, node_of, start_and_take
+from tests.support.control_plane.rollout_fleet import FleetFactory, RolloutFleet, TaskPods, Witness
+from tests.support.control_plane.runner import (
+    ENABLED,
+    EVICT,
+    PREFIX,
+    REQUESTED,
+    SAFE_LOAD,
+    CommandRunner,
+    RunnerFactory,
+    node_of,
+    start_and_take,
+)
 from tests.support.control_plane.scene import WatchedNode, open_world, watched_node
 from tests.support.control_plane.servers import NAMESPACE, AuditRecord, ControlPlane
 from tests.support.control_plane.workloads import Pod, Shape, Workloads, WorkloadsFactory
-from tests.support.deploy.apply import Right, applied, apply, rights_of
+from tests.support.deploy.apply import Right, applied, rights_of
 from tests.support.deploy.rights import BOUND_KINDS, shown, user, without
 
 # This overlay has no eviction.
@@ -108,9 +117,6 @@ def test_every_right_of_the_component_is_needed(admin_api: Api, clients: Clients
     assert clients.client.state() == ("gone" if right[2] == "resourceclaims" else "Running")
 
 
-EVICT = {"ENABLE_NPU_POD_EVICTION": "true"}
-UPGRADE = "rebellions.ai/npu-driver-upgrade"
-ASCEND = "npu.openfuyao.com/"
 WARNING = '"level": "warning"'
 MANAGED = "the operator manages upgrades on this node"  # a warning that has nothing to do with rights
 
@@ -136,18 +142,15 @@ class Case:
         self.command_runner = command_runner
         self.made = made
         self.node = node_of(command_runner)
-        self._operands = operands
+        self.operands = operands
 
     def populate(self) -> list[str]:
         """Operands, a pod that asks for a device, one that holds a claim; names of the latter two."""
-        self._operands(self.node, ("device-plugin", "dra-kubelet-plugin"))
+        self.operands(self.node, ("device-plugin", "dra-kubelet-plugin"))
         asking = self.made.managed(1)
         holding = self.made.managed(1, Shape(npus=0, claims=(PodClaim("npu", claim="mine"),)))
         self.made.claim("mine", *holding)
         return [pod.key for pod in (*asking, *holding)]
-
-    def driver_pod(self) -> str:
-        return str(self._operands(self.node, ("driver",)).pods()["driver"][0]["metadata"]["name"])
 
 
 GroundFactory = Callable[[], Case]
@@ -155,11 +158,9 @@ GroundFactory = Callable[[], Case]
 
 @pytest.fixture
 def case(
-    control_plane: ControlPlane,
     admin_api: Api,
     shipped: None,
-    tmp_path: Path,
-    node: NodeFactory,
+    runner_for: RunnerFactory,
     operands: OperandsFactory,
     workloads: WorkloadsFactory,
     proxy: Proxy,
@@ -167,13 +168,8 @@ def case(
     """Builds a node for the agent with the rights of its service account."""
 
     def build() -> Case:
-        folder = tmp_path / f"ground-{len(list(tmp_path.iterdir()))}"
-        folder.mkdir()
-        command_runner = CommandRunner(
-            control_plane, user(admin_api, AGENT_ACCOUNT), folder, proxy=proxy
-        ).with_upgrade()
-        command_runner.node = node({f"{PREFIX}device-plugin": "true"}, boot_id=command_runner.tree.boot_id)
-        return Case(command_runner, workloads(command_runner.node), operands)
+        runner = runner_for({f"{PREFIX}device-plugin": "true"}, user=user(admin_api, AGENT_ACCOUNT), proxy=proxy)
+        return Case(runner, workloads(node_of(runner)), operands)
 
     return build
 
@@ -199,11 +195,11 @@ def drain(one: Case) -> str:
 
 def operator_managed(one: Case) -> str:
     """An operator is asked to move the pods, and does."""
-    one.node.api.patch(one.node.path, {"metadata": {"annotations": {f"{UPGRADE}-enabled": "true"}}})
+    one.node.api.patch(one.node.path, {"metadata": {"annotations": {ENABLED: "true"}}})
     (pod,) = one.made.managed(1)
     run = one.command_runner.start("reconcile-driver-state", **EVICT)
     wait_until(
-        lambda: f"{UPGRADE}-requested" in one.node.annotations() or run.has_ended,
+        lambda: REQUESTED in one.node.annotations() or run.has_ended,
         "the operator is asked, or not",
         RUN_TIMEOUT_S,
     )
@@ -213,14 +209,14 @@ def operator_managed(one: Case) -> str:
 
 def safe_load(one: Case) -> str:
     """The operator is asked before the load, and gives its word."""
-    run = one.command_runner.start("reconcile-driver-state", "--safe-load", POD_NAME=one.driver_pod())
-    key = f"{UPGRADE}.driver-wait-for-safe-load"
+    driver = one.operands(one.node, ("driver",)).pods()["driver"][0]["metadata"]["name"]
+    run = one.command_runner.start("reconcile-driver-state", "--safe-load", POD_NAME=driver)
     wait_until(
-        lambda: key in one.node.annotations() or run.has_ended,
+        lambda: SAFE_LOAD in one.node.annotations() or run.has_ended,
         "its word is asked for, or not",
         RUN_TIMEOUT_S,
     )
-    one.node.api.patch(one.node.path, {"metadata": {"annotations": {key: None}}})
+    one.node.api.patch(one.node.path, {"metadata": {"annotations": {SAFE_LOAD: None}}})
     return complaints(run.end())
 
 
@@ -321,96 +317,39 @@ def test_every_right_of_health_watch_is_needed(admin_api: Api, watched: WatchedN
     assert f"the API server refused to {right[4]} {right[2]}" in said, said
 
 
-LEASE = "/apis/coordination.k8s.io/v1/namespaces/npu-operator/leases/driver-manager-reboots"
-
-
-class AscendGround:
-    """A node whose driver only a reboot replaces, with a pod that uses the accelerator."""
-
-    def __init__(self, command_runner: CommandRunner, made: Workloads) -> None:
-        self.command_runner = command_runner
-        self.made = made
-        self.node = node_of(command_runner)
-
-    def reboot(self) -> None:
-        """The machine goes down and comes up again, and its driver is loaded."""
-        tree = self.command_runner.tree
-        tree.reboot()
-        tree.load(ASCEND_ROOT)
-        info = self.node.read()["status"]["nodeInfo"] | {"bootID": tree.boot_id}
-        self.node.api.patch(f"{self.node.path}/status", {"status": {"nodeInfo": info}})
-
-
-ASCEND_ROOT = "/var/lib/Ascend/driver"
-AscendFactory = Callable[[Json], AscendGround]
-
-
 @pytest.fixture
 def ascend(
-    control_plane: ControlPlane,
-    admin_api: Api,
-    shipped: None,
-    tmp_path: Path,
-    node: NodeFactory,
-    workloads: WorkloadsFactory,
-    proxy: Proxy,
-) -> AscendFactory:
-    """Builds such a node for one of the overlay's service accounts."""
+    admin_api: Api, shipped: None, runner_for: RunnerFactory, workloads: WorkloadsFactory, proxy: Proxy
+) -> Callable[[Json], CommandRunner]:
+    """Builds a node for an overlay's account whose driver only a reboot replaces; a pod uses the accelerator."""
 
-    def build(account: Json) -> AscendGround:
-        folder = tmp_path / f"ascend-{len(list(tmp_path.iterdir()))}"
-        folder.mkdir()
+    def build(account: Json) -> CommandRunner:
         gone(lambda: admin_api.delete(LEASE))
-        command_runner = CommandRunner(control_plane, user(admin_api, account), folder, "ascend", proxy=proxy)
-        command_runner.tree.add_driver(ASCEND_ROOT, "25.2.0")
-        command_runner.tree.load(ASCEND_ROOT)
-        command_runner.tree.record("old", ASCEND_ROOT, "25.2.0")
-        (command_runner.tree.root / "var/lib/ascend").mkdir()
-        command_runner.node = node({"openfuyao.com/npu.present": "true"}, boot_id=command_runner.tree.boot_id)
-        return AscendGround(command_runner, workloads(command_runner.node))
+        labels, who = {"openfuyao.com/npu.present": "true"}, user(admin_api, account)
+        runner = runner_for(labels, "ascend", user=who, proxy=proxy)
+        (runner.tree.root / "var/lib/ascend").mkdir()
+        workloads(node_of(runner)).managed(1, Shape(resource="huawei.com/Ascend910"))
+        return runner
 
     return build
 
 
-def reboot_asked_for(one: AscendGround) -> str:
+AscendFactory = Callable[[Json], CommandRunner]
+
+
+def reboot_asked_for(one: CommandRunner) -> str:
     """A reconcile asks for a reboot, and so does preflight find nothing amiss."""
-    looked = one.command_runner.run("preflight", "-o", "text", DRIVER_LOAD="container", **EVICT)
-    asked = one.command_runner.reconcile("--no-wait", DRIVER_LOAD="container")
+    looked = one.run("preflight", "-o", "text", DRIVER_LOAD="container", **EVICT)
+    asked = one.reconcile("--no-wait", DRIVER_LOAD="container")
     return complaints(looked) + complaints(asked, 9)
 
 
-def rebooted(one: AscendGround) -> str:
+def rebooted(one: CommandRunner) -> str:
     """An approved reboot with slot and eviction, and what comes after the boot."""
-    env = {"OPERATOR_NAMESPACE": "npu-operator", "REBOOTER_INTERVAL": "0.1s", "REBOOT_EVICT": "true"}
-    tree, node = one.command_runner.tree, one.node
-    (pod,) = one.made.managed(1, Shape(resource="huawei.com/Ascend910"))
-    (tree.root / "var/lib/ascend/.reboot-required").write_text("upgrade\n")
-    node.api.patch(node.path, {"metadata": {"annotations": {f"{ASCEND}approve-reboot": "true"}}})
-    first = one.command_runner.start("rebooter", **env)
-    wait_until(
-        lambda: tree.is_reboot_requested or refused(first), "the reboot is told, or a right lacks", RUN_TIMEOUT_S
-    )
-    if said := refused(first):
-        return said
-    assert pod.state() == "gone"
-    first.kill()
-    one.reboot()
-    second = one.command_runner.start("rebooter", **env)
-    wait_until(lambda: is_clean(node) or refused(second), "all is given back, or a right lacks", RUN_TIMEOUT_S)
-    return refused(second) or complaints(second.terminate())
-
-
-def refused(run: Command) -> str:
-    """What the rebooter says of a right that it lacks, "" if nothing."""
-    said = run.said()
-    return said if "forbidden" in said or WARNING in said or run.has_ended else ""
-
-
-def is_clean(node: Node) -> bool:
-    """Whether nothing tells of a reboot any more, and the slot is free."""
-    keys = {**node.labels(), **node.annotations()}
-    ours = [key for key in keys if key.startswith(ASCEND)]
-    return not ours and not node.api.get(LEASE)["spec"].get("holderIdentity")
+    (one.tree.root / "var/lib/ascend/.reboot-required").write_text("upgrade\n")
+    said = approved_reboot(one, {})
+    assert said or not node_of(one).pods(), "the pod is evicted"
+    return said
 
 
 def test_the_rights_of_an_agent_that_never_unloads_are_enough(ascend: AscendFactory) -> None:
@@ -424,21 +363,6 @@ def test_every_right_of_an_agent_that_never_unloads_is_needed(
     with without(admin_api, REBOOTER, ASCEND_ACCOUNT, right):
         said = reboot_asked_for(ascend(ASCEND_ACCOUNT))
     assert f"{right[4]} {right[2]}" in said, said
-
-
-def test_a_right_too_many_is_found(admin_api: Api, ascend: AscendFactory) -> None:
-    role = only(REBOOTER, "ClusterRole", "ascend-driver-agent")
-    wider = copy.deepcopy(role)
-    wider["rules"].append({"apiGroups": [""], "resources": ["pods"], "verbs": ["watch"]})
-    objects = [wider if one is role else one for one in REBOOTER]
-    right = ("", "", "pods", "", "watch")
-    assert right in rights_of(objects, ASCEND_ACCOUNT)
-    apply(admin_api, wider)
-    try:
-        with without(admin_api, objects, ASCEND_ACCOUNT, right):
-            assert reboot_asked_for(ascend(ASCEND_ACCOUNT)) == ""
-    finally:
-        apply(admin_api, role)
 
 
 def test_the_rebooters_rights_are_enough(ascend: AscendFactory) -> None:
@@ -491,21 +415,18 @@ class Scene:
 
 
 @pytest.fixture
-def scene(control_plane: ControlPlane, admin_api: Api, tmp_path: Path) -> Iterator[Scene]:
+def scene(rollout_fleet: FleetFactory, admin_api: Api) -> Iterator[Scene]:
     """All of it, with the first revision complete."""
-    serve_rollouts(admin_api)
-    with ExitStack() as stack:
-        stack.enter_context(applied(admin_api, SHIPPED))
-        fleet = stack.enter_context(RolloutFleet(control_plane, admin_api, tmp_path, NODES, ROLLOUT_LEASE))
-        stack.enter_context(TaskPods(admin_api, "preflight"))
-        (good,) = set(fleet.serving().values())
-        made = Scene(fleet, user(admin_api, ROLLOUT_ACCOUNT).token, good, count(2))
-        waves = [{"name": "canary", "count": 1}, {"name": "rest"}]
-        fleet.make_rollout(waves=waves, onHalt="undo", preflight="require")
-        run = made.start()
-        wait_until(lambda: fleet.is_complete(good), f"the first revision: {fleet.status()}", 120)
-        assert run.terminate().code == 0
-        yield made
+    with applied(admin_api, SHIPPED):
+        fleet = rollout_fleet(NODES, ROLLOUT_LEASE)
+        with TaskPods(admin_api, "preflight"):
+            (good,) = set(fleet.serving().values())
+            made = Scene(fleet, user(admin_api, ROLLOUT_ACCOUNT).token, good, count(2))
+            run = made.start()
+            waves = [{"name": "canary", "count": 1}, {"name": "rest"}]
+            fleet.make_complete(waves=waves, onHalt="undo", preflight="require")
+            assert run.terminate().code == 0
+            yield made
 
 
 def lacking(right: Right) -> re.Pattern[str]:

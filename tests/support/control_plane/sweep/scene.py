@@ -468,12 +468,9 @@ class SweepNode:
         self.node.api.patch(
             self.node.path, {"metadata": metadata, "spec": {"unschedulable": True if path.is_cordoned else None}}
         )
-        self.tell_boot(boot_id)
+        self.node.report_boot(boot_id)
         self.operands.wait_running(OPERAND)
         self.driver_pod = self._in_its_init_container(self.driver_pod)
-
-    def tell_boot(self, boot_id: str) -> None:
-        self.node.api.patch(f"{self.node.path}/status", {"status": {"nodeInfo": {"bootID": boot_id}}})
 
 
 class Scene:
@@ -569,7 +566,7 @@ class Scene:
         if self.holder is not None:
             self.holder.reboot()
         self.boots.append(self.sweep_node.proxy.mark())
-        self.sweep_node.tell_boot(self.command_runner.tree.boot_id)
+        self.sweep_node.node.report_boot(self.command_runner.tree.boot_id)
 
 
 @contextlib.contextmanager
