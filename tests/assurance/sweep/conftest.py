@@ -25,7 +25,6 @@ from tests.support.control_plane.sweep.sweeping import SHARES, Figures, Recordin
 from tests.support.selection import share
 
 WORKERS = 3
-FIGURES = File(__file__).parents[3] / "build/kill-sweep.json"
 _FIGURES = pytest.StashKey[Figures]()
 
 
@@ -82,10 +81,9 @@ def recordings(grounds: list[SweepNode]) -> Callable[[SweepPath], Recording]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say what was swept, and leave it for the documentation."""
+    """Say what was swept."""
     lines = config.stash[_FIGURES].lines()
     if lines:
         terminalreporter.section("kill sweep")
         for line in lines:
             terminalreporter.line(line)
-        config.stash[_FIGURES].write(FIGURES)

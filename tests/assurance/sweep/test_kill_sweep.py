@@ -20,10 +20,9 @@ from tests.support.control_plane.runner import JOURNAL, NEW, NEW_ROOT, lighten
 from tests.support.control_plane.sweep.scene import DEVICES, PATHS, Effect, Kill, Place, SweepNode, SweepPath
 from tests.support.control_plane.sweep.sweeping import (
     Figures,
-    Judged,
     Point,
     Recording,
-    Workers,
+    each,
     judge,
     outcome,
     points,
@@ -44,15 +43,11 @@ def test_a_run_killed_anywhere_is_finished_by_the_next_and_nothing_is_lost(
 ) -> None:
     began_s = time.monotonic()
     recording = recordings(path)
-    work = [partial(struck, recording=recording, point=point) for point in points(recording, figures.share)]
-    judged = Workers(grounds).each(work)
+    work = [partial(strike, recording, point) for point in points(recording, figures.share)]
+    judged = each(grounds, work)
     figures.add(recording, judged, time.monotonic() - began_s)
     lost = [str(one) for one in judged if str(one)]
     assert not lost, "\n".join([f"share {figures.share} of the kills:", *lost])
-
-
-def struck(sweep_node: SweepNode, *, recording: Recording, point: Point) -> Judged:
-    return strike(sweep_node, recording, point)
 
 
 def test_every_path_has_writes_to_the_api_and_to_the_host(recordings: Record) -> None:
@@ -102,7 +97,8 @@ def test_a_run_killed_together_with_its_half_done_modprobe_is_finished_by_the_ne
         tree.add_driver(NEW_ROOT, NEW)
         lighten(tree)
         got = outcome(scene, scene.finished().code)
-    assert str(judge(recording.at_the_end, got, edits={}, uncovered="", pods=frozenset())) == ""
+    lost = judge(recording.at_the_end, got, edits={}, uncovered="", pods=frozenset())
+    assert not any(lost.values()), lost
 
 
 def last(name: str) -> Callable[[Recording], Kill]:
@@ -116,9 +112,9 @@ def last(name: str) -> Callable[[Recording], Kill]:
 @pytest.mark.parametrize(
     ("mutant", "path", "kill", "judge"),
     [
-        ("unconditional restore", "replace-by-manager", last("rename /run/rbln/.rbln-driver.state"), "lost_labels"),
-        ("always uncordon", "replace-by-container", lambda _: Kill(PAUSE, after=True), "lost_cordons"),
-        ("an effect that is not listed", "replace-by-manager", last("run modprobe"), "uncovered_effects"),
+        ("unconditional restore", "replace-by-manager", last("rename /run/rbln/.rbln-driver.state"), "lost labels"),
+        ("always uncordon", "replace-by-container", lambda _: Kill(PAUSE, after=True), "lost cordons"),
+        ("an effect that is not listed", "replace-by-manager", last("run modprobe"), "uncovered effects"),
     ],
 )
 def test_a_mutant_is_found(
@@ -131,6 +127,6 @@ def test_a_mutant_is_found(
 ) -> None:
     recording = recordings(BY_NAME[path])
     point = Point(kill(recording), reboots=False)
-    sound, broken = (strike(grounds[0], recording, point, name) for name in ("", mutant))
+    sound, broken = (strike(recording, point, grounds[0], name) for name in ("", mutant))
     assert str(sound) == ""
-    assert broken.verdict.by_name()[judge], f"not found; what was: {broken}"
+    assert broken.lost[judge], f"not found; what was: {broken}"

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import pytest
 
-from tests.support.control_plane.api import Api, Json, wait_until
+from tests.support.control_plane.api import Api, wait_until
 from tests.support.control_plane.container import why_not
 from tests.support.control_plane.kubelet import Node, NodeFactory, OperandsFactory, create_node, create_operands
 from tests.support.control_plane.old_server import DRA_GROUP, dra_definitions
@@ -96,12 +96,6 @@ def agent(control_plane: ControlPlane) -> User:
 
 
 @pytest.fixture(scope="session")
-def agent_token(agent: User) -> str:
-    """The bearer token of `agent`."""
-    return agent.token
-
-
-@pytest.fixture(scope="session")
 def agent_with_events(control_plane: ControlPlane) -> User:
     """As `agent`, and it may write events."""
     return control_plane.agent_with_events
@@ -147,10 +141,8 @@ def workloads(node: NodeFactory, admin_api: Api, dra: None) -> Iterator[Workload
 def node(admin_api: Api) -> Iterator[NodeFactory]:
     with contextlib.ExitStack() as stack:
 
-        def create(
-            labels: Mapping[str, str] | None = None, *, boot_id: str | None = None, annotations: Json | None = None
-        ) -> Node:
-            return create_node(stack, admin_api, labels or {}, boot_id=boot_id, annotations=annotations)
+        def create(labels: Mapping[str, str] | None = None, *, boot_id: str | None = None) -> Node:
+            return create_node(stack, admin_api, labels or {}, boot_id=boot_id)
 
         yield create
 

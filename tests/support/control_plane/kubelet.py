@@ -53,6 +53,7 @@ COMPONENTS = (
     "operator-validator",
 )
 
+DEPLOY_PREFIX = "rebellions.ai/npu.deploy."
 NEVER = math.inf
 """A stop time: the pod stays until it is released."""
 
@@ -318,36 +319,28 @@ class Operands:
     def present(self) -> set[str]:
         return {component for component, pods in self.pods().items() if pods}
 
-    def wait_running(self, *components: str, timeout_s: float = PATIENCE_S) -> None:
+    def wait_running(self, *components: str) -> None:
         """Wait until these components (all, if none is named) run."""
         wanted = set(components or self.components)
-        wait_until(lambda: wanted <= self.running(), f"running on {self.node.name}: {sorted(wanted)}", timeout_s)
+        wait_until(lambda: wanted <= self.running(), f"running on {self.node.name}: {sorted(wanted)}")
 
-    def wait_gone(self, *components: str, timeout_s: float = PATIENCE_S) -> None:
+    def wait_gone(self, *components: str) -> None:
         """Wait until these components (all, if none is named) have no pod on the node."""
         wanted = set(components or self.components)
-        wait_until(lambda: not wanted & self.present(), f"gone from {self.node.name}: {sorted(wanted)}", timeout_s)
+        wait_until(lambda: not wanted & self.present(), f"gone from {self.node.name}: {sorted(wanted)}")
 
 
 class NodeFactory(Protocol):
     """Creates a Ready node with a unique name and a kubelet."""
 
-    def __call__(
-        self, labels: Mapping[str, str] | None = None, *, boot_id: str | None = None, annotations: Json | None = None
-    ) -> Node: ...
+    def __call__(self, labels: Mapping[str, str] | None = None, *, boot_id: str | None = None) -> Node: ...
 
 
 class OperandsFactory(Protocol):
     """Creates operand DaemonSets for one node and waits until their pods run."""
 
     def __call__(
-        self,
-        node: Node,
-        components: tuple[str, ...] = COMPONENTS,
-        *,
-        grace_s: int = 30,
-        images: Mapping[str, str] | None = None,
-        deploy_prefix: str = "rebellions.ai/npu.deploy.",
+        self, node: Node, components: tuple[str, ...] = COMPONENTS, *, deploy_prefix: str = DEPLOY_PREFIX
     ) -> Operands: ...
 
 
@@ -412,16 +405,11 @@ NODE_KEY = "cluster-tests/node"  # ties a DaemonSet to one node, so that nodes d
 
 
 def create_node(
-    stack: contextlib.ExitStack,
-    api: Api,
-    labels: Mapping[str, str],
-    *,
-    boot_id: str | None = None,
-    annotations: Json | None = None,
+    stack: contextlib.ExitStack, api: Api, labels: Mapping[str, str], *, boot_id: str | None = None
 ) -> Node:
     """A node of a unique name with its kubelet; `stack` removes it and its pods."""
     name = f"node-{uuid.uuid4().hex[:10]}"
-    api.post("/api/v1/nodes", node_body(name, labels, annotations or {}, boot_id))
+    api.post("/api/v1/nodes", node_body(name, labels, {}, boot_id))
     made = Node(name, api, stack.enter_context(Kubelet(api, name)))
     stack.callback(_remove_node, made)
     return made
@@ -433,16 +421,13 @@ def create_operands(
     node: Node,
     components: tuple[str, ...] = COMPONENTS,
     *,
-    grace_s: int = 30,
-    images: Mapping[str, str] | None = None,
-    deploy_prefix: str = "rebellions.ai/npu.deploy.",
+    deploy_prefix: str = DEPLOY_PREFIX,
 ) -> Operands:
     """One DaemonSet per component, tied to `node`, its pods running; `stack` removes the DaemonSets."""
     keys = {component: deploy_prefix + component for component in components}
     node.set_labels(dict.fromkeys(keys.values(), "true") | {NODE_KEY: node.name})
     for component, key in keys.items():
-        image = (images or {}).get(component, f"operand/{component}:test")
-        body = _daemon_set_body(component, key, node.name, grace_s, image)
+        body = _daemon_set_body(component, key, node.name)
         stack.callback(gone, _deleting(api, f"{_DAEMON_SETS}/{body['metadata']['name']}"))
         api.post(_DAEMON_SETS, body)
     result = Operands(node, tuple(components), NAMESPACE, keys)
@@ -494,13 +479,12 @@ def node_body(name: str, labels: Mapping[str, str], annotations: Json, boot_id: 
     }
 
 
-def _daemon_set_body(component: str, key: str, node: str, grace_s: int, image: str) -> Json:
+def _daemon_set_body(component: str, key: str, node: str) -> Json:
     labels = {"app": component, "node": node}
     spec = {
         "nodeSelector": {key: "true", NODE_KEY: node},
-        "terminationGracePeriodSeconds": grace_s,
         "tolerations": [{"operator": "Exists"}],
-        "containers": [{"name": component, "image": image}],
+        "containers": [{"name": component, "image": f"operand/{component}:test"}],
     }
     return {
         "metadata": {"name": f"{component}-{node}", "labels": labels},

@@ -12,7 +12,7 @@ from typing import Protocol
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.host import HostTree
 from tests.support.control_plane.api import wait_until
-from tests.support.control_plane.kubelet import Node, Shown
+from tests.support.control_plane.kubelet import DEPLOY_PREFIX, Node, Shown
 from tests.support.control_plane.processes import STARTED, Command, Ended, Running
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.servers import ControlPlane, User
@@ -77,7 +77,7 @@ OLD_ROOT, NEW_ROOT = "/opt/rbln/1.2.92", "/run/rbln/driver"
 OLD_DIGEST, NEW_DIGEST = "digest-of-1.2.92", "digest-of-2.0.1"
 JOURNAL = "rebellions.ai/npu-driver-manager.journal"
 CORDON = "rebellions.ai/npu-driver-upgrade-cordon"
-PREFIX = "rebellions.ai/npu.deploy."
+PREFIX = DEPLOY_PREFIX
 PAUSED = "paused-for-driver-upgrade"
 UPGRADE = "rebellions.ai/npu-driver-upgrade"
 ENABLED, REQUESTED, UPGRADE_STATE = f"{UPGRADE}-enabled", f"{UPGRADE}-requested", f"{UPGRADE}-state"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
-from tests.support.control_plane.api import PATIENCE_S, Api, ApiError, Json, gone, wait_until
+from tests.support.control_plane.api import Api, ApiError, Json, gone, wait_until
 from tests.support.control_plane.kubelet import Node
 from tests.support.control_plane.old_server import (
     DEVICE_CLASS,
@@ -23,11 +23,10 @@ TEAM = "team-a"
 """The namespace of pods that name none."""
 
 NPU = "rebellions.ai/ATOM"
-FINALIZER = "cluster-tests/keep"
 MIRROR = "kubernetes.io/config.mirror"
 
 _DRA = f"/apis/{DRA_GROUP}/v1"
-_KEPT = {"name", "labels", "annotations", "finalizers", "ownerReferences"}  # of the metadata, by a pod's replacement
+_KEPT = {"name", "labels", "annotations", "ownerReferences"}  # of the metadata, by a pod's replacement
 
 
 @dataclass(frozen=True)
@@ -38,12 +37,10 @@ class Shape:
     init_npus: int = 0
     claims: tuple[PodClaim, ...] = ()
     empty_dir: bool = False
-    finalizer: bool = False
     grace_s: int = 30
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     resource: str = NPU
-    tolerations: tuple[Json, ...] = ({"operator": "Exists"},)
     node_selector: Mapping[str, str] = field(default_factory=dict)
     command: tuple[str, ...] = ()
 
@@ -87,9 +84,9 @@ class Pod:
             return "gone"
         return "terminating" if "deletionTimestamp" in found["metadata"] else str(found["status"]["phase"])
 
-    def wait_state(self, state: str, timeout_s: float = PATIENCE_S) -> None:
+    def wait_state(self, state: str) -> None:
         """Wait until its state is this one."""
-        wait_until(lambda: self.state() == state, f"{self.key}: {state}", timeout_s)
+        wait_until(lambda: self.state() == state, f"{self.key}: {state}")
 
 
 @dataclass(frozen=True)
@@ -153,13 +150,13 @@ class Workloads:
 
         return self._handle(wait_until(running, f"the pod of {name} runs"))
 
-    def mirror(self, shape: Shape = PLAIN, *, namespace: str = TEAM) -> Pod:
+    def mirror(self) -> Pod:
         """The mirror of a static pod: owned by the Node, as the kubelet makes it."""
-        mirrored = dataclasses.replace(shape, annotations={**shape.annotations, MIRROR: uuid.uuid4().hex})
-        return self.pod(mirrored, namespace=namespace, owner=owner_reference("v1", "Node", self._node.read()))
+        mirrored = Shape(annotations={MIRROR: uuid.uuid4().hex})
+        return self.pod(mirrored, owner=owner_reference("v1", "Node", self._node.read()))
 
-    def succeeded(self, shape: Shape = PLAIN, *, namespace: str = TEAM, owner: Json | None = None) -> Pod:
-        pod = self.pod(shape, namespace=namespace, owner=owner)
+    def succeeded(self) -> Pod:
+        pod = self.pod(owner=self.replica_set())
         self._api.patch(f"{pod.path}/status", {"metadata": {"uid": pod.uid}, "status": {"phase": "Succeeded"}})
         return pod
 
@@ -231,8 +228,7 @@ class Workloads:
             self._api.post("/api/v1/namespaces", {"metadata": {"name": name}})
 
     def _remove_at_end(self, path: str) -> None:
-        remove: Callable[[], object] = lambda: self._api.delete(path)  # noqa: E731
-        self._stack.callback(gone, remove)
+        self._stack.callback(gone, partial(self._api.delete, path))
 
 
 WorkloadsFactory = Callable[[Node], Workloads]
@@ -255,7 +251,6 @@ def pod_body(name: str, node: str, shape: Shape, owner: Json | None = None) -> J
         "name": name,
         "labels": dict(shape.labels),
         "annotations": {**shape.annotations, **claims_annotation(shape.claims)},
-        "finalizers": [FINALIZER] if shape.finalizer else [],
         "ownerReferences": [owner] if owner else [],
     }
     return {"metadata": meta, "spec": {**_spec(shape), "nodeName": node}}
@@ -277,7 +272,7 @@ def _spec(shape: Shape) -> Json:
     spec: Json = {
         "containers": [main],
         "terminationGracePeriodSeconds": shape.grace_s,
-        "tolerations": list(shape.tolerations),
+        "tolerations": [{"operator": "Exists"}],
     }
     if shape.command:
         main["command"] = list(shape.command)

@@ -10,7 +10,6 @@ from tests.support.control_plane.fixtures import (  # noqa: F401  # fixtures, us
     admin_api,
     agent,
     agent_for_workloads,
-    agent_token,
     agent_with_events,
     containers,
     control_plane,

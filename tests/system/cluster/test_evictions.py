@@ -169,7 +169,7 @@ def test_workloads_of_every_kind_are_evicted_and_everything_else_stays(
     stay = [
         *vfio,
         made.mirror(),
-        made.succeeded(owner=made.replica_set()),
+        made.succeeded(),
         *made.managed(1, Shape(npus=0)),
         *made.managed(1, Shape(resource="nvidia.com/gpu")),
     ]

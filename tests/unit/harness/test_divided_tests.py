@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +11,7 @@ from tests.support.control_plane.fault_kinds import KINDS, Asked, cells
 from tests.support.control_plane.foreign_edits import HANDS, WAITS, plays
 from tests.support.control_plane.sweep import sweeping
 from tests.support.control_plane.sweep.scene import PATHS, Effect, Place
-from tests.support.control_plane.sweep.sweeping import Figures, Judged, Outcome, Recording, Verdict, points
+from tests.support.control_plane.sweep.sweeping import Figures, Judged, Outcome, Recording, points
 from tests.support.selection import Share
 
 ASKED = {
@@ -79,28 +77,11 @@ def test_the_shares_of_the_edits_by_others_are_every_pair_of_wait_and_hand_once(
     assert all(parts)
 
 
-def judged(recording: Recording, share: Share) -> list[Judged]:
-    return [Judged(recording.path, point, Verdict(), 0) for point in points(recording, share)]
-
-
-@pytest.mark.parametrize(("share", "is_left"), [(Share(), True), (Share(1, 3), False), (Share(3, 3), False)])
-def test_only_figures_of_every_kill_are_left_for_the_documentation_and_they_name_the_share(
-    tmp_path: Path, share: Share, is_left: bool
-) -> None:
-    figures, made, file = Figures(share), recordings(), tmp_path / "build/kill-sweep.json"
-    for recording in made:
-        figures.add(recording, judged(recording, share), 0.0)
-    figures.write(file)
-    assert figures.lines()[0].startswith(f"share {share} of the kills: 354 effects on 15 paths")
-    assert file.exists() is is_left
-    if is_left:
-        left = json.loads(file.read_text())
-        assert (left["share"], left["kills"]["kills"], left["kills"]["reboots"]) == ("1/1", 1077, 369)
-
-
-def test_figures_without_one_of_the_paths_are_not_left(tmp_path: Path) -> None:
-    figures = Figures()
-    for recording in recordings()[1:]:
-        figures.add(recording, judged(recording, Share()), 0.0)
-    figures.write(tmp_path / "kill-sweep.json")
-    assert list(tmp_path.iterdir()) == []
+def test_figures_count_every_kill_and_name_the_share() -> None:
+    share, figures = Share(1, 3), Figures(Share(1, 3))
+    for recording in recordings():
+        kills = [Judged(recording.path, point, {"lost labels": ["a"]}, 0) for point in points(recording, share)]
+        figures.add(recording, kills, 0.0)
+    said, lost = figures.lines()
+    assert said.startswith("share 1/3 of the kills: 354 effects on 15 paths: killed 359 times, with a reboot after 123")
+    assert lost == "359 lost labels"

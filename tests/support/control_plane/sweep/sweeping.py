@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path as File
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from driver_manager.domain.profile import RUN_RECORD
 from tests.support.control_plane.api import wait_until
@@ -22,7 +21,6 @@ from tests.support.control_plane.sweep.scene import (
     EXPORTER,
     HOLDER,
     OPERAND,
-    PATHS,
     REQUESTED,
     STATE,
     Effect,
@@ -69,10 +67,6 @@ class Outcome:
     untold: tuple[str, ...]
     interrupted: int
     shown: Shown
-
-    @property
-    def driver(self) -> tuple[Any, ...]:
-        return self.modules, self.devices, self.files, self.mounts, self.services
 
 
 def outcome(scene: Scene, code: int) -> Outcome:
@@ -225,90 +219,68 @@ def _settled(text: str) -> str:
     return json.dumps([states, len(record["unknown"]), record["hasLooked"], record["isShown"]])
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What was lost, each as lines that say where; all empty where nothing was."""
-
-    lost_labels: tuple[str, ...] = ()
-    lost_cordons: tuple[str, ...] = ()
-    leaked_cordons: tuple[str, ...] = ()
-    leftover_journals: tuple[str, ...] = ()
-    leftover_annotations: tuple[str, ...] = ()
-    wrong_states: tuple[str, ...] = ()
-    wrong_drivers: tuple[str, ...] = ()
-    wrong_evictions: tuple[str, ...] = ()
-    wrong_restarts: tuple[str, ...] = ()
-    wrong_exit_codes: tuple[str, ...] = ()
-    uncovered_effects: tuple[str, ...] = ()
-
-    def by_name(self) -> dict[str, tuple[str, ...]]:
-        """The lines by what was lost, in the order above."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    def __str__(self) -> str:
-        return "\n".join(f"{name}: {line}" for name, lines in self.by_name().items() for line in lines)
+Lost = Mapping[str, Sequence[str]]
+"""What was lost, by its kind: lines that say where, none where nothing was."""
 
 
-def judge(wanted: Outcome, got: Outcome, *, edits: Mapping[str, str], uncovered: str, pods: frozenset[str]) -> Verdict:
+def judge(wanted: Outcome, got: Outcome, *, edits: Mapping[str, str], uncovered: str, pods: frozenset[str]) -> Lost:
     """Compare with the undisturbed `wanted`. `edits` are an administrator's, who wins; `pods` may be evicted, by uid.
 
     `uncovered` says which effect of the killed run was not among the recorded ones.
     """
     ours = {key: value for key, value in got.annotations.items() if key in JOURNALS}
-    return Verdict(
-        lost_labels=_differences({**wanted.labels, **edits}, got.labels),
-        lost_cordons=("the administrator's cordon is gone",) if wanted.is_cordoned and not got.is_cordoned else (),
-        leaked_cordons=("our cordon is still there",) if got.is_cordoned and not wanted.is_cordoned else (),
-        leftover_journals=tuple(f"{key} = {value}" for key, value in ours.items() if key not in wanted.annotations),
-        leftover_annotations=_differences(_but(wanted.annotations, ours), _but(got.annotations, ours)),
-        wrong_states=() if got.shown == wanted.shown else (f"it shows {got.shown}, not {wanted.shown}",),
-        wrong_drivers=_of_the_driver(wanted, got),
-        wrong_evictions=_of_the_pods(wanted, got, pods),
-        wrong_restarts=_of_the_clients(wanted, got),
-        wrong_exit_codes=() if got.code == wanted.code else (f"{got.code}, not {wanted.code}",),
-        uncovered_effects=(uncovered,) if uncovered else (),
-    )
+    return {
+        "lost labels": _differences({**wanted.labels, **edits}, got.labels),
+        "lost cordons": ["the administrator's cordon is gone"] if wanted.is_cordoned and not got.is_cordoned else [],
+        "leaked cordons": ["our cordon is still there"] if got.is_cordoned and not wanted.is_cordoned else [],
+        "leftover journals": [f"{key} = {value}" for key, value in ours.items() if key not in wanted.annotations],
+        "leftover annotations": _differences(_but(wanted.annotations, ours), _but(got.annotations, ours)),
+        "wrong states": [] if got.shown == wanted.shown else [f"it shows {got.shown}, not {wanted.shown}"],
+        "wrong drivers": _of_the_driver(wanted, got),
+        "wrong evictions": _of_the_pods(wanted, got, pods),
+        "wrong restarts": _of_the_clients(wanted, got),
+        "wrong exit codes": [] if got.code == wanted.code else [f"{got.code}, not {wanted.code}"],
+        "uncovered effects": [uncovered] if uncovered else [],
+    }
 
 
 def _but(values: Mapping[str, str], without: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in values.items() if key not in without}
 
 
-def _differences(wanted: Mapping[str, str], got: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(
+def _differences(wanted: Mapping[str, str], got: Mapping[str, str]) -> list[str]:
+    return [
         f"{key} is {got.get(key)!r}, not {wanted.get(key)!r}"
         for key in sorted({*wanted, *got})
         if wanted.get(key) != got.get(key)
-    )
+    ]
 
 
-def _of_the_driver(wanted: Outcome, got: Outcome) -> tuple[str, ...]:
-    if wanted.driver == got.driver:
-        return ()
+def _of_the_driver(wanted: Outcome, got: Outcome) -> list[str]:
     facts = ((wanted.modules, got.modules), (wanted.devices, got.devices), (wanted.files, got.files))
     found = [line for pair in facts for line in _differences(*pair)]
     found += [f"mounts: {got.mounts!r}"] if wanted.mounts != got.mounts else []
     found += [f"services: {got.services}, not {wanted.services}"] if wanted.services != got.services else []
-    return tuple(found)
+    return found
 
 
-def _of_the_pods(wanted: Outcome, got: Outcome, pods: frozenset[str]) -> tuple[str, ...]:
+def _of_the_pods(wanted: Outcome, got: Outcome, pods: frozenset[str]) -> list[str]:
     found = [f"pod {uid} was evicted {times} times" for uid, times in got.evicted.items() if times > 1]
     found += [f"pod {uid} was not to be evicted" for uid in got.evicted if uid not in pods]
     found += ["the bystander is not running"] if got.bystander != "Running" else []
     if wanted.jobs and wanted.jobs != got.jobs:
         found.append(f"pods are {got.jobs}, not {wanted.jobs}")
-    return tuple(found)
+    return found
 
 
-def _of_the_clients(wanted: Outcome, got: Outcome) -> tuple[str, ...]:
+def _of_the_clients(wanted: Outcome, got: Outcome) -> list[str]:
     """Each as often as for an undisturbed run's driver; for the driver of an earlier boot, once at most."""
     found = [f"no Event tells of the restart of {name}" for name in got.untold]
     for name, times in wanted.restarts.items():
         *earlier, now = got.restarts[name]
         found += [f"{name} was restarted {now} times, not {times[-1]}"] if now != times[-1] else []
         found += [f"{name} was restarted {count} times before the boot" for count in earlier if count > 1]
-    return tuple(found)
+    return found
 
 
 PATCH = "patch nodes"
@@ -353,11 +325,12 @@ class Judged:
 
     path: SweepPath
     point: Point
-    verdict: Verdict
+    lost: Lost
     interrupted: int
 
     def __str__(self) -> str:
-        return "\n".join(f"{self.path}, {self.point}: {line}" for line in str(self.verdict).splitlines())
+        found = [f"{name}: {line}" for name, lines in self.lost.items() for line in lines]
+        return "\n".join(f"{self.path}, {self.point}: {line}" for line in found)
 
 
 def record(sweep_node: SweepNode, path: SweepPath) -> Recording:
@@ -380,7 +353,7 @@ def points(recording: Recording, share: Share) -> list[Point]:
     return share.of([Point(kill, False) for kill in recording.kills] + [Point(kill, True) for kill in booted])
 
 
-def strike(sweep_node: SweepNode, recording: Recording, point: Point, mutant: str = "") -> Judged:
+def strike(recording: Recording, point: Point, sweep_node: SweepNode, mutant: str = "") -> Judged:
     """Kill a run at this point, run once more to the end, and judge what is there then."""
     with sweep_node.scene(recording.path, mutant=mutant) as scene:
         died = scene.killed(point.kill)
@@ -391,8 +364,8 @@ def strike(sweep_node: SweepNode, recording: Recording, point: Point, mutant: st
         got = outcome(scene, scene.finished().code)
         got = after_a_boot(got) if point.reboots else got
         wanted = _wanted(recording, point, got)
-        verdict = judge(wanted, got, edits=EDIT, uncovered=gap, pods=_may_go(scene))
-        return Judged(recording.path, point, verdict, got.interrupted)
+        lost = judge(wanted, got, edits=EDIT, uncovered=gap, pods=_may_go(scene))
+        return Judged(recording.path, point, lost, got.interrupted)
 
 
 def _wanted(recording: Recording, point: Point, got: Outcome) -> Outcome:
@@ -414,28 +387,21 @@ def _may_go(scene: Scene) -> frozenset[str]:
     return frozenset(job.uid for job in scene.jobs) if not scene.path.is_managed else frozenset()
 
 
-class Workers:
-    """Several grounds that work through a list at once."""
+def each(grounds: Sequence[SweepNode], work: Iterable[Callable[[SweepNode], T]]) -> list[T]:
+    """The results in order, of several grounds at once. Raises what the first that failed raised."""
+    free: SimpleQueue[SweepNode] = SimpleQueue()
+    for sweep_node in grounds:
+        free.put(sweep_node)
 
-    def __init__(self, grounds: Iterable[SweepNode]) -> None:
-        self._free: SimpleQueue[SweepNode] = SimpleQueue()
-        self._count = 0
-        for sweep_node in grounds:
-            self._free.put(sweep_node)
-            self._count += 1
+    def on_a_free_one(one: Callable[[SweepNode], T]) -> T:
+        sweep_node = free.get()
+        try:
+            return one(sweep_node)
+        finally:
+            free.put(sweep_node)
 
-    def each(self, work: Iterable[Callable[[SweepNode], T]]) -> list[T]:
-        """The results in order. Raises what the first that failed raised."""
-
-        def on_a_free_one(one: Callable[[SweepNode], T]) -> T:
-            sweep_node = self._free.get()
-            try:
-                return one(sweep_node)
-            finally:
-                self._free.put(sweep_node)
-
-        with ThreadPoolExecutor(self._count) as pool:
-            return list(pool.map(on_a_free_one, work))
+    with ThreadPoolExecutor(len(grounds)) as pool:
+        return list(pool.map(on_a_free_one, work))
 
 
 @dataclass
@@ -456,7 +422,7 @@ class Figures:
             self.kills["kills"] += 1
             self.kills["reboots"] += one.point.reboots
             self.kills["interrupted writes"] += one.interrupted
-            for name, lines in one.verdict.by_name().items():
+            for name, lines in one.lost.items():
                 self.lost[name] += len(lines)
 
     def terminated(self, wait: str, took_s: float) -> None:
@@ -471,24 +437,9 @@ class Figures:
                 f"share {self.share} of the kills: {count} effects on {paths} paths: killed {self.kills['kills']} "
                 f"times, with a reboot after {self.kills['reboots']} of them, in {self.seconds:.0f} s"
             )
-            said.append(", ".join(f"{number} {name.replace('_', ' ')}" for name, number in self.lost.items()))
+            said.append(", ".join(f"{number} {name}" for name, number in self.lost.items()))
         if self.terms_s:
             said.append(
                 f"{len(self.terms_s)} waits ended by SIGTERM, the slowest in {max(self.terms_s.values()):.1f} s"
             )
         return said
-
-    def write(self, path: File) -> None:
-        """Leave them as JSON, where every kill of all paths was swept."""
-        if self.share != Share() or self.effects.keys() != {one.name for one in PATHS}:
-            return
-        path.parent.mkdir(exist_ok=True)
-        body = {
-            "share": str(self.share),
-            "effects": self.effects,
-            "kills": self.kills,
-            "lost": self.lost,
-            "sigterm_s": self.terms_s,
-            "seconds": round(self.seconds, 1),
-        }
-        path.write_text(json.dumps(body, indent=2) + "\n")
