@@ -39,10 +39,13 @@ from driver_manager.sandbox.host import KERNEL, TOOLS, HostTree, PciTree
 from tests.support.control_plane.api import Api, ApiError, Json, gone, wait_until
 from tests.support.control_plane.fault_kinds import KINDS, Asked, Cell, code_of, most_requests
 from tests.support.control_plane.faults import ALWAYS, Answer, Exchange, Fault
-from tests.support.control_plane.kubelet import NOTHING, Shown, of_others, shown
+from tests.support.control_plane.kubelet import NOTHING, Shown, node_body, of_others, shown
 from tests.support.control_plane.old_server import PodClaim, claim_body, claim_status
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.runner import (
+    ASCEND_ROOT,
+    ENABLED,
+    EVICT,
     JOURNAL,
     NEW,
     NEW_DIGEST,
@@ -50,8 +53,11 @@ from tests.support.control_plane.runner import (
     OLD,
     OLD_DIGEST,
     OLD_ROOT,
+    PAUSED,
     PREFIX,
     PROFILES,
+    REQUESTED,
+    SAFE_LOAD,
 )
 from tests.support.control_plane.workloads import Shape, operand_owner, owner_reference, pod_body
 from tests.support.fakes.signals import signals_kept
@@ -60,14 +66,8 @@ SCENE = "cluster-tests/scenes"
 """Label of the nodes and pods of one bystander."""
 
 TEAM = "fault-scenes"
-PAUSED = "paused-for-driver-upgrade"
-KEY = "rebellions.ai/npu-driver-upgrade"
-ENABLED, REQUESTED, SAFE_LOAD = f"{KEY}-enabled", f"{KEY}-requested", f"{KEY}.driver-wait-for-safe-load"
 OPERAND, DRA, DRIVER = f"{PREFIX}device-plugin", f"{PREFIX}dra-kubelet-plugin", f"{PREFIX}driver"
 DEVICE = "0000:c1:00.0"
-ASCEND_ROOT = "/var/lib/Ascend/driver"
-_FACTS = "architecture containerRuntimeVersion kernelVersion kubeProxyVersion kubeletVersion operatingSystem osImage"
-INFO = dict.fromkeys([*_FACTS.split(), "systemUUID"], "x")
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,6 @@ class Route:
 
 _RECONCILE = ("reconcile-driver-state",)
 _MANAGER = {"DRIVER_LOAD": "manager", "DRIVER_ROOT": NEW_ROOT, "DRIVER_CONFIG_DIGEST": NEW_DIGEST}
-_EVICT = {"ENABLE_NPU_POD_EVICTION": "true"}
 _BY_CLAIM = Shape(npus=0, claims=(PodClaim("npu", claim="mine"),), grace_s=0)
 _ASKING = Shape(grace_s=0)
 
@@ -101,10 +100,10 @@ ROUTES: dict[str, Route] = {
         _RECONCILE, {"DRIVER_LOAD": "container", "DRIVER_CONFIG_DIGEST": OLD_DIGEST}, placed_by=DRIVER, is_mounted=True
     ),
     "first": Route(_RECONCILE, _MANAGER, loaded=""),
-    "evict": Route(_RECONCILE, {**_MANAGER, **_EVICT}, operands=(OPERAND, DRA), workloads=(_ASKING, _BY_CLAIM)),
+    "evict": Route(_RECONCILE, {**_MANAGER, **EVICT}, operands=(OPERAND, DRA), workloads=(_ASKING, _BY_CLAIM)),
     "managed": Route(
         _RECONCILE,
-        {**_MANAGER, **_EVICT, "SAFE_LOAD": "true"},
+        {**_MANAGER, **EVICT, "SAFE_LOAD": "true"},
         workloads=(_ASKING,),
         annotations={ENABLED: "true"},
         placed_by=DRIVER,
@@ -296,22 +295,10 @@ class Scene:
         labels = dict.fromkeys(self.route.operands, "true")
         labels |= {} if self.route.profile == "ascend" else {DRIVER: "true", f"{PREFIX}custom": "team-a"}
         labels |= {self.route.placed_by: "true"} if self.route.placed_by else {}
-        meta: Json = {"name": self.node, "labels": labels, "annotations": dict(self.route.annotations)}
-        spec: Json = {}
-        if paused is not None:
-            meta["labels"], meta["annotations"], spec = paused["labels"], paused["annotations"], paused["spec"]
-        meta["labels"] = {**meta["labels"], SCENE: self._by.mark}
-        info = {"bootID": self.tree.boot_id, "machineID": uuid.uuid4().hex}
-        facts = [
-            "kernelVersion",
-            "osImage",
-            "architecture",
-            "operatingSystem",
-            "kubeletVersion",
-            "containerRuntimeVersion",
-        ]
-        status = {"nodeInfo": {**dict.fromkeys(facts, "x"), **info}}
-        self._api.post("/api/v1/nodes", {"metadata": meta, "spec": spec, "status": status})
+        found = paused or {"labels": labels, "annotations": self.route.annotations, "spec": {}}
+        mine = {**found["labels"], SCENE: self._by.mark}
+        body = node_body(self.node, mine, found["annotations"], self.tree.boot_id)
+        self._api.post("/api/v1/nodes", {**body, "spec": found["spec"]})
         self._removals.append(partial(self._api.delete, f"/api/v1/nodes/{self.node}", grace_s=0))
 
     def _post_pods(self) -> None:

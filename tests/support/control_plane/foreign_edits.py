@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -40,6 +41,7 @@ from tests.support.control_plane.scene import (
     NodeScene,
 )
 from tests.support.control_plane.workloads import Shape
+from tests.support.fakes.pace import patient
 from tests.support.selection import Share
 
 
@@ -150,6 +152,9 @@ WAITS = (
 
 ADDED, FURTHER, FLAPPING = f"{PREFIX}added", f"{PREFIX}further", "team.example.com/flap"
 FLAP_S = 0.05
+ENDS_WITHIN_S = 5.0
+"""After SIGTERM."""
+
 KEPT_CHANGING = 8
 ASKED_FOR_REBOOT = {
     "npu.openfuyao.com/reboot-required": "true",
@@ -296,6 +301,7 @@ def _delete_own_pod(grace_s: int | None, scene: NodeScene) -> None:
     scene.own.api.delete(scene.own.path, grace_s=grace_s)
     scene.own.wait_state("gone")
     if grace_s is None:
+        scene.told_to_end_s = time.monotonic()
         os.kill(scene.current.pid, signal.SIGTERM)
 
 
@@ -400,6 +406,10 @@ def play(scene: NodeScene, wait: Wait, hands: Sequence[Hand]) -> tuple[int, Left
         if not scene.current.has_ended:
             wait.end(scene)
         ended = scene.current.end()
+    if scene.told_to_end_s:
+        took_s = ended.at_s - scene.told_to_end_s
+        is_soon = took_s < ENDS_WITHIN_S or took_s < patient(ENDS_WITHIN_S)
+        assert is_soon, f"{wait.name}: it ended {took_s:g} s after SIGTERM\n{scene.current.log}"
     if ended.code == KEPT_CHANGING and any(hand.name == "flaps" for hand in hands):
         ended = scene.start().end()
     left = Left.of(scene)

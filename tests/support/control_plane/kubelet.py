@@ -460,21 +460,25 @@ def _remove_node(node: Node) -> None:
     gone(_deleting(node.api, node.path))
 
 
-def node_body(name: str, labels: Mapping[str, str], annotations: Json, boot_id: str | None) -> Json:
+NODE_INFO = {
+    "kernelVersion": "6.1.0-test",
+    "osImage": "test",
+    "architecture": "amd64",
+    "operatingSystem": "linux",
+    "kubeletVersion": "v1.20.2",
+    "containerRuntimeVersion": "test://1",
+}
+
+
+def node_body(
+    name: str, labels: Mapping[str, str], annotations: Mapping[str, str], boot_id: str | None, machine_id: str = ""
+) -> Json:
+    """A Ready node with room for pods."""
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "the stand-in is ready"}
-    info = {
-        "bootID": boot_id or str(uuid.uuid4()),
-        "machineID": uuid.uuid4().hex,
-        "kernelVersion": "6.1.0-test",
-        "osImage": "test",
-        "architecture": "amd64",
-        "operatingSystem": "linux",
-        "kubeletVersion": "v1.20.2",
-        "containerRuntimeVersion": "test://1",
-    }
+    info = {**NODE_INFO, "bootID": boot_id or str(uuid.uuid4()), "machineID": machine_id or uuid.uuid4().hex}
     amounts = {"cpu": "64", "memory": "256Gi", "pods": "250"}
     return {
-        "metadata": {"name": name, "labels": dict(labels), "annotations": annotations},
+        "metadata": {"name": name, "labels": dict(labels), "annotations": dict(annotations)},
         "status": {"nodeInfo": info, "conditions": [ready], "capacity": amounts, "allocatable": amounts},
     }
 

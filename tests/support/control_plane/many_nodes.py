@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.support.control_plane.api import Api, Json, gone, wait_until
-from tests.support.control_plane.kubelet import COMPONENTS
+from tests.support.control_plane.kubelet import COMPONENTS, node_body
 from tests.support.control_plane.servers import NAMESPACE, AuditRecord, ControlPlane, User
 from tests.support.control_plane.workloads import operand_owner
 
@@ -75,7 +75,9 @@ class Crowd:
         self._gone_s: dict[str, float] = {}
 
     def __enter__(self) -> Self:
-        self._each(self.nodes, lambda node: self._api.post("/api/v1/nodes", self._node_body(node)))
+        labels = {CROWD_LABEL: self._name} | {PREFIX + component: "true" for component in COMPONENTS}
+        for node in self.nodes:
+            self._api.post("/api/v1/nodes", node_body(node, labels, {}, f"{node}-boot-1", node))
         self._each(self.nodes, self._make_pods)
         return self
 
@@ -162,13 +164,6 @@ class Crowd:
             self._gone_s[node] = time.monotonic()
             path = f"/api/v1/namespaces/{NAMESPACE}/pods/{node}-{component}"
             gone(lambda path=path: self._api.delete(path, grace_s=0))  # type: ignore[misc]
-
-    def _node_body(self, node: str) -> Json:
-        labels = {CROWD_LABEL: self._name} | {PREFIX + component: "true" for component in COMPONENTS}
-        facts = "architecture containerRuntimeVersion kernelVersion kubeProxyVersion kubeletVersion operatingSystem"
-        info = dict.fromkeys([*facts.split(), "osImage", "systemUUID"], "x")
-        boot = {"bootID": f"{node}-boot-1", "machineID": node}
-        return {"metadata": {"name": node, "labels": labels}, "status": {"nodeInfo": info | boot}}
 
 
 def peak(moments: Iterable[datetime]) -> int:

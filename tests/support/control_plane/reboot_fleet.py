@@ -24,7 +24,7 @@ from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.reboot.decision import RebootDecision
 from driver_manager.domain.reboot.state import RebootPolicy, Slots, SlotsSeen
 from tests.support.control_plane.api import MERGE_PATCH, Api, gone
-from tests.support.control_plane.kubelet import of_others, shown
+from tests.support.control_plane.kubelet import NODE_INFO, of_others, shown
 from tests.support.control_plane.pod_transport import pod_transport
 from tests.support.control_plane.servers import ControlPlane
 from tests.support.fakes.builders import ASCEND
@@ -34,8 +34,6 @@ from tests.support.fakes.reboot_world import UPTIME_S, FakeRebootHost
 
 KEYS = ASCEND.keys
 BUDGET_S = 5.0
-_FACTS = "architecture containerRuntimeVersion kernelVersion kubeProxyVersion kubeletVersion operatingSystem osImage"
-INFO = dict.fromkeys([*_FACTS.split(), "systemUUID"], "x")
 
 
 class Gated:
@@ -156,7 +154,10 @@ class RealSite:
 
     def _status(self, *, is_ready: bool) -> dict[str, Any]:
         condition = {"type": "Ready", "status": "True" if is_ready else "Unknown"}
-        return {"nodeInfo": {**INFO, "bootID": self.host.boot_id, "machineID": "machine"}, "conditions": [condition]}
+        return {
+            "nodeInfo": {**NODE_INFO, "bootID": self.host.boot_id, "machineID": "machine"},
+            "conditions": [condition],
+        }
 
 
 class RealFleet:

@@ -38,19 +38,29 @@ MOST_LOOKS = 6
 READY_S = 0.3
 """From a driver pod's binding until it is ready."""
 
+TASK = "driver-manager.rebellions.ai/task"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+
 
 class Kubelets:
-    """Binds, runs and stops the pods with one label, whichever node they are for, while the context lasts."""
+    """Plays the kubelets of a fleet, while the context lasts: driver pods run, and pods that look at a node end.
+
+    `broken` are nodes whose pods do not get ready. `wedging`: nodes with the image that does not serve on them; the pod
+    stays as it is, and the node says so. `ends` is the exit code and the message of the pod that looks at a node; well
+    on all others. `seen` counts these pods by node, `bodies` has the last one of each.
+    """
 
     def __init__(self, api: Api, app: str) -> None:
         self.broken: set[str] = set()
         self.wedging: set[tuple[str, str]] = set()
-        """Nodes with the image that does not serve on them: the pod stays as it is, and the node says so."""
+        self.ends: dict[str, tuple[int, str]] = {}
+        self.seen: Counter[str] = Counter()
+        self.bodies: dict[str, Json] = {}
         self._api, self._app = api, app
         self._wedged: set[str] = set()
+        self._looked: set[str] = set()
         self._stopping = threading.Event()
-        self._pods: dict[str, Json] = {}
-        self._due: dict[str, float] = {}
+        self._due: dict[str, tuple[float, Json]] = {}
         self._threads = [threading.Thread(target=self._watch), threading.Thread(target=self._start_pods)]
 
     def __enter__(self) -> Self:
@@ -65,14 +75,14 @@ class Kubelets:
             assert not thread.is_alive(), "a kubelet did not end"
 
     def _watch(self) -> None:
-        path, selector = f"/api/v1/namespaces/{NAMESPACE}/pods", {"labelSelector": f"app={self._app}"}
         while not self._stopping.is_set():
-            listed = self._api.request("GET", path, params=selector)
+            listed = self._api.get(PODS)
             for pod in listed["items"]:
                 self._handle(pod)
-            version = listed["metadata"]["resourceVersion"]
             try:
-                with self._api.watch(path, timeout_s=1, resourceVersion=version, **selector) as stream:
+                with self._api.watch(
+                    PODS, timeout_s=1, resourceVersion=listed["metadata"]["resourceVersion"]
+                ) as stream:
                     for kind, pod in stream:
                         if kind in ("ADDED", "MODIFIED"):
                             self._handle(pod)
@@ -81,27 +91,33 @@ class Kubelets:
 
     def _handle(self, pod: Json) -> None:
         meta, node = pod["metadata"], pod["spec"].get("nodeName")
-        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{meta['name']}"
+        labels, path = meta.get("labels", {}), f"{PODS}/{meta['name']}"
+        is_look = labels.get(TASK) == "preflight"
+        if not is_look and labels.get("app") != self._app:
+            return
         if "deletionTimestamp" in meta:
             gone(lambda: self._api.delete(path, grace_s=0, uid=meta["uid"]), 409)
+        elif is_look:
+            if meta["uid"] not in self._looked:
+                self._looked.add(meta["uid"])
+                self.seen[node] += 1
+                self.bodies[node] = pod
+                status = ended(pod, *self.ends.get(node, (0, "")))
+                gone(lambda: self._api.patch(f"{path}/status", status), 409)
         elif node is None and (wanted := wanted_node(pod)):
             gone(lambda: self._api.post(f"{path}/binding", binding(meta, wanted)), 409)
         elif node is not None and pod["status"].get("phase") == "Pending":
-            self._pods[meta["uid"]] = pod
-            self._due.setdefault(meta["uid"], time.monotonic() + READY_S)
+            self._due.setdefault(meta["uid"], (time.monotonic() + READY_S, pod))
 
     def _start_pods(self) -> None:
         while not self._stopping.wait(0.02):
-            now_s = time.monotonic()
-            for uid in [uid for uid, due_s in list(self._due.items()) if due_s <= now_s]:
-                pod = self._pods[uid]
-                if pod["spec"]["nodeName"] in self.broken:
+            for uid, (due_s, pod) in list(self._due.items()):
+                if due_s > time.monotonic() or pod["spec"]["nodeName"] in self.broken:
                     continue
                 del self._due[uid]
-                if not self._serves(pod):
-                    continue
-                path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
-                gone(lambda path=path, pod=pod: self._api.patch(f"{path}/status", running(pod)), 409)  # type: ignore[misc]
+                if self._serves(pod):
+                    path = f"{PODS}/{pod['metadata']['name']}/status"
+                    gone(lambda path=path, pod=pod: self._api.patch(path, running(pod)), 409)  # type: ignore[misc]
 
     def _serves(self, pod: Json) -> bool:
         """Whether the pod's driver does; its Node says so, as the pod's run would."""
@@ -249,7 +265,11 @@ class RolloutFleet:
             raise AssertionError(f"{error}: {self.status()}\n{said}") from error
 
     def pods(self) -> list[Json]:
-        return self.api.list(f"/api/v1/namespaces/{NAMESPACE}/pods", labelSelector=f"app={self.name}")
+        return self.api.list(PODS, labelSelector=f"app={self.name}")
+
+    def looks(self) -> list[Json]:
+        """The pods that look at nodes."""
+        return self.api.list(PODS, labelSelector=f"{TASK}=preflight")
 
     def serving(self) -> dict[str, str]:
         ready = [pod for pod in self.pods() if pod["status"].get("phase") == "Running"]
@@ -361,7 +381,6 @@ def restarted(records: list[AuditRecord]) -> Counter[str]:
 
 
 WATCH_S = 3600
-PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 
 Pods = dict[str, Json]
 Nodes = dict[str, Json]
@@ -513,53 +532,6 @@ def _is_under_way(node: Json) -> bool:
 def _is_ready(pod: Json) -> bool:
     conditions = {one["type"]: one["status"] for one in pod["status"].get("conditions", [])}
     return conditions.get("Ready") == "True" and "deletionTimestamp" not in pod["metadata"]
-
-
-TASK = "driver-manager.rebellions.ai/task"
-
-
-class TaskPods:
-    """Ends the pods of one task, while the context lasts.
-
-    `ends` is the exit code and the message of a node's pod; well on all others. `seen` counts pods by node.
-    """
-
-    def __init__(self, api: Api, task: str) -> None:
-        self.ends: dict[str, tuple[int, str]] = {}
-        self.seen: Counter[str] = Counter()
-        self.bodies: dict[str, Json] = {}
-        self._api, self._selector = api, f"{TASK}={task}"
-        self._uids: set[str] = set()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._stopping.set()
-        self._thread.join(timeout=60)
-        assert not self._thread.is_alive(), "a kubelet did not end"
-
-    def there(self) -> list[Json]:
-        return self._api.list(PODS, labelSelector=self._selector)
-
-    def _run(self) -> None:
-        while not self._stopping.wait(0.1):
-            for pod in self.there():
-                self._handle(pod)
-
-    def _handle(self, pod: Json) -> None:
-        meta, node = pod["metadata"], pod["spec"]["nodeName"]
-        if "deletionTimestamp" in meta:
-            gone(lambda: self._api.delete(f"{PODS}/{meta['name']}", grace_s=0, uid=meta["uid"]), 409)
-        elif meta["uid"] not in self._uids:
-            self._uids.add(meta["uid"])
-            self.seen[node] += 1
-            self.bodies[node] = pod
-            code, message = self.ends.get(node, (0, ""))
-            gone(lambda: self._api.patch(f"{PODS}/{meta['name']}/status", ended(pod, code, message)), 409)
 
 
 def ended(pod: Json, code: int, message: str = "") -> Json:

@@ -77,6 +77,7 @@ class NodeScene:
     env: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     run: ForkedCommand | None = None
+    told_to_end_s: float = 0.0
     mutant: str = ""
     """Breaks every run that is started; "" for none."""
     others: list[Pod] = field(default_factory=list)

@@ -22,7 +22,7 @@ from tests.support.control_plane.kubelet import NEVER, OperandsFactory
 from tests.support.control_plane.old_server import PodClaim
 from tests.support.control_plane.processes import RUN_TIMEOUT_S, Ended, ForkedCommand, Loop
 from tests.support.control_plane.proxy import Proxy
-from tests.support.control_plane.rollout_fleet import FleetFactory, RolloutFleet, TaskPods, Witness
+from tests.support.control_plane.rollout_fleet import FleetFactory, RolloutFleet, Witness
 from tests.support.control_plane.runner import (
     ENABLED,
     EVICT,
@@ -419,14 +419,13 @@ def scene(rollout_fleet: FleetFactory, admin_api: Api) -> Iterator[Scene]:
     """All of it, with the first revision complete."""
     with applied(admin_api, SHIPPED):
         fleet = rollout_fleet(NODES, ROLLOUT_LEASE)
-        with TaskPods(admin_api, "preflight"):
-            (good,) = set(fleet.serving().values())
-            made = Scene(fleet, user(admin_api, ROLLOUT_ACCOUNT).token, good, count(2))
-            run = made.start()
-            waves = [{"name": "canary", "count": 1}, {"name": "rest"}]
-            fleet.make_complete(waves=waves, onHalt="undo", preflight="require")
-            assert run.terminate().code == 0
-            yield made
+        (good,) = set(fleet.serving().values())
+        made = Scene(fleet, user(admin_api, ROLLOUT_ACCOUNT).token, good, count(2))
+        run = made.start()
+        waves = [{"name": "canary", "count": 1}, {"name": "rest"}]
+        fleet.make_complete(waves=waves, onHalt="undo", preflight="require")
+        assert run.terminate().code == 0
+        yield made
 
 
 def lacking(right: Right) -> re.Pattern[str]:

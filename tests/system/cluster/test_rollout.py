@@ -32,7 +32,6 @@ from tests.support.control_plane.rollout_fleet import (
     STATE,
     TASK,
     FleetFactory,
-    TaskPods,
     Witness,
     ended,
     most_under_way,
@@ -131,29 +130,29 @@ def test_a_leader_cut_off_from_its_lease_stops_before_another_begins(
 
 
 @pytest.mark.shares(6)
-def test_a_node_that_would_fail_is_left_out_until_it_passes(rollout_fleet: FleetFactory, admin_api: Api) -> None:
+def test_a_node_that_would_fail_is_left_out_until_it_passes(rollout_fleet: FleetFactory) -> None:
     four = rollout_fleet(4)
     four.start()
     waves = [{"name": "canary", "count": 1}, {"name": "rest"}]
     four.make_complete(waves=waves, maxParallel=0, preflight="require")
-    with TaskPods(admin_api, "preflight") as looks:
-        assert looks.seen == {}
-        canary = min(four.nodes)
-        looks.ends[canary] = (6, "module: none for this kernel")
-        mark = four.plane.audit_mark()
-        new = four.set_driver("driver:2")
-        wait_until(lambda: list(four.serving().values()).count(new) == 3, "the others go", 120)
-        wait_until(lambda: four.status().get("phase") == "WaitingForNodes", "the rest waits", 60)
-        assert four.serving()[canary] != new
-        assert four.status()["leftOut"] == [
-            {"reason": "its preflight fails: module: none for this kernel", "count": 1, "nodes": [canary]}
-        ]
-        wait_until(lambda: [pod["spec"]["nodeName"] for pod in looks.there()] == [canary], "only its pod is kept", 60)
-        looks.ends.clear()
-        four.api.patch(f"/api/v1/nodes/{canary}", {"metadata": {"annotations": {REQUESTED: "true"}}})
-        four.wait_complete(new)
-        wait_until(lambda: not looks.there(), "no pod is left", 60)
-        assert looks.seen == {**dict.fromkeys(four.nodes, 1), canary: 2}
+    looks = four.kubelets
+    assert looks.seen == {}
+    canary = min(four.nodes)
+    looks.ends[canary] = (6, "module: none for this kernel")
+    mark = four.plane.audit_mark()
+    new = four.set_driver("driver:2")
+    wait_until(lambda: list(four.serving().values()).count(new) == 3, "the others go", 120)
+    wait_until(lambda: four.status().get("phase") == "WaitingForNodes", "the rest waits", 60)
+    assert four.serving()[canary] != new
+    assert four.status()["leftOut"] == [
+        {"reason": "its preflight fails: module: none for this kernel", "count": 1, "nodes": [canary]}
+    ]
+    wait_until(lambda: [pod["spec"]["nodeName"] for pod in four.looks()] == [canary], "only its pod is kept", 60)
+    looks.ends.clear()
+    four.api.patch(f"/api/v1/nodes/{canary}", {"metadata": {"annotations": {REQUESTED: "true"}}})
+    four.wait_complete(new)
+    wait_until(lambda: not four.looks(), "no pod is left", 60)
+    assert looks.seen == {**dict.fromkeys(four.nodes, 1), canary: 2}
     records = four.requests(mark)
     made = [one for one in records if (one.verb, one.resource, one.code) == ("create", "pods", 201)]
     assert len(made) == 5

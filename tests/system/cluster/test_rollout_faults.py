@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import cycle, islice
 
 import pytest
@@ -12,7 +12,7 @@ from tests.support.control_plane.api import Api, gone, wait_until
 from tests.support.control_plane.faults import Action, Answer, CutLine, Drop, ErrorEvent, Fault, Gone, Hold
 from tests.support.control_plane.processes import FLEET, Orders
 from tests.support.control_plane.proxy import Proxy
-from tests.support.control_plane.rollout_fleet import FleetFactory, RolloutFleet, TaskPods, Witness
+from tests.support.control_plane.rollout_fleet import FleetFactory, RolloutFleet, Witness
 from tests.support.control_plane.servers import NAMESPACE
 
 NODES = 3
@@ -58,17 +58,16 @@ MATRIX: dict[str, Cells] = {
 
 
 @pytest.fixture
-def fleet(rollout_fleet: FleetFactory, admin_api: Api) -> Iterator[RolloutFleet]:
+def fleet(rollout_fleet: FleetFactory, admin_api: Api) -> RolloutFleet:
     """Nodes that serve the first driver, as a complete rollout says; the second will not serve on the second node."""
     made = rollout_fleet(NODES)
-    with TaskPods(admin_api, "preflight"):
-        made.kubelets.wedging.add((made.nodes[1], "driver:2"))
-        controller = made.start()
-        waves = [{"name": "canary", "count": 1}, {"name": "rest"}]
-        made.make_complete(waves=waves, maxParallel=1, maxUnavailable=2, onHalt="undo", preflight="require")
-        assert controller.terminate().code == 0
-        gone(lambda: admin_api.delete(made.lease_path))
-        yield made
+    made.kubelets.wedging.add((made.nodes[1], "driver:2"))
+    controller = made.start()
+    waves = [{"name": "canary", "count": 1}, {"name": "rest"}]
+    made.make_complete(waves=waves, maxParallel=1, maxUnavailable=2, onHalt="undo", preflight="require")
+    assert controller.terminate().code == 0
+    gone(lambda: admin_api.delete(made.lease_path))
+    return made
 
 
 def faults_of(cells: Cells) -> list[Fault]:
