@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from tests.support.control_plane.api import Json
@@ -306,61 +306,24 @@ class Script:
         return sum(armed.fired for armed in self._armed if armed.fault == fault)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Exchange:
     """One request. Times are `time.monotonic()` in seconds, `ended_at_s` None while it runs.
 
-    `status` is what the client was answered, `served` what the server answered: None if nothing, or nothing yet.
+    `status` is what the client was answered, noted before that is sent, and `served` what the server answered: None if
+    nothing, or nothing yet.
     """
 
     number: int
     request: ApiRequest
-    at_s: float
+    at_s: float = field(default_factory=time.monotonic)
     ended_at_s: float | None = None
     status: int | None = None
     served: int | None = None
-    faults: tuple[Fault, ...] = ()
+    faults: list[Fault] = field(default_factory=list)
 
     def __str__(self) -> str:
         target = self.request.target
         what = "/".join(part for part in (target.resource, target.namespace, target.name) if part)
         met = "".join(f" {fault.action}" for fault in self.faults)
         return f"{target.verb} {what or self.request.path} {self.status}{met}"
-
-
-class ExchangeLog:
-    """The exchanges in the order in which their requests came. Safe to share between threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._exchanges: list[Exchange] = []
-
-    def open(self, request: ApiRequest) -> int:
-        """Note a request; the result is its number."""
-        with self._lock:
-            number = len(self._exchanges)
-            self._exchanges.append(Exchange(number, request, time.monotonic()))
-            return number
-
-    def met(self, number: int, fault: Fault) -> None:
-        with self._lock:
-            known = self._exchanges[number]
-            self._exchanges[number] = replace(known, faults=(*known.faults, fault))
-
-    def served(self, number: int, status: int) -> None:
-        """Note what the server answered, be it that the client never hears of it."""
-        with self._lock:
-            self._exchanges[number] = replace(self._exchanges[number], served=status)
-
-    def answered(self, number: int, status: int) -> None:
-        """Note the status, before it is sent: a client that has its answer finds it here."""
-        with self._lock:
-            self._exchanges[number] = replace(self._exchanges[number], status=status)
-
-    def ended(self, number: int) -> None:
-        with self._lock:
-            self._exchanges[number] = replace(self._exchanges[number], ended_at_s=time.monotonic())
-
-    def all(self) -> list[Exchange]:
-        with self._lock:
-            return list(self._exchanges)

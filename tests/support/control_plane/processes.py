@@ -68,12 +68,12 @@ STARTED: list[Command] = []
 class Running:
     """A command under way."""
 
-    def __init__(self, argv: list[str], env: Mapping[str, str], last_line: Path) -> None:
+    def __init__(self, argv: list[str], env: Mapping[str, str], last_line: Path, out: int = subprocess.PIPE) -> None:
         self._last_line = last_line
         self._began_s = time.monotonic()
         self._err = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process is, closed at its end
         self.process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._err, text=True, env=dict(env)
+            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=self._err, text=True, env=dict(env)
         )
         STARTED.append(self)
 
@@ -84,6 +84,16 @@ class Running:
     def said(self) -> str:
         return os.pread(self._err.fileno(), os.fstat(self._err.fileno()).st_size, 0).decode(errors="replace")
 
+    @property
+    def lines(self) -> list[str]:
+        """The messages of its log so far."""
+        said = self._said if self._err.closed else self.said()
+        return [json.loads(line)["message"] for line in said.splitlines() if line.endswith("}")]
+
+    def says(self, text: str, after: int = 0) -> None:
+        """Wait until it has said this, in a line after the first `after`."""
+        wait_until(lambda: any(text in line for line in self.lines[after:]), f"says {text!r}")
+
     def end(self) -> Ended:
         try:
             out, _ = self.process.communicate(timeout=RUN_TIMEOUT_S)
@@ -92,9 +102,10 @@ class Running:
             out, _ = self.process.communicate()
             raise AssertionError(f"timed out after {RUN_TIMEOUT_S:g} s\n{out}\n{self.said()}") from None
         at_s, err = time.monotonic(), self.said()
+        self._said = err
         self._err.close()
         STARTED.remove(self)
-        return Ended(self.process.returncode, out, err, self._last_line.read_text(), at_s, at_s - self._began_s)
+        return Ended(self.process.returncode, out or "", err, self._last_line.read_text(), at_s, at_s - self._began_s)
 
     def kill(self) -> Ended:
         self.process.send_signal(signal.SIGKILL)
@@ -280,45 +291,16 @@ class ForkServer:
             run.told(words)
 
 
-END_S = 10.0
-
-
-class Loop:
-    """A loop under way."""
-
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
-        self.process = process
-        self._log = log
-
-    @property
-    def lines(self) -> list[str]:
-        return [json.loads(line)["message"] for line in self._log.read_text().splitlines() if line.endswith("}")]
-
-    def says(self, text: str, after: int = 0) -> None:
-        """Wait until it has said this, in a line after the first `after`."""
-        wait_until(lambda: any(text in line for line in self.lines[after:]), f"says {text!r}: {self._log}")
-
-
 @contextlib.contextmanager
-def running(command: str, env: Mapping[str, str], folder: Path) -> Iterator[Loop]:
-    """`driver-manager command` while the context lasts; what it said is shown with a failure."""
-    log = folder / f"{command}.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "driver_manager", command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=out,
-            env=dict(env),
-        )
+def running(command: str, env: Mapping[str, str], last_line: Path) -> Iterator[Running]:
+    """`driver-manager command` while the context lasts, in a process of its own; what it said is shown with a failure.
+
+    It may be killed meanwhile, by a signal to its process.
+    """
+    argv = [sys.executable, "-m", "driver_manager", command]
+    loop = Running(argv, env, last_line, subprocess.DEVNULL)  # what it leaves behind would keep a pipe open
     try:
-        yield Loop(process, log)
-        assert process.poll() is None, f"{command} ended by itself"
+        yield loop
+        assert loop.process.poll() in (None, -signal.SIGKILL, -signal.SIGTERM, 0), f"{command} ended by itself"
     finally:
-        process.terminate()
-        try:
-            process.wait(END_S)
-        finally:
-            process.kill()
-            process.wait(END_S)
-            print(f"{command}:\n{log.read_text()}")
+        print(f"{command}:\n{loop.kill().err}")

@@ -18,7 +18,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from http.client import HTTPResponse, HTTPSConnection
@@ -26,7 +25,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import SplitResult, parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from tests.support.control_plane.api import PATIENCE_S, Json
 from tests.support.control_plane.faults import (
@@ -39,7 +38,6 @@ from tests.support.control_plane.faults import (
     Drop,
     ErrorEvent,
     Exchange,
-    ExchangeLog,
     Fault,
     Gone,
     Hold,
@@ -203,59 +201,35 @@ class _Cut(_HungUp):
     """As _HungUp, but what was sent arrives first."""
 
 
-@dataclass(frozen=True)
-class Stage:
-    """What all connections of one proxy share."""
+class _Meeting:
+    """One request's place in the record, and the faults that are to meet it."""
 
-    server: SplitResult
-    to_server: ssl.SSLContext | None  # None: plain HTTP
-    identity: Identity
-    script: Script
-    log: ExchangeLog
-    hangups: Hangups
-    closing: threading.Event
-    go_away: Callable[[float], None]
-    """End every connection, and refuse new ones for so many seconds."""
-    policy: str
-    """The API version of the server's evictions."""
-
-
-class _Exchange:
-    """One request's place in the log, and the faults that are to meet it."""
-
-    def __init__(self, stage: Stage, request: ApiRequest) -> None:
-        self._stage = stage
-        self._number = stage.log.open(request)
-        self._taken = stage.script.take(request)
+    def __init__(self, proxy: Proxy, request: ApiRequest) -> None:
+        self._proxy = proxy
+        self.exchange = proxy.note(request)
+        self._taken = proxy.script.take(request)
 
     def acting(self, is_time: Callable[[Action], bool]) -> Iterator[Action]:
         """Fire the faults whose time it is: pauses are over when the next one comes, the other actions are yielded."""
         for armed in [armed for armed in self._taken if is_time(armed.fault.action)]:
             self._taken.remove(armed)
-            self._stage.log.met(self._number, armed.fault)
-            self._stage.script.fire(armed)
+            self.exchange.faults.append(armed.fault)
+            self._proxy.script.fire(armed)
             match armed.fault.action:
                 case Delay(seconds):
-                    self._stage.closing.wait(seconds)
+                    self._proxy.closing.wait(seconds)
                 case Hold():
-                    assert self._stage.script.wait_released(armed, HOLD_LIMIT_S), f"never released: {armed.fault}"
+                    assert self._proxy.script.wait_released(armed, HOLD_LIMIT_S), f"never released: {armed.fault}"
                 case action:
                     yield action
-            if self._stage.closing.is_set():
+            if self._proxy.closing.is_set():
                 raise _HungUp
-
-    def served(self, status: int) -> None:
-        """Note the server's own status."""
-        self._stage.log.served(self._number, status)
-
-    def answered(self, status: int) -> None:
-        self._stage.log.answered(self._number, status)
 
     def end(self) -> None:
         """Nothing more is sent: faults that had no occasion to act wait for the next request."""
         for armed in self._taken:
-            self._stage.script.give_back(armed)
-        self._stage.log.ended(self._number)
+            self._proxy.script.give_back(armed)
+        self.exchange.ended_at_s = time.monotonic()
 
 
 def _close_half_wrapped(error: OSError) -> None:
@@ -276,10 +250,10 @@ class Connection(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
 
-    def __init__(self, stage: Stage, client: socket.socket) -> None:
-        self._stage = stage
+    def __init__(self, proxy: Proxy, client: socket.socket) -> None:
+        self._proxy = proxy
         self._client = client
-        self._upstream = _new_upstream(stage)
+        self._upstream = _new_upstream(proxy)
         self._lock = threading.Lock()
         self._is_shut = False
 
@@ -299,7 +273,7 @@ class Connection(BaseHTTPRequestHandler):
     def _greet(self) -> None:
         """TLS with the client. Raises OSError, as for a client that has left."""
         self._client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        greeting = self._stage.identity.greeting()
+        greeting = self._proxy.identity.greeting()
         if greeting is None:
             return
         with self._lock:
@@ -328,22 +302,22 @@ class Connection(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         request = self._request(raw)
-        exchange = _Exchange(self._stage, request)
+        meeting = _Meeting(self._proxy, request)
         try:
-            self._pass(exchange, request, raw)
+            self._pass(meeting, request, raw)
         except _Cut:
             self.close_connection = True
         except (OSError, http.client.HTTPException, _HungUp):
             self.close_connection = True
             _reset_on_close(self._client)
         finally:
-            exchange.end()
+            meeting.end()
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve  # noqa: N815 - names the base class calls
 
     def _request(self, raw: bytes) -> ApiRequest:
         url = urlsplit(self.path)
-        user, agent = self._stage.identity.user(self._token), self.headers.get("User-Agent", "")
+        user, agent = self._proxy.identity.user(self._token), self.headers.get("User-Agent", "")
         return ApiRequest(self.command, url.path, dict(parse_qsl(url.query)), user, agent, _decoded(raw))
 
     @property
@@ -351,37 +325,37 @@ class Connection(BaseHTTPRequestHandler):
         """The bearer token, "" for none; the scheme's letters do not matter."""
         return self.headers.get("Authorization", "").partition(" ")[2].strip()
 
-    def _pass(self, exchange: _Exchange, request: ApiRequest, raw: bytes) -> None:
+    def _pass(self, meeting: _Meeting, request: ApiRequest, raw: bytes) -> None:
         """Faults before the request, the server's answer, faults after it, the answer."""
-        for action in exchange.acting(_is_before):
+        for action in meeting.acting(_is_before):
             if isinstance(action, Answer):
-                return self._reply(exchange, action.status, _scripted_headers(action), _encoded(action.body()))
+                return self._reply(meeting, action.status, _scripted_headers(action), _encoded(action.body()))
             if isinstance(action, Rotate):
                 Path(action.file).write_text(action.token)
-                self._stage.identity.rotate(self._token, action.token)
+                self._proxy.identity.rotate(self._token, action.token)
             else:
                 self._end_before(action)
-        if self._stage.identity.is_expired(self._token):
+        if self._proxy.identity.is_expired(self._token):
             unknown = Answer(401, "Unauthorized")
-            return self._reply(exchange, unknown.status, _scripted_headers(unknown), _encoded(unknown.body()))
-        is_renamed = is_eviction(request) and self._stage.policy == OLD_POLICY
+            return self._reply(meeting, unknown.status, _scripted_headers(unknown), _encoded(unknown.body()))
+        is_renamed = is_eviction(request) and self._proxy.policy == OLD_POLICY
         response = self._ask(request, _encoded(old_eviction(request.body)) if is_renamed else raw)
-        exchange.served(response.status)
+        meeting.exchange.served = response.status
         is_stream = request.is_watch and response.status == 200
         data = b"" if is_stream else response.read()
-        for _ in exchange.acting(_is_after):  # the only one that is no pause is to lose the answer
+        for _ in meeting.acting(_is_after):  # the only one that is no pause is to lose the answer
             raise _HungUp
         if is_stream:
-            return self._stream(exchange, response)
+            return self._stream(meeting, response)
         data = _rewritten(data, new_eviction) if is_renamed else _with_claims(data)
-        return self._reply(exchange, response.status, _passed_on(response.headers.items()), data)
+        return self._reply(meeting, response.status, _passed_on(response.headers.items()), data)
 
     def _end_before(self, action: Action) -> None:
         if isinstance(action, Gone):
-            self._stage.go_away(action.seconds)
+            self._proxy.go_away(action.seconds)
         elif isinstance(action, Certificate):
-            self._stage.identity.present(action.name, action.handshakes)
-            self._stage.go_away(0.0)
+            self._proxy.identity.present(action.name, action.handshakes)
+            self._proxy.go_away(0.0)
         raise _HungUp
 
     def _ask(self, request: ApiRequest, raw: bytes) -> http.client.HTTPResponse:
@@ -394,12 +368,12 @@ class Connection(BaseHTTPRequestHandler):
         self._upstream.sock.settimeout(None if request.is_watch else _UPSTREAM_TIMEOUT_S)
         headers = {**dict(_passed_on(self.headers.items())), "Accept-Encoding": "identity"}
         if self._token:
-            headers |= self._stage.identity.headers(self._token)
+            headers |= self._proxy.identity.headers(self._token)
         self._upstream.request(self.command, self.path, body=raw or None, headers=headers)
         return self._upstream.getresponse()
 
-    def _reply(self, exchange: _Exchange, status: int, headers: Headers, data: bytes) -> None:
-        exchange.answered(status)
+    def _reply(self, meeting: _Meeting, status: int, headers: Headers, data: bytes) -> None:
+        meeting.exchange.status = status
         self._send_head(status, (*headers, ("content-length", str(len(data)))))
         self.wfile.write(data)
 
@@ -409,12 +383,12 @@ class Connection(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
 
-    def _stream(self, exchange: _Exchange, response: http.client.HTTPResponse) -> None:
+    def _stream(self, meeting: _Meeting, response: http.client.HTTPResponse) -> None:
         """Pass a watch on, line by line, until either side ends it or a fault does."""
-        exchange.answered(response.status)
+        meeting.exchange.status = response.status
         self._send_head(response.status, (*_passed_on(response.headers.items()), ("transfer-encoding", "chunked")))
-        with self._stage.hangups.calling(self._client, self.shut):
-            for action in exchange.acting(lambda action: isinstance(action, Silence | ErrorEvent)):
+        with self._proxy.hangups.calling(self._client, self.shut):
+            for action in meeting.acting(lambda action: isinstance(action, Silence | ErrorEvent)):
                 if isinstance(action, ErrorEvent):
                     self._send_chunk(_encoded({"type": "ERROR", "object": action.answer.body()}) + b"\n")
                     self.wfile.write(_END_OF_STREAM)
@@ -422,7 +396,7 @@ class Connection(BaseHTTPRequestHandler):
                 wait_for_hangup(self._client)
                 raise _HungUp
             for line in _lines(response):
-                for action in exchange.acting(lambda action: isinstance(action, CutLine)):
+                for action in meeting.acting(lambda action: isinstance(action, CutLine)):
                     self._send_chunk(line[: len(line) // 2])
                     if isinstance(action, CutLine) and action.clean:
                         self.wfile.write(_END_OF_STREAM)
@@ -445,11 +419,11 @@ def _is_after(action: Action) -> bool:
     return isinstance(action, Delay | Hold | Drop) and action.applied
 
 
-def _new_upstream(stage: Stage) -> http.client.HTTPConnection:
-    host, port = stage.server.hostname or "", stage.server.port
-    if stage.to_server is None:
+def _new_upstream(proxy: Proxy) -> http.client.HTTPConnection:
+    host, port = proxy.server.hostname or "", proxy.server.port
+    if proxy.to_server is None:
         return http.client.HTTPConnection(host, port, timeout=_CONNECT_TIMEOUT_S)
-    return http.client.HTTPSConnection(host, port, timeout=_CONNECT_TIMEOUT_S, context=stage.to_server)
+    return http.client.HTTPSConnection(host, port, timeout=_CONNECT_TIMEOUT_S, context=proxy.to_server)
 
 
 def _shut(connected: socket.socket | None) -> None:
@@ -540,19 +514,18 @@ class Proxy:
         address: tuple[str, int] | None = None,
         policy: str = OLD_POLICY,
     ) -> None:
+        self.server, self.policy = urlsplit(server), policy
+        self.to_server = ssl.create_default_context(cafile=str(ca)) if ca else None
         self._address = address
-        self._policy = policy
         self._is_encrypted = bool(certificates)
         self.identity = Identity(certificates or {}, users or {})
         self._changed = threading.Condition()
         self._connections: dict[Connection, threading.Thread] = {}
         self._back_at_s = 0.0
         self._is_listening = True
-        self._closing = threading.Event()
-        self._log = ExchangeLog()
-        self._script = Script(faults)
-        self._server = urlsplit(server)
-        self._to_server = ssl.create_default_context(cafile=str(ca)) if ca else None
+        self.closing = threading.Event()
+        self.script = Script(faults)
+        self._exchanges: list[Exchange] = []
 
     @classmethod
     def before(cls, plane: ControlPlane, *faults: Fault) -> Self:
@@ -562,18 +535,7 @@ class Proxy:
 
     def __enter__(self) -> Self:
         self._listener = socket.create_server(self._address, backlog=_BACKLOG) if self._address else _listener()
-        self._hangups = Hangups()
-        self._stage = Stage(
-            self._server,
-            self._to_server,
-            self.identity,
-            self._script,
-            self._log,
-            self._hangups,
-            self._closing,
-            self.go_away,
-            self._policy,
-        )
+        self.hangups = Hangups()
         self._acceptor = threading.Thread(target=self._accept, name="proxy-acceptor")
         self._acceptor.start()
         return self
@@ -581,16 +543,16 @@ class Proxy:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         deadline_s = time.monotonic() + _CLOSE_PATIENCE_S
         with self._changed:
-            self._closing.set()
+            self.closing.set()
             self._changed.notify_all()
-        self._script.release()
+        self.script.release()
         self._stop_listening()
         self._acceptor.join()
         self._listener.close()
         threads = self._shut_connections()
         for thread in threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
-        self._hangups.close()
+        self.hangups.close()
         alive = [thread.name for thread in threads if thread.is_alive()]
         assert not alive, f"still running {_CLOSE_PATIENCE_S:g} s after the proxy was closed: {', '.join(alive)}"
 
@@ -602,32 +564,39 @@ class Proxy:
 
     def add(self, *faults: Fault) -> None:
         """Append faults to the script; they count requests from now on."""
-        self._script.add(*faults)
+        self.script.add(*faults)
 
     def release(self, *faults: Fault) -> None:
         """Let the requests held by these faults (by all, if none is named) go on."""
-        self._script.release(*faults)
+        self.script.release(*faults)
 
     def lift(self, fault: Fault) -> None:
         """From now on the fault meets no request."""
-        self._script.lift(fault)
+        self.script.lift(fault)
 
     def fired(self, fault: Fault) -> int:
-        return self._script.fired(fault)
+        return self.script.fired(fault)
 
     def wait_fired(self, fault: Fault, times: int = 1, timeout_s: float = PATIENCE_S) -> None:
         """Wait until the fault has acted so often. AssertionError after `timeout_s` seconds."""
-        self._script.wait_fired(fault, times, timeout_s)
+        self.script.wait_fired(fault, times, timeout_s)
 
     def mark(self) -> int:
         """A place in the record: `exchanges(since=…)` gives what came after it."""
-        return len(self._log.all())
+        return len(self._exchanges)
+
+    def note(self, request: ApiRequest) -> Exchange:
+        """A place in the record for a request."""
+        with self._changed:
+            exchange = Exchange(len(self._exchanges), request)
+            self._exchanges.append(exchange)
+            return exchange
 
     def exchanges(self, verb: str = "", resource: str = "", *, user: str = "", since: int = 0) -> list[Exchange]:
         """What was asked, in order; `resource` with its subresource, "" for any."""
         return [
             exchange
-            for exchange in self._log.all()[since:]
+            for exchange in self._exchanges[since:]
             if verb in ("", exchange.request.target.verb)
             and resource in ("", exchange.request.target.resource)
             and user in ("", exchange.request.user)
@@ -635,7 +604,7 @@ class Proxy:
 
     def report(self) -> str:
         """One line for each request, with the faults that met it."""
-        return "\n".join(map(str, self._log.all()))
+        return "\n".join(map(str, self._exchanges))
 
     def go_away(self, seconds: float) -> None:
         """End every connection, and refuse new ones for `seconds`: for no time at all, none is refused."""
@@ -664,7 +633,7 @@ class Proxy:
         return list(connections.values())
 
     def _accept(self) -> None:
-        while not self._closing.is_set():
+        while not self.closing.is_set():
             try:
                 client, _ = self._listener.accept()
             except OSError as error:
@@ -676,14 +645,14 @@ class Proxy:
 
     def _wait_back(self) -> None:
         with self._changed:
-            while not self._closing.is_set() and (left_s := self._back_at_s - time.monotonic()) > 0:
+            while not self.closing.is_set() and (left_s := self._back_at_s - time.monotonic()) > 0:
                 self._changed.wait(left_s)
-            if not self._closing.is_set():
+            if not self.closing.is_set():
                 self._listener.listen(_BACKLOG)
                 self._is_listening = True
 
     def _start(self, client: socket.socket) -> None:
-        connection = Connection(self._stage, client)
+        connection = Connection(self, client)
         thread = threading.Thread(target=self._serve, args=(connection,), name="proxy-connection", daemon=True)
         with self._changed:
             self._connections[connection] = thread

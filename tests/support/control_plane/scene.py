@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +12,7 @@ from driver_manager.domain.node import PROGRAM
 from driver_manager.profiles import builtin
 from tests.support.control_plane.api import Api, Json, wait_until
 from tests.support.control_plane.kubelet import Node, create_node, of_others, shown
-from tests.support.control_plane.processes import END_S, PLAIN, ForkedCommand, Loop, Orders
+from tests.support.control_plane.processes import PLAIN, ForkedCommand, Orders, Running, running
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.runner import CORDON, JOURNAL, OLD_ROOT, PREFIX, CommandRunner
 from tests.support.control_plane.servers import NAMESPACE, ControlPlane, User
@@ -197,19 +195,11 @@ class WatchedNode:
         own = {"DRIVER_PROFILE": "rebellions", "DRIVER_ROOT": OLD_ROOT, "HEALTH_WATCH_INTERVAL": "100ms"}
         return self.scene.command_runner.environment(**own, **env)
 
-    @contextlib.contextmanager
-    def watch(self, name: str = "watch", **env: str) -> Iterator[Loop]:
-        """health-watch, while the context lasts; its log has this name. It may be killed meanwhile."""
-        log = self.folder / f"{name}.log"
-        with log.open("wb") as out:
-            argv = [sys.executable, "-m", "driver_manager", "health-watch"]
-            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=out, env=self.environment(**env))
-        try:
-            yield Loop(process, log)
-        finally:
-            process.kill()
-            process.wait(END_S)
-            print(f"{name}:\n{log.read_text()}")
+    def watch(self, **env: str) -> contextlib.AbstractContextManager[Running]:
+        """health-watch, while the context lasts. It may be killed meanwhile."""
+        last_line = self.folder / f"watch-{len(list(self.folder.iterdir()))}"
+        last_line.touch()
+        return running("health-watch", self.environment(**env), last_line)
 
     def reboot(self) -> None:
         """The host boots, and the driver is installed and ready again."""

@@ -80,7 +80,7 @@ def test_the_watch_and_a_run_restart_a_client_once_when_the_driver_is_ready_and_
         first = watched.scene.pods.daemon_set_pod(Shape(npus=0, labels=LABELS), namespace=namespace)
         watched.scene.node.age(first.read() or {})
         watched.ready.unlink()
-        with watched.watch("first", **SELECTOR) as one, watched.watch("second", **SELECTOR) as other:
+        with watched.watch(**SELECTOR) as one, watched.watch(**SELECTOR) as other:
             for loop in (one, other):
                 loop.says("the driver is not ready")
             assert uid() == first.uid
@@ -91,7 +91,7 @@ def test_the_watch_and_a_run_restart_a_client_once_when_the_driver_is_ready_and_
             watched.wait_samples(20)
             assert len([line for loop in (one, other) for line in loop.lines if "was restarted" in line]) == 1
         second = uid()
-        with watched.watch("third", **SELECTOR) as loop:
+        with watched.watch(**SELECTOR) as loop:
             loop.says("→ healthy")
             watched.wait_samples(10)
         assert (uid(), asked()) == (second, 1)

@@ -20,7 +20,7 @@ from tests.support.control_plane.api import Api, Json, gone, wait_until
 from tests.support.control_plane.approved_reboot import LEASE, approved_reboot
 from tests.support.control_plane.kubelet import NEVER, OperandsFactory
 from tests.support.control_plane.old_server import PodClaim
-from tests.support.control_plane.processes import RUN_TIMEOUT_S, Ended, ForkedCommand, Loop
+from tests.support.control_plane.processes import RUN_TIMEOUT_S, Ended, ForkedCommand, Running
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.rollout_fleet import FleetFactory, RolloutFleet, Witness
 from tests.support.control_plane.runner import (
@@ -84,7 +84,7 @@ def ran_before_now(pod: Pod) -> bool:
     return bool(states) and all("running" in state and state["running"]["startedAt"] < now for state in states)
 
 
-def client_complaints(loop: Loop) -> str:
+def client_complaints(loop: Running) -> str:
     """Its lines about clients and claims that something is wrong with."""
     return "\n".join(line for line in loop.lines if "not every client" in line or "cannot tell" in line)
 
@@ -294,7 +294,7 @@ def told(watched: WatchedNode) -> str:
         return _not_told(loop)
 
 
-def _not_told(loop: Loop) -> str:
+def _not_told(loop: Running) -> str:
     return "\n".join(line for line in loop.lines if "on the Node: " in line or "whether the Node" in line)
 
 

@@ -89,7 +89,7 @@ def test_nothing_reboots_while_a_run_has_the_node_and_restore_leaves_the_cordon_
     assert asked.code == 9, asked.err
     rebooted.annotate(**{KEYS.approve_reboot: "true", KEYS.journal: "of a run that has taken the node"})
     environment = rebooter_environment(rebooted, REBOOT_CORDON="true")
-    with running("rebooter", environment, rebooted.world.folder) as rebooter:
+    with running("rebooter", environment, rebooted.command_runner.new_last_line()) as rebooter:
         rebooter.says("taken")
         assert not tree.is_reboot_requested
         assert node.annotations()[KEYS.approve_reboot] == "true"
@@ -110,12 +110,12 @@ def test_nothing_reboots_while_a_run_has_the_node_and_restore_leaves_the_cordon_
 
 @pytest.mark.shares(6)
 def test_a_chip_that_recovers_takes_back_what_the_rebooter_announced(rebooted: NodeScene) -> None:
-    runner, folder = rebooted.command_runner, rebooted.world.folder
+    runner = rebooted.command_runner
     marker = runner.tree.root / ASCEND.paths.reboot_marker.lstrip("/")
     watching = runner.environment(DRIVER_PROFILE="ascend", DRIVER_ROOT="", HEALTH_WATCH_INTERVAL="100ms")
     with (
-        running("rebooter", rebooter_environment(rebooted), folder),
-        running("health-watch", watching, folder) as watch,
+        running("rebooter", rebooter_environment(rebooted), runner.new_last_line()),
+        running("health-watch", watching, runner.new_last_line()) as watch,
     ):
         watch.says("→ healthy")
         runner.tree.wedge()
@@ -163,8 +163,8 @@ def test_a_wedge_and_its_end_are_an_event_each_and_the_state_on_the_node(watched
 @pytest.mark.shares(6)
 def test_a_healthy_driver_costs_one_look_in_a_boot_at_its_node_and_its_clients(watched: WatchedNode) -> None:
     proxy = watched.scene.world.proxy
-    for name in ("first", "second"):
-        with watched.watch(name) as loop:
+    for _ in range(2):
+        with watched.watch() as loop:
             loop.says("→ healthy")
             watched.wait_samples(20)
     node = f"nodes/{watched.scene.node.name} 200"
@@ -173,14 +173,14 @@ def test_a_healthy_driver_costs_one_look_in_a_boot_at_its_node_and_its_clients(w
 
 @pytest.mark.shares(6)
 def test_a_state_that_an_earlier_boot_left_is_taken_back(watched: WatchedNode) -> None:
-    with watched.watch("before") as loop:
+    with watched.watch() as loop:
         loop.says("→ healthy")
         watched.fail()
         wait_until(lambda: watched.events(WEDGED), "the Event")
         watched.shows("wedged")
     watched.reboot()
     watched.mend()
-    with watched.watch("after"):
+    with watched.watch():
         watched.shows("ready")
         wait_until(lambda: watched.events(RECOVERED), "the Event")
 
@@ -196,7 +196,7 @@ def test_ended_at_any_request_the_next_one_tells_once(
     watched: WatchedNode, verb: str, resource: str, applied: bool, end: signal.Signals
 ) -> None:
     proxy = watched.scene.world.proxy
-    with watched.watch("first") as loop:
+    with watched.watch() as loop:
         loop.says("→ healthy")
         watched.wait_told("recovered")
         hold = Fault(Hold(applied), verb, resource)
@@ -206,7 +206,7 @@ def test_ended_at_any_request_the_next_one_tells_once(
         loop.process.send_signal(end)
         loop.process.wait(60)
     proxy.release(hold)
-    with watched.watch("second"):
+    with watched.watch():
         wait_until(lambda: watched.events(WEDGED), "the Event")
         watched.shows("wedged")
         watched.mend()
@@ -218,13 +218,13 @@ def test_ended_at_any_request_the_next_one_tells_once(
 @pytest.mark.shares(6)
 def test_a_restart_during_a_wedge_asks_the_server_nothing(watched: WatchedNode) -> None:
     proxy = watched.scene.world.proxy
-    with watched.watch("first") as loop:
+    with watched.watch() as loop:
         loop.says("→ healthy")
         watched.fail()
         wait_until(lambda: proxy.exchanges("create", "events"), "the Event")
         watched.wait_told("wedged")
     mark = proxy.mark()
-    with watched.watch("second") as loop:
+    with watched.watch() as loop:
         loop.says("continuing as wedged")
         watched.wait_samples(5)
     assert proxy.exchanges(since=mark) == []
