@@ -15,9 +15,9 @@ import pytest
 from driver_manager.profiles import builtin
 from scripts.releasing.admission import RESERVED
 from scripts.releasing.kustomize import Json, only, render, render_with_namespace
-from tests.support.control_plane.api import Api, ApiError, gone, wait_until
+from tests.support.control_plane.api import Api, gone, wait_until
 from tests.support.control_plane.approved_reboot import LEASE, approved_reboot
-from tests.support.control_plane.kubelet import NEVER, NodeFactory, OperandsFactory
+from tests.support.control_plane.kubelet import NEVER, OperandsFactory
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.rollout_fleet import FleetFactory
 from tests.support.control_plane.runner import (
@@ -30,7 +30,7 @@ from tests.support.control_plane.runner import (
     start_and_take,
 )
 from tests.support.control_plane.scene import open_world, watched_node
-from tests.support.control_plane.servers import NAMESPACE, ControlPlane
+from tests.support.control_plane.servers import ControlPlane
 from tests.support.control_plane.workloads import Shape, WorkloadsFactory
 from tests.support.deploy.apply import applied
 from tests.support.deploy.rights import BOUND_KINDS, user
@@ -175,35 +175,6 @@ def test_a_token_that_is_not_of_this_node_takes_nothing(webhook: Webhook, site: 
     assert said in ended.err
     after = node_of(runner).read()["metadata"]
     assert (after["labels"], after.get("annotations")) == (before["labels"], before.get("annotations"))
-
-
-@pytest.mark.parametrize("subresource", ["", "/status"])
-def test_who_may_only_patch_nodes_writes_no_journal(
-    webhook: Webhook, control_plane: ControlPlane, admin_api: Api, node: NodeFactory, subresource: str
-) -> None:
-    made, rbac = node(), "/apis/rbac.authorization.k8s.io/v1"
-    rules = [{"apiGroups": [""], "resources": ["nodes", "nodes/status"], "verbs": ["get", "patch"]}]
-    admin_api.post(f"{rbac}/clusterroles", {"metadata": {"name": "detector"}, "rules": rules})
-    subject = {"kind": "ServiceAccount", "namespace": NAMESPACE, "name": "nobody"}
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "detector"}
-    binding = {"metadata": {"name": "detector"}, "roleRef": role, "subjects": [subject]}
-    admin_api.post(f"{rbac}/clusterrolebindings", binding)
-    try:
-        with control_plane.api(control_plane.nobody) as api:
-            wait_until(lambda: not _refused(api, made.path + subresource, "a.example/b"), "the right is in force")
-            assert "write-journal" in _refused(api, made.path + subresource, JOURNAL)
-    finally:
-        for kind in ("clusterrolebindings", "clusterroles"):
-            gone(lambda kind=kind: admin_api.delete(f"{rbac}/{kind}/detector"))  # type: ignore[misc]
-    assert JOURNAL not in made.annotations()
-
-
-def _refused(api: Api, path: str, key: str) -> str:
-    try:
-        api.patch(path, {"metadata": {"annotations": {key: "{}"}}})
-    except ApiError as error:
-        return str(error)
-    return ""
 
 
 def denied_to_others(webhook: Webhook, name: str) -> bool:

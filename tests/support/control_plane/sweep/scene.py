@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from pathlib import Path as Folder
 from types import TracebackType
@@ -25,6 +26,9 @@ from tests.support.control_plane.kubelet import Node, create_node, create_operan
 from tests.support.control_plane.processes import STARTED, Ended, ForkedCommand, Orders
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.runner import (
+    ASCEND_OLD,
+    ASCEND_ROOT,
+    EVICT,
     NEW,
     NEW_DIGEST,
     NEW_ROOT,
@@ -32,8 +36,15 @@ from tests.support.control_plane.runner import (
     OLD_DIGEST,
     OLD_ROOT,
     PREFIX,
+    REQUESTED,
     CommandRunner,
     lighten,
+)
+from tests.support.control_plane.runner import (
+    ENABLED as MANAGED,
+)
+from tests.support.control_plane.runner import (
+    UPGRADE_STATE as STATE,
 )
 from tests.support.control_plane.servers import ControlPlane, User
 from tests.support.control_plane.workloads import Pod, Shape, Workloads
@@ -141,15 +152,64 @@ class Holder:
 
 SERVICE = "rbln_daemon.service"
 BAD_ROOT = "/opt/rbln/bad"
-ASCEND_ROOT, ASCEND_OLD = "/var/lib/Ascend/driver", "25.2.0"
 STAGED_ROOT = "/var/lib/rbln/driver"
 DEVICES = ("0000:c1:00.0", "0000:c2:00.0")
-MANAGED = "rebellions.ai/npu-driver-upgrade-enabled"
+
+
+Layout = Callable[[HostTree], None]
+
+
+def _boot(tree: HostTree) -> None:
+    """What a boot brings back: the driver's tree below /run, from its container, and the host's services."""
+    tree.add_driver(NEW_ROOT, NEW)
+    tree.start_service(SERVICE)
+
+
+def _loaded(root: str, version: str, digest: str, tree: HostTree) -> None:
+    """This driver is there, loaded and recorded."""
+    tree.add_driver(root, version)
+    tree.load(root)
+    tree.record(digest, root, version)
+
+
+def _ready(tree: HostTree) -> None:
+    """The marker that a driver container leaves when its driver serves."""
+    marker = tree.root / tree.profile.paths.ready_marker.lstrip("/")
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.write_text("")
+
+
+def _bad(tree: HostTree) -> None:
+    tree.add_driver(BAD_ROOT, "3.0.0", fails=True)
+
+
+def _fresh_ascend(tree: HostTree) -> None:
+    tree.add_driver(ASCEND_ROOT, ASCEND_OLD)
+
+
+def _staged(tree: HostTree) -> None:
+    """The old driver is at the root, and the new one is staged beside it, both on disk."""
+    for root, version, digest in ((STAGED_ROOT, OLD, OLD_DIGEST), (STAGED_ROOT + NEXT, NEW, NEW_DIGEST)):
+        tree.add_driver(root, version)
+        # The tools in it differ from host to host here, so the record names no file.
+        record = encode_staged(SlotRecord(digest, KERNEL, version))
+        (tree.root / root.lstrip("/") / RECORD).write_text(record)
+    tree.load(STAGED_ROOT)
+    tree.record(OLD_DIGEST, STAGED_ROOT, OLD)
+
+
+def _for_machines(tree: HostTree) -> None:
+    """No driver, and what an earlier run left that gave the devices to virtual machines."""
+    module = PciTree(tree.root, "").add_vfio(KERNEL)
+    fake_tools.insert(tree.root, VFIO_MODULE, {VFIO_MODULE: (module, [])})
+    record = tree.root / tree.profile.paths.bindings.lstrip("/")
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text(encode_bindings(tree.boot_id, [Binding(one, "rebellions") for one in DEVICES]))
 
 
 @dataclass(frozen=True)
 class SweepPath:
-    """One path through the decision table. `lay_out` makes the host, `lay_anew` what a boot brings back to it.
+    """One path through the decision table. `host` makes its host, `boots` what a boot brings back to it.
 
     `code` is the exit code of an undisturbed run. `jobs` pods use the accelerator. `runs_in_pod`: as the init container
     of the driver pod on the node, else by hand. `is_managed`: an operator moves the pods when it is asked.
@@ -158,8 +218,8 @@ class SweepPath:
     """
 
     name: str
-    lay_out: Callable[[HostTree], None]
-    lay_anew: Callable[[HostTree], None]
+    host: tuple[Layout, ...]
+    boots: tuple[Layout, ...] = (_boot,)
     command: str = "reconcile-driver-state"
     devices: Callable[[PciTree], None] | None = None
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -177,82 +237,9 @@ class SweepPath:
         return self.name
 
 
-def _boot(tree: HostTree) -> None:
-    """What a boot brings back: the driver's tree below /run, from its container, and the host's services."""
-    tree.add_driver(NEW_ROOT, NEW)
-    tree.start_service(SERVICE)
-
-
-def _ready(tree: HostTree) -> None:
-    """The marker that a driver container leaves when its driver serves."""
-    marker = tree.root / tree.profile.paths.ready_marker.lstrip("/")
-    marker.parent.mkdir(parents=True, exist_ok=True)
-    marker.write_text("")
-
-
-def _outdated(tree: HostTree) -> None:
-    """The old driver is loaded, recorded and ready."""
-    _boot(tree)
-    tree.add_driver(OLD_ROOT, OLD)
-    tree.load(OLD_ROOT)
-    tree.record(OLD_DIGEST, OLD_ROOT, OLD)
-    _ready(tree)
-
-
-def _outdated_in_a_container(tree: HostTree) -> None:
-    _outdated(tree)
-    tree.mount_driver_root()
-
-
-def _current_in_a_container(tree: HostTree) -> None:
-    _boot(tree)
-    tree.load(NEW_ROOT)
-    tree.record(NEW_DIGEST, NEW_ROOT, NEW)
-    _ready(tree)
-    tree.mount_driver_root()
-
-
-def _empty_with_a_stale_root(tree: HostTree) -> None:
-    _boot(tree)
-    _ready(tree)
-    tree.mount_driver_root()
-
-
-def _outdated_with_a_bad_driver(tree: HostTree) -> None:
-    _outdated(tree)
-    tree.add_driver(BAD_ROOT, "3.0.0", fails=True)
-
-
-def _staged(tree: HostTree) -> None:
-    """The old driver is at the root, and the new one is staged beside it, both on disk."""
-    for root, version, digest in ((STAGED_ROOT, OLD, OLD_DIGEST), (STAGED_ROOT + NEXT, NEW, NEW_DIGEST)):
-        tree.add_driver(root, version)
-        # The tools in it differ from host to host here, so the record names no file.
-        record = encode_staged(SlotRecord(digest, KERNEL, version))
-        (tree.root / root.lstrip("/") / RECORD).write_text(record)
-    tree.load(STAGED_ROOT)
-    tree.record(OLD_DIGEST, STAGED_ROOT, OLD)
-    _ready(tree)
-
-
-def _outdated_ascend(tree: HostTree) -> None:
-    tree.add_driver(ASCEND_ROOT, ASCEND_OLD)
-    tree.load(ASCEND_ROOT)
-    tree.record("old", ASCEND_ROOT, ASCEND_OLD)
-
-
-def _fresh_ascend(tree: HostTree) -> None:
-    tree.add_driver(ASCEND_ROOT, ASCEND_OLD)
-
-
-def _for_machines(tree: HostTree) -> None:
-    """No driver, and what an earlier run left that gave the devices to virtual machines."""
-    _boot(tree)
-    module = PciTree(tree.root, "").add_vfio(KERNEL)
-    fake_tools.insert(tree.root, VFIO_MODULE, {VFIO_MODULE: (module, [])})
-    record = tree.root / tree.profile.paths.bindings.lstrip("/")
-    record.parent.mkdir(parents=True, exist_ok=True)
-    record.write_text(encode_bindings(tree.boot_id, [Binding(one, "rebellions") for one in DEVICES]))
+_OLD: Layout = partial(_loaded, OLD_ROOT, OLD, OLD_DIGEST)
+_OUTDATED = (_boot, _OLD, _ready)
+_MOUNTED: Layout = HostTree.mount_driver_root
 
 
 def _native(bus: PciTree) -> None:
@@ -267,56 +254,49 @@ def _given(bus: PciTree) -> None:
         bus.add(address, group=str(10 + number), driver=VFIO_DRIVER, module=VFIO_MODULE, override=VFIO_DRIVER)
 
 
-def _nothing(_: HostTree) -> None:
-    """Everything that this path needs outlives a boot."""
-
-
 _BY_CONTAINER = {"DRIVER_LOAD": "container", "DRIVER_ROOT": ""}
 
 PATHS = (
-    SweepPath("replace-by-manager", _outdated, _boot, words=("--stop-host-services",)),
+    SweepPath("replace-by-manager", _OUTDATED, words=("--stop-host-services",)),
+    SweepPath("replace-by-container", (*_OUTDATED, _MOUNTED), env=_BY_CONTAINER, runs_in_pod=True, is_cordoned=True),
     SweepPath(
-        "replace-by-container",
-        _outdated_in_a_container,
-        _boot,
+        "digest-equal",
+        (_boot, partial(_loaded, NEW_ROOT, NEW, NEW_DIGEST), _ready, _MOUNTED),
         env=_BY_CONTAINER,
         runs_in_pod=True,
-        is_cordoned=True,
     ),
-    SweepPath("digest-equal", _current_in_a_container, _boot, env=_BY_CONTAINER, runs_in_pod=True),
-    SweepPath("first-install-by-container", _empty_with_a_stale_root, _boot, env=_BY_CONTAINER, runs_in_pod=True),
-    SweepPath("first-install-by-manager", _boot, _boot),
-    SweepPath("eviction", _outdated, _boot, env={"ENABLE_NPU_POD_EVICTION": "true"}, jobs=2),
-    SweepPath("operator-managed", _outdated, _boot, jobs=1, is_managed=True),
-    SweepPath(
-        "rollback",
-        _outdated_with_a_bad_driver,
-        _boot,
-        env={"DRIVER_ROOT": BAD_ROOT, "RETRY_WAIT": "1s"},
-        code=5,
-    ),
+    SweepPath("first-install-by-container", (_boot, _ready, _MOUNTED), env=_BY_CONTAINER, runs_in_pod=True),
+    SweepPath("first-install-by-manager", (_boot,)),
+    SweepPath("eviction", _OUTDATED, env=EVICT, jobs=2),
+    SweepPath("operator-managed", _OUTDATED, jobs=1, is_managed=True),
+    SweepPath("rollback", (*_OUTDATED, _bad), env={"DRIVER_ROOT": BAD_ROOT, "RETRY_WAIT": "1s"}, code=5),
     SweepPath(
         "reboot-required",
-        _outdated_ascend,
-        _nothing,
-        env={"DRIVER_LOAD": "container", "DRIVER_ROOT": ""},
+        (partial(_loaded, ASCEND_ROOT, ASCEND_OLD, "old"),),
+        boots=(),
+        env=_BY_CONTAINER,
         words=("--no-wait",),
         code=9,
         profile="ascend",
     ),
-    SweepPath("staged", _staged, _nothing, env={"DRIVER_ROOT": STAGED_ROOT}),
-    SweepPath("clients", _outdated, _boot, env=SELECTOR, has_clients=True),
+    SweepPath("staged", (_staged, _ready), boots=(), env={"DRIVER_ROOT": STAGED_ROOT}),
+    SweepPath("clients", _OUTDATED, env=SELECTOR, has_clients=True),
     SweepPath(
         "client-that-holds-the-device",
-        _outdated,
-        _boot,
+        _OUTDATED,
         env={**SELECTOR, "RESTART_CLIENTS": "true"},
         has_clients=True,
         is_held=True,
     ),
-    SweepPath("to-virtual-machines", _outdated, _boot, command="reconcile-vfio-state", devices=_native),
-    SweepPath("back-from-virtual-machines", _for_machines, _boot, devices=_given),
-    SweepPath("load-at-boot", _fresh_ascend, _nothing, env={"DRIVER_ROOT": ASCEND_ROOT}, profile="ascend"),
+    SweepPath("to-virtual-machines", _OUTDATED, command="reconcile-vfio-state", devices=_native),
+    SweepPath("back-from-virtual-machines", (_boot, _for_machines), devices=_given),
+    SweepPath(
+        "load-at-boot",
+        (_fresh_ascend,),
+        boots=(),
+        env={"DRIVER_ROOT": ASCEND_ROOT},
+        profile="ascend",
+    ),
 )
 
 
@@ -386,8 +366,6 @@ LABELS = {
 }
 OPERAND = "device-plugin"
 JOB = Shape(labels={"app": "job"})
-KEY = "rebellions.ai/npu-driver-upgrade"
-STATE, REQUESTED = f"{KEY}-state", f"{KEY}-requested"
 
 
 @dataclass(frozen=True)
@@ -435,7 +413,8 @@ class SweepNode:
         folder.mkdir(parents=True)
         command_runner = CommandRunner(self.plane, self._user, folder, path.profile, proxy=self.proxy)
         command_runner.node = self.node
-        path.lay_out(command_runner.tree)
+        for lay in path.host:
+            lay(command_runner.tree)
         bus = PciTree(command_runner.tree.root, command_runner.tree.profile.modules.roots[0]) if path.devices else None
         if path.devices and bus:
             path.devices(bus)
@@ -559,7 +538,8 @@ class Scene:
         self.command_runner.tree.reboot()
         if self.bus is not None:
             self.bus.reboot()
-        self.path.lay_anew(self.command_runner.tree)
+        for lay in self.path.boots:
+            lay(self.command_runner.tree)
         lighten(self.command_runner.tree)
         if self.path.has_clients:
             self.sweep_node.exporter.begin()

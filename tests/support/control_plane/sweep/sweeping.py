@@ -14,15 +14,14 @@ from typing import TypeVar
 from driver_manager.domain.profile import RUN_RECORD
 from tests.support.control_plane.api import wait_until
 from tests.support.control_plane.kubelet import NODE_KEY, NOTHING, Shown, of_others, shown
-from tests.support.control_plane.runner import JOURNAL
+from tests.support.control_plane.runner import JOURNAL, REQUESTED
+from tests.support.control_plane.runner import UPGRADE_STATE as STATE
 from tests.support.control_plane.sweep.scene import (
     DEVICES,
     EDITED,
     EXPORTER,
     HOLDER,
     OPERAND,
-    REQUESTED,
-    STATE,
     Effect,
     Kill,
     Scene,
