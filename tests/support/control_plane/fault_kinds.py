@@ -195,7 +195,6 @@ def _is_first(cell: Cell) -> bool:
     return cell.asked == Asked("get", "nodes", 1)
 
 
-_NODE = ("nodes",)
 _EVICTION = ("create", "pods/eviction")
 _REVIEW = ("create", "selfsubjectaccessreviews")
 _CLAIMS = ("list", "resourceclaims")

@@ -410,10 +410,9 @@ class SkippingClock(SystemClock):
 
 @dataclass(frozen=True)
 class Said:
-    """How a command ended: its code, the lines of its log, and what it left for `kubectl describe pod`."""
+    """How a command ended: its code, what it logged, and what it left for `kubectl describe pod`."""
 
     code: int
-    lines: tuple[str, ...]
     errors: tuple[str, ...]
     err: str
     last_line: str
@@ -442,8 +441,7 @@ def run(
         code = main.run(list(argv))
     records = [json.loads(line) for line in err.getvalue().splitlines() if line.startswith("{")]
     errors = tuple(record["message"] for record in records if record["level"] == "error")
-    lines = tuple(record["message"] for record in records)
-    return Said(code, lines, errors, out.getvalue() + err.getvalue(), log.read_text())
+    return Said(code, errors, out.getvalue() + err.getvalue(), log.read_text())
 
 
 @contextlib.contextmanager
@@ -484,16 +482,14 @@ class Verdict:
     code: int
     problems: tuple[str, ...]
     requests: int
-    took_s: float
 
 
 @dataclass(frozen=True)
 class Record:
-    """An undisturbed run: what it asked, its code, what the node was like before and after."""
+    """An undisturbed run: what it asked, its code, what the node was like after it."""
 
     asked: tuple[Asked, ...]
     code: int
-    before: State
     after: State
     paused: Json | None = None  # what its nodes are like where they are found paused
 
@@ -521,13 +517,11 @@ class Bench:
     def record(self, route: str) -> Record:
         paused = self.paused() if ROUTES[route].is_paused else None
         with self._scene(route, paused) as scene, self._proxy() as proxy:
-            before = scene.state()
             said = self._run(scene, proxy.url)
             assert said.code == scene.route.code, said.err
-            return Record(enumerate_requests(proxy.exchanges()), said.code, before, scene.state(), paused)
+            return Record(enumerate_requests(proxy.exchanges()), said.code, scene.state(), paused)
 
     def judge(self, cell: Cell, record: Record) -> Verdict:
-        began_s = time.monotonic()
         with self._scene(cell.route, record.paused) as scene:
             fault = cell.fault(str(scene.folder / "token"))
             with self._proxy(fault) as proxy:
@@ -541,7 +535,7 @@ class Bench:
                 problems += _of_state("the run", record.after, after)
             else:
                 problems += self._of_failure(scene, said, record, before, after)
-        return Verdict(cell, said.code, _told(cell, fault, said, problems), requests, time.monotonic() - began_s)
+        return Verdict(cell, said.code, _told(cell, fault, said, problems), requests)
 
     def _of_failure(self, scene: Scene, said: Said, record: Record, before: State, after: State) -> Iterator[str]:
         """Given back, held and said so, or as after a good end whose answer was lost; the next run ends as ever."""

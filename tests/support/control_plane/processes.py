@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from tests.support.control_plane.api import wait_until
 
@@ -39,30 +39,6 @@ class Ended:
     last_line: str
     at_s: float
     took_s: float
-
-
-class Command(Protocol):
-    """A command under way, in a process of its own."""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it is over."""
-
-    def said(self) -> str:
-        """What it has written to standard error so far."""
-
-    def end(self) -> Ended:
-        """Wait for its end (at most RUN_TIMEOUT_S)."""
-
-    def kill(self) -> Ended:
-        """SIGKILL."""
-
-    def terminate(self) -> Ended:
-        """SIGTERM, as the kubelet sends it."""
-
-
-STARTED: list[Command] = []
-"""Every command that a test began, or another one for it, and that was not yet seen to end."""
 
 
 class Running:
@@ -231,6 +207,12 @@ class ForkedCommand:
             if "code" in words:
                 self._code, self._at_s = int(words["code"]), time.monotonic()
             self._changed.notify_all()
+
+
+Command = Running | ForkedCommand
+
+STARTED: list[Command] = []
+"""Every command that a test began, or another one for it, and that was not yet seen to end."""
 
 
 class ForkServer:

@@ -35,7 +35,6 @@ from tests.support.control_plane.processes import ForkServer
 class AuditRecord:
     """One request, once, however many stages the log has of it. `code` is None while it runs, as an open watch does."""
 
-    audit_id: str
     verb: str
     resource: str
     subresource: str
@@ -105,7 +104,6 @@ def read(log: Path, since: int = 0) -> list[AuditRecord]:
 def _record(first: Json, last: Json) -> AuditRecord:
     target = first.get("objectRef", {})
     return AuditRecord(
-        audit_id=first["auditID"],
         verb=first["verb"],
         resource=target.get("resource", ""),
         subresource=target.get("subresource", ""),

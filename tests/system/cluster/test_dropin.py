@@ -105,31 +105,6 @@ def test_a_first_generation_run_that_would_have_to_read_claims_names_the_right(
     assert (driver_node.tree.driver_version, driver_node.node.labels(), holder.state()) == (OLD, labels, "Running")
 
 
-@pytest.mark.shares(6)
-@pytest.mark.parametrize(
-    ("generation", "names"),
-    [
-        ("generation-1", {"DRAIN_USE_FORCE", "DRAIN_DELETE_EMPTYDIR_DATA"}),
-        ("generation-2", {"NPU_POD_EVICTION_FORCE", "NPU_POD_EVICTION_DELETE_EMPTYDIR_DATA"}),
-    ],
-)
-def test_a_generations_own_names_give_the_consents(
-    settle: SettleDropin, workloads: WorkloadsFactory, generation: str, names: set[str]
-) -> None:
-    driver_node = settle(generation, "rebellions")
-    pod = workloads(driver_node.node).pod(Shape(empty_dir=True))
-    refused = driver_node.runner.run(driver_node.pod, MANAGER)
-    assert (refused.code, pod.key in refused.last_line, pod.state()) == (3, True, "Running")
-    consenting = copy.deepcopy(driver_node.pod)
-    (container,) = consenting["spec"]["initContainers"]
-    changed = [one for one in container["env"] if one["name"] in names]
-    assert {one["name"] for one in changed} == names
-    for one in changed:
-        one["value"] = "true"
-    ended = driver_node.runner.run(consenting, MANAGER)
-    assert (ended.code, pod.state()) == (0, "gone"), ended.err
-
-
 def add_module(tree: HostTree, name: str, *below: str) -> None:
     """Load a module that uses those `below` it."""
     folder = tree.root / "sys/module" / name
@@ -194,30 +169,6 @@ def test_nvidias_uninstall_driver_runs_unchanged(
     one["value"] = "true"
     again = driver_node.runner.run(forced, MANAGER)
     assert (again.code, "a reinstall was forced" in again.last_line, modules(driver_node)) == (0, True, set())
-
-
-@pytest.mark.shares(6)
-def test_nvidias_preflight_check_looks_and_changes_nothing(settle: SettleDropin) -> None:
-    driver_node = nvidia(settle)
-    checking: Json = copy.deepcopy(driver_node.pod)
-    checking["spec"]["initContainers"][0]["args"] = ["preflight_check"]
-    before = driver_node.node.read()["metadata"]["resourceVersion"], modules(driver_node)
-    ended = driver_node.runner.run(checking, MANAGER)
-    assert ended.code == 0, ended.err
-    assert "✓ may create pods/eviction" in ended.out
-    checking["spec"]["initContainers"][0]["args"] += ["-o", "json"]
-    checks = {
-        check["name"]: check["ok"] for check in json.loads(driver_node.runner.run(checking, MANAGER).out)["checks"]
-    }
-    assert checks["may create pods/eviction"] is True
-    assert (checks["may create events"], checks["may watch pods"]) == (None, None)
-    assert False not in checks.values()
-    assert (driver_node.node.read()["metadata"]["resourceVersion"], modules(driver_node)) == before
-    (driver_node.tree.root / "sys/module/nouveau").mkdir()
-    (driver_node.tree.root / "sys/module/nouveau/initstate").write_text("live\n")
-    refused = driver_node.runner.run(checking, MANAGER)
-    assert refused.code == 6
-    assert "nouveau" in refused.out
 
 
 VFIO_LABEL = f"{PREFIX}vfio-manager"
