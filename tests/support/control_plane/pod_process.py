@@ -179,6 +179,7 @@ def _owners(pod: Json) -> list[str]:
 
 
 OLD = "1.2.92"
+MANAGER = "k8s-driver-manager"
 
 
 @dataclass(frozen=True)
@@ -200,6 +201,26 @@ class DriverNode:
             marker = self.tree.root / paths.ready_marker.lstrip("/")
             marker.parent.mkdir(parents=True, exist_ok=True)
             marker.touch()
+
+    def clear(self, said: str) -> Ended:
+        """Run the init container, whose last line begins so once it is done; the node is as it was before."""
+        labels = self.node.labels()
+        ended = self.runner.run(self.pod, MANAGER)
+        assert ended.code == 0, ended.err
+        assert ended.last_line.startswith(f"exit 0: done: {said}"), ended.last_line
+        assert (self.node.labels(), self.node.read()["spec"].get("unschedulable")) == (labels, None)
+        assert not [key for key in self.node.annotations() if "driver-manager" in key]
+        meta = self.pod["metadata"]
+        now = self.node.api.get(f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}")
+        assert "deletionTimestamp" not in now["metadata"], "it paused its own label"
+        return ended
+
+    def serve(self, version: str, digest: str) -> None:
+        """Install, and run the init container again, which has nothing to do then."""
+        self.install(version, digest)
+        self.node.kubelet.report_running(self.pod)
+        again = self.runner.run(self.pod, MANAGER)
+        assert (again.code, "nothing to do: driver is current" in again.last_line) == (0, True), again.err
 
     def is_mounted(self) -> bool:
         return f" {self.tree.profile.paths.driver_root} " in (self.tree.root / "proc/1/mountinfo").read_text()

@@ -22,8 +22,8 @@ from driver_manager.profiles import builtin
 from scripts.releasing.chart import CHART
 from scripts.releasing.kustomize import OVERLAYS, only, render, render_with_namespace
 from tests.support.control_plane.api import Api, Json, refusal, wait_until
-from tests.support.control_plane.kubelet import NodeFactory, create_operands, of_others, shown
-from tests.support.control_plane.pod_process import OLD, DriverNode, PodRunner, old_driver, settled, wait_pod
+from tests.support.control_plane.kubelet import NodeFactory, create_operands
+from tests.support.control_plane.pod_process import MANAGER, OLD, DriverNode, PodRunner, old_driver, settled, wait_pod
 from tests.support.control_plane.processes import RUN_TIMEOUT_S, Running
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.servers import ControlPlane
@@ -236,7 +236,6 @@ def test_an_account_may_use_its_own_constraints_in_its_namespace_only(admin_api:
 
 NEW = "2.0.1"
 NPU = "npu.openfuyao.com/"
-MANAGER = "k8s-driver-manager"
 
 
 @pytest.fixture
@@ -286,26 +285,15 @@ def test_the_init_container_clears_the_way_for_the_driver_container_and_gives_th
     with ExitStack() as stack:
         operands = create_operands(stack, admin_api, node, components, deploy_prefix=prefix)
         (tenant,) = workloads(node).managed(1, Shape(resource=resource))
-        labels, pod = node.labels(), driver_node.pod
-
-        ended = driver_node.runner.run(pod, MANAGER)
-
-        assert ended.code == 0, ended.err
-        assert ended.last_line.startswith("exit 0: done: the old driver was unloaded")
+        ended = driver_node.clear("the old driver was unloaded")
         assert '"warning"' not in ended.err
         assert (tree.driver_version, tree.digest, tenant.state()) == ("not loaded", "", "gone")
         assert not driver_node.is_mounted()
-        after = node.read()
-        assert (of_others(after["metadata"]["labels"]), after["spec"].get("unschedulable")) == (labels, None)
-        assert not [key for key in of_others(after["metadata"].get("annotations", {})) if "driver-manager" in key]
-        assert shown(after) == ("ready", 0)
+        assert node.shown() == ("ready", 0)
         operands.wait_running()
 
-    driver_node.install(NEW, "sample-2.0.1")
-    node.kubelet.report_running(pod)
-    watched(driver_node, pod)
-    again = driver_node.runner.run(pod, MANAGER)
-    assert (again.code, "nothing to do: driver is current" in again.last_line) == (0, True)
+    driver_node.serve(NEW, "sample-2.0.1")
+    watched(driver_node, driver_node.pod)
     assert tree.driver_version == NEW
 
 

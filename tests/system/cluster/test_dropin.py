@@ -19,18 +19,17 @@ from driver_manager.profiles import builtin
 from driver_manager.sandbox import fake_tools
 from driver_manager.sandbox.host import KERNEL, HostTree, PciTree
 from scripts.releasing.kustomize import only
-from tests.support.control_plane.api import Api, Json
+from tests.support.control_plane.api import Api
 from tests.support.control_plane.kubelet import NodeFactory, OperandsFactory
 from tests.support.control_plane.old_server import PodClaim
-from tests.support.control_plane.pod_process import OLD, DriverNode, PodRunner, old_driver, settled
+from tests.support.control_plane.pod_process import MANAGER, OLD, DriverNode, PodRunner, old_driver, settled
 from tests.support.control_plane.proxy import Proxy
-from tests.support.control_plane.runner import JOURNAL, PREFIX
+from tests.support.control_plane.runner import PREFIX
 from tests.support.control_plane.servers import ControlPlane
 from tests.support.control_plane.workloads import Shape, WorkloadsFactory
 from tests.support.deploy.apply import applied
 
 FOLDER = Path(__file__).parents[2] / "support/deploy/dropin"
-MANAGER = "k8s-driver-manager"
 OLD_DIGEST, DIGEST, NEW = "digest-of-1.2.92", "digest-of-2.0.1", "2.0.1"
 WARNING = '"level": "warning"'
 GENERATIONS = ("generation-1", "generation-2")
@@ -75,23 +74,15 @@ def test_an_operators_init_container_runs_unchanged(
     if generation == "generation-2":
         tenants += workloads(node).managed(1, Shape(npus=0, claims=(PodClaim("npu", claim="mine"),)))
         workloads(node).claim("mine", tenants[1])
-    labels = node.labels()
 
-    ended = driver_node.runner.run(driver_node.pod, MANAGER)
-
-    assert ended.code == 0, ended.err
-    assert ended.last_line.startswith("exit 0: done: the old driver was unloaded")
+    ended = driver_node.clear("the old driver was unloaded")
     assert (tree.driver_version, tree.digest, driver_node.is_mounted()) == ("not loaded", "", False)
     assert {pod.state() for pod in tenants} == {"gone"}
-    assert (node.labels(), node.read()["spec"].get("unschedulable")) == (labels, None)
     (warning,) = warnings(ended.err)
     assert "no event was recorded" in warning
     made.wait_running()
 
-    driver_node.install(NEW, DIGEST)
-    node.kubelet.report_running(driver_node.pod)
-    again = driver_node.runner.run(driver_node.pod, MANAGER)
-    assert (again.code, "nothing to do: driver is current" in again.last_line) == (0, True)
+    driver_node.serve(NEW, DIGEST)
 
 
 def test_a_first_generation_run_that_would_have_to_read_claims_names_the_right(
@@ -141,18 +132,12 @@ def test_nvidias_uninstall_driver_runs_unchanged(
     node.set_labels({DRA_PLUGIN: "true", "nvidia.com/gpu.deploy.mig-manager": "false"})
     (tenant,) = workloads(node).managed(1, Shape(resource="nvidia.com/gpu"))
     (mig,) = workloads(node).managed(1, Shape(resource="nvidia.com/mig-1g.5gb"))
-    labels = node.labels()
 
-    ended = driver_node.runner.run(driver_node.pod, MANAGER)
-
-    assert ended.code == 0, ended.err
-    assert ended.last_line.startswith("exit 0: done: the old driver was unloaded")
+    ended = driver_node.clear("the old driver was unloaded")
     assert modules(driver_node) == set()
     assert (tree.digest, driver_node.is_mounted()) == ("", False)
     assert not (tree.root / "run/nvidia/nvidia-driver.pid").exists()
     assert (tenant.state(), mig.state()) == ("gone", "gone")
-    # Not one label more than before, and none with an empty value.
-    assert (node.labels(), node.read()["spec"].get("unschedulable")) == (labels, None)
     rdma, *polled, event = warnings(ended.err)
     assert rdma.startswith("GPU_DIRECT_RDMA_ENABLED is set but has no effect here")
     assert polled
@@ -160,10 +145,7 @@ def test_nvidias_uninstall_driver_runs_unchanged(
     assert "no event was recorded" in event
     made.wait_running()
 
-    driver_node.install(NEW, DIGEST)
-    node.kubelet.report_running(driver_node.pod)
-    current = driver_node.runner.run(driver_node.pod, MANAGER)
-    assert (current.code, "nothing to do: driver is current" in current.last_line) == (0, True)
+    driver_node.serve(NEW, DIGEST)
     forced = copy.deepcopy(driver_node.pod)
     (one,) = [one for one in forced["spec"]["initContainers"][0]["env"] if one["name"] == "FORCE_REINSTALL"]
     one["value"] = "true"
@@ -186,18 +168,11 @@ def test_a_vfio_managers_init_container_uninstalls_and_leaves_its_own_label_alon
         (tree.root / tree.profile.paths.state_file.lstrip("/")).unlink()
     made = operands(node, ("sandbox-device-plugin",))
     (elsewhere,) = workloads(node).managed(1, Shape(npus=0))
-    labels = node.labels()
-    assert labels[VFIO_LABEL] == "true"
+    assert node.labels()[VFIO_LABEL] == "true"
 
-    ended = driver_node.runner.run(driver_node.pod, MANAGER)
-
-    assert ended.code == 0, ended.err
-    assert ended.last_line.startswith("exit 0: done: the driver was unloaded (pod rbln-system/rbln-vfio-manager-")
+    ended = driver_node.clear("the driver was unloaded (pod rbln-system/rbln-vfio-manager-")
     assert f"which is placed by {VFIO_LABEL}, needs the driver uninstalled" in ended.last_line
     assert (tree.driver_version, driver_node.is_mounted()) == ("not loaded", False)
-    assert (node.labels(), node.read()["spec"].get("unschedulable")) == (labels, None)
-    assert JOURNAL not in node.annotations()
-    assert "deletionTimestamp" not in node.api.get(pod_path(driver_node.pod))["metadata"], "it paused its own label"
     assert elsewhere.state() == "Running"
     narrow, event = warnings(ended.err)
     assert narrow.startswith("this account may list pods in namespace rbln-system only")
@@ -223,22 +198,12 @@ def test_a_vfio_managers_own_command_gives_the_devices_to_virtual_machines(
     tenants = workloads(node).managed(1)
     tenants += workloads(node).managed(1, Shape(npus=0, claims=(PodClaim("npu", claim="mine"),)))
     workloads(node).claim("mine", tenants[1])
-    labels = node.labels()
 
     with bus.running():
-        ended = driver_node.runner.run(driver_node.pod, MANAGER)
-
-        assert ended.code == 0, ended.err
-        assert ended.last_line.startswith("exit 0: done: the devices are on vfio")
-        assert (bus.driver_of(DEVICE), tree.driver_version, driver_node.is_mounted()) == (
-            "vfio-pci",
-            "not loaded",
-            False,
-        )
+        ended = driver_node.clear("the devices are on vfio")
+        assert (bus.driver_of(DEVICE), tree.driver_version) == ("vfio-pci", "not loaded")
+        assert not driver_node.is_mounted()
         assert {pod.state() for pod in tenants} == {"gone"}, "the claim's holder too, though claims may not be listed"
-        assert (node.labels(), node.read()["spec"].get("unschedulable")) == (labels, None)
-        assert JOURNAL not in node.annotations()
-        assert "deletionTimestamp" not in node.api.get(pod_path(driver_node.pod))["metadata"], "it paused its own label"
         (event,) = warnings(ended.err)
         assert "no event was recorded" in event
         made.wait_running()
@@ -264,21 +229,10 @@ def test_nvidias_uninstall_driver_takes_from_vfio_what_the_pods_own_driver_needs
     bus.add(DEVICE, vendor="10de", kind="030200", group="10", driver="nvidia", module="nvidia")
     bus.add(GIVEN, vendor="10de", kind="030200", group="11", driver="vfio-pci", module="vfio_pci", override="vfio-pci")
     made = operands(node, ("sandbox-device-plugin",), deploy_prefix="nvidia.com/gpu.deploy.")
-    labels = node.labels()
-    assert labels[f"nvidia.com/gpu.deploy.{component}"] == "true"
+    assert node.labels()[f"nvidia.com/gpu.deploy.{component}"] == "true"
 
     with bus.running():
-        ended = driver_node.runner.run(driver_node.pod, MANAGER)
-
-    assert ended.code == 0, ended.err
-    assert ended.last_line.startswith("exit 0: done: the driver was unloaded")
+        driver_node.clear("the driver was unloaded")
     assert (modules(driver_node), bus.driver_of(DEVICE)) == (set(), "")
     assert (bus.driver_of(GIVEN), bus.read(GIVEN, "driver_override")) == given
-    assert (node.labels(), node.read()["spec"].get("unschedulable")) == (labels, None)
-    assert "nvidia.com/gpu-driver-manager.journal" not in node.annotations()
     made.wait_running()
-
-
-def pod_path(pod: Json) -> str:
-    meta = pod["metadata"]
-    return f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"

@@ -26,7 +26,7 @@ from scripts.releasing.kustomize import only, render, render_with_namespace
 from tests.support.control_plane.api import Api, Json, gone, wait_until
 from tests.support.control_plane.fixtures import skip_or_fail
 from tests.support.control_plane.kubelet import NEVER, NodeFactory, OperandsFactory
-from tests.support.control_plane.pod_process import DriverNode, PodRunner, old_driver, settled, wait_pod
+from tests.support.control_plane.pod_process import MANAGER, DriverNode, PodRunner, old_driver, settled, wait_pod
 from tests.support.control_plane.processes import RUN_TIMEOUT_S
 from tests.support.control_plane.rollout_fleet import FleetFactory
 from tests.support.control_plane.runner import (
@@ -163,7 +163,6 @@ def test_a_token_by_the_page_does_what_the_plugins_kubeconfig_cannot(plugin_lapt
 
 
 PAGE = DOCS / "going-back.md"
-MANAGER = "k8s-driver-manager"
 BAD = "3.0.0"
 SKIP = "rebellions.ai/npu-driver-upgrade.skip"
 
