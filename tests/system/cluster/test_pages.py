@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +25,15 @@ from scripts.releasing.kustomize import only, render, render_with_namespace
 from tests.support.control_plane.api import Api, Json, gone, wait_until
 from tests.support.control_plane.fixtures import skip_or_fail
 from tests.support.control_plane.kubelet import NEVER, NodeFactory, OperandsFactory
-from tests.support.control_plane.pod_process import MANAGER, DriverNode, PodRunner, old_driver, settled, wait_pod
+from tests.support.control_plane.pod_process import (
+    MANAGER,
+    DriverNode,
+    PodRunner,
+    old_driver,
+    request_token,
+    settled,
+    wait_pod,
+)
 from tests.support.control_plane.processes import RUN_TIMEOUT_S
 from tests.support.control_plane.rollout_fleet import FleetFactory
 from tests.support.control_plane.runner import (
@@ -78,93 +85,71 @@ def typed(line: str, home: Path, **env: str) -> subprocess.CompletedProcess[str]
     )
 
 
-@dataclass
-class PluginLaptop:
-    """A person with kubectl and a plugin, and a debug pod on the node that has neither."""
-
-    folder: Path
-    runner: CommandRunner
-    api: Api
-
-    def types(self, line: str) -> subprocess.CompletedProcess[str]:
-        pod = self.runner.environment(DRIVER_PROFILE="rebellions")
-        inside = " ".join(f"{name}={pod[name]}" for name in ("PATH", "HOST_ROOT", "TERMINATION_LOG", "DRIVER_PROFILE"))
-        line = line.replace(IN_POD, f"env -i {inside} ").replace(
-            "--node-name=N", f"--node-name={node_of(self.runner).name}"
-        )
-        line = line.replace("--bound-object-name=P)", f"--bound-object-name={POD})")
-        if "token" not in self._run("kubectl create --help").stdout:  # kubectl before 1.24: what the newer one asks for
-            line = line.replace(CREATE_TOKEN, f"echo {self._token()}")
-        return self._run(line)
-
-    def _token(self) -> str:
-        path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}/token"
-        bound = {"apiVersion": "v1", "kind": "Pod", "name": POD}
-        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"boundObjectRef": bound}}
-        return str(self.api.post(path, body)["status"]["token"])
-
-    def _run(self, line: str) -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join([str(self.folder / "plugin"), os.environ["PATH"]])
-        return typed(f"set -o pipefail\n{line}", self.folder, PATH=path, KUBECONFIG=str(self.folder / "config"))
-
-
-@pytest.fixture
-def plugin_laptop(
-    control_plane: ControlPlane, admin_api: Api, tmp_path: Path, runner_for: RunnerFactory
-) -> Iterator[PluginLaptop]:
-    """The overlay's account and its rights are there, and a node whose driver is loaded."""
-    home, plugin = tmp_path / "home", tmp_path / "home/plugin"
-    plugin.mkdir(parents=True)
-    version = "client.authentication.k8s.io/v1beta1"
-    credential = {"apiVersion": version, "kind": "ExecCredential", "status": {"token": control_plane.admin.token}}
-    script = plugin / "cloud-login"
+def by_plugin(plane: ControlPlane, home: Path) -> dict[str, str]:
+    """The environment of a person whose kubeconfig has a credential plugin that only they have."""
+    version, script = "client.authentication.k8s.io/v1beta1", home / "plugin/cloud-login"
+    credential = {"apiVersion": version, "kind": "ExecCredential", "status": {"token": plane.admin.token}}
+    script.parent.mkdir(parents=True)
     script.write_text(f"#!/bin/sh\necho '{json.dumps(credential)}'\n")
     script.chmod(0o700)
-    config = json.loads(control_plane.kubeconfig("unused").read_text())
+    config = json.loads(plane.kubeconfig("unused").read_text())
     config["users"][0]["user"] = {"exec": {"apiVersion": version, "command": script.name}}
     (home / "config").write_text(json.dumps(config))
-    runner = runner_for({f"{PREFIX}driver": "true"}, user=control_plane.nobody)
-    (runner.tree.bin / "driver-manager").symlink_to(Path(sys.executable).parent / "driver-manager")
-    objects = [one for one in render_with_namespace("rebellions") if one["kind"] != "DaemonSet"]
-    pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
-    with applied(admin_api, objects):
-        containers = [{"name": "c", "image": "i"}]
-        spec = {
-            "serviceAccountName": ACCOUNT,
-            "nodeName": node_of(runner).name,
-            "containers": containers,
-            "terminationGracePeriodSeconds": 0,
-        }
-        admin_api.post(pods, {"metadata": {"name": POD}, "spec": spec})
-        yield PluginLaptop(home, runner, admin_api)
+    return {
+        "PATH": os.pathsep.join([str(script.parent), os.environ["PATH"]]),
+        "KUBECONFIG": str(home / "config"),
+    }
 
 
 @pytest.mark.shares(6)
-def test_a_token_by_the_page_does_what_the_plugins_kubeconfig_cannot(plugin_laptop: PluginLaptop) -> None:
+def test_a_token_by_the_page_does_what_the_plugins_kubeconfig_cannot(
+    control_plane: ControlPlane, admin_api: Api, tmp_path: Path, runner_for: RunnerFactory
+) -> None:
     view, credentials, context, status, remove = recipe()
-    without = status.replace(f"--kubeconfig={FILE} ", "")
-    ended = plugin_laptop.types(without)
-    assert ended.returncode == ExitCode.USAGE, ended.stdout + ended.stderr
-    assert "the API server requires credentials, and the kubeconfig has none" in ended.stderr
-    assert "kubectl create token" in ended.stderr
+    home, runner = tmp_path / "home", runner_for({f"{PREFIX}driver": "true"}, user=control_plane.nobody)
+    mine, node = by_plugin(control_plane, home), node_of(runner)
+    (runner.tree.bin / "driver-manager").symlink_to(Path(sys.executable).parent / "driver-manager")
+    pod = runner.environment(DRIVER_PROFILE="rebellions")
+    inside = " ".join(f"{name}={pod[name]}" for name in ("PATH", "HOST_ROOT", "TERMINATION_LOG", "DRIVER_PROFILE"))
+    meant = {
+        IN_POD: f"env -i {inside} ",
+        "--node-name=N": f"--node-name={node.name}",
+        "--bound-object-name=P)": f"--bound-object-name={POD})",
+    }
 
-    for line in (view, credentials, context):
-        done = plugin_laptop.types(line)
-        assert done.returncode == 0, f"$ {line}\n{done.stdout}{done.stderr}"
-    assert (plugin_laptop.folder / FILE).stat().st_mode & 0o077 == 0
-    shown = plugin_laptop.types(status)
-    assert shown.returncode == 0, shown.stdout + shown.stderr
-    assert shown.stdout.startswith("ready: ")
-    assert "access" not in shown.stdout, "nothing is out of sight"
-    assert node_of(plugin_laptop.runner).name in shown.stdout
-    assert plugin_laptop.types(status.replace("status", "restore --dry-run")).returncode == 0
-    assert plugin_laptop.types(remove).returncode == 0
-    assert not (plugin_laptop.folder / FILE).exists()
+    def types(line: str) -> subprocess.CompletedProcess[str]:
+        for said, instead in meant.items():
+            line = line.replace(said, instead)
+        return typed(f"set -o pipefail\n{line}", home, **mine)
+
+    with applied(admin_api, [one for one in render_with_namespace("rebellions") if one["kind"] != "DaemonSet"]):
+        containers = [{"name": "c", "image": "i"}]
+        spec = {"serviceAccountName": ACCOUNT, "nodeName": node.name, "containers": containers}
+        body = {"metadata": {"name": POD}, "spec": {**spec, "terminationGracePeriodSeconds": 0}}
+        made = admin_api.post(f"/api/v1/namespaces/{NAMESPACE}/pods", body)
+        if "token" not in types("kubectl create --help").stdout:  # before 1.24: what the newer one asks for
+            meant[CREATE_TOKEN] = f"echo {request_token(admin_api, NAMESPACE, ACCOUNT, made)}"
+        ended = types(status.replace(f"--kubeconfig={FILE} ", ""))
+        assert ended.returncode == ExitCode.USAGE, ended.stdout + ended.stderr
+        assert "the API server requires credentials, and the kubeconfig has none" in ended.stderr
+        assert "kubectl create token" in ended.stderr
+
+        for line in (view, credentials, context):
+            done = types(line)
+            assert done.returncode == 0, f"$ {line}\n{done.stdout}{done.stderr}"
+        assert (home / FILE).stat().st_mode & 0o077 == 0
+        shown = types(status)
+        assert shown.returncode == 0, shown.stdout + shown.stderr
+        assert shown.stdout.startswith("ready: ")
+        assert "access" not in shown.stdout, "nothing is out of sight"
+        assert node.name in shown.stdout
+        assert types(status.replace("status", "restore --dry-run")).returncode == 0
+        assert types(remove).returncode == 0
+        assert not (home / FILE).exists()
 
 
 PAGE = DOCS / "going-back.md"
 BAD = "3.0.0"
-SKIP = "rebellions.ai/npu-driver-upgrade.skip"
 
 
 def said_in(section: str) -> tuple[str, ...]:
