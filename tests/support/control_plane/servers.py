@@ -500,51 +500,39 @@ def _free_ports(count: int) -> list[int]:
             s.close()
 
 
-# The rights the operator's first generation gives its driver pods, to the letter.
+def _may(verbs: str, resources: str, group: str = "") -> Json:
+    """A rule of a role."""
+    return {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split()}
+
+
+_EVENTS, _LEASES = _may("create", "events"), _may("get create patch", "leases", "coordination.k8s.io")
+READ_ONLY = [_may("get list", "nodes pods")]
+EVENTS = [_may("create patch update", "events"), _may("create patch update", "events", "events.k8s.io")]
 GENERATION_1 = [
-    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch", "patch", "update"]},
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
-    {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]},
-    {"apiGroups": ["apps"], "resources": ["daemonsets"], "verbs": ["get"]},
+    _may("get list watch patch update", "nodes"),
+    _may("get list watch", "pods"),
+    _may("create", "pods/eviction"),
+    _may("get", "daemonsets", "apps"),
 ]
+"""The rights the operator's first generation gives its driver pods, to the letter."""
 
+WORKLOADS = [*GENERATION_1, _may("get list", "resourceclaims", "resource.k8s.io")]
+"""With claims, which the second generation's manager reads to find the pods that hold a device."""
 
-# With claims, which the second generation's manager reads to find the pods that hold a device.
-WORKLOADS = [
-    *GENERATION_1,
-    {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get", "list"]},
-]
+REBOOTER = [_may("get patch", "nodes"), _EVENTS, _LEASES]
+"""The rights that the README gives the rebooter, without those for evicting."""
 
-
-# The rights that the README gives the rebooter, without those for evicting.
-REBOOTER = [
-    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]},
-    {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
-    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "patch"]},
-]
-
-
-# What deploy/components/rollout gives the controller, over all namespaces.
 ROLLOUT = [
-    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch", "patch"]},
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "create", "delete"]},
-    {
-        "apiGroups": ["driver-manager.rebellions.ai"],
-        "resources": ["driverrollouts"],
-        "verbs": ["list", "watch"],
-    },
-    {"apiGroups": ["driver-manager.rebellions.ai"], "resources": ["driverrollouts/status"], "verbs": ["patch"]},
-    {"apiGroups": ["apps"], "resources": ["daemonsets"], "verbs": ["list", "watch", "patch"]},
-    {"apiGroups": ["apps"], "resources": ["controllerrevisions"], "verbs": ["list", "watch"]},
-    {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
-    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "patch"]},
+    _may("list watch patch", "nodes"),
+    _may("list watch create delete", "pods"),
+    _may("list watch", "driverrollouts", "driver-manager.rebellions.ai"),
+    _may("patch", "driverrollouts/status", "driver-manager.rebellions.ai"),
+    _may("list watch patch", "daemonsets", "apps"),
+    _may("list watch", "controllerrevisions", "apps"),
+    _EVENTS,
+    _LEASES,
 ]
-
-
-READ_ONLY = [{"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list"]}]
-
-
-EVENTS = [{"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch", "update"]}]
+"""What deploy/components/rollout gives the controller, over all namespaces."""
 
 
 def bind_rights(api: Api, user: User, rules: list[Json]) -> None:
