@@ -1,4 +1,4 @@
-"""What a worker sweeps on: a Node with operands and clients, a proxy, a zygote, and the paths with their scenes."""
+"""What a worker sweeps on: a Node with operands and clients, a proxy, and the paths with their scenes."""
 
 from __future__ import annotations
 
