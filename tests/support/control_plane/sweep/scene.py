@@ -452,37 +452,29 @@ class SweepNode:
         self.driver_pod = self._in_its_init_container(self.driver_pod)
 
 
+@dataclass
 class Scene:
     """One host and the Node, from the beginning of a path to its end. `boots`: where in the proxy's log each begins."""
 
-    def __init__(
-        self,
-        sweep_node: SweepNode,
-        path: SweepPath,
-        command_runner: CommandRunner,
-        folder: Folder,
-        jobs: list[Pod],
-        holder: Holder | None,
-        bus: PciTree | None,
-        mutant: str,
-    ) -> None:
-        self.sweep_node = sweep_node
-        self.path = path
-        self.command_runner = command_runner
-        self.jobs = jobs
-        self.holder = holder
-        self.bus = bus
-        self._folder = folder
-        self._mutant = mutant
-        self._runs = 0
-        self._mark = sweep_node.proxy.mark()
+    sweep_node: SweepNode
+    path: SweepPath
+    command_runner: CommandRunner
+    folder: Folder
+    jobs: list[Pod]
+    holder: Holder | None
+    bus: PciTree | None
+    mutant: str
+    runs: int = 0
+
+    def __post_init__(self) -> None:
+        self._mark = self.sweep_node.proxy.mark()
         self.boots = [self._mark]
 
     def start(self, kill: Kill | None = None, *words: str, **env: str) -> ForkedCommand:
         """Begin a run of the path; `kill` only where it is at a host effect."""
-        self._runs += 1
+        self.runs += 1
         self._mark = self.sweep_node.proxy.mark()
-        own = self._folder / f"run-{self._runs}"
+        own = self.folder / f"run-{self.runs}"
         (own / "tmp").mkdir(parents=True)
         (own / "termination-log").touch()
         pod = {"POD_NAME": self.sweep_node.driver_pod} if self.path.runs_in_pod else {}
@@ -490,7 +482,7 @@ class Scene:
         environment = self.command_runner.environment(
             TERMINATION_LOG=str(own / "termination-log"), TMPDIR=str(own / "tmp"), **{**pod, **self.path.env, **env}
         )
-        orders = Orders(mutant=self._mutant, records=True)
+        orders = Orders(mutant=self.mutant, records=True)
         if kill is not None:
             orders = replace(orders, kill_at=kill.effect.number, after=kill.after)
         argv = [self.path.command, *self.path.words, *words]
