@@ -45,13 +45,11 @@ PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 class Kubelets:
     """Plays the kubelets of a fleet, while the context lasts: driver pods run, and pods that look at a node end.
 
-    `broken` are nodes whose pods do not get ready. `wedging`: nodes with the image that does not serve on them; the pod
-    stays as it is, and the node says so. `ends` is the exit code and the message of the pod that looks at a node; well
+    `wedging`: nodes with the image that does not serve on them; the pod stays as it is, and the node says so. `ends` is the exit code and the message of the pod that looks at a node; well
     on all others. `seen` counts these pods by node, `bodies` has the last one of each.
     """
 
     def __init__(self, api: Api, app: str) -> None:
-        self.broken: set[str] = set()
         self.wedging: set[tuple[str, str]] = set()
         self.ends: dict[str, tuple[int, str]] = {}
         self.seen: Counter[str] = Counter()
@@ -112,7 +110,7 @@ class Kubelets:
     def _start_pods(self) -> None:
         while not self._stopping.wait(0.02):
             for uid, (due_s, pod) in list(self._due.items()):
-                if due_s > time.monotonic() or pod["spec"]["nodeName"] in self.broken:
+                if due_s > time.monotonic():
                     continue
                 del self._due[uid]
                 if self._serves(pod):
@@ -168,7 +166,6 @@ class RolloutFleet:
                 print(controller.kill().err)
         gone(lambda: self.api.delete(f"{ROLLOUTS}/{self.name}"))
         gone(lambda: self.api.delete(self._path))
-        self.kubelets.broken.clear()
         wait_until(lambda: not self.pods(), f"no pod of {self.name}", PATIENCE_S, self._pace_s)
         self.kubelets.__exit__(kind, error, at)
         for node in self.nodes:
