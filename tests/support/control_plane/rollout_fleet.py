@@ -45,8 +45,9 @@ PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 class Kubelets:
     """Plays the kubelets of a fleet, while the context lasts: driver pods run, and pods that look at a node end.
 
-    `wedging`: nodes with the image that does not serve on them; the pod stays as it is, and the node says so. `ends` is the exit code and the message of the pod that looks at a node; well
-    on all others. `seen` counts these pods by node, `bodies` has the last one of each.
+    `wedging`: nodes with the image that does not serve on them; the pod stays as it is, and the node says so. `ends` is
+    the exit code and the message of the pod that looks at a node; well on all others. `seen` counts these pods by node,
+    `bodies` has the last one of each.
     """
 
     def __init__(self, api: Api, app: str) -> None:
