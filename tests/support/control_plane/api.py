@@ -105,9 +105,9 @@ class Api:
     Safe to share between threads.
     """
 
-    def __init__(self, url: str, ca: Path | None, token: str, user_agent: str = "cluster-tests") -> None:
+    def __init__(self, url: str, ca: Path | None, token: str) -> None:
         self._url = url
-        self._headers = {"Authorization": f"Bearer {token}", "Accept": "application/json", "User-Agent": user_agent}
+        self._headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
         context = ssl.create_default_context(cafile=str(ca)) if ca else None
         self._pool = urllib3.PoolManager(ssl_context=context, maxsize=8, retries=False, timeout=_REQUEST_TIMEOUT)
 

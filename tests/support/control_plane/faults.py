@@ -28,13 +28,11 @@ class Target:
 
 @dataclass(frozen=True)
 class ApiRequest:
-    """One request as the client sent it; `user` is "" for an unknown token."""
+    """One request as the client sent it."""
 
     method: str
     path: str  # without the query
     query: Mapping[str, str] = field(default_factory=dict)
-    user: str = ""
-    user_agent: str = ""
     body: Any = None  # decoded JSON; None if there was none
 
     @property
@@ -189,9 +187,9 @@ Action = Answer | Delay | Hold | Drop | Gone | Certificate | Rotate | CutLine | 
 class Fault:
     """What is done to which requests.
 
-    A request matches by `verb` and `resource` (`*`: any; `pods/eviction` with its subresource), by `user` ("": any) and
-    by `path`, a regular expression searched for in the path without the query. Of the matching ones since the fault
-    was added, the `nth` and the following are met by `action`, `times` in all. What acts on watches matches only them.
+    A request matches by `verb` and `resource` (`*`: any; `pods/eviction` with its subresource), and by `path`, a regular
+    expression searched for in the path without the query. Of the matching ones since the fault was added, the `nth` and
+    the following are met by `action`, `times` in all. What acts on watches matches only them.
     `spares_dry_runs`: evictions that are only rehearsed do not match.
     """
 
@@ -199,7 +197,6 @@ class Fault:
     verb: str = "*"
     resource: str = "*"
     path: str = ""
-    user: str = ""
     nth: int = 1
     times: float = 1
     spares_dry_runs: bool = False
@@ -210,7 +207,6 @@ class Fault:
         return (
             self.verb in ("*", target.verb)
             and self.resource in ("*", target.resource)
-            and self.user in ("", request.user)
             and re.search(self.path, request.path) is not None
             and (target.verb == "watch" or not isinstance(self.action, OnWatch))
             and not (self.spares_dry_runs and request.is_dry_run)

@@ -122,9 +122,7 @@ def _definition(plural: str, kind: str, scope: str, subresources: Json) -> Json:
     }
 
 
-def claim_body(
-    name: str, *, device_class: str = DEVICE_CLASS, first_available: bool = False, owner: Json | None = None
-) -> Json:
+def claim_body(name: str, *, device_class: str = DEVICE_CLASS, first_available: bool = False) -> Json:
     """A ResourceClaim for one device; `first_available` asks for it as one of a list of choices."""
     wanted: Json = {"deviceClassName": device_class, "allocationMode": "ExactCount", "count": 1}
     choices: list[Json] = [{"name": "only", **wanted}]
@@ -134,7 +132,7 @@ def claim_body(
     return {
         "apiVersion": f"{DRA_GROUP}/v1",
         "kind": "ResourceClaim",
-        "metadata": {"name": name, "ownerReferences": [owner] if owner else []},
+        "metadata": {"name": name},
         "spec": {"devices": {"requests": [request]}},
     }
 

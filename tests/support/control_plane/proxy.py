@@ -112,12 +112,11 @@ GOOD = "good"
 
 
 class Identity:
-    """With no certificates the proxy speaks plain HTTP. `users` names who a bearer token stands for."""
+    """What the proxy presents to its clients, and whom the server takes them for."""
 
-    def __init__(self, certificates: Mapping[str, tuple[Path, Path]], users: Mapping[str, str]) -> None:
+    def __init__(self, certificates: Mapping[str, tuple[Path, Path]]) -> None:
         self._lock = threading.Lock()
         self._contexts = {name: _context(pair) for name, pair in certificates.items()}
-        self._users = dict(users)
         self._expired: set[str] = set()
         self._known_as: dict[str, str] = {}  # token → the one that the server knows it by
         self._impersonated: dict[str, dict[str, str]] = {}
@@ -125,18 +124,16 @@ class Identity:
 
     def present(self, name: str, handshakes: float) -> None:
         """Greet the next `handshakes` clients with the certificate called `name`, then with the good one again."""
-        assert name in self._contexts, (
-            f"no certificate {name!r}: the proxy speaks {', '.join(self._contexts) or 'HTTP'}"
-        )
+        assert name in self._contexts, f"no certificate {name!r}"
         with self._lock:
             self._presented, self._handshakes = name, handshakes
 
-    def greeting(self) -> ssl.SSLContext | None:
-        """What to greet the next client with; None for plain HTTP."""
+    def greeting(self) -> ssl.SSLContext:
+        """What to greet the next client with."""
         with self._lock:
             name = GOOD if self._handshakes <= 0 else self._presented
             self._handshakes -= 1
-        return self._contexts.get(name)
+        return self._contexts[name]
 
     def rotate(self, old: str, new: str) -> None:
         """From now on `new` is the token of the user of `old`, and `old` is unknown."""
@@ -172,10 +169,6 @@ class Identity:
         with self._lock:
             known = self._impersonated.get(token)
         return known or {"Authorization": f"Bearer {self.upstream(token)}"}
-
-    def user(self, token: str) -> str:
-        """The user of the token; "" if it is unknown."""
-        return self._users.get(self.upstream(token), "")
 
 
 def _context(certificate: tuple[Path, Path]) -> ssl.SSLContext:
@@ -253,7 +246,9 @@ class Connection(BaseHTTPRequestHandler):
     def __init__(self, proxy: Proxy, client: socket.socket) -> None:
         self._proxy = proxy
         self._client = client
-        self._upstream = _new_upstream(proxy)
+        self._upstream = HTTPSConnection(
+            proxy.server.hostname or "", proxy.server.port, timeout=_CONNECT_TIMEOUT_S, context=proxy.to_server
+        )
         self._lock = threading.Lock()
         self._is_shut = False
 
@@ -274,8 +269,6 @@ class Connection(BaseHTTPRequestHandler):
         """TLS with the client. Raises OSError, as for a client that has left."""
         self._client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         greeting = self._proxy.identity.greeting()
-        if greeting is None:
-            return
         with self._lock:
             try:
                 self._client = encrypted = greeting.wrap_socket(
@@ -317,8 +310,7 @@ class Connection(BaseHTTPRequestHandler):
 
     def _request(self, raw: bytes) -> ApiRequest:
         url = urlsplit(self.path)
-        user, agent = self._proxy.identity.user(self._token), self.headers.get("User-Agent", "")
-        return ApiRequest(self.command, url.path, dict(parse_qsl(url.query)), user, agent, _decoded(raw))
+        return ApiRequest(self.command, url.path, dict(parse_qsl(url.query)), _decoded(raw))
 
     @property
     def _token(self) -> str:
@@ -419,13 +411,6 @@ def _is_after(action: Action) -> bool:
     return isinstance(action, Delay | Hold | Drop) and action.applied
 
 
-def _new_upstream(proxy: Proxy) -> http.client.HTTPConnection:
-    host, port = proxy.server.hostname or "", proxy.server.port
-    if proxy.to_server is None:
-        return http.client.HTTPConnection(host, port, timeout=_CONNECT_TIMEOUT_S)
-    return http.client.HTTPSConnection(host, port, timeout=_CONNECT_TIMEOUT_S, context=proxy.to_server)
-
-
 def _shut(connected: socket.socket | None) -> None:
     """End both directions, from any thread: SSLSocket's own method would pull its state from under a reader."""
     if connected is not None:
@@ -499,26 +484,23 @@ _BACKLOG = 1024  # a thousand nodes may start at once
 class Proxy:
     """Listens on loopback, or at `address`, for as long as the context lasts; any number of clients may use it.
 
-    With `certificates` (file and key by name, one of them `good`) it speaks TLS, without them plain HTTP. `users` names
-    who a bearer token stands for. `policy` is the API version of the evictions that the server knows. Leaving the
-    context ends whatever is open, within `CLOSE_LIMIT_S` seconds.
+    `certificates` are file and key by name, one of them `good`. `policy` is the API version of the evictions that the
+    server knows. Leaving the context ends whatever is open, within `CLOSE_LIMIT_S` seconds.
     """
 
     def __init__(
         self,
         server: str,
-        ca: Path | None = None,
-        certificates: Mapping[str, tuple[Path, Path]] | None = None,
-        users: Mapping[str, str] | None = None,
+        ca: Path,
+        certificates: Mapping[str, tuple[Path, Path]],
         faults: Iterable[Fault] = (),
         address: tuple[str, int] | None = None,
         policy: str = OLD_POLICY,
     ) -> None:
         self.server, self.policy = urlsplit(server), policy
-        self.to_server = ssl.create_default_context(cafile=str(ca)) if ca else None
+        self.to_server = ssl.create_default_context(cafile=str(ca))
         self._address = address
-        self._is_encrypted = bool(certificates)
-        self.identity = Identity(certificates or {}, users or {})
+        self.identity = Identity(certificates)
         self._changed = threading.Condition()
         self._connections: dict[Connection, threading.Thread] = {}
         self._back_at_s = 0.0
@@ -530,8 +512,7 @@ class Proxy:
     @classmethod
     def before(cls, plane: ControlPlane, *faults: Fault) -> Self:
         """A proxy before this control plane, with the server's own certificate."""
-        users = {user.token: user.name for user in plane.users}
-        return cls(plane.url, plane.ca, {GOOD: plane.server_certificate}, users, faults)
+        return cls(plane.url, plane.ca, {GOOD: plane.server_certificate}, faults)
 
     def __enter__(self) -> Self:
         self._listener = socket.create_server(self._address, backlog=_BACKLOG) if self._address else _listener()
@@ -559,8 +540,7 @@ class Proxy:
     @property
     def url(self) -> str:
         """Where clients find it, for a kubeconfig."""
-        scheme = "https" if self._is_encrypted else "http"
-        return f"{scheme}://127.0.0.1:{self._listener.getsockname()[1]}"
+        return f"https://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def add(self, *faults: Fault) -> None:
         """Append faults to the script; they count requests from now on."""
@@ -592,14 +572,12 @@ class Proxy:
             self._exchanges.append(exchange)
             return exchange
 
-    def exchanges(self, verb: str = "", resource: str = "", *, user: str = "", since: int = 0) -> list[Exchange]:
+    def exchanges(self, verb: str = "", resource: str = "", *, since: int = 0) -> list[Exchange]:
         """What was asked, in order; `resource` with its subresource, "" for any."""
         return [
             exchange
             for exchange in self._exchanges[since:]
-            if verb in ("", exchange.request.target.verb)
-            and resource in ("", exchange.request.target.resource)
-            and user in ("", exchange.request.user)
+            if verb in ("", exchange.request.target.verb) and resource in ("", exchange.request.target.resource)
         ]
 
     def report(self) -> str:

@@ -41,7 +41,6 @@ class AuditRecord:
     namespace: str
     name: str
     user: str
-    user_agent: str
     uri: str
     received_at: datetime
     code: int | None
@@ -110,7 +109,6 @@ def _record(first: Json, last: Json) -> AuditRecord:
         namespace=target.get("namespace", ""),
         name=target.get("name", ""),
         user=first["user"]["username"],
-        user_agent=first.get("userAgent", ""),
         uri=first["requestURI"],
         received_at=datetime.fromisoformat(first["requestReceivedTimestamp"]),
         code=last.get("responseStatus", {}).get("code"),
@@ -294,9 +292,9 @@ class ControlPlane:
         folder.mkdir()
         return self._others.enter_context(ForkServer(folder))
 
-    def api(self, user: User, user_agent: str = "cluster-tests") -> Api:
+    def api(self, user: User) -> Api:
         """A client with the rights of `user`. The caller closes it."""
-        return Api(self.url, self.ca, user.token, user_agent)
+        return Api(self.url, self.ca, user.token)
 
     def kubeconfig(self, token: str, server: str | None = None) -> Path:
         """A self-contained kubeconfig file (the CA inline), for `server` where the client must take another way."""

@@ -36,7 +36,6 @@ class Shape:
     npus: int = 1
     init_npus: int = 0
     claims: tuple[PodClaim, ...] = ()
-    empty_dir: bool = False
     grace_s: int = 30
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -281,9 +280,6 @@ def _spec(shape: Shape) -> Json:
     if shape.init_npus:
         prepare = {"name": "prepare", "image": "job:test", "resources": _resources(shape, shape.init_npus)}
         spec["initContainers"] = [prepare]
-    if shape.empty_dir:
-        spec["volumes"] = [{"name": "scratch", "emptyDir": {}}]
-        main["volumeMounts"] = [{"name": "scratch", "mountPath": "/scratch"}]
     return spec
 
 

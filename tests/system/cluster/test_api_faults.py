@@ -236,8 +236,7 @@ def test_every_request_of_the_rebooter_meets_every_fault(
 @pytest.fixture
 def proxy(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path) -> Iterator[Proxy]:
     certificates = all_certificates(control_plane.authority, tmp_path)
-    users = {agent_with_events.token: agent_with_events.name}
-    with Proxy(control_plane.url, control_plane.ca, certificates, users) as running:
+    with Proxy(control_plane.url, control_plane.ca, certificates) as running:
         yield running
     print(running.report())
 

@@ -28,8 +28,8 @@ from tests.support.control_plane.old_server import (
 )
 from tests.support.control_plane.proxy import Identity
 
-GET = ApiRequest("GET", "/api/v1/nodes/n", user="agent")
-PATCH = ApiRequest("PATCH", "/api/v1/nodes/n", user="agent")
+GET = ApiRequest("GET", "/api/v1/nodes/n")
+PATCH = ApiRequest("PATCH", "/api/v1/nodes/n")
 WATCH = ApiRequest("GET", "/api/v1/pods", {"watch": "1"})
 EVICT = ApiRequest("POST", "/api/v1/namespaces/team/pods/p/eviction", body={"apiVersion": "policy/v1", "x": 1})
 
@@ -70,7 +70,6 @@ SPARING = Fault(Drop(), spares_dry_runs=True, times=ALWAYS)
     ("faults", "requests", "met"),
     [
         ((Fault(Drop(), verb="get", nth=2, times=2),), (GET, PATCH, GET, GET, GET), [[], [], [Drop()], [Drop()], []]),
-        ((Fault(Drop(), user="agent", times=ALWAYS),), (GET, WATCH, PATCH), [[Drop()], [], [Drop()]]),
         (
             (Fault(Delay(1)), Fault(Answer(500)), Fault(Hold()), Fault(Drop())),
             (GET, GET, GET),
@@ -79,7 +78,7 @@ SPARING = Fault(Drop(), spares_dry_runs=True, times=ALWAYS)
         ((Fault(CutLine()),), (GET, WATCH), [[], [CutLine()]]),
         ((SPARING,), (REHEARSED, EVICT, REHEARSED, PATCH), [[], [Drop()], [], [Drop()]]),
     ],
-    ids=["the nth and the following", "of a user", "pauses come together", "of watches", "no dry runs"],
+    ids=["the nth and the following", "pauses come together", "of watches", "no dry runs"],
 )
 def test_a_request_is_met_by_the_faults_that_are_due(
     faults: tuple[Fault, ...], requests: tuple[ApiRequest, ...], met: list[list[object]]
@@ -101,17 +100,12 @@ def test_a_fault_that_could_not_act_is_for_the_next_match_and_counts_from_when_i
     assert [armed.fault.action for armed in script.take(GET)] == [Drop()]
 
 
-def test_a_rotated_token_stands_for_the_same_user_and_the_old_one_for_nobody() -> None:
-    identity = Identity({}, {"first": "agent"})
+def test_a_rotated_token_stands_for_the_first_one_and_the_old_ones_are_unknown() -> None:
+    identity = Identity({})
     identity.rotate("first", "second")
     identity.rotate("second", "third")
     assert [identity.is_expired(token) for token in ("first", "second", "third")] == [True, True, False]
-    assert (identity.user("third"), identity.upstream("third"), identity.user("?")) == ("agent", "first", "")
-
-
-def test_a_proxy_without_a_certificate_cannot_present_another() -> None:
-    with pytest.raises(AssertionError, match="the proxy speaks HTTP"):
-        Identity({}, {}).present("expired", 1)
+    assert identity.upstream("third") == "first"
 
 
 def test_only_todays_evictions_are_translated_and_nothing_but_their_version() -> None:
