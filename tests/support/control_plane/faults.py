@@ -187,9 +187,9 @@ Action = Answer | Delay | Hold | Drop | Gone | Certificate | Rotate | CutLine | 
 class Fault:
     """What is done to which requests.
 
-    A request matches by `verb` and `resource` (`*`: any; `pods/eviction` with its subresource), and by `path`, a regular
-    expression searched for in the path without the query. Of the matching ones since the fault was added, the `nth` and
-    the following are met by `action`, `times` in all. What acts on watches matches only them.
+    A request matches by `verb` and `resource` (`*`: any; `pods/eviction` with its subresource), and by `path`, a
+    regular expression searched for in the path without the query. Of the matching ones since the fault was added, the
+    `nth` and the following are met by `action`, `times` in all. What acts on watches matches only them.
     `spares_dry_runs`: evictions that are only rehearsed do not match.
     """
 
