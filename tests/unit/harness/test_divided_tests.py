@@ -78,10 +78,12 @@ def test_the_shares_of_the_edits_by_others_are_every_pair_of_wait_and_hand_once(
 
 
 def test_figures_count_every_kill_and_name_the_share() -> None:
-    share, figures = Share(1, 3), Figures(Share(1, 3))
+    figures = Figures()
     for recording in recordings():
-        kills = [Judged(recording.path, point, {"lost labels": ["a"]}, 0) for point in points(recording, share)]
+        kills = [Judged(recording.path, point, {"lost labels": ["a"]}, 0) for point in points(recording, Share())]
         figures.add(recording, kills, 0.0)
     said, lost = figures.lines()
-    assert said.startswith("share 1/3 of the kills: 354 effects on 15 paths: killed 359 times, with a reboot after 123")
-    assert lost == "359 lost labels"
+    assert said.startswith(
+        "share 1/1 of the kills: 354 effects on 15 paths: killed 1077 times, with a reboot after 369"
+    )
+    assert lost == "1077 lost labels"
