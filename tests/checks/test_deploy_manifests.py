@@ -1,13 +1,15 @@
-"""deploy/ renders as kustomize renders it, and every overlay says what the code and the operators' contract say."""
+"""What deploy/ has for each vendor fits the code, the cluster around the pods, the docs and the driver containers."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
-import subprocess
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -17,37 +19,44 @@ from driver_manager.adapters.kube.leases import LEASE
 from driver_manager.adapters.report.http import parse_address
 from driver_manager.cli.main import cli
 from driver_manager.domain import settings
-from driver_manager.domain.profile import Profile, Strategy
+from driver_manager.domain.fleet.spec import GROUP, KIND, PLURAL, VERSION, read
+from driver_manager.domain.profile import Strategy
 from driver_manager.profiles import builtin
 from scripts.releasing import kustomize
-from scripts.releasing.kustomize import DEPLOY, NAMESPACES, OVERLAYS, POLICIES, ROLLOUTS, Json, only, render
-from tests.support.deploy.renderings import FLEETS, SETS, kubectl
+from scripts.releasing.kustomize import DEPLOY, EXAMPLES, NAMESPACES, OVERLAYS, POLICIES, ROLLOUTS, Json, only, render
+from tests.support.deploy.renderings import FLEETS, SETS, kustomized
+from tests.support.docs.console import commands
+from tests.support.docs.markdown import DOCS, ROOT
+from tests.support.fakes.rollout_objects import zones
 
 PROFILES = builtin()
+IMAGE_TAG = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 COMPONENTS = sorted(path.name for path in (DEPLOY / "components").iterdir())
-KNOWN = {
-    name
-    for group in (
-        settings.CLUSTER,
-        settings.HOST,
-        settings.DRIVER,
-        settings.WORKLOADS,
-        settings.HEALTH,
-        settings.REBOOTER,
-        settings.ROLLOUT,
-    )
-    for setting in group
-    for name in (setting.env, *setting.also)
-}
+KNOWN = {name for _, group in settings.HEADINGS for setting in group for name in (setting.env, *setting.also)}
+WITH_PORTS = [*((overlay, ("metrics",)) for overlay in OVERLAYS), *((rollout, ()) for rollout in ROLLOUTS)]
+DRIVERS = {"rebellions-driver": "rebellions", "nvidia-driver": "nvidia", "ascend-driver": "ascend"}
+"""The examples of driver containers, with their overlays."""
+
+KERNEL = "6.1.0-18-amd64"
+each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 
 
-def containers(objects: list[Json], daemon_set: str) -> dict[str, Json]:
-    """All containers of the DaemonSet whose name ends so."""
-    (found,) = [
-        one for one in objects if one["kind"] == "DaemonSet" and one["metadata"]["name"].partition("-")[2] == daemon_set
-    ]
-    spec = found["spec"]["template"]["spec"]
+def templates(objects: list[Json]) -> list[Json]:
+    """The pod template of each workload."""
+    return [one["spec"]["template"] for one in objects if one["kind"] in ("DaemonSet", "Deployment")]
+
+
+def containers_of(template: Json) -> dict[str, Json]:
+    """All containers of a pod, by their names."""
+    spec = template["spec"]
     return {one["name"]: one for one in (*spec.get("initContainers", []), *spec["containers"])}
+
+
+def driver_pod(objects: list[Json]) -> Json:
+    """The pod template of the driver's DaemonSet."""
+    (found,) = [one for one in objects if one["kind"] == "DaemonSet" and one["metadata"]["name"].endswith("-driver")]
+    template: Json = found["spec"]["template"]
+    return template
 
 
 def env(container: Json) -> dict[str, str]:
@@ -57,21 +66,25 @@ def env(container: Json) -> dict[str, str]:
 
 def digests(template: Json) -> dict[str, str]:
     """DRIVER_CONFIG_DIGEST of every container that has one, as the kubelet sets it from the pod's annotations."""
-    spec, notes = template["spec"], template["metadata"].get("annotations", {})
-    found = {}
-    for container in (*spec.get("initContainers", []), *spec["containers"]):
-        for one in container.get("env", []):
-            if one["name"] == "DRIVER_CONFIG_DIGEST":
-                path = one["valueFrom"]["fieldRef"]["fieldPath"]
-                found[container["name"]] = notes[path.removeprefix("metadata.annotations['").removesuffix("']")]
-    return found
+    paths = {
+        name: one["valueFrom"]["fieldRef"]["fieldPath"]
+        for name, container in containers_of(template).items()
+        for one in container.get("env", [])
+        if one["name"] == "DRIVER_CONFIG_DIGEST"
+    }
+    notes = {f"metadata.annotations['{key}']": value for key, value in template["metadata"]["annotations"].items()}
+    return {name: notes[path] for name, path in paths.items()}
 
 
-def test_what_is_not_understood_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def volume_kinds(spec: Json) -> set[str]:
+    return {key for volume in spec["volumes"] for key in volume if key != "name"}
+
+
+def test_what_the_renderer_does_not_understand_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(DEPLOY, tmp_path / "deploy")
     monkeypatch.setattr(kustomize, "DEPLOY", tmp_path / "deploy")
-    file = tmp_path / "deploy/overlays/rebellions/kustomization.yaml"
-    file.write_text(file.read_text() + "nameSuffix: -x\n")
+    with (tmp_path / "deploy/overlays/rebellions/kustomization.yaml").open("a") as file:
+        file.write("nameSuffix: -x\n")
     with pytest.raises(kustomize.NotRenderedError, match="nameSuffix"):
         render("rebellions")
 
@@ -79,33 +92,34 @@ def test_what_is_not_understood_is_refused(tmp_path: Path, monkeypatch: pytest.M
 def test_every_component_is_offered_by_an_overlay() -> None:
     folders = (*OVERLAYS, *ROLLOUTS, *NAMESPACES, *POLICIES)
     texts = [(DEPLOY / "overlays" / name / "kustomization.yaml").read_text() for name in folders]
-    offered = {name for text in texts for name in re.findall(r"components/(\S+)", text)}
-    assert offered == set(COMPONENTS)
+    assert {name for text in texts for name in re.findall(r"components/(\S+)", text)} == set(COMPONENTS)
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@each_overlay
 def test_an_overlay_is_its_profiles(overlay: str) -> None:
-    profile = PROFILES[overlay]
-    objects = render(overlay)
+    profile, objects = PROFILES[overlay], render(overlay)
     assert only(render(f"{overlay}/namespace"), "Namespace")["metadata"]["name"] == profile.namespace
+    assert "Namespace" not in {one["kind"] for one in (*objects, *render(f"{overlay}/rollout"))}, (
+        "deleting deletes none"
+    )
     spec = only(objects, "DaemonSet", f"{overlay}-driver")["spec"]
-    (selector,) = spec["template"]["spec"]["nodeSelector"].items()
+    template = spec["template"]
     wanted = profile.deploy.driver_key if profile.deploy.prefix else profile.present_labels[0]
-    assert selector == (wanted, "true")
+    assert template["spec"]["nodeSelector"] == {wanted: "true"}
     assert spec["updateStrategy"] == {"type": "OnDelete"}
-    by_name = containers(objects, "driver")
-    told = {name: env(one).get("DRIVER_PROFILE") for name, one in by_name.items()}
-    assert told == {"k8s-driver-manager": overlay, "health-watch": overlay, "driver": None}
+    by_name = containers_of(template)
+    profiles = {name: env(one).get("DRIVER_PROFILE") for name, one in by_name.items()}
+    assert profiles == {"k8s-driver-manager": overlay, "health-watch": overlay, "driver": None}
     driver = env(by_name["driver"])
     assert driver["DRIVER_ROOT"] == profile.paths.driver_root
     assert driver["DRIVER_MODULE"] in profile.modules.roots
     assert driver.get("DRIVER_MODULES", "").split() in ([], list(profile.modules.order))
     assert driver["STATE_FILE"] == profile.paths.state_file
     assert driver.get("READY_MARKER", "") == profile.paths.ready_marker
-    template = only(objects, "DaemonSet", f"{overlay}-driver")["spec"]["template"]
     assert digests(template) == {"k8s-driver-manager": "sample-2.0.1", "driver": "sample-2.0.1"}
-    annotated = json.dumps(template).count("sample-2.0.1")
-    assert annotated == 1, "the digest is written in one place"
+    assert json.dumps(template).count("sample-2.0.1") == 1, "the digest is written in one place"
+    images = {one["image"] for one in by_name.values()}
+    assert images == {f"driver-manager:{IMAGE_TAG}", f"driver-manager-sample-driver:{IMAGE_TAG}"}
 
 
 def writable(spec: Json, container: Json) -> list[str]:
@@ -116,100 +130,55 @@ def writable(spec: Json, container: Json) -> list[str]:
     return [one["mountPath"] for one in mounts]
 
 
-def written(profile: Profile, container: str) -> set[str]:
-    """What of the host a container writes."""
-    paths = profile.paths
-    kept = {paths.evidence, paths.client_record, paths.client_lock}
-    common = {"k8s-driver-manager": {paths.work_lock, paths.state_file, paths.load_record, *paths.artifacts, *kept}}
-    common["health-watch"] = {paths.work_lock, paths.health_record, paths.ready_marker, *kept}
-    common["rebooter"] = {paths.work_lock, paths.rebooter_record, paths.reboot_evidence}
-    return {path for path in (*common[container], paths.reboot_marker) if path}
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@each_overlay
 def test_each_container_can_write_what_it_writes_and_sees_the_rest_read_only(overlay: str) -> None:
-    objects, profile = render(overlay), PROFILES[overlay]
-    for daemon_set in (one for one in objects if one["kind"] == "DaemonSet"):
-        spec = daemon_set["spec"]["template"]["spec"]
-        for container in (*spec.get("initContainers", []), *spec["containers"]):
-            if container["name"] == "driver":
-                continue
-            folders = writable(spec, container)
-            for path in written(profile, container["name"]):
-                assert any(path.startswith(f"{folder}/") for folder in folders), f"{container['name']}: {path}"
-            (host,) = [one for one in container["volumeMounts"] if one["mountPath"] == "/host"]
-            assert (host["readOnly"], host["mountPropagation"]) == (True, "HostToContainer")
+    paths, checked = PROFILES[overlay].paths, set()
+    kept = {paths.evidence, paths.client_record, paths.client_lock}
+    written = {
+        "k8s-driver-manager": {paths.work_lock, paths.state_file, paths.load_record, *paths.artifacts, *kept},
+        # The driver container loads while the watch runs, so the device nodes are younger than the watch.
+        "health-watch": {paths.work_lock, paths.health_record, paths.ready_marker, "/dev/x", *kept},
+        "rebooter": {paths.work_lock, paths.rebooter_record, paths.reboot_evidence},
+    }
+    for template in templates(render(overlay)):
+        for name, container in containers_of(template).items():
+            if name != "driver":
+                folders = tuple(f"{folder}/" for folder in writable(template["spec"], container))
+                needed = {path for path in (*written[name], paths.reboot_marker) if path}
+                assert not [path for path in needed if not path.startswith(folders)], name
+                (host,) = [one for one in container["volumeMounts"] if one["mountPath"] == "/host"]
+                assert (host["readOnly"], host["mountPropagation"]) == (True, "HostToContainer")
+                checked.add(name)
+    assert {"k8s-driver-manager", "health-watch"} <= checked
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_watch_opens_the_hosts_device_nodes_and_not_those_of_its_own_start(overlay: str) -> None:
-    spec = only(render(overlay), "DaemonSet", f"{overlay}-driver")["spec"]["template"]["spec"]
-    (watch,) = [one for one in spec["containers"] if one["name"] == "health-watch"]
-    # The driver container loads while the watch runs, so its nodes are younger than the watch.
-    assert "/dev" in writable(spec, watch)
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@each_overlay
 def test_only_who_talks_to_the_api_server_has_a_token(overlay: str) -> None:
-    objects = render(overlay)
-    holders = []
-    for account in (one for one in objects if one["kind"] == "ServiceAccount"):
-        assert account["automountServiceAccountToken"] is False
-    for daemon_set in (one for one in objects if one["kind"] == "DaemonSet"):
-        spec = daemon_set["spec"]["template"]["spec"]
-        for container in (*spec.get("initContainers", []), *spec["containers"]):
-            tokens = {one["name"] for one in spec["volumes"] if "projected" in one}
-            holders += [
-                (container["name"], one["name"]) for one in container.get("volumeMounts", []) if one["name"] in tokens
-            ]
+    objects, holders = render(overlay), list[tuple[str, str]]()
+    assert not [one for one in objects if one["kind"] == "ServiceAccount" and one["automountServiceAccountToken"]]
+    for template in templates(objects):
+        tokens = {one["name"] for one in template["spec"]["volumes"] if "projected" in one}
+        for name, container in containers_of(template).items():
+            holders += [(name, one["name"]) for one in container.get("volumeMounts", []) if one["name"] in tokens]
     # Each its own: one that is read by a container that runs the vendor's tool is not the one that a run works with.
-    assert sorted(holders) == sorted(
-        [
-            ("health-watch", "watch-access"),
-            ("k8s-driver-manager", "api-access"),
-            *([("rebooter", "api-access")] if PROFILES[overlay].strategy is Strategy.REBOOT else []),
-        ]
-    )
+    rebooter = [("rebooter", "api-access")] if PROFILES[overlay].strategy is Strategy.REBOOT else []
+    assert sorted(holders) == [("health-watch", "watch-access"), ("k8s-driver-manager", "api-access"), *rebooter]
 
 
 @pytest.mark.parametrize(("overlay", "further"), SETS, ids=lambda part: "+".join(part) if part else "")
 def test_readiness_is_asked_by_the_port_where_there_is_one_and_else_by_the_file(
     overlay: str, further: tuple[str, ...]
 ) -> None:
-    objects = render(overlay, *further)
-    watch = containers(objects, "driver")["health-watch"]
-    path = env(watch)[settings.HEALTH_WATCH_READY_FILE.env]
-    probe = watch["readinessProbe"]
-    if "metrics" in further:
-        assert (probe["httpGet"], probe.get("exec")) == ({"path": "/readyz", "port": "metrics"}, None)
-    else:
-        assert (probe["exec"]["command"], probe.get("httpGet")) == (["test", "-e", path], None)
+    template = driver_pod(render(overlay, *further))
+    watch = containers_of(template)["health-watch"]
+    path, probe = env(watch)[settings.HEALTH_WATCH_READY_FILE.env], watch["readinessProbe"]
+    by_port = {"httpGet": {"path": "/readyz", "port": "metrics"}}
+    wanted = by_port if "metrics" in further else {"exec": {"command": ["test", "-e", path]}}
+    assert {key: probe[key] for key in ("httpGet", "exec") if probe.get(key)} == wanted
     assert probe["failureThreshold"] == 1
     (mount,) = [one for one in watch["volumeMounts"] if path.startswith(one["mountPath"] + "/")]
-    spec = only(objects, "DaemonSet", f"{overlay}-driver")["spec"]["template"]["spec"]
-    (volume,) = [one for one in spec["volumes"] if one["name"] == mount["name"]]
+    (volume,) = [one for one in template["spec"]["volumes"] if one["name"] == mount["name"]]
     assert "emptyDir" in volume, "it outlives the container, and not the pod"
-
-
-def ours(overlay: str, further: tuple[str, ...]) -> list[Json]:
-    """Every container that runs this program."""
-    specs = [
-        one["spec"]["template"]["spec"]
-        for one in render(overlay, *further)
-        if one["kind"] in ("DaemonSet", "Deployment")
-    ]
-    found = [one for spec in specs for one in (*spec.get("initContainers", []), *spec["containers"])]
-    return [one for one in found if one["name"] != "driver"]
-
-
-@pytest.mark.submission
-def test_every_variable_of_ours_is_a_declared_option() -> None:
-    named = {
-        (overlay, container["name"]): {one["name"] for one in container["env"]}
-        for overlay, further in SETS + FLEETS
-        for container in ours(overlay, further)
-    }
-    assert {where: names - KNOWN for where, names in named.items() if names - KNOWN} == {}
 
 
 def is_understood(container: Json) -> bool:
@@ -220,73 +189,76 @@ def is_understood(container: Json) -> bool:
     while isinstance(command, click.Group):
         command = command.get_command(click.Context(command), words.pop(0))
     assert command is not None, container["args"]
-    told = command.make_context(str(command.name), words).params
-    address = told.get("metrics_addr") or env(container).get(settings.ROLLOUT_STATUS_ADDR.env)
+    given = command.make_context(str(command.name), words).params
+    address = given.get("metrics_addr") or env(container).get(settings.ROLLOUT_STATUS_ADDR.env)
     ports = [one["containerPort"] for one in container.get("ports", [])]
     return bool(ports == ([parse_address(address)[1]] if address else []))
 
 
 @pytest.mark.submission
-def test_every_command_line_of_ours_is_understood() -> None:
-    found = [(overlay, one) for overlay, further in SETS + FLEETS for one in ours(overlay, further)]
-    assert [(overlay, one["name"]) for overlay, one in found if not is_understood(one)] == []
+def test_every_command_line_and_every_variable_of_ours_is_understood() -> None:
+    for overlay, further in SETS + FLEETS:
+        for template in templates(render(overlay, *further)):
+            for name, container in containers_of(template).items():
+                if name != "driver":
+                    assert is_understood(container), (overlay, name)
+                    assert {one["name"] for one in container["env"]} <= KNOWN, (overlay, name)
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_images_have_the_version_of_the_package(overlay: str) -> None:
-    version = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]["version"]
-    images = {one["image"] for one in containers(render(overlay), "driver").values()}
-    assert images == {f"driver-manager:{version}", f"driver-manager-sample-driver:{version}"}
+def rights(roles: list[Json]) -> Iterator[tuple[Json, str, str, str]]:
+    """Metadata of the role, group, resource and verb of each right."""
+    for role in roles:
+        for rule in role.get("rules", []):
+            for group in rule["apiGroups"]:
+                for resource in rule["resources"]:
+                    yield from ((role["metadata"], group, resource, verb) for verb in rule["verbs"])
 
 
 @pytest.mark.submission
 def test_no_right_is_given_twice_or_by_a_star() -> None:
     for overlay, further in SETS + FLEETS:
-        rights = []
-        for role in render(overlay, *further):
-            for rule in role.get("rules", []):
-                for group in rule["apiGroups"]:
-                    for resource in rule["resources"]:
-                        rights += [(role["metadata"], group, resource, verb) for verb in rule["verbs"]]
-        assert rights
-        assert not [right for right in rights if "*" in "".join(right[1:])]
         # The rebooter's own account may hold what the agent's holds too.
-        given = [("rebooter" in role["name"], role.get("namespace", ""), *rest) for role, *rest in rights]
+        given = [
+            ("rebooter" in role["name"], role.get("namespace", ""), *rest)
+            for role, *rest in rights(render(overlay, *further))
+        ]
+        assert given
+        assert not [right for right in given if "*" in "".join(right[2:])]
         assert len(given) == len(set(given))
         wide = {(account, *rest) for account, namespace, *rest in given if not namespace}
         assert not [right for right in given if right[1] and (right[0], *right[2:]) in wide]
 
 
-@pytest.mark.parametrize("strategy", Strategy)
-def test_all_drivers_that_are_changed_the_same_way_get_the_same_rights(strategy: Strategy) -> None:
-    # So what the cluster tier proves of one holds for the others.
-    first, *others = (overlay for overlay in OVERLAYS if PROFILES[overlay].strategy is strategy)
-    assert others
-    assert [rules(one) for one in others] == [rules(first)] * len(others)
-
-
-def test_every_controller_of_rollouts_gets_the_same_rights() -> None:
-    assert [rules(one) for one in ROLLOUTS] == [rules(ROLLOUTS[0])] * len(ROLLOUTS)
-
-
-def rules(overlay: str) -> list[tuple[str, str]]:
-    """Every role by its name without the overlay's prefix, with what it allows."""
-    roles = [one for one in render(overlay) if "rules" in one]
-    return sorted((one["metadata"]["name"].partition("-")[2], str(one["rules"])) for one in roles)
-
-
-def test_the_lease_that_a_rule_names_is_the_one_that_is_used() -> None:
-    (rule,) = [
-        one for one in only(render("ascend"), "Role", "ascend-driver-rebooter")["rules"] if "resourceNames" in one
+@pytest.mark.parametrize(
+    "alike", [ROLLOUTS, *([one for one in OVERLAYS if PROFILES[one].strategy is kind] for kind in Strategy)]
+)
+def test_drivers_of_one_strategy_and_all_rollouts_have_the_same_rights(alike: list[str]) -> None:
+    """So what the cluster tier proves of one holds for the others."""
+    found = [
+        sorted((one["metadata"]["name"].partition("-")[2], str(one["rules"])) for one in render(name) if "rules" in one)
+        for name in alike
     ]
-    assert rule["resourceNames"] == [LEASE]
+    assert len(found) > 1
+    assert found == [found[0]] * len(found)
 
 
-def test_only_a_driver_that_leaves_a_running_kernel_gets_rights_over_pods() -> None:
-    for overlay in OVERLAYS:
-        names = {one["metadata"]["name"] for one in render(overlay) if one["kind"] == "ClusterRole"}
-        swaps = PROFILES[overlay].strategy is Strategy.IN_PLACE
-        assert (f"{overlay}-driver-in-place" in names, f"{overlay}-driver-eviction" in names) == (swaps, swaps)
+@each_overlay
+def test_only_a_driver_that_leaves_a_running_kernel_has_rights_over_pods(overlay: str) -> None:
+    names = {one["metadata"]["name"] for one in render(overlay) if one["kind"] == "ClusterRole"}
+    swaps = PROFILES[overlay].strategy is Strategy.IN_PLACE
+    assert (f"{overlay}-driver-in-place" in names, f"{overlay}-driver-eviction" in names) == (swaps, swaps)
+
+
+@pytest.mark.parametrize(
+    ("folder", "role", "lease"),
+    [
+        ("ascend", "ascend-driver-rebooter", LEASE),
+        *((f"{one}/rollout", f"{one}-driver-rollout", settings.ROLLOUT_LEASE.default) for one in OVERLAYS),
+    ],
+)
+def test_the_lease_that_a_rule_names_is_the_one_that_is_used(folder: str, role: str, lease: str) -> None:
+    (rule,) = [one for one in only(render(folder), "Role", role)["rules"] if "resourceNames" in one]
+    assert rule["resourceNames"] == [lease]
 
 
 def test_every_mount_and_every_verb_has_its_reason() -> None:
@@ -294,31 +266,155 @@ def test_every_mount_and_every_verb_has_its_reason() -> None:
     assert len(sources) > 50
     for path in sources:
         lines = path.read_text().splitlines()
-        for number, line in enumerate(lines):
+        for line, following in zip(lines, [*lines[1:], ""], strict=True):
             if path.name == "rbac.yaml" and re.fullmatch(r" {6}- \w+( .*)?", line):
                 assert re.search(r"  # \S", line), f"{path.name}: {line}"
             if line.strip() == "volumeMounts:":
-                assert lines[number + 1].strip().startswith("#"), f"{path}: {number}"
+                assert following.strip().startswith("#"), path
 
 
-DOCS = DEPLOY.parent / "docs"
+# What clusters ask for around the pods.
 
 
-def documented(title: str) -> str:
-    """The one block of docs/install.md that begins with the comment `title`."""
-    (text,) = re.findall(rf"```yaml\n# {title}\n(.*?)```", (DOCS / "install.md").read_text(), re.DOTALL)
-    return str(text)
+@pytest.mark.parametrize(("overlay", "further"), WITH_PORTS)
+def test_network_policy_and_quota_are_for_every_pod_and_port(overlay: str, further: tuple[str, ...]) -> None:
+    objects = render(overlay.partition("/")[0], "network-policy", "resource-quota")
+    policy, quota = (only(objects, kind)["spec"] for kind in ("NetworkPolicy", "ResourceQuota"))
+    assert policy["policyTypes"] == ["Ingress"]
+    open_ports = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
+    assert open_ports == {"metrics", "status"}
+    (about,) = quota["scopeSelector"]["matchExpressions"]
+    assert (about["scopeName"], about["operator"]) == ("PriorityClass", "In")
+    for template in templates(render(overlay, *further)):
+        assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        assert {port["name"] for one in template["spec"]["containers"] for port in one.get("ports", [])} <= open_ports
+        assert template["spec"]["priorityClassName"] in about["values"]
 
 
-def rendered(kustomization: str, folder: Path) -> list[Json]:
+@each_overlay
+def test_the_constraints_allow_what_the_pods_ask_for_and_only_the_rebooter_the_hosts_pids(overlay: str) -> None:
+    reboots = PROFILES[overlay].strategy is Strategy.REBOOT
+    objects = render(overlay, "openshift", *(("openshift-rebooter",) if reboots else ()), "metrics")
+    for template in templates(objects):
+        spec = template["spec"]
+        constraint = only(objects, "SecurityContextConstraints", spec["serviceAccountName"])
+        assert all(one.get("securityContext", {})["privileged"] for one in containers_of(template).values())
+        assert (constraint["allowPrivilegedContainer"], constraint["allowHostDirVolumePlugin"]) == (True, True)
+        assert constraint["allowHostPID"] is spec.get("hostPID", False)
+        assert {"hostPath"} <= volume_kinds(spec) <= set(constraint["volumes"])
+        assert not any(constraint[name] for name in ("allowHostIPC", "allowHostNetwork", "allowHostPorts"))
+        assert not any(spec.get(name) for name in ("hostIPC", "hostNetwork"))
+        # No account by name: RBAC says who may use it, and so in one namespace.
+        assert (constraint["users"], constraint["groups"]) == ([], [])
+
+
+@each_overlay
+def test_the_clients_component_brings_one_selector_its_rights_and_no_consent(overlay: str) -> None:
+    before, after = render(overlay), render(overlay, "clients")
+    source = {"fieldRef": {"fieldPath": "metadata.annotations['client-selector']"}}
+    selector = {"name": settings.CLIENT_SELECTOR.env, "valueFrom": source}
+    consent = {"name": settings.RESTART_CLIENTS.env, "value": "false"}
+    for name, wanted in (("health-watch", [selector]), ("k8s-driver-manager", [selector, consent])):
+        own, other = (containers_of(driver_pod(objects))[name]["env"] for objects in (before, after))
+        assert [one for one in other if one not in own] == wanted
+    template = driver_pod(after)
+    assert template["metadata"]["annotations"]["client-selector"] == ""
+    known = {(one["kind"], one["metadata"]["name"]) for one in before}
+    new = {key: one for one in after if (key := (one["kind"], one["metadata"]["name"])) not in known}
+    binding = ("ClusterRoleBinding", f"{overlay}-driver-clients")
+    assert new.keys() == {("ClusterRole", f"{overlay}-driver-clients"), binding}
+    assert [one["name"] for one in new[binding]["subjects"]] == [template["spec"]["serviceAccountName"]]
+
+
+# The controller of rollouts.
+
+
+@each_overlay
+def test_the_controller_of_rollouts_fits_its_profile_and_has_nothing_of_a_host(overlay: str) -> None:
+    objects, namespace = render(f"{overlay}/rollout", "openshift-rollout"), PROFILES[overlay].namespace
+    deployment = only(objects, "Deployment")
+    assert deployment["metadata"]["namespace"] == namespace
+    spec = deployment["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert env(container)["DRIVER_PROFILE"] == overlay
+    assert container["image"] == f"driver-manager:{IMAGE_TAG}"
+    (port,) = container["ports"]
+    assert env(container)[settings.ROLLOUT_STATUS_ADDR.env] == f":{port['containerPort']}"
+    for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
+        assert container[probe]["httpGet"] == {"path": path, "port": port["name"]}
+    assert not {"hostPID", "hostNetwork", "hostIPC"} & spec.keys()
+    assert all(mount["readOnly"] for mount in container["volumeMounts"])
+    # What OpenShift's constraint allows ("About security context constraints" in its manual): any user but root, no
+    # escalation, no capability, the runtime's own seccomp profile.
+    (binding,) = [one for one in objects if one["metadata"]["name"].endswith("-driver-rollout-scc")]
+    assert binding["roleRef"]["name"] == "system:openshift:scc:nonroot-v2"
+    assert [subject["name"] for subject in binding["subjects"]] == [spec["serviceAccountName"]]
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["runAsUser"] > 0
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    own = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    assert container["securityContext"] == own
+    assert volume_kinds(spec) <= {"projected", "emptyDir", "configMap"}
+
+
+@each_overlay
+def test_one_replica_of_the_controller_stays_while_a_node_is_drained(overlay: str) -> None:
+    objects = render(f"{overlay}/rollout")
+    deployment, budget = only(objects, "Deployment")["spec"], only(objects, "PodDisruptionBudget")
+    assert budget["apiVersion"] == "policy/v1"
+    assert budget["spec"]["maxUnavailable"] < deployment["replicas"]
+    (spread,) = deployment["template"]["spec"]["topologySpreadConstraints"]
+    for selector in (budget["spec"]["selector"], spread["labelSelector"], deployment["selector"]):
+        assert selector["matchLabels"] == deployment["template"]["metadata"]["labels"]
+
+
+@each_overlay
+def test_the_controllers_rights_over_the_whole_cluster_are_nodes_and_reading_pods(overlay: str) -> None:
+    objects = render(f"{overlay}/rollout")
+    wide = {(resource, verb) for _, _, resource, verb in rights([only(objects, "ClusterRole")])}
+    assert wide == {("nodes", "list"), ("nodes", "watch"), ("nodes", "patch"), ("pods", "list"), ("pods", "watch")}
+    spaces = {one["metadata"].get("namespace") for one in objects if one["kind"] == "Role"}
+    assert spaces == {"default", PROFILES[overlay].namespace}
+    assert "secrets" not in json.dumps([one["rules"] for one in objects if "rules" in one])
+    definition = only(objects, "CustomResourceDefinition")["metadata"]
+    assert (definition["name"], "namespace" in definition) == (f"{PLURAL}.{GROUP}", False), "under every prefix"
+
+
+@each_overlay
+def test_the_example_of_a_rollout_fits_its_overlay(overlay: str) -> None:
+    body: Any = yaml.safe_load((DEPLOY / "overlays" / overlay / "rollout/driverrollout.yaml").read_text())
+    assert (body["apiVersion"], body["kind"]) == (f"{GROUP}/{VERSION}", KIND)
+    found = read(body, zones)
+    assert found.problems == ()
+    assert found.policy is not None
+    daemon_set = only(render(overlay), "DaemonSet", found.policy.daemon_set)
+    assert daemon_set["metadata"]["namespace"] == found.namespace
+    assert found.policy.approves_reboots is (PROFILES[overlay].strategy is Strategy.REBOOT)
+
+
+# The documentation.
+
+
+def documented(page: str, title: str = "") -> str:
+    """The first YAML block of the page, or the one that begins with the comment `title`."""
+    begin = f"# {title}\n" if title else ""
+    found = re.findall(rf"```yaml\n{begin}(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    assert len(found) == 1
+    return str(found[0])
+
+
+def mine(kustomization: str, folder: Path) -> list[Json]:
     """What kubectl makes of this kustomization in the folder `mine` beside deploy/."""
-    tool = kubectl()
     shutil.copytree(DEPLOY, folder / "deploy")
     (folder / "mine").mkdir()
     (folder / "mine/kustomization.yaml").write_text(kustomization)
-    done = subprocess.run([tool, "kustomize", str(folder / "mine")], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    return list(yaml.safe_load_all(done.stdout))
+    return kustomized(folder / "mine")
+
+
+def test_the_rollout_in_the_documentation_is_read_as_it_is_written() -> None:
+    body: Any = yaml.safe_load(documented("rollout.md"))
+    assert (body["apiVersion"], body["kind"]) == (f"{GROUP}/{VERSION}", KIND)
+    assert read(body, zones).problems == ()
 
 
 @pytest.mark.submission
@@ -326,42 +422,85 @@ def rendered(kustomization: str, folder: Path) -> list[Json]:
 def test_what_a_component_brings_to_an_overlay_of_ones_own_is_in_its_namespace(
     components: tuple[str, ...], tmp_path: Path
 ) -> None:
-    continued = documented("mine/kustomization.yaml, continued")
-    entry = "  - ../deploy/components/metrics\n"
-    assert entry in continued
-    added = continued.replace(entry, "".join(f"  - ../deploy/components/{name}\n" for name in components))
-    objects = rendered(documented("mine/kustomization.yaml") + added, tmp_path)
+    continued, entry = documented("install.md", "mine/kustomization.yaml, continued"), "  - ../deploy/components/{}\n"
+    assert entry.format("metrics") in continued
+    added = continued.replace(entry.format("metrics"), "".join(map(entry.format, components)))
+    objects = mine(documented("install.md", "mine/kustomization.yaml") + added, tmp_path)
     spaces = {one["kind"]: one["metadata"].get("namespace", "") for one in objects}
+    monitored = ("PodMonitor", "PrometheusRule") if "metrics" in components else ()
+    wanted = dict.fromkeys(("ServiceAccount", "DaemonSet", *monitored), "rbln-system")
+    wanted |= {"Role": "default", "RoleBinding": "default"}  # events about Nodes stay there
     wide = ("Namespace", "ClusterRole", "ClusterRoleBinding")
-    assert {kind: space for kind, space in spaces.items() if kind not in (*wide, "Role", "RoleBinding")} == {
-        "ServiceAccount": "rbln-system",
-        "DaemonSet": "rbln-system",
-        **({"PodMonitor": "rbln-system", "PrometheusRule": "rbln-system"} if "metrics" in components else {}),
-    }
-    assert (spaces["Role"], spaces["RoleBinding"]) == ("default", "default"), "events about Nodes stay there"
+    assert {kind: space for kind, space in spaces.items() if kind not in wide} == wanted
     subjects = [subject for one in objects for subject in one.get("subjects", [])]
     assert {(subject["name"], subject["namespace"]) for subject in subjects} == {("rebellions-driver", "rbln-system")}
 
 
 @pytest.mark.submission
 def test_the_overlay_of_ones_own_in_the_documentation_renders(tmp_path: Path) -> None:
-    objects = rendered(documented("mine/kustomization.yaml"), tmp_path)
-    by_name = containers(objects, "driver")
+    template = driver_pod(mine(documented("install.md", "mine/kustomization.yaml"), tmp_path))
+    by_name = containers_of(template)
     assert "sample-driver" not in json.dumps(by_name["driver"]), "no command of the sample is left"
-    images = [by_name[name]["image"] for name in ("k8s-driver-manager", "driver")]
-    assert images[0].startswith("registry.example.com/driver-manager:")
-    assert images[1] == "registry.example.com/my-driver:2.0.1"
-    template = only(objects, "DaemonSet", "rebellions-driver")["spec"]["template"]
+    assert by_name["k8s-driver-manager"]["image"].startswith("registry.example.com/driver-manager:")
+    assert by_name["driver"]["image"] == "registry.example.com/my-driver:2.0.1"
     assert digests(template) == {"k8s-driver-manager": "my-driver-2.0.1", "driver": "my-driver-2.0.1"}
 
 
 def test_the_documentation_names_every_overlay_and_component_and_nothing_that_is_not_there() -> None:
     text = "".join((DOCS / name).read_text() for name in ("install.md", "migrating.md"))
     named = {path.rstrip("/.") for path in re.findall(r"`((?:deploy|tests)/[\w./-]+)`", text)}
-    assert [path for path in named if not (DEPLOY.parent / path).exists()] == []
+    assert [path for path in named if not (ROOT / path).exists()] == []
     offered = {f"deploy/components/{name}" for name in COMPONENTS} | {f"deploy/overlays/{name}" for name in OVERLAYS}
     assert offered <= named
-    prefixes = "ENABLE|DRAIN|NPU|DRIVER|POD|AUTO|REBOOT|SAFE|PROC"
-    variables = set(re.findall(rf"`((?:{prefixes})_[A-Z_]+)`", text))
-    others = {"DRIVER_VERSION"}  # NVIDIA's and the driver container's
-    assert sorted(variables - KNOWN - others) == []
+    variables = set(re.findall(r"`((?:ENABLE|DRAIN|NPU|DRIVER|POD|AUTO|REBOOT|SAFE|PROC)_[A-Z_]+)`", text))
+    assert variables - KNOWN <= {"DRIVER_VERSION"}, "NVIDIA's and the driver container's"
+
+
+# Driver containers.
+
+
+def test_the_page_of_driver_containers_has_every_example_and_every_image_and_no_other() -> None:
+    page = DOCS / "driver-containers.md"
+    folders = {path.name for path in (DEPLOY / "examples").iterdir()}
+    assert folders == set(EXAMPLES) == set(re.findall(r"deploy/examples/([\w-]+)", page.read_text()))
+    typed = [one.text for one in commands(page)]
+    applied = {word for line in typed if " apply " in line for word in shlex.split(line) if word.startswith("deploy/")}
+    assert applied == {f"deploy/examples/{name}" for name in folders}
+    built = {shlex.split(line)[-1] for line in typed if line.startswith("buildah build")}
+    assert built == {"images/rebellions-driver", "images/ascend-driver"}
+
+
+@pytest.mark.parametrize(("example", "overlay"), DRIVERS.items())
+def test_an_example_changes_its_overlays_driver_container_alone(example: str, overlay: str) -> None:
+    template, profile = driver_pod(kustomize.render_example(example)), builtin()[overlay]
+    plain, changed = containers_of(driver_pod(render(overlay))), containers_of(template)
+    driver = changed["driver"]
+    assert {**changed, "driver": plain["driver"]} == plain
+    tag = driver["image"].rpartition(":")[2].split("-")[0]
+    assert tag in template["metadata"]["annotations"]["driver-config-digest"], "another image is another digest"
+    assert "sample-driver" not in str(driver), "no command of the sample is left"
+    given = env(driver)
+    assert (given["DRIVER_ROOT"], given["STATE_FILE"]) == (profile.paths.driver_root, profile.paths.state_file)
+    if overlay == "nvidia":
+        assert driver["image"].startswith(f"nvcr.io/nvidia/driver:{given['DRIVER_VERSION']}-")
+        assert profile.container_unloads, "so a node is cleared before its pod is deleted"
+
+
+def test_a_kernels_daemon_set_selects_its_own_nodes_and_its_own_pods() -> None:
+    name = f"linux-{KERNEL.replace('.', '-')}-rebellions-driver"
+    spec = only(kustomize.render_example("rebellions-one-kernel"), "DaemonSet", name)["spec"]
+    plain = only(render("rebellions"), "DaemonSet", "rebellions-driver")["spec"]
+    labels = spec["selector"]["matchLabels"].items()
+    assert labels <= spec["template"]["metadata"]["labels"].items()
+    assert [value for _, value in labels - plain["selector"]["matchLabels"].items()] == [KERNEL]
+    selector = {"rebellions.ai/npu.deploy.driver": "true", "feature.node.kubernetes.io/kernel-version.full": KERNEL}
+    assert spec["template"]["spec"]["nodeSelector"] == selector
+
+
+def test_what_the_entry_programs_share_is_written_once() -> None:
+    function = re.compile(r"^(\w+)\(\) \{", re.MULTILINE)
+    shared = set(function.findall((ROOT / "images/common/driver-container.sh").read_text()))
+    for kind in ("sample-driver", "rebellions-driver", "ascend-driver"):
+        text = (ROOT / "images" / kind / kind).read_text()
+        assert "common/driver-container.sh" in text
+        assert not shared & set(function.findall(text)), kind

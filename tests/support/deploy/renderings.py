@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
+import yaml
 
-from scripts.releasing.kustomize import NAMESPACES, OVERLAYS, POLICIES, ROLLOUTS
+from scripts.releasing.kustomize import NAMESPACES, OVERLAYS, POLICIES, ROLLOUTS, Json
 from tests.support.assets import tool
 from tests.support.tiers import TierError
 
@@ -42,3 +44,11 @@ def kubectl() -> str:
     if int(version.removeprefix("v").split(".")[0]) < 5:
         pytest.skip(f"kubectl has kustomize {version}, which knows no components")
     return found
+
+
+def kustomized(folder: Path) -> list[Json]:
+    """What kubectl makes of the kustomization in `folder`. AssertionError where it fails or warns."""
+    argv = [kubectl(), "kustomize", str(folder)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), "kustomize refuses, or warns of something deprecated"
+    return list(yaml.safe_load_all(done.stdout))
