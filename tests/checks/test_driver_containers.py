@@ -1,4 +1,4 @@
-"""The vendors' driver containers keep the contract on stand-ins for kmod, mount and the vendor's package."""
+"""The entry programs of images/ keep the contract of driver containers, on stand-ins for kmod, mount and packages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from driver_manager.domain.host import UPGRADE_REASON, Marker, decode_marker, en
 from tests.support.fakes.driver_containers import KERNEL, EntryProgram
 
 BOOT = "0b5ad2f6-6a8e-4a7b-9c40-3d0c1f1d4f10"
+SEVERAL = "npu_core rebellions npu_net npu_rdma"
 RUN = """\
 #!/bin/sh
 # As makeself's archives: unpacks without running anything.
@@ -18,6 +19,14 @@ for word; do case $word in --extract=*) to=${{word#--extract=}} ;; --noexec) qui
 mkdir -p "$to" && cp -a {tree}/. "$to/"
 echo >>{count}
 """
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> EntryProgram:
+    """With a tree for this kernel, and a modprobe that loads 2.0.1 where nothing is loaded."""
+    made = EntryProgram("sample-driver", tmp_path)
+    made.tree(tmp_path / "tree")
+    return made
 
 
 @pytest.fixture
@@ -35,24 +44,147 @@ def rebellions(tmp_path: Path) -> EntryProgram:
 @pytest.fixture
 def ascend(tmp_path: Path) -> EntryProgram:
     """With a .run that unpacks into a driver's tree."""
-    made = EntryProgram("ascend-driver", tmp_path, "drv_pcie_host")
+    env = {
+        "DRIVER_MODULE": "drv_pcie_host",
+        "READY_MARKER": "",
+        "DRIVER_PACKAGE": str(tmp_path / "package.run"),
+        "REBOOT_MARKER": str(tmp_path / "reboot-required"),
+        "BOOT_ID_FILE": str(tmp_path / "boot_id"),
+        "NODE_NAME": "node-1",
+    }
+    made = EntryProgram("ascend-driver", tmp_path, "drv_pcie_host", env)
     made.tree(tmp_path / "unpacked")
     (tmp_path / "package.run").write_text(RUN.format(tree=tmp_path / "unpacked", count=tmp_path / "count"))
     (tmp_path / "boot_id").write_text(f"{BOOT}\n")
     return made
 
 
-def told(ascend: EntryProgram, **env: str) -> dict[str, str]:
-    """What the container of an Ascend driver is told beside what all are."""
-    return {
-        "DRIVER_MODULE": "drv_pcie_host",
-        "READY_MARKER": "",
-        "DRIVER_PACKAGE": str(ascend.folder / "package.run"),
-        "REBOOT_MARKER": str(ascend.folder / "reboot-required"),
-        "BOOT_ID_FILE": str(ascend.folder / "boot_id"),
-        "NODE_NAME": "node-1",
-        **env,
-    }
+@pytest.fixture
+def driver(request: pytest.FixtureRequest) -> EntryProgram:
+    """The program whose fixture the case names."""
+    found: EntryProgram = request.getfixturevalue(request.param)
+    return found
+
+
+def refused(driver: EntryProgram, said: str, *words: str, **env: str) -> None:
+    """The program ends with 1 and says this."""
+    done = driver.run(*(words or ("run",)), **env)
+    assert (done.returncode, said in done.stderr) == (1, True), done.stderr
+
+
+# What all of them do.
+
+
+@pytest.mark.parametrize("told", [SEVERAL, SEVERAL.replace(" ", "\n") + "\n"], ids=["one line", "a line for each"])
+@pytest.mark.parametrize("driver", ["sample", "rebellions"], indirect=True)
+def test_several_modules_are_loaded_in_the_order_that_is_given(driver: EntryProgram, told: str) -> None:
+    assert driver.ended(driver.start(DRIVER_MODULES=told), DRIVER_MODULES=told) == 0
+    assert driver.loaded() == SEVERAL.split()
+    assert driver.state.read_text() == "new\n"
+
+
+@pytest.mark.parametrize("driver", ["sample", "rebellions"], indirect=True)
+@pytest.mark.parametrize(
+    ("modprobe", "said"),
+    [
+        ("exit 1\n", "module rebellions cannot be loaded; see the kernel log"),
+        ("exit 0\n", "module rebellions is not loaded"),
+    ],
+)
+def test_a_driver_that_does_not_load_is_neither_recorded_nor_ready(
+    driver: EntryProgram, modprobe: str, said: str
+) -> None:
+    driver.record("old")
+    driver.marker.parent.mkdir(parents=True)
+    driver.marker.write_text("of a container that died\n")
+    driver.tool("modprobe", modprobe)
+    refused(driver, said)
+    assert (driver.state.exists(), driver.marker.exists()) == (False, False)
+    assert driver.run("ready").returncode == 1
+
+
+@pytest.mark.parametrize("driver", ["sample", "rebellions"], indirect=True)
+def test_a_tree_for_other_kernels_changes_nothing(driver: EntryProgram) -> None:
+    driver.record("old")
+    refused(driver, f"no modules for kernel {KERNEL}; use a package", DRIVER_TREE=str(driver.folder / "absent"))
+    assert driver.state.read_text() == "old\n"
+    assert not (driver.folder / "mounts").exists()
+
+
+@pytest.mark.parametrize(
+    ("driver", "env", "said"),
+    [
+        ("sample", {"DRIVER_MODULES": "npu_core"}, "DRIVER_MODULES has no rebellions; add it"),
+        ("sample", {"DRIVER_MODULES": "rebellions_core npu_rebellions"}, "DRIVER_MODULES has no rebellions; add it"),
+        ("sample", {"DRIVER_CONFIG_DIGEST": ""}, "DRIVER_CONFIG_DIGEST is not set"),
+        ("rebellions", {"DRIVER_LOAD": "kubelet"}, "set it to container or manager"),
+        ("rebellions", {"DRIVER_LOAD": "manager"}, "see the log of its init container"),
+    ],
+    indirect=["driver"],
+)
+def test_a_wrong_setting_is_refused_before_anything_is_done(
+    driver: EntryProgram, env: dict[str, str], said: str
+) -> None:
+    refused(driver, said, **env)
+    assert not driver.root.exists()
+
+
+# The sample driver.
+
+
+def test_the_sample_installs_loads_records_and_stays_until_it_is_asked_to_end(sample: EntryProgram) -> None:
+    assert sample.ended(sample.start()) == 0
+    assert (sample.root / "lib/modules" / KERNEL / "modules.dep").exists()
+    assert sample.state.read_text() == "new\n"
+    assert sample.marker.read_text() == "2.0.1\n"
+    assert sorted(path.name for path in sample.state.parent.iterdir()) == ["driver", "driver.state", "validations"]
+
+
+def test_one_of_several_modules_that_does_not_load_is_a_failure_and_the_next_start_goes_on(
+    sample: EntryProgram,
+) -> None:
+    works = sample.folder / "bin/modprobe"
+    complete = works.read_text()
+    works.write_text(complete.replace("done\n", "done\n[ $name != npu_net ] || exit 1\n", 1))
+    refused(sample, "module npu_net cannot be loaded", DRIVER_MODULES=SEVERAL)
+    assert not sample.state.exists()
+    works.write_text(complete)
+    assert sample.ended(sample.start(DRIVER_MODULES=SEVERAL), DRIVER_MODULES=SEVERAL) == 0
+    assert sample.loaded() == SEVERAL.split()
+
+
+def test_a_current_driver_is_left_alone(sample: EntryProgram) -> None:
+    sample.load("2.0.1")
+    sample.record("new")
+    assert sample.ended(sample.start()) == 0
+    assert not sample.root.exists()
+
+
+def test_another_version_that_is_still_loaded_is_a_failure(sample: EntryProgram) -> None:
+    sample.load("1.2.92")
+    refused(sample, "is loaded in version 1.2.92, wanted is 2.0.1")
+    assert not sample.state.exists()
+
+
+def test_a_driver_is_ready_with_all_its_modules_and_stop_removes_only_the_marker(sample: EntryProgram) -> None:
+    sample.load("2.0.1")
+    sample.record("new")
+    assert sample.run("ready", READY_MARKER="").returncode == 0
+    assert not sample.marker.exists(), "where only the state file is given there is none"
+    refused(sample, "module npu_net is not loaded", "ready", DRIVER_MODULES="rebellions npu_net")
+    assert sample.run("ready").returncode == 0
+    assert sample.marker.exists()
+    for _ in range(2):
+        assert sample.run("stop").returncode == 0
+        assert (sample.marker.exists(), sample.state.exists(), sample.module.exists()) == (False, True, True)
+
+
+def test_an_unknown_word_is_refused_with_the_usage(sample: EntryProgram) -> None:
+    assert sample.run("install").returncode == 2
+    assert sample.run("help").stdout.startswith("usage: sample-driver")
+
+
+# The driver that is mounted.
 
 
 def test_the_tree_is_mounted_loaded_and_recorded_and_stays_so_after_sigterm(rebellions: EntryProgram) -> None:
@@ -74,26 +206,8 @@ def test_a_current_driver_is_mounted_again_and_not_loaded(rebellions: EntryProgr
     assert mounted == f"{rebellions.folder / 'tree'} {rebellions.root}\n", "one mount, of this container"
 
 
-def test_what_does_not_load_is_not_recorded(rebellions: EntryProgram) -> None:
-    rebellions.record("old")
-    rebellions.tool("modprobe", "exit 1\n")
-    done = rebellions.run("run")
-    assert (done.returncode, "cannot be loaded; see the kernel log" in done.stderr) == (1, True), done.stderr
-    assert not rebellions.state.exists()
-
-
-def test_a_package_for_other_kernels_changes_nothing(rebellions: EntryProgram) -> None:
-    rebellions.record("old")
-    done = rebellions.run("run", DRIVER_TREE=str(rebellions.folder / "absent"))
-    assert (done.returncode, f"no modules for kernel {KERNEL}; use a package" in done.stderr) == (1, True)
-    assert rebellions.state.read_text() == "old\n"
-    assert not (rebellions.folder / "mounts").exists()
-
-
 def test_left_to_the_manager_it_mounts_and_loads_nothing(rebellions: EntryProgram) -> None:
     rebellions.tool("modprobe", "exit 1\n")
-    refused = rebellions.run("run", DRIVER_LOAD="manager")
-    assert (refused.returncode, "see the log of its init container" in refused.stderr) == (1, True)
     rebellions.load("2.0.1")
     rebellions.record("new")
     assert rebellions.ended(rebellions.start(DRIVER_LOAD="manager")) == 0
@@ -110,17 +224,18 @@ def test_a_root_that_leads_to_a_slot_is_not_mounted_over(rebellions: EntryProgra
     (rebellions.folder / "slot").mkdir()
     rebellions.root.parent.mkdir()
     rebellions.root.symlink_to(rebellions.folder / "slot")
-    done = rebellions.run("run")
-    assert (done.returncode, "is a link to a staged slot" in done.stderr) == (1, True)
+    refused(rebellions, "is a link to a staged slot")
 
 
-def test_an_unknown_loader_is_refused(rebellions: EntryProgram) -> None:
-    assert "set it to container or manager" in rebellions.run("run", DRIVER_LOAD="kubelet").stderr
+# The driver that a running kernel keeps.
 
 
 def test_the_run_is_unpacked_once_and_loaded_at_each_boot(ascend: EntryProgram) -> None:
-    env = told(ascend)
-    assert ascend.ended(ascend.start(**env), **env) == 0
+    left = ascend.root.with_name("driver.unpacked")
+    left.mkdir(parents=True)
+    (left / "half").touch()
+    assert ascend.ended(ascend.start()) == 0
+    assert not (ascend.root / "half").exists(), "what was half unpacked is unpacked again"
     assert (ascend.root / "lib/modules" / KERNEL / "modules.dep").exists()
     assert ascend.state.read_text() == "new\n"
     assert not (ascend.folder / "reboot-required").exists()
@@ -129,7 +244,7 @@ def test_the_run_is_unpacked_once_and_loaded_at_each_boot(ascend: EntryProgram) 
         path.unlink()
     ascend.module.rmdir()
     ascend.state.unlink()
-    assert ascend.ended(ascend.start(**env), **env) == 0
+    assert ascend.ended(ascend.start()) == 0
     assert (ascend.folder / "count").read_text() == "\n", "unpacked once"
 
 
@@ -139,20 +254,13 @@ def test_a_running_kernel_keeps_its_driver_and_a_reboot_is_asked_for(ascend: Ent
     ascend.root.mkdir(parents=True)
     (ascend.root / "of-the-old-driver").touch()
     ascend.tool("modprobe", f"touch {ascend.folder}/touched\n")
-    env = told(ascend)
-    marker = ascend.folder / "reboot-required"
-    process = ascend.start(**env)
+    marker, process = ascend.folder / "reboot-required", ascend.start()
     ascend.wait(process, marker.exists)
-    assert ascend.run("ready", **env).returncode == 1
+    assert ascend.run("ready").returncode == 1
     assert ascend.end(process) == 0
     read = decode_marker(marker.read_text())
-    assert (read.reason, read.boot_id, read.node, read.from_driver, read.to_driver) == (
-        UPGRADE_REASON,
-        BOOT,
-        "node-1",
-        "old",
-        "new",
-    )
+    asked = (read.reason, read.boot_id, read.node, read.from_driver, read.to_driver)
+    assert asked == (UPGRADE_REASON, BOOT, "node-1", "old", "new")
     assert (ascend.root / "of-the-old-driver").exists(), "the driver that runs keeps its files"
     assert (ascend.root.with_name("driver.next") / "lib/modules" / KERNEL).is_dir(), "the new one is there"
     assert not (ascend.folder / "touched").exists()
@@ -160,15 +268,13 @@ def test_a_running_kernel_keeps_its_driver_and_a_reboot_is_asked_for(ascend: Ent
 
 
 def test_a_load_that_was_not_completed_is_loaded_again_and_asks_for_no_reboot(ascend: EntryProgram) -> None:
-    env = told(ascend)
     works = ascend.folder / "bin/modprobe"
     complete = works.read_text()
     ascend.tool("modprobe", f"mkdir -p {ascend.module}; echo live > {ascend.module}/initstate; exit 1\n")
-    failed = ascend.run("run", **env)
-    assert (failed.returncode, ascend.state.exists()) == (1, False)
-    assert "cannot be loaded" in failed.stderr
+    refused(ascend, "cannot be loaded")
+    assert not ascend.state.exists()
     works.write_text(complete)
-    assert ascend.ended(ascend.start(**env), **env) == 0
+    assert ascend.ended(ascend.start()) == 0
     assert ascend.state.read_text() == "new\n"
     assert not (ascend.folder / "reboot-required").exists()
     assert [one.name for one in ascend.state.parent.glob("driver.state*")] == ["driver.state"]
@@ -187,7 +293,7 @@ def test_a_marker_that_is_there_is_replaced_only_if_it_is_stale(ascend: EntryPro
     ascend.load("1.0.0")
     marker, prepared = ascend.folder / "reboot-required", ascend.root.with_name("driver.next")
     marker.write_text(there)
-    process = ascend.start(**told(ascend))
+    process = ascend.start()
     ascend.wait(process, lambda: prepared.exists() and (stays or marker.read_text() != there))
     ascend.end(process)
     assert (marker.read_text() == there) is stays
@@ -195,23 +301,13 @@ def test_a_marker_that_is_there_is_replaced_only_if_it_is_stale(ascend: EntryPro
 
 def test_a_package_that_cannot_be_unpacked_changes_nothing(ascend: EntryProgram) -> None:
     (ascend.folder / "package.run").write_text("exit 1\n")
-    done = ascend.run("run", **told(ascend))
-    assert (done.returncode, "check that the file is complete" in done.stderr) == (1, True)
+    refused(ascend, "check that the file is complete")
     assert not ascend.root.exists()
-
-
-def test_what_was_half_unpacked_is_unpacked_again(ascend: EntryProgram) -> None:
-    env, left = told(ascend), ascend.root.with_name("driver.unpacked")
-    left.mkdir(parents=True)
-    (left / "half").touch()
-    assert ascend.ended(ascend.start(**env), **env) == 0
-    assert not (ascend.root / "half").exists()
 
 
 def test_a_folder_of_the_package_may_be_the_driver_root(ascend: EntryProgram) -> None:
     (ascend.folder / "unpacked").rename(ascend.folder / "driver")
     (ascend.folder / "unpacked").mkdir()
     (ascend.folder / "driver").rename(ascend.folder / "unpacked/driver")
-    env = told(ascend, PACKAGE_FOLDER="driver")
-    assert ascend.ended(ascend.start(**env), **env) == 0
+    assert ascend.ended(ascend.start(PACKAGE_FOLDER="driver"), PACKAGE_FOLDER="driver") == 0
     assert (ascend.root / "lib/modules" / KERNEL).is_dir()

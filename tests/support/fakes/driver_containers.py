@@ -10,8 +10,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.docs.markdown import ROOT
@@ -29,6 +29,8 @@ class EntryProgram:
     kind: str
     folder: Path
     module_name: str = "rebellions"
+    further: Mapping[str, str] = field(default_factory=dict)
+    """Environment of the container beside that of all."""
 
     @property
     def state(self) -> Path:
@@ -67,7 +69,7 @@ class EntryProgram:
             "READY_MARKER": str(self.marker),
             "SYS_ROOT": str(self.folder / "sys"),
         }
-        return {**given, **env}
+        return {**given, **self.further, **env}
 
     def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         """One of its words, to its end."""
