@@ -7,7 +7,7 @@ import typing
 from pathlib import Path
 
 import pytest
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from driver_manager.domain import settings
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
@@ -52,15 +52,19 @@ def test_a_default_that_changes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.submission
-def test_a_transition_that_changes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TRANSITIONS[HealthState.SUSPECT], SampleResult.NOT_COUNTED, HealthState.WEDGED)
-    with pytest.raises(Drift, match=r"docs/states\.md"):
-        markdown.check(pictures.pages())
-
-
-@pytest.mark.submission
-def test_guards_in_another_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reboot_picture, "GUARDS", tuple(reversed(GUARDS)))
+@pytest.mark.parametrize(
+    ("where", "name", "other"),
+    [
+        (TRANSITIONS[HealthState.SUSPECT], SampleResult.NOT_COUNTED, HealthState.WEDGED),
+        (vars(reboot_picture), "GUARDS", tuple(reversed(GUARDS))),
+        (vars(fleet_picture), "HOLD_GUARDS", tuple(reversed(holds.HOLD_GUARDS))),
+    ],
+    ids=["a transition", "guards in another order", "cases of the rollout in another order"],
+)
+def test_a_change_of_the_state_machines_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, where: dict[typing.Any, object], name: object, other: object
+) -> None:
+    monkeypatch.setitem(where, name, other)
     with pytest.raises(Drift, match=r"docs/states\.md"):
         markdown.check(pictures.pages())
 
@@ -110,47 +114,23 @@ def test_the_tables_of_the_rollout_have_every_case_guard_place_and_phase() -> No
     assert {word for found in seen.followers.values() for word in found} - {fleet_picture.NONE} == words
 
 
-@pytest.mark.submission
-def test_cases_of_the_rollout_in_another_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_picture, "HOLD_GUARDS", tuple(reversed(holds.HOLD_GUARDS)))
-    with pytest.raises(Drift, match=r"docs/states\.md"):
-        markdown.check(pictures.pages())
-
-
 def test_the_reference_has_every_option_event_key_and_path() -> None:
     text = reference.pages()[markdown.DOCS / "reference.md"]
     declared = [setting for _, group in settings.HEADINGS for setting in group]
     assert not [one for one in declared if f"`{one.flag}`" not in text or f"`{one.env}`" not in text]
     assert not [reason for reason in EVENTS if f"`{reason}`" not in text]
-    for profile in builtin().values():
-        assert not [key for key in asdict(profile.keys).values() if key and f"`{key}`" not in text]
-    assert [one.env for one in declared if not reference.takers(one)] == []
-
-
-def test_the_reference_has_every_path_that_follows_from_others() -> None:
     derived = {name for name, value in vars(HostPaths).items() if isinstance(value, property)}
     assert set(reference.DERIVED) == derived
-    text = reference.pages()[markdown.DOCS / "reference.md"]
     for profile in builtin().values():
-        paths = {name: getattr(profile.paths, name) for name in derived}
-        assert not {name: path for name, path in paths.items() if path and f"`{path}`" not in text}
+        words = [*asdict(profile.keys).values(), *(getattr(profile.paths, name) for name in derived)]
+        assert not [word for word in words if word and f"`{word}`" not in text]
+    assert [one.env for one in declared if not reference.takers(one)] == []
 
 
 def test_every_key_of_a_profile_has_a_meaning_and_no_meaning_is_left_over() -> None:
     assert {key.path for key in profile_keys.every_key()} == set(profile_keys.MEANINGS)
 
 
-def test_a_key_without_a_meaning_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(profile_keys.MEANINGS, "probe.tool")
-    with pytest.raises(KeyError, match=r"probe\.tool"):
-        profile_keys.rows()
-
-
 def test_a_page_without_the_marks_is_an_error() -> None:
     with pytest.raises(Drift, match="lacks the marks"):
         markdown.with_block("# Page\n", "scripts/reference", "x")
-
-
-def test_a_setting_that_no_command_takes_is_found() -> None:
-    other = replace(settings.NODE_NAME, name="other", env="OTHER")
-    assert reference.takers(other) == []

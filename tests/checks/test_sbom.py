@@ -75,14 +75,9 @@ def test_it_names_every_package_and_is_of_the_standards_form(root: Path) -> None
     assert document["components"][-1]["licenses"] == [{"expression": "PSF-2.0"}]
     assert document["metadata"]["component"]["version"] == "0.1.0"
     assert document["metadata"]["timestamp"] == "2023-11-14T22:13:20+00:00"
-
-
-def test_the_same_image_gives_the_same_and_another_one_another_serial_number(root: Path) -> None:
-    first = sbom.bill(root, LOCKS, EPOCH_S)
-    assert sbom.bill(root, LOCKS, EPOCH_S) == first
-    status = root / "var/lib/dpkg/status"
-    status.write_text(STATUS.replace("30+20221128-1", "31"))
-    assert sbom.bill(root, LOCKS, EPOCH_S)["serialNumber"] != first["serialNumber"]
+    assert sbom.bill(root, LOCKS, EPOCH_S) == document, "the same image gives the same"
+    (root / "var/lib/dpkg/status").write_text(STATUS.replace("30+20221128-1", "31"))
+    assert sbom.bill(root, LOCKS, EPOCH_S)["serialNumber"] != document["serialNumber"]
 
 
 @pytest.mark.parametrize(("name", "version", "said"), [("click", "0.0.1", r"\d"), ("evil", "1", "nothing of it")])

@@ -44,18 +44,20 @@ def test_the_site_has_every_page_and_asks_nobody_else_for_anything(npm: None, tm
 
 
 @pytest.mark.submission
-def test_a_link_or_an_anchor_that_leads_nowhere_is_refused(npm: None, tmp_path: Path) -> None:
-    broken = TEXTS[GLOSSARY] + "\n[a](nowhere.md#b) [c](install.md#no-such-head)\n"
-    with pytest.raises(SiteError) as refused:
-        site.build(tmp_path, {**TEXTS, GLOSSARY: broken})
-    assert re.search(r"(?s)(?=.*page does not exist)(?=.*anchor does not exist)", str(refused.value))
-
-
-@pytest.mark.submission
-def test_a_picture_that_cannot_be_drawn_is_refused(npm: None, tmp_path: Path) -> None:
-    broken = TEXTS[GLOSSARY] + "\n```mermaid\nsequenceDiagram\n    a->>b: one; two\n```\n"
-    with pytest.raises(SiteError, match=r"glossary\.md: a picture \(sequenceDiagram\) cannot be drawn: Parse error"):
-        site.build(tmp_path, {**TEXTS, GLOSSARY: broken})
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        ("[a](nowhere.md#b) [c](install.md#no-such-head)", "(?s)(?=.*page does not exist)(?=.*anchor does not exist)"),
+        (
+            "```mermaid\nsequenceDiagram\n    a->>b: one; two\n```",
+            r"glossary\.md: a picture \(sequenceDiagram\) cannot be drawn: Parse error",
+        ),
+    ],
+    ids=["link and anchor", "picture"],
+)
+def test_what_leads_nowhere_or_cannot_be_drawn_is_refused(npm: None, tmp_path: Path, added: str, said: str) -> None:
+    with pytest.raises(SiteError, match=said):
+        site.build(tmp_path, {**TEXTS, GLOSSARY: f"{TEXTS[GLOSSARY]}\n{added}\n"})
 
 
 @pytest.mark.parametrize("change", [{DOCS / "other.md": "# Other\n"}, {GLOSSARY: None}], ids=["unlisted", "absent"])

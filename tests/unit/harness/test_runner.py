@@ -43,17 +43,15 @@ def test_every_test_belongs_to_one_part(run: str) -> None:
         assert len(found) == 1, f"{file.relative_to(TESTS)} belongs to {found}"
 
 
-def test_a_release_has_every_python_and_a_submission_the_one_that_counts_lines() -> None:
-    def pythons(run: str) -> set[str]:
-        return {part.python for lane in runner.lanes(run, PYTHONS) for part in lane}
-
-    assert pythons(RELEASE) == {".venv/bin/python", *PYTHONS.values()}
-    assert pythons(SUBMISSION) == {".venv/bin/python", PYTHONS["3.13"]}
-
-
-def test_lines_are_counted_where_no_other_python_is_there() -> None:
-    (part,) = (part for lane in runner.lanes(SUBMISSION, {}) for part in lane if "--cov" in part.options)
-    assert (part.name, part.python) == ("coverage", ".venv/bin/python")
+@pytest.mark.parametrize(
+    ("run", "others"),
+    [(RELEASE, set(PYTHONS.values())), (SUBMISSION, {PYTHONS["3.13"]}), (QUICK, set[str]())],
+)
+def test_a_release_has_every_python_and_a_submission_the_one_that_counts_lines(run: str, others: set[str]) -> None:
+    parts = [part for lane in runner.lanes(run, PYTHONS) for part in lane]
+    assert {part.python for part in parts} == {".venv/bin/python", *others}
+    counting = [part.name for lane in runner.lanes(run, {}) for part in lane if "--cov" in part.options]
+    assert counting == ([] if run == QUICK else ["coverage"]), "also where no other python is there"
 
 
 def test_the_quick_run_names_tests_that_exist() -> None:
@@ -88,22 +86,16 @@ def test_parts_of_a_lane_follow_each_other_and_lanes_run_at_once(logs: Path) -> 
     assert {result.part: result.status for result in running.results} == {"a": 0, "b": 0, "c": 0}
 
 
-def test_a_failed_part_is_printed_and_decides(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_that_fails_or_dies_is_printed_and_decides(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     running = Running(QUICK)
     bad = shell("bad", "echo it is broken; echo '1 failed, 2 passed in 0.1s'; exit 1")
-    runner.together(running, [[bad, shell("good", "echo 3 passed in 0.1s")]])
-    assert runner.report(running.results, 1.0) == 1
+    runner.together(running, [[bad, shell("good", "echo 3 passed in 0.1s"), shell("dies", "kill -9 $$")]])
+    assert runner.report(running.results, 1.0) == runner.report(running.results[2:], 1.0) == 1
     said = capsys.readouterr().out
     assert "it is broken" in said
     assert "bad failed with status 1" in said
-    assert said.endswith("\n5 passed, 1 failed\n")
-
-
-def test_a_part_that_dies_without_a_closing_line_fails(logs: Path) -> None:
-    running = Running(QUICK)
-    runner.together(running, [[shell("dies", "kill -9 $$")]])
-    assert [(result.status, result.counts) for result in running.results] == [(-9, {})]
-    assert runner.report(running.results, 1.0) == 1
+    assert "dies failed with status -9" in said
+    assert "\n5 passed, 1 failed\n" in said
 
 
 @pytest.mark.parametrize(("ci", "status"), [("true", 1), ("", 0)])
@@ -183,15 +175,15 @@ def test_a_release_goes_on_after_the_parts_that_have_passed_at_this_commit(logs:
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
-        ([], ("quick", [], None)),
-        (["--all"], ("submission", [], None)),
-        (["--release"], ("release", [], None)),
-        (["--part", "sweep", "--share", "1/3"], ("release", ["sweep"], "1/3")),
-        (["--all", "--share", "2/3"], ("submission", [], "2/3")),
+        ("", ("quick", [], None)),
+        ("--all", ("submission", [], None)),
+        ("--release", ("release", [], None)),
+        ("--part sweep --share 1/3", ("release", ["sweep"], "1/3")),
+        ("--all --share 2/3", ("submission", [], "2/3")),
     ],
 )
 def test_the_arguments_name_a_run(
-    arguments: Sequence[str], wanted: tuple[str, list[str], str | None], logs: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: str, wanted: tuple[str, list[str], str | None], logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
 
@@ -200,7 +192,7 @@ def test_the_arguments_name_a_run(
         return 0
 
     monkeypatch.setattr(runner, "whole", whole)
-    assert runner.main(arguments) == 0
+    assert runner.main(arguments.split()) == 0
     assert asked == [wanted]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -71,25 +73,19 @@ def test_how_many_examples_there_are(run: str, wanted: dict[int, int]) -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 5), st.text(), st.integers(0, 9))
-def test_a_limited_number_of_cases_is_spread_and_never_repeated(length: int, most: int, name: str, at: int) -> None:
+def test_cases_are_spread_and_the_shares_of_a_function_are_every_case_once(
+    length: int, count: int, name: str, at: int
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(selection, "commits", lambda: at)
-        taken = Selection(cases=most).chosen(range(length), 1, name)
-    assert len(taken) == len(set(taken)) == min(length, most)
-
-
-@given(st.integers(1, 40), st.integers(1, 5), st.text(), st.integers(0, 9))
-def test_the_shares_of_a_function_are_every_case_once(length: int, count: int, name: str, at: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "commits", lambda: at)
+        limited = Selection(cases=count).chosen(range(length), 1, name)
         taken = [
             case
             for index in range(1, count + 1)
-            for is_other in (False, True)
-            for case in Selection("submission", Share(index, count), None if is_other else 1, is_other).chosen(
-                range(length), count, name
-            )
+            for cases, is_other in ((1, False), (None, True))
+            for case in Selection("submission", Share(index, count), cases, is_other).chosen(range(length), count, name)
         ]
+    assert len(limited) == len(set(limited)) == min(length, count)
     assert sorted(taken) == list(range(length))
 
 
@@ -111,32 +107,23 @@ def test_this_run_tries_as_many_examples_as_it_says(request: pytest.FixtureReque
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
-        ([], {"test_plain": 1, "test_later": 1, "test_last": 1, "test_table": 10, "test_divided": 9}),
-        (["--run", "submission"], {"test_plain": 1, "test_later": 1, "test_table": 10, "test_divided": 3}),
-        (
-            ["--run", "submission", "--cases", "1"],
-            {"test_plain": 1, "test_later": 1, "test_table": 1, "test_divided": 1},
-        ),
-        (["--run", "submission", "--other-cases"], {"test_table": 9, "test_divided": 2}),
-        (["--run", "quick"], {"test_plain": 1, "test_table": 3, "test_divided": 3}),
-        (["--run", "quick", "--cases", "1"], {"test_plain": 1, "test_table": 1, "test_divided": 1}),
-        (["--share", "2/9"], {"test_plain": 1, "test_later": 1, "test_last": 1, "test_table": 10, "test_divided": 1}),
+        ("", {"plain": 1, "later": 1, "last": 1, "table": 10, "divided": 9}),
+        ("--run submission", {"plain": 1, "later": 1, "table": 10, "divided": 3}),
+        ("--run submission --cases 1", {"plain": 1, "later": 1, "table": 1, "divided": 1}),
+        ("--run submission --other-cases", {"table": 9, "divided": 2}),
+        ("--run quick", {"plain": 1, "table": 3, "divided": 3}),
+        ("--run quick --cases 1", {"plain": 1, "table": 1, "divided": 1}),
+        ("--share 2/9", {"plain": 1, "later": 1, "last": 1, "table": 10, "divided": 1}),
+        ("--share 4/3", {}),
     ],
 )
-def test_a_run_takes_what_its_options_say(options: list[str], wanted: dict[str, int], tmp_path: Path) -> None:
+def test_a_run_takes_what_its_options_say(options: str, wanted: dict[str, int], tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(REPOSITORY / "pyproject.toml")]
-    argv += ["-p", "tests.conftest", "--rootdir", str(tmp_path), "--collect-only", *options, str(tmp_path)]
+    argv += ["-p", "tests.conftest", "--rootdir", str(tmp_path), "--collect-only", *options.split(), str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=REPOSITORY)
-    names = [line.partition("::")[2].partition("[")[0] for line in done.stdout.splitlines() if "::" in line]
-    assert {name: names.count(name) for name in names} == wanted, done.stdout
-
-
-@pytest.mark.submission
-def test_a_share_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "--share", "4/3", str(tmp_path)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=REPOSITORY)
-    assert (done.returncode, "a share is K/N" in done.stderr) == (4, True), done.stderr
+    assert Counter(re.findall(r"::test_(\w+)", done.stdout)) == wanted, done.stdout
+    assert (done.returncode == pytest.ExitCode.USAGE_ERROR) == ("a share is K/N" in done.stderr) == (not wanted)
 
 
 def test_a_share_that_is_asked_for_before_the_options_are_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
