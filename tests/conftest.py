@@ -7,7 +7,6 @@ import gc
 import pytest
 
 from tests.support import selection, verdicts
-from tests.support.costs import Costs
 from tests.support.failures import Failures
 
 UNCOUNTED = ("fuzz", "mutants", "checks")
@@ -26,7 +25,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the plugins, and read the options before the other conftests ask for a share."""
     config.pluginmanager.register(Failures())
-    config.pluginmanager.register(Costs(), Costs.__name__)
     config.pluginmanager.register(verdicts.Verdicts(SEEN))
     selection.configure(config)
 

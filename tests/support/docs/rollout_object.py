@@ -128,10 +128,6 @@ def _walked(fields: Sequence[Field], at: str) -> Iterator[tuple[str, Field]]:
         yield from _walked(one.fields, f"{path}[]." if one.kind is Kind.LIST else f"{path}.")
 
 
-def _dotted(path: str) -> str:
-    return code(path)
-
-
 def _shown(value: Any) -> str:
     """A value as it is written in the object's YAML, in one line."""
     if value is None:

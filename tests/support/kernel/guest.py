@@ -119,12 +119,10 @@ class Prepared:
 
 @dataclass(frozen=True)
 class GuestReport:
-    """What came out of a run: cases by node id, what the console said, what it took, and the files left on its disk."""
+    """What came out of a run: cases by node id, what the console said, and the files left on its disk."""
 
     cases: dict[str, results.GuestCase]
     console: str
-    prepare_s: float
-    boot_and_run_s: float
     disk: dict[str, str] = field(default_factory=dict)
 
 
@@ -145,9 +143,7 @@ def run(node_ids: Sequence[str], environment: Mapping[str, str], needed: Sequenc
     The guest sees the `needed` files of the host, too, should they be on a mount of their own.
     Raises KernelTierError, with the end of the console, where the guest ends without its end marker, or falls silent.
     """
-    started = time.monotonic()
     prepared = prepare()
-    booting = time.monotonic()
     with _run_folder() as folder:
         _write_orders(folder, prepared, node_ids, environment)
         disk = folder / DISK_TAG
@@ -165,7 +161,7 @@ def run(node_ids: Sequence[str], environment: Mapping[str, str], needed: Sequenc
     except KernelTierError as error:
         said = f"{error}\n{outcome}\nconsole:\n{tools.tail(console, 90)}\nvirtiofsd:\n{tools.tail(files_log, 10)}"
         raise KernelTierError(said) from error
-    return GuestReport(cases, console, booting - started, time.monotonic() - booting, left)
+    return GuestReport(cases, console, left)
 
 
 def _boot(folder: Path, prepared: Prepared, needed: Sequence[Path]) -> tuple[str, str]:
@@ -321,13 +317,6 @@ class ReplayedCase(pytest.Function):
     """A guest test on the host: it runs nothing itself and reports what the guest said about it."""
 
     line = 0  # of the guest test in its file, counted from 0
-
-    @property
-    def inside_s(self) -> float:
-        """How long it took in the guest, in seconds of its clock."""
-        report = self.funcargs.get("guest_report")
-        case = report.cases.get(self.nodeid) if isinstance(report, GuestReport) else None
-        return case.duration_s if case else 0.0
 
     def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
         """Where it stands: the guest test's file, not the replaying function's."""

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.kernel.results import NODE_ID_PROPERTY, UPTIME_PROPERTY, framed
+from tests.support.kernel.results import NODE_ID_PROPERTY, framed
 
 MARKER = "driver_manager.guest=1"
 RESULTS_PORT = Path("/dev/ttyS1")
@@ -29,15 +28,11 @@ def require_guest(command_line: Path = Path("/proc/cmdline")) -> None:
 
 
 class NodeIds:
-    """Puts each test's node id into its JUnit case, so that the host need not guess it from the class name.
-
-    Beside it: how long the guest has been up when the test begins.
-    """
+    """Puts each test's node id into its JUnit case, so that the host need not guess it from the class name."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         item.user_properties.append((NODE_ID_PROPERTY, item.nodeid))
-        item.user_properties.append((UPTIME_PROPERTY, f"{time.monotonic():.1f}"))
 
 
 def main(node_ids: list[str]) -> int:

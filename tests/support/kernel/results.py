@@ -14,21 +14,16 @@ from tests.support.kernel.tools import KernelTierError
 BEGIN = b"\n=== driver-manager guest results begin ===\n"
 END = b"\n=== driver-manager guest results end, sha256 %s ===\n"
 NODE_ID_PROPERTY = "guest_node_id"
-UPTIME_PROPERTY = "guest_uptime_s"
 
 
 @dataclass(frozen=True)
 class GuestCase:
-    """What the guest said about one test; `failure` and `skipped` are texts, empty where it passed.
-
-    `began_s` is the guest's uptime when the test began.
-    """
+    """What the guest said about one test; `failure` and `skipped` are texts, empty where it passed."""
 
     node_id: str
     duration_s: float
     failure: str = ""
     skipped: str = ""
-    began_s: float = 0.0
 
 
 def framed(xml: bytes) -> bytes:
@@ -82,7 +77,6 @@ def _case(element: ET.Element) -> GuestCase:
         float(element.get("time", "0")),
         failure=f"{failure}\n{output}".strip() if failure else "",
         skipped=next((child.get("message") or "skipped" for child in element if child.tag == "skipped"), ""),
-        began_s=float(properties.get(UPTIME_PROPERTY) or 0),
     )
 
 
@@ -92,7 +86,6 @@ def _merged(one: GuestCase, other: GuestCase) -> GuestCase:
         one.duration_s + other.duration_s,
         failure="\n".join(text for text in (one.failure, other.failure) if text),
         skipped=one.skipped or other.skipped,
-        began_s=min(one.began_s, other.began_s),
     )
 
 

@@ -18,7 +18,6 @@ import pytest
 
 from tests.support.control_plane.fixtures import control_plane  # noqa: F401  # a fixture, used by its name
 from tests.support.control_plane.servers import ControlPlane
-from tests.support.costs import IN_GUEST, Cost, Costs
 from tests.support.image import builder
 from tests.support.kernel import far_plane, guest, guest_images, guest_node, tools
 from tests.support.kernel.containers import IMAGE_VARIABLE, WITHOUT_IMAGE_VARIABLE
@@ -119,20 +118,7 @@ def guest_report(request: pytest.FixtureRequest) -> guest.GuestReport:
             report = guest.run([item.nodeid for item in replayed], environment, needed)
     except TierError as error:
         pytest.fail(str(error), pytrace=False)
-    costs = request.config.pluginmanager.get_plugin(Costs.__name__)
-    assert isinstance(costs, Costs)
-    for cost in _costs(report):
-        costs.add(cost)
     return report
-
-
-def _costs(report: guest.GuestReport) -> Iterator[Cost]:
-    """What a run of the guest takes beside its tests."""
-    yield Cost(IN_GUEST, "preparation, on the host", report.prepare_s, report.prepare_s)
-    booted_s = min((case.began_s for case in report.cases.values()), default=0.0)
-    rest_s = report.boot_and_run_s - booted_s - sum(case.duration_s for case in report.cases.values())
-    yield Cost(IN_GUEST, "boot, imports and collection", booted_s, booted_s)
-    yield Cost(IN_GUEST, "between and after the tests, second boot", rest_s, rest_s)
 
 
 def _image_environment() -> dict[str, str]:

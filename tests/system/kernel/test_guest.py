@@ -6,7 +6,9 @@ import bisect
 import os
 import subprocess
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +29,7 @@ PROPERTY = f'<properties><property name="{results.NODE_ID_PROPERTY}" value="{NOD
 
 
 def _report(*cases: results.GuestCase) -> GuestReport:
-    return GuestReport({case.node_id: case for case in cases}, console="Kernel panic", prepare_s=0, boot_and_run_s=0)
+    return GuestReport({case.node_id: case for case in cases}, console="Kernel panic")
 
 
 def _suite(*testcases: str) -> bytes:
@@ -65,25 +67,20 @@ def test_a_module_that_the_guest_cannot_import_is_an_error_with_its_text() -> No
         results.parsed(_suite('<testcase classname="test_x"><error>ImportError</error></testcase>'))
 
 
-def test_a_case_that_the_guest_passed_passes() -> None:
-    replaying(NODE_ID)(_report(results.GuestCase(NODE_ID, 1.0)))
-
-
-def test_a_failed_case_fails_with_the_guests_text_and_no_other_case_does() -> None:
-    report = _report(results.GuestCase(NODE_ID, 1.0, failure="assert 1 == 2"), results.GuestCase("other", 1.0))
+@pytest.mark.parametrize(
+    ("case", "outcome", "said"),
+    [
+        (results.GuestCase(NODE_ID, 1.0, failure="assert 1 == 2"), pytest.fail, "assert 1 == 2"),
+        (results.GuestCase(NODE_ID, 0.0, skipped="no device"), pytest.skip, "no device"),
+        (results.GuestCase("another", 0.0), pytest.fail, r"(?s)did not report.*Kernel panic"),
+    ],
+    ids=["failed", "skipped", "not reported"],
+)
+def test_a_case_ends_as_it_did_in_the_guest_and_no_other_does(case: results.GuestCase, outcome: Any, said: str) -> None:
+    report = _report(case, results.GuestCase("other", 1.0))
     replaying("other")(report)
-    with pytest.raises(pytest.fail.Exception, match="assert 1 == 2"):
+    with pytest.raises(outcome.Exception, match=said):
         replaying(NODE_ID)(report)
-
-
-def test_a_case_that_the_guest_did_not_report_fails() -> None:
-    with pytest.raises(pytest.fail.Exception, match=r"(?s)did not report.*Kernel panic"):
-        replaying(NODE_ID)(_report())
-
-
-def test_a_case_that_the_guest_skipped_is_skipped() -> None:
-    with pytest.raises(pytest.skip.Exception, match="no device"):
-        replaying(NODE_ID)(_report(results.GuestCase(NODE_ID, 0.0, skipped="no device")))
 
 
 def test_a_missing_tool_skips_and_fails_in_ci() -> None:
@@ -135,14 +132,12 @@ def test_a_guest_that_falls_silent_is_given_up_after_the_limit(last_word_s: int)
 
 
 def test_guest_code_refuses_to_touch_this_kernel(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="not the test guest"):
-        guest_fixtures.rmmod("rebellions")
-    with pytest.raises(RuntimeError, match="not the test guest"):
-        guest_fixtures.delete_module("rebellions")
     command_line = tmp_path / "cmdline"
     command_line.write_text("quiet driver_manager.guest=10\n")
-    with pytest.raises(RuntimeError, match="not the test guest"):
-        inside.require_guest(command_line)
+    acts = (guest_fixtures.rmmod, guest_fixtures.delete_module)
+    for act in (*(partial(one, "rebellions") for one in acts), partial(inside.require_guest, command_line)):
+        with pytest.raises(RuntimeError, match="not the test guest"):
+            act()
     command_line.write_text("quiet driver_manager.guest=1\n")
     inside.require_guest(command_line)
 

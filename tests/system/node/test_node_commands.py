@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -57,11 +58,19 @@ def test_status_in_the_sidecar_with_a_kubeconfig_through_a_pipe(drivers: Drivers
     assert drivers.version in done.stdout
 
 
-def test_status_in_a_debug_pod_with_a_kubeconfig_through_a_pipe(drivers: Drivers) -> None:
-    words = words_of(documented(r"debug node/N .*sleep"))
-    pod = debug_pod(drivers.machine, words)
+@contextmanager
+def debugging(machine: Machine, words: list[str]) -> Iterator[tuple[str, str]]:
+    """Name and path of a debug pod, as long as the context lasts."""
+    pod = debug_pod(machine, words)
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}"
     try:
+        yield pod, path
+    finally:
+        gone(lambda: machine.api.delete(path, grace_s=0))
+
+
+def test_status_in_a_debug_pod_with_a_kubeconfig_through_a_pipe(drivers: Drivers) -> None:
+    with debugging(drivers.machine, words_of(documented(r"debug node/N .*sleep"))) as (pod, path):
         wait_until(lambda: drivers.api.get(path)["status"]["phase"] == "Running", "the debug pod runs")
         reading, _, executing = documented(r"^kubectl config view --raw .*exec -i D").partition(" | ")
         given = drivers.machine.kubectl(*words_of(reading)).stdout.replace("127.0.0.1", ADDRESS)
@@ -69,8 +78,6 @@ def test_status_in_a_debug_pod_with_a_kubeconfig_through_a_pipe(drivers: Drivers
         done = drivers.machine.kubectl(words[0], words[1], "exec", "-i", *words[3:], given=given)
         assert done.returncode == 0, done.stderr
         assert drivers.version in done.stdout
-    finally:
-        gone(lambda: drivers.api.delete(path, grace_s=0))
 
 
 def test_what_a_run_said_last_is_in_the_pods_status(held: Drivers) -> None:
@@ -101,18 +108,13 @@ def admin_config(machine: Machine) -> Iterator[None]:
 
 
 def test_status_in_a_debug_pod(drivers: Drivers, admin_config: None) -> None:
-    words = words_of(documented(r"debug node/N .*admin.conf"))
-    pod = debug_pod(drivers.machine, words)
-    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}"
-    try:
+    with debugging(drivers.machine, words_of(documented(r"debug node/N .*admin.conf"))) as (pod, path):
         ended = partial(lambda: drivers.api.get(path)["status"]["phase"] in ("Succeeded", "Failed"))
         wait_until(ended, "the end of the debug pod")
         said = drivers.machine.kubectl("logs", "-n", NAMESPACE, pod).stdout
         assert drivers.api.get(path)["status"]["phase"] == "Succeeded", said
         assert drivers.version in said
         assert NAME in said
-    finally:
-        gone(lambda: drivers.api.delete(path, grace_s=0))
 
 
 def debug_pod(machine: Machine, words: list[str]) -> str:
@@ -142,14 +144,11 @@ def test_the_pod_that_stands_for_kubectls_is_the_one_that_it_makes(drivers: Driv
     machine = drivers.machine
     if "--profile" not in machine.kubectl("debug", "--help").stdout:
         return
-    pod = debug_pod(machine, ["-n", NAMESPACE, "debug", f"node/{NAME}", f"--image={IMAGE}", "--profile=sysadmin"])
-    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}"
-    try:
+    words = ["-n", NAMESPACE, "debug", f"node/{NAME}", f"--image={IMAGE}", "--profile=sysadmin"]
+    with debugging(machine, words) as (_, path):
         made, ours = drivers.api.get(path)["spec"], sysadmin_pod([])["spec"]
-        for key in ("nodeName", "hostNetwork", "hostPID", "hostIPC", "restartPolicy"):
-            assert made[key] == ours[key], key
-        (container,) = made["containers"]
-        assert container["securityContext"] == ours["containers"][0]["securityContext"]
-        assert json.dumps(ours["containers"][0]["volumeMounts"][0])[1:-1] in json.dumps(container["volumeMounts"])
-    finally:
-        gone(lambda: drivers.api.delete(path, grace_s=0))
+    for key in ("nodeName", "hostNetwork", "hostPID", "hostIPC", "restartPolicy"):
+        assert made[key] == ours[key], key
+    (container,) = made["containers"]
+    assert container["securityContext"] == ours["containers"][0]["securityContext"]
+    assert json.dumps(ours["containers"][0]["volumeMounts"][0])[1:-1] in json.dumps(container["volumeMounts"])
