@@ -78,7 +78,7 @@ def overlay(vendor: str, more: tuple[str, ...], less: tuple[str, ...], fleet: bo
 
 @pytest.mark.submission
 @pytest.mark.shares(3)
-@pytest.mark.parametrize(("vendor", "more", "less", "fleet"), sets(), ids=named)
+@pytest.mark.parametrize(("vendor", "more", "less", "fleet"), list(sets()), ids=named)
 def test_the_chart_renders_what_the_overlays_are(
     helm: Helm, vendor: str, more: tuple[str, ...], less: tuple[str, ...], fleet: bool, tmp_path: Path
 ) -> None:
