@@ -1,7 +1,4 @@
-"""What the image leaves out of its Python packages is imported by nothing that is kept: every import is read.
-
-The .venv in which this runs is pruned by the same list, so the other tests show it by running.
-"""
+"""What the image leaves out of its Python packages is imported by nothing that is kept: every import is read."""
 
 from __future__ import annotations
 

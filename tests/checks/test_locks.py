@@ -1,7 +1,4 @@
-"""What is installed is what was locked: by hash, from the index alone, as pyproject.toml asks, under allowed licences.
-
-Known vulnerabilities need a network to be known; these checks do not.
-"""
+"""What is installed is what was locked: by hash, from the index alone, as pyproject.toml asks, under allowed licences."""
 
 from __future__ import annotations
 

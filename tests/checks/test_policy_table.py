@@ -1,7 +1,4 @@
-"""The admission policies compile, allow what honest accounts write, and deny everything else, for each vendor.
-
-The API server's own code judges: vapcheck. What whole runs write is in tests/system/cluster/test_admission_policy.py.
-"""
+"""The admission policies compile, allow what honest accounts write, and deny everything else, for each vendor."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from random import Random
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -15,14 +16,14 @@ from driver_manager.domain import wire
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.health import parsers as npu_smi
 from driver_manager.domain.pods import journal_check, labels
-from driver_manager.domain.reboot.state import Pending
+from driver_manager.domain.reboot import state as slots
+from tests.assurance.fuzz import host_trees
 from tests.assurance.fuzz import target as targets_form
 from tests.assurance.fuzz.guided import amplified, mutated
 from tests.assurance.fuzz.target import Form, Target, TooSlowError, check
 from tests.assurance.fuzz.targets import TARGETS
 
 pytestmark = [pytest.mark.submission, pytest.mark.shares(3)]
-
 
 HANG_S = 100.0
 HEAVY = {"host", "driver-tree", "processes", "marks", "command-line"}
@@ -94,20 +95,57 @@ def test_no_reader_needs_more_time_than_the_length_of_its_input_explains(name: s
                 check(target, amplified(seed[:length]))
 
 
-# that all this can fail
+# That all this can fail.
 
 
-def reads_with(target: Target, monkeypatch: pytest.MonkeyPatch, broken: object, name: str, where: object) -> None:
-    monkeypatch.setattr(where, name, broken)
-    check_inputs(target, 20_000)
+def refuses(*_: object) -> None:
+    raise ZeroDivisionError
+
+
+def ignores_absence(fields: wire.Fields) -> object:
+    texts = (fields.text("node"), fields.text("uid"), fields.text("bootId"))
+    return slots.SlotHolder(*texts, fields.whole("since") if fields.body["since"] is not None else 0)
+
+
+def believes_a_type(fields: wire.Fields, key: str, *_: object, **__: object) -> object:
+    return fields.body.get(key)
+
+
+def outgrows_a_label(value: str, paused: str) -> str:
+    return f"{value}_{paused}"
+
+
+def does_what_a_record_says(said: object, _: object) -> object:
+    return said
+
+
+def allows_any(*_: object) -> bool:
+    return True
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "part", "broken", "error", "said"),
+    [
+        ("slots", slots, "_holder", ignores_absence, KeyError, "since"),
+        ("slots", wire.Fields, "whole", believes_a_type, AssertionError, "since_s"),
+        ("labels", labels, "paused_form", outgrows_a_label, AssertionError, ""),
+        ("forged-journal", journal_check, "_with_commands", does_what_a_record_says, AssertionError, ""),
+        ("forged-journal", journal_check, "_may_be_paused", allows_any, AssertionError, "no label of the profile"),
+        ("forged-grant", slots.Pending, "is_granted", property(allows_any), AssertionError, "nobody approved"),
+    ],
+)
+def test_a_broken_reader_or_run_is_caught(
+    monkeypatch: pytest.MonkeyPatch, name: str, where: Any, part: str, broken: Any, error: type[Exception], said: str
+) -> None:
+    monkeypatch.setattr(where, part, broken)
+    with pytest.raises(error, match=said):
+        check_inputs(TARGETS[name], 20_000)
 
 
 def test_a_finding_is_repeated_by_the_number_that_it_prints(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(*_: object) -> None:
-        raise ZeroDivisionError
-
+    monkeypatch.setattr(npu_smi, "_chips", refuses)
     with pytest.raises(ZeroDivisionError) as found:
-        reads_with(TARGETS["probe-output"], monkeypatch, refuses, "_chips", npu_smi)
+        check_inputs(TARGETS["probe-output"], 20_000)
     (note,) = found.value.__notes__
     with pytest.raises(ZeroDivisionError):
         eval(note.removeprefix("repeat it: "))  # noqa: S307  # what a reader would do with it
@@ -118,53 +156,6 @@ def test_every_input_of_a_number_is_always_the_same() -> None:
     first = [made(target, number) for number in range(100)]
     assert first == [made(target, number) for number in range(100)]
     assert len(set(first)) > 90
-
-
-def test_a_reader_that_lets_a_key_error_through_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    from driver_manager.domain.reboot import state as slots  # noqa: PLC0415  # the module whose part is broken here
-
-    def careless(fields: wire.Fields) -> object:
-        texts = (fields.text("node"), fields.text("uid"), fields.text("bootId"))
-        return slots.SlotHolder(*texts, fields.whole("since") if fields.body["since"] is not None else 0)
-
-    with pytest.raises(KeyError, match="since"):
-        reads_with(TARGETS["slots"], monkeypatch, careless, "_holder", slots)
-
-
-def test_a_reader_that_believes_a_type_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(fields: wire.Fields, key: str, *_: object, **__: object) -> object:
-        return fields.body.get(key)
-
-    with pytest.raises(AssertionError, match="since_s"):
-        reads_with(TARGETS["slots"], monkeypatch, careless, "whole", wire.Fields)
-
-
-def test_a_reader_that_believes_a_count_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(*_: object) -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        reads_with(TARGETS["probe-output"], monkeypatch, refuses, "_chips", npu_smi)
-
-
-def test_a_pause_that_outgrows_a_label_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AssertionError):
-        reads_with(TARGETS["labels"], monkeypatch, lambda value, paused: f"{value}_{paused}", "paused_form", labels)
-
-
-def test_a_run_that_does_what_any_record_says_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AssertionError):
-        reads_with(TARGETS["forged-journal"], monkeypatch, lambda said, _: said, "_with_commands", journal_check)
-
-
-def test_a_run_that_restores_any_label_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AssertionError, match="no label of the profile"):
-        reads_with(TARGETS["forged-journal"], monkeypatch, lambda *_: True, "_may_be_paused", journal_check)
-
-
-def test_a_rebooter_that_believes_the_annotations_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AssertionError, match="nobody approved"):
-        reads_with(TARGETS["forged-grant"], monkeypatch, property(lambda _: True), "is_granted", Pending)
 
 
 def test_a_slow_reader_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,8 +175,6 @@ def test_a_reader_that_hangs_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_reader_that_writes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.assurance.fuzz import host_trees  # noqa: PLC0415  # the module whose part is broken here
-
     def writes(roots: HostRoots, *_: object, **__: object) -> None:
         roots.files().write("/run/rbln/rbln-driver.state", "mine")
 

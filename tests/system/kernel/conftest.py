@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
-import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -57,29 +54,8 @@ def guest_kernel(request: pytest.FixtureRequest) -> None:
         pytest.fail("a guest test was about to run on the host", pytrace=False)
 
 
-class _Probe(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"host" if self.path == "/" else str(time.monotonic()).encode())
-
-    def log_message(self, *_: object) -> None:
-        """Nothing: one request of our own needs no log."""
-
-
 @pytest.fixture(scope="session")
-def probe_address() -> Iterator[str]:
-    """Where the guest finds a tiny server on the host's loopback that answers `host`, and at /clock its seconds."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Probe) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"{guest.HOST_ADDRESS}:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
-@pytest.fixture(scope="session")
-def guest_environment(probe_address: str, control_plane: ControlPlane) -> dict[str, str]:  # noqa: F811  # the fixture
+def guest_environment(control_plane: ControlPlane) -> dict[str, str]:  # noqa: F811  # the fixture
     """What the guest's tests find in their environment beside the driver roots; it may hold credentials.
 
     What they are to reach on the host must be up when this returns, and listen on 127.0.0.1: the guest knows it as
@@ -87,7 +63,6 @@ def guest_environment(probe_address: str, control_plane: ControlPlane) -> dict[s
     """
     url = control_plane.url.replace("127.0.0.1", guest.HOST_ADDRESS)
     return {
-        "GUEST_PROBE_ADDRESS": probe_address,
         SHARE_VARIABLE: str(share(SHARES)),
         "GUEST_API_URL": url,
         "GUEST_API_CA": str(control_plane.ca),

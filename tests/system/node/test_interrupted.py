@@ -1,7 +1,4 @@
-"""A run that is interrupted in the middle of a wait, by a real kubelet too: it ends as an undisturbed one.
-
-Each test holds a run at an operand that does not stop yet, acts, lets the operand stop, and looks at the end.
-"""
+"""A run that is interrupted in the middle of a wait, by a real kubelet too: it ends as an undisturbed one."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -137,18 +136,3 @@ def sysadmin_pod(command: list[str]) -> Json:
     spec |= {"tolerations": [{"operator": "Exists"}], "containers": [container]}
     spec["volumes"] = [{"name": "host-root", "hostPath": {"path": "/"}}]
     return {"metadata": {"generateName": f"node-debugger-{NAME}-"}, "spec": spec}
-
-
-def test_the_pod_that_stands_for_kubectls_is_the_one_that_it_makes(drivers: Drivers) -> None:
-    """Where kubectl knows profiles; an older one has nothing to compare with."""
-    machine = drivers.machine
-    if "--profile" not in machine.kubectl("debug", "--help").stdout:
-        return
-    words = ["-n", NAMESPACE, "debug", f"node/{NAME}", f"--image={IMAGE}", "--profile=sysadmin"]
-    with debugging(machine, words) as (_, path):
-        made, ours = drivers.api.get(path)["spec"], sysadmin_pod([])["spec"]
-    for key in ("nodeName", "hostNetwork", "hostPID", "hostIPC", "restartPolicy"):
-        assert made[key] == ours[key], key
-    (container,) = made["containers"]
-    assert container["securityContext"] == ours["containers"][0]["securityContext"]
-    assert json.dumps(ours["containers"][0]["volumeMounts"][0])[1:-1] in json.dumps(container["volumeMounts"])

@@ -1,7 +1,4 @@
-"""The rebooter as deploy/ has it, up to its command: it gets into the host, and takes a refusal for one.
-
-The host's `systemctl` is a stand-in that notes what it was told and in which namespaces, and refuses when it is to.
-"""
+"""The rebooter as deploy/ has it, up to its command: it gets into the host, and takes a refusal for one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The real command line on a real kernel, against the real API server on the host: all but a whole upgrade.
-
-The guest's own machine is the node's host; its first network card stands for the accelerator on PCI.
-"""
+"""The real command line on a real kernel, against the real API server on the host: all but a whole upgrade."""
 
 from __future__ import annotations
 

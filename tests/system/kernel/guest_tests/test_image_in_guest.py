@@ -1,7 +1,4 @@
-"""The images do their job on a real kernel: the built one with its own command line and kmod, and the sample driver.
-
-The API server is the real one on the host.
-"""
+"""The built image with its own kmod, and the sample driver, do their job on a real kernel."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A whole upgrade by the real command line on a real kernel, against the real API server on the host.
-
-Once undisturbed, once with the device in use, and once with a driver that does not start. The guest is the node's host;
-its first network card stands for the accelerator on PCI. test_command_in_guest.py has everything else.
-"""
+"""A whole upgrade by the real command line on a real kernel: undisturbed, with a busy device, and rolled back."""
 
 from __future__ import annotations
 
