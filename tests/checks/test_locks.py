@@ -1,4 +1,4 @@
-"""What is installed is what was locked: by hash, from the index alone, as pyproject.toml asks, under allowed licences."""
+"""What is installed is what was locked: by hash, from the index alone, as pyproject.toml asks, under known licences."""
 
 from __future__ import annotations
 

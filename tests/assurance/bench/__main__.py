@@ -116,11 +116,7 @@ def of_reconcile(plane: ControlPlane) -> list[Figure]:
             5,
         ),
         Figure(
-            "peak memory of a reconcile",
-            "MiB",
-            tuple(peaks),
-            36.0,
-            f"ru_maxrss, as in a pod; {OVER.format(PEAK_RUNS)}",
+            "peak memory of a reconcile", "MiB", tuple(peaks), 36.0, f"ru_maxrss, as in a pod; {OVER.format(PEAK_RUNS)}"
         ),
     ]
 

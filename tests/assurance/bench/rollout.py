@@ -336,11 +336,7 @@ def measure_served(plane: ControlPlane, folder: Path, size: int = MANY) -> Serve
             if ended.code:
                 raise SystemExit(f"the controller did not end as it has to: {ended.err}")
     return Served(
-        took_s,
-        (sum(found.values()) - found["events"]) / size,
-        len(records) / took_s,
-        peak,
-        witness.most_unavailable(),
+        took_s, (sum(found.values()) - found["events"]) / size, len(records) / took_s, peak, witness.most_unavailable()
     )
 
 

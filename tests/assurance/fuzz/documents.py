@@ -279,11 +279,7 @@ ROLLOUTS = tuple(
 )
 
 TARGETS = (
-    Target(
-        "profile",
-        read_profile,
-        tuple(path.read_bytes() for path in sorted(SHIPPED.glob("*.toml"))),
-    ),
+    Target("profile", read_profile, tuple(path.read_bytes() for path in sorted(SHIPPED.glob("*.toml")))),
     Target("journal", read_journal, golden("journal-*.json"), Form.JSON),
     Target("host-record", read_host_record, golden("host-record-*.json"), Form.JSON),
     Target("failure-note", read_failure, golden("failure-*.json"), Form.JSON),

@@ -64,9 +64,7 @@ SUBSTITUTIONS = (
     Substitution(r"cd .+", None, "the world, not this project"),
     Substitution(r"scripts/(reference|pictures)", r"scripts/\1 --check", "it would write into the checkout"),
     Substitution(
-        r"driver-manager rollout (pause|status|history|undo|resume)",
-        None,
-        "no rollout here; test_pages.py has one",
+        r"driver-manager rollout (pause|status|history|undo|resume)", None, "no rollout here; test_pages.py has one"
     ),
     Substitution(r"(driver-manager \S+) --node-name=N(.*)", r"\1\2", "a node has a name of its own"),
     Substitution(r"(scripts/demo.*)", r"\1", "as written"),
@@ -78,10 +76,7 @@ SUBSTITUTIONS = (
 )
 """Asked in this order; the first that matches the whole command counts."""
 
-EXITS = {
-    "driver-manager plan --profile-file broken.toml": 2,
-    "driver-manager profile check broken.toml": 2,
-}
+EXITS = {"driver-manager plan --profile-file broken.toml": 2, "driver-manager profile check broken.toml": 2}
 """Commands that do not end with 0, by what is run."""
 
 PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")))

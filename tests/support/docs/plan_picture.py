@@ -184,12 +184,7 @@ def _with_devices(
 def sequences(profile: Profile) -> dict[Decision, list[tuple[str, ...]]]:
     """The steps of every plan that the mixtures lead to, by decision; those that are refused have none."""
     dice, found = random.Random(SEED), dict[Decision, list[tuple[str, ...]]]()  # noqa: S311  # the same at every run
-    kinds = (
-        *[mixture] * MIXTURES,
-        *[_cleared] * CLEARING,
-        *[_given] * GIVING,
-        *[_returned] * RETURNING,
-    )
+    kinds = (*[mixture] * MIXTURES, *[_cleared] * CLEARING, *[_given] * GIVING, *[_returned] * RETURNING)
     for made in kinds:
         try:
             decided = plan(made(dice, profile))

@@ -38,15 +38,9 @@ MEANINGS: dict[str, tuple[str, Any]] = {
     "waves[].name": ("name of the wave", "canary"),
     "waves[].nodeSelector": ("takes only nodes that match; without it any node", "rack=a"),
     "waves[].count": ("takes at most this number of nodes", 1),
-    "waves[].percent": (
-        "takes at most this share of the nodes that match, rounded up; not together with `count`",
-        10,
-    ),
+    "waves[].percent": ("takes at most this share of the nodes that match, rounded up; not together with `count`", 10),
     "waves[].soak": ("time from the end of this wave to the start of the next", "30m"),
-    "waves[].approval": (
-        "whether the next wave waits until it is approved (`driver-manager rollout approve`)",
-        True,
-    ),
+    "waves[].approval": ("whether the next wave waits until it is approved (`driver-manager rollout approve`)", True),
     "units": ("nodes that depend on each other; without it every node is a unit of its own", None),
     "units.topologyKey": (
         "nodes with the same value of this label are one unit; a node without it is a unit of its own",
@@ -62,10 +56,7 @@ MEANINGS: dict[str, tuple[str, Any]] = {
     ),
     "gates.pods[].namespace": ("namespace of the pods; default: the object's own", "monitoring"),
     "gates.pods[].selector": ("label selector of the pods", "app=validator"),
-    "gates.conditions": (
-        "conditions of the Node that must have this status before its upgrade counts as done",
-        None,
-    ),
+    "gates.conditions": ("conditions of the Node that must have this status before its upgrade counts as done", None),
     "gates.conditions[].type": ("type of the condition", "NetworkReady"),
     "gates.conditions[].status": ("status that it must have", "False"),
     "failureThreshold": ("number of failed nodes at which the rollout of a revision halts", 3),
@@ -74,10 +65,7 @@ MEANINGS: dict[str, tuple[str, Any]] = {
         "undo",
     ),
     "nodeTimeout": ("time from a node's start to a ready driver pod, after which the node has failed", "1h"),
-    "validationTimeout": (
-        "time from a ready driver pod to passed `gates`, after which the node has failed",
-        "5m",
-    ),
+    "validationTimeout": ("time from a ready driver pod to passed `gates`, after which the node has failed", "5m"),
     "approveReboots": (
         "whether the rollout approves the reboot of a node that it has started and whose driver needs one",
         True,

@@ -64,10 +64,7 @@ class Process(Protocol):
 
 
 def wait_while_told(
-    process: Process,
-    told: Callable[[], object],
-    limit_s: float = LIMIT_S,
-    now: Callable[[], float] = time.monotonic,
+    process: Process, told: Callable[[], object], limit_s: float = LIMIT_S, now: Callable[[], float] = time.monotonic
 ) -> int | None:
     """The exit status of `process`; None once `told()` has said the same for `limit_s` seconds.
 

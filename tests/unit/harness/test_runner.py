@@ -44,8 +44,7 @@ def test_every_test_belongs_to_one_part(run: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "others"),
-    [(RELEASE, set(PYTHONS.values())), (SUBMISSION, {PYTHONS["3.13"]}), (QUICK, set[str]())],
+    ("run", "others"), [(RELEASE, set(PYTHONS.values())), (SUBMISSION, {PYTHONS["3.13"]}), (QUICK, set[str]())]
 )
 def test_a_release_has_every_python_and_a_submission_the_one_that_counts_lines(run: str, others: set[str]) -> None:
     parts = [part for lane in runner.lanes(run, PYTHONS) for part in lane]

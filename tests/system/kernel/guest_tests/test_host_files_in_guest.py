@@ -54,9 +54,7 @@ def forbid(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ruin", "why"),
-    [(fill, "No space left on device"), (forbid, "Read-only file system")],
-    ids=["full", "read-only"],
+    ("ruin", "why"), [(fill, "No space left on device"), (forbid, "Read-only file system")], ids=["full", "read-only"]
 )
 @pytest.mark.parametrize("document", DOCUMENTS.values(), ids=list(DOCUMENTS))
 def test_the_old_file_stays_whole_and_nothing_else_is_left(
