@@ -10,13 +10,15 @@ import argparse
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from tests.assurance.bench import demo, figure, reconcile, rollout
+from tests.assurance.bench import figure, reconcile, rollout
 from tests.assurance.bench.figure import Figure, floor_s
 from tests.assurance.bench.reconcile import NODES, UNLIMITED, measure_crowd, measure_holders, measure_storm
 from tests.assurance.bench.watches import measure_rebooter, measure_watch, measure_watch_requests
@@ -87,37 +89,18 @@ def running_plane(server_options: tuple[str, ...] = ()) -> Iterator[ControlPlane
 
 def of_reconcile(plane: ControlPlane) -> list[Figure]:
     samples = [in_a_folder(f"reconcile {n + 1} of {RUNS}", lambda f: reconcile.measure(plane, f)) for n in range(RUNS)]
-    peaks = [in_a_folder("its memory", lambda f: reconcile.measure_peak(plane, f)) for _ in range(PEAK_RUNS)]
+    peaks = tuple(in_a_folder("its memory", lambda f: reconcile.measure_peak(plane, f)) for _ in range(PEAK_RUNS))
     floors = tuple(sample.floor_s for sample in samples)
+    requests = tuple(float(sample.requests) for sample in samples)
+    reactions, overheads = (tuple(getattr(one, name) for one in samples) for name in ("reaction_s", "overhead_s"))
+    audited = f"audit log, events and access reviews aside; {OVER.format(RUNS)}"
+    tools = f"stand-in tools in sh; {OVER.format(RUNS)}"
+    deleted, whole = "from before its final DELETE is sent", "start to end of the process less the pods' second"
     return [
-        Figure(
-            "API requests of one reconcile with 6 operands",
-            "",
-            tuple(float(sample.requests) for sample in samples),
-            5,
-            f"audit log, events and access reviews aside; {OVER.format(RUNS)}",
-        ),
-        Figure(
-            "last pod's deletion to the process' exit",
-            "s",
-            tuple(sample.reaction_s for sample in samples),
-            0.15,
-            f"from before its final DELETE is sent; stand-in tools in sh; {OVER.format(RUNS)}",
-            floors,
-            2,
-        ),
-        Figure(
-            "whole overhead of a reconcile",
-            "s",
-            tuple(sample.overhead_s for sample in samples),
-            0.35,
-            f"start to end of the process less the pods' second; stand-in tools in sh; {OVER.format(RUNS)}",
-            floors,
-            5,
-        ),
-        Figure(
-            "peak memory of a reconcile", "MiB", tuple(peaks), 36.0, f"ru_maxrss, as in a pod; {OVER.format(PEAK_RUNS)}"
-        ),
+        Figure("API requests of one reconcile with 6 operands", "", requests, 5, audited),
+        Figure("last pod's deletion to the process' exit", "s", reactions, 0.15, f"{deleted}; {tools}", floors, 2),
+        Figure("whole overhead of a reconcile", "s", overheads, 0.35, f"{whole}; {tools}", floors, 5),
+        Figure("peak memory of a reconcile", "MiB", peaks, 36.0, f"ru_maxrss, as in a pod; {OVER.format(PEAK_RUNS)}"),
     ]
 
 
@@ -140,29 +123,18 @@ def of_idle(plane: ControlPlane) -> list[Figure]:
 
 
 def of_rollout(plane: ControlPlane) -> list[Figure]:
+    """What a rollout costs before a real API server, over a few nodes and over many."""
     rolled = in_a_folder(f"rollout over {rollout.FEW} nodes", lambda f: rollout.measure_rolled(plane, f))
-    idle_how = f"audit log over {rollout.IDLE_S:.0f} s after a rollout; watches and its Lease aside"
-    return [
-        Figure(
-            "rollout: writes for each node",
-            "",
-            (rolled.writes_per_node,),
-            4,
-            f"audit log, {rollout.FEW} nodes in the default waves, 4 at a time; Events aside",
-        ),
-        Figure("rollout: requests while nothing changes", "", (float(rolled.idle),), 0, idle_how),
-        *of_served(plane),
-    ]
-
-
-def of_served(plane: ControlPlane) -> list[Figure]:
-    """What a rollout over many nodes costs before a real API server."""
+    few = f"audit log, {rollout.FEW} nodes in the default waves, 4 at a time; Events aside"
+    idle = f"audit log over {rollout.IDLE_S:.0f} s after a rollout; watches and its Lease aside"
     size = rollout.MANY
     served = in_a_folder(f"rollout over {size} nodes of a real API server", lambda f: rollout.measure_served(plane, f))
     how = f"{size:,} nodes of 15 KiB in the default waves, a tenth unavailable at most, real API server"
     budget = f"{how}; a watch's view, write by write"
     rate = f"audit log, {how}; {served.requests_per_s:.0f} requests/s on the mean over {served.seconds:.0f} s"
     return [
+        Figure("rollout: writes for each node", "", (rolled.writes_per_node,), 4, few),
+        Figure("rollout: requests while nothing changes", "", (float(rolled.idle),), 0, idle),
         Figure("rollout: most nodes unavailable", "", (float(served.most_unavailable),), size / 10, budget),
         Figure(f"rollout: writes for each of {size:,} nodes", "", (served.writes_per_node,), 4, rate),
         Figure(f"rollout: most memory with {size:,} nodes", "MiB", (served.peak_mib,), 110.0, f"VmHWM, {how}"),
@@ -170,63 +142,36 @@ def of_served(plane: ControlPlane) -> list[Figure]:
 
 
 def of_big_fleets() -> list[Figure]:
-    say(f"decisions about {rollout.MOST} nodes")
-    decisions = tuple(rollout.measure_decisions(rollout.MOST, DECISIONS))
+    many, most = rollout.MANY, rollout.MOST
+    say(f"decisions about {most} nodes")
+    decisions = tuple(rollout.measure_decisions(most, DECISIONS))
     floors = tuple(floor_s() for _ in decisions)
-    at_once = in_a_folder(f"rollout over {rollout.MANY} nodes at once", rollout.measure_at_once)
-    peak = in_a_folder(f"rollout with {rollout.MOST} nodes", rollout.measure_peak)
+    at_once = in_a_folder(f"rollout over {many} nodes at once", rollout.measure_at_once)
+    peak = in_a_folder(f"rollout with {most} nodes", rollout.measure_peak)
     server = "the sandbox's API server behind TLS, which shares the processors"
+    busy = f"processor time from facts to status, in the middle of a rollout; {OVER.format(DECISIONS)}"
+    memory = f"VmHWM in a pod, Nodes of 15 KiB, until {rollout.DONE_OF_MOST} are upgraded; {server}"
+    whole = f"from the template to Complete, {at_once.writes_per_node:.2f} writes for each node; {server}"
+    unlimited, taken = f"rollout: {many:,} nodes without a limit", (at_once.seconds,)
     return [
-        Figure(
-            f"rollout: one decision about {rollout.MOST:,} nodes",
-            "s",
-            decisions,
-            0.1,
-            f"processor time from facts to status, in the middle of a rollout; {OVER.format(DECISIONS)}",
-            floors,
-            2,
-        ),
-        Figure(
-            f"rollout: most memory with {rollout.MOST:,} nodes",
-            "MiB",
-            (peak,),
-            150.0,
-            f"VmHWM in a pod, Nodes of 15 KiB, until {rollout.DONE_OF_MOST} are upgraded; {server}",
-        ),
-        Figure(
-            f"rollout: {rollout.MANY:,} nodes without a limit",
-            "s",
-            (at_once.seconds,),
-            60.0,
-            f"from the template to Complete, {at_once.writes_per_node:.2f} writes for each node; {server}",
-            (floor_s(),),
-            900,
-        ),
+        Figure(f"rollout: one decision about {most:,} nodes", "s", decisions, 0.1, busy, floors, 2),
+        Figure(f"rollout: most memory with {most:,} nodes", "MiB", (peak,), 150.0, memory),
+        Figure(unlimited, "s", taken, 60.0, whole, (floor_s(),), 900),
     ]
 
 
 def of_scale(plane: ControlPlane) -> list[Figure]:
     say(f"{NODES} nodes at once")
     crowd = measure_crowd(plane)
-    agents = "real agents, simulated hosts"
+    more = tuple(float(count - crowd.alone) for count in crowd.requests)
+    audited = (
+        "audit log; real agents, simulated hosts; one API server, its limits of requests in flight raised; "
+        f"{crowd.took_s:.0f} s, at most {crowd.peak} requests in 100 ms"
+    )
+    ended = f"last pod's deletion to the end of the run; median {crowd.reactions_s[NODES // 2]:.2f} s"
     return [
-        Figure(
-            f"requests per node, {NODES} at once less one alone",
-            "",
-            tuple(float(count - crowd.alone) for count in crowd.requests),
-            0,
-            f"audit log; {agents}; one API server, its limits of requests in flight raised; {crowd.took_s:.0f} s, "
-            f"at most {crowd.peak} requests in 100 ms",
-        ),
-        Figure(
-            f"p99 of the reaction, {NODES} nodes at once",
-            "s",
-            (crowd.p99_s,),
-            0.5,
-            f"last pod's deletion to the end of the run; median {crowd.reactions_s[NODES // 2]:.2f} s",
-            (floor_s(),),
-            7,
-        ),
+        Figure(f"requests per node, {NODES} at once less one alone", "", more, 0, audited),
+        Figure(f"p99 of the reaction, {NODES} nodes at once", "s", (crowd.p99_s,), 0.5, ended, (floor_s(),), 7),
     ]
 
 
@@ -240,37 +185,36 @@ def of_storm() -> list[Figure]:
 def of_watch() -> list[Figure]:
     watch = in_a_folder("health-watch over 10,000 probes", measure_watch)
     how = "VmRSS, a probe every millisecond, /metrics scraped 50 times a second"
+    growth = "most memory in probes 5,500 to 10,000 less that in 1,000 to 5,500"
+    share = "processor time of a probe over 9,000, as a share of 60 s; the tool's own aside"
     return [
         Figure("health-watch: most memory in 10,000 probes", "MiB", (watch.rss_mib,), 16.0, how),
-        Figure(
-            "health-watch: growth in the second half",
-            "MiB",
-            (watch.growth_mib,),
-            0.1,
-            "most memory in probes 5,500 to 10,000 less that in 1,000 to 5,500",
-        ),
-        Figure(
-            "health-watch: processor, one probe a minute",
-            "%",
-            (watch.idle_cpu_percent,),
-            0.1,
-            "processor time of a probe over 9,000, as a share of 60 s; the tool's own aside",
-        ),
+        Figure("health-watch: growth in the second half", "MiB", (watch.growth_mib,), 0.1, growth),
+        Figure("health-watch: processor, one probe a minute", "%", (watch.idle_cpu_percent,), 0.1, share),
     ]
 
 
 def of_demo() -> list[Figure]:
-    return [
-        *_of_story("the sandbox's demo", 10.0, 140),
-        *_of_story("the sandbox's story of a fleet", 20.0, 300, "fleet"),
-    ]
+    found = []
+    for what, name, target_s, floors in (
+        ("the sandbox's demo", (), 10.0, 140),
+        ("the sandbox's story of a fleet", ("fleet",), 20.0, 300),
+    ):
+        say(what)
+        samples = [(measure_demo(*name), floor_s()) for _ in range(DEMO_RUNS)]
+        seconds, floors_s = zip(*samples, strict=True)
+        found.append(Figure(what, "s", seconds, target_s, f"whole command; {OVER.format(DEMO_RUNS)}", floors_s, floors))
+    return found
 
 
-def _of_story(what: str, target_s: float, target_floors: float, *name: str) -> list[Figure]:
-    say(what)
-    seconds = tuple(demo.measure_demo(DEMO_RUNS, *name))
-    floors = tuple(floor_s() for _ in seconds)
-    return [Figure(what, "s", seconds, target_s, f"whole command; {OVER.format(DEMO_RUNS)}", floors, target_floors)]
+def measure_demo(*name: str) -> float:
+    """Seconds of `driver-manager sandbox`, what scripts/demo runs, start of the process included."""
+    argv, env = [sys.executable, "-m", "driver_manager", "sandbox", *name], {"PATH": os.environ["PATH"]}
+    begun_s = time.monotonic()
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        raise SystemExit(f"the demo did not end as it has to: {done.stderr[-500:]}")
+    return time.monotonic() - begun_s
 
 
 def in_a_folder(what: str, measure: Callable[[Path], T]) -> T:
