@@ -127,16 +127,6 @@ def picture() -> str:
     return "\n".join(lines)
 
 
-def place_table() -> str:
-    """Where a node stands."""
-    return _table(("asked in this order", "the node is", "for example"), PHASE_CASES, seen().places)
-
-
-def case_table() -> str:
-    """What a taken node is in."""
-    return _table(("asked in this order", "what is noted on it", "for example"), JUDGE_CASES, seen().cases)
-
-
 def obstacle_table() -> str:
     """Why a node is left out."""
     rows = [
@@ -147,20 +137,11 @@ def obstacle_table() -> str:
     return table(("asked", "in this order", "for example"), rows)
 
 
-def hold_table() -> str:
-    """Why nobody begins."""
-    return _table(("asked in this order", "phase and reason", "for example"), HOLD_GUARDS, seen().holds)
-
-
-def phase_table() -> str:
-    """How the rollout is shown."""
-    return _table(("asked in this order", "phase and reason", "for example"), OUTLOOK_GUARDS, seen().phases)
-
-
-def _table(head: tuple[str, str, str], guards: Iterable[Callable[..., object]], found: Found) -> str:
+def guard_table(result: str, guards: Iterable[Callable[..., object]], found: Found) -> str:
+    """The guards in the order in which they are asked, what came of each under the head `result`, and an example."""
     rows = []
     for number, guard in enumerate(guards, 1):
         results = found.get(_name(guard), {})
         example = next((reason for reason in results.values() if reason), "")
         rows.append((f"{number}. {_name(guard)}", ", ".join(sorted(results)), example))
-    return table(head, rows)
+    return table(("asked in this order", result, "for example"), rows)

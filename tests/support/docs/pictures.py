@@ -111,16 +111,17 @@ def _parts() -> Iterator[str]:
     yield _mermaid(reboot_picture.picture())
     yield ROLLOUT.format(count=fleet_picture.STORIES)
     yield _mermaid(fleet_picture.picture())
+    seen, guard_table = fleet_picture.seen(), fleet_picture.guard_table
     yield PLACE
-    yield fleet_picture.place_table()
+    yield guard_table("the node is", fleet_picture.PHASE_CASES, seen.places)
     yield CASE
-    yield fleet_picture.case_table()
+    yield guard_table("what is noted on it", fleet_picture.JUDGE_CASES, seen.cases)
     yield OBSTACLE
     yield fleet_picture.obstacle_table()
     yield HOLD
-    yield fleet_picture.hold_table()
+    yield guard_table("phase and reason", fleet_picture.HOLD_GUARDS, seen.holds)
     yield PHASE
-    yield fleet_picture.phase_table()
+    yield guard_table("phase and reason", fleet_picture.OUTLOOK_GUARDS, seen.phases)
 
 
 def what_steps_do() -> dict[str, str]:

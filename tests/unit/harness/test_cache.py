@@ -277,17 +277,6 @@ def test_a_tool_whose_archive_is_wrong_is_refused(checkout: Path, member: str, w
         assets.tool("tool", checkout)
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_the_program_prints_the_folder_or_the_reason(
-    is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = fill(tmp_path / "kubelet", *(["kubelet"] if is_there else []))
-    monkeypatch.setenv(assets.KUBELET.variable, str(folder))
-    monkeypatch.setattr(sys, "argv", ["assets", "kubelet"])
-    said = ("", f"NODE_TEST_ASSETS={folder} lacks kubelet\n") if not is_there else (f"{folder}\n", "")
-    assert (assets.main(), *capsys.readouterr()) == (0 if is_there else 1, *said)
-
-
 @pytest.mark.parametrize(
     ("changed", "differs"),
     [

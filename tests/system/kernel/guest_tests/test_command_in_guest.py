@@ -8,17 +8,18 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from driver_manager.core.swap import driver as driver_swap
+from tests.support.control_plane.api import wait_until
 from tests.support.kernel.guest_command import (
     DRIVER_ROOT,
     JOURNAL,
     PREFIX,
+    RUN_TIMEOUT_S,
     STATE,
     VIRTIO_PCI_VENDOR,
     Command,
@@ -29,13 +30,6 @@ from tests.support.kernel.guest_command import (
 from tests.support.kernel.guest_fixtures import DriverRoots, holding_mapped, holding_open, is_loaded, module_fact
 
 pytestmark = [pytest.mark.usefixtures("guest_kernel"), pytest.mark.release]
-
-
-def _wait_until(check: Callable[[], object], what: str) -> None:
-    deadline_s = time.monotonic() + 280
-    while not check():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.05)
 
 
 def test_the_device_on_pci_tells_the_profile(command: Command, roots: DriverRoots) -> None:
@@ -153,7 +147,7 @@ def test_a_failed_first_load_leaves_no_dependency_loaded(command: Command, roots
 def test_a_run_killed_without_a_driver_is_finished_by_the_next(command: Command, roots: DriverRoots) -> None:
     old_driver(roots)
     run = command.start("reconcile-driver-state", DRIVER_ROOT=str(roots["v2"]))
-    _wait_until(lambda: not is_loaded("rebellions"), "the old driver is unloaded")
+    wait_until(lambda: not is_loaded("rebellions"), "the old driver is unloaded", RUN_TIMEOUT_S)
     run.kill()
     assert run.end().code == -9
     again = command.reconcile(roots["v2"])
@@ -187,7 +181,7 @@ def test_a_driver_that_hangs_on_its_way_out_is_held_until_it_is_out(
         assert not is_loaded("rebellions") or module_fact("rebellions", "version") == "1.2.92"
     finally:
         hangs.write_text("0")
-        _wait_until(lambda: not is_loaded("rebellions"), "the old driver is out")
+        wait_until(lambda: not is_loaded("rebellions"), "the old driver is out", RUN_TIMEOUT_S)
     done = command.reconcile(roots["v2"])
     assert done.code == 0
     assert module_fact("rebellions", "version") == "2.0.1"
@@ -237,7 +231,9 @@ def with_mounts_of_its_own(uid: str, propagation: str) -> Iterator[None]:
     words = ["unshare", "--mount", "--propagation", propagation, "sleep", "280"]
     process = subprocess.Popen(words)
     try:
-        _wait_until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n", "its mounts are its own")
+        wait_until(
+            lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n", "its mounts are its own", RUN_TIMEOUT_S
+        )
         put_into_pod(process.pid, uid)
         yield
     finally:

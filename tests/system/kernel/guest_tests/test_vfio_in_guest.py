@@ -7,15 +7,22 @@ import itertools
 import json
 import os
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from driver_manager.adapters.host import pci as pci_bus
+from tests.support.control_plane.api import wait_until
 from tests.support.control_plane.kubelet import create_operands
-from tests.support.kernel.guest_command import EDU_PCI_VENDOR, JOURNAL, Command, assert_given_back, old_driver
+from tests.support.kernel.guest_command import (
+    EDU_PCI_VENDOR,
+    JOURNAL,
+    RUN_TIMEOUT_S,
+    Command,
+    assert_given_back,
+    old_driver,
+)
 from tests.support.kernel.guest_fixtures import DriverRoots, is_loaded, module_fact, say
 from tests.support.kernel.guest_vfio import (
     BINDINGS,
@@ -49,13 +56,6 @@ TO_MACHINES, TO_CONTAINERS = "reconcile-vfio-state", "reconcile-driver-state"
 def edu(command: Command, bus: None) -> Command:
     """The command line on this node, whose accelerators are the devices behind the IOMMU."""
     return command.for_devices(EDU_PCI_VENDOR)
-
-
-def _wait_until(check: Callable[[], object], what: str) -> None:
-    deadline_s = time.monotonic() + 280
-    while not check():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.05)
 
 
 KERNELS = ("write sys/bus/pci/", "run rmmod", "run modprobe")
@@ -115,7 +115,7 @@ def test_a_device_that_a_process_has_is_never_unbound_and_the_process_is_named(
         assert edu.run(TO_MACHINES).code == 0, "those that are on vfio may be in use"
         assert_given_back(edu)
         waiting = edu.start(TO_CONTAINERS, DRIVER_ROOT=str(roots["v2"]), DEVICE_FREE_TIMEOUT="4m")
-        _wait_until(lambda: "VM web" in waiting.said(), "the run waits for it")
+        wait_until(lambda: "VM web" in waiting.said(), "the run waits for it", RUN_TIMEOUT_S)
         assert user.uses() == EDU_PCI_VENDOR
     assert (waiting.end().code, drivers()) == (0, all_on(NATIVE))
 
@@ -125,7 +125,7 @@ def stuck_unbind(address: str) -> Iterator[None]:
     """Somebody takes the device from vfio by hand while it is in use: that does not end before the user does."""
     argv = ["/bin/sh", "-c", f"echo {address} > {BUS}/drivers/{VFIO}/unbind"]
     process = subprocess.Popen(argv)
-    _wait_until(lambda: not driver_of(address), "the unbind has begun")
+    wait_until(lambda: not driver_of(address), "the unbind has begun", RUN_TIMEOUT_S)
     yield
     assert process.wait(280) == 0
 
