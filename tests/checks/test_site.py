@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.control_plane.fixtures import skip_or_fail
 from tests.support.docs.console import PAGES
 from tests.support.docs.markdown import DOCS, ROOT
 from tests.support.docs.site import __main__ as site
 from tests.support.docs.site.__main__ import SiteError
+from tests.support.tiers import skip_or_fail
 
 pytestmark = [
     pytest.mark.reads("docs", "README.md", "tests/support/docs", tools=["npm", "node"]),

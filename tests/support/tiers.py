@@ -6,11 +6,22 @@ Standard library only: `--check` works before anything is installed.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 
 class TierError(Exception):
     """Something that a tier needs could not be made, or did not run; the message says why."""
+
+
+def skip_or_fail(reason: str) -> NoReturn:
+    """Skip the test that needs what this machine lacks, or fail it where every tier is required."""
+    import pytest  # noqa: PLC0415  # not installed yet where a tier is asked what it lacks
+
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
 
 
 def answer(tier: str, lacking: Sequence[str], prepare: Callable[[], str]) -> int:

@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from scripts.releasing.chart import CHART
 from scripts.releasing.kustomize import Json
+from tests.support.tiers import skip_or_fail
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 LOCK = CHECKOUT / "requirements/helm.lock"
@@ -73,11 +73,8 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 @contextmanager
 def started() -> Iterator[Helm]:
     """Helm; skips where it cannot be had, or fails where every tier is required."""
-    lacking = _fetched()
-    if lacking:
-        if os.environ.get("CI") == "true":
-            pytest.fail(lacking, pytrace=False)
-        pytest.skip(lacking)
+    if lacking := _fetched():
+        skip_or_fail(lacking)
     program = [sys.executable, str(Path(__file__).with_name("helm_process.py"))]
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(FOLDER), "HOME": str(FOLDER)}
     process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)

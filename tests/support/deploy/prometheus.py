@@ -18,9 +18,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from scripts.releasing.kustomize import DEPLOY
+from tests.support.tiers import skip_or_fail
 
 COMPONENT = DEPLOY / "components/metrics"
 BOUND_S = 100.0
@@ -44,10 +43,7 @@ def tool(name: str) -> str:
     """The path of one of Prometheus' programs; skips without it, or fails where every tier is required."""
     found = shutil.which(name)
     if found is None:
-        reason = f"{name} is not installed (Debian's package prometheus)"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
+        skip_or_fail(f"{name} is not installed (Debian's package prometheus)")
     return found
 
 

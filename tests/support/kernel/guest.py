@@ -357,15 +357,5 @@ def replaying(node_id: str) -> Callable[[GuestReport], None]:
     return replay
 
 
-def refuse(lacking: list[str], *, is_ci: bool) -> None:
-    """Skips the test where the machine lacks something, and fails it where CI promised that it lacks nothing."""
-    if not lacking:
-        return
-    reason = "kernel tier: missing " + "; ".join(lacking)
-    if is_ci:
-        pytest.fail(reason, pytrace=False)
-    pytest.skip(reason)
-
-
 if __name__ == "__main__":
     sys.exit(answer("kernel", tools.missing(), _prepared))

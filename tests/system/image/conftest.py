@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tests.support.control_plane.fixtures import (  # noqa: F401  # fixtures, us
     operands,
 )
 from tests.support.image import builder, distributions
+from tests.support.tiers import skip_or_fail
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,12 +28,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def able() -> None:
     """Skips where the machine lacks what the tier needs; with CI=true that is a failure."""
-    lacking = builder.missing()
-    if lacking:
-        reason = "image tier: missing " + "; ".join(lacking)
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
+    if lacking := builder.missing():
+        skip_or_fail(f"image tier: missing {'; '.join(lacking)}")
 
 
 @pytest.fixture(scope="session")

@@ -17,11 +17,11 @@ from tests.support.control_plane.servers import ControlPlane
 from tests.support.image import builder
 from tests.support.kernel import far_plane, guest, guest_images, guest_node, tools
 from tests.support.kernel.containers import IMAGE_VARIABLE, WITHOUT_IMAGE_VARIABLE
-from tests.support.kernel.guest import GuestModule, ReplayedCase, refuse
+from tests.support.kernel.guest import GuestModule, ReplayedCase
 from tests.support.kernel.inside import REBOOT_VARIABLE, SHARE_VARIABLE
 from tests.support.node import machine
 from tests.support.selection import share
-from tests.support.tiers import TierError
+from tests.support.tiers import TierError, skip_or_fail
 
 IN_IMAGE = "test_image_in_guest.py"
 SHARES = 9
@@ -73,8 +73,9 @@ def guest_environment(control_plane: ControlPlane) -> dict[str, str]:  # noqa: F
 
 @pytest.fixture(scope="session")
 def guest_report(request: pytest.FixtureRequest) -> guest.GuestReport:
-    """The one boot of this session, with the selected guest tests. Skips or fails as replay.refuse() says."""
-    refuse(tools.missing(), is_ci=os.environ.get("CI") == "true")
+    """The one boot of this session, with the selected guest tests."""
+    if lacking := tools.missing():
+        skip_or_fail(f"kernel tier: missing {'; '.join(lacking)}")
     # Only now: what the environment starts on the host is of no use without a guest.
     environment = request.getfixturevalue("guest_environment")
     items = request.session.items
@@ -118,5 +119,6 @@ def _node_environment(stack: contextlib.ExitStack) -> dict[str, str]:
 def _reason(tier: str, lacking: list[str]) -> str:
     """Why a part of the guest's tests is skipped; where nothing may be, they fail with it."""
     reason = f"{tier} tier: missing {'; '.join(lacking)}"
-    refuse([reason] if os.environ.get("CI") == "true" else [], is_ci=True)
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason, pytrace=False)
     return reason

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import os
 import subprocess
 from collections.abc import Sequence
 from functools import partial
@@ -19,10 +18,10 @@ from tests.support.kernel.guest import (
     GuestReport,
     ReplayedCase,
     read_only_view,
-    refuse,
     replaying,
     wait_while_told,
 )
+from tests.support.tiers import skip_or_fail
 
 NODE_ID = "tests/system/kernel/guest_tests/test_x.py::test_it"
 PROPERTY = f'<properties><property name="{results.NODE_ID_PROPERTY}" value="{NODE_ID}"/></properties>'
@@ -81,14 +80,6 @@ def test_a_case_ends_as_it_did_in_the_guest_and_no_other_does(case: results.Gues
     replaying("other")(report)
     with pytest.raises(outcome.Exception, match=said):
         replaying(NODE_ID)(report)
-
-
-def test_a_missing_tool_skips_and_fails_in_ci() -> None:
-    with pytest.raises(pytest.skip.Exception, match="cpio"):
-        refuse(["cpio"], is_ci=False)
-    with pytest.raises(pytest.fail.Exception, match="cpio"):
-        refuse(["cpio"], is_ci=True)
-    refuse([], is_ci=True)
 
 
 def test_a_missing_tool_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +162,8 @@ def test_another_kernels_release_has_the_same_length() -> None:
 
 
 def test_the_guests_view_of_the_host_cannot_be_written(tmp_path: Path) -> None:
-    refuse(tools.missing(), is_ci=os.environ.get("CI") == "true")
+    if lacking := tools.missing():
+        skip_or_fail(f"kernel tier: missing {'; '.join(lacking)}")
     view = tmp_path / "view"
     view.mkdir()
     seen = view / tmp_path.relative_to("/")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from tests.support.node.drivers import OPERANDS, STOP_S, STOPPING_AT_GATE, Drive
 from tests.support.node.machine import Machine
 from tests.support.node.measured import Action, Table
 from tests.support.node.releases import Release
+from tests.support.tiers import skip_or_fail
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,12 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def able() -> None:
     """Skips where the machine cannot have a node; with CI=true that is a failure."""
-    lacking = machines.missing()
-    if lacking:
-        reason = "node tier: missing " + "; ".join(lacking)
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
+    if lacking := machines.missing():
+        skip_or_fail(f"node tier: missing {'; '.join(lacking)}")
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from tests.support.fakes import pace
 from tests.support.node import place as patience
 from tests.support.node.measured import Timeline
 from tests.support.node.releases import Release, known, kubelet_flags, kubelet_settings, policy_of
-from tests.support.tiers import TierError, answer
+from tests.support.tiers import TierError, answer, skip_or_fail
 
 
 def failing() -> str:
@@ -46,6 +46,13 @@ def test_a_tier_says_what_it_lacks_and_what_it_made(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["tier", option])
     assert (answer("x", lacking, prepare), capsys.readouterr().out) == ends
+
+
+def test_what_a_test_needs_skips_it_and_fails_it_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    for ci, outcome in (("", pytest.skip.Exception), ("true", pytest.fail.Exception)):
+        monkeypatch.setenv("CI", ci)
+        with pytest.raises(outcome, match="no cpio"):
+            skip_or_fail("no cpio")
 
 
 def slower(monkeypatch: pytest.MonkeyPatch, times: float) -> None:
