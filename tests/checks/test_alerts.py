@@ -186,7 +186,6 @@ class Scraped:
     tree: AscendTree
 
     def wait(self, check: Callable[[], bool], what: str) -> None:
-        """Wait for a condition."""
         end = time.monotonic() + BOUND_S
         while not check():
             assert time.monotonic() < end, what

@@ -35,7 +35,6 @@ def helm() -> Iterator[Helm]:
 
 
 def value_of(component: str) -> str:
-    """The value by which a component is switched."""
     return re.sub(r"-(\w)", lambda found: found[1].upper(), component)
 
 

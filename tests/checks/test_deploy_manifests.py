@@ -42,25 +42,21 @@ each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 
 
 def templates(objects: list[Json]) -> list[Json]:
-    """The pod template of each workload."""
     return [one["spec"]["template"] for one in objects if one["kind"] in ("DaemonSet", "Deployment")]
 
 
 def containers_of(template: Json) -> dict[str, Json]:
-    """All containers of a pod, by their names."""
     spec = template["spec"]
     return {one["name"]: one for one in (*spec.get("initContainers", []), *spec["containers"])}
 
 
 def driver_pod(objects: list[Json]) -> Json:
-    """The pod template of the driver's DaemonSet."""
     (found,) = [one for one in objects if one["kind"] == "DaemonSet" and one["metadata"]["name"].endswith("-driver")]
     template: Json = found["spec"]["template"]
     return template
 
 
 def env(container: Json) -> dict[str, str]:
-    """Its literal environment."""
     return {one["name"]: one["value"] for one in container.get("env", []) if "value" in one}
 
 

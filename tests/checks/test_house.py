@@ -334,7 +334,6 @@ BORROWED = re.compile(r"\b(?:test_\w+|conftest)\b")
 
 
 def layout_faults(tests: Path) -> list[str]:
-    """Violations of the layout."""
     found = []
     for file in sorted(tests.rglob("*.py")):
         path = file.relative_to(tests)

@@ -38,8 +38,6 @@ _HASH = re.compile(r"^    --hash=sha256:[0-9a-f]{64}(?: \\)?$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Locked:
-    """One entry of a lock."""
-
     requirement: Requirement
     has_hash: bool
     needed_by: frozenset[str]
@@ -50,7 +48,6 @@ class Locked:
 
 
 def locked(text: str) -> dict[str, Locked]:
-    """The entries of a lock by name."""
     found = {}
     for entry in _ENTRY.finditer(text):
         requirement = Requirement(entry["requirement"])

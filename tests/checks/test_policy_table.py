@@ -34,17 +34,14 @@ def account(vendor: str, name: str = "driver", node: str = NODE) -> Sender:
 
 
 def label(key: str, value: str | None = "x") -> Change:
-    """A change of one label."""
     return {"metadata": {"labels": {key: value}}}
 
 
 def note(key: str, value: str | None = "x") -> Change:
-    """A change of one annotation."""
     return {"metadata": {"annotations": {key: value}}}
 
 
 def cordon(value: bool | None = True) -> Change:
-    """A change of the cordon."""
     return {"spec": {"unschedulable": value}}
 
 
@@ -184,12 +181,10 @@ def may(user: str, attributes: Json) -> bool:
 
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The policies of all vendors."""
     return write(OBJECTS, tmp_path_factory.mktemp("policies") / "policies.yaml")
 
 
 def review(vendor: str, sender: Sender, change: Change, subresource: str = "") -> Json:
-    """The review of a Node of the vendor."""
     old = a_node(vendor)
     return update(sender, old, apply_merge_patch(copy.deepcopy(old), change), subresource)
 

@@ -39,7 +39,6 @@ def made(into: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def helm() -> Iterator[Helm]:
-    """Helm's own code."""
     with started() as running:
         yield running
 

@@ -94,7 +94,6 @@ class Result:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of tests by outcome."""
         return {word.removesuffix("s"): int(number) for number, word in OUTCOMES.findall(self.closing)}
 
     @property
@@ -250,7 +249,6 @@ class Running:
 
 
 def log_of(name: str) -> Path:
-    """The log of the part with this name."""
     return LOGS / f"{name.replace(' ', '-')}.log"
 
 
@@ -260,7 +258,6 @@ def closing_line(text: str) -> str:
 
 
 def row(result: Result) -> str:
-    """One line about a part that has ended."""
     how = "failed" if result.failed else "ok"
     return (
         f"{result.part:<14} {how:<7} {minutes(result.wall_s):>6} min {minutes(result.processor_s):>6} processor min"
@@ -445,7 +442,6 @@ def earlier() -> dict[str, Result]:
 
 
 def record(results: Sequence[Result]) -> None:
-    """Keep which parts of a release have passed."""
     kept = {**earlier(), **{result.part: result for result in results if not result.failed}}
     body = {"commit": state(), "results": [asdict(result) for result in kept.values()]}
     RECORD.write_text(json.dumps(body, indent=2) + "\n")

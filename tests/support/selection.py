@@ -142,7 +142,6 @@ def parsed(text: str) -> Share:
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """The options of this module."""
     group = parser.getgroup("selection")
     group.addoption("--run", choices=RUNS, default="release", help="which tests to take (default: all of them)")
     group.addoption("--share", metavar="K/N", help="the part to take of what is divided into shares")
@@ -162,7 +161,6 @@ def configure(config: pytest.Config) -> None:
 
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what the run does not take."""
     selection = current()
     functions: dict[str, list[pytest.Item]] = {}
     for item in items:

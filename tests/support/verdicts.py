@@ -135,11 +135,9 @@ class Unchanged(pytest.Item):
     """A check that passed before with the same inputs."""
 
     def runtest(self) -> None:
-        """Say so."""
         print(f"{self.name}: passed before with the same inputs")
 
     def reportinfo(self) -> tuple[Path, None, str]:
-        """Where it is from."""
         return self.path, None, self.name
 
 
@@ -293,5 +291,4 @@ def _version(tool: str) -> str:
 
 @cache
 def _installed() -> list[str]:
-    """The installed packages, with their versions."""
     return sorted(path.name for path in Path(pytest.__file__).parents[1].iterdir())

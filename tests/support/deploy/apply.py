@@ -38,7 +38,6 @@ _REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
 def path_of(one: Json) -> str:
-    """The object's path on the API server."""
     version, meta = one["apiVersion"], one["metadata"]
     base = f"/apis/{version}" if "/" in version else f"/api/{version}"
     within = f"/namespaces/{meta['namespace']}" if "namespace" in meta and one["kind"] not in _CLUSTER_WIDE else ""

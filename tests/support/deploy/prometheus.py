@@ -55,13 +55,10 @@ def free_port() -> int:
 
 
 class Prometheus:
-    """A running one."""
-
     def __init__(self, port: int) -> None:
         self._port = port
 
     def is_ready(self) -> bool:
-        """Whether it answers."""
         with contextlib.suppress(OSError, http.client.HTTPException):
             return bool(self._get("/-/ready"))
         return False

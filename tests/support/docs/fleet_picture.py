@@ -104,7 +104,6 @@ def _name(guard: Callable[..., object]) -> str:
 
 @cache
 def seen() -> Seen:
-    """All stories, played once."""
     found, dice = Seen(), random.Random(SEED)  # noqa: S311  # the same at every run
     with mock.patch.object(fleet_world, "advance", found.advance):
         for story in TOLD:

@@ -17,7 +17,6 @@ PATH = Path(schemas.__file__).parent / "profile.schema.json"
 
 
 def text() -> str:
-    """The file's content."""
     form = {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "A driver-manager profile (TOML)",

@@ -201,7 +201,6 @@ STORIES: tuple[Callable[[], None], ...] = (
 
 @cache
 def seen() -> Seen:
-    """All stories, played once."""
     found = Seen()
     with mock.patch.object(reboot_loop, "decide", found.decide):
         for story in STORIES:

@@ -133,12 +133,10 @@ GROUP: LazyGroup = cli
 
 
 def commands() -> dict[str, click.Command]:
-    """Every command by its name."""
     return dict(GROUP.each())
 
 
 def takers(setting: AnySetting) -> list[str]:
-    """The commands that take `setting`."""
     return [name for name, command in commands().items() if setting in _settings_of(command)]
 
 
@@ -347,7 +345,6 @@ def _alerts() -> str:
 
 
 def pages() -> Mapping[Path, str]:
-    """Every page that is made here, with its text."""
     parts = [HEAD, _commands(), *_options(), _exits(), *_node_keys(), _events(), _metrics(), *_files()]
     parts += [*_forms(), *rollout_object.reference()]
     profiles, reliability, operate = DOCS / "profiles.md", DOCS / "reliability.md", DOCS / "operate.md"

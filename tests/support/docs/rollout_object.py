@@ -65,7 +65,6 @@ the reason `InvalidSpec` and a message that names field, value and what was expe
 
 
 def definition() -> Json:
-    """The CustomResourceDefinition."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -101,7 +100,6 @@ def manifest(script: str) -> str:
 
 
 def reference() -> Iterator[str]:
-    """The object's part of docs/reference.md."""
     spec = [
         (
             code(path),

@@ -73,7 +73,6 @@ class Finding:
 
 @cache
 def rules() -> tuple[Rule, ...]:
-    """All rules of the file."""
     return tuple(
         Rule(re.compile(one["not"], re.IGNORECASE), one["better"], one["wrong"], one["right"], one.get("code", False))
         for one in tomllib.loads(RULES.read_text(encoding="utf-8"))["rule"]

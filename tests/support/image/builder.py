@@ -81,7 +81,6 @@ class Image:
         return self.name.rpartition(":")[2]
 
     def inspect(self) -> dict[str, Any]:
-        """Its OCI configuration."""
         found: dict[str, Any] = json.loads(_buildah("inspect", "--type", "image", self.name))["OCIv1"]
         return found
 
@@ -111,12 +110,9 @@ class Image:
 
 @dataclass(frozen=True)
 class Container:
-    """A working container of buildah."""
-
     name: str
 
     def root(self) -> Path:
-        """Where its files are."""
         return Path(_buildah("mount", self.name).strip())
 
     def run(self, *argv: str, env: Mapping[str, str] | None = None, volumes: Sequence[str] = ()) -> Said:

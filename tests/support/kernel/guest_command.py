@@ -30,8 +30,6 @@ RUN_TIMEOUT_S = 280.0  # below the guest's limit on silence: the test says what 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended."""
-
     code: int
     out: str
     err: str
@@ -60,7 +58,6 @@ class Forked:
         return self._err.read_text() if self._err.exists() else ""
 
     def kill(self) -> None:
-        """SIGKILL."""
         os.kill(self.pid, signal.SIGKILL)
 
     def end(self) -> Ended:
@@ -170,7 +167,6 @@ class Command:
         }
 
     def start(self, *arguments: str, **env: str) -> Forked:
-        """Start a command."""
         return Forked(arguments, self.environment(**env), self._folder)
 
     def recorded(self, record: Path, *arguments: str, kill_at: int = -1, **env: str) -> Ended:
@@ -181,7 +177,6 @@ class Command:
         return Forked(arguments, self.environment(**env), self._folder, before).end()
 
     def run(self, *arguments: str, **env: str) -> Ended:
-        """Run it to its end."""
         return self.start(*arguments, **env).end()
 
     def reconcile(self, root: Path, **env: str) -> Ended:

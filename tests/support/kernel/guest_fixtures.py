@@ -69,12 +69,10 @@ def run(*argv: str | Path) -> Said:
 
 
 def modprobe(root: Path, module: str, *options: str) -> Said:
-    """`modprobe` of a module from a driver root."""
     return run("modprobe", "-d", root, *options, module)
 
 
 def rmmod(module: str) -> Said:
-    """`rmmod` of one module."""
     return run("rmmod", module)
 
 
@@ -97,7 +95,6 @@ def module_fact(module: str, name: str) -> str:
 
 
 def holders(module: str) -> list[str]:
-    """The modules that use `module`."""
     return sorted(path.name for path in (SYS_MODULE / module / "holders").iterdir())
 
 
@@ -140,7 +137,6 @@ def _ended(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> Iterator
 
 @pytest.fixture
 def roots() -> DriverRoots:
-    """The folder of driver roots that the host built."""
     return DriverRoots(Path(os.environ["GUEST_DRIVER_ROOTS"]))
 
 

@@ -73,7 +73,6 @@ def driver_of(address: str) -> str:
 
 
 def drivers() -> dict[str, str]:
-    """The drivers of all devices."""
     return {address: driver_of(address) for address in DEVICES}
 
 
@@ -89,7 +88,6 @@ def override_of(address: str) -> str:
 
 
 def group_of(address: str) -> str:
-    """The number of a function's IOMMU group."""
     return (BUS / "devices" / address / "iommu_group").readlink().name
 
 

@@ -33,7 +33,6 @@ CHANGES = {
 
 
 def boot_id() -> str:
-    """This boot's id."""
     require_guest()
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
@@ -47,7 +46,6 @@ class GuestNode:
 
     @property
     def path(self) -> str:
-        """Of the Node."""
         return f"/api/v1/nodes/{self.name}"
 
     def tell_ready(self) -> None:
@@ -90,5 +88,4 @@ def environment(node: str) -> dict[str, str]:
 
 
 def write_json(path: Path, body: dict[str, Any]) -> None:
-    """A file on the disk."""
     path.write_text(json.dumps(body))

@@ -82,7 +82,6 @@ def run(argv: Iterable[str | Path], *, timeout_s: float, cwd: Path | None = None
 
 
 def tail(text: str, lines: int = 40) -> str:
-    """The last `lines` lines of `text`."""
     return "\n".join(text.splitlines()[-lines:])
 
 

@@ -253,7 +253,6 @@ class Drivers:
         return Seen(meta["name"], meta["uid"], restarts)
 
     def a_pod(self) -> Seen:
-        """The driver's pod, waited for."""
         return wait_until(self.pod, "a driver pod")
 
     def delete_pod(self, *, grace_s: int | None = None) -> Seen:
@@ -410,7 +409,6 @@ class Drivers:
         return running(self.api.list("/api/v1/namespaces/default/pods", labelSelector=f"app={name}"))
 
     def remove_users(self) -> None:
-        """All of them, with their budgets."""
         names = [one["metadata"]["name"] for one in self.api.list(_USERS)]
         for path in (f"{base}/{name}" for name in names for base in (_USERS, self._budgets)):
             gone(lambda path=path: self.api.delete(path))  # type: ignore[misc]
@@ -468,8 +466,6 @@ CLIENT = {"rebellions.ai/npu-driver-manager.client": "true"}
 
 
 class OtherTeam:
-    """Their DaemonSets on the driver's node."""
-
     def __init__(self, drivers: Drivers) -> None:
         self._drivers = drivers
         apply(drivers.api, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OTHER_NAMESPACE}})

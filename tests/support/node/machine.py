@@ -168,7 +168,6 @@ class Containers:
             namespaces.place.say("the images are there")
 
     def start(self) -> None:
-        """Start containerd, and wait until it answers."""
         self.daemon.start()
 
         def answers() -> bool:

@@ -181,8 +181,6 @@ class Action(Enum):
 
 @dataclass
 class Row:
-    """One line of the table."""
-
     action: Action
     kubelet: str = ""
     end: str = ""

@@ -20,8 +20,6 @@ ASK_S = 120.0
 
 @dataclass(frozen=True, order=True)
 class Release:
-    """A version of Kubernetes."""
-
     major: int
     minor: int
     patch: int = 0

@@ -22,7 +22,6 @@ TREE = {f"lib/modules/{KERNEL}/modules.dep": b"", f"lib/modules/{KERNEL}/updates
 
 
 def build_of(kind: str) -> list[str]:
-    """The page's command that builds images/`kind`."""
     (line,) = [one.text for one in commands(PAGE) if one.text.startswith("buildah build") and one.text.endswith(kind)]
     return shlex.split(line)
 

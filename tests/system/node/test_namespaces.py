@@ -37,11 +37,9 @@ class Run:
         self.state = FOLDER / "states" / self.group.removeprefix("driver-manager-node-")
 
     def groups(self) -> list[Path]:
-        """Its control groups."""
         return [root / self.group for root in node_keeper.hierarchies() if (root / self.group).exists()]
 
     def kill(self) -> None:
-        """SIGKILL."""
         self.process.send_signal(signal.SIGKILL)
         self.process.communicate()
 

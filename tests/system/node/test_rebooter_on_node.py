@@ -55,7 +55,6 @@ class Rebooter:
             apply(self.api, one)
 
     def remove(self) -> None:
-        """The DaemonSet and its pods."""
         gone(lambda: self.api.delete(path_of(self.set)))
         pods = "/api/v1/namespaces/npu-operator/pods"
         wait_until(lambda: not self.api.list(pods), "the rebooter's pod is gone")

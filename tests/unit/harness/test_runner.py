@@ -149,7 +149,6 @@ def test_an_interrupted_run_says_so_and_leaves_nothing(logs: Path) -> None:
 
 
 def in_git(folder: Path, *words: str) -> None:
-    """Run git there."""
     identity = {f"GIT_{who}_{what}": "x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, env={**os.environ, **identity})
 

@@ -158,7 +158,6 @@ def build(folder: Path, pages: Mapping[Path, str] | None = None) -> Path:
 
 
 def main() -> int:
-    """Build it and say where it is; the exit status."""
     if sys.argv[1:]:
         print("usage: scripts/site    (builds build/site/html from README.md and docs/; takes no arguments)")
         return 0 if sys.argv[1:] in (["-h"], ["--help"]) else 2

@@ -68,7 +68,6 @@ class Pods:
         return {name for name, uid in self.uids().items() if any(map(has_open, processes(uid)))}
 
     def node_version(self) -> str:
-        """Of the Node's object now."""
         return str(self.drivers.machine.kubelet.node()["metadata"]["resourceVersion"])
 
     def node_since(self, version: str) -> list[Json]:
@@ -116,7 +115,6 @@ def users() -> int:
 
 
 def versions() -> set[str]:
-    """Of the modules that are loaded."""
     return {module_fact(module, "version") for module in STAND_INS}
 
 
