@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -44,6 +45,7 @@ SHIPPED = Path(profiles.__file__).parent
 GOLDEN = Path(__file__).parents[2] / "unit/golden"
 BOOT = "boot-1"
 PRESENT = ("0000:c1:00.0", "0000:01:00.0")
+T = TypeVar("T")
 
 
 def golden(pattern: str) -> tuple[bytes, ...]:
@@ -116,16 +118,15 @@ def read_marker(data: bytes) -> None:
     assert len(request.key) < 100
 
 
-def read_record(data: bytes) -> None:
-    found = reboot_record.decode_reboot_record(text_of(data))
-    assert_conforms(found, Record)
-    assert reboot_record.decode_reboot_record(reboot_record.encode_reboot_record(found)) == found
+def kept(decode: Callable[[str], T], encode: Callable[[T], str], kind: type[T]) -> Callable[[bytes], None]:
+    """Reads what is the same once it was written and read again."""
 
+    def read_kept(data: bytes) -> None:
+        found = decode(text_of(data))
+        assert_conforms(found, kind)
+        assert decode(encode(found)) == found
 
-def read_slots(data: bytes) -> None:
-    found = decode_slots(text_of(data))
-    assert_conforms(found, Slots)
-    assert decode_slots(encode_slots(found)) == found
+    return read_kept
 
 
 SEEN = Surroundings(
@@ -148,12 +149,6 @@ def read_clients(data: bytes) -> None:
     shown = encode_generation(found.generation)
     assert decode_generation(shown) == found.generation
     assert_speakable(shown, *map(str, found.clients), *found.unknown)
-
-
-def read_generation(data: bytes) -> None:
-    found = decode_generation(text_of(data))
-    assert_conforms(found, Generation)
-    assert decode_generation(encode_generation(found)) == found
 
 
 def read_health_record(data: bytes) -> None:
@@ -278,16 +273,19 @@ ROLLOUTS = tuple(
     for spec, status in itertools.product((rollout_objects.SPEC, rollout_objects.FULL), golden("rollout-status-*.json"))
 )
 
+RECORDS = kept(reboot_record.decode_reboot_record, reboot_record.encode_reboot_record, Record)
+SLOTS = kept(decode_slots, encode_slots, Slots)
+GENERATIONS = kept(decode_generation, encode_generation, Generation)
 TARGETS = (
     Target("profile", read_profile, tuple(path.read_bytes() for path in sorted(SHIPPED.glob("*.toml")))),
     Target("journal", read_journal, golden("journal-*.json"), Form.JSON),
     Target("host-record", read_host_record, golden("host-record-*.json"), Form.JSON),
     Target("failure-note", read_failure, golden("failure-*.json"), Form.JSON),
     Target("marker", read_marker, (*golden("marker-*.json"), b"driver upgrade needs a reboot\n"), Form.JSON),
-    Target("rebooter-record", read_record, golden("rebooter-*.json"), Form.JSON),
-    Target("slots", read_slots, golden("slots-*.json"), Form.JSON),
+    Target("rebooter-record", RECORDS, golden("rebooter-*.json"), Form.JSON),
+    Target("slots", SLOTS, golden("slots-*.json"), Form.JSON),
     Target("client-record", read_clients, golden("clients-*.json"), Form.JSON),
-    Target("generation", read_generation, golden("generation-*.json"), Form.JSON),
+    Target("generation", GENERATIONS, golden("generation-*.json"), Form.JSON),
     Target("health-record", read_health_record, (HEALTH,), Form.JSON, allowed=()),
     Target("rollout", read_rollout, ROLLOUTS, Form.JSON, allowed=()),
     Target("probe-output", read_probe_output, PROBES, allowed=(), runs=2_000),
