@@ -27,7 +27,6 @@ def promtool(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def unit_tested(folder: Path, rules: str) -> subprocess.CompletedProcess[str]:
-    """The unit tests of the alerts, run on these rules."""
     (folder / "rules.yaml").write_text(rules)
     shutil.copy(UNIT_TESTS, folder / "tests.yaml")
     return promtool("test", "rules", "tests.yaml", cwd=folder)

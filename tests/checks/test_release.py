@@ -31,7 +31,6 @@ CHECKOUT = Path(__file__).parents[2]
 
 
 def made(into: Path) -> dict[str, bytes]:
-    """The content of each file of a release without images."""
     into.mkdir()
     folder.make(into, {}, EPOCH)
     return {path.name: path.read_bytes() for path in into.iterdir()}

@@ -6,18 +6,14 @@ import pytest
 
 
 class Failures:
-    """One line for each, in the run that people read; the workers beside it have no terminal."""
-
     def __init__(self) -> None:
         self._terminal: pytest.TerminalReporter | None = None
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Find the terminal, which is not there any earlier."""
         self._terminal = session.config.pluginmanager.get_plugin("terminalreporter")
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Name what failed, in which phase, and the first line of why."""
         if self._terminal is not None and report.failed:
             self._terminal.write_line(f"\n{report.nodeid}: failed in {report.when}: {_headline(report)}")
 

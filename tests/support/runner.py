@@ -72,7 +72,6 @@ class Part:
     niceness: int = 0
 
     def command(self, run: str, passed_on: Sequence[str]) -> list[str]:
-        """The command line of the part; `passed_on` are further options for pytest."""
         if self.argv:
             return list(self.argv)
         return [self.python, "-m", "pytest", "-q", "--run", run, *self.options, *passed_on, *self.paths]
@@ -105,7 +104,6 @@ QUICK, SUBMISSION, RELEASE = selection.RUNS
 
 
 def workers(more: int = 0) -> tuple[str, ...]:
-    """pytest's options for as many workers as there are processors, at most four, and `more`."""
     return ("-n", str(min(os.cpu_count() or 1, 4) + more), "--dist", "worksteal")
 
 
@@ -253,7 +251,6 @@ def log_of(name: str) -> Path:
 
 
 def closing_line(text: str) -> str:
-    """pytest's closing line in a log; empty where there is none."""
     return next(reversed(CLOSING.findall(text)), "")
 
 
@@ -374,7 +371,6 @@ def _unknown(run: str, names: Sequence[str], share: str | None) -> str:
 
 
 def _unknown_part(names: Sequence[str], known: Sequence[Part]) -> str:
-    """Which of the parts there is not, "" if all are known."""
     there = [part.name for part in known]
     unknown = sorted(set(names) - set(there))
     return f"no part {', '.join(unknown)}; there are {', '.join(there)}" if unknown else ""
@@ -431,7 +427,6 @@ def state() -> str:
 
 
 def earlier() -> dict[str, Result]:
-    """The parts of a release that have passed at this commit."""
     try:
         known = json.loads(RECORD.read_text())
     except (OSError, ValueError):

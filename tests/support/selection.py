@@ -69,13 +69,11 @@ class Selection:
     """Takes the cases that the same selection with one case of a function leaves out."""
 
     def share(self, count: int) -> Share:
-        """The share of what is divided into `count` parts in a submission."""
         if self.by_hand:
             return self.by_hand
         return Share() if self.run == "release" else Share(commits() % count + 1, count)
 
     def examples(self, count: int) -> int:
-        """How often to try a property that is worth `count` examples."""
         return max(count // EXAMPLES_PER[self.run], min(count, FEWEST_EXAMPLES))
 
     def takes(self, marked: set[str]) -> bool:
@@ -118,12 +116,10 @@ def current() -> Selection:
 
 
 def share(count: int) -> Share:
-    """The share of this run of what is divided into `count` parts in a submission."""
     return current().share(count)
 
 
 def examples(count: int) -> int:
-    """`max_examples` of a property that is worth `count` of them."""
     return current().examples(count)
 
 

@@ -42,7 +42,6 @@ class UndeclaredInput(Exception):
 
 
 def passes() -> Path:
-    """The folder with a file for each pass that is kept."""
     return shared.folder() / "passes"
 
 
@@ -132,8 +131,6 @@ class Seen:
 
 
 class Unchanged(pytest.Item):
-    """A check that passed before with the same inputs."""
-
     def runtest(self) -> None:
         print(f"{self.name}: passed before with the same inputs")
 
@@ -195,7 +192,6 @@ def unchanged(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def is_kept(item: pytest.Item) -> bool:
-    """True if the check passed with the inputs that it has now."""
     inputs = inputs_of(item)
     if inputs is None:
         return False
@@ -220,7 +216,6 @@ def keep(key: str) -> None:
 
 
 def inputs_of(item: pytest.Item) -> Inputs | None:
-    """What the check reads; None where it does not say."""
     marker = item.get_closest_marker("reads")
     if marker is None or isinstance(item, Unchanged):
         return None
@@ -276,7 +271,6 @@ def _content(file: Path, mtime_ns: int, size: int) -> str:
 
 @cache
 def _imports(file: Path, mtime_ns: int, size: int) -> frozenset[str]:
-    """The modules that a file may import, anywhere in it."""
     return frozenset(imported(file.read_text()))
 
 

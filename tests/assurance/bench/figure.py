@@ -43,7 +43,6 @@ class Figure:
         return statistics.median(sample / floor for sample, floor in zip(self.samples, self.floors_s, strict=True))
 
     def measured(self) -> str:
-        """Median with its unit, and the range where there is more than one sample."""
         low, high = min(self.samples), max(self.samples)
         text = f"{self._number(self.median)} {self.unit}".strip()
         text = text if low == high else f"{text} ({self._number(low)}–{self._number(high)})"
@@ -62,7 +61,6 @@ class Figure:
 
 
 def as_text(figures: Iterable[Figure], noise: str) -> str:
-    """The table for a terminal; what was missed is marked."""
     rows = [(one.what, one.wanted(), one.measured() + ("" if one.is_met else "  MISSED"), one.how) for one in figures]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = ["  ".join((*(row[i].ljust(widths[i]) for i in range(3)), row[3])).rstrip() for row in rows]

@@ -126,7 +126,6 @@ def measure(plane: ControlPlane, folder: Path) -> Sample:
 
 
 def measure_peak(plane: ControlPlane, folder: Path) -> float:
-    """The most memory that such an upgrade ever had, in MiB."""
     peak = folder / "peak"
     _upgrade(plane, folder, (sys.executable, "-I", "-S", str(PEAK), str(peak)))
     return float(peak.read_text())

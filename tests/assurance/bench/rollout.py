@@ -87,7 +87,6 @@ def slim_node(name: str) -> Obj:
 
 
 def template(version: str) -> Obj:
-    """Of the driver's pods: some KiB, as the vendors' are."""
     made = pod_template(NAME, {f"SETTING_{number}": "some value" for number in range(20)}, version)
     volumes: list[Any] = [
         {"name": f"host-{n}", "hostPath": {"path": f"/run/some/path/{n}", "type": "Directory"}} for n in range(10)

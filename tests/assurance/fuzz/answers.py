@@ -122,7 +122,6 @@ def read_answers(data: bytes) -> None:
 
 
 def read_and_plan(data: bytes) -> None:
-    """The Node and its pods as the server tells them, and the plan that is made of them."""
     server = _server(data)
     cluster = _cluster(server)
     try:

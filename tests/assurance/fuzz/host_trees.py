@@ -94,8 +94,6 @@ LINKS = ("/", "..", "../../../../..", "/etc", "/run/rbln", "loop", "/proc/1", "/
 
 
 class Tree:
-    """One host in a folder, laid out anew for each input."""
-
     def __init__(self) -> None:
         self._top = Path(tempfile.mkdtemp(prefix="fuzz-"))
         atexit.register(shutil.rmtree, self._top, ignore_errors=True)
@@ -126,7 +124,6 @@ class Tree:
         (self.root / "proc/4711/fd/3").symlink_to("/dev/rbln0")
 
     def fingerprint(self) -> list[tuple[str, int, int, int]]:
-        """Names, kinds, sizes and times of all that is there."""
         found = []
         for folder, folders, files in os.walk(self._top):
             for name in (*folders, *files):
@@ -182,7 +179,6 @@ def laid_out(data: bytes, *made: str) -> Generator[Tree, None, None]:
 
 
 def read_whole_host(data: bytes) -> None:
-    """All that a reconcile reads of a host, and the plan that it makes of it."""
     with laid_out(data) as tree:
         old = journal(driver=OldDriver("1.0", "/run/rbln/driver", ("rebellions",)))
         for profile, loads in ((PROFILE, True), (ASCEND, True)):

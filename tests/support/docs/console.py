@@ -98,7 +98,6 @@ def commands(page: Path) -> Iterator[Command]:
 
 
 def commands_below(page: Path, heading: str) -> list[str]:
-    """The commands below one heading of a page, up to the next heading."""
     heads, inside = list[tuple[int, str]](), False
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
         if FENCE.match(line):

@@ -115,7 +115,6 @@ def seen() -> Seen:
 
 
 def picture() -> str:
-    """How the state on a Node changed, as a Mermaid state diagram."""
     words = {NONE: "no state", **{state.value: state.value for state in UpgradeState}}
     names = {word: word.replace("-", "_") for word in words}
     lines = ["stateDiagram-v2", f"    [*] --> {names[NONE]}"]

@@ -125,7 +125,6 @@ def _parts() -> Iterator[str]:
 
 
 def what_steps_do() -> dict[str, str]:
-    """Every step with the first paragraph of its docstring."""
     kinds = typing.get_args(AnyStep)
     return {kind.__name__: " ".join((kind.__doc__ or "").split("\n\n")[0].split()) for kind in kinds}
 

@@ -114,7 +114,6 @@ class Key:
 
 
 def every_key() -> tuple[Key, ...]:
-    """Every key that a profile file may have, in the order of the code."""
     return tuple(_keys(Profile, ""))
 
 

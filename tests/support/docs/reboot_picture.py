@@ -210,7 +210,6 @@ def seen() -> Seen:
 
 
 def picture() -> str:
-    """The acts that followed each other, as a Mermaid state diagram."""
     names = {act: act.name.lower() for act in RebootAct}
     lines = ["stateDiagram-v2", f"    [*] --> {names[RebootAct.NOTHING]}"]
     lines += [f"    {names[act]}: {act.value}" for act in RebootAct if act not in ASKS and act in _drawn()]

@@ -119,7 +119,6 @@ def reference() -> Iterator[str]:
 
 
 def _walked(fields: Sequence[Field], at: str) -> Iterator[tuple[str, Field]]:
-    """Every field with its path, and after it those in it."""
     for one in fields:
         path = at + one.name
         yield path, one

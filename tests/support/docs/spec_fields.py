@@ -93,7 +93,6 @@ NOUNS = {
 
 
 def every_field(record: type = RolloutPolicy, at: str = "") -> Iterator[tuple[str, FieldType]]:
-    """Every field with its path, and after it those in it."""
     for key, one in fields_of(record).items():
         path = at + key
         yield path, one

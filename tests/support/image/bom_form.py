@@ -17,7 +17,6 @@ def _schema(name: str) -> Any:
 
 
 def _referred(uri: str) -> Any:
-    """A schema that the main one refers to by its file name."""
     return _schema(uri.rpartition("/")[2])
 
 

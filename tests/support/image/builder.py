@@ -206,7 +206,6 @@ def remove(image: Image) -> None:
 
 
 def remove_dependencies() -> None:
-    """Remove the images of locked dependencies from the storage; the next build takes them from the cache."""
     for name in _images():
         if name.startswith(f"{DEPENDENCIES}:"):
             remove(Image(name, 0.0))

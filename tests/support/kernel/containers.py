@@ -41,6 +41,5 @@ def run_in_image(root: Path, argv: Sequence[str], env: Mapping[str, str]) -> sub
 
 
 def image_root() -> Path | None:
-    """The image's root, None where the host could not build one."""
     told = os.environ.get(IMAGE_VARIABLE)
     return Path(told) if told else None

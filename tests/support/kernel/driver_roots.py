@@ -77,7 +77,6 @@ def prepare(image: KernelImage) -> Path:
 
 
 def foreign_release(release: str) -> str:
-    """A kernel release that is not `release`, of the same length."""
     return ("7" if release[0] != "7" else "8") + release[1:]
 
 

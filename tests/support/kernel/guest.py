@@ -107,8 +107,6 @@ COMMAND_LINE = f"console=ttyS0 quiet nokaslr {CLOCK} mitigations=off panic=-1 dr
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a boot needs: kernel, initramfs and the folder of driver roots."""
-
     image: kernel_image.KernelImage
     initramfs: Path
     drivers: Path

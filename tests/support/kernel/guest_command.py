@@ -36,8 +36,6 @@ class Ended:
 
 
 class Forked:
-    """A command under way in a child, which calls `before` first."""
-
     def __init__(
         self,
         arguments: tuple[str, ...],

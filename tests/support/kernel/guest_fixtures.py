@@ -57,7 +57,6 @@ class DriverRoots:
         return root
 
     def module_file(self, variant: str, module: str) -> Path:
-        """The .ko file of `module` for the running kernel."""
         return self[variant] / f"lib/modules/{os.uname().release}/updates/{module}.ko"
 
 
@@ -85,7 +84,6 @@ def delete_module(module: str) -> int:
 
 
 def is_loaded(module: str) -> bool:
-    """Whether the kernel has the module (a built-in one has no refcnt)."""
     return (SYS_MODULE / module / "refcnt").exists()
 
 

@@ -31,7 +31,6 @@ def stock(prepared: Prepared) -> Path:
 
 
 def with_modules(prepared: Prepared) -> Laid:
-    """A driver tree with real modules, of the version that deploy/ names."""
     return Laid("guest", {NEW_VERSION: _tree(prepared.drivers / "v2")})
 
 
@@ -44,5 +43,4 @@ def _pack(archives: list[Path], made: Path) -> None:
 
 
 def _tree(root: Path) -> dict[str, bytes]:
-    """The files of a driver root by their paths in it."""
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}

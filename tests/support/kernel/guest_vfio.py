@@ -77,7 +77,6 @@ def drivers() -> dict[str, str]:
 
 
 def all_on(driver: str) -> dict[str, str]:
-    """What `drivers` says where one driver has them all."""
     return dict.fromkeys(DEVICES, driver)
 
 

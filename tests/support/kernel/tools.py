@@ -44,7 +44,6 @@ class KernelTierError(TierError):
 
 
 def find_virtiofsd() -> Path | None:
-    """The virtiofsd binary, or None where there is none."""
     return next((Path(place) for place in VIRTIOFSD_PLACES if os.access(place, os.X_OK)), None)
 
 

@@ -180,14 +180,12 @@ class ExampleClone(Clone):
             file.write("  - path: stand-ins.yaml\n")
 
     def replace(self, example: str, old: str, new: str) -> None:
-        """Write another version, or another kernel, into an example."""
         for name in ("daemonset.yaml", "kustomization.yaml"):
             path = self.folder / "deploy/examples" / example / name
             path.write_text(path.read_text().replace(old, new))
 
 
 def said_in(section: str) -> list[str]:
-    """The kubectl commands below one heading of the page, up to the next."""
     return [line for line in commands_below(PAGE, section) if line.startswith("kubectl")]
 
 
@@ -225,7 +223,6 @@ class Vendor:
         return sum(line.split(" ")[4] == path for line in lines)
 
     def wait(self, check: Callable[[], object], what: str) -> None:
-        """Until `check` holds; what there is to see comes with a failure."""
         try:
             wait_until(check, what)
         except AssertionError as error:

@@ -19,7 +19,6 @@ from tests.support.tiers import skip_or_fail
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what lives in this folder; the hook gets the whole session's items."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.image)
@@ -27,7 +26,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def able() -> None:
-    """Skips where the machine lacks what the tier needs; with CI=true that is a failure."""
     if lacking := builder.missing():
         skip_or_fail(f"image tier: missing {'; '.join(lacking)}")
 

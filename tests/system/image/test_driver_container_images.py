@@ -39,7 +39,6 @@ def built(kind: str, image: builder.Image, folder: Path) -> builder.Image:
 
 @pytest.fixture
 def container(request: pytest.FixtureRequest, image: builder.Image, tmp_path: Path) -> Iterator[builder.Container]:
-    """A container of the image that is named by the test's parameter."""
     if request.param == "rebellions-driver":
         made = write_deb(tmp_path / "made", "rebellions", "2.0.1", TREE)
         (tmp_path / "package").mkdir()

@@ -44,7 +44,6 @@ class DriverRoot:
                 (self.folder / name).symlink_to(f"/usr/{name}")
 
     def profile(self, name: str, text: str) -> Profile:
-        """The vendor's profile, with a tool that prints `text`."""
         profile = builtin()[name]
         assert profile.probe is not None
         shutil.copy2(self.folder / "usr/bin/head", self.folder / f"usr/bin/{profile.probe.tool}")

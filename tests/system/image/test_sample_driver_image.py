@@ -15,7 +15,6 @@ KERNEL = os.uname().release
 
 @pytest.fixture(scope="module")
 def sample(image: builder.Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[builder.Container]:
-    """A container of it, with a tree for this kernel that has no module."""
     tree = tmp_path_factory.mktemp("driver")
     modules = tree / "lib/modules" / KERNEL
     modules.mkdir(parents=True)

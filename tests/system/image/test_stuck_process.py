@@ -20,7 +20,6 @@ PATTERNS = ("/dev/vendor0",)
 
 @pytest.fixture
 def device(tmp_path: Path, able: None) -> Iterator[Path]:
-    """A device node of our own, which this very process has open."""
     node = tmp_path / "vendor0"
     os.mknod(node, 0o600 | 0o020000, os.makedev(1, 5))
     with node.open("rb"):

@@ -16,7 +16,6 @@ from tests.support.tiers import skip_or_fail
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what lives in this folder; the hook gets the whole session's items."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.node)
@@ -24,7 +23,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def able() -> None:
-    """Skips where the machine cannot have a node; with CI=true that is a failure."""
     if lacking := machines.missing():
         skip_or_fail(f"node tier: missing {'; '.join(lacking)}")
 
@@ -67,7 +65,6 @@ def drivers(installed: Drivers) -> Iterator[Drivers]:
 
 @pytest.fixture
 def with_operands(drivers: Drivers) -> Drivers:
-    """The driver with six operands that stop in `STOP_S` seconds."""
     for name in OPERANDS:
         drivers.add_operand(name, stopping_after(STOP_S))
     return drivers

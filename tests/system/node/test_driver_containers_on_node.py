@@ -26,7 +26,6 @@ BOOT_ID = "proc/sys/kernel/random/boot_id"
 
 @pytest.fixture(scope="module")
 def node(able: None) -> Iterator[Machine]:
-    """A node of its own: these drivers are not the session's, and one of them reboots it."""
     with Machine(archives=lambda: [*machines.own_archives(), *vendor_containers.archive()]) as running:
         yield running
 
@@ -44,7 +43,6 @@ def clone(node: Machine, tmp_path: Path) -> Iterator[ExampleClone]:
 
 
 def ready(vendor: Vendor, marker: str, version: str) -> bool:
-    """Whether the driver is loaded in this version and the marker is there."""
     return vendor.loaded() == version and (vendor.root / marker).exists()
 
 

@@ -54,7 +54,6 @@ ELSEWHERE = {
 
 
 def named(image: str) -> str:
-    """How the page's overlay names this image of deploy/, without a tag."""
     overlay = yaml.safe_load(files(PAGE)[OVERLAY])
     (found,) = [one["newName"] for one in overlay["images"] if one["name"] == image]
     return str(found)
@@ -132,7 +131,6 @@ class Installation:
             raise AssertionError(f"{error}\n{self.drivers.story()}") from error
 
     def replace_pod(self, types: Callable[..., str]) -> None:
-        """Delete the driver's pod by the page, and wait for what comes of it."""
         old = self.drivers.a_pod()
         self.typed(types, "kubectl -n rbln-system delete pod P", P=old.name)
         self.until(lambda: self.drivers.pod() not in (None, old), "the next pod")

@@ -25,8 +25,6 @@ with Namespaces() as node:
 
 
 class Run:
-    """Another process with a node, as a test run has one."""
-
     def __init__(self) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", RUN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=CHECKOUT

@@ -77,7 +77,6 @@ def _only_shows(body: Any) -> bool:
 
 @pytest.fixture
 def busy(drivers: Drivers) -> Busy:
-    """The driver is ready, and another version is wanted as soon as its pod is deleted."""
     drivers.add_operand("device-plugin", stopping_after(0))
     drivers.offer_devices(1)
     drivers.add_users("job", replicas=1, min_available=0)
@@ -100,7 +99,6 @@ def holder(busy: Busy) -> Iterator[Daemon]:
 
 
 def wait_retried(drivers: Drivers, times: int) -> None:
-    """Wait until the kubelet has started the run so often again."""
     wait_until(lambda: (pod := drivers.pod()) and pod.restarts >= times, f"{times} retries")
 
 

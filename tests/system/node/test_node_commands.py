@@ -59,7 +59,6 @@ def test_status_in_the_sidecar_with_a_kubeconfig_through_a_pipe(drivers: Drivers
 
 @contextmanager
 def debugging(machine: Machine, words: list[str]) -> Iterator[tuple[str, str]]:
-    """Name and path of a debug pod, as long as the context lasts."""
     pod = debug_pod(machine, words)
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}"
     try:
@@ -98,7 +97,6 @@ def test_what_a_run_said_last_is_in_the_pods_status(held: Drivers) -> None:
 
 @pytest.fixture
 def admin_config(machine: Machine) -> Iterator[None]:
-    """A node with a kubeconfig in it, as a control plane's node has one."""
     path = machine.namespaces.root / "etc/kubernetes/admin.conf"
     config = machine.plane.kubeconfig("admin", f"https://{ADDRESS}:6443")
     path.write_text((machine.namespaces.root / config.lstrip("/")).read_text())

@@ -74,7 +74,6 @@ class Rebooter:
         (self.root / "var/lib/ascend/.reboot-required").write_text("driver upgrade\n")
 
     def record(self) -> Json:
-        """What the rebooter remembers; empty where it has nothing."""
         path = self.root / "var/lib/ascend/.rebooter.json"
         found: Json = json.loads(path.read_text()) if path.exists() else {}
         return found
@@ -88,7 +87,6 @@ class Rebooter:
             raise AssertionError(f"{error}\n{self.record()}\n{self.machine.kubectl(*words).stdout}") from error
 
     def asked(self) -> list[str]:
-        """What the host was told, and in which namespaces."""
         path = self.root / "run/reboot-asked"
         return path.read_text().splitlines() if path.exists() else []
 
@@ -105,7 +103,6 @@ class Rebooter:
 
 @pytest.fixture
 def rebooter(machine: Machine) -> Iterator[Rebooter]:
-    """The rebooter, not applied yet, on a labelled node."""
     made = Rebooter(machine)
     label = {"metadata": {"labels": {"openfuyao.com/npu.present": "true"}}}
     machine.api.patch(machine.kubelet.path, label)

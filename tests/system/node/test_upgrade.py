@@ -142,5 +142,4 @@ def test_users_pods_leave_as_their_budget_allows(drivers: Drivers, table: Table)
 
 
 def stayed(drivers: Drivers, before: set[str]) -> set[str]:
-    """Those of the users' pods that are still the same."""
     return before & {pod["metadata"]["uid"] for pod in drivers.users("job")}

@@ -24,7 +24,6 @@ TRIES = 3
 
 @pytest.fixture
 def used(drivers: Drivers) -> Iterator[Drivers]:
-    """The driver, and two users' pods that it may evict."""
     drivers.offer_devices(2)
     drivers.add_users("job", replicas=2, min_available=0, stop_s=STOP_S)
     yield drivers

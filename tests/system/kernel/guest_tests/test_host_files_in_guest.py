@@ -23,7 +23,6 @@ PAGE_BYTES = 4096
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Path]:
-    """A host whose /run and /var are file systems of 32 KiB each."""
     for folder in ("proc/1", "sys/module", "dev", "run", "var"):
         (tmp_path / folder).mkdir(parents=True)
     for folder in ("run", "var"):

@@ -56,7 +56,6 @@ def mounted(tmp_path: Path) -> MountedHost:
 
 @pytest.fixture
 def own_config() -> Iterator[Path]:
-    """A file of the guest's own modprobe.d, gone after the test."""
     OWN_CONFIG.parent.mkdir(exist_ok=True)
     yield OWN_CONFIG
     OWN_CONFIG.unlink(missing_ok=True)

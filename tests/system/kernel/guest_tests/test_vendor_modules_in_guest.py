@@ -58,7 +58,6 @@ def kernel_log() -> Iterator[KernelLog]:
 
 @pytest.fixture
 def conflicting() -> Iterator[str]:
-    """A loaded module that is in the way, gone after the test."""
     assert modprobe(Path("/"), CONFLICTING).status == 0
     yield CONFLICTING
     if is_loaded(CONFLICTING):
@@ -66,8 +65,6 @@ def conflicting() -> Iterator[str]:
 
 
 class Vendor:
-    """One vendor's driver roots and folder in /run on this guest."""
-
     def __init__(self, roots: DriverRoots, folder: Path, own: Path, tool: str) -> None:
         self._roots, self._folder, self._run, self._tool = roots, folder, own, tool
 
@@ -83,7 +80,6 @@ class Vendor:
         return root
 
     def installed(self) -> None:
-        """Leave what a finished install of the old driver leaves."""
         self._run.mkdir(exist_ok=True)
         (self._run / f"{self._run.name}-driver.state").write_text("old-digest\n")
         note = {"schema": 1, "bootId": boot_id(), "root": str(self.root("vendors-v1")), "version": OLD}

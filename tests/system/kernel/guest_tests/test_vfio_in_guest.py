@@ -67,7 +67,6 @@ def effects(record: Path) -> list[str]:
 
 
 def on_devices(found: list[str]) -> list[int]:
-    """The numbers of the effects on devices and modules."""
     return [number for number, name in enumerate(found) if name.startswith(KERNELS)]
 
 

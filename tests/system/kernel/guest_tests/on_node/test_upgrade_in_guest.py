@@ -71,14 +71,12 @@ class Pods:
         return str(self.drivers.machine.kubelet.node()["metadata"]["resourceVersion"])
 
     def node_since(self, version: str) -> list[Json]:
-        """The Node in each of its versions after that one."""
         name = self.drivers.machine.kubelet.path.rpartition("/")[2]
         only = {"fieldSelector": f"metadata.name={name}", "resourceVersion": version}
         with self.drivers.api.watch("/api/v1/nodes", timeout_s=HISTORY_S, **only) as changes:
             return [node for _, node in changes]
 
     def restarts(self) -> list[str]:
-        """What the Events say of clients that were restarted."""
         found = self.drivers.api.list("/api/v1/namespaces/default/events", fieldSelector="reason=DriverClientRestarted")
         return [event["message"] for event in found]
 
@@ -103,14 +101,12 @@ def pods(guest_kernel: None, roots: DriverRoots) -> Iterator[Pods]:
 
 
 def has_open(pid: int) -> bool:
-    """Whether the process is there and has the device open."""
     with contextlib.suppress(OSError):
         return DEVICE in open_files(pid)
     return False
 
 
 def users() -> int:
-    """How often the device is open, as the kernel counts."""
     return int(module_fact(MODULE, "refcnt"))
 
 
