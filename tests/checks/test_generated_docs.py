@@ -57,7 +57,7 @@ def test_a_default_that_changes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
     [
         (TRANSITIONS[HealthState.SUSPECT], SampleResult.NOT_COUNTED, HealthState.WEDGED),
         (vars(reboot_picture), "GUARDS", tuple(reversed(GUARDS))),
-        (vars(fleet_picture), "HOLD_GUARDS", tuple(reversed(holds.HOLD_GUARDS))),
+        (vars(pictures), "HOLD_GUARDS", tuple(reversed(holds.HOLD_GUARDS))),
     ],
     ids=["a transition", "guards in another order", "cases of the rollout in another order"],
 )

@@ -48,7 +48,7 @@ class Locked:
 
 
 def locked(text: str) -> dict[str, Locked]:
-    found = {}
+    found = dict[str, Locked]()
     for entry in _ENTRY.finditer(text):
         requirement = Requirement(entry["requirement"])
         why = " ".join(line.strip(" #") for line in entry["rest"].splitlines() if line.startswith("    #"))

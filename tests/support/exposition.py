@@ -11,6 +11,7 @@ NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 HEAD = re.compile(rf"# (HELP|TYPE) ({NAME}) (.+)")
 LABEL = r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\[\\"n])*)"'
 SAMPLE = re.compile(rf"({NAME})(?:\{{({LABEL}(?:,{LABEL})*)\}})? (\S+)")
+ESCAPE = re.compile(r'\\[\\"n]')
 ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 
 Sample = tuple[str, dict[str, str], float]
@@ -31,11 +32,8 @@ def samples(text: str) -> list[Sample]:
         assert sample[1] == family, f"{sample[1]} stands below the head of {family}"
         assert kind in ("gauge", "counter")
         labels = re.findall(LABEL, sample[2] or "")
-        found.append((sample[1], {name: _meant(value) for name, value in labels}, float(sample[sample.re.groups])))
+        meant = {name: ESCAPE.sub(lambda one: ESCAPES[one[0]], value) for name, value in labels}
+        found.append((sample[1], meant, float(sample[sample.re.groups])))
     assert all(words == ["HELP", "TYPE"] for words in heads.values()), heads
     assert len({(name, *labels.items()) for name, labels, _ in found}) == len(found), "a sample is there twice"
     return found
-
-
-def _meant(value: str) -> str:
-    return re.sub(r'\\[\\"n]', lambda escape: ESCAPES[escape[0]], value)

@@ -111,7 +111,8 @@ class Seen:
                 # The import system lists folders for itself. It reads a module or what was compiled from it.
                 is_import = "importlib" in sys._getframe(1).f_code.co_filename
                 if not (is_import and event != "open"):
-                    self._add(("read", _source_of(path)))
+                    folder, _, name = path.rpartition("/__pycache__/")  # the file that a compiled module was made from
+                    self._add(("read", f"{folder}/{name.partition('.')[0]}.py" if folder else path))
 
     def _add(self, what: tuple[str, str]) -> None:
         if self.is_testing:
@@ -237,12 +238,6 @@ def _is_in(inputs: Inputs, how: str, what: str) -> bool:
         return inputs.has(Path(what))
     # A program of the checkout is a file among others.
     return what == sys.executable or Path(what).name in inputs.tools or (what[0] == "/" and inputs.has(Path(what)))
-
-
-def _source_of(path: str) -> str:
-    """The file that a compiled module was made from, else the path itself."""
-    folder, _, name = path.rpartition("/__pycache__/")
-    return f"{folder}/{name.partition('.')[0]}.py" if folder else path
 
 
 def _files(path: Path) -> Iterator[Path]:

@@ -6,8 +6,6 @@ import contextlib
 import io
 import os
 import socket
-from collections.abc import Generator
-from contextlib import contextmanager
 from unittest.mock import patch
 
 import psutil
@@ -73,13 +71,6 @@ LINES = (
 CODES = frozenset(int(code) for code in ExitCode) - {ExitCode.INTERNAL}
 
 
-@contextmanager
-def _undone() -> Generator[None, None, None]:
-    """Signal handlers, and what psutil was told, are as before afterwards."""
-    with signals_kept(), patch.object(psutil, "PROCFS_PATH", "/proc"):
-        yield
-
-
 FIGURES = tuple(profile.paths.run_figures for profile in builtin().values())
 """What a run leaves even where it cannot reach its Node."""
 
@@ -88,7 +79,8 @@ def run_command(data: bytes) -> None:
     """The first byte picks the command; each part sets one variable. The way to the cluster leads nowhere."""
     assert {line[0] for line in LINES} <= COMMANDS.keys()
     argv = LINES[(data[:1] or bytes(1))[0] % len(LINES)]
-    with laid_out(b"", *FIGURES) as tree, _undone():
+    # Signal handlers, and what psutil was told, are as before afterwards.
+    with laid_out(b"", *FIGURES) as tree, signals_kept(), patch.object(psutil, "PROCFS_PATH", "/proc"):
         environment = {
             "PATH": "/nonexistent",
             "HOME": str(tree.root),

@@ -163,6 +163,9 @@ HANG_S = 75
 RSS_MIB = 1024
 GRACE_S = 60.0
 _COUNTS = re.compile(r"#(\d+)\s+\w+\s+cov: (\d+)")
+ERROR = "== ERROR: libFuzzer"
+"""What the engine says of a finding is around it."""
+
 _DONE = re.compile(r"Done (\d+) runs")
 
 
@@ -222,14 +225,8 @@ def _campaign(target: Target, runs: int, seconds: float, seed: int) -> Campaign:
         int(counts[-1][1]),
         time.monotonic() - begun_s,
         tuple(saved),
-        _finding(said) if saved else "",
+        said[max(0, said.find(ERROR) - 1500) : said.find(ERROR) + 300] if saved else "",
     )
-
-
-def _finding(said: str) -> str:
-    """What the engine says of a finding: the end of the trace, or the summary of libFuzzer."""
-    end = said.find("== ERROR: libFuzzer")
-    return said[max(0, end - 1500) : end + 300]
 
 
 def _wait(pid: int, timeout_s: float) -> int:

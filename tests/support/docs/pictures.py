@@ -7,10 +7,13 @@ import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from driver_manager.domain.fleet.advance import OUTLOOK_GUARDS
+from driver_manager.domain.fleet.nodes import JUDGE_CASES, PHASE_CASES
+from driver_manager.domain.fleet.waves import HOLD_GUARDS
 from driver_manager.domain.profile import Strategy
 from driver_manager.domain.swap.steps import AnyStep, Decision
 from tests.support.docs import fleet_picture, health_picture, plan_picture, reboot_picture
-from tests.support.docs.markdown import DOCS, main
+from tests.support.docs.markdown import DOCS, main, table
 
 SCRIPT = "scripts/pictures"
 HEAD = f"""# State machines
@@ -101,7 +104,9 @@ def _parts() -> Iterator[str]:
         yield f"### {title}\n\n{WHEN[order.decision]}"
         yield _mermaid(plan_picture.picture(order))
     yield "### The steps"
-    yield plan_picture.legend(what_steps_do())
+    kinds = typing.get_args(AnyStep)
+    docs = [(f"`{kind.__name__}`", " ".join((kind.__doc__ or "").split("\n\n")[0].split())) for kind in kinds]
+    yield table(("step", "what it does"), docs)
     yield HEALTH
     yield _mermaid(health_picture.picture())
     yield health_picture.marks()
@@ -113,20 +118,15 @@ def _parts() -> Iterator[str]:
     yield _mermaid(fleet_picture.picture())
     seen, guard_table = fleet_picture.seen(), fleet_picture.guard_table
     yield PLACE
-    yield guard_table("the node is", fleet_picture.PHASE_CASES, seen.places)
+    yield guard_table("the node is", PHASE_CASES, seen.places)
     yield CASE
-    yield guard_table("what is noted on it", fleet_picture.JUDGE_CASES, seen.cases)
+    yield guard_table("what is noted on it", JUDGE_CASES, seen.cases)
     yield OBSTACLE
     yield fleet_picture.obstacle_table()
     yield HOLD
-    yield guard_table("phase and reason", fleet_picture.HOLD_GUARDS, seen.holds)
+    yield guard_table("phase and reason", HOLD_GUARDS, seen.holds)
     yield PHASE
-    yield guard_table("phase and reason", fleet_picture.OUTLOOK_GUARDS, seen.phases)
-
-
-def what_steps_do() -> dict[str, str]:
-    kinds = typing.get_args(AnyStep)
-    return {kind.__name__: " ".join((kind.__doc__ or "").split("\n\n")[0].split()) for kind in kinds}
+    yield guard_table("phase and reason", OUTLOOK_GUARDS, seen.phases)
 
 
 def pages() -> Mapping[Path, str]:

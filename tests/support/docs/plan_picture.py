@@ -29,7 +29,6 @@ from driver_manager.domain.swap.steps import (
     WaitForCompletion,
     WaitForOperands,
 )
-from tests.support.docs.markdown import table
 from tests.support.fakes import builders
 from tests.support.fakes.pci import VFIO_DRIVER, function
 
@@ -249,8 +248,3 @@ def picture(order: Order) -> str:
         lines.append(f'    {name}["{step}"]' if step in order.always else f'    {name}(["{step}"])')
     lines += [f"    {one} --> {other}" for one, other in pairwise(names)]
     return "\n".join(lines)
-
-
-def legend(steps: dict[str, str]) -> str:
-    """What each step does, from its own docstring."""
-    return table(("step", "what it does"), [(f"`{name}`", text) for name, text in steps.items()])

@@ -230,9 +230,6 @@ def guards() -> str:
     for number, guard in enumerate(GUARDS, 1):
         found = seen().by_guard.get(_name(guard), {})
         example = next(iter(found.values()), "")
-        rows.append((str(number), _name(guard), ", ".join(act.value for act in sorted(found, key=_rank)), example))
+        acts = ", ".join(act.value for act in RebootAct if act in found)
+        rows.append((str(number), _name(guard), acts, example))
     return table(("", "guard", "decides", "for example"), rows)
-
-
-def _rank(act: RebootAct) -> int:
-    return list(RebootAct).index(act)

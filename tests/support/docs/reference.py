@@ -229,8 +229,7 @@ def _node_keys() -> Iterator[str]:
 def _forms() -> Iterator[str]:
     yield FORMS
     for name in schemas.NAMES:
-        form = schemas.schema(name)
-        yield f"### {name}\n\n" + table(("field", "type", "what"), _fields(form, ""))
+        yield f"### {name}\n\n" + table(("field", "type", "what"), _fields(schemas.schema(name), ""))
 
 
 def _fields(form: Mapping[str, Any], at: str) -> Iterator[tuple[str, str, str]]:
@@ -286,15 +285,11 @@ def every_family() -> dict[str, tuple[Family, ...]]:
 
 def _metrics() -> str:
     rows = [
-        (code(one.name.removeprefix(PREFIX)), program, one.kind, _label_names(one), one.help)
+        (code(one.name.removeprefix(PREFIX)), program, one.kind, codes(next(iter(one.values), ((),))[0]), one.help)
         for program, found in every_family().items()
         for one in found
     ]
     return METRICS.format(prefix=PREFIX) + table(("metric", "about", "kind", "labels", "what"), rows)
-
-
-def _label_names(family: Family) -> str:
-    return codes(family.values[0][0]) if family.values else ""
 
 
 def _files() -> Iterator[str]:

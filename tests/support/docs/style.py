@@ -150,12 +150,9 @@ def _strings(path: str, tree: ast.Module) -> Iterator[Text]:
 
 def _is_command(node: ast.AST) -> bool:
     """True if `--help` prints the docstring of this function."""
-    made = (one.func for one in getattr(node, "decorator_list", ()) if isinstance(one, ast.Call))
-    return ast.get_docstring(node) is not None if any(_shows(one) for one in made) else False  # type: ignore[arg-type]
-
-
-def _shows(function: ast.expr) -> bool:
-    return isinstance(function, ast.Attribute) and function.attr in _SHOWN_BY
+    called = (one.func for one in getattr(node, "decorator_list", ()) if isinstance(one, ast.Call))
+    made = {one.attr for one in called if isinstance(one, ast.Attribute)}
+    return bool(made & _SHOWN_BY) and ast.get_docstring(node) is not None  # type: ignore[arg-type]
 
 
 def main(arguments: list[str]) -> int:

@@ -121,11 +121,6 @@ class GuestReport:
     disk: dict[str, str] = field(default_factory=dict)
 
 
-def runs_folder() -> Path:
-    """Where each boot has its folder, outside git."""
-    return CHECKOUT / "build" / "kernel"
-
-
 def prepare() -> Prepared:
     """Kernel, modules and initramfs from the cache, made where they are not there. Raises TierError."""
     image = kernel_image.prepare()
@@ -172,7 +167,7 @@ def _run_folder() -> Iterator[Path]:
 
     Below the checkout and not in /tmp, which may be a mount of its own that the guest does not see.
     """
-    runs = runs_folder()
+    runs = CHECKOUT / "build/kernel"
     if any(character.isspace() or character == '"' for character in str(runs)):
         raise KernelTierError(f"the path is part of a kernel command line and may hold no space or quote: {runs}")
     runs.mkdir(parents=True, exist_ok=True)
@@ -300,10 +295,6 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     process.wait(60)
 
 
-def _prepared() -> str:
-    return f"prepared {prepare().image.release} in {cache.folder()}"
-
-
 # In the guest this fixture checks the kernel; on the host only replayed cases get past it.
 GUARD = "guest_kernel"
 
@@ -356,4 +347,4 @@ def replaying(node_id: str) -> Callable[[GuestReport], None]:
 
 
 if __name__ == "__main__":
-    sys.exit(answer("kernel", tools.missing(), _prepared))
+    sys.exit(answer("kernel", tools.missing(), lambda: f"prepared {prepare().image.release} in {cache.folder()}"))

@@ -142,13 +142,11 @@ class Command:
         self._profile = folder / f"{profile}-{pci_vendor}.toml"
         write_profile(self._profile, pci_vendor, profile, modules)
 
-    def for_devices(self, pci_vendor: str) -> Command:
-        """The same for other accelerators of this node."""
-        return Command(self.api, self.node, self._folder, pci_vendor)
-
-    def by_profile(self, profile: str, modules: str) -> Command:
-        """The same by another vendor's profile, with further lines in its table of modules."""
-        return Command(self.api, self.node, self._folder, profile=profile, modules=modules)
+    def by_profile(
+        self, profile: str = "rebellions", modules: str = "", pci_vendor: str = VIRTIO_PCI_VENDOR
+    ) -> Command:
+        """The same by another vendor's profile, with further lines in its table of modules, or for other devices."""
+        return Command(self.api, self.node, self._folder, pci_vendor, profile=profile, modules=modules)
 
     def environment(self, **env: str) -> dict[str, str]:
         """An init container's environment; `env` adds to it."""

@@ -23,15 +23,11 @@ NAME = "stock.tar"
 def stock(prepared: Prepared) -> Path:
     """What the guest's containerd has from its start; made once for each state of what is in it. Raises TierError."""
     (tiny,) = images.tiny_archives()
-    driver = images.driver_archive(with_modules(prepared))
+    driver = images.driver_archive(Laid("guest", {NEW_VERSION: _tree(prepared.drivers / "v2")}))
     containerd = shutil.which("containerd")
     assert containerd
     name = cache.key(tiny.parent.name, driver.parent.name, Path(containerd), Path(__file__))
     return cache.entry("guest-stock", name, lambda fresh: _pack([tiny, driver], fresh / NAME)) / NAME
-
-
-def with_modules(prepared: Prepared) -> Laid:
-    return Laid("guest", {NEW_VERSION: _tree(prepared.drivers / "v2")})
 
 
 def _pack(archives: list[Path], made: Path) -> None:

@@ -83,13 +83,6 @@ def listed(nav: Any) -> Iterator[str]:
             yield from listed(one)
 
 
-def check_listed(config: Mapping[str, Any], names: set[str]) -> None:
-    """Raise SiteError for a page that the navigation lacks, or has and that is not there."""
-    found = sorted(names ^ set(listed(config["project"]["nav"])))
-    if found:
-        raise SiteError(f"{', '.join(found)}: in the navigation of {CONFIG} or among the pages, but not in both")
-
-
 def mermaid(folder: Path) -> bytes:
     """The script, from the package that npm has; kept in `folder`. Raises SiteError."""
     kept = folder / f"{MERMAID.replace('/', '-')}.tgz"
@@ -133,7 +126,8 @@ def stage(folder: Path, pages: Mapping[Path, str]) -> None:
     """Write the sources of the site into `folder`. Raises SiteError."""
     config = (HERE / CONFIG).read_text(encoding="utf-8")
     names = {page: "index.md" if page.parent == ROOT else page.name for page in pages}
-    check_listed(tomllib.loads(config), set(names.values()))
+    if found := sorted(set(names.values()) ^ set(listed(tomllib.loads(config)["project"]["nav"]))):
+        raise SiteError(f"{', '.join(found)}: in the navigation of {CONFIG} or among the pages, but not in both")
     shutil.rmtree(folder / "pages", ignore_errors=True)
     shutil.rmtree(folder / "overrides", ignore_errors=True)
     shutil.copytree(HERE / "overrides", folder / "overrides")

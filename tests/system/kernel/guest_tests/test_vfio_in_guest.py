@@ -55,7 +55,7 @@ TO_MACHINES, TO_CONTAINERS = "reconcile-vfio-state", "reconcile-driver-state"
 @pytest.fixture
 def edu(command: Command, bus: None) -> Command:
     """The command line on this node, whose accelerators are the devices behind the IOMMU."""
-    return command.for_devices(EDU_PCI_VENDOR)
+    return command.by_profile(pci_vendor=EDU_PCI_VENDOR)
 
 
 KERNELS = ("write sys/bus/pci/", "run rmmod", "run modprobe")
