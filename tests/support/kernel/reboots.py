@@ -5,6 +5,7 @@ Runs in the guest only.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -12,7 +13,9 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from driver_manager.adapters.kube.transport import AUTHORITY, SERVICE_HOST, SERVICE_PORT, TOKEN_FILE
 from tests.support.control_plane.api import MERGE_PATCH, Api
 from tests.support.kernel.inside import require_guest
 
@@ -85,6 +88,16 @@ def environment(node: str) -> dict[str, str]:
         "REBOOT_COMMAND": f"{shutil.which('busybox')} reboot -f",
         "LOG_FORMAT": "text",
     }
+
+
+def lay_account(kubeconfig: Path, folder: Path) -> dict[str, str]:
+    """Lay the user of a kubeconfig out in `folder` as a pod's service account; the environment with the server."""
+    body = json.loads(kubeconfig.read_text())
+    cluster, user = body["clusters"][0]["cluster"], body["users"][0]["user"]
+    (folder / AUTHORITY).write_bytes(base64.b64decode(cluster["certificate-authority-data"]))
+    (folder / TOKEN_FILE).write_text(user["token"])
+    url = urlsplit(cluster["server"])
+    return {SERVICE_HOST: str(url.hostname), SERVICE_PORT: str(url.port)}
 
 
 def write_json(path: Path, body: dict[str, Any]) -> None:

@@ -6,13 +6,11 @@ hundreds of models takes longer to import under emulation than everything else.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from driver_manager import profiles
 from driver_manager.adapters.host.files import HostRoots
@@ -20,7 +18,7 @@ from driver_manager.adapters.host.reboot import HostRebooter
 from driver_manager.adapters.host.system import read_host
 from driver_manager.adapters.kube.leases import LeaseSlots
 from driver_manager.adapters.kube.node import KubeCluster
-from driver_manager.adapters.kube.transport import AUTHORITY, SERVICE_HOST, SERVICE_PORT, TOKEN_FILE, InPod
+from driver_manager.adapters.kube.transport import InPod
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.core.rebooter import Rebooter, RebootPorts
 from driver_manager.domain.observation import Situation
@@ -41,6 +39,7 @@ from tests.support.kernel.reboots import (
     boot_id,
     environment,
     guest_node,
+    lay_account,
     write_json,
 )
 
@@ -58,9 +57,9 @@ def main() -> None:
     node.tell_ready()
     profile = profiles.parse(Path(env["PROFILE_FILE"]).read_text(), "the guest's")
     clock, log, roots = SystemClock(), RecordingReporter(), HostRoots(*map(Path, ("/", "/proc", "/sys", "/dev")))
-    cluster = KubeCluster(
-        _transport(Path(env["KUBECONFIG"]), Path(tempfile.mkdtemp())), node.name, clock, log, BUDGET_S
-    )
+    account = Path(tempfile.mkdtemp())
+    transport = InPod(account, lay_account(Path(env["KUBECONFIG"]), account))
+    cluster = KubeCluster(transport, node.name, clock, log, BUDGET_S)
     host = HostRebooter(roots, profile, clock, ("/bin/false",))
     slots = LeaseSlots(cluster.api, env["OPERATOR_NAMESPACE"], profile.keys)
     ports = RebootPorts(cluster, slots, host, clock, log)
@@ -104,16 +103,6 @@ def _refusals(roots: HostRoots, trees: DriverRoots) -> list[dict[str, Any]]:
         found.append({"problems": [problem.what for problem in said], "version": host.modules["rebellions"].version})
     kernel = rmmod("rebellions")
     return [*found, {"rmmod": kernel.status, "said": kernel.stderr}]
-
-
-def _transport(kubeconfig: Path, folder: Path) -> InPod:
-    """The way that a pod has, for the server and the user in a kubeconfig; `folder` plays its service account."""
-    body = json.loads(kubeconfig.read_text())
-    cluster, user = body["clusters"][0]["cluster"], body["users"][0]["user"]
-    (folder / AUTHORITY).write_bytes(base64.b64decode(cluster["certificate-authority-data"]))
-    (folder / TOKEN_FILE).write_text(user["token"])
-    url = urlsplit(cluster["server"])
-    return InPod(folder, {SERVICE_HOST: str(url.hostname), SERVICE_PORT: str(url.port)})
 
 
 if __name__ == "__main__":

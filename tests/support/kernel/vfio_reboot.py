@@ -5,7 +5,6 @@ Runs in the guest only. The command is a fork of this process, which has its imp
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import signal
@@ -13,15 +12,14 @@ import time
 import uuid
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from driver_manager.adapters.kube.transport import AUTHORITY, SERVICE_ACCOUNT, SERVICE_HOST, SERVICE_PORT, TOKEN_FILE
+from driver_manager.adapters.kube.transport import SERVICE_ACCOUNT
 from driver_manager.cli import main, reconcile  # noqa: F401  # the command's imports, for its forks
 from tests.support.control_plane.kubelet import node_body
 from tests.support.kernel.guest_command import EDU_PCI_VENDOR, write_profile
 from tests.support.kernel.guest_fixtures import DriverRoots, is_loaded, modprobe
 from tests.support.kernel.guest_vfio import JOURNAL, LABELS, NATIVE, all_on, drivers, override_of, release
-from tests.support.kernel.reboots import DISK, boot_id, guest_node, write_json
+from tests.support.kernel.reboots import DISK, boot_id, guest_node, lay_account, write_json
 
 ASKED = DISK / "vfio.json"
 PATIENCE_S = 150.0
@@ -68,13 +66,13 @@ def finish() -> dict[str, Any]:
 
 def _start(node: str) -> int:
     """The pid of `reconcile-vfio-state` for the node."""
-    url = _enter_pod(Path(os.environ["GUEST_AGENT_KUBECONFIG"]))
+    SERVICE_ACCOUNT.mkdir(parents=True, exist_ok=True)
+    server = lay_account(Path(os.environ["GUEST_AGENT_KUBECONFIG"]), SERVICE_ACCOUNT)
     profile = Path("/tmp/vfio-reboot.toml")
     write_profile(profile, EDU_PCI_VENDOR)
     env = {
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-        SERVICE_HOST: str(url.hostname),
-        SERVICE_PORT: str(url.port),
+        **server,
         "NODE_NAME": node,
         "HOST_ROOT": "/",
         "PROFILE_FILE": str(profile),
@@ -90,13 +88,3 @@ def _start(node: str) -> int:
         finally:
             os._exit(code)
     return pid
-
-
-def _enter_pod(kubeconfig: Path) -> Any:
-    """The server and the user of a kubeconfig as a pod finds them; the server's address."""
-    body = json.loads(kubeconfig.read_text())
-    cluster, user = body["clusters"][0]["cluster"], body["users"][0]["user"]
-    SERVICE_ACCOUNT.mkdir(parents=True, exist_ok=True)
-    (SERVICE_ACCOUNT / AUTHORITY).write_bytes(base64.b64decode(cluster["certificate-authority-data"]))
-    (SERVICE_ACCOUNT / TOKEN_FILE).write_text(user["token"])
-    return urlsplit(cluster["server"])

@@ -210,28 +210,8 @@ def test_from_a_clone_to_a_running_overlay_its_upgrades_and_its_removal_by_the_p
     assert (root / "var/lib/driver-manager").is_dir(), "which the page has the reader remove"
 
 
-def test_a_component_that_is_listed_as_the_page_shows_is_rendered_in_the_overlays_namespace(clone: Clone) -> None:
-    with (clone.folder / OVERLAY).open("a") as file:
-        file.write(files(PAGE)[f"{OVERLAY}, continued"])
-    rendered = list(yaml.safe_load_all(clone.types("kubectl kustomize mine")))
-    assert {one["metadata"]["namespace"] for one in rendered if one["kind"] == "PodMonitor"} == {NAMESPACE}
-
-
 def test_every_other_command_of_the_page_is_named_with_the_reason_why_it_is_not_run() -> None:
     typed = {one.text for one in commands(PAGE)}
     others = [line for line in commands_in_passing(PAGE.read_text()) if line not in typed]
     assert [line for line in others if not line.startswith(tuple(ELSEWHERE))] == []
     assert [begins for begins in ELSEWHERE if not any(line.startswith(begins) for line in others)] == []
-
-
-@pytest.mark.parametrize("lines", [["b"], ["b", "a"], ["a"], ["a", "c", "b"]], ids=" ".join)
-def test_a_command_that_is_gone_moved_or_new_is_found(lines: list[str]) -> None:
-    reader = Reader(str, lines)
-    with pytest.raises(AssertionError, match="next on the page is"):
-        assert [reader.next(begins) for begins in ("a", "b")]
-
-
-def test_a_command_at_the_end_that_nobody_types_is_found() -> None:
-    reader = Reader(str, ["a", "b"])
-    reader.next("a")
-    assert reader.left() == ["b"]
