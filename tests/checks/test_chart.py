@@ -135,7 +135,11 @@ def test_a_change_in_deploy_shows_as_drift(tmp_path: Path, monkeypatch: pytest.M
         ("ascend", switched(rebooter=False, rebooter_eviction=True), "rebooterEviction.enabled needs rebooter"),
         ("nvidia", {"clients": {"selector": "a=b"}}, "clients.selector needs clients.enabled"),
         ("nvidia", {"driver": {"image": {"repository": "r/d"}}}, "driver.image.tag: say which version"),
-        ("nvidia", {"driver": {"image": {"repository": "r/d", "tag": "2"}}}, "driver.configDigest: one word that"),
+        (
+            "nvidia",
+            {"driver": {"image": {"repository": "r/d", "tag": "2"}}},
+            "driver.configDigest: one word that changes",
+        ),
     ],
     ids=str,
 )

@@ -383,8 +383,8 @@ def test_the_example_of_a_rollout_fits_its_overlay(overlay: str) -> None:
     found = read(body, zones)
     assert found.problems == ()
     assert found.policy is not None
-    daemon_set = only(render(overlay), "DaemonSet", found.policy.daemon_set)
-    assert daemon_set["metadata"]["namespace"] == found.namespace
+    assert found.policy.daemon_set == f"{overlay}-driver"
+    assert found.namespace == only(render(overlay), "DaemonSet", found.policy.daemon_set)["metadata"]["namespace"]
     assert found.policy.approves_reboots is (PROFILES[overlay].strategy is Strategy.REBOOT)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.metadata import PackageMetadata
@@ -47,22 +48,18 @@ class Locked:
         return next(iter(self.requirement.specifier)).version
 
 
-def locked(text: str) -> dict[str, Locked]:
-    found = dict[str, Locked]()
+def entries(text: str) -> Iterator[Locked]:
     for entry in _ENTRY.finditer(text):
-        requirement = Requirement(entry["requirement"])
         why = " ".join(line.strip(" #") for line in entry["rest"].splitlines() if line.startswith("    #"))
         by = re.findall(re.escape(OURS) + r"|-r \S+|[A-Za-z0-9._-]+(?:\[[^]]*\])?", why.removeprefix("via "))
-        has_hash = bool(_HASH.search(entry["rest"]))
-        found[canonicalize_name(requirement.name)] = Locked(requirement, has_hash, frozenset(by))
-    return found
+        yield Locked(Requirement(entry["requirement"]), bool(_HASH.search(entry["rest"])), frozenset(by))
 
 
 def faults(text: str) -> list[str]:
     """Why a lock does not pin everything."""
     strays = [line for line in _ENTRY.sub("", text).splitlines() if line.strip() and not line.startswith("#")]
     wrong = [f"{line} is no locked requirement" for line in strays]
-    for one in locked(text).values():
+    for one in entries(text):
         is_one_version = re.fullmatch(r"==[^,*]+", str(one.requirement.specifier))
         wrong += [f"{one.requirement} is not one version"] if not is_one_version else []
         wrong += [f"{one.requirement} comes from an address"] if one.requirement.url else []
@@ -71,7 +68,7 @@ def faults(text: str) -> list[str]:
 
 
 def locked_in(path: Path) -> dict[str, Locked]:
-    return locked(path.read_text())
+    return {str(canonicalize_name(one.requirement.name)): one for one in entries(path.read_text())}
 
 
 @pytest.mark.parametrize(("path", "at_least"), [(RUNTIME, 6), (DEVELOPMENT, 6), (HELM, 1)])
