@@ -50,30 +50,20 @@ def heavy_node(name: str) -> Obj:
     labels = {f"feature.node.kubernetes.io/cpu-cpuid.FEATURE{number}": "true" for number in range(LABELS)}
     fields: Obj = {f"f:{key}": {} for key in labels}
     managed = {"manager": "nfd-master", "operation": "Update", "fieldsV1": {"f:metadata": {"f:labels": fields}}}
+    repository = "registry.example/team/image"
     images = [
         {
-            "names": [
-                f"registry.example/team/image-{number}@sha256:{number:064}",
-                f"registry.example/team/image-{number}:v1",
-            ],
-            "sizeBytes": 1_000_000 * number,
+            "names": [f"{repository}-{number}@sha256:{number:064}", f"{repository}-{number}:v1"],
+            "sizeBytes": number * 10**6,
         }
         for number in range(IMAGES)
     ]
     body = slim_node(name)
     body["metadata"]["labels"] |= labels
     body["metadata"] |= {"managedFields": [managed], "annotations": {"csi.volume/nodeid": SAID, "node.alpha/ttl": "0"}}
+    well = {"status": "False", "reason": "AllIsWell", "message": SAID, "lastHeartbeatTime": "2026-01-02T03:04:05Z"}
     pressures = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
-    body["status"]["conditions"] += [
-        {
-            "type": kind,
-            "status": "False",
-            "reason": "AllIsWell",
-            "message": SAID,
-            "lastHeartbeatTime": "2026-01-02T03:04:05Z",
-        }
-        for kind in pressures
-    ]
+    body["status"]["conditions"] += [{"type": kind, **well} for kind in pressures]
     body["status"] |= {"images": images, "addresses": [{"type": "Hostname", "address": name}]}
     return body
 
@@ -201,6 +191,13 @@ NODE_BYTES = 14_000
 NOW_S = 1_800_000_000.0
 
 
+def end(controller: Running) -> None:
+    """Ask it to end. SystemExit where it does not end as it has to."""
+    ended = controller.terminate()
+    if ended.code:
+        raise SystemExit(f"the controller did not end as it has to: {ended.err}")
+
+
 @dataclass(frozen=True)
 class Rolled:
     """Writes of one node's upgrade, Events aside, and requests of `IDLE_S` seconds beside watches and the Lease."""
@@ -224,9 +221,7 @@ def measure_rolled(plane: ControlPlane, folder: Path) -> Rolled:
             mark = plane.audit_mark()
             time.sleep(IDLE_S)
             idle = [one for one in fleet.requests(mark) if one.verb != "watch" and one.resource != "leases"]
-            ended = controller.terminate()
-            if ended.code:
-                raise SystemExit(f"the controller did not end as it has to: {ended.err}")
+            end(controller)
     return Rolled((sum(found.values()) - found["events"]) / FEW, len(idle))
 
 
@@ -251,24 +246,17 @@ def world_of(size: int) -> FleetCache:
             body["metadata"]["annotations"] = {keys.rollout: encode_node_record(record)}
         return body
 
+    owned = {"namespace": NAMESPACE, "ownerReferences": [{"uid": "ds", "controller": True}]}
+    ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+
     def pod(number: int) -> dict[str, object]:
-        labels = {"app": NAME, REVISION_LABEL: "new" if number < done else "old"}
-        owner = {"uid": "ds", "controller": True}
-        uid = f"new-{number}" if number < done else f"old-{number}"
-        metadata = {"name": f"{NAME}-{number}", "uid": uid, "labels": labels, "ownerReferences": [owner]}
-        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
-        return {
-            "metadata": {**metadata, "namespace": NAMESPACE},
-            "spec": {"nodeName": f"node-{number:05}"},
-            "status": status,
-        }
+        version = "new" if number < done else "old"
+        labels = {"app": NAME, REVISION_LABEL: version}
+        metadata = {"name": f"{NAME}-{number}", "uid": f"{version}-{number}", "labels": labels, **owned}
+        return {"metadata": metadata, "spec": {"nodeName": f"node-{number:05}"}, "status": ready}
 
     def revision(name: str, number: int) -> dict[str, object]:
-        owner = {"uid": "ds", "controller": True}
-        return {
-            "metadata": {"name": name, "labels": {REVISION_LABEL: name}, "ownerReferences": [owner]},
-            "revision": number,
-        }
+        return {"metadata": {"name": name, "labels": {REVISION_LABEL: name}, **owned}, "revision": number}
 
     named = {"name": NAME, "namespace": NAMESPACE}
     waves = [{"name": "canary", "count": 1}, {"name": "rest"}]
@@ -289,9 +277,8 @@ def measure_decisions(size: int, times: int) -> list[float]:
     world = world_of(size)
     (rollout,) = world.rollouts()
     if rollout.policy is None or world.why_blind(rollout.policy):
-        raise SystemExit(
-            f"nothing can be decided: {rollout.problems} {rollout.policy and world.why_blind(rollout.policy)}"
-        )
+        why = rollout.policy and world.why_blind(rollout.policy)
+        raise SystemExit(f"nothing can be decided: {rollout.problems} {why}")
     found = []
     for _ in range(times):
         begun_s = time.process_time()
@@ -331,9 +318,7 @@ def measure_served(plane: ControlPlane, folder: Path, size: int = MANY) -> Serve
             records = fleet.requests(mark)
             found = writes(records)
             peak = peak_mib(controller.process.pid)
-            ended = controller.terminate()
-            if ended.code:
-                raise SystemExit(f"the controller did not end as it has to: {ended.err}")
+            end(controller)
     return Served(
         took_s, (sum(found.values()) - found["events"]) / size, len(records) / took_s, peak, witness.most_unavailable()
     )
@@ -368,8 +353,7 @@ def measure_peak(folder: Path, size: int = MOST) -> float:
             if time.monotonic() > end_s:
                 raise SystemExit(f"{DONE_OF_MOST} nodes were not upgraded within {LIMIT_S:g} s: {fleet.status()}")
             time.sleep(0.1)
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+        return peak_mib(pid)
 
 
 @contextmanager
@@ -381,6 +365,4 @@ def controlled(folder: Path, size: int, *, heavy: bool, max_parallel: int) -> It
             fleet.wait_for("Complete", fleet.revision, LIMIT_S)
             yield fleet, controller.process.pid
         finally:
-            ended = controller.terminate()
-        if ended.code:
-            raise SystemExit(f"the controller did not end as it has to: {ended.err}")
+            end(controller)
