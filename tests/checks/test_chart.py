@@ -151,31 +151,18 @@ def test_a_wrong_value_is_refused_and_named(helm: Helm, vendor: str | None, valu
 def test_values_reach_what_they_are_about(helm: Helm) -> None:
     digest = "sha256:" + "a" * 64
     mount = {"name": "profile", "mountPath": "/etc/profile"}
-    values = {
-        "vendor": "ascend",
-        "image": {"repository": "r/m", "digest": digest, "pullPolicy": "Always"},
-        "imagePullSecrets": [{"name": "pull"}],
-        "driver": {
-            "image": {"repository": "r/d", "tag": "7"},
-            "configDigest": "seven",
-            "command": ["mine"],
-            "args": ["all"],
-            "ready": ["mine", "ready"],
-            "stop": ["mine", "stop"],
-            "env": {"DRIVER_VERSION": "7", "OWN": "1"},
-        },
-        "manager": {
-            "env": {"DRIVER_PROFILE": "mine"},
-            "volumeMounts": [mount],
-            "resources": {"limits": {"memory": "1Gi"}},
-        },
-        "rebooter": {"env": {"AUTO_UPGRADE": "true"}},
-        "clients": {"enabled": True, "selector": "role=exporter"},
-        "rollout": {"enabled": True, "replicas": 3},
-        "nodeSelector": {"pool": "npu"},
-        "tolerations": [{"key": "npu", "operator": "Exists"}],
-        "volumes": [{"name": "profile", "configMap": {"name": "profile"}}],
-    }
+    values: Json = {"vendor": "ascend", "nodeSelector": {"pool": "npu"}, "imagePullSecrets": [{"name": "pull"}]}
+    values["image"] = {"repository": "r/m", "digest": digest, "pullPolicy": "Always"}
+    values["driver"] = {"image": {"repository": "r/d", "tag": "7"}, "configDigest": "seven"}
+    values["driver"] |= {"command": ["mine"], "args": ["all"], "ready": ["mine", "ready"], "stop": ["mine", "stop"]}
+    values["driver"]["env"] = {"DRIVER_VERSION": "7", "OWN": "1"}
+    values["manager"] = {"env": {"DRIVER_PROFILE": "mine"}, "resources": {"limits": {"memory": "1Gi"}}}
+    values["manager"]["volumeMounts"] = [mount]
+    values["rebooter"] = {"env": {"AUTO_UPGRADE": "true"}}
+    values["clients"] = {"enabled": True, "selector": "role=exporter"}
+    values["rollout"] = {"enabled": True, "replicas": 3}
+    values["tolerations"] = [{"key": "npu", "operator": "Exists"}]
+    values["volumes"] = [{"name": "profile", "configMap": {"name": "profile"}}]
     plain = meaning(helm.render({"vendor": "ascend", **switched(rollout=True, clients=True)}, "x"))
     found = meaning(helm.render(values, "x"))
     assert {key for key in plain if plain[key] != found[key]} == {
@@ -202,7 +189,7 @@ def test_values_reach_what_they_are_about(helm: Helm) -> None:
     for name in ("ascend-driver", "ascend-driver-rebooter"):
         pod = found["DaemonSet", "x", name]["spec"]["template"]["spec"]
         assert (pod["nodeSelector"], pod["tolerations"]) == (values["nodeSelector"], values["tolerations"])
-        assert values["volumes"][0] in pod["volumes"]  # type: ignore[index]
+        assert values["volumes"][0] in pod["volumes"]
         assert pod["imagePullSecrets"] == [{"name": "pull"}]
     assert found["Deployment", "x", "ascend-driver-rollout"]["spec"]["replicas"] == 3
 

@@ -158,39 +158,29 @@ NODE = {
         "conditions": [{"type": "Ready", "status": "True"}],
     },
 }
-AFFINITY = {
-    "nodeAffinity": {
-        "requiredDuringSchedulingIgnoredDuringExecution": {
-            "nodeSelectorTerms": [{"matchExpressions": [{"key": "a/b", "operator": "In", "values": ["true"]}]}]
-        }
-    }
+TERMS = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "a/b", "operator": "In", "values": ["true"]}]}]}
+CONTAINER = {
+    "name": "c",
+    "image": "i",
+    "command": ["a"],
+    "env": [{"name": "DRIVER_CONFIG_DIGEST", "value": "ab12"}],
+    "resources": {"limits": {"rebellions.ai/ATOM": 1}, "requests": {"cpu": "1"}},
 }
+AT = "2026-01-01T00:00:00Z"
+NAMED = {"name": "driver-a", "namespace": "rbln-system", "uid": "driver-a", "resourceVersion": "8"}
+ENDING = {"creationTimestamp": AT, "deletionTimestamp": AT, "deletionGracePeriodSeconds": 30, "finalizers": ["a/b"]}
 POD = {
     "metadata": {
-        "name": "driver-a",
-        "namespace": "rbln-system",
-        "uid": "driver-a",
-        "resourceVersion": "8",
+        **NAMED,
+        **ENDING,
         "labels": {"app": "x"},
         "annotations": {"kubernetes.io/config.mirror": "u"},
         "ownerReferences": [{"kind": "DaemonSet", "controller": True}],
-        "deletionTimestamp": "2026-01-01T00:00:00Z",
-        "deletionGracePeriodSeconds": 30,
-        "finalizers": ["a/b"],
-        "creationTimestamp": "2026-01-01T00:00:00Z",
     },
     "spec": {
         "nodeSelector": {PROFILE.deploy.driver_key: "true"},
-        "affinity": AFFINITY,
-        "containers": [
-            {
-                "name": "c",
-                "image": "i",
-                "command": ["a"],
-                "env": [{"name": "DRIVER_CONFIG_DIGEST", "value": "ab12"}],
-                "resources": {"limits": {"rebellions.ai/ATOM": 1}, "requests": {"cpu": "1"}},
-            }
-        ],
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": TERMS}},
+        "containers": [CONTAINER],
         "initContainers": [{"name": "i", "image": "i"}],
         "volumes": [{"hostPath": {"path": "/run/rbln"}}, {"emptyDir": {}}],
         "resourceClaims": [{"name": "r", "resourceClaimName": "claim"}, {"name": "t"}],
@@ -209,22 +199,13 @@ CLAIM = {
     "spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "npu.rebellions.ai"}}]}},
     "status": {"allocation": {"devices": {"results": [{"request": "r", "driver": "npu"}]}}},
 }
+SLOTS = {ASCEND.keys.reboot_slots: encode_slots(Slots((SlotHolder("node-1", "uid-1", "boot-0", 1),)))}
 LEASE = {
     "kind": "Lease",
-    "metadata": {
-        "name": LEASE_NAME,
-        "namespace": "npu-operator",
-        "resourceVersion": "3",
-        "annotations": {ASCEND.keys.reboot_slots: encode_slots(Slots((SlotHolder("node-1", "uid-1", "boot-0", 1),)))},
-    },
+    "metadata": {"name": LEASE_NAME, "namespace": "npu-operator", "resourceVersion": "3", "annotations": SLOTS},
 }
-STATUS = {
-    "kind": "Status",
-    "status": "Failure",
-    "code": 429,
-    "message": "no",
-    "details": {"causes": [{"message": "budget"}]},
-}
+CAUSES = {"causes": [{"message": "budget"}]}
+STATUS = {"kind": "Status", "status": "Failure", "code": 429, "message": "no", "details": CAUSES}
 
 
 def _answers(ask: int, *bodies: Any, status: int = 200) -> bytes:
