@@ -1,14 +1,17 @@
-"""Every key of a profile file: its type, default and example from the code, its meaning from here."""
+"""Every key of a profile file, for the reference and for editors: its meaning from here, the rest from the code."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
+from driver_manager import schemas
 from driver_manager.domain.health.parsers import PARSERS
-from driver_manager.domain.profile import Profile
+from driver_manager.domain.profile import MAX_TIMEOUT_S, Profile
 from driver_manager.domain.schema import FieldType, fields_of
 from driver_manager.profiles import builtin
 from tests.support.docs.markdown import code, table
@@ -177,3 +180,51 @@ def _short(example: str) -> str:
     """A long list is shown by its first text."""
     first, comma, _ = example.partition(",")
     return code(f"{first}, …]" if comma and example.startswith("[") and len(example) > 50 else example)
+
+
+SCHEMA = Path(schemas.__file__).parent / "profile.schema.json"
+
+
+def schema_text() -> str:
+    form = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "A driver-manager profile (TOML)",
+        **_form(Profile, ""),
+    }
+    return json.dumps(form, indent=2, ensure_ascii=False) + "\n"
+
+
+def _form(record: type, at: str) -> dict[str, Any]:
+    fields = fields_of(record)
+    required = [key for key, one in fields.items() if one.is_required]
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        **({"required": required} if required else {}),
+        "properties": {key: _value(one, at + key) for key, one in fields.items()},
+    }
+
+
+def _value(one: FieldType, at: str) -> dict[str, Any]:
+    if one.is_record:
+        return _form(one.kind, f"{at}.")
+    if one.item is not None and one.item.is_record:
+        return {"type": "array", "items": _form(one.item.kind, f"{at}[].")}
+    return {"description": MEANINGS[at].replace("`", ""), **_plain(one, at)}
+
+
+def _plain(one: FieldType, at: str) -> dict[str, Any]:
+    if one.item is not None:
+        least = {"minItems": one.rule.least} if one.rule.least else {}
+        return {"type": "array", "items": _plain(one.item, at), **least}
+    if one.kind is bool:
+        return {"type": "boolean"}
+    if one.kind is float:
+        return {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S}
+    if issubclass(one.kind, Enum):
+        return {"enum": [member.value for member in one.kind]}
+    if at == "probe.parser":
+        return {"type": "string", "enum": sorted(PARSERS)}
+    pattern = one.rule.pattern
+    whole = pattern if pattern.endswith(")?") and pattern.startswith("(?:") else f"(?:{pattern})"
+    return {"type": "string", **({"pattern": f"^{whole}$"} if pattern else {})}

@@ -34,7 +34,7 @@ from driver_manager.domain.settings import AnySetting, SettingKind
 from driver_manager.domain.swap.steps import AnyStep
 from driver_manager.profiles import builtin
 from tests.assurance.mutants.catalogue import MUTANTS
-from tests.support.docs import profile_keys, profile_schema, rollout_object
+from tests.support.docs import profile_keys, rollout_object
 from tests.support.docs.markdown import DOCS, ROOT, code, codes, main, table, with_block
 from tests.support.fakes.night import NIGHTS
 from tests.support.node import measured
@@ -357,7 +357,7 @@ def pages() -> Mapping[Path, str]:
             measured.windows_as_markdown(measured.recorded()),
         ),
         METRICS_COMPONENT / "prometheusrule.yaml": _alerts(),
-        profile_schema.PATH: profile_schema.text(),
+        profile_keys.SCHEMA: profile_keys.schema_text(),
         ROLLOUT_COMPONENT / "crd.yaml": rollout_object.manifest(SCRIPT),
         reliability: with_block(
             with_block(reliability.read_text(encoding="utf-8"), SCRIPT, _mutants()),
