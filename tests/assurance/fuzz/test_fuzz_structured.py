@@ -128,14 +128,20 @@ def allows_any(*_: object) -> bool:
     [
         ("slots", slots, "_holder", ignores_absence, KeyError, "since"),
         ("slots", wire.Fields, "whole", believes_a_type, AssertionError, "since_s"),
-        ("labels", labels, "paused_form", outgrows_a_label, AssertionError, ""),
-        ("forged-journal", journal_check, "_with_commands", does_what_a_record_says, AssertionError, ""),
+        ("labels", labels, "paused_form", outgrows_a_label, AssertionError, None),
+        ("forged-journal", journal_check, "_with_commands", does_what_a_record_says, AssertionError, None),
         ("forged-journal", journal_check, "_may_be_paused", allows_any, AssertionError, "no label of the profile"),
         ("forged-grant", slots.Pending, "is_granted", property(allows_any), AssertionError, "nobody approved"),
     ],
 )
 def test_a_broken_reader_or_run_is_caught(
-    monkeypatch: pytest.MonkeyPatch, name: str, where: Any, part: str, broken: Any, error: type[Exception], said: str
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    where: Any,
+    part: str,
+    broken: Any,
+    error: type[Exception],
+    said: str | None,
 ) -> None:
     monkeypatch.setattr(where, part, broken)
     with pytest.raises(error, match=said):
