@@ -15,7 +15,7 @@ import pytest
 from tests.support.control_plane.fixtures import control_plane  # noqa: F401  # a fixture, used by its name
 from tests.support.control_plane.servers import ControlPlane
 from tests.support.image import builder
-from tests.support.kernel import far_plane, guest, guest_images, guest_node, tools
+from tests.support.kernel import guest, guest_images, guest_node, tools
 from tests.support.kernel.containers import IMAGE_VARIABLE, WITHOUT_IMAGE_VARIABLE
 from tests.support.kernel.guest import GuestModule, ReplayedCase
 from tests.support.kernel.inside import REBOOT_VARIABLE, SHARE_VARIABLE
@@ -111,7 +111,9 @@ def _node_environment(stack: contextlib.ExitStack) -> dict[str, str]:
         return {guest_node.WITHOUT_VARIABLE: _reason("node", lacking)}
     return {
         guest_node.STOCK_VARIABLE: str(guest_images.stock(guest.prepare())),
-        far_plane.VARIABLE: stack.enter_context(far_plane.on_host(Path(os.environ[machine.ASSETS_VARIABLE]))),
+        guest_node.PLANE_VARIABLE: stack.enter_context(
+            guest_node.plane_on_host(Path(os.environ[machine.ASSETS_VARIABLE]))
+        ),
         machine.KUBELET_VARIABLE: str(machine.kubelet_program().parent),
     }
 
