@@ -156,7 +156,10 @@ def test_all_problems_are_told_at_once() -> None:
     assert annotation == "the"
 
 
-@pytest.mark.parametrize("body", [None, [], "rollout", 7, {}, {"spec": None}, {"metadata": [], "spec": 1}])
+NO_NOTES = {"metadata": {"annotations": 7}, "spec": SHORTEST}
+
+
+@pytest.mark.parametrize("body", [None, [], "rollout", 7, {}, {"spec": None}, {"metadata": [], "spec": 1}, NO_NOTES])
 def test_what_is_no_rollout_at_all_is_refused(body: Any) -> None:
     found = read(body, zones)
     assert found.policy is None
