@@ -512,26 +512,26 @@ STAY = {
 
 
 @pytest.mark.parametrize(
-    ("lonely", "forces", "leave"),
-    [(False, False, {"training"}), (True, False, set()), (True, True, {"training", "lonely"})],
-    ids=["all-leave", "one-blocks", "forced"],
+    ("users", "forces", "blocks"),
+    [((), False, False), (("job",), False, False), (("job", "lonely"), False, True), (("job", "lonely"), True, False)],
+    ids=["none", "all-leave", "one-blocks", "forced"],
 )
 def test_pods_that_use_the_accelerator_leave_unless_one_has_no_controller(
-    lonely: bool, forces: bool, leave: set[str]
+    users: tuple[str, ...], forces: bool, blocks: bool
 ) -> None:
     on = FakeCluster(Killer(), FakeClock(), some_node({}))
-    pods = {**STAY, "training": pod("training")} | ({"lonely": pod("lonely", owner_kind="")} if lonely else {})
+    pods = STAY | {name: pod(name, **({"owner_kind": ""} if name == "lonely" else {})) for name in users}
     for found in pods.values():
         on.add_pod(found)
     rules = EvictionRules(is_enabled=True, timeout_s=60.0, forces=forces)
     drain = NodeDrain(on, on.clock, RecordingReporter(), ASCEND, rules)
-    if leave:
-        assert drain.blockers() == ()
-        drain.clear()
-    else:
+    if blocks:
         (blocker,) = drain.blockers()
         assert "tenant/lonely" in blocker
         assert "NPU_POD_EVICTION_FORCE" in blocker
         with pytest.raises(PodsRemain, match="lonely"):
             drain.clear()
-    assert set(on.listed) == pods.keys() - leave
+    else:
+        assert drain.blockers() == ()
+        drain.clear()
+    assert set(on.listed) == (pods.keys() if blocks else STAY.keys())

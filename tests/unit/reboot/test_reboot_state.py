@@ -64,6 +64,14 @@ def test_every_record_ever_written_is_read_and_written_again_the_same(path: Path
     assert encode_reboot_record(decode_reboot_record(path.read_text())) == path.read_text()
 
 
+@pytest.mark.parametrize("text", ["", "garbage", "[]", "7", '{"schema": 9}'])
+def test_what_is_no_document_is_neither_a_record_nor_slots(text: str) -> None:
+    with pytest.raises(RecordUnreadable):
+        decode_reboot_record(text)
+    with pytest.raises(SlotsUnreadable):
+        decode_slots(text)
+
+
 @pytest.mark.parametrize("seconds", ["NaN", "Infinity", '"1"', "true"])
 def test_seconds_that_are_none_are_refused(seconds: str) -> None:
     text = json.dumps(GOOD | {"pending": GOOD["pending"] | {"commanded": 0}})
