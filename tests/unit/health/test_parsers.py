@@ -56,8 +56,8 @@ def test_a_tool_that_fails_is_unhealthy_and_output_that_is_not_understood_is_unk
 @pytest.mark.parametrize("parser", PARSERS)
 def test_a_tool_that_hangs_is_a_failure_and_one_that_is_missing_is_unknown(parser: str) -> None:
     check(parse(parser, TIMED_OUT, "", "timed out after 20 s"), BAD, "timed out after 20 s")
-    for status in (126, 127):
-        assert parse(parser, status, "", "npu-smi: not found").health is UNCLEAR
+    missing = ProbeResult(UNCLEAR, "npu-smi: not found", is_tool_broken=True)
+    assert [parse(parser, status, "", "npu-smi: not found") for status in (126, 127)] == [missing] * 2
 
 
 @pytest.mark.parametrize(("status", "health"), [(0, GOOD), (1, BAD), (-9, BAD)])
