@@ -318,18 +318,6 @@ def test_evidence_is_kept_where_it_is_wanted(
 
 
 @pytest.mark.submission
-@pytest.mark.shares(3)
-def test_a_killed_watch_goes_on_with_its_suspicion(tree: AscendTree, start: Start) -> None:
-    tree.tool.be("critical")
-    first = start("--interval", "2s")
-    first.says("starting → suspect(1)")
-    first.tell(signal.SIGKILL)
-    second = start("--interval", "2s", "--failures", "2")
-    second.says("continuing as suspect(1): npu 0 chip 0 is Critical")
-    second.says("suspect(1) → wedged")
-
-
-@pytest.mark.submission
 def test_sighup_reads_the_profile_again_and_forgets_nothing(tree: AscendTree, start: Start) -> None:
     tree.tool.be("critical")
     watch = start("--interval", "10s")

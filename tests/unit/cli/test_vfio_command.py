@@ -94,17 +94,6 @@ def test_a_stuck_unbind_is_named_and_nothing_is_written(bare: Site, capfd: pytes
     assert bare.untouched() == before
 
 
-@pytest.mark.submission
-def test_what_is_mixed_is_finished_and_what_vfio_has_by_its_ids_stays_on_the_way_back(native: Site) -> None:
-    (native.hand.tree.root / f"sys/bus/pci/devices/{TWO}/driver").unlink()
-    native.bus.attach(TWO, "vfio-pci", "vfio_pci")
-    assert run(TO_MACHINES) == ExitCode.DONE
-    assert native.drivers == ON_VFIO
-    assert native.bus.read(TWO, "driver_override") == "", "it was never touched"
-    assert run(TO_CONTAINERS) == ExitCode.DONE
-    assert native.drivers == ("", "vfio-pci")
-
-
 ROWS = {
     "no device": (ExitCode.DONE, "no device of profile rebellions is on the PCI bus"),
     "no group": (ExitCode.PREFLIGHT_FAILED, f"{ONE} has no IOMMU group"),
