@@ -615,6 +615,20 @@ def test_a_credential_plugin_that_does_not_end_is_named(tmp_path: Path, monkeypa
     assert "gave no credentials: no result within 0." in caught.value.what
 
 
+def test_connecting_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, noted = Library(kube_client.ApiClient(kube_client.Configuration(host="http://a.invalid"))), list[Any]()
+
+    def request(*_: Any, timeout: Any, **__: Any) -> None:
+        noted.append(timeout)
+        raise OSError("silent")
+
+    monkeypatch.setattr(transport._client.rest_client.pool_manager, "request", request)
+    with pytest.raises(Unreachable, match="silent"):
+        transport.send(GET, connect_s=2.0, read_s=9.0)
+    assert noted[0].connect_timeout == 2.0
+    assert 2.0 < noted[0].total <= 9.0
+
+
 def test_a_token_that_is_refreshed_for_ever_ends_with_the_attempt() -> None:
     configuration = kube_client.Configuration(host="http://127.0.0.1:1")
     configuration.refresh_api_key_hook = lambda _: time.sleep(5.0)
