@@ -242,7 +242,7 @@ def test_a_profile_is_picked_by_name_then_devices_then_labels_and_none_or_two_is
     def pick() -> str:
         return profiles.pick(wanted, PROFILES, labels, lambda profile: profile.name in present).name
 
-    is_error, _, why = picked.rpartition("error: ")
+    _, is_error, why = picked.partition("error: ")
     if not is_error:
         assert pick() == picked
         return
