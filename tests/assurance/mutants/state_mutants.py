@@ -88,7 +88,7 @@ STATE_MUTANTS = (
         "domain/profile.py",
         "        return self.deploy.keys_in(dict(labels)) - self.keys.names",
         "        return self.deploy.keys_in(dict(labels))",
-        (STATE + "test_no_key_of_ours_is_taken_for_a_deploy_label",),
+        ("unit/domain/test_profiles.py::test_no_key_of_ours_is_taken_for_a_deploy_label",),
     ),
     Mutant(
         "digest-cut",
