@@ -5,7 +5,6 @@ from __future__ import annotations
 from tests.assurance.mutants.mutant import Mutant
 
 WRITER = "unit/swap/test_state_writer.py::"
-STATE = "unit/domain/test_node_state.py::"
 SCREENS = "unit/cli/test_commands_on_a_node.py::test_a_scenario_gives_its_output"
 
 STATE_WRITER = "unit/swap/test_state_writer.py"
