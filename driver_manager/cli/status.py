@@ -128,12 +128,13 @@ def gather(values: Values, wanted: Callable[[Mode], Policy], *, probes: bool) ->
         raise missing.first() or ManagerError("nothing can be seen", "Report this bug.")
     verdict, drivers = _verdict(session, obs, wanted(session.mode), missing), wanted(Mode.CONTAINER)
     reboot = reboot_facts(session, obs.node, on_host=obs.host is not None)
+    health = _health_facts(session, obs, probes=probes)
     facts = StatusFacts(
         obs=obs,
         profile=session.profile,
         verdict=verdict,
-        now_s=session.clock.wall(),
-        health=_health_facts(session, obs, probes=probes),
+        now_s=session.clock.wall(),  # after the sample, which took place before now
+        health=health,
         missing=missing.errors,
         reboot_waits_for=reboot["waitsFor"] if reboot else "",
         clients=_client_facts(session, obs),
