@@ -1,10 +1,11 @@
-"""`rollout controller` as a process on the sandbox: a whole rollout, what it says over HTTP, and its options."""
+"""`rollout controller` as a process on the sandbox: a whole rollout, its HTTP answers, the takeover, and its options."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import socket
+import time
 import urllib.request
 from pathlib import Path
 from urllib.error import HTTPError, URLError
@@ -16,6 +17,7 @@ from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.fleet.spec import PLURAL
 from driver_manager.sandbox.apiserver import ApiServer
 from tests.support.fakes.fleet_scene import NAMESPACE, FleetScene, Processes
+from tests.support.fakes.pace import patient
 
 
 def get(port: int, path: str) -> tuple[int, str]:
@@ -30,7 +32,7 @@ def get(port: int, path: str) -> tuple[int, str]:
 
 
 @pytest.mark.submission
-def test_a_rollout_by_the_real_command_what_it_says_over_http_and_its_end_by_sigterm(tmp_path: Path) -> None:
+def test_a_rollout_by_the_real_command_its_http_answers_and_the_takeover_at_its_end(tmp_path: Path) -> None:
     scene = FleetScene()
     scene.set_driver("driver:1")
     scene.add_nodes("a", "b", "c")
@@ -57,9 +59,17 @@ def test_a_rollout_by_the_real_command_what_it_says_over_http_and_its_end_by_sig
         processes.until(lambda: lines <= set(get(port, "/metrics")[1].splitlines()), "the metrics show it")
         server.store.delete(PLURAL, "driver", namespace=NAMESPACE)
         processes.until(lambda: "rollout_phase{" not in get(port, "/metrics")[1], "what is gone is in no metric")
+        second = processes.start()
+        processes.until(lambda: bool(processes.said(1)), "the second is there")
+        assert not any("leading" in line for line in processes.said(1))
         running.send_signal(signal.SIGTERM)
         assert running.wait(30) == ExitCode.DONE
         assert processes.said(0)[-1] == "terminated by SIGTERM"
+        begun_s = time.monotonic()
+        processes.until(lambda: any("leading" in line for line in processes.said(1)), "the second leads")
+        assert time.monotonic() - begun_s < patient(8.0), "without waiting for the Lease to run out"
+        second.send_signal(signal.SIGTERM)
+        assert second.wait(30) == ExitCode.DONE
         assert processes.holder() == "", "the Lease is given back"
 
 
