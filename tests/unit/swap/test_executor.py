@@ -112,11 +112,11 @@ NO_NODE = {"device nodes>": make_node_appear}
 BOTH_BAD: dict[str, Any] = {"broken": {"1.0", "2.0"}}
 FROM_OLD: dict[str, Any] = {"driver_root": OLD_ROOT}
 BACK_FAILED = "from /opt/new…going back failed too: module rebellions cannot be loaded from /opt/old"
-CAME_BACK = "came back after it was unloaded"
+PEER_BACK, ROOT_BACK = (f"module {name} came back after it was unloaded" for name in ("rebellions_peer", "rebellions"))
 PEER_AGAIN, ROOT_AGAIN = bring_back("rebellions_peer"), bring_back("rebellions")
 FAILURES = {
     "pods that do not leave": Failure(CONTAINER, STUCK, ExitCode.PODS_REMAIN, at={"turn": add_stuck_operand}),
-    "a busy device": Failure(CONTAINER, "(2 user(s))…after 60 s", BUSY, {"stuck_users": {"rebellions": 2}}),
+    "a busy device": Failure(CONTAINER, "rebellions (2 user(s))…after 60 s", BUSY, {"stuck_users": {"rebellions": 2}}),
     "a holder, by its pod": Failure(
         CONTAINER,
         "python3 (pid 4711) in pod …has /dev/rbln0 open",
@@ -125,8 +125,8 @@ FAILURES = {
     ),
     "busy after a part was unloaded": Failure(CONTAINER, "", BUSY, FROM_OLD, {"unload rebellions_peer>": busy}),
     "an unload": Failure(CONTAINER, "rmmod: no", FAILED, FROM_OLD, {"unload rebellions": RMMOD}),
-    "a module that comes back": Failure(PEER, CAME_BACK, FAILED, at={"unload rebellions_peer>": PEER_AGAIN}),
-    "a root that comes back": Failure(PEER, CAME_BACK, FAILED, at={"unload rebellions>": ROOT_AGAIN}),
+    "a module that comes back": Failure(PEER, PEER_BACK, FAILED, at={"unload rebellions_peer>": PEER_AGAIN}),
+    "a root that comes back": Failure(PEER, ROOT_BACK, FAILED, at={"unload rebellions>": ROOT_AGAIN}),
     "sigterm between two unloads": Failure(PEER, "", ExitCode.STANDING_DOWN, at={"unload rebellions_peer>": end}),
     "an unmount": Failure(CONTAINER, "stays paused", FAILED, at=UNMOUNT, is_held=True, loaded={}),
     "a sick driver": Failure(MANAGER, f"probe reports…{BACK}", FAILED, {"sick": {"2.0"}}),
