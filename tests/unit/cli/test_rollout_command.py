@@ -1,4 +1,4 @@
-"""`rollout controller` as a process on the sandbox: a whole rollout, its HTTP answers, the takeover, and its options."""
+"""`rollout controller` as a process on the sandbox: a whole rollout, its HTTP answers, the takeover, its options."""
 
 from __future__ import annotations
 

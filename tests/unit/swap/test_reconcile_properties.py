@@ -80,7 +80,8 @@ def check_converged(world: World, name: str, *, rebooted: bool) -> None:
         return
     keys = world.profile.keys
     was_taken = any(keys.state in patch.labels for patch in world.cluster.patches)
-    shown = settled.shown if was_taken else Shown()  # a rebooted node that no run had taken since shows nothing
+    # A rebooted node that no run had taken, and none had to take since, shows nothing.
+    shown = Shown("ready", 0, world.digest) if was_taken else Shown()
     assert without_peers(settle_in(world)) == without_peers(dataclasses.replace(settled, shown=shown))
 
 
