@@ -21,7 +21,7 @@ TESTS = Path(__file__).parents[1]
 
 # Sizes. A change that needs more raises these figures in the same commit, with the reason.
 
-MODULES = 117
+MODULES = 115
 PACKAGE_LINES = 42_600
 TEST_LINES = 96_400
 

@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from driver_manager.adapters.host.files import HostFiles, OpenEntry, WorkLock, exchange, mount_id, replace_in
-from driver_manager.adapters.host.mounts import mount_points_below
+from driver_manager.adapters.host.holders import mount_points_below
 from driver_manager.adapters.process.forked import lines_within
 from driver_manager.core.ports_base import Clock
 from driver_manager.domain.errors import ConfigError, ModuleFailed, PreflightFailed

@@ -11,10 +11,20 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from driver_manager.adapters.host import mounts, services
 from driver_manager.adapters.host.evidence import EvidenceFolder, holders_within, with_surroundings
 from driver_manager.adapters.host.files import HostFiles, HostRoots, WorkLock, boot_id, kernel_fact, machine_id
-from driver_manager.adapters.host.holders import LOOK_S, Looks, bound_to, find_holders, is_of_a_kernel
+from driver_manager.adapters.host.holders import (
+    LOOK_S,
+    Looks,
+    bound_to,
+    devices_of,
+    find_holders,
+    host_path,
+    in_host_mounts,
+    is_of_a_kernel,
+    mount_points_below,
+    why_not_unmounted,
+)
 from driver_manager.adapters.host.modules import (
     HOST,
     KMOD_TOOLS,
@@ -31,7 +41,6 @@ from driver_manager.adapters.host.modules import (
     set_firmware_path,
     unload_module,
 )
-from driver_manager.adapters.host.mounts import why_not_unmounted
 from driver_manager.adapters.host.notes import read_marker, remove_marker
 from driver_manager.adapters.host.pci import DeviceEvents, pci_devices, read_bus
 from driver_manager.adapters.host.probe import probe_command
@@ -45,6 +54,7 @@ from driver_manager.domain.health.parsers import parse
 from driver_manager.domain.health.watch import decode_watch_record
 from driver_manager.domain.host import (
     NEXT,
+    NO_TOOL,
     RECORD,
     STAGE_AGAIN,
     DriverSource,
@@ -254,7 +264,7 @@ def _read_host(  # noqa: PLR0913  # as above
         unwritable=unwritable(
             files, profile, (*paths.records(journal.record if journal else ""), *artifacts, *paths.reboot_files())
         ),
-        active_services=services.active(roots.sys, profile.host_services),
+        active_services=active_services(roots.sys, profile.host_services),
         permanent=permanent_modules(roots.proc, modules),
         are_modules_frozen=_text(roots.proc / "sys/kernel/modules_disabled") == "1",
         failure=_failure(files, paths.failure_note, this_boot),
@@ -387,7 +397,7 @@ def _root_mounts(roots: HostRoots, driver_root: str) -> tuple[str, ...]:
         )
     path = roots.proc / "1/mountinfo"
     try:
-        return mounts.mount_points_below(path.read_text(errors="surrogateescape"), driver_root)
+        return mount_points_below(path.read_text(errors="surrogateescape"), driver_root)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", "Run as root with the host's /proc.") from error
 
@@ -618,7 +628,7 @@ class LinuxHost:
 
     def file_systems(self, mount_points: tuple[str, ...]) -> frozenset[str]:
         table = (self._roots.proc / "1/mountinfo").read_text(errors="surrogateescape")
-        return mounts.devices_of(table, mount_points)
+        return devices_of(table, mount_points)
 
     def pods_that_see(self, file_systems: frozenset[str], deadline: Deadline) -> tuple[str, ...]:
         looks = self._looks(deadline.bound(LOOK_S))
@@ -635,10 +645,10 @@ class LinuxHost:
         return Looks(self._clock.is_ending, self._unread, timeout_s)
 
     def stop_service(self, name: str, deadline: Deadline) -> None:
-        services.stop(self._roots, name, self._clock, deadline)
+        stop_service(self._roots, name, self._clock, deadline)
 
     def start_service(self, name: str, deadline: Deadline) -> None:
-        services.start(self._roots, name, self._clock, deadline)
+        start_service(self._roots, name, self._clock, deadline)
 
     def remove(self, path: str) -> None:
         try:
@@ -733,4 +743,60 @@ class LinuxHost:
 
     def _times_mounted(self, mount_point: str) -> int:
         mountinfo = (self._roots.proc / "1/mountinfo").read_text(errors="surrogateescape")
-        return mounts.mount_points_below(mountinfo, mount_point).count(mount_point)
+        return mount_points_below(mountinfo, mount_point).count(mount_point)
+
+
+# Services of the host. systemctl runs in the host's mount namespace.
+
+SYSTEMCTL_TIMEOUT_S = 10.0
+SERVICE_STOP_S = 60.0
+SERVICE_START_S = 1.0
+SERVICE_POLL_S = 0.05
+
+
+def active_services(sys_root: Path, names: Iterable[str]) -> tuple[str, ...]:
+    """The running services in `names`. Reads their cgroups and executes no program of the host."""
+    folders = (sys_root / "fs/cgroup/system.slice", sys_root / "fs/cgroup/systemd/system.slice")
+    return tuple(name for name in names if any((folder / name).is_dir() for folder in folders))
+
+
+def stop_service(roots: HostRoots, name: str, clock: Clock, deadline: Deadline) -> None:
+    """Stop a service and wait until its processes have ended. Raises ModuleFailed, Terminated."""
+    _systemctl(roots.proc, "stop", name, deadline)
+    ended = deadline.within(SERVICE_STOP_S)
+    if not _service_becomes(roots.sys, name, clock, ended, wanted=False):
+        raise ModuleFailed(
+            f"host service {name} did not stop within {ended.allowed_s:g} s", f"Look at `systemctl status {name}`."
+        )
+
+
+def start_service(roots: HostRoots, name: str, clock: Clock, deadline: Deadline) -> None:
+    """Start a service and wait up to `SERVICE_START_S`, a short time, for it. Raises ModuleFailed."""
+    _systemctl(roots.proc, "start", name, deadline)
+    if not _service_becomes(roots.sys, name, clock, deadline.within(SERVICE_START_S), wanted=True):
+        raise ModuleFailed(
+            f"host service {name} was started but is not running yet", f"Look at `systemctl status {name}`."
+        )
+
+
+def _service_becomes(sys_root: Path, name: str, clock: Clock, deadline: Deadline, *, wanted: bool) -> bool:
+    while bool(active_services(sys_root, [name])) is not wanted:
+        if deadline.is_over:
+            return False
+        clock.sleep(SERVICE_POLL_S)
+    return True
+
+
+def _systemctl(proc: Path, verb: str, name: str, deadline: Deadline) -> None:
+    """Queue the job without waiting: a signal would not interrupt systemctl's wait. Raises ModuleFailed."""
+    argv = [*in_host_mounts(proc), "systemctl", verb, "--no-block", "--", name]
+    result = run(argv, timeout_s=deadline.bound(SYSTEMCTL_TIMEOUT_S), env=host_path())
+    if result.status in NO_TOOL:
+        raise ModuleFailed(
+            f"cannot {verb} host service {name}: the host has no systemctl",
+            f"{verb.capitalize()} it with the host's own tools, then run again.",
+        )
+    if result.status:
+        raise ModuleFailed(
+            f"cannot {verb} host service {name}: {result.last_line}", f"Run `systemctl {verb} {name}` there."
+        )

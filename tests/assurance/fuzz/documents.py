@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from driver_manager import profiles
-from driver_manager.adapters.host import mounts
+from driver_manager.adapters.host.holders import devices_of, mount_points_below
 from driver_manager.adapters.report.http import parse_address
 from driver_manager.domain import host as failure_note
 from driver_manager.domain import host_record, journal, selectors
@@ -251,9 +251,9 @@ def read_digest(data: bytes) -> None:
 def read_mounts(data: bytes) -> None:
     """A mount table, in bytes as the kernel gives them."""
     table = data.decode(errors="surrogateescape")
-    points = mounts.mount_points_below(table, "/run/rbln/driver")
+    points = mount_points_below(table, "/run/rbln/driver")
     assert all(point == "/run/rbln/driver" or point.startswith("/run/rbln/driver/") for point in points)
-    mounts.devices_of(table, points)
+    devices_of(table, points)
 
 
 MOUNTS = (

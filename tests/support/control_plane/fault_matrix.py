@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 import urllib3
 
-from driver_manager.adapters.host import modules, services
+from driver_manager.adapters.host import modules
 from driver_manager.adapters.host import system as host_system
 from driver_manager.adapters.kube import transport as in_pod
 from driver_manager.adapters.process.clock import SystemClock
@@ -458,7 +458,7 @@ def _tools_called(tree: HostTree) -> Iterator[None]:
         return Result(status, out.getvalue(), err.getvalue())
 
     with contextlib.ExitStack() as stack:
-        for module in (host_system, modules, services):
+        for module in (host_system, modules):
             stack.enter_context(mock.patch.object(module, "run", call))
         yield
 

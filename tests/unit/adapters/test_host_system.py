@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from driver_manager.adapters.host import holders as host_holders
 from driver_manager.adapters.host import modules as kmod
-from driver_manager.adapters.host import mounts
 from driver_manager.adapters.host import pci as udev
 from driver_manager.adapters.host import system as host_system
-from driver_manager.adapters.host.holders import is_of_a_kernel, mount_namespace
-from driver_manager.adapters.host.mounts import why_not_unmounted
+from driver_manager.adapters.host.holders import is_of_a_kernel, mount_namespace, why_not_unmounted
 from driver_manager.adapters.host.pci import pci_devices, served_devices
 from driver_manager.adapters.host.system import NODE_POLL_S, TURN_S, LinuxHost
 from driver_manager.adapters.process.tools import NOT_FOUND, Result
@@ -595,7 +594,7 @@ def test_mounts_that_cannot_be_opened_or_entered_are_named(tmp_path: Path, kind:
 
 
 def test_a_call_that_does_not_come_back_is_left_after_its_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(mounts, "_unmounted", lambda *_: time.sleep(60))
+    monkeypatch.setattr(host_holders, "_unmounted", lambda *_: time.sleep(60))
     assert why_not_unmounted(ours(tmp_path), "/x", tmp_path, 0.2) == "timed out after 0.2 s"
 
 

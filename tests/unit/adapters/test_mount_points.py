@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.adapters.host.mounts import devices_of, mount_points_below
+from driver_manager.adapters.host.holders import devices_of, mount_points_below
 from tests.support.fakes.host_folders import mountinfo
 
 ROOT = "/run/rbln/driver"

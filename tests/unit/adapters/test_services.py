@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters.host import services
+from driver_manager.adapters.host import system
 from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.holders import in_host_mounts
 from driver_manager.adapters.process.tools import Result
@@ -41,8 +41,8 @@ def test_a_service_runs_while_its_cgroup_is_there_and_services_keep_their_order(
     for folder in folders:
         (tmp_path / folder).mkdir(parents=True)
     names = (UNIT, "gone.service", "file.service", "a.service")
-    assert services.active(tmp_path, names) == answer
-    assert services.active(tmp_path / "absent", names) == ()
+    assert system.active_services(tmp_path, names) == answer
+    assert system.active_services(tmp_path / "absent", names) == ()
 
 
 class Machine:
@@ -57,7 +57,7 @@ class Machine:
         self.allowed_s = 600.0
         self._delay_s = delay_s
         self._group(runs=runs)
-        monkeypatch.setattr(services, "run", self._run)
+        monkeypatch.setattr(system, "run", self._run)
 
     def _run(self, argv: Sequence[str], *, env: dict[str, str], **_: Any) -> Result:
         self.ran.append(list(argv))
@@ -76,7 +76,7 @@ class Machine:
 
     def do(self, verb: str) -> None:
         roots = HostRoots(self.sys.parent, self.proc, self.sys, self.sys.parent / "dev")
-        act = services.stop if verb == "stop" else services.start
+        act = system.stop_service if verb == "stop" else system.start_service
         act(roots, UNIT, self.clock, Deadline.after(self.allowed_s, self.clock.monotonic))
 
 
@@ -85,12 +85,17 @@ def test_a_job_is_queued_and_its_effect_awaited(monkeypatch: pytest.MonkeyPatch,
     machine = Machine(monkeypatch, tmp_path, runs=verb == "stop", delay_s=0.5)
     machine.do(verb)
     assert machine.ran == [["systemctl", verb, "--no-block", "--", UNIT]]
-    assert services.active(machine.sys, (UNIT,)) == ((UNIT,) if verb == "start" else ())
+    assert system.active_services(machine.sys, (UNIT,)) == ((UNIT,) if verb == "start" else ())
 
 
 @pytest.mark.parametrize(
     ("verb", "allowed_s", "limit_s"),
-    [("stop", 600.0, services.STOP_S), ("start", 600.0, services.START_S), ("stop", 0.5, 0.5), ("start", 0.5, 0.5)],
+    [
+        ("stop", 600.0, system.SERVICE_STOP_S),
+        ("start", 600.0, system.SERVICE_START_S),
+        ("stop", 0.5, 0.5),
+        ("start", 0.5, 0.5),
+    ],
 )
 def test_a_job_without_effect_is_told_in_time_and_at_its_deadline(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str, allowed_s: float, limit_s: float
