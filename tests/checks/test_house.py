@@ -22,8 +22,8 @@ TESTS = Path(__file__).parents[1]
 # Sizes. A change that needs more raises these figures in the same commit, with the reason.
 
 MODULES = 115
-PACKAGE_LINES = 42_600
-TEST_LINES = 96_400
+PACKAGE_LINES = 41_200
+TEST_LINES = 79_200
 
 CHOICES_AMONG_STEPS = 10
 SHORT_LINES = 60
