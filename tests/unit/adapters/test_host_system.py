@@ -221,6 +221,23 @@ def test_a_kernel_that_changes_no_modules_is_known_by_its_switch(tree: Tree, tex
     assert tree.read().are_modules_frozen is is_frozen
 
 
+@pytest.mark.parametrize(
+    ("path", "text", "is_enforced"),
+    [
+        ("module/module/parameters/sig_enforce", "Y\n", True),
+        ("module/module/parameters/sig_enforce", "N\n", False),
+        ("kernel/security/lockdown", "none [integrity] confidentiality\n", True),
+        ("kernel/security/lockdown", "none integrity [confidentiality]\n", True),
+        ("kernel/security/lockdown", "[none] integrity confidentiality\n", False),
+    ],
+)
+def test_a_kernel_that_refuses_unsigned_modules_is_known_by_its_switch_or_its_lockdown(
+    tree: Tree, path: str, text: str, is_enforced: bool
+) -> None:
+    tree.put(f"/sys/{path}", text)
+    assert tree.read().enforces_signatures is is_enforced
+
+
 def test_the_note_of_a_failure_is_read_in_its_own_boot_and_a_broken_one_is_none(tree: Tree) -> None:
     past = PastFailure("boot-1", "wish", 4, "busy", 7.5)
     broken: tuple[str | bytes, ...] = ("", "{", b"\xff\xfe", "[" * 60_000)
