@@ -25,7 +25,17 @@ from driver_manager.adapters.process.tools import NOT_FOUND, Result
 from driver_manager.domain import host_record
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ModuleFailed, ModuleStuck, OwnedElsewhere
-from driver_manager.domain.host import TIMED_OUT, DriverSource, Health, Marker, ModuleFile, PastFailure, encode_failure
+from driver_manager.domain.host import (
+    TIMED_OUT,
+    DriverSource,
+    Health,
+    Marker,
+    ModuleFile,
+    PastFailure,
+    RebootWish,
+    encode_failure,
+    encode_reboot_wish,
+)
 from driver_manager.domain.journal import Journal, OldDriver, Owner
 from driver_manager.domain.observation import Loader, Policy, Situation
 from driver_manager.domain.profile import NodeMaker, Profile
@@ -39,6 +49,7 @@ from tests.support.fakes.host_folders import KERNEL, Tree, load, mountinfo
 PATHS = PROFILE.paths
 ROOT = PATHS.driver_root
 SOURCE = DriverSource("/opt/new", (ModuleFile("rebellions", "/opt/new/rebellions.ko", "2.0"),))
+WISH = RebootWish("boot-0", "node-1", NEW_DIGEST, is_forced=True)
 SYSTEM_FOLDERS = ("/", "/run", "/usr", "/etc", "/var/lib/kubelet", "/opt")
 
 
@@ -247,6 +258,21 @@ def test_the_note_of_a_failure_is_read_in_its_own_boot_and_a_broken_one_is_none(
     file.unlink()
     file.mkdir()
     assert tree.read().failure is None
+
+
+@pytest.mark.parametrize(
+    ("content", "wish"),
+    [(encode_reboot_wish(WISH), WISH), *((text, None) for text in ("", "{", '{"schema": 9}', b"\xff\xfe"))],
+)
+def test_the_last_request_for_a_reboot_is_read_and_a_broken_one_is_none(
+    tree: Tree, content: str | bytes, wish: RebootWish | None
+) -> None:
+    file = tree.put(ASCEND.paths.reboot_wish, content)
+    assert tree.read(ASCEND).reboot_wish == wish
+    file.unlink()
+    assert tree.read(ASCEND).reboot_wish is None
+    file.mkdir()
+    assert tree.read(ASCEND).reboot_wish is None
 
 
 @pytest.mark.parametrize(
