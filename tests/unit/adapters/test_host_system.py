@@ -78,6 +78,10 @@ def test_loaded_modules_and_artifacts_that_are_there_are_part_of_the_host(tree: 
     assert found.modules["rebellions"].version == "1.0"
     assert set(found.permanent) == {"rebellions"}
     assert set(found.artifacts) == {PATHS.ready_marker, PATHS.state_file}
+    nvidia = PROFILES["nvidia"]
+    assert tree.read(nvidia).conflicting == ()
+    load(tree.root / "sys", "nouveau")
+    assert tree.read(nvidia).conflicting == ("nouveau",)
 
 
 @pytest.mark.parametrize(
