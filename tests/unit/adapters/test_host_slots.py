@@ -17,11 +17,23 @@ import pytest
 
 from driver_manager.adapters.host import slots as host_slots
 from driver_manager.adapters.host.files import HostFiles, exchange, mount_id
+from driver_manager.adapters.host.modules import ModuleTrees
 from driver_manager.adapters.host.probe import probe_command
 from driver_manager.adapters.host.slots import LOCK, HostSlots, Staged, Staging, Wanted, lock_of, look
+from driver_manager.adapters.host.system import Sources
 from driver_manager.domain.errors import ConfigError, ModuleFailed, PreflightFailed
-from driver_manager.domain.host import FOLDER_END, NEXT, PREVIOUS, RECORD, StagedSlot, StagedSlots, decode_staged
+from driver_manager.domain.host import (
+    FOLDER_END,
+    NEXT,
+    PREVIOUS,
+    RECORD,
+    STAGE_AGAIN,
+    StagedSlot,
+    StagedSlots,
+    decode_staged,
+)
 from driver_manager.domain.profile import Probe
+from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.effect_child import CAME_TO_ITS_END, KILLED, RAISED, Blow, struck
 from tests.support.fakes.host_folders import KERNEL, Tree, mountinfo
@@ -435,12 +447,38 @@ def test_a_record_that_is_no_file_may_be_that_of_the_wanted_driver(
     assert host.seen().slots == seen.slots, "a run with DRIVER_LOAD=container looks there, too"
 
 
-def test_a_driver_that_an_earlier_version_staged_is_found(host: SlotHost) -> None:
+def left_by_an_earlier_version(host: SlotHost) -> None:
+    """Only its folder is there."""
     behind_a_link(host)
     host.root.unlink()
+
+
+def test_a_driver_that_an_earlier_version_staged_is_found(host: SlotHost) -> None:
+    left_by_an_earlier_version(host)
     seen = host.seen(OLD)
     assert (seen.wanted, seen.left) == ("", EARLIER)
     assert host.seen(NEW).left == ""
+
+
+STAGE_FIRST = "Stage the wanted driver first (`driver-manager stage`), then run again."
+INSTALLED = f" If the wanted driver was installed in {ROOT} without `stage`, remove {RECORD} there."
+
+
+@pytest.mark.parametrize(
+    ("prepare", "wanted", "problem", "remedy"),
+    [
+        (damaged_next, NEW, f"the staged slot driver.next cannot be used: {DAMAGE}", STAGE_AGAIN),
+        (then(swapped, overwritten), NEW, f"the staged slot driver cannot be used: {DAMAGE}", STAGE_AGAIN + INSTALLED),
+        (left_by_an_earlier_version, OLD, f"an earlier version staged the wanted driver in {EARLIER}", STAGE_FIRST),
+    ],
+)
+def test_the_source_in_an_unusable_slot_states_the_problem_and_the_remedy(  # a row of the table
+    host: SlotHost, prepare: Callable[[SlotHost], object], wanted: str, problem: str, remedy: str
+) -> None:
+    prepare(host)
+    trees = ModuleTrees(host.files, host.tree.roots.proc, host.tree.roots.sys, KERNEL)
+    found = Sources(trees, PROFILE, host.seen(wanted), wanted).wanted(ROOT)
+    assert (found.root, found.problem.partition(" (")[0], found.remedy) == (ROOT, problem, remedy)
 
 
 def test_the_vendors_tool_is_found_at_the_root(host: SlotHost) -> None:
