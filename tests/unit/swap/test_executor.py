@@ -34,6 +34,7 @@ from tests.support.fakes.builders import (
     pod,
 )
 from tests.support.fakes.scenarios import LABELS, NEW_ROOT, OLD_ROOT, SCENARIOS, TAKING, by_reboot, made, undisturbed
+from tests.support.fakes.shown import Shown
 from tests.support.fakes.world import World
 
 PATHS = PROFILE.paths
@@ -468,6 +469,7 @@ def test_standing_down_labels_waits_and_ends_with_ten_or_with_sigterm() -> None:
     world = host_driver()
     world.ended(ExitCode.STANDING_DOWN)
     assert world.state().labels == {**LABELS, DRIVER: "pre-installed"}
+    assert (world.state().shown, len(world.cluster.patches)) == (Shown("ready", 10, NEW_DIGEST), 1)
     assert world.clock.now == 1_300.0
     world = host_driver()
     world.clock.after(5.0, world.clock.ask_to_end)
