@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,16 +15,19 @@ from msgspec.structs import replace
 
 from driver_manager import profiles
 from driver_manager.adapters.host.files import HostRoots
+from driver_manager.cli import health_watch, rebooter
 from driver_manager.cli.options import with_options
 from driver_manager.cli.reconcile import policy_for, restart_clients
-from driver_manager.cli.session import Session, _with_last_label
+from driver_manager.cli.session import PartialRead, Session, _with_last_label
 from driver_manager.core.clients import ClientRestarter, ClientTurn
 from driver_manager.domain import selectors, settings
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.observation import EvictionRules, Loader, Mode, Policy
+from driver_manager.domain.profile import NodeKeys, Profile
 from driver_manager.domain.settings import AnySetting, SettingKind, Values
-from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.builders import ASCEND, PROFILE
 from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.host_folders import Tree
 
 SETTINGS = (*settings.DRIVER, *settings.WORKLOADS)
 
@@ -199,6 +203,33 @@ def test_a_blank_selector_is_none(blank: str) -> None:
     found = told({"WAIT_FOR_COMPLETION_SELECTOR": blank, "DRAIN_POD_SELECTOR_LABEL": blank})
     assert not found.completion
     assert not found.eviction.drain_selector
+
+
+# the driver's state on the Node
+
+
+def profile_of_run(values: Values, _: HostRoots) -> Profile:
+    return PartialRead().session(values).profile
+
+
+@pytest.mark.parametrize(
+    "read",
+    [profile_of_run, health_watch._profile, rebooter._profile],
+    ids=["run", "health-watch", "rebooter"],
+)
+@pytest.mark.parametrize("state", ["on", "off"])
+def test_with_node_state_off_no_command_has_a_key_of_the_drivers_state(
+    read: Callable[[Values, HostRoots], Profile], state: str, tmp_path: Path
+) -> None:
+    tree, found = Tree(tmp_path), list[NodeKeys]()
+    tree.put(ASCEND.paths.rebooter_record, "")
+    command = with_options(settings.CLUSTER, settings.HOST, settings.LOGGING, (settings.EVIDENCE_DIR,))(
+        lambda values: found.append(read(values, tree.roots).keys)
+    )
+    env = {"DRIVER_PROFILE": "ascend", "NODE_NAME": "n", "HOST_ROOT": str(tmp_path), "KUBECONFIG": "/nowhere"}
+    runner = CliRunner(env={**env, "NODE_STATE": state})
+    runner.invoke(click.command()(command), [], catch_exceptions=False, standalone_mode=False)
+    assert found == [ASCEND.keys if state == "on" else replace(ASCEND.keys, state="", last_outcome="", generation="")]
 
 
 # a further label of a DRA plugin
