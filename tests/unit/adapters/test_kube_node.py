@@ -57,7 +57,8 @@ def test_a_json_patch_of_which_a_test_fails_is_a_conflict(api: Scripted, code: i
     api.answer(Answer(code, status("testing value /metadata/uid failed")))
     with pytest.raises(Conflict):
         api.cluster.patch_node_where((expect("u", "metadata", "uid"),))
-    assert len(api.requests) == 1
+    (request,) = api.requests
+    assert request.query == {"fieldManager": ["driver-manager"]}
 
 
 def test_each_right_is_one_review_and_a_refusal_is_told(api: Scripted) -> None:
