@@ -269,6 +269,12 @@ def test_an_eviction_that_is_not_accepted_is_gone_or_blocked_and_is_not_tried_ag
     assert api.clock.slept == []
 
 
+def test_a_server_that_does_not_know_evictions_is_an_error_and_blocks_none(api: Scripted) -> None:
+    api.answer(Answer(405, status("no such method")))
+    with pytest.raises(ApiRefused, match=r"rejected create pods/eviction in namespace tenant \(405\): no such method"):
+        api.cluster.evict(POD)
+
+
 def test_a_server_that_cannot_answer_now_is_asked_again(api: Scripted) -> None:
     api.answer(Answer(408, status("later")), Answer(503, status("later")), Answer(cut=True), SUCCESS)
     assert api.cluster.evict(POD) == Eviction(ACCEPTED)
