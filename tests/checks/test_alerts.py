@@ -98,17 +98,25 @@ def test_the_alert_for_a_target_that_does_not_answer_finds_those_of_the_pod_moni
     assert f'up{{component="{labels["component"]}"}}' in ALERTS[alert]["expr"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"), [("DaemonSet", "{}-driver"), ("Deployment", "{}-driver-rollout")], ids=["driver", "rollout"]
+)
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_pod_monitor_of_a_controller_selects_its_pods_and_a_port_that_they_have(overlay: str) -> None:
-    monitor = only(render(overlay, "metrics"), "PodMonitor", f"{overlay}-driver-rollout")
-    deployment = only(render(f"{overlay}/rollout"), "Deployment", f"{overlay}-driver-rollout")
-    assert monitor["metadata"]["namespace"] == deployment["metadata"]["namespace"]
-    template = deployment["spec"]["template"]
+def test_a_pod_monitor_selects_its_pods_and_a_port_that_they_have(overlay: str, kind: str, name: str) -> None:
+    objects = render(overlay, "metrics")
+    monitor = only(objects, "PodMonitor", name.format(overlay))
+    watched = only([*objects, *render(f"{overlay}/rollout")], kind, name.format(overlay))
+    assert monitor["metadata"]["namespace"] == watched["metadata"]["namespace"]
+    template = watched["spec"]["template"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     (endpoint,), (container,) = monitor["spec"]["podMetricsEndpoints"], template["spec"]["containers"]
     assert endpoint["port"] in {port["name"] for port in container["ports"]}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_alert_for_a_controller_that_does_not_run_finds_its_deployment(overlay: str) -> None:
     (named,) = re.findall(r'deployment=~"([^"]+)"', ALERTS["RolloutControllerDown"]["expr"])
-    assert re.fullmatch(named, deployment["metadata"]["name"])
+    assert re.fullmatch(named, only(render(f"{overlay}/rollout"), "Deployment")["metadata"]["name"])
 
 
 def test_the_figures_of_runs_go_where_a_collector_reads_them() -> None:
