@@ -231,32 +231,37 @@ def test_the_two_lines_of_a_failure_wait_for_nobody(monkeypatch: pytest.MonkeyPa
 FULL_BYTES = 40_000
 """What lies in a pipe that takes no further line: a line is not split over its pages."""
 RUN = """
+import sys
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogForm
 clock = SystemClock()
 clock.install()
 log = LogForm(as_json=True).reporter(clock.wall)
-while not clock.is_ending():
+end_s = clock.monotonic() + float(sys.argv[1])
+while clock.monotonic() < end_s and not clock.is_ending():
     log.info("x" * 1000)
-print("SIGTERM", flush=True)
+print("SIGTERM" if clock.is_ending() else "deadline", flush=True)
 """
 
 
 @pytest.mark.submission
-def test_a_process_whose_log_is_full_hears_a_signal() -> None:
+@pytest.mark.parametrize(("limit_s", "ended_by"), [("1", "deadline"), ("inf", "SIGTERM")])
+def test_a_process_whose_log_is_full_keeps_its_deadline_and_hears_a_signal(limit_s: str, ended_by: str) -> None:
+    argv = [sys.executable, "-c", RUN, limit_s]
     reader, writer = os.pipe()
-    process = subprocess.Popen([sys.executable, "-c", RUN], stdout=subprocess.PIPE, stderr=writer, text=True)
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=writer, text=True)
     os.close(writer)
     try:
         while int.from_bytes(fcntl.ioctl(reader, termios.FIONREAD, b"\0" * 4), sys.byteorder) < FULL_BYTES:
             time.sleep(0.01)
-        process.terminate()
+        if ended_by == "SIGTERM":
+            process.terminate()
         out, _ = process.communicate(timeout=60.0)
     finally:
         process.kill()
         process.wait(5.0)
         os.close(reader)
-    assert out == "SIGTERM\n"
+    assert out == f"{ended_by}\n"
 
 
 # the termination log
