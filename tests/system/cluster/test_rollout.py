@@ -22,8 +22,8 @@ from scripts.releasing.kustomize import DEPLOY, OVERLAYS, only, render
 from tests.support.control_plane.api import Api, ApiError, Json, gone, wait_until
 from tests.support.control_plane.api import status_of as http_status_of
 from tests.support.control_plane.faults import ALWAYS, Drop, Exchange, Fault
-from tests.support.control_plane.kubelet import OperandsFactory
-from tests.support.control_plane.processes import Running
+from tests.support.control_plane.kubelet import NEVER, OperandsFactory
+from tests.support.control_plane.processes import Command, Running
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.rollout_fleet import (
     IDLE,
@@ -166,7 +166,7 @@ def test_a_node_that_would_fail_is_left_out_until_it_passes(rollout_fleet: Fleet
 
 
 @pytest.mark.shares(6)
-def test_the_journal_carries_the_node_from_the_pod_that_clears_it_to_the_next_driver_pod(
+def test_the_journal_carries_a_cleared_node_to_the_next_driver_pod_and_a_deleted_rollout_gives_it_back(
     control_plane: ControlPlane, admin_api: Api, runner_for: RunnerFactory, operands: OperandsFactory, tmp_path: Path
 ) -> None:
     serve_rollouts(admin_api)
@@ -178,7 +178,8 @@ def test_the_journal_carries_the_node_from_the_pod_that_clears_it_to_the_next_dr
     manager = {"name": "manager", "image": "manager:1", "args": ["reconcile-driver-state"]}
     strategy = {"type": "OnDelete", "rollingUpdate": None}
     spec = {"updateStrategy": strategy, "template": {"spec": {"initContainers": [manager]}}}
-    admin_api.patch(f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/{driver}", {"spec": spec})
+    path = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/{driver}"
+    admin_api.patch(path, {"spec": spec})
     admin_api.post(ROLLOUTS, rollout({"daemonSet": driver, "waves": [{"name": "all"}]}, ROLLOUT))
 
     def clear_pods() -> list[Json]:
@@ -192,11 +193,18 @@ def test_the_journal_carries_the_node_from_the_pod_that_clears_it_to_the_next_dr
         where = {"POD_NAME": pod["metadata"]["name"], "POD_NAMESPACE": NAMESPACE, "OPERATOR_NAMESPACE": NAMESPACE}
         return {**where, "DRIVER_LOAD": "container", "DEVICE_FREE_TIMEOUT": "2s"}
 
-    with clearing_controller(control_plane, tmp_path):
+    def begun() -> tuple[Json, Command]:
         (pod,) = wait_until(clear_pods, "the node is to be cleared", 120)
         node.kubelet.report_running(pod)
         assert pod["spec"]["nodeName"] == node.name
-        clears = runner.start(*pod["spec"]["containers"][0]["args"], **env(pod))
+        return pod, runner.start(*pod["spec"]["containers"][0]["args"], **env(pod))
+
+    def check_given_back() -> None:
+        assert not {JOURNAL, CORDON} & node.annotations().keys()
+        assert "unschedulable" not in node.read()["spec"]
+
+    with clearing_controller(control_plane, tmp_path):
+        pod, clears = begun()
         wait_until(
             lambda: (found := driver_pod()) is None or found["metadata"]["uid"] != first["metadata"]["uid"],
             "the driver pod is deleted",
@@ -214,13 +222,27 @@ def test_the_journal_carries_the_node_from_the_pod_that_clears_it_to_the_next_dr
         over = runner.reconcile(**env(second))
         assert over.code == 0, over.err
         node.kubelet.report_running(second)
-        assert not {JOURNAL, CORDON} & node.annotations().keys()
-        assert "unschedulable" not in node.read()["spec"]
+        check_given_back()
         shown = f"{ROLLOUTS}/{ROLLOUT}"
         wait_until(lambda: admin_api.get(shown).get("status", {}).get("phase") == "Complete", "it is complete", 120)
         assert node.labels() == {**labels, STATE: "upgrade-done"}
         wait_until(lambda: not clear_pods(), "its pod is gone", 60)
-        gone(lambda: admin_api.delete(shown))
+        # The object is deleted while its next pod clears the node, and no controller runs.
+        runner.with_upgrade()
+        node.kubelet.stop_after(OPERAND, NEVER)
+        container = {"name": "driver", "image": "driver:3"}
+        admin_api.patch(path, {"spec": {"template": {"spec": {"containers": [container]}}}})
+        _, clears = begun()
+        wait_until(lambda: JOURNAL in node.annotations(), "the node is taken again", 60)
+    node.kubelet.release(OPERAND)
+    wait_until(lambda: "cleared" in node.annotations()[JOURNAL], "the node is cleared again", 60)
+    admin_api.delete(shown)
+    wait_until(
+        lambda: all("deletionTimestamp" in one["metadata"] for one in clear_pods()), "its pod goes with the object", 120
+    )
+    assert clears.terminate().code == 10
+    check_given_back()
+    assert node.labels() == {**labels, STATE: "pod-restart-required"}
 
 
 @contextlib.contextmanager
