@@ -109,8 +109,9 @@ def test_a_pod_monitor_selects_its_pods_and_a_port_that_they_have(overlay: str, 
     assert monitor["metadata"]["namespace"] == watched["metadata"]["namespace"]
     template = watched["spec"]["template"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
-    (endpoint,), (container,) = monitor["spec"]["podMetricsEndpoints"], template["spec"]["containers"]
-    assert endpoint["port"] in {port["name"] for port in container["ports"]}
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    ports = [port for one in template["spec"]["containers"] for port in one.get("ports", [])]
+    assert endpoint["port"] in {port["name"] for port in ports}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
