@@ -10,7 +10,7 @@
 What takes long is divided into shares, and a submission takes one of them. The number of the checkout's commits decides
 which, so that consecutive submissions take all of them in turn. `--share K/N` chooses by hand.
 
-Two runs take every case once, on two releases of Python: one with `--cases 1`, one with `--other-cases`.
+Two runs take every case once, on two releases of Python: one with `--cases N`, one with `--cases N --other-cases`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Selection:
     by_hand: Share | None = None
     cases: int | None = None
     are_others: bool = False
-    """Takes the cases that the same selection with one case of a function leaves out."""
+    """Takes the cases that the same selection leaves out otherwise."""
 
     def share(self, count: int) -> Share:
         if self.by_hand:
@@ -91,7 +91,7 @@ class Selection:
         if shares > 1 and (self.run != "quick" or self.by_hand):
             share = self.share(shares)
             taken = Share((share.index - 1 + first) % share.count + 1, share.count).of(cases)
-        most = 1 if self.are_others else self.cases
+        most = self.cases
         if most is None or len(taken) <= most:
             return [] if self.are_others else taken
         places = [(first + commits() + len(taken) * at // most) % len(taken) for at in range(most)]
@@ -142,7 +142,7 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption("--run", choices=RUNS, default="release", help="which tests to take (default: all of them)")
     group.addoption("--share", metavar="K/N", help="the part to take of what is divided into shares")
     group.addoption("--cases", type=int, metavar="N", help="the most cases to run of a parametrised function")
-    group.addoption("--other-cases", action="store_true", help="the cases that --cases 1 leaves out")
+    group.addoption("--other-cases", action="store_true", help="the cases that --cases leaves out")
 
 
 def configure(config: pytest.Config) -> None:

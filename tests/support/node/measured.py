@@ -60,6 +60,7 @@ class Timeline:
         self._events = Daemon(self._machine.namespaces, "containerd-events", ["ctr", "-n", "k8s.io", "events"])
         self._events.log.unlink(missing_ok=True)
         self._events.start()
+        wait_until(self._hears_containerd, "the first event of containerd")
         self._thread = threading.Thread(target=self._read_pods, name="timeline", daemon=True)
         self._thread.start()
         return self
@@ -69,6 +70,11 @@ class Timeline:
         self._events.kill()
         self._thread.join()
         self._watch.close()
+
+    def _hears_containerd(self) -> bool:
+        """Cause an event; True once one arrives. What happens before `ctr events` is subscribed is never told."""
+        self._machine.namespaces.checked("ctr", "namespaces", "label", "k8s.io", f"timeline={time.monotonic_ns()}")
+        return self._events.log.stat().st_size > 0
 
     def started(self, pod_uid: str, container: str) -> float:
         return min(self._task(one, "start") for one in self._told_ids(pod_uid, container))

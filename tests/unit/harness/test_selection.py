@@ -72,9 +72,9 @@ def test_how_many_examples_there_are(run: str, wanted: dict[int, int]) -> None:
     assert {count: Selection(run).examples(count) for count in wanted} == wanted
 
 
-@given(st.integers(1, 40), st.integers(1, 5), st.text(), st.integers(0, 9))
+@given(st.integers(1, 40), st.integers(1, 5), st.text(), st.integers(0, 9), st.integers(1, 3))
 def test_cases_are_spread_and_the_shares_of_a_function_are_every_case_once(
-    length: int, count: int, name: str, at: int
+    length: int, count: int, name: str, at: int, most: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(selection, "commits", lambda: at)
@@ -82,8 +82,8 @@ def test_cases_are_spread_and_the_shares_of_a_function_are_every_case_once(
         taken = [
             case
             for index in range(1, count + 1)
-            for cases, is_other in ((1, False), (None, True))
-            for case in Selection("submission", Share(index, count), cases, is_other).chosen(range(length), count, name)
+            for is_other in (False, True)
+            for case in Selection("submission", Share(index, count), most, is_other).chosen(range(length), count, name)
         ]
     assert len(limited) == len(set(limited)) == min(length, count)
     assert sorted(taken) == list(range(length))
@@ -110,7 +110,8 @@ def test_this_run_tries_as_many_examples_as_it_says(request: pytest.FixtureReque
         ("", {"plain": 1, "later": 1, "last": 1, "table": 10, "divided": 9}),
         ("--run submission", {"plain": 1, "later": 1, "table": 10, "divided": 3}),
         ("--run submission --cases 1", {"plain": 1, "later": 1, "table": 1, "divided": 1}),
-        ("--run submission --other-cases", {"table": 9, "divided": 2}),
+        ("--run submission --cases 1 --other-cases", {"table": 9, "divided": 2}),
+        ("--run submission --cases 2 --other-cases", {"table": 8, "divided": 1}),
         ("--run quick", {"plain": 1, "table": 3, "divided": 3}),
         ("--run quick --cases 1", {"plain": 1, "table": 1, "divided": 1}),
         ("--share 2/9", {"plain": 1, "later": 1, "last": 1, "table": 10, "divided": 1}),
