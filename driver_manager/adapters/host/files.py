@@ -373,31 +373,42 @@ def _why_not(where: OpenEntry, path: str, *, tries: bool) -> str:
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISDIR(os.stat(where.name, dir_fd=where.folder, follow_symlinks=False).st_mode):
             return f"{path} is a folder"
-        # A file may be immutable, append-only or a mount point. rmdir(2) makes the same checks as unlink(2) and
-        # rename(2) before it refuses a file that is not a folder.
-        try:
-            os.rmdir(where.name, dir_fd=where.folder)
-        except NotADirectoryError:
-            file = open_in(where, os.O_PATH)
-            try:
-                if mount_id(file) != mount_id(where.folder):
-                    raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(where.path)) from None
-            finally:
-                os.close(file)
+        _refuse_kept(where)
     free_bytes = status.f_bavail * status.f_frsize
     if free_bytes < MIN_FREE_BYTES:
         return f"the file system of {path} has only {free_bytes} bytes left"
     if status.f_files and status.f_favail < MIN_FREE_INODES:  # file systems without an inode table report f_files 0
         return f"the file system of {path} has only {status.f_favail} inodes left"
     if tries:
-        name = _written_beside(where, "\0" * MIN_FREE_BYTES, 0o600)
-        other = _random_name(where)
-        try:
-            _rename(where, name, other)
-            name = other
-        finally:
-            _unlink(where, name)
+        _try(where)
     return ""
+
+
+def _refuse_kept(where: OpenEntry) -> None:
+    """Raise OSError for a file that is immutable, append-only or a mount point, as it cannot be replaced.
+
+    rmdir(2) makes the same checks as unlink(2) and rename(2) before it refuses a file that is not a folder.
+    """
+    try:
+        os.rmdir(where.name, dir_fd=where.folder)
+    except NotADirectoryError:
+        file = open_in(where, os.O_PATH)
+        try:
+            if mount_id(file) != mount_id(where.folder):
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(where.path)) from None
+        finally:
+            os.close(file)
+
+
+def _try(where: OpenEntry) -> None:
+    """Write a file beside, rename it and remove it. Raises OSError where the file system refuses one of these."""
+    name = _written_beside(where, "\0" * MIN_FREE_BYTES, 0o600)
+    other = _random_name(where)
+    try:
+        _rename(where, name, other)
+        name = other
+    finally:
+        _unlink(where, name)
 
 
 def mount_id(descriptor: int) -> str:
