@@ -1,7 +1,4 @@
-"""Exit codes, and the exceptions that end a command, each with a remedy.
-
-This module imports nothing of the package.
-"""
+"""Exit codes, and the exceptions that end a command, each with a remedy. Imports nothing of the package."""
 
 from __future__ import annotations
 
@@ -45,13 +42,16 @@ EXIT_MEANINGS: dict[ExitCode, str] = {
 
 
 class ManagerError(Exception):
-    """An expected failure: `what` happened, in one line, and `remedy`, what to do about it, in another.
+    """An expected failure: `what` happened, and the `remedy`, in one line each.
 
-    `facts` are more fields of the JSON output. `blockers` are the pods and processes that cause the failure, named as
-    in `driver_manager.domain.host`.
+    `facts` are more fields of the JSON output; `blockers` are pods and processes, named as in `domain.host`.
     """
 
     exit_code = ExitCode.INTERNAL
+
+    def __init_subclass__(cls, exit_code: ExitCode | None = None) -> None:
+        """`exit_code`: that of the class and of its subclasses, if given."""
+        cls.exit_code = exit_code or cls.exit_code
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(what)
@@ -61,106 +61,77 @@ class ManagerError(Exception):
         self.blockers: tuple[str, ...] = ()
 
 
-class ConfigError(ManagerError):
+class ConfigError(ManagerError, exit_code=ExitCode.USAGE):
     """An option, a profile, a file or the node's name cannot be used as given."""
-
-    exit_code = ExitCode.USAGE
 
 
 class NodeMissing(ConfigError):
     """The Node object does not exist."""
 
 
-class PodsRemain(ManagerError):
+class PodsRemain(ManagerError, exit_code=ExitCode.PODS_REMAIN):
     """Pods that must leave the node do not leave."""
-
-    exit_code = ExitCode.PODS_REMAIN
 
 
 class EvictionRefused(PodsRemain):
     """Pods may not be evicted: the options of the run do not allow it, or the API server refused until the deadline."""
 
 
-class DriverBusy(ManagerError):
+class DriverBusy(ManagerError, exit_code=ExitCode.DRIVER_BUSY):
     """A process or a module uses the device or the driver's module."""
 
-    exit_code = ExitCode.DRIVER_BUSY
 
-
-class ModuleFailed(ManagerError):
+class ModuleFailed(ManagerError, exit_code=ExitCode.MODULE_FAILED):
     """The run could not unload, load or verify a module, or could not remove mounts or files of the host."""
-
-    exit_code = ExitCode.MODULE_FAILED
 
 
 class ModuleStuck(ModuleFailed):
     """The kernel is unloading a module and does not finish: until a reboot it can load no replacement."""
 
 
-class PreflightFailed(ManagerError):
+class PreflightFailed(ManagerError, exit_code=ExitCode.PREFLIGHT_FAILED):
     """The run cannot succeed, so it changed nothing."""
 
-    exit_code = ExitCode.PREFLIGHT_FAILED
 
-
-class ApiRefused(ManagerError):
+class ApiRefused(ManagerError, exit_code=ExitCode.API_REFUSED):
     """The API server answered 401 or 403, or rejected a request in a way that a repetition does not change."""
 
-    exit_code = ExitCode.API_REFUSED
 
-
-class ApiUnavailable(ManagerError):
-    """The API server was unreachable, or its answers were errors, for the whole retry budget.
-
-    `asked_s` are the seconds in its Retry-After, 0 without one.
-    """
-
-    exit_code = ExitCode.API_UNAVAILABLE
+class ApiUnavailable(ManagerError, exit_code=ExitCode.API_UNAVAILABLE):
+    """No usable answer for the whole retry budget. `asked_s` are the seconds in its Retry-After, 0 without one."""
 
     def __init__(self, what: str, remedy: str, asked_s: float = 0.0) -> None:
         super().__init__(what, remedy)
         self.asked_s = asked_s
 
 
-class Conflict(ManagerError):
+class Conflict(ManagerError, exit_code=ExitCode.API_UNAVAILABLE):
     """Another client changed the object after the program read it: observe and plan again."""
 
-    exit_code = ExitCode.API_UNAVAILABLE
 
-
-class WatchExpired(ManagerError):
+class WatchExpired(ManagerError, exit_code=ExitCode.API_UNAVAILABLE):
     """The watch cannot continue from its resourceVersion (410): list again."""
 
-    exit_code = ExitCode.API_UNAVAILABLE
 
-
-class WatchBroken(ManagerError):
+class WatchBroken(ManagerError, exit_code=ExitCode.API_UNAVAILABLE):
     """The watch broke off: watch again from the last resourceVersion."""
-
-    exit_code = ExitCode.API_UNAVAILABLE
 
 
 class ModuleBusy(DriverBusy):
     """The kernel refused to unload a module that is in use."""
 
 
-class RebootRequired(ManagerError):
+class RebootRequired(ManagerError, exit_code=ExitCode.REBOOT_REQUIRED):
     """Only a reboot can load the wanted driver."""
 
-    exit_code = ExitCode.REBOOT_REQUIRED
 
-
-class StandingDown(ManagerError):
+class StandingDown(ManagerError, exit_code=ExitCode.STANDING_DOWN):
     """This program must not change the node, or got a signal to terminate."""
-
-    exit_code = ExitCode.STANDING_DOWN
 
 
 class Terminated(StandingDown):
     """SIGTERM or SIGINT arrived during a wait."""
 
 
-class OwnedElsewhere(ManagerError):
+class OwnedElsewhere(ManagerError, exit_code=ExitCode.OWNED_ELSEWHERE):
     """The journal names another run, whose owner is running or may be running."""
-
-    exit_code = ExitCode.OWNED_ELSEWHERE
