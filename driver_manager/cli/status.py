@@ -25,7 +25,7 @@ from driver_manager.domain.health.watch import HealthState, History, decode_watc
 from driver_manager.domain.host import PREVIOUS, DeviceVerdict, Holder, Host, ProbeResult, StagedSlot, StagedSlots
 from driver_manager.domain.journal import Journal
 from driver_manager.domain.node import Node
-from driver_manager.domain.node_state import GenerationUnreadable, LastOutcome, decode_generation
+from driver_manager.domain.node_state import LastOutcome, decode_generation
 from driver_manager.domain.observation import Loader, Mode, Observation, ObservedPart, Policy
 from driver_manager.domain.outage import words
 from driver_manager.domain.pci import PciFunction
@@ -41,7 +41,7 @@ from driver_manager.domain.status import NOTES, DeviceHealth, StatusFacts, atten
 from driver_manager.domain.swap.node_patches import has_managers_cordon, has_rebooters_cordon
 from driver_manager.domain.swap.steps import Plan
 from driver_manager.domain.text import in_words
-from driver_manager.domain.wire import written_time
+from driver_manager.domain.wire import Unreadable, written_time
 
 # Reboots: what requests one, what it waits for, and the attempts.
 
@@ -201,7 +201,7 @@ def _client_facts(session: Session, obs: Observation) -> ClientRecord | None:
     """The generation of the loaded driver: from the host's record, or from the Node if the host cannot be read."""
     if obs.host is None:
         text = obs.node.annotations.get(session.profile.keys.generation, "")
-        with contextlib.suppress(GenerationUnreadable):
+        with contextlib.suppress(Unreadable):
             return ClientRecord(decode_generation(text)) if text else None
         return None
     notes = HostClientNotes(session.roots, session.profile, session.clock)

@@ -1,7 +1,6 @@
 """The driver's state on the Node: a label with one word, and an annotation with the outcome of the last run.
 
-This module has the words, the JSON form of the annotation, and the patch that shows them. Every version of the form
-ever written stays readable.
+Every version of the annotation ever written stays readable.
 """
 
 from __future__ import annotations
@@ -14,13 +13,23 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from driver_manager.domain import outage
-from driver_manager.domain.errors import ConfigError, ManagerError, RebootRequired, StandingDown, Terminated
+from driver_manager.domain.errors import ManagerError, RebootRequired, StandingDown, Terminated
 from driver_manager.domain.host import Host
 from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.outage import Outage
 from driver_manager.domain.profile import NodeKeys, Profile
 from driver_manager.domain.text import shortened, without_numbers, writable
-from driver_manager.domain.wire import Form, Operation, Part, body_of, pointer, replaced, seconds_of, written_time
+from driver_manager.domain.wire import (
+    Form,
+    Operation,
+    Part,
+    Unreadable,
+    body_of,
+    pointer,
+    replaced,
+    seconds_of,
+    written_time,
+)
 
 # The driver generation of a node: which driver serves it, since which load of which boot, and since when.
 #
@@ -30,13 +39,9 @@ MAX_GENERATION_CHARS = 256
 """Maximum length of each text in the annotation and in records; no digest is longer."""
 
 
-class GenerationUnreadable(ConfigError):
-    """The annotation is none that this version can read."""
-
-
 GENERATION_FORM = Form(
     "the driver generation",
-    GenerationUnreadable,
+    Unreadable,
     "No action needed: the next driver generation replaces it.",
     key="v",
     is_compact=True,
@@ -84,9 +89,8 @@ class Generation(Struct, frozen=True):
 def seen_now(seen: Sighting, earlier: Generation | None, now_s: float) -> Generation:
     """The generation of the host: `earlier`, which was recorded last, or the next one.
 
-    It is ready since its last file was written. A file that is older than an earlier generation of this boot belongs to
-    that one: then the new one is ready since it is seen, `now_s`. Without a file and an earlier generation the time is
-    unknown, and no process counts as having opened the device before.
+    It is ready since its last file was written, or since it is seen, `now_s`, if that file belongs to an earlier
+    generation of this boot. Without a file and an earlier generation the time is unknown: no client counts as older.
     """
     if earlier is not None and earlier.goes_on_as(seen):
         return Generation(seen.boot_id, seen.load, earlier.digest or seen.digest, earlier.ready_s)
@@ -106,7 +110,7 @@ def encode_generation(generation: Generation) -> str:
 
 
 def decode_generation(text: str) -> Generation:
-    """What `encode` wrote. Raises GenerationUnreadable."""
+    """What `encode` wrote. Raises Unreadable."""
     body = GENERATION_FORM.read(text)
     return body.record(Generation, ready_s=seconds_of(body.text("ready")) or 0.0)
 
@@ -128,28 +132,18 @@ class NodeState(Enum):
     REBOOT_REQUIRED = "reboot-required"
 
 
-MEANINGS: dict[NodeState, str] = {
-    NodeState.READY: "the last run succeeded, or stood down for the host's own driver; the node is not taken",
-    NodeState.UPGRADING: "a run has taken the node, and has not ended",
-    NodeState.HELD: "a run failed after the old driver was gone: operands stay paused until a later run succeeds",
-    NodeState.FAILED: "the last run failed; the node was released",
-    NodeState.WEDGED: "health-watch found that the driver no longer serves its devices",
-    NodeState.REBOOT_REQUIRED: "only a reboot brings the wanted driver, or brings the devices back",
-}
 Lasting = Set[NodeState]
 """States that outlast a run that fails before it takes the node."""
 
 NONE_LASTS: Lasting = frozenset()
-NEEDS_HAND = frozenset({NodeState.HELD, NodeState.FAILED, NodeState.WEDGED, NodeState.REBOOT_REQUIRED})
-"""States that need an administrator."""
 
 
 class LastOutcome(Struct, frozen=True):
-    """How the last run ended. `ended` and `since` are times as `timestamps` writes them.
+    """How the last run ended. `ended` and `since`, when the node came to `state`, are times as `written_time` writes
+    them.
 
-    `since` is when the node came to `state`. `step` names what the run was doing, "" at its end. `digest` is the wanted
-    driver's; `version` is what was loaded in the end, "" where nothing was, or it is not known. `window` is that of the
-    last run that had one.
+    `step` is what the run was doing, "" at its end; `digest` the wanted driver's; `version` what was loaded in the end,
+    "" if nothing or unknown; `window` that of the last run with one.
     """
 
     state: NodeState
@@ -164,10 +158,7 @@ class LastOutcome(Struct, frozen=True):
     window: Annotated[Outage | None, Part(None)] = None
 
     def of(self, wall_s: float, before: LastOutcome | None) -> LastOutcome:
-        """The same as it is written at `wall_s`; it is `since` the one `before`, where that was the same state.
-
-        A run without a window does not hide the last one.
-        """
+        """As written at `wall_s`, `since` the one `before` if that was the same state, with the last window."""
         now = written_time(wall_s)
         if before is None:
             return replace(self, ended=now, since=now)
@@ -175,13 +166,9 @@ class LastOutcome(Struct, frozen=True):
         return replace(self, ended=now, since=since, window=self.window or before.window)
 
 
-class LastOutcomeUnreadable(ConfigError):
-    """The annotation is not an outcome that this version can read."""
-
-
 FORM = Form(
     "the outcome of the last run",
-    LastOutcomeUnreadable,
+    Unreadable,
     "No action needed: the next run writes it again.",
     key="v",
     is_compact=True,
@@ -202,7 +189,7 @@ def encode(outcome: LastOutcome) -> str:
 
 
 def decode(text: str) -> LastOutcome:
-    """The outcome in `text`. Raises LastOutcomeUnreadable for garbage and for versions newer than this one."""
+    """The outcome in `text`. Raises Unreadable for garbage and for versions newer than this one."""
     body = FORM.read(text)
     return body.record(LastOutcome, window=outage.read_in(body))
 
@@ -218,15 +205,12 @@ def outcome_on(node: Node, keys: NodeKeys) -> LastOutcome | None:
     text = node.annotations.get(keys.last_outcome) if keys.last_outcome else None
     try:
         return decode(text) if text is not None else None
-    except LastOutcomeUnreadable:
+    except Unreadable:
         return None
 
 
 def is_shown(node: Node, keys: NodeKeys, outcome: LastOutcome, lasting: Lasting = NONE_LASTS) -> bool:
-    """Whether `node` shows this already, numbers in its message apart. True where nothing is shown.
-
-    What is there may say more: how the run was settled.
-    """
+    """True if `node` shows this, numbers in its message apart, maybe with more text, or if nothing is to be shown."""
     if not keys.state:
         return True
     there = outcome_on(node, keys)
@@ -321,10 +305,7 @@ def state_of(host: Host, profile: Profile) -> NodeState:
 
 
 def is_outdated(node: Node, keys: NodeKeys, lasting: Lasting) -> bool:
-    """Whether `node` shows something that is over once a run ended well, without a patch.
-
-    A wedge stays: only health-watch sees its end. So does a reboot that something still asks for.
-    """
+    """True if `node` shows what is over once a run ended well without a patch. Only health-watch ends a wedge."""
     match state_on(node, keys):
         case NodeState.UPGRADING | NodeState.HELD | NodeState.FAILED:
             return True

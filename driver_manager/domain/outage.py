@@ -1,7 +1,4 @@
-"""The outage: from the first pod that is asked to leave until the node serves again, by part.
-
-A run logs its steps; the outage is computed from that log. The class of a step names its part.
-"""
+"""The outage: from the first pod asked to leave until the node serves again, by part, from the log of steps."""
 
 from __future__ import annotations
 
@@ -38,27 +35,8 @@ class OutagePart(Enum):
     OTHER = "other"
 
 
-MEANINGS: dict[OutagePart, str] = {
-    OutagePart.EVICT: "users' pods leave: evictions, drains, what an operator was asked to move",
-    OutagePart.OPERANDS: "the operands' labels are paused and their pods leave",
-    OutagePart.DEVICE: "host services stop and the last processes release the device",
-    OutagePart.UNLOAD: "the old modules are unloaded; where a rollout clears the node first, the old driver container "
-    "ends",
-    OutagePart.INSTALL: "stale mounts and files are removed, the root is flipped to a staged driver; where a container "
-    "loads, everything until its driver is recorded",
-    OutagePart.LOAD: "the new modules are loaded, and recorded",
-    OutagePart.PROBE: "the run waits for device nodes and probes the driver; where its container loads, until it is "
-    "ready",
-    OutagePart.BACK: "services start, and labels and cordon are restored",
-    OutagePart.OTHER: "everything in between: between two runs, reading the facts and planning again",
-}
-
-
 class Outage(Struct, frozen=True):
-    """One window, which began at `began_s` seconds since the epoch and took `seconds`, rounded to milliseconds.
-
-    `is_open`: so far, as the driver was not back when this was measured.
-    """
+    """A window, with seconds rounded to milliseconds. `is_open`: so far, as the driver was not back when measured."""
 
     began_s: float
     seconds: float
@@ -72,7 +50,6 @@ class Outage(Struct, frozen=True):
         return 0.0 <= self.began_s <= ends_s <= LAST_MOMENT_S and sum(self.parts.values()) <= LAST_MOMENT_S
 
     def to_json(self) -> dict[str, Any]:
-        """The form of all documents that hold one."""
         parts = {part.value: round(self.parts[part], DIGITS) for part in OutagePart if self.parts.get(part)}
         body = {"began": round(self.began_s, DIGITS), "seconds": round(self.seconds, DIGITS), "parts": parts}
         return {**body, "open": True} if self.is_open else body
@@ -91,8 +68,7 @@ class Outage(Struct, frozen=True):
     def ended_by_container(self, recorded_s: float | None, ready_s: float | None, now_s: float) -> Outage:
         """The same, once the driver that its container loads is seen to serve at `now_s`.
 
-        `recorded_s` is when the container recorded it, `ready_s` when it was marked ready, None where that is not known
-        or cannot be of this driver.
+        It was recorded at `recorded_s` and marked ready at `ready_s`, None if unknown or not of this driver.
         """
         released_s = self.began_s + self.seconds
         known = [moment for moment in (recorded_s, ready_s) if moment is not None and released_s <= moment <= now_s]
@@ -127,30 +103,24 @@ def from_json(body: Mapping[str, Any]) -> Outage:
     return read(Fields(FORM, body))
 
 
-def read_in(body: Fields, key: str = "window") -> Outage | None:
-    """The outage in the field `key`, None without one. Raises as `body`, also for times outside the calendar."""
-    found = read(body.fields(key)) if key in body else None
+def read_in(body: Fields) -> Outage | None:
+    """The outage in the field `window`, None without one. Raises as `body`, also for times outside the calendar."""
+    found = read(body.fields("window")) if "window" in body else None
     if found is not None and not found.is_of_this_era:
-        raise body.bad(key, "times of this era")
+        raise body.bad("window", "times of this era")
     return found
 
 
-def kept_in(body: Fields, key: str = "window") -> Outage | None:
-    """The same where a form that is not understood is worth no failure: the rest of the document counts.
-
-    What acts on the window asks it whether it is of this era.
-    """
+def kept_in(body: Fields) -> Outage | None:
+    """The same, None if it is not understood: the rest of the document counts. It may be of no era."""
     try:
-        return read(body.fields(key)) if key in body else None
+        return read(body.fields("window")) if "window" in body else None
     except ConfigError:
         return None
 
 
 def expected(*measured: Outage | None) -> Outage | None:
-    """The expected length of the next outage, from those `measured`, the best source first; None without one.
-
-    One that is over is better than one that was still open when it was measured.
-    """
+    """The next outage, from those `measured`, the best source first, but one that is over before an open one."""
     known = [window for window in measured if window is not None]
     return next((window for window in known if not window.is_open), known[0] if known else None)
 

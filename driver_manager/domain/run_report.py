@@ -1,7 +1,4 @@
-"""Figures of the runs on one host, for metrics: the last run, and counters since boot.
-
-Each run reads the figures, adds its own and writes them back as JSON.
-"""
+"""Figures of the runs on one host, for metrics: the last run, and counters since boot, which each run adds to."""
 
 from __future__ import annotations
 
@@ -12,15 +9,14 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from driver_manager.domain import outage
-from driver_manager.domain.errors import ConfigError, ExitCode
+from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.metrics import Family, by_label, counter, gauge
 from driver_manager.domain.outage import Outage
-from driver_manager.domain.wire import Form, Part, body_of
+from driver_manager.domain.wire import Form, Part, Unreadable, body_of
 
 NO_FAILURES = frozenset({ExitCode.DONE, ExitCode.REBOOT_REQUIRED})
 NO_NEWS = frozenset({ExitCode.STANDING_DOWN, ExitCode.OWNED_ELSEWHERE})
-"""Exit codes that do not show whether the driver works: another run owns the node, the host has its own driver, or the
-run got a signal to terminate."""
+"""Exit codes that do not show whether the driver works: the run left the node to another one, or was terminated."""
 
 
 _MOST = 2**53
@@ -32,8 +28,7 @@ COUNT = Part(least=0, most=_MOST)
 class RunReport(Struct, frozen=True):
     """One run that ended at `ended_s` seconds since the epoch and took `took_s` seconds.
 
-    `steps` has the seconds of each step by name. `is_held`: the run left the node taken. `retries` counts the repeated
-    ones of `requests`, all sent to the API server. `window` is None if the run measured none.
+    `steps` has seconds by name. `is_held`: the run left the node taken. `retries` are the repeated ones of `requests`.
     """
 
     exit_code: Annotated[int, Part(least=0, most=255)]
@@ -47,10 +42,9 @@ class RunReport(Struct, frozen=True):
 
 
 class RunFigures(Struct, frozen=True):
-    """The figures of one boot. `runs` counts runs by exit code.
+    """The figures of one boot: `runs` by exit code, `steps` and their total `step_seconds` by name.
 
-    `steps` counts steps by name, and `step_seconds` is their total duration. `window` is the last window, open or over;
-    `windows` and `window_seconds` are number and total duration of the windows that are over.
+    `window` is the last one, open or over; `windows` and `window_seconds` sum up those that are over.
     """
 
     runs: Annotated[Mapping[str, int], COUNT] = field(default_factory=dict)
@@ -102,11 +96,7 @@ def _sum(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     return {**one, **{key: one.get(key, 0) + value for key, value in other.items()}}
 
 
-class FiguresUnreadable(ConfigError):
-    """This version cannot read the file as figures."""
-
-
-FORM = Form("the figures of the runs", FiguresUnreadable, "No action needed: the next run starts them again.")
+FORM = Form("the figures of the runs", Unreadable, "No action needed: the next run starts them again.")
 
 
 def encode_run_figures(figures: RunFigures) -> str:
@@ -119,7 +109,7 @@ def decode_run_figures(text: str) -> RunFigures:
     try:
         body = FORM.read(text)
         return body.record(RunFigures, window=outage.read_in(body))
-    except FiguresUnreadable:
+    except Unreadable:
         return RunFigures()
 
 

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Annotated, Any, TypeVar
 
 from msgspec import NODEFAULT, Struct
-from msgspec.structs import FieldInfo, fields, replace
+from msgspec.structs import fields, replace
 
 from driver_manager.domain.text import one_line, shortened
 
@@ -29,10 +29,9 @@ MAX_VALUE_CHARS = 120
 class Rule(Struct, frozen=True):
     """What a value must be besides its type. `expected` describes it in a message.
 
-    `pattern` matches the whole text, and means the same to Python, Go and ECMA 262; `holds` checks what no pattern can;
-    `parse` returns what the text stands for, or raises ValueError. `least` and `most` bound a number, the seconds of a
-    duration or the entries of a list; `chars` bounds the length of a text. With `or_number` the value may be a number
-    too. `removed` refuses any value, and names the replacement.
+    `pattern` matches the whole text, in Python, Go and ECMA 262; `holds` checks what no pattern can; `parse` returns
+    what the text stands for, or raises ValueError. `least` and `most` bound a number, seconds or the entries of a list,
+    `chars` the length of a text. `or_number`: or a number. `removed` names the replacement, and refuses any value.
     """
 
     expected: str = ""
@@ -48,7 +47,6 @@ class Rule(Struct, frozen=True):
 
     @property
     def or_empty(self) -> Rule:
-        """The same rule for a text that may be empty."""
         return replace(self, pattern=f"(?:{self.pattern})?")
 
     def fits(self, number: float) -> bool:
@@ -81,18 +79,15 @@ class FieldType(Struct, frozen=True):
         return isinstance(self.kind, type) and issubclass(self.kind, Struct) and self.rule.parse is None
 
 
-def fields_of(record: type) -> Mapping[str, FieldType]:
-    return _fields_of(record)
-
-
 @functools.cache  # evaluating the hints takes most of the time of reading a file
-def _fields_of(record: Any) -> Mapping[str, FieldType]:
-    found = (_field(one.name, one.type, _default(one)) for one in fields(record))
-    return {one.key: one for one in found}
-
-
-def _default(field: FieldInfo) -> Any:
-    return field.default if field.default_factory is NODEFAULT else field.default_factory()
+def fields_of(record: type[Struct]) -> Mapping[str, FieldType]:
+    """The fields of `record` by their keys in the document."""
+    found = {}
+    for one in fields(record):
+        default = one.default if one.default_factory is NODEFAULT else one.default_factory()
+        field = _field(one.name, one.type, default)
+        found[field.key] = field
+    return found
 
 
 def _field(name: str, hint: Any, default: Any = NODEFAULT) -> FieldType:
@@ -108,8 +103,7 @@ def _field(name: str, hint: Any, default: Any = NODEFAULT) -> FieldType:
 class Problem(Struct, frozen=True):
     """One wrong value. `key` is its path, "" for the whole file; `what` is the message.
 
-    `value` is as Python writes it and cut, "" if there is none; `expected` is "" if no value would be right. `line` is
-    None if unknown.
+    `value` is cut, "" if there is none; `expected` is "" if no value would be right; `line` is None if unknown.
     """
 
     key: str

@@ -38,10 +38,7 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
 
 
 def without_blanks(value: Any) -> Any:
-    """`value` without fields that are null or an empty text.
-
-    An API server 1.20 built with Go 1.19 reads an empty text in a custom resource as null, and refuses it.
-    """
+    """`value` without null and empty texts: API servers 1.20 built with Go 1.19 refuse those in custom resources."""
     match value:
         case dict():
             return {key: without_blanks(one) for key, one in value.items() if one not in (None, "")}
@@ -63,8 +60,7 @@ class Operation(Struct, frozen=True):
     value: Any = None
 
     def to_json(self) -> dict[str, Any]:
-        body = {"op": self.op, "path": self.path}
-        return body if self.op == "remove" else {**body, "value": self.value}
+        return {"op": self.op, "path": self.path} | ({} if self.op == "remove" else {"value": self.value})
 
 
 def expect(value: Any, *where: str | int) -> Operation:
@@ -91,8 +87,10 @@ MIN_WHOLE, MAX_WHOLE = -(2**63), 2**64 - 1
 """Bounds of a whole number in a document, unless its field has narrower ones; each is in the range of a float."""
 
 MAX_DIGITS = 20
+OBJECT = "an object"
+_LISTS = {str: "a list of texts", bool: "a list of true and false", dict: "a list of objects"}
 
-TEXT, WHOLE, FLAG, OBJECT = "a text", "a whole number", "true or false", "an object"
+V = TypeVar("V")
 
 
 def parsed(text: str) -> Any:
@@ -106,6 +104,10 @@ def parsed(text: str) -> Any:
 def decimal(text: str) -> int | None:
     """The whole number that `text` has as at most MAX_DIGITS ASCII digits; None for any other text."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS else None
+
+
+class Unreadable(ConfigError):
+    """A document is none that this version can read."""
 
 
 class Form(Struct, frozen=True):
@@ -157,10 +159,9 @@ class Form(Struct, frozen=True):
 
 
 class Fields(Struct, frozen=True):
-    """The fields of a document or of an object in it. `at` is the path of the object, for messages.
+    """The fields of a document or of an object in it, at the path `at`.
 
-    Texts have no unpaired surrogates (RFC 8259, section 8.2), as no file name and no argument can have them.
-    Every method raises the form's error if the field has another type, or is absent and has no default.
+    Texts have no unpaired surrogates (RFC 8259, 8.2). Every method raises the form's error for a wrong or absent field.
     """
 
     form: Form
@@ -176,33 +177,22 @@ class Fields(Struct, frozen=True):
     def text(self, key: str, default: str | None = None) -> str:
         if default is not None and key not in self.body:
             return default
-        value = self._value(key, TEXT)
-        if type(value) is not str:
-            raise self.bad(key, TEXT)
-        return writable(value)
+        return writable(self._typed(key, str, "a text"))
 
     def choice(self, key: str, choices: Sequence[str]) -> str:
-        """One of `choices`."""
         expected = f"one of {', '.join(choices)}"
-        value = self._value(key, expected)
-        if type(value) is not str or value not in choices:
+        value = self._typed(key, str, expected)
+        if value not in choices:
             raise self.bad(key, expected)
         return value
 
     def flag(self, key: str) -> bool:
-        value = self._value(key, FLAG)
-        if type(value) is not bool:
-            raise self.bad(key, FLAG)
-        return value
+        return self._typed(key, bool, "true or false")
 
-    def whole(self, key: str, default: int | None = None, *, least: int | None = None, most: int | None = None) -> int:
-        """A whole number from `least` to `most`, and of at most 64 bits."""
-        if default is not None and key not in self.body:
-            return default
-        expected = f"{WHOLE} from {least} to {most}" if least is not None else WHOLE
-        value = self._value(key, expected)
-        low, high = MIN_WHOLE if least is None else least, MAX_WHOLE if most is None else most
-        if type(value) is not int or not low <= value <= high:
+    def whole(self, key: str, *, least: int = MIN_WHOLE, most: int = MAX_WHOLE) -> int:
+        expected = "a whole number" if least == MIN_WHOLE else f"a whole number from {least} to {most}"
+        value = self._typed(key, int, expected)
+        if not least <= value <= most:
             raise self.bad(key, expected)
         return value
 
@@ -217,12 +207,6 @@ class Fields(Struct, frozen=True):
             raise self.bad(key, expected)
         return seconds
 
-    def texts(self, key: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
-        return tuple(map(writable, self._items(key, str, "texts", default)))
-
-    def flags(self, key: str) -> tuple[bool, ...]:
-        return self._items(key, bool, "true and false")
-
     def texts_by_name(self, key: str) -> dict[str, str]:
         found = self.fields(key)
         if any(type(value) is not str for value in found.body.values()):
@@ -230,13 +214,10 @@ class Fields(Struct, frozen=True):
         return {writable(name): writable(value) for name, value in found.body.items()}
 
     def fields(self, key: str) -> Fields:
-        value = self._value(key, OBJECT)
-        if type(value) is not dict:
-            raise self.bad(key, OBJECT)
-        return Fields(self.form, value, f"{self._named(key)}.")
+        return Fields(self.form, self._typed(key, dict, OBJECT), f"{self._named(key)}.")
 
     def each(self, key: str) -> tuple[Fields, ...]:
-        objects = self._items(key, dict, "objects")
+        objects = self._items(key, dict)
         return tuple(Fields(self.form, one, f"{self._named(key)}[{number}].") for number, one in enumerate(objects))
 
     def record(self, kind: type[R], **given: Any) -> R:
@@ -251,8 +232,8 @@ class Fields(Struct, frozen=True):
         if column.is_nullable and not part.is_omitted and self.is_null(key):
             return None
         if column.kind is tuple:
-            items = self.texts if column.item is str else self.flags if column.item is bool else self.each
-            return tuple(one.record(column.item) if isinstance(one, Fields) else _cut(one, part) for one in items(key))
+            items = self.each(key) if issubclass(column.item, Struct) else self._items(key, column.item)
+            return tuple(one.record(column.item) if isinstance(one, Fields) else _cut(one, part) for one in items)
         if column.kind is Mapping:
             body = self.fields(key)
             if column.item is str:
@@ -269,18 +250,25 @@ class Fields(Struct, frozen=True):
             return self.choice(key, part.choices)
         if kind is int:
             return self.whole(key, least=part.least, most=part.most)
-        return self.flag(key) if kind is bool else self.seconds(key) if kind is float else _cut(self.text(key), part)
+        if kind is str:
+            return _cut(self.text(key), part)
+        return self.flag(key) if kind is bool else self.seconds(key)
 
     def bad(self, key: str, expected: str) -> ConfigError:
         return self._refused(f"{self._named(key)} is {in_brief(self.body.get(key))}, expected {expected}")
 
-    def _items(self, key: str, kind: type, of: str, default: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
-        if default is not None and key not in self.body:
-            return default
-        value = self._value(key, f"a list of {of}")
+    def _items(self, key: str, kind: type) -> list[Any]:
+        expected = _LISTS[kind]
+        value = self._value(key, expected)
         if type(value) is not list or any(type(item) is not kind for item in value):
-            raise self._refused(f"{self._named(key)} is not a list of {of}")
-        return tuple(value)
+            raise self._refused(f"{self._named(key)} is not {expected}")
+        return value
+
+    def _typed(self, key: str, kind: type[V], expected: str) -> V:
+        value = self._value(key, expected)
+        if type(value) is not kind:
+            raise self.bad(key, expected)
+        return value
 
     def _value(self, key: str, expected: str) -> Any:
         if key not in self.body:
@@ -308,8 +296,8 @@ class Part(Struct, frozen=True):
     """
 
     key: str | None = ""
-    least: int | None = None
-    most: int | None = None
+    least: int = MIN_WHOLE
+    most: int = MAX_WHOLE
     is_optional: bool = False
     is_omitted: bool = False
     chars: int | None = None
@@ -329,7 +317,6 @@ class Column(Struct, frozen=True):
 
 @functools.cache
 def columns_of(record: Any) -> tuple[Column, ...]:
-    """The attributes of a kind of record."""
     found = []
     for one in fields(record):
         kind, *notes = typing.get_args(one.type) if typing.get_origin(one.type) is Annotated else (one.type,)
@@ -371,7 +358,7 @@ def _plain(value: Any, digits: int | None) -> Any:
 
 
 def _cut(value: Any, part: Part) -> Any:
-    return value[: part.chars] if type(value) is str else value
+    return writable(value)[: part.chars] if type(value) is str else value
 
 
 def in_brief(value: Any) -> str:
@@ -389,18 +376,12 @@ def in_brief(value: Any) -> str:
 
 
 def written_time(wall_s: float) -> str:
-    """The moment `wall_s`, in seconds since the epoch, as `2026-01-02T03:04:05Z`.
-
-    A moment before the epoch becomes the epoch, and one after LAST_MOMENT_S becomes that.
-    """
+    """The moment `wall_s`, in seconds since the epoch, as `2026-01-02T03:04:05Z`, from 1970 to LAST_MOMENT_S."""
     return datetime.fromtimestamp(min(max(wall_s, 0.0), LAST_MOMENT_S), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def seconds_of(text: str) -> float | None:
-    """Seconds since the epoch of an RFC 3339 time with offset; None for any other text.
-
-    A time that is after the year 9999 in UTC (9999-12-31T23:59:59-01:00) gives None too.
-    """
+    """Seconds since the epoch of an RFC 3339 time with offset; None for other texts, and after 9999 in UTC."""
     try:
         moment = datetime.fromisoformat(text)
         return moment.astimezone(UTC).timestamp() if moment.tzinfo is not None else None

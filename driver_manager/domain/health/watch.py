@@ -11,13 +11,12 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from driver_manager.domain import events
-from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.host import RECOVERY, DeviceVerdict, Health, Marker
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.node import Node
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.text import writable
-from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form, Part, body_of, seconds_of
+from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form, Part, Unreadable, body_of, seconds_of
 
 # Facts of the host: boot, driver, marks, and the file that mutes health-watch
 
@@ -25,10 +24,7 @@ WRITER = "health-watch"
 
 
 class Mute(Struct, frozen=True):
-    """A request to health-watch to change nothing until `until_s`, in seconds since the epoch.
-
-    `text` is that time as the user wrote it, `where` the file or annotation that has it.
-    """
+    """A request to change nothing until `until_s`, since the epoch, which is `text` in the file or annotation `where`."""
 
     until_s: Annotated[float, Part("until")]
     text: Annotated[str, Part("said")]
@@ -51,9 +47,8 @@ class Surroundings(Struct, frozen=True):
     """The host as health-watch sees it.
 
     `driver` differs for each load of the driver, and is "" if unknown. `ready`: the ready marker exists; None if the
-    profile has none. `is_withdrawn`: health-watch has moved it aside. `marker` is the reboot-required marker,
-    `marker_problem` why it cannot be read; `can_request`: the profile has such a marker. `mute` is the request in the
-    host's file, `mute_problem` why that file cannot be read.
+    profile has none. `is_withdrawn`: health-watch has moved it aside. `marker` is the reboot-required marker, if the
+    profile has one (`can_request`), and `mute` the request in the host's file; a `…_problem` is why it cannot be read.
     """
 
     boot_id: str
@@ -80,10 +75,7 @@ class Surroundings(Struct, frozen=True):
 
     @property
     def may_request(self) -> bool:
-        """True if a recovery marker may be written: there is none, or one that health-watch wrote in an earlier boot.
-
-        An upgrade marker of any boot stays, and so does one of another writer or one that cannot be read.
-        """
+        """True if a recovery marker may be written: there is none, or one of health-watch from an earlier boot."""
         if not self.can_request or self.marker_problem:
             return False
         return self.marker is None or (is_own(self.marker) and self.marker.is_stale(self.boot_id))
@@ -115,10 +107,9 @@ class NoticeKind(Enum):
 
 
 class Wedge(Struct, frozen=True):
-    """The last wedge of this boot. `since_s` is when it was declared, in seconds since the epoch; 0 without one.
+    """The last wedge of this boot, declared at `since_s` since the epoch; 0 without one.
 
-    `reported` is the last notice that reached the Node in this boot, None before the first. `evidence` is the file on
-    the host that was saved when it was declared, "" for none.
+    `reported` is the last notice that reached the Node, `evidence` the file on the host, "" for none.
     """
 
     since_s: Annotated[int, Part("since", least=0, most=LAST_MOMENT_S)] = 0
@@ -157,8 +148,7 @@ class HealthState(Enum):
 class SampleResult(Enum):
     """The result of a sample, given the failures before it.
 
-    NOT_COUNTED: an unknown sample, or an unhealthy one that repeats the last failure or comes before the driver was
-    ever ready.
+    NOT_COUNTED: unknown, or unhealthy again at once or before the driver was ever ready.
     """
 
     GOOD = "good"
@@ -186,8 +176,7 @@ TRANSITIONS: dict[HealthState, dict[SampleResult, HealthState]] = {
 class Sample(Struct, frozen=True):
     """One sample of the probe, or a turn without one, for the reason `muted`. Times in seconds.
 
-    `at_s` is its start on a clock that continues when this process restarts, `wall_s` its time since the epoch.
-    `is_muted_by_hand`: the Node or a file on the host muted it.
+    `at_s` is its start on a clock that outlasts this process. `is_muted_by_hand`: the Node or a file muted it.
     """
 
     health: Health
@@ -202,10 +191,9 @@ class History(Struct, frozen=True):
     """The state that health-watch keeps between two samples.
 
     `failures` are consecutive; samples that are not counted do not end the row. `was_healthy`: at least once since this
-    boot. `recent` has the last counted samples, the newest last; True is healthy. `reason` explains the state. `stuck`
-    is a probe that could not be killed. `driver` differs for each load of the driver. `wedge` is the last one of this
-    boot. `mute` is the last mute on the Node. `is_muted_by_hand`: the Node or a file mutes, so the driver counts as
-    ready. `devices` are those of the last sample, none if it has no verdict on each.
+    boot. `recent` has the last counted samples, the newest last; True is healthy. `stuck` is a probe that could not be
+    killed. `driver` differs for each load. `wedge` is the last one of this boot, `mute` the last on the Node.
+    `is_muted_by_hand`: the Node or a file mutes, so the driver counts as ready. `devices` are those of the last sample.
     """
 
     state: HealthState = HealthState.STARTING
@@ -229,10 +217,7 @@ class History(Struct, frozen=True):
 
 
 MUTE_HOLD_S = 3600.0
-"""Maximum seconds for which a mute that was read from the Node counts; then it is read again.
-
-So a mute that a user removes early, or sets to the year 9999 by mistake, does not stop the watch for long.
-"""
+"""Maximum seconds for which a mute on the Node counts until it is read again: a user may remove or correct it."""
 
 
 def bounded_mute(mute: Mute, wall_s: float) -> Mute:
@@ -250,8 +235,7 @@ def judge_sample(
 ) -> History:
     """The history after one more sample; `threshold` consecutive failures are a wedge.
 
-    A failure less than `spacing_s` seconds after the last counted one does not count, as restarts and reloads take a
-    sample at once.
+    A failure counts only `spacing_s` seconds after the last one, as restarts and reloads take a sample at once.
     """
     if seen.driver and history.driver and seen.driver != history.driver and history.state is not HealthState.MUTED:
         # The driver was changed between two samples: the counted failures are of the old driver.
@@ -324,8 +308,8 @@ class MarkChange(Enum):
 def mark_changes(history: History, seen: Surroundings) -> tuple[MarkChange, ...]:
     """The changes of the host's marks that the state needs, in order.
 
-    On a wedge, health-watch withdraws the ready marker before it requests recovery. A request needs a failure: a
-    withdrawn ready marker alone may be from an earlier boot. A mute by hand removes the marks of the wedge before it.
+    On a wedge, the ready marker is withdrawn before the request for recovery, which needs a failure: the former may be
+    from an earlier boot. A mute by hand removes the marks of the wedge before it.
     """
     acts: list[MarkChange] = []
     match history.state:
@@ -354,10 +338,7 @@ def _marks_removed(seen: Surroundings) -> list[MarkChange]:
 
 
 def is_marked_ready(history: History, seen: Surroundings) -> bool:
-    """The answer to a readiness probe: False while the driver is wedged, and while a marked wedge is muted by the host.
-
-    True in all other states: starting, suspect, muted without a wedge or by hand.
-    """
+    """The answer to a readiness probe: False while the driver is wedged, or was when the host muted it."""
     waits = history.state is HealthState.MUTED and seen.is_marked and not history.is_muted_by_hand
     return history.state is not HealthState.WEDGED and not waits
 
@@ -405,9 +386,9 @@ _EVENTS = {
 
 
 class Notice(Struct, frozen=True):
-    """One notice. `since_s` is when the wedge was declared, in seconds since the epoch; `evidence` a file on the host.
+    """One notice. `since_s` is when the wedge was declared, since the epoch; `evidence` a file on the host.
 
-    `since_s` is 0 if this boot has had no wedge: the notice then only removes the state of an earlier boot.
+    `since_s` is 0 without a wedge in this boot: then the notice only removes the state of an earlier boot.
     """
 
     kind: NoticeKind
@@ -461,10 +442,7 @@ class ClientAnswer(Struct, frozen=True):
 
 
 def notice_due(history: History, boot_id: str) -> Notice | None:
-    """The notice that the Node has not received yet, None if there is none.
-
-    The first healthy sample of a boot is reported too, as nothing else removes the state that the last boot left.
-    """
+    """The notice that the Node has not received yet, None if there is none. A boot's first healthy sample is one."""
     match history.state:
         case HealthState.WEDGED:
             kind = NoticeKind.WEDGED
@@ -488,11 +466,7 @@ def retry_after_s(failed: int) -> float | None:
 # The record from which a later process of the same boot continues: one versioned line of JSON
 
 
-class HistoryUnreadable(ConfigError):
-    """This version cannot read the record."""
-
-
-WATCH_RECORD_FORM = Form("health-watch's record", HistoryUnreadable, "No action needed: it is written again.")
+WATCH_RECORD_FORM = Form("health-watch's record", Unreadable, "No action needed: it is written again.")
 MAX_PID = 2**22
 """The highest process id of Linux (proc(5), pid_max)."""
 
@@ -515,10 +489,9 @@ def encode_watch_record(history: History, boot_id: str) -> str:
 def resume_watch(text: str, seen: Surroundings, now_s: float, patience_s: float, threshold: int) -> History:
     """The history to continue with: the record in `text`, corrected by the marks on the host.
 
-    Health-watch writes the record before it changes the marks. So marks mean a wedge, unless the record shows that the
-    driver recovered: then a process ended before it removed them. Without marks, recorded failures never reach the
-    threshold by themselves, and they are dropped if the last one is more than `patience_s` seconds before `now_s`. An
-    unreadable record, or one of another boot, counts as none.
+    The record is written before the marks. So marks mean a wedge, unless it shows that the driver recovered: then a
+    process ended before it removed them. Without marks, recorded failures stay below the threshold, and are dropped if
+    the last one is older than `patience_s`. An unreadable record, or one of another boot, counts as none.
     """
     history = decode_watch_record(text, seen.boot_id)
     if seen.is_marked and history.state not in (HealthState.HEALTHY, HealthState.SUSPECT):
@@ -535,10 +508,7 @@ def resume_watch(text: str, seen: Surroundings, now_s: float, patience_s: float,
 
 
 def with_recorded_wedge(history: History, text: str, boot_id: str) -> History:
-    """`history` of a new wedge, with the wedge of the record in `text` if another process has declared it already.
-
-    So two processes that watch one driver, and see the same wedge moments apart, post one Event.
-    """
+    """`history` of a new wedge, as another process has recorded it in `text` if it has, so that both post one Event."""
     recorded = decode_watch_record(text, boot_id)
     is_declared = recorded.state is HealthState.WEDGED and recorded.wedge.since_s
     return replace(history, wedge=recorded.wedge) if is_declared else history
@@ -580,5 +550,5 @@ def decode_watch_record(text: str, boot_id: str) -> History:
             evidence=found.evidence[-EVIDENCE_LINES:],
             devices=found.devices[:MAX_DEVICES],
         )
-    except HistoryUnreadable:
+    except Unreadable:
         return History()

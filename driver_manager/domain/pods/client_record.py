@@ -13,21 +13,16 @@ from typing import Annotated
 from msgspec import Struct
 from msgspec.structs import replace
 
-from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.node import Pod
 from driver_manager.domain.node_state import Generation
 from driver_manager.domain.pods.workloads import ClientAge, ClientRules, clients, standing
-from driver_manager.domain.wire import LAST_MOMENT_S, Form, Part, body_of
+from driver_manager.domain.wire import LAST_MOMENT_S, Form, Part, Unreadable, body_of
 
 MAX_TEXT_CHARS = 330
 """A namespace has up to 63 letters, a pod's name 253."""
 
 
-class ClientRecordUnreadable(ConfigError):
-    """This version cannot continue with the record."""
-
-
-FORM = Form("the record of clients", ClientRecordUnreadable, "No action needed: the next driver begins a new one.")
+FORM = Form("the record of clients", Unreadable, "No action needed: the next driver begins a new one.")
 
 
 class ClientState(Enum):
@@ -55,11 +50,6 @@ class Client(Struct, frozen=True):
     owner: Annotated[str, Part(chars=MAX_TEXT_CHARS)]
     state: ClientState = ClientState.FOUND
 
-    @property
-    def is_left(self) -> bool:
-        """Whether something is left to be done about it."""
-        return self.state in (ClientState.FOUND, ClientState.ASKED)
-
     def __str__(self) -> str:
         return f"{self.pod} ({self.owner})"
 
@@ -67,10 +57,9 @@ class Client(Struct, frozen=True):
 class ClientRecord(Struct, frozen=True):
     """`unknown` are uids of pods that may be clients: their kubelet has not reported containers yet.
 
-    `has_looked`: the clients are decided, except those in `unknown`. `is_shown`: the Node shows the generation.
-    `claims` are DRA claims, as namespace/name, of pods that have run since before the driver was ready: they were
-    prepared for the one before, and are still held. `selectors` are the texts of those for whose pods it is decided:
-    the run and health-watch may have different ones.
+    `has_looked`: the clients are decided, except those. `is_shown`: the Node shows the generation. `claims`, as
+    namespace/name, are still held by pods from before the driver was ready. `selectors` are the texts of those that are
+    decided: the run and health-watch may have different ones.
     """
 
     generation: Annotated[Generation, Part(None)]
@@ -83,7 +72,8 @@ class ClientRecord(Struct, frozen=True):
 
     @property
     def left(self) -> tuple[Client, ...]:
-        return tuple(client for client in self.clients if client.is_left)
+        """The clients that are not restarted yet."""
+        return tuple(client for client in self.clients if client.state in (ClientState.FOUND, ClientState.ASKED))
 
     @property
     def restarted(self) -> tuple[Client, ...]:
@@ -98,9 +88,7 @@ class ClientRecord(Struct, frozen=True):
         return self.has_looked_for(rules) and self.is_shown and not self.left and not self.unknown
 
     def was_cut_off(self, pods: Iterable[Pod]) -> bool:
-        """Whether a turn ended in its middle: one of the clients that are left is not among `pods`, those of the node,
-        or the Node does not show the generation.
-        """
+        """True if a turn ended in its middle: a client left is not among `pods`, or the Node was not patched."""
         there = {pod.uid for pod in pods if not pod.has_left}
         return not self.is_shown or any(client.uid not in there for client in self.left)
 
@@ -143,17 +131,15 @@ def encode(record: ClientRecord) -> str:
 
 
 def decode(text: str) -> ClientRecord:
-    """What `encode` wrote. Raises ClientRecordUnreadable."""
+    """What `encode` wrote. Raises Unreadable."""
     body = FORM.read(text)
     ready_s = min(max(0.0, body.seconds("ready")), LAST_MOMENT_S)
     return body.record(ClientRecord, generation=body.record(Generation, ready_s=ready_s))
 
 
 def recorded(text: str) -> ClientRecord | None:
-    """The same; None for no text and for what cannot be read: who was restarted runs since the driver was ready, and so
-    is no client of it any more.
-    """
+    """The same; None for no text and for an unreadable one: what was restarted is no client of this driver any more."""
     try:
         return decode(text) if text else None
-    except ClientRecordUnreadable:
+    except Unreadable:
         return None

@@ -24,8 +24,7 @@ from driver_manager.domain.health.metrics import HealthReport, families
 from driver_manager.domain.health.watch import History
 from driver_manager.domain.host import DeviceVerdict, Health, ProbeResult
 from driver_manager.domain.metrics import PREFIX, Family
-from driver_manager.domain.node_state import MEANINGS
-from driver_manager.domain.outage import MEANINGS as PART_MEANINGS
+from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.outage import Outage, OutagePart
 from driver_manager.domain.reboot import state as reboot_metrics
 from driver_manager.domain.reboot.state import Record
@@ -38,6 +37,30 @@ from tests.support.docs import profile_keys, rollout_object
 from tests.support.docs.markdown import DOCS, ROOT, code, codes, main, table, with_block
 from tests.support.fakes.night import NIGHTS
 from tests.support.node import measured
+
+STATE_MEANINGS: dict[NodeState, str] = {
+    NodeState.READY: "the last run succeeded, or stood down for the host's own driver; the node is not taken",
+    NodeState.UPGRADING: "a run has taken the node, and has not ended",
+    NodeState.HELD: "a run failed after the old driver was gone: operands stay paused until a later run succeeds",
+    NodeState.FAILED: "the last run failed; the node was released",
+    NodeState.WEDGED: "health-watch found that the driver no longer serves its devices",
+    NodeState.REBOOT_REQUIRED: "only a reboot brings the wanted driver, or brings the devices back",
+}
+
+PART_MEANINGS: dict[OutagePart, str] = {
+    OutagePart.EVICT: "users' pods leave: evictions, drains, what an operator was asked to move",
+    OutagePart.OPERANDS: "the operands' labels are paused and their pods leave",
+    OutagePart.DEVICE: "host services stop and the last processes release the device",
+    OutagePart.UNLOAD: "the old modules are unloaded; where a rollout clears the node first, the old driver container "
+    "ends",
+    OutagePart.INSTALL: "stale mounts and files are removed, the root is flipped to a staged driver; where a container "
+    "loads, everything until its driver is recorded",
+    OutagePart.LOAD: "the new modules are loaded, and recorded",
+    OutagePart.PROBE: "the run waits for device nodes and probes the driver; where its container loads, until it is "
+    "ready",
+    OutagePart.BACK: "services start, and labels and cordon are restored",
+    OutagePart.OTHER: "everything in between: between two runs, reading the facts and planning again",
+}
 
 SCRIPT = "scripts/reference"
 NODE_BLOCK = f"{SCRIPT} from tests/support/node/measured.json"
@@ -222,7 +245,7 @@ def _node_keys() -> Iterator[str]:
         rows += [(code(label), "label: marks a node of this vendor") for label in profile.present_labels]
         yield f"### {name}\n\n" + table(("key", "what"), rows)
     yield f"Slots for reboots are in the Lease `{LEASE}` of the operator's namespace."
-    rows = [(code(state.value), text) for state, text in MEANINGS.items()]
+    rows = [(code(state.value), STATE_MEANINGS[state]) for state in NodeState]
     yield f"{STATES.strip()}\n\n{table(('state', 'meaning'), rows)}"
 
 

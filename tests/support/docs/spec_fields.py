@@ -10,6 +10,8 @@ from datetime import tzinfo
 from enum import Enum
 from typing import Any
 
+from msgspec import Struct
+
 from driver_manager.domain.fleet.spec import CONDITION_TYPE, LABEL_KEY, Amount, RolloutPolicy
 from driver_manager.domain.reboot.maintenance_windows import Schedule
 from driver_manager.domain.schema import FieldType, fields_of
@@ -153,7 +155,7 @@ def _written(value: Any) -> Any:
     return value if isinstance(value, str) and value else None
 
 
-def _entry(record: Any) -> dict[str, Any]:
+def _entry(record: Struct) -> dict[str, Any]:
     """A record without the fields that have their defaults."""
     fields = fields_of(type(record))
     values = {key: getattr(record, one.name) for key, one in fields.items()}

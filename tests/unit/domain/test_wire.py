@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 from msgspec.structs import replace
 
 from driver_manager.domain import host, host_record, journal, node_state, pci, wire
@@ -183,6 +184,14 @@ def test_what_is_no_object_is_refused(text: str) -> None:
 # fields
 
 
+class Texts(Struct, frozen=True):
+    a: tuple[str, ...]
+
+
+class Flags(Struct, frozen=True):
+    a: tuple[bool, ...]
+
+
 def opened(**body: Any) -> Fields:
     return FORM.opened({"schema": 1, **body})
 
@@ -206,10 +215,10 @@ def opened(**body: Any) -> Fields:
         (lambda found: found.seconds("a"), 10**400, "a is 1000"),
         (lambda found: found.choice("a", ("x", "y")), "z", "a is 'z', expected one of x, y"),
         (lambda found: found.choice("a", ("x", "y")), ["x"], "a is a list, expected one of x, y"),
-        (lambda found: found.texts("a"), "text", "a is not a list of texts"),
-        (lambda found: found.texts("a"), ["x", 1], "a is not a list of texts"),
-        (lambda found: found.texts("a", ()), None, "a is not a list of texts"),
-        (lambda found: found.flags("a"), [1], "a is not a list of true and false"),
+        (lambda found: found.record(Texts), "text", "a is not a list of texts"),
+        (lambda found: found.record(Texts), ["x", 1], "a is not a list of texts"),
+        (lambda found: found.record(Texts), None, "a is not a list of texts"),
+        (lambda found: found.record(Flags), [1], "a is not a list of true and false"),
         (lambda found: found.texts_by_name("a"), {"x": 1}, "a holds something other than texts"),
         (lambda found: found.fields("a"), [], "a is a list, expected an object"),
         (lambda found: found.each("a"), [1], "a is not a list of objects"),
@@ -226,12 +235,11 @@ def test_a_field_that_is_not_what_was_expected_is_named(read: Callable[[Fields],
         read(opened(a=value))
 
 
-OF_ONE_NAME = (Fields.text, Fields.flag, Fields.whole, Fields.seconds, Fields.texts, Fields.flags, Fields.is_null)
+OF_ONE_NAME = (Fields.text, Fields.flag, Fields.whole, Fields.seconds, Fields.is_null, Fields.fields, Fields.each)
+OF_RECORDS = (lambda found, _: found.record(Texts), lambda found, _: found.record(Flags))
 
 
-@pytest.mark.parametrize(
-    "read", [*OF_ONE_NAME, Fields.fields, Fields.each, lambda found, key: found.choice(key, ("x",))]
-)
+@pytest.mark.parametrize("read", [*OF_ONE_NAME, *OF_RECORDS, lambda found, key: found.choice(key, ("x",))])
 def test_a_field_that_is_missing_is_named(read: Callable[[Fields, str], Any]) -> None:
     with pytest.raises(UnreadableError, match=r"^the test cannot be read: a is missing, expected "):
         read(opened(), "a")
@@ -239,10 +247,10 @@ def test_a_field_that_is_missing_is_named(read: Callable[[Fields, str], Any]) ->
 
 def test_what_is_there_is_read_as_its_type_and_what_is_not_as_its_default() -> None:
     found = opened(a="x", b=3, c=True, d=2, e=["x"], f={"g": "h"}, i=None)
-    assert (found.text("a"), found.whole("b"), found.flag("c"), found.texts("e")) == ("x", 3, True, ("x",))
+    assert (found.text("a"), found.whole("b"), found.flag("c")) == ("x", 3, True)
     assert (found.seconds("d"), type(found.seconds("d"))) == (2.0, float)
     assert (found.texts_by_name("f"), found.fields("f").text("g"), found.is_null("i")) == ({"g": "h"}, "h", True)
-    assert (found.text("z", ""), found.whole("z", 0), found.texts("z", ())) == ("", 0, ())
+    assert (found.text("z", ""), opened(a=["x"]).record(Texts)) == ("", Texts(("x",)))
     assert ("a" in found, "z" in found) == (True, False)
 
 
@@ -251,7 +259,7 @@ def test_what_is_there_is_read_as_its_type_and_what_is_not_as_its_default() -> N
     [
         lambda found, key: found.text(key),
         lambda found, key: found.fields("b").fields(key).fields(key).text("c"),
-        lambda found, key: found.texts(key),
+        lambda found, key: found.each(key),
         lambda found, key: found.texts_by_name(key),
         lambda found, key: found.text(key + "x"),
     ],
