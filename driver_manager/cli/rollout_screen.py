@@ -22,7 +22,7 @@ from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.cli.options import styled, table, titled, when, zone
 from driver_manager.cli.session import log_form
 from driver_manager.core.fleet.world import ObservedRollout, look
-from driver_manager.core.fleet_ports import Leader, RolloutClient
+from driver_manager.core.fleet_ports import Leader
 from driver_manager.core.ports_base import Reporter
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ManagerError
@@ -430,7 +430,7 @@ R = TypeVar("R")
 
 class RolloutSession(Struct, frozen=True):
     values: Values
-    desk: RolloutClient
+    desk: KubeDesk
     profile: Profile
     namespace: str
     clock: SystemClock
@@ -438,7 +438,7 @@ class RolloutSession(Struct, frozen=True):
 
     def look(self, name: str) -> ObservedRollout:
         """The rollout `name`, "" for the only one. Raises ManagerError."""
-        return look(self.desk, self.namespace, name, clears_first=self.profile.container_unloads)
+        return look(self.desk.listed, self.namespace, name, clears_first=self.profile.container_unloads)
 
     def readable(self, name: str) -> tuple[ObservedRollout, Fleet]:
         """The same with its facts. Raises ManagerError, also if its spec has problems."""

@@ -1,11 +1,8 @@
-"""Protocols of the rollout controller: what adapters implement.
-
-Apart from `ports`, so that programs on nodes do not load the types of a fleet.
-"""
+"""Protocols of the rollout controller, apart from `ports`: programs on nodes do not load the types of a fleet."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Protocol
 
@@ -20,7 +17,7 @@ from driver_manager.domain.fleet.spec import (
     RolloutObject,
     TaskPod,
 )
-from driver_manager.domain.node import Claim, NodeChange, Pod
+from driver_manager.domain.node import NodeChange
 
 
 class FactKind(Enum):
@@ -147,34 +144,6 @@ class Leader(Struct, frozen=True):
     name: str
     renewed_s: float | None = None
     lasts_s: float | None = None
-
-
-class RolloutClient(Protocol):
-    """The cluster as commands see it: lists, and the writes that request something from a controller.
-
-    All methods raise ApiRefused and ApiUnavailable; writes raise Conflict if the object was replaced or deleted. With
-    `dry_run` the server validates the write only.
-    """
-
-    def listed(self, subject: Subject) -> Listed:
-        """All objects of a subject."""
-
-    def leader(self, namespace: str, lease: str) -> Leader:
-        """The leader by that Lease."""
-
-    def users_by_node(self, nodes: Set[str]) -> Mapping[str, tuple[Pod, ...]]:
-        """The pods of all namespaces on these nodes that have not ended and request a device or a claim."""
-
-    def claims(self, namespaces: Iterable[str]) -> tuple[Claim, ...]:
-        """The ResourceClaims of these namespaces."""
-
-    def ask_rollout(
-        self, rollout: RolloutObject, spec: Mapping[str, object], annotations: Mapping[str, str], *, dry_run: bool
-    ) -> None:
-        """Set these fields of its spec and these annotations."""
-
-    def ask_node(self, node: FleetNode, annotations: Mapping[str, str], *, dry_run: bool) -> None:
-        """Set these annotations on the Node."""
 
 
 class Leadership(Protocol):

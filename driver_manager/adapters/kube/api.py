@@ -1,7 +1,4 @@
-"""Requests to an API server as JSON: retries, time limits, lists, watches and the meaning of answers.
-
-The paths of resources are in `node`, `fleet` and `leases`, connections and credentials in `transport`.
-"""
+"""Requests to an API server as JSON: retries, time limits, lists, watches and the meaning of answers."""
 
 from __future__ import annotations
 
@@ -16,8 +13,6 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
-
-from msgspec import Struct
 
 from driver_manager.adapters.kube import transport
 from driver_manager.adapters.kube.objects import other_object, text_of, typed, understood
@@ -74,26 +69,11 @@ class ApiRejected(ApiRefused):
 
 
 def refused(what: str, message: str) -> ApiRefused:
-    """The error for a 403 on `what` (verb, resource and namespace).
-
-    Admission (k8s.io/apiserver, pkg/admission/plugin) also refuses requests that RBAC allows.
-    """
+    """The error for a 403 on `what`. Admission (k8s.io/apiserver, pkg/admission/plugin) refuses more than RBAC."""
     remedy = "Grant this account the verb (deploy/ has all the rules it needs), or use another account (KUBECONFIG)."
     if "denied request" in message or "denied the request" in message:
         remedy = "The account has the verb, but an admission policy or webhook of the cluster refuses this change."
     return ApiRefused(f"the API server refused to {what} ({FORBIDDEN}): {message}", remedy)
-
-
-def unauthenticated(what: str, message: str) -> Unauthenticated:
-    return Unauthenticated(f"the API server refused to {what} ({UNAUTHENTICATED}): {message}", "Renew the credentials.")
-
-
-def rejected(status: int, what: str, message: str) -> ApiRejected:
-    """The error for any other status on `what` that a retry does not change."""
-    return ApiRejected(
-        f"the API server rejected {what} ({status}): {message}",
-        "Check for an admission webhook that refuses it, and that the Kubernetes version is supported; else report it.",
-    )
 
 
 def retry_after_s(headers: Headers, wall_s: float) -> float:
@@ -170,14 +150,17 @@ class Transient(Exception):
 def error_for(status: int, what: str, message: str, asked_s: float, *, is_watch: bool) -> Exception:
     """The exception that an HTTP status of 300 or more means for `what` (verb, resource and namespace)."""
     if status == UNAUTHENTICATED:
-        return unauthenticated(what, message)
+        return Unauthenticated(f"the API server refused to {what} ({status}): {message}", "Renew the credentials.")
     if status == FORBIDDEN:
         return refused(what, message)
     if status == EXPIRED and is_watch:
         return WatchExpired("the resourceVersion is too old", "Run again.")
     if status in AGAIN:
         return Transient(f"{what}: {status} {message}", asked_s)
-    return rejected(status, what, message)
+    return ApiRejected(
+        f"the API server rejected {what} ({status}): {message}",
+        "Check for an admission webhook that refuses it, and that the Kubernetes version is supported; else report it.",
+    )
 
 
 class Retries:
@@ -186,27 +169,27 @@ class Retries:
     def __init__(self, clock: Clock, reporter: Reporter, budget_s: float) -> None:
         self._clock = clock
         self._reporter = reporter
-        self._budget_s = budget_s
+        self.budget_s = budget_s
         self.repeated = 0
         self.attempt_s = min(ATTEMPT_S, max(SHORTEST_ATTEMPT_S, budget_s / 2))
 
     def limit(self, budget_s: float) -> None:
         """Spend at most `budget_s` seconds on the retries of one call, and on one attempt, from now on."""
-        self._budget_s = min(self._budget_s, budget_s)
+        self.budget_s = min(self.budget_s, budget_s)
         self.attempt_s = min(self.attempt_s, budget_s)
 
     def run(self, attempt: Callable[[], T], renewed: Callable[[], bool], *, only_once: bool = False) -> T:
         """The result of `attempt`, repeated while it raises Transient, and once at once after a 401 if `renewed()`.
 
-        `only_once`: repeat it only after a 401 within `PROMPT_S`. Raises ApiUnavailable once the budget is spent, and
-        what else `attempt` raises.
+        `only_once`: only after a 401 within `PROMPT_S`. Raises ApiUnavailable once the budget is spent, and as
+        `attempt`.
         """
         prompt_s = self._clock.monotonic() + PROMPT_S
 
         def renewed_in_time() -> bool:
             return renewed() and (not only_once or self._clock.monotonic() < prompt_s)
 
-        budget_s = self._budget_s * (1.0 - END_SHARE * self._clock.random())
+        budget_s = self.budget_s * (1.0 - END_SHARE * self._clock.random())
         end = self._clock.monotonic() + (0.0 if only_once else budget_s)
         try:
             return _with_fresh_credentials(attempt, renewed_in_time)
@@ -215,7 +198,7 @@ class Retries:
         try:
             return self._repeated(lambda: _with_fresh_credentials(attempt, renewed), first, end)
         except Transient as error:
-            spent = "" if only_once else f" within {self._budget_s:g} s"
+            spent = "" if only_once else f" within {self.budget_s:g} s"
             what = f"the API server gave no usable answer{spent}: {error}"
             raise ApiUnavailable(what, error.remedy, min(ASKED_MOST_S, error.retry_after_s)) from error
 
@@ -269,9 +252,7 @@ WHOLE_PAGES = 50
 """Maximum pages of a list that is requested without a limit. API servers answer with one page, a proxy may not."""
 
 MAX_LIST_BYTES = 2 * 1024 * 1024 * 1024
-"""Maximum size of all pages of a list: 14 KiB for each of 150,000 pods. For a list that is requested without a limit it
-is MAX_BODY_BYTES.
-"""
+"""Maximum size of a list in pages: 14 KiB for each of 150,000 pods. Without a limit it is MAX_BODY_BYTES."""
 
 RESTARTS = 3
 WATCH_SILENCE_S = 90.0
@@ -289,6 +270,7 @@ MAX_LINE_BYTES = 8 * 1024 * 1024
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
+_HEADERS = {"Accept": JSON, "User-Agent": "driver-manager"}
 
 NO_TURNSTILE: AbstractContextManager[Any] = contextlib.nullcontext()
 
@@ -313,18 +295,6 @@ def load_client(kubeconfig: str | None) -> Transport:
     return load_kubeconfig(kubeconfig)
 
 
-class _Request(Struct, frozen=True):
-    """One request. `what` is its verb, resource and namespace; `passing` are the statuses that its caller handles."""
-
-    method: str
-    path: str
-    what: str
-    body: Body | None
-    content_type: str
-    passing: frozenset[int]
-    is_interruptible: bool
-
-
 class KubeApi:
     _received_bytes = 0
 
@@ -335,7 +305,6 @@ class KubeApi:
         self._retries = Retries(clock, reporter, retry_budget_s)
         self._was_answered = False
         self._sent = 0
-        self._retry_budget_s = retry_budget_s
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -344,13 +313,12 @@ class KubeApi:
 
     def beside(self, clock: Clock) -> KubeApi:
         """The same server for another thread, on that thread's clock, with its own counts."""
-        other = KubeApi(self._transport, clock, self._reporter, self._retry_budget_s)
+        other = KubeApi(self._transport, clock, self._reporter, self._retries.budget_s)
         other._was_answered = self._was_answered
         return other
 
     def limit_retries(self, budget_s: float) -> None:
         """Spend at most `budget_s` seconds on the retries of one call, and on one read, from now on."""
-        self._retry_budget_s = min(self._retry_budget_s, budget_s)
         self._retries.limit(budget_s)
 
     def call(  # noqa: PLR0913  # what a request may be; all but the body by keyword
@@ -367,17 +335,24 @@ class KubeApi:
     ) -> dict[str, Any]:
         """The answer to one request, with retries of transient failures. `what` is its verb and resource.
 
-        `is_interruptible`: SIGTERM may end also this write. `only_once`: without retries.
-
-        Raises Answer for a status in `passing`, ApiRefused (401, 403, or a rejection), ApiUnavailable, ConfigError,
-        Terminated.
+        `is_interruptible`: SIGTERM may end also this write. `only_once`: without retries. Raises Answer for a status in
+        `passing`, ApiRefused (401, 403, or a rejection), ApiUnavailable, ConfigError, Terminated.
         """
-        may_end = is_interruptible or method == "GET"
-        request = _Request(method, path, _named(what, path), body, content_type, passing, may_end)
-        body = self._retries.run(lambda: self._answer(request), self._renewed, only_once=only_once)
-        if other := other_object(method, path, body):
-            raise ApiUnavailable(f"{request.what}: {other}", _CHECK_SERVER)
-        return body
+        request = WireRequest(method, path, None, _HEADERS)
+        if body is not None:
+            headers = {**_HEADERS, "Content-Type": content_type}
+            request = WireRequest(method, path, json.dumps(body).encode(), headers)
+        what, may_end = _named(what, path), is_interruptible or method == "GET"
+
+        def attempt() -> dict[str, Any]:
+            with self._clock.interruptible() if may_end else contextlib.nullcontext():
+                response = self._send(request, self._retries.attempt_s)
+            return self._answer(response, what, passing)
+
+        answer = self._retries.run(attempt, self._renewed, only_once=only_once)
+        if other := other_object(method, path, answer):
+            raise ApiUnavailable(f"{what}: {other}", _CHECK_SERVER)
+        return answer
 
     def pages(  # noqa: PLR0913  # what a list may be, and how much of it is read
         self,
@@ -391,8 +366,8 @@ class KubeApi:
     ) -> Generator[dict[str, Any], None, None]:
         """The pages of a list, one by one. `turnstile` is held while one page is read.
 
-        Raises as `call`, WatchExpired if the list expires before its end, and ApiUnavailable after `most` pages, or
-        `most_bytes` in total.
+        Raises as `call`, WatchExpired if the list expires, and ApiUnavailable after `most` pages or `most_bytes` in
+        total.
         """
         token, left_bytes = "", most_bytes
         for _ in range(most):
@@ -426,7 +401,7 @@ class KubeApi:
             if self._clock.monotonic() >= end_s:
                 raise ApiUnavailable(f"{what}: the list did not end in time", _CHECK_SERVER)
             if not found:
-                end_s = self._clock.monotonic() + max(ATTEMPT_S, self._retry_budget_s)
+                end_s = self._clock.monotonic() + max(ATTEMPT_S, self._retries.budget_s)
             found = found or page
             items += understood(lambda one: typed(one.get("items"), list, []), page)
         return {**found, "items": items}
@@ -440,9 +415,8 @@ class KubeApi:
         timeout_s: float,
         opened: Callable[[], None] = lambda: None,
     ) -> Generator[tuple[str, dict[str, Any]], None, None]:
-        """Type and object of each event of a watch; `opened` is called once the server has accepted it.
-
-        Raises as `call`, WatchExpired, WatchBroken.
+        """Type and object of each event; `opened` is called once it is accepted. Raises as `call`, WatchExpired,
+        WatchBroken.
         """
         asked_s = max(1, round(timeout_s))
         options = {
@@ -470,17 +444,12 @@ class KubeApi:
         finally:
             response.close()
 
-    def _answer(self, request: _Request) -> dict[str, Any]:
-        """One attempt. Raises Transient too."""
-        with self._clock.interruptible() if request.is_interruptible else contextlib.nullcontext():
-            response = self._send(
-                request.method, request.path, request.body, request.content_type, self._retries.attempt_s
-            )
-        if response.status in request.passing:
+    def _answer(self, response: Response, what: str, passing: frozenset[int]) -> dict[str, Any]:
+        """The object in `response`. Raises as `call`, and Transient."""
+        if response.status in passing:
             asked_s = retry_after_s(response.headers, self._clock.wall())
-            message, why = status_message(response.data), causes(response.data)
-            raise Answer(response.status, message, why, asked_s, request.what)
-        self._refuse_error(response, request.what)
+            raise Answer(response.status, status_message(response.data), causes(response.data), asked_s, what)
+        self._refuse_error(response, what)
         self._received_bytes += len(response.data)
         try:
             body = json.loads(response.data)
@@ -492,15 +461,15 @@ class KubeApi:
 
     def _open(self, path: str, what: str, silence_s: float) -> Response:
         """A watch before its first line. Its headers have the time limit of any answer."""
+        request = WireRequest("GET", path, None, _HEADERS, stream=True)
         with self._clock.interruptible():
-            response = self._send("GET", path, None, "", min(silence_s, self._retries.attempt_s), stream=True)
+            response = self._send(request, min(silence_s, self._retries.attempt_s))
             if response.status >= 300:
                 with contextlib.closing(response):
                     self._refuse_error(response, what, is_watch=True)
         return response
 
     def _refuse_error(self, response: Response, what: str, *, is_watch: bool = False) -> None:
-        """Raise the error for a status of 300 or more."""
         if response.status >= 300:
             asked_s = retry_after_s(response.headers, self._clock.wall())
             raise error_for(response.status, what, status_message(_read(response)), asked_s, is_watch=is_watch)
@@ -540,17 +509,10 @@ class KubeApi:
             self._reporter.info("API: 401; the credentials were read again")
         return is_renewed
 
-    def _send(  # noqa: PLR0913  # the parts of one request
-        self, method: str, path: str, body: Any, content_type: str, read_s: float, *, stream: bool = False
-    ) -> Response:
-        headers = {"Accept": "application/json", "User-Agent": "driver-manager"}
-        if body is not None:
-            headers["Content-Type"] = content_type
-        data = None if body is None else json.dumps(body).encode()
+    def _send(self, request: WireRequest, read_s: float) -> Response:
         connect_s = min(CONNECT_S, read_s / 2)  # for TCP and TLS each
         self._sent += 1
         try:
-            request = WireRequest(method, path, data, headers, stream)
             response = self._transport.send(request, connect_s=connect_s, read_s=read_s)
         except Unreachable as error:
             raise self._unreachable(error) from error

@@ -1,4 +1,4 @@
-"""The ports FleetCluster and RolloutClient on an API server."""
+"""The port FleetCluster on an API server, and the cluster as commands see it."""
 
 from __future__ import annotations
 
@@ -655,14 +655,17 @@ EVERY_POD = Subject(FactKind.GATE_PODS)
 
 
 class KubeDesk:
-    """See `driver_manager.core.fleet_ports.RolloutClient`."""
+    """Lists, and the writes that request something from a controller; with `dry_run` they are validated only.
+
+    All methods raise ApiRefused and ApiUnavailable; writes raise Conflict if the object was replaced or deleted.
+    """
 
     def __init__(self, api: KubeApi, read: Mapping[FactKind, Reader]) -> None:
         self._api = api
         self._readers = read
 
     def listed(self, subject: Subject) -> Listed:
-        """See the port. Raises ConfigError if the API server does not serve DriverRollouts."""
+        """All objects of a subject. Raises ConfigError if the API server does not serve DriverRollouts."""
         passing = frozenset({NOT_FOUND} if subject.kind is FactKind.ROLLOUTS else ())
         read = self._readers[subject.kind]
         try:
@@ -680,6 +683,8 @@ class KubeDesk:
         return Leader("") if body is None else understood(_as_leader, body)
 
     def users_by_node(self, nodes: Set[str]) -> Mapping[str, tuple[Pod, ...]]:
+        """The pods of all namespaces on these nodes that have not ended and request a device or a claim."""
+
         def read() -> dict[str, list[Pod]]:
             found: dict[str, list[Pod]] = {}
             for page in pages(self._api, EVERY_POD):

@@ -1,7 +1,4 @@
-"""Access by kubeconfig: the kubernetes package supplies credentials, TLS, proxies and connections.
-
-Imports that package only when it makes a client.
-"""
+"""Access by kubeconfig, with the kubernetes package, which is imported when it makes a client."""
 
 from __future__ import annotations
 
@@ -86,10 +83,6 @@ class Library:
         """`client` is a configured kubernetes ApiClient; `make` makes another one from the same credential source."""
         self._client = _bounded(client)
         self._make = make
-
-    @property
-    def configuration(self) -> Any:
-        return self._client.configuration
 
     def send(self, request: WireRequest, *, connect_s: float, read_s: float) -> Response:
         """See the port. Also raises ConfigError if the server refuses a request that has no credentials."""

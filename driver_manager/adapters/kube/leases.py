@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from driver_manager.adapters.kube.api import MERGE_PATCH, Answer, KubeApi
+from driver_manager.adapters.kube.api import JSON, MERGE_PATCH, Answer, KubeApi
 from driver_manager.adapters.kube.objects import as_node, as_versioned, text_of, typed, understood
 from driver_manager.adapters.kube.transport import CONFLICT, NOT_FOUND
 from driver_manager.core.ports_base import Clock
@@ -46,22 +46,16 @@ class Lease:
         """The object after the write; None if it is not that of `version` ("": none) any more. Raises as KubeApi."""
         metadata: dict[str, Any] = {"annotations": dict(annotations)} if annotations else {}
         body: dict[str, Any] = {"metadata": metadata, "spec": dict(spec)}
-        try:
-            if version:
-                metadata["resourceVersion"] = version
-                return self._api.call(
-                    "PATCH",
-                    self.path,
-                    "patch leases",
-                    body,
-                    content_type=MERGE_PATCH,
-                    passing=frozenset({NOT_FOUND, CONFLICT}),
-                    only_once=only_once,
-                )
+        if version:
+            request, content_type, passing = ("PATCH", self.path, "patch leases"), MERGE_PATCH, {NOT_FOUND, CONFLICT}
+            metadata["resourceVersion"] = version
+        else:
+            request, content_type, passing = ("POST", self._folder, "create leases"), JSON, {CONFLICT}
             metadata["name"] = self._name
             body |= {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+        try:
             return self._api.call(
-                "POST", self._folder, "create leases", body, passing=frozenset({CONFLICT}), only_once=only_once
+                *request, body, content_type=content_type, passing=frozenset(passing), only_once=only_once
             )
         except Answer:
             return None
@@ -164,7 +158,6 @@ class LeaseLeadership:
         return self._write(found.version, taken)
 
     def _is_over(self, seen: _Record | None) -> bool:
-        """True if the record's holder does not lead any more."""
         if seen is None or not seen.holder:
             return True
         return self._clock.monotonic() - self._seen_s >= max(float(LEASE_S), seen.lasts_s)
@@ -237,10 +230,7 @@ class LeaseSlots:
             raise Conflict(f"the Lease {LEASE} changed since it was read", "Run again.")
 
     def _is_gone(self, holder: SlotHolder) -> bool:
-        """True if the holder's Node was deleted, or is back from its reboot without a mark of one.
-
-        A Node that is not Ready may be rebooting.
-        """
+        """True if the holder's Node was deleted, or is back: Ready in another boot, and without a mark of a reboot."""
         try:
             path = f"/api/v1/nodes/{quote(holder.node, safe='')}"
             body = self._api.call("GET", path, "get nodes", passing=NO_SUCH_NODE)

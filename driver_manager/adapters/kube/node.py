@@ -64,10 +64,7 @@ _DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
 
 
 def claims_in(api: KubeApi, namespaces: Iterable[str], named: Iterable[tuple[str, str]] = ()) -> tuple[Claim, ...]:
-    """The claims of these namespaces; in a namespace where they may not be listed, those in `named`.
-
-    Some operators' accounts may get claims and not list them. Raises as KubeApi.
-    """
+    """The claims of these namespaces; in one where they may not be listed, those in `named`. Raises as KubeApi."""
     # Pods hold these claims, so a 404 is an error: otherwise a pod would lose its device unseen.
     group = api.call("GET", _DRA, "get the versions of resource.k8s.io")
     served = understood(lambda body: {str(one["version"]) for one in body.get("versions") or []}, group)
@@ -171,10 +168,9 @@ class _Workers(Generic[T, A]):
 def answers(
     items: Iterable[T], maker: Callable[[Clock], Callable[[T], A]], clock: Clock, at_once: int
 ) -> Generator[tuple[T, A], None, None]:
-    """Each item with its answer, in the order of the answers.
+    """Each item with its answer, in the order of the answers. Raises what a request or `items` raises, and Terminated.
 
-    `maker` makes the request function of one thread, on a clock that ends with this generator. The caller's thread
-    takes the next item once there is room. Raises what a request or `items` raises, and Terminated at once.
+    `maker` makes the request function of one thread, on a clock that ends with this generator.
     """
     crew = _Workers(maker)
     try:
@@ -189,10 +185,7 @@ def answers(
 
 
 FROM_MEMORY = {"resourceVersion": "0"}
-"""Lets the API server answer from its cache, where pods are indexed by node, as for kubelets.
-
-Otherwise servers before 1.31 read every pod of the cluster from etcd, for each node.
-"""
+"""From the server's cache, indexed by node. Servers before 1.31 else read all pods of the cluster from etcd."""
 
 EVICTIONS_AT_ONCE = 8
 """Maximum parallel evictions: with 100 ms for each, 60 pods take a second."""
@@ -214,8 +207,7 @@ The server's own precondition on the resourceVersion has the same words with "Re
 class KubeCluster:
     """See `driver_manager.core.ports.Cluster`.
 
-    `home` is the namespace whose pods are listed if the account may not list those of all: the operator's, whose Role
-    may be all that it has. "" for none.
+    `home` is the operator's namespace, whose pods are listed if those of all may not be; "" for none.
     """
 
     home = ""
@@ -358,18 +350,18 @@ class KubeCluster:
     def _may(self, verb: str, resource: str) -> bool:
         qualified, _, subresource = resource.partition("/")
         name, _, group = qualified.partition(".")
-        attributes = {"verb": verb, "resource": name, "group": group, "subresource": subresource}
-        attributes = {key: value for key, value in attributes.items() if value}
-        if name == "nodes":
-            attributes["name"] = self._node_name
-        elif name == "events":
-            attributes["namespace"] = "default"
-        elif name == "pods" and self._namespace:
-            attributes["namespace"] = self._namespace
+        attributes = {
+            "verb": verb,
+            "resource": name,
+            "group": group,
+            "subresource": subresource,
+            "name": self._node_name if name == "nodes" else "",
+            "namespace": {"events": "default", "pods": self._namespace}.get(name, ""),
+        }
         body = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": attributes},
+            "spec": {"resourceAttributes": {key: value for key, value in attributes.items() if value}},
         }
         try:
             answer = self._api.call("POST", _REVIEWS, "create selfsubjectaccessreviews", body)
@@ -388,10 +380,7 @@ class KubeCluster:
 
 
 def _passing(body: Body | None) -> frozenset[int]:
-    """Statuses of a request for the Node that `_node_call` handles.
-
-    A JSON patch of which an operation does not apply gets 422 (apiserver, pkg/endpoints/handlers/patch.go).
-    """
+    """Statuses that `_node_call` handles. 422: a JSON patch does not apply (apiserver, handlers/patch.go)."""
     if body is None:
         return frozenset({NOT_FOUND})
     return frozenset({NOT_FOUND, CONFLICT, *((INVALID,) if isinstance(body, list) else ())})
@@ -405,7 +394,6 @@ def _as_pod_list(body: Mapping[str, Any]) -> PodList:
 
 
 def _evict(api: KubeApi, pod: Pod, *, dry_run: bool) -> Eviction:
-    """Evict exactly this pod, by its uid."""
     options = {"preconditions": {"uid": pod.uid}, **({"dryRun": ["All"]} if dry_run else {})}
     body = {
         "apiVersion": "policy/v1",

@@ -38,16 +38,11 @@ def node_patch(change: NodeChange, resource_version: str | None) -> dict[str, An
 def event_body(  # noqa: PLR0913  # the fields of one object
     about: Mapping[str, str], reason: str, message: str, wall_s: float, *, warning: bool, key: str
 ) -> dict[str, Any]:
-    """A core/v1 Event about an object, given by apiVersion, kind, name, uid and, if namespaced, namespace.
-
-    Events of cluster-scoped objects are in `default`. A `key` becomes part of the name, so that there is only one.
-    """
+    """A core/v1 Event about an object (apiVersion, kind, name, uid, namespace); with a `key`, there is only one."""
     namespace, name = about.get("namespace", "default"), about["name"]
-    named = (
-        {"name": f"{name[:150].rstrip('.-')}.driver-manager-{key}"}
-        if key
-        else {"generateName": f"{name}.driver-manager-"}
-    )
+    named = {"generateName": f"{name}.driver-manager-"}
+    if key:
+        named = {"name": f"{name[:150].rstrip('.-')}.driver-manager-{key}"}
     stamp = written_time(wall_s)
     source = {"component": "driver-manager", **({"host": name} if about["kind"] == "Node" else {})}
     return {
@@ -114,10 +109,7 @@ def understood(read: Callable[[Mapping[str, Any]], T], body: Mapping[str, Any]) 
 
 
 def other_object(method: str, path: str, body: Mapping[str, Any]) -> str:
-    """How the answer to a GET or PATCH of `path` is another object or list than requested, "" if it is not.
-
-    A cache or a proxy in front of the API server can mix answers up.
-    """
+    """How an answer is another object or list than `path` requests, as a cache or proxy may mix up; "" if it is not."""
     found = _PATH.fullmatch(path)
     if method not in {"GET", "PATCH"} or found is None or found["plural"] not in KINDS:
         return ""
@@ -194,8 +186,7 @@ def as_pod(item: Mapping[str, Any]) -> Pod:
     metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     owners, volumes = metadata.get("ownerReferences") or [], spec.get("volumes") or []
     controller: Mapping[str, Any] = next((owner for owner in owners if owner.get("controller")), {})
-    containers = spec.get("containers") or [{}]
-    every = (*containers, *(spec.get("initContainers") or ()))
+    containers, every = spec.get("containers") or [{}], _containers(spec)
     annotations = texts_of(metadata, "annotations")
     grace = metadata.get("deletionGracePeriodSeconds")
     return Pod(
@@ -213,9 +204,7 @@ def as_pod(item: Mapping[str, Any]) -> Pod:
         finalizers=tuple(typed(one, str, "") for one in typed(metadata.get("finalizers"), list, [])),
         reason=text_of(status, "reason"),
         host_paths=tuple(text_of(volume["hostPath"], "path") for volume in volumes if volume.get("hostPath")),
-        config_digest=_config_digest(
-            (*(spec.get("containers") or ()), *(spec.get("initContainers") or ())), annotations
-        ),
+        config_digest=_config_digest(every, annotations),
         main_digest=_config_digest(containers[:1], annotations),
         main_container=_canonical(containers[0]),
         main_started=_main_started(containers[0], status),
@@ -269,6 +258,10 @@ def _cordon_manager(metadata: Mapping[str, Any]) -> tuple[str, int]:
     return "", 0
 
 
+def _containers(spec: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    return (*(spec.get("containers") or ()), *(spec.get("initContainers") or ()))
+
+
 def _program(container: Mapping[str, Any]) -> str:
     """The file name of a container's command, "" if its image has the command."""
     command = typed(container.get("command"), list, [])
@@ -278,7 +271,7 @@ def _program(container: Mapping[str, Any]) -> str:
 def _resources(spec: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the extended resources that a container requests with an amount other than 0."""
     names: dict[str, None] = {}
-    for container in (*(spec.get("containers") or ()), *(spec.get("initContainers") or ())):
+    for container in _containers(spec):
         amounts = container.get("resources") or {}
         for asked in (amounts.get("limits") or {}, amounts.get("requests") or {}):
             # An extended resource has a domain; its amounts are whole numbers.
@@ -352,8 +345,7 @@ def _canonical(container: Mapping[str, Any]) -> str:
 def _have_ended(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool | None:
     """True if all containers have ended; None if the status does not show each.
 
-    A kubelet 1.20 reports a removed container as not created yet. The phase shows the difference: it is Running only
-    after all were created.
+    A kubelet 1.20 reports a removed container as not created; the phase is Running only after all were created.
     """
     mains = status.get("containerStatuses") or []
     if not {one.get("name") for one in spec.get("containers") or [{}]} <= {one.get("name") for one in mains}:
@@ -377,7 +369,6 @@ def _started_s(spec: Mapping[str, Any], status: Mapping[str, Any]) -> float | No
 
 
 def _main_started(container: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
-    for state in status.get("containerStatuses") or []:
-        if state.get("name") == container.get("name"):
-            return bool((state.get("state") or {}).get("running"))
-    return False
+    statuses = status.get("containerStatuses") or []
+    mains = (one for one in statuses if one.get("name") == container.get("name"))
+    return any((one.get("state") or {}).get("running") for one in mains)

@@ -1,7 +1,4 @@
-"""Connections to an API server, and access in a pod by its service account.
-
-`driver_manager.adapters.kube.kubeconfig` has the transport by kubeconfig. The caller interprets the answers.
-"""
+"""Connections to an API server, and access in a pod by its service account. `kubeconfig` has the other access."""
 
 from __future__ import annotations
 
@@ -24,9 +21,7 @@ from driver_manager.domain.errors import ConfigError
 UNAUTHENTICATED, FORBIDDEN, NOT_FOUND, CONFLICT, EXPIRED, INVALID = 401, 403, 404, 409, 410, 422
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
-"""Maximum size of an answer. The largest legitimate answer is a page of 500 Nodes or the list of a node's pods (500 at
-most on common platforms), with up to about 30 KiB for each object.
-"""
+"""Maximum size of an answer: a page of 500 Nodes, or a node's pods, with up to about 30 KiB each, is smaller."""
 
 
 class Unreachable(Exception):
@@ -95,10 +90,9 @@ class Transport(Protocol):
     def send(self, request: WireRequest, *, connect_s: float, read_s: float) -> Response:
         """The answer, whole unless it is a stream. Does not retry, and does not follow redirects.
 
-        `connect_s` limits, in seconds, the connection and its TLS handshake each. `read_s` limits the total, from the
-        connection to the end of the answer; for a stream, until `allow` extends it. A body of more than MAX_BODY_BYTES
-        counts as no answer. Raises Unreachable, CredentialsUnreadable, and ValueError if the credentials have
-        characters that a header cannot have.
+        `connect_s` limits connection and TLS handshake each, `read_s` the total to the end of the answer, or of a
+        stream until `allow` extends it. Raises Unreachable, also for more than MAX_BODY_BYTES, CredentialsUnreadable,
+        and ValueError if the credentials have characters that a header cannot have.
         """
 
     def renew(self) -> bool:
@@ -132,9 +126,8 @@ def is_in_pod(account: Path, environ: Mapping[str, str]) -> bool:
 class InPod:
     """See `driver_manager.adapters.kube.transport.Transport`.
 
-    Reads the token for each request and the CA for each connection, so that a rotation takes effect. Keeps a connection
-    for the next call, one for each thread that calls at the same time. A watch has its own connection, so that the call
-    after it needs no new handshake.
+    Reads the token for each request and the CA for each connection, as both are rotated. Keeps one connection for each
+    thread that calls at the same time; a watch has its own, so that the next call needs no handshake.
     """
 
     def __init__(self, account: Path, environ: Mapping[str, str]) -> None:
@@ -158,11 +151,10 @@ class InPod:
         connection = (None if request.stream else self._idle()) or self._connected(connect_s)
         try:
             return self._asked(connection, replace(request, headers=headers), end_s)
-        except (OSError, http.client.HTTPException, TooLarge) as error:
-            connection.close()
-            raise Unreachable(_why(error)) from error
-        except BaseException:  # the rest of the answer must not be read as the next one
-            connection.close()
+        except BaseException as error:
+            connection.close()  # the rest of the answer must not be read as the next one
+            if isinstance(error, OSError | http.client.HTTPException | TooLarge):
+                raise Unreachable(_why(error)) from error
             raise
 
     def renew(self) -> bool:
@@ -225,17 +217,13 @@ class InPod:
             raise CredentialsUnreadable(_said(error)) from error
         try:
             connection.connect()
-        except ssl.SSLCertVerificationError as error:
+        except BaseException as error:
             connection.close()
-            raise Unreachable(_why(error), doubt=error) from error
-        except ssl.SSLError as error:
-            connection.close()
-            raise Unreachable(_why(error)) from error
-        except OSError as error:
-            connection.close()
-            raise Unreachable(f"cannot connect: {error}") from error
-        except BaseException:
-            connection.close()
+            if isinstance(error, ssl.SSLError):
+                doubt = error if isinstance(error, ssl.SSLCertVerificationError) else None
+                raise Unreachable(_why(error), doubt) from error
+            if isinstance(error, OSError):
+                raise Unreachable(f"cannot connect: {error}") from error
             raise
         return connection
 
@@ -246,43 +234,29 @@ class InPod:
         connection.sock.settimeout(_left_s(end_s, "sending"))
         response = connection.getresponse()
         if request.stream:
-            return _Stream(response, connection)
+            return _Answer(response, connection, None)
         data = _body(response)
         if response.will_close:
             connection.close()
         else:
             self._kept.append(connection)
-        return _Whole(response.status, response.headers, data)
+        return _Answer(response, connection, data)
 
 
-class _Whole(Struct, frozen=True):
-    status: int
-    headers: Message
-    data: bytes
+class _Answer:
+    """See `Response`. The body is `data`, or read in parts as they arrive if that is None."""
 
-    def read_some(self) -> bytes:
-        return b""
-
-    def allow(self, silence_s: float, total_s: float) -> None:
-        """See the port."""
-
-    def close(self) -> None:
-        """See the port."""
-
-
-class _Stream:
-    """An answer whose body is read in parts as they arrive."""
-
-    def __init__(self, response: http.client.HTTPResponse, connection: Bounded) -> None:
+    def __init__(self, response: http.client.HTTPResponse, connection: Bounded, data: bytes | None) -> None:
         self._response = response
         self._connection = connection
+        self._data = data
         self.status = response.status
         self.headers: Message = response.headers
 
     @property
     def data(self) -> bytes:
         try:
-            return _body(self._response)
+            return _body(self._response) if self._data is None else self._data
         except (OSError, http.client.HTTPException, TooLarge) as error:
             raise StreamCut(type(error).__name__) from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from msgspec import Struct, field
@@ -19,7 +19,6 @@ from driver_manager.core.fleet_ports import (
     Item,
     Listed,
     Lost,
-    RolloutClient,
     Seen,
     Subject,
 )
@@ -315,15 +314,15 @@ class ObservedRollout(Struct, frozen=True):
     fleet: Fleet | None
 
 
-def look(desk: RolloutClient, namespace: str, name: str, *, clears_first: bool) -> ObservedRollout:
-    """The rollout `name`, "" for the only one. Raises ConfigError, and as RolloutClient."""
+def look(listed: Callable[[Subject], Listed], namespace: str, name: str, *, clears_first: bool) -> ObservedRollout:
+    """The rollout `name`, "" for the only one. Raises ConfigError, and as `listed`."""
     world = FleetCache(namespace, clears_first=clears_first)
     known: set[Subject] = set()
 
     def see(subjects: frozenset[Subject]) -> bool:
         missing = sorted(subjects - known, key=str)
         for subject in missing:
-            world.apply(desk.listed(subject))
+            world.apply(listed(subject))
         known.update(missing)
         return bool(missing)
 

@@ -27,9 +27,9 @@ from driver_manager.adapters.kube.api import (
     SHORTEST_ATTEMPT_S,
     KubeApi,
     Retries,
+    error_for,
     load_client,
     retry_after_s,
-    unauthenticated,
 )
 from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.adapters.kube.objects import other_object
@@ -416,7 +416,7 @@ def test_what_is_asked_once_is_sent_again_after_a_401_that_came_promptly_and_not
         asked.append(clock.monotonic())
         clock.sleep(took_s)
         if len(asked) == 1:
-            raise unauthenticated("patch nodes", "expired")
+            raise error_for(401, "patch nodes", "expired", 0.0, is_watch=False)
         return "done"
 
     retries = Retries(clock, RecordingReporter(), 8.0)
