@@ -23,8 +23,8 @@ from driver_manager.adapters.kube.transport import SERVICE_HOST, SERVICE_PORT, I
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogForm, LogReporter
 from driver_manager.cli.lean import NodeWay
-from driver_manager.core.announce import announce, announce_window
 from driver_manager.core.clients import ClientRestarter
+from driver_manager.core.node import announce, announce_window
 from driver_manager.domain import outage, selectors
 from driver_manager.domain.errors import ExitCode, ManagerError
 from driver_manager.domain.health.watch import Notice, mute_on

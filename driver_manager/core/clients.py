@@ -6,7 +6,7 @@ one. After a kill, the next turn of any process continues.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from driver_manager.core.ports_base import Clock, Reporter
 from driver_manager.domain import events
 from driver_manager.domain.deadline import Deadline, around_s
 from driver_manager.domain.errors import ApiRefused
-from driver_manager.domain.node import Eviction, EvictionOutcome, NodeChange, Pod
+from driver_manager.domain.node import EvictionOutcome, NodeChange, Pod
 from driver_manager.domain.node_state import encode_generation, seen_now
 from driver_manager.domain.observation import EvictionRules
 from driver_manager.domain.pods import client_record
@@ -37,9 +37,9 @@ LAST_RETRY_S = 10.0
 
 
 class ClientTurn(Struct, frozen=True):
-    """The result of one turn: clients `restarted`, a line for each that is `left`, or the `problem` that prevented it.
+    """The clients `restarted` in one turn, a line for each that is `left`, or the `problem` that prevented it.
 
-    `is_early`: the clients that are left will be known in moments, as on nodes whose pods wait for their driver.
+    `is_early`: the clients that are left will be known in moments, as their pods wait for the driver.
     """
 
     restarted: tuple[str, ...] = ()
@@ -49,7 +49,6 @@ class ClientTurn(Struct, frozen=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to be done for this driver."""
         return not self.left and not self.problem
 
     @property
@@ -72,8 +71,7 @@ class ClientRestarter:
     def after_run(self, pods: Collection[Pod], deadline: Deadline) -> ClientTurn:
         """What is due at the end of a run that saw `pods` on the node. Raises as `turn`.
 
-        Without a client among them nothing is asked of the API server, unless a turn was cut off: the client that it
-        evicted may have gone, and the successor be yet to come. One turn is all that takes.
+        Without a client among them it sends no request, unless a turn was cut off: that takes one turn.
         """
         if any(is_client(pod, self._rules) for pod in pods):
             return self.until(deadline)
@@ -134,63 +132,55 @@ class ClientRestarter:
         return record
 
     def _restart(self, record: ClientRecord, pods: dict[str, Pod]) -> tuple[ClientRecord, dict[str, str]]:
-        """Ask once for each client that is left; the record then, and why each that is refused is refused, by uid.
+        """Evict each client that is left, once; the record then, and by uid why an eviction is refused.
 
-        Raises ApiRefused once all were asked for: a right may be lacking in one namespace and not in another.
+        Raises ApiRefused after the last one: a right may be lacking in one namespace only.
         """
-        book, why, lacking = _Book(record, self._noted), dict[str, str](), list[ApiRefused]()
+        why, lacking = dict[str, str](), list[ApiRefused]()
         for client in record.left:
             pod, was_asked = pods.get(client.uid), client.state is ClientState.ASKED
             if pod is None or pod.deleting or pod.has_left:
-                self._settle(book, client, was_asked=was_asked)
+                record = self._settled(record, client, was_asked=was_asked)
                 continue
-            book.put(client.uid, ClientState.ASKED)
+            record = self._put(record, client, ClientState.ASKED)
             try:
                 ((_, answer),) = self._cluster.evict_each((pod,))
             except ApiRefused as error:
-                book.put(client.uid, ClientState.FOUND)
+                record = self._put(record, client, ClientState.FOUND)
                 lacking.append(error)
                 continue
             if answer.outcome is EvictionOutcome.BLOCKED:
-                why[client.uid] = self._refused(book, client, answer)
+                record = self._put(record, client, ClientState.FOUND)
+                self._reporter.info(f"the eviction of client {client} is refused: {answer.why}")
+                why[client.uid] = f"its eviction is refused: {answer.why}"
             else:
-                self._settle(book, client, was_asked=was_asked or answer.outcome is EvictionOutcome.ACCEPTED)
+                was_asked = was_asked or answer.outcome is EvictionOutcome.ACCEPTED
+                record = self._settled(record, client, was_asked=was_asked)
         if lacking:
             raise lacking[0]
-        return book.record, why
+        return record, why
 
-    def _refused(self, book: _Book, client: Client, answer: Eviction) -> str:
-        book.put(client.uid, ClientState.FOUND)
-        self._reporter.info(f"the eviction of client {client} is refused: {answer.why}")
-        return f"its eviction is refused: {answer.why}"
+    def _put(self, record: ClientRecord, client: Client, state: ClientState) -> ClientRecord:
+        """`record` with the state of `client`, noted unless it is noted already."""
+        after = record.with_state(client.uid, state)
+        return self._noted(after) if after != record else record
 
-    def _settle(self, book: _Book, client: Client, *, was_asked: bool) -> None:
+    def _settled(self, record: ClientRecord, client: Client, *, was_asked: bool) -> ClientRecord:
         """It goes or is gone. What we asked for has an Event; one that cannot be posted now stays as asked for."""
         if not was_asked:
-            return book.put(client.uid, ClientState.LEFT)
-        claims = book.record.claims
-        survived = f"; claims that were prepared for an earlier driver: {several(claims)}" if claims else ""
+            return self._put(record, client, ClientState.LEFT)
+        survived = (
+            f"; claims that were prepared for an earlier driver: {several(record.claims)}" if record.claims else ""
+        )
         what = f"client {client} was restarted: it started before this driver was ready{survived}"
         key = events.client_key(client.uid)
-        if self._cluster.post_event(events.DRIVER_CLIENT_RESTARTED, what, warning=False, key=key):
-            self._reporter.info(what)
-            book.put(client.uid, ClientState.RESTARTED)
-        return None
+        if not self._cluster.post_event(events.DRIVER_CLIENT_RESTARTED, what, warning=False, key=key):
+            return record
+        self._reporter.info(what)
+        return self._put(record, client, ClientState.RESTARTED)
 
     def _show(self, record: ClientRecord) -> None:
         """Show the generation on the Node, if the profile has a key for it. No other process writes it now."""
         key = self._rules.profile.keys.generation
         if key:
             self._cluster.patch_node(NodeChange(annotations={key: encode_generation(record.generation)}), None)
-
-
-class _Book:
-    def __init__(self, record: ClientRecord, noted: Callable[[ClientRecord], ClientRecord]) -> None:
-        self.record = record
-        self._noted = noted
-
-    def put(self, uid: str, state: ClientState) -> None:
-        """Note the state of that client, unless it is noted."""
-        record = self.record.with_state(uid, state)
-        if record != self.record:
-            self.record = self._noted(record)

@@ -56,7 +56,6 @@ class _Retries:
 
     @property
     def is_due(self) -> bool:
-        """True if a try is due now."""
         return self._next_s is not None and self._clock.monotonic() >= self._next_s
 
     def fail(self) -> bool:
@@ -66,29 +65,77 @@ class _Retries:
         return wait_s is not None
 
 
-class ClientRestarts:
-    """Restarts the clients of each new driver through `notifier`. Without a notifier, does nothing."""
+class NodeReporter:
+    """Sends the Node, through `notifier`, what it has to show, reads its mute, and restarts clients of a new driver.
 
-    def __init__(self, notifier: NodeNotifier | None, clock: Clock, reporter: Reporter, warn: Warn) -> None:
+    Failures are retried after longer pauses, at most `TRIES` tries in all; each next thing starts with a first try.
+    """
+
+    def __init__(self, notifier: NodeNotifier, clock: Clock, reporter: Reporter, warn: Warn) -> None:
         self._notifier = notifier
+        self._clock = clock
         self._reporter = reporter
         self._warn = warn
+        self._notice_key = ""
+        self._notice_tries = _Retries(clock)
         self._load = ""
-        self._retries = _Retries(clock)
+        self._client_tries = _Retries(clock)
+        self._asked_s = clock.monotonic()
+        self._window: Outage | None = None
+        self._window_tries = 0
 
-    def enqueue(self, load: str) -> None:
-        """Restart the clients of this load of the driver, which serves for the first time."""
-        if self._notifier is not None:
-            self._load = load
-            self._retries.start()
+    def enqueue(self, load: str, window: Outage | None) -> None:
+        """Restart the clients of this load of the driver, which serves for the first time, and report its `window`."""
+        self._load = load
+        self._client_tries.start()
+        if window is not None:
+            self._window, self._window_tries = window, WINDOW_TRIES
 
-    def restart(self, serving: str) -> None:
-        """Restart the clients of the enqueued load, if a try is due and `serving` is that load ("" for none).
+    def should_ask(self, history: History, would_wedge: Callable[[], bool]) -> bool:
+        """True if the watch must read the Node's mute now: before it declares a wedge, and every `LOOK_S` during it."""
+        if history.state is HealthState.WEDGED:
+            return self._clock.monotonic() - self._asked_s >= LOOK_S
+        return would_wedge()
 
-        Failures are retried after longer pauses, at most `TRIES` tries in all. Raises Terminated.
-        """
-        is_due = bool(serving) and serving == self._load and self._retries.is_due
-        if self._notifier is None or not is_due:
+    def mute(self) -> Mute | None:
+        """The Node's mute, bounded; None for none. An unreadable one has no effect but a warning. Raises Terminated."""
+        self._asked_s = self._clock.monotonic()
+        answer = self._notifier.mute()
+        doubt = f"unknown whether the Node mutes health-watch: {answer.problem}" if answer.problem else ""
+        self._warn(MUTE_TOPIC, answer.invalid or doubt)
+        return bounded_mute(answer.mute, self._clock.wall()) if answer.mute is not None else None
+
+    def report(self, history: History, boot_id: str) -> History:
+        """Send the notice that is due, if any; return the history with the last notice sent. Raises Terminated."""
+        notice = notice_due(history, boot_id)
+        if notice is None:
+            return history
+        if notice.key != self._notice_key:
+            self._notice_key = notice.key
+            self._notice_tries.start()
+        if not self._notice_tries.is_due:
+            return history
+        problem = self._notifier.report(notice)
+        if problem:
+            end = "it is retried" if self._notice_tries.fail() else "not retried until the next change"
+            self._warn(NODE_TOPIC, f"{notice.undone}: {problem}; {end}")
+            return history
+        self._warn(NODE_TOPIC, "")
+        return replace(history, wedge=replace(history.wedge, reported=notice.kind))
+
+    def report_window(self) -> None:
+        """Report that the enqueued window, if any, is over, with `WINDOW_TRIES` tries in all. Raises Terminated."""
+        if self._window is None:
+            return
+        problem = self._notifier.report_window(self._window)
+        self._window_tries -= 1
+        if not problem or not self._window_tries:
+            self._window = None
+        self._warn(WINDOW_TOPIC, f"the end of the window was not reported on the Node: {problem}" if problem else "")
+
+    def restart_clients(self, serving: str) -> None:
+        """Restart the clients of the enqueued load, if a try is due and `serving` is that load. Raises Terminated."""
+        if not serving or serving != self._load or not self._client_tries.is_due:
             return
         answer = self._notifier.restart_clients(serving)
         for warning in answer.warnings:
@@ -99,86 +146,13 @@ class ClientRestarts:
             self._load = ""
             self._warn(CLIENT_TOPIC, "")
             return
-        if self._retries.fail():
-            if answer.is_early:
-                return
-            end = "it is retried"
-        else:
+        end = "it is retried"
+        if not self._client_tries.fail():
             self._load = ""
             end = "not retried until the next driver, or the next start of health-watch"
-        self._warn(CLIENT_TOPIC, f"not every client of the new driver was restarted: {answer.left}; {end}")
-
-
-class NodeReporter:
-    """Sends notices to the Node through `notifier`, and reads its mute. Without a notifier, does nothing."""
-
-    def __init__(self, notifier: NodeNotifier | None, clock: Clock, warn: Warn) -> None:
-        self._notifier = notifier
-        self._clock = clock
-        self._warn = warn
-        self._notice_key = ""
-        self._retries = _Retries(clock)
-        self._asked_s = clock.monotonic()
-        self._window: Outage | None = None
-        self._window_tries = 0
-
-    def should_ask(self, history: History, would_wedge: Callable[[], bool]) -> bool:
-        """True if the watch must read the Node's mute now: before it declares a wedge, and every `LOOK_S` during one.
-
-        While the driver is healthy, the watch sends no request for it.
-        """
-        if self._notifier is None:
-            return False
-        if history.state is HealthState.WEDGED:
-            return self._clock.monotonic() - self._asked_s >= LOOK_S
-        return would_wedge()
-
-    def mute(self) -> Mute | None:
-        """The Node's mute, bounded; None for none. An unreadable one has no effect but a warning. Raises Terminated."""
-        if self._notifier is None:
-            return None
-        self._asked_s = self._clock.monotonic()
-        answer = self._notifier.mute()
-        doubt = f"unknown whether the Node mutes health-watch: {answer.problem}" if answer.problem else ""
-        self._warn(MUTE_TOPIC, answer.invalid or doubt)
-        return bounded_mute(answer.mute, self._clock.wall()) if answer.mute is not None else None
-
-    def report(self, history: History, boot_id: str) -> History:
-        """Send the notice that is due, if any; return the history with the last notice on the Node. Raises Terminated.
-
-        A notice that fails is retried after longer pauses, at most `TRIES` tries in all. The next notice starts with a
-        first try.
-        """
-        notice = notice_due(history, boot_id)
-        if self._notifier is None or notice is None:
-            return history
-        if notice.key != self._notice_key:
-            self._notice_key = notice.key
-            self._retries.start()
-        if not self._retries.is_due:
-            return history
-        problem = self._notifier.report(notice)
-        if problem:
-            end = "it is retried" if self._retries.fail() else "not retried until the next change"
-            self._warn(NODE_TOPIC, f"{notice.undone}: {problem}; {end}")
-            return history
-        self._warn(NODE_TOPIC, "")
-        return replace(history, wedge=replace(history.wedge, reported=notice.kind))
-
-    def enqueue_window(self, window: Outage) -> None:
-        """Report on the Node, by the next calls of `report_window`, that this window is over."""
-        if self._notifier is not None:
-            self._window, self._window_tries = window, WINDOW_TRIES
-
-    def report_window(self) -> None:
-        """Report the enqueued window, if any, with at most `WINDOW_TRIES` tries in all. Raises Terminated."""
-        if self._notifier is None or self._window is None:
+        elif answer.is_early:
             return
-        problem = self._notifier.report_window(self._window)
-        self._window_tries -= 1
-        if not problem or not self._window_tries:
-            self._window = None
-        self._warn(WINDOW_TOPIC, f"the end of the window was not reported on the Node: {problem}" if problem else "")
+        self._warn(CLIENT_TOPIC, f"not every client of the new driver was restarted: {answer.left}; {end}")
 
 
 PATIENCE_INTERVALS = 3
@@ -220,7 +194,8 @@ class HealthWatch:
         self._reporter = ports.reporter
         self._policy = policy
         self._publish = publish
-        self._history: History | None = None
+        self._history = History()
+        self._is_resumed = False
         self._report = HealthReport(History())
         self._problems: dict[str, str] = {}
         self._recorded = ""
@@ -229,8 +204,9 @@ class HealthWatch:
         self._returned = "", ""
         self._keeper = ports.keeper
         self._evidence_of: int | None = None
-        self._node = NodeReporter(ports.notifier, ports.clock, self._warn)
-        self._clients = ClientRestarts(ports.notifier, ports.clock, ports.reporter, self._warn)
+        self._node: NodeReporter | None = None
+        if ports.notifier is not None:
+            self._node = NodeReporter(ports.notifier, ports.clock, ports.reporter, self._warn)
         self._serving = ""
 
     @property
@@ -249,12 +225,9 @@ class HealthWatch:
     def turn(self) -> None:
         """One sample and its consequences. Raises Terminated, and no other ManagerError.
 
-        Before the watch declares a wedge, it reads the Node's mute, as a wedge makes operands leave at once. It does so
-        without the lock, so that no reconcile waits. A mute that cannot be read has no effect.
-
-        Then the watch changes the host's marks, which operands and the rebooter read; publishes the report for scrapers
-        and probes; saves the evidence, which the Node's Event names; and reports to the Node last, so that an
-        unreachable API server does not delay the others.
+        Before it declares a wedge, it reads the Node's mute, without the lock, so that no reconcile waits. Then it
+        changes the marks, publishes, saves the evidence, which the Node's Event names, and reports to the Node last, so
+        that an unreachable API server delays nothing else.
         """
         result, took_s = None, 0.0
         try:
@@ -283,11 +256,12 @@ class HealthWatch:
         The first call also reads the record. Raises ManagerError as the marks do.
         """
         with self._marks.alone() as seen:
-            if self._history is None:
+            if not self._is_resumed:
                 policy = self._policy
                 self._history = resume_watch(
                     self._marks.recall(), seen, self._clock.monotonic(), policy.patience_s, policy.failures
                 )
+                self._is_resumed = True
                 if self._history.stuck is not None:
                     self._prober.inherit(self._history.stuck)
                 if self._history.state is not HealthState.STARTING:
@@ -298,32 +272,31 @@ class HealthWatch:
         """Why the watch judges no sample now ("" if it does), and True if that is a mute by hand."""
         self._warn("mute", seen.mute_problem)
         why = why_muted(seen)
-        mute = active_mute(self._history or History(), seen, self._clock.wall())
+        mute = active_mute(self._history, seen, self._clock.wall())
         return (why, False) if why or mute is None else (mute.why, True)
 
     def _ask_node(self, result: ProbeResult | None, begun: float) -> None:
         """Read the Node's mute if the result needs it. Raises Terminated, and ConfigError as the marks do."""
-        before = self._history or History()
+        if self._node is None or result is None:
+            return
+        if self._node.should_ask(self._history, lambda: self._would_wedge(result, begun)):
+            self._history = replace(self._history, mute=self._node.mute())
 
-        def would_wedge() -> bool:
-            if result is None or result.health is not Health.UNHEALTHY or before.failures + 1 < self._policy.failures:
-                return False
-            with self._marks.alone() as seen:
-                return self._judged(result, seen, begun).state is HealthState.WEDGED
-
-        if result is not None and self._node.should_ask(before, would_wedge):
-            self._history = replace(before, mute=self._node.mute())
+    def _would_wedge(self, result: ProbeResult, begun: float) -> bool:
+        if result.health is not Health.UNHEALTHY or self._history.failures + 1 < self._policy.failures:
+            return False
+        with self._marks.alone() as seen:
+            return self._judged(result, seen, begun).state is HealthState.WEDGED
 
     def _judged(self, result: ProbeResult, seen: Surroundings, begun: float) -> History:
         """The history after `result`. A mute, also one that began during the probe, replaces the result."""
         muted, is_muted_by_hand = self._mute_reason(seen)
         sample = Sample(result.health, result.reason, begun, self._clock.wall(), muted, is_muted_by_hand)
-        before, policy = self._history or History(), self._policy
-        return judge_sample(before, sample, seen, policy.failures, policy.interval_s / 2)
+        return judge_sample(self._history, sample, seen, self._policy.failures, self._policy.interval_s / 2)
 
     def _judge(self, result: ProbeResult | None, seen: Surroundings, begun: float) -> None:
         """Judge `result` or the mute, write the record, and log the change."""
-        before = self._history or History()
+        before = self._history
         muted, _ = self._mute_reason(seen)
         if result is None and not muted:
             return  # the mute ended during this turn: the next turn takes a sample
@@ -346,7 +319,7 @@ class HealthWatch:
 
     def _settle(self, seen: Surroundings) -> None:
         """Change the host's marks as the state needs. Raises ManagerError; the next turn retries failed changes."""
-        history = self._history or History()
+        history = self._history
         failed: ManagerError | None = None
         for act in mark_changes(history, seen):
             try:
@@ -367,14 +340,14 @@ class HealthWatch:
             return
         window = self._marks.note_return()
         self._returned = load
-        self._clients.enqueue(seen.driver)
         if window is not None:
             self._reporter.info(f"the driver is back: {window.sentence()}")
-            self._node.enqueue_window(window)
+        if self._node is not None:
+            self._node.enqueue(seen.driver, window)
 
     def _is_serving(self, seen: Surroundings) -> bool:
         """True if the state is healthy; before the first counted sample, if the ready marker is there."""
-        state = self._history.state if self._history is not None else None
+        state = self._history.state
         is_marked = seen.ready is True and seen.is_loaded and not seen.is_reconciling
         return state is HealthState.HEALTHY or (state is HealthState.STARTING and is_marked)
 
@@ -394,7 +367,7 @@ class HealthWatch:
 
     def _remember(self) -> None:
         """Write the record, for a restart. It has no samples of a healthy driver, so that these cause no write."""
-        history = self._history or History()
+        history = self._history
         kept = replace(history, evidence=(), recent=()) if history.state is HealthState.HEALTHY else history
         text = encode_watch_record(kept, self._boot_id)
         try:
@@ -414,16 +387,14 @@ class HealthWatch:
         if result is not None:
             samples[result.health] = samples.get(result.health, 0) + 1
             success = self._clock.wall() if result.health is Health.HEALTHY else success
-        history = self._history or History()
-        is_stuck = history.stuck is not None
         self._report = HealthReport(
-            history=history,
+            history=self._history,
             result=result,
             probe_s=took_s,
             last_success_wall_s=success,
             samples=samples,
             abandoned=self._prober.abandoned(),
-            is_stuck=is_stuck,
+            is_stuck=self._history.stuck is not None,
             is_ready=self._is_ready,
             turn_wall_s=self._clock.wall(),
         )
@@ -432,7 +403,7 @@ class HealthWatch:
     def _keep_evidence(self) -> None:
         """Save the evidence of a wedge, at most once for each wedge in this process. Raises Terminated."""
         history = self._history
-        if self._keeper is None or history is None or history.state is not HealthState.WEDGED:
+        if self._keeper is None or history.state is not HealthState.WEDGED:
             return
         wedge = history.wedge
         if wedge.evidence or wedge.since_s == self._evidence_of:
@@ -448,15 +419,14 @@ class HealthWatch:
 
     def _report_to_node(self) -> None:
         """Send the Node the notice and the window that are due, and restart clients. Raises Terminated."""
-        history = self._history
-        if history is None or not self._boot_id:
+        if self._node is None or not self._boot_id:
             return
-        reported = self._node.report(history, self._boot_id)
-        if reported != history:
+        reported = self._node.report(self._history, self._boot_id)
+        if reported != self._history:
             self._history = reported
             self._remember()
         self._node.report_window()
-        self._clients.restart(self._serving)
+        self._node.restart_clients(self._serving)
 
     def _warn(self, topic: str, text: str) -> None:
         """Log a problem of `topic` once while it stays the same; an empty `text` ends it."""

@@ -1,13 +1,19 @@
-"""Patch the Node by compare-and-swap."""
+"""Patches of the Node by compare-and-swap, and what health-watch shows on it: a wedge, its end, an outage's end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from driver_manager.core.ports import Cluster
 from driver_manager.core.ports_base import Reporter
-from driver_manager.domain.errors import ApiUnavailable, Conflict
+from driver_manager.domain.errors import ApiUnavailable, Conflict, ManagerError
+from driver_manager.domain.health.watch import Notice, NoticeKind
 from driver_manager.domain.node import Node, NodeChange
+from driver_manager.domain.node_state import NodeState, encode, label, outcome_on, state_on
+from driver_manager.domain.outage import Outage
+from driver_manager.domain.profile import NodeKeys
 
 ATTEMPTS = 10
 """Maximum patch attempts after write conflicts."""
@@ -20,9 +26,7 @@ def patch_until_current(
     remedy: str = "Run again.",
     known: Node | None = None,
 ) -> Node | None:
-    """The Node after `change_of` what it was; None where that was nothing, and no patch was sent.
-
-    `known` is the Node as it was seen a moment ago: it stands for the first look.
+    """The Node after `change_of` what it was; None if that was nothing. `known` is the Node as seen a moment ago.
 
     Raises ApiUnavailable with `remedy` when it kept changing, what `change_of` raises, and as the port.
     """
@@ -36,3 +40,54 @@ def patch_until_current(
         except Conflict as error:
             reporter.info(f"{error.what}; reading it again")
     raise ApiUnavailable(f"the Node kept changing: {ATTEMPTS} patches conflicted", remedy)
+
+
+# Health-watch calls these in a process that may be killed between any two requests, and is then started again.
+
+_YIELDS_TO_A_WEDGE = (None, NodeState.READY, NodeState.FAILED)
+"""States that a wedge takes the place of. The others are a run's that has the node, or ask for a reboot already."""
+
+
+def announce(cluster: Cluster, reporter: Reporter, keys: NodeKeys, notice: Notice) -> None:
+    """Show the state of `notice`, and record its Event. Raises as the port, after both were tried.
+
+    A notice without a known wedge has an Event only if the Node still showed one.
+    """
+    failed: ManagerError | None = None
+    was_shown = False
+    if keys.state:
+        try:
+            was_shown = patch_until_current(cluster, reporter, lambda node: _change(node, keys, notice)) is not None
+        except ManagerError as error:
+            failed = error
+    if notice.since_s or was_shown:
+        is_bad = notice.kind is NoticeKind.WEDGED
+        cluster.record_event(notice.event, notice.message, warning=is_bad, key=notice.key)
+    if failed is not None:
+        raise failed
+
+
+def announce_window(cluster: Cluster, reporter: Reporter, keys: NodeKeys, window: Outage) -> None:
+    """Show that `window` is over where the Node's last outcome has just this one open. Raises as the port."""
+
+    def change(node: Node) -> NodeChange:
+        outcome = outcome_on(node, keys)
+        there = outcome.window if outcome is not None else None
+        if outcome is None or there is None or not there.is_open or there.began_s != window.began_s:
+            return NodeChange()
+        return NodeChange(annotations={keys.last_outcome: encode(replace(outcome, window=window))})
+
+    patch_until_current(cluster, reporter, change)
+
+
+def _change(node: Node, keys: NodeKeys, notice: Notice) -> NodeChange:
+    there = state_on(node, keys)
+    if notice.kind is NoticeKind.WEDGED:
+        return NodeChange(label(node, keys, NodeState.WEDGED) if there in _YIELDS_TO_A_WEDGE else {})
+    return NodeChange(label(node, keys, _before(node, keys)) if there is NodeState.WEDGED else {})
+
+
+def _before(node: Node, keys: NodeKeys) -> NodeState:
+    """The label from before the wedge: a failed run shows as failed again."""
+    outcome = outcome_on(node, keys)
+    return NodeState.FAILED if outcome is not None and outcome.state is NodeState.FAILED else NodeState.READY

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from driver_manager.core.ports import Cluster
 from driver_manager.core.ports_base import Clock, Reporter
-from driver_manager.domain.deadline import SAID_EVERY_S, Deadline, around_s, still_waiting
+from driver_manager.domain.deadline import Deadline, around_s
 from driver_manager.domain.errors import (
     ApiRefused,
     ApiUnavailable,
@@ -30,15 +30,22 @@ from driver_manager.domain.pods.workloads import (
     why_still_there,
     with_action,
 )
-from driver_manager.domain.text import several
+from driver_manager.domain.text import several, spoken
 from driver_manager.domain.wire import decimal
+
+SAID_EVERY_S = 30.0
+"""Seconds between two log lines of a wait: a longer silence looks like a run that hangs."""
 
 
 def progress_logged(
     clock: Clock, reporter: Reporter, deadline: Deadline, what: Callable[[], str]
 ) -> AbstractContextManager[None]:
-    """Within it, log every 30 s how long the wait for `what` may still take."""
-    return clock.every(SAID_EVERY_S, lambda: reporter.info(still_waiting(what(), deadline)))
+    """Within it, log every `SAID_EVERY_S` how long the wait for `what` may still take at most."""
+
+    def say() -> None:
+        reporter.info(f"still waiting, at most {spoken(deadline.left())} more: {what()}")
+
+    return clock.every(SAID_EVERY_S, say)
 
 
 # Waits for pods to leave, or for the Node to change: one list (already made) and one watch from it, without polling.
@@ -309,11 +316,10 @@ class Evictor:
         self._reporter = reporter
 
     def clear(self, known: PodList, leaving: Iterable[Workload], asking: Deadline, limit: Deadline) -> tuple[Pod, ...]:
-        """Evict those of `leaving` that are to be evicted, and return once all are gone, by uid; returns the pods
-        present then.
+        """Evict those of `leaving` that are to be evicted, and wait until all are gone; the pods present then.
 
-        `known` is the list that they were found in. A terminating pod gets its grace, up to `limit`. Raises
-        EvictionRefused if evictions are still refused when `asking` is over, PodsRemain, ApiRefused, Terminated.
+        `known` is the list that they were found in; `limit` ends the grace of a terminating pod. Raises EvictionRefused
+        once `asking` is over, PodsRemain, ApiRefused, Terminated.
         """
         going, begun = tuple(leaving), self._clock.monotonic()
         terminating = with_action(going, PodAction.WAIT)
@@ -332,7 +338,6 @@ class Evictor:
         return Rehearsal(tuple(sorted(refused, key=lambda one: str(one[0]))), is_whole=not unasked)
 
     def _until(self, end: Deadline, pods: list[Pod]) -> Generator[Pod, None, None]:
-        """`pods` one by one, taken out, until `end` is over."""
         while pods:
             self._clock.check()
             if end.is_over:

@@ -19,8 +19,6 @@ from driver_manager.domain.pci import PciBus
 from driver_manager.domain.reboot.state import RebootAnswer, Record, Slots, SlotsSeen, Snapshot
 from driver_manager.domain.wire import Operation
 
-# What restarting the driver's clients needs from the outside, beside the cluster. Adapters implement it.
-
 
 class ClientNotes(Protocol):
     """The host's driver, and what was done about its clients. Every method raises ConfigError."""
@@ -38,14 +36,10 @@ class ClientNotes(Protocol):
         """Keep `text` until the next boot, also if the process is killed right after."""
 
 
-# What giving devices to virtual machines, and taking them back, needs of the PCI bus. Adapters implement it.
-
-
 class PciDevices(Protocol):
     """The vendor's functions on the PCI bus, by their addresses.
 
-    A change ends at its deadline, and raises ModuleFailed if the kernel has not made it; an unbind that does not end
-    raises ModuleStuck and continues in the kernel.
+    A change ends at its deadline. Raises ModuleFailed, or ModuleStuck for an unbind that continues in the kernel.
     """
 
     def bus(self) -> PciBus:
@@ -73,26 +67,19 @@ class PciDevices(Protocol):
         """Offer the function to the drivers that may have it. That none of them takes it is no error."""
 
 
-# What a swap to a staged driver needs from the outside, as a protocol. Adapters implement it, and the tests.
-
-
 class SlotFolders(Protocol):
     """Effects on the slots beside a driver root; paths are absolute on the host. Reading them belongs to the facts."""
 
     def keep_root(self, root: str, digest: str, version: str) -> None:
-        """Record what is in the folder `root` as that driver, unless it has a record that is right.
-
-        Raises PreflightFailed if the root cannot change places with another tree in one operation.
-        """
+        """Record the folder `root` as that driver, unless it is. Raises PreflightFailed if `flip` could not move it."""
 
     def take_next(self, root: str, digest: str) -> None:
         """Let the next driver and the previous one change places. Raises PreflightFailed if it is not `digest`."""
 
     def flip(self, root: str) -> None:
-        """Let the driver at the root and the previous one change places, in one operation.
+        """Exchange root and previous driver in one operation; a missing or empty folder leaves its place free.
 
-        If one of them does not exist, or is an empty folder, its place is free then. Raises ModuleFailed: both are as
-        they were.
+        Raises ModuleFailed: both are as they were.
         """
 
 
@@ -109,10 +96,9 @@ class Cluster(Protocol):
         """All pods bound to the node: one LIST. `recent`: as they were a moment ago, which is cheap to answer."""
 
     def watch_pods(self, resource_version: str, timeout_s: float) -> Generator[PodEvent, None, None]:
-        """Changes after `resource_version`, for at most about `timeout_s` seconds: one WATCH.
+        """Changes after `resource_version`, for about `timeout_s` seconds or until the server ends it: one WATCH.
 
-        Ends quietly when the server ends it. Raises WatchExpired (410), WatchBroken (cut in the middle, nothing heard
-        for too long), Terminated.
+        Raises WatchExpired (410), WatchBroken (cut in the middle, or silent for too long), Terminated.
         """
 
     def watch_node(self, resource_version: str, timeout_s: float) -> Generator[Node, None, None]:
@@ -128,10 +114,7 @@ class Cluster(Protocol):
         """Ask once to evict exactly this pod, by its uid, as its budget and its grace allow. Never raises Conflict."""
 
     def evict_each(self, pods: Iterable[Pod], *, dry_run: bool = False) -> Generator[tuple[Pod, Eviction], None, None]:
-        """As `evict` of each of `pods`, several at once: the answers as they come, which may be another order.
-
-        The next pod is taken once there is room for its request, and may be none after all: what `pods` raises ends it.
-        """
+        """As `evict` of each of `pods`, several at once, in the order of the answers; what `pods` raises ends it."""
 
     def patch_node(self, change: NodeChange, resource_version: str | None) -> Node:
         """Apply `change` in one PATCH. Raises Conflict if `resource_version` is given and no longer current."""
@@ -140,19 +123,13 @@ class Cluster(Protocol):
         """Apply `operations` in one PATCH. Raises Conflict, and changes nothing, where one of them does not apply."""
 
     def post_event(self, reason: str, message: str, *, warning: bool, key: str = "") -> bool:
-        """An Event on the Node; with a `key`, once only, however often it is asked for.
-
-        Never raises: what could not be posted is worth one warning line. False where it may be posted later.
-        """
+        """An Event on the Node; with a `key`, only once. Never raises, but warns; False if it may be posted later."""
 
     def record_event(self, reason: str, message: str, *, warning: bool, key: str) -> None:
         """The same, with its errors: raises as every method."""
 
     def refused(self, rights: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-        """Those of `rights` (verb, resource) that we do not have: one access review each.
-
-        A server that does not answer reviews refuses nothing: the request itself will tell.
-        """
+        """Those of `rights` (verb, resource) that an access review denies. Without reviews, none."""
 
     def traffic(self) -> tuple[int, int]:
         """How many requests were sent so far, and how many of those were sent again."""
@@ -171,10 +148,7 @@ class HostSystem(Protocol):
         """The driver's loaded modules now, by name: roots, all above them, their own below them."""
 
     def unload(self, name: str, deadline: Deadline) -> None:
-        """Unload one module. Raises ModuleBusy while something uses it, ModuleFailed otherwise.
-
-        ModuleStuck is one of the latter: the kernel began to unload the module and does not finish.
-        """
+        """Unload one module. Raises ModuleBusy, ModuleFailed, or ModuleStuck while the kernel does not finish it."""
 
     def remove_conflicting(self, name: str, deadline: Deadline) -> None:
         """Unload a module that the profile allows to unload for the driver. Raises as `unload`."""
@@ -183,16 +157,10 @@ class HostSystem(Protocol):
         """Let the kernel look for firmware in `path` first. Raises ModuleFailed."""
 
     def load(self, source: DriverSource, deadline: Deadline) -> None:
-        """Load the modules of `source`. Raises ModuleFailed; what was loaded on the way is unloaded again.
-
-        ModuleStuck where that does not end.
-        """
+        """Load the modules of `source`, or none. Raises ModuleFailed, ModuleStuck."""
 
     def warm(self, source: DriverSource, deadline: Deadline) -> int:
-        """Read ahead the files for a load of `source` and its probe; returns the number of bytes, 0 if unknown.
-
-        Never raises: the load reports a file that is missing.
-        """
+        """Read ahead the files for a load of `source` and its probe; their bytes, 0 if unknown. Never raises."""
 
     def reload(self, source: DriverSource, names: tuple[str, ...], deadline: Deadline) -> None:
         """Load modules again that were unloaded before a root turned out to be busy. Raises ModuleFailed."""
@@ -234,10 +202,9 @@ class HostSystem(Protocol):
         """Remove the reboot-required marker if it still is `seen`: one written since stays. Raises ModuleFailed."""
 
     def turn(self) -> AbstractContextManager[Callable[[Owner], bool]]:
-        """Within it no other run changes the driver or acquires the node.
+        """Within it no other run changes the driver or acquires the node. Raises OwnedElsewhere if another one does.
 
-        Yields a function that records the owner: False if the host cannot store it. Raises OwnedElsewhere if another
-        run does either and does not finish.
+        Yields a function that records the owner: False if the host cannot store it.
         """
 
     def owned(self, owner: Owner) -> AbstractContextManager[None]:
@@ -250,19 +217,13 @@ class HostSystem(Protocol):
         """
 
     def unwritable(self, paths: tuple[str, ...]) -> Mapping[str, str]:
-        """Why each of `paths`, or a lock or the evidence of the profile, cannot be written, where it cannot.
-
-        Found out by writing, renaming and removing a file beside it. Never raises.
-        """
+        """Why each of `paths`, or a lock or the evidence of the profile, cannot be written. Never raises."""
 
     def exists(self, path: str) -> bool:
         """Whether there is a file at `path`. Raises ConfigError."""
 
     def write_text(self, path: str, text: str, *, is_secret: bool = False) -> None:
-        """Write a file atomically (temporary file, fsync, rename, fsync of the folder). Raises ConfigError.
-
-        `is_secret`: only root can read it.
-        """
+        """Replace a file atomically and durably; `is_secret`: only root can read it. Raises ConfigError."""
 
 
 class Ports(Struct, frozen=True):
@@ -284,9 +245,6 @@ class Ports(Struct, frozen=True):
         return self.log.outage(self.clock.monotonic())
 
 
-# What the rebooter needs from the outside. Adapters implement it.
-
-
 class RebootHost(Protocol):
     def look(self) -> Snapshot:
         """Boot, uptime and marker now. Raises ConfigError where the host cannot be read."""
@@ -304,10 +262,7 @@ class RebootHost(Protocol):
         """Why the driver does not serve its devices yet, "" when it does."""
 
     def remove_marker(self, seen: Marker) -> None:
-        """Remove the reboot-required marker if it still is `seen`: one written since stays. Raises ModuleFailed.
-
-        Also raised while another process works on the driver, which may be about to write one.
-        """
+        """Remove the marker if it still is `seen`. Raises ModuleFailed, also while another process works."""
 
     def save_evidence(self, name: str, lines: tuple[str, ...]) -> None:
         """Keep `lines`, the kernel's last messages and the device's holders over the reboot. Raises ManagerError."""

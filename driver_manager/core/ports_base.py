@@ -11,8 +11,6 @@ from driver_manager.domain.host import Marker, ProbeResult
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.outage import Outage
 
-# What every program needs: time, and a log. Adapters implement it.
-
 
 class Clock(Protocol):
     """Time, and SIGTERM or SIGINT as the request to end."""
@@ -39,10 +37,7 @@ class Clock(Protocol):
         """Within it, the request to end raises Terminated in the middle of a blocking call, unless shielded."""
 
     def every(self, seconds: float, say: Callable[[], None]) -> AbstractContextManager[None]:
-        """Within it `say` is called about every `seconds`, also in the middle of a blocking call.
-
-        It may be called between any two instructions. If two are nested, only the inner one is called.
-        """
+        """Within it `say` is called about every `seconds`, between any two instructions; nested, only the inner one."""
 
     def shielded(self) -> AbstractContextManager[None]:
         """Within it nothing raises Terminated: for a release."""
@@ -115,22 +110,16 @@ class Prober(Protocol):
 
 
 class NodeNotifier(Protocol):
-    """health-watch's requests for its Node. Each call is a process of its own, so that the loop needs no client."""
+    """health-watch's requests for its Node, each a process of its own that ends in time. Each raises Terminated."""
 
     def mute(self) -> MuteAnswer:
-        """The Node's mute. Returns after a bounded time. Raises Terminated."""
+        """The Node's mute."""
 
     def report(self, notice: Notice) -> str:
-        """Post `notice` as an Event and show its state on the Node; the problem, "" for none. Raises Terminated.
-
-        Returns after a bounded time. A second call with the same notice changes nothing.
-        """
+        """Post `notice` as an Event, once, and show its state on the Node; the problem, "" for none."""
 
     def restart_clients(self, load: str) -> ClientAnswer:
-        """Restart the clients of this load of the driver, which serves now. Raises Terminated.
-
-        Returns after a bounded time; another call continues.
-        """
+        """Restart the clients of this load of the driver, which serves now; another call continues."""
 
     def report_window(self, window: Outage) -> str:
         """Show on the Node that the window which its last outcome left open is over; see `report`."""
@@ -140,7 +129,4 @@ class EvidenceKeeper(Protocol):
     """Saves the evidence of a wedge on the host's disk, in a process of its own."""
 
     def keep(self, since_s: int, lines: Iterable[str]) -> Kept:
-        """Save a file with `lines`, the holders and the kernel's log; the same `since_s` gives the same file.
-
-        Returns after a bounded time. Raises Terminated.
-        """
+        """Save one file for each `since_s`, with `lines`, holders and kernel log, in time. Raises Terminated."""

@@ -1,7 +1,4 @@
-"""The rebooter's loop: observe, decide, do one act, repeat; and the drain of its node.
-
-If the process is killed between two effects, the next process continues.
-"""
+"""The rebooter's loop: observe, decide, do one act, repeat; a killed one continues. And the drain of its node."""
 
 from __future__ import annotations
 
@@ -326,9 +323,8 @@ class Rebooter:
             self._give_up(self._observed(), f"neither the reboot command nor sysrq rebooted the host: {error.what}")
 
     def _still_wanted(self, snapshot: Snapshot) -> bool:
-        """True if marker and boot are still as in `snapshot`, which is at most `FENCE_S` old. Sends no request.
-
-        A process that was suspended meanwhile must not act on its old facts.
+        """True if marker and boot are still as in `snapshot`, and that is at most `FENCE_S` old: a process may have
+        been suspended. Sends no request.
         """
         now = self._ports.host.look()
         is_fresh = now.uptime_s - snapshot.uptime_s <= FENCE_S

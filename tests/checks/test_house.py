@@ -30,7 +30,6 @@ SHORT_LINES = 60
 SHORT = {
     "__main__.py": "`python -m driver_manager`",
     "cli/lean_entry.py": "starts without site-packages, before anything else is imported",
-    "core/node.py": "all programs patch their Node by it",
     "domain/metrics.py": "health-watch's loop has it in memory",
     "schemas/__init__.py": "the package of the schema files",
 }

@@ -716,8 +716,8 @@ _MUTANTS = (
         "client-too-early",
         "no client is restarted before the driver is ready",
         "core/health.py",
-        "bool(serving) and serving == self._load and",
-        "bool(self._load) and",
+        "if not serving or serving != self._load or",
+        "if not self._load or",
         ("unit/health/test_scenarios.py::test_a_scenario_gives_its_trace",),
     ),
     Mutant(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from driver_manager.core.announce import announce, announce_window
-from driver_manager.core.node import ATTEMPTS
+from driver_manager.core.node import ATTEMPTS, announce, announce_window
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable
 from driver_manager.domain.health.watch import Notice, NoticeKind
 from driver_manager.domain.node_state import LastOutcome, NodeState, encode, outcome_on

@@ -17,7 +17,7 @@ from driver_manager.adapters.host.health import HostMarks
 from driver_manager.adapters.kube.api import load_client
 from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.adapters.process.clock import SystemClock
-from driver_manager.core.announce import announce
+from driver_manager.core.node import announce
 from driver_manager.domain.health.watch import decode_watch_record, notice_due
 from driver_manager.sandbox.apiserver import Deny
 from driver_manager.sandbox.cluster import NODE
