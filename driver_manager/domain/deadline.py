@@ -1,7 +1,4 @@
-"""Deadlines of waits, tools, requests and reads, and the pauses between attempts.
-
-The caller supplies the time and the random numbers.
-"""
+"""Deadlines of operations and the pauses between attempts. The caller supplies times and random numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ManagerError
-from driver_manager.domain.text import spoken
 
 # Pauses between attempts.
 #
@@ -28,10 +24,10 @@ MOST_DOUBLINGS = 16
 
 
 def retry_s(attempt: int, asked_s: float, random: float) -> float:
-    """Seconds between attempt number `attempt` (from 1) and the next one. The server asked for `asked_s` of them.
+    """Seconds between attempt number `attempt` (from 1) and the next one, if the server asked for `asked_s`.
 
-    The result is `asked_s`, a pause, and a random part of a window; pause and window double with each attempt. The
-    window is at least as wide as `asked_s`, so that nodes with the same answer come back one after the other.
+    The sum of `asked_s`, a pause and a random part of a window, which double with each attempt. The window is at least
+    as wide as `asked_s`, so that nodes with the same answer come back one after the other.
     """
     doubled = 2.0 ** min(attempt - 1, MOST_DOUBLINGS)
     window_s = max(asked_s, min(LAST_S, FIRST_WINDOW_S * doubled))
@@ -90,14 +86,3 @@ class Deadline(Struct, frozen=True):
     def until(self, moment: float) -> Deadline:
         """The deadline at `moment` on the same clock, but not after this one."""
         return self.within(max(0.0, moment - self.clock()))
-
-
-# The log line of a wait.
-
-SAID_EVERY_S = 30.0
-"""Seconds between two log lines of a wait: a longer silence looks like a run that hangs."""
-
-
-def still_waiting(what: str, deadline: Deadline) -> str:
-    """The line: the longest time that the wait may still take, and `what`, which is the reason for it."""
-    return f"still waiting, at most {spoken(deadline.left())} more: {what}"

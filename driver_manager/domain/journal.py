@@ -1,7 +1,4 @@
-"""The journal on the Node: what the run that took the node must restore. It has facts, no commands.
-
-This module has the JSON form of the annotation. Every version ever written stays readable.
-"""
+"""The journal on the Node: what the run that took it must restore. Every version ever written stays readable."""
 
 from __future__ import annotations
 
@@ -64,24 +61,22 @@ class OldDriver(Struct, frozen=True):
 class Journal(Struct, frozen=True):
     """The owner and the original state of one taken node.
 
-    `labels` are the original values of paused labels. `gates` are those of labels that count as on unless their value
-    is `false`; None if the label was absent. `cordoned`: the run set the cordon. `driver` is None if none was loaded.
+    `labels` and `gates` are the original values of paused labels; a gate counts as on unless it is `false`, and is None
+    if it was absent. `cordoned`: the run set the cordon. `driver` is None if none was loaded.
 
-    `services` are host services that the run may have stopped and must start again. `removed` are modules in conflict
-    with the driver, which the run loads again if the load of the driver fails. `cordon_manager` is the field manager
-    of our cordon on the Node with the uid `node_uid`; "" if unknown.
+    `services` of the host may be stopped, and modules in conflict `removed`; the run starts the former again, and loads
+    the latter if the load of the driver fails. `cordon_manager` is the field manager of our cordon on the Node with the
+    uid `node_uid`, "" if unknown. `devices` are bindings from before a run gave functions to virtual machines.
 
-    `devices` are the bindings of the vendor's functions before a run gave them to virtual machines.
-
-    `cleared` is the revision of the next driver pod; a run sets it once only the present driver pod uses the device.
-    `window` is the window that the run had measured when it wrote this, None if it had asked no pod to leave by then.
+    `cleared` is the revision of the next driver pod, set once only the present driver pod uses the device. `window` is
+    None if no pod was asked to leave.
 
     `record` names the host record, which has what the run must undo on the host. Only an older version wrote a journal
-    without one (""): then the annotation itself has `services`, `removed`, `devices` and all fields of `driver`, of
-    which it otherwise has only the version.
+    without one (""): its annotation itself has `services`, `removed`, `devices` and all of `driver`, not only the
+    version.
 
-    For people only: `begin` is when this run took the node, or the earlier run that it continues, in RFC 3339; `step`
-    names the step that wrote this.
+    For people only: `begin` is when this run took the node, or the one that it continues, in RFC 3339; `step` wrote
+    this.
     """
 
     owner: Annotated[Owner, Part(None)]
@@ -126,10 +121,7 @@ KMM_REMOVED = Refused(
 
 
 class Written(Struct, frozen=True):
-    """A journal as the annotation has it, unchecked: `journal_check` turns it into one that a run may use.
-
-    `refused` are unreadable fields, which `claims` omits.
-    """
+    """A journal as the annotation has it, unchecked (see `journal_check`), without the unreadable fields `refused`."""
 
     claims: Journal
     refused: tuple[Refused, ...] = ()

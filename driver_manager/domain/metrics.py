@@ -44,9 +44,6 @@ def exposition(found: Iterable[Family]) -> str:
 
 
 def _labels(labels: Mapping[str, str]) -> str:
-    inner = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    escapes = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+    inner = ",".join(f'{name}="{shown(value).translate(escapes)}"' for name, value in labels.items())
     return f"{{{inner}}}" if inner else ""
-
-
-def _escaped(text: str) -> str:
-    return shown(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -13,9 +13,8 @@ FIELD_MANAGER = "driver-manager"
 class Node(Struct, frozen=True):
     """The fields of the Node object that this program uses.
 
-    `cordon_manager` is the field manager that last set the cordon, "" if unknown; `cordon_record` is the index of its
-    entry in the managed fields. `is_ready` is None without a Ready condition. `has_heartbeat`: True if a kubelet has
-    reported a heartbeat.
+    `cordon_manager` is the field manager that set the cordon, "" if unknown; `cordon_record` its index in the managed
+    fields. `is_ready` is None without a Ready condition.
     """
 
     name: str
@@ -63,14 +62,13 @@ ROLLOUT = "DriverRollout"
 class Pod(Struct, frozen=True):
     """A pod on the node. `selector_keys` are the node-label keys that its placement requires.
 
-    `resources` are the extended resources that it requests. `claims` are the names of its ResourceClaims; a claim from
-    a template has its generated name. `termination_grace_s` is the grace period in its spec, `grace_period_s` that of
-    its deletion, which ends at `due_s`: in seconds since the epoch, by the API server's clock, None if unknown.
-    `static_uid` is the uid of a mirror pod on the host. `config_digest` is the driver's digest in the environment of
-    any container, `main_digest` that of the first one. `have_ended`: True if all its containers have ended, None if its
-    status does not show each. `started_s` is the earliest start of its running containers in seconds since the epoch,
-    by the node's clock; None if none runs. `owner_kind` and `controller` are kind and uid of its controller. `images`
-    and `programs` are those of all its containers; a program is a base name.
+    `resources` are the extended resources that it requests, `claims` the names of its ResourceClaims, also generated
+    ones. `termination_grace_s` is the grace period in its spec, `grace_period_s` that of its deletion, which ends at
+    `due_s`, since the epoch by the API server's clock. `static_uid` is the uid of a mirror pod on the host.
+    `config_digest` is the driver's digest in the environment of any container, `main_digest` that of the first one.
+    `have_ended`: all its containers have, None if its status does not show each. `started_s` is the earliest start of
+    its running containers, since the epoch by the node's clock. `owner_kind` and `controller` are kind and uid of its
+    controller. `images` and `programs` (base names) are those of all its containers.
     """
 
     namespace: str
@@ -107,9 +105,9 @@ class Pod(Struct, frozen=True):
     def is_over(self) -> bool:
         """True if its containers have ended, and no kubelet starts them again.
 
-        A kubelet that evicts a pod, or refuses it after its own restart, reports Failed before it ends the containers,
-        and without their states. The DaemonSet controller deletes such a pod, so it counts as running until then. Any
-        other such pod may stay as a record without end, so it counts as ended.
+        A kubelet that evicts or refuses a pod reports Failed before it ends the containers, and without their states.
+        The DaemonSet controller deletes such a pod: it counts as running. Any other may stay for ever: it counts as
+        ended.
         """
         if self.phase == "Failed":
             return self.owner_kind != "DaemonSet" if self.have_ended is None else self.have_ended
@@ -128,10 +126,7 @@ class Pod(Struct, frozen=True):
 
 
 class PodList(Struct, frozen=True):
-    """Pods of one node, and the resourceVersion from which a watch continues without a gap.
-
-    `namespace` is the only namespace whose pods the program may list, "" if it may list all.
-    """
+    """A node's pods and the version from which a watch continues. `namespace` is the only one listed, "" for all."""
 
     pods: tuple[Pod, ...]
     resource_version: str

@@ -32,14 +32,12 @@ class ObservedPart(Enum):
 class Observation(Struct, frozen=True):
     """The facts that one decision needs, read once. `host` is None if the program does not run on the node.
 
-    `owner_alive`: True if the journal's owner is running, None if unknown. `claims` and `holders` are empty unless a
-    run is about to replace the driver. `digest` is that of the wanted driver; `installed_digest` is the digest that the
-    driver container of our own pod records, if it differs from `digest`. `enclosing_uid` is the uid of the pod in whose
-    cgroup our process is, "" if unknown. `has_unread_claims`: pods hold claims that the program may not read; a run
-    evicts no pod because of them. `at` is the time of the reading. `group_holders` have an IOMMU group open that a run
-    is about to give to virtual machines or to take back. `refused` are the fields of the node's journal that `journal`
-    omits. `left` are host records of ended runs that the node's journal does not name; `journal` includes what they
-    have to undo.
+    `owner_alive` is None if unknown. `claims` and `holders` are empty unless a run is about to replace the driver, and
+    `group_holders`, who have an IOMMU group open, unless it is to change hands. `digest` is the wanted driver's,
+    `installed_digest` what the container of our own pod records if it differs. `enclosing_uid` is the pod in whose
+    cgroup we run, "" if unknown. `has_unread_claims`: pods hold claims that may not be read; no pod is evicted for
+    them. `refused` are fields that `journal` omits. `left` are host records of ended runs that the node's journal does
+    not name; `journal` has what they have to undo.
     """
 
     node: Node
@@ -89,11 +87,10 @@ class Mode(Enum):
 class EvictionRules(Struct, frozen=True):
     """The users' pods that a run may evict. Times are in seconds; `drain_timeout_s` 0 means until the run's deadline.
 
-    `is_enabled`: pods that use the accelerator. `drains`: all pods of the node, if that is not enough. `forces`: also
-    pods that no controller recreates. `deletes_empty_dirs`: also pods with an emptyDir, whose data is lost.
-    `evicts_holders`: also pods that have the device open without a request for it. `device_classes` replace those of
-    the profile, unless empty. `clients` selects clients of the driver in addition to those of the profile;
-    `restarts_clients`: a run may evict clients that have the device open, right before the unload.
+    `is_enabled`: pods that use the accelerator; `drains`: all pods, if that is not enough; `forces`: also those that no
+    controller recreates; `deletes_empty_dirs`: also those with an emptyDir; `evicts_holders`: also those that have the
+    device open without a request. `device_classes` replace those of the profile, unless empty; `clients` are added to
+    them. `restarts_clients`: right before the unload, if they have the device open.
     """
 
     is_enabled: bool = False
@@ -112,12 +109,11 @@ class EvictionRules(Struct, frozen=True):
 class Policy(Struct, frozen=True):
     """The options of a run. Times are in seconds.
 
-    `driver_version` is the version that must be loaded on a host that loads its driver itself, "" for any.
-    `completion` selects pods that the run waits for, so that they end by themselves, before it evicts any.
-    `retry_wait_s` is the longest wait before a run disturbs pods again, if nothing changed since a failure.
-    `driver_pod_leaves`: the driver pod that is on the node now will be gone before the swap. `clear_for`: the run only
-    clears the node for a driver pod of this revision and swaps nothing; "" to swap. `binds`: the run that gives devices
-    to virtual machines also binds them to vfio; otherwise the container after it does.
+    `driver_version` must be loaded on a host that loads its driver itself, "" for any. `completion` selects pods that
+    may end by themselves first. `retry_wait_s` is the longest wait before a run disturbs pods again, if nothing changed
+    since a failure. `driver_pod_leaves`: the present driver pod will be gone before the swap. `clear_for`: only clear
+    the node for a driver pod of this revision, "" to swap. `binds`: the run binds devices for virtual machines to vfio,
+    else the container after it does.
     """
 
     loader: Loader = Loader.CONTAINER
@@ -148,8 +144,7 @@ class Policy(Struct, frozen=True):
 def transition(host: Host, profile: Profile, policy: Policy) -> Transition | None:
     """The profile's rule for the loaded and the new version; None if there is none, or no driver is loaded.
 
-    If a container loads the driver, or the devices go to virtual machines, the new version is unknown: only a rule for
-    all versions matches then.
+    If a container loads the driver, or virtual machines do, only a rule for all versions matches: the new is unknown.
     """
     if not profile.transitions or not has_root(host.modules, profile.modules):
         return None
@@ -172,8 +167,7 @@ def for_this_change(host: Host, profile: Profile, policy: Policy) -> Profile:
 class Situation(Struct, frozen=True):
     """The facts, the policy, and the progress of the run. `host` is that of `obs`, and is never None.
 
-    `profile` has the strategy for this change of versions. `waited` names the waits that this run has done already,
-    before it took the node.
+    `profile` has the strategy for this change of versions. `waited` names the waits before the node was taken.
     """
 
     obs: Observation

@@ -52,31 +52,10 @@ def _has_no_parent(path: str) -> bool:
 
 
 _VITAL = (
-    "/bin",
-    "/boot",
-    "/dev",
-    "/etc",
-    "/lib",
-    "/lib64",
-    "/proc",
-    "/sbin",
-    "/sys",
-    "/usr/bin",
-    "/usr/lib",
-    "/usr/lib64",
-    "/usr/sbin",
-    "/run/containerd",
-    "/run/crio",
-    "/run/docker",
-    "/run/k3s",
-    "/run/netns",
-    "/run/systemd",
-    "/run/user",
-    "/var/lib/containerd",
-    "/var/lib/containers",
-    "/var/lib/docker",
-    "/var/lib/kubelet",
-    "/var/lib/rancher",
+    *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys"),
+    *("/usr/bin", "/usr/lib", "/usr/lib64", "/usr/sbin"),
+    *("/run/containerd", "/run/crio", "/run/docker", "/run/k3s", "/run/netns", "/run/systemd", "/run/user"),
+    *("/var/lib/containerd", "/var/lib/containers", "/var/lib/docker", "/var/lib/kubelet", "/var/lib/rancher"),
 )
 """Folders that the host and its containers depend on."""
 
@@ -252,10 +231,7 @@ class HostPaths(Struct, frozen=True):
         return self.work_lock, self.effect_lock, self.client_lock
 
     def records(self, run: str = "") -> tuple[str, ...]:
-        """The files that a run replaces or removes after its first effect, so they must be writable before it.
-
-        `run` is the owner in the journal, "" without one: a run that resumes replaces its record.
-        """
+        """The files that a run, of the owner `run` if it resumes, replaces or removes after its first effect."""
         files = (self.state_file, self.load_record, self.owner_note, self.failure_note, self.bindings)
         return (*files, self.client_record, *([self.run_record(run)] if run else []))
 
@@ -328,9 +304,8 @@ class NodeKeys(Struct, frozen=True):
 class DeployLabels(Struct, frozen=True):
     """The labels that place the vendor's operands: `<prefix><component>` with the value `true`.
 
-    `leave_last` are components or whole keys, paused last: the DRA kubelet plugin, without which no pod that holds a
-    claim can end (NVIDIA/k8s-driver-manager#213). `on_unless_false` are whole keys of operands that run unless the
-    label is `false`.
+    `leave_last` are components or whole keys, paused last: the DRA plugin, without which no pod with a claim can end
+    (NVIDIA/k8s-driver-manager#213). `on_unless_false` are whole keys of operands that run unless it is `false`.
     """
 
     prefix: OptionalKeyPrefix = ""
@@ -363,10 +338,9 @@ class DeployLabels(Struct, frozen=True):
 class Modules(Struct, frozen=True):
     """Kernel modules. While one of `roots` is loaded, the driver is; `own` are patterns of modules below them.
 
-    `order` is the load order of modules that do not hold each other; they are unloaded in reverse. `parameters` are
-    `module.parameter=value` for every load; `keep_parameters` are patterns of `module.parameter` whose values the next
-    driver gets too. No module of `conflicting` may be loaded with the driver; those of `conflicting_removable` are
-    unloaded for it.
+    `order` is the load order of modules that do not hold each other. `parameters` are `module.parameter=value` for
+    every load; the next driver gets the values of those that match `keep_parameters`. No module of `conflicting` may be
+    loaded with the driver; those of `conflicting_removable` are unloaded for it.
     """
 
     roots: Annotated[tuple[ModulePattern, ...], Rule("at least one module name", least=1)]
@@ -403,10 +377,7 @@ class Probe(Struct, frozen=True):
 
 
 class VendorCommands(Struct, frozen=True):
-    """The vendor's own names of driver-manager's commands, so that its manifests run unchanged.
-
-    `unheeded` are environment variables of the vendor's manager that have no effect here.
-    """
+    """The vendor's names of our commands, so that its manifests run; its `unheeded` variables have no effect here."""
 
     reconcile: tuple[str, ...] = ()
     preflight: tuple[str, ...] = ()
@@ -414,10 +385,7 @@ class VendorCommands(Struct, frozen=True):
 
 
 class UpgradeMetrics(Struct, frozen=True):
-    """Names of the metrics of the vendor's operator for upgrades, "" if it has none.
-
-    `by_state` has the label `state`, the others have no labels.
-    """
+    """Metrics of the vendor's operator for upgrades, "" for none. Only `by_state` has a label, `state`."""
 
     enabled: OptionalMetric = ""
     in_progress: OptionalMetric = ""
@@ -435,10 +403,9 @@ class UpgradeMetrics(Struct, frozen=True):
 class Passthrough(Struct, frozen=True):
     """How the vendor's devices are given to virtual machines.
 
-    With the user's label `mode_key` at `mode_value` a node serves virtual machines; both are "" if there is no such
-    label. `resources` are patterns of resource names of devices that are passed through. `auxiliary` are PCI classes
-    of other functions in a device's slot, which go with it. `component` is the deploy component whose pods bind the
-    devices to vfio.
+    A node whose label `mode_key` is `mode_value` serves virtual machines; both are "" without such a label. `resources`
+    are patterns of resources that are passed through, `auxiliary` PCI classes of other functions in a device's slot,
+    which go with it. The pods of the deploy component `component` bind the devices to vfio.
     """
 
     mode_key: OptionalKey = ""
@@ -521,10 +488,7 @@ class Profile(Struct, frozen=True):
 
 
 def closure(loaded: Mapping[str, Module], modules: Modules) -> dict[str, Module]:
-    """The driver's modules among `loaded`: the roots, their holders, and its own modules that no other module holds.
-
-    The last also finds what a failed load left behind, without a root above it.
-    """
+    """The driver's modules among `loaded`: the roots, their holders, and own ones, also left without a root above."""
     found: dict[str, Module] = {}
     queue = [name for name in modules.roots if name in loaded]
     while queue:
@@ -591,7 +555,6 @@ def users(module: Module) -> int:
 
 
 def users_of(modules: Mapping[str, Module]) -> int:
-    """The sum of `users` over all `modules`."""
     return sum(map(users, modules.values()))
 
 

@@ -98,10 +98,7 @@ def writable(value: object) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """`text` in at most `most` characters, without its middle; only whole words are omitted, if there are several.
-
-    So a digest is not cut unless it is the whole text.
-    """
+    """`text` in at most `most` characters, without its middle: whole words, unless it is one, so no digest is cut."""
     if len(text) <= most:
         return text
     room = most - len(GAP)
@@ -115,7 +112,8 @@ def shortened(text: str, most: int) -> str:
 
 def shown(text: str) -> str:
     """`text` for a terminal: control characters other than line feeds are escaped."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else _spelled(letter) for letter in text)
+    letters = (one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode() for one in text)
+    return "".join(letters)
 
 
 def one_line(text: str) -> str:
@@ -135,10 +133,6 @@ def words_on_one_line(body: Any) -> Any:
 def json_text(body: Any, **form: Any) -> str:
     """`body` as JSON of printable ASCII. `json` does not escape DEL."""
     return json.dumps(body, **form).replace("\x7f", "\\u007f")
-
-
-def _spelled(letter: str) -> str:
-    return letter.encode("unicode_escape").decode()
 
 
 # Messages.

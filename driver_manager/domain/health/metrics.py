@@ -12,10 +12,7 @@ from driver_manager.domain.metrics import PREFIX, Family, by_label, counter, gau
 
 
 class HealthReport(Struct, frozen=True):
-    """The state after one turn. `result` is None while muted; `probe_s` is in seconds, moments are since the epoch.
-
-    `is_ready` is the answer to a readiness probe, False before the first turn. `turn_wall_s` is when the turn ended.
-    """
+    """The state after a turn, at `turn_wall_s`. `result` is None while muted; `is_ready` answers a readiness probe."""
 
     history: History
     result: ProbeResult | None = None

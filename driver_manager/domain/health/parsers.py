@@ -1,8 +1,4 @@
-"""Parsers of the vendors' tools: exit status and output in, one verdict per device out.
-
-To add one, write a function of the type `Parser`, or `JsonReader` for a tool that prints JSON, and a line in `PARSERS`,
-the table at the end.
-"""
+"""Parsers of the vendors' tools: exit status and output in, one verdict per device out. `PARSERS` lists them."""
 
 from __future__ import annotations
 
@@ -73,9 +69,8 @@ def json_parser(tool: str, read: JsonReader) -> Parser:
 def whole(devices: tuple[DeviceVerdict, ...], present: tuple[str, ...]) -> ProbeResult:
     """The result of `devices`; `present` are the PCI functions that the driver should serve.
 
-    Each function must be among the devices, by its address: the number of devices does not show it, as a function may
-    hold two (Ascend 310P). A device without an address stands for no function, but counts if it is bad. If none has an
-    address, the result is unknown unless a device is bad.
+    Each must be among the devices by its address, as a function may hold two (Ascend 310P). A device without one counts
+    only if it is bad. If none has an address, the result is unknown unless a device is bad.
     """
     seen = {device.address for device in devices} - {""}
     if devices and not seen:
@@ -442,8 +437,7 @@ def parse(  # noqa: PLR0913  # the whole result of a tool's run
 ) -> ProbeResult:
     """The result in a tool's exit `status` and output; `last_line` is the last line that it printed, for the reason.
 
-    `present` are the PCI addresses of the devices that the driver should serve. `err` is the standard error, which
-    shows that the tool could not be loaded with its libraries: that is no verdict on the devices.
+    `present` are the PCI addresses to serve. `err`, standard error, shows a tool that could not be loaded: no verdict.
     """
     if status == TIMED_OUT:
         return unhealthy(last_line)

@@ -19,18 +19,15 @@ from driver_manager.domain.host import Host
 from driver_manager.domain.host_record import HostRecord, lost_driver
 from driver_manager.domain.journal import MAX_LINE_CHARS, Journal, OldDriver, Owner, Refused, Written, is_line, is_owner
 from driver_manager.domain.node import PROGRAM, ROLLOUT, Node, Pod
-from driver_manager.domain.outage import Outage
 from driver_manager.domain.pci import merged_bindings
 from driver_manager.domain.pods import labels as label_rules
 from driver_manager.domain.profile import Profile, has_root, is_own, kept
-from driver_manager.domain.selectors import KEY_PATTERN, is_label_value
+from driver_manager.domain.selectors import is_label_key, is_label_value
 from driver_manager.domain.text import is_digest, several
 from driver_manager.domain.wire import in_brief
 
 _MODULE = re.compile(r"[A-Za-z0-9_]{1,55}")
 """A name as /sys/module has it: MODULE_NAME_LEN is 56 with its end (include/linux/module.h)."""
-
-_KEY = re.compile(KEY_PATTERN)
 
 T = TypeVar("T")
 
@@ -73,8 +70,7 @@ def journal_on(node: Node, profile: Profile) -> Checked | None:
 def checked(written: Written, labels: Mapping[str, str], profile: Profile) -> Checked:
     """The part of `written` that a node with `labels` may have.
 
-    If a label of the journal is refused, each label that is paused and not in the rest gets the original that is
-    decoded from its value: the node does not stay paused.
+    If a label of the journal is refused, each paused label that it lacks gets the original decoded from its value.
     """
     said, check = written.claims, _Check(profile, written.refused)
     journal = replace(
@@ -90,7 +86,9 @@ def checked(written: Written, labels: Mapping[str, str], profile: Profile) -> Ch
         step=check.word("step", said.step),
         begin=check.word("begin", said.begin),
         cleared=check.word("cleared", said.cleared),
-        window=check.one("window", said.window, None, _is_window, "not times of this era"),
+        window=check.one(
+            "window", said.window, None, lambda window: window is None or window.is_of_this_era, "not times of this era"
+        ),
         record=check.word("hostRecord", said.record),
     )
     return Checked(journal, tuple(check.refused))
@@ -99,9 +97,8 @@ def checked(written: Written, labels: Mapping[str, str], profile: Profile) -> Ch
 def with_record(found: Checked, record: HostRecord | None, boot_id: str, profile: Profile) -> Checked:
     """`found` of a node whose host was read, in the boot `boot_id`: with what its `record` has to undo.
 
-    Without one, what the journal itself asks for is left out, and named: an older version wrote that on the Node. So is
-    a record that this boot should have, and has not. The old driver comes from a record alone: it decides what is
-    unloaded and loaded.
+    Without one, what the journal itself asks for, as older versions wrote it, is left out and named, as is a record
+    that this boot should have. The old driver, which decides what is unloaded, comes from a record alone.
     """
     journal = found.journal
     if record is not None:
@@ -215,7 +212,7 @@ def _may_be_paused(key: str, profile: Profile) -> bool:
     """True if a run pauses the label: the driver's own too, for virtual machines."""
     deploy = profile.deploy
     is_switch = bool(deploy.prefix) and (key.startswith(deploy.prefix) or key in deploy.last_keys)
-    return is_switch and key not in {*profile.keys.names, *deploy.on_unless_false} and bool(_KEY.fullmatch(key))
+    return is_switch and key not in {*profile.keys.names, *deploy.on_unless_false} and is_label_key(key)
 
 
 def _gates(said: Mapping[str, str | None], check: _Check) -> dict[str, str | None]:
@@ -253,10 +250,6 @@ def _driver(said: OldDriver | None, check: _Check) -> OldDriver | None:
             )
         ),
     )
-
-
-def _is_window(window: Outage | None) -> bool:
-    return window is None or window.is_of_this_era
 
 
 def _is_root(text: str) -> bool:

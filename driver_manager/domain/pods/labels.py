@@ -1,7 +1,4 @@
-"""How deploy labels are paused and restored.
-
-Pure; imports the standard library only.
-"""
+"""How deploy labels are paused and restored."""
 
 from __future__ import annotations
 
@@ -41,10 +38,7 @@ OFF = "false"
 def gate_originals(
     labels: Mapping[str, str], journaled: Mapping[str, str | None], keys: frozenset[str]
 ) -> dict[str, str | None]:
-    """Original value by key, None where it was absent, of every gate in `keys` that is on, or that we switched off.
-
-    A gate that is off speaks of us only by the journal; one that is on speaks for itself.
-    """
+    """Original value by key, None if absent, of every gate in `keys` that is on, or by the journal was when paused."""
     return {
         key: journaled.get(key) if labels.get(key) == OFF else labels.get(key)
         for key in sorted(keys)

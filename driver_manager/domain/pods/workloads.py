@@ -1,7 +1,4 @@
-"""Pods on the node: operands, users of the accelerator, clients, and which of them may be evicted.
-
-`driver_manager.core.pods` evicts.
-"""
+"""Pods on the node: operands, users of the accelerator, clients, and which of them may be evicted."""
 
 from __future__ import annotations
 
@@ -56,10 +53,9 @@ class ClientAge(Enum):
 
 
 def is_client(pod: Pod, rules: ClientRules) -> bool:
-    """Whether `pod` is a client that a controller makes again.
+    """True if `pod` is a client that a controller makes again.
 
-    Never a user's pod, which asks for the accelerator or holds a claim, nor a driver's or our own: its end would be the
-    end of the driver that it is restarted for.
+    Never one that asks for the accelerator or holds a claim, nor a driver's or our own, which would end the driver.
     """
     if pod.owner_kind not in OWNERS or pod.is_mirror or pod.has_left:
         return False
@@ -71,10 +67,9 @@ def is_client(pod: Pod, rules: ClientRules) -> bool:
 
 
 def standing(pod: Pod, generation: Generation, now_s: float) -> ClientAge:
-    """Whether a container of `pod` has run since before `generation` was ready.
+    """How `pod` stands to `generation`: STALE if a container has run since before it was ready.
 
-    Times of containers are whole seconds: one of the very second in which the driver got ready had nothing to open
-    before. Where no container runs yet, a kubelet may be late to tell of one, but not for long.
+    Times are whole seconds: in the very second there was nothing to open before. A kubelet may report a bit late.
     """
     if pod.started_s is not None:
         return ClientAge.STALE if int(pod.started_s) < int(generation.ready_s) else ClientAge.CURRENT
@@ -90,7 +85,6 @@ def clients(pods: Iterable[Pod], rules: ClientRules) -> tuple[Pod, ...]:
 
 
 def holding_since_before(pods: Iterable[Pod], generation: Generation, now_s: float) -> tuple[Pod, ...]:
-    """The pods with claims that have run since before `generation` was ready."""
     return tuple(
         pod for pod in pods if pod.claims and not pod.is_over and standing(pod, generation, now_s) is ClientAge.STALE
     )
@@ -103,19 +97,14 @@ def _is_driver(pod: Pod, profile: Profile) -> bool:
 # Pods that a pause makes leave, and why one of them is still there.
 
 UNMOVED_OWNERS = frozenset({"", "Job", "Node", "ReplicaSet", "ReplicationController", "StatefulSet"})
-"""Owners that keep a pod if a label of its node changes. A DaemonSet deletes it; what another controller does is not
-known, so the run waits for its pods.
-"""
+"""Owners that keep a pod if a label of its node changes. A run waits for pods of all others, also unknown ones."""
 
 OVERDUE_S = 60.0
 """A pod that is there this long after its grace does not end by itself, unless clocks disagree."""
 
 
 def gates(labels: Mapping[str, str], own: Pod | None, profile: Profile) -> frozenset[str]:
-    """Deploy-label keys that may be paused on a node with `labels`: those that are on, or are paused.
-
-    Never one that places our own pod: its DaemonSet would end us in the middle.
-    """
+    """Deploy-label keys that may be paused: those that are on, or are paused, but none that places our own pod."""
     places_us = own.selector_keys if own is not None else frozenset[str]()
     keys, inverse = profile.deploy_keys(labels) - places_us, profile.deploy.on_unless_false
     switches = (key for key in keys if key not in inverse and label_rules.is_pausable(labels.get(key)))
@@ -123,10 +112,7 @@ def gates(labels: Mapping[str, str], own: Pod | None, profile: Profile) -> froze
 
 
 def is_placed_by(pod: Pod, keys: Set[str], own: Pod | None) -> bool:
-    """Whether `pod` runs here because of one of the node-label `keys`; never our own pod, nor one that has left.
-
-    Nor one that `asks_by_itself`: a label does not make it leave.
-    """
+    """True if one of the node-label `keys` placed `pod`, and it is not ours, has not left, nor `asks_by_itself`."""
     if pod.has_left or asks_by_itself(pod) or (own is not None and pod.uid == own.uid):
         return False
     return not pod.selector_keys.isdisjoint(keys)
@@ -148,7 +134,6 @@ def is_moved_by(pod: Pod, keys: Set[str], own: Pod | None) -> bool:
 
 
 def moved_by(pods: Iterable[Pod], keys: Set[str], own: Pod | None) -> tuple[Pod, ...]:
-    """The pods that pausing `keys` makes leave."""
     return tuple(pod for pod in pods if is_moved_by(pod, keys, own))
 
 
@@ -158,7 +143,6 @@ def is_overdue(pod: Pod, wall_s: float) -> bool:
 
 
 def placed_by(pods: Iterable[Pod], keys: Set[str], own: Pod | None) -> tuple[Pod, ...]:
-    """The pods that are here because of `keys`."""
     return tuple(pod for pod in pods if is_placed_by(pod, keys, own))
 
 
@@ -191,7 +175,6 @@ def named(holders: Iterable[Holder], pods: Iterable[Pod]) -> tuple[Holder, ...]:
 
 
 def why_still_there(pod: Pod) -> str:
-    """Why `pod` has not left yet, by its object."""
     if pod.is_mirror:
         return "mirror pod of a static manifest: labels do not move it, remove its manifest from the node"
     if pod.reason == "NodeLost":
@@ -270,20 +253,17 @@ class Workload(Struct, frozen=True):
         return f"{self.pod} ({self.uses})" if self.uses else str(self.pod)
 
     def to_json(self) -> dict[str, str]:
-        """The same for machines."""
         return {"pod": str(self.pod), "uses": self.uses, "fate": self.action.value, "why": self.why}
 
     def to_text(self) -> str:
-        """One line: the pod, how it uses the accelerator, what becomes of it and why."""
         return f"{' '.join(filter(None, (str(self.pod), self.uses)))}: {self.action.value}, {self.why}"
 
 
 class NodePods(Struct, frozen=True):
     """The pods of the node, their claims, the holders of the device, and our own pod.
 
-    `enclosing_uid` is the pod around our process, the driver's or a debug pod, "" if unknown. `has_unread_claims`: the
-    account may not read claims, and no pod is evicted for them. `labels` are the Node's, empty if no label will be
-    paused.
+    `enclosing_uid` is the pod around our process, "" if unknown. `has_unread_claims`: claims may not be read, and no
+    pod is evicted for them. `labels` are the Node's, empty if no label will be paused.
     """
 
     pods: tuple[Pod, ...]
@@ -300,7 +280,6 @@ class NodePods(Struct, frozen=True):
 
 
 def node_pods(obs: Observation) -> NodePods:
-    """The scene at the time of the observation."""
     return NodePods(
         obs.pods.pods, obs.claims, obs.holders, obs.own_pod, obs.enclosing_uid, obs.has_unread_claims, obs.node.labels
     )
@@ -383,7 +362,6 @@ def by_name(found: Iterable[Workload]) -> tuple[Workload, ...]:
 
 
 def with_action(found: Iterable[Workload], *actions: PodAction) -> tuple[Workload, ...]:
-    """Those with one of `actions`."""
     return tuple(workload for workload in found if workload.action in actions)
 
 

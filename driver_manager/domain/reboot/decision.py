@@ -1,7 +1,6 @@
-"""The rebooter's decisions: `decide` returns the next act and its reason.
+"""The rebooter's decisions: the first of `GUARDS` that answers gives the next act and its reason.
 
-`decide` asks the guards in `GUARDS` in order; the first answer counts. Facts that need requests (slots, blockers) are
-None in the state until a decision asks for them.
+Facts that need requests (slots, blockers) are None in the state until a decision asks for them.
 """
 
 from __future__ import annotations
@@ -28,15 +27,13 @@ CORDON_FOR_REBOOT = "reboot"
 
 
 def is_approved(node: Node, keys: NodeKeys) -> bool:
-    """True if the Node has the annotation that approves a reboot."""
     return node.annotations.get(keys.approve_reboot) == APPROVED
 
 
 def request_labels(node: Node, keys: NodeKeys, reason: str | None) -> dict[str, str | None]:
     """The label changes that show on the Node that a reboot is required for `reason`, or that none is (None).
 
-    The upgrade-state label is set for an upgrade only, and is removed only if it shows a required reboot. Without a
-    reason, the driver's state becomes ready only if it shows a required reboot.
+    The upgrade-state label is for upgrades. It, and the driver's state, change back only from a required reboot.
     """
     wanted = APPROVED if reason is not None else None
     changes: dict[str, str | None] = {}
@@ -55,8 +52,7 @@ def request_labels(node: Node, keys: NodeKeys, reason: str | None) -> dict[str, 
 def cleaned(state: RebootState) -> NodeChange:
     """The patch after the boot, which removes the request of the earlier boot from the Node.
 
-    The rebooter keeps its slot and its cordon. It keeps the driver's state too while a reboot is pending: the patch of
-    `completed` changes that.
+    Slot and cordon stay, and the driver's state while a reboot is pending: see `completed`.
     """
     node, keys = state.node, state.policy.keys
     if node is None:
@@ -82,9 +78,9 @@ def granted(state: RebootState) -> NodeChange:
 
 
 def given_back(state: RebootState, *, keeps_request: bool) -> NodeChange:
-    """The patch that undoes a grant: it removes the rebooter's cordon and annotations, and restores the approval.
+    """The patch that undoes a grant: without the rebooter's cordon and annotations, with the approval that it consumed.
 
-    The approval is restored only if this grant consumed it. The request's labels stay if `keeps_request`.
+    The request's labels stay if `keeps_request`.
     """
     node, keys, pending = state.node, state.policy.keys, state.here
     if node is None:
@@ -116,10 +112,7 @@ def uncordoned(node: Node, keys: NodeKeys) -> NodeChange:
 
 
 def how_long(started_s: float, wall_s: float, uptime_s: float) -> str:
-    """The duration of a reboot as text; the uptime, as a minimum, if the clock was set meanwhile.
-
-    `started_s` and `wall_s` are in seconds since the epoch.
-    """
+    """The duration of a reboot, between moments since the epoch; at least the uptime, if the clock was set."""
     took_s = wall_s - started_s
     if not uptime_s <= took_s <= 7 * 24 * 3600.0:
         return f"at least {uptime_s:.0f} s"
@@ -170,17 +163,13 @@ def decide(state: RebootState) -> RebootDecision:
 
 
 def _node_is_missing(state: RebootState) -> RebootDecision | None:
-    if state.node is not None:
-        return None
-    return RebootDecision(RebootAct.WAIT, f"Node {state.policy.node} does not exist")
+    return _wait(f"Node {state.policy.node} does not exist") if state.node is None else None
 
 
 def _another_host(state: RebootState) -> RebootDecision | None:
     if state.is_here:
         return None
-    return RebootDecision(
-        RebootAct.WAIT, f"this host is not node {state.policy.node}: their machine ids and boot ids differ"
-    )
+    return _wait(f"this host is not node {state.policy.node}: their machine ids and boot ids differ")
 
 
 def _earlier_boot(state: RebootState) -> RebootDecision | None:
@@ -203,9 +192,7 @@ def _withdrawn(state: RebootState) -> RebootDecision | None:
     if pending is not None and pending.commanded_s is not None:
         left_s = pending.commanded_s + state.policy.grace_s - state.snapshot.uptime_s
         if left_s > 0:
-            return RebootDecision(
-                RebootAct.WAIT, f"{why}, but the reboot command was given: waiting {left_s:.0f} s for it"
-            )
+            return _wait(f"{why}, but the reboot command was given: waiting {left_s:.0f} s for it")
     if pending is not None or state.record.announced is not None:
         return RebootDecision(RebootAct.WITHDRAW, why)
     return None
@@ -219,11 +206,7 @@ def _back(state: RebootState) -> RebootDecision | None:
     if not why:
         return RebootDecision(RebootAct.COMPLETE, "the node is Ready and its driver is loaded")
     # If another request comes before that, it uses the slot that the node holds.
-    return (
-        RebootDecision(RebootAct.WAIT, f"the node has rebooted and keeps its slot: {why}")
-        if state.request is None
-        else None
-    )
+    return _wait(f"the node has rebooted and keeps its slot: {why}") if state.request is None else None
 
 
 def _nothing(state: RebootState) -> RebootDecision | None:
@@ -237,10 +220,8 @@ def _another_reason(state: RebootState) -> RebootDecision | None:
         return None
     if pending.request.reason == request.reason:
         return None
-    return RebootDecision(
-        RebootAct.RELEASE,
-        f"a reboot is now required for another reason: {request.reason}, not {pending.request.reason}",
-    )
+    why = f"a reboot is now required for another reason: {request.reason}, not {pending.request.reason}"
+    return RebootDecision(RebootAct.RELEASE, why)
 
 
 def _under_way(state: RebootState) -> RebootDecision | None:
@@ -254,11 +235,11 @@ def _under_way(state: RebootState) -> RebootDecision | None:
     uptime_s, grace_s = state.snapshot.uptime_s, state.policy.grace_s
     left_s = pending.commanded_s + grace_s - uptime_s
     if left_s > 0:
-        return RebootDecision(RebootAct.WAIT, f"the reboot command was given: waiting up to {left_s:.0f} s for it")
+        return _wait(f"the reboot command was given: waiting up to {left_s:.0f} s for it")
     if pending.forced_s is None:
         return RebootDecision(RebootAct.FORCE, f"the host is still running {grace_s:g} s after the reboot command")
     if pending.forced_s + FORCED_GRACE_S > uptime_s:
-        return RebootDecision(RebootAct.WAIT, "the kernel was asked to reboot by sysrq")
+        return _wait("the kernel was asked to reboot by sysrq")
     return RebootDecision(RebootAct.GIVE_UP, "neither the reboot command nor sysrq rebooted the host")
 
 
@@ -282,14 +263,10 @@ def _granted(state: RebootState) -> RebootDecision | None:
         return None
     if state.slots is None:
         return RebootDecision(RebootAct.ASK_SLOTS, "check whether the slot is still ours")
-    if not state.holds_slot:
-        why = _why_no_slot(state)
-        return (
-            RebootDecision(RebootAct.WAIT, why)
-            if why
-            else RebootDecision(RebootAct.TAKE_SLOT, "the slot is not ours any more")
-        )
-    return _command(state, pending)
+    if state.holds_slot:
+        return _command(state, pending)
+    why = _why_no_slot(state)
+    return _wait(why) if why else RebootDecision(RebootAct.TAKE_SLOT, "the slot is not ours any more")
 
 
 def _command(state: RebootState, pending: Pending) -> RebootDecision:
@@ -363,11 +340,9 @@ def _blockers(state: RebootState) -> RebootDecision | None:
         found.append(f"the label {keys.skip} excludes the node")
     if found:
         return _held_back(state, f"is blocked: {'; '.join(found)}")
-    if state.blockers is None:
-        return RebootDecision(
-            RebootAct.ASK_BLOCKERS, "check that the host can reboot and that the workloads would leave"
-        )
-    return None
+    if state.blockers is not None:
+        return None
+    return RebootDecision(RebootAct.ASK_BLOCKERS, "check that the host can reboot and that the workloads would leave")
 
 
 def _slot(state: RebootState) -> RebootDecision | None:
@@ -375,10 +350,9 @@ def _slot(state: RebootState) -> RebootDecision | None:
         return RebootDecision(RebootAct.ASK_SLOTS, "check whether a slot is free")
     if state.holds_slot:
         return None
-    why = _why_no_slot(state)
-    return (
-        _held_back(state, why) if why else RebootDecision(RebootAct.TAKE_SLOT, f"the reboot may begin ({state.reason})")
-    )
+    if why := _why_no_slot(state):
+        return _held_back(state, why)
+    return RebootDecision(RebootAct.TAKE_SLOT, f"the reboot may begin ({state.reason})")
 
 
 def _grant(state: RebootState) -> RebootDecision | None:
@@ -405,6 +379,10 @@ GUARDS: tuple[Callable[[RebootState], RebootDecision | None], ...] = (
     _slot,
     _grant,
 )
+
+
+def _wait(why: str) -> RebootDecision:
+    return RebootDecision(RebootAct.WAIT, why)
 
 
 def _held_back(state: RebootState, why: str) -> RebootDecision:

@@ -1,7 +1,4 @@
-"""Maintenance windows: days, hours and time zone.
-
-Hours are local time. A change to or from daylight saving time makes a window over it longer or shorter.
-"""
+"""Maintenance windows: days, local hours and time zone. Daylight saving time makes one over its change differ."""
 
 from __future__ import annotations
 
@@ -18,10 +15,7 @@ _WINDOW = re.compile(r"(?:(?P<days>[A-Za-z,\-]+)\s+)?(?P<start>\d\d:\d\d)-(?P<en
 
 
 class MaintenanceWindow(Struct, frozen=True):
-    """A window that opens on `days` (0 is Monday) at minute `start` of the day and closes at minute `end`.
-
-    If `end` is not after `start`, the window closes on the next day.
-    """
+    """A window from minute `start` of each of `days` (0 is Monday) to minute `end`, which may be on the next day."""
 
     days: frozenset[int]
     start: int

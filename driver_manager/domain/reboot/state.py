@@ -57,11 +57,10 @@ class Attempt(Struct, frozen=True):
 class Pending(Struct, frozen=True):
     """A reboot under way: from before the rebooter takes a slot until the node is ready again.
 
-    `node_uid` is the uid of the slot's holder. `started_s` is when the reboot was granted, in seconds since the epoch;
-    0 before that. `approved`: the grant consumed an approval. `counted`: the reboot is among the attempts. `cleared`:
-    the workloads have left. The following times are uptimes of the host, in seconds. `commanded_s`: from then on the
-    reboot command may take the host down; `given`: the rebooter got the command's answer. `forced_s`: from then
-    on sysrq may take it down. `refused_s`: the host first refused the command; `refusal` is its last reason.
+    `node_uid` is the uid of the slot's holder. `started_s` is when the reboot was granted, since the epoch, 0 before
+    that. `approved`: the grant consumed an approval. `counted`: it is among the attempts. `cleared`: the workloads have
+    left. Uptimes in seconds: from `commanded_s` on the command may take the host down (`given`: it was answered), from
+    `forced_s` on sysrq may; the host first refused at `refused_s`, with `refusal` as its last reason.
     """
 
     request: RebootRequest
@@ -84,10 +83,7 @@ class Pending(Struct, frozen=True):
 
 
 class RebootAnswer(Struct, frozen=True):
-    """The result of a reboot command. `problem` is the error, "" if there is none.
-
-    `is_refused`: the host refused, so it does not go down. After any other error it may still go down.
-    """
+    """The result of a reboot command: its `problem`, "" for none. Unless `is_refused`, the host may still go down."""
 
     problem: str = ""
     is_refused: bool = False
@@ -96,9 +92,9 @@ class RebootAnswer(Struct, frozen=True):
 class Record(Struct, frozen=True):
     """The rebooter's record. `reason` is why the request waits, for `status`.
 
-    `announced` is the request that the Node may show, since `announced_s`, in seconds since the epoch. `announced_key`
-    is the key of the request whose announcement is complete, `escalated` that of the request that was escalated.
-    `reboots` is the number of reboots by reason, for metrics.
+    `announced` is the request that the Node may show, since `announced_s` since the epoch. `announced_key` and
+    `escalated` are the keys of requests whose announcement, or escalation, is complete. `reboots` are counted by
+    reason.
     """
 
     announced: RebootRequest | None = None
@@ -231,11 +227,9 @@ class Slots(Struct, frozen=True):
     holders: tuple[SlotHolder, ...] = ()
 
     def held_by(self, uid: str) -> SlotHolder | None:
-        """The entry of the node `uid`, None if it holds no slot."""
         return next((holder for holder in self.holders if holder.uid == uid), None)
 
     def without(self, gone: frozenset[str]) -> Slots:
-        """The slots without the nodes whose uids are in `gone`."""
         return Slots(tuple(holder for holder in self.holders if holder.uid not in gone))
 
     def with_room(self, me: SlotHolder, limit: int) -> Slots | None:
@@ -324,15 +318,13 @@ class RebootPolicy(Struct, frozen=True):
     dry_run: bool = False
 
     def is_automatic(self, reason: str) -> bool:
-        """True if a reboot for `reason` needs no approval."""
         return self.auto_upgrade if reason == UPGRADE_REASON else self.auto_recover
 
 
 def is_granted(node: Node, keys: NodeKeys, boot_id: str, recorded: str | None) -> bool:
     """True if the Node has the grant for a reboot out of this boot, for the reason `recorded` on the host.
 
-    More accounts can write the annotations than the record. If the record cannot be read (None), the Node alone
-    decides: use that only if a grant stops the caller, as it stops a run that would take the node.
+    More accounts can write the Node. For an unreadable record (None) it alone decides: only where a grant stops a run.
     """
     notes = node.annotations
     reason = notes.get(keys.reboot_in_progress) if keys.reboot_in_progress else None
@@ -344,8 +336,8 @@ def is_granted(node: Node, keys: NodeKeys, boot_id: str, recorded: str | None) -
 class RebootState(Struct, frozen=True):
     """The facts of one decision. `node` is None if the Node does not exist.
 
-    `blockers` and `slots` are None until a decision asks for them. `driver_problem` is why the driver does not serve
-    its devices yet, "" if it does. `is_here`: this host is the Node's machine. `wall_s` is in seconds since the epoch.
+    `blockers` and `slots` are None until a decision asks for them. `driver_problem` is why the driver does not serve,
+    "" if it does. `is_here`: this host is the Node's machine. `wall_s` is in seconds since the epoch.
     """
 
     snapshot: Snapshot
