@@ -139,6 +139,16 @@ class NodeMaker(Enum):
     USER_SPACE = "user-space"
 
 
+class OwnFile:
+    """An attribute of HostPaths: the path of a file of driver-manager."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, paths: HostPaths, _: object) -> str:
+        return paths.own(self._name)
+
+
 class HostPaths(Struct, frozen=True):
     """Absolute paths on the host. `firmware` is the folder that the kernel has to search.
 
@@ -158,68 +168,40 @@ class HostPaths(Struct, frozen=True):
     evidence: OptionalPath = ""
     firmware: OptionalPath = ""
 
+    work_lock = OwnFile("driver-manager.lock")
+    """Locked by a reconcile while it works on the driver."""
+    effect_lock = OwnFile("driver-manager.effect.lock")
+    """Locked by a run during one effect on the driver, and by a run that takes over, between two effects."""
+    owner_note = OwnFile("driver-manager.owner")
+    """Names the only run that may have further effects."""
+    failure_note = OwnFile("driver-manager.failure.json")
+    """Written by a run that failed after it had disturbed pods."""
+    health_record = OwnFile("health-watch.json")
+    """The record of health-watch."""
+    run_figures = OwnFile("driver-manager.figures.json")
+    """Durations of the runs of this boot, for metrics."""
+    bindings = OwnFile("driver-manager.bindings.json")
+    """The drivers of the devices before a run of this boot gave them to virtual machines."""
+    client_record = OwnFile("driver-manager.clients.json")
+    """What was done about the driver's clients in this boot."""
+    client_lock = OwnFile("driver-manager.clients.lock")
+    """Locked by the process that restarts clients."""
+    mute_file = OwnFile("health-watch.mute-until")
+    """Holds the time until which health-watch is muted on this host."""
+
     @property
     def ready_withdrawn(self) -> str:
         """The ready marker while the driver is wedged, "" without a marker."""
         return self.ready_marker + ".withdrawn" if self.ready_marker else ""
 
     @property
-    def work_lock(self) -> str:
-        """Locked by a reconcile while it works on the driver."""
-        return self._own("driver-manager.lock")
-
-    @property
-    def effect_lock(self) -> str:
-        """Locked by a run during one effect on the driver, and by a run that takes over, between two effects."""
-        return self._own("driver-manager.effect.lock")
-
-    @property
-    def owner_note(self) -> str:
-        """Names the only run that may have further effects."""
-        return self._own("driver-manager.owner")
-
-    @property
-    def failure_note(self) -> str:
-        """Written by a run that failed after it had disturbed pods."""
-        return self._own("driver-manager.failure.json")
-
-    @property
-    def health_record(self) -> str:
-        return self._own("health-watch.json")
-
-    @property
     def reboot_wish(self) -> str:
         """Keeps over a reboot what it was requested for, "" if no reboot is ever requested."""
         return f"{self.reboot_marker}.wish" if self.reboot_marker else ""
 
-    @property
-    def run_figures(self) -> str:
-        """Durations of the runs of this boot, for metrics."""
-        return self._own("driver-manager.figures.json")
-
-    @property
-    def bindings(self) -> str:
-        """The drivers of the devices before a run of this boot gave them to virtual machines."""
-        return self._own("driver-manager.bindings.json")
-
     def run_record(self, run: str) -> str:
         """What `run`, which acquired the node, has to undo on the host."""
-        return self._own(f"{RUN_RECORD}{fingerprint(run)}.json")
-
-    @property
-    def client_record(self) -> str:
-        """What was done about the driver's clients in this boot."""
-        return self._own("driver-manager.clients.json")
-
-    @property
-    def client_lock(self) -> str:
-        """Locked by the process that restarts clients."""
-        return self._own("driver-manager.clients.lock")
-
-    @property
-    def mute_file(self) -> str:
-        """Holds the time until which health-watch is muted on this host."""
-        return self._own("health-watch.mute-until")
+        return self.own(f"{RUN_RECORD}{fingerprint(run)}.json")
 
     @property
     def rebooter_lock(self) -> str:
@@ -239,7 +221,8 @@ class HostPaths(Struct, frozen=True):
         """The files by which a run requests a reboot; the next boot removes them. Empty if it never does."""
         return (self.reboot_marker, self.reboot_wish) if self.reboot_marker else ()
 
-    def _own(self, name: str) -> str:
+    def own(self, name: str) -> str:
+        """The path of driver-manager's file `name`."""
         return f"{self.load_record.rpartition('/')[0]}/{name}"
 
 

@@ -18,7 +18,7 @@ from driver_manager.domain.fleet.nodes import FOREIGN, JUDGE_CASES, PHASE_CASES,
 from driver_manager.domain.fleet.spec import UpgradeState
 from driver_manager.domain.fleet.state import NodePhase, Phase
 from driver_manager.domain.health.watch import TRANSITIONS, HealthState, MarkChange, SampleResult
-from driver_manager.domain.profile import HostPaths, Strategy
+from driver_manager.domain.profile import HostPaths, OwnFile, Strategy
 from driver_manager.domain.reboot.decision import ASKS, GUARDS, RebootAct
 from driver_manager.domain.swap.steps import AnyStep, Decision
 from driver_manager.profiles import builtin
@@ -119,7 +119,7 @@ def test_the_reference_has_every_option_event_key_and_path() -> None:
     declared = [setting for _, group in settings.HEADINGS for setting in group]
     assert not [one for one in declared if f"`{one.flag}`" not in text or f"`{one.env}`" not in text]
     assert not [reason for reason in EVENTS if f"`{reason}`" not in text]
-    derived = {name for name, value in vars(HostPaths).items() if isinstance(value, property)}
+    derived = {name for name, value in vars(HostPaths).items() if isinstance(value, property | OwnFile)}
     assert set(reference.DERIVED) == derived
     for profile in builtin().values():
         words = [*asdict(profile.keys).values(), *(getattr(profile.paths, name) for name in derived)]

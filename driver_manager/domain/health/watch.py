@@ -24,7 +24,7 @@ WRITER = "health-watch"
 
 
 class Mute(Struct, frozen=True):
-    """A request to change nothing until `until_s`, since the epoch, which is `text` in the file or annotation `where`."""
+    """A request to change nothing until `until_s`, since the epoch, which file or annotation `where` has as `text`."""
 
     until_s: Annotated[float, Part("until")]
     text: Annotated[str, Part("said")]

@@ -29,6 +29,7 @@ from driver_manager.adapters.host.system import LinuxHost, Ownership, unwritable
 from driver_manager.domain.errors import ConfigError, OwnedElsewhere
 from driver_manager.domain.host import Marker
 from driver_manager.domain.journal import Owner
+from driver_manager.domain.profile import OwnFile
 from driver_manager.profiles import builtin
 from tests.support.control_plane.container import unshare
 from tests.support.fakes.clock import FakeClock
@@ -545,7 +546,7 @@ def test_each_record_lock_and_the_evidence_of_a_profile_is_looked_at(host: Path,
 def test_each_file_of_a_profile_that_a_run_keeps_is_a_record_or_a_lock() -> None:
     paths = PROFILE.paths
     known = {*paths.records(), *paths.locks()}
-    kept = {name for name in dir(type(paths)) if isinstance(getattr(type(paths), name), property)}
+    kept = {name for name, value in vars(type(paths)).items() if isinstance(value, property | OwnFile)}
     # Figures for metrics, and what health-watch, the rebooter and people write: no run fails without these.
     others = {"run_figures", "health_record", "mute_file", "ready_withdrawn", "rebooter_lock", "reboot_wish"}
     assert {name for name in kept if getattr(paths, name) not in known} == others
