@@ -139,8 +139,7 @@ NONE_LASTS: Lasting = frozenset()
 
 
 class LastOutcome(Struct, frozen=True):
-    """How the last run ended. `ended` and `since`, when the node came to `state`, are times as `written_time` writes
-    them.
+    """How the last run ended, and `since` when the node is in `state`; times are as `written_time` writes them.
 
     `step` is what the run was doing, "" at its end; `digest` the wanted driver's; `version` what was loaded in the end,
     "" if nothing or unknown; `window` that of the last run with one.

@@ -112,7 +112,7 @@ def read_in(body: Fields) -> Outage | None:
 
 
 def kept_in(body: Fields) -> Outage | None:
-    """The same, None if it is not understood: the rest of the document counts. It may be of no era."""
+    """As `read_in`, but None for one that is not understood, and with times of any era: who acts on it checks them."""
     try:
         return read(body.fields("window")) if "window" in body else None
     except ConfigError:
