@@ -64,9 +64,9 @@ class Journal(Struct, frozen=True):
     `labels` and `gates` are the original values of paused labels; a gate counts as on unless it is `false`, and is None
     if it was absent. `cordoned`: the run set the cordon. `driver` is None if none was loaded.
 
-    `services` of the host may be stopped, and modules in conflict `removed`; the run starts the former again, and loads
-    the latter if the load of the driver fails. `cordon_manager` is the field manager of our cordon on the Node with the
-    uid `node_uid`, "" if unknown. `devices` are bindings from before a run gave functions to virtual machines.
+    `services` of the host may be stopped, and are started again; modules in conflict may be `removed`, and are loaded
+    again if the load of the driver fails. `cordon_manager` is the field manager of our cordon on the Node with the uid
+    `node_uid`, "" if unknown. `devices` are bindings from before a run gave functions to virtual machines.
 
     `cleared` is the revision of the next driver pod, set once only the present driver pod uses the device. `window` is
     None if no pod was asked to leave.

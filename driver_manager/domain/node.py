@@ -106,8 +106,7 @@ class Pod(Struct, frozen=True):
         """True if its containers have ended, and no kubelet starts them again.
 
         A kubelet that evicts or refuses a pod reports Failed before it ends the containers, and without their states.
-        The DaemonSet controller deletes such a pod: it counts as running. Any other may stay for ever: it counts as
-        ended.
+        The DaemonSet controller deletes such a pod: it counts as running. Any other may stay without end: it has ended.
         """
         if self.phase == "Failed":
             return self.owner_kind != "DaemonSet" if self.have_ended is None else self.have_ended

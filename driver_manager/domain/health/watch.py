@@ -308,8 +308,8 @@ class MarkChange(Enum):
 def mark_changes(history: History, seen: Surroundings) -> tuple[MarkChange, ...]:
     """The changes of the host's marks that the state needs, in order.
 
-    On a wedge, the ready marker is withdrawn before the request for recovery, which needs a failure: the former may be
-    from an earlier boot. A mute by hand removes the marks of the wedge before it.
+    On a wedge, the ready marker is withdrawn before the request for recovery, which needs a failure: a withdrawn marker
+    may be from an earlier boot. A mute by hand removes the marks of the wedge before it.
     """
     acts: list[MarkChange] = []
     match history.state:
