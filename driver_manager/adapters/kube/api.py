@@ -470,9 +470,14 @@ class KubeApi:
         return response
 
     def _refuse_error(self, response: Response, what: str, *, is_watch: bool = False) -> None:
-        if response.status >= 300:
-            asked_s = retry_after_s(response.headers, self._clock.wall())
-            raise error_for(response.status, what, status_message(_read(response)), asked_s, is_watch=is_watch)
+        if response.status < 300:
+            return
+        asked_s = retry_after_s(response.headers, self._clock.wall())
+        try:
+            message = status_message(response.data)
+        except StreamCut as error:
+            raise Transient(f"the answer was interrupted ({error})") from error
+        raise error_for(response.status, what, message, asked_s, is_watch=is_watch)
 
     def _lines(self, response: Response) -> Generator[bytes, None, None]:
         """Whole lines of the stream. Raises WatchBroken if it is cut, Terminated on SIGTERM."""
@@ -575,14 +580,6 @@ def _as_event(line: bytes) -> tuple[str, dict[str, Any]]:
 
 def _strange(error: Exception) -> WatchBroken:
     return WatchBroken(f"the watch sent something that is not an event ({type(error).__name__})", "")
-
-
-def _read(response: Response) -> bytes:
-    """The body of an error. Raises Transient if it is cut."""
-    try:
-        return response.data
-    except StreamCut as error:
-        raise Transient(f"the answer was interrupted ({error})") from error
 
 
 class NoWay:
