@@ -55,7 +55,7 @@ from driver_manager.core.fleet.world import FleetCache, ObservedRollout, chosen
 from driver_manager.core.fleet_ports import FactKind, FleetCluster, Leader, Lost, Subject
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, Terminated
-from driver_manager.domain.fleet.advance import Survey, survey
+from driver_manager.domain.fleet.advance import survey
 from driver_manager.domain.fleet.nodes import order
 from driver_manager.domain.fleet.requests import (
     Request,
@@ -71,6 +71,7 @@ from driver_manager.domain.fleet.requests import (
 from driver_manager.domain.fleet.spec import Fleet, FleetNode, Revision, RevisionHistory, UpgradeState
 from driver_manager.domain.fleet.state import Outlook, Phase
 from driver_manager.domain.fleet.status import STANDING
+from driver_manager.domain.fleet.waves import Survey
 from driver_manager.domain.observation import EvictionRules
 from driver_manager.domain.pods.workloads import NodePods, namespaces_with_claims, workloads
 from driver_manager.domain.settings import Values
@@ -577,10 +578,10 @@ def plan_body(seen: Survey, outlook: Outlook, pods: Mapping[str, int] | None) ->
                 "pods": None if pods is None else pods.get(name, 0),
             }
         )
-    asking, waves = asking_waves(seen, seen.scene.fleet.wishes), list[Json]()
-    for number, wave in enumerate(seen.scene.terms.policy.waves, 1):
+    asking, waves = asking_waves(seen), list[Json]()
+    for number, wave in enumerate(seen.terms.policy.waves, 1):
         nodes = by_wave.get(number, [])
-        before = [at for at in asking if at < number and number > seen.scene.turn.upto]
+        before = [at for at in asking if at < number and number > seen.turn.upto]
         waves.append(
             {
                 "number": number,

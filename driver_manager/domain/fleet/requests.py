@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.fleet import advance as way
-from driver_manager.domain.fleet.advance import Survey, advance, survey
+from driver_manager.domain.fleet.advance import advance, survey
 from driver_manager.domain.fleet.nodes import place
-from driver_manager.domain.fleet.spec import APPROVED, RETRY, UNDO, Fleet, FleetNode, Requests, Wave
-from driver_manager.domain.fleet.state import NodePhase, NodeStatus, NodeView, Outlook
-from driver_manager.domain.fleet.waves import GateKind, is_approved
+from driver_manager.domain.fleet.spec import APPROVED, RETRY, UNDO, Fleet, FleetNode, Wave
+from driver_manager.domain.fleet.state import NodePhase, NodeStatus, NodeView, Outlook, Phase
+from driver_manager.domain.fleet.waves import Survey, is_approved
 from driver_manager.domain.text import several
 
 LOOK = "`driver-manager rollout status` shows its state."
@@ -66,9 +66,9 @@ def request_approval(fleet: Fleet, now_s: float, wave: int | None) -> Request:
     """Approve the waves up to `wave`, None for the next one. Raises ConfigError."""
     seen = survey(fleet, now_s)
     _refuse_aside(seen)
-    target, waves = seen.scene.terms.target, fleet.policy.waves
+    target, waves = seen.terms.target, fleet.policy.waves
     approved = fleet.wishes.approved if fleet.wishes.approved_for == target else 0
-    asking = asking_waves(seen, fleet.wishes)
+    asking = asking_waves(seen)
     if wave is None:
         wave = _waiting_wave(seen, asking)
     if not 1 <= wave <= len(waves):
@@ -83,16 +83,16 @@ def request_approval(fleet: Fleet, now_s: float, wave: int | None) -> Request:
     return Request((did,), replace(fleet, wishes=wishes), annotations={APPROVED: f"{target}:{wave}"})
 
 
-def asking_waves(seen: Survey, wishes: Requests) -> list[int]:
+def asking_waves(seen: Survey) -> list[int]:
     """The waves with nodes whose following wave still needs an approval."""
-    turn, waves = seen.scene.turn, seen.scene.terms.policy.waves
+    turn, waves = seen.turn, seen.terms.policy.waves
     return [
         view.number
         for view, rule in zip(turn.waves[:-1], waves, strict=False)
         if rule.needs_approval
         and any(view.counts.values())
         and view.number >= turn.reached
-        and not is_approved(view.number, seen.scene.terms.target, wishes)
+        and not is_approved(view.number, seen.terms)
     ]
 
 
@@ -123,7 +123,7 @@ def request_retry_of_revision(fleet: Fleet, now_s: float) -> Request:
     """Retry the target revision after it was halted or undone. Raises ConfigError."""
     seen = survey(fleet, now_s)
     _refuse_aside(seen)
-    target, memory = seen.scene.terms.target, fleet.memory
+    target, memory = seen.terms.target, fleet.memory
     if memory.undo_to and memory.undo_from == target:
         raise ConfigError(f"the rollout goes back from revision {target} now", LOOK)
     if target not in memory.failed:
@@ -141,7 +141,7 @@ def request_undo(fleet: Fleet, now_s: float, to: str, wish: str) -> Request:
     """Go back to revision `to` (hash, name, number; "": the last good one). `wish` is its id. Raises ConfigError."""
     seen = survey(fleet, now_s)
     _refuse_aside(seen)
-    target, memory = seen.scene.terms.target, fleet.memory
+    target, memory = seen.terms.target, fleet.memory
     if memory.undo_to and memory.undo_from == target:
         raise ConfigError(f"the rollout already goes back from revision {target} to {memory.undo_to}", LOOK)
     found = way.named_revision(fleet, to) if to else way.last_good(fleet, target)
@@ -169,11 +169,9 @@ def _refuse_aside(seen: Survey) -> None:
 
 def _waiting_wave(seen: Survey, asking: Sequence[int]) -> int:
     """The wave that waits for an approval. Raises ConfigError if none does."""
-    gate = seen.scene.turn.gate
-    is_waiting = any(
-        one.wave > seen.scene.turn.upto and one.verdict.place is NodePhase.WAITING for one in seen.standings
-    )
-    if gate is not None and gate.kind is GateKind.APPROVAL and is_waiting:
+    gate = seen.turn.gate
+    is_waiting = any(one.wave > seen.turn.upto and one.verdict.place is NodePhase.WAITING for one in seen.standings)
+    if gate is not None and gate.phase is Phase.WAITING_FOR_APPROVAL and is_waiting:
         return gate.wave + 1
     ahead = f"To approve ahead of time, use --wave {asking[0] + 1}." if asking else "No later wave needs one."
     raise ConfigError("nothing waits for an approval now", ahead)
@@ -186,7 +184,7 @@ def _why_no_retry(standing: NodeStatus | None, seen: Survey) -> str:
     member, verdict = standing.member, standing.verdict
     if member.node.wants_retry:
         return "a retry was already asked for"
-    asked = place(replace(member, node=replace(member.node, wants_retry=True)), seen.scene.terms)
+    asked = place(replace(member, node=replace(member.node, wants_retry=True)), seen.terms)
     if (asked.place, asked.reason, asked.wants_turn) != (verdict.place, verdict.reason, verdict.wants_turn):
         return ""
     if asked.place is NodePhase.LEFT_OUT and asked.acts:  # its preflight runs again

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.fleet.spec import (
@@ -75,6 +75,10 @@ class DeletePod(Struct, frozen=True):
     name: str
     uid: str
     node: str
+
+    @classmethod
+    def of(cls, pod: TaskPod) -> DeletePod:
+        return cls(pod.namespace, pod.name, pod.uid, pod.node)
 
 
 class SetTemplate(Struct, frozen=True):
@@ -234,6 +238,10 @@ class Member(Struct, frozen=True):
         pod, record = self.pod, self.record
         return pod is not None and record is not None and pod.uid == record.pod and not pod.is_deleting
 
+    def is_for(self, revision: str) -> bool:
+        """True if the rollout has taken the node for this revision."""
+        return self.record is not None and self.record.revision == revision
+
     @property
     def has_ready_pod(self) -> bool:
         return self.pod is not None and self.pod.is_ready and not self.pod.is_deleting
@@ -389,17 +397,14 @@ class Clears:
     """The pods that clear nodes, by name, and the makers of new ones."""
 
     def __init__(self, fleet: Fleet) -> None:
-        self.fleet = fleet
         self.pods = {pod.name: pod for pod in fleet.task_pods if pod.task is Task.CLEAR}
+        self._fleet = fleet
         self._makers: dict[str, PodMaker] = {}
-
-    def name(self, revision: str, node: FleetNode, attempt: str) -> str:
-        return pod_name(self.fleet, revision, Task.CLEAR, node, attempt)
 
     def maker(self, revision: str) -> PodMaker:
         """The maker for the template of a revision. Raises TemplateUnusable."""
         if revision not in self._makers:
-            self._makers[revision] = PodMaker(self.fleet, revision, Task.CLEAR)
+            self._makers[revision] = PodMaker(self._fleet, revision, Task.CLEAR)
         return self._makers[revision]
 
 
@@ -522,20 +527,21 @@ class Terms(Struct, frozen=True):
     """The facts that one decision has in common for all nodes.
 
     `gate_pods` are those of nodes that are under way or failed, by node. `preflights` are the results for the target,
-    by node. `clears` is None unless nodes are cleared before their driver pods are deleted. `blocked` is that of Fleet.
-    `revisions` are the known hashes. `now_s` is in seconds since the epoch.
+    by node. `clears` is None unless nodes are cleared before their driver pods are deleted. `revisions` are the known
+    hashes. `now_s` is in seconds since the epoch.
     """
 
-    policy: RolloutPolicy
+    fleet: Fleet
     target: str
-    rollout: str
     now_s: float
-    daemon_set: DaemonSetFacts | None = None
-    gate_pods: Mapping[str, Sequence[GatePod]] = field(default_factory=dict)
-    preflights: Mapping[str, PreflightFinding] = field(default_factory=dict)
-    clears: Clears | None = None
-    blocked: Mapping[str, str] = field(default_factory=dict)
-    revisions: frozenset[str] = frozenset()
+    gate_pods: Mapping[str, Sequence[GatePod]]
+    preflights: Mapping[str, PreflightFinding]
+    clears: Clears | None
+    revisions: frozenset[str]
+
+    @property
+    def policy(self) -> RolloutPolicy:
+        return self.fleet.policy
 
 
 class Untouched(Struct, frozen=True):

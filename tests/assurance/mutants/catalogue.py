@@ -672,11 +672,11 @@ _MUTANTS = (
         "fleet-undo-at-once",
         "the target of an undo is recorded before the undo begins",
         "domain/fleet/advance.py",
-        "    return WayBack(_decided(met, terms.target, to))\n",
+        "    return _decided(met, target, to), ()\n",
         (
             '    why = ""\n'
             '    version = fleet.daemon_set.resource_version if fleet.daemon_set else ""\n'
-            "    return WayBack(_decided(met, terms.target, to), (SetTemplate(to, version, why),))\n"
+            "    return _decided(met, target, to), (SetTemplate(to, version, why),)\n"
         ),
         ("unit/fleet/test_decisions.py::test_facts_lead_to_the_decision",),
     ),
@@ -684,7 +684,7 @@ _MUTANTS = (
         "retry-consumed-too-early",
         "the old pod is deleted before the request for a retry is consumed, so that no request is lost",
         "domain/fleet/waves.py",
-        "        DeletePod(pod.namespace, pod.name, pod.uid, pod.node),\n        MarkNode(",
+        "        DeletePod.of(finding.pod),\n        MarkNode(",
         "        MarkNode(",
         ("unit/fleet/test_decisions.py::test_facts_lead_to_the_decision",),
     ),
