@@ -221,7 +221,7 @@ class Watching(Struct):
         subjects = {world.of(FactKind.ROLLOUTS)}
         for one in world.rollouts():
             if one.name == self.name and one.policy is not None:
-                subjects |= world.needed(one.policy)
+                subjects.update(world.needed(one.policy))
         self.cluster.follow(frozenset(subjects))
         for change in self.cluster.changes(self.clock.monotonic() + TICK_S):
             if isinstance(change, Lost):

@@ -43,7 +43,6 @@ from driver_manager.core.fleet_ports import (
     Change,
     EventAbout,
     FactKind,
-    FollowedDaemonSet,
     Found,
     Gone,
     Item,
@@ -131,12 +130,11 @@ def as_daemon_set(item: Mapping[str, Any]) -> Item:
         resource_version=text_of(metadata, "resourceVersion"),
         update_strategy=text_of(spec.get("updateStrategy") or {}, "type", "RollingUpdate"),
         is_current=typed(status.get("observedGeneration"), int, 0) >= typed(metadata.get("generation"), int, 0),
-        places=selectors.parse(
-            ",".join(f"{key}={value}" for key, value in sorted(texts_of(template, "nodeSelector").items()))
-        ),
+        places=selectors.parse(_selector({"matchLabels": template.get("nodeSelector")})),
         desired=max(0, typed(status.get("desiredNumberScheduled"), int, 0)),
+        pods=_selector(spec.get("selector") or {}),
     )
-    return _item(metadata, FollowedDaemonSet(facts, _selector(spec.get("selector") or {})))
+    return _item(metadata, facts)
 
 
 def as_revision(item: Mapping[str, Any]) -> Item:

@@ -363,7 +363,7 @@ class Revision(Struct, frozen=True):
 class DaemonSetFacts(Struct, frozen=True):
     """The driver's DaemonSet. `is_current`: its controller creates pods from the newest revision.
 
-    `desired` is the number of nodes that get a pod, from its status; 0 if unknown.
+    `desired` is the number of nodes that get a pod, from its status; 0 if unknown. `pods` is the selector of its pods.
     """
 
     namespace: str
@@ -374,6 +374,7 @@ class DaemonSetFacts(Struct, frozen=True):
     is_current: bool = True
     places: Selector = field(default_factory=Selector)
     desired: int = 0
+    pods: str = ""
 
 
 class RevisionHistory(Struct, frozen=True):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import Enum
 from typing import Any
 
 from msgspec import Struct, field
@@ -257,14 +256,6 @@ PACE_S = 5.0
 """Seconds after which a change that is not urgent is written, with all later ones."""
 
 
-class StatusUrgency(Enum):
-    """When the controller writes a changed status: now, within `PACE_S` seconds, or never."""
-
-    NOW = "now"
-    SOON = "soon"
-    NOTHING = "nothing"
-
-
 def status_of(decision: FleetDecision, old: Mapping[str, Any], generation: int, now_s: float) -> Json:
     """The status that shows `decision`, made at `now_s` for `generation` of the object, whose status is `old`."""
     outlook = decision.outlook
@@ -309,11 +300,9 @@ def status_of_problems(problems: Sequence[str], old: Mapping[str, Any], generati
     return {**stays, **kept}
 
 
-def worth(old: Mapping[str, Any], new: Mapping[str, Any]) -> StatusUrgency:
-    """When to write `new` over `old`."""
-    if _urgent(old) != _urgent(new):
-        return StatusUrgency.NOW
-    return StatusUrgency.NOTHING if old == new else StatusUrgency.SOON
+def is_urgent(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """True if `new` is to be written over `old` now, False if within `PACE_S` seconds."""
+    return _urgent(old) != _urgent(new)
 
 
 COUNTS = {

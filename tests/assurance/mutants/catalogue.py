@@ -589,7 +589,7 @@ _MUTANTS = (
         "own-write-forgotten",
         "a controller never decides on facts older than its own writes",
         "core/fleet/controller.py",
-        "        self.world.learn(NODES, item)\n",
+        "            self.world.learn(NODES, item)\n",
         "",
         ("unit/fleet/test_controller.py::test_after_its_own_write_it_goes_on_without_waiting_for_the_watch",),
     ),

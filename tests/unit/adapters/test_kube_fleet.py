@@ -35,7 +35,6 @@ from driver_manager.core.fleet_ports import (
     Change,
     EventAbout,
     FactKind,
-    FollowedDaemonSet,
     Found,
     Gone,
     Leader,
@@ -49,6 +48,7 @@ from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, Conflict, Terminated, WatchBroken
 from driver_manager.domain.fleet.spec import (
     PLURAL,
+    DaemonSetFacts,
     DriverPod,
     FleetNode,
     GatePod,
@@ -630,10 +630,10 @@ def test_a_gate_pod_that_leaves_is_not_ready() -> None:
     assert as_gate_pod(leaving).fact == GatePod("m", "n", {"app": "v"}, is_ready=False)
 
 
-def daemon_set(**spec: Any) -> FollowedDaemonSet:
+def daemon_set(**spec: Any) -> DaemonSetFacts:
     metadata = {"name": "driver", "namespace": "npu", "uid": "u", "resourceVersion": "5", "generation": 3}
     found = as_daemon_set({"metadata": metadata, "spec": spec, "status": {"observedGeneration": 3}}).fact
-    assert isinstance(found, FollowedDaemonSet)
+    assert isinstance(found, DaemonSetFacts)
     return found
 
 
@@ -652,14 +652,14 @@ def test_a_daemonset_with_every_form_of_a_selector() -> None:
         template={"spec": {"nodeSelector": {"npu": "true", "arch": "arm"}}},
     )
     assert found.pods == "a=1,b=2,c in (x,y),d notin (z),e,!f"
-    assert found.facts.update_strategy == "OnDelete"
-    assert found.facts.places.text == "arch=arm,npu=true"
-    assert found.facts.is_current
+    assert found.update_strategy == "OnDelete"
+    assert found.places.text == "arch=arm,npu=true"
+    assert found.is_current
     for observed in (2, None):
         unseen = as_daemon_set({"metadata": {"name": "d", "generation": 3}, "status": {"observedGeneration": observed}})
-        assert isinstance(unseen.fact, FollowedDaemonSet)
-        assert not unseen.fact.facts.is_current, "its controller has not seen it"
-    assert daemon_set().facts.update_strategy == "RollingUpdate", "the default of the API"
+        assert isinstance(unseen.fact, DaemonSetFacts)
+        assert not unseen.fact.is_current, "its controller has not seen it"
+    assert daemon_set().update_strategy == "RollingUpdate", "the default of the API"
 
 
 def test_a_revision_without_a_template_has_none() -> None:
