@@ -11,6 +11,8 @@ from sys import intern
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from msgspec.structs import asdict
+
 from driver_manager.adapters.kube.api import (
     BOOKMARK,
     DELETED,
@@ -436,11 +438,6 @@ class Informer:
         """Pass no more changes. The thread ends with its next answer."""
         self._clock.end()
 
-    def join(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` seconds for the thread; True if it has ended."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
     def _run(self) -> None:
         try:
             self._follow()
@@ -557,7 +554,7 @@ class KubeFleet:
         return tuple(found)
 
     def patch_node(self, name: str, change: NodeChange, resource_version: str) -> Item:
-        return self._patched(FactKind.NODES, one(FactKind.NODES, name), node_patch(change, resource_version), name)
+        return self._patched(FactKind.NODES, "", name, node_patch(change, resource_version))
 
     def delete_pod(self, namespace: str, name: str, uid: str) -> None:
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
@@ -587,18 +584,15 @@ class KubeFleet:
             expect(resource_version, "metadata", "resourceVersion"),
             Operation("replace", "/spec/template", json.loads(template)),
         )
-        body = [operation.to_json() for operation in operations]
-        return self._patched(
-            FactKind.DAEMON_SETS, one(FactKind.DAEMON_SETS, name, namespace), body, f"{namespace}/{name}"
-        )
+        return self._patched(FactKind.DAEMON_SETS, namespace, name, [operation.to_json() for operation in operations])
 
     def patch_status(self, namespace: str, name: str, change: Mapping[str, Any], resource_version: str) -> Item:
         body = {"metadata": {"resourceVersion": resource_version}, "status": dict(change)}
-        path = f"{one(FactKind.ROLLOUTS, name, namespace)}/status"
-        return self._patched(FactKind.ROLLOUTS, path, body, f"{namespace}/{name}", "/status")
+        return self._patched(FactKind.ROLLOUTS, namespace, name, body, "/status")
 
     def post_event(self, about: EventAbout, reason: str, message: str, *, warning: bool, key: str) -> None:
-        named = _about_rollout(about) if about.namespace else about_node(about.name)
+        rollout = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, **asdict(about)}
+        named = rollout if about.namespace else about_node(about.name)
         # Hash the key: it may be too long for a name, or have other characters.
         name = hashlib.sha256(key.encode()).hexdigest()[:KEY_CHARS]
         body = event_body(named, reason, message, self._clock.wall(), warning=warning, key=name)
@@ -614,17 +608,16 @@ class KubeFleet:
         feed = Informer(subject, self._connect, self._readers[subject.kind], self._turnstile, tell)
         return feed
 
-    def _patched(self, kind: FactKind, path: str, body: Body, name: str, subresource: str = "") -> Item:
+    def _patched(self, kind: FactKind, namespace: str, name: str, body: Body, subresource: str = "") -> Item:
         """The object after one patch. Raises Conflict if it changed after it was read, or is gone."""
         is_json = isinstance(body, list)
-        what = f"patch {qualified(kind)}{subresource}"
         # The server answers 422 if an operation does not apply (apiserver, pkg/endpoints/handlers/patch.go).
         passing = frozenset({NOT_FOUND, CONFLICT, *((INVALID,) if is_json else ())})
         try:
             answer = self._api.call(
                 "PATCH",
-                f"{path}?fieldManager={FIELD_MANAGER}",
-                what,
+                f"{one(kind, name, namespace)}{subresource}?fieldManager={FIELD_MANAGER}",
+                f"patch {qualified(kind)}{subresource}",
                 body,
                 content_type=JSON_PATCH if is_json else MERGE_PATCH,
                 passing=passing,
@@ -632,18 +625,9 @@ class KubeFleet:
             )
         except Answer as refusal:
             why = "is gone" if refusal.status == NOT_FOUND else "changed since it was read"
-            raise Conflict(f"{name} {why}", "No action needed; it is retried.") from refusal
+            where = f"{namespace}/{name}" if namespace else name
+            raise Conflict(f"{where} {why}", "No action needed; it is retried.") from refusal
         return understood(self._readers[kind], answer)
-
-
-def _about_rollout(about: EventAbout) -> dict[str, str]:
-    return {
-        "apiVersion": f"{GROUP}/{VERSION}",
-        "kind": KIND,
-        "namespace": about.namespace,
-        "name": about.name,
-        "uid": about.uid,
-    }
 
 
 # Commands. A patch has the uid of its object and no resourceVersion: the controller often writes the status, and a
@@ -694,34 +678,24 @@ class KubeDesk:
     def ask_rollout(
         self, rollout: RolloutObject, spec: Mapping[str, object], annotations: Mapping[str, str], *, dry_run: bool
     ) -> None:
-        body: dict[str, Any] = {"spec": dict(spec)} if spec else {}
+        metadata: dict[str, Any] = {"uid": rollout.uid, **({"annotations": dict(annotations)} if annotations else {})}
+        body = {"metadata": metadata, **({"spec": dict(spec)} if spec else {})}
         path = one(FactKind.ROLLOUTS, rollout.name, rollout.namespace)
-        self._ask(FactKind.ROLLOUTS, path, rollout.uid, body, annotations, f"rollout {rollout.key}", dry_run=dry_run)
+        self._ask(FactKind.ROLLOUTS, path, body, f"rollout {rollout.key}", dry_run=dry_run)
 
     def ask_node(self, node: FleetNode, annotations: Mapping[str, str], *, dry_run: bool) -> None:
-        path = one(FactKind.NODES, node.name)
-        self._ask(FactKind.NODES, path, node.uid, {}, annotations, f"node {node.name}", dry_run=dry_run)
+        body = {"metadata": {"uid": node.uid, "annotations": dict(annotations)}}
+        self._ask(FactKind.NODES, one(FactKind.NODES, node.name), body, f"node {node.name}", dry_run=dry_run)
 
-    def _ask(  # noqa: PLR0913, PLR0917  # the parts of one request
-        self,
-        kind: FactKind,
-        path: str,
-        uid: str,
-        body: Mapping[str, Any],
-        annotations: Mapping[str, str],
-        name: str,
-        *,
-        dry_run: bool,
-    ) -> None:
-        # Another uid is a conflict (apiserver, registry/rest/update.go): the object was replaced.
-        metadata: dict[str, Any] = {"uid": uid, **({"annotations": dict(annotations)} if annotations else {})}
+    def _ask(self, kind: FactKind, path: str, body: dict[str, Any], name: str, *, dry_run: bool) -> None:
+        """Patch the object with the uid in `body`: another uid is a conflict (apiserver, registry/rest/update.go)."""
         query = {"fieldManager": FIELD_MANAGER, **({"dryRun": "All"} if dry_run else {})}
         try:
             self._api.call(
                 "PATCH",
                 f"{path}?{urlencode(query)}",
                 f"patch {qualified(kind)}",
-                {**body, "metadata": metadata},
+                body,
                 content_type=MERGE_PATCH,
                 passing=frozenset({NOT_FOUND, CONFLICT}),
             )

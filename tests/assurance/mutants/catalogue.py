@@ -632,7 +632,7 @@ _MUTANTS = (
         "request-to-a-namesake",
         "a request changes only the object that was read, not a later one of the same name",
         "adapters/kube/fleet.py",
-        'metadata: dict[str, Any] = {"uid": uid, **(',
+        'metadata: dict[str, Any] = {"uid": rollout.uid, **(',
         "metadata: dict[str, Any] = {**(",
         ("unit/adapters/test_kube_fleet.py::test_a_wish_is_for_the_object_that_was_seen",),
     ),

@@ -272,7 +272,8 @@ def test_a_stopped_feed_ends(fleet: FleetOverHttp) -> None:
     fleet.until(lambda _: bool(told), "it lists")
     feed.stop()
     label(fleet, "unseen")
-    assert feed.join(20.0)
+    feed._thread.join(20.0)
+    assert not feed._thread.is_alive()
     assert len(told) == 1
 
 
