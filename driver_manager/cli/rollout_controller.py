@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from driver_manager import profiles
 from driver_manager.adapters.kube.api import KubeApi, load_client
-from driver_manager.adapters.kube.fleet import KubeFleet, Letter, readers
+from driver_manager.adapters.kube.fleet import KubeFleet, readers
 from driver_manager.adapters.kube.leases import ATTEMPT_S, LeaseLeadership
 from driver_manager.adapters.kube.transport import Transport
-from driver_manager.adapters.process.clock import EventQueue, LoopClock
+from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.adapters.report.http import NOT_FOUND, Heartbeat, HttpResponse, StatusServer, measured, probed
 from driver_manager.cli.options import ScreenCommand, with_options, zone
 from driver_manager.cli.rollout_screen import namespace_of, refuse_without_state
@@ -90,10 +90,9 @@ def controller_command(*, values: Values) -> int:
         return load_client(values[settings.KUBECONFIG] or None)
 
     api = KubeApi(connect(), clock, reporter, BUDGET_S)
-    inbox: EventQueue[Letter] = EventQueue(clock)
     identity = f"{socket.gethostname()}_{os.urandom(4).hex()}"
     ports = FleetPorts(
-        KubeFleet(api, connect, inbox, clock, readers(profile.keys, zone)),
+        KubeFleet(api, connect, clock, readers(profile.keys, zone)),
         LeaseLeadership(api, clock, namespace, values[settings.ROLLOUT_LEASE], identity),
         clock,
         reporter,

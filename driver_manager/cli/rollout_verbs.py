@@ -19,9 +19,9 @@ from msgspec import Struct
 
 from driver_manager import schemas
 from driver_manager.adapters.kube.api import KubeApi, load_client
-from driver_manager.adapters.kube.fleet import KubeFleet, Letter, SilentReporter, readers
+from driver_manager.adapters.kube.fleet import KubeFleet, SilentReporter, readers
 from driver_manager.adapters.kube.transport import Transport
-from driver_manager.adapters.process.clock import EventQueue, LoopClock
+from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.adapters.report.log import is_capable
 from driver_manager.adapters.report.steps import LiveScreen
 from driver_manager.cli.main import LazyGroup
@@ -78,15 +78,9 @@ from driver_manager.domain.settings import Values
 from driver_manager.domain.text import json_text, spoken, words_on_one_line
 from driver_manager.domain.wire import seconds_of, written_time
 
+_HERE = ("status", "plan", "pause", "resume", "approve", "retry", "undo", "history")
 COMMANDS = {
-    "status": ("driver_manager.cli.rollout_verbs", "status_command"),
-    "plan": ("driver_manager.cli.rollout_verbs", "plan_command"),
-    "pause": ("driver_manager.cli.rollout_verbs", "pause_command"),
-    "resume": ("driver_manager.cli.rollout_verbs", "resume_command"),
-    "approve": ("driver_manager.cli.rollout_verbs", "approve_command"),
-    "retry": ("driver_manager.cli.rollout_verbs", "retry_command"),
-    "undo": ("driver_manager.cli.rollout_verbs", "undo_command"),
-    "history": ("driver_manager.cli.rollout_verbs", "history_command"),
+    **{name: ("driver_manager.cli.rollout_verbs", f"{name}_command") for name in _HERE},
     "controller": ("driver_manager.cli.rollout_controller", "controller_command"),
 }
 
@@ -171,9 +165,8 @@ def watch(values: Values, name: str, *, as_json: bool) -> int:
     def connect() -> Transport:
         return load_client(values[settings.KUBECONFIG] or None)
 
-    inbox: EventQueue[Letter] = EventQueue(clock)
     api = KubeApi(connect(), clock, session.log, settings.BY_HAND_API_TIMEOUT_S)
-    cluster = KubeFleet(api, connect, inbox, clock, readers(session.profile.keys, zone))
+    cluster = KubeFleet(api, connect, clock, readers(session.profile.keys, zone))
     try:
         return Watching(session, clock, cluster, first.rollout.name, _view(as_json=as_json)).run(first)
     except Terminated:

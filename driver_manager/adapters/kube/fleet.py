@@ -40,7 +40,7 @@ from driver_manager.adapters.kube.objects import (
     understood,
 )
 from driver_manager.adapters.kube.transport import CONFLICT, INVALID, NOT_FOUND, Transport
-from driver_manager.adapters.process.clock import EventQueue, ThreadClock
+from driver_manager.adapters.process.clock import EventQueue, LoopClock, ThreadClock
 from driver_manager.core.fleet_ports import (
     Change,
     EventAbout,
@@ -54,7 +54,6 @@ from driver_manager.core.fleet_ports import (
     Seen,
     Subject,
 )
-from driver_manager.core.ports_base import Clock
 from driver_manager.domain import journal, node_state, selectors
 from driver_manager.domain.deadline import around_s, pause_s
 from driver_manager.domain.errors import (
@@ -388,8 +387,6 @@ seconds for a page of large Nodes."""
 BREAKS = 3
 """Consecutive watches without an event before the subject counts as lost."""
 
-Tell = Callable[[Change | BaseException], None]
-
 
 class SilentReporter:
     """See `driver_manager.core.ports_base.Reporter`. Drops everything: only the loop writes the log."""
@@ -405,7 +402,7 @@ class SilentReporter:
 
 
 class Informer:
-    """Lists and watches one subject in a thread until `stop`, and passes each change to `tell`, in order.
+    """Lists and watches one subject in a thread until `stop`, and passes itself with each change to `tell`, in order.
 
     `connect` opens a connection for this thread. `turnstile` is held while one page is read, so that only one large
     page is in memory. An unexpected error is passed to `tell`, and ends the thread.
@@ -417,13 +414,13 @@ class Informer:
         connect: Callable[[], Transport],
         read: Reader,
         turnstile: AbstractContextManager[Any],
-        tell: Tell,
+        tell: Callable[[Letter], None],
     ) -> None:
         self.subject = subject
         self._connect = connect
         self._read = read
         self._turnstile = turnstile
-        self._tell_all = tell
+        self._send = tell
         self._clock = ThreadClock()
         self._version = ""
         self._failed = 0
@@ -448,7 +445,7 @@ class Informer:
 
     def _tell(self, change: Change | BaseException) -> None:
         if not self._clock.is_ending():
-            self._tell_all(change)
+            self._send((self, change))
 
     def _follow(self) -> None:
         """List and watch until Terminated is raised."""
@@ -524,13 +521,12 @@ class KubeFleet:
         self,
         api: KubeApi,
         connect: Callable[[], Transport],
-        inbox: EventQueue[Letter],
-        clock: Clock,
+        clock: LoopClock,
         read: Mapping[FactKind, Reader],
     ) -> None:
         self._api = api
         self._connect = connect
-        self._inbox = inbox
+        self._inbox: EventQueue[Letter] = EventQueue(clock)
         self._clock = clock
         self._readers = read
         self._turnstile = threading.Lock()
@@ -540,7 +536,9 @@ class KubeFleet:
         for subject in self._feeds.keys() - subjects:
             self._feeds.pop(subject).stop()
         for subject in sorted(subjects - self._feeds.keys(), key=str):
-            feed = self._feeds[subject] = self._made(subject)
+            read = self._readers[subject.kind]
+            feed = Informer(subject, self._connect, read, self._turnstile, self._inbox.put)
+            self._feeds[subject] = feed
             feed.start()
 
     def changes(self, until_s: float) -> tuple[Change, ...]:
@@ -600,13 +598,6 @@ class KubeFleet:
         # An Answer means that an Event of that name exists.
         with suppress(Answer):
             self._api.call("POST", path, "create events", body, passing=frozenset({CONFLICT}), only_once=True)
-
-    def _made(self, subject: Subject) -> Informer:
-        def tell(change: Change | BaseException) -> None:
-            self._inbox.put((feed, change))
-
-        feed = Informer(subject, self._connect, self._readers[subject.kind], self._turnstile, tell)
-        return feed
 
     def _patched(self, kind: FactKind, namespace: str, name: str, body: Body, subresource: str = "") -> Item:
         """The object after one patch. Raises Conflict if it changed after it was read, or is gone."""

@@ -23,11 +23,10 @@ from driver_manager.domain.fleet.nodes import (
     restart,
     starts,
 )
-from driver_manager.domain.fleet.spec import NO_LIMIT, Fleet, OnHalt, RevisionHistory, RolloutState, UpgradeState
+from driver_manager.domain.fleet.spec import NO_LIMIT, Fleet, OnHalt, RevisionHistory, RolloutState, Task, UpgradeState
 from driver_manager.domain.fleet.state import (
     Act,
     Announce,
-    Clears,
     FleetDecision,
     NodePhase,
     NodeStatus,
@@ -423,7 +422,7 @@ def survey(fleet: Fleet, now_s: float) -> Survey:
         now_s,
         gate_pods=gates_by_node(fleet.gate_pods, judged) if fleet.policy.gates.pods else {},
         preflights=preflight_findings(fleet, target, now_s),
-        clears=Clears(fleet) if fleet.clears_first else None,
+        clear_pods={one.name: one for one in fleet.task_pods if one.task is Task.CLEAR} if fleet.clears_first else None,
         revisions=frozenset(revision.hash for revision in fleet.revisions),
     )
     verdicts = [place(member, terms) for member in members]

@@ -35,13 +35,13 @@ from driver_manager.domain.fleet.spec import (
 from driver_manager.domain.fleet.state import (
     Act,
     Announce,
-    Clears,
     DeletePod,
     MarkNode,
     Member,
     NodeDecision,
     NodePhase,
     NodeStatus,
+    PodMaker,
     PreflightResult,
     RestartPod,
     TemplateUnusable,
@@ -434,12 +434,12 @@ GONE = "its pods disappear before they end"
 
 def _judge_clearing(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
     """The decision on a taken node with its old driver pod; None if the clearing does not decide it."""
-    driver, clears = member.pod, terms.clears
-    if clears is None or driver is None:
+    driver = member.pod
+    if terms.clear_pods is None or driver is None:
         return None
-    pod = clears.pods.get(_clear_pod_name(member, record, terms.fleet))
+    pod = terms.clear_pods.get(_clear_pod_name(member, record, terms.fleet))
     if pod is None:
-        return _without_clear_pod(member, record, terms, clears, Untouched(record, driver))
+        return _without_clear_pod(member, record, terms, driver)
     if pod.exit_code == ExitCode.DONE and not member.node.is_taken_by_run:
         return None  # there was no pod to disturb
     if pod.exit_code == ExitCode.DONE or (_is_alive(pod) and member.node.cleared_by == pod.uid):
@@ -449,19 +449,17 @@ def _judge_clearing(member: Member, record: NodeRecord, terms: Terms) -> NodeDec
     return _not_cleared_yet(member, record, terms, pod, driver)
 
 
-def _without_clear_pod(
-    member: Member, record: NodeRecord, terms: Terms, clears: Clears, found: Untouched
-) -> NodeDecision:
+def _without_clear_pod(member: Member, record: NodeRecord, terms: Terms, driver: DriverPod) -> NodeDecision:
     """Create the pod. If an earlier pod ended while it held the node, do so even if the rollout is blocked."""
     try:
-        clears.maker(record.revision)
+        PodMaker(terms.fleet, record.revision, Task.CLEAR)
     except TemplateUnusable as error:
         return _failing(member, record, terms, f"it cannot be cleared: {error.what}")
     until_s, unmade = record.since_s + terms.policy.node_timeout_s, terms.fleet.unmade
     if terms.now_s >= until_s and (unmade or record.reason == TAKEN_AGAIN):
         return _failing(member, record, terms, f"it could not be cleared: {unmade or GONE}")
     why = f"will be cleared{': ' if unmade else ''}{unmade}"
-    untouched = replace(found, has_begun=member.node.is_taken_by_run, is_to_be_cleared=True)
+    untouched = Untouched(record, driver, has_begun=member.node.is_taken_by_run, is_to_be_cleared=True)
     return NodeDecision(NodePhase.UNDER_WAY, why, until_s=until_s, untouched=untouched)
 
 
@@ -521,7 +519,7 @@ def _is_needed(pod: TaskPod, member: Member | None, terms: Terms) -> bool:
     A pod that holds the node while the driver pod ends stays, as it ends by itself; on SIGTERM it could release the
     node.
     """
-    if member is None or member.record is None or terms.clears is None:
+    if member is None or member.record is None or terms.clear_pods is None:
         return False
     if pod.name != _clear_pod_name(member, member.record, terms.fleet):
         return False
@@ -640,8 +638,8 @@ def _next_of_taken(member: Member, found: Untouched, terms: Terms) -> Act:
     if is_late and (found.is_to_be_cleared or not found.has_begun):
         taken = replace(record, began_s=now_s, since_s=now_s, reason=TAKEN_AGAIN, outcome_s=node.outcome_s or 0.0)
         return MarkNode(node.name, node.resource_version, UpgradeState.RESTART, taken)
-    if found.is_to_be_cleared and terms.clears is not None:
-        return terms.clears.maker(record.revision).pod(member.node, _attempt(member, record))
+    if found.is_to_be_cleared:
+        return PodMaker(terms.fleet, record.revision, Task.CLEAR).pod(member.node, _attempt(member, record))
     return RestartPod(pod.namespace, pod.name, pod.uid, node.name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
@@ -359,10 +360,9 @@ class PodMaker:
 
     def __init__(self, fleet: Fleet, revision: str, task: Task) -> None:
         self._fleet, self._revision, self._task = fleet, revision, task
-        self._template = _template(fleet, revision)
-        self._spec = _spec(self._template["spec"], task, revision)
-        if task is Task.CLEAR:
-            self._spec["activeDeadlineSeconds"] = int(fleet.policy.node_timeout_s) + CLEAR_MORE_S
+        text = next((one.template for one in fleet.revisions if one.hash == revision), "")
+        limit_s = int(fleet.policy.node_timeout_s) + CLEAR_MORE_S if task is Task.CLEAR else LIMIT_S
+        self._annotations, self._spec = _prepared(text, revision, task, limit_s)
 
     def pod(self, node: FleetNode, attempt: str = "") -> CreatePod:
         """The pod for `node`; the same attempt has the same name."""
@@ -385,27 +385,12 @@ class PodMaker:
                 NODE_LABEL: _label(node.name),
             },
             # The container reads the digest of the wanted driver from these annotations of its own pod.
-            "annotations": dict((self._template.get("metadata") or {}).get("annotations") or {}),
+            "annotations": dict(self._annotations),
             "ownerReferences": [owner],
         }
         spec = {**self._spec, "nodeName": node.name}
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
         return CreatePod(namespace, name, node.name, self._task, body)
-
-
-class Clears:
-    """The pods that clear nodes, by name, and the makers of new ones."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self.pods = {pod.name: pod for pod in fleet.task_pods if pod.task is Task.CLEAR}
-        self._fleet = fleet
-        self._makers: dict[str, PodMaker] = {}
-
-    def maker(self, revision: str) -> PodMaker:
-        """The maker for the template of a revision. Raises TemplateUnusable."""
-        if revision not in self._makers:
-            self._makers[revision] = PodMaker(self._fleet, revision, Task.CLEAR)
-        return self._makers[revision]
 
 
 def pod_name(fleet: Fleet, revision: str, task: Task, node: FleetNode, attempt: str = "") -> str:
@@ -416,21 +401,18 @@ def pod_name(fleet: Fleet, revision: str, task: Task, node: FleetNode, attempt: 
     return f"{rollout[:_MAX_PREFIX_CHARS].rstrip('-.')}-{task.value}-{digest}"
 
 
-def _template(fleet: Fleet, revision: str) -> Json:
-    text = next((one.template for one in fleet.revisions if one.hash == revision), "")
+@functools.lru_cache(maxsize=8)  # many nodes are cleared by pods of one template
+def _prepared(text: str, revision: str, task: Task, limit_s: int) -> tuple[Json, Json]:
+    """The annotations and the spec, without nodeName, of the pods from the pod template in `text`."""
     try:
-        found = parsed(text)
+        template = parsed(text)
     except ValueError:
-        found = None
-    if type(found) is not dict or type(found.get("spec")) is not dict:
+        template = None
+    spec = template.get("spec") if type(template) is dict else None
+    if type(template) is not dict or type(spec) is not dict:
         raise TemplateUnusable(
             f"the pod template of revision {revision} cannot be read", "Check the DaemonSet's ControllerRevisions."
         )
-    return found
-
-
-def _spec(spec: Mapping[str, Any], task: Task, revision: str) -> Json:
-    """The pod's spec without nodeName."""
     manager = next(filter(_is_manager, spec.get("initContainers") or ()), None)
     if manager is None:
         raise TemplateUnusable(
@@ -444,10 +426,10 @@ def _spec(spec: Mapping[str, Any], task: Task, revision: str) -> Json:
     used = {one.get("name") for key in ("volumeMounts", "volumeDevices") for one in manager.get(key) or ()}
     dropped = _NOT_KEPT if task is Task.CLEAR else _NOT_KEPT | _PRIORITY
     kept = {key: value for key, value in spec.items() if key not in dropped}
-    return {
+    return (template.get("metadata") or {}).get("annotations") or {}, {
         **kept,
         "restartPolicy": "Never",
-        "activeDeadlineSeconds": LIMIT_S,
+        "activeDeadlineSeconds": limit_s,
         "containers": [container, *(_pulls(spec, manager) if task is Task.PREFLIGHT else ())],
         "volumes": [one for one in spec.get("volumes") or () if one.get("name") in used],
     }
@@ -527,8 +509,8 @@ class Terms(Struct, frozen=True):
     """The facts that one decision has in common for all nodes.
 
     `gate_pods` are those of nodes that are under way or failed, by node. `preflights` are the results for the target,
-    by node. `clears` is None unless nodes are cleared before their driver pods are deleted. `revisions` are the known
-    hashes. `now_s` is in seconds since the epoch.
+    by node. `clear_pods` are the pods that clear nodes, by name; None unless nodes are cleared before their driver pods
+    are deleted. `revisions` are the known hashes. `now_s` is in seconds since the epoch.
     """
 
     fleet: Fleet
@@ -536,7 +518,7 @@ class Terms(Struct, frozen=True):
     now_s: float
     gate_pods: Mapping[str, Sequence[GatePod]]
     preflights: Mapping[str, PreflightFinding]
-    clears: Clears | None
+    clear_pods: Mapping[str, TaskPod] | None
     revisions: frozenset[str]
 
     @property
