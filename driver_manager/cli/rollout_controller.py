@@ -17,7 +17,7 @@ from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.adapters.report.http import NOT_FOUND, Heartbeat, HttpResponse, StatusServer, measured, probed
 from driver_manager.cli.options import ScreenCommand, with_options, zone
-from driver_manager.cli.rollout_screen import namespace_of, refuse_without_state
+from driver_manager.cli.rollout_screen import named_profile, namespace_of
 from driver_manager.cli.session import log_form
 from driver_manager.core.fleet.controller import FleetController, FleetPorts
 from driver_manager.domain import settings
@@ -113,10 +113,7 @@ def _profile(values: Values) -> Profile:
             "no profile is set, and a controller has no node from which to determine it",
             f"Name it with {settings.DRIVER_PROFILE.flag} ({settings.DRIVER_PROFILE.env}).",
         )
-    known = profiles.known(values[settings.PROFILE_FILE])
-    profile = profiles.pick(values[settings.DRIVER_PROFILE], known, (), lambda _: False)
-    refuse_without_state(profile)
-    return profile
+    return named_profile(values)
 
 
 def _publisher(values: Values, profile: Profile, clock: LoopClock) -> Callable[[FleetReport], None]:

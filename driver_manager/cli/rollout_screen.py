@@ -380,13 +380,16 @@ def _namespace_there(kubeconfig: str) -> str:
     return kubeconfig_namespace(kubeconfig or None)
 
 
-def refuse_without_state(profile: Profile) -> None:
-    """Raise ConfigError for a profile without a label for the state of an upgrade."""
+def named_profile(values: Values) -> Profile:
+    """The profile of that option. Raises ConfigError, also if it has no label for the state of an upgrade."""
+    known = profiles.known(values[settings.PROFILE_FILE])
+    profile = profiles.pick(values[settings.DRIVER_PROFILE], known, (), lambda _: False)
     if not profile.keys.upgrade_state:
         raise ConfigError(
             f"profile {profile.name} has no label for the state of a node's upgrade",
             "Add keys.upgrade_state to it; the shipped profiles show it.",
         )
+    return profile
 
 
 R = TypeVar("R")
@@ -433,12 +436,9 @@ def open_rollouts(
 
 def picked(values: Values, api: KubeApi) -> Profile:
     """The named profile, else the one whose labels the Nodes have. Raises ManagerError."""
+    if values[settings.DRIVER_PROFILE] != profiles.AUTO:
+        return named_profile(values)
     known = profiles.known(values[settings.PROFILE_FILE])
-    wanted = values[settings.DRIVER_PROFILE]
-    if wanted != profiles.AUTO:
-        profile = profiles.pick(wanted, known, (), lambda _: False)
-        refuse_without_state(profile)
-        return profile
     serving = {name: one for name, one in known.items() if one.keys.upgrade_state}
     keys = node_label_keys(api)
     try:

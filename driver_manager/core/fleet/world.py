@@ -181,21 +181,19 @@ class FleetCache:
 
     def why_blind(self, policy: RolloutPolicy) -> str:
         """Why a fact that a decision on the rollout needs cannot be read, "" if all can."""
-        for subject in self.needed(policy):
-            room = self._rooms.get(subject)
-            if room is None or not room.is_listed:
-                return room.lost if room is not None and room.lost else f"{subject} are not listed yet"
-            if room.lost:
-                return room.lost
-        return ""
+        return self._why_unknown(self.needed(policy))
+
+    def _why_unknown(self, subjects: Iterable[Subject]) -> str:
+        rooms = ((subject, self._rooms.get(subject, _Room())) for subject in subjects)
+        reasons = (room.lost or ("" if room.is_listed else f"{subject} are not listed yet") for subject, room in rooms)
+        return next(filter(None, reasons), "")
 
     def is_listed(self, subject: Subject) -> bool:
         return subject in self._rooms and self._rooms[subject].is_listed
 
     def why_not_listed(self) -> str:
-        """The first subject that is not listed yet, as a reason; "" if all are."""
-        waiting = (subject for subject in self.subjects() if not self._rooms.get(subject, _Room()).is_listed)
-        return next((f"{subject} are not listed yet" for subject in waiting), "")
+        """Why a subject is lost or not listed yet, "" if all are listed."""
+        return self._why_unknown(self.subjects())
 
     def lost(self) -> tuple[str, ...]:
         return tuple(sorted({room.lost for room in self._rooms.values() if room.lost}))
@@ -229,8 +227,7 @@ class FleetCache:
 
     def orphans(self) -> list[MarkNode]:
         """The marks that release nodes of deleted rollouts; none while these cannot be determined."""
-        seen = [self._rooms.get(subject) for subject in (self.of(FactKind.ROLLOUTS), NODES)]
-        if not all(room is not None and room.is_listed and not room.lost for room in seen):
+        if self._why_unknown((self.of(FactKind.ROLLOUTS), NODES)):
             return []
         return orphans(self._facts(NODES, FleetNode), self._namespace, {one.key for one in self.rollouts()})
 

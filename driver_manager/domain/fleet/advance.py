@@ -23,7 +23,7 @@ from driver_manager.domain.fleet.nodes import (
     restart,
     starts,
 )
-from driver_manager.domain.fleet.spec import NO_LIMIT, Fleet, OnHalt, RevisionHistory, RolloutState, Task, UpgradeState
+from driver_manager.domain.fleet.spec import Fleet, OnHalt, RevisionHistory, RolloutState, Task, UpgradeState
 from driver_manager.domain.fleet.state import (
     Act,
     Announce,
@@ -41,10 +41,10 @@ from driver_manager.domain.fleet.state import (
     rollout_members,
 )
 from driver_manager.domain.fleet.waves import (
+    Budget,
     Caption,
     Checks,
     Survey,
-    absent,
     assign_waves,
     hold,
     preflight_checks,
@@ -462,7 +462,8 @@ def pace(seen: Survey, phase: Phase) -> Pace:
     """
     standings, target = seen.standings, seen.terms.target
     under_way = sum(one.verdict.place is NodePhase.UNDER_WAY for one in standings)
-    left, parallel = under_way + sum(one.verdict.wants_turn for one in standings), _parallel(seen)
+    left = under_way + sum(one.verdict.wants_turn for one in standings)
+    parallel = Budget(seen).most_under_way
     done = [
         (one.member.node, record)
         for one in standings
@@ -481,17 +482,6 @@ def pace(seen: Survey, phase: Phase) -> Pace:
     can_end = node_s is not None and left and is_starting
     left_s = node_s * math.ceil(left / max(1, parallel)) if node_s is not None and can_end else None
     return Pace(node_s, _median(outages), left_s, max(0, parallel - under_way) if is_starting else 0)
-
-
-def _parallel(seen: Survey) -> int:
-    """How many nodes may be under way: by maxParallel, and by what others leave of maxUnavailable."""
-    policy, standings = seen.terms.policy, seen.standings
-    most = len(standings) if policy.max_parallel == NO_LIMIT else policy.max_parallel
-    if policy.max_unavailable is None:
-        return most
-    unseen = absent(seen.terms.fleet.daemon_set, standings)
-    away = unseen + sum(one.member.is_away and one.verdict.place is not NodePhase.UNDER_WAY for one in standings)
-    return min(most, max(0, policy.max_unavailable.of(len(standings) + unseen) - away))
 
 
 def _median(found: Sequence[float]) -> float | None:

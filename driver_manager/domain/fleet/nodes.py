@@ -47,7 +47,6 @@ from driver_manager.domain.fleet.state import (
     TemplateUnusable,
     Terms,
     Untouched,
-    is_placed,
     pod_name,
     release,
 )
@@ -56,7 +55,6 @@ from driver_manager.domain.fleet.waves import (
     MAX_REASON_CHARS,
     Budget,
     Survey,
-    absent,
     busy_units,
     crews,
     preflight_again,
@@ -97,7 +95,8 @@ def _foreign(member: Member, terms: Terms) -> NodeDecision | None:
 
 def _no_longer_placed(member: Member, terms: Terms) -> NodeDecision | None:
     """The DaemonSet no longer places a pod on the node. This is not a failure."""
-    if is_placed(member, terms.fleet.daemon_set):
+    daemon_set = terms.fleet.daemon_set
+    if member.pod is not None or daemon_set is None or daemon_set.places.matches(member.node.labels):
         return None
     stands = NodePhase.UNDER_WAY if member.is_taken else NodePhase.LEFT_OUT
     return NodeDecision(stands, "the DaemonSet no longer places a pod on it", (release(member.node),))
@@ -685,7 +684,7 @@ def starts(seen: Survey, unchecked: Mapping[str, str]) -> Starts:
             found.reasons[name] = why
         else:
             candidates.append(standing)
-    budget = Budget(terms.policy, seen.standings, absent(terms.fleet.daemon_set, seen.standings))
+    budget = Budget(seen)
     busy = busy_units(seen.standings, units, frozenset(found.blocked))
     for unit, nodes in crews(candidates, units):
         never = budget.never(unit, nodes)

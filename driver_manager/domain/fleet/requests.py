@@ -48,18 +48,19 @@ def request_pause(fleet: Fleet) -> Request:
     """Start no more nodes. Raises ConfigError if the rollout is paused."""
     if fleet.policy.paused:
         raise ConfigError("the rollout is paused already", "Continue it with `driver-manager rollout resume`.")
-    after = replace(fleet, policy=replace(fleet.policy, paused=True))
-    return Request(
-        ("paused; no more nodes start, nodes that have started are completed",), after, spec={"paused": True}
-    )
+    return _paused(fleet, "paused; no more nodes start, nodes that have started are completed", is_paused=True)
 
 
 def request_resume(fleet: Fleet) -> Request:
     """Start nodes again. Raises ConfigError unless the rollout is paused."""
     if not fleet.policy.paused:
         raise ConfigError("the rollout is not paused", LOOK)
-    after = replace(fleet, policy=replace(fleet.policy, paused=False))
-    return Request(("resumed",), after, spec={"paused": False})
+    return _paused(fleet, "resumed", is_paused=False)
+
+
+def _paused(fleet: Fleet, did: str, *, is_paused: bool) -> Request:
+    after = replace(fleet, policy=replace(fleet.policy, paused=is_paused))
+    return Request((did,), after, spec={"paused": is_paused})
 
 
 def request_approval(fleet: Fleet, now_s: float, wave: int | None) -> Request:
@@ -149,9 +150,8 @@ def request_undo(fleet: Fleet, now_s: float, to: str, wish: str) -> Request:
         what = f"there is no revision {to}" if to else "no earlier revision is known to be good on all nodes"
         raise ConfigError(what, f"Choose one with --to: {_others(fleet, target)}.")
     if found == target:
-        raise ConfigError(
-            f"revision {found} is the target already", f"Choose another one with --to: {_others(fleet, target)}."
-        )
+        remedy = f"Choose another one with --to: {_others(fleet, target)}."
+        raise ConfigError(f"revision {found} is the target already", remedy)
     wishes = replace(fleet.wishes, undo=wish, undo_to=found if to else "")
     other = sum(one.member.pod is not None and one.member.pod.revision != found for one in seen.standings)
     those = "1 node runs" if other == 1 else f"{other} nodes run"
@@ -162,9 +162,8 @@ def request_undo(fleet: Fleet, now_s: float, to: str, wish: str) -> Request:
 
 def _refuse_aside(seen: Survey) -> None:
     """Raise ConfigError if the rollout does nothing now."""
-    hold = seen.hold
-    if hold is not None and hold.stands_aside:
-        raise ConfigError(f"the rollout does nothing now: {hold.message}", LOOK)
+    if seen.hold is not None and seen.hold.stands_aside:
+        raise ConfigError(f"the rollout does nothing now: {seen.hold.message}", LOOK)
 
 
 def _waiting_wave(seen: Survey, asking: Sequence[int]) -> int:

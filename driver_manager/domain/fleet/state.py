@@ -15,8 +15,8 @@ from driver_manager.domain.fleet.spec import (
     GROUP,
     KIND,
     UNDER_WAY,
+    UNDER_WAY_WORDS,
     VERSION,
-    DaemonSetFacts,
     DriverPod,
     Fleet,
     FleetNode,
@@ -283,11 +283,6 @@ def pods_by_node(pods: Iterable[DriverPod]) -> dict[str, DriverPod]:
 def newest_revision(revisions: Iterable[Revision]) -> str:
     """The hash of the newest revision, "" without any."""
     return max(revisions, key=lambda revision: revision.number, default=Revision("", "", 0)).hash
-
-
-def is_placed(member: Member, daemon_set: DaemonSetFacts | None) -> bool:
-    """True if the DaemonSet has, or would create, a pod on this node."""
-    return member.pod is not None or daemon_set is None or daemon_set.places.matches(member.node.labels)
 
 
 def marked(act: MarkNode, keys: NodeKeys) -> NodeChange:
@@ -578,14 +573,12 @@ def release(node: FleetNode) -> MarkNode:
 #
 # Every other rollout would leave out such a node permanently. Its own runs complete what has started on it.
 
-_UNDER_WAY_WORDS = frozenset(state.value for state in UNDER_WAY)
-
 
 def orphans(nodes: Iterable[FleetNode], namespace: str, rollouts: Container[str]) -> list[MarkNode]:
     """Release each node that is under way for a rollout of `namespace` which is not in `rollouts`."""
     return [
         release(node)
         for node in nodes
-        if node.record is not None and node.upgrade in _UNDER_WAY_WORDS and not node.is_operated
+        if node.record is not None and node.upgrade in UNDER_WAY_WORDS and not node.is_operated
         if node.record.rollout.startswith(f"{namespace}/") and node.record.rollout not in rollouts
     ]

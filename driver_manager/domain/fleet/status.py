@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from driver_manager.domain.fleet.spec import UNDER_WAY, Fleet, UpgradeState, memory_of
+from driver_manager.domain.fleet.spec import UNDER_WAY, UNDER_WAY_WORDS, Fleet, UpgradeState, memory_of
 from driver_manager.domain.fleet.state import (
     FleetDecision,
     NodePhase,
@@ -41,7 +41,6 @@ _WORDS = {
     NodePhase.WAITING: REQUIRED,
     NodePhase.LEFT_OUT: UNKNOWN,
 }
-_UNDER_WAY = frozenset(state.value for state in UNDER_WAY)
 
 
 class RolloutFigures(Struct, frozen=True):
@@ -90,7 +89,7 @@ def _word(node: NodeView, label: str) -> str:
     """The operators' word for the node. A node that is under way has it as its label, if the controller wrote that."""
     if node.place is not NodePhase.UNDER_WAY:
         return _WORDS[node.place]
-    return label if label in _UNDER_WAY else UpgradeState.RESTART.value
+    return label if label in UNDER_WAY_WORDS else UpgradeState.RESTART.value
 
 
 # Metrics under the names of driver-manager

@@ -14,7 +14,6 @@ from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.fleet.spec import (
     NO_LIMIT,
     UNDER_WAY,
-    DaemonSetFacts,
     Fleet,
     PreflightMode,
     RolloutPolicy,
@@ -50,38 +49,36 @@ from driver_manager.domain.wire import LAST_MOMENT_S, written_time
 # Budget: the number of nodes that may be unavailable at a time, by maxParallel and maxUnavailable
 
 
-def absent(daemon_set: DaemonSetFacts | None, standings: Sequence[NodeStatus]) -> int:
-    """Number of nodes that the DaemonSet wants a pod on, with neither pod nor record. Their names are unknown."""
-    return max(0, daemon_set.desired - len(standings)) if daemon_set is not None else 0
-
-
 class Budget:
     """The number of nodes that may still start in one decision. `take` counts nodes that start.
 
     A node that is unavailable already does not count for maxUnavailable again.
     """
 
-    def __init__(self, policy: RolloutPolicy, standings: Sequence[NodeStatus], absent: int = 0) -> None:
-        """Count the nodes that are under way or unavailable among `standings`, all nodes of the rollout.
-
-        `absent` more nodes have no driver pod: these are unavailable too.
-        """
-        self._parallel = policy.max_parallel
+    def __init__(self, seen: Survey) -> None:
+        policy, standings, daemon_set = seen.terms.policy, seen.standings, seen.terms.fleet.daemon_set
+        amount, away = policy.max_unavailable, [one.member.node.name for one in standings if one.is_unavailable]
+        # Nodes that the DaemonSet wants a pod on, with neither pod nor record: unavailable, but not known by name.
+        absent = max(0, daemon_set.desired - len(standings)) if daemon_set is not None else 0
+        self._parallel = policy.max_parallel if policy.max_parallel != NO_LIMIT else len(standings)
+        self._most_away = amount.of(len(standings) + absent) if amount is not None else math.inf
         self._under_way = sum(standing.verdict.place is NodePhase.UNDER_WAY for standing in standings)
-        amount = policy.max_unavailable
-        self._most_away = None if amount is None else amount.of(len(standings) + absent)
-        away = [] if amount is None else [one.member.node.name for one in standings if one.is_unavailable]
         self._away = len(away) + absent
         unnamed = [f"{absent} without a driver pod"] if absent else []
         self._named = ", ".join([several(away)] * bool(away) + unnamed) or "none"
         self.is_refused_for_away = False
 
+    @property
+    def most_under_way(self) -> int:
+        """How many nodes may be under way: by maxParallel, and by what others leave of maxUnavailable."""
+        return int(min(self._parallel, max(0, self._most_away - (self._away - self._under_way))))
+
     def refusal(self, crew: Sequence[NodeStatus]) -> str:
         """Why these nodes cannot start together now, "" if they can."""
-        if self._parallel != NO_LIMIT and self._under_way + len(crew) > self._parallel:
+        if self._under_way + len(crew) > self._parallel:
             return f"waits for others to end: maxParallel is {self._parallel}"
-        cost = self._cost(crew)
-        if self._most_away is not None and cost and self._away + cost > self._most_away:
+        cost = _still_available(crew)
+        if cost and self._away + cost > self._most_away:
             self.is_refused_for_away = True
             return f"waits for other nodes: maxUnavailable is {self._most_away}, unavailable: {self._named}"
         return ""
@@ -90,19 +87,19 @@ class Budget:
         """Why these nodes can never start together, even when no other node is under way; "" if they can."""
         if len(crew) < 2:
             return ""
-        if self._parallel != NO_LIMIT and len(crew) > self._parallel:
+        if len(crew) > self._parallel:
             return f"unit {unit} has {len(crew)} nodes that begin together, but maxParallel is {self._parallel}"
-        if self._most_away is not None and self._cost(crew) > self._most_away:
+        if _still_available(crew) > self._most_away:
             return f"unit {unit} has {len(crew)} nodes that begin together, but maxUnavailable is {self._most_away}"
         return ""
 
     def take(self, crew: Sequence[NodeStatus]) -> None:
         self._under_way += len(crew)
-        self._away += self._cost(crew)
+        self._away += _still_available(crew)
 
-    def _cost(self, crew: Sequence[NodeStatus]) -> int:
-        """How many of them are still available; 0 without maxUnavailable."""
-        return 0 if self._most_away is None else sum(not standing.is_unavailable for standing in crew)
+
+def _still_available(crew: Sequence[NodeStatus]) -> int:
+    return sum(not standing.is_unavailable for standing in crew)
 
 
 # Waves: the open ones, and the gate before the next one
@@ -548,7 +545,12 @@ def _finding(pod: TaskPod, now_s: float) -> PreflightFinding:
 def _unneeded(seen: Survey) -> list[Act]:
     """Deletions of pods whose result is not needed any more."""
     fleet, target = seen.terms.fleet, seen.terms.target
-    needed = {one.member.node.name for one in seen.standings if _may_wait(one)}
+    needed = {
+        one.member.node.name
+        for one in seen.standings
+        if one.verdict.place is NodePhase.WAITING
+        or (one.verdict.place is NodePhase.LEFT_OUT and not one.member.is_excluded)
+    }
     is_off = fleet.policy.preflight is PreflightMode.OFF
     return [
         DeletePod.of(pod)
@@ -556,11 +558,6 @@ def _unneeded(seen: Survey) -> list[Act]:
         if pod.task is Task.PREFLIGHT and not pod.is_deleting
         if is_off or pod.revision != target or pod.node not in needed
     ]
-
-
-def _may_wait(standing: NodeStatus) -> bool:
-    place = standing.verdict.place
-    return place is NodePhase.WAITING or (place is NodePhase.LEFT_OUT and not standing.member.is_excluded)
 
 
 def _asked(seen: Survey) -> list[NodeStatus]:
