@@ -270,12 +270,9 @@ class FleetCache:
 
 def _is_same(known: Fact, found: Fact) -> bool:
     """True if two facts of one object differ at most in resourceVersion: kubelets update Nodes regularly."""
-    match known, found:
-        case (FleetNode(), FleetNode()) | (DaemonSetFacts(), DaemonSetFacts()):
-            return replace(known, resource_version=found.resource_version) == found
-        case RolloutObject(), RolloutObject():
-            return False
-    return known == found
+    if isinstance(known, FleetNode | DaemonSetFacts) and isinstance(found, FleetNode | DaemonSetFacts):
+        return replace(known, resource_version=found.resource_version) == found
+    return known == found and not isinstance(known, RolloutObject)
 
 
 # One read of a rollout, for commands
