@@ -48,22 +48,16 @@ class FleetEndpoint:
         self._last = report
         self._heartbeat.beat()
 
-    @property
-    def _report(self) -> FleetReport:
-        """The last report; not ready if the loop hangs."""
-        return replace(self._last, why_not_ready="its loop hangs") if self._heartbeat.is_late else self._last
-
     def respond(self, path: str) -> HttpResponse:
+        report = replace(self._last, why_not_ready="its loop hangs") if self._heartbeat.is_late else self._last
         match path:
             case "/healthz":
                 age = f"last turn {self._heartbeat.age_s:.0f} s ago\n".encode()
                 return probed(age, is_well=not self._heartbeat.is_late)
             case "/readyz":
-                report = self._report
                 role = "leads" if report.leads else "standing by"
                 return probed(f"{one_line(report.why_not_ready) or role}\n".encode(), is_well=not report.why_not_ready)
             case "/metrics":
-                report = self._report
                 found = (*fleet_families(report), *operator_families(report, self._names))
                 return measured(found)
         return NOT_FOUND

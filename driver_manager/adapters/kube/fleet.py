@@ -157,7 +157,8 @@ def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> Item:
     conditions = _interned({text_of(one, "type"): text_of(one, "status") for one in status.get("conditions") or []})
     record, problem = _record(notes.get(keys.rollout))
     # `node_state` parses what the runs write; it needs these two keys only.
-    shown = Node("", "", "", {keys.state: labels.get(keys.state, "")}, _only(notes, keys.last_outcome))
+    last_outcome = {key: text for key, text in notes.items() if key == keys.last_outcome}
+    shown = Node("", "", "", {keys.state: labels.get(keys.state, "")}, last_outcome)
     outcome = node_state.outcome_on(shown, keys)
     fact = FleetNode(
         name=text_of(metadata, "name"),
@@ -265,10 +266,6 @@ def _node_of(pod: Mapping[str, Any]) -> str:
 
 def _interned(texts: Mapping[str, str]) -> Mapping[str, str]:
     return {intern(key): intern(value) for key, value in texts.items()}
-
-
-def _only(texts: Mapping[str, str], key: str) -> Mapping[str, str]:
-    return {key: texts[key]} if key in texts else {}
 
 
 def _record(text: str | None) -> tuple[NodeRecord | None, str]:

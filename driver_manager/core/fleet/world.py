@@ -25,6 +25,7 @@ from driver_manager.core.fleet_ports import (
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.fleet.spec import (
     KIND,
+    UNDER_WAY_WORDS,
     DaemonSetFacts,
     DriverPod,
     Fleet,
@@ -35,7 +36,7 @@ from driver_manager.domain.fleet.spec import (
     RolloutPolicy,
     TaskPod,
 )
-from driver_manager.domain.fleet.state import TASKS, MarkNode, orphans
+from driver_manager.domain.fleet.state import TASKS, MarkNode, release
 from driver_manager.domain.text import several
 from driver_manager.domain.wire import decimal
 
@@ -226,10 +227,19 @@ class FleetCache:
         )
 
     def orphans(self) -> list[MarkNode]:
-        """The marks that release nodes of deleted rollouts; none while these cannot be determined."""
+        """Release the nodes that are under way for a deleted rollout; none while these cannot be determined.
+
+        Every other rollout would leave out such a node permanently. Its own runs complete what has started on it.
+        """
         if self._why_unknown((self.of(FactKind.ROLLOUTS), NODES)):
             return []
-        return orphans(self._facts(NODES, FleetNode), self._namespace, {one.key for one in self.rollouts()})
+        rollouts = {one.key for one in self.rollouts()}
+        return [
+            release(node)
+            for node in self._facts(NODES, FleetNode)
+            if node.record is not None and node.upgrade in UNDER_WAY_WORDS and not node.is_operated
+            if node.record.rollout.startswith(f"{self._namespace}/") and node.record.rollout not in rollouts
+        ]
 
     def template(self, policy: RolloutPolicy, revision: str) -> str:
         """The pod template of a revision by its hash, "" without it."""

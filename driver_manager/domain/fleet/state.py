@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -15,7 +15,6 @@ from driver_manager.domain.fleet.spec import (
     GROUP,
     KIND,
     UNDER_WAY,
-    UNDER_WAY_WORDS,
     VERSION,
     DriverPod,
     Fleet,
@@ -567,18 +566,3 @@ class NodeStatus(Struct, frozen=True):
 def release(node: FleetNode) -> MarkNode:
     """Remove state and record, as if the node had never been taken."""
     return MarkNode(node.name, node.resource_version, None, None)
-
-
-# Orphans: nodes that a deleted rollout had taken
-#
-# Every other rollout would leave out such a node permanently. Its own runs complete what has started on it.
-
-
-def orphans(nodes: Iterable[FleetNode], namespace: str, rollouts: Container[str]) -> list[MarkNode]:
-    """Release each node that is under way for a rollout of `namespace` which is not in `rollouts`."""
-    return [
-        release(node)
-        for node in nodes
-        if node.record is not None and node.upgrade in UNDER_WAY_WORDS and not node.is_operated
-        if node.record.rollout.startswith(f"{namespace}/") and node.record.rollout not in rollouts
-    ]
