@@ -188,7 +188,7 @@ def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> Item:
 
 def as_driver_pod(item: Mapping[str, Any]) -> Item:
     metadata, status = item["metadata"], item.get("status") or {}
-    first, then = status.get("initContainerStatuses") or [], status.get("containerStatuses") or []
+    containers = *(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])
     fact = DriverPod(
         namespace=intern(text_of(metadata, "namespace")),
         name=text_of(metadata, "name"),
@@ -197,8 +197,7 @@ def as_driver_pod(item: Mapping[str, Any]) -> Item:
         revision=intern(texts_of(metadata, "labels").get(REVISION_LABEL, "")),
         is_ready=_is_ready(status),
         is_deleting=bool(metadata.get("deletionTimestamp")),
-        restarts=sum(typed(one.get("restartCount"), int, 0) for one in first),
-        why_waiting=_why_waiting((*first, *then)),
+        why_waiting=_why_waiting(containers),
         made_s=_made_s(metadata),
     )
     return _item(metadata, fact)

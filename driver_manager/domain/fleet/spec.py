@@ -297,8 +297,7 @@ class FleetNode(Struct, frozen=True):
 class DriverPod(Struct, frozen=True):
     """A pod of the driver's DaemonSet. `revision` is the value of its `controller-revision-hash` label.
 
-    `restarts` counts those of its init containers, `why_waiting` is the reason in the status of a waiting container.
-    `made_s` is its creation, 0 if unknown.
+    `why_waiting` is the reason in the status of a waiting container. `made_s` is its creation, 0 if unknown.
     """
 
     namespace: str
@@ -308,7 +307,6 @@ class DriverPod(Struct, frozen=True):
     revision: str
     is_ready: bool = False
     is_deleting: bool = False
-    restarts: int = 0
     why_waiting: str = ""
     made_s: float = 0.0
 

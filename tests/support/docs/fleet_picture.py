@@ -135,7 +135,7 @@ def obstacle_table() -> str:
     """Why a node is left out."""
     rows = [("always", next(iter(seen().obstacles.get(_name(one), {}).values()), "")) for one in FOREIGN]
     rows += [("when it would begin", why) for why, _ in UNFIT]
-    return table(("asked in this order", "for example"), rows)
+    return table(("asked", "in this order, for example"), rows)
 
 
 def guard_table(result: str, guards: Iterable[Callable[..., object]], found: Found) -> str:

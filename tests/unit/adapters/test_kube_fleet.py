@@ -540,14 +540,12 @@ def test_a_driver_pod() -> None:
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}
     status = {
         "conditions": [{"type": "Ready", "status": "True"}],
-        "initContainerStatuses": [{"name": "manager", "restartCount": 2, "state": waiting}, {"restartCount": 1}],
-        "containerStatuses": [
-            {"name": "driver", "restartCount": 9, "state": {"waiting": {"reason": "PodInitializing"}}}
-        ],
+        "initContainerStatuses": [{"name": "manager", "state": waiting}, {}],
+        "containerStatuses": [{"name": "driver", "state": {"waiting": {"reason": "PodInitializing"}}}],
     }
     item = as_driver_pod({"metadata": metadata, "spec": {"nodeName": "n"}, "status": status})
     assert item.owner == "uid-ds"
-    assert item.fact == DriverPod("npu", "p", "u", "n", "r2", True, True, 3, "manager: CrashLoopBackOff", 1767323045.0)
+    assert item.fact == DriverPod("npu", "p", "u", "n", "r2", True, True, "manager: CrashLoopBackOff", 1767323045.0)
     bare = as_driver_pod({"metadata": {"name": "p"}}).fact
     assert bare == DriverPod("", "p", "", "", "")
 
