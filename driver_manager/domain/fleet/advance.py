@@ -41,12 +41,12 @@ from driver_manager.domain.fleet.state import (
     rollout_members,
 )
 from driver_manager.domain.fleet.waves import (
+    HOLD_GUARDS,
     Budget,
     Caption,
     Checks,
     Survey,
     assign_waves,
-    hold,
     preflight_checks,
     preflight_findings,
     turn,
@@ -434,7 +434,8 @@ def survey(fleet: Fleet, now_s: float) -> Survey:
     failed = [one for one in standings if one.verdict.place is NodePhase.FAILED]
     failing = [one for one in standings if one.verdict.fails and one.member.is_for(target)]
     seen = Survey(terms, standings, turn(standings, terms), assigned.unmatched, [*failed, *failing])
-    return replace(seen, hold=hold(seen))
+    hold = next((found for guard in HOLD_GUARDS if (found := guard(seen)) is not None), None)
+    return replace(seen, hold=hold)
 
 
 def view_of(seen: Survey) -> View:

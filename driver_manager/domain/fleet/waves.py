@@ -267,11 +267,6 @@ class Survey(Struct, frozen=True):
         return max((record.began_s for record in found if record is not None), default=0.0)
 
 
-def hold(seen: Survey) -> Blocked | None:
-    """Why no node may start, None if nodes may."""
-    return next((found for guard in HOLD_GUARDS if (found := guard(seen)) is not None), None)
-
-
 def _aside(reason: str, message: str) -> Blocked:
     return Blocked(Phase.STALLED, reason, message, stands_aside=True)
 
@@ -496,7 +491,8 @@ def preflight_checks(seen: Survey) -> Checks:
     asked = _asked(seen) if mode is not PreflightMode.OFF else []
     made, problem = _made(asked, terms)
     unmade = problem or terms.fleet.unmade
-    waiting = [one for one in asked if not _has_result(one, terms)]
+    known = {node for node, result in shown.items() if result.result is not PreflightResult.RUNNING}
+    waiting = [one for one in asked if one.member.node.name not in known]
     if unmade and mode is PreflightMode.WARN:
         unknown = [one.member.node.name for one in waiting if one.member.node.name not in terms.preflights]
         shown |= dict.fromkeys(unknown, NodePreflight(PreflightResult.UNKNOWN, unmade))
@@ -597,11 +593,6 @@ def is_at_work(pod: TaskPod, now_s: float) -> bool:
 
 def _until_s(pod: TaskPod) -> float:
     return pod.made_s + LIMIT_S + LATE_S
-
-
-def _has_result(standing: NodeStatus, terms: Terms) -> bool:
-    found = terms.preflights.get(standing.member.node.name)
-    return found is not None and found.shown.result is not PreflightResult.RUNNING
 
 
 def _reasons(
