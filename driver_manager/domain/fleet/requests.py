@@ -65,8 +65,7 @@ def _paused(fleet: Fleet, did: str, *, is_paused: bool) -> Request:
 
 def request_approval(fleet: Fleet, now_s: float, wave: int | None) -> Request:
     """Approve the waves up to `wave`, None for the next one. Raises ConfigError."""
-    seen = survey(fleet, now_s)
-    _refuse_aside(seen)
+    seen = _active(fleet, now_s)
     target, waves = seen.terms.target, fleet.policy.waves
     approved = fleet.wishes.approved if fleet.wishes.approved_for == target else 0
     asking = asking_waves(seen)
@@ -99,8 +98,7 @@ def asking_waves(seen: Survey) -> list[int]:
 
 def request_retry_of_nodes(fleet: Fleet, now_s: float, names: Sequence[str]) -> Request:
     """Retry these nodes, all or none. Raises ConfigError."""
-    seen = survey(fleet, now_s)
-    _refuse_aside(seen)
+    seen = _active(fleet, now_s)
     standings = {one.member.node.name: one for one in seen.standings}
     wanted = list(dict.fromkeys(names))
     refused = [f"{name}: {why}" for name in wanted if (why := _why_no_retry(standings.get(name), seen))]
@@ -122,8 +120,7 @@ def _tries_again(view: NodeView) -> str:
 
 def request_retry_of_revision(fleet: Fleet, now_s: float) -> Request:
     """Retry the target revision after it was halted or undone. Raises ConfigError."""
-    seen = survey(fleet, now_s)
-    _refuse_aside(seen)
+    seen = _active(fleet, now_s)
     target, memory = seen.terms.target, fleet.memory
     if memory.undo_to and memory.undo_from == target:
         raise ConfigError(f"the rollout goes back from revision {target} now", LOOK)
@@ -140,8 +137,7 @@ def request_retry_of_revision(fleet: Fleet, now_s: float) -> Request:
 
 def request_undo(fleet: Fleet, now_s: float, to: str, wish: str) -> Request:
     """Go back to revision `to` (hash, name, number; "": the last good one). `wish` is its id. Raises ConfigError."""
-    seen = survey(fleet, now_s)
-    _refuse_aside(seen)
+    seen = _active(fleet, now_s)
     target, memory = seen.terms.target, fleet.memory
     if memory.undo_to and memory.undo_from == target:
         raise ConfigError(f"the rollout already goes back from revision {target} to {memory.undo_to}", LOOK)
@@ -160,10 +156,12 @@ def request_undo(fleet: Fleet, now_s: float, to: str, wish: str) -> Request:
     return Request((did,), replace(fleet, wishes=wishes), annotations={UNDO: text})
 
 
-def _refuse_aside(seen: Survey) -> None:
-    """Raise ConfigError if the rollout does nothing now."""
+def _active(fleet: Fleet, now_s: float) -> Survey:
+    """The survey of the fleet. Raises ConfigError if the rollout does nothing now."""
+    seen = survey(fleet, now_s)
     if seen.hold is not None and seen.hold.stands_aside:
         raise ConfigError(f"the rollout does nothing now: {seen.hold.message}", LOOK)
+    return seen
 
 
 def _waiting_wave(seen: Survey, asking: Sequence[int]) -> int:
