@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import threading
@@ -44,6 +45,7 @@ from driver_manager.adapters.process.clock import EventQueue, LoopClock, ThreadC
 from driver_manager.core.fleet_ports import (
     Change,
     EventAbout,
+    Fact,
     FactKind,
     Found,
     Gone,
@@ -105,8 +107,8 @@ Reader = Callable[[Mapping[str, Any]], Item]
 
 def readers(keys: NodeKeys, zones: Zones) -> Mapping[FactKind, Reader]:
     """The reader of each kind; `keys` are the profile's keys on Nodes."""
-    return {
-        FactKind.ROLLOUTS: lambda item: as_rollout(item, zones),
+    facts: Mapping[FactKind, Callable[[Mapping[str, Any]], Fact]] = {
+        FactKind.ROLLOUTS: lambda item: read(item, zones),
         FactKind.DAEMON_SETS: as_daemon_set,
         FactKind.REVISIONS: as_revision,
         FactKind.NODES: lambda item: as_fleet_node(item, keys),
@@ -114,17 +116,21 @@ def readers(keys: NodeKeys, zones: Zones) -> Mapping[FactKind, Reader]:
         FactKind.GATE_PODS: as_gate_pod,
         FactKind.TASK_PODS: as_task_pod,
     }
+    return {kind: functools.partial(_item, fact) for kind, fact in facts.items()}
 
 
-def as_rollout(item: Mapping[str, Any], zones: Zones) -> Item:
-    """The DriverRollout in `item`, also one whose spec has problems."""
-    return _item(item["metadata"], read(item, zones))
+def _item(fact: Callable[[Mapping[str, Any]], Fact], item: Mapping[str, Any]) -> Item:
+    metadata = item["metadata"]
+    owners = metadata.get("ownerReferences") or []
+    owner = next((text_of(one, "uid") for one in owners if one.get("controller")), "")
+    name, uid, version = (text_of(metadata, key) for key in ("name", "uid", "resourceVersion"))
+    return Item(name, uid, version, fact(item), intern(owner))
 
 
-def as_daemon_set(item: Mapping[str, Any]) -> Item:
+def as_daemon_set(item: Mapping[str, Any]) -> DaemonSetFacts:
     metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     template = (spec.get("template") or {}).get("spec") or {}
-    facts = DaemonSetFacts(
+    return DaemonSetFacts(
         namespace=text_of(metadata, "namespace"),
         name=text_of(metadata, "name"),
         uid=text_of(metadata, "uid"),
@@ -135,23 +141,21 @@ def as_daemon_set(item: Mapping[str, Any]) -> Item:
         desired=max(0, typed(status.get("desiredNumberScheduled"), int, 0)),
         pods=_selector(spec.get("selector") or {}),
     )
-    return _item(metadata, facts)
 
 
-def as_revision(item: Mapping[str, Any]) -> Item:
+def as_revision(item: Mapping[str, Any]) -> Revision:
     """The ControllerRevision in `item`; its template without the `$patch` directive."""
     metadata, spec = item["metadata"], (item.get("data") or {}).get("spec") or {}
     template = {key: value for key, value in (spec.get("template") or {}).items() if key != "$patch"}
-    fact = Revision(
+    return Revision(
         name=text_of(metadata, "name"),
         hash=texts_of(metadata, "labels").get(REVISION_LABEL, ""),
         number=typed(item.get("revision"), int, 0),
         template=json.dumps(template, sort_keys=True, separators=(",", ":")) if template else "",
     )
-    return _item(metadata, fact)
 
 
-def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> Item:
+def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> FleetNode:
     metadata, status = item["metadata"], item.get("status") or {}
     labels, notes = _interned(texts_of(metadata, "labels")), texts_of(metadata, "annotations")
     conditions = _interned({text_of(one, "type"): text_of(one, "status") for one in status.get("conditions") or []})
@@ -160,7 +164,7 @@ def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> Item:
     last_outcome = {key: text for key, text in notes.items() if key == keys.last_outcome}
     shown = Node("", "", "", {keys.state: labels.get(keys.state, "")}, last_outcome)
     outcome = node_state.outcome_on(shown, keys)
-    fact = FleetNode(
+    return FleetNode(
         name=text_of(metadata, "name"),
         uid=text_of(metadata, "uid"),
         resource_version=text_of(metadata, "resourceVersion"),
@@ -183,13 +187,12 @@ def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> Item:
         cleared_by=journal.cleared_by(notes.get(keys.journal, "")),
         window=outcome.window if outcome is not None else None,
     )
-    return _item(metadata, fact)
 
 
-def as_driver_pod(item: Mapping[str, Any]) -> Item:
+def as_driver_pod(item: Mapping[str, Any]) -> DriverPod:
     metadata, status = item["metadata"], item.get("status") or {}
     containers = *(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])
-    fact = DriverPod(
+    return DriverPod(
         namespace=intern(text_of(metadata, "namespace")),
         name=text_of(metadata, "name"),
         uid=text_of(metadata, "uid"),
@@ -200,22 +203,20 @@ def as_driver_pod(item: Mapping[str, Any]) -> Item:
         why_waiting=_why_waiting(containers),
         made_s=_made_s(metadata),
     )
-    return _item(metadata, fact)
 
 
-def as_gate_pod(item: Mapping[str, Any]) -> Item:
+def as_gate_pod(item: Mapping[str, Any]) -> GatePod:
     """The pod in `item`, a pod of a gate. A terminating pod counts as not ready."""
     metadata, status = item["metadata"], item.get("status") or {}
-    fact = GatePod(
+    return GatePod(
         namespace=intern(text_of(metadata, "namespace")),
         node=_node_of(item),
         labels=_interned(texts_of(metadata, "labels")),
         is_ready=_is_ready(status) and not metadata.get("deletionTimestamp"),
     )
-    return _item(metadata, fact)
 
 
-def as_task_pod(item: Mapping[str, Any]) -> Item:
+def as_task_pod(item: Mapping[str, Any]) -> TaskPod:
     """The pod in `item`, a task pod. Its result is that of its first container, once all other containers have ended.
 
     The results of the others do not matter, unless the kubelet ended the whole pod: then they may not have started.
@@ -229,7 +230,7 @@ def as_task_pod(item: Mapping[str, Any]) -> Item:
     code, left = (typed(ended.get("exitCode"), int, -1), text_of(ended, "message")) if ended else (None, "")
     if code == 0 and (not all(others) or (others and text_of(status, "reason"))):
         code, left = None, ""
-    fact = TaskPod(
+    return TaskPod(
         namespace=intern(text_of(metadata, "namespace")),
         name=text_of(metadata, "name"),
         uid=text_of(metadata, "uid"),
@@ -243,15 +244,6 @@ def as_task_pod(item: Mapping[str, Any]) -> Item:
         why_waiting=_why_waiting(states),
         is_deleting=bool(metadata.get("deletionTimestamp")),
         ended_s=seconds_of(text_of(ended, "finishedAt")) if ended else None,
-    )
-    return _item(metadata, fact)
-
-
-def _item(metadata: Mapping[str, Any], fact: Any) -> Item:
-    owners = metadata.get("ownerReferences") or []
-    owner = next((text_of(one, "uid") for one in owners if one.get("controller")), "")
-    return Item(
-        text_of(metadata, "name"), text_of(metadata, "uid"), text_of(metadata, "resourceVersion"), fact, intern(owner)
     )
 
 

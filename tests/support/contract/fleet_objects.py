@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from driver_manager.adapters.kube.fleet import REVISION_LABEL, as_daemon_set, as_revision, as_rollout
+from driver_manager.adapters.kube.fleet import REVISION_LABEL, as_daemon_set, as_revision
 from driver_manager.cli.options import zone
-from driver_manager.domain.fleet.spec import GROUP, KIND, PLURAL, VERSION, DaemonSetFacts, Revision, RolloutObject
+from driver_manager.domain.fleet.spec import GROUP, KIND, PLURAL, VERSION, DaemonSetFacts, Revision, read
 from tests.support.control_plane.api import STRATEGIC_PATCH, Api, Json, gone, status_of, wait_until
 
 
@@ -60,18 +60,14 @@ class Ground:
 
     def daemon_set(self) -> DaemonSetFacts:
         """It, as a rollout reads it."""
-        found = as_daemon_set(self.api.get(self.path("daemonsets", self.name))).fact
-        assert isinstance(found, DaemonSetFacts)
-        return found
+        return as_daemon_set(self.api.get(self.path("daemonsets", self.name)))
 
     def revisions(self) -> dict[str, Revision]:
         """Those of the DaemonSet by the image of their template."""
         owner, found = self.daemon_set().uid, {}
         for one in self.api.list(self.path("controllerrevisions"), labelSelector=f"app={self.name}"):
-            item = as_revision(one)
-            assert item.owner == owner
-            assert isinstance(item.fact, Revision)
-            found[one["data"]["spec"]["template"]["spec"]["containers"][0]["image"]] = item.fact
+            assert [ref["uid"] for ref in one["metadata"]["ownerReferences"] if ref.get("controller")] == [owner]
+            found[one["data"]["spec"]["template"]["spec"]["containers"][0]["image"]] = as_revision(one)
         return found
 
     def pods(self) -> list[Json]:
@@ -171,8 +167,7 @@ class FleetObjectsContract:
         site.api.post(site.path(PLURAL), self.body(site))
         listed = {one["metadata"]["name"]: one for one in site.api.list(site.path(PLURAL))}
         assert listed[site.name]["kind"] == KIND
-        found = as_rollout(listed[site.name], zone).fact
-        assert isinstance(found, RolloutObject)
+        found = read(listed[site.name], zone)
         assert found.problems == ()
         path = site.path(PLURAL, site.name)
         patch = {"spec": {"paused": True}}
