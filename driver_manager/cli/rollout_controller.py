@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from driver_manager import profiles
 from driver_manager.adapters.kube.api import KubeApi, load_client
-from driver_manager.adapters.kube.fleet import KubeFleet, Letter, readers
+from driver_manager.adapters.kube.fleet import KubeFleet, readers
 from driver_manager.adapters.kube.leases import ATTEMPT_S, LeaseLeadership
 from driver_manager.adapters.kube.transport import Transport
-from driver_manager.adapters.process.clock import EventQueue, LoopClock
+from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.adapters.report.http import NOT_FOUND, Heartbeat, HttpResponse, StatusServer, measured, probed
 from driver_manager.cli.options import ScreenCommand, with_options, zone
-from driver_manager.cli.rollout_screen import namespace_of, refuse_without_state
+from driver_manager.cli.rollout_screen import named_profile, namespace_of
 from driver_manager.cli.session import log_form
 from driver_manager.core.fleet.controller import FleetController, FleetPorts
 from driver_manager.domain import settings
@@ -48,22 +48,16 @@ class FleetEndpoint:
         self._last = report
         self._heartbeat.beat()
 
-    @property
-    def _report(self) -> FleetReport:
-        """The last report; not ready if the loop hangs."""
-        return replace(self._last, why_not_ready="its loop hangs") if self._heartbeat.is_late else self._last
-
     def respond(self, path: str) -> HttpResponse:
+        report = replace(self._last, why_not_ready="its loop hangs") if self._heartbeat.is_late else self._last
         match path:
             case "/healthz":
                 age = f"last turn {self._heartbeat.age_s:.0f} s ago\n".encode()
                 return probed(age, is_well=not self._heartbeat.is_late)
             case "/readyz":
-                report = self._report
                 role = "leads" if report.leads else "standing by"
                 return probed(f"{one_line(report.why_not_ready) or role}\n".encode(), is_well=not report.why_not_ready)
             case "/metrics":
-                report = self._report
                 found = (*fleet_families(report), *operator_families(report, self._names))
                 return measured(found)
         return NOT_FOUND
@@ -90,10 +84,9 @@ def controller_command(*, values: Values) -> int:
         return load_client(values[settings.KUBECONFIG] or None)
 
     api = KubeApi(connect(), clock, reporter, BUDGET_S)
-    inbox: EventQueue[Letter] = EventQueue(clock)
     identity = f"{socket.gethostname()}_{os.urandom(4).hex()}"
     ports = FleetPorts(
-        KubeFleet(api, connect, inbox, clock, readers(profile.keys, zone)),
+        KubeFleet(api, connect, clock, readers(profile.keys, zone)),
         LeaseLeadership(api, clock, namespace, values[settings.ROLLOUT_LEASE], identity),
         clock,
         reporter,
@@ -114,10 +107,7 @@ def _profile(values: Values) -> Profile:
             "no profile is set, and a controller has no node from which to determine it",
             f"Name it with {settings.DRIVER_PROFILE.flag} ({settings.DRIVER_PROFILE.env}).",
         )
-    known = profiles.known(values[settings.PROFILE_FILE])
-    profile = profiles.pick(values[settings.DRIVER_PROFILE], known, (), lambda _: False)
-    refuse_without_state(profile)
-    return profile
+    return named_profile(values)
 
 
 def _publisher(values: Values, profile: Profile, clock: LoopClock) -> Callable[[FleetReport], None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -28,8 +28,15 @@ from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ManagerError
 from driver_manager.domain.fleet.advance import advance, last_good
 from driver_manager.domain.fleet.spec import Fleet, RolloutObject
-from driver_manager.domain.fleet.state import NodePhase, NodeView, Outlook, Pace, Phase, WaveView
-from driver_manager.domain.fleet.status import COUNTS, INVALID_SPEC, STANDING
+from driver_manager.domain.fleet.state import NodePhase, NodeView, Outlook, Pace, Phase
+from driver_manager.domain.fleet.status import (
+    INVALID_SPEC,
+    STANDING,
+    by_reason,
+    node_counts,
+    outlook_of_problems,
+    wave_body,
+)
 from driver_manager.domain.fleet.waves import preflight_told
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.settings import Values
@@ -42,66 +49,53 @@ PROGRAM = "driver-manager rollout"
 NO_CONTROLLER = "no controller leads, so nothing happens: install deploy/components/rollout, or check its pods"
 
 
-class Hint(Struct, frozen=True):
-    """A next step, and the command for it, "" without one."""
-
-    what: str
-    command: str = ""
+Json = dict[str, Any]
 
 
-class _Case(Struct, frozen=True):
-    rollout: RolloutObject
-    fleet: Fleet | None
-    outlook: Outlook
-
-    def command(self, verb: str, *words: str) -> str:
-        return " ".join((PROGRAM, verb, "-n", self.rollout.namespace, *words))
-
-    @property
-    def failed(self) -> list[str]:
-        return [one.name for one in self.outlook.nodes if one.place is NodePhase.FAILED]
-
-    @property
-    def refused(self) -> list[str]:
-        """The nodes that are left out because of their preflight."""
-        left_out = [one for one in self.outlook.nodes if one.place is NodePhase.LEFT_OUT]
-        return [
-            one.name for one in left_out if one.preflight is not None and one.reason == preflight_told(one.preflight)
-        ]
+def hints(rollout: RolloutObject, fleet: Fleet | None, outlook: Outlook, *, has_leader: bool) -> list[Json]:
+    """The next steps, the most likely first, each with its command, "" without one."""
+    steps = _next_steps(rollout, fleet, outlook)
+    found = [*steps] if has_leader else [(NO_CONTROLLER, ""), *steps]
+    return [{"what": what, "command": command} for what, command in found]
 
 
-def hints(rollout: RolloutObject, fleet: Fleet | None, outlook: Outlook, *, has_leader: bool) -> tuple[Hint, ...]:
-    """The next steps, the most likely first."""
-    found = [Hint(NO_CONTROLLER)] if not has_leader else []
-    return (*found, *_next_steps(_Case(rollout, fleet, outlook)))
+def _next_steps(rollout: RolloutObject, fleet: Fleet | None, outlook: Outlook) -> Iterator[tuple[str, str]]:
+    phase, reason = outlook.phase, outlook.reason
 
+    def command(verb: str, *words: str) -> str:
+        return " ".join((PROGRAM, verb, "-n", rollout.namespace, *words))
 
-def _next_steps(case: _Case) -> Iterator[Hint]:
-    rollout, phase, reason = case.rollout, case.outlook.phase, case.outlook.reason
     if reason == INVALID_SPEC:
-        yield Hint("fix the spec", f"kubectl -n {rollout.namespace} edit driverrollout {rollout.name}")
-    for nodes, what in (
-        (case.failed, "retry a failed node, after checking it"),
-        (case.refused, "check again a node that is left out, after checking it"),
-    ):
-        if nodes and reason not in ("FailedBefore", "Undoing"):
-            words = ("--rollout", rollout.name, *nodes[:MOST_NAMED])
-            yield Hint(what, case.command("retry", *words) + (" ..." if len(nodes) > MOST_NAMED else ""))
+        yield "fix the spec", f"kubectl -n {rollout.namespace} edit driverrollout {rollout.name}"
+    if reason not in ("FailedBefore", "Undoing"):
+        failed = [one.name for one in outlook.nodes if one.place is NodePhase.FAILED]
+        refused = [one.name for one in outlook.nodes if _is_refused(one)]
+        for nodes, what in (
+            (failed, "retry a failed node, after checking it"),
+            (refused, "check again a node that is left out, after checking it"),
+        ):
+            if nodes:
+                rest = " ..." if len(nodes) > MOST_NAMED else ""
+                yield what, command("retry", "--rollout", rollout.name, *nodes[:MOST_NAMED]) + rest
     if reason == "FailedBefore":
-        yield Hint("try this revision again", case.command("retry", "--rollout", rollout.name, "--revision"))
-    if phase is Phase.HALTED and reason != "Undoing" and case.fleet is not None:
-        to = last_good(case.fleet, case.outlook.target)
+        yield "try this revision again", command("retry", "--rollout", rollout.name, "--revision")
+    if phase is Phase.HALTED and reason != "Undoing" and fleet is not None:
+        to = last_good(fleet, outlook.target)
         if to:
-            yield Hint(f"go back to revision {to}", case.command("undo", rollout.name))
+            yield f"go back to revision {to}", command("undo", rollout.name)
     if phase is Phase.WAITING_FOR_APPROVAL:
-        yield Hint("approve the next wave", case.command("approve", rollout.name))
+        yield "approve the next wave", command("approve", rollout.name)
     if phase is Phase.PAUSED:
-        yield Hint("resume", case.command("resume", rollout.name))
+        yield "resume", command("resume", rollout.name)
+
+
+def _is_refused(node: NodeView) -> bool:
+    """True if the node is left out because of its preflight."""
+    found = node.preflight
+    return node.place is NodePhase.LEFT_OUT and found is not None and node.reason == preflight_told(found)
 
 
 # `rollout status` and `rollout plan` as JSON, in the form of `schemas/rollout.schema.json`
-
-Json = dict[str, Any]
 
 LATE_S = 60.0
 """Seconds after its expiry until a Lease counts as free: the clocks of two machines may differ by less."""
@@ -120,8 +114,7 @@ def outlook_of(shown: Shown) -> Outlook:
     """The rollout as shown; one whose spec has problems is stalled."""
     if shown.sight.fleet is not None:
         return advance(shown.sight.fleet, shown.now_s).outlook
-    problems = several(shown.sight.rollout.problems, "; ")
-    return Outlook(Phase.STALLED, INVALID_SPEC, problems, target="", wave=0, nodes=(), waves=())
+    return outlook_of_problems(shown.sight.rollout.problems)
 
 
 def body(shown: Shown, outlook: Outlook, plan: Json | None = None) -> Json:
@@ -136,16 +129,13 @@ def body(shown: Shown, outlook: Outlook, plan: Json | None = None) -> Json:
         "phase": outlook.phase.value,
         "reason": outlook.reason,
         "message": outlook.message,
-        "hints": [
-            {"what": one.what, "command": one.command}
-            for one in hints(rollout, fleet, outlook, has_leader=leader is None or leader["isLeading"])
-        ],
+        "hints": hints(rollout, fleet, outlook, has_leader=leader is None or leader["isLeading"]),
         "target": _revision(fleet, outlook.target, _began(shown, outlook.target)),
         "good": _revision(fleet, rollout.memory.good, None),
         "failedRevisions": list(rollout.memory.failed),
         "wave": outlook.wave,
-        "counts": {"total": len(outlook.nodes), **counts(outlook.nodes)},
-        "waves": [_wave(one) for one in outlook.waves],
+        "counts": node_counts(outlook.nodes),
+        "waves": [{**wave_body(one), "ended": moment(one.ended_s)} for one in outlook.waves],
         "nodes": [_node(one) for one in sorted(outlook.nodes, key=lambda one: one.name)],
         "controller": leader,
         "pace": _pace(outlook.pace, shown.now_s) if fleet is not None else None,
@@ -159,14 +149,6 @@ def _pace(found: Pace, now_s: float) -> Json:
         "windowSeconds": None if found.window_s is None else round(found.window_s, 3),
         "ends": moment(None if found.left_s is None else now_s + found.left_s),
     }
-
-
-def counts(nodes: Iterable[NodeView]) -> dict[str, int]:
-    """The number of nodes in each phase."""
-    found = dict.fromkeys(COUNTS.values(), 0)
-    for node in nodes:
-        found[COUNTS[node.place]] += 1
-    return found
 
 
 def moment(wall_s: float | None) -> str | None:
@@ -184,16 +166,6 @@ def _revision(fleet: Fleet | None, name: str, began_s: float | None) -> Json | N
         return None
     number = next((one.number for one in fleet.revisions if one.hash == name), None) if fleet is not None else None
     return {"revision": name, "number": number, "began": moment(began_s)}
-
-
-def _wave(one: WaveView) -> Json:
-    return {
-        "number": one.number,
-        "name": one.name,
-        "total": sum(one.counts.values()),
-        **{word: one.counts.get(place, 0) for place, word in COUNTS.items()},
-        "ended": moment(one.ended_s),
-    }
 
 
 def _node(one: NodeView) -> Json:
@@ -216,14 +188,6 @@ def _leader(shown: Shown) -> Json | None:
         "renewed": moment(found.renewed_s),
         "isLeading": bool(found.name) and found.renewed_s is not None and shown.now_s < over_s,
     }
-
-
-def grouped(nodes: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Names of nodes by reason, the most frequent first."""
-    by_reason: dict[str, list[str]] = {}
-    for node in nodes:
-        by_reason.setdefault(node["reason"], []).append(node["node"])
-    return sorted(by_reason.items(), key=lambda group: (-len(group[1]), group[0]))
 
 
 COLOURS = {Phase.COMPLETE.value: "green", **{phase.value: "red" for phase in STANDING}}
@@ -327,7 +291,7 @@ def _one(node: Json, now_s: float) -> str:
 
 
 def _groups(body: Json, place: NodePhase) -> list[str]:
-    found = grouped(node for node in body["nodes"] if node["place"] == place.value)
+    found = by_reason((node["node"], node["reason"]) for node in body["nodes"] if node["place"] == place.value)
     return rows(place.value, [f"{_many(names)}: {why}" for why, names in found])
 
 
@@ -416,13 +380,16 @@ def _namespace_there(kubeconfig: str) -> str:
     return kubeconfig_namespace(kubeconfig or None)
 
 
-def refuse_without_state(profile: Profile) -> None:
-    """Raise ConfigError for a profile without a label for the state of an upgrade."""
+def named_profile(values: Values) -> Profile:
+    """The profile of that option. Raises ConfigError, also if it has no label for the state of an upgrade."""
+    known = profiles.known(values[settings.PROFILE_FILE])
+    profile = profiles.pick(values[settings.DRIVER_PROFILE], known, (), lambda _: False)
     if not profile.keys.upgrade_state:
         raise ConfigError(
             f"profile {profile.name} has no label for the state of a node's upgrade",
             "Add keys.upgrade_state to it; the shipped profiles show it.",
         )
+    return profile
 
 
 R = TypeVar("R")
@@ -469,12 +436,9 @@ def open_rollouts(
 
 def picked(values: Values, api: KubeApi) -> Profile:
     """The named profile, else the one whose labels the Nodes have. Raises ManagerError."""
+    if values[settings.DRIVER_PROFILE] != profiles.AUTO:
+        return named_profile(values)
     known = profiles.known(values[settings.PROFILE_FILE])
-    wanted = values[settings.DRIVER_PROFILE]
-    if wanted != profiles.AUTO:
-        profile = profiles.pick(wanted, known, (), lambda _: False)
-        refuse_without_state(profile)
-        return profile
     serving = {name: one for name, one in known.items() if one.keys.upgrade_state}
     keys = node_label_keys(api)
     try:

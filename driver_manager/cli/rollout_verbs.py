@@ -19,9 +19,9 @@ from msgspec import Struct
 
 from driver_manager import schemas
 from driver_manager.adapters.kube.api import KubeApi, load_client
-from driver_manager.adapters.kube.fleet import KubeFleet, Letter, SilentReporter, readers
+from driver_manager.adapters.kube.fleet import KubeFleet, SilentReporter, readers
 from driver_manager.adapters.kube.transport import Transport
-from driver_manager.adapters.process.clock import EventQueue, LoopClock
+from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.adapters.report.log import is_capable
 from driver_manager.adapters.report.steps import LiveScreen
 from driver_manager.cli.main import LazyGroup
@@ -55,7 +55,7 @@ from driver_manager.core.fleet.world import FleetCache, ObservedRollout, chosen
 from driver_manager.core.fleet_ports import FactKind, FleetCluster, Leader, Lost, Subject
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, Terminated
-from driver_manager.domain.fleet.advance import Survey, survey
+from driver_manager.domain.fleet.advance import survey
 from driver_manager.domain.fleet.nodes import order
 from driver_manager.domain.fleet.requests import (
     Request,
@@ -71,21 +71,16 @@ from driver_manager.domain.fleet.requests import (
 from driver_manager.domain.fleet.spec import Fleet, FleetNode, Revision, RevisionHistory, UpgradeState
 from driver_manager.domain.fleet.state import Outlook, Phase
 from driver_manager.domain.fleet.status import STANDING
+from driver_manager.domain.fleet.waves import Survey
 from driver_manager.domain.observation import EvictionRules
 from driver_manager.domain.pods.workloads import NodePods, namespaces_with_claims, workloads
 from driver_manager.domain.settings import Values
 from driver_manager.domain.text import json_text, spoken, words_on_one_line
 from driver_manager.domain.wire import seconds_of, written_time
 
+_HERE = ("status", "plan", "pause", "resume", "approve", "retry", "undo", "history")
 COMMANDS = {
-    "status": ("driver_manager.cli.rollout_verbs", "status_command"),
-    "plan": ("driver_manager.cli.rollout_verbs", "plan_command"),
-    "pause": ("driver_manager.cli.rollout_verbs", "pause_command"),
-    "resume": ("driver_manager.cli.rollout_verbs", "resume_command"),
-    "approve": ("driver_manager.cli.rollout_verbs", "approve_command"),
-    "retry": ("driver_manager.cli.rollout_verbs", "retry_command"),
-    "undo": ("driver_manager.cli.rollout_verbs", "undo_command"),
-    "history": ("driver_manager.cli.rollout_verbs", "history_command"),
+    **{name: ("driver_manager.cli.rollout_verbs", f"{name}_command") for name in _HERE},
     "controller": ("driver_manager.cli.rollout_controller", "controller_command"),
 }
 
@@ -170,9 +165,8 @@ def watch(values: Values, name: str, *, as_json: bool) -> int:
     def connect() -> Transport:
         return load_client(values[settings.KUBECONFIG] or None)
 
-    inbox: EventQueue[Letter] = EventQueue(clock)
     api = KubeApi(connect(), clock, session.log, settings.BY_HAND_API_TIMEOUT_S)
-    cluster = KubeFleet(api, connect, inbox, clock, readers(session.profile.keys, zone))
+    cluster = KubeFleet(api, connect, clock, readers(session.profile.keys, zone))
     try:
         return Watching(session, clock, cluster, first.rollout.name, _view(as_json=as_json)).run(first)
     except Terminated:
@@ -220,7 +214,7 @@ class Watching(Struct):
         subjects = {world.of(FactKind.ROLLOUTS)}
         for one in world.rollouts():
             if one.name == self.name and one.policy is not None:
-                subjects |= world.needed(one.policy)
+                subjects.update(world.needed(one.policy))
         self.cluster.follow(frozenset(subjects))
         for change in self.cluster.changes(self.clock.monotonic() + TICK_S):
             if isinstance(change, Lost):
@@ -577,10 +571,10 @@ def plan_body(seen: Survey, outlook: Outlook, pods: Mapping[str, int] | None) ->
                 "pods": None if pods is None else pods.get(name, 0),
             }
         )
-    asking, waves = asking_waves(seen, seen.scene.fleet.wishes), list[Json]()
-    for number, wave in enumerate(seen.scene.terms.policy.waves, 1):
+    asking, waves = asking_waves(seen), list[Json]()
+    for number, wave in enumerate(seen.terms.policy.waves, 1):
         nodes = by_wave.get(number, [])
-        before = [at for at in asking if at < number and number > seen.scene.turn.upto]
+        before = [at for at in asking if at < number and number > seen.turn.upto]
         waves.append(
             {
                 "number": number,

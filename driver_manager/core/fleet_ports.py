@@ -43,12 +43,7 @@ class Subject(Struct, frozen=True):
         return f"{self.kind.value}{where}{which}"
 
 
-class FollowedDaemonSet(Struct, frozen=True):
-    facts: DaemonSetFacts
-    pods: str
-
-
-Fact = RolloutObject | FollowedDaemonSet | Revision | FleetNode | DriverPod | GatePod | TaskPod
+Fact = RolloutObject | DaemonSetFacts | Revision | FleetNode | DriverPod | GatePod | TaskPod
 
 
 class Item(Struct, frozen=True):

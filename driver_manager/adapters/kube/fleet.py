@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import threading
@@ -10,6 +11,8 @@ from contextlib import AbstractContextManager, suppress
 from sys import intern
 from typing import Any
 from urllib.parse import quote, urlencode
+
+from msgspec.structs import asdict
 
 from driver_manager.adapters.kube.api import (
     BOOKMARK,
@@ -38,12 +41,12 @@ from driver_manager.adapters.kube.objects import (
     understood,
 )
 from driver_manager.adapters.kube.transport import CONFLICT, INVALID, NOT_FOUND, Transport
-from driver_manager.adapters.process.clock import EventQueue, ThreadClock
+from driver_manager.adapters.process.clock import EventQueue, LoopClock, ThreadClock
 from driver_manager.core.fleet_ports import (
     Change,
     EventAbout,
+    Fact,
     FactKind,
-    FollowedDaemonSet,
     Found,
     Gone,
     Item,
@@ -53,7 +56,6 @@ from driver_manager.core.fleet_ports import (
     Seen,
     Subject,
 )
-from driver_manager.core.ports_base import Clock
 from driver_manager.domain import journal, node_state, selectors
 from driver_manager.domain.deadline import around_s, pause_s
 from driver_manager.domain.errors import (
@@ -105,8 +107,8 @@ Reader = Callable[[Mapping[str, Any]], Item]
 
 def readers(keys: NodeKeys, zones: Zones) -> Mapping[FactKind, Reader]:
     """The reader of each kind; `keys` are the profile's keys on Nodes."""
-    return {
-        FactKind.ROLLOUTS: lambda item: as_rollout(item, zones),
+    facts: Mapping[FactKind, Callable[[Mapping[str, Any]], Fact]] = {
+        FactKind.ROLLOUTS: lambda item: read(item, zones),
         FactKind.DAEMON_SETS: as_daemon_set,
         FactKind.REVISIONS: as_revision,
         FactKind.NODES: lambda item: as_fleet_node(item, keys),
@@ -114,53 +116,55 @@ def readers(keys: NodeKeys, zones: Zones) -> Mapping[FactKind, Reader]:
         FactKind.GATE_PODS: as_gate_pod,
         FactKind.TASK_PODS: as_task_pod,
     }
+    return {kind: functools.partial(_item, fact) for kind, fact in facts.items()}
 
 
-def as_rollout(item: Mapping[str, Any], zones: Zones) -> Item:
-    """The DriverRollout in `item`, also one whose spec has problems."""
-    return _item(item["metadata"], read(item, zones))
+def _item(fact: Callable[[Mapping[str, Any]], Fact], item: Mapping[str, Any]) -> Item:
+    metadata = item["metadata"]
+    owners = metadata.get("ownerReferences") or []
+    owner = next((text_of(one, "uid") for one in owners if one.get("controller")), "")
+    name, uid, version = (text_of(metadata, key) for key in ("name", "uid", "resourceVersion"))
+    return Item(name, uid, version, fact(item), intern(owner))
 
 
-def as_daemon_set(item: Mapping[str, Any]) -> Item:
+def as_daemon_set(item: Mapping[str, Any]) -> DaemonSetFacts:
     metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     template = (spec.get("template") or {}).get("spec") or {}
-    facts = DaemonSetFacts(
+    return DaemonSetFacts(
         namespace=text_of(metadata, "namespace"),
         name=text_of(metadata, "name"),
         uid=text_of(metadata, "uid"),
         resource_version=text_of(metadata, "resourceVersion"),
         update_strategy=text_of(spec.get("updateStrategy") or {}, "type", "RollingUpdate"),
         is_current=typed(status.get("observedGeneration"), int, 0) >= typed(metadata.get("generation"), int, 0),
-        places=selectors.parse(
-            ",".join(f"{key}={value}" for key, value in sorted(texts_of(template, "nodeSelector").items()))
-        ),
+        places=selectors.parse(_selector({"matchLabels": template.get("nodeSelector")})),
         desired=max(0, typed(status.get("desiredNumberScheduled"), int, 0)),
+        pods=_selector(spec.get("selector") or {}),
     )
-    return _item(metadata, FollowedDaemonSet(facts, _selector(spec.get("selector") or {})))
 
 
-def as_revision(item: Mapping[str, Any]) -> Item:
+def as_revision(item: Mapping[str, Any]) -> Revision:
     """The ControllerRevision in `item`; its template without the `$patch` directive."""
     metadata, spec = item["metadata"], (item.get("data") or {}).get("spec") or {}
     template = {key: value for key, value in (spec.get("template") or {}).items() if key != "$patch"}
-    fact = Revision(
+    return Revision(
         name=text_of(metadata, "name"),
         hash=texts_of(metadata, "labels").get(REVISION_LABEL, ""),
         number=typed(item.get("revision"), int, 0),
         template=json.dumps(template, sort_keys=True, separators=(",", ":")) if template else "",
     )
-    return _item(metadata, fact)
 
 
-def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> Item:
+def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> FleetNode:
     metadata, status = item["metadata"], item.get("status") or {}
     labels, notes = _interned(texts_of(metadata, "labels")), texts_of(metadata, "annotations")
     conditions = _interned({text_of(one, "type"): text_of(one, "status") for one in status.get("conditions") or []})
     record, problem = _record(notes.get(keys.rollout))
     # `node_state` parses what the runs write; it needs these two keys only.
-    shown = Node("", "", "", {keys.state: labels.get(keys.state, "")}, _only(notes, keys.last_outcome))
+    last_outcome = {key: text for key, text in notes.items() if key == keys.last_outcome}
+    shown = Node("", "", "", {keys.state: labels.get(keys.state, "")}, last_outcome)
     outcome = node_state.outcome_on(shown, keys)
-    fact = FleetNode(
+    return FleetNode(
         name=text_of(metadata, "name"),
         uid=text_of(metadata, "uid"),
         resource_version=text_of(metadata, "resourceVersion"),
@@ -183,13 +187,12 @@ def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> Item:
         cleared_by=journal.cleared_by(notes.get(keys.journal, "")),
         window=outcome.window if outcome is not None else None,
     )
-    return _item(metadata, fact)
 
 
-def as_driver_pod(item: Mapping[str, Any]) -> Item:
+def as_driver_pod(item: Mapping[str, Any]) -> DriverPod:
     metadata, status = item["metadata"], item.get("status") or {}
-    first, then = status.get("initContainerStatuses") or [], status.get("containerStatuses") or []
-    fact = DriverPod(
+    containers = *(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])
+    return DriverPod(
         namespace=intern(text_of(metadata, "namespace")),
         name=text_of(metadata, "name"),
         uid=text_of(metadata, "uid"),
@@ -197,26 +200,23 @@ def as_driver_pod(item: Mapping[str, Any]) -> Item:
         revision=intern(texts_of(metadata, "labels").get(REVISION_LABEL, "")),
         is_ready=_is_ready(status),
         is_deleting=bool(metadata.get("deletionTimestamp")),
-        restarts=sum(typed(one.get("restartCount"), int, 0) for one in first),
-        why_waiting=_why_waiting((*first, *then)),
+        why_waiting=_why_waiting(containers),
         made_s=_made_s(metadata),
     )
-    return _item(metadata, fact)
 
 
-def as_gate_pod(item: Mapping[str, Any]) -> Item:
+def as_gate_pod(item: Mapping[str, Any]) -> GatePod:
     """The pod in `item`, a pod of a gate. A terminating pod counts as not ready."""
     metadata, status = item["metadata"], item.get("status") or {}
-    fact = GatePod(
+    return GatePod(
         namespace=intern(text_of(metadata, "namespace")),
         node=_node_of(item),
         labels=_interned(texts_of(metadata, "labels")),
         is_ready=_is_ready(status) and not metadata.get("deletionTimestamp"),
     )
-    return _item(metadata, fact)
 
 
-def as_task_pod(item: Mapping[str, Any]) -> Item:
+def as_task_pod(item: Mapping[str, Any]) -> TaskPod:
     """The pod in `item`, a task pod. Its result is that of its first container, once all other containers have ended.
 
     The results of the others do not matter, unless the kubelet ended the whole pod: then they may not have started.
@@ -230,7 +230,7 @@ def as_task_pod(item: Mapping[str, Any]) -> Item:
     code, left = (typed(ended.get("exitCode"), int, -1), text_of(ended, "message")) if ended else (None, "")
     if code == 0 and (not all(others) or (others and text_of(status, "reason"))):
         code, left = None, ""
-    fact = TaskPod(
+    return TaskPod(
         namespace=intern(text_of(metadata, "namespace")),
         name=text_of(metadata, "name"),
         uid=text_of(metadata, "uid"),
@@ -245,15 +245,6 @@ def as_task_pod(item: Mapping[str, Any]) -> Item:
         is_deleting=bool(metadata.get("deletionTimestamp")),
         ended_s=seconds_of(text_of(ended, "finishedAt")) if ended else None,
     )
-    return _item(metadata, fact)
-
-
-def _item(metadata: Mapping[str, Any], fact: Any) -> Item:
-    owners = metadata.get("ownerReferences") or []
-    owner = next((text_of(one, "uid") for one in owners if one.get("controller")), "")
-    return Item(
-        text_of(metadata, "name"), text_of(metadata, "uid"), text_of(metadata, "resourceVersion"), fact, intern(owner)
-    )
 
 
 def _made_s(metadata: Mapping[str, Any]) -> float:
@@ -266,10 +257,6 @@ def _node_of(pod: Mapping[str, Any]) -> str:
 
 def _interned(texts: Mapping[str, str]) -> Mapping[str, str]:
     return {intern(key): intern(value) for key, value in texts.items()}
-
-
-def _only(texts: Mapping[str, str], key: str) -> Mapping[str, str]:
-    return {key: texts[key]} if key in texts else {}
 
 
 def _record(text: str | None) -> tuple[NodeRecord | None, str]:
@@ -388,8 +375,6 @@ seconds for a page of large Nodes."""
 BREAKS = 3
 """Consecutive watches without an event before the subject counts as lost."""
 
-Tell = Callable[[Change | BaseException], None]
-
 
 class SilentReporter:
     """See `driver_manager.core.ports_base.Reporter`. Drops everything: only the loop writes the log."""
@@ -405,7 +390,7 @@ class SilentReporter:
 
 
 class Informer:
-    """Lists and watches one subject in a thread until `stop`, and passes each change to `tell`, in order.
+    """Lists and watches one subject in a thread until `stop`, and passes itself with each change to `tell`, in order.
 
     `connect` opens a connection for this thread. `turnstile` is held while one page is read, so that only one large
     page is in memory. An unexpected error is passed to `tell`, and ends the thread.
@@ -417,13 +402,13 @@ class Informer:
         connect: Callable[[], Transport],
         read: Reader,
         turnstile: AbstractContextManager[Any],
-        tell: Tell,
+        tell: Callable[[Letter], None],
     ) -> None:
         self.subject = subject
         self._connect = connect
         self._read = read
         self._turnstile = turnstile
-        self._tell_all = tell
+        self._send = tell
         self._clock = ThreadClock()
         self._version = ""
         self._failed = 0
@@ -438,11 +423,6 @@ class Informer:
         """Pass no more changes. The thread ends with its next answer."""
         self._clock.end()
 
-    def join(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` seconds for the thread; True if it has ended."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
     def _run(self) -> None:
         try:
             self._follow()
@@ -453,7 +433,7 @@ class Informer:
 
     def _tell(self, change: Change | BaseException) -> None:
         if not self._clock.is_ending():
-            self._tell_all(change)
+            self._send((self, change))
 
     def _follow(self) -> None:
         """List and watch until Terminated is raised."""
@@ -529,13 +509,12 @@ class KubeFleet:
         self,
         api: KubeApi,
         connect: Callable[[], Transport],
-        inbox: EventQueue[Letter],
-        clock: Clock,
+        clock: LoopClock,
         read: Mapping[FactKind, Reader],
     ) -> None:
         self._api = api
         self._connect = connect
-        self._inbox = inbox
+        self._inbox: EventQueue[Letter] = EventQueue(clock)
         self._clock = clock
         self._readers = read
         self._turnstile = threading.Lock()
@@ -545,7 +524,9 @@ class KubeFleet:
         for subject in self._feeds.keys() - subjects:
             self._feeds.pop(subject).stop()
         for subject in sorted(subjects - self._feeds.keys(), key=str):
-            feed = self._feeds[subject] = self._made(subject)
+            read = self._readers[subject.kind]
+            feed = Informer(subject, self._connect, read, self._turnstile, self._inbox.put)
+            self._feeds[subject] = feed
             feed.start()
 
     def changes(self, until_s: float) -> tuple[Change, ...]:
@@ -559,7 +540,7 @@ class KubeFleet:
         return tuple(found)
 
     def patch_node(self, name: str, change: NodeChange, resource_version: str) -> Item:
-        return self._patched(FactKind.NODES, one(FactKind.NODES, name), node_patch(change, resource_version), name)
+        return self._patched(FactKind.NODES, "", name, node_patch(change, resource_version))
 
     def delete_pod(self, namespace: str, name: str, uid: str) -> None:
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
@@ -589,18 +570,15 @@ class KubeFleet:
             expect(resource_version, "metadata", "resourceVersion"),
             Operation("replace", "/spec/template", json.loads(template)),
         )
-        body = [operation.to_json() for operation in operations]
-        return self._patched(
-            FactKind.DAEMON_SETS, one(FactKind.DAEMON_SETS, name, namespace), body, f"{namespace}/{name}"
-        )
+        return self._patched(FactKind.DAEMON_SETS, namespace, name, [operation.to_json() for operation in operations])
 
     def patch_status(self, namespace: str, name: str, change: Mapping[str, Any], resource_version: str) -> Item:
         body = {"metadata": {"resourceVersion": resource_version}, "status": dict(change)}
-        path = f"{one(FactKind.ROLLOUTS, name, namespace)}/status"
-        return self._patched(FactKind.ROLLOUTS, path, body, f"{namespace}/{name}", "/status")
+        return self._patched(FactKind.ROLLOUTS, namespace, name, body, "/status")
 
     def post_event(self, about: EventAbout, reason: str, message: str, *, warning: bool, key: str) -> None:
-        named = _about_rollout(about) if about.namespace else about_node(about.name)
+        rollout = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, **asdict(about)}
+        named = rollout if about.namespace else about_node(about.name)
         # Hash the key: it may be too long for a name, or have other characters.
         name = hashlib.sha256(key.encode()).hexdigest()[:KEY_CHARS]
         body = event_body(named, reason, message, self._clock.wall(), warning=warning, key=name)
@@ -609,24 +587,16 @@ class KubeFleet:
         with suppress(Answer):
             self._api.call("POST", path, "create events", body, passing=frozenset({CONFLICT}), only_once=True)
 
-    def _made(self, subject: Subject) -> Informer:
-        def tell(change: Change | BaseException) -> None:
-            self._inbox.put((feed, change))
-
-        feed = Informer(subject, self._connect, self._readers[subject.kind], self._turnstile, tell)
-        return feed
-
-    def _patched(self, kind: FactKind, path: str, body: Body, name: str, subresource: str = "") -> Item:
+    def _patched(self, kind: FactKind, namespace: str, name: str, body: Body, subresource: str = "") -> Item:
         """The object after one patch. Raises Conflict if it changed after it was read, or is gone."""
         is_json = isinstance(body, list)
-        what = f"patch {qualified(kind)}{subresource}"
         # The server answers 422 if an operation does not apply (apiserver, pkg/endpoints/handlers/patch.go).
         passing = frozenset({NOT_FOUND, CONFLICT, *((INVALID,) if is_json else ())})
         try:
             answer = self._api.call(
                 "PATCH",
-                f"{path}?fieldManager={FIELD_MANAGER}",
-                what,
+                f"{one(kind, name, namespace)}{subresource}?fieldManager={FIELD_MANAGER}",
+                f"patch {qualified(kind)}{subresource}",
                 body,
                 content_type=JSON_PATCH if is_json else MERGE_PATCH,
                 passing=passing,
@@ -634,18 +604,9 @@ class KubeFleet:
             )
         except Answer as refusal:
             why = "is gone" if refusal.status == NOT_FOUND else "changed since it was read"
-            raise Conflict(f"{name} {why}", "No action needed; it is retried.") from refusal
+            where = f"{namespace}/{name}" if namespace else name
+            raise Conflict(f"{where} {why}", "No action needed; it is retried.") from refusal
         return understood(self._readers[kind], answer)
-
-
-def _about_rollout(about: EventAbout) -> dict[str, str]:
-    return {
-        "apiVersion": f"{GROUP}/{VERSION}",
-        "kind": KIND,
-        "namespace": about.namespace,
-        "name": about.name,
-        "uid": about.uid,
-    }
 
 
 # Commands. A patch has the uid of its object and no resourceVersion: the controller often writes the status, and a
@@ -701,34 +662,24 @@ class KubeDesk:
     def ask_rollout(
         self, rollout: RolloutObject, spec: Mapping[str, object], annotations: Mapping[str, str], *, dry_run: bool
     ) -> None:
-        body: dict[str, Any] = {"spec": dict(spec)} if spec else {}
+        metadata: dict[str, Any] = {"uid": rollout.uid, **({"annotations": dict(annotations)} if annotations else {})}
+        body = {"metadata": metadata, **({"spec": dict(spec)} if spec else {})}
         path = one(FactKind.ROLLOUTS, rollout.name, rollout.namespace)
-        self._ask(FactKind.ROLLOUTS, path, rollout.uid, body, annotations, f"rollout {rollout.key}", dry_run=dry_run)
+        self._ask(FactKind.ROLLOUTS, path, body, f"rollout {rollout.key}", dry_run=dry_run)
 
     def ask_node(self, node: FleetNode, annotations: Mapping[str, str], *, dry_run: bool) -> None:
-        path = one(FactKind.NODES, node.name)
-        self._ask(FactKind.NODES, path, node.uid, {}, annotations, f"node {node.name}", dry_run=dry_run)
+        body = {"metadata": {"uid": node.uid, "annotations": dict(annotations)}}
+        self._ask(FactKind.NODES, one(FactKind.NODES, node.name), body, f"node {node.name}", dry_run=dry_run)
 
-    def _ask(  # noqa: PLR0913, PLR0917  # the parts of one request
-        self,
-        kind: FactKind,
-        path: str,
-        uid: str,
-        body: Mapping[str, Any],
-        annotations: Mapping[str, str],
-        name: str,
-        *,
-        dry_run: bool,
-    ) -> None:
-        # Another uid is a conflict (apiserver, registry/rest/update.go): the object was replaced.
-        metadata: dict[str, Any] = {"uid": uid, **({"annotations": dict(annotations)} if annotations else {})}
+    def _ask(self, kind: FactKind, path: str, body: dict[str, Any], name: str, *, dry_run: bool) -> None:
+        """Patch the object with the uid in `body`: another uid is a conflict (apiserver, registry/rest/update.go)."""
         query = {"fieldManager": FIELD_MANAGER, **({"dryRun": "All"} if dry_run else {})}
         try:
             self._api.call(
                 "PATCH",
                 f"{path}?{urlencode(query)}",
                 f"patch {qualified(kind)}",
-                {**body, "metadata": metadata},
+                body,
                 content_type=MERGE_PATCH,
                 passing=frozenset({NOT_FOUND, CONFLICT}),
             )

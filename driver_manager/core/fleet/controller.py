@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar, assert_never
 
 from msgspec import Struct, field
@@ -36,11 +37,10 @@ from driver_manager.domain.fleet.status import (
     PACE_S,
     FleetReport,
     RolloutFigures,
-    StatusUrgency,
     figures,
+    is_urgent,
     status_of,
     status_of_problems,
-    worth,
 )
 from driver_manager.domain.profile import NodeKeys, Profile
 from driver_manager.domain.wire import merge_patch, without_blanks
@@ -91,9 +91,22 @@ class Backoff:
         if (before is None or before.why != error.what) and not isinstance(error, Conflict):
             self._reporter.warn(f"{key}: {error.what}. {error.remedy}")
 
-    def went_well(self, key: str) -> None:
-        """Forget the failures of `key`."""
-        self._found.pop(key, None)
+    @contextmanager
+    def attempt(self, key: str, doubt: Callable[[], None] | None = None) -> Iterator[None]:
+        """Record whether the requests in the body fail, and do not raise their errors. Raises Terminated.
+
+        After a conflict, `doubt` is called: the object is newer than its facts.
+        """
+        try:
+            yield
+        except Terminated:
+            raise
+        except ManagerError as error:
+            if doubt is not None and isinstance(error, Conflict):
+                doubt()
+            self.failed(key, error)
+        else:
+            self._found.pop(key, None)
 
     def wake(self) -> None:
         """Allow a retry of each key whose pause is over."""
@@ -112,8 +125,6 @@ class Backoff:
 
 MAX_POSTED = 10_000
 OF_NODE = "node "
-
-_Effect = RestartPod | CreatePod | DeletePod | SetTemplate
 
 
 class Acting(Struct):
@@ -139,87 +150,83 @@ class Acting(Struct):
 
     def do(self, act: Act, rollout: RolloutObject, policy: RolloutPolicy) -> None:
         """Do `act`, unless an act on the same object failed just now. Raises Terminated."""
-        if isinstance(act, Announce):
-            self._announce(act, rollout)
-            return
-        if isinstance(act, MarkNode):
-            self.mark(act)
-            return
-        key = _key(act, rollout, policy)
-        if self.rests.is_resting(key) or (isinstance(act, CreatePod) and self.rests.is_resting(_of_node(act.node))):
-            return
-        try:
-            self._do(act, rollout, policy)
-        except Terminated:
-            raise
-        except ManagerError as error:
-            if isinstance(act, SetTemplate) and isinstance(error, Conflict):
-                self.world.doubt(self.world.of(FactKind.DAEMON_SETS), policy.daemon_set)
-            if isinstance(act, CreatePod) and isinstance(error, ApiRefused):
-                self.unmade[rollout.key] = error.what
-            if isinstance(act, CreatePod) and isinstance(error, Conflict):
-                key = _of_node(act.node)  # one taken pod name does not affect the pods of other nodes
-            self.rests.failed(key, error)
-            return
-        self._went_well(key, act)
+        match act:
+            case MarkNode():
+                self.mark(act)
+            case RestartPod() | DeletePod():
+                self._delete(act)
+            case CreatePod():
+                self._create(act, rollout)
+            case SetTemplate():
+                self._set_template(act, rollout, policy)
+            case Announce():
+                self._announce(act, rollout)
+            case _:
+                assert_never(act)
 
     def mark(self, act: MarkNode) -> None:
         """Write state and record on a Node, unless a request for it failed just now. Raises Terminated."""
         key = _of_node(act.node)
         if self.rests.is_resting(key):
             return
-        try:
+        with self.rests.attempt(key, lambda: self.world.doubt(NODES, act.node)):
             item = self.cluster.patch_node(act.node, marked(act, self.keys), act.resource_version)
-        except Terminated:
-            raise
-        except ManagerError as error:
-            if isinstance(error, Conflict):
-                self.world.doubt(NODES, act.node)
-            self.rests.failed(key, error)
-            return
-        self.world.learn(NODES, item)
-        why = f" ({act.record.reason})" if act.record is not None and act.record.reason else ""
-        self.reporter.info(f"node {act.node}: {act.state.value if act.state else 'no longer managed'}{why}")
-        self._went_well(key, act)
+            self.world.learn(NODES, item)
+            why = f" ({act.record.reason})" if act.record is not None and act.record.reason else ""
+            self.reporter.info(f"node {act.node}: {act.state.value if act.state else 'no longer managed'}{why}")
+            self._count(act)
 
-    def _went_well(self, key: str, act: Act) -> None:
-        self.rests.went_well(key)
+    def _count(self, act: Act) -> None:
         self.counts[type(act).__name__] += 1
 
-    def _do(self, act: _Effect, rollout: RolloutObject, policy: RolloutPolicy) -> None:
-        match act:
-            case RestartPod():
-                self.cluster.delete_pod(act.namespace, act.name, act.uid)
-                self.world.end_pod(act.uid)
+    def _delete(self, act: RestartPod | DeletePod) -> None:
+        key = _of_node(act.node)
+        if self.rests.is_resting(key):
+            return
+        with self.rests.attempt(key):
+            self.cluster.delete_pod(act.namespace, act.name, act.uid)
+            self.world.end_pod(act.uid)
+            if isinstance(act, RestartPod):
                 self.reporter.info(f"node {act.node}: driver pod {act.namespace}/{act.name} is being restarted")
-            case CreatePod():
+            self._count(act)
+
+    def _create(self, act: CreatePod, rollout: RolloutObject) -> None:
+        """New task pods of a rollout share one backoff, as a refusal of one is a refusal of all."""
+        key, node, pod = f"short-lived pods of rollout {rollout.key}", _of_node(act.node), f"{act.namespace}/{act.name}"
+        if self.rests.is_resting(key) or self.rests.is_resting(node):
+            return
+        with self.rests.attempt(key):
+            try:
                 made = self.cluster.create_pod(act.namespace, act.body)
-                self.unmade.pop(rollout.key, None)
-                if made is None:  # the watch would show a pod with the right labels and owner
-                    raise Conflict(
-                        f"pod {act.namespace}/{act.name} exists, but its labels or its owner were changed: delete it",
-                        f"Delete it: kubectl -n {act.namespace} delete pod {act.name}",
-                    )
-                self.world.learn(self.world.tasks, made)
-                self.reporter.info(f"node {act.node}: {act.task.value} pod {act.namespace}/{act.name} is created")
-            case DeletePod():
-                self.cluster.delete_pod(act.namespace, act.name, act.uid)
-                self.world.end_pod(act.uid)
-            case SetTemplate():
-                self._set_template(act, rollout, policy)
-            case _:
-                assert_never(act)
+            except ApiRefused as error:
+                self.unmade[rollout.key] = error.what
+                raise
+            self.unmade.pop(rollout.key, None)
+            if made is None:  # the watch would show a pod with the right labels and owner
+                why = f"pod {pod} exists, but its labels or its owner were changed: delete it"
+                remedy = f"Delete it: kubectl -n {act.namespace} delete pod {act.name}"
+                self.rests.failed(node, Conflict(why, remedy))  # the pods of other nodes have other names
+                return
+            self.world.learn(self.world.tasks, made)
+            self.reporter.info(f"node {act.node}: {act.task.value} pod {pod} is created")
+            self._count(act)
 
     def _set_template(self, act: SetTemplate, rollout: RolloutObject, policy: RolloutPolicy) -> None:
-        template = self.world.template(policy, act.revision)
-        if not template:
-            raise ConfigError(
-                f"revision {act.revision} of DaemonSet {policy.daemon_set} no longer exists",
-                "Set the DaemonSet's template by hand.",
-            )
-        item = self.cluster.set_template(rollout.namespace, policy.daemon_set, template, act.resource_version)
-        self.world.learn(self.world.of(FactKind.DAEMON_SETS), item)
-        self.reporter.info(f"DaemonSet {policy.daemon_set}: template of revision {act.revision}: {act.why}")
+        name, subject = policy.daemon_set, self.world.of(FactKind.DAEMON_SETS)
+        key = f"DaemonSet {name}"
+        if self.rests.is_resting(key):
+            return
+        with self.rests.attempt(key, lambda: self.world.doubt(subject, name)):
+            template = self.world.template(policy, act.revision)
+            if not template:
+                raise ConfigError(
+                    f"revision {act.revision} of DaemonSet {name} no longer exists",
+                    "Set the DaemonSet's template by hand.",
+                )
+            item = self.cluster.set_template(rollout.namespace, name, template, act.resource_version)
+            self.world.learn(subject, item)
+            self.reporter.info(f"DaemonSet {name}: template of revision {act.revision}: {act.why}")
+            self._count(act)
 
     def _announce(self, act: Announce, rollout: RolloutObject) -> None:
         """Post an Event. A failure is logged and has no other effect."""
@@ -228,32 +235,17 @@ class Acting(Struct):
         if alone in self.posted or self.rests.is_resting(key):
             return
         about = EventAbout(act.node) if act.node else EventAbout(rollout.name, rollout.namespace, rollout.uid)
-        try:
-            self.cluster.post_event(about, act.reason, act.message, warning=act.is_warning, key=alone)
-        except Terminated:
-            raise
-        except ApiUnavailable as error:
-            self.rests.failed(key, error)
-            return
-        except ManagerError as error:
-            self.reporter.warn(f"no event was recorded: {error.what}. {error.remedy}")
-        if len(self.posted) >= MAX_POSTED:  # the API server keeps each key once, so a second post has no effect
-            self.posted.clear()
-        self.posted.add(alone)
-        self._went_well(key, act)
-
-
-def _key(act: _Effect, rollout: RolloutObject, policy: RolloutPolicy) -> str:
-    """The key of the backoff. New task pods of a rollout share one, as a refusal of one is a refusal of all."""
-    match act:
-        case SetTemplate():
-            return f"DaemonSet {policy.daemon_set}"
-        case CreatePod():
-            return f"short-lived pods of rollout {rollout.key}"
-        case RestartPod() | DeletePod():
-            return _of_node(act.node)
-        case _:
-            assert_never(act)
+        with self.rests.attempt(key):
+            try:
+                self.cluster.post_event(about, act.reason, act.message, warning=act.is_warning, key=alone)
+            except (Terminated, ApiUnavailable):
+                raise
+            except ManagerError as error:
+                self.reporter.warn(f"no event was recorded: {error.what}. {error.remedy}")
+            if len(self.posted) >= MAX_POSTED:  # the API server keeps each key once, so a second post has no effect
+                self.posted.clear()
+            self.posted.add(alone)
+            self._count(act)
 
 
 def _of_node(name: str) -> str:
@@ -430,14 +422,10 @@ class FleetController:
                 self._show(rollout, status_of_problems(rollout.problems, rollout.status, rollout.generation, now_s))
             elif not self._world.why_blind(rollout.policy):
                 self._decide(rollout, rollout.policy)
-        self._let_go()
-        # Remove due times that this pass did not handle: the next decision on the rollout sets them again.
-        self._shown_soon = {uid: due_s for uid, due_s in self._shown_soon.items() if due_s > begun_s}
-
-    def _let_go(self) -> None:
-        """Remove the records of deleted rollouts from Nodes."""
         for act in self._in_time(self._world.orphans()):
             self._acting.mark(act)
+        # Remove due times that this pass did not handle: the next decision on the rollout sets them again.
+        self._shown_soon = {uid: due_s for uid, due_s in self._shown_soon.items() if due_s > begun_s}
 
     def _decide(self, rollout: RolloutObject, policy: RolloutPolicy) -> None:
         clock = self._ports.clock
@@ -485,33 +473,22 @@ class FleetController:
         """Write the status, at once if it is urgent, else after `PACE_S`; True if it was written."""
         status = without_blanks(wanted)
         clock, key = self._ports.clock, f"status of rollout {rollout.key}"
-        match worth(rollout.status, status):
-            case StatusUrgency.NOTHING:
-                self._shown_soon.pop(rollout.uid, None)
+        has_changed = rollout.status != status
+        if has_changed and not is_urgent(rollout.status, status):
+            due_s = self._shown_soon.setdefault(rollout.uid, clock.monotonic() + PACE_S)
+            if clock.monotonic() < due_s:
                 return False
-            case StatusUrgency.SOON:
-                due_s = self._shown_soon.setdefault(rollout.uid, clock.monotonic() + PACE_S)
-                if clock.monotonic() < due_s:
-                    return False
         self._shown_soon.pop(rollout.uid, None)
-        if self._rests.is_resting(key):
+        if not has_changed or self._rests.is_resting(key):
             return False
         if not self._may_act():
             self._wake(UNSURE_S)
             return False
-        try:
-            change = merge_patch(rollout.status, status)
+        subject, change = self._world.of(FactKind.ROLLOUTS), merge_patch(rollout.status, status)
+        with self._rests.attempt(key, lambda: self._world.doubt(subject, rollout.name)):
             item = self._ports.cluster.patch_status(rollout.namespace, rollout.name, change, rollout.resource_version)
-        except Terminated:
-            raise
-        except ManagerError as error:
-            if isinstance(error, Conflict):
-                self._world.doubt(self._world.of(FactKind.ROLLOUTS), rollout.name)
-            self._rests.failed(key, error)
-            return False
-        self._rests.went_well(key)
-        self._world.learn(self._world.of(FactKind.ROLLOUTS), item)
-        return True
+            self._world.learn(subject, item)
+        return not self._rests.is_resting(key)
 
     def _report(self) -> None:
         why = self._trouble

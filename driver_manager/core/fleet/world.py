@@ -13,7 +13,6 @@ from driver_manager.core.fleet_ports import (
     Change,
     Fact,
     FactKind,
-    FollowedDaemonSet,
     Found,
     Gone,
     Item,
@@ -25,6 +24,8 @@ from driver_manager.core.fleet_ports import (
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.fleet.spec import (
     KIND,
+    UNDER_WAY_WORDS,
+    DaemonSetFacts,
     DriverPod,
     Fleet,
     FleetNode,
@@ -34,11 +35,12 @@ from driver_manager.domain.fleet.spec import (
     RolloutPolicy,
     TaskPod,
 )
-from driver_manager.domain.fleet.state import TASKS, MarkNode, orphans
+from driver_manager.domain.fleet.state import TASKS, MarkNode, release
 from driver_manager.domain.text import several
 from driver_manager.domain.wire import decimal
 
 F = TypeVar("F", bound=Fact)
+P = TypeVar("P", DriverPod, TaskPod)
 NODES = Subject(FactKind.NODES)
 
 
@@ -83,7 +85,7 @@ class FleetCache:
             case Seen():
                 return self._see(room, change.item)
             case Gone():
-                return self._end(room, change)
+                return self._end(room, change.name, change.version)
             case Lost():
                 is_news, room.lost = not room.lost, change.why
                 return is_news
@@ -112,14 +114,9 @@ class FleetCache:
         for item in change.items:
             is_news |= self._see(room, item)
         # An object that is newer than the list was created after it; the watch shows it.
-        absent = [
-            item
-            for name, item in room.items.items()
-            if name not in there and not is_older(change.version, item.version)
-        ]
-        for item in absent:
-            self._forget(room, item)
-        return is_news or bool(absent)
+        for name in room.items.keys() - there:
+            is_news |= self._end(room, name, change.version)
+        return is_news
 
     def _see(self, room: _Room, item: Item) -> bool:
         known = room.items.get(item.name)
@@ -137,16 +134,14 @@ class FleetCache:
         self._doubted.discard(item.uid)
         return is_doubted or known.owner != item.owner or not _is_same(known.fact, item.fact)
 
-    def _end(self, room: _Room, change: Gone) -> bool:
-        known = room.items.get(change.name)
-        if known is None or is_older(change.version, known.version):
+    def _end(self, room: _Room, name: str, version: str) -> bool:
+        """Forget the object, unless it is newer than `version`."""
+        known = room.items.get(name)
+        if known is None or is_older(version, known.version):
             return False
-        self._forget(room, known)
+        del room.items[name]
+        self._drop(known.uid)
         return True
-
-    def _forget(self, room: _Room, item: Item) -> None:
-        del room.items[item.name]
-        self._drop(item.uid)
 
     def _drop(self, uid: str) -> None:
         self._ended.discard(uid)
@@ -160,13 +155,14 @@ class FleetCache:
         found = {self.of(FactKind.ROLLOUTS)}
         if not policies and self.orphans():
             found.add(NODES)
-        for policy in policies:
-            found |= self.needed(policy)
-        return frozenset(found)
+        return frozenset(found.union(*(self.needed(policy) for policy in policies)))
 
-    def needed(self, policy: RolloutPolicy) -> frozenset[Subject]:
+    def needed(self, policy: RolloutPolicy) -> tuple[Subject, ...]:
         """The subjects that a decision on one rollout needs, without driver pods until the DaemonSet is known."""
-        return frozenset((*self._base, *self._needed(policy)))
+        named = (FactKind.ROLLOUTS, FactKind.DAEMON_SETS, FactKind.REVISIONS)
+        daemon_set = self._daemon_set(policy)
+        pods = (self._driver_pods(daemon_set),) if daemon_set is not None else ()
+        return (*(self.of(kind) for kind in named), NODES, self.tasks, *pods, *self._gates(policy))
 
     def keep_only(self, subjects: frozenset[Subject]) -> None:
         for subject in self._rooms.keys() - subjects:
@@ -185,21 +181,19 @@ class FleetCache:
 
     def why_blind(self, policy: RolloutPolicy) -> str:
         """Why a fact that a decision on the rollout needs cannot be read, "" if all can."""
-        for subject in (*self._base, *self._needed(policy)):
-            room = self._rooms.get(subject)
-            if room is None or not room.is_listed:
-                return room.lost if room is not None and room.lost else f"{subject} are not listed yet"
-            if room.lost:
-                return room.lost
-        return ""
+        return self._why_unknown(self.needed(policy))
+
+    def _why_unknown(self, subjects: Iterable[Subject]) -> str:
+        rooms = ((subject, self._rooms.get(subject, _Room())) for subject in subjects)
+        reasons = (room.lost or ("" if room.is_listed else f"{subject} are not listed yet") for subject, room in rooms)
+        return next(filter(None, reasons), "")
 
     def is_listed(self, subject: Subject) -> bool:
         return subject in self._rooms and self._rooms[subject].is_listed
 
     def why_not_listed(self) -> str:
-        """The first subject that is not listed yet, as a reason; "" if all are."""
-        waiting = (subject for subject in self.subjects() if not self._rooms.get(subject, _Room()).is_listed)
-        return next((f"{subject} are not listed yet" for subject in waiting), "")
+        """Why a subject is lost or not listed yet, "" if all are listed."""
+        return self._why_unknown(self.subjects())
 
     def lost(self) -> tuple[str, ...]:
         return tuple(sorted({room.lost for room in self._rooms.values() if room.lost}))
@@ -209,44 +203,48 @@ class FleetCache:
     ) -> Fleet:
         """The facts for one decision on `rollout`; `unmade` and `blocked` are those of Fleet."""
         daemon_set = self._daemon_set(policy)
-        uid = daemon_set.facts.uid if daemon_set is not None else None
+        pods, revisions = list[DriverPod](), list[Revision]()
+        if daemon_set is not None:
+            pods += self._pods(self._driver_pods(daemon_set), DriverPod, daemon_set.uid)
+            revisions += self._facts(self.of(FactKind.REVISIONS), Revision, daemon_set.uid)
         return Fleet(
             policy=policy,
             memory=rollout.memory,
             wishes=rollout.wishes,
             nodes=tuple(self._facts(NODES, FleetNode)),
-            pods=tuple(self._pods(daemon_set)),
-            revisions=tuple(self._facts(self.of(FactKind.REVISIONS), Revision, uid)) if uid else (),
-            daemon_set=daemon_set.facts if daemon_set is not None else None,
+            pods=tuple(pods),
+            revisions=tuple(revisions),
+            daemon_set=daemon_set,
             gate_pods=tuple(pod for gate in self._gates(policy) for pod in self._facts(gate, GatePod)),
             rivals=self.rivals(rollout, policy),
             rollout=rollout.key,
             rollout_uid=rollout.uid,
-            task_pods=tuple(self._task_pods(rollout)),
+            task_pods=tuple(self._pods(self.tasks, TaskPod, rollout.uid)),
             unmade=unmade,
             blocked=blocked or {},
             clears_first=self._clears_first,
         )
 
     def orphans(self) -> list[MarkNode]:
-        """The marks that release nodes of deleted rollouts; none while these cannot be determined."""
-        seen = [self._rooms.get(subject) for subject in (self.of(FactKind.ROLLOUTS), NODES)]
-        if not all(room is not None and room.is_listed and not room.lost for room in seen):
+        """Release the nodes that are under way for a deleted rollout; none while these cannot be determined.
+
+        Every other rollout would leave out such a node permanently. Its own runs complete what has started on it.
+        """
+        if self._why_unknown((self.of(FactKind.ROLLOUTS), NODES)):
             return []
-        return orphans(self._facts(NODES, FleetNode), self._namespace, {one.key for one in self.rollouts()})
+        rollouts = {one.key for one in self.rollouts()}
+        return [
+            release(node)
+            for node in self._facts(NODES, FleetNode)
+            if node.record is not None and node.upgrade in UNDER_WAY_WORDS and not node.is_operated
+            if node.record.rollout.startswith(f"{self._namespace}/") and node.record.rollout not in rollouts
+        ]
 
     def template(self, policy: RolloutPolicy, revision: str) -> str:
         """The pod template of a revision by its hash, "" without it."""
         daemon_set = self._daemon_set(policy)
-        if daemon_set is None:
-            return ""
-        known = self._facts(self.of(FactKind.REVISIONS), Revision, daemon_set.facts.uid)
+        known = self._facts(self.of(FactKind.REVISIONS), Revision, daemon_set.uid) if daemon_set is not None else ()
         return next((one.template for one in known if one.hash == revision), "")
-
-    @property
-    def _base(self) -> tuple[Subject, ...]:
-        named = (FactKind.ROLLOUTS, FactKind.DAEMON_SETS, FactKind.REVISIONS)
-        return (*(self.of(kind) for kind in named), NODES, self.tasks)
 
     @property
     def tasks(self) -> Subject:
@@ -255,13 +253,7 @@ class FleetCache:
     def of(self, kind: FactKind) -> Subject:
         return Subject(kind, self._namespace)
 
-    def _needed(self, policy: RolloutPolicy) -> tuple[Subject, ...]:
-        """The subjects that one rollout needs in addition to `_base`."""
-        daemon_set = self._daemon_set(policy)
-        pods = (self._driver_pods(daemon_set),) if daemon_set is not None else ()
-        return (*pods, *self._gates(policy))
-
-    def _driver_pods(self, daemon_set: FollowedDaemonSet) -> Subject:
+    def _driver_pods(self, daemon_set: DaemonSetFacts) -> Subject:
         return Subject(FactKind.DRIVER_PODS, self._namespace, daemon_set.pods)
 
     @staticmethod
@@ -269,18 +261,12 @@ class FleetCache:
         named = (Subject(FactKind.GATE_PODS, gate.namespace, gate.selector.text) for gate in policy.gates.pods)
         return tuple(dict.fromkeys(named))
 
-    def _daemon_set(self, policy: RolloutPolicy) -> FollowedDaemonSet | None:
-        known = self._facts(self.of(FactKind.DAEMON_SETS), FollowedDaemonSet)
-        return next((one for one in known if one.facts.name == policy.daemon_set), None)
+    def _daemon_set(self, policy: RolloutPolicy) -> DaemonSetFacts | None:
+        known = self._facts(self.of(FactKind.DAEMON_SETS), DaemonSetFacts)
+        return next((one for one in known if one.name == policy.daemon_set), None)
 
-    def _pods(self, daemon_set: FollowedDaemonSet | None) -> Iterable[DriverPod]:
-        if daemon_set is None:
-            return
-        for pod in self._facts(self._driver_pods(daemon_set), DriverPod, daemon_set.facts.uid):
-            yield replace(pod, is_deleting=True) if pod.uid in self._ended and not pod.is_deleting else pod
-
-    def _task_pods(self, rollout: RolloutObject) -> Iterable[TaskPod]:
-        for pod in self._facts(self.tasks, TaskPod, rollout.uid):
+    def _pods(self, subject: Subject, kind: type[P], owner: str) -> Iterable[P]:
+        for pod in self._facts(subject, kind, owner):
             yield replace(pod, is_deleting=True) if pod.uid in self._ended and not pod.is_deleting else pod
 
     def _facts(self, subject: Subject, kind: type[F], owner: str | None = None) -> Iterable[F]:
@@ -293,15 +279,9 @@ class FleetCache:
 
 def _is_same(known: Fact, found: Fact) -> bool:
     """True if two facts of one object differ at most in resourceVersion: kubelets update Nodes regularly."""
-    match known, found:
-        case FleetNode(), FleetNode():
-            return replace(known, resource_version=found.resource_version) == found
-        case FollowedDaemonSet(), FollowedDaemonSet():
-            facts = replace(known.facts, resource_version=found.facts.resource_version)
-            return replace(known, facts=facts) == found
-        case RolloutObject(), RolloutObject():
-            return False
-    return known == found
+    if isinstance(known, FleetNode | DaemonSetFacts) and isinstance(found, FleetNode | DaemonSetFacts):
+        return replace(known, resource_version=found.resource_version) == found
+    return known == found and not isinstance(known, RolloutObject)
 
 
 # One read of a rollout, for commands
@@ -317,21 +297,14 @@ class ObservedRollout(Struct, frozen=True):
 def look(listed: Callable[[Subject], Listed], namespace: str, name: str, *, clears_first: bool) -> ObservedRollout:
     """The rollout `name`, "" for the only one. Raises ConfigError, and as `listed`."""
     world = FleetCache(namespace, clears_first=clears_first)
-    known: set[Subject] = set()
-
-    def see(subjects: frozenset[Subject]) -> bool:
-        missing = sorted(subjects - known, key=str)
-        for subject in missing:
-            world.apply(listed(subject))
-        known.update(missing)
-        return bool(missing)
-
-    see(frozenset({world.of(FactKind.ROLLOUTS)}))
+    world.apply(listed(world.of(FactKind.ROLLOUTS)))
     rollout = chosen(world, namespace, name)
     if rollout.policy is None:
         return ObservedRollout(rollout, None)
-    while see(world.needed(rollout.policy)):
-        continue
+    # The driver pods are known once the DaemonSet is.
+    while missing := [subject for subject in world.needed(rollout.policy) if not world.is_listed(subject)]:
+        for subject in missing:
+            world.apply(listed(subject))
     return ObservedRollout(rollout, world.fleet(rollout, rollout.policy))
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from driver_manager.domain import events
-from driver_manager.domain.fleet import waves
 from driver_manager.domain.fleet.nodes import (
     IN_NO_WAVE,
     Starts,
@@ -24,11 +23,10 @@ from driver_manager.domain.fleet.nodes import (
     restart,
     starts,
 )
-from driver_manager.domain.fleet.spec import NO_LIMIT, Fleet, OnHalt, RevisionHistory, RolloutState, UpgradeState
+from driver_manager.domain.fleet.spec import Fleet, OnHalt, RevisionHistory, RolloutState, Task, UpgradeState
 from driver_manager.domain.fleet.state import (
     Act,
     Announce,
-    Clears,
     FleetDecision,
     NodePhase,
     NodeStatus,
@@ -43,12 +41,12 @@ from driver_manager.domain.fleet.state import (
     rollout_members,
 )
 from driver_manager.domain.fleet.waves import (
-    Blocked,
+    HOLD_GUARDS,
+    Budget,
+    Caption,
     Checks,
-    GateKind,
-    Scene,
-    WaveProgress,
-    hold,
+    Survey,
+    assign_waves,
     preflight_checks,
     preflight_findings,
     turn,
@@ -59,72 +57,42 @@ from driver_manager.domain.text import several
 # How a rollout is shown: one guard per phase in `OUTLOOK_GUARDS`, asked in order; the first answer counts
 
 
-class Caption(Struct, frozen=True):
-    """The phase of a rollout, its cause as one CamelCase word, and a sentence for people."""
-
-    phase: Phase
-    reason: str
-    message: str
-
-
 class View(Struct, frozen=True):
-    """What the phase depends on: nodes by phase, what blocks the rollout, waves, the nodes that start, preflights.
+    """What the phase depends on: where every node stands, nodes by phase, the nodes that start, preflights.
 
-    `without_pod` is the number of nodes on which the DaemonSet wants a pod and has none. `blocked` is that of Fleet.
+    `without_pod` is the number of nodes on which the DaemonSet wants a pod and has none.
     """
 
-    target: str
-    standings: Sequence[NodeStatus]
+    seen: Survey
     by_place: dict[NodePhase, list[NodeStatus]]
-    hold: Blocked | None
-    turn: WaveProgress
     starts: Starts
     checks: Checks
-    without_pod: int = 0
-    blocked: Mapping[str, str] = field(default_factory=dict)
+    without_pod: int
 
     def named(self, place: NodePhase) -> str:
         return several(standing.member.node.name for standing in self.by_place[place])
 
-    @property
-    def is_at_work(self) -> bool:
-        """True if a node is under way or starts now."""
-        return bool(self.by_place[NodePhase.UNDER_WAY] or self.starts.acts)
-
-
-def by_place(standings: Sequence[NodeStatus]) -> dict[NodePhase, list[NodeStatus]]:
-    found: dict[NodePhase, list[NodeStatus]] = {place: [] for place in NodePhase}
-    for standing in standings:
-        found[standing.verdict.place].append(standing)
-    return found
-
 
 def outlook(view: View, shown: Caption, pace: Pace) -> Outlook:
+    seen = view.seen
+    nodes = tuple(_node(standing, view) for standing in seen.standings)
     return Outlook(
-        phase=shown.phase,
-        reason=shown.reason,
-        message=shown.message,
-        target=view.target,
-        wave=view.turn.current,
-        nodes=tuple(_node(standing, view) for standing in view.standings),
-        waves=view.turn.waves,
-        pace=pace,
+        shown.phase, shown.reason, shown.message, seen.terms.target, seen.turn.current, nodes, seen.turn.waves, pace
     )
 
 
 def _node(standing: NodeStatus, view: View) -> NodeView:
-    member, verdict = standing.member, standing.verdict
+    member, verdict, blocked = standing.member, standing.verdict, view.seen.terms.fleet.blocked
     name, record = member.node.name, member.record
     reason = verdict.reason or view.starts.reasons.get(name, "")
-    if verdict.place is NodePhase.UNDER_WAY and name in view.blocked:
-        reason = f"cannot continue: {view.blocked[name]}"
+    if verdict.place is NodePhase.UNDER_WAY and name in blocked:
+        reason = f"cannot continue: {blocked[name]}"
     since_s = record.since_s if record is not None else None
     return NodeView(name, verdict.place, standing.wave, reason, since_s, view.checks.shown.get(name))
 
 
 def _aside_words(view: View) -> Caption | None:
-    hold = view.hold
-    return Caption(hold.phase, hold.reason, hold.message) if hold is not None and hold.stands_aside else None
+    return view.seen.hold if view.seen.is_aside else None
 
 
 def _complete(view: View) -> Caption | None:
@@ -138,12 +106,12 @@ def _complete(view: View) -> Caption | None:
     if not done:
         return Caption(Phase.COMPLETE, "NoNodes", "no node that the rollout may upgrade has a driver pod")
     without = f"; without {view.named(NodePhase.LEFT_OUT)}" if left_out else ""
-    return Caption(Phase.COMPLETE, "Complete", f"{_nodes(done)} on revision {view.target}{without}")
+    return Caption(Phase.COMPLETE, "Complete", f"{_nodes(done)} on revision {view.seen.terms.target}{without}")
 
 
 def _held(view: View) -> Caption | None:
     """What blocks the rollout; a maintenance window has a guard of its own, further below."""
-    hold = view.hold
+    hold = view.seen.hold
     if hold is None or hold.phase is Phase.WAITING_FOR_WINDOW:
         return None
     under_way = view.by_place[NodePhase.UNDER_WAY]
@@ -152,34 +120,31 @@ def _held(view: View) -> Caption | None:
 
 
 def _at_work(view: View) -> Caption | None:
-    if not view.is_at_work:
-        return None
-    names = several(
-        [
-            *(standing.member.node.name for standing in view.by_place[NodePhase.UNDER_WAY]),
-            *(act.node for act in view.starts.acts),
-        ]
+    """A node is under way or starts now; the message also names the nodes for which requests fail."""
+    under_way, blocked = (
+        [one.member.node.name for one in view.by_place[NodePhase.UNDER_WAY]],
+        view.seen.terms.fleet.blocked,
     )
-    return Caption(Phase.PROGRESSING, "UnderWay", f"under way: {names}{_and_blocked(view)}")
+    names = [*under_way, *(act.node for act in view.starts.acts)]
+    if not names:
+        return None
+    stuck = several([*(name for name in under_way if name in blocked), *view.starts.blocked])
+    rest = f"; blocked: {stuck}" if stuck else ""
+    return Caption(Phase.PROGRESSING, "UnderWay", f"under way: {several(names)}{rest}")
 
 
 def _gated(view: View) -> Caption | None:
     """No node may start before the next wave opens."""
-    gate, turn = view.turn.gate, view.turn
-    if gate is None or gate.kind is GateKind.UNFINISHED:
+    gate, upto = view.seen.turn.gate, view.seen.turn.upto
+    if gate is None or gate.phase is None:
         return None
-    if not any(standing.wave > turn.upto for standing in view.by_place[NodePhase.WAITING]):
+    if not any(standing.wave > upto for standing in view.by_place[NodePhase.WAITING]):
         return None
-    if gate.kind is GateKind.SOAK:
-        return Caption(Phase.SOAKING, "Soaking", gate.text)
-    return Caption(Phase.WAITING_FOR_APPROVAL, "ApprovalRequired", gate.text)
+    return Caption(gate.phase, "Soaking" if gate.phase is Phase.SOAKING else "ApprovalRequired", gate.text)
 
 
 def _window_words(view: View) -> Caption | None:
-    hold = view.hold
-    if hold is None or not view.by_place[NodePhase.WAITING]:
-        return None
-    return Caption(hold.phase, hold.reason, hold.message)
+    return view.seen.hold if view.by_place[NodePhase.WAITING] else None
 
 
 def _preflight(view: View) -> Caption | None:
@@ -248,13 +213,6 @@ OUTLOOK_GUARDS: tuple[Callable[[View], Caption | None], ...] = (
 )
 
 
-def _and_blocked(view: View) -> str:
-    """The nodes for which requests fail, as the end of a message."""
-    stuck = [one.member.node.name for one in view.by_place[NodePhase.UNDER_WAY] if one.member.node.name in view.blocked]
-    names = several([*stuck, *view.starts.blocked])
-    return f"; blocked: {names}" if names else ""
-
-
 def _nodes(count: int) -> str:
     return "1 node is" if count == 1 else f"{count} nodes are"
 
@@ -268,60 +226,57 @@ COMPLETE = "complete"
 """Outcome in the history: every node of the fleet served that revision."""
 
 
-class WayBack(Struct, frozen=True):
-    """The state to keep, and the acts for going back."""
-
-    memory: RolloutState
-    acts: tuple[Act, ...] = ()
+WayBack = tuple[RolloutState, tuple[Act, ...]]
+"""The state to keep, and the acts for going back."""
 
 
-def way_back(fleet: Fleet, terms: Terms, is_halted: bool) -> WayBack:
+def way_back(seen: Survey) -> WayBack:
     """What requests and a halt require: the state as it is and no act if there is none."""
-    for step in STEPS:
-        found = step(fleet, terms, is_halted)
-        if found is not None:
-            return found
-    return WayBack(fleet.memory)
+    memory = seen.terms.fleet.memory
+    return next((found for step in STEPS if (found := step(seen)) is not None), (memory, ()))
 
 
-def _going(fleet: Fleet, terms: Terms, is_halted: bool) -> WayBack | None:
+def _going(seen: Survey) -> WayBack | None:
     """Going back is decided: change the template, unless it has changed since."""
+    fleet, target = seen.terms.fleet, seen.terms.target
     memory, daemon_set = fleet.memory, fleet.daemon_set
     if not memory.undo_to or daemon_set is None:
         return None
     is_there = any(revision.hash == memory.undo_to for revision in fleet.revisions)
-    if terms.target != memory.undo_from or not is_there:
-        return WayBack(replace(memory, undo_from="", undo_to=""))
+    if target != memory.undo_from or not is_there:
+        return replace(memory, undo_from="", undo_to=""), ()
     why = f"back from revision {memory.undo_from} to {memory.undo_to}"
     key = f"{memory.undo_from}/{memory.undo_to}/{memory.undone}"
     told = Announce(events.ROLLOUT_UNDO, f"Rollout goes {why}", key, is_warning=True)
-    return WayBack(memory, (SetTemplate(memory.undo_to, daemon_set.resource_version, why), told))
+    return memory, (SetTemplate(memory.undo_to, daemon_set.resource_version, why), told)
 
 
-def _wished(fleet: Fleet, terms: Terms, is_halted: bool) -> WayBack | None:
+def _wished(seen: Survey) -> WayBack | None:
     """A request to go back counts once. If it names a revision, that one may have failed."""
+    fleet, target = seen.terms.fleet, seen.terms.target
     memory, wishes = fleet.memory, fleet.wishes
     if not wishes.undo or wishes.undo == memory.undone:
         return None
     met = replace(memory, undone=wishes.undo)
-    to = named_revision(fleet, wishes.undo_to) if wishes.undo_to else last_good(fleet, terms.target)
-    if to == terms.target:
-        return WayBack(met)
+    to = named_revision(fleet, wishes.undo_to) if wishes.undo_to else last_good(fleet, target)
+    if to == target:
+        return met, ()
     if not to:
         what = f"there is no revision {wishes.undo_to}" if wishes.undo_to else "no earlier revision was complete"
         told = Announce(events.ROLLOUT_CANNOT_UNDO, f"Cannot go back: {what}", wishes.undo, is_warning=True)
-        return WayBack(met, (told,))
-    return WayBack(_decided(met, terms.target, to))
+        return met, (told,)
+    return _decided(met, target, to), ()
 
 
-def _halted(fleet: Fleet, terms: Terms, is_halted: bool) -> WayBack | None:
-    to = last_good(fleet, terms.target)
-    if not is_halted or terms.policy.on_halt is not OnHalt.UNDO or not to:
+def _halted(seen: Survey) -> WayBack | None:
+    fleet, target = seen.terms.fleet, seen.terms.target
+    to = last_good(fleet, target)
+    if not seen.are_too_many or fleet.policy.on_halt is not OnHalt.UNDO or not to:
         return None
-    return WayBack(_decided(fleet.memory, terms.target, to))
+    return _decided(fleet.memory, target, to), ()
 
 
-STEPS: tuple[Callable[[Fleet, Terms, bool], WayBack | None], ...] = (_going, _wished, _halted)
+STEPS: tuple[Callable[[Survey], WayBack | None], ...] = (_going, _wished, _halted)
 
 
 def last_good(fleet: Fleet, target: str) -> str:
@@ -351,16 +306,10 @@ MOST_KEPT = 10
 """Maximum entries of the history: the default revisionHistoryLimit of a DaemonSet."""
 
 
-def remember(
-    memory: RolloutState, view: View, shown: Caption, now_s: float, failed_of_s: float
-) -> tuple[RolloutState, list[Announce]]:
-    """The state after this decision, and the Events of its changes.
-
-    `failed_of_s` is when the last failed node was taken, 0 without one. It is part of an Event's key, so that a
-    repeated decision posts the same Event.
-    """
+def remember(memory: RolloutState, view: View, shown: Caption) -> tuple[RolloutState, list[Announce]]:
+    """The state after this decision, and the Events of its changes."""
     told: list[Announce] = []
-    phase, message, target = shown.phase, shown.message, view.target
+    phase, message, target, now_s = shown.phase, shown.message, view.seen.terms.target, view.seen.terms.now_s
     if memory.target != target:
         past = tuple(_ended(one, now_s, SUPERSEDED) for one in memory.history)
         key = f"{target}/{past[-1].began_s if past else 0:.0f}"
@@ -377,7 +326,8 @@ def remember(
         failed = tuple(name for name in memory.failed if name != target)
         memory = replace(memory, good=target, failed=failed)
     elif phase is Phase.HALTED and last.outcome != HALTED:
-        key = f"{target}/{before_s}/{failed_of_s:.3f}"
+        # When the last failed node was taken is part of the key, so that a repeated decision posts the same Event.
+        key = f"{target}/{before_s}/{view.seen.failed_of_s:.3f}"
         told.append(Announce(events.ROLLOUT_HALTED, message, key, is_warning=True))
         last = replace(last, ended_s=None, outcome=HALTED)
     elif phase is not Phase.HALTED and last.outcome == HALTED:
@@ -407,20 +357,21 @@ _GATED = {
 _NUMBER = re.compile(r"[0-9]{1,6}")
 
 
-def milestones(memory: RolloutState, view: View, shown: Caption, terms: Terms) -> tuple[RolloutState, list[Announce]]:
+def milestones(memory: RolloutState, view: View, shown: Caption) -> tuple[RolloutState, list[Announce]]:
     """The state after this decision, and the Events of the waves."""
+    terms, turn = view.seen.terms, view.seen.turn
     if shown.phase in _OVER:
         return memory, []
     last, gated = _told(memory.announced, terms.target)
-    ended = [wave for wave in view.turn.waves if wave.ended_s is not None and wave.number > last]
+    ended = [wave for wave in turn.waves if wave.ended_s is not None and wave.number > last]
     found = [_wave_ended(wave, terms) for wave in ended]
     last = max([last, *(wave.number for wave in ended)])
-    gate, waits = view.turn.gate, ""
+    gate, waits = turn.gate, ""
     if gate is not None and shown.phase in _GATED:
         reason, is_warning = _GATED[shown.phase]
         waits = f"{gate.wave}:{shown.phase.value}"
         if waits != gated:
-            key = f"{terms.rollout}/{terms.target}/{waits}/{gate.until_s or 0:.0f}"
+            key = f"{terms.fleet.rollout}/{terms.target}/{waits}/{gate.until_s or 0:.0f}"
             found.append(Announce(reason, f"Rollout of revision {terms.target} {gate.text}", key, is_warning))
     if not last and not waits:
         return replace(memory, announced=""), []
@@ -436,17 +387,9 @@ def _told(announced: str, target: str) -> tuple[int, str]:
 
 def _wave_ended(wave: WaveView, terms: Terms) -> Announce:
     counts = ", ".join(f"{wave.counts[place]} {place.value}" for place in NodePhase if wave.counts[place])
-    key = f"{terms.rollout}/{terms.target}/{wave.number}/{wave.ended_s:.0f}"
+    key = f"{terms.fleet.rollout}/{terms.target}/{wave.number}/{wave.ended_s:.0f}"
     text = f"Rollout of revision {terms.target}: {wave_name(wave)} ended: {counts}"
     return Announce(events.ROLLOUT_WAVE_ENDED, text, key)
-
-
-class Survey(Struct, frozen=True):
-    """Where every node stands, in the order of their names, and what blocks the rollout."""
-
-    standings: Sequence[NodeStatus]
-    scene: Scene
-    hold: Blocked | None
 
 
 def advance(fleet: Fleet, now_s: float) -> FleetDecision:
@@ -456,11 +399,11 @@ def advance(fleet: Fleet, now_s: float) -> FleetDecision:
     shown = next(found for guard in OUTLOOK_GUARDS if (found := guard(view)) is not None)
     settled, moments = _settled(seen)
     memory, told = fleet.memory, list[Act]()
-    if seen.hold is None or not seen.hold.stands_aside:
-        back = way_back(fleet, seen.scene.terms, seen.scene.are_too_many)
-        memory, announced = remember(back.memory, view, shown, now_s, seen.scene.failed_of_s)
-        memory, passed = milestones(memory, view, shown, seen.scene.terms)
-        told = [*back.acts, *announced, *passed]
+    if not seen.is_aside:
+        memory, back = way_back(seen)
+        memory, announced = remember(memory, view, shown)
+        memory, passed = milestones(memory, view, shown)
+        told = [*back, *announced, *passed]
     return FleetDecision(
         acts=(*settled, *view.starts.acts, *told, *view.checks.acts) if fleet.daemon_set is not None else (),
         memory=memory,
@@ -474,52 +417,36 @@ def survey(fleet: Fleet, now_s: float) -> Survey:
     members, target = rollout_members(fleet), newest_revision(fleet.revisions)
     judged = {member.node.name for member in members if member.is_taken or member.record is not None}
     terms = Terms(
-        fleet.policy,
+        fleet,
         target,
-        fleet.rollout,
         now_s,
-        fleet.daemon_set,
-        gates_by_node(fleet.gate_pods, judged) if fleet.policy.gates.pods else {},
-        preflight_findings(fleet, target, now_s),
-        Clears(fleet) if fleet.clears_first else None,
-        fleet.blocked,
-        frozenset(revision.hash for revision in fleet.revisions),
+        gate_pods=gates_by_node(fleet.gate_pods, judged) if fleet.policy.gates.pods else {},
+        preflights=preflight_findings(fleet, target, now_s),
+        clear_pods={one.name: one for one in fleet.task_pods if one.task is Task.CLEAR} if fleet.clears_first else None,
+        revisions=frozenset(revision.hash for revision in fleet.revisions),
     )
     verdicts = [place(member, terms) for member in members]
-    assigned = waves.assign_waves(members, verdicts, fleet.policy, terms.target)
+    assigned = assign_waves(members, verdicts, fleet.policy, target)
     standings = [
         NodeStatus(member, verdict if wave or verdict.place is not NodePhase.WAITING else IN_NO_WAVE, wave)
         for member, verdict, wave in zip(members, verdicts, assigned.numbers, strict=True)
     ]
-    scene = Scene(
-        fleet,
-        terms,
-        turn(standings, terms, fleet.wishes),
-        assigned.unmatched,
-        failed=[one for one in standings if one.verdict.place is NodePhase.FAILED],
-        failing=[one for one in standings if one.verdict.fails and _is_of(one, terms.target)],
-    )
-    return Survey(standings, scene, hold(scene))
+    failed = [one for one in standings if one.verdict.place is NodePhase.FAILED]
+    failing = [one for one in standings if one.verdict.fails and one.member.is_for(target)]
+    seen = Survey(terms, standings, turn(standings, terms), assigned.unmatched, [*failed, *failing])
+    hold = next((found for guard in HOLD_GUARDS if (found := guard(seen)) is not None), None)
+    return replace(seen, hold=hold)
 
 
 def view_of(seen: Survey) -> View:
     """The nodes that start, and everything that is shown."""
-    terms, found = seen.scene.terms, seen.scene.turn
-    checks = preflight_checks(seen.scene.fleet, seen.standings, terms, found, seen.hold)
-    begun = starts(seen.standings, terms, found, seen.hold, checks.reasons)
-    desired = terms.daemon_set.desired if terms.daemon_set is not None else 0
-    without_pod = max(0, desired - sum(standing.member.pod is not None for standing in seen.standings))
-    return View(
-        target=terms.target,
-        standings=seen.standings,
-        by_place=by_place(seen.standings),
-        hold=seen.hold,
-        turn=found,
-        starts=begun,
-        checks=checks,
-        without_pod=without_pod,
-        blocked=terms.blocked,
-    )
+    checks, daemon_set = preflight_checks(seen), seen.terms.fleet.daemon_set
+    desired = daemon_set.desired if daemon_set is not None else 0
+    without_pod = max(0, desired - sum(one.member.pod is not None for one in seen.standings))
+    by_place: dict[NodePhase, list[NodeStatus]] = {place: [] for place in NodePhase}
+    for standing in seen.standings:
+        by_place[standing.verdict.place].append(standing)
+    return View(seen, by_place, starts(seen, checks.reasons), checks, without_pod)
 
 
 # Pace: how long the rest of the rollout takes
@@ -534,9 +461,10 @@ def pace(seen: Survey, phase: Phase) -> Pace:
     Later soak times, maintenance windows and approvals are not part of it. `left_s` is None before the first node is
     done, and in a phase in which no node may start.
     """
-    standings, target = seen.standings, seen.scene.terms.target
+    standings, target = seen.standings, seen.terms.target
     under_way = sum(one.verdict.place is NodePhase.UNDER_WAY for one in standings)
-    left, parallel = under_way + sum(one.verdict.wants_turn for one in standings), _parallel(seen)
+    left = under_way + sum(one.verdict.wants_turn for one in standings)
+    parallel = Budget(seen).most_under_way
     done = [
         (one.member.node, record)
         for one in standings
@@ -551,21 +479,10 @@ def pace(seen: Survey, phase: Phase) -> Pace:
         if record.revision == target and node.window is not None
         if not node.window.is_open and node.window.began_s >= record.began_s
     ]
-    is_starting = phase in STARTING and not (seen.hold is not None and seen.hold.stands_aside)
+    is_starting = phase in STARTING and not seen.is_aside
     can_end = node_s is not None and left and is_starting
     left_s = node_s * math.ceil(left / max(1, parallel)) if node_s is not None and can_end else None
     return Pace(node_s, _median(outages), left_s, max(0, parallel - under_way) if is_starting else 0)
-
-
-def _parallel(seen: Survey) -> int:
-    """How many nodes may be under way: by maxParallel, and by what others leave of maxUnavailable."""
-    policy, standings = seen.scene.terms.policy, seen.standings
-    most = len(standings) if policy.max_parallel == NO_LIMIT else policy.max_parallel
-    if policy.max_unavailable is None:
-        return most
-    unseen = waves.absent(seen.scene.terms.daemon_set, standings)
-    away = unseen + sum(one.member.is_away and one.verdict.place is not NodePhase.UNDER_WAY for one in standings)
-    return min(most, max(0, policy.max_unavailable.of(len(standings) + unseen) - away))
 
 
 def _median(found: Sequence[float]) -> float | None:
@@ -576,8 +493,8 @@ def _median(found: Sequence[float]) -> float | None:
 def _settled(seen: Survey) -> tuple[list[Act], list[float | None]]:
     """The acts that each node's own facts require, and the times at which these change."""
     acts: list[Act] = []
-    if seen.hold is None or not seen.hold.stands_aside:
-        acts += obsolete_clear_pods(seen.scene.fleet, seen.standings, seen.scene.terms)
+    if not seen.is_aside:
+        acts += obsolete_clear_pods(seen)
     moments: list[float | None] = []
     for standing in seen.standings:
         verdict = standing.verdict
@@ -585,26 +502,21 @@ def _settled(seen: Survey) -> tuple[list[Act], list[float | None]]:
         if verdict.until_s is not None:
             moments.append(verdict.until_s)
         if verdict.untouched is not None:
-            due, until_s = restart(standing.member, verdict.untouched, seen.scene.terms, seen.hold)
+            due, until_s = restart(standing.member, verdict.untouched, seen)
             acts += due
             moments.append(until_s)
     return acts, moments
 
 
-def _is_of(standing: NodeStatus, target: str) -> bool:
-    record = standing.member.record
-    return record is not None and record.revision == target
-
-
 def _waits(seen: Survey, phase: Phase) -> Iterable[float | None]:
     """The times at which a block, a gate or a preflight may end by itself."""
-    gate = seen.scene.turn.gate
+    gate = seen.turn.gate
     gate_s = gate.until_s if gate is not None else None
     if phase is Phase.COMPLETE:
         return (gate_s,)
     hold, is_waiting = seen.hold, any(standing.verdict.wants_turn for standing in seen.standings)
-    held_s = hold.until_s if hold is not None and (is_waiting or hold.stands_aside) else None
-    results_s = (one.until_s for one in seen.scene.terms.preflights.values())
+    held_s = hold.until_s if hold is not None and (is_waiting or seen.is_aside) else None
+    results_s = (one.until_s for one in seen.terms.preflights.values())
     return held_s, gate_s, *results_s
 
 

@@ -4,9 +4,9 @@ Each question has one table of guards, asked in order; the first answer counts, 
 
 - `PHASE_CASES`: the phase of a node. `FOREIGN` and `UNFIT` are the reasons to leave it out.
 - `JUDGE_CASES`: the next state of a node that is under way.
-- `START_CASES` and `UNIT_CASES`: why a node that waits does not start now.
 
-The module `waves` has the guards of the whole rollout and of a wave.
+`starts` has the reasons why a node that waits does not start now. The module `waves` has the guards of the whole
+rollout and of a wave.
 """
 
 from __future__ import annotations
@@ -35,34 +35,30 @@ from driver_manager.domain.fleet.spec import (
 from driver_manager.domain.fleet.state import (
     Act,
     Announce,
-    Clears,
     DeletePod,
     MarkNode,
     Member,
     NodeDecision,
     NodePhase,
     NodeStatus,
+    PodMaker,
     PreflightResult,
     RestartPod,
     TemplateUnusable,
     Terms,
     Untouched,
-    is_placed,
+    pod_name,
     release,
 )
 from driver_manager.domain.fleet.waves import (
     FAILING,
     MAX_REASON_CHARS,
-    Blocked,
     Budget,
-    WaveProgress,
-    absent,
+    Survey,
     busy_units,
     crews,
-    is_one_at_a_time,
     preflight_again,
     preflight_told,
-    units_kept_back,
 )
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.text import shortened, spoken
@@ -94,12 +90,13 @@ def _serving(member: Member, terms: Terms) -> NodeDecision | None:
 
 
 def _foreign(member: Member, terms: Terms) -> NodeDecision | None:
-    return _left_out(_first(FOREIGN, member))
+    return _left_out(next((why for case in FOREIGN if (why := case(member))), ""))
 
 
 def _no_longer_placed(member: Member, terms: Terms) -> NodeDecision | None:
     """The DaemonSet no longer places a pod on the node. This is not a failure."""
-    if is_placed(member, terms.daemon_set):
+    daemon_set = terms.fleet.daemon_set
+    if member.pod is not None or daemon_set is None or daemon_set.places.matches(member.node.labels):
         return None
     stands = NodePhase.UNDER_WAY if member.is_taken else NodePhase.LEFT_OUT
     return NodeDecision(stands, "the DaemonSet no longer places a pod on it", (release(member.node),))
@@ -107,7 +104,9 @@ def _no_longer_placed(member: Member, terms: Terms) -> NodeDecision | None:
 
 def _taken(member: Member, terms: Terms) -> NodeDecision | None:
     record = member.record
-    return judge(member, record, terms) if record is not None and member.is_taken else None
+    if record is None or not member.is_taken:
+        return None
+    return next(verdict for case in JUDGE_CASES if (verdict := case(member, record, terms)) is not None)
 
 
 def _failed(member: Member, terms: Terms) -> NodeDecision | None:
@@ -122,7 +121,7 @@ def _failed(member: Member, terms: Terms) -> NodeDecision | None:
         return None
     if not member.node.wants_retry:
         return NodeDecision(NodePhase.FAILED, record.reason)
-    unfit = _first(UNFIT, member)
+    unfit = why_unfit(member)
     return NodeDecision(
         NodePhase.FAILED, f"a retry was asked for, but it {unfit}" if unfit else "", wants_turn=not unfit
     )
@@ -162,7 +161,7 @@ def _has_left(member: Member, terms: Terms) -> NodeDecision | None:
 
 
 def _unfit(member: Member, terms: Terms) -> NodeDecision | None:
-    return _left_out(_first(UNFIT, member))
+    return _left_out(why_unfit(member))
 
 
 def _not_passed(member: Member, terms: Terms) -> NodeDecision | None:
@@ -199,18 +198,10 @@ def _left_out(why: str) -> NodeDecision | None:
 
 
 def _was_upgraded(member: Member, terms: Terms) -> bool:
-    record = member.record
-    return record is not None and record.revision == terms.target and member.state is UpgradeState.DONE
+    return member.is_for(terms.target) and member.state is UpgradeState.DONE
 
 
 # Why a node is left out: another writer manages it, or it cannot start. The rollout never acts on such a node.
-
-
-def _first(obstacles: Iterable[Callable[[Member], str]], member: Member) -> str:
-    for obstacle in obstacles:  # asked of every node in every decision: a generator takes half as long again
-        if why := obstacle(member):
-            return why
-    return ""
 
 
 def _unreadable(member: Member) -> str:
@@ -237,45 +228,32 @@ def _foreign_word(member: Member) -> str:
     return "" if is_ours else f"its upgrade-state label is {word}, which this rollout did not write"
 
 
-def _no_pod(member: Member) -> str:
-    return "has no driver pod" if member.pod is None and not member.node.wants_retry else ""
-
-
-def _deleting(member: Member) -> str:
-    is_deleting = member.pod is not None and member.pod.is_deleting
-    return "its driver pod is being deleted" if is_deleting else ""
-
-
-def _skipped(member: Member) -> str:
-    return "a label excludes it" if member.node.is_skipped else ""
-
-
-def _not_ready(member: Member) -> str:
-    return "" if member.node.is_ready else "the Node is not Ready"
-
-
-def _cordoned(member: Member) -> str:
-    """A run's own cordon does not count: a failed run keeps it, and the next revision may repair that node."""
-    node = member.node
-    return "is cordoned by somebody else" if node.unschedulable and not node.is_cordoned_by_run else ""
-
-
-def _run_at_work(member: Member) -> str:
-    """Runs on a failed node retry without end, so they do not count: the next revision may start."""
-    is_at_work = member.node.driver_state is NodeState.UPGRADING and member.state is not UpgradeState.FAILED
-    return "a run is working on it" if is_at_work else ""
-
-
 FOREIGN: tuple[Callable[[Member], str], ...] = (_unreadable, _another_rollout, _operated, _foreign_word)
-UNFIT: tuple[Callable[[Member], str], ...] = (_no_pod, _deleting, _skipped, _not_ready, _cordoned, _run_at_work)
+
+UNFIT: tuple[tuple[str, Callable[[Member], bool]], ...] = (
+    ("has no driver pod", lambda one: one.pod is None and not one.node.wants_retry),
+    ("its driver pod is being deleted", lambda one: one.pod is not None and one.pod.is_deleting),
+    ("a label excludes it", lambda one: one.node.is_skipped),
+    ("the Node is not Ready", lambda one: not one.node.is_ready),
+    # A run's own cordon does not count: a failed run keeps it, and the next revision may repair that node.
+    ("is cordoned by somebody else", lambda one: one.node.unschedulable and not one.node.is_cordoned_by_run),
+    # Runs on a failed node retry without end, so they do not count: the next revision may start.
+    (
+        "a run is working on it",
+        lambda one: one.node.driver_state is NodeState.UPGRADING and one.state is not UpgradeState.FAILED,
+    ),
+)
+
+
+def why_unfit(member: Member) -> str:
+    """Why the node cannot start, "" if it can."""
+    for why, holds in UNFIT:  # asked of every node in every decision: a generator takes half as long again
+        if holds(member):
+            return why
+    return ""
 
 
 # The next state of a node that is under way
-
-
-def judge(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision:
-    """The phase of a node that was taken as `record` shows, and the acts on it."""
-    return next(verdict for case in JUDGE_CASES if (verdict := case(member, record, terms)) is not None)
 
 
 def _untouched(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
@@ -455,12 +433,12 @@ GONE = "its pods disappear before they end"
 
 def _judge_clearing(member: Member, record: NodeRecord, terms: Terms) -> NodeDecision | None:
     """The decision on a taken node with its old driver pod; None if the clearing does not decide it."""
-    driver, clears = member.pod, terms.clears
-    if clears is None or driver is None:
+    driver = member.pod
+    if terms.clear_pods is None or driver is None:
         return None
-    pod = clears.pods.get(_clear_pod_name(member, record, clears))
+    pod = terms.clear_pods.get(_clear_pod_name(member, record, terms.fleet))
     if pod is None:
-        return _without_clear_pod(member, record, terms, clears, Untouched(record, driver))
+        return _without_clear_pod(member, record, terms, driver)
     if pod.exit_code == ExitCode.DONE and not member.node.is_taken_by_run:
         return None  # there was no pod to disturb
     if pod.exit_code == ExitCode.DONE or (_is_alive(pod) and member.node.cleared_by == pod.uid):
@@ -470,19 +448,17 @@ def _judge_clearing(member: Member, record: NodeRecord, terms: Terms) -> NodeDec
     return _not_cleared_yet(member, record, terms, pod, driver)
 
 
-def _without_clear_pod(
-    member: Member, record: NodeRecord, terms: Terms, clears: Clears, found: Untouched
-) -> NodeDecision:
+def _without_clear_pod(member: Member, record: NodeRecord, terms: Terms, driver: DriverPod) -> NodeDecision:
     """Create the pod. If an earlier pod ended while it held the node, do so even if the rollout is blocked."""
     try:
-        clears.maker(record.revision)
+        PodMaker(terms.fleet, record.revision, Task.CLEAR)
     except TemplateUnusable as error:
         return _failing(member, record, terms, f"it cannot be cleared: {error.what}")
-    until_s, unmade = record.since_s + terms.policy.node_timeout_s, clears.fleet.unmade
+    until_s, unmade = record.since_s + terms.policy.node_timeout_s, terms.fleet.unmade
     if terms.now_s >= until_s and (unmade or record.reason == TAKEN_AGAIN):
         return _failing(member, record, terms, f"it could not be cleared: {unmade or GONE}")
     why = f"will be cleared{': ' if unmade else ''}{unmade}"
-    untouched = replace(found, has_begun=member.node.is_taken_by_run, is_to_be_cleared=True)
+    untouched = Untouched(record, driver, has_begun=member.node.is_taken_by_run, is_to_be_cleared=True)
     return NodeDecision(NodePhase.UNDER_WAY, why, until_s=until_s, untouched=untouched)
 
 
@@ -522,17 +498,17 @@ def _not_cleared_yet(member: Member, record: NodeRecord, terms: Terms, pod: Task
     if not pod.has_ended or pod.is_deleting:
         return NodeDecision(NodePhase.UNDER_WAY, why, until_s=until_s, untouched=held)
     is_due = terms.now_s >= again_s
-    acts, moment_s = ((_deleted(pod),), until_s) if is_due else ((), min(again_s, until_s))
+    acts, moment_s = ((DeletePod.of(pod),), until_s) if is_due else ((), min(again_s, until_s))
     return NodeDecision(NodePhase.UNDER_WAY, why, acts, until_s=moment_s, untouched=held)
 
 
-def obsolete_clear_pods(fleet: Fleet, standings: Sequence[NodeStatus], terms: Terms) -> list[Act]:
+def obsolete_clear_pods(seen: Survey) -> list[Act]:
     """Deletions of pods that are not needed any more; a pod that still holds a node releases it on SIGTERM."""
-    members = {one.member.node.name: one.member for one in standings}
+    members = {one.member.node.name: one.member for one in seen.standings}
     return [
-        _deleted(pod)
-        for pod in fleet.task_pods
-        if pod.task is Task.CLEAR and not pod.is_deleting and not _is_needed(pod, members.get(pod.node), terms)
+        DeletePod.of(pod)
+        for pod in seen.terms.fleet.task_pods
+        if pod.task is Task.CLEAR and not pod.is_deleting and not _is_needed(pod, members.get(pod.node), seen.terms)
     ]
 
 
@@ -542,9 +518,9 @@ def _is_needed(pod: TaskPod, member: Member | None, terms: Terms) -> bool:
     A pod that holds the node while the driver pod ends stays, as it ends by itself; on SIGTERM it could release the
     node.
     """
-    if member is None or member.record is None or terms.clears is None:
+    if member is None or member.record is None or terms.clear_pods is None:
         return False
-    if pod.name != _clear_pod_name(member, member.record, terms.clears):
+    if pod.name != _clear_pod_name(member, member.record, terms.fleet):
         return False
     if member.state is UpgradeState.FAILED:
         return pod.has_ended
@@ -566,17 +542,13 @@ def _message(pod: TaskPod) -> str:
     return shortened(pod.message, MAX_REASON_CHARS) or ended
 
 
-def _clear_pod_name(member: Member, record: NodeRecord, clears: Clears) -> str:
-    return clears.name(record.revision, member.node, _attempt(member, record))
+def _clear_pod_name(member: Member, record: NodeRecord, fleet: Fleet) -> str:
+    return pod_name(fleet, record.revision, Task.CLEAR, member.node, _attempt(member, record))
 
 
 def _attempt(member: Member, record: NodeRecord) -> str:
     """Key of one attempt in one boot: after a reboot, the node must be cleared again."""
     return f"{record.began_s:.3f}/{member.node.boot_id}"
-
-
-def _deleted(pod: TaskPod) -> DeletePod:
-    return DeletePod(pod.namespace, pod.name, pod.uid, pod.node)
 
 
 # Gates: conditions on a node, besides a ready driver, for its upgrade to count as done
@@ -631,23 +603,20 @@ cannot be deleted. The controller takes the node once more; if the pod stays aga
 """
 
 
-def restart(
-    member: Member, found: Untouched, terms: Terms, hold: Blocked | None
-) -> tuple[tuple[Act, ...], float | None]:
+def restart(member: Member, found: Untouched, seen: Survey) -> tuple[tuple[Act, ...], float | None]:
     """The acts on a taken node that is untouched, and when time alone changes them, in seconds since the epoch."""
-    record, is_aside = found.record, hold is not None and hold.stands_aside
+    record, terms = found.record, seen.terms
     if found.has_begun:
-        return (() if is_aside else (_next_of_taken(member, found, terms),)), None
+        return (() if seen.is_aside else (_next_of_taken(member, found, terms),)), None
     stale_s = record.since_s + STALE_S
     is_stale = terms.now_s >= stale_s
-    is_unwanted = record.revision != terms.target or bool(_first(UNFIT, member))
-    if is_stale and (is_unwanted or hold is not None):
+    is_unwanted = record.revision != terms.target or bool(why_unfit(member))
+    if is_stale and (is_unwanted or seen.hold is not None):
         return _given_up(member, found.clears), None
-    if is_unwanted or is_aside:
+    if is_unwanted or seen.is_aside:
         return (), stale_s
-    if found.clears is not None:
-        return (), stale_s if hold is not None else None
-    return (_next_of_taken(member, found, terms),), stale_s if hold is not None else None
+    acts = (_next_of_taken(member, found, terms),) if found.clears is None else ()
+    return acts, stale_s if seen.hold is not None else None
 
 
 def _given_up(member: Member, pod: TaskPod | None) -> tuple[Act, ...]:
@@ -658,7 +627,7 @@ def _given_up(member: Member, pod: TaskPod | None) -> tuple[Act, ...]:
     """
     if pod is None or pod.has_ended:
         return (release(member.node),)
-    return () if pod.is_deleting else (_deleted(pod),)
+    return () if pod.is_deleting else (DeletePod.of(pod),)
 
 
 def _next_of_taken(member: Member, found: Untouched, terms: Terms) -> Act:
@@ -668,8 +637,8 @@ def _next_of_taken(member: Member, found: Untouched, terms: Terms) -> Act:
     if is_late and (found.is_to_be_cleared or not found.has_begun):
         taken = replace(record, began_s=now_s, since_s=now_s, reason=TAKEN_AGAIN, outcome_s=node.outcome_s or 0.0)
         return MarkNode(node.name, node.resource_version, UpgradeState.RESTART, taken)
-    if found.is_to_be_cleared and terms.clears is not None:
-        return terms.clears.maker(record.revision).pod(member.node, _attempt(member, record))
+    if found.is_to_be_cleared:
+        return PodMaker(terms.fleet, record.revision, Task.CLEAR).pod(member.node, _attempt(member, record))
     return RestartPod(pod.namespace, pod.name, pod.uid, node.name)
 
 
@@ -692,24 +661,6 @@ class Starts(Struct):
     blocked: list[str] = field(default_factory=list)
 
 
-class _Turn(Struct, frozen=True):
-    """The facts of a start that all nodes share. `unchecked`: the reason of each node that waits for a preflight."""
-
-    terms: Terms
-    progress: WaveProgress
-    hold: Blocked | None
-    unchecked: Mapping[str, str]
-
-
-class _StartingUnit(Struct, frozen=True):
-    """Nodes that start together: one, or all of a unit. `busy`: units that may not start, each with a node in it."""
-
-    unit: str
-    nodes: Sequence[NodeStatus]
-    busy: dict[str, str]
-    budget: Budget
-
-
 def order(standings: Iterable[NodeStatus]) -> list[NodeStatus]:
     """The nodes that want to start, in the order in which they may: by wave, retries first, by name."""
     return sorted(
@@ -718,84 +669,45 @@ def order(standings: Iterable[NodeStatus]) -> list[NodeStatus]:
     )
 
 
-def starts(
-    standings: Sequence[NodeStatus],
-    terms: Terms,
-    progress: WaveProgress,
-    hold: Blocked | None,
-    unchecked: Mapping[str, str],
-) -> Starts:
-    """The nodes that start now, and why others wait. `standings` are all nodes of the rollout, by name."""
-    found, turn = Starts(), _Turn(terms, progress, hold, unchecked)
+def starts(seen: Survey, unchecked: Mapping[str, str]) -> Starts:
+    """The nodes that start now, and why others wait. `unchecked`: the reason of each node without a preflight."""
+    found, terms, units = Starts(), seen.terms, seen.terms.policy.units
     candidates = []
-    for standing in order(standings):
-        case, why = next(((case, why) for case in START_CASES if (why := case(standing, turn))), (None, ""))
-        if not why:
+    for standing in order(seen.standings):
+        name = standing.member.node.name
+        why = _why_closed(standing, seen)
+        if not why and name in terms.fleet.blocked:
+            found.blocked.append(name)
+            why = f"cannot begin: {terms.fleet.blocked[name]}"
+        why = why or unchecked.get(name, "")
+        if why:
+            found.reasons[name] = why
+        else:
             candidates.append(standing)
-            continue
-        found.reasons[standing.member.node.name] = why
-        if case is _requests_fail:
-            found.blocked.append(standing.member.node.name)
-    if not candidates:
-        return found
-    units = terms.policy.units
-    budget = Budget(terms.policy, standings, absent(terms.daemon_set, standings))
-    busy = busy_units(standings, units) | units_kept_back(standings, found.blocked, units)
+    budget = Budget(seen)
+    busy = busy_units(seen.standings, units, frozenset(found.blocked))
     for unit, nodes in crews(candidates, units):
-        crew = _StartingUnit(unit, nodes, busy, budget)
-        found.never = found.never or _never_fits(crew)
-        why = next((why for case in UNIT_CASES if (why := case(crew))), "")
+        never = budget.never(unit, nodes)
+        found.never = found.never or never
+        is_busy = unit in busy
+        why = f"waits for node {busy[unit]} of its unit {unit}" if is_busy else never or budget.refusal(nodes)
         if not why:
             budget.take(nodes)
             found.acts += [begin(standing, terms) for standing in nodes]
-            if unit and is_one_at_a_time(units):
+            if unit:
                 busy[unit] = nodes[0].member.node.name
-        for standing in nodes:
-            found.reasons[standing.member.node.name] = why or BEGINS
+        found.reasons |= {standing.member.node.name: why or BEGINS for standing in nodes}
     found.are_short_of_nodes = budget.is_refused_for_away
     return found
 
 
-def _rollout_blocked(standing: NodeStatus, turn: _Turn) -> str:
+def _why_closed(standing: NodeStatus, seen: Survey) -> str:
+    """Why neither the rollout nor the node's wave lets it start, "" if they do."""
+    hold, gate = seen.hold, seen.turn.gate
     is_retry = standing.verdict.place is NodePhase.FAILED
-    return "" if turn.hold is None or (is_retry and turn.hold.allows_retries) else turn.hold.message
-
-
-def _wave_closed(standing: NodeStatus, turn: _Turn) -> str:
-    gate = turn.progress.gate
-    return gate.text if standing.wave > turn.progress.upto and gate is not None else ""
-
-
-def _requests_fail(standing: NodeStatus, turn: _Turn) -> str:
-    why = turn.terms.blocked.get(standing.member.node.name)
-    return "" if why is None else f"cannot begin: {why}"
-
-
-def _preflight_missing(standing: NodeStatus, turn: _Turn) -> str:
-    return turn.unchecked.get(standing.member.node.name, "")
-
-
-START_CASES: tuple[Callable[[NodeStatus, _Turn], str], ...] = (
-    _rollout_blocked,
-    _wave_closed,
-    _requests_fail,
-    _preflight_missing,
-)
-
-
-def _unit_busy(crew: _StartingUnit) -> str:
-    return f"waits for node {crew.busy[crew.unit]} of its unit {crew.unit}" if crew.unit in crew.busy else ""
-
-
-def _never_fits(crew: _StartingUnit) -> str:
-    return crew.budget.never(crew.unit, crew.nodes) if len(crew.nodes) > 1 else ""
-
-
-def _over_budget(crew: _StartingUnit) -> str:
-    return crew.budget.refusal(crew.nodes)
-
-
-UNIT_CASES: tuple[Callable[[_StartingUnit], str], ...] = (_unit_busy, _never_fits, _over_budget)
+    if hold is not None and not (is_retry and hold.allows_retries):
+        return hold.message
+    return gate.text if gate is not None and standing.wave > seen.turn.upto else ""
 
 
 def begin(standing: NodeStatus, terms: Terms) -> MarkNode:
@@ -806,7 +718,7 @@ def begin(standing: NodeStatus, terms: Terms) -> MarkNode:
         node.resource_version,
         UpgradeState.RESTART,
         NodeRecord(
-            rollout=terms.rollout,
+            rollout=terms.fleet.rollout,
             revision=terms.target,
             wave=standing.wave,
             pod=pod.uid if pod is not None else "",

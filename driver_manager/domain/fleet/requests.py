@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.fleet import advance as way
-from driver_manager.domain.fleet.advance import Survey, advance, survey
+from driver_manager.domain.fleet.advance import advance, survey
 from driver_manager.domain.fleet.nodes import place
-from driver_manager.domain.fleet.spec import APPROVED, RETRY, UNDO, Fleet, FleetNode, Requests, Wave
-from driver_manager.domain.fleet.state import NodePhase, NodeStatus, NodeView, Outlook
-from driver_manager.domain.fleet.waves import GateKind, is_approved
+from driver_manager.domain.fleet.spec import APPROVED, RETRY, UNDO, Fleet, FleetNode, Wave
+from driver_manager.domain.fleet.state import NodePhase, NodeStatus, NodeView, Outlook, Phase
+from driver_manager.domain.fleet.waves import Survey, is_approved
 from driver_manager.domain.text import several
 
 LOOK = "`driver-manager rollout status` shows its state."
@@ -48,27 +48,27 @@ def request_pause(fleet: Fleet) -> Request:
     """Start no more nodes. Raises ConfigError if the rollout is paused."""
     if fleet.policy.paused:
         raise ConfigError("the rollout is paused already", "Continue it with `driver-manager rollout resume`.")
-    after = replace(fleet, policy=replace(fleet.policy, paused=True))
-    return Request(
-        ("paused; no more nodes start, nodes that have started are completed",), after, spec={"paused": True}
-    )
+    return _paused(fleet, "paused; no more nodes start, nodes that have started are completed", is_paused=True)
 
 
 def request_resume(fleet: Fleet) -> Request:
     """Start nodes again. Raises ConfigError unless the rollout is paused."""
     if not fleet.policy.paused:
         raise ConfigError("the rollout is not paused", LOOK)
-    after = replace(fleet, policy=replace(fleet.policy, paused=False))
-    return Request(("resumed",), after, spec={"paused": False})
+    return _paused(fleet, "resumed", is_paused=False)
+
+
+def _paused(fleet: Fleet, did: str, *, is_paused: bool) -> Request:
+    after = replace(fleet, policy=replace(fleet.policy, paused=is_paused))
+    return Request((did,), after, spec={"paused": is_paused})
 
 
 def request_approval(fleet: Fleet, now_s: float, wave: int | None) -> Request:
     """Approve the waves up to `wave`, None for the next one. Raises ConfigError."""
-    seen = survey(fleet, now_s)
-    _refuse_aside(seen)
-    target, waves = seen.scene.terms.target, fleet.policy.waves
+    seen = _active(fleet, now_s)
+    target, waves = seen.terms.target, fleet.policy.waves
     approved = fleet.wishes.approved if fleet.wishes.approved_for == target else 0
-    asking = asking_waves(seen, fleet.wishes)
+    asking = asking_waves(seen)
     if wave is None:
         wave = _waiting_wave(seen, asking)
     if not 1 <= wave <= len(waves):
@@ -83,23 +83,22 @@ def request_approval(fleet: Fleet, now_s: float, wave: int | None) -> Request:
     return Request((did,), replace(fleet, wishes=wishes), annotations={APPROVED: f"{target}:{wave}"})
 
 
-def asking_waves(seen: Survey, wishes: Requests) -> list[int]:
+def asking_waves(seen: Survey) -> list[int]:
     """The waves with nodes whose following wave still needs an approval."""
-    turn, waves = seen.scene.turn, seen.scene.terms.policy.waves
+    turn, waves = seen.turn, seen.terms.policy.waves
     return [
         view.number
         for view, rule in zip(turn.waves[:-1], waves, strict=False)
         if rule.needs_approval
         and any(view.counts.values())
         and view.number >= turn.reached
-        and not is_approved(view.number, seen.scene.terms.target, wishes)
+        and not is_approved(view.number, seen.terms)
     ]
 
 
 def request_retry_of_nodes(fleet: Fleet, now_s: float, names: Sequence[str]) -> Request:
     """Retry these nodes, all or none. Raises ConfigError."""
-    seen = survey(fleet, now_s)
-    _refuse_aside(seen)
+    seen = _active(fleet, now_s)
     standings = {one.member.node.name: one for one in seen.standings}
     wanted = list(dict.fromkeys(names))
     refused = [f"{name}: {why}" for name in wanted if (why := _why_no_retry(standings.get(name), seen))]
@@ -121,9 +120,8 @@ def _tries_again(view: NodeView) -> str:
 
 def request_retry_of_revision(fleet: Fleet, now_s: float) -> Request:
     """Retry the target revision after it was halted or undone. Raises ConfigError."""
-    seen = survey(fleet, now_s)
-    _refuse_aside(seen)
-    target, memory = seen.scene.terms.target, fleet.memory
+    seen = _active(fleet, now_s)
+    target, memory = seen.terms.target, fleet.memory
     if memory.undo_to and memory.undo_from == target:
         raise ConfigError(f"the rollout goes back from revision {target} now", LOOK)
     if target not in memory.failed:
@@ -139,9 +137,8 @@ def request_retry_of_revision(fleet: Fleet, now_s: float) -> Request:
 
 def request_undo(fleet: Fleet, now_s: float, to: str, wish: str) -> Request:
     """Go back to revision `to` (hash, name, number; "": the last good one). `wish` is its id. Raises ConfigError."""
-    seen = survey(fleet, now_s)
-    _refuse_aside(seen)
-    target, memory = seen.scene.terms.target, fleet.memory
+    seen = _active(fleet, now_s)
+    target, memory = seen.terms.target, fleet.memory
     if memory.undo_to and memory.undo_from == target:
         raise ConfigError(f"the rollout already goes back from revision {target} to {memory.undo_to}", LOOK)
     found = way.named_revision(fleet, to) if to else way.last_good(fleet, target)
@@ -149,9 +146,8 @@ def request_undo(fleet: Fleet, now_s: float, to: str, wish: str) -> Request:
         what = f"there is no revision {to}" if to else "no earlier revision is known to be good on all nodes"
         raise ConfigError(what, f"Choose one with --to: {_others(fleet, target)}.")
     if found == target:
-        raise ConfigError(
-            f"revision {found} is the target already", f"Choose another one with --to: {_others(fleet, target)}."
-        )
+        remedy = f"Choose another one with --to: {_others(fleet, target)}."
+        raise ConfigError(f"revision {found} is the target already", remedy)
     wishes = replace(fleet.wishes, undo=wish, undo_to=found if to else "")
     other = sum(one.member.pod is not None and one.member.pod.revision != found for one in seen.standings)
     those = "1 node runs" if other == 1 else f"{other} nodes run"
@@ -160,20 +156,19 @@ def request_undo(fleet: Fleet, now_s: float, to: str, wish: str) -> Request:
     return Request((did,), replace(fleet, wishes=wishes), annotations={UNDO: text})
 
 
-def _refuse_aside(seen: Survey) -> None:
-    """Raise ConfigError if the rollout does nothing now."""
-    hold = seen.hold
-    if hold is not None and hold.stands_aside:
-        raise ConfigError(f"the rollout does nothing now: {hold.message}", LOOK)
+def _active(fleet: Fleet, now_s: float) -> Survey:
+    """The survey of the fleet. Raises ConfigError if the rollout does nothing now."""
+    seen = survey(fleet, now_s)
+    if seen.hold is not None and seen.hold.stands_aside:
+        raise ConfigError(f"the rollout does nothing now: {seen.hold.message}", LOOK)
+    return seen
 
 
 def _waiting_wave(seen: Survey, asking: Sequence[int]) -> int:
     """The wave that waits for an approval. Raises ConfigError if none does."""
-    gate = seen.scene.turn.gate
-    is_waiting = any(
-        one.wave > seen.scene.turn.upto and one.verdict.place is NodePhase.WAITING for one in seen.standings
-    )
-    if gate is not None and gate.kind is GateKind.APPROVAL and is_waiting:
+    gate = seen.turn.gate
+    is_waiting = any(one.wave > seen.turn.upto and one.verdict.place is NodePhase.WAITING for one in seen.standings)
+    if gate is not None and gate.phase is Phase.WAITING_FOR_APPROVAL and is_waiting:
         return gate.wave + 1
     ahead = f"To approve ahead of time, use --wave {asking[0] + 1}." if asking else "No later wave needs one."
     raise ConfigError("nothing waits for an approval now", ahead)
@@ -186,7 +181,7 @@ def _why_no_retry(standing: NodeStatus | None, seen: Survey) -> str:
     member, verdict = standing.member, standing.verdict
     if member.node.wants_retry:
         return "a retry was already asked for"
-    asked = place(replace(member, node=replace(member.node, wants_retry=True)), seen.scene.terms)
+    asked = place(replace(member, node=replace(member.node, wants_retry=True)), seen.terms)
     if (asked.place, asked.reason, asked.wants_turn) != (verdict.place, verdict.reason, verdict.wants_turn):
         return ""
     if asked.place is NodePhase.LEFT_OUT and asked.acts:  # its preflight runs again

@@ -11,7 +11,7 @@ from datetime import UTC, tzinfo
 from enum import Enum
 from typing import Annotated, Any
 
-from msgspec import Struct, field
+from msgspec import Struct, convert, field
 from msgspec.structs import replace
 
 from driver_manager.domain import selectors
@@ -93,6 +93,8 @@ class UpgradeState(Enum):
 
 UNDER_WAY = frozenset({UpgradeState.RESTART, UpgradeState.REBOOT, UpgradeState.VALIDATION})
 """States of a node whose upgrade has started and not ended."""
+
+UNDER_WAY_WORDS = frozenset(state.value for state in UNDER_WAY)
 
 
 class Amount(Struct, frozen=True):
@@ -295,8 +297,7 @@ class FleetNode(Struct, frozen=True):
 class DriverPod(Struct, frozen=True):
     """A pod of the driver's DaemonSet. `revision` is the value of its `controller-revision-hash` label.
 
-    `restarts` counts those of its init containers, `why_waiting` is the reason in the status of a waiting container.
-    `made_s` is its creation, 0 if unknown.
+    `why_waiting` is the reason in the status of a waiting container. `made_s` is its creation, 0 if unknown.
     """
 
     namespace: str
@@ -306,7 +307,6 @@ class DriverPod(Struct, frozen=True):
     revision: str
     is_ready: bool = False
     is_deleting: bool = False
-    restarts: int = 0
     why_waiting: str = ""
     made_s: float = 0.0
 
@@ -363,7 +363,7 @@ class Revision(Struct, frozen=True):
 class DaemonSetFacts(Struct, frozen=True):
     """The driver's DaemonSet. `is_current`: its controller creates pods from the newest revision.
 
-    `desired` is the number of nodes that get a pod, from its status; 0 if unknown.
+    `desired` is the number of nodes that get a pod, from its status; 0 if unknown. `pods` is the selector of its pods.
     """
 
     namespace: str
@@ -374,6 +374,7 @@ class DaemonSetFacts(Struct, frozen=True):
     is_current: bool = True
     places: Selector = field(default_factory=Selector)
     desired: int = 0
+    pods: str = ""
 
 
 class RevisionHistory(Struct, frozen=True):
@@ -455,21 +456,34 @@ RETRY = f"{GROUP}/retry"
 UNDO = f"{GROUP}/undo"
 
 
+_REVISION = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+
+
 class WishField(Struct, frozen=True):
-    """An annotation of the object with a request: its key, the form of its value, its meaning."""
+    """An annotation of the object with a request: its key, the form of its value, its meaning.
+
+    The groups of `pattern` are attributes of Requests.
+    """
 
     key: str
     form: str
     meaning: str
+    pattern: str
 
 
 WISHES = (
-    WishField(APPROVED, "REVISION:WAVE", "waves of this revision up to this number, from 1, may begin"),
-    WishField(RETRY, "REVISION", "this revision, which failed, may be tried again"),
+    WishField(
+        APPROVED,
+        "REVISION:WAVE",
+        "waves of this revision up to this number, from 1, may begin",
+        rf"(?P<approved_for>{_REVISION}):(?P<approved>[1-9][0-9]{{0,5}})",
+    ),
+    WishField(RETRY, "REVISION", "this revision, which failed, may be tried again", f"(?P<retry>{_REVISION})"),
     WishField(
         UNDO,
         "ID or ID:REVISION",
         "go back to the last good revision, or to this one; each ID, a text of your choice, counts once",
+        rf"(?P<undo>[!-9;-~]{{1,100}})(:(?P<undo_to>{_REVISION}))?",
     ),
 )
 
@@ -479,11 +493,6 @@ WISHES = (
 
 Zones = Callable[[str], tzinfo | None]
 """Returns the time zone of a name, None if there is none."""
-
-_WISH = {wish.key: wish.form for wish in WISHES}
-_REVISION = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_APPROVED = re.compile(rf"(?P<revision>{_REVISION.pattern}):(?P<wave>[1-9][0-9]{{0,5}})")
-_UNDO = re.compile(rf"(?P<undo>[!-9;-~]{{1,100}})(:(?P<revision>{_REVISION.pattern}))?")
 
 
 class RolloutObject(Struct, frozen=True):
@@ -572,26 +581,15 @@ def _wishes(reader: Reader, annotations: Any) -> Requests:
     if type(annotations) is not dict:
         reader.problems.append(Problem.of("metadata.annotations", annotations, OBJECT))
         return Requests()
-    approved = _wish(reader, annotations, APPROVED, _APPROVED)
-    undo = _wish(reader, annotations, UNDO, _UNDO)
-    retry = _wish(reader, annotations, RETRY, _REVISION)
-    return Requests(
-        approved_for=approved["revision"] if approved else "",
-        approved=int(approved["wave"]) if approved else 0,
-        retry=retry[0] if retry else "",
-        undo=undo["undo"] if undo else "",
-        undo_to=(undo["revision"] or "") if undo else "",
-    )
-
-
-def _wish(reader: Reader, annotations: Mapping[str, Any], key: str, form: re.Pattern[str]) -> re.Match[str] | None:
-    if key not in annotations:
-        return None
-    value = annotations[key]
-    found = form.fullmatch(value) if type(value) is str else None
-    if found is None:
-        reader.problems.append(Problem.of(f"the annotation {key}", value, _WISH[key]))
-    return found
+    found: dict[str, str] = {}
+    for wish in WISHES:
+        value = annotations.get(wish.key, "")
+        match = re.fullmatch(wish.pattern, value) if type(value) is str else None
+        if match is not None:
+            found |= {name: text for name, text in match.groupdict().items() if text is not None}
+        elif wish.key in annotations:
+            reader.problems.append(Problem.of(f"the annotation {wish.key}", value, wish.form))
+    return convert(found, Requests, strict=False)
 
 
 def _past(one: Mapping[str, Any]) -> RevisionHistory | None:

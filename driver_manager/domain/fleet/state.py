@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.fleet.spec import (
@@ -15,7 +16,6 @@ from driver_manager.domain.fleet.spec import (
     KIND,
     UNDER_WAY,
     VERSION,
-    DaemonSetFacts,
     DriverPod,
     Fleet,
     FleetNode,
@@ -75,6 +75,10 @@ class DeletePod(Struct, frozen=True):
     name: str
     uid: str
     node: str
+
+    @classmethod
+    def of(cls, pod: TaskPod) -> DeletePod:
+        return cls(pod.namespace, pod.name, pod.uid, pod.node)
 
 
 class SetTemplate(Struct, frozen=True):
@@ -234,6 +238,10 @@ class Member(Struct, frozen=True):
         pod, record = self.pod, self.record
         return pod is not None and record is not None and pod.uid == record.pod and not pod.is_deleting
 
+    def is_for(self, revision: str) -> bool:
+        """True if the rollout has taken the node for this revision."""
+        return self.record is not None and self.record.revision == revision
+
     @property
     def has_ready_pod(self) -> bool:
         return self.pod is not None and self.pod.is_ready and not self.pod.is_deleting
@@ -274,11 +282,6 @@ def pods_by_node(pods: Iterable[DriverPod]) -> dict[str, DriverPod]:
 def newest_revision(revisions: Iterable[Revision]) -> str:
     """The hash of the newest revision, "" without any."""
     return max(revisions, key=lambda revision: revision.number, default=Revision("", "", 0)).hash
-
-
-def is_placed(member: Member, daemon_set: DaemonSetFacts | None) -> bool:
-    """True if the DaemonSet has, or would create, a pod on this node."""
-    return member.pod is not None or daemon_set is None or daemon_set.places.matches(member.node.labels)
 
 
 def marked(act: MarkNode, keys: NodeKeys) -> NodeChange:
@@ -351,10 +354,9 @@ class PodMaker:
 
     def __init__(self, fleet: Fleet, revision: str, task: Task) -> None:
         self._fleet, self._revision, self._task = fleet, revision, task
-        self._template = _template(fleet, revision)
-        self._spec = _spec(self._template["spec"], task, revision)
-        if task is Task.CLEAR:
-            self._spec["activeDeadlineSeconds"] = int(fleet.policy.node_timeout_s) + CLEAR_MORE_S
+        text = next((one.template for one in fleet.revisions if one.hash == revision), "")
+        limit_s = int(fleet.policy.node_timeout_s) + CLEAR_MORE_S if task is Task.CLEAR else LIMIT_S
+        self._annotations, self._spec = _prepared(text, revision, task, limit_s)
 
     def pod(self, node: FleetNode, attempt: str = "") -> CreatePod:
         """The pod for `node`; the same attempt has the same name."""
@@ -377,30 +379,12 @@ class PodMaker:
                 NODE_LABEL: _label(node.name),
             },
             # The container reads the digest of the wanted driver from these annotations of its own pod.
-            "annotations": dict((self._template.get("metadata") or {}).get("annotations") or {}),
+            "annotations": dict(self._annotations),
             "ownerReferences": [owner],
         }
         spec = {**self._spec, "nodeName": node.name}
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
         return CreatePod(namespace, name, node.name, self._task, body)
-
-
-class Clears:
-    """The pods that clear nodes, by name, and the makers of new ones."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self.fleet = fleet
-        self.pods = {pod.name: pod for pod in fleet.task_pods if pod.task is Task.CLEAR}
-        self._makers: dict[str, PodMaker] = {}
-
-    def name(self, revision: str, node: FleetNode, attempt: str) -> str:
-        return pod_name(self.fleet, revision, Task.CLEAR, node, attempt)
-
-    def maker(self, revision: str) -> PodMaker:
-        """The maker for the template of a revision. Raises TemplateUnusable."""
-        if revision not in self._makers:
-            self._makers[revision] = PodMaker(self.fleet, revision, Task.CLEAR)
-        return self._makers[revision]
 
 
 def pod_name(fleet: Fleet, revision: str, task: Task, node: FleetNode, attempt: str = "") -> str:
@@ -411,21 +395,18 @@ def pod_name(fleet: Fleet, revision: str, task: Task, node: FleetNode, attempt: 
     return f"{rollout[:_MAX_PREFIX_CHARS].rstrip('-.')}-{task.value}-{digest}"
 
 
-def _template(fleet: Fleet, revision: str) -> Json:
-    text = next((one.template for one in fleet.revisions if one.hash == revision), "")
+@functools.lru_cache(maxsize=8)  # many nodes are cleared by pods of one template
+def _prepared(text: str, revision: str, task: Task, limit_s: int) -> tuple[Json, Json]:
+    """The annotations and the spec, without nodeName, of the pods from the pod template in `text`."""
     try:
-        found = parsed(text)
+        template = parsed(text)
     except ValueError:
-        found = None
-    if type(found) is not dict or type(found.get("spec")) is not dict:
+        template = None
+    spec = template.get("spec") if type(template) is dict else None
+    if type(template) is not dict or type(spec) is not dict:
         raise TemplateUnusable(
             f"the pod template of revision {revision} cannot be read", "Check the DaemonSet's ControllerRevisions."
         )
-    return found
-
-
-def _spec(spec: Mapping[str, Any], task: Task, revision: str) -> Json:
-    """The pod's spec without nodeName."""
     manager = next(filter(_is_manager, spec.get("initContainers") or ()), None)
     if manager is None:
         raise TemplateUnusable(
@@ -439,10 +420,10 @@ def _spec(spec: Mapping[str, Any], task: Task, revision: str) -> Json:
     used = {one.get("name") for key in ("volumeMounts", "volumeDevices") for one in manager.get(key) or ()}
     dropped = _NOT_KEPT if task is Task.CLEAR else _NOT_KEPT | _PRIORITY
     kept = {key: value for key, value in spec.items() if key not in dropped}
-    return {
+    return (template.get("metadata") or {}).get("annotations") or {}, {
         **kept,
         "restartPolicy": "Never",
-        "activeDeadlineSeconds": LIMIT_S,
+        "activeDeadlineSeconds": limit_s,
         "containers": [container, *(_pulls(spec, manager) if task is Task.PREFLIGHT else ())],
         "volumes": [one for one in spec.get("volumes") or () if one.get("name") in used],
     }
@@ -522,20 +503,21 @@ class Terms(Struct, frozen=True):
     """The facts that one decision has in common for all nodes.
 
     `gate_pods` are those of nodes that are under way or failed, by node. `preflights` are the results for the target,
-    by node. `clears` is None unless nodes are cleared before their driver pods are deleted. `blocked` is that of Fleet.
-    `revisions` are the known hashes. `now_s` is in seconds since the epoch.
+    by node. `clear_pods` are the pods that clear nodes, by name; None unless nodes are cleared before their driver pods
+    are deleted. `revisions` are the known hashes. `now_s` is in seconds since the epoch.
     """
 
-    policy: RolloutPolicy
+    fleet: Fleet
     target: str
-    rollout: str
     now_s: float
-    daemon_set: DaemonSetFacts | None = None
-    gate_pods: Mapping[str, Sequence[GatePod]] = field(default_factory=dict)
-    preflights: Mapping[str, PreflightFinding] = field(default_factory=dict)
-    clears: Clears | None = None
-    blocked: Mapping[str, str] = field(default_factory=dict)
-    revisions: frozenset[str] = frozenset()
+    gate_pods: Mapping[str, Sequence[GatePod]]
+    preflights: Mapping[str, PreflightFinding]
+    clear_pods: Mapping[str, TaskPod] | None
+    revisions: frozenset[str]
+
+    @property
+    def policy(self) -> RolloutPolicy:
+        return self.fleet.policy
 
 
 class Untouched(Struct, frozen=True):
@@ -584,20 +566,3 @@ class NodeStatus(Struct, frozen=True):
 def release(node: FleetNode) -> MarkNode:
     """Remove state and record, as if the node had never been taken."""
     return MarkNode(node.name, node.resource_version, None, None)
-
-
-# Orphans: nodes that a deleted rollout had taken
-#
-# Every other rollout would leave out such a node permanently. Its own runs complete what has started on it.
-
-_UNDER_WAY_WORDS = frozenset(state.value for state in UNDER_WAY)
-
-
-def orphans(nodes: Iterable[FleetNode], namespace: str, rollouts: Container[str]) -> list[MarkNode]:
-    """Release each node that is under way for a rollout of `namespace` which is not in `rollouts`."""
-    return [
-        release(node)
-        for node in nodes
-        if node.record is not None and node.upgrade in _UNDER_WAY_WORDS and not node.is_operated
-        if node.record.rollout.startswith(f"{namespace}/") and node.record.rollout not in rollouts
-    ]

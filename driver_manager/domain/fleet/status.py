@@ -6,13 +6,12 @@ A status has every field, also empty ones.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import Enum
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, field
 
-from driver_manager.domain.fleet.spec import UNDER_WAY, Fleet, UpgradeState, memory_of
+from driver_manager.domain.fleet.spec import UNDER_WAY, UNDER_WAY_WORDS, Fleet, UpgradeState, memory_of
 from driver_manager.domain.fleet.state import (
     FleetDecision,
     NodePhase,
@@ -42,7 +41,6 @@ _WORDS = {
     NodePhase.WAITING: REQUIRED,
     NodePhase.LEFT_OUT: UNKNOWN,
 }
-_UNDER_WAY = frozenset(state.value for state in UNDER_WAY)
 
 
 class RolloutFigures(Struct, frozen=True):
@@ -91,7 +89,7 @@ def _word(node: NodeView, label: str) -> str:
     """The operators' word for the node. A node that is under way has it as its label, if the controller wrote that."""
     if node.place is not NodePhase.UNDER_WAY:
         return _WORDS[node.place]
-    return label if label in _UNDER_WAY else UpgradeState.RESTART.value
+    return label if label in UNDER_WAY_WORDS else UpgradeState.RESTART.value
 
 
 # Metrics under the names of driver-manager
@@ -201,36 +199,30 @@ def _of_each(name: str, meaning: str, values: Mapping[str, float]) -> Family:
 
 def operator_families(report: FleetReport, names: UpgradeMetrics) -> tuple[Family, ...]:
     """The metrics that have a name in `names`, while this controller leads."""
-    return tuple(_families(report, names)) if report.leads else ()
-
-
-def _families(report: FleetReport, names: UpgradeMetrics) -> Iterator[Family]:
-    words: Counter[str] = Counter()
-    for one in report.rollouts.values():
+    if not report.leads:
+        return ()
+    rollouts, words = report.rollouts.values(), Counter[str]()
+    for one in rollouts:
         words.update(one.words)
+    is_enabled = any(not one.is_paused for one in rollouts)
     under_way = sum(words[state.value] for state in UNDER_WAY)
-    for name, meaning, value in (
-        (names.enabled, "1 if there is a rollout that is not paused, else 0.", _is_enabled(report)),
-        (names.in_progress, "Nodes whose driver pod is being upgraded.", under_way),
-        (names.done, "Nodes whose driver pod was upgraded.", words[UpgradeState.DONE.value]),
-        (names.failed, "Nodes whose upgrade failed.", words[UpgradeState.FAILED.value]),
-        (names.available, "Nodes whose upgrade can start now.", _available(report)),
-        (names.pending, "Nodes whose upgrade is pending.", words[REQUIRED]),
-    ):
-        if name:
-            yield Family(name, "gauge", meaning, (({}, float(value)),))
+    available = sum(min(one.pace.free, one.words.get(REQUIRED, 0)) for one in rollouts)
+    found = [
+        Family(name, "gauge", meaning, (({}, float(value)),))
+        for name, meaning, value in (
+            (names.enabled, "1 if there is a rollout that is not paused, else 0.", is_enabled),
+            (names.in_progress, "Nodes whose driver pod is being upgraded.", under_way),
+            (names.done, "Nodes whose driver pod was upgraded.", words[UpgradeState.DONE.value]),
+            (names.failed, "Nodes whose upgrade failed.", words[UpgradeState.FAILED.value]),
+            (names.available, "Nodes whose upgrade can start now.", available),
+            (names.pending, "Nodes whose upgrade is pending.", words[REQUIRED]),
+        )
+        if name
+    ]
     if names.by_state:
         values = tuple(({"state": word}, float(words[word])) for word in WORDS)
-        yield Family(names.by_state, "gauge", "Nodes by the state of their driver's upgrade.", values)
-
-
-def _is_enabled(report: FleetReport) -> bool:
-    return any(not one.is_paused for one in report.rollouts.values())
-
-
-def _available(report: FleetReport) -> int:
-    """The number of waiting nodes that may start now."""
-    return sum(min(one.pace.free, one.words.get(REQUIRED, 0)) for one in report.rollouts.values())
+        found.append(Family(names.by_state, "gauge", "Nodes by the state of their driver's upgrade.", values))
+    return tuple(found)
 
 
 Json = dict[str, Any]
@@ -257,14 +249,6 @@ PACE_S = 5.0
 """Seconds after which a change that is not urgent is written, with all later ones."""
 
 
-class StatusUrgency(Enum):
-    """When the controller writes a changed status: now, within `PACE_S` seconds, or never."""
-
-    NOW = "now"
-    SOON = "soon"
-    NOTHING = "nothing"
-
-
 def status_of(decision: FleetDecision, old: Mapping[str, Any], generation: int, now_s: float) -> Json:
     """The status that shows `decision`, made at `now_s` for `generation` of the object, whose status is `old`."""
     outlook = decision.outlook
@@ -272,7 +256,7 @@ def status_of(decision: FleetDecision, old: Mapping[str, Any], generation: int, 
     for node in sorted(outlook.nodes, key=lambda one: one.name):
         nodes[node.place].append(node)
     return {
-        **_head(outlook.phase, (outlook.reason, outlook.message), old, generation, now_s),
+        **_head(outlook, old, generation, now_s),
         "targetRevision": decision.memory.target,
         "goodRevision": decision.memory.good,
         "failedRevisions": list(decision.memory.failed[-MAX_KEPT:]),
@@ -289,8 +273,8 @@ def status_of(decision: FleetDecision, old: Mapping[str, Any], generation: int, 
             for past in decision.memory.history[-MAX_KEPT:]
         ],
         "wave": outlook.wave,
-        "counts": {"total": len(outlook.nodes), **{COUNTS[place]: len(nodes[place]) for place in NodePhase}},
-        "waves": [_wave(one) for one in outlook.waves],
+        "counts": node_counts(outlook.nodes),
+        "waves": [wave_body(one) for one in outlook.waves],
         "underWay": _named(nodes[NodePhase.UNDER_WAY]),
         "failures": _named(nodes[NodePhase.FAILED]),
         "waiting": _grouped(nodes[NodePhase.WAITING]),
@@ -301,19 +285,19 @@ def status_of(decision: FleetDecision, old: Mapping[str, Any], generation: int, 
 
 def status_of_problems(problems: Sequence[str], old: Mapping[str, Any], generation: int, now_s: float) -> Json:
     """The status of an object whose spec has `problems`; the other fields stay as in `old`."""
-    why = (INVALID_SPEC, several(problems, "; "))
-    empty = Outlook(Phase.STALLED, *why, target="", wave=0, nodes=(), waves=())
-    memory = memory_of(old)
-    stays = status_of(FleetDecision((), memory, empty), old, generation, now_s)
+    stays = status_of(FleetDecision((), memory_of(old), outlook_of_problems(problems)), old, generation, now_s)
     kept = {key: old[key] for key, value in stays.items() if key in _SHOWN and type(old.get(key)) is type(value)}
     return {**stays, **kept}
 
 
-def worth(old: Mapping[str, Any], new: Mapping[str, Any]) -> StatusUrgency:
-    """When to write `new` over `old`."""
-    if _urgent(old) != _urgent(new):
-        return StatusUrgency.NOW
-    return StatusUrgency.NOTHING if old == new else StatusUrgency.SOON
+def outlook_of_problems(problems: Sequence[str]) -> Outlook:
+    """A rollout whose spec has problems is stalled."""
+    return Outlook(Phase.STALLED, INVALID_SPEC, several(problems, "; "), target="", wave=0, nodes=(), waves=())
+
+
+def is_urgent(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """True if `new` is to be written over `old` now, False if within `PACE_S` seconds."""
+    return _urgent(old) != _urgent(new)
 
 
 COUNTS = {
@@ -339,10 +323,11 @@ def _urgent(status: Mapping[str, Any]) -> Json:
     return {**found, "conditions": [{key: one[key] for key in one if key != "message"} for one in listed]}
 
 
-def _head(phase: Phase, why: tuple[str, str], old: Mapping[str, Any], generation: int, now_s: float) -> Json:
+def _head(outlook: Outlook, old: Mapping[str, Any], generation: int, now_s: float) -> Json:
     """Phase and conditions (k8s.io/apimachinery, metav1.Condition)."""
+    phase = outlook.phase
     holds = {READY: phase is Phase.COMPLETE, RECONCILING: phase not in IDLE, STALLED: phase in STANDING}
-    before, message = _conditions(old), shortened(one_line(why[1]), MAX_MESSAGE_CHARS)
+    before, message = _conditions(old), shortened(one_line(outlook.message), MAX_MESSAGE_CHARS)
     return {
         "observedGeneration": generation,
         "phase": phase.value,
@@ -352,7 +337,7 @@ def _head(phase: Phase, why: tuple[str, str], old: Mapping[str, Any], generation
                 "status": str(held),
                 "observedGeneration": generation,
                 "lastTransitionTime": _since(before.get(kind, {}), str(held)) or written_time(now_s),
-                "reason": why[0],
+                "reason": outlook.reason,
                 "message": message,
             }
             for kind, held in holds.items()
@@ -374,14 +359,18 @@ def _conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {one["type"]: one for one in listed if type(one) is dict and type(one.get("type")) is str}
 
 
-def _wave(one: WaveView) -> Json:
-    return {
-        "number": one.number,
-        "name": one.name,
-        "total": sum(one.counts.values()),
-        **{COUNTS[place]: one.counts.get(place, 0) for place in NodePhase},
-        **({} if one.ended_s is None else {"ended": written_time(one.ended_s)}),
-    }
+def node_counts(nodes: Iterable[NodeView]) -> Json:
+    """The number of nodes, in total and in each phase."""
+    return _counted(Counter(node.place for node in nodes))
+
+
+def _counted(counts: Mapping[NodePhase, int]) -> Json:
+    return {"total": sum(counts.values()), **{word: counts.get(place, 0) for place, word in COUNTS.items()}}
+
+
+def wave_body(one: WaveView) -> Json:
+    ended = {} if one.ended_s is None else {"ended": written_time(one.ended_s)}
+    return {"number": one.number, "name": one.name, **_counted(one.counts), **ended}
 
 
 def _preflight(nodes: Iterable[NodeView]) -> Json:
@@ -413,15 +402,20 @@ def _named(nodes: Iterable[NodeView]) -> list[Json]:
 
 
 def _grouped(nodes: Iterable[NodeView]) -> list[Json]:
-    """Nodes by reason, the most frequent reason first; rare reasons are one group, the last."""
-    by_reason: dict[str, list[str]] = {}
-    for node in nodes:
-        by_reason.setdefault(_reason(node.reason), []).append(node.name)
-    groups = sorted(by_reason.items(), key=lambda group: (-len(group[1]), group[0]))
+    """Nodes by reason; rare reasons are one group, the last."""
+    groups = by_reason((node.name, _reason(node.reason)) for node in nodes)
     if len(groups) > MAX_GROUPS:
         rest = sorted(name for _, names in groups[MAX_GROUPS - 1 :] for name in names)
         groups = [*groups[: MAX_GROUPS - 1], (OTHERS, rest)]
     return [{"reason": reason, "count": len(names), "nodes": names[:MAX_NAMED_OF_GROUP]} for reason, names in groups]
+
+
+def by_reason(nodes: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    """Each reason with the names of its nodes, the most frequent first. `nodes` are pairs of name and reason."""
+    found: dict[str, list[str]] = {}
+    for name, reason in nodes:
+        found.setdefault(reason, []).append(name)
+    return sorted(found.items(), key=lambda group: (-len(group[1]), group[0]))
 
 
 def _reason(text: str) -> str:

@@ -5,19 +5,17 @@ The guards of a single node are in `nodes`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from enum import Enum
+import math
+from collections.abc import Callable, Container, Iterable, Sequence
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.fleet.spec import (
     NO_LIMIT,
     UNDER_WAY,
-    DaemonSetFacts,
     Fleet,
     PreflightMode,
-    Requests,
     RolloutPolicy,
     Task,
     TaskPod,
@@ -51,57 +49,57 @@ from driver_manager.domain.wire import LAST_MOMENT_S, written_time
 # Budget: the number of nodes that may be unavailable at a time, by maxParallel and maxUnavailable
 
 
-def absent(daemon_set: DaemonSetFacts | None, standings: Sequence[NodeStatus]) -> int:
-    """Number of nodes that the DaemonSet wants a pod on, with neither pod nor record. Their names are unknown."""
-    return max(0, daemon_set.desired - len(standings)) if daemon_set is not None else 0
-
-
 class Budget:
     """The number of nodes that may still start in one decision. `take` counts nodes that start.
 
     A node that is unavailable already does not count for maxUnavailable again.
     """
 
-    def __init__(self, policy: RolloutPolicy, standings: Sequence[NodeStatus], absent: int = 0) -> None:
-        """Count the nodes that are under way or unavailable among `standings`, all nodes of the rollout.
-
-        `absent` more nodes have no driver pod: these are unavailable too.
-        """
-        self._parallel = policy.max_parallel
+    def __init__(self, seen: Survey) -> None:
+        policy, standings, daemon_set = seen.terms.policy, seen.standings, seen.terms.fleet.daemon_set
+        amount, away = policy.max_unavailable, [one.member.node.name for one in standings if one.is_unavailable]
+        # Nodes that the DaemonSet wants a pod on, with neither pod nor record: unavailable, but not known by name.
+        absent = max(0, daemon_set.desired - len(standings)) if daemon_set is not None else 0
+        self._parallel = policy.max_parallel if policy.max_parallel != NO_LIMIT else len(standings)
+        self._most_away = amount.of(len(standings) + absent) if amount is not None else math.inf
         self._under_way = sum(standing.verdict.place is NodePhase.UNDER_WAY for standing in standings)
-        amount = policy.max_unavailable
-        self._most_away = None if amount is None else amount.of(len(standings) + absent)
-        away = [] if amount is None else [one.member.node.name for one in standings if one.is_unavailable]
         self._away = len(away) + absent
         unnamed = [f"{absent} without a driver pod"] if absent else []
         self._named = ", ".join([several(away)] * bool(away) + unnamed) or "none"
         self.is_refused_for_away = False
 
+    @property
+    def most_under_way(self) -> int:
+        """How many nodes may be under way: by maxParallel, and by what others leave of maxUnavailable."""
+        return int(min(self._parallel, max(0, self._most_away - (self._away - self._under_way))))
+
     def refusal(self, crew: Sequence[NodeStatus]) -> str:
         """Why these nodes cannot start together now, "" if they can."""
-        if self._parallel != NO_LIMIT and self._under_way + len(crew) > self._parallel:
+        if self._under_way + len(crew) > self._parallel:
             return f"waits for others to end: maxParallel is {self._parallel}"
-        cost = self._cost(crew)
-        if self._most_away is not None and cost and self._away + cost > self._most_away:
+        cost = _still_available(crew)
+        if cost and self._away + cost > self._most_away:
             self.is_refused_for_away = True
             return f"waits for other nodes: maxUnavailable is {self._most_away}, unavailable: {self._named}"
         return ""
 
     def never(self, unit: str, crew: Sequence[NodeStatus]) -> str:
         """Why these nodes can never start together, even when no other node is under way; "" if they can."""
-        if self._parallel != NO_LIMIT and len(crew) > self._parallel:
+        if len(crew) < 2:
+            return ""
+        if len(crew) > self._parallel:
             return f"unit {unit} has {len(crew)} nodes that begin together, but maxParallel is {self._parallel}"
-        if self._most_away is not None and self._cost(crew) > self._most_away:
+        if _still_available(crew) > self._most_away:
             return f"unit {unit} has {len(crew)} nodes that begin together, but maxUnavailable is {self._most_away}"
         return ""
 
     def take(self, crew: Sequence[NodeStatus]) -> None:
         self._under_way += len(crew)
-        self._away += self._cost(crew)
+        self._away += _still_available(crew)
 
-    def _cost(self, crew: Sequence[NodeStatus]) -> int:
-        """How many of them are still available; 0 without maxUnavailable."""
-        return 0 if self._most_away is None else sum(not standing.is_unavailable for standing in crew)
+
+def _still_available(crew: Sequence[NodeStatus]) -> int:
+    return sum(not standing.is_unavailable for standing in crew)
 
 
 # Waves: the open ones, and the gate before the next one
@@ -109,18 +107,13 @@ class Budget:
 # A wave that has started stays open, even if a node joins an earlier wave later.
 
 
-class GateKind(Enum):
-    """Why the next wave is not open."""
-
-    UNFINISHED = "an earlier wave has not ended"
-    SOAK = "the soak time of an earlier wave"
-    APPROVAL = "the approval"
-
-
 class Gate(Struct, frozen=True):
-    """The gate after wave `wave`, and its reason. `until_s`: when time alone opens it, in seconds since the epoch."""
+    """The gate after wave `wave`, and its reason. `until_s`: when time alone opens it, in seconds since the epoch.
 
-    kind: GateKind
+    `phase` is that of a rollout which waits for the gate alone; None while an earlier wave has not ended.
+    """
+
+    phase: Phase | None
     wave: int
     text: str
     until_s: float | None = None
@@ -144,7 +137,7 @@ def moment(wall_s: float) -> str:
     return written_time(wall_s) if 0.0 <= wall_s <= LAST_MOMENT_S else "an unknown time"
 
 
-def turn(standings: Sequence[NodeStatus], terms: Terms, wishes: Requests) -> WaveProgress:
+def turn(standings: Sequence[NodeStatus], terms: Terms) -> WaveProgress:
     """The open waves, and the gate before the next one."""
     views = _views(standings, terms.policy, terms.target)
     reached = max((_reached(standing, terms.target) for standing in standings), default=0)
@@ -157,42 +150,43 @@ def turn(standings: Sequence[NodeStatus], terms: Terms, wishes: Requests) -> Wav
         if any(view.counts.values()):
             current = view.number
             if gate is None:
-                gate = _gate(view, wave, terms, wishes, reached)
+                gate = _gate(view, wave, terms, reached)
     return WaveProgress(reached, upto, current, gate, views)
 
 
-def is_approved(number: int, target: str, wishes: Requests) -> bool:
-    """True if the waves after wave `number` are approved for the revision `target`."""
-    return wishes.approved_for == target and wishes.approved > number
+def is_approved(number: int, terms: Terms) -> bool:
+    """True if the wave after wave `number` is approved for the target."""
+    wishes = terms.fleet.wishes
+    return wishes.approved_for == terms.target and wishes.approved > number
 
 
 def wave_name(view: WaveView) -> str:
     return f"wave {view.number} ({view.name})" if view.name else f"wave {view.number}"
 
 
-def _gate(view: WaveView, wave: Wave, terms: Terms, wishes: Requests, reached: int) -> Gate | None:
+def _gate(view: WaveView, wave: Wave, terms: Terms, reached: int) -> Gate | None:
     """The gate after this wave, None if the next wave may start.
 
     Only the last wave that was reached can soak or wait for an approval.
     """
     if any(view.counts[place] for place in GOING):
-        return Gate(GateKind.UNFINISHED, view.number, f"waits for {wave_name(view)} to end")
+        return Gate(None, view.number, f"waits for {wave_name(view)} to end")
     if view.number < reached:
         return None
     soaked_s = (view.ended_s or 0.0) + wave.soak_s
     if view.ended_s is not None and wave.soak_s and terms.now_s < soaked_s:
         text = f"waits until {moment(soaked_s)}, the end of the soak time of {wave_name(view)}"
-        return Gate(GateKind.SOAK, view.number, text, soaked_s)
-    if wave.needs_approval and not is_approved(view.number, terms.target, wishes):
-        return Gate(GateKind.APPROVAL, view.number, f"waits for the approval of the wave after {wave_name(view)}")
+        return Gate(Phase.SOAKING, view.number, text, soaked_s)
+    if wave.needs_approval and not is_approved(view.number, terms):
+        text = f"waits for the approval of the wave after {wave_name(view)}"
+        return Gate(Phase.WAITING_FOR_APPROVAL, view.number, text)
     return None
 
 
 def _reached(standing: NodeStatus, target: str) -> int:
     record = standing.member.record
-    if record is None or not record.wave or record.revision != target or standing.verdict.place is NodePhase.LEFT_OUT:
-        return 0
-    return standing.wave
+    was_taken = record is not None and record.revision == target and record.wave != 0
+    return standing.wave if was_taken and standing.verdict.place is not NodePhase.LEFT_OUT else 0
 
 
 def _views(standings: Sequence[NodeStatus], policy: RolloutPolicy, target: str) -> tuple[WaveView, ...]:
@@ -222,92 +216,98 @@ This is longer than a watch may lag, with a margin for clocks that differ. After
 """
 
 
-class Blocked(Struct, frozen=True):
+class Caption(Struct, frozen=True):
+    """The phase of a rollout, its cause as one CamelCase word, and a sentence for people."""
+
+    phase: Phase
+    reason: str
+    message: str
+
+
+class Blocked(Caption, frozen=True):
     """Why no node starts. `stands_aside`: the rollout does no acts at all, also not on nodes that were taken.
 
     `allows_retries`: nodes with a requested retry may start. `until_s`: when the block may end, in seconds since the
     epoch.
     """
 
-    phase: Phase
-    reason: str
-    message: str
     stands_aside: bool = False
     allows_retries: bool = False
     until_s: float | None = None
 
 
-class Scene(Struct, frozen=True):
-    """The facts of the guards. `unmatched` are the waves that match no node of the fleet.
+class Survey(Struct, frozen=True):
+    """Where every node stands, in the order of their names.
 
-    `failed` are the nodes that failed for the target; `failing` are those that are marked as failed now.
+    `unmatched` are the waves that match no node of the fleet. `failed` are the nodes that failed for the target, then
+    those that are marked as failed now. `hold` is what blocks the rollout; its guards are asked before it is known.
     """
 
-    fleet: Fleet
     terms: Terms
+    standings: Sequence[NodeStatus]
     turn: WaveProgress
-    unmatched: Sequence[int] = ()
-    failed: Sequence[NodeStatus] = ()
-    failing: Sequence[NodeStatus] = ()
+    unmatched: Sequence[int]
+    failed: Sequence[NodeStatus]
+    hold: Blocked | None = None
 
     @property
     def are_too_many(self) -> bool:
         """True if failureThreshold is reached."""
-        return len(self.failed) + len(self.failing) >= max(1, self.terms.policy.failure_threshold)
+        return len(self.failed) >= max(1, self.terms.policy.failure_threshold)
+
+    @property
+    def is_aside(self) -> bool:
+        """True if the rollout does no acts at all."""
+        return self.hold is not None and self.hold.stands_aside
 
     @property
     def failed_of_s(self) -> float:
         """When the last failed node was taken, in seconds since the epoch; 0 without one."""
-        found = (one.member.record for one in (*self.failed, *self.failing))
+        found = (one.member.record for one in self.failed)
         return max((record.began_s for record in found if record is not None), default=0.0)
-
-
-def hold(scene: Scene) -> Blocked | None:
-    """Why no node may start, None if nodes may."""
-    return next((found for guard in HOLD_GUARDS if (found := guard(scene)) is not None), None)
 
 
 def _aside(reason: str, message: str) -> Blocked:
     return Blocked(Phase.STALLED, reason, message, stands_aside=True)
 
 
-def _no_daemon_set(scene: Scene) -> Blocked | None:
-    if scene.fleet.daemon_set is not None:
+def _no_daemon_set(seen: Survey) -> Blocked | None:
+    if seen.terms.fleet.daemon_set is not None:
         return None
-    return _aside("NoDaemonSet", f"DaemonSet {scene.terms.policy.daemon_set} does not exist")
+    return _aside("NoDaemonSet", f"DaemonSet {seen.terms.policy.daemon_set} does not exist")
 
 
-def _rival(scene: Scene) -> Blocked | None:
-    rivals = scene.fleet.rivals
+def _rival(seen: Survey) -> Blocked | None:
+    rivals = seen.terms.fleet.rivals
     if not rivals:
         return None
     return _aside("AnotherRollout", f"an older rollout has the same DaemonSet: {several(rivals)}")
 
 
-def _strategy(scene: Scene) -> Blocked | None:
-    daemon_set = scene.fleet.daemon_set
+def _strategy(seen: Survey) -> Blocked | None:
+    daemon_set = seen.terms.fleet.daemon_set
     if daemon_set is None or daemon_set.update_strategy == ON_DELETE:
         return None
     text = f"DaemonSet {daemon_set.name} has updateStrategy {daemon_set.update_strategy}: set it to {ON_DELETE}"
     return _aside("NotOnDelete", text)
 
 
-def _not_observed(scene: Scene) -> Blocked | None:
+def _not_observed(seen: Survey) -> Blocked | None:
     """Before the DaemonSet controller has observed the template, the revision of a new pod is unknown."""
-    daemon_set = scene.fleet.daemon_set
-    if scene.terms.target and (daemon_set is None or daemon_set.is_current):
+    daemon_set = seen.terms.fleet.daemon_set
+    if seen.terms.target and (daemon_set is None or daemon_set.is_current):
         return None
-    text = f"waits for the DaemonSet controller to observe the template of {scene.terms.policy.daemon_set}"
+    text = f"waits for the DaemonSet controller to observe the template of {seen.terms.policy.daemon_set}"
     return Blocked(Phase.PROGRESSING, "TemplateNotObserved", text, stands_aside=True)
 
 
-def _not_seen(scene: Scene) -> Blocked | None:
+def _not_seen(seen: Survey) -> Blocked | None:
     """A new pod has an unknown revision, so the DaemonSet has a newer template than the target.
 
     An undo now would discard that template, and a node that starts now would have to start again.
     """
-    known, now_s = scene.terms.revisions, scene.terms.now_s
-    unseen = [pod for pod in scene.fleet.pods if pod.revision not in known and now_s < pod.made_s + UNSEEN_S]
+    known, now_s = seen.terms.revisions, seen.terms.now_s
+    unseen = [pod for pod in seen.terms.fleet.pods if pod.revision not in known and now_s < pod.made_s + UNSEEN_S]
     if not unseen:
         return None
     pod = max(unseen, key=lambda pod: (pod.made_s, pod.name))
@@ -315,64 +315,59 @@ def _not_seen(scene: Scene) -> Blocked | None:
     return Blocked(Phase.PROGRESSING, "RevisionNotSeen", text, stands_aside=True, until_s=pod.made_s + UNSEEN_S)
 
 
-def _none_may_be_away(scene: Scene) -> Blocked | None:
-    amount = scene.terms.policy.max_unavailable
+def _none_may_be_away(seen: Survey) -> Blocked | None:
+    amount = seen.terms.policy.max_unavailable
     if amount is None or amount.number > 0:
         return None
     return Blocked(Phase.STALLED, "NoBudget", "maxUnavailable is 0: no node can be upgraded")
 
 
-def _empty_wave(scene: Scene) -> Blocked | None:
+def _empty_wave(seen: Survey) -> Blocked | None:
     """A wave that matches no node is likely a typo: without its canary, all nodes would start at once."""
-    waves = scene.terms.policy.waves
+    waves = seen.terms.policy.waves
     for number, wave in enumerate(waves, 1):
-        if number <= scene.turn.reached:
+        if number <= seen.turn.reached:
             continue
         named = f"wave {number} ({wave.name})"
         if wave.amount is not None and wave.amount.number <= 0:
             return Blocked(Phase.STALLED, "EmptyWave", f"{named} takes 0 nodes")
-        if number in scene.unmatched:
+        if number in seen.unmatched:
             text = f"{named} matches no node that has the driver: its selector is {wave.selector.text!r}"
             return Blocked(Phase.STALLED, "EmptyWave", text)
     return None if waves else Blocked(Phase.STALLED, "NoWaves", "the rollout has no waves")
 
 
-def _undoing(scene: Scene) -> Blocked | None:
-    memory, target = scene.fleet.memory, scene.terms.target
+def _undoing(seen: Survey) -> Blocked | None:
+    memory, target = seen.terms.fleet.memory, seen.terms.target
     if not memory.undo_to or memory.undo_from != target:
         return None
     return Blocked(Phase.HALTED, "Undoing", f"goes back from revision {target} to {memory.undo_to}")
 
 
-def _failed_before(scene: Scene) -> Blocked | None:
-    target, wishes = scene.terms.target, scene.fleet.wishes
-    if target not in scene.fleet.memory.failed or wishes.retry == target:
+def _failed_before(seen: Survey) -> Blocked | None:
+    target, wishes = seen.terms.target, seen.terms.fleet.wishes
+    if target not in seen.terms.fleet.memory.failed or wishes.retry == target:
         return None
     text = f"revision {target} was halted or undone before, and is retried only when asked for"
     return Blocked(Phase.HALTED, "FailedBefore", text)
 
 
-def _too_many_failed(scene: Scene) -> Blocked | None:
-    if not scene.are_too_many:
+def _too_many_failed(seen: Survey) -> Blocked | None:
+    if not seen.are_too_many:
         return None
-    found = (*scene.failed, *scene.failing)
-    names = several(standing.member.node.name for standing in found)
-    why = found[0].verdict.reason or "a retry was asked for"
-    policy = scene.terms.policy
-    return Blocked(
-        Phase.HALTED,
-        "NodesFailed",
-        f"failureThreshold is {policy.failure_threshold}, failed: {names}; {found[0].member.node.name}: {why}",
-        allows_retries=_paused(scene) is None and _window(scene) is None,
-    )
+    names, first = several(standing.member.node.name for standing in seen.failed), seen.failed[0]
+    why = f"{first.member.node.name}: {first.verdict.reason or 'a retry was asked for'}"
+    text = f"failureThreshold is {seen.terms.policy.failure_threshold}, failed: {names}; {why}"
+    can_retry = _paused(seen) is None and _window(seen) is None
+    return Blocked(Phase.HALTED, "NodesFailed", text, allows_retries=can_retry)
 
 
-def _paused(scene: Scene) -> Blocked | None:
-    return Blocked(Phase.PAUSED, "Paused", "the rollout is paused") if scene.terms.policy.paused else None
+def _paused(seen: Survey) -> Blocked | None:
+    return Blocked(Phase.PAUSED, "Paused", "the rollout is paused") if seen.terms.policy.paused else None
 
 
-def _window(scene: Scene) -> Blocked | None:
-    schedule, now_s = scene.terms.policy.schedule, scene.terms.now_s
+def _window(seen: Survey) -> Blocked | None:
+    schedule, now_s = seen.terms.policy.schedule, seen.terms.now_s
     if schedule.is_open(now_s):
         return None
     text = f"waits for a maintenance window: {schedule.text} ({schedule.zone})"
@@ -380,7 +375,7 @@ def _window(scene: Scene) -> Blocked | None:
     return Blocked(Phase.WAITING_FOR_WINDOW, "OutsideWindow", text, until_s=until_s)
 
 
-HOLD_GUARDS: tuple[Callable[[Scene], Blocked | None], ...] = (
+HOLD_GUARDS: tuple[Callable[[Survey], Blocked | None], ...] = (
     _no_daemon_set,
     _rival,
     _strategy,
@@ -404,46 +399,34 @@ def unit_name(member: Member, units: Units | None) -> str:
     return member.node.labels.get(units.key, "") if units is not None else ""
 
 
-def is_one_at_a_time(units: Units | None) -> bool:
-    """True if at most one node of a unit may be under way."""
-    return units is not None and units.mode is UnitMode.ONE_AT_A_TIME
+def crew_name(member: Member, units: Units | None) -> str:
+    """The unit of the node if its nodes start together, else ""."""
+    return unit_name(member, units) if units is not None and units.mode is UnitMode.TOGETHER else ""
 
 
-def busy_units(standings: Iterable[NodeStatus], units: Units | None) -> dict[str, str]:
-    """Units with mode OneAtATime that have a node under way, each with that node."""
-    if not is_one_at_a_time(units):
-        return {}
-    return _by_unit((one for one in standings if one.verdict.place is NodePhase.UNDER_WAY), units)
+def busy_units(standings: Iterable[NodeStatus], units: Units | None, blocked: Container[str]) -> dict[str, str]:
+    """Units that may not start, each with a node of it.
 
-
-def units_kept_back(standings: Iterable[NodeStatus], blocked: Iterable[str], units: Units | None) -> dict[str, str]:
-    """Units with mode Together that cannot start, each with a waiting node for which requests fail (`blocked`)."""
-    if units is None or units.mode is not UnitMode.TOGETHER:
-        return {}
-    stuck = set(blocked)
-    waiting = (one for one in standings if one.verdict.place is NodePhase.WAITING)
-    return _by_unit((one for one in waiting if one.member.node.name in stuck), units)
-
-
-def _by_unit(standings: Iterable[NodeStatus], units: Units | None) -> dict[str, str]:
-    """The units of `standings`, each with one of its nodes."""
-    return {unit: one.member.node.name for one in standings if (unit := unit_name(one.member, units))}
+    With mode OneAtATime these have a node under way, with Together a waiting node for which requests fail (`blocked`).
+    """
+    is_together = units is not None and units.mode is UnitMode.TOGETHER
+    found = {}
+    for one in standings:
+        unit, name, place = unit_name(one.member, units), one.member.node.name, one.verdict.place
+        is_stuck = place is NodePhase.WAITING and name in blocked
+        if unit and (is_stuck if is_together else place is NodePhase.UNDER_WAY):
+            found[unit] = name
+    return found
 
 
 def crews(candidates: Iterable[NodeStatus], units: Units | None) -> list[tuple[str, list[NodeStatus]]]:
     """The candidates that start together, with the name of their unit: single nodes except with mode Together."""
-    together: dict[str, list[NodeStatus]] = {}
-    found: list[tuple[str, list[NodeStatus]]] = []
+    found: dict[str, tuple[str, list[NodeStatus]]] = {}
     for standing in candidates:
-        unit = unit_name(standing.member, units)
-        if not unit or units is None or units.mode is not UnitMode.TOGETHER:
-            found.append((unit, [standing]))
-        elif unit in together:
-            together[unit].append(standing)
-        else:
-            together[unit] = [standing]
-            found.append((unit, together[unit]))
-    return found
+        crew, name = crew_name(standing.member, units), standing.member.node.name
+        key = f"unit {crew}" if crew else f"node {name}"
+        found.setdefault(key, (unit_name(standing.member, units), []))[1].append(standing)
+    return list(found.values())
 
 
 # Preflight: whether a run for the target revision would succeed on a node
@@ -474,21 +457,18 @@ FAILING = frozenset(
 
 WAITS, RUNS = "waits for its preflight", "its preflight is running"
 
-_SEEN_AHEAD = frozenset({GateKind.SOAK, GateKind.APPROVAL})
-"""Gates during which the preflights of the next wave run, so that its approver sees their results."""
 
-
-class Checks(Struct):
+class Checks(Struct, frozen=True):
     """Pods to create and delete, the reason of each node that waits for a result, and why no pod can be created.
 
     `shown` is the known result of each node, `progress` the number of nodes with a result, in words.
     """
 
-    acts: list[Act] = field(default_factory=list)
-    reasons: dict[str, str] = field(default_factory=dict)
-    blocked: str = ""
-    shown: dict[str, NodePreflight] = field(default_factory=dict)
-    progress: str = ""
+    acts: list[Act]
+    reasons: dict[str, str]
+    blocked: str
+    shown: dict[str, NodePreflight]
+    progress: str
 
 
 def preflight_findings(fleet: Fleet, target: str, now_s: float) -> dict[str, PreflightFinding]:
@@ -502,40 +482,35 @@ def preflight_findings(fleet: Fleet, target: str, now_s: float) -> dict[str, Pre
     }
 
 
-def preflight_checks(
-    fleet: Fleet, standings: Sequence[NodeStatus], terms: Terms, turn: WaveProgress, hold: Blocked | None
-) -> Checks:
+def preflight_checks(seen: Survey) -> Checks:
     """The results of the preflights, and the acts and reasons that follow from them."""
-    found = Checks(shown={node: one.shown for node, one in terms.preflights.items()})
-    if hold is not None and hold.stands_aside:
-        return found
-    found.acts += _unneeded(fleet, standings, terms)
-    if fleet.policy.preflight is PreflightMode.OFF:
-        return found
-    asked = _asked(standings, turn, hold)
-    made, problem = _made(fleet, asked, terms)
-    found.acts += made
-    unmade = problem or fleet.unmade
-    waiting = [one for one in asked if not _has_result(one, terms)]
-    if unmade and waiting and fleet.policy.preflight is PreflightMode.WARN:
-        found.shown |= {
-            one.member.node.name: NodePreflight(PreflightResult.UNKNOWN, unmade)
-            for one in waiting
-            if one.member.node.name not in terms.preflights
-        }
+    terms, mode = seen.terms, seen.terms.policy.preflight
+    shown = {node: one.shown for node, one in terms.preflights.items()}
+    if seen.is_aside:
+        return Checks([], {}, "", shown, "")
+    asked = _asked(seen) if mode is not PreflightMode.OFF else []
+    made, problem = _made(asked, terms)
+    unmade = problem or terms.fleet.unmade
+    known = {node for node, result in shown.items() if result.result is not PreflightResult.RUNNING}
+    waiting = [one for one in asked if one.member.node.name not in known]
+    if unmade and mode is PreflightMode.WARN:
+        unknown = [one.member.node.name for one in waiting if one.member.node.name not in terms.preflights]
+        shown |= dict.fromkeys(unknown, NodePreflight(PreflightResult.UNKNOWN, unmade))
         waiting = [one for one in waiting if one.member.node.name in terms.preflights]
-    elif unmade and waiting:
-        found.blocked = unmade
-    found.reasons = _reasons(asked, waiting, terms, turn)
-    found.progress = f"{len(asked) - len(waiting)} of {len(asked)} nodes have a result"
-    return found
+    return Checks(
+        acts=[*_unneeded(seen), *made],
+        reasons=_reasons(asked, waiting, terms, seen.turn),
+        blocked=unmade if waiting and mode is PreflightMode.REQUIRE else "",
+        shown=shown,
+        progress=f"{len(asked) - len(waiting)} of {len(asked)} nodes have a result",
+    )
 
 
 def preflight_again(member: Member, finding: PreflightFinding) -> tuple[Act, ...]:
     """A retry was requested: recreate the pod. The request is removed after the pod, so that none is lost."""
-    pod, node = finding.pod, member.node
+    node = member.node
     return (
-        DeletePod(pod.namespace, pod.name, pod.uid, pod.node),
+        DeletePod.of(finding.pod),
         MarkNode(node.name, node.resource_version, member.state, node.record, consumes_retry=True),
     )
 
@@ -554,56 +529,58 @@ def _finding(pod: TaskPod, now_s: float) -> PreflightFinding:
     if pod.exit_code is not None:
         result = PreflightResult.FAILS if pod.exit_code in FAILING else PreflightResult.UNKNOWN
         return PreflightFinding(pod, NodePreflight(result, message or f"exit {pod.exit_code}"))
+    if is_at_work(pod, now_s):
+        return PreflightFinding(pod, NodePreflight(PreflightResult.RUNNING, pod.why_waiting), _until_s(pod))
     if pod.has_ended:
         why = "; ".join(filter(None, (pod.why_waiting, message))) or "its pod ended without a result"
-        return PreflightFinding(pod, NodePreflight(PreflightResult.UNKNOWN, why))
-    if not is_at_work(pod, now_s):
+    else:
         why = f"no result within {spoken(LIMIT_S + LATE_S)}{': ' if pod.why_waiting else ''}{pod.why_waiting}"
-        return PreflightFinding(pod, NodePreflight(PreflightResult.UNKNOWN, why))
-    return PreflightFinding(pod, NodePreflight(PreflightResult.RUNNING, pod.why_waiting), _until_s(pod))
+    return PreflightFinding(pod, NodePreflight(PreflightResult.UNKNOWN, why))
 
 
-def _unneeded(fleet: Fleet, standings: Sequence[NodeStatus], terms: Terms) -> list[Act]:
+def _unneeded(seen: Survey) -> list[Act]:
     """Deletions of pods whose result is not needed any more."""
-    needed = {one.member.node.name for one in standings if _may_wait(one)}
+    fleet, target = seen.terms.fleet, seen.terms.target
+    needed = {
+        one.member.node.name
+        for one in seen.standings
+        if one.verdict.place is NodePhase.WAITING
+        or (one.verdict.place is NodePhase.LEFT_OUT and not one.member.is_excluded)
+    }
     is_off = fleet.policy.preflight is PreflightMode.OFF
     return [
-        DeletePod(pod.namespace, pod.name, pod.uid, pod.node)
+        DeletePod.of(pod)
         for pod in fleet.task_pods
         if pod.task is Task.PREFLIGHT and not pod.is_deleting
-        if is_off or pod.revision != terms.target or pod.node not in needed
+        if is_off or pod.revision != target or pod.node not in needed
     ]
 
 
-def _may_wait(standing: NodeStatus) -> bool:
-    place = standing.verdict.place
-    return place is NodePhase.WAITING or (place is NodePhase.LEFT_OUT and not standing.member.is_excluded)
-
-
-def _asked(standings: Sequence[NodeStatus], turn: WaveProgress, hold: Blocked | None) -> list[NodeStatus]:
+def _asked(seen: Survey) -> list[NodeStatus]:
     """The nodes that need a result now, by wave: those of open waves, and of the next one during soak or approval.
 
     No node needs one while the rollout is blocked, except by a closed maintenance window.
     """
-    if hold is not None and hold.phase is not Phase.WAITING_FOR_WINDOW:
+    if seen.hold is not None and seen.hold.phase is not Phase.WAITING_FOR_WINDOW:
         return []
-    waiting = [one for one in standings if one.verdict.place is NodePhase.WAITING and one.verdict.wants_turn]
-    upto = turn.upto
-    if turn.gate is not None and turn.gate.kind in _SEEN_AHEAD:
+    waiting = [one for one in seen.standings if one.verdict.place is NodePhase.WAITING and one.verdict.wants_turn]
+    gate, upto = seen.turn.gate, seen.turn.upto
+    # During soak and approval the preflights of the next wave run, so that its approver sees their results.
+    if gate is not None and gate.phase is not None:
         upto = min((one.wave for one in waiting if one.wave > upto), default=upto)
     return sorted((one for one in waiting if one.wave <= upto), key=lambda one: one.wave)
 
 
-def _made(fleet: Fleet, asked: Sequence[NodeStatus], terms: Terms) -> tuple[list[CreatePod], str]:
+def _made(asked: Sequence[NodeStatus], terms: Terms) -> tuple[list[CreatePod], str]:
     """The pods to create now, and why none can be created."""
-    ours = [pod for pod in fleet.task_pods if pod.task is Task.PREFLIGHT]
+    ours = [pod for pod in terms.fleet.task_pods if pod.task is Task.PREFLIGHT]
     there = {pod.node for pod in ours if pod.revision == terms.target}
     room = MAX_AT_ONCE - sum(is_at_work(pod, terms.now_s) for pod in ours)
     missing = [one.member.node for one in asked if one.member.node.name not in there]
     if not missing:
         return [], ""
     try:
-        maker = PodMaker(fleet, terms.target, Task.PREFLIGHT)
+        maker = PodMaker(terms.fleet, terms.target, Task.PREFLIGHT)
     except TemplateUnusable as error:
         return [], error.what
     return [maker.pod(node) for node in missing[: max(0, room)]], ""
@@ -618,18 +595,13 @@ def _until_s(pod: TaskPod) -> float:
     return pod.made_s + LIMIT_S + LATE_S
 
 
-def _has_result(standing: NodeStatus, terms: Terms) -> bool:
-    found = terms.preflights.get(standing.member.node.name)
-    return found is not None and found.shown.result is not PreflightResult.RUNNING
-
-
 def _reasons(
     asked: Sequence[NodeStatus], waiting: Sequence[NodeStatus], terms: Terms, turn: WaveProgress
 ) -> dict[str, str]:
     """Why nodes of `asked` do not start: they, or others of their wave or unit, lack a result."""
     own = {one.member.node.name for one in waiting}
     waves = {one.wave for one in waiting if one.wave > turn.reached}
-    crews = {unit for one in waiting if (unit := _crew(one, terms))}
+    crews = {unit for one in waiting if (unit := crew_name(one.member, terms.policy.units))}
     found: dict[str, str] = {}
     for one in asked:
         node = one.member.node.name
@@ -637,24 +609,12 @@ def _reasons(
             found[node] = RUNS if node in terms.preflights else WAITS
         elif one.wave in waves:
             found[node] = f"waits for the preflight of {wave_name(turn.waves[one.wave - 1])}"
-        elif (unit := _crew(one, terms)) in crews:
+        elif (unit := crew_name(one.member, terms.policy.units)) in crews:
             found[node] = f"waits for the preflight of its unit {unit}"
     return found
 
 
-def _crew(standing: NodeStatus, terms: Terms) -> str:
-    rules = terms.policy.units
-    return unit_name(standing.member, rules) if rules is not None and rules.mode is UnitMode.TOGETHER else ""
-
-
 # The wave of each node
-
-
-class Waves(Struct, frozen=True):
-    """The wave number of each node in the order of the nodes (0: none), and the waves that match no node."""
-
-    numbers: tuple[int, ...]
-    unmatched: tuple[int, ...]
 
 
 def assign_waves(
@@ -666,54 +626,46 @@ def assign_waves(
     that matches and has room, in the order of names. Nodes that wait come before those that are left out or done, so
     that a canary wave has nodes that start. All nodes of a unit with mode Together get the wave of its first node.
     """
-    placing = _Placing(members, policy)
+    found = Waves(members, policy)
     for at, (member, verdict) in enumerate(zip(members, verdicts, strict=True)):
         if verdict.place is not NodePhase.LEFT_OUT and (number := _kept(member, target, len(policy.waves))):
-            placing.put(at, number)
-    others = [at for at, number in enumerate(placing.numbers) if not number]
-    going = [verdict.place in GOING for verdict in verdicts]
-    for at in (*(at for at in others if going[at]), *(at for at in others if not going[at])):
-        placing.put(at, placing.found(at))
-    return Waves(tuple(placing.numbers), placing.unmatched)
+            found.put(at, number)
+    others = [at for at, number in enumerate(found.numbers) if not number]
+    for at in sorted(others, key=lambda at: verdicts[at].place not in GOING):
+        found.put(at, found.first_with_room(at))
+    return found
 
 
-class _Placing:
-    """The waves and their free places (None: no limit) while nodes are assigned."""
+class Waves:
+    """The wave `numbers` of the nodes in their order (0: none), and the waves `unmatched` that match no node."""
 
     def __init__(self, members: Sequence[Member], policy: RolloutPolicy) -> None:
         self._members, self._waves = members, policy.waves
         matching = [_matching(wave, members) for wave in policy.waves]
         self._left = [
-            wave.amount.of(count) if wave.amount is not None else None
+            wave.amount.of(count) if wave.amount is not None else math.inf
             for wave, count in zip(policy.waves, matching, strict=True)
         ]
-        is_together = policy.units is not None and policy.units.mode is UnitMode.TOGETHER
-        self._units = [unit_name(member, policy.units) if is_together else "" for member in members]
-        self._of_unit: dict[str, int] = {}
+        self._crews = [crew_name(member, policy.units) for member in members]
+        self._of_crew: dict[str, int] = {}
         self.numbers = [0] * len(members)
         self.unmatched = tuple(number for number, count in enumerate(matching, 1) if members and not count)
 
     def put(self, at: int, number: int) -> None:
         """Assign the node at `at` to the wave; 0 for none."""
         self.numbers[at] = number
-        if not number:
-            return
-        left, unit = self._left[number - 1], self._units[at]
-        if left is not None:
-            self._left[number - 1] = left - 1
-        if unit:
-            self._of_unit.setdefault(unit, number)
+        if number:
+            self._left[number - 1] -= 1
+            self._of_crew.setdefault(self._crews[at], number)
 
-    def found(self, at: int) -> int:
+    def first_with_room(self, at: int) -> int:
         """The wave of the node's unit, else the first that matches and has room, else 0."""
-        if number := self._of_unit.get(self._units[at], 0):
-            return number
-        labels = self._members[at].node.labels
-        for number, left in enumerate(self._left, 1):
-            if left is None or left > 0:
-                selector = self._waves[number - 1].selector
-                if not selector or selector.matches(labels):
-                    return number
+        crew, labels = self._crews[at], self._members[at].node.labels
+        if crew and crew in self._of_crew:
+            return self._of_crew[crew]
+        for number, (wave, left) in enumerate(zip(self._waves, self._left, strict=True), 1):
+            if left > 0 and (not wave.selector or wave.selector.matches(labels)):
+                return number
         return 0
 
 

@@ -589,7 +589,7 @@ _MUTANTS = (
         "own-write-forgotten",
         "a controller never decides on facts older than its own writes",
         "core/fleet/controller.py",
-        "        self.world.learn(NODES, item)\n",
+        "            self.world.learn(NODES, item)\n",
         "",
         ("unit/fleet/test_controller.py::test_after_its_own_write_it_goes_on_without_waiting_for_the_watch",),
     ),
@@ -632,7 +632,7 @@ _MUTANTS = (
         "request-to-a-namesake",
         "a request changes only the object that was read, not a later one of the same name",
         "adapters/kube/fleet.py",
-        'metadata: dict[str, Any] = {"uid": uid, **(',
+        'metadata: dict[str, Any] = {"uid": rollout.uid, **(',
         "metadata: dict[str, Any] = {**(",
         ("unit/adapters/test_kube_fleet.py::test_a_wish_is_for_the_object_that_was_seen",),
     ),
@@ -672,11 +672,11 @@ _MUTANTS = (
         "fleet-undo-at-once",
         "the target of an undo is recorded before the undo begins",
         "domain/fleet/advance.py",
-        "    return WayBack(_decided(met, terms.target, to))\n",
+        "    return _decided(met, target, to), ()\n",
         (
             '    why = ""\n'
             '    version = fleet.daemon_set.resource_version if fleet.daemon_set else ""\n'
-            "    return WayBack(_decided(met, terms.target, to), (SetTemplate(to, version, why),))\n"
+            "    return _decided(met, target, to), (SetTemplate(to, version, why),)\n"
         ),
         ("unit/fleet/test_decisions.py::test_facts_lead_to_the_decision",),
     ),
@@ -684,7 +684,7 @@ _MUTANTS = (
         "retry-consumed-too-early",
         "the old pod is deleted before the request for a retry is consumed, so that no request is lost",
         "domain/fleet/waves.py",
-        "        DeletePod(pod.namespace, pod.name, pod.uid, pod.node),\n        MarkNode(",
+        "        DeletePod.of(finding.pod),\n        MarkNode(",
         "        MarkNode(",
         ("unit/fleet/test_decisions.py::test_facts_lead_to_the_decision",),
     ),

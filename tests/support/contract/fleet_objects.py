@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from driver_manager.adapters.kube.fleet import REVISION_LABEL, as_daemon_set, as_revision, as_rollout
+from driver_manager.adapters.kube.fleet import REVISION_LABEL, as_daemon_set, as_revision
 from driver_manager.cli.options import zone
-from driver_manager.core.fleet_ports import FollowedDaemonSet
-from driver_manager.domain.fleet.spec import GROUP, KIND, PLURAL, VERSION, Revision, RolloutObject
+from driver_manager.domain.fleet.spec import GROUP, KIND, PLURAL, VERSION, DaemonSetFacts, Revision, read
 from tests.support.control_plane.api import STRATEGIC_PATCH, Api, Json, gone, status_of, wait_until
 
 
@@ -34,7 +33,7 @@ class Ground:
         folder = {"pods": "/api/v1", PLURAL: f"/apis/{GROUP}/{VERSION}"}.get(plural, "/apis/apps/v1")
         return "/".join(filter(None, (f"{folder}/namespaces/{self.namespace}/{plural}", name)))
 
-    def make_daemon_set(self, image: str) -> FollowedDaemonSet:
+    def make_daemon_set(self, image: str) -> DaemonSetFacts:
         """The driver's DaemonSet on the node; its pod runs."""
         labels = {"app": self.name}
         spec = {
@@ -57,22 +56,18 @@ class Ground:
         template = self.api.get(self.path("daemonsets", self.name))["spec"]["template"]
         template["spec"]["containers"][0]["image"] = image
         self.api.patch(self.path("daemonsets", self.name), {"spec": {"template": template}})
-        wait_until(lambda: self.daemon_set().facts.is_current, "the template is observed")
+        wait_until(lambda: self.daemon_set().is_current, "the template is observed")
 
-    def daemon_set(self) -> FollowedDaemonSet:
+    def daemon_set(self) -> DaemonSetFacts:
         """It, as a rollout reads it."""
-        found = as_daemon_set(self.api.get(self.path("daemonsets", self.name))).fact
-        assert isinstance(found, FollowedDaemonSet)
-        return found
+        return as_daemon_set(self.api.get(self.path("daemonsets", self.name)))
 
     def revisions(self) -> dict[str, Revision]:
         """Those of the DaemonSet by the image of their template."""
-        owner, found = self.daemon_set().facts.uid, {}
+        owner, found = self.daemon_set().uid, {}
         for one in self.api.list(self.path("controllerrevisions"), labelSelector=f"app={self.name}"):
-            item = as_revision(one)
-            assert item.owner == owner
-            assert isinstance(item.fact, Revision)
-            found[one["data"]["spec"]["template"]["spec"]["containers"][0]["image"]] = item.fact
+            assert [ref["uid"] for ref in one["metadata"]["ownerReferences"] if ref.get("controller")] == [owner]
+            found[one["data"]["spec"]["template"]["spec"]["containers"][0]["image"]] = as_revision(one)
         return found
 
     def pods(self) -> list[Json]:
@@ -98,9 +93,9 @@ class FleetObjectsContract:
 
     def test_a_template_is_a_revision_that_its_pods_name(self, site: Ground) -> None:
         found = site.make_daemon_set("driver:1")
-        wait_until(lambda: site.daemon_set().facts.desired == 1, "it says how many nodes it wants a pod on")
-        assert site.daemon_set().facts.is_current
-        assert (found.facts.update_strategy, found.pods) == ("OnDelete", f"app={site.name}")
+        wait_until(lambda: site.daemon_set().desired == 1, "it says how many nodes it wants a pod on")
+        assert site.daemon_set().is_current
+        assert (found.update_strategy, found.pods) == ("OnDelete", f"app={site.name}")
         (revision,) = site.revisions().values()
         assert (revision.number, revision.name) == (1, f"{site.name}-{revision.hash}")
         (pod,) = site.pods()
@@ -172,8 +167,7 @@ class FleetObjectsContract:
         site.api.post(site.path(PLURAL), self.body(site))
         listed = {one["metadata"]["name"]: one for one in site.api.list(site.path(PLURAL))}
         assert listed[site.name]["kind"] == KIND
-        found = as_rollout(listed[site.name], zone).fact
-        assert isinstance(found, RolloutObject)
+        found = read(listed[site.name], zone)
         assert found.problems == ()
         path = site.path(PLURAL, site.name)
         patch = {"spec": {"paused": True}}

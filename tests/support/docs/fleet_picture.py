@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from driver_manager.domain.fleet.advance import OUTLOOK_GUARDS, advance, survey, view_of
 from driver_manager.domain.fleet.nodes import FOREIGN, JUDGE_CASES, PHASE_CASES, UNFIT
 from driver_manager.domain.fleet.spec import Fleet, PreflightMode, RolloutPolicy, UpgradeState
-from driver_manager.domain.fleet.state import FleetDecision, MarkNode, NodeStatus, Terms
+from driver_manager.domain.fleet.state import FleetDecision, MarkNode, Member, NodeStatus, Terms
 from driver_manager.domain.fleet.waves import HOLD_GUARDS
 from tests.support.docs.markdown import code, table
 from tests.support.fakes import fleet_world
@@ -65,9 +65,9 @@ class Seen:
         """The product's decision, noted."""
         decision, seen = advance(fleet, now_s), survey(fleet, now_s)
         for standing in seen.standings:
-            self._node(standing, seen.scene.terms)
+            self._node(standing, seen.terms)
         for hold_guard in HOLD_GUARDS:
-            if (hold := hold_guard(seen.scene)) is not None:
+            if (hold := hold_guard(seen)) is not None:
                 _note(self.holds, hold_guard, f"{hold.phase.value}: {hold.reason}", hold.message)
         view = view_of(seen)
         phase_guard = next(guard for guard in OUTLOOK_GUARDS if guard(view) is not None)
@@ -84,13 +84,19 @@ class Seen:
         member, record, verdict = standing.member, standing.member.record, standing.verdict
         guard = next(guard for guard in PHASE_CASES if guard(member, terms) is not None)
         _note(self.places, guard, verdict.place.value, verdict.reason)
-        for obstacle in (*FOREIGN, *UNFIT):
-            if why := obstacle(member):
-                _note(self.obstacles, obstacle, "", why)
+        self._obstacles(member)
         if guard.__name__ == PHASE_CASES[3].__name__ and record is not None:
             case = next(case for case in JUDGE_CASES if case(member, record, terms) is not None)
             marks = [act.state.value for act in verdict.acts if isinstance(act, MarkNode) and act.state is not None]
             _note(self.cases, case, code(marks[0]) if marks else "nothing", verdict.reason)
+
+    def _obstacles(self, member: Member) -> None:
+        for obstacle in FOREIGN:
+            if why := obstacle(member):
+                _note(self.obstacles, obstacle, "", why)
+        for why, holds in UNFIT:
+            if holds(member):
+                self.obstacles[why] = {"": why}
 
 
 def _note(found: Found, guard: Callable[..., object], result: str, reason: str) -> None:
@@ -127,12 +133,9 @@ def picture() -> str:
 
 def obstacle_table() -> str:
     """Why a node is left out."""
-    rows = [
-        (kind, _name(one), next(iter(seen().obstacles.get(_name(one), {}).values()), ""))
-        for kind, all_of_it in (("always", FOREIGN), ("when it would begin", UNFIT))
-        for one in all_of_it
-    ]
-    return table(("asked", "in this order", "for example"), rows)
+    rows = [("always", next(iter(seen().obstacles.get(_name(one), {}).values()), "")) for one in FOREIGN]
+    rows += [("when it would begin", why) for why, _ in UNFIT]
+    return table(("asked", "in this order, for example"), rows)
 
 
 def guard_table(result: str, guards: Iterable[Callable[..., object]], found: Found) -> str:

@@ -17,10 +17,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from driver_manager.adapters.kube.api import KubeApi
-from driver_manager.adapters.kube.fleet import REVISION_LABEL, KubeFleet, Letter, qualified, readers
+from driver_manager.adapters.kube.fleet import REVISION_LABEL, KubeFleet, qualified, readers
 from driver_manager.adapters.kube.objects import node_patch
 from driver_manager.adapters.kube.transport import Transport
-from driver_manager.adapters.process.clock import EventQueue, LoopClock
+from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.cli.options import zone
 from driver_manager.core.fleet.controller import FleetController, FleetPorts
 from driver_manager.core.fleet_ports import (
@@ -556,14 +556,13 @@ def over_http(folder: Path, store: Store | None = None) -> Iterator[FleetOverHtt
             return PlainInPod(account, variables(port))
 
         clock = LoopClock()
-        inbox: EventQueue[Letter] = EventQueue(clock)
         api = KubeApi(connect(), clock, RecordingReporter(), 2.0)
-        found = FleetOverHttp(KubeFleet(api, connect, inbox, clock, readers(KEYS, zone)), server, clock)
+        found = FleetOverHttp(KubeFleet(api, connect, clock, readers(KEYS, zone)), server, clock)
         try:
             yield found
         finally:
             found.cluster.follow(frozenset())
-            inbox.close()
+            found.cluster._inbox.close()
 
 
 REPOSITORY = Path(__file__).parents[3]

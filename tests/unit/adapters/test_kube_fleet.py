@@ -23,7 +23,6 @@ from driver_manager.adapters.kube.fleet import (
     as_fleet_node,
     as_gate_pod,
     as_revision,
-    as_rollout,
     as_task_pod,
     node_label_keys,
     readers,
@@ -35,7 +34,6 @@ from driver_manager.core.fleet_ports import (
     Change,
     EventAbout,
     FactKind,
-    FollowedDaemonSet,
     Found,
     Gone,
     Leader,
@@ -49,6 +47,7 @@ from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, Conflict, Terminated, WatchBroken
 from driver_manager.domain.fleet.spec import (
     PLURAL,
+    DaemonSetFacts,
     DriverPod,
     FleetNode,
     GatePod,
@@ -272,7 +271,8 @@ def test_a_stopped_feed_ends(fleet: FleetOverHttp) -> None:
     fleet.until(lambda _: bool(told), "it lists")
     feed.stop()
     label(fleet, "unseen")
-    assert feed.join(20.0)
+    feed._thread.join(20.0)
+    assert not feed._thread.is_alive()
     assert len(told) == 1
 
 
@@ -461,7 +461,7 @@ OWNER = [{"kind": "DaemonSet", "uid": "uid-ds", "controller": True}, {"kind": "X
 
 def node(labels: dict[str, str] | None = None, notes: dict[str, str] | None = None, **body: Any) -> FleetNode:
     metadata = {"name": "n", "uid": "u", "resourceVersion": "7", "labels": labels, "annotations": notes}
-    item = as_fleet_node({"metadata": metadata, **body}, KEYS)
+    item = readers(KEYS, zone)[FactKind.NODES]({"metadata": metadata, **body})
     assert (item.name, item.uid, item.version) == ("n", "u", "7")
     assert isinstance(item.fact, FleetNode)
     return item.fact
@@ -519,9 +519,7 @@ def test_a_record_that_cannot_be_read_is_a_problem_and_no_error(text: str) -> No
 
 def test_a_vendor_without_some_keys_has_nothing_to_read_there() -> None:
     keys = replace(ASCEND.keys, upgrade_state="", skip="", upgrade_enabled="", upgrade_requested="", state="")
-    item = as_fleet_node({"metadata": {"name": "n", "labels": {"": "true"}, "annotations": {"": "true"}}}, keys)
-    found = item.fact
-    assert isinstance(found, FleetNode)
+    found = as_fleet_node({"metadata": {"name": "n", "labels": {"": "true"}, "annotations": {"": "true"}}}, keys)
     assert not any((found.is_skipped, found.is_operated, found.wants_retry, found.upgrade))
 
 
@@ -539,15 +537,14 @@ def test_a_driver_pod() -> None:
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}
     status = {
         "conditions": [{"type": "Ready", "status": "True"}],
-        "initContainerStatuses": [{"name": "manager", "restartCount": 2, "state": waiting}, {"restartCount": 1}],
-        "containerStatuses": [
-            {"name": "driver", "restartCount": 9, "state": {"waiting": {"reason": "PodInitializing"}}}
-        ],
+        "initContainerStatuses": [{"name": "manager", "state": waiting}, {}],
+        "containerStatuses": [{"name": "driver", "state": {"waiting": {"reason": "PodInitializing"}}}],
     }
-    item = as_driver_pod({"metadata": metadata, "spec": {"nodeName": "n"}, "status": status})
+    body = {"metadata": metadata, "spec": {"nodeName": "n"}, "status": status}
+    item = readers(KEYS, zone)[FactKind.DRIVER_PODS](body)
     assert item.owner == "uid-ds"
-    assert item.fact == DriverPod("npu", "p", "u", "n", "r2", True, True, 3, "manager: CrashLoopBackOff", 1767323045.0)
-    bare = as_driver_pod({"metadata": {"name": "p"}}).fact
+    assert item.fact == DriverPod("npu", "p", "u", "n", "r2", True, True, "manager: CrashLoopBackOff", 1767323045.0)
+    bare = as_driver_pod({"metadata": {"name": "p"}})
     assert bare == DriverPod("", "p", "", "", "")
 
 
@@ -577,9 +574,7 @@ def task_pod(**said: Any) -> TaskPod:
         "labels": {TASK_LABEL: "preflight", TASK_REVISION_LABEL: "r2"},
     }
     spec = {"nodeName": "n", "containers": [{"name": "m"}, {"name": "pull-driver"}]}
-    item = as_task_pod({"metadata": metadata, "spec": spec, "status": said})
-    assert isinstance(item.fact, TaskPod)
-    return item.fact
+    return as_task_pod({"metadata": metadata, "spec": spec, "status": said})
 
 
 MADE_S = 1_767_323_045.0
@@ -625,16 +620,14 @@ def test_a_gate_pod_that_leaves_is_not_ready() -> None:
     status = {"conditions": [{"type": "Ready", "status": "True"}]}
     metadata = {"name": "v", "namespace": "m", "labels": {"app": "v"}}
     body = {"metadata": metadata, "spec": {"nodeName": "n"}, "status": status}
-    assert as_gate_pod(body).fact == GatePod("m", "n", {"app": "v"}, is_ready=True)
+    assert as_gate_pod(body) == GatePod("m", "n", {"app": "v"}, is_ready=True)
     leaving = {**body, "metadata": {**metadata, "deletionTimestamp": "now"}}
-    assert as_gate_pod(leaving).fact == GatePod("m", "n", {"app": "v"}, is_ready=False)
+    assert as_gate_pod(leaving) == GatePod("m", "n", {"app": "v"}, is_ready=False)
 
 
-def daemon_set(**spec: Any) -> FollowedDaemonSet:
+def daemon_set(**spec: Any) -> DaemonSetFacts:
     metadata = {"name": "driver", "namespace": "npu", "uid": "u", "resourceVersion": "5", "generation": 3}
-    found = as_daemon_set({"metadata": metadata, "spec": spec, "status": {"observedGeneration": 3}}).fact
-    assert isinstance(found, FollowedDaemonSet)
-    return found
+    return as_daemon_set({"metadata": metadata, "spec": spec, "status": {"observedGeneration": 3}})
 
 
 def test_a_daemonset_with_every_form_of_a_selector() -> None:
@@ -652,23 +645,23 @@ def test_a_daemonset_with_every_form_of_a_selector() -> None:
         template={"spec": {"nodeSelector": {"npu": "true", "arch": "arm"}}},
     )
     assert found.pods == "a=1,b=2,c in (x,y),d notin (z),e,!f"
-    assert found.facts.update_strategy == "OnDelete"
-    assert found.facts.places.text == "arch=arm,npu=true"
-    assert found.facts.is_current
+    assert found.update_strategy == "OnDelete"
+    assert found.places.text == "arch=arm,npu=true"
+    assert found.is_current
     for observed in (2, None):
         unseen = as_daemon_set({"metadata": {"name": "d", "generation": 3}, "status": {"observedGeneration": observed}})
-        assert isinstance(unseen.fact, FollowedDaemonSet)
-        assert not unseen.fact.facts.is_current, "its controller has not seen it"
-    assert daemon_set().facts.update_strategy == "RollingUpdate", "the default of the API"
+        assert not unseen.is_current, "its controller has not seen it"
+    assert daemon_set().update_strategy == "RollingUpdate", "the default of the API"
 
 
 def test_a_revision_without_a_template_has_none() -> None:
-    assert as_revision({"metadata": {"name": "other"}}).fact == Revision("other", "", 0, "")
+    assert as_revision({"metadata": {"name": "other"}}) == Revision("other", "", 0, "")
 
 
 def test_a_rollout_is_read_whatever_is_wrong_with_it() -> None:
     for spec in ({"daemonSet": "driver"}, {}, "nonsense", None):
-        found = as_rollout({"metadata": {"name": "r", "namespace": "npu", "uid": "u"}, "spec": spec}, zone).fact
+        body = {"metadata": {"name": "r", "namespace": "npu", "uid": "u"}, "spec": spec}
+        found = readers(KEYS, zone)[FactKind.ROLLOUTS](body).fact
         assert isinstance(found, RolloutObject)
         assert bool(found.problems) is (found.policy is None)
 
@@ -676,7 +669,7 @@ def test_a_rollout_is_read_whatever_is_wrong_with_it() -> None:
 @pytest.mark.parametrize("metadata", [{"name": 1}, {"name": "n", "labels": []}, {"name": "n", "labels": {"a": 1}}])
 def test_what_is_no_node_is_an_error_of_the_answer(metadata: Any) -> None:
     with pytest.raises(ApiUnavailable, match="is not the object that was asked for"):
-        understood(lambda item: as_fleet_node(item, KEYS), {"metadata": metadata})
+        understood(readers(KEYS, zone)[FactKind.NODES], {"metadata": metadata})
 
 
 @pytest.mark.submission

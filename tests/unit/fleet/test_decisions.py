@@ -133,7 +133,6 @@ UNDER_WAY: Scenarios = {
     "the old pod leaves": one(node("a", RESTART), pod("a", is_deleting=True)),
     "no pod yet": one(node("a", RESTART), None),
     "the new pod starts": one(node("a", RESTART), STARTING),
-    "the new pod restarts": one(node("a", RESTART), replace(STARTING, restarts=50)),
     "the new pod is ready": one(node("a", RESTART), new_pod("a")),
     "the new pod is ready and deleted again": one(node("a", RESTART), new_pod("a", is_deleting=True)),
     "a run is working": one(node("a", RESTART, driver_state=UPGRADING, unschedulable=True), STARTING),

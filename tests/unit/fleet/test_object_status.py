@@ -30,10 +30,9 @@ from driver_manager.domain.fleet.status import (
     MAX_NAMED,
     MAX_NAMED_OF_GROUP,
     OTHERS,
-    StatusUrgency,
+    is_urgent,
     status_of,
     status_of_problems,
-    worth,
 )
 from tests.support.docs.rollout_object import definition
 from tests.support.docs.status_fields import STATUS, Kind
@@ -237,7 +236,7 @@ def said_otherwise(**fields: Any) -> Json:
     ],
 )
 def test_what_people_and_the_next_controller_must_know_is_written_at_once(change: Json) -> None:
-    assert worth(written(), {**written(), **change}) is StatusUrgency.NOW
+    assert is_urgent(written(), {**written(), **change})
 
 
 @pytest.mark.parametrize(
@@ -248,12 +247,12 @@ def test_what_people_and_the_next_controller_must_know_is_written_at_once(change
     ],
 )
 def test_what_only_counts_can_wait(change: Json) -> None:
-    assert worth(written(), {**written(), **change}) is StatusUrgency.SOON
+    assert not is_urgent(written(), {**written(), **change})
 
 
 def test_the_first_status_is_written_at_once_and_one_without_news_not_at_all() -> None:
-    assert worth({}, written()) is StatusUrgency.NOW
-    assert worth(written(), written(old=written(), now_s=LATER_S)) is StatusUrgency.NOTHING
+    assert is_urgent({}, written())
+    assert written() == written(old=written(), now_s=LATER_S)
 
 
 @pytest.mark.submission
@@ -269,6 +268,6 @@ def test_every_status_has_the_form_that_the_api_server_checks(decision: FleetDec
     assert status["counts"]["total"] == len(decision.outlook.nodes) == sum(status["counts"].values()) / 2
     assert status_of(decision, status, GENERATION, now_s) == status
     assert status_of_problems(("x",), old, 1, now_s).keys() == status.keys()
-    worth(old, status)
+    is_urgent(old, status)
     kept = memory_of(status)
     assert memory_of(status_of(replace(decision, memory=kept), status, GENERATION, now_s)) == kept

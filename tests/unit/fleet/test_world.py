@@ -13,7 +13,6 @@ from driver_manager.core.fleet.world import NODES, FleetCache, is_older
 from driver_manager.core.fleet_ports import (
     Change,
     FactKind,
-    FollowedDaemonSet,
     Found,
     Gone,
     Item,
@@ -57,8 +56,8 @@ def node(name: str = "n", version: int = 1, **said: Any) -> Item:
 
 
 def daemon_set(version: int = 1, **said: Any) -> Item:
-    facts = DaemonSetFacts(HERE, "driver", "uid-ds", str(version), "OnDelete", **said)
-    return Item("driver", "uid-ds", str(version), FollowedDaemonSet(facts, "app=driver"))
+    facts = DaemonSetFacts(HERE, "driver", "uid-ds", str(version), "OnDelete", pods="app=driver", **said)
+    return Item("driver", "uid-ds", str(version), facts)
 
 
 def pod(name: str = "p", version: int = 1, owner: str = "uid-ds", **said: Any) -> Item:
