@@ -10,11 +10,10 @@ from typing import Annotated
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.pci import Binding, PciBus
 from driver_manager.domain.text import in_words, several
-from driver_manager.domain.wire import LAST_MOMENT_S, Form, Part, body_of, parsed
+from driver_manager.domain.wire import LAST_MOMENT_S, Form, HostFileUnreadable, Part, body_of, parsed
 
 # The note of the last failure: a run that took the node and then failed writes it under /run, so a boot removes it.
 #
@@ -42,12 +41,8 @@ class PastFailure(Struct, frozen=True):
     blockers: tuple[str, ...] = ()
 
 
-class FailureUnreadable(ConfigError):
-    """This version cannot read the file as a note of a failure."""
-
-
 FAILURE_FORM = Form(
-    "the note of the last failure", FailureUnreadable, "No action needed: the next failure replaces it."
+    "the note of the last failure", HostFileUnreadable, "No action needed: the next failure replaces it."
 )
 
 
@@ -71,7 +66,7 @@ def encode_failure(failure: PastFailure) -> str:
 
 
 def decode_failure(text: str) -> PastFailure:
-    """The failure in `text`. Raises FailureUnreadable for garbage and for newer versions."""
+    """The failure in `text`. Raises HostFileUnreadable for garbage and for newer versions."""
     return FAILURE_FORM.read(text).record(PastFailure)
 
 
@@ -79,7 +74,7 @@ def noted_failure(text: str, boot_id: str) -> PastFailure | None:
     """The failure in `text`; None for no text, for garbage and for another boot."""
     try:
         failure = decode_failure(text) if text else None
-    except FailureUnreadable:
+    except HostFileUnreadable:
         return None
     return failure if failure is not None and failure.boot_id == boot_id else None
 
@@ -120,13 +115,9 @@ class Marker(Struct, frozen=True):
         return self.boot_id not in ("", boot_id)
 
 
-class MarkerUnreadable(ConfigError):
-    """This version cannot read the file as a marker."""
-
-
 MARKER_FORM = Form(
     "the reboot-required marker",
-    MarkerUnreadable,
+    HostFileUnreadable,
     "Look at the file on the host and remove it if nobody needs it; it has no effect.",
 )
 
@@ -144,7 +135,7 @@ def encode_marker(marker: Marker) -> str:
 def decode_marker(text: str) -> Marker:
     """The marker in `text`: JSON, or the plain text of an older operator that names a reason.
 
-    Raises MarkerUnreadable for anything else: an unreadable marker must not reboot a node.
+    Raises HostFileUnreadable for anything else: an unreadable marker must not reboot a node.
     """
     if len(text) > MAX_CHARS:
         raise MARKER_FORM.refused(f"it is longer than {MAX_CHARS} characters")
@@ -184,13 +175,9 @@ class RebootWish(Struct, frozen=True):
     is_forced: Annotated[bool, Part("forced")] = False
 
 
-class WishUnreadable(ConfigError):
-    """This version cannot read the file as the record of a reboot request."""
-
-
 REBOOT_WISH_FORM = Form(
     "the record of the last reboot request",
-    WishUnreadable,
+    HostFileUnreadable,
     "Remove the file on the host; the reboot may then be requested once more.",
 )
 
@@ -200,7 +187,7 @@ def encode_reboot_wish(wish: RebootWish) -> str:
 
 
 def decode_reboot_wish(text: str) -> RebootWish:
-    """The wish in `text`. Raises WishUnreadable for garbage and for newer versions."""
+    """The wish in `text`. Raises HostFileUnreadable for garbage and for newer versions."""
     return REBOOT_WISH_FORM.read(text).record(RebootWish)
 
 
@@ -248,11 +235,7 @@ class SlotRecord(Struct, frozen=True):
         return self.why_other(found)
 
 
-class SlotRecordUnreadable(ConfigError):
-    """This version cannot read the file as the record of a slot."""
-
-
-STAGED_FORM = Form("the record of the slot", SlotRecordUnreadable, STAGE_AGAIN, version=2, is_compact=True)
+STAGED_FORM = Form("the record of the slot", HostFileUnreadable, STAGE_AGAIN, version=2, is_compact=True)
 
 
 def encode_staged(record: SlotRecord) -> str:
@@ -260,7 +243,7 @@ def encode_staged(record: SlotRecord) -> str:
 
 
 def decode_staged(text: str) -> SlotRecord:
-    """The record in `text`, without files if it has version 1. Raises SlotRecordUnreadable."""
+    """The record in `text`, without files if it has version 1. Raises HostFileUnreadable."""
     body = STAGED_FORM.read(text)
     is_first = body.whole("schema") == 1
     return body.record(SlotRecord, **{"tree": {}, "is_kept": False, "has_served": False} if is_first else {})

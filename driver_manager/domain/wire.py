@@ -108,6 +108,10 @@ def decimal(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS else None
 
 
+class HostFileUnreadable(ConfigError):
+    """This version cannot read a document in a file on the host: it is garbage, or a newer version wrote it."""
+
+
 class Form(Struct, frozen=True):
     """A kind of document. `name` is its name in messages; `version` is its newest known version, in the field `key`.
 

@@ -8,7 +8,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TypeVar
@@ -174,8 +174,7 @@ def resolve(root: Path, path: str, *, follow_last: bool = True) -> Path:
     Raises OSError (ELOOP) for too many links.
     """
     done: list[str] = []
-    left = [part for part in reversed(path.split("/")) if part not in ("", ".")]
-    links = 0
+    left, links = _pieces(path), 0
     while left:
         part = left.pop()
         if part == "..":
@@ -189,7 +188,7 @@ def resolve(root: Path, path: str, *, follow_last: bool = True) -> Path:
             target = str(here.readlink())
             if target.startswith("/"):
                 done = []
-            left += [piece for piece in reversed(target.split("/")) if piece not in ("", ".")]
+            left += _pieces(target)
             continue
         done.append(part)
     return root.joinpath(*done)
@@ -219,11 +218,14 @@ class HostFiles:
     def exists(self, path: str) -> bool:
         """True if `path` exists, also as a dangling symlink. Raises OSError."""
         try:
-            with place(self.root, path) as where:
-                os.stat(where.name, dir_fd=where.folder, follow_symlinks=False)
+            self._status(path)
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True
+
+    def _status(self, path: str) -> os.stat_result:
+        with place(self.root, path) as where:
+            return os.stat(where.name, dir_fd=where.folder, follow_symlinks=False)
 
     def read(self, path: str, most_bytes: int = MAX_READ_BYTES) -> str | None:
         """The first `most_bytes` of the file as text, None if it is missing. Raises OSError."""
@@ -237,6 +239,13 @@ class HostFiles:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise OSError(errno.EINVAL, "not a regular file", path)
             return file.read(most_bytes).decode(errors="replace")
+
+    def text(self, path: str, most_bytes: int = MAX_READ_BYTES) -> str:
+        """As `read`, "" if the file is missing or cannot be read, or if `path` is ""."""
+        try:
+            return (self.read(path, most_bytes) if path else None) or ""
+        except OSError:
+            return ""
 
     def names(self, path: str) -> list[str]:
         with place(self.root, path, follow_last=True) as where:
@@ -303,11 +312,8 @@ class HostFiles:
 
     def written_s(self, path: str) -> float | None:
         """The file's modification time in seconds since the epoch; None if it is missing or `path` is ""."""
-        if not path:
-            return None
         try:
-            with place(self.root, path) as where:
-                return os.stat(where.name, dir_fd=where.folder, follow_symlinks=False).st_mtime
+            return self._status(path).st_mtime if path else None
         except OSError:
             return None
 
@@ -531,29 +537,22 @@ class WorkLock:
         self._files = files
         self.path = path
 
-    @contextmanager
-    def working(self, clock: Clock, timeout_s: float) -> Generator[bool, None, None]:
+    def working(self, clock: Clock, timeout_s: float) -> AbstractContextManager[bool]:
         """Hold the lock shared, with other runs that work on the driver. Yields True if it is held.
 
         Waits up to `timeout_s` seconds, as health-watch holds it exclusively for moments only. Raises OSError.
         """
-        with self._held(fcntl.LOCK_SH, clock, timeout_s) as held:
-            yield held
+        return self._held(fcntl.LOCK_SH, clock, timeout_s)
 
-    @contextmanager
-    def alone(self, clock: Clock, timeout_s: float | None = None) -> Generator[bool, None, None]:
+    def alone(self, clock: Clock, timeout_s: float = MOMENT_S) -> AbstractContextManager[bool]:
         """Hold the lock exclusively. Yields True if it is held, False if a run works on the driver. Raises OSError."""
-        with self._held(fcntl.LOCK_EX, clock, MOMENT_S if timeout_s is None else timeout_s) as held:
-            yield held
+        return self._held(fcntl.LOCK_EX, clock, timeout_s)
 
     @contextmanager
     def _held(self, how: int, clock: Clock, timeout_s: float) -> Generator[bool, None, None]:
         descriptor = self._files.open_lock(self.path)
         try:
-            end = clock.monotonic() + timeout_s
-            while not (held := _lock(descriptor, how)) and clock.monotonic() < end:
-                clock.sleep(POLL_S)
-            yield held
+            yield becomes(lambda: _lock(descriptor, how), timeout_s, POLL_S, clock)
         finally:
             os.close(descriptor)
 
@@ -563,6 +562,16 @@ def _lock(descriptor: int, how: int) -> bool:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
         return True
     return False
+
+
+def becomes(is_so: Callable[[], bool], timeout_s: float, poll_s: float, clock: Clock) -> bool:
+    """True as soon as `is_so` is true, False if it is not after `timeout_s` seconds. Raises Terminated."""
+    end_s = clock.monotonic() + timeout_s
+    while not is_so():
+        if clock.monotonic() >= end_s:
+            return False
+        clock.sleep(poll_s)
+    return True
 
 
 # The error for a file of the driver that the host refuses to read or change.
@@ -601,7 +610,31 @@ def exchange(folder: int, name: str, other_folder: int, other: str) -> None:
         raise OSError(number, os.strerror(number), name, None, other)
 
 
-# The host's roots in this process, and common facts of the host.
+# The host's roots in this process, and common facts of the host. Files of /proc and /sys come and go at any moment.
+
+
+def text_of(path: Path) -> str | None:
+    """The text of a file of the kernel, without the white space around it; None if it cannot be read."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def target_of(link: Path) -> str:
+    """The name of a link's target, "" if the link is missing."""
+    try:
+        return link.readlink().name
+    except OSError:
+        return ""
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names in the folder; empty if it cannot be read."""
+    try:
+        return os.listdir(folder)  # noqa: PTH208  # thousands of names, no Path for each
+    except OSError:
+        return []
 
 
 class HostRoots(Struct, frozen=True):

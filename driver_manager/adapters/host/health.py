@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import Any
 
-from driver_manager.adapters.host.files import HostRoots, boot_id, refused, translated
+from driver_manager.adapters.host.files import HostRoots, boot_id, refused, text_of, translated
 from driver_manager.adapters.host.notes import DriverFiles, RunFiguresFile, load_text, read_marker
 from driver_manager.adapters.process.supervisor import TaskProcess, problem_in
 from driver_manager.core.ports_base import Clock
@@ -75,10 +75,7 @@ class HostMarks(DriverFiles):
             self._files.remove(self._paths.reboot_marker)
 
     def recall(self) -> str:
-        try:
-            return self._files.read(self._paths.health_record) or ""
-        except OSError:
-            return ""
+        return self._files.text(self._paths.health_record)
 
     def remember(self, text: str) -> None:
         self._files.write(self._paths.health_record, text, 0o600)
@@ -131,10 +128,7 @@ class HostMarks(DriverFiles):
 
     def _is_live(self, module: str) -> bool:
         """True if the module is neither being loaded nor unloaded (kernel/module/sysfs.c, initstate)."""
-        try:
-            return (self._roots.sys / "module" / module / "initstate").read_bytes().strip() == b"live"
-        except OSError:
-            return False
+        return text_of(self._roots.sys / "module" / module / "initstate") == "live"
 
     @property
     def _withdrawn_name(self) -> str:

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from msgspec.structs import replace
 
-from driver_manager.adapters.host.files import HostFiles
+from driver_manager.adapters.host.files import HostFiles, becomes, names_in, text_of
 from driver_manager.adapters.process.forked import lines_within
 from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, run
 from driver_manager.adapters.process.tools import Result
@@ -63,20 +63,19 @@ def _symbols(path: Path) -> list[tuple[str, bool]] | None:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return None
-            data = _content(file, path.suffix)
+            data = _unpacked(file, path.suffix).read(MAX_BYTES)
         return list(_table(data)) if data.startswith(_ELF64_LITTLE) else None
     except (OSError, EOFError, struct.error, lzma.LZMAError, zlib.error, IndexError, OverflowError, ValueError):
         return None
 
 
-def _content(file: BinaryIO, suffix: str) -> bytes:
-    if suffix == ".gz":
-        with gzip.open(file) as packed:
-            return packed.read(MAX_BYTES)
-    if suffix == ".xz":
-        with lzma.open(file) as packed:
-            return packed.read(MAX_BYTES)
-    return file.read(MAX_BYTES)
+def _unpacked(file: BinaryIO, suffix: str) -> BinaryIO | gzip.GzipFile | lzma.LZMAFile:
+    match suffix:
+        case ".gz":
+            return gzip.open(file)
+        case ".xz":
+            return lzma.open(file)
+    return file
 
 
 def _table(data: bytes) -> Iterator[tuple[str, bool]]:
@@ -106,29 +105,23 @@ def _table(data: bytes) -> Iterator[tuple[str, bool]]:
 # (fw_path, fw_get_filesystem_firmware).
 
 FIRMWARE_OF_A_ROOT = "lib/firmware"
+FIRMWARE_PARAMETER = "module/firmware_class/parameters/path"
 SUFFIXES = ("", ".zst", ".xz")
 
 
 def custom_firmware_path(sys_root: Path) -> str | None:
     """The folder in firmware_class.path, "" if it is not set, None if this kernel does not have the parameter."""
-    try:
-        return _parameter(sys_root).read_text(errors="replace").strip()
-    except OSError:
-        return None
+    return text_of(sys_root / FIRMWARE_PARAMETER)
 
 
 def set_firmware_path(sys_root: Path, path: str) -> None:
     """Set firmware_class.path to `path`, without a line feed, which would become part of it. Raises ModuleFailed."""
     try:
-        _parameter(sys_root).write_text(path)
+        (sys_root / FIRMWARE_PARAMETER).write_text(path)
     except OSError as error:
         raise ModuleFailed(
             f"cannot set firmware_class.path to {path}: {error.strerror}", "Mount the host's /sys read-write."
         ) from error
-
-
-def _parameter(sys_root: Path) -> Path:
-    return sys_root / "module/firmware_class/parameters/path"
 
 
 def firmware_search_path(sys_root: Path, kernel: str, wanted: str) -> tuple[str, ...]:
@@ -184,19 +177,12 @@ VALUE_CHARS = 256
 
 def configured_options(files: HostFiles) -> dict[str, str]:
     """The options in the host's modprobe.d, by module, as modprobe passes them; without files that cannot be read."""
-    found: dict[str, str] = {}
-    for path in _config_files(files):
-        try:
-            text = files.read(path) or ""
-        except OSError:
-            continue
-        for name, options in options_in(text).items():
-            found[name] = f"{found[name]} {options}" if name in found else options
-    return found
+    # The empty line ends a last line that has no line feed, or a backslash.
+    return options_in("\n\n".join(map(files.text, _config_files(files))))
 
 
 def options_in(text: str) -> dict[str, str]:
-    """The options in the text of one file, by module. A backslash at the end of a line continues it."""
+    """The options in the text of files, by module. A backslash at the end of a line continues it."""
     found: dict[str, str] = {}
     for line in text.replace("\\\n", " ").splitlines():
         words = line.rstrip("\\ \t").split(None, 2)
@@ -233,11 +219,10 @@ def loaded_parameters(sys_root: Path, names: Iterable[str], timeout_s: float = R
 
 def _parameters(folders: Iterable[Path]) -> Iterator[str]:
     for folder in folders:
-        for parameter in sorted(os.listdir(folder)):  # noqa: PTH208  # plain names
-            with contextlib.suppress(OSError):
-                value = (folder / parameter).read_text(errors="replace").strip()[:VALUE_CHARS]
-                if "\n" not in value:
-                    yield f"{folder.parent.name}.{parameter}={value}"
+        for parameter in sorted(names_in(folder)):
+            value = text_of(folder / parameter)
+            if value is not None and "\n" not in value[:VALUE_CHARS]:
+                yield f"{folder.parent.name}.{parameter}={value[:VALUE_CHARS]}"
 
 
 # Loaded kernel modules in /sys, and rmmod, modprobe and depmod.
@@ -298,10 +283,7 @@ def permanent_modules(proc: Path, names: Iterable[str]) -> dict[str, str]:
     /proc/modules has name, size, reference count and users. The count is `-` if the kernel is built without unloading.
     The users of a module without an exit function include `[permanent]` (kernel/module/procfs.c, print_unload_info).
     """
-    try:
-        rows = [line.split() for line in (proc / "modules").read_text(errors="replace").splitlines()]
-    except OSError:
-        return {}
+    rows = [line.split() for line in (text_of(proc / "modules") or "").splitlines()]
     wanted, found = set(names), dict[str, str]()
     for name, _, count, users in (row[:4] for row in rows if len(row) > 3 and row[0] in wanted):
         if "[permanent]" in users.split(","):
@@ -314,44 +296,32 @@ def permanent_modules(proc: Path, names: Iterable[str]) -> dict[str, str]:
 def _module(folder: Path) -> Module | None:
     """The module at `folder`; None if it is gone, is being unloaded, or is built in (then it has no `initstate`)."""
     # A module whose exit function runs is no longer in use, even if the function never returns.
-    if _line(folder / "initstate") in (None, GOING):
+    if text_of(folder / "initstate") in (None, GOING):
         return None
-    count = _line(folder / "refcnt") or ""
-    try:
-        holders = tuple(sorted(os.listdir(folder / "holders")))  # noqa: PTH208
-    except OSError:
-        holders = ()
+    count = text_of(folder / "refcnt") or ""
     return Module(
         name=folder.name,
-        version=_line(folder / "version") or "",
+        version=text_of(folder / "version") or "",
         refcount=int(count) if count.isascii() and count.isdigit() else None,
-        holders=holders,
+        holders=tuple(sorted(names_in(folder / "holders"))),
     )
 
 
 def _is_going(folder: Path) -> bool:
-    return _line(folder / "initstate") == GOING
-
-
-def _line(path: Path) -> str | None:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return None
+    return text_of(folder / "initstate") == GOING
 
 
 def unload_module(sys_root: Path, name: str, deadline: Deadline, clock: Clock) -> None:
     """Unload a module with rmmod; /sys decides. Raises ModuleBusy, ModuleStuck, ModuleFailed, Terminated."""
     result = run(["rmmod", "--", name], timeout_s=deadline.bound(TOOL_TIMEOUT_S))
+    folder = sys_root / "module" / name
     # The exit function continues after rmmod was killed, and may still finish.
-    while _is_going(sys_root / "module" / name):
-        if deadline.is_over:
-            raise ModuleStuck(
-                f"module {name} is stuck while unloading: its exit function does not return",
-                "Reboot the node; the next run continues. The kernel log (dmesg) may show what the module waits for.",
-            )
-        clock.sleep(GOING_POLL_S)
-    module = _module(sys_root / "module" / name)
+    if not becomes(lambda: not _is_going(folder), deadline.left(), GOING_POLL_S, clock):
+        raise ModuleStuck(
+            f"module {name} is stuck while unloading: its exit function does not return",
+            "Reboot the node; the next run continues. The kernel log (dmesg) may show what the module waits for.",
+        )
+    module = _module(folder)
     if module is None:
         return
     if result.status == 0:
@@ -497,15 +467,6 @@ class OtherKernel:
             return {}
 
 
-def _unpacked(file: BinaryIO, suffix: str) -> BinaryIO | gzip.GzipFile | lzma.LZMAFile:
-    match suffix:
-        case ".gz":
-            return gzip.open(file)
-        case ".xz":
-            return lzma.open(file)
-    return file
-
-
 # The modules of a driver root, and whether this kernel can load them.
 #
 # Sources: kmod's modinfo(8), modprobe(8), modules.dep(5), depmod(8) (modules.symbols).
@@ -547,7 +508,6 @@ class ModuleTrees:
         self._firmware_folder = firmware_folder
         self._proc = proc
         self._sys_root = sys_root
-        self._options: dict[str, str] | None = None
         self._facts: dict[str, dict[str, str]] = {}
         self._firmware: dict[str, list[str]] = {}
         self._unread: dict[str, str] = {}
@@ -596,7 +556,7 @@ class ModuleTrees:
             dependencies=tuple(inspected[len(found) :]),
             tree=self._in_order(root) if self._is_whole(root) else (),
             refusal=self._why_refused(root, (*(file.name for file in found), *order)),
-            options={name: text for name, text in self.options().items() if name in paths},
+            options={name: text for name, text in self.options.items() if name in paths},
             missing_firmware=self._missing_firmware(root, paths),
         )
 
@@ -624,11 +584,10 @@ class ModuleTrees:
             for name in self._firmware[path]:
                 yield from found_firmware(self.files, folders, name)
 
+    @cached_property
     def options(self) -> dict[str, str]:
         """The options in the host's modprobe.d, by module."""
-        if self._options is None:
-            self._options = configured_options(self.files)
-        return self._options
+        return configured_options(self.files)
 
     def one_by_one(self, root: str, names: Iterable[str]) -> tuple[tuple[str, str], ...]:
         """Name and path of each module to load with insmod for `names`, each after its dependencies in the tree's list.

@@ -11,16 +11,22 @@ from pathlib import Path
 from driver_manager.adapters.host.files import HostFiles, HostRoots, WorkLock, boot_id, translated
 from driver_manager.core.ports_base import Clock
 from driver_manager.domain.errors import ConfigError, Conflict, ModuleFailed
-from driver_manager.domain.host import Marker, MarkerUnreadable, decode_marker
+from driver_manager.domain.host import Marker, decode_marker
 from driver_manager.domain.metrics import Family
 from driver_manager.domain.node_state import Sighting
 from driver_manager.domain.outage import Outage
 from driver_manager.domain.profile import HostPaths, Modules, Profile
-from driver_manager.domain.reboot import state as reboot_metrics
-from driver_manager.domain.reboot import state as reboot_record
-from driver_manager.domain.reboot.state import Record, RecordUnreadable, Snapshot
+from driver_manager.domain.reboot.state import (
+    Record,
+    RecordUnreadable,
+    Snapshot,
+    decode_reboot_record,
+    encode_reboot_record,
+    reboot_families,
+)
 from driver_manager.domain.run_report import RunFigures, RunReport, decode_run_figures, encode_run_figures, run_families
 from driver_manager.domain.text import is_digest
+from driver_manager.domain.wire import HostFileUnreadable
 
 # The current load of the driver's modules.
 
@@ -104,7 +110,7 @@ def read_marker(files: HostFiles, path: str) -> tuple[Marker | None, str]:
         return None, ""
     try:
         return decode_marker(text), ""
-    except MarkerUnreadable as error:
+    except HostFileUnreadable as error:
         return None, error.what
 
 
@@ -144,7 +150,7 @@ class RebootFiles:
             raise RecordUnreadable(
                 f"cannot read {self._record} on the host: {error.strerror}", "Look at that path on the host."
             ) from error
-        return reboot_record.decode_reboot_record(text) if text is not None else Record()
+        return decode_reboot_record(text) if text is not None else Record()
 
     def has_record(self) -> bool:
         """True if the rebooter's record exists, readable or not, or if that cannot be determined."""
@@ -154,11 +160,9 @@ class RebootFiles:
             return True
 
     def keep(self, record: Record, seen: Record | None = None) -> None:
-        if seen is not None and reboot_record.encode_reboot_record(self.record()) != reboot_record.encode_reboot_record(
-            seen
-        ):
+        if seen is not None and encode_reboot_record(self.record()) != encode_reboot_record(seen):
             raise Conflict(f"another process has replaced {self._record}", "No action needed; it is retried.")
-        self._files.write(self._record, reboot_record.encode_reboot_record(record))
+        self._files.write(self._record, encode_reboot_record(record))
         self._publish(record)
 
     def _uptime_s(self) -> float:
@@ -185,10 +189,7 @@ class RunFiguresFile:
 
     def read(self) -> RunFigures:
         """The figures of the runs of this boot; empty ones if the file is missing or cannot be read."""
-        try:
-            return decode_run_figures(self._files.read(self._path) or "")
-        except OSError:
-            return RunFigures()
+        return decode_run_figures(self._files.text(self._path))
 
     def add(self, run: RunReport, *, is_given_back: bool = False) -> RunFigures:
         """Add a run and write the figures; the figures as written. Raises ConfigError."""
@@ -225,6 +226,6 @@ def _of_rebooter(roots: HostRoots, paths: HostPaths) -> tuple[Family, ...]:
         return ()
     files = RebootFiles(roots, paths.reboot_marker, paths.rebooter_record)
     try:
-        return reboot_metrics.reboot_families(files.record()) if files.has_record() else ()
+        return reboot_families(files.record()) if files.has_record() else ()
     except RecordUnreadable:
         return ()

@@ -31,13 +31,13 @@ from driver_manager.domain.host import (
     RECORD,
     STAGED_FORM,
     SlotRecord,
-    SlotRecordUnreadable,
     StagedSlot,
     StagedSlots,
     decode_staged,
     encode_staged,
 )
 from driver_manager.domain.profile import Profile, Strategy, is_safe_root
+from driver_manager.domain.wire import HostFileUnreadable
 
 # One driver tree as files: what is in it, a copy of it on disk, and its removal. Links are never followed.
 
@@ -213,7 +213,7 @@ class HostSlots:
                     made = SlotRecord(digest, kernel, version, tree_of(top), is_kept=True, has_served=has_served)
                     try:
                         found = _record_at(top)
-                    except SlotRecordUnreadable:
+                    except HostFileUnreadable:
                         found = None
                     if (record := _record_to_keep(found, made)) != found:
                         replace_in(OpenEntry(top, RECORD, Path(root) / RECORD), encode_staged(record), 0o644)
@@ -311,7 +311,7 @@ def _slot(  # noqa: PLR0913  # what makes a record count
             return StagedSlot(seen.name, record.digest, record.version, record.kernel, why, record.has_served)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except SlotRecordUnreadable as error:
+    except HostFileUnreadable as error:
         return replace(seen, problem=error.what)
     except OSError as error:
         return replace(seen, problem=f"it cannot be read: {error.strerror}")
@@ -349,7 +349,7 @@ def _above(files: HostFiles, root: str) -> Iterator[tuple[int, str]]:
 
 
 def _record_at(top: int) -> SlotRecord | None:
-    """The record at the top of an open tree, None if there is none. Raises OSError, SlotRecordUnreadable."""
+    """The record at the top of an open tree, None if there is none. Raises OSError, HostFileUnreadable."""
     try:
         if not stat.S_ISREG(os.stat(RECORD, dir_fd=top, follow_symlinks=False).st_mode):
             raise STAGED_FORM.refused("it is not a file")
