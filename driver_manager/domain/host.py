@@ -164,10 +164,7 @@ def _legacy(text: str) -> Marker:
 
 
 class RebootWish(Struct, frozen=True):
-    """A run asked in the boot `boot_id` for a reboot of `node`, to load the driver with the digest `to_driver`.
-
-    `is_forced`: True if it asked even if that driver was loaded already.
-    """
+    """A request of the boot `boot_id` for a reboot to load `to_driver`; `is_forced`: even if it was loaded already."""
 
     boot_id: str
     node: str
@@ -256,10 +253,7 @@ def _is_same(found: str, recorded: str) -> bool:
 
 
 class StagedSlot(Struct, frozen=True):
-    """A driver tree at the driver root or beside it. `name` is its name in that folder.
-
-    `problem` is why no run can use it, "" if usable. For `has_served` see `SlotRecord`.
-    """
+    """A driver tree at the driver root or beside it, by its `name`; `problem` is why it cannot be used."""
 
     name: str
     digest: str = ""
@@ -513,10 +507,7 @@ class DeviceVerdict(Struct, frozen=True):
 
 
 class ProbeResult(Struct, frozen=True):
-    """One sample of a probe. `is_tool_broken`: health stays UNKNOWN until a person repairs the tool itself.
-
-    `busy` names the work on the devices, if the tool reports it.
-    """
+    """One sample. `is_tool_broken`: UNKNOWN until a person repairs the tool. `busy` names the work on the devices."""
 
     health: Health
     reason: str

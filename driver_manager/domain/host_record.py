@@ -21,10 +21,7 @@ from driver_manager.domain.wire import Form, HostFileUnreadable, Part, body_of, 
 
 
 class HostRecord(Struct, frozen=True):
-    """What the run `run` of the boot `boot_id` must undo. For the fields see those of the same names in `Journal`.
-
-    `refused` are fields of an older version that every run ignores.
-    """
+    """What the run `run` must undo, as in `Journal`; `refused` are an older version's fields, which runs ignore."""
 
     boot_id: str
     run: str

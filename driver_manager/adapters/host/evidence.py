@@ -1,7 +1,4 @@
-"""Evidence of a wedge: kernel log, holders and probe output, saved in a file on the host.
-
-Files are bounded in number and size, the oldest are removed, and each is written atomically.
-"""
+"""Evidence of a wedge, in files on the host of bounded number and size: kernel log, holders and probe output."""
 
 from __future__ import annotations
 
@@ -23,10 +20,9 @@ EVIDENCE_CHARS = 256 * 1024
 
 
 def save_evidence(roots: HostRoots, folder: str, name: str, lines: Iterable[str], holders: Iterable[str]) -> str:
-    """Save `lines`, the `holders` of the device and the kernel's last messages, of these the last 256 KiB.
+    """Save the last 256 KiB of `lines`, the `holders` and the kernel's log; the path, "" if `folder` is "".
 
-    `name` begins with the time, in seconds since the epoch. Returns the file's path, "" if `folder`, which is absolute
-    on the host, is "". Raises ConfigError.
+    `folder` is absolute on the host. `name` begins with the time in seconds since the epoch. Raises ConfigError.
     """
     if not folder:
         return ""

@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from driver_manager.core.ports_base import Clock
-from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.errors import ConfigError, ManagerError
 
 # Paths beneath a root. Each folder on the path stays open, so a replaced folder cannot lead outside the root.
 #
@@ -60,9 +60,7 @@ def place(
     """
     if "\0" in path:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    with contextlib.ExitStack() as held:
-        walk = _Walk(root, path)
-        held.callback(walk.close)
+    with contextlib.closing(_Walk(root, path)) as walk:
         yield walk.to_last(follow_last=follow_last, missing=missing)
 
 
@@ -168,10 +166,8 @@ T = TypeVar("T")
 def resolve(root: Path, path: str, *, follow_last: bool = True) -> Path:
     """`path` (absolute on the host) as a path of this process, with every symlink resolved inside `root`.
 
-    Another process may replace a folder after this call: use the result only for tools, which need a name, and for
-    messages. Reads and writes of this process use open folders (`place`). Keeps missing components as written.
-
-    Raises OSError (ELOOP) for too many links.
+    Only for tools, which need a name, and for messages, as another process may replace a folder after this call: this
+    process uses open folders (`place`). Keeps missing components as written. Raises OSError (ELOOP).
     """
     done: list[str] = []
     left, links = _pieces(path), 0
@@ -357,16 +353,11 @@ class HostFiles:
         return False
 
 
-@contextmanager
-def _told(path: str) -> Generator[None, None, None]:
+def _told(path: str) -> AbstractContextManager[None]:
     """Translate an OSError while `path` is written. Raises ConfigError."""
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {path} on the host: {error.strerror}",
-            f"Mount {os.path.dirname(path)} of the host read-write at the same path.",  # noqa: PTH120  # a host path
-        ) from error
+    folder = path.rpartition("/")[0] or "/"
+    remedy = f"Mount {folder} of the host read-write at the same path."
+    return translated(ConfigError, f"cannot write {path} on the host", remedy)
 
 
 def _why_not(where: OpenEntry, path: str, *, tries: bool) -> str:
@@ -408,13 +399,10 @@ def _refuse_kept(where: OpenEntry) -> None:
 
 def _try(where: OpenEntry) -> None:
     """Write a file beside, rename it and remove it. Raises OSError where the file system refuses one of these."""
-    name = _written_beside(where, "\0" * MIN_FREE_BYTES, 0o600)
-    other = _random_name(where)
-    try:
+    with _written_beside(where, "\0" * MIN_FREE_BYTES, 0o600) as name:
+        other = _random_name(where)
         _rename(where, name, other)
-        name = other
-    finally:
-        _unlink(where, name)
+        _unlink(where, other)
 
 
 def mount_id(descriptor: int) -> str:
@@ -447,24 +435,18 @@ def replace_file(target: Path, text: str, mode: int = 0o644) -> None:
 
 def replace_in(where: OpenEntry, text: str, mode: int) -> None:
     """Write `text` to the file at the place atomically; replace a symlink instead of following it. Raises OSError."""
-    temporary = _written_beside(where, text, mode)
-    try:
+    with _written_beside(where, text, mode) as temporary:
         _rename(where, temporary, where.name)
-    except BaseException:
-        _unlink(where, temporary)
-        raise
     _sync_folder(where)
 
 
 def _create(where: OpenEntry, text: str, mode: int) -> bool:
     """Create a file with `text` at the place atomically; False if the place is taken. Raises OSError."""
-    temporary = _written_beside(where, text, mode)
-    try:
-        _link(where, temporary, where.name)
-    except FileExistsError:
-        return False
-    finally:
-        _unlink(where, temporary)
+    with _written_beside(where, text, mode) as temporary:
+        try:
+            _link(where, temporary, where.name)
+        except FileExistsError:
+            return False
     _sync_folder(where)
     return True
 
@@ -491,8 +473,9 @@ def _unlink(where: OpenEntry, name: str) -> None:
         os.unlink(name, dir_fd=where.folder)
 
 
-def _written_beside(where: OpenEntry, text: str, mode: int) -> str:
-    """Write `text` to a new file in the folder of the place and sync it; its name. Raises OSError."""
+@contextmanager
+def _written_beside(where: OpenEntry, text: str, mode: int) -> Generator[str, None, None]:
+    """A new, synced file with `text` beside the place: its name. It is gone at the end. Raises OSError."""
     temporary = _random_name(where)
     beside = replace(where, name=temporary)
     descriptor = open_in(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -502,10 +485,9 @@ def _written_beside(where: OpenEntry, text: str, mode: int) -> str:
             file.flush()
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
-    except BaseException:
+        yield temporary
+    finally:
         _unlink(where, temporary)
-        raise
-    return temporary
 
 
 def _random_name(where: OpenEntry) -> str:
@@ -538,10 +520,7 @@ class WorkLock:
         self.path = path
 
     def working(self, clock: Clock, timeout_s: float) -> AbstractContextManager[bool]:
-        """Hold the lock shared, with other runs that work on the driver. Yields True if it is held.
-
-        Waits up to `timeout_s` seconds, as health-watch holds it exclusively for moments only. Raises OSError.
-        """
+        """Hold the lock shared, waiting up to `timeout_s` seconds. Yields True if it is held. Raises OSError."""
         return self._held(fcntl.LOCK_SH, clock, timeout_s)
 
     def alone(self, clock: Clock, timeout_s: float = MOMENT_S) -> AbstractContextManager[bool]:
@@ -574,24 +553,19 @@ def becomes(is_so: Callable[[], bool], timeout_s: float, poll_s: float, clock: C
     return True
 
 
-# The error for a file of the driver that the host refuses to read or change.
-
-
 @contextmanager
-def translated(path: str) -> Generator[None, None, None]:
-    """Translate an OSError. Raises a ConfigError that names `path`."""
+def translated(kind: type[ManagerError], what: str, remedy: str) -> Generator[None, None, None]:
+    """Translate an OSError: raise `kind` with `what` failed, the reason of the kernel, and the remedy."""
     try:
         yield
     except OSError as error:
-        raise refused(path, error) from error
+        raise kind(f"{what}: {error.strerror}", remedy) from error
 
 
-def refused(path: str | bytes, error: OSError) -> ConfigError:
-    """The error for `path`."""
-    return ConfigError(
-        f"cannot read or change {path!s} on the host: {error.strerror}",
-        "Run as root, with the vendor's folders of the host mounted read-write.",
-    )
+def changing(path: str) -> AbstractContextManager[None]:
+    """Translate an OSError for `path`, a file of the driver. Raises ConfigError."""
+    remedy = "Run as root, with the vendor's folders of the host mounted read-write."
+    return translated(ConfigError, f"cannot read or change {path} on the host", remedy)
 
 
 # renameat2(2) with RENAME_EXCHANGE swaps two names in one operation, so that neither is ever missing.

@@ -52,10 +52,7 @@ STALL_S = 2.0
 
 
 class Looks(Struct):
-    """Shared state of several looks at processes: the time that is left, and the processes that did not answer.
-
-    `unread` has the pids that did not answer and are not read again. `left` counts processes that the time excluded.
-    """
+    """Several looks at processes: the time for them, pids that did not answer, and the number left out for time."""
 
     is_ending: Callable[[], bool] = lambda: False
     unread: set[int] = field(default_factory=set)
@@ -130,8 +127,7 @@ def _open_nodes(process: Path, nodes: Nodes) -> set[str]:
 def _node_of(link: str, nodes: Nodes) -> Iterator[str]:
     """The device node that the descriptor `link` leads to, if any.
 
-    Compares device numbers only for targets below /dev or with the name of a node: a stat of every file is slow, and a
-    stat on a dead network file system never returns.
+    Stats only targets below /dev or with the name of a node: one on a dead network file system never returns.
     """
     try:
         target = os.readlink(link)  # noqa: PTH115  # a hundred thousand of them
@@ -174,10 +170,7 @@ def _mapped_nodes(process: Path, nodes: Nodes) -> set[str]:
 
 
 def _descriptions(proc: Path, pids: list[int]) -> dict[int, list[str]]:
-    """The lines of `_described` by pid, and the whole name of each process whose name may be cut.
-
-    Reads whole names last: the run depends on the owner of a process, which must not wait for a name.
-    """
+    """The lines of `_described` by pid, then whole names: no owner of a process may wait for its name."""
     described = Looks(timeout_s=NAMES_S).at(pids, partial(_described, proc))
     longer = [pid for pid, said in described.items() if len(said) > NAME and len(said[NAME]) >= COMM_LETTERS]
     for pid, said in Looks(timeout_s=NAMES_S).at(longer, partial(_whole_name, proc)).items():
@@ -338,10 +331,7 @@ UMOUNT_NOFOLLOW = 8
 
 
 def why_not_unmounted(proc: Path, mount_point: str, here: Path, timeout_s: float, *, lazily: bool = False) -> str:
-    """Unmount `mount_point` of the host, which is `here` for this process; "" on success, else the error.
-
-    With `lazily`, detach it: processes that use it keep it. Raises ModuleFailed as `in_host`.
-    """
+    """Unmount the host's `mount_point`, `here` for us, perhaps `lazily`: "" or the error. Raises ModuleFailed."""
     namespace = None if _is_ours(proc, "mnt") else proc / "1/ns/mnt"
     target = str(here) if namespace is None else mount_point
     flags = UMOUNT_NOFOLLOW | (MNT_DETACH if lazily else 0)

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from msgspec.structs import replace
 
-from driver_manager.adapters.host.files import HostFiles, becomes, names_in, text_of
+from driver_manager.adapters.host.files import HostFiles, HostRoots, becomes, names_in, text_of, translated
 from driver_manager.adapters.process.forked import lines_within
 from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, run
 from driver_manager.adapters.process.tools import Result
@@ -116,33 +116,22 @@ def custom_firmware_path(sys_root: Path) -> str | None:
 
 def set_firmware_path(sys_root: Path, path: str) -> None:
     """Set firmware_class.path to `path`, without a line feed, which would become part of it. Raises ModuleFailed."""
-    try:
+    what = f"cannot set firmware_class.path to {path}"
+    with translated(ModuleFailed, what, "Mount the host's /sys read-write."):
         (sys_root / FIRMWARE_PARAMETER).write_text(path)
-    except OSError as error:
-        raise ModuleFailed(
-            f"cannot set firmware_class.path to {path}: {error.strerror}", "Mount the host's /sys read-write."
-        ) from error
 
 
 def firmware_search_path(sys_root: Path, kernel: str, wanted: str) -> tuple[str, ...]:
-    """The folders of the host in which the kernel looks for firmware, in its order: firmware_class.path is the first.
-
-    `wanted` is the value of firmware_class.path at the time of the load, "" if the run does not change it.
-    """
+    """The folders in which the kernel looks for firmware, in its order, with firmware_class.path set to `wanted`."""
     custom = wanted or custom_firmware_path(sys_root)
     base = f"/{FIRMWARE_OF_A_ROOT}"
     return (*([custom] if custom else []), f"{base}/updates/{kernel}", f"{base}/updates", f"{base}/{kernel}", base)
 
 
-def has_firmware(files: HostFiles, folders: tuple[str, ...], name: str) -> bool:
-    """True if one of `folders` has the file, or a file that matches the pattern (MODULE_FIRMWARE accepts both)."""
-    return next(found_firmware(files, folders, name), None) is not None
-
-
-def found_firmware(files: HostFiles, folders: tuple[str, ...], name: str) -> Iterator[Path]:
-    """The file that the kernel would read, or all files that match the pattern, as paths of this process."""
+def found_firmware(files: HostFiles, folders: tuple[str, ...], name: str) -> list[Path]:
+    """The file that the kernel would read, as a path of this process; `name` may be a pattern (MODULE_FIRMWARE)."""
     there = next(filter(None, (_matching(files, folder, name) for folder in folders)), [])
-    yield from map(files.path, there)
+    return [files.path(path) for path in there]
 
 
 def _matching(files: HostFiles, folder: str, name: str) -> list[str]:
@@ -208,10 +197,7 @@ def as_config(options: Mapping[str, str]) -> bytes:
 
 
 def loaded_parameters(sys_root: Path, names: Iterable[str], timeout_s: float = READ_S) -> dict[str, str]:
-    """The readable parameters of the loaded modules `names`: value by `module.parameter`.
-
-    The driver itself supplies each value. If it does not answer within `timeout_s` seconds, the result is empty.
-    """
+    """Values by `module.parameter` of the loaded modules; empty if a driver does not answer in `timeout_s` seconds."""
     folders = [folder for name in names if (folder := sys_root / "module" / name / "parameters").is_dir()]
     found = lines_within(timeout_s, lambda: _parameters(folders)) if folders else None
     return dict(line.split("=", 1) for line in found or ())
@@ -245,12 +231,8 @@ _BUSY = ("in use", "resource temporarily unavailable", "device or resource busy"
 def driver_modules(sys_root: Path, modules: Modules) -> dict[str, Module]:
     """The loaded modules of the driver, by name. Raises ConfigError when /sys/module cannot be read."""
     folder = sys_root / "module"
-    try:
+    with translated(ConfigError, f"cannot read {folder}", "Mount the host's /sys (SYS_ROOT), and run as root."):
         names = os.listdir(folder)  # noqa: PTH208  # a plain list of names, the folder has hundreds
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {folder}: {error.strerror}", "Mount the host's /sys (SYS_ROOT), and run as root."
-        ) from error
     loaded: dict[str, Module] = {}
     queue = [name for name in names if is_own(name, modules)]
     while queue:
@@ -393,7 +375,7 @@ def load_modules(
 ) -> dict[str, str]:
     """Load `files` (name, path) with insmod, in passes until no further one loads; the errors of the others, by name.
 
-    Some modules of a driver serve hardware that is absent, and a module file does not always name its dependencies.
+    Modules may serve hardware that is absent, and a module file does not always name its dependencies.
     """
     left, said = dict(files), dict[str, str]()
     while left:
@@ -485,29 +467,26 @@ _USE_ANOTHER = "Use a driver that was built for this kernel, or set DRIVER_ROOT 
 
 
 class ModuleTrees:
-    """Module trees on one host for one kernel. `proc` and `sys_root` are the host's /proc and /sys.
+    """Module trees on one host for one kernel; `other` is that kernel, if it does not run.
 
-    `other` is that kernel, if it does not run. The object keeps each tree's list and each tool's result: make one
-    object for each observation of the host.
+    The object keeps each tree's list and each tool's result: make one object for each observation of the host.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917  # one host, one kernel, and one profile's modules
+    def __init__(
         self,
-        files: HostFiles,
-        proc: Path,
-        sys_root: Path,
+        roots: HostRoots,
         kernel: str,
         modules: Modules = NO_MODULES,
         firmware_folder: str = "",
         other: OtherKernel | None = None,
     ) -> None:
         self._other = other
-        self.files = files
+        self.files = roots.files()
         self.kernel = kernel
         self._profile = modules
         self._firmware_folder = firmware_folder
-        self._proc = proc
-        self._sys_root = sys_root
+        self._proc = roots.proc
+        self._sys_root = roots.sys
         self._facts: dict[str, dict[str, str]] = {}
         self._firmware: dict[str, list[str]] = {}
         self._unread: dict[str, str] = {}
@@ -566,8 +545,8 @@ class ModuleTrees:
         own = f"{root.rstrip('/')}/{FIRMWARE_OF_A_ROOT}"
         found = []
         for name, path in paths.items():
-            lost = tuple(one for one in self._firmware[path] if not has_firmware(self.files, folders, one))
-            is_kept = any(has_firmware(self.files, (own,), one) for one in lost)
+            lost = tuple(one for one in self._firmware[path] if not found_firmware(self.files, folders, one))
+            is_kept = any(found_firmware(self.files, (own,), one) for one in lost)
             found += [MissingFirmware(name, lost, folders, own if is_kept else "")] if lost else []
         return tuple(found)
 
@@ -785,10 +764,7 @@ class ModuleTrees:
         return {row[1]: row[0] for row in rows if len(row) == 2}
 
     def _layout_matches(self, checksums: dict[str, str]) -> bool | None:
-        """True if the checksum of `module_layout` is that of a host module for this kernel; None if unknown.
-
-        The kernel compares the same number. For another kernel, compare all checksums with its list.
-        """
+        """True if the checksum of `module_layout`, which the kernel compares, is a host module's; None if unknown."""
         if self._other is not None and (known := self._other.checksums):
             same = [known[name] == int(its, 16) for name, its in checksums.items() if known.get(name)]
             return all(same) if same else None

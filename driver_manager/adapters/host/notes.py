@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from driver_manager.adapters.host.files import HostFiles, HostRoots, WorkLock, boot_id, translated
+from driver_manager.adapters.host.files import HostFiles, HostRoots, WorkLock, boot_id, changing, translated
 from driver_manager.core.ports_base import Clock
 from driver_manager.domain.errors import ConfigError, Conflict, ModuleFailed
 from driver_manager.domain.host import Marker, decode_marker
@@ -74,12 +74,12 @@ class HostClientNotes(DriverFiles):
     @contextmanager
     def alone(self) -> Generator[bool, None, None]:
         with contextlib.ExitStack() as stack:
-            with translated(self._paths.client_lock):
+            with changing(self._paths.client_lock):
                 is_alone = stack.enter_context(self._lock.alone(self._clock))
             yield is_alone
 
     def sighting(self) -> Sighting:
-        with translated(self._paths.state_file):
+        with changing(self._paths.state_file):
             recorded = (self._files.read(self._paths.state_file) or "").strip()
         marks = (self._paths.state_file, self._paths.ready_marker)
         return Sighting(
@@ -90,7 +90,7 @@ class HostClientNotes(DriverFiles):
         )
 
     def recall(self) -> str:
-        with translated(self._paths.client_record):
+        with changing(self._paths.client_record):
             return self._files.read(self._paths.client_record, MAX_RECORD_BYTES) or ""
 
     def remember(self, text: str) -> None:
@@ -118,17 +118,12 @@ def remove_marker(files: HostFiles, path: str, seen: Marker) -> None:
     """Remove the marker at `path` if it still equals `seen`; a newer one stays. Raises ModuleFailed."""
     if read_marker(files, path)[0] != seen:
         return
-    try:
+    with translated(ModuleFailed, f"cannot remove {path} on the host", "Remove it by hand."):
         files.remove(path)
-    except OSError as error:
-        raise ModuleFailed(f"cannot remove {path} on the host: {error.strerror}", "Remove it by hand.") from error
 
 
 class RebootFiles:
-    """See `driver_manager.core.ports.RebootHost`. `marker` and `record` are paths on the host.
-
-    `publish` is called with each record after it is written.
-    """
+    """See `driver_manager.core.ports.RebootHost`. `publish` is called with each record that was written."""
 
     def __init__(
         self, roots: HostRoots, marker: str, record: str, publish: Callable[[Record], None] = lambda _: None
@@ -144,12 +139,9 @@ class RebootFiles:
         return Snapshot(boot_id(self._roots), self._uptime_s(), marker, problem)
 
     def record(self) -> Record:
-        try:
+        what = f"cannot read {self._record} on the host"
+        with translated(RecordUnreadable, what, "Look at that path on the host."):
             text = self._files.read(self._record)
-        except OSError as error:
-            raise RecordUnreadable(
-                f"cannot read {self._record} on the host: {error.strerror}", "Look at that path on the host."
-            ) from error
         return decode_reboot_record(text) if text is not None else Record()
 
     def has_record(self) -> bool:

@@ -34,8 +34,7 @@ _GIVEN_AWAY = ("vfio", "pci-stub", "uio", "pciback", "xen-pciback")
 def served_devices(roots: HostRoots, profile: Profile) -> tuple[str, ...]:
     """The addresses in `pci_devices` that the vendor's driver has, and that its tool therefore should list.
 
-    Excludes functions without a driver (an administrator may have excluded one, and a virtual one waits for its user),
-    with another driver, or given away. Includes virtual functions only if the tool lists them.
+    Excludes functions without a driver, with another one, or given away, and virtual ones if the tool lists none.
     """
     return tuple(address for address in pci_devices(roots, profile) if _is_served(roots, profile, address))
 
@@ -297,10 +296,7 @@ class LinuxPciDevices:
         return devices_folder(self._roots.sys) / address
 
     def _ways_to(self, path: Path) -> tuple[Path, ...]:
-        """`path`, and other views of the same file, which may be writable if `path` is not.
-
-        The operators' pods mount the host's root read-only, and its /sys writable at its own path.
-        """
+        """`path`, and views of the same file that may be writable: the operators' pods mount /sys at its own path."""
         within = path.relative_to(self._roots.sys)
         ours, hosts = OWN_SYS / within, self._roots.proc / "1/root/sys" / within
         return (path, *((ours,) if _is_same(ours, path) else ()), hosts)
@@ -335,10 +331,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def _written(paths: Iterable[Path], text: str) -> Iterable[str]:
-    """Write `text` to the first of `paths` that is not read-only; the errno as a line, 0 for none.
-
-    `paths` are views of one file. Call it in a disposable child, as the write may never return.
-    """
+    """Write `text` to the first of `paths`, views of one file, that can be written; the errno as a line, 0 for none."""
     number = errno.ENOENT
     for path in paths:
         try:

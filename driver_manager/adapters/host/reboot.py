@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from driver_manager.adapters.host.evidence import holders_within, save_evidence
-from driver_manager.adapters.host.files import HostRoots, WorkLock, machine_id
+from driver_manager.adapters.host.files import HostRoots, WorkLock, machine_id, translated
 from driver_manager.adapters.host.holders import device_nodes, host_path, in_host
 from driver_manager.adapters.host.modules import driver_modules
 from driver_manager.adapters.host.notes import RebootFiles, remove_marker
@@ -124,11 +124,9 @@ class HostRebooter(RebootFiles):
     def force_reboot(self) -> None:
         path = self._roots.proc / "sysrq-trigger"
         for letter in SYSRQ:
-            try:
+            with translated(ModuleFailed, f"cannot write {path}", "Reboot the node by hand."):
                 descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
                 with os.fdopen(descriptor, "w") as trigger:
                     trigger.write(letter)
-            except OSError as error:
-                raise ModuleFailed(f"cannot write {path}: {error.strerror}", "Reboot the node by hand.") from error
             with self._clock.shielded():
                 self._clock.sleep(BETWEEN_SYSRQ_S)

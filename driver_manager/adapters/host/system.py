@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from driver_manager.adapters.host import modules as kmod
 from driver_manager.adapters.host.evidence import holders_within, save_evidence
 from driver_manager.adapters.host.files import (
     HostFiles,
@@ -19,6 +20,7 @@ from driver_manager.adapters.host.files import (
     kernel_fact,
     machine_id,
     text_of,
+    translated,
 )
 from driver_manager.adapters.host.holders import (
     LOOK_S,
@@ -34,22 +36,7 @@ from driver_manager.adapters.host.holders import (
     mount_points_below,
     why_not_unmounted,
 )
-from driver_manager.adapters.host.modules import (
-    HOST,
-    KMOD_TOOLS,
-    READ_S,
-    ModuleTrees,
-    custom_firmware_path,
-    driver_modules,
-    leaving_modules,
-    load_module,
-    load_modules,
-    loaded_among,
-    loaded_parameters,
-    permanent_modules,
-    set_firmware_path,
-    unload_module,
-)
+from driver_manager.adapters.host.modules import HOST, ModuleTrees
 from driver_manager.adapters.host.notes import read_marker, remove_marker
 from driver_manager.adapters.host.pci import DeviceEvents, pci_devices, read_bus
 from driver_manager.adapters.host.probe import probe_command
@@ -119,11 +106,7 @@ class Sources:
         return next((path for path in found if path), "")
 
     def wanted(self, driver_root: str) -> DriverSource:
-        """The source that the run loads from.
-
-        The slot of the wanted driver, else DRIVER_ROOT, else the profile's root if it has modules, else the host's own
-        tree.
-        """
+        """The source: the wanted slot, else DRIVER_ROOT, else the profile's root, else the host's own tree."""
         names = self._profile.modules.roots
         if self._slots is not None and (staged := self._staged(self._slots)):
             return staged
@@ -214,8 +197,8 @@ def read_host(  # noqa: PLR0913  # the source of the driver depends on all of th
         files, paths = roots.files(), profile.paths
         this_boot, kernel = boot_id(roots), kernel_fact(roots, "osrelease")
         wanted = wanted if loads else ""
-        trees = ModuleTrees(files, roots.proc, roots.sys, kernel, profile.modules, paths.firmware)
-        modules = driver_modules(roots.sys, profile.modules)
+        trees = ModuleTrees(roots, kernel, profile.modules, paths.firmware)
+        modules = kmod.driver_modules(roots.sys, profile.modules)
         digest, digest_problem = _digest(files, paths.state_file)
         marker, marker_problem = read_marker(files, paths.reboot_marker)
         record = _record(files.text(paths.load_record), this_boot)
@@ -235,8 +218,8 @@ def read_host(  # noqa: PLR0913  # the source of the driver depends on all of th
             kernel_release=kernel,
             machine_id=machine_id(roots),
             modules=modules,
-            leaving=leaving_modules(roots.sys, profile.modules),
-            parameters=loaded_parameters(roots.sys, modules) if loads else {},
+            leaving=kmod.leaving_modules(roots.sys, profile.modules),
+            parameters=kmod.loaded_parameters(roots.sys, modules) if loads else {},
             digest=digest,
             digest_problem=digest_problem,
             root_mounts=_root_mounts(roots, files.real(paths.driver_root)),
@@ -246,7 +229,7 @@ def read_host(  # noqa: PLR0913  # the source of the driver depends on all of th
             previous_source=sources.before(driver_root, old, record, digest, version),
             pci_devices=pci_devices(roots, profile),
             bus=read_bus(roots, profile, kernel, picks_vfio=picks_vfio),
-            conflicting=loaded_among(roots.sys, profile.modules.conflicting),
+            conflicting=kmod.loaded_among(roots.sys, profile.modules.conflicting),
             marker=marker,
             marker_problem=marker_problem,
             reboot_wish=_reboot_wish(files.text(paths.reboot_wish)),
@@ -256,13 +239,13 @@ def read_host(  # noqa: PLR0913  # the source of the driver depends on all of th
                 files, profile, (*paths.records(journal.record if journal else ""), *artifacts, *paths.reboot_files())
             ),
             active_services=active_services(roots.sys, profile.host_services),
-            permanent=permanent_modules(roots.proc, modules),
+            permanent=kmod.permanent_modules(roots.proc, modules),
             are_modules_frozen=text_of(roots.proc / "sys/kernel/modules_disabled") == "1",
             failure=noted_failure(files.text(paths.failure_note), this_boot),
             bindings=noted_bindings(files.text(paths.bindings, MAX_BINDINGS_BYTES), this_boot),
             slots=slots,
-            removable=driver_modules(roots.sys, Modules(profile.modules.conflicting_removable)),
-            firmware_path=custom_firmware_path(roots.sys) if paths.firmware else "",
+            removable=kmod.driver_modules(roots.sys, Modules(profile.modules.conflicting_removable)),
+            firmware_path=kmod.custom_firmware_path(roots.sys) if paths.firmware else "",
             run_record=run,
             left_records=left,
         )
@@ -274,10 +257,7 @@ def read_host(  # noqa: PLR0913  # the source of the driver depends on all of th
 
 
 def unwritable(files: HostFiles, profile: Profile, paths: Iterable[str], *, tries: bool = False) -> Mapping[str, str]:
-    """Reason by path, for each file in `paths`, lock and evidence folder of the profile that a run cannot write.
-
-    A run must also be able to remove files and lock locks. `tries` writes a file in each folder to check.
-    """
+    """Reason by path, of `paths`, locks and evidence that a run cannot write or remove; `tries`: by writing."""
     known, tried = profile.paths, set[str]()
     evidence = f"{known.evidence}/any"
     found = {path: files.why_no_lock(path) for path in known.locks()}
@@ -363,10 +343,8 @@ def _root_mounts(roots: HostRoots, driver_root: str) -> tuple[str, ...]:
             "Remove the symlink that leads there. Nothing was changed.",
         )
     path = roots.proc / "1/mountinfo"
-    try:
+    with translated(ConfigError, f"cannot read {path}", "Run as root with the host's /proc."):
         return mount_points_below(path.read_text(errors="surrogateescape"), driver_root)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", "Run as root with the host's /proc.") from error
 
 
 # The owner note: a file on the host that names the run that may change the driver, guarded by the effect lock.
@@ -470,7 +448,7 @@ class LinuxHost(Ownership):
         self._unread: set[int] = set()
 
     def modules(self) -> Mapping[str, Module]:
-        return driver_modules(self._roots.sys, self._profile.modules)
+        return kmod.driver_modules(self._roots.sys, self._profile.modules)
 
     def unload(self, name: str, deadline: Deadline) -> None:
         """See the port. Refuses to unload a driver that only a reboot can change."""
@@ -479,16 +457,16 @@ class LinuxHost(Ownership):
                 f"refused to unload {name}: the {self._profile.name} driver must not be unloaded from a running kernel",
                 "This is a bug; report it. Reboot the node to change its driver.",
             )
-        unload_module(self._roots.sys, name, deadline, self._clock)
+        kmod.unload_module(self._roots.sys, name, deadline, self._clock)
 
     def remove_conflicting(self, name: str, deadline: Deadline) -> None:
         """See the port. Refuses modules that the profile does not name."""
         if name not in self._profile.modules.conflicting_removable:
             raise ModuleFailed(f"refused to unload {name}: the profile does not allow it", "This is a bug; report it.")
-        unload_module(self._roots.sys, name, deadline, self._clock)
+        kmod.unload_module(self._roots.sys, name, deadline, self._clock)
 
     def set_firmware_path(self, path: str) -> None:
-        set_firmware_path(self._roots.sys, path)
+        kmod.set_firmware_path(self._roots.sys, path)
 
     def load(self, source: DriverSource, deadline: Deadline) -> None:
         """See the port. Compares versions afterwards, as modprobe does nothing and returns 0 for a loaded module."""
@@ -512,7 +490,7 @@ class LinuxHost(Ownership):
         if not by_hand:
             # If the host's root is this process's root, modprobe reads the host's modprobe.d itself.
             options = source.given if self._files.is_own_root else joined(source.given, trees.options)
-            load_module(self._files.path(root), trees.kernel, name, deadline, options)
+            kmod.load_module(self._files.path(root), trees.kernel, name, deadline, options)
             return
         failed = self._inserted(by_hand, source, trees, deadline)
         if name in failed:
@@ -523,19 +501,18 @@ class LinuxHost(Ownership):
     ) -> dict[str, str]:
         """Load `modules` (name and path) with insmod; the errors of those that do not load, by name."""
         files = ((name, self._files.path(path)) for name, path in modules)
-        return load_modules(self._roots.sys, files, deadline, joined(source.given, trees.options))
+        return kmod.load_modules(self._roots.sys, files, deadline, joined(source.given, trees.options))
 
     def _trees(self) -> ModuleTrees:
-        roots, profile = self._roots, self._profile
-        kernel = kernel_fact(roots, "osrelease")
-        return ModuleTrees(self._files, roots.proc, roots.sys, kernel, profile.modules, profile.paths.firmware)
+        kernel, profile = kernel_fact(self._roots, "osrelease"), self._profile
+        return ModuleTrees(self._roots, kernel, profile.modules, profile.paths.firmware)
 
     def warm(self, source: DriverSource, deadline: Deadline) -> int:
         return warm(lambda: self._read_by(source), deadline.bound(WARM_S))
 
     def _read_by(self, source: DriverSource) -> Iterator[Path]:
         """The files that a load of `source` and its probe read: tools, modules, then the probe. Some may be missing."""
-        yield from (Path(found) for name in KMOD_TOOLS if (found := shutil.which(name)))
+        yield from (Path(found) for name in kmod.KMOD_TOOLS if (found := shutil.which(name)))
         yield from self._trees().files_of(source)
         probe = self._profile.probe
         with contextlib.suppress(OSError):
@@ -552,7 +529,7 @@ class LinuxHost(Ownership):
             self._load_one(DriverSource("/"), name, deadline)
 
     def parameters(self, deadline: Deadline) -> Mapping[str, str]:
-        return loaded_parameters(self._roots.sys, self.modules(), deadline.bound(READ_S))
+        return kmod.loaded_parameters(self._roots.sys, self.modules(), deadline.bound(kmod.READ_S))
 
     def await_device_nodes(self, deadline: Deadline) -> bool:
         if not self._profile.expected_nodes or not pci_devices(self._roots, self._profile):
@@ -652,12 +629,9 @@ class LinuxHost(Ownership):
             )
 
     def remove(self, path: str) -> None:
-        try:
+        what = f"cannot remove {path} on the host"
+        with translated(ModuleFailed, what, "Remove it by hand, then run again."):
             self._files.remove(path)
-        except OSError as error:
-            raise ModuleFailed(
-                f"cannot remove {path} on the host: {error.strerror}", "Remove it by hand, then run again."
-            ) from error
 
     def save_evidence(self, name: str, lines: tuple[str, ...], deadline: Deadline) -> str:
         """See the port. Looks for users of the device only while a module has users."""
@@ -680,10 +654,8 @@ class LinuxHost(Ownership):
         return unwritable(self._files, self._profile, paths, tries=True)
 
     def exists(self, path: str) -> bool:
-        try:
+        with translated(ConfigError, f"cannot access {path} on the host", "Check that path."):
             return self._files.exists(path)
-        except OSError as error:
-            raise ConfigError(f"cannot access {path} on the host: {error.strerror}", "Check that path.") from error
 
     def write_text(self, path: str, text: str, *, is_secret: bool = False) -> None:
         self._files.write(path, text, 0o600 if is_secret else 0o644)
@@ -712,10 +684,7 @@ class LinuxHost(Ownership):
             )
 
     def _unload_new(self, before: set[str], deadline: Deadline) -> None:
-        """Unload the modules that are not in `before` after a failed modprobe, which leaves the dependencies it loaded.
-
-        Skips modules that cannot be unloaded. Raises ModuleStuck.
-        """
+        """Unload what a failed modprobe left, the modules not in `before`, except those in use. Raises ModuleStuck."""
         loaded = self.modules()
         new = {name: module for name, module in loaded.items() if name not in before}
         for name in unload_order(new, self._profile.modules.order):

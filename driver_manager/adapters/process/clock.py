@@ -131,10 +131,7 @@ MAX_POLL_S = 86_400.0
 
 
 class LoopClock(SystemClock):
-    """The clock of a loop in one thread. A wait is a poll(2) that serves descriptors.
-
-    SIGTERM, SIGINT and SIGCHLD end a wait, and SIGHUP requests a reload.
-    """
+    """The clock of a loop in one thread: a wait serves descriptors, and signals end it. SIGHUP requests a reload."""
 
     def __init__(self) -> None:
         super().__init__()

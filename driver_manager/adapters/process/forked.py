@@ -71,12 +71,6 @@ _DONE = b"\n"
 """An empty line ends the answer on one item."""
 
 
-def lines_within(timeout_s: float, ask: Callable[[], Iterable[str]]) -> list[str] | None:
-    """The lines of `ask`, up to 64 KiB, from a child; None if it does not end within `timeout_s` seconds."""
-    with _child(lambda write_end: _write(write_end, "\n".join(ask()).encode(errors="replace")[:ANSWER_BYTES])) as end:
-        return _read(end, time.monotonic() + timeout_s)
-
-
 class Asked(Struct):
     """Lines by item. `stuck` items did not end (their lines so far are kept), and `left` ones were not started."""
 
@@ -104,6 +98,12 @@ def each_within(
         with _child(partial(_answer_each, items=tuple(asked.left), ask=ask)) as end:
             size += _collect(end, asked, stall_s, clock)
     return asked
+
+
+def lines_within(timeout_s: float, ask: Callable[[], Iterable[str]]) -> list[str] | None:
+    """The lines of `ask` from a child; None if it does not end within `timeout_s` seconds or 4 MiB."""
+    asked = each_within(timeout_s, timeout_s, (0,), lambda _: ask())
+    return asked.lines.get(0, []) if not asked.stuck and not asked.left else None
 
 
 class _Bound:
@@ -195,15 +195,3 @@ def _write(write_end: int, answer: bytes) -> None:
     left = memoryview(answer)
     while left:
         left = left[os.write(write_end, left) :]
-
-
-def _read(read_end: int, end_s: float) -> list[str] | None:
-    answer = b""
-    while True:
-        left_s = end_s - time.monotonic()
-        if left_s <= 0 or not select.select([read_end], [], [], left_s)[0]:
-            return None
-        chunk = os.read(read_end, ANSWER_BYTES)
-        if not chunk:
-            return answer.decode(errors="replace").splitlines()
-        answer += chunk

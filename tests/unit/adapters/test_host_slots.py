@@ -476,7 +476,7 @@ def test_the_source_in_an_unusable_slot_states_the_problem_and_the_remedy(  # a 
     host: SlotHost, prepare: Callable[[SlotHost], object], wanted: str, problem: str, remedy: str
 ) -> None:
     prepare(host)
-    trees = ModuleTrees(host.files, host.tree.roots.proc, host.tree.roots.sys, KERNEL)
+    trees = ModuleTrees(host.tree.roots, KERNEL)
     found = Sources(trees, PROFILE, host.seen(wanted), wanted).wanted(ROOT)
     assert (found.root, found.problem.partition(" (")[0], found.remedy) == (ROOT, problem, remedy)
 
