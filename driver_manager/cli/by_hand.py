@@ -212,7 +212,7 @@ def kernel_checks(release: str, values: Values) -> tuple[tuple[Check, ...], tupl
     roots, other = host_roots(values), OtherKernel(host_roots(values).files(), release)
     profile = profile_of_host(values, roots)
     trees = ModuleTrees(roots, release, profile.modules, profile.paths.firmware, other=other)
-    source = Sources(trees, profile, None, "").wanted(values[settings.DRIVER_ROOT])
+    source = Sources(trees, profile, None).wanted(values[settings.DRIVER_ROOT])
     host = Host(boot_id="", kernel_release=release, enforces_signatures=enforces_signatures(roots.sys))
     has_tree = any(roots.files().exists(f"{HOST}lib/modules/{release}/modules.{name}") for name in ("dep", "builtin"))
     tree = Check("kernel on the host", True, f"the host has modules of kernel {release}")

@@ -423,14 +423,6 @@ class DriverSource(Struct, frozen=True):
         return self.modules[0].version if self.modules else ""
 
 
-class LoadRecord(Struct, frozen=True):
-    """The driver that a run with `DRIVER_LOAD=manager` loaded; valid for one boot."""
-
-    boot_id: str
-    root: str
-    version: str
-
-
 class Host(Struct, frozen=True):
     """The facts of the host. `modules` are the driver's modules: roots, all that use them, and own modules below them.
 

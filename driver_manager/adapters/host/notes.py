@@ -210,14 +210,9 @@ class RunFiguresFile:
 
 def others_of(roots: HostRoots, paths: HostPaths) -> tuple[Family, ...]:
     """Metric families of the runs and of the rebooter on this host, without a program that has no readable file."""
-    return (*run_families(RunFiguresFile(roots.files(), paths).read()), *_of_rebooter(roots, paths))
-
-
-def _of_rebooter(roots: HostRoots, paths: HostPaths) -> tuple[Family, ...]:
-    if not paths.rebooter_record:
-        return ()
+    of_runs = run_families(RunFiguresFile(roots.files(), paths).read())
     files = RebootFiles(roots, paths.reboot_marker, paths.rebooter_record)
-    try:
-        return reboot_families(files.record()) if files.has_record() else ()
-    except RecordUnreadable:
-        return ()
+    if paths.rebooter_record and files.has_record():
+        with contextlib.suppress(RecordUnreadable):
+            return (*of_runs, *reboot_families(files.record()))
+    return of_runs

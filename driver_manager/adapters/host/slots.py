@@ -96,11 +96,8 @@ def tree_of(top: int, *, sums: bool = False) -> dict[str, str]:
 
 
 def _sum(name: str, folder: int) -> str:
-    digest = hashlib.sha256()
     with os.fdopen(os.open(name, _FILE, dir_fd=folder), "rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def copy_tree(source: int, target: int) -> None:

@@ -57,7 +57,6 @@ from driver_manager.domain.host import (
     Health,
     Holder,
     Host,
-    LoadRecord,
     Marker,
     Module,
     ProbeResult,
@@ -92,13 +91,12 @@ _STAGE_FIRST = "Stage the wanted driver first (`driver-manager stage`), then run
 
 
 class Sources:
-    """The sources on one host. `digest` is that of the driver to load; `slots` are the staged ones, None without it."""
+    """The sources on one host; `slots` are the staged ones, None if no wanted driver is known."""
 
-    def __init__(self, trees: ModuleTrees, profile: Profile, slots: StagedSlots | None, digest: str) -> None:
+    def __init__(self, trees: ModuleTrees, profile: Profile, slots: StagedSlots | None) -> None:
         self._trees = trees
         self._profile = profile
         self._slots = slots
-        self._digest = digest
 
     def host_driver(self) -> str:
         """Path of the driver's module in the host's own module tree, "" if none. Executes no program."""
@@ -138,7 +136,7 @@ class Sources:
         return DriverSource(slots.root, problem=why, remedy=remedy)
 
     def before(
-        self, driver_root: str, old: OldDriver | None, record: LoadRecord | None, digest: str | None, version: str
+        self, driver_root: str, old: OldDriver | None, loaded_root: str, digest: str | None, version: str
     ) -> DriverSource | None:
         """The driver to return to, None if no root offers it.
 
@@ -148,7 +146,7 @@ class Sources:
         """
         if old is not None and old.root and (found := self._offering([old.root], old.version, old.digest)):
             return found
-        known = [record.root if record else "", self._profile.paths.driver_root, driver_root, HOST]
+        known = [loaded_root, self._profile.paths.driver_root, driver_root, HOST]
         if not version and old is not None:
             version, digest = old.version, old.digest
         return self._offering(known, version, digest or "") if version else None
@@ -201,7 +199,7 @@ def read_host(  # noqa: PLR0913  # the source of the driver depends on all of th
         modules = kmod.driver_modules(roots.sys, profile.modules)
         digest, digest_problem = _digest(files, paths.state_file)
         marker, marker_problem = read_marker(files, paths.reboot_marker)
-        record = _record(files.text(paths.load_record), this_boot)
+        loaded_root = _loaded_root(files.text(paths.load_record), this_boot)
         run, left = host_record.parted(_run_records(files, paths, this_boot), journal.record if journal else "")
         old = run.driver if run is not None else None
         old = old or host_record.lost_driver(left, is_loaded=has_root(modules, profile.modules), digest=digest)
@@ -212,7 +210,7 @@ def read_host(  # noqa: PLR0913  # the source of the driver depends on all of th
         version = next((modules[name].version for name in profile.modules.roots if name in modules), "")
         root = driver_root or paths.driver_root
         slots = look(files, roots.proc, root, wanted, kernel) if may_have_slots(profile, files.real(root)) else None
-        sources = Sources(trees, profile, slots if wanted else None, wanted)
+        sources = Sources(trees, profile, slots if wanted else None)
         return Host(
             boot_id=this_boot,
             kernel_release=kernel,
@@ -226,7 +224,7 @@ def read_host(  # noqa: PLR0913  # the source of the driver depends on all of th
             artifacts=artifacts,
             host_driver=sources.host_driver(),
             source=sources.wanted(driver_root) if loads else sources.shipped(driver_root) if ships else None,
-            previous_source=sources.before(driver_root, old, record, digest, version),
+            previous_source=sources.before(driver_root, old, loaded_root, digest, version),
             pci_devices=pci_devices(roots, profile),
             bus=read_bus(roots, profile, kernel, picks_vfio=picks_vfio),
             conflicting=kmod.loaded_among(roots.sys, profile.modules.conflicting),
@@ -308,14 +306,14 @@ def _digest(files: HostFiles, path: str) -> tuple[str | None, str]:
     return value, ""
 
 
-def _record(text: str, this_boot: str) -> LoadRecord | None:
-    """The record of an earlier `DRIVER_LOAD=manager` run of this boot; None if unreadable or of another boot."""
+def _loaded_root(text: str, this_boot: str) -> str:
+    """The root in the record of a `DRIVER_LOAD=manager` run of this boot; "" if unreadable or of another boot."""
     try:
         body = json.loads(text)
-        record = LoadRecord(str(body["bootId"]), str(body["root"]), str(body["version"]))
+        boot, root = str(body["bootId"]), str(body["root"])
     except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return record if record.boot_id == this_boot and record.root.startswith("/") else None
+        return ""
+    return root if boot == this_boot and root.startswith("/") else ""
 
 
 def _reboot_wish(text: str) -> RebootWish | None:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Generic, TypeVar
 
@@ -195,11 +195,9 @@ class LoopClock(SystemClock):
 
 
 def _drain(descriptor: int) -> None:
-    try:
+    with suppress(BlockingIOError):
         while os.read(descriptor, DRAIN_BYTES):
             pass
-    except BlockingIOError:
-        return
 
 
 T = TypeVar("T")
@@ -241,10 +239,8 @@ class EventQueue(Generic[T]):
         return tuple(taken)
 
     def _quiet(self) -> None:
-        try:
+        with suppress(BlockingIOError):  # several items, one event
             os.eventfd_read(self._bell)
-        except BlockingIOError:  # several items, one event
-            return
 
 
 class ThreadClock(_SystemTime):

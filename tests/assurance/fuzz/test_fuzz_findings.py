@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from driver_manager import profiles
+from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.modules import ModuleTrees
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.profile import LoadScope, Modules

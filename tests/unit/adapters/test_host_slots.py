@@ -477,7 +477,7 @@ def test_the_source_in_an_unusable_slot_states_the_problem_and_the_remedy(  # a 
 ) -> None:
     prepare(host)
     trees = ModuleTrees(host.tree.roots, KERNEL)
-    found = Sources(trees, PROFILE, host.seen(wanted), wanted).wanted(ROOT)
+    found = Sources(trees, PROFILE, host.seen(wanted)).wanted(ROOT)
     assert (found.root, found.problem.partition(" (")[0], found.remedy) == (ROOT, problem, remedy)
 
 
