@@ -356,9 +356,7 @@ class FakeHost:
                 host_driver=self.host_driver,
                 source=self._wanted(driver_root, wanted) if loads else self.source_of(driver_root) if ships else None,
                 slots=slots,
-                previous_source=sources.before(
-                    driver_root, old, self._loaded_root(), digest, self.loaded.get(self.root, "")
-                ),
+                previous_source=sources.before(driver_root, old, self._loaded_root(), digest, version),
                 marker=self._marker(),
                 reboot_wish=self._wish(),
                 granted_reboot=self._granted_reboot(),
