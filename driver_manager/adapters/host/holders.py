@@ -241,25 +241,16 @@ ALL = {**MOUNTS, "ipc": "--ipc", "uts": "--uts", "net": "--net", "pid": "--pid"}
 """Options of nsenter(1) by name below /proc/pid/ns. reboot(2) ends only the caller's pid namespace, so a reboot needs
 the host's."""
 
-
-HOST_PATHS = (
-    "/usr/local/sbin",
-    "/usr/local/bin",
-    "/usr/sbin",
-    "/usr/bin",
-    "/sbin",
-    "/bin",
-    "/run/wrappers/bin",
-    "/run/current-system/sw/bin",
-    "/opt/bin",
+HOST_PATH = (
+    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/run/wrappers/bin:/run/current-system/sw/bin:/opt/bin"
 )
 """Program folders of hosts, including NixOS and Flatcar."""
 
 
 def host_path() -> dict[str, str]:
-    """An environment with a PATH of this process's folders, then `HOST_PATHS`, to find programs of the host."""
-    ours = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    return {"PATH": os.pathsep.join(dict.fromkeys((*ours, *HOST_PATHS)))}
+    """An environment with a PATH of this process's folders, then `HOST_PATH`, to find programs of the host."""
+    known = f"{os.environ.get('PATH', os.defpath)}:{HOST_PATH}".split(":")
+    return {"PATH": ":".join(dict.fromkeys(known))}
 
 
 def in_host(proc: Path, kinds: Mapping[str, str] = ALL) -> list[str]:

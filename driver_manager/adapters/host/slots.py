@@ -318,11 +318,6 @@ def may_have_slots(profile: Profile, root: str) -> bool:
     return profile.strategy is Strategy.IN_PLACE and is_safe_root(root)
 
 
-def lock_of(files: HostFiles, root: str) -> WorkLock:
-    """The lock of a process that stages beside `root`."""
-    return WorkLock(files, root + LOCK)
-
-
 @contextmanager
 def _above(files: HostFiles, root: str) -> Iterator[tuple[int, str]]:
     """The folder that has the root, open on a view that can be written, and the root's name in it. Raises OSError."""
@@ -428,7 +423,7 @@ class Staging:
         try:
             with (
                 _above(self._files, self._root) as (above, name),
-                lock_of(self._files, self._root).alone(self._clock, timeout_s) as is_alone,
+                WorkLock(self._files, self._root + LOCK).alone(self._clock, timeout_s) as is_alone,
             ):
                 if not is_alone:
                     raise PreflightFailed(
