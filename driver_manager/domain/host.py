@@ -47,7 +47,6 @@ FAILURE_FORM = Form(
 
 
 def pod_blocker(uid: str) -> str:
-    """The name of a pod that blocks a run."""
     return f"pod {uid}"
 
 
@@ -111,7 +110,6 @@ class Marker(Struct, frozen=True):
     evidence: Annotated[tuple[str, ...], Part(is_omitted=True)] = ()
 
     def is_stale(self, boot_id: str) -> bool:
-        """True if the marker names a boot other than `boot_id`."""
         return self.boot_id not in ("", boot_id)
 
 
@@ -285,11 +283,9 @@ class StagedSlots(Struct, frozen=True):
         return f"{self.root.rpartition('/')[0]}/{name}"
 
     def named(self, name: str) -> StagedSlot | None:
-        """The slot with this name, None if there is none."""
         return next((slot for slot in self.slots if slot.name == name), None)
 
     def at(self, path: str) -> StagedSlot | None:
-        """The slot at this path, None if there is none."""
         return next((slot for slot in self.slots if self.path(slot.name) == path), None)
 
 
@@ -398,8 +394,6 @@ class DriverSource(Struct, frozen=True):
     missing_firmware: tuple[MissingFirmware, ...] = ()
 
     def moved_to(self, root: str) -> DriverSource:
-        """The same driver with its tree at `root`."""
-
         def moved(path: str) -> str:
             return root + path.removeprefix(self.root) if path.startswith(f"{self.root}/") else path
 

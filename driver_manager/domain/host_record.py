@@ -41,7 +41,6 @@ class HostRecord(Struct, frozen=True):
         return None
 
     def __str__(self) -> str:
-        """What a run must undo, as text for people."""
         parts = [f"start {name}" for name in self.services]
         parts += [f"load {name}" for name in self.removed]
         parts += [f"restore {one.address}" for one in self.devices]

@@ -71,11 +71,9 @@ class PciBus(Struct, frozen=True):
 
     @property
     def accelerators(self) -> tuple[PciFunction, ...]:
-        """The functions without the auxiliary ones."""
         return tuple(one for one in self.functions if not one.is_auxiliary)
 
     def virtual_of(self, address: str) -> tuple[PciFunction, ...]:
-        """The virtual functions of the physical function at `address`."""
         return tuple(one for one in self.functions if one.physical == address)
 
     def in_the_way(self, group: str) -> tuple[PciFunction, ...]:

@@ -136,7 +136,6 @@ class _Walk:
 
 
 def _pieces(path: str) -> list[str]:
-    """The components of a path, the last first."""
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
@@ -513,8 +512,6 @@ MOMENT_S = 1.0
 
 
 class WorkLock:
-    """The lock at `path` on the host."""
-
     def __init__(self, files: HostFiles, path: str) -> None:
         self._files = files
         self.path = path

@@ -565,7 +565,6 @@ class ModuleTrees:
 
     @cached_property
     def options(self) -> dict[str, str]:
-        """The options in the host's modprobe.d, by module."""
         return configured_options(self.files)
 
     def one_by_one(self, root: str, names: Iterable[str]) -> tuple[tuple[str, str], ...]:

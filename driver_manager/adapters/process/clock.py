@@ -233,10 +233,7 @@ class EventQueue(Generic[T]):
         self._clock.turn(self._clock.monotonic())
         while not self._found and self._clock.monotonic() < until_s:
             self._clock.turn(until_s)
-        taken = []
-        while self._found:
-            taken.append(self._found.popleft())
-        return tuple(taken)
+        return tuple(self._found.popleft() for _ in range(len(self._found)))
 
     def _quiet(self) -> None:
         with suppress(BlockingIOError):  # several items, one event

@@ -49,11 +49,7 @@ class Supervisor:
         self._host_proc = host_proc
         self._stuck: Owner | None = None
         self._group = 0
-        self._abandoned = 0
-
-    @property
-    def abandoned(self) -> int:
-        return self._abandoned
+        self.abandoned = 0
 
     @property
     def stuck(self) -> Owner | None:
@@ -106,7 +102,7 @@ class Supervisor:
                 return
             if self._clock.monotonic() >= end:
                 self._stuck, self._group = left, group if in_group else 0
-                self._abandoned += 1
+                self.abandoned += 1
                 return
             self._clock.turn(min(end, self._clock.monotonic() + CLEAR_POLL_S))
 
@@ -185,7 +181,6 @@ def _left_of(group: int) -> Owner | None:
 
 
 def _reap(group: int) -> None:
-    """Reap children of this process in the group that have ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass
@@ -253,5 +248,4 @@ class TaskProcess:
 
 
 def problem_in(answer: Mapping[str, Any]) -> str:
-    """The problem in a result, "" for none."""
     return str(answer.get(PROBLEM, ""))

@@ -233,7 +233,6 @@ class Output:
         self.writer = -1
 
     def close(self) -> None:
-        """Stop watching, and close both ends."""
         self._unwatch()
         os.close(self.reader)
         if self.writer >= 0:
