@@ -79,8 +79,7 @@ from driver_manager.domain.profile import (
     unload_order,
     users,
 )
-from driver_manager.domain.reboot import state as reboot_record
-from driver_manager.domain.reboot.state import RecordUnreadable
+from driver_manager.domain.reboot.state import RecordUnreadable, decode_reboot_record
 from driver_manager.domain.text import is_digest
 from driver_manager.domain.wire import HostFileUnreadable
 
@@ -328,7 +327,7 @@ def _granted_reboot(files: HostFiles, path: str, this_boot: str) -> str | None:
     """The reason of the reboot that the rebooter's record grants, "" if none, None if it cannot be read."""
     try:
         text = files.read(path) if path else None
-        return reboot_record.decode_reboot_record(text).granted(this_boot) if text is not None else ""
+        return decode_reboot_record(text).granted(this_boot) if text is not None else ""
     except (OSError, RecordUnreadable):
         return None
 
@@ -556,17 +555,16 @@ class LinuxHost(Ownership):
             raise ModuleFailed(
                 f"refused to unmount {mount_point}: it is a system directory of the host", "Report this bug."
             )
-        before, why = self._times_mounted(mount_point), ""
-        for lazily in (False, True):
-            why = self._why_not_unmounted(mount_point, deadline, lazily=lazily)
-            if not why:
-                break
+        before = self._times_mounted(mount_point)
+        why = self._why_not_unmounted(mount_point, deadline)
+        if why:
+            why = self._why_not_unmounted(mount_point, deadline, lazily=True)
         if before and self._times_mounted(mount_point) >= before:
             raise ModuleFailed(
                 f"cannot unmount {mount_point}: {why}", "Find what holds it with `fuser -vm` on the host."
             )
 
-    def _why_not_unmounted(self, mount_point: str, deadline: Deadline, *, lazily: bool) -> str:
+    def _why_not_unmounted(self, mount_point: str, deadline: Deadline, *, lazily: bool = False) -> str:
         here, timeout_s = self._files.path(mount_point), deadline.bound(TOOL_TIMEOUT_S)
         if is_of_a_kernel(self._roots.proc):
             return why_not_unmounted(self._roots.proc, mount_point, here, timeout_s, lazily=lazily)
