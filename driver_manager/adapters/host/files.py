@@ -200,11 +200,6 @@ class HostFiles:
         """`path` by name, for a tool. Raises OSError (ELOOP)."""
         return resolve(self.root, path, follow_last=follow_last)
 
-    @property
-    def is_own_root(self) -> bool:
-        """True if the host's root is this process's root, so that a tool's default paths are those of the host."""
-        return self.root == OWN_ROOT
-
     def real(self, path: str) -> str:
         """`path` on the host without symlinks, as the host's mount table names it."""
         inside = self.path(path).relative_to(self.root).as_posix()

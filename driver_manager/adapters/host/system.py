@@ -12,6 +12,7 @@ from pathlib import Path
 from driver_manager.adapters.host import modules as kmod
 from driver_manager.adapters.host.evidence import holders_within, save_evidence
 from driver_manager.adapters.host.files import (
+    OWN_ROOT,
     HostFiles,
     HostRoots,
     WorkLock,
@@ -486,7 +487,7 @@ class LinuxHost(Ownership):
         by_hand = trees.one_by_one(root, (name,))
         if not by_hand:
             # If the host's root is this process's root, modprobe reads the host's modprobe.d itself.
-            options = source.given if self._files.is_own_root else joined(source.given, trees.options)
+            options = source.given if self._files.root == OWN_ROOT else joined(source.given, trees.options)
             kmod.load_module(self._files.path(root), trees.kernel, name, deadline, options)
             return
         failed = self._inserted(by_hand, source, trees, deadline)
