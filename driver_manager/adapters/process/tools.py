@@ -192,7 +192,7 @@ def _children() -> Iterator[tuple[int, bool]]:
 
 
 def _is_ours(pid: int) -> bool:
-    """True if a tool of ours started the child: an init also adopts those of `kubectl exec`. Reads in a child."""
+    """True if a tool of this process started it: an init also adopts those of `kubectl exec`. Reads in a child."""
     if os.getpid() != INIT_PID:
         return True
     path, mark = Path(f"/proc/{pid}/environ"), "=".join(MARK)
