@@ -183,9 +183,7 @@ def _judged(roots: HostRoots, profile: Profile, host: Host, path: str) -> str:
     if profile.modules.load is LoadScope.ROOTS:
         with contextlib.suppress(ModuleFailed):  # the run makes the list if it can
             make_module_list(roots.files().path(path), host.kernel_release, Deadline.after(DEPMOD_S, time.monotonic))
-    trees = ModuleTrees(
-        roots.files(), roots.proc, roots.sys, host.kernel_release, profile.modules, profile.paths.firmware
-    )
+    trees = ModuleTrees(roots, host.kernel_release, profile.modules, profile.paths.firmware)
     source = trees.source(path, profile.modules.roots)
     failed = [check for check in source_checks(source, host) if check.ok is False]
     if failed:
@@ -213,10 +211,8 @@ def kernel_checks(release: str, values: Values) -> tuple[tuple[Check, ...], tupl
         raise ConfigError(f"--kernel is {release!r}, which is not a kernel release", "Write it as uname -r prints it.")
     roots, other = host_roots(values), OtherKernel(host_roots(values).files(), release)
     profile = profile_of_host(values, roots)
-    trees = ModuleTrees(
-        roots.files(), roots.proc, roots.sys, release, profile.modules, profile.paths.firmware, other=other
-    )
-    source = Sources(trees, profile, None, "").wanted(values[settings.DRIVER_ROOT])
+    trees = ModuleTrees(roots, release, profile.modules, profile.paths.firmware, other=other)
+    source = Sources(trees, profile, None).wanted(values[settings.DRIVER_ROOT])
     host = Host(boot_id="", kernel_release=release, enforces_signatures=enforces_signatures(roots.sys))
     has_tree = any(roots.files().exists(f"{HOST}lib/modules/{release}/modules.{name}") for name in ("dep", "builtin"))
     tree = Check("kernel on the host", True, f"the host has modules of kernel {release}")

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from driver_manager.adapters.host.evidence import EvidenceFolder, holders_within, with_surroundings
+from driver_manager.adapters.host.evidence import holders_within, save_evidence
 from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.holders import whose
 from driver_manager.adapters.host.notes import HostClientNotes
@@ -120,6 +120,5 @@ def _evidence(document: Mapping[str, Any], _: LogForm) -> dict[str, Any]:
     profile = decode_profile(document["profile"])
     roots = HostRoots.from_document(document["roots"])
     holders = holders_within(roots, profile.paths.device_nodes, HOLDERS_S)
-    folder = EvidenceFolder(roots.files(), profile.paths.evidence)
     name = f"{document['since_s']}-{profile.name}-wedge"
-    return {"path": folder.save(name, with_surroundings(document["lines"], holders, roots))}
+    return {"path": save_evidence(roots, profile.paths.evidence, name, document["lines"], holders)}

@@ -10,11 +10,10 @@ from typing import Annotated
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.pci import Binding, PciBus
 from driver_manager.domain.text import in_words, several
-from driver_manager.domain.wire import LAST_MOMENT_S, Form, Part, body_of, parsed
+from driver_manager.domain.wire import LAST_MOMENT_S, Form, Unreadable, Part, body_of, parsed
 
 # The note of the last failure: a run that took the node and then failed writes it under /run, so a boot removes it.
 #
@@ -42,17 +41,12 @@ class PastFailure(Struct, frozen=True):
     blockers: tuple[str, ...] = ()
 
 
-class FailureUnreadable(ConfigError):
-    """This version cannot read the file as a note of a failure."""
-
-
 FAILURE_FORM = Form(
-    "the note of the last failure", FailureUnreadable, "No action needed: the next failure replaces it."
+    "the note of the last failure", Unreadable, "No action needed: the next failure replaces it."
 )
 
 
 def pod_blocker(uid: str) -> str:
-    """The name of a pod that blocks a run."""
     return f"pod {uid}"
 
 
@@ -71,7 +65,7 @@ def encode_failure(failure: PastFailure) -> str:
 
 
 def decode_failure(text: str) -> PastFailure:
-    """The failure in `text`. Raises FailureUnreadable for garbage and for newer versions."""
+    """The failure in `text`. Raises Unreadable for garbage and for newer versions."""
     return FAILURE_FORM.read(text).record(PastFailure)
 
 
@@ -79,7 +73,7 @@ def noted_failure(text: str, boot_id: str) -> PastFailure | None:
     """The failure in `text`; None for no text, for garbage and for another boot."""
     try:
         failure = decode_failure(text) if text else None
-    except FailureUnreadable:
+    except Unreadable:
         return None
     return failure if failure is not None and failure.boot_id == boot_id else None
 
@@ -116,17 +110,12 @@ class Marker(Struct, frozen=True):
     evidence: Annotated[tuple[str, ...], Part(is_omitted=True)] = ()
 
     def is_stale(self, boot_id: str) -> bool:
-        """True if the marker names a boot other than `boot_id`."""
         return self.boot_id not in ("", boot_id)
-
-
-class MarkerUnreadable(ConfigError):
-    """This version cannot read the file as a marker."""
 
 
 MARKER_FORM = Form(
     "the reboot-required marker",
-    MarkerUnreadable,
+    Unreadable,
     "Look at the file on the host and remove it if nobody needs it; it has no effect.",
 )
 
@@ -144,7 +133,7 @@ def encode_marker(marker: Marker) -> str:
 def decode_marker(text: str) -> Marker:
     """The marker in `text`: JSON, or the plain text of an older operator that names a reason.
 
-    Raises MarkerUnreadable for anything else: an unreadable marker must not reboot a node.
+    Raises Unreadable for anything else: an unreadable marker must not reboot a node.
     """
     if len(text) > MAX_CHARS:
         raise MARKER_FORM.refused(f"it is longer than {MAX_CHARS} characters")
@@ -173,10 +162,7 @@ def _legacy(text: str) -> Marker:
 
 
 class RebootWish(Struct, frozen=True):
-    """A run asked in the boot `boot_id` for a reboot of `node`, to load the driver with the digest `to_driver`.
-
-    `is_forced`: True if it asked even if that driver was loaded already.
-    """
+    """A request of the boot `boot_id` for a reboot to load `to_driver`; `is_forced`: even if it was loaded already."""
 
     boot_id: str
     node: str
@@ -184,13 +170,9 @@ class RebootWish(Struct, frozen=True):
     is_forced: Annotated[bool, Part("forced")] = False
 
 
-class WishUnreadable(ConfigError):
-    """This version cannot read the file as the record of a reboot request."""
-
-
 REBOOT_WISH_FORM = Form(
     "the record of the last reboot request",
-    WishUnreadable,
+    Unreadable,
     "Remove the file on the host; the reboot may then be requested once more.",
 )
 
@@ -200,7 +182,7 @@ def encode_reboot_wish(wish: RebootWish) -> str:
 
 
 def decode_reboot_wish(text: str) -> RebootWish:
-    """The wish in `text`. Raises WishUnreadable for garbage and for newer versions."""
+    """The wish in `text`. Raises Unreadable for garbage and for newer versions."""
     return REBOOT_WISH_FORM.read(text).record(RebootWish)
 
 
@@ -248,11 +230,7 @@ class SlotRecord(Struct, frozen=True):
         return self.why_other(found)
 
 
-class SlotRecordUnreadable(ConfigError):
-    """This version cannot read the file as the record of a slot."""
-
-
-STAGED_FORM = Form("the record of the slot", SlotRecordUnreadable, STAGE_AGAIN, version=2, is_compact=True)
+STAGED_FORM = Form("the record of the slot", Unreadable, STAGE_AGAIN, version=2, is_compact=True)
 
 
 def encode_staged(record: SlotRecord) -> str:
@@ -260,7 +238,7 @@ def encode_staged(record: SlotRecord) -> str:
 
 
 def decode_staged(text: str) -> SlotRecord:
-    """The record in `text`, without files if it has version 1. Raises SlotRecordUnreadable."""
+    """The record in `text`, without files if it has version 1. Raises Unreadable."""
     body = STAGED_FORM.read(text)
     is_first = body.whole("schema") == 1
     return body.record(SlotRecord, **{"tree": {}, "is_kept": False, "has_served": False} if is_first else {})
@@ -273,10 +251,7 @@ def _is_same(found: str, recorded: str) -> bool:
 
 
 class StagedSlot(Struct, frozen=True):
-    """A driver tree at the driver root or beside it. `name` is its name in that folder.
-
-    `problem` is why no run can use it, "" if usable. For `has_served` see `SlotRecord`.
-    """
+    """A driver tree at the driver root or beside it, by its `name`; `problem` is why it cannot be used."""
 
     name: str
     digest: str = ""
@@ -308,11 +283,9 @@ class StagedSlots(Struct, frozen=True):
         return f"{self.root.rpartition('/')[0]}/{name}"
 
     def named(self, name: str) -> StagedSlot | None:
-        """The slot with this name, None if there is none."""
         return next((slot for slot in self.slots if slot.name == name), None)
 
     def at(self, path: str) -> StagedSlot | None:
-        """The slot at this path, None if there is none."""
         return next((slot for slot in self.slots if self.path(slot.name) == path), None)
 
 
@@ -421,8 +394,6 @@ class DriverSource(Struct, frozen=True):
     missing_firmware: tuple[MissingFirmware, ...] = ()
 
     def moved_to(self, root: str) -> DriverSource:
-        """The same driver with its tree at `root`."""
-
         def moved(path: str) -> str:
             return root + path.removeprefix(self.root) if path.startswith(f"{self.root}/") else path
 
@@ -444,14 +415,6 @@ class DriverSource(Struct, frozen=True):
     def version(self) -> str:
         """Version of the first root module, "" if unknown."""
         return self.modules[0].version if self.modules else ""
-
-
-class LoadRecord(Struct, frozen=True):
-    """The driver that a run with `DRIVER_LOAD=manager` loaded; valid for one boot."""
-
-    boot_id: str
-    root: str
-    version: str
 
 
 class Host(Struct, frozen=True):
@@ -530,10 +493,7 @@ class DeviceVerdict(Struct, frozen=True):
 
 
 class ProbeResult(Struct, frozen=True):
-    """One sample of a probe. `is_tool_broken`: health stays UNKNOWN until a person repairs the tool itself.
-
-    `busy` names the work on the devices, if the tool reports it.
-    """
+    """One sample. `is_tool_broken`: UNKNOWN until a person repairs the tool. `busy` names the work on the devices."""
 
     health: Health
     reason: str

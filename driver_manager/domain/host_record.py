@@ -14,18 +14,14 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.journal import KMM_REMOVED, Journal, OldDriver, Owner, Refused
 from driver_manager.domain.pci import Binding
 from driver_manager.domain.text import several
-from driver_manager.domain.wire import Form, Part, body_of, decimal
+from driver_manager.domain.wire import Form, Unreadable, Part, body_of, decimal
 
 
 class HostRecord(Struct, frozen=True):
-    """What the run `run` of the boot `boot_id` must undo. For the fields see those of the same names in `Journal`.
-
-    `refused` are fields of an older version that every run ignores.
-    """
+    """What the run `run` must undo, as in `Journal`; `refused` are an older version's fields, which runs ignore."""
 
     boot_id: str
     run: str
@@ -45,7 +41,6 @@ class HostRecord(Struct, frozen=True):
         return None
 
     def __str__(self) -> str:
-        """What a run must undo, as text for people."""
         parts = [f"start {name}" for name in self.services]
         parts += [f"load {name}" for name in self.removed]
         parts += [f"restore {one.address}" for one in self.devices]
@@ -54,13 +49,9 @@ class HostRecord(Struct, frozen=True):
         return several(parts) if parts else "nothing"
 
 
-class HostRecordUnreadable(ConfigError):
-    """This version cannot read the file as a host record."""
-
-
 FORM = Form(
     "the host's record of a run",
-    HostRecordUnreadable,
+    Unreadable,
     "Remove the file; the next run then restores the labels and the cordon only.",
 )
 
@@ -76,7 +67,7 @@ def encode(record: HostRecord) -> str:
 
 
 def decode(text: str) -> HostRecord:
-    """The record in `text`. Raises HostRecordUnreadable for garbage and for newer versions."""
+    """The record in `text`. Raises Unreadable for garbage and for newer versions."""
     body = FORM.read(text)
     return body.record(HostRecord, refused=(KMM_REMOVED,) if "kmm" in body else ())
 
@@ -85,7 +76,7 @@ def record_of_boot(text: str, boot_id: str) -> HostRecord | None:
     """The record in `text`; None for no text, for garbage and for another boot."""
     try:
         found = decode(text) if text else None
-    except HostRecordUnreadable:
+    except Unreadable:
         return None
     return found if found is not None and found.boot_id == boot_id else None
 

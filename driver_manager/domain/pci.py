@@ -7,8 +7,7 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.wire import Form, Part, body_of
+from driver_manager.domain.wire import Form, Unreadable, Part, body_of
 
 HARMLESS = ("pci-stub", "pcieport")
 """Drivers of other functions that keep an IOMMU group viable (drivers/vfio/vfio_main.c, vfio_dev_driver_allowed)."""
@@ -72,11 +71,9 @@ class PciBus(Struct, frozen=True):
 
     @property
     def accelerators(self) -> tuple[PciFunction, ...]:
-        """The functions without the auxiliary ones."""
         return tuple(one for one in self.functions if not one.is_auxiliary)
 
     def virtual_of(self, address: str) -> tuple[PciFunction, ...]:
-        """The virtual functions of the physical function at `address`."""
         return tuple(one for one in self.functions if one.physical == address)
 
     def in_the_way(self, group: str) -> tuple[PciFunction, ...]:
@@ -104,13 +101,9 @@ class Binding(Struct, frozen=True):
     virtual_count: Annotated[int, Part(least=0, most=MOST_VIRTUAL, is_omitted=True)] = 0
 
 
-class BindingsUnreadable(ConfigError):
-    """This version cannot read the file as a record of bindings."""
-
-
 BINDINGS_FORM = Form(
     "the record of original bindings",
-    BindingsUnreadable,
+    Unreadable,
     "Remove the file; devices are then returned by their driver_override alone.",
 )
 
@@ -130,7 +123,7 @@ def encode_bindings(boot_id: str, bindings: Iterable[Binding]) -> str:
 
 
 def decode_bindings(text: str) -> tuple[str, tuple[Binding, ...]]:
-    """The boot id and the bindings in `text`. Raises BindingsUnreadable for garbage and for newer versions."""
+    """The boot id and the bindings in `text`. Raises Unreadable for garbage and for newer versions."""
     body = BINDINGS_FORM.read(text)
     devices = body.each("devices") if "devices" in body else ()
     return body.text("bootId"), tuple(one.record(Binding) for one in devices)
@@ -140,6 +133,6 @@ def noted_bindings(text: str, boot_id: str) -> tuple[Binding, ...]:
     """The bindings in `text`; () for no text, for garbage and for another boot."""
     try:
         boot, found = decode_bindings(text) if text else ("", ())
-    except BindingsUnreadable:
+    except Unreadable:
         return ()
     return found if boot == boot_id else ()

@@ -1,7 +1,4 @@
-"""Evidence of a wedge: kernel log, holders and probe output, saved in a file on the host.
-
-Files are bounded in number and size, the oldest are removed, and each is written atomically.
-"""
+"""Evidence of a wedge, in files on the host of bounded number and size: kernel log, holders and probe output."""
 
 from __future__ import annotations
 
@@ -22,45 +19,30 @@ EVIDENCE_KEPT = 8
 EVIDENCE_CHARS = 256 * 1024
 
 
-class EvidenceFolder:
-    """The files in `folder` on the host, "" for none. Their names begin with the time, in seconds since the epoch."""
+def save_evidence(roots: HostRoots, folder: str, name: str, lines: Iterable[str], holders: Iterable[str]) -> str:
+    """Save the last 256 KiB of `lines`, the `holders` and the kernel's log; the path, "" if `folder` is "".
 
-    def __init__(self, files: HostFiles, folder: str) -> None:
-        self._files = files
-        self._folder = folder
-
-    def save(self, name: str, lines: Iterable[str]) -> str:
-        """Save the last 256 KiB of `lines`; the file's path, "" without a folder. Raises ConfigError."""
-        if not self._folder:
-            return ""
-        path = f"{self._folder}/{name}.txt"
-        text = "\n".join(map(one_line, lines))[-EVIDENCE_CHARS:]
-        self._files.write(path, text + "\n", mode=0o600)
-        with contextlib.suppress(OSError):
-            self._forget_old()
-        return path
-
-    def _forget_old(self) -> None:
-        """Remove all but the newest files, by the time in their names."""
-        names = sorted(
-            (name for name in self._files.names(self._folder) if name[:1].isdigit()),
-            key=lambda name: (len(name.partition("-")[0]), name),
-        )
-        for name in names[:-EVIDENCE_KEPT]:
-            self._files.remove(f"{self._folder}/{name}")
+    `folder` is absolute on the host. `name` begins with the time in seconds since the epoch. Raises ConfigError.
+    """
+    if not folder:
+        return ""
+    files, path = roots.files(), f"{folder}/{name}.txt"
+    of_host = ("", "processes that use the device:", *holders, "", "the kernel's last messages:", *kernel_log(roots))
+    text = "\n".join(map(one_line, (*lines, *of_host)))[-EVIDENCE_CHARS:]
+    files.write(path, text + "\n", mode=0o600)
+    with contextlib.suppress(OSError):
+        _remove_old(files, folder)
+    return path
 
 
-def with_surroundings(lines: Iterable[str], holders: Iterable[str], roots: HostRoots) -> list[str]:
-    """`lines`, then the processes that use the device, then the kernel's last messages."""
-    return [
-        *lines,
-        "",
-        "processes that use the device:",
-        *holders,
-        "",
-        "the kernel's last messages:",
-        *kernel_log(roots),
-    ]
+def _remove_old(files: HostFiles, folder: str) -> None:
+    """Remove all but the newest files, by the time in their names."""
+    names = sorted(
+        (name for name in files.names(folder) if name[:1].isdigit()),
+        key=lambda name: (len(name.partition("-")[0]), name),
+    )
+    for name in names[:-EVIDENCE_KEPT]:
+        files.remove(f"{folder}/{name}")
 
 
 def holders_within(roots: HostRoots, patterns: tuple[str, ...], timeout_s: float) -> list[str]:

@@ -8,7 +8,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from driver_manager.core.ports_base import Clock
-from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.errors import ConfigError, ManagerError
 
 # Paths beneath a root. Each folder on the path stays open, so a replaced folder cannot lead outside the root.
 #
@@ -60,9 +60,7 @@ def place(
     """
     if "\0" in path:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    with contextlib.ExitStack() as held:
-        walk = _Walk(root, path)
-        held.callback(walk.close)
+    with contextlib.closing(_Walk(root, path)) as walk:
         yield walk.to_last(follow_last=follow_last, missing=missing)
 
 
@@ -138,7 +136,6 @@ class _Walk:
 
 
 def _pieces(path: str) -> list[str]:
-    """The components of a path, the last first."""
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
@@ -168,14 +165,11 @@ T = TypeVar("T")
 def resolve(root: Path, path: str, *, follow_last: bool = True) -> Path:
     """`path` (absolute on the host) as a path of this process, with every symlink resolved inside `root`.
 
-    Another process may replace a folder after this call: use the result only for tools, which need a name, and for
-    messages. Reads and writes of this process use open folders (`place`). Keeps missing components as written.
-
-    Raises OSError (ELOOP) for too many links.
+    Only for tools, which need a name, and for messages, as another process may replace a folder after this call: this
+    process uses open folders (`place`). Keeps missing components as written. Raises OSError (ELOOP).
     """
     done: list[str] = []
-    left = [part for part in reversed(path.split("/")) if part not in ("", ".")]
-    links = 0
+    left, links = _pieces(path), 0
     while left:
         part = left.pop()
         if part == "..":
@@ -189,7 +183,7 @@ def resolve(root: Path, path: str, *, follow_last: bool = True) -> Path:
             target = str(here.readlink())
             if target.startswith("/"):
                 done = []
-            left += [piece for piece in reversed(target.split("/")) if piece not in ("", ".")]
+            left += _pieces(target)
             continue
         done.append(part)
     return root.joinpath(*done)
@@ -206,11 +200,6 @@ class HostFiles:
         """`path` by name, for a tool. Raises OSError (ELOOP)."""
         return resolve(self.root, path, follow_last=follow_last)
 
-    @property
-    def is_own_root(self) -> bool:
-        """True if the host's root is this process's root, so that a tool's default paths are those of the host."""
-        return self.root == OWN_ROOT
-
     def real(self, path: str) -> str:
         """`path` on the host without symlinks, as the host's mount table names it."""
         inside = self.path(path).relative_to(self.root).as_posix()
@@ -219,11 +208,14 @@ class HostFiles:
     def exists(self, path: str) -> bool:
         """True if `path` exists, also as a dangling symlink. Raises OSError."""
         try:
-            with place(self.root, path) as where:
-                os.stat(where.name, dir_fd=where.folder, follow_symlinks=False)
+            self._status(path)
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True
+
+    def _status(self, path: str) -> os.stat_result:
+        with place(self.root, path) as where:
+            return os.stat(where.name, dir_fd=where.folder, follow_symlinks=False)
 
     def read(self, path: str, most_bytes: int = MAX_READ_BYTES) -> str | None:
         """The first `most_bytes` of the file as text, None if it is missing. Raises OSError."""
@@ -237,6 +229,13 @@ class HostFiles:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise OSError(errno.EINVAL, "not a regular file", path)
             return file.read(most_bytes).decode(errors="replace")
+
+    def text(self, path: str, most_bytes: int = MAX_READ_BYTES) -> str:
+        """As `read`, "" if the file is missing or cannot be read, or if `path` is ""."""
+        try:
+            return (self.read(path, most_bytes) if path else None) or ""
+        except OSError:
+            return ""
 
     def names(self, path: str) -> list[str]:
         with place(self.root, path, follow_last=True) as where:
@@ -303,11 +302,8 @@ class HostFiles:
 
     def written_s(self, path: str) -> float | None:
         """The file's modification time in seconds since the epoch; None if it is missing or `path` is ""."""
-        if not path:
-            return None
         try:
-            with place(self.root, path) as where:
-                return os.stat(where.name, dir_fd=where.folder, follow_symlinks=False).st_mtime
+            return self._status(path).st_mtime if path else None
         except OSError:
             return None
 
@@ -351,16 +347,11 @@ class HostFiles:
         return False
 
 
-@contextmanager
-def _told(path: str) -> Generator[None, None, None]:
+def _told(path: str) -> AbstractContextManager[None]:
     """Translate an OSError while `path` is written. Raises ConfigError."""
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {path} on the host: {error.strerror}",
-            f"Mount {os.path.dirname(path)} of the host read-write at the same path.",  # noqa: PTH120  # a host path
-        ) from error
+    folder = path.rpartition("/")[0] or "/"
+    remedy = f"Mount {folder} of the host read-write at the same path."
+    return translated(ConfigError, f"cannot write {path} on the host", remedy)
 
 
 def _why_not(where: OpenEntry, path: str, *, tries: bool) -> str:
@@ -402,13 +393,10 @@ def _refuse_kept(where: OpenEntry) -> None:
 
 def _try(where: OpenEntry) -> None:
     """Write a file beside, rename it and remove it. Raises OSError where the file system refuses one of these."""
-    name = _written_beside(where, "\0" * MIN_FREE_BYTES, 0o600)
-    other = _random_name(where)
-    try:
+    with _written_beside(where, "\0" * MIN_FREE_BYTES, 0o600) as name:
+        other = _random_name(where)
         _rename(where, name, other)
-        name = other
-    finally:
-        _unlink(where, name)
+        _unlink(where, other)
 
 
 def mount_id(descriptor: int) -> str:
@@ -441,24 +429,18 @@ def replace_file(target: Path, text: str, mode: int = 0o644) -> None:
 
 def replace_in(where: OpenEntry, text: str, mode: int) -> None:
     """Write `text` to the file at the place atomically; replace a symlink instead of following it. Raises OSError."""
-    temporary = _written_beside(where, text, mode)
-    try:
+    with _written_beside(where, text, mode) as temporary:
         _rename(where, temporary, where.name)
-    except BaseException:
-        _unlink(where, temporary)
-        raise
     _sync_folder(where)
 
 
 def _create(where: OpenEntry, text: str, mode: int) -> bool:
     """Create a file with `text` at the place atomically; False if the place is taken. Raises OSError."""
-    temporary = _written_beside(where, text, mode)
-    try:
-        _link(where, temporary, where.name)
-    except FileExistsError:
-        return False
-    finally:
-        _unlink(where, temporary)
+    with _written_beside(where, text, mode) as temporary:
+        try:
+            _link(where, temporary, where.name)
+        except FileExistsError:
+            return False
     _sync_folder(where)
     return True
 
@@ -485,8 +467,9 @@ def _unlink(where: OpenEntry, name: str) -> None:
         os.unlink(name, dir_fd=where.folder)
 
 
-def _written_beside(where: OpenEntry, text: str, mode: int) -> str:
-    """Write `text` to a new file in the folder of the place and sync it; its name. Raises OSError."""
+@contextmanager
+def _written_beside(where: OpenEntry, text: str, mode: int) -> Generator[str, None, None]:
+    """A new, synced file with `text` beside the place: its name. It is gone at the end. Raises OSError."""
     temporary = _random_name(where)
     beside = replace(where, name=temporary)
     descriptor = open_in(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -496,10 +479,9 @@ def _written_beside(where: OpenEntry, text: str, mode: int) -> str:
             file.flush()
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
-    except BaseException:
+        yield temporary
+    finally:
         _unlink(where, temporary)
-        raise
-    return temporary
 
 
 def _random_name(where: OpenEntry) -> str:
@@ -525,35 +507,23 @@ MOMENT_S = 1.0
 
 
 class WorkLock:
-    """The lock at `path` on the host."""
-
     def __init__(self, files: HostFiles, path: str) -> None:
         self._files = files
         self.path = path
 
-    @contextmanager
-    def working(self, clock: Clock, timeout_s: float) -> Generator[bool, None, None]:
-        """Hold the lock shared, with other runs that work on the driver. Yields True if it is held.
+    def working(self, clock: Clock, timeout_s: float) -> AbstractContextManager[bool]:
+        """Hold the lock shared, waiting up to `timeout_s` seconds. Yields True if it is held. Raises OSError."""
+        return self._held(fcntl.LOCK_SH, clock, timeout_s)
 
-        Waits up to `timeout_s` seconds, as health-watch holds it exclusively for moments only. Raises OSError.
-        """
-        with self._held(fcntl.LOCK_SH, clock, timeout_s) as held:
-            yield held
-
-    @contextmanager
-    def alone(self, clock: Clock, timeout_s: float | None = None) -> Generator[bool, None, None]:
+    def alone(self, clock: Clock, timeout_s: float = MOMENT_S) -> AbstractContextManager[bool]:
         """Hold the lock exclusively. Yields True if it is held, False if a run works on the driver. Raises OSError."""
-        with self._held(fcntl.LOCK_EX, clock, MOMENT_S if timeout_s is None else timeout_s) as held:
-            yield held
+        return self._held(fcntl.LOCK_EX, clock, timeout_s)
 
     @contextmanager
     def _held(self, how: int, clock: Clock, timeout_s: float) -> Generator[bool, None, None]:
         descriptor = self._files.open_lock(self.path)
         try:
-            end = clock.monotonic() + timeout_s
-            while not (held := _lock(descriptor, how)) and clock.monotonic() < end:
-                clock.sleep(POLL_S)
-            yield held
+            yield becomes(lambda: _lock(descriptor, how), timeout_s, POLL_S, clock)
         finally:
             os.close(descriptor)
 
@@ -565,24 +535,29 @@ def _lock(descriptor: int, how: int) -> bool:
     return False
 
 
-# The error for a file of the driver that the host refuses to read or change.
+def becomes(is_so: Callable[[], bool], timeout_s: float, poll_s: float, clock: Clock) -> bool:
+    """True as soon as `is_so` is true, False if it is not after `timeout_s` seconds. Raises Terminated."""
+    end_s = clock.monotonic() + timeout_s
+    while not is_so():
+        if clock.monotonic() >= end_s:
+            return False
+        clock.sleep(poll_s)
+    return True
 
 
 @contextmanager
-def translated(path: str) -> Generator[None, None, None]:
-    """Translate an OSError. Raises a ConfigError that names `path`."""
+def translated(kind: type[ManagerError], what: str, remedy: str) -> Generator[None, None, None]:
+    """Translate an OSError: raise `kind` with `what` failed, the reason of the kernel, and the remedy."""
     try:
         yield
     except OSError as error:
-        raise refused(path, error) from error
+        raise kind(f"{what}: {error.strerror}", remedy) from error
 
 
-def refused(path: str | bytes, error: OSError) -> ConfigError:
-    """The error for `path`."""
-    return ConfigError(
-        f"cannot read or change {path!s} on the host: {error.strerror}",
-        "Run as root, with the vendor's folders of the host mounted read-write.",
-    )
+def changing(path: str) -> AbstractContextManager[None]:
+    """Translate an OSError for `path`, a file of the driver. Raises ConfigError."""
+    remedy = "Run as root, with the vendor's folders of the host mounted read-write."
+    return translated(ConfigError, f"cannot read or change {path} on the host", remedy)
 
 
 # renameat2(2) with RENAME_EXCHANGE swaps two names in one operation, so that neither is ever missing.
@@ -601,7 +576,31 @@ def exchange(folder: int, name: str, other_folder: int, other: str) -> None:
         raise OSError(number, os.strerror(number), name, None, other)
 
 
-# The host's roots in this process, and common facts of the host.
+# The host's roots in this process, and common facts of the host. Files of /proc and /sys come and go at any moment.
+
+
+def text_of(path: Path) -> str | None:
+    """The text of a file of the kernel, without the white space around it; None if it cannot be read."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def target_of(link: Path) -> str:
+    """The name of a link's target, "" if the link is missing."""
+    try:
+        return link.readlink().name
+    except OSError:
+        return ""
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names in the folder; empty if it cannot be read."""
+    try:
+        return os.listdir(folder)  # noqa: PTH208  # thousands of names, no Path for each
+    except OSError:
+        return []
 
 
 class HostRoots(Struct, frozen=True):

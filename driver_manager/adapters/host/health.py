@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import Any
 
-from driver_manager.adapters.host.files import HostRoots, boot_id, refused, translated
+from driver_manager.adapters.host.files import HostRoots, boot_id, changing, text_of
 from driver_manager.adapters.host.notes import DriverFiles, RunFiguresFile, load_text, read_marker
 from driver_manager.adapters.process.supervisor import TaskProcess, problem_in
 from driver_manager.core.ports_base import Clock
@@ -37,24 +37,23 @@ class HostMarks(DriverFiles):
     @contextmanager
     def alone(self) -> Generator[Surroundings, None, None]:
         with contextlib.ExitStack() as stack:
-            try:
+            with changing(self._paths.work_lock):
                 is_alone = stack.enter_context(self._lock.alone(self._clock))
+            with changing(self._paths.ready_marker):
                 seen = self._seen(is_reconciling=not is_alone)
-            except OSError as error:
-                raise refused(error.filename or self._paths.work_lock, error) from error
             yield seen
 
     def withdraw_ready(self) -> None:
         paths = self._paths
-        with translated(paths.ready_marker), contextlib.suppress(FileNotFoundError):
+        with changing(paths.ready_marker), contextlib.suppress(FileNotFoundError):
             self._files.put_aside(paths.ready_marker, self._withdrawn_name)
 
     def restore_ready(self) -> None:
-        with translated(self._paths.ready_marker), contextlib.suppress(FileNotFoundError):
+        with changing(self._paths.ready_marker), contextlib.suppress(FileNotFoundError):
             self._files.put_back(self._paths.ready_marker, self._withdrawn_name)
 
     def forget_ready(self) -> None:
-        with translated(self._paths.ready_withdrawn):
+        with changing(self._paths.ready_withdrawn):
             self._files.remove(self._paths.ready_withdrawn)
 
     def request_recovery(self, marker: Marker) -> None:
@@ -71,20 +70,17 @@ class HostMarks(DriverFiles):
             self._files.write(path, text)
 
     def clear_request(self) -> None:
-        with translated(self._paths.reboot_marker):
+        with changing(self._paths.reboot_marker):
             self._files.remove(self._paths.reboot_marker)
 
     def recall(self) -> str:
-        try:
-            return self._files.read(self._paths.health_record) or ""
-        except OSError:
-            return ""
+        return self._files.text(self._paths.health_record)
 
     def remember(self, text: str) -> None:
         self._files.write(self._paths.health_record, text, 0o600)
 
     def touch(self) -> None:
-        with translated(self._paths.health_record):
+        with changing(self._paths.health_record):
             self._files.touch(self._paths.health_record)
 
     def note_return(self) -> Outage | None:
@@ -131,10 +127,7 @@ class HostMarks(DriverFiles):
 
     def _is_live(self, module: str) -> bool:
         """True if the module is neither being loaded nor unloaded (kernel/module/sysfs.c, initstate)."""
-        try:
-            return (self._roots.sys / "module" / module / "initstate").read_bytes().strip() == b"live"
-        except OSError:
-            return False
+        return text_of(self._roots.sys / "module" / module / "initstate") == "live"
 
     @property
     def _withdrawn_name(self) -> str:

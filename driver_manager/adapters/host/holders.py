@@ -13,13 +13,14 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from driver_manager.adapters.host.files import names_in, text_of
 from driver_manager.adapters.process.forked import each_within, lines_within
 from driver_manager.domain.errors import ConfigError, ModuleFailed
 from driver_manager.domain.host import UNREAD, Holder
@@ -51,10 +52,7 @@ STALL_S = 2.0
 
 
 class Looks(Struct):
-    """Shared state of several looks at processes: the time that is left, and the processes that did not answer.
-
-    `unread` has the pids that did not answer and are not read again. `left` counts processes that the time excluded.
-    """
+    """Several looks at processes: the time for them, pids that did not answer, and the number left out for time."""
 
     is_ending: Callable[[], bool] = lambda: False
     unread: set[int] = field(default_factory=set)
@@ -81,9 +79,9 @@ def find_holders(
     Reads mappings, the slowest part, only if fewer than `enough` open files are found (None: always). Includes
     processes whose /proc does not answer, with `how` UNREAD. Raises ConfigError if `proc` shows no process at all.
     """
-    if not any(name == "self" or name.isdigit() for name in _listed(proc)):
+    if not any(name == "self" or name.isdigit() for name in names_in(proc)):
         raise ConfigError(f"{proc} shows no process", "Run as root with the host's /proc (PROC_ROOT).")
-    nodes = {f"/dev/{node.relative_to(dev)}": _device(node) for node in _nodes(dev, patterns)}
+    nodes = {f"/dev/{node.relative_to(dev)}": _device(node) for node in device_nodes(dev, patterns)}
     pids = _pids(proc) if nodes else []
     looks = looks or Looks()
     opened = looks.at(pids, lambda pid: sorted(_open_nodes(proc / str(pid), nodes)))
@@ -104,10 +102,11 @@ def find_holders(
 
 
 def _pids(proc: Path) -> list[int]:
-    return sorted(int(name) for name in _listed(proc) if name.isascii() and name.isdigit())
+    return sorted(int(name) for name in names_in(proc) if name.isascii() and name.isdigit())
 
 
-def _nodes(dev: Path, patterns: tuple[str, ...]) -> list[Path]:
+def device_nodes(dev: Path, patterns: tuple[str, ...]) -> list[Path]:
+    """The files in the host's /dev that match `patterns` (as /dev/rbln*)."""
     return [node for pattern in patterns for node in dev.glob(pattern.removeprefix("/dev/"))]
 
 
@@ -120,23 +119,15 @@ def _device(node: Path) -> int | None:
     return status.st_rdev if stat.S_ISCHR(status.st_mode) else None
 
 
-def _listed(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)  # noqa: PTH208  # thousands of names, no Path for each
-    except OSError:
-        return []
-
-
 def _open_nodes(process: Path, nodes: Nodes) -> set[str]:
     folder = f"{process}/fd"
-    return {node for name in _listed(Path(folder)) for node in _node_of(f"{folder}/{name}", nodes)}
+    return {node for name in names_in(Path(folder)) for node in _node_of(f"{folder}/{name}", nodes)}
 
 
 def _node_of(link: str, nodes: Nodes) -> Iterator[str]:
     """The device node that the descriptor `link` leads to, if any.
 
-    Compares device numbers only for targets below /dev or with the name of a node: a stat of every file is slow, and a
-    stat on a dead network file system never returns.
+    Stats only targets below /dev or with the name of a node: one on a dead network file system never returns.
     """
     try:
         target = os.readlink(link)  # noqa: PTH115  # a hundred thousand of them
@@ -179,10 +170,7 @@ def _mapped_nodes(process: Path, nodes: Nodes) -> set[str]:
 
 
 def _descriptions(proc: Path, pids: list[int]) -> dict[int, list[str]]:
-    """The lines of `_described` by pid, and the whole name of each process whose name may be cut.
-
-    Reads whole names last: the run depends on the owner of a process, which must not wait for a name.
-    """
+    """The lines of `_described` by pid, then whole names: no owner of a process may wait for its name."""
     described = Looks(timeout_s=NAMES_S).at(pids, partial(_described, proc))
     longer = [pid for pid, said in described.items() if len(said) > NAME and len(said[NAME]) >= COMM_LETTERS]
     for pid, said in Looks(timeout_s=NAMES_S).at(longer, partial(_whole_name, proc)).items():
@@ -192,7 +180,7 @@ def _descriptions(proc: Path, pids: list[int]) -> dict[int, list[str]]:
 
 def _described(proc: Path, pid: int) -> Iterator[str]:
     """Pod uid, container id, systemd unit and the kernel's name of a process."""
-    cgroups = _cgroups(proc / str(pid))
+    cgroups = text_of(proc / str(pid) / "cgroup") or ""
     yield from _pod_and_container(cgroups)
     service = _SERVICE.search(cgroups)
     yield service.group(1) if service else ""
@@ -217,14 +205,7 @@ def _holder(pid: int, node: str, how: str, described: list[str]) -> Holder:
 
 def whose(process: Path) -> tuple[str, str]:
     """Pod uid and container id in the cgroup of a process; each "" if the cgroup has none."""
-    return _pod_and_container(_cgroups(process))
-
-
-def _cgroups(process: Path) -> str:
-    try:
-        return (process / "cgroup").read_text(errors="replace")
-    except OSError:
-        return ""
+    return _pod_and_container(text_of(process / "cgroup") or "")
 
 
 def _pod_and_container(text: str) -> tuple[str, str]:
@@ -260,59 +241,34 @@ ALL = {**MOUNTS, "ipc": "--ipc", "uts": "--uts", "net": "--net", "pid": "--pid"}
 """Options of nsenter(1) by name below /proc/pid/ns. reboot(2) ends only the caller's pid namespace, so a reboot needs
 the host's."""
 
-
-HOST_PATHS = (
-    "/usr/local/sbin",
-    "/usr/local/bin",
-    "/usr/sbin",
-    "/usr/bin",
-    "/sbin",
-    "/bin",
-    "/run/wrappers/bin",
-    "/run/current-system/sw/bin",
-    "/opt/bin",
+HOST_PATH = (
+    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/run/wrappers/bin:/run/current-system/sw/bin:/opt/bin"
 )
 """Program folders of hosts, including NixOS and Flatcar."""
 
 
 def host_path() -> dict[str, str]:
-    """An environment with a PATH of this process's folders, then `HOST_PATHS`, to find programs of the host."""
-    ours = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    return {"PATH": os.pathsep.join(dict.fromkeys((*ours, *HOST_PATHS)))}
+    """An environment with a PATH of this process's folders, then `HOST_PATH`, to find programs of the host."""
+    known = f"{os.environ.get('PATH', os.defpath)}:{HOST_PATH}".split(":")
+    return {"PATH": ":".join(dict.fromkeys(known))}
 
 
-def in_host_mounts(proc: Path) -> list[str]:
-    """The argv prefix that runs a command in the host's mount namespace; empty if this process is in it.
+def in_host(proc: Path, kinds: Mapping[str, str] = ALL) -> list[str]:
+    """The argv prefix that runs a command in these namespaces of the host's first process; empty if we are in them.
 
-    Raises ModuleFailed if the namespace cannot be read: a command in the container's mounts would not affect the host.
+    Raises ModuleFailed if one cannot be read: a command in the container's mounts would not affect the host.
     """
-    return _entering(proc, MOUNTS)
-
-
-def mount_namespace(proc: Path) -> Path | None:
-    """Path of the host's mount namespace, None if this process is in it. Raises ModuleFailed as `in_host_mounts`."""
-    return None if _is_ours(proc, "mnt") else proc / "1/ns/mnt"
+    options = [f"{option}={proc / '1/ns' / kind}" for kind, option in kinds.items() if not _is_ours(proc, kind)]
+    return ["nsenter", *options, "--"] if options else []
 
 
 def is_of_a_kernel(proc: Path) -> bool:
     """True if `proc` is a kernel's /proc; that of a sandbox is a folder of regular files, without real mounts."""
     try:
         os.lstat(proc / "1/ns/mnt")
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
     return True
-
-
-def in_host(proc: Path) -> list[str]:
-    """The argv prefix that runs a command in all namespaces of the host's first process. Raises ModuleFailed."""
-    return _entering(proc, ALL)
-
-
-def _entering(proc: Path, kinds: dict[str, str]) -> list[str]:
-    options = [f"{option}={proc / '1/ns' / kind}" for kind, option in kinds.items() if not _is_ours(proc, kind)]
-    return ["nsenter", *options, "--"] if options else []
 
 
 def _is_ours(proc: Path, kind: str) -> bool:
@@ -338,21 +294,21 @@ def mount_points_below(mountinfo: str, root: str) -> tuple[str, ...]:
     Unmount them in this order: a mount is newer than the mount that contains it and than those that it hides. An order
     by depth would miss a mount that a later mount of its parent hides.
     """
-    points = [_unescaped(fields[4]) for line in mountinfo.splitlines() if len(fields := line.split(" ")) > 4]
     below = root.rstrip("/") + "/"
-    return tuple(point for point in reversed(points) if point == root or point.startswith(below))
+    return tuple(point for _, point in reversed(_mounts(mountinfo)) if point == root or point.startswith(below))
 
 
 def devices_of(mountinfo: str, points: Iterable[str]) -> frozenset[str]:
     """`major:minor` of the file systems that are mounted at `points` and nowhere else."""
-    wanted = set(points)
-    rows = [(fields[2], _unescaped(fields[4])) for line in mountinfo.splitlines() if len(fields := line.split(" ")) > 4]
-    elsewhere = {device for device, point in rows if point not in wanted}
-    return frozenset(device for device, point in rows if point in wanted) - elsewhere
+    wanted, mounts = set(points), _mounts(mountinfo)
+    elsewhere = {device for device, point in mounts if point not in wanted}
+    return frozenset(device for device, point in mounts if point in wanted) - elsewhere
 
 
-def _unescaped(text: str) -> str:
-    return _OCTAL.sub(lambda match: chr(int(match.group(1), 8)), text)
+def _mounts(mountinfo: str) -> list[tuple[str, str]]:
+    """`major:minor` and mount point of each mount. The kernel writes white space in a path as octal numbers."""
+    rows = (line.split(" ") for line in mountinfo.splitlines())
+    return [(row[2], _OCTAL.sub(lambda code: chr(int(code.group(1), 8)), row[4])) for row in rows if len(row) > 4]
 
 
 # umount2(2) in the host's mount namespace, as a system call, which needs no program of the host.
@@ -366,11 +322,8 @@ UMOUNT_NOFOLLOW = 8
 
 
 def why_not_unmounted(proc: Path, mount_point: str, here: Path, timeout_s: float, *, lazily: bool = False) -> str:
-    """Unmount `mount_point` of the host, which is `here` for this process; "" on success, else the error.
-
-    With `lazily`, detach it: processes that use it keep it. Raises ModuleFailed as `mount_namespace`.
-    """
-    namespace = mount_namespace(proc)
+    """Unmount the host's `mount_point`, `here` for us, perhaps `lazily`: "" or the error. Raises ModuleFailed."""
+    namespace = None if _is_ours(proc, "mnt") else proc / "1/ns/mnt"
     target = str(here) if namespace is None else mount_point
     flags = UMOUNT_NOFOLLOW | (MNT_DETACH if lazily else 0)
     said = lines_within(timeout_s, lambda: _unmounted(namespace, target, flags))

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from msgspec.structs import replace
 
-from driver_manager.adapters.host.files import HostFiles
+from driver_manager.adapters.host.files import HostFiles, HostRoots, becomes, names_in, text_of, translated
 from driver_manager.adapters.process.forked import lines_within
 from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, run
 from driver_manager.adapters.process.tools import Result
@@ -63,20 +63,19 @@ def _symbols(path: Path) -> list[tuple[str, bool]] | None:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return None
-            data = _content(file, path.suffix)
+            data = _unpacked(file, path.suffix).read(MAX_BYTES)
         return list(_table(data)) if data.startswith(_ELF64_LITTLE) else None
     except (OSError, EOFError, struct.error, lzma.LZMAError, zlib.error, IndexError, OverflowError, ValueError):
         return None
 
 
-def _content(file: BinaryIO, suffix: str) -> bytes:
-    if suffix == ".gz":
-        with gzip.open(file) as packed:
-            return packed.read(MAX_BYTES)
-    if suffix == ".xz":
-        with lzma.open(file) as packed:
-            return packed.read(MAX_BYTES)
-    return file.read(MAX_BYTES)
+def _unpacked(file: BinaryIO, suffix: str) -> BinaryIO | gzip.GzipFile | lzma.LZMAFile:
+    match suffix:
+        case ".gz":
+            return gzip.open(file)
+        case ".xz":
+            return lzma.open(file)
+    return file
 
 
 def _table(data: bytes) -> Iterator[tuple[str, bool]]:
@@ -106,50 +105,33 @@ def _table(data: bytes) -> Iterator[tuple[str, bool]]:
 # (fw_path, fw_get_filesystem_firmware).
 
 FIRMWARE_OF_A_ROOT = "lib/firmware"
+FIRMWARE_PARAMETER = "module/firmware_class/parameters/path"
 SUFFIXES = ("", ".zst", ".xz")
 
 
 def custom_firmware_path(sys_root: Path) -> str | None:
     """The folder in firmware_class.path, "" if it is not set, None if this kernel does not have the parameter."""
-    try:
-        return _parameter(sys_root).read_text(errors="replace").strip()
-    except OSError:
-        return None
+    return text_of(sys_root / FIRMWARE_PARAMETER)
 
 
 def set_firmware_path(sys_root: Path, path: str) -> None:
     """Set firmware_class.path to `path`, without a line feed, which would become part of it. Raises ModuleFailed."""
-    try:
-        _parameter(sys_root).write_text(path)
-    except OSError as error:
-        raise ModuleFailed(
-            f"cannot set firmware_class.path to {path}: {error.strerror}", "Mount the host's /sys read-write."
-        ) from error
-
-
-def _parameter(sys_root: Path) -> Path:
-    return sys_root / "module/firmware_class/parameters/path"
+    what = f"cannot set firmware_class.path to {path}"
+    with translated(ModuleFailed, what, "Mount the host's /sys read-write."):
+        (sys_root / FIRMWARE_PARAMETER).write_text(path)
 
 
 def firmware_search_path(sys_root: Path, kernel: str, wanted: str) -> tuple[str, ...]:
-    """The folders of the host in which the kernel looks for firmware, in its order: firmware_class.path is the first.
-
-    `wanted` is the value of firmware_class.path at the time of the load, "" if the run does not change it.
-    """
+    """The folders in which the kernel looks for firmware, in its order, with firmware_class.path set to `wanted`."""
     custom = wanted or custom_firmware_path(sys_root)
     base = f"/{FIRMWARE_OF_A_ROOT}"
     return (*([custom] if custom else []), f"{base}/updates/{kernel}", f"{base}/updates", f"{base}/{kernel}", base)
 
 
-def has_firmware(files: HostFiles, folders: tuple[str, ...], name: str) -> bool:
-    """True if one of `folders` has the file, or a file that matches the pattern (MODULE_FIRMWARE accepts both)."""
-    return next(found_firmware(files, folders, name), None) is not None
-
-
-def found_firmware(files: HostFiles, folders: tuple[str, ...], name: str) -> Iterator[Path]:
-    """The file that the kernel would read, or all files that match the pattern, as paths of this process."""
+def found_firmware(files: HostFiles, folders: tuple[str, ...], name: str) -> list[Path]:
+    """The file that the kernel would read, as a path of this process; `name` may be a pattern (MODULE_FIRMWARE)."""
     there = next(filter(None, (_matching(files, folder, name) for folder in folders)), [])
-    yield from map(files.path, there)
+    return [files.path(path) for path in there]
 
 
 def _matching(files: HostFiles, folder: str, name: str) -> list[str]:
@@ -184,19 +166,12 @@ VALUE_CHARS = 256
 
 def configured_options(files: HostFiles) -> dict[str, str]:
     """The options in the host's modprobe.d, by module, as modprobe passes them; without files that cannot be read."""
-    found: dict[str, str] = {}
-    for path in _config_files(files):
-        try:
-            text = files.read(path) or ""
-        except OSError:
-            continue
-        for name, options in options_in(text).items():
-            found[name] = f"{found[name]} {options}" if name in found else options
-    return found
+    # The empty line ends a last line that has no line feed, or a backslash.
+    return options_in("\n\n".join(map(files.text, _config_files(files))))
 
 
 def options_in(text: str) -> dict[str, str]:
-    """The options in the text of one file, by module. A backslash at the end of a line continues it."""
+    """The options in the text of files, by module. A backslash at the end of a line continues it."""
     found: dict[str, str] = {}
     for line in text.replace("\\\n", " ").splitlines():
         words = line.rstrip("\\ \t").split(None, 2)
@@ -222,10 +197,7 @@ def as_config(options: Mapping[str, str]) -> bytes:
 
 
 def loaded_parameters(sys_root: Path, names: Iterable[str], timeout_s: float = READ_S) -> dict[str, str]:
-    """The readable parameters of the loaded modules `names`: value by `module.parameter`.
-
-    The driver itself supplies each value. If it does not answer within `timeout_s` seconds, the result is empty.
-    """
+    """Values by `module.parameter` of the loaded modules; empty if a driver does not answer in `timeout_s` seconds."""
     folders = [folder for name in names if (folder := sys_root / "module" / name / "parameters").is_dir()]
     found = lines_within(timeout_s, lambda: _parameters(folders)) if folders else None
     return dict(line.split("=", 1) for line in found or ())
@@ -233,11 +205,10 @@ def loaded_parameters(sys_root: Path, names: Iterable[str], timeout_s: float = R
 
 def _parameters(folders: Iterable[Path]) -> Iterator[str]:
     for folder in folders:
-        for parameter in sorted(os.listdir(folder)):  # noqa: PTH208  # plain names
-            with contextlib.suppress(OSError):
-                value = (folder / parameter).read_text(errors="replace").strip()[:VALUE_CHARS]
-                if "\n" not in value:
-                    yield f"{folder.parent.name}.{parameter}={value}"
+        for parameter in sorted(names_in(folder)):
+            value = text_of(folder / parameter)
+            if value is not None and "\n" not in value[:VALUE_CHARS]:
+                yield f"{folder.parent.name}.{parameter}={value[:VALUE_CHARS]}"
 
 
 # Loaded kernel modules in /sys, and rmmod, modprobe and depmod.
@@ -260,12 +231,8 @@ _BUSY = ("in use", "resource temporarily unavailable", "device or resource busy"
 def driver_modules(sys_root: Path, modules: Modules) -> dict[str, Module]:
     """The loaded modules of the driver, by name. Raises ConfigError when /sys/module cannot be read."""
     folder = sys_root / "module"
-    try:
+    with translated(ConfigError, f"cannot read {folder}", "Mount the host's /sys (SYS_ROOT), and run as root."):
         names = os.listdir(folder)  # noqa: PTH208  # a plain list of names, the folder has hundreds
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {folder}: {error.strerror}", "Mount the host's /sys (SYS_ROOT), and run as root."
-        ) from error
     loaded: dict[str, Module] = {}
     queue = [name for name in names if is_own(name, modules)]
     while queue:
@@ -298,10 +265,7 @@ def permanent_modules(proc: Path, names: Iterable[str]) -> dict[str, str]:
     /proc/modules has name, size, reference count and users. The count is `-` if the kernel is built without unloading.
     The users of a module without an exit function include `[permanent]` (kernel/module/procfs.c, print_unload_info).
     """
-    try:
-        rows = [line.split() for line in (proc / "modules").read_text(errors="replace").splitlines()]
-    except OSError:
-        return {}
+    rows = [line.split() for line in (text_of(proc / "modules") or "").splitlines()]
     wanted, found = set(names), dict[str, str]()
     for name, _, count, users in (row[:4] for row in rows if len(row) > 3 and row[0] in wanted):
         if "[permanent]" in users.split(","):
@@ -314,44 +278,32 @@ def permanent_modules(proc: Path, names: Iterable[str]) -> dict[str, str]:
 def _module(folder: Path) -> Module | None:
     """The module at `folder`; None if it is gone, is being unloaded, or is built in (then it has no `initstate`)."""
     # A module whose exit function runs is no longer in use, even if the function never returns.
-    if _line(folder / "initstate") in (None, GOING):
+    if text_of(folder / "initstate") in (None, GOING):
         return None
-    count = _line(folder / "refcnt") or ""
-    try:
-        holders = tuple(sorted(os.listdir(folder / "holders")))  # noqa: PTH208
-    except OSError:
-        holders = ()
+    count = text_of(folder / "refcnt") or ""
     return Module(
         name=folder.name,
-        version=_line(folder / "version") or "",
+        version=text_of(folder / "version") or "",
         refcount=int(count) if count.isascii() and count.isdigit() else None,
-        holders=holders,
+        holders=tuple(sorted(names_in(folder / "holders"))),
     )
 
 
 def _is_going(folder: Path) -> bool:
-    return _line(folder / "initstate") == GOING
-
-
-def _line(path: Path) -> str | None:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return None
+    return text_of(folder / "initstate") == GOING
 
 
 def unload_module(sys_root: Path, name: str, deadline: Deadline, clock: Clock) -> None:
     """Unload a module with rmmod; /sys decides. Raises ModuleBusy, ModuleStuck, ModuleFailed, Terminated."""
     result = run(["rmmod", "--", name], timeout_s=deadline.bound(TOOL_TIMEOUT_S))
+    folder = sys_root / "module" / name
     # The exit function continues after rmmod was killed, and may still finish.
-    while _is_going(sys_root / "module" / name):
-        if deadline.is_over:
-            raise ModuleStuck(
-                f"module {name} is stuck while unloading: its exit function does not return",
-                "Reboot the node; the next run continues. The kernel log (dmesg) may show what the module waits for.",
-            )
-        clock.sleep(GOING_POLL_S)
-    module = _module(sys_root / "module" / name)
+    if not becomes(lambda: not _is_going(folder), deadline.left(), GOING_POLL_S, clock):
+        raise ModuleStuck(
+            f"module {name} is stuck while unloading: its exit function does not return",
+            "Reboot the node; the next run continues. The kernel log (dmesg) may show what the module waits for.",
+        )
+    module = _module(folder)
     if module is None:
         return
     if result.status == 0:
@@ -423,7 +375,7 @@ def load_modules(
 ) -> dict[str, str]:
     """Load `files` (name, path) with insmod, in passes until no further one loads; the errors of the others, by name.
 
-    Some modules of a driver serve hardware that is absent, and a module file does not always name its dependencies.
+    Modules may serve hardware that is absent, and a module file does not always name its dependencies.
     """
     left, said = dict(files), dict[str, str]()
     while left:
@@ -497,15 +449,6 @@ class OtherKernel:
             return {}
 
 
-def _unpacked(file: BinaryIO, suffix: str) -> BinaryIO | gzip.GzipFile | lzma.LZMAFile:
-    match suffix:
-        case ".gz":
-            return gzip.open(file)
-        case ".xz":
-            return lzma.open(file)
-    return file
-
-
 # The modules of a driver root, and whether this kernel can load them.
 #
 # Sources: kmod's modinfo(8), modprobe(8), modules.dep(5), depmod(8) (modules.symbols).
@@ -524,30 +467,26 @@ _USE_ANOTHER = "Use a driver that was built for this kernel, or set DRIVER_ROOT 
 
 
 class ModuleTrees:
-    """Module trees on one host for one kernel. `proc` and `sys_root` are the host's /proc and /sys.
+    """Module trees on one host for one kernel; `other` is that kernel, if it does not run.
 
-    `other` is that kernel, if it does not run. The object keeps each tree's list and each tool's result: make one
-    object for each observation of the host.
+    The object keeps each tree's list and each tool's result: make one object for each observation of the host.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917  # one host, one kernel, and one profile's modules
+    def __init__(
         self,
-        files: HostFiles,
-        proc: Path,
-        sys_root: Path,
+        roots: HostRoots,
         kernel: str,
         modules: Modules = NO_MODULES,
         firmware_folder: str = "",
         other: OtherKernel | None = None,
     ) -> None:
         self._other = other
-        self.files = files
+        self.files = roots.files()
         self.kernel = kernel
         self._profile = modules
         self._firmware_folder = firmware_folder
-        self._proc = proc
-        self._sys_root = sys_root
-        self._options: dict[str, str] | None = None
+        self._proc = roots.proc
+        self._sys_root = roots.sys
         self._facts: dict[str, dict[str, str]] = {}
         self._firmware: dict[str, list[str]] = {}
         self._unread: dict[str, str] = {}
@@ -596,7 +535,7 @@ class ModuleTrees:
             dependencies=tuple(inspected[len(found) :]),
             tree=self._in_order(root) if self._is_whole(root) else (),
             refusal=self._why_refused(root, (*(file.name for file in found), *order)),
-            options={name: text for name, text in self.options().items() if name in paths},
+            options={name: text for name, text in self.options.items() if name in paths},
             missing_firmware=self._missing_firmware(root, paths),
         )
 
@@ -606,8 +545,8 @@ class ModuleTrees:
         own = f"{root.rstrip('/')}/{FIRMWARE_OF_A_ROOT}"
         found = []
         for name, path in paths.items():
-            lost = tuple(one for one in self._firmware[path] if not has_firmware(self.files, folders, one))
-            is_kept = any(has_firmware(self.files, (own,), one) for one in lost)
+            lost = tuple(one for one in self._firmware[path] if not found_firmware(self.files, folders, one))
+            is_kept = any(found_firmware(self.files, (own,), one) for one in lost)
             found += [MissingFirmware(name, lost, folders, own if is_kept else "")] if lost else []
         return tuple(found)
 
@@ -624,11 +563,9 @@ class ModuleTrees:
             for name in self._firmware[path]:
                 yield from found_firmware(self.files, folders, name)
 
+    @cached_property
     def options(self) -> dict[str, str]:
-        """The options in the host's modprobe.d, by module."""
-        if self._options is None:
-            self._options = configured_options(self.files)
-        return self._options
+        return configured_options(self.files)
 
     def one_by_one(self, root: str, names: Iterable[str]) -> tuple[tuple[str, str], ...]:
         """Name and path of each module to load with insmod for `names`, each after its dependencies in the tree's list.
@@ -826,10 +763,7 @@ class ModuleTrees:
         return {row[1]: row[0] for row in rows if len(row) == 2}
 
     def _layout_matches(self, checksums: dict[str, str]) -> bool | None:
-        """True if the checksum of `module_layout` is that of a host module for this kernel; None if unknown.
-
-        The kernel compares the same number. For another kernel, compare all checksums with its list.
-        """
+        """True if the checksum of `module_layout`, which the kernel compares, is a host module's; None if unknown."""
         if self._other is not None and (known := self._other.checksums):
             same = [known[name] == int(its, 16) for name, its in checksums.items() if known.get(name)]
             return all(same) if same else None

@@ -8,19 +8,25 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from driver_manager.adapters.host.files import HostFiles, HostRoots, WorkLock, boot_id, translated
+from driver_manager.adapters.host.files import HostFiles, HostRoots, WorkLock, boot_id, changing, translated
 from driver_manager.core.ports_base import Clock
 from driver_manager.domain.errors import ConfigError, Conflict, ModuleFailed
-from driver_manager.domain.host import Marker, MarkerUnreadable, decode_marker
+from driver_manager.domain.host import Marker, decode_marker
 from driver_manager.domain.metrics import Family
 from driver_manager.domain.node_state import Sighting
 from driver_manager.domain.outage import Outage
 from driver_manager.domain.profile import HostPaths, Modules, Profile
-from driver_manager.domain.reboot import state as reboot_metrics
-from driver_manager.domain.reboot import state as reboot_record
-from driver_manager.domain.reboot.state import Record, RecordUnreadable, Snapshot
+from driver_manager.domain.reboot.state import (
+    Record,
+    RecordUnreadable,
+    Snapshot,
+    decode_reboot_record,
+    encode_reboot_record,
+    reboot_families,
+)
 from driver_manager.domain.run_report import RunFigures, RunReport, decode_run_figures, encode_run_figures, run_families
 from driver_manager.domain.text import is_digest
+from driver_manager.domain.wire import Unreadable
 
 # The current load of the driver's modules.
 
@@ -68,12 +74,12 @@ class HostClientNotes(DriverFiles):
     @contextmanager
     def alone(self) -> Generator[bool, None, None]:
         with contextlib.ExitStack() as stack:
-            with translated(self._paths.client_lock):
+            with changing(self._paths.client_lock):
                 is_alone = stack.enter_context(self._lock.alone(self._clock))
             yield is_alone
 
     def sighting(self) -> Sighting:
-        with translated(self._paths.state_file):
+        with changing(self._paths.state_file):
             recorded = (self._files.read(self._paths.state_file) or "").strip()
         marks = (self._paths.state_file, self._paths.ready_marker)
         return Sighting(
@@ -84,7 +90,7 @@ class HostClientNotes(DriverFiles):
         )
 
     def recall(self) -> str:
-        with translated(self._paths.client_record):
+        with changing(self._paths.client_record):
             return self._files.read(self._paths.client_record, MAX_RECORD_BYTES) or ""
 
     def remember(self, text: str) -> None:
@@ -104,7 +110,7 @@ def read_marker(files: HostFiles, path: str) -> tuple[Marker | None, str]:
         return None, ""
     try:
         return decode_marker(text), ""
-    except MarkerUnreadable as error:
+    except Unreadable as error:
         return None, error.what
 
 
@@ -112,17 +118,12 @@ def remove_marker(files: HostFiles, path: str, seen: Marker) -> None:
     """Remove the marker at `path` if it still equals `seen`; a newer one stays. Raises ModuleFailed."""
     if read_marker(files, path)[0] != seen:
         return
-    try:
+    with translated(ModuleFailed, f"cannot remove {path} on the host", "Remove it by hand."):
         files.remove(path)
-    except OSError as error:
-        raise ModuleFailed(f"cannot remove {path} on the host: {error.strerror}", "Remove it by hand.") from error
 
 
 class RebootFiles:
-    """See `driver_manager.core.ports.RebootHost`. `marker` and `record` are paths on the host.
-
-    `publish` is called with each record after it is written.
-    """
+    """See `driver_manager.core.ports.RebootHost`. `publish` is called with each record that was written."""
 
     def __init__(
         self, roots: HostRoots, marker: str, record: str, publish: Callable[[Record], None] = lambda _: None
@@ -138,13 +139,10 @@ class RebootFiles:
         return Snapshot(boot_id(self._roots), self._uptime_s(), marker, problem)
 
     def record(self) -> Record:
-        try:
+        what = f"cannot read {self._record} on the host"
+        with translated(RecordUnreadable, what, "Look at that path on the host."):
             text = self._files.read(self._record)
-        except OSError as error:
-            raise RecordUnreadable(
-                f"cannot read {self._record} on the host: {error.strerror}", "Look at that path on the host."
-            ) from error
-        return reboot_record.decode_reboot_record(text) if text is not None else Record()
+        return decode_reboot_record(text) if text is not None else Record()
 
     def has_record(self) -> bool:
         """True if the rebooter's record exists, readable or not, or if that cannot be determined."""
@@ -154,11 +152,9 @@ class RebootFiles:
             return True
 
     def keep(self, record: Record, seen: Record | None = None) -> None:
-        if seen is not None and reboot_record.encode_reboot_record(self.record()) != reboot_record.encode_reboot_record(
-            seen
-        ):
+        if seen is not None and encode_reboot_record(self.record()) != encode_reboot_record(seen):
             raise Conflict(f"another process has replaced {self._record}", "No action needed; it is retried.")
-        self._files.write(self._record, reboot_record.encode_reboot_record(record))
+        self._files.write(self._record, encode_reboot_record(record))
         self._publish(record)
 
     def _uptime_s(self) -> float:
@@ -185,10 +181,7 @@ class RunFiguresFile:
 
     def read(self) -> RunFigures:
         """The figures of the runs of this boot; empty ones if the file is missing or cannot be read."""
-        try:
-            return decode_run_figures(self._files.read(self._path) or "")
-        except OSError:
-            return RunFigures()
+        return decode_run_figures(self._files.text(self._path))
 
     def add(self, run: RunReport, *, is_given_back: bool = False) -> RunFigures:
         """Add a run and write the figures; the figures as written. Raises ConfigError."""
@@ -217,14 +210,9 @@ class RunFiguresFile:
 
 def others_of(roots: HostRoots, paths: HostPaths) -> tuple[Family, ...]:
     """Metric families of the runs and of the rebooter on this host, without a program that has no readable file."""
-    return (*run_families(RunFiguresFile(roots.files(), paths).read()), *_of_rebooter(roots, paths))
-
-
-def _of_rebooter(roots: HostRoots, paths: HostPaths) -> tuple[Family, ...]:
-    if not paths.rebooter_record:
-        return ()
+    of_runs = run_families(RunFiguresFile(roots.files(), paths).read())
     files = RebootFiles(roots, paths.reboot_marker, paths.rebooter_record)
-    try:
-        return reboot_metrics.reboot_families(files.record()) if files.has_record() else ()
-    except RecordUnreadable:
-        return ()
+    if paths.rebooter_record and files.has_record():
+        with contextlib.suppress(RecordUnreadable):
+            return (*of_runs, *reboot_families(files.record()))
+    return of_runs

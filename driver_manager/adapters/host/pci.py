@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from fnmatch import fnmatchcase
 from functools import partial
@@ -13,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from driver_manager.adapters.host.files import HostFiles, HostRoots, kernel_fact
+from driver_manager.adapters.host.files import HostFiles, HostRoots, becomes, kernel_fact, names_in, target_of, text_of
 from driver_manager.adapters.host.holders import LOOK_S, Looks, find_holders
 from driver_manager.adapters.process.forked import each_within, lines_within
 from driver_manager.core.ports_base import Clock
@@ -23,6 +22,11 @@ from driver_manager.domain.host import Holder
 from driver_manager.domain.pci import PciBus, PciFunction
 from driver_manager.domain.profile import Profile
 
+
+def devices_folder(sys_root: Path) -> Path:
+    return sys_root / "bus/pci/devices"
+
+
 _GIVEN_AWAY = ("vfio", "pci-stub", "uio", "pciback", "xen-pciback")
 """Name prefixes of drivers that give a device to a virtual machine or to user space."""
 
@@ -30,47 +34,36 @@ _GIVEN_AWAY = ("vfio", "pci-stub", "uio", "pciback", "xen-pciback")
 def served_devices(roots: HostRoots, profile: Profile) -> tuple[str, ...]:
     """The addresses in `pci_devices` that the vendor's driver has, and that its tool therefore should list.
 
-    Excludes functions without a driver (an administrator may have excluded one, and a virtual one waits for its user),
-    with another driver, or given away. Includes virtual functions only if the tool lists them.
+    Excludes functions without a driver, with another one, or given away, and virtual ones if the tool lists none.
     """
     return tuple(address for address in pci_devices(roots, profile) if _is_served(roots, profile, address))
 
 
 def _is_served(roots: HostRoots, profile: Profile, address: str) -> bool:
-    device = roots.sys / "bus/pci/devices" / address
-    try:
-        driver = (device / "driver").readlink().name
-    except OSError:
-        return False
+    device = devices_folder(roots.sys) / address
+    driver = target_of(device / "driver")
     if (device / "physfn").is_symlink() and profile.probe is not None and not profile.probe.lists_virtual:
         return False
-    return not driver.startswith(_GIVEN_AWAY) and driver not in profile.modules.conflicting
+    return driver != "" and not driver.startswith(_GIVEN_AWAY) and driver not in profile.modules.conflicting
 
 
 def pci_devices(roots: HostRoots, profile: Profile) -> tuple[str, ...]:
     """PCI addresses of the vendor's accelerators, by vendor id and class (sysfs-bus-pci)."""
-    found = []
-    folder = roots.sys / "bus/pci/devices"
-    try:
-        entries = sorted(folder.iterdir())
-    except OSError:
-        return ()
-    for entry in entries:
-        vendor, kind = pci_value(entry / "vendor"), pci_value(entry / "class")
-        device = pci_value(entry / "device")
-        wanted_class = not profile.pci_classes or any(kind.startswith(prefix) for prefix in profile.pci_classes)
-        wanted_device = not profile.pci_devices or device in profile.pci_devices
-        if vendor == profile.pci_vendor and wanted_class and wanted_device:
-            found.append(entry.name)
-    return tuple(found)
+    folder = devices_folder(roots.sys)
+    return tuple(name for name in sorted(names_in(folder)) if _is_accelerator(folder / name, profile))
+
+
+def _is_accelerator(device: Path, profile: Profile) -> bool:
+    if pci_value(device / "vendor") != profile.pci_vendor:
+        return False
+    if profile.pci_devices and pci_value(device / "device") not in profile.pci_devices:
+        return False
+    return pci_value(device / "class").startswith(profile.pci_classes or "")
 
 
 def pci_value(path: Path) -> str:
     """The number in an attribute file of a function, as lower-case hexadecimal digits; "" if it cannot be read."""
-    try:
-        return path.read_text().strip().removeprefix("0x").lower()
-    except (OSError, ValueError):
-        return ""
+    return (text_of(path) or "").removeprefix("0x").lower()
 
 
 # The vendor's functions on the PCI bus with their drivers and IOMMU groups, from sysfs.
@@ -95,10 +88,6 @@ returns at once. The limits allow for a driver that binds or unbinds normally an
 counts as stuck blocks the run."""
 
 
-def devices_folder(sys_root: Path) -> Path:
-    return sys_root / "bus/pci/devices"
-
-
 def read_bus(roots: HostRoots, profile: Profile, kernel: str, *, picks_vfio: bool) -> PciBus:
     """The functions of the profile. `picks_vfio` adds the best vfio module of the host's `kernel` to each."""
     folder, accelerators = devices_folder(roots.sys), pci_devices(roots, profile)
@@ -116,7 +105,7 @@ def read_bus(roots: HostRoots, profile: Profile, kernel: str, *, picks_vfio: boo
 def _guarded(paths: list[Path]) -> dict[str, dict[str, Any]]:
     """Fields of `PciFunction` from the guarded files, by address; `is_stuck` alone if the kernel does not answer."""
     asked = each_within(
-        PCI_LOOK_S, STALL_S, range(len(paths)), lambda at: (_text(paths[at] / name) for name in GUARDED)
+        PCI_LOOK_S, STALL_S, range(len(paths)), lambda at: (text_of(paths[at] / name) or "" for name in GUARDED)
     )
     silent = {*asked.stuck, *asked.left}
     return {
@@ -149,51 +138,24 @@ def _neighbours(sys_root: Path, functions: Sequence[PciFunction]) -> tuple[PciFu
     known = {one.address for one in functions}
     found = []
     for group in sorted({one.group for one in functions if one.group}):
-        try:
-            members = sorted(entry.name for entry in (sys_root / "kernel/iommu_groups" / group / "devices").iterdir())
-        except OSError:
-            continue
-        others = (devices_folder(sys_root) / address for address in members if address not in known)
-        found += [_function(path, None, is_auxiliary=False) for path in others]
+        others = set(names_in(sys_root / "kernel/iommu_groups" / group / "devices")) - known
+        found += [_function(devices_folder(sys_root) / one, None, is_auxiliary=False) for one in sorted(others)]
     return tuple(found)
 
 
 def _function(path: Path, modules: VfioModules | None, *, is_auxiliary: bool) -> PciFunction:
-    module = modules.best(_text(path / "modalias")) if modules is not None else ""
+    module = modules.best(text_of(path / "modalias") or "") if modules is not None else ""
     return PciFunction(
         address=path.name,
-        driver=_target(path / "driver"),
-        module=_target(path / "driver/module"),
-        group=_target(path / "iommu_group"),
-        physical=_target(path / "physfn"),
+        driver=target_of(path / "driver"),
+        module=target_of(path / "driver/module"),
+        group=target_of(path / "iommu_group"),
+        physical=target_of(path / "physfn"),
         vfio_module=module,
         vfio_driver=modules.driver_in(module) if modules is not None and module else "",
         is_auxiliary=is_auxiliary,
-        own_node=_only_name_in(path / "vfio-dev"),
+        own_node=next(iter(names_in(path / "vfio-dev")), ""),
     )
-
-
-def _target(link: Path) -> str:
-    """The name of a link's target, "" if the link is missing."""
-    try:
-        return link.readlink().name
-    except OSError:
-        return ""
-
-
-def _only_name_in(folder: Path) -> str:
-    """The name of the only entry in a folder, "" if there is none."""
-    try:
-        return next((entry.name for entry in folder.iterdir()), "")
-    except OSError:
-        return ""
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 class VfioModules:
@@ -220,12 +182,9 @@ class VfioModules:
 
     def driver_in(self, module: str) -> str:
         """The name of the PCI driver in a module: from /sys if it is loaded, else by the kernel's convention."""
-        try:
-            names = sorted(entry.name for entry in (self._sys_root / "module" / module / "drivers").iterdir())
-        except OSError:
-            names = []
-        loaded = [name.removeprefix("pci:") for name in names if name.startswith("pci:")]
-        return loaded[0] if loaded else PLAIN_DRIVER if module == PLAIN_MODULE else module
+        names = sorted(names_in(self._sys_root / "module" / module / "drivers"))
+        loaded = (name.removeprefix("pci:") for name in names if name.startswith("pci:"))
+        return next(loaded, PLAIN_DRIVER if module == PLAIN_MODULE else module)
 
 
 def _has_plain(files: HostFiles, sys_root: Path, tree: str) -> bool:
@@ -302,12 +261,8 @@ class LinuxPciDevices:
         return tuple(replace(one, machine=machines.get(one.pid, "")) for one in found)
 
     def override(self, address: str, driver: str, deadline: Deadline) -> None:
-        self._write(
-            self._path(address) / "driver_override",
-            driver,
-            f"set driver_override of {address} to {driver or 'none'}",
-            deadline,
-        )
+        what = f"set driver_override of {address} to {driver or 'none'}"
+        self._write(self._path(address) / "driver_override", driver, what, deadline)
 
     def set_virtual(self, address: str, count: int, deadline: Deadline) -> None:
         what = f"set {address} to {count} virtual function(s)"
@@ -319,7 +274,7 @@ class LinuxPciDevices:
     def bind(self, address: str, driver: str, deadline: Deadline) -> None:
         if self._driver(address) == driver:
             return
-        self._offer(address, deadline)
+        self.probe(address, deadline)
         if not self._shows(lambda: self._driver(address) == driver):
             now = self._driver(address) or "none"
             raise ModuleFailed(f"{address} is not bound to {driver}: its driver is {now}", DMESG)
@@ -333,41 +288,26 @@ class LinuxPciDevices:
             raise ModuleFailed(f"{address} is still bound to {driver} after an unbind", DMESG)
 
     def probe(self, address: str, deadline: Deadline) -> None:
-        self._offer(address, deadline)
-
-    def _offer(self, address: str, deadline: Deadline) -> None:
-        """Ask the kernel to probe drivers. Tolerates a refusal, as `bind` checks the function's driver afterwards."""
-        probing = self._roots.sys / "bus/pci/drivers_probe"
-        self._write(
-            probing, address, f"probe the drivers of {address}", deadline, tolerated=(errno.EINVAL, errno.ENODEV)
-        )
+        """See the port. Tolerates a refusal, as `bind` checks the function's driver afterwards."""
+        path, what = self._roots.sys / "bus/pci/drivers_probe", f"probe the drivers of {address}"
+        self._write(path, address, what, deadline, tolerated=(errno.EINVAL, errno.ENODEV))
 
     def _path(self, address: str) -> Path:
         return devices_folder(self._roots.sys) / address
 
     def _ways_to(self, path: Path) -> tuple[Path, ...]:
-        """`path`, and other views of the same file, which may be writable if `path` is not.
-
-        The operators' pods mount the host's root read-only, and its /sys writable at its own path.
-        """
+        """`path`, and views of the same file that may be writable: the operators' pods mount /sys at its own path."""
         within = path.relative_to(self._roots.sys)
         ours, hosts = OWN_SYS / within, self._roots.proc / "1/root/sys" / within
         return (path, *((ours,) if _is_same(ours, path) else ()), hosts)
 
     def _driver(self, address: str) -> str:
-        try:
-            return (self._path(address) / "driver").readlink().name
-        except OSError:
-            return ""
+        return target_of(self._path(address) / "driver")
 
     def _shows(self, is_done: Callable[[], bool]) -> bool:
-        """True if `is_done` becomes true within `EFFECT_S`."""
-        end_s = time.monotonic() + EFFECT_S
-        while not is_done():
-            if time.monotonic() >= end_s:
-                return False
-            time.sleep(EFFECT_POLL_S)  # not the clock's, which raises Terminated: a terminating run needs the result
-        return True
+        """True if `is_done` becomes true within `EFFECT_S`. A run that is asked to end needs the result too."""
+        with self._clock.shielded():
+            return becomes(is_done, EFFECT_S, EFFECT_POLL_S, self._clock)
 
     def _write(self, path: Path, text: str, what: str, deadline: Deadline, tolerated: tuple[int, ...] = ()) -> None:
         """Write one line. Raises ModuleFailed if the kernel refuses it, ModuleStuck if it does not answer."""
@@ -391,10 +331,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def _written(paths: Iterable[Path], text: str) -> Iterable[str]:
-    """Write `text` to the first of `paths` that is not read-only; the errno as a line, 0 for none.
-
-    `paths` are views of one file. Call it in a disposable child, as the write may never return.
-    """
+    """Write `text` to the first of `paths`, views of one file, that can be written; the errno as a line, 0 for none."""
     number = errno.ENOENT
     for path in paths:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -58,10 +58,7 @@ _ENV = "env"
 
 
 class Interpreted(Struct, frozen=True):
-    """The interpreter of a program, as paths of its root; both empty for a static program or one that cannot be read.
-
-    `script` are the words of a `#!` line, `loader` is the dynamic loader of an ELF program.
-    """
+    """The `#!` words or the ELF loader of a program, as paths of its root; both empty if it needs or shows none."""
 
     loader: str = ""
     script: tuple[str, ...] = ()
@@ -104,11 +101,11 @@ def _loader(descriptor: int, head: bytes) -> str:
     return ""
 
 
-def inside(root: Path, path: str) -> Path | None:
-    """The regular file `path` of the root file system `root`, with links resolved inside it; None if there is none."""
+def inside(root: Path, path: str, is_it: Callable[[Path], bool] = Path.is_file) -> Path | None:
+    """The file `path` of the root file system `root`, with links resolved inside it; None if there is none."""
     try:
         found = resolve(root, path)
-        return found if found.is_file() else None
+        return found if is_it(found) else None
     except (OSError, ValueError):
         return None
 
@@ -146,23 +143,12 @@ def _script(
 
 
 def _by_loader(root: Path, loader: Path, libraries: Iterable[Path]) -> tuple[str, ...]:
-    """The words that run a program with the loader of `root`; none for our own root.
-
-    The C library is in the loader's folder, also in distributions with folders of their own (NixOS).
-    """
+    """The words that run a program with the loader of `root`; its folder has the C library; none for our root."""
     if root == OWN_ROOT:
         return ()
-    usual = (path for folder in LIBRARY_DIRS if (path := _folder(root, folder)) is not None)
+    usual = filter(None, (inside(root, folder, Path.is_dir) for folder in LIBRARY_DIRS))
     folders = dict.fromkeys(str(path) for path in (*libraries, *usual, loader.parent))
     return (str(loader), "--inhibit-cache", "--library-path", ":".join(folders))
-
-
-def _folder(root: Path, path: str) -> Path | None:
-    try:
-        found = resolve(root, path)
-        return found if found.is_dir() else None
-    except OSError:
-        return None
 
 
 # The profile's probe as a command.
@@ -181,28 +167,21 @@ def probe_command(files: HostFiles, probe: Probe, root: str) -> ProbeCommand | N
     Its libraries are those of the driver root, or the host's if the driver root has no loader (a driver that is
     installed on the host).
     """
-    driver = _DriverTree(files, root)
-    tools = (driver.find(f"{folder}/{probe.tool}") for folder in probe.search)
+    root = root.rstrip("/")
+    top = files.path(root)
+
+    def find(path: str) -> Path:
+        """A path in the root. An absolute link leads into the root if its target is there, else into the host."""
+        within = resolve(top, path)
+        return within if within.exists() else files.path(f"{root}/{path}")
+
+    tools = (find(f"{folder}/{probe.tool}") for folder in probe.search)
     tool = next((path for path in tools if os.access(path, os.X_OK)), None)
     if tool is None:
         return None
-    folders = [driver.find(folder) for folder in probe.library_dirs]
-    words = foreign_command(tool, (driver.top, files.root), folders)
+    folders = [find(folder) for folder in probe.library_dirs]
+    words = foreign_command(tool, (top, files.root), folders)
     return ProbeCommand((*words, *probe.args), _environment(probe, folders))
-
-
-class _DriverTree:
-    """The files of a driver root. An absolute link leads into the root if its target is there, else into the host."""
-
-    def __init__(self, files: HostFiles, root: str) -> None:
-        self._files = files
-        self._root = root.rstrip("/")
-        self.top = files.path(self._root)
-
-    def find(self, path: str) -> Path:
-        """`path` (relative to the root) as a path of this process, whether it exists or not. Raises OSError (ELOOP)."""
-        within = resolve(self.top, path)
-        return within if within.exists() else self._files.path(f"{self._root}/{path}")
 
 
 def _environment(probe: Probe, folders: list[Path]) -> dict[str, str]:

@@ -6,9 +6,9 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 
-from driver_manager.adapters.host.evidence import EvidenceFolder, holders_within, with_surroundings
-from driver_manager.adapters.host.files import HostRoots, WorkLock, machine_id
-from driver_manager.adapters.host.holders import host_path, in_host
+from driver_manager.adapters.host.evidence import holders_within, save_evidence
+from driver_manager.adapters.host.files import HostRoots, WorkLock, machine_id, translated
+from driver_manager.adapters.host.holders import device_nodes, host_path, in_host
 from driver_manager.adapters.host.modules import driver_modules
 from driver_manager.adapters.host.notes import RebootFiles, remove_marker
 from driver_manager.adapters.host.pci import pci_devices
@@ -62,8 +62,7 @@ class HostRebooter(RebootFiles):
         if not has_root(driver_modules(roots.sys, profile.modules), profile.modules):
             return f"the {profile.name} driver is not loaded"
         patterns = profile.expected_nodes
-        nodes = (node for pattern in patterns for node in roots.dev.glob(pattern.removeprefix("/dev/")))
-        if patterns and pci_devices(roots, profile) and next(nodes, None) is None:
+        if patterns and pci_devices(roots, profile) and not device_nodes(roots.dev, patterns):
             return "the driver has not created a device node yet"
         ready = profile.paths.ready_marker
         is_ready = not ready or self._files.exists(ready)
@@ -84,7 +83,7 @@ class HostRebooter(RebootFiles):
         roots, paths = self._roots, self._profile.paths
         if paths.reboot_evidence:
             holders = holders_within(roots, paths.device_nodes, HOLDERS_S)
-            EvidenceFolder(self._files, paths.reboot_evidence).save(name, with_surroundings(lines, holders, roots))
+            save_evidence(roots, paths.reboot_evidence, name, lines, holders)
 
     def why_no_way_in(self) -> str:
         try:
@@ -125,11 +124,9 @@ class HostRebooter(RebootFiles):
     def force_reboot(self) -> None:
         path = self._roots.proc / "sysrq-trigger"
         for letter in SYSRQ:
-            try:
+            with translated(ModuleFailed, f"cannot write {path}", "Reboot the node by hand."):
                 descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
                 with os.fdopen(descriptor, "w") as trigger:
                     trigger.write(letter)
-            except OSError as error:
-                raise ModuleFailed(f"cannot write {path}: {error.strerror}", "Reboot the node by hand.") from error
             with self._clock.shielded():
                 self._clock.sleep(BETWEEN_SYSRQ_S)

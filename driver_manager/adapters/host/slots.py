@@ -1,7 +1,4 @@
-"""Staged drivers: the next driver beside a driver root, and the exchange that puts it in its place.
-
-Each change is one rename, so the driver root is whole whenever a run is killed.
-"""
+"""Staged drivers: the next driver beside a driver root. Each change is one rename, so the root is always whole."""
 
 from __future__ import annotations
 
@@ -19,7 +16,15 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from driver_manager.adapters.host.files import HostFiles, OpenEntry, WorkLock, exchange, mount_id, replace_in
+from driver_manager.adapters.host.files import (
+    HostFiles,
+    OpenEntry,
+    WorkLock,
+    exchange,
+    mount_id,
+    replace_in,
+    translated,
+)
 from driver_manager.adapters.host.holders import mount_points_below
 from driver_manager.adapters.process.forked import lines_within
 from driver_manager.core.ports_base import Clock
@@ -31,13 +36,13 @@ from driver_manager.domain.host import (
     RECORD,
     STAGED_FORM,
     SlotRecord,
-    SlotRecordUnreadable,
     StagedSlot,
     StagedSlots,
     decode_staged,
     encode_staged,
 )
 from driver_manager.domain.profile import Profile, Strategy, is_safe_root
+from driver_manager.domain.wire import Unreadable
 
 # One driver tree as files: what is in it, a copy of it on disk, and its removal. Links are never followed.
 
@@ -77,8 +82,7 @@ def _entries(folder: int, path: str = "", *, enters_mounts: bool = False) -> Ite
 def tree_of(top: int, *, sums: bool = False) -> dict[str, str]:
     """Files and links in the open folder without its record, as `SlotRecord.tree` has them. Raises OSError.
 
-    Devices, pipes and sockets are left out, as reading one may never end, and what is mounted in the folder.
-    `sums`: with checksums.
+    Without devices, pipes and sockets, as reading one may never end, and mounts. `sums`: with checksums.
     """
     found: dict[str, str] = {}
     for path, name, folder, status, is_mounted in _entries(top):
@@ -92,11 +96,8 @@ def tree_of(top: int, *, sums: bool = False) -> dict[str, str]:
 
 
 def _sum(name: str, folder: int) -> str:
-    digest = hashlib.sha256()
     with os.fdopen(os.open(name, _FILE, dir_fd=folder), "rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def copy_tree(source: int, target: int) -> None:
@@ -192,64 +193,52 @@ class HostSlots:
         self._proc = proc
 
     def keep_root(self, root: str, digest: str, version: str) -> None:
-        try:
-            with _above(self._files, root) as (above, name):
-                # See that this file system can exchange two names. Raises OSError.
-                names = (f".{name}.tried-a", f".{name}.tried-b")
+        what = f"preflight: {root} cannot be exchanged, so the old driver could not be restored"
+        remedy = f"Put {root} on a file system that can exchange two names (renameat2)."
+        with translated(PreflightFailed, what, remedy), _above(self._files, root) as (above, name):
+            # See that this file system can exchange two names. Raises OSError.
+            names = (f".{name}.tried-a", f".{name}.tried-b")
+            try:
+                for one in names:
+                    with contextlib.suppress(FileExistsError):
+                        os.symlink(one, one, dir_fd=above)
+                exchange(above, names[0], above, names[1])
+            finally:
+                for one in names:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(one, dir_fd=above)
+            if not _is_folder(above, name):
+                return
+            with _opened(name, above) as top:
+                kernel = (self._proc / "sys/kernel/osrelease").read_text().strip()
+                has_served = bool(digest or version)
+                made = SlotRecord(digest, kernel, version, tree_of(top), is_kept=True, has_served=has_served)
                 try:
-                    for one in names:
-                        with contextlib.suppress(FileExistsError):
-                            os.symlink(one, one, dir_fd=above)
-                    exchange(above, names[0], above, names[1])
-                finally:
-                    for one in names:
-                        with contextlib.suppress(FileNotFoundError):
-                            os.unlink(one, dir_fd=above)
-                if not _is_folder(above, name):
-                    return
-                with _opened(name, above) as top:
-                    kernel = (self._proc / "sys/kernel/osrelease").read_text().strip()
-                    has_served = bool(digest or version)
-                    made = SlotRecord(digest, kernel, version, tree_of(top), is_kept=True, has_served=has_served)
-                    try:
-                        found = _record_at(top)
-                    except SlotRecordUnreadable:
-                        found = None
-                    if (record := _record_to_keep(found, made)) != found:
-                        replace_in(OpenEntry(top, RECORD, Path(root) / RECORD), encode_staged(record), 0o644)
-        except OSError as error:
-            raise PreflightFailed(
-                f"preflight: {root} cannot be exchanged, so the old driver could not be restored: {error.strerror}",
-                f"Put {root} on a file system that can exchange two names (renameat2).",
-            ) from error
+                    found = _record_at(top)
+                except Unreadable:
+                    found = None
+                if (record := _record_to_keep(found, made)) != found:
+                    replace_in(OpenEntry(top, RECORD, Path(root) / RECORD), encode_staged(record), 0o644)
 
     def take_next(self, root: str, digest: str) -> None:
-        try:
-            with _above(self._files, root) as (above, name):
-                place, previous = name + NEXT, name + PREVIOUS
-                before = os.stat(place, dir_fd=above, follow_symlinks=False)
-                found = _slot(self._files, root + NEXT)
+        what = f"preflight: {root}{NEXT} cannot be renamed to {root}{PREVIOUS}"
+        remedy = "Check these paths on the host, then run again."
+        with translated(PreflightFailed, what, remedy), _above(self._files, root) as (above, name):
+            place, previous = name + NEXT, name + PREVIOUS
+            before = os.stat(place, dir_fd=above, follow_symlinks=False)
+            found = _slot(self._files, root + NEXT)
+            _exchange(above, place, previous)
+            # `stage` may have replaced it since the look.
+            after = os.stat(previous, dir_fd=above, follow_symlinks=False)
+            if found is None or found.digest != digest or not os.path.samestat(before, after):
                 _exchange(above, place, previous)
-                # `stage` may have replaced it since the look.
-                after = os.stat(previous, dir_fd=above, follow_symlinks=False)
-                if found is None or found.digest != digest or not os.path.samestat(before, after):
-                    _exchange(above, place, previous)
-                    raise OSError(errno.ESTALE, f"it is no longer the driver {digest}")
-        except OSError as error:
-            raise PreflightFailed(
-                f"preflight: {root}{NEXT} cannot be renamed to {root}{PREVIOUS}: {error.strerror}",
-                "Check these paths on the host, then run again.",
-            ) from error
+                raise OSError(errno.ESTALE, f"it is no longer the driver {digest}")
 
     def flip(self, root: str) -> None:
-        try:
-            with _above(self._files, root) as (above, name):
-                _exchange(above, name, name + PREVIOUS)
-        except OSError as error:
-            raise ModuleFailed(
-                f"{root} cannot be exchanged with {root}{PREVIOUS}: {error.strerror}",
-                "It is unchanged. Check that path on the host, then run again.",
-            ) from error
+        what = f"{root} cannot be exchanged with {root}{PREVIOUS}"
+        remedy = "It is unchanged. Check that path on the host, then run again."
+        with translated(ModuleFailed, what, remedy), _above(self._files, root) as (above, name):
+            _exchange(above, name, name + PREVIOUS)
 
 
 def look(files: HostFiles, proc: Path, root: str, digest: str, kernel: str) -> StagedSlots | None:
@@ -294,10 +283,7 @@ def _obstacle(files: HostFiles, proc: Path, root: str) -> tuple[str, str]:
 def _slot(  # noqa: PLR0913  # what makes a record count
     files: HostFiles, path: str, digest: str = "", kernel: str = "", *, sums: bool = False, is_root: bool = False
 ) -> StagedSlot | None:
-    """The recorded tree at `path`, None if there is none. That of `digest` is checked, with `sums` to the byte.
-
-    `is_root`: None also for a tree that was installed there.
-    """
+    """The recorded tree at `path`, None if none or if installed there (`is_root`). Checks that of `digest`."""
     seen = StagedSlot(path.rpartition("/")[2])
     try:
         with _opened(files.path(path)) as top:
@@ -311,7 +297,7 @@ def _slot(  # noqa: PLR0913  # what makes a record count
             return StagedSlot(seen.name, record.digest, record.version, record.kernel, why, record.has_served)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except SlotRecordUnreadable as error:
+    except Unreadable as error:
         return replace(seen, problem=error.what)
     except OSError as error:
         return replace(seen, problem=f"it cannot be read: {error.strerror}")
@@ -332,11 +318,6 @@ def may_have_slots(profile: Profile, root: str) -> bool:
     return profile.strategy is Strategy.IN_PLACE and is_safe_root(root)
 
 
-def lock_of(files: HostFiles, root: str) -> WorkLock:
-    """The lock of a process that stages beside `root`."""
-    return WorkLock(files, root + LOCK)
-
-
 @contextmanager
 def _above(files: HostFiles, root: str) -> Iterator[tuple[int, str]]:
     """The folder that has the root, open on a view that can be written, and the root's name in it. Raises OSError."""
@@ -349,7 +330,7 @@ def _above(files: HostFiles, root: str) -> Iterator[tuple[int, str]]:
 
 
 def _record_at(top: int) -> SlotRecord | None:
-    """The record at the top of an open tree, None if there is none. Raises OSError, SlotRecordUnreadable."""
+    """The record at the top of an open tree, None if there is none. Raises OSError, Unreadable."""
     try:
         if not stat.S_ISREG(os.stat(RECORD, dir_fd=top, follow_symlinks=False).st_mode):
             raise STAGED_FORM.refused("it is not a file")
@@ -361,7 +342,7 @@ def _record_at(top: int) -> SlotRecord | None:
 
 
 def _record_to_keep(found: SlotRecord | None, made: SlotRecord) -> SlotRecord:
-    """The record of a root that was found with the record `found`, where `made` is what is known now.
+    """The record to keep at a root with the record `found`, where `made` is what is known now.
 
     A record of `stage` stays while the tree matches it, that of an earlier run also while nothing else is known.
     """
@@ -442,7 +423,7 @@ class Staging:
         try:
             with (
                 _above(self._files, self._root) as (above, name),
-                lock_of(self._files, self._root).alone(self._clock, timeout_s) as is_alone,
+                WorkLock(self._files, self._root + LOCK).alone(self._clock, timeout_s) as is_alone,
             ):
                 if not is_alone:
                     raise PreflightFailed(
@@ -538,10 +519,7 @@ MOST_BYTES = 1024 * 1024 * 1024
 
 
 def warm(paths: Callable[[], Iterable[Path]], timeout_s: float, most_bytes: int = MOST_BYTES) -> int:
-    """Read what `paths` gives, in the child too; how many bytes that was, 0 where it took longer than `timeout_s`.
-
-    Files that cannot be read are left out: the load reports them.
-    """
+    """Read the files in a child; the bytes, 0 if that takes too long. Skips those that cannot be read."""
     said = lines_within(timeout_s, lambda: [str(_read(paths(), most_bytes))])
     return int(said[0]) if said else 0
 
@@ -549,25 +527,17 @@ def warm(paths: Callable[[], Iterable[Path]], timeout_s: float, most_bytes: int 
 def _read(paths: Iterable[Path], most_bytes: int) -> int:
     done = 0
     for path in dict.fromkeys(paths):
-        try:
+        with contextlib.suppress(OSError):
             done += _read_file(path, most_bytes - done)
-        except OSError:
-            continue
     return done
 
 
 def _read_file(path: Path, most_bytes: int) -> int:
     """How many bytes of a regular file were read. Raises OSError."""
     # A pipe in its place would wait for its writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        size = os.fstat(descriptor).st_size
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
+        left = min(os.fstat(file.fileno()).st_size, most_bytes)
         done = 0
-        while done < min(size, most_bytes):
-            chunk = os.read(descriptor, min(CHUNK_BYTES, most_bytes - done))
-            if not chunk:
-                break
+        while chunk := file.read(min(CHUNK_BYTES, left - done)):
             done += len(chunk)
         return done
-    finally:
-        os.close(descriptor)

@@ -9,38 +9,35 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from msgspec.structs import replace
-
-from driver_manager.adapters.host.evidence import EvidenceFolder, holders_within, with_surroundings
-from driver_manager.adapters.host.files import HostFiles, HostRoots, WorkLock, boot_id, kernel_fact, machine_id
+from driver_manager.adapters.host import modules as kmod
+from driver_manager.adapters.host.evidence import holders_within, save_evidence
+from driver_manager.adapters.host.files import (
+    OWN_ROOT,
+    HostFiles,
+    HostRoots,
+    WorkLock,
+    becomes,
+    boot_id,
+    kernel_fact,
+    machine_id,
+    text_of,
+    translated,
+)
 from driver_manager.adapters.host.holders import (
     LOOK_S,
+    MOUNTS,
     Looks,
     bound_to,
+    device_nodes,
     devices_of,
     find_holders,
     host_path,
-    in_host_mounts,
+    in_host,
     is_of_a_kernel,
     mount_points_below,
     why_not_unmounted,
 )
-from driver_manager.adapters.host.modules import (
-    HOST,
-    KMOD_TOOLS,
-    READ_S,
-    ModuleTrees,
-    custom_firmware_path,
-    driver_modules,
-    leaving_modules,
-    load_module,
-    load_modules,
-    loaded_among,
-    loaded_parameters,
-    permanent_modules,
-    set_firmware_path,
-    unload_module,
-)
+from driver_manager.adapters.host.modules import HOST, ModuleTrees
 from driver_manager.adapters.host.notes import read_marker, remove_marker
 from driver_manager.adapters.host.pci import DeviceEvents, pci_devices, read_bus
 from driver_manager.adapters.host.probe import probe_command
@@ -61,20 +58,17 @@ from driver_manager.domain.host import (
     Health,
     Holder,
     Host,
-    LoadRecord,
     Marker,
     Module,
-    PastFailure,
     ProbeResult,
     RebootWish,
     StagedSlots,
-    WishUnreadable,
     decode_reboot_wish,
     noted_failure,
 )
 from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, OldDriver, Owner
-from driver_manager.domain.pci import Binding, noted_bindings
+from driver_manager.domain.pci import noted_bindings
 from driver_manager.domain.profile import (
     RUN_RECORD,
     HostPaths,
@@ -86,9 +80,9 @@ from driver_manager.domain.profile import (
     unload_order,
     users,
 )
-from driver_manager.domain.reboot import state as reboot_record
-from driver_manager.domain.reboot.state import RecordUnreadable
+from driver_manager.domain.reboot.state import RecordUnreadable, decode_reboot_record
 from driver_manager.domain.text import is_digest
+from driver_manager.domain.wire import Unreadable
 
 # Sources of a driver: the wanted one, the host's own, and the previous one for a rollback.
 
@@ -97,13 +91,12 @@ _STAGE_FIRST = "Stage the wanted driver first (`driver-manager stage`), then run
 
 
 class Sources:
-    """The sources on one host. `digest` is that of the driver to load; `slots` are the staged ones, None without it."""
+    """The sources on one host; `slots` are the staged ones, None if no wanted driver is known."""
 
-    def __init__(self, trees: ModuleTrees, profile: Profile, slots: StagedSlots | None, digest: str) -> None:
+    def __init__(self, trees: ModuleTrees, profile: Profile, slots: StagedSlots | None) -> None:
         self._trees = trees
         self._profile = profile
         self._slots = slots
-        self._digest = digest
 
     def host_driver(self) -> str:
         """Path of the driver's module in the host's own module tree, "" if none. Executes no program."""
@@ -111,11 +104,7 @@ class Sources:
         return next((path for path in found if path), "")
 
     def wanted(self, driver_root: str) -> DriverSource:
-        """The source that the run loads from.
-
-        The slot of the wanted driver, else DRIVER_ROOT, else the profile's root if it has modules, else the host's own
-        tree.
-        """
+        """The source: the wanted slot, else DRIVER_ROOT, else the profile's root, else the host's own tree."""
         names = self._profile.modules.roots
         if self._slots is not None and (staged := self._staged(self._slots)):
             return staged
@@ -147,7 +136,7 @@ class Sources:
         return DriverSource(slots.root, problem=why, remedy=remedy)
 
     def before(
-        self, driver_root: str, old: OldDriver | None, record: LoadRecord | None, digest: str | None, version: str
+        self, driver_root: str, old: OldDriver | None, loaded_root: str, digest: str | None, version: str
     ) -> DriverSource | None:
         """The driver to return to, None if no root offers it.
 
@@ -157,7 +146,7 @@ class Sources:
         """
         if old is not None and old.root and (found := self._offering([old.root], old.version, old.digest)):
             return found
-        known = [record.root if record else "", self._profile.paths.driver_root, driver_root, HOST]
+        known = [loaded_root, self._profile.paths.driver_root, driver_root, HOST]
         if not version and old is not None:
             version, digest = old.version, old.digest
         return self._offering(known, version, digest or "") if version else None
@@ -203,8 +192,61 @@ def read_host(  # noqa: PLR0913  # the source of the driver depends on all of th
     ConfigError if the host cannot be read.
     """
     try:
-        host = _read_host(roots, profile, driver_root, journal, wanted if loads else "", loads=loads, ships=ships)
-        return replace(host, bus=read_bus(roots, profile, host.kernel_release, picks_vfio=picks_vfio))
+        files, paths = roots.files(), profile.paths
+        this_boot, kernel = boot_id(roots), kernel_fact(roots, "osrelease")
+        wanted = wanted if loads else ""
+        trees = ModuleTrees(roots, kernel, profile.modules, paths.firmware)
+        modules = kmod.driver_modules(roots.sys, profile.modules)
+        digest, digest_problem = _digest(files, paths.state_file)
+        marker, marker_problem = read_marker(files, paths.reboot_marker)
+        loaded_root = _loaded_root(files.text(paths.load_record), this_boot)
+        run, left = host_record.parted(_run_records(files, paths, this_boot), journal.record if journal else "")
+        old = run.driver if run is not None else None
+        old = old or host_record.lost_driver(left, is_loaded=has_root(modules, profile.modules), digest=digest)
+        if old is None and journal is not None and journal.driver is not None:
+            # The Node has no root. Its digest only selects one of this host's known roots.
+            old = OldDriver(journal.driver.version, digest=journal.driver.digest)
+        artifacts = tuple(path for path in _artifacts(paths) if files.exists(path))
+        version = next((modules[name].version for name in profile.modules.roots if name in modules), "")
+        root = driver_root or paths.driver_root
+        slots = look(files, roots.proc, root, wanted, kernel) if may_have_slots(profile, files.real(root)) else None
+        sources = Sources(trees, profile, slots if wanted else None)
+        return Host(
+            boot_id=this_boot,
+            kernel_release=kernel,
+            machine_id=machine_id(roots),
+            modules=modules,
+            leaving=kmod.leaving_modules(roots.sys, profile.modules),
+            parameters=kmod.loaded_parameters(roots.sys, modules) if loads else {},
+            digest=digest,
+            digest_problem=digest_problem,
+            root_mounts=_root_mounts(roots, files.real(paths.driver_root)),
+            artifacts=artifacts,
+            host_driver=sources.host_driver(),
+            source=sources.wanted(driver_root) if loads else sources.shipped(driver_root) if ships else None,
+            previous_source=sources.before(driver_root, old, loaded_root, digest, version),
+            pci_devices=pci_devices(roots, profile),
+            bus=read_bus(roots, profile, kernel, picks_vfio=picks_vfio),
+            conflicting=kmod.loaded_among(roots.sys, profile.modules.conflicting),
+            marker=marker,
+            marker_problem=marker_problem,
+            reboot_wish=_reboot_wish(files.text(paths.reboot_wish)),
+            granted_reboot=_granted_reboot(files, paths.rebooter_record, this_boot),
+            enforces_signatures=enforces_signatures(roots.sys),
+            unwritable=unwritable(
+                files, profile, (*paths.records(journal.record if journal else ""), *artifacts, *paths.reboot_files())
+            ),
+            active_services=active_services(roots.sys, profile.host_services),
+            permanent=kmod.permanent_modules(roots.proc, modules),
+            are_modules_frozen=text_of(roots.proc / "sys/kernel/modules_disabled") == "1",
+            failure=noted_failure(files.text(paths.failure_note), this_boot),
+            bindings=noted_bindings(files.text(paths.bindings, MAX_BINDINGS_BYTES), this_boot),
+            slots=slots,
+            removable=kmod.driver_modules(roots.sys, Modules(profile.modules.conflicting_removable)),
+            firmware_path=kmod.custom_firmware_path(roots.sys) if paths.firmware else "",
+            run_record=run,
+            left_records=left,
+        )
     except OSError as error:
         raise ConfigError(
             f"cannot read {error.filename or roots.root} of the host: {error.strerror}",
@@ -212,76 +254,8 @@ def read_host(  # noqa: PLR0913  # the source of the driver depends on all of th
         ) from error
 
 
-def _read_host(  # noqa: PLR0913  # as above
-    roots: HostRoots,
-    profile: Profile,
-    driver_root: str,
-    journal: Journal | None,
-    wanted: str,
-    *,
-    loads: bool,
-    ships: bool,
-) -> Host:
-    files, paths = roots.files(), profile.paths
-    this_boot, kernel = boot_id(roots), kernel_fact(roots, "osrelease")
-    trees = ModuleTrees(files, roots.proc, roots.sys, kernel, profile.modules, paths.firmware)
-    modules = driver_modules(roots.sys, profile.modules)
-    digest, digest_problem = _digest(files, paths.state_file)
-    marker, marker_problem = read_marker(files, paths.reboot_marker)
-    record = _record(files, paths.load_record, this_boot)
-    run, left = host_record.parted(_run_records(files, paths, this_boot), journal.record if journal else "")
-    old = run.driver if run is not None else None
-    old = old or host_record.lost_driver(left, is_loaded=has_root(modules, profile.modules), digest=digest)
-    if old is None and journal is not None and journal.driver is not None:
-        # The Node has no root. Its digest only selects one of this host's known roots.
-        old = OldDriver(journal.driver.version, digest=journal.driver.digest)
-    artifacts = tuple(path for path in _artifacts(profile) if files.exists(path))
-    version = next((modules[name].version for name in profile.modules.roots if name in modules), "")
-    root = driver_root or paths.driver_root
-    slots = look(files, roots.proc, root, wanted, kernel) if may_have_slots(profile, files.real(root)) else None
-    sources = Sources(trees, profile, slots if wanted else None, wanted)
-    return Host(
-        boot_id=this_boot,
-        kernel_release=kernel,
-        machine_id=machine_id(roots),
-        modules=modules,
-        leaving=leaving_modules(roots.sys, profile.modules),
-        parameters=loaded_parameters(roots.sys, modules) if loads else {},
-        digest=digest,
-        digest_problem=digest_problem,
-        root_mounts=_root_mounts(roots, files.real(paths.driver_root)),
-        artifacts=artifacts,
-        host_driver=sources.host_driver(),
-        source=sources.wanted(driver_root) if loads else sources.shipped(driver_root) if ships else None,
-        previous_source=sources.before(driver_root, old, record, digest, version),
-        pci_devices=pci_devices(roots, profile),
-        conflicting=loaded_among(roots.sys, profile.modules.conflicting),
-        marker=marker,
-        marker_problem=marker_problem,
-        reboot_wish=_reboot_wish(files, paths.reboot_wish),
-        granted_reboot=_granted_reboot(files, paths.rebooter_record, this_boot),
-        enforces_signatures=enforces_signatures(roots.sys),
-        unwritable=unwritable(
-            files, profile, (*paths.records(journal.record if journal else ""), *artifacts, *paths.reboot_files())
-        ),
-        active_services=active_services(roots.sys, profile.host_services),
-        permanent=permanent_modules(roots.proc, modules),
-        are_modules_frozen=_text(roots.proc / "sys/kernel/modules_disabled") == "1",
-        failure=_failure(files, paths.failure_note, this_boot),
-        bindings=_bindings(files, paths.bindings, this_boot),
-        slots=slots,
-        removable=driver_modules(roots.sys, Modules(profile.modules.conflicting_removable)),
-        firmware_path=custom_firmware_path(roots.sys) if paths.firmware else "",
-        run_record=run,
-        left_records=left,
-    )
-
-
 def unwritable(files: HostFiles, profile: Profile, paths: Iterable[str], *, tries: bool = False) -> Mapping[str, str]:
-    """Reason by path, for each file in `paths`, lock and evidence folder of the profile that a run cannot write.
-
-    A run must also be able to remove files and lock locks. `tries` writes a file in each folder to check.
-    """
+    """Reason by path, of `paths`, locks and evidence that a run cannot write or remove; `tries`: by writing."""
     known, tried = profile.paths, set[str]()
     evidence = f"{known.evidence}/any"
     found = {path: files.why_no_lock(path) for path in known.locks()}
@@ -292,14 +266,6 @@ def unwritable(files: HostFiles, profile: Profile, paths: Iterable[str], *, trie
     return {path: why for path, why in found.items() if why}
 
 
-def _failure(files: HostFiles, path: str, this_boot: str) -> PastFailure | None:
-    """The failure that an earlier run of this boot recorded; None if unreadable or of another boot."""
-    try:
-        return noted_failure(files.read(path) or "", this_boot)
-    except OSError:
-        return None
-
-
 def _run_records(files: HostFiles, paths: HostPaths, this_boot: str) -> tuple[HostRecord, ...]:
     """The records of this boot's runs by file name, without unreadable ones and those in another run's file."""
     folder, found = paths.run_record("").rpartition("/")[0], list[HostRecord]()
@@ -307,43 +273,23 @@ def _run_records(files: HostFiles, paths: HostPaths, this_boot: str) -> tuple[Ho
         names = sorted(name for name in files.names(folder) if name.startswith(RUN_RECORD) and name.endswith(".json"))
     except OSError:
         return ()
-    for name in names:
-        try:
-            record = host_record.record_of_boot(files.read(f"{folder}/{name}", MAX_BINDINGS_BYTES) or "", this_boot)
-        except OSError:
-            continue
-        if record is not None and paths.run_record(record.run) == f"{folder}/{name}":
+    for path in (f"{folder}/{name}" for name in names):
+        record = host_record.record_of_boot(files.text(path, MAX_BINDINGS_BYTES), this_boot)
+        if record is not None and paths.run_record(record.run) == path:
             found.append(record)
     return tuple(found)
 
 
-def _bindings(files: HostFiles, path: str, this_boot: str) -> tuple[Binding, ...]:
-    """The bindings of the devices that a run of this boot recorded; empty if unreadable or of another boot."""
-    try:
-        return noted_bindings(files.read(path, MAX_BINDINGS_BYTES) or "", this_boot)
-    except OSError:
-        return ()
-
-
 def enforces_signatures(sys_root: Path) -> bool:
     """True if this kernel refuses unsigned modules: by sig_enforce, or by lockdown (kernel_lockdown(7))."""
-    enforced = _text(sys_root / "module/module/parameters/sig_enforce") == "Y"
-    lockdown = _text(sys_root / "kernel/security/lockdown")
-    return enforced or "[integrity]" in lockdown or "[confidentiality]" in lockdown
+    lockdown = text_of(sys_root / "kernel/security/lockdown") or ""
+    is_enforced = text_of(sys_root / "module/module/parameters/sig_enforce") == "Y"
+    return is_enforced or "[integrity]" in lockdown or "[confidentiality]" in lockdown
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _artifacts(profile: Profile) -> tuple[str, ...]:
-    paths = profile.paths
-    known = (*paths.artifacts, paths.ready_marker, paths.ready_withdrawn, paths.state_file, paths.load_record)
-    known += (paths.failure_note,)
-    return tuple(path for path in known if path)
+def _artifacts(paths: HostPaths) -> tuple[str, ...]:
+    known = (paths.ready_marker, paths.ready_withdrawn, paths.state_file, paths.load_record, paths.failure_note)
+    return tuple(filter(None, (*paths.artifacts, *known)))
 
 
 def _digest(files: HostFiles, path: str) -> tuple[str | None, str]:
@@ -360,22 +306,21 @@ def _digest(files: HostFiles, path: str) -> tuple[str | None, str]:
     return value, ""
 
 
-def _record(files: HostFiles, path: str, this_boot: str) -> LoadRecord | None:
-    """The record of an earlier `DRIVER_LOAD=manager` run of this boot; None if unreadable or of another boot."""
+def _loaded_root(text: str, this_boot: str) -> str:
+    """The root in the record of a `DRIVER_LOAD=manager` run of this boot; "" if unreadable or of another boot."""
     try:
-        body = json.loads(files.read(path) or "null")
-        record = LoadRecord(str(body["bootId"]), str(body["root"]), str(body["version"]))
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return record if record.boot_id == this_boot and record.root.startswith("/") else None
+        body = json.loads(text)
+        boot, root = str(body["bootId"]), str(body["root"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ""
+    return root if boot == this_boot and root.startswith("/") else ""
 
 
-def _reboot_wish(files: HostFiles, path: str) -> RebootWish | None:
+def _reboot_wish(text: str) -> RebootWish | None:
     """The last reboot request; None if there is none or it is unreadable, which causes at most one more request."""
     try:
-        text = files.read(path) if path else None
-        return decode_reboot_wish(text) if text is not None else None
-    except (OSError, WishUnreadable):
+        return decode_reboot_wish(text)
+    except Unreadable:
         return None
 
 
@@ -383,7 +328,7 @@ def _granted_reboot(files: HostFiles, path: str, this_boot: str) -> str | None:
     """The reason of the reboot that the rebooter's record grants, "" if none, None if it cannot be read."""
     try:
         text = files.read(path) if path else None
-        return reboot_record.decode_reboot_record(text).granted(this_boot) if text is not None else ""
+        return decode_reboot_record(text).granted(this_boot) if text is not None else ""
     except (OSError, RecordUnreadable):
         return None
 
@@ -396,10 +341,8 @@ def _root_mounts(roots: HostRoots, driver_root: str) -> tuple[str, ...]:
             "Remove the symlink that leads there. Nothing was changed.",
         )
     path = roots.proc / "1/mountinfo"
-    try:
+    with translated(ConfigError, f"cannot read {path}", "Run as root with the host's /proc."):
         return mount_points_below(path.read_text(errors="surrogateescape"), driver_root)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", "Run as root with the host's /proc.") from error
 
 
 # The owner note: a file on the host that names the run that may change the driver, guarded by the effect lock.
@@ -452,10 +395,7 @@ class Ownership:
 
     def _refuse_other(self, owner: Owner) -> None:
         """Raise OwnedElsewhere unless the note names `owner`. An unreadable note does not."""
-        try:
-            found = self._files.read(self._note) or ""
-        except OSError:
-            found = ""
+        found = self._files.text(self._note)
         if found != _fence_text(owner):
             who = found.partition("\n")[2].strip() or "somebody"
             raise OwnedElsewhere(
@@ -468,6 +408,27 @@ def _fence_text(owner: Owner) -> str:
     return f"{owner.process}\n{owner}\n"
 
 
+# Services of the host. systemctl runs in the host's mount namespace.
+
+SYSTEMCTL_TIMEOUT_S = 10.0
+SERVICE_STOP_S = 60.0
+SERVICE_START_S = 1.0
+SERVICE_POLL_S = 0.05
+
+
+def active_services(sys_root: Path, names: Iterable[str]) -> tuple[str, ...]:
+    """The running services in `names`. Reads their cgroups and executes no program of the host."""
+    folders = (sys_root / "fs/cgroup/system.slice", sys_root / "fs/cgroup/systemd/system.slice")
+    return tuple(name for name in names if any((folder / name).is_dir() for folder in folders))
+
+
+def _not_loaded(name: str, root: str, why: str) -> ModuleFailed:
+    return ModuleFailed(
+        f"module {name} cannot be loaded from {root}: {why}",
+        "Look at the kernel log (dmesg): was the driver built for this kernel?",
+    )
+
+
 WORK_LOCK_S = 5.0
 EVIDENCE_HOLDERS_S = 5.0
 WARM_S = 20.0
@@ -475,19 +436,17 @@ NODE_POLL_S = 0.25
 """Seconds between two looks at /dev without an event: not every container gets the kernel's events."""
 
 
-class LinuxHost:
+class LinuxHost(Ownership):
     """See `driver_manager.core.ports.HostSystem`."""
 
     def __init__(self, roots: HostRoots, profile: Profile, clock: Clock) -> None:
+        super().__init__(roots.files(), profile.paths, clock)
         self._roots = roots
-        self._files = roots.files()
         self._profile = profile
-        self._clock = clock
         self._unread: set[int] = set()
-        self._ownership = Ownership(self._files, profile.paths, clock)
 
     def modules(self) -> Mapping[str, Module]:
-        return driver_modules(self._roots.sys, self._profile.modules)
+        return kmod.driver_modules(self._roots.sys, self._profile.modules)
 
     def unload(self, name: str, deadline: Deadline) -> None:
         """See the port. Refuses to unload a driver that only a reboot can change."""
@@ -496,39 +455,31 @@ class LinuxHost:
                 f"refused to unload {name}: the {self._profile.name} driver must not be unloaded from a running kernel",
                 "This is a bug; report it. Reboot the node to change its driver.",
             )
-        unload_module(self._roots.sys, name, deadline, self._clock)
+        kmod.unload_module(self._roots.sys, name, deadline, self._clock)
 
     def remove_conflicting(self, name: str, deadline: Deadline) -> None:
         """See the port. Refuses modules that the profile does not name."""
         if name not in self._profile.modules.conflicting_removable:
             raise ModuleFailed(f"refused to unload {name}: the profile does not allow it", "This is a bug; report it.")
-        unload_module(self._roots.sys, name, deadline, self._clock)
+        kmod.unload_module(self._roots.sys, name, deadline, self._clock)
 
     def set_firmware_path(self, path: str) -> None:
-        set_firmware_path(self._roots.sys, path)
+        kmod.set_firmware_path(self._roots.sys, path)
 
     def load(self, source: DriverSource, deadline: Deadline) -> None:
         """See the port. Compares versions afterwards, as modprobe does nothing and returns 0 for a loaded module."""
         before = set(self.modules())
         try:
-            failed = self._load_tree(source, deadline)
+            failed = self._inserted(source.tree, source, self._trees(), deadline)
             for name in () if source.tree else source.sequence:
                 self._load_one(source, name, deadline)
             for wanted in source.modules:
                 if wanted.name in failed:
-                    raise ModuleFailed(
-                        f"module {wanted.name} cannot be loaded from {source.root}: {failed[wanted.name]}",
-                        "Look at the kernel log (dmesg): was the driver built for this kernel?",
-                    )
+                    raise _not_loaded(wanted.name, source.root, failed[wanted.name])
                 self._verify_version(wanted.name, wanted.version)
         except ModuleFailed:
             self._unload_new(before, deadline)
             raise
-
-    def _load_tree(self, source: DriverSource, deadline: Deadline) -> dict[str, str]:
-        """Load all loadable modules of a whole tree; the errors of the others, by name."""
-        files = ((name, self._files.path(path)) for name, path in source.tree)
-        return load_modules(self._roots.sys, files, deadline, joined(source.given, self._trees().options()))
 
     def _load_one(self, source: DriverSource, name: str, deadline: Deadline) -> None:
         """Load a module and its dependencies, with its and the host's options. Raises ModuleFailed."""
@@ -536,33 +487,30 @@ class LinuxHost:
         by_hand = trees.one_by_one(root, (name,))
         if not by_hand:
             # If the host's root is this process's root, modprobe reads the host's modprobe.d itself.
-            options = source.given if self._files.is_own_root else joined(source.given, trees.options())
-            load_module(self._files.path(root), self._kernel, name, deadline, options)
+            options = source.given if self._files.root == OWN_ROOT else joined(source.given, trees.options)
+            kmod.load_module(self._files.path(root), trees.kernel, name, deadline, options)
             return
-        files = [(one, self._files.path(path)) for one, path in by_hand]
-        failed = load_modules(self._roots.sys, files, deadline, joined(source.given, trees.options()))
+        failed = self._inserted(by_hand, source, trees, deadline)
         if name in failed:
-            raise ModuleFailed(
-                f"module {name} cannot be loaded from {root}: {failed[name]}",
-                "Look at the kernel log (dmesg): was the driver built for this kernel?",
-            )
+            raise _not_loaded(name, root, failed[name])
+
+    def _inserted(
+        self, modules: Iterable[tuple[str, str]], source: DriverSource, trees: ModuleTrees, deadline: Deadline
+    ) -> dict[str, str]:
+        """Load `modules` (name and path) with insmod; the errors of those that do not load, by name."""
+        files = ((name, self._files.path(path)) for name, path in modules)
+        return kmod.load_modules(self._roots.sys, files, deadline, joined(source.given, trees.options))
 
     def _trees(self) -> ModuleTrees:
-        return ModuleTrees(
-            self._files,
-            self._roots.proc,
-            self._roots.sys,
-            self._kernel,
-            self._profile.modules,
-            self._profile.paths.firmware,
-        )
+        kernel, profile = kernel_fact(self._roots, "osrelease"), self._profile
+        return ModuleTrees(self._roots, kernel, profile.modules, profile.paths.firmware)
 
     def warm(self, source: DriverSource, deadline: Deadline) -> int:
         return warm(lambda: self._read_by(source), deadline.bound(WARM_S))
 
     def _read_by(self, source: DriverSource) -> Iterator[Path]:
         """The files that a load of `source` and its probe read: tools, modules, then the probe. Some may be missing."""
-        yield from (Path(found) for name in KMOD_TOOLS if (found := shutil.which(name)))
+        yield from (Path(found) for name in kmod.KMOD_TOOLS if (found := shutil.which(name)))
         yield from self._trees().files_of(source)
         probe = self._profile.probe
         with contextlib.suppress(OSError):
@@ -579,13 +527,13 @@ class LinuxHost:
             self._load_one(DriverSource("/"), name, deadline)
 
     def parameters(self, deadline: Deadline) -> Mapping[str, str]:
-        return loaded_parameters(self._roots.sys, self.modules(), deadline.bound(READ_S))
+        return kmod.loaded_parameters(self._roots.sys, self.modules(), deadline.bound(kmod.READ_S))
 
     def await_device_nodes(self, deadline: Deadline) -> bool:
         if not self._profile.expected_nodes or not pci_devices(self._roots, self._profile):
             return True
         events = None
-        while not self._device_nodes():
+        while not device_nodes(self._roots.dev, self._profile.expected_nodes):
             if deadline.is_over:
                 return False
             events = events or DeviceEvents(self._clock)
@@ -608,17 +556,16 @@ class LinuxHost:
             raise ModuleFailed(
                 f"refused to unmount {mount_point}: it is a system directory of the host", "Report this bug."
             )
-        before, why = self._times_mounted(mount_point), ""
-        for lazily in (False, True):
-            why = self._why_not_unmounted(mount_point, deadline, lazily=lazily)
-            if not why:
-                break
+        before = self._times_mounted(mount_point)
+        why = self._why_not_unmounted(mount_point, deadline)
+        if why:
+            why = self._why_not_unmounted(mount_point, deadline, lazily=True)
         if before and self._times_mounted(mount_point) >= before:
             raise ModuleFailed(
                 f"cannot unmount {mount_point}: {why}", "Find what holds it with `fuser -vm` on the host."
             )
 
-    def _why_not_unmounted(self, mount_point: str, deadline: Deadline, *, lazily: bool) -> str:
+    def _why_not_unmounted(self, mount_point: str, deadline: Deadline, *, lazily: bool = False) -> str:
         here, timeout_s = self._files.path(mount_point), deadline.bound(TOOL_TIMEOUT_S)
         if is_of_a_kernel(self._roots.proc):
             return why_not_unmounted(self._roots.proc, mount_point, here, timeout_s, lazily=lazily)
@@ -645,18 +592,43 @@ class LinuxHost:
         return Looks(self._clock.is_ending, self._unread, timeout_s)
 
     def stop_service(self, name: str, deadline: Deadline) -> None:
-        stop_service(self._roots, name, self._clock, deadline)
+        """See the port. Waits up to `SERVICE_STOP_S` until the service's processes have ended. Raises Terminated."""
+        self._systemctl("stop", name, deadline)
+        ended = deadline.within(SERVICE_STOP_S)
+        if not becomes(lambda: not self._is_active(name), ended.left(), SERVICE_POLL_S, self._clock):
+            raise ModuleFailed(
+                f"host service {name} did not stop within {ended.allowed_s:g} s", f"Look at `systemctl status {name}`."
+            )
 
     def start_service(self, name: str, deadline: Deadline) -> None:
-        start_service(self._roots, name, self._clock, deadline)
+        """See the port. Waits up to `SERVICE_START_S`, a short time, for the service."""
+        self._systemctl("start", name, deadline)
+        if not becomes(lambda: self._is_active(name), deadline.bound(SERVICE_START_S), SERVICE_POLL_S, self._clock):
+            raise ModuleFailed(
+                f"host service {name} was started but is not running yet", f"Look at `systemctl status {name}`."
+            )
+
+    def _is_active(self, name: str) -> bool:
+        return bool(active_services(self._roots.sys, [name]))
+
+    def _systemctl(self, verb: str, name: str, deadline: Deadline) -> None:
+        """Queue the job without waiting: a signal would not interrupt systemctl's wait. Raises ModuleFailed."""
+        argv = [*in_host(self._roots.proc, MOUNTS), "systemctl", verb, "--no-block", "--", name]
+        result = run(argv, timeout_s=deadline.bound(SYSTEMCTL_TIMEOUT_S), env=host_path())
+        if result.status in NO_TOOL:
+            raise ModuleFailed(
+                f"cannot {verb} host service {name}: the host has no systemctl",
+                f"{verb.capitalize()} it with the host's own tools, then run again.",
+            )
+        if result.status:
+            raise ModuleFailed(
+                f"cannot {verb} host service {name}: {result.last_line}", f"Run `systemctl {verb} {name}` there."
+            )
 
     def remove(self, path: str) -> None:
-        try:
+        what = f"cannot remove {path} on the host"
+        with translated(ModuleFailed, what, "Remove it by hand, then run again."):
             self._files.remove(path)
-        except OSError as error:
-            raise ModuleFailed(
-                f"cannot remove {path} on the host: {error.strerror}", "Remove it by hand, then run again."
-            ) from error
 
     def save_evidence(self, name: str, lines: tuple[str, ...], deadline: Deadline) -> str:
         """See the port. Looks for users of the device only while a module has users."""
@@ -666,25 +638,21 @@ class LinuxHost:
         is_used = any(users(module) for module in self.modules().values())
         nodes, timeout_s = paths.device_nodes, deadline.bound(EVIDENCE_HOLDERS_S)
         holders = holders_within(roots, nodes, timeout_s) if is_used else ["none: no module of the driver has a user"]
-        kept = with_surroundings((*lines, "", "health-watch's last samples:", *self._samples()), holders, roots)
-        folder = EvidenceFolder(self._files, paths.evidence)
-        return folder.save(f"{int(self._clock.wall())}-{self._profile.name}-{name}", kept)
+        known = (*lines, "", "health-watch's last samples:", *self._samples())
+        name = f"{int(self._clock.wall())}-{self._profile.name}-{name}"
+        return save_evidence(roots, paths.evidence, name, known, holders)
 
     def _samples(self) -> tuple[str, ...]:
         """Health-watch's last samples of this boot; empty if the driver was healthy or health-watch does not run."""
-        with contextlib.suppress(OSError):
-            text = self._files.read(self._profile.paths.health_record) or ""
-            return decode_watch_record(text, boot_id(self._roots)).evidence
-        return ()
+        text = self._files.text(self._profile.paths.health_record)
+        return decode_watch_record(text, boot_id(self._roots)).evidence
 
     def unwritable(self, paths: tuple[str, ...]) -> Mapping[str, str]:
         return unwritable(self._files, self._profile, paths, tries=True)
 
     def exists(self, path: str) -> bool:
-        try:
+        with translated(ConfigError, f"cannot access {path} on the host", "Check that path."):
             return self._files.exists(path)
-        except OSError as error:
-            raise ConfigError(f"cannot access {path} on the host: {error.strerror}", "Check that path.") from error
 
     def write_text(self, path: str, text: str, *, is_secret: bool = False) -> None:
         self._files.write(path, text, 0o600 if is_secret else 0o644)
@@ -702,16 +670,6 @@ class LinuxHost:
     def remove_marker(self, seen: Marker) -> None:
         remove_marker(self._files, self._profile.paths.reboot_marker, seen)
 
-    def turn(self) -> contextlib.AbstractContextManager[Callable[[Owner], bool]]:
-        return self._ownership.turn()
-
-    def owned(self, owner: Owner) -> contextlib.AbstractContextManager[None]:
-        return self._ownership.owned(owner)
-
-    @property
-    def _kernel(self) -> str:
-        return (self._roots.proc / "sys/kernel/osrelease").read_text().strip()
-
     def _verify_version(self, name: str, version: str) -> None:
         module = self.modules().get(name)
         if module is None:
@@ -723,10 +681,7 @@ class LinuxHost:
             )
 
     def _unload_new(self, before: set[str], deadline: Deadline) -> None:
-        """Unload the modules that are not in `before` after a failed modprobe, which leaves the dependencies it loaded.
-
-        Skips modules that cannot be unloaded. Raises ModuleStuck.
-        """
+        """Unload what a failed modprobe left, the modules not in `before`, except those in use. Raises ModuleStuck."""
         loaded = self.modules()
         new = {name: module for name, module in loaded.items() if name not in before}
         for name in unload_order(new, self._profile.modules.order):
@@ -737,66 +692,6 @@ class LinuxHost:
             except ManagerError:
                 continue
 
-    def _device_nodes(self) -> list[Path]:
-        patterns = self._profile.expected_nodes
-        return [node for pattern in patterns for node in self._roots.dev.glob(pattern.removeprefix("/dev/"))]
-
     def _times_mounted(self, mount_point: str) -> int:
         mountinfo = (self._roots.proc / "1/mountinfo").read_text(errors="surrogateescape")
         return mount_points_below(mountinfo, mount_point).count(mount_point)
-
-
-# Services of the host. systemctl runs in the host's mount namespace.
-
-SYSTEMCTL_TIMEOUT_S = 10.0
-SERVICE_STOP_S = 60.0
-SERVICE_START_S = 1.0
-SERVICE_POLL_S = 0.05
-
-
-def active_services(sys_root: Path, names: Iterable[str]) -> tuple[str, ...]:
-    """The running services in `names`. Reads their cgroups and executes no program of the host."""
-    folders = (sys_root / "fs/cgroup/system.slice", sys_root / "fs/cgroup/systemd/system.slice")
-    return tuple(name for name in names if any((folder / name).is_dir() for folder in folders))
-
-
-def stop_service(roots: HostRoots, name: str, clock: Clock, deadline: Deadline) -> None:
-    """Stop a service and wait until its processes have ended. Raises ModuleFailed, Terminated."""
-    _systemctl(roots.proc, "stop", name, deadline)
-    ended = deadline.within(SERVICE_STOP_S)
-    if not _service_becomes(roots.sys, name, clock, ended, wanted=False):
-        raise ModuleFailed(
-            f"host service {name} did not stop within {ended.allowed_s:g} s", f"Look at `systemctl status {name}`."
-        )
-
-
-def start_service(roots: HostRoots, name: str, clock: Clock, deadline: Deadline) -> None:
-    """Start a service and wait up to `SERVICE_START_S`, a short time, for it. Raises ModuleFailed."""
-    _systemctl(roots.proc, "start", name, deadline)
-    if not _service_becomes(roots.sys, name, clock, deadline.within(SERVICE_START_S), wanted=True):
-        raise ModuleFailed(
-            f"host service {name} was started but is not running yet", f"Look at `systemctl status {name}`."
-        )
-
-
-def _service_becomes(sys_root: Path, name: str, clock: Clock, deadline: Deadline, *, wanted: bool) -> bool:
-    while bool(active_services(sys_root, [name])) is not wanted:
-        if deadline.is_over:
-            return False
-        clock.sleep(SERVICE_POLL_S)
-    return True
-
-
-def _systemctl(proc: Path, verb: str, name: str, deadline: Deadline) -> None:
-    """Queue the job without waiting: a signal would not interrupt systemctl's wait. Raises ModuleFailed."""
-    argv = [*in_host_mounts(proc), "systemctl", verb, "--no-block", "--", name]
-    result = run(argv, timeout_s=deadline.bound(SYSTEMCTL_TIMEOUT_S), env=host_path())
-    if result.status in NO_TOOL:
-        raise ModuleFailed(
-            f"cannot {verb} host service {name}: the host has no systemctl",
-            f"{verb.capitalize()} it with the host's own tools, then run again.",
-        )
-    if result.status:
-        raise ModuleFailed(
-            f"cannot {verb} host service {name}: {result.last_line}", f"Run `systemctl {verb} {name}` there."
-        )

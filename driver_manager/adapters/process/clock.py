@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Generic, TypeVar
 
@@ -131,10 +131,7 @@ MAX_POLL_S = 86_400.0
 
 
 class LoopClock(SystemClock):
-    """The clock of a loop in one thread. A wait is a poll(2) that serves descriptors.
-
-    SIGTERM, SIGINT and SIGCHLD end a wait, and SIGHUP requests a reload.
-    """
+    """The clock of a loop in one thread: a wait serves descriptors, and signals end it. SIGHUP requests a reload."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,11 +195,9 @@ class LoopClock(SystemClock):
 
 
 def _drain(descriptor: int) -> None:
-    try:
+    with suppress(BlockingIOError):
         while os.read(descriptor, DRAIN_BYTES):
             pass
-    except BlockingIOError:
-        return
 
 
 T = TypeVar("T")
@@ -238,16 +233,11 @@ class EventQueue(Generic[T]):
         self._clock.turn(self._clock.monotonic())
         while not self._found and self._clock.monotonic() < until_s:
             self._clock.turn(until_s)
-        taken = []
-        while self._found:
-            taken.append(self._found.popleft())
-        return tuple(taken)
+        return tuple(self._found.popleft() for _ in range(len(self._found)))
 
     def _quiet(self) -> None:
-        try:
+        with suppress(BlockingIOError):  # several items, one event
             os.eventfd_read(self._bell)
-        except BlockingIOError:  # several items, one event
-            return
 
 
 class ThreadClock(_SystemTime):

@@ -71,12 +71,6 @@ _DONE = b"\n"
 """An empty line ends the answer on one item."""
 
 
-def lines_within(timeout_s: float, ask: Callable[[], Iterable[str]]) -> list[str] | None:
-    """The lines of `ask`, up to 64 KiB, from a child; None if it does not end within `timeout_s` seconds."""
-    with _child(lambda write_end: _write(write_end, "\n".join(ask()).encode(errors="replace")[:ANSWER_BYTES])) as end:
-        return _read(end, time.monotonic() + timeout_s)
-
-
 class Asked(Struct):
     """Lines by item. `stuck` items did not end (their lines so far are kept), and `left` ones were not started."""
 
@@ -97,35 +91,32 @@ def each_within(
     An item without a line for `stall_s` seconds is stuck: its child is abandoned, and another one continues after it.
     Once `is_ending` is true, one second is left. A line ends at its first line feed.
     """
-    asked = Asked(left=list(items))
-    clock = _Bound(time.monotonic() + timeout_s, is_ending)
-    size = 0
-    while asked.left and not clock.is_over() and size < ANSWERS_BYTES:
-        with _child(partial(_answer_each, items=tuple(asked.left), ask=ask)) as end:
-            size += _collect(end, asked, stall_s, clock)
+    asked, size = Asked(left=list(items)), 0
+    end_s, is_near = time.monotonic() + timeout_s, False
+
+    def is_over() -> bool:
+        nonlocal end_s, is_near
+        if not is_near and is_ending():
+            end_s, is_near = min(end_s, time.monotonic() + ENDING_S), True
+        return time.monotonic() >= end_s
+
+    while asked.left and not is_over() and size < ANSWERS_BYTES:
+        with _child(partial(_answer_each, items=tuple(asked.left), ask=ask)) as read_end:
+            size += _collect(read_end, asked, stall_s, is_over)
     return asked
 
 
-class _Bound:
-    """The end of the time limit, which moves to at most `ENDING_S` away once the process is ending."""
-
-    def __init__(self, end_s: float, is_ending: Callable[[], bool]) -> None:
-        self.end_s = end_s
-        self._is_ending = is_ending
-        self._is_near = False
-
-    def is_over(self) -> bool:
-        if not self._is_near and self._is_ending():
-            self._is_near = True
-            self.end_s = min(self.end_s, time.monotonic() + ENDING_S)
-        return time.monotonic() >= self.end_s
+def lines_within(timeout_s: float, ask: Callable[[], Iterable[str]]) -> list[str] | None:
+    """The lines of `ask` from a child; None if it does not end within `timeout_s` seconds or 4 MiB."""
+    asked = each_within(timeout_s, timeout_s, (0,), lambda _: ask())
+    return asked.lines.get(0, []) if not asked.stuck and not asked.left else None
 
 
-def _collect(read_end: int, asked: Asked, stall_s: float, clock: _Bound) -> int:
+def _collect(read_end: int, asked: Asked, stall_s: float, is_over: Callable[[], bool]) -> int:
     """Read the lines of one child until it ends, stalls or the time is over; the number of bytes read."""
     size, rest = 0, b""
     last_s = time.monotonic()
-    while asked.left and not clock.is_over() and size < ANSWERS_BYTES:
+    while asked.left and not is_over() and size < ANSWERS_BYTES:
         if select.select([read_end], [], [], min(POLL_S, stall_s))[0]:
             chunk = os.read(read_end, ANSWER_BYTES)
             if not chunk:
@@ -195,15 +186,3 @@ def _write(write_end: int, answer: bytes) -> None:
     left = memoryview(answer)
     while left:
         left = left[os.write(write_end, left) :]
-
-
-def _read(read_end: int, end_s: float) -> list[str] | None:
-    answer = b""
-    while True:
-        left_s = end_s - time.monotonic()
-        if left_s <= 0 or not select.select([read_end], [], [], left_s)[0]:
-            return None
-        chunk = os.read(read_end, ANSWER_BYTES)
-        if not chunk:
-            return answer.decode(errors="replace").splitlines()
-        answer += chunk

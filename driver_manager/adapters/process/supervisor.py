@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -50,11 +49,7 @@ class Supervisor:
         self._host_proc = host_proc
         self._stuck: Owner | None = None
         self._group = 0
-        self._abandoned = 0
-
-    @property
-    def abandoned(self) -> int:
-        return self._abandoned
+        self.abandoned = 0
 
     @property
     def stuck(self) -> Owner | None:
@@ -85,9 +80,10 @@ class Supervisor:
             status = child.wait(end)
             if status is None and not child.is_cut:
                 child.end()
-            child.drain()
+            for output in (child.out, child.err):
+                output.drain()
         finally:
-            child.kill()
+            child.send_signal(signal.SIGKILL)
             child.close()
         self._clear(child.group, orphans)
         if child.is_cut:
@@ -106,33 +102,9 @@ class Supervisor:
                 return
             if self._clock.monotonic() >= end:
                 self._stuck, self._group = left, group if in_group else 0
-                self._abandoned += 1
+                self.abandoned += 1
                 return
             self._clock.turn(min(end, self._clock.monotonic() + CLEAR_POLL_S))
-
-
-class _ChildOutput(Output):
-    def __init__(self, clock: LoopClock, limit_bytes: int) -> None:
-        reader, self.writer = os.pipe2(os.O_CLOEXEC)
-        super().__init__(reader, limit_bytes)
-        self._clock = clock
-        self._is_watched = True
-        clock.watch(reader, select.POLLIN, self._take)
-
-    def close(self) -> None:
-        """Stop watching, and close the reading end."""
-        self._unwatch()
-        os.close(self.reader)
-
-    def _take(self) -> None:
-        self.read()
-        if self.is_over:
-            self._unwatch()
-
-    def _unwatch(self) -> None:
-        if self._is_watched:
-            self._is_watched = False
-            self._clock.unwatch(self.reader)
 
 
 class _Child:
@@ -141,31 +113,29 @@ class _Child:
     def __init__(self, clock: LoopClock, argv: Sequence[str], env: Mapping[str, str], given: bytes) -> None:
         self._clock = clock
         source = _source(given)
-        self.out, self.err = _ChildOutput(clock, OUT_BYTES), _ChildOutput(clock, ERR_BYTES)
+        self.out, self.err = Output(clock, OUT_BYTES), Output(clock, ERR_BYTES)
         # Not posix_spawn: the parent waits for the exec, which never returns if the program's file system hangs.
         try:
             self.group = os.fork()
         except OSError:
             os.close(source)
-            self._close_writers()
             self.close()
             raise
         if self.group == 0:
             _become(argv, env, source, self.out.writer, self.err.writer)
         os.close(source)
-        self._close_writers()
+        self.out.close_writer()
+        self.err.close_writer()
 
     def wait(self, end: float) -> int | None:
-        """The exit status; None if the child prints too much or does not end before the time `end`. Does not reap it.
+        """The exit status, without reaping; None if it prints too much or does not end before the time `end`.
 
-        If a turn ends more than `SUSPENDED_S` late, the machine or container was suspended, and the child too: extend
-        `end` by the time that was left.
+        `end` moves if a turn ends over `SUSPENDED_S` late, as the container was suspended with the child.
         """
         while not self.is_cut:
             ended = os.waitid(os.P_PID, self.group, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is not None:
-                is_exit = ended.si_code == os.CLD_EXITED
-                return ended.si_status if is_exit else -ended.si_status
+                return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
             left_s = end - self._clock.monotonic()
             if left_s <= 0:
                 return None
@@ -180,25 +150,14 @@ class _Child:
 
     def end(self) -> None:
         """Send SIGTERM, and wait up to `TERM_S`."""
-        self._signal(signal.SIGTERM)
+        self.send_signal(signal.SIGTERM)
         self.wait(self._clock.monotonic() + TERM_S)
-
-    def kill(self) -> None:
-        self._signal(signal.SIGKILL)
-
-    def drain(self) -> None:
-        self.out.drain()
-        self.err.drain()
 
     def close(self) -> None:
         self.out.close()
         self.err.close()
 
-    def _close_writers(self) -> None:
-        os.close(self.out.writer)
-        os.close(self.err.writer)
-
-    def _signal(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         # The group may not exist yet: the child creates it.
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.group, number)
@@ -222,7 +181,6 @@ def _left_of(group: int) -> Owner | None:
 
 
 def _reap(group: int) -> None:
-    """Reap children of this process in the group that have ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass
@@ -265,11 +223,7 @@ PROBLEM = "problem"
 
 
 class TaskProcess:
-    """Runs tasks in short-lived processes, so that a loop stays small and a task that hangs ends with its timeout.
-
-    `argv` starts a process whose standard input is `hand_over(task)`. The process prints one JSON object, which has a
-    `problem` if the task failed.
-    """
+    """Runs `argv` with the input `hand_over(task)`: it prints a JSON object, with a `problem` if the task failed."""
 
     def __init__(
         self, supervisor: Supervisor, argv: Sequence[str], hand_over: Callable[[Mapping[str, Any]], bytes]
@@ -294,5 +248,4 @@ class TaskProcess:
 
 
 def problem_in(answer: Mapping[str, Any]) -> str:
-    """The problem in a result, "" for none."""
     return str(answer.get(PROBLEM, ""))

@@ -8,15 +8,20 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from driver_manager.adapters.process.forked import each_within, lines_within
 from driver_manager.domain.host import NO_TOOL
 from driver_manager.domain.journal import Owner
+
+if TYPE_CHECKING:  # the lean launcher imports no clock
+    from driver_manager.adapters.process.clock import LoopClock
 
 # The identity of a process: its pid, pid namespace and start time in /proc.
 
@@ -30,42 +35,43 @@ def this_process(boot_id: str) -> Owner:
 
 
 def process_lives(owner: Owner, host_proc: Path) -> bool | None:
-    """True if the process `owner` still runs, by this process's own /proc or the host's.
-
-    Reads in a child that can be abandoned: None if a process that may be the owner cannot be read.
-    """
-    own = Path("/proc")
-    if owner.pid_namespace == (own / "self/ns/pid").stat().st_ino:
-        is_it, proc, pids = _has_started_as, own, [owner.pid]
-    else:
-        is_it, proc = _is_inner, host_proc
+    """True if the process `owner` still runs, None if one that may be it cannot be read. Reads in a child."""
+    proc, pids = Path("/proc"), [owner.pid]
+    is_ours = owner.pid_namespace == (proc / "self/ns/pid").stat().st_ino
+    if not is_ours:
+        proc = host_proc
         try:
             pids = [int(entry.name) for entry in host_proc.iterdir() if entry.name.isdecimal()]
         except OSError:
             return False
-    asked = each_within(IDENTITY_LOOK_S, STALL_S, pids, lambda pid: ["it"] if is_it(owner, proc / str(pid)) else [])
+
+    def found(pid: int) -> Iterator[str]:
+        process = proc / str(pid)
+        if _start_ticks(process) == owner.start_ticks and (is_ours or _inner_pid(process) == owner.pid):
+            yield "it"
+
+    asked = each_within(IDENTITY_LOOK_S, STALL_S, pids, found)
     if asked.lines:
         return True
     return None if asked.stuck or asked.left else False
 
 
-def _has_started_as(owner: Owner, process: Path) -> bool:
-    return _start_ticks(process) == owner.start_ticks
-
-
-def _is_inner(owner: Owner, process: Path) -> bool:
-    return _start_ticks(process) == owner.start_ticks and _inner_pid(process) == owner.pid
-
-
 def surviving_process(group: int) -> Owner | None:
     """A process of the group that has not ended, in this pid namespace; None for none."""
+    for pid, fields in _processes():
+        if fields[_GROUP] == str(group) and fields[_STATE] not in _ENDED:
+            return _owner(pid, Path(f"/proc/{pid}"), "")
+    return None
+
+
+def _processes() -> Iterator[tuple[int, list[str]]]:
+    """Pid and fields of /proc/pid/stat of each process in this pid namespace."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            with contextlib.suppress(OSError, IndexError, ValueError):
+            with contextlib.suppress(OSError):
                 fields = _stat(entry)
-                if int(fields[_GROUP]) == group and fields[_STATE] not in _ENDED:
-                    return _owner(int(entry.name), entry, "")
-    return None
+                if len(fields) > _START_TICKS:
+                    yield int(entry.name), fields
 
 
 _STATE, _PARENT, _GROUP, _START_TICKS = 0, 1, 2, 19
@@ -127,10 +133,7 @@ _adopting: set[int] = set()
 
 
 def adopt() -> None:
-    """Become a subreaper, which adopts the orphans of its tools, also after execve(2). An init process always does.
-
-    If the kernel refuses, `Orphans` finds none.
-    """
+    """Become a subreaper, also after execve(2), unless init; if the kernel refuses, `Orphans` finds none."""
     if os.getpid() == INIT_PID:
         return
     import ctypes  # noqa: PLC0415  # half a MiB, which a loop frees when it becomes lean
@@ -183,20 +186,13 @@ def _children() -> Iterator[tuple[int, bool]]:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return  # no children: do not read all processes of the host
-    own_pid = str(os.getpid())
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError, IndexError):
-                fields = _stat(entry)
-                if fields[_PARENT] == own_pid:
-                    yield int(entry.name), fields[_STATE] in _ENDED
+    for pid, fields in _processes():
+        if fields[_PARENT] == str(os.getpid()):
+            yield pid, fields[_STATE] in _ENDED
 
 
 def _is_ours(pid: int) -> bool:
-    """True if a tool of this process started the child. An init process also adopts orphans of `kubectl exec`.
-
-    Reads in a child that can be abandoned, as the process may be stuck.
-    """
+    """True if a tool of this process started it: an init also adopts those of `kubectl exec`. Reads in a child."""
     if os.getpid() != INIT_PID:
         return True
     path, mark = Path(f"/proc/{pid}/environ"), "=".join(MARK)
@@ -212,17 +208,45 @@ CHUNK_BYTES = 16 * 1024
 
 
 class Output:
-    """The output from `reader`, a pipe's end that the caller closes. Keeps `limit_bytes` and discards the rest."""
+    """The output of a tool, which writes it to `writer`: read while `clock` waits. Keeps `limit_bytes` of it."""
 
-    def __init__(self, reader: int, limit_bytes: int) -> None:
-        os.set_blocking(reader, False)
-        self.reader = reader
+    def __init__(self, clock: LoopClock, limit_bytes: int) -> None:
+        self.reader, self.writer = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self.reader, False)
         self.is_cut = False
         self.is_over = False
+        self._clock = clock
         self._limit_bytes = limit_bytes
         self._kept = bytearray()
+        self._is_watched = True
+        clock.watch(self.reader, select.POLLIN, self._take)
 
-    def read(self) -> int:
+    def drain(self) -> None:
+        """Read the rest that an ended command left in the pipe: at most a full pipe, even if another process writes."""
+        left_bytes = fcntl.fcntl(self.reader, fcntl.F_GETPIPE_SZ)
+        while left_bytes > 0 and (taken := self._read()):
+            left_bytes -= taken
+
+    def close_writer(self) -> None:
+        """Close the writing end, which the tool has as its own."""
+        os.close(self.writer)
+        self.writer = -1
+
+    def close(self) -> None:
+        self._unwatch()
+        os.close(self.reader)
+        if self.writer >= 0:
+            self.close_writer()
+
+    def text(self) -> str:
+        return self._kept.decode(errors="replace")
+
+    def _take(self) -> None:
+        self._read()
+        if self.is_over:
+            self._unwatch()
+
+    def _read(self) -> int:
         """Read at most one chunk without waiting; the number of bytes."""
         try:
             chunk = os.read(self.reader, CHUNK_BYTES)
@@ -234,14 +258,10 @@ class Output:
         self.is_cut = self.is_cut or len(chunk) > room
         return len(chunk)
 
-    def drain(self) -> None:
-        """Read the rest that an ended command left in the pipe: at most a full pipe, even if another process writes."""
-        left_bytes = fcntl.fcntl(self.reader, fcntl.F_GETPIPE_SZ)
-        while left_bytes > 0 and (taken := self.read()):
-            left_bytes -= taken
-
-    def text(self) -> str:
-        return self._kept.decode(errors="replace")
+    def _unwatch(self) -> None:
+        if self._is_watched:
+            self._is_watched = False
+            self._clock.unwatch(self.reader)
 
 
 LAST_LINE_CHARS = 300

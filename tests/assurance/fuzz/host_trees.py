@@ -192,7 +192,7 @@ def read_driver_tree(data: bytes) -> None:
     """A module tree as data, whatever the rest of the host is."""
     with laid_out(data) as tree:
         for scope in LoadScope:
-            trees = ModuleTrees(tree.roots.files(), tree.roots.proc, tree.roots.sys, KERNEL, Modules((), load=scope))
+            trees = ModuleTrees(tree.roots, KERNEL, Modules((), load=scope))
             assert_conforms(trees.source("/run/rbln/driver", ("rebellions",)), DriverSource)
             trees.find("/", "rebellions")
 

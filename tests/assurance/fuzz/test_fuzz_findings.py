@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from driver_manager import profiles
-from driver_manager.adapters.host.files import HostFiles
+from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.modules import ModuleTrees
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.profile import LoadScope, Modules
@@ -130,9 +130,8 @@ def test_a_chain_of_a_thousand_modules_is_put_in_order(monkeypatch: pytest.Monke
     tree = tmp_path / "driver/lib/modules" / KERNEL
     tree.mkdir(parents=True)
     (tree / "modules.dep").write_text("".join(f"m{number}.ko:\n" for number in range(count)))
-    trees = ModuleTrees(
-        HostFiles(tmp_path, tmp_path / "proc"), tmp_path / "proc", tmp_path, KERNEL, Modules((), load=LoadScope.TREE)
-    )
+    roots = HostRoots(tmp_path, tmp_path / "proc", tmp_path, tmp_path)
+    trees = ModuleTrees(roots, KERNEL, Modules((), load=LoadScope.TREE))
     monkeypatch.setattr(trees, "_modinfo", lambda path: {"depends": f"m{int(Path(path).stem[1:]) + 1}"})
     order = [name for name, _ in trees._in_order("/driver")]
     assert order == [f"m{number}" for number in reversed(range(count))]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from driver_manager.domain.host import Marker, MarkerUnreadable, decode_marker
+from driver_manager.domain.host import Marker, decode_marker
+from driver_manager.domain.wire import Unreadable
 from tests.support.fakes.npu_smi_tool import ADDRESSES, StandIn
 
 READY = "run/ascend/.driver-ready"
@@ -54,5 +55,5 @@ class AscendTree:
         """The reboot-required marker."""
         try:
             return decode_marker((self.root / MARKER).read_text())
-        except (FileNotFoundError, MarkerUnreadable):
+        except (FileNotFoundError, Unreadable):
             return None

@@ -19,9 +19,10 @@ from driver_manager.domain.health.watch import (
     Surroundings,
     is_own,
 )
-from driver_manager.domain.host import Health, Marker, MarkerUnreadable, ProbeResult, decode_marker, encode_marker
+from driver_manager.domain.host import Health, Marker, ProbeResult, decode_marker, encode_marker
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.outage import Outage
+from driver_manager.domain.wire import Unreadable
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.killer import Killed, Killer
 
@@ -117,7 +118,7 @@ class HealthWorld:
         """The reboot-required marker, None where there is none or it cannot be read."""
         try:
             return decode_marker(self.files[MARKER])
-        except (KeyError, MarkerUnreadable):
+        except (KeyError, Unreadable):
             return None
 
     @property
@@ -211,7 +212,7 @@ class HealthWorld:
         problem = ""
         try:
             marker = decode_marker(self.files[MARKER]) if self.has_marker and MARKER in self.files else None
-        except MarkerUnreadable as error:
+        except Unreadable as error:
             marker, problem = None, error.what
         seen = Surroundings(
             boot_id=self.boot_id,

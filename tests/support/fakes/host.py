@@ -18,7 +18,6 @@ from driver_manager.domain.host import (
     Health,
     Holder,
     Host,
-    LoadRecord,
     Marker,
     Module,
     ModuleFile,
@@ -333,7 +332,6 @@ class FakeHost:
     ) -> Host:
         """All facts of the host, as one read. The way back is the journaled driver's, else the loaded one's."""
         with self.killer.call("host"):
-            record = self._record()
             paths = self.profile.paths
             run, left = host_record.parted(self._run_records(), journal.record if journal else "")
             digest = self.files.get(paths.state_file)
@@ -343,7 +341,8 @@ class FakeHost:
                 old = OldDriver(journal.driver.version, digest=journal.driver.digest)
             digest = digest.strip() if digest is not None else None
             slots = self.slots.seen(wanted if loads else "")
-            sources = Sources(cast("ModuleTrees", _Trees(self)), self.profile, slots, wanted if loads else "")
+            version = self.loaded.get(self.root, "")
+            sources = Sources(cast("ModuleTrees", _Trees(self)), self.profile, slots)
             return Host(
                 boot_id=self.boot_id,
                 kernel_release=KERNEL,
@@ -357,7 +356,7 @@ class FakeHost:
                 host_driver=self.host_driver,
                 source=self._wanted(driver_root, wanted) if loads else self.source_of(driver_root) if ships else None,
                 slots=slots,
-                previous_source=sources.before(driver_root, old, record, digest, self.loaded.get(self.root, "")),
+                previous_source=sources.before(driver_root, old, self._loaded_root(), digest, version),
                 marker=self._marker(),
                 reboot_wish=self._wish(),
                 granted_reboot=self._granted_reboot(),
@@ -378,9 +377,9 @@ class FakeHost:
         found = ((path, host_record.record_of_boot(self.files[path], self.boot_id)) for path in paths)
         return tuple(one for path, one in found if one is not None and path == self.profile.paths.run_record(one.run))
 
-    def _record(self) -> LoadRecord | None:
+    def _loaded_root(self) -> str:
         body = json.loads(self.files.get(self.profile.paths.load_record, "null"))
-        return LoadRecord(body["bootId"], body["root"], body["version"]) if body else None
+        return str(body["root"]) if body else ""
 
     def _marker(self) -> Marker | None:
         text = self.files.get(self.profile.paths.reboot_marker)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from driver_manager.core.rebooter import Rebooter, RebootPorts
 from driver_manager.domain.errors import ApiUnavailable, Conflict, ModuleFailed, PodsRemain
-from driver_manager.domain.host import Marker, MarkerUnreadable, decode_marker, encode_marker
+from driver_manager.domain.host import Marker, decode_marker, encode_marker
 from driver_manager.domain.node import Node
 from driver_manager.domain.reboot.decision import RebootDecision
 from driver_manager.domain.reboot.state import (
@@ -26,6 +26,7 @@ from driver_manager.domain.reboot.state import (
     encode_reboot_record,
     encode_slots,
 )
+from driver_manager.domain.wire import Unreadable
 from tests.support.fakes.builders import ASCEND, node
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.cluster import FakeCluster
@@ -86,7 +87,7 @@ class FakeRebootHost:
                 return Snapshot(self.boot_id, uptime_s)
             try:
                 return Snapshot(self.boot_id, uptime_s, decode_marker(self.marker))
-            except MarkerUnreadable as error:
+            except Unreadable as error:
                 return Snapshot(self.boot_id, uptime_s, marker_problem=error.what)
 
     def machine_id(self) -> str:

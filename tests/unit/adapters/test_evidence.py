@@ -14,10 +14,10 @@ from driver_manager.adapters.host.evidence import (
     EVIDENCE_CHARS,
     EVIDENCE_KEPT,
     KERNEL_LINES,
-    EvidenceFolder,
     kernel_log,
+    save_evidence,
 )
-from driver_manager.adapters.host.files import HostFiles, HostRoots
+from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.system import LinuxHost
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.health.watch import HealthState, History, encode_watch_record
@@ -86,7 +86,7 @@ def test_without_a_folder_nothing_is_kept(tree: Tree) -> None:
     none = replace(PROFILE, paths=replace(PROFILE.paths, evidence=""))
     assert host(tree, none).save_evidence("unload", ("line",), soon()) == ""
     assert not (tree.root / FOLDER.lstrip("/")).exists()
-    assert EvidenceFolder(HostFiles(tree.root, tree.roots.proc), "").save("1", ("line",)) == ""
+    assert save_evidence(tree.roots, "", "1", ("line",), ()) == ""
 
 
 def test_a_host_without_kernel_log_samples_or_proc_still_has_its_file(tree: Tree) -> None:
@@ -100,14 +100,14 @@ def test_a_host_without_kernel_log_samples_or_proc_still_has_its_file(tree: Tree
 
 
 def test_the_oldest_files_go_and_what_others_put_there_stays(tree: Tree) -> None:
-    folder = EvidenceFolder(HostFiles(tree.root, tree.roots.proc), FOLDER)
     there = tree.root / FOLDER.lstrip("/")
     there.mkdir(parents=True)
     half_written = ".1700000000-rebellions-unload.txt.0123456789ab"
     for other in ("notes of mine", half_written):
         (there / other).touch()
+    tree.put("/dev/kmsg", "6,1,5,-;the end\n")
     for number in range(EVIDENCE_KEPT + 5):
-        folder.save(f"{995 + number}-rebellions-unload", ("x" * 100_000, "y" * 200_000, "the end"))
+        save_evidence(tree.roots, FOLDER, f"{995 + number}-rebellions-unload", ("x" * 100_000,), ("y" * 200_000,))
     names = sorted(path.name for path in there.iterdir() if path.name[0].isdigit())
     assert len(names) == EVIDENCE_KEPT
     assert "1007-rebellions-unload.txt" in names

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.adapters.host import holders
+from driver_manager.adapters.host.files import names_in
 from driver_manager.adapters.host.holders import Looks, bound_to, find_holders, whose
 from driver_manager.adapters.process.forked import Asked, each_within
 from driver_manager.domain.errors import ConfigError
@@ -183,7 +184,7 @@ def test_processes_that_vanish_or_hide_are_passed_over(host: Proc, monkeypatch: 
     half = host.process(8, "/dev/rbln0")
     for name in ("maps", "cgroup", "stat"):
         (half / name).unlink()
-    listed = holders._listed
+    listed = names_in
 
     def vanishing(folder: Path) -> list[str]:
         names = listed(folder)
@@ -191,7 +192,7 @@ def test_processes_that_vanish_or_hide_are_passed_over(host: Proc, monkeypatch: 
             shutil.rmtree(host.proc / "7")
         return names
 
-    monkeypatch.setattr(holders, "_listed", vanishing)
+    monkeypatch.setattr(holders, "names_in", vanishing)
     assert host.holders() == (Holder(8, "(gone)", "/dev/rbln0", "open"),)
 
 

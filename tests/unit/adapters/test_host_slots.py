@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from driver_manager.adapters.host import slots as host_slots
-from driver_manager.adapters.host.files import HostFiles, exchange, mount_id
+from driver_manager.adapters.host.files import HostFiles, WorkLock, exchange, mount_id
 from driver_manager.adapters.host.modules import ModuleTrees
 from driver_manager.adapters.host.probe import probe_command
-from driver_manager.adapters.host.slots import LOCK, HostSlots, Staged, Staging, Wanted, lock_of, look
+from driver_manager.adapters.host.slots import LOCK, HostSlots, Staged, Staging, Wanted, look
 from driver_manager.adapters.host.system import Sources
 from driver_manager.domain.errors import ConfigError, ModuleFailed, PreflightFailed
 from driver_manager.domain.host import (
@@ -476,8 +476,8 @@ def test_the_source_in_an_unusable_slot_states_the_problem_and_the_remedy(  # a 
     host: SlotHost, prepare: Callable[[SlotHost], object], wanted: str, problem: str, remedy: str
 ) -> None:
     prepare(host)
-    trees = ModuleTrees(host.files, host.tree.roots.proc, host.tree.roots.sys, KERNEL)
-    found = Sources(trees, PROFILE, host.seen(wanted), wanted).wanted(ROOT)
+    trees = ModuleTrees(host.tree.roots, KERNEL)
+    found = Sources(trees, PROFILE, host.seen(wanted)).wanted(ROOT)
     assert (found.root, found.problem.partition(" (")[0], found.remedy) == (ROOT, problem, remedy)
 
 
@@ -596,7 +596,7 @@ def test_without_room_nothing_is_begun(staging: SlotHost, monkeypatch: pytest.Mo
 
 def test_two_at_once_fill_it_once(staging: SlotHost) -> None:
     with contextlib.ExitStack() as first:
-        first.enter_context(lock_of(staging.files, ROOT).alone(staging.clock, 0.0))
+        first.enter_context(WorkLock(staging.files, ROOT + LOCK).alone(staging.clock, 0.0))
 
         def ends() -> None:
             first.close()
@@ -607,7 +607,10 @@ def test_two_at_once_fill_it_once(staging: SlotHost) -> None:
 
 
 def test_one_that_does_not_end_is_waited_for_no_longer_than_that(staging: SlotHost) -> None:
-    with lock_of(staging.files, ROOT).alone(staging.clock, 0.0), pytest.raises(PreflightFailed, match="for 5 s"):
+    with (
+        WorkLock(staging.files, ROOT + LOCK).alone(staging.clock, 0.0),
+        pytest.raises(PreflightFailed, match="for 5 s"),
+    ):
         staging.stage(NEW)
 
 

@@ -18,7 +18,7 @@ from driver_manager.adapters.host import holders as host_holders
 from driver_manager.adapters.host import modules as kmod
 from driver_manager.adapters.host import pci as udev
 from driver_manager.adapters.host import system as host_system
-from driver_manager.adapters.host.holders import is_of_a_kernel, mount_namespace, why_not_unmounted
+from driver_manager.adapters.host.holders import MOUNTS, in_host, is_of_a_kernel, why_not_unmounted
 from driver_manager.adapters.host.pci import pci_devices, served_devices
 from driver_manager.adapters.host.system import NODE_POLL_S, TURN_S, LinuxHost
 from driver_manager.adapters.process.tools import NOT_FOUND, Result
@@ -628,7 +628,7 @@ def test_what_is_no_mount_is_told_in_the_kernels_words_and_this_process_stays_wh
     assert Path("/proc/self/ns/mnt").readlink() == before
     assert is_of_a_kernel(Path("/proc"))
     assert not is_of_a_kernel(tmp_path)
-    assert mount_namespace(proc) is None
+    assert in_host(proc, MOUNTS) == []
 
 
 @pytest.mark.parametrize(("kind", "whys"), [(stat.S_IFREG, NO_MOUNT), (stat.S_IFSOCK, ("No such device or address",))])

@@ -396,7 +396,7 @@ SMP = f"vermagic:  {KERNEL} SMP\n"
 
 
 def trees(tree: Tree, kernel: str = KERNEL) -> ModuleTrees:
-    return ModuleTrees(tree.roots.files(), tree.roots.proc, tree.roots.sys, kernel)
+    return ModuleTrees(tree.roots, kernel)
 
 
 def offer(tree: Tree, dep: str, *files: str) -> ModuleTrees:
@@ -558,10 +558,10 @@ def test_a_file_in_any_of_them_is_found_compressed_or_not(tree: Tree, folder: st
     files = tree.roots.files()
     (tree.root / "usr/lib").mkdir(parents=True)
     (tree.root / "lib").symlink_to("/usr/lib")
-    assert not kmod.has_firmware(files, STANDARD, CHIP)
+    assert not kmod.found_firmware(files, STANDARD, CHIP)
     tree.put(f"/usr{folder}/{CHIP}{suffix}", "")
     for name, is_there in ((CHIP, True), ("vendor/ch*.bin", True), ("vendor/other*.bin", False)):
-        assert kmod.has_firmware(files, STANDARD, name) is is_there
+        assert bool(kmod.found_firmware(files, STANDARD, name)) is is_there
 
 
 @pytest.mark.parametrize(

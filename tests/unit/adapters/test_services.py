@@ -10,10 +10,11 @@ import pytest
 
 from driver_manager.adapters.host import system
 from driver_manager.adapters.host.files import HostRoots
-from driver_manager.adapters.host.holders import in_host_mounts
+from driver_manager.adapters.host.holders import MOUNTS, in_host
 from driver_manager.adapters.process.tools import Result
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleFailed, Terminated
+from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.clock import FakeClock
 
 UNIT = "rbln_daemon.service"
@@ -76,8 +77,9 @@ class Machine:
 
     def do(self, verb: str) -> None:
         roots = HostRoots(self.sys.parent, self.proc, self.sys, self.sys.parent / "dev")
-        act = system.stop_service if verb == "stop" else system.start_service
-        act(roots, UNIT, self.clock, Deadline.after(self.allowed_s, self.clock.monotonic))
+        host = system.LinuxHost(roots, PROFILE, self.clock)
+        act = host.stop_service if verb == "stop" else host.start_service
+        act(UNIT, Deadline.after(self.allowed_s, self.clock.monotonic))
 
 
 @pytest.mark.parametrize("verb", ["stop", "start"])
@@ -141,7 +143,7 @@ def test_another_mount_namespace_is_entered(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "1/ns").mkdir(parents=True)
     (tmp_path / "1/ns/mnt").touch()
     enter = ["nsenter", f"--mount={tmp_path}/1/ns/mnt", "--"]
-    assert in_host_mounts(tmp_path) == enter
+    assert in_host(tmp_path, MOUNTS) == enter
     machine = Machine(monkeypatch, tmp_path, runs=True)
     machine.proc = tmp_path
     machine.do("stop")
@@ -156,11 +158,11 @@ def test_a_namespace_that_we_may_not_look_at_is_no_reason_to_act_on_our_own(
 
     monkeypatch.setattr(Path, "stat", refuse)
     with pytest.raises(ModuleFailed, match="cannot enter the host's mounts"):
-        in_host_mounts(tmp_path)
+        in_host(tmp_path, MOUNTS)
 
 
 def test_our_own_mount_namespace_is_not_entered_again_nor_anything_without_the_hosts_proc(tmp_path: Path) -> None:
-    assert in_host_mounts(tmp_path) == []
+    assert in_host(tmp_path, MOUNTS) == []
     (tmp_path / "1/ns").mkdir(parents=True)
     (tmp_path / "1/ns/mnt").symlink_to("/proc/self/ns/mnt")
-    assert in_host_mounts(tmp_path) == []
+    assert in_host(tmp_path, MOUNTS) == []

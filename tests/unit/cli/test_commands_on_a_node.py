@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def test_a_run_that_cannot_write_its_files_changes_nothing(
     with desk_for(LOADS, monkeypatch) as (desk, _):
         happen(desk, LOADS)
 
-        def over_quota(where: OpenEntry, text: str, mode: int) -> str:
+        def over_quota(where: OpenEntry, text: str, mode: int) -> contextlib.AbstractContextManager[str]:
             if str(where.path).startswith(f"{desk.tree.root}/run/rbln/"):
                 raise OSError(122, "Disk quota exceeded")
             return real(where, text, mode)

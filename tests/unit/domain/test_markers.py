@@ -15,7 +15,6 @@ from driver_manager.domain.host import (
     MAX_CHARS,
     REASONS,
     Marker,
-    MarkerUnreadable,
     SlotRecord,
     StagedSlot,
     StagedSlots,
@@ -25,7 +24,7 @@ from driver_manager.domain.host import (
     encode_staged,
 )
 from driver_manager.domain.text import is_digest
-from driver_manager.domain.wire import LAST_MOMENT_S
+from driver_manager.domain.wire import LAST_MOMENT_S, Unreadable
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 GOOD: dict[str, Any] = json.loads((GOLDEN / "marker-v1-recovery.json").read_text())
@@ -70,7 +69,7 @@ def test_plain_text_that_names_a_reason_is_an_older_operators(text: str, reason:
     ],
 )
 def test_a_field_that_is_not_what_it_should_be_is_named(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(MarkerUnreadable, match=said):
+    with pytest.raises(Unreadable, match=said):
         decode_marker(json.dumps(GOOD | change))
 
 
@@ -78,7 +77,7 @@ def test_a_field_that_is_not_what_it_should_be_is_named(change: dict[str, Any], 
     "text", ["", "reboot", "[1]", "upgrade\x00", "upgrade" + " " * 400, "\ufffd\ufffd upgrade", "[" * 9000]
 )
 def test_garbage_is_no_marker(text: str) -> None:
-    with pytest.raises(MarkerUnreadable):
+    with pytest.raises(Unreadable):
         decode_marker(text)
 
 
@@ -86,7 +85,7 @@ def test_a_marker_that_was_cut_short_is_not_taken_for_an_older_operators() -> No
     whole = encode_marker(Marker("upgrade", "an earlier boot", node="n", writer="w")).rstrip()
     for length in range(len(whole)):
         for text in (whole[:length], f" \n{whole[:length]}"):
-            with pytest.raises(MarkerUnreadable):
+            with pytest.raises(Unreadable):
                 decode_marker(text)
 
 
@@ -96,7 +95,7 @@ def test_a_marker_fits_the_reader_however_long_its_evidence_is() -> None:
     assert len(text) <= MAX_CHARS
     assert decode_marker(text).evidence == marker.evidence[-len(decode_marker(text).evidence) :]
     assert len(decode_marker(text).evidence) > 50
-    with pytest.raises(MarkerUnreadable, match="longer than"):
+    with pytest.raises(Unreadable, match="longer than"):
         decode_marker(" " * (MAX_CHARS + 1))
 
 

@@ -23,7 +23,15 @@ from driver_manager.domain.health import watch as health_record
 from driver_manager.domain.health.watch import History
 from driver_manager.domain.pods import client_record
 from driver_manager.domain.reboot.state import REBOOT_RECORD_FORM, SLOTS_FORM, decode_reboot_record, decode_slots
-from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form, decimal, seconds_of, written_time
+from driver_manager.domain.wire import (
+    LAST_MOMENT_S,
+    Fields,
+    Form,
+    Unreadable,
+    decimal,
+    seconds_of,
+    written_time,
+)
 from driver_manager.sandbox.apiserver import apply_merge_patch
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -442,7 +450,7 @@ def test_a_long_reason_and_many_attempts_are_cut_to_what_is_read_again() -> None
 )
 def test_only_a_note_of_this_boot_that_can_be_read_counts(text: str, boot_id: str, is_there: bool) -> None:
     assert (host.noted_failure(text, boot_id) is not None) is is_there
-    with pytest.raises(host.FailureUnreadable, match="the note of the last failure cannot be read") as caught:
+    with pytest.raises(Unreadable, match="the note of the last failure cannot be read") as caught:
         host.decode_failure("[]")
     assert caught.value.remedy.startswith("No action needed")
 
