@@ -22,23 +22,22 @@ from driver_manager.domain.pci import Binding, PciFunction, encode_bindings, is_
 from driver_manager.domain.pods.workloads import ClientRules, PodAction, Workload, clients, named
 from driver_manager.domain.profile import Strategy, unload_order, users, users_of
 from driver_manager.domain.swap.steps import (
-    AnyDeviceStep,
-    AnyModuleStep,
-    AnyMountStep,
-    AnySlotStep,
     BindToVfio,
+    DeviceStep,
     FlipRoot,
     KeepBindings,
     KeepRoot,
     LoadModules,
     LoadVfio,
     MakeVirtualFunctions,
+    ModuleStep,
     OverrideDrivers,
     RecordDigest,
     RemoveArtifacts,
     RemoveConflicting,
     RemoveVirtualFunctions,
     ReturnDevices,
+    RootStep,
     SetFirmwarePath,
     StopServices,
     UnloadModules,
@@ -135,7 +134,7 @@ class DeviceSteps:
         self._context = context
         self._devices = context.ports.devices
 
-    def do(self, step: AnyDeviceStep) -> None:
+    def do(self, step: DeviceStep) -> None:
         """Do `step`. Raises ModuleFailed, ModuleStuck, ConfigError, OwnedElsewhere."""
         match step:
             case KeepBindings():
@@ -238,25 +237,37 @@ def _why_not_given(wanted: PciFunction, now: PciFunction | None) -> str:
     return "" if now.group else f"{wanted.address} is bound to {now.driver}, but has no IOMMU group"
 
 
-# Clears the host of what an earlier driver left mounted or written.
+# Clears the host of what an earlier driver left mounted or written, brings a staged driver to the driver root, and goes
+# back to the one before.
 
 TOOL_S = 150.0
 """Of one unmount, which may take two attempts, and of the look for who still sees a mount."""
 
 
 class DriverRoot:
-    """Mounts and files of the old driver on one host."""
+    """Mounts and files of the old driver on one host, and the slots of staged ones."""
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
+        self._flipped: FlipRoot | None = None
+        self.old_source = context.situation.host.previous_source
+        """Where the driver that is loaded now can be loaded from."""
 
-    def do(self, step: AnyMountStep) -> None:
-        """Do `step`. Raises ModuleFailed, OwnedElsewhere."""
+    def do(self, step: RootStep) -> None:
+        """Do `step`. Raises PreflightFailed, ModuleFailed, OwnedElsewhere."""
         match step:
             case UnmountDriverRoot():
                 self._unmount(step)
             case RemoveArtifacts():
-                self._remove(step)
+                for path in step.paths:
+                    with self._context.effect():
+                        self._context.ports.host.remove(path)
+            case KeepRoot():
+                self._keep(step)
+            case FlipRoot():
+                if not step.is_done:
+                    self._flip(step.root)
+                self._flipped = step
             case _:
                 assert_never(step)
 
@@ -277,51 +288,27 @@ class DriverRoot:
                 "new one"
             )
 
-    def _remove(self, step: RemoveArtifacts) -> None:
-        for path in step.paths:
+    def _keep(self, step: KeepRoot) -> None:
+        slots = self._context.ports.slots
+        if step.brings_back and self.old_source is not None:
+            self._flip(step.root)
+            self.old_source = self.old_source.moved_to(step.root)
+        with self._context.effect():
+            slots.keep_root(step.root, step.digest, step.version)
+        if step.takes:
             with self._context.effect():
-                self._context.ports.host.remove(path)
+                slots.take_next(step.root, step.takes)
 
-
-# Brings a staged driver to the driver root, and goes back to the one before.
-
-
-class DriverSlots:
-    def __init__(self, context: RunContext) -> None:
-        self._context = context
-        self._flipped: FlipRoot | None = None
-        self.old_source = context.situation.host.previous_source
-        """Where the driver that is loaded now can be loaded from."""
-
-    def do(self, step: AnySlotStep) -> None:
-        """Do `step`. Raises PreflightFailed, ModuleFailed, OwnedElsewhere."""
-        ports = self._context.ports
-        match step:
-            case KeepRoot():
-                if step.brings_back and self.old_source is not None:
-                    with self._context.effect():
-                        ports.slots.flip(step.root)
-                    self.old_source = self.old_source.moved_to(step.root)
-                with self._context.effect():
-                    ports.slots.keep_root(step.root, step.digest, step.version)
-                if step.takes:
-                    with self._context.effect():
-                        ports.slots.take_next(step.root, step.takes)
-            case FlipRoot():
-                if not step.is_done:
-                    with self._context.effect():
-                        ports.slots.flip(step.root)
-                self._flipped = step
-            case _:
-                assert_never(step)
+    def _flip(self, root: str) -> None:
+        with self._context.effect():
+            self._context.ports.slots.flip(root)
 
     def go_back(self) -> None:
         """Bring back what was at the root before this run, or an earlier one. Raises ModuleFailed, OwnedElsewhere."""
         step = self._flipped
         if step is None or not step.has_way_back:
             return
-        with self._context.effect():
-            self._context.ports.slots.flip(step.root)
+        self._flip(step.root)
         self._context.ports.reporter.info(f"the previous driver is at {step.root} again")
 
 
@@ -350,16 +337,16 @@ SERVICE_S = 90.0
 
 
 class DriverSwap:
-    def __init__(self, context: RunContext, slots: DriverSlots) -> None:
-        """`slots` brings the old driver back to the root if the new one does not work."""
+    def __init__(self, context: RunContext, root: DriverRoot) -> None:
+        """`root` brings the old driver back to the root if the new one does not work."""
         self._context = context
-        self._slots = slots
+        self._root = root
         self._free_by: Deadline | None = None
         self._gap: ClientEviction | None = None
         self._in_use = "the device"
         self._has_loaded = False
 
-    def do(self, step: AnyModuleStep) -> None:
+    def do(self, step: ModuleStep) -> None:
         """Do `step`. Raises DriverBusy, ModuleFailed, ConfigError, OwnedElsewhere."""
         match step:
             case StopServices():
@@ -373,7 +360,7 @@ class DriverSwap:
                     self._context.ports.host.set_firmware_path(step.path)
             case UnloadModules():
                 self._gap = ClientEviction(self._context, step.clients) if step.clients else None
-                self._unload_all(self._slots.old_source)
+                self._unload_all(self._root.old_source)
                 self._gap = None
             case LoadModules():
                 self._load_modules(step)
@@ -420,7 +407,7 @@ class DriverSwap:
         probe = situation.profile.probe
         if probe is None or not probe.tells_idle:
             return ()
-        loaded_from = self._slots.old_source
+        loaded_from = self._root.old_source
         root = loaded_from.root if loaded_from is not None else situation.profile.paths.driver_root
         return self._context.ports.host.probe(root, self._context.soon(PROBE_MORE_S + probe.timeout_s)).busy
 
@@ -622,7 +609,7 @@ class DriverSwap:
             with self._context.ports.clock.shielded():
                 self._free_by = self._context.soon(ROLLBACK_UNLOAD_S)
                 self._unload_all(step.source)
-                self._slots.go_back()
+                self._root.go_back()
                 self._load_and_verify(previous, step.also)
                 self.afterwards()
         except OwnedElsewhere:

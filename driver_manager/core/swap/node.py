@@ -41,14 +41,14 @@ from driver_manager.domain.reboot.decision import request_labels
 from driver_manager.domain.reboot.state import event_key, request_of
 from driver_manager.domain.swap.node_patches import marked_cleared, pause_more, release, tested_release, with_step
 from driver_manager.domain.swap.steps import (
-    AnyNodeStep,
-    AnyRebootStep,
     ClearRebootRequest,
     EndWithoutReboot,
     GiveBack,
     HoldForReboot,
     MarkCleared,
+    NodeStep,
     PauseLast,
+    RebootStep,
     RequestReboot,
     StandDown,
     Step,
@@ -622,7 +622,7 @@ class NodeSteps:
         self._context = context
         self.paused_at = ""
 
-    def do(self, step: AnyNodeStep) -> None:
+    def do(self, step: NodeStep) -> None:
         """Do `step`. Raises Conflict, OwnedElsewhere, ApiUnavailable, and at the end of standing down StandingDown."""
         context, profile = self._context, self._context.situation.profile
         match step:
@@ -722,7 +722,7 @@ class RebootRequests:
         self._host = context.ports.host
         self._state = context.lock.state
 
-    def do(self, step: AnyRebootStep) -> None:
+    def do(self, step: RebootStep) -> None:
         """Do `step`. Raises ConfigError, ModuleFailed, and at the end of a hold RebootRequired."""
         match step:
             case RequestReboot():

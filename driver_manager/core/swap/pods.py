@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
 from functools import partial
 from typing import assert_never
 
@@ -29,12 +28,11 @@ from driver_manager.domain.pods.workloads import (
 from driver_manager.domain.profile import users_of
 from driver_manager.domain.swap.eviction import drain, is_completing, refuse_blocked
 from driver_manager.domain.swap.steps import (
-    AnyOperatorStep,
-    AnyPodStep,
-    AnyWaitStep,
     AskOperator,
     DrainNode,
     EvictWorkloads,
+    OperatorStep,
+    PodStep,
     WaitAfterFailure,
     WaitForCompletion,
     WaitForHolders,
@@ -43,6 +41,7 @@ from driver_manager.domain.swap.steps import (
     WaitForRestart,
     WaitForSafeLoad,
     WaitForStuckPods,
+    WaitStep,
     WithdrawSafeLoad,
 )
 from driver_manager.domain.text import several
@@ -60,7 +59,7 @@ class Handoff:
         self._clock = context.ports.clock
         self._reporter = context.ports.reporter
 
-    def do(self, step: AnyOperatorStep) -> None:
+    def do(self, step: OperatorStep) -> None:
         """Do `step`. Raises PodsRemain."""
         match step:
             case AskOperator():
@@ -161,7 +160,7 @@ class Waits:
         self._situation = context.situation
         self._ports = context.ports
 
-    def do(self, step: AnyWaitStep) -> None:
+    def do(self, step: WaitStep) -> None:
         """Do `step`. Raises PodsRemain, Terminated."""
         ports = self._ports
         match step:
@@ -251,20 +250,14 @@ POD_HURRY_S = 1.2
 """Limit of one read after SIGTERM."""
 
 
-class Then(Enum):
-    GO_ON = "continue"
-    PLAN_AGAIN = "plan again"
-    """Pods came that use the driver: the plan does not hold any more."""
-
-
 class PodEviction:
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._ports = context.ports
         self._situation = context.situation
 
-    def do(self, step: AnyPodStep, *, paused_at: str, replaces: bool) -> Then:
-        """Do `step`; returns whether the plan still holds. Raises PodsRemain.
+    def do(self, step: PodStep, *, paused_at: str, replaces: bool) -> bool:
+        """Do `step`; True if pods came that use the driver, so that the plan does not hold any more. Raises PodsRemain.
 
         `paused_at`: the Node's version since which operands are paused, "" if they were when the pods were listed.
         `replaces`: the driver will be unloaded; else pods that use it do not matter.
@@ -274,23 +267,22 @@ class PodEviction:
                 return self._of_operands(step, paused_at=paused_at, replaces=replaces)
             case WaitForCompletion():
                 self._of_completing(step)
-                return Then.GO_ON
             case EvictWorkloads():
                 return self._of_workloads(step)
             case DrainNode():
                 return self._drain(step.timeout_s)
             case WaitForRestart():
                 self._of_drivers(step)
-                return Then.GO_ON
             case _:
                 assert_never(step)
+        return False
 
-    def _of_operands(self, step: WaitForOperands, *, paused_at: str, replaces: bool) -> Then:
+    def _of_operands(self, step: WaitForOperands, *, paused_at: str, replaces: bool) -> bool:
         """Wait until the paused keys place no pod any more; one that uses the driver may have come before that."""
         concerns = partial(is_moved_by, keys=frozenset(step.keys), own=self._situation.obs.own_pod)
         wait = self._wait(concerns)
         wait.until_gone(self._situation.obs.pods, self._context.deadline.within(step.timeout_s), after=paused_at)
-        return self._after(self._situation.obs.pods, wait.present) if replaces else Then.GO_ON
+        return replaces and self._users_came(self._situation.obs.pods, wait.present)
 
     def _of_completing(self, step: WaitForCompletion) -> None:
         """Wait for pods to complete; one that does not in time is logged, and is a workload like others."""
@@ -333,7 +325,7 @@ class PodEviction:
                 return False
         return all(pod.deleting or pod.has_left for pod in left)
 
-    def _of_workloads(self, step: EvictWorkloads) -> Then:
+    def _of_workloads(self, step: EvictWorkloads) -> bool:
         """Evict the pods that use the accelerator now. Raises PodsRemain; where a drain is allowed, only after it."""
         known = self._ports.cluster.pods()
         try:
@@ -346,12 +338,12 @@ class PodEviction:
                 raise
             self._ports.reporter.warn(f"{error.what}; draining the node")
             return self._drain(self._situation.policy.eviction.drain_timeout_s)
-        return self._after(known, left)
+        return self._users_came(known, left)
 
-    def _drain(self, timeout_s: float) -> Then:
+    def _drain(self, timeout_s: float) -> bool:
         known = self._ports.cluster.pods()
         going = drain(self._situation, self._scene(known.pods))
-        return self._after(known, self._clear(known, going, timeout_s or self._situation.policy.deadline_s))
+        return self._users_came(known, self._clear(known, going, timeout_s or self._situation.policy.deadline_s))
 
     def _clear(self, known: PodList, going: tuple[Workload, ...], timeout_s: float) -> tuple[Pod, ...]:
         ports, limit = self._ports, self._context.deadline
@@ -361,15 +353,15 @@ class PodEviction:
     def _wait(self, concerns: Callable[[Pod], bool]) -> PodWait:
         return PodWait(self._ports.cluster, self._ports.clock, self._ports.reporter, concerns)
 
-    def _after(self, before: PodList, now: tuple[Pod, ...]) -> Then:
-        """What follows where `now` are the pods that are there: one that was not `before` may have to leave too."""
+    def _users_came(self, before: PodList, now: tuple[Pod, ...]) -> bool:
+        """Whether one of the pods that are there `now`, and were not `before`, has to leave too."""
         known = {pod.uid for pod in before.pods}
         came = tuple(pod for pod in now if pod.uid not in known)
         found = workloads(self._scene(came), self._situation.profile, self._situation.policy.eviction) if came else ()
         users = [one for one in with_action(found, PodAction.EVICT, PodAction.WAIT, PodAction.BLOCK) if one.must_leave]
         if users:
             self._ports.reporter.info(f"{several(users)} started meanwhile")
-        return Then.PLAN_AGAIN if users else Then.GO_ON
+        return bool(users)
 
     def _scene(self, pods: tuple[Pod, ...]) -> NodePods:
         """`pods` with their claims and, where holders may be evicted, who has the device open now."""

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from driver_manager.core.pods import Evictor
 from driver_manager.core.ports import Ports
 from driver_manager.core.ports_base import Reporter
-from driver_manager.core.swap.driver import DeviceSteps, DriverRoot, DriverSlots, DriverSwap
+from driver_manager.core.swap.driver import DeviceSteps, DriverRoot, DriverSwap
 from driver_manager.core.swap.node import Fence, NodeLock, NodeSteps, RebootRequests, RunContext, StateWriter
-from driver_manager.core.swap.pods import Handoff, PodEviction, Then, Waits
+from driver_manager.core.swap.pods import Handoff, PodEviction, Waits
 from driver_manager.domain import events
 from driver_manager.domain.deadline import Deadline, Moment
 from driver_manager.domain.errors import (
@@ -56,7 +56,6 @@ from driver_manager.domain.swap.preflight import access, host_files, is_owned_el
 from driver_manager.domain.swap.retry_wait import AFTER_FAILURE, disturbs, failure_to_record, time_of_day, wait_s
 from driver_manager.domain.swap.steps import (
     PATCH_NODES,
-    AnySlotStep,
     AnyStep,
     BindToVfio,
     ClearRebootRequest,
@@ -72,7 +71,6 @@ from driver_manager.domain.swap.steps import (
     LoadModules,
     MakeVirtualFunctions,
     ModuleStep,
-    MountStep,
     NodeStep,
     OperatorStep,
     OverrideDrivers,
@@ -83,7 +81,7 @@ from driver_manager.domain.swap.steps import (
     RecordDigest,
     RemoveArtifacts,
     ReturnDevices,
-    SlotStep,
+    RootStep,
     StandDown,
     Step,
     TakeNode,
@@ -111,9 +109,8 @@ class Executor:
         self._node = NodeSteps(context)
         self._pods = PodEviction(context)
         self._operator = Handoff(context)
-        self._slots = DriverSlots(context)
-        self._modules = DriverSwap(context, self._slots)
-        self._mounts = DriverRoot(context)
+        self._root = DriverRoot(context)
+        self._modules = DriverSwap(context, self._root)
         self._devices = DeviceSteps(context)
         self._reboots = RebootRequests(context)
 
@@ -134,7 +131,7 @@ class Executor:
                 ports.reporter.step(number, len(steps), step.describe())
                 self._context.lock.state.reached(step.name)
                 self._log(step)
-                if self._do(step) is Then.PLAN_AGAIN:
+                if self._do(step):
                     return NEWCOMERS
         self._modules.afterwards()
         return ""
@@ -145,36 +142,32 @@ class Executor:
         if step.disturbs:
             log.disturbs(clock.wall(), clock.monotonic())
 
-    def _do(self, step: AnyStep) -> Then:
-        match step:
-            case WaitStep():
-                self._patience.do(step)
-            case NodeStep():
-                self._node.do(step)
-            case PodStep():
-                return self._pods.do(step, paused_at=self._node.paused_at, replaces=self._plan.decision in REPLACING)
-            case OperatorStep():
-                self._operator.do(step)
-            case ModuleStep():
-                self._modules.do(step)
-            case DeviceStep():
-                self._devices.do(step)
-            case MountStep():
-                self._mounts.do(step)
-            case SlotStep():
-                self._bring_slot(step)
-            case RebootStep():
-                self._reboots.do(step)
-            case PlanAgain():
-                return Then.PLAN_AGAIN
-            case _:
-                assert_never(step)
-        return Then.GO_ON
+    def _do(self, step: AnyStep) -> bool:
+        """Do `step`; True if pods came meanwhile that use the driver, so that the plan does not hold any more."""
+        if isinstance(step, PodStep):
+            return self._pods.do(step, paused_at=self._node.paused_at, replaces=self._plan.decision in REPLACING)
+        if isinstance(step, WaitStep):
+            self._patience.do(step)
+        elif isinstance(step, NodeStep):
+            self._node.do(step)
+        elif isinstance(step, OperatorStep):
+            self._operator.do(step)
+        elif isinstance(step, ModuleStep):
+            self._modules.do(step)
+        elif isinstance(step, DeviceStep):
+            self._devices.do(step)
+        elif isinstance(step, RootStep):
+            self._on_root(step)
+        elif isinstance(step, RebootStep):
+            self._reboots.do(step)
+        elif not isinstance(step, PlanAgain):
+            assert_never(step)
+        return False
 
-    def _bring_slot(self, step: AnySlotStep) -> None:
+    def _on_root(self, step: RootStep) -> None:
         """Do `step`; a root that cannot be flipped leaves the node without a driver, unless the old one comes back."""
         try:
-            self._slots.do(step)
+            self._root.do(step)
         except ModuleFailed as error:
             load = next((one for one in self._plan.steps if isinstance(one, LoadModules)), None)
             if load is None or not isinstance(step, FlipRoot):

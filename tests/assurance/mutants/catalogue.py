@@ -196,8 +196,8 @@ _MUTANTS = (
         "unload-before-the-pods-left",
         "no driver is unloaded while an operand pod is there",
         "core/swap/run.py",
-        "                return self._pods.do(step, paused_at=self._node.paused_at",
-        "                return Then.GO_ON if step else self._pods.do(step, paused_at=self._node.paused_at",
+        "            return self._pods.do(step, paused_at=self._node.paused_at",
+        "            return not step and self._pods.do(step, paused_at=self._node.paused_at",
         ("unit/swap/test_executor.py::test_one_reconcile_with_operands_is_five_requests",),
     ),
     Mutant(
