@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import assert_never
 
 from driver_manager.core.pods import Evictor, progress_logged
-from driver_manager.core.swap.node import RunContext
+from driver_manager.core.swap.node import DriverNow, RunContext
 from driver_manager.domain import events
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import DriverBusy, ManagerError, ModuleBusy, ModuleFailed, ModuleStuck, OwnedElsewhere
@@ -186,7 +186,7 @@ class DeviceSteps:
         wrong = [what for one in step.functions if (what := _why_not_given(one, now.get(one.address)))]
         if wrong:
             raise ModuleFailed("; ".join(wrong), NO_BIND)
-        self._context.lock.devices_are_on_vfio()
+        self._context.lock.driver = DriverNow.ON_VFIO
 
     def _return(self, step: ReturnDevices) -> None:
         known = {one.address: one for one in step.originals}
@@ -499,7 +499,7 @@ class DriverSwap:
             ports.reporter.warn(f"no evidence is kept: {error.what}")
             return
         if path:
-            self._context.lock.kept_evidence(path)
+            self._context.lock.evidence.append(path)
 
     def _unload_one(self, module: Module) -> None:
         while True:
@@ -537,7 +537,7 @@ class DriverSwap:
             # A part of it could not be unloaded without a reboot. A run that is killed here leaves the journal.
             with self._context.ports.clock.shielded() if never_unloaded else contextlib.nullcontext():
                 self._load_and_verify(step.source, step.also)
-            self._context.lock.driver_is_loaded()
+            self._context.lock.driver = DriverNow.NEW
         except ModuleStuck:
             raise
         except ModuleFailed as error:
@@ -600,7 +600,7 @@ class DriverSwap:
         """What to raise after trying to bring the old driver back."""
         previous = step.previous
         if previous is None:
-            self._context.lock.driver_is_unusable()
+            self._context.lock.driver = DriverNow.UNUSABLE
             return ModuleFailed(f"{error.what}; there is no old driver to go back to", error.remedy)
         self._context.turns_to(OutagePart.LOAD)
         self._context.ports.reporter.warn(f"{error.what}; going back to {previous.version} from {previous.root}")
@@ -615,7 +615,7 @@ class DriverSwap:
         except OwnedElsewhere:
             raise
         except ManagerError as second:
-            self._context.lock.driver_is_unusable()
+            self._context.lock.driver = DriverNow.UNUSABLE
             return ModuleFailed(f"{error.what}; going back failed too: {second.what}", second.remedy)
         if step.previous_digest:
             paths = self._context.situation.profile.paths

@@ -115,7 +115,8 @@ def undo(devices: PciDevices, originals: Iterable[Binding], clock: Clock, report
 class StateWriter:
     """Shows a run's state and outcome on the Node: in patches that are sent anyway, otherwise in one of its own.
 
-    `node` is the Node as last seen, `digest` that of the wanted driver.
+    `node` is the Node as last seen, `step` what the run is at, `digest` that of the wanted driver. Not `may_write`:
+    send no patch of its own, as the Node is another run's, cannot be reached, or may not be patched.
     """
 
     def __init__(self, ports: Ports, profile: Profile, node: Node, digest: str = "") -> None:
@@ -124,21 +125,14 @@ class StateWriter:
         self._keys = profile.keys
         self.node = node
         self._digest = digest
-        self._step = ""
+        self.step = ""
         self._outcome: LastOutcome | None = None
-        self._may_write = True
+        self.may_write = True
         self._lasting = node_state.NONE_LASTS
 
     def saw_host(self, host: Host) -> None:
         """The host before the run changes anything."""
         self._lasting = node_state.lasting_on(host, self._profile)
-
-    def reached(self, step: str) -> None:
-        """The run begins with `step`."""
-        self._step = step
-
-    def saw(self, node: Node) -> None:
-        self.node = node
 
     def will_end_well(self, what: str, state: NodeState = NodeState.READY) -> None:
         """Unless a step fails, the run ends with exit code 0, and the driver is in `state`."""
@@ -147,15 +141,15 @@ class StateWriter:
     def fails(self, error: ManagerError) -> None:
         """The run ends with `error`. If the API server does not answer or the Node is gone, send no patch for it."""
         state = node_state.state_after(error)
-        step = "" if isinstance(error, RebootRequired) else self._step
+        step = "" if isinstance(error, RebootRequired) else self.step
         self._outcome = LastOutcome(state, error.exit_code, error.what, error.remedy, step, self._digest)
-        self._may_write &= not isinstance(error, ApiUnavailable | NodeMissing)
+        self.may_write &= not isinstance(error, ApiUnavailable | NodeMissing)
 
     def breaks(self, error: BaseException) -> None:
         """The run ends with an unexpected error."""
         what = f"internal error: {type(error).__name__}"
         self._outcome = LastOutcome(
-            NodeState.FAILED, ExitCode.INTERNAL, what, "This is a bug; report it with the log.", self._step
+            NodeState.FAILED, ExitCode.INTERNAL, what, "This is a bug; report it with the log.", self.step
         )
 
     def holds(self) -> None:
@@ -168,10 +162,6 @@ class StateWriter:
         what = "the node was released by hand; the run that had taken it did not finish"
         remedy = "Restart the driver pod, or run reconcile-driver-state."
         self._outcome = LastOutcome(NodeState.FAILED, ExitCode.DONE, what, remedy)
-
-    def keeps_silent(self) -> None:
-        """Send no patch of its own: the Node is another run's, cannot be reached, or may not be patched."""
-        self._may_write = False
 
     def taking(self, change: NodeChange) -> NodeChange:
         """`change`, which acquires the node, with the state label."""
@@ -192,7 +182,7 @@ class StateWriter:
 
     def write(self, what: str = "") -> None:
         """Send the outcome in a patch of its own, unless the Node shows it; `what` is its longer text. Never raises."""
-        if self._outcome is None or not self._may_write:
+        if self._outcome is None or not self.may_write:
             return
         if node_state.is_shown(self.node, self._keys, self._outcome, self._lasting):
             return
@@ -230,25 +220,6 @@ SERVICE_S = 30.0
 RELOAD_S = 60.0
 
 
-class NotAcquired(Struct, frozen=True):
-    """This run has not acquired the node; an earlier one may have, with `journal`."""
-
-    journal: Journal | None
-
-
-class Acquired(Struct, frozen=True):
-    """The Node carries `journal`. `is_confirmed`: the Node was seen as the run's own patch left it."""
-
-    journal: Journal
-    is_confirmed: bool
-
-
-class Released(Struct, frozen=True):
-    """The node is released from the hold that `before` describes."""
-
-    before: NotAcquired | Acquired
-
-
 class DriverNow(Enum):
     """The state of the driver after this run's changes: it decides whether the node may be released."""
 
@@ -264,7 +235,8 @@ class DriverNow(Enum):
 class NodeLock:
     """What this run holds of the node, and its release. `may_load`: modules unloaded for a driver may be loaded again.
 
-    The Node itself, as last seen, is in `state`.
+    `journal` is the one that the Node carries for this run, or that it carried at the start. The Node itself, as last
+    seen, is in `state`.
     """
 
     def __init__(self, ports: Ports, profile: Profile, obs: Observation, *, may_load: bool = True) -> None:
@@ -278,27 +250,23 @@ class NodeLock:
         self._obs = obs
         self._may_load = may_load
         self._left = obs.left
-        self._hold: NotAcquired | Acquired | Released = NotAcquired(obs.journal)
-        self._driver = DriverNow.AS_FOUND
+        self.journal = obs.journal
+        self._is_acquired = False
+        self._is_confirmed = False
+        """Whether the Node was seen as the run's own patch left it."""
+        self.is_released = False
+        self.driver = DriverNow.AS_FOUND
         self._started = set[str]()
         self._to_reload: tuple[str, ...] = ()
         self.state = StateWriter(ports, profile, obs.node, obs.digest)
-        self._evidence: list[str] = []
-
-    def kept_evidence(self, path: str) -> None:
-        """Evidence of the old driver is in this file on the host."""
-        self._evidence.append(path)
-
-    @property
-    def evidence(self) -> str:
-        """The paths of the evidence as the end of a sentence; "" if there is none."""
-        return f"; evidence on the host: {', '.join(self._evidence)}" if self._evidence else ""
+        self.evidence: list[str] = []
+        """The files on the host with evidence of the old driver."""
 
     def acquired(self, journal: Journal, node: Node | None = None) -> None:
         """The Node now carries `journal`. `node` is the answer to the patch, None until it has come."""
-        self._hold = Acquired(journal, is_confirmed=node is not None)
+        self.journal, self._is_acquired, self._is_confirmed = journal, True, node is not None
         if node is not None:
-            self.state.saw(node)
+            self.state.node = node
 
     def record(self, journal: Journal) -> None:
         """Write what `journal` has to undo on the host: before the Node names it. Raises ConfigError."""
@@ -320,44 +288,15 @@ class NodeLock:
                 self._reporter.warn(error.what)
 
     @property
-    def is_released(self) -> bool:
-        return isinstance(self._hold, Released)
-
-    @property
     def was_acquired(self) -> bool:
         """True if this process has acquired the node, in this plan or in an earlier one."""
-        hold, found = self._before_release, self._obs.journal
-        return isinstance(hold, Acquired) or (found is not None and found.owner == self._obs.me)
-
-    @property
-    def journal(self) -> Journal | None:
-        """The journal that the Node carries for this run, or that it carried at the start."""
-        return self._before_release.journal
-
-    @property
-    def _before_release(self) -> NotAcquired | Acquired:
-        return self._hold.before if isinstance(self._hold, Released) else self._hold
-
-    def driver_is_unusable(self) -> None:
-        """The loaded driver does not serve its devices, and the old one cannot be restored: operands would crash."""
-        self._driver = DriverNow.UNUSABLE
+        found = self._obs.journal
+        return self._is_acquired or (found is not None and found.owner == self._obs.me)
 
     def driver_is_recorded(self) -> None:
         """The loaded driver works, and its digest is recorded."""
-        is_new = self._driver is DriverNow.NEW
-        self._driver = DriverNow.NEW_RECORDED if is_new else DriverNow.OLD_RECORDED
-
-    def devices_are_on_vfio(self) -> None:
-        """Virtual machines can have the devices: the node serves without its driver."""
-        self._driver = DriverNow.ON_VFIO
-
-    def driver_is_loaded(self) -> None:
-        """The wanted driver is loaded and works."""
-        self._driver = DriverNow.NEW
-
-    def driver_is_stuck(self) -> None:
-        """A module of the driver does not leave the kernel: nothing can replace it before a reboot."""
-        self._driver = DriverNow.STUCK
+        is_new = self.driver is DriverNow.NEW
+        self.driver = DriverNow.NEW_RECORDED if is_new else DriverNow.OLD_RECORDED
 
     def after_failure(self, *, hurry: bool = False) -> str:
         """Release the node, or hold it, after a failure; returns which as a phrase, "" if nothing was held.
@@ -382,13 +321,13 @@ class NodeLock:
                 self.undo_devices(journal)
                 self.release(journal)
             except OwnedElsewhere as error:
-                self.state.keeps_silent()
+                self.state.may_write = False
                 return f"the node is left as it is: {error.what}"
             except NodeMissing:
-                self.state.keeps_silent()
+                self.state.may_write = False
                 return "the Node is gone, so there is nothing to release"
             except ManagerError as error:
-                self.state.keeps_silent()
+                self.state.may_write = False
                 self._start_services(journal)
                 self._reporter.warn(f"not released: {error.what}")
                 return "the node is still paused; the next run releases it from the journal"
@@ -409,7 +348,7 @@ class NodeLock:
 
         Raises OwnedElsewhere if another run has acquired the node, ApiUnavailable if it kept changing, NodeMissing.
         """
-        before, self._log.is_serving = self._before_release, self._log.is_open and self._serves()
+        self._log.is_serving = self._log.is_open and self._serves()
         try:
             if not self._released_without_read(journal):
                 remedy = "Run again; the journal is still on the Node."
@@ -417,22 +356,22 @@ class NodeLock:
                     self._cluster, self._reporter, lambda node: self._change(node, journal), remedy
                 )
                 if changed is not None:
-                    self.state.saw(changed)
+                    self.state.node = changed
             self.remove_record(journal)
         except NodeMissing as error:
             self._start_services(journal)
             self.remove_record(journal)
-            self._hold, self._log.is_serving = Released(before), False
+            self.is_released, self._log.is_serving = True, False
             raise NodeMissing(error.what, "No action needed: nothing is left to release.") from error
         except ManagerError:
             self._log.is_serving = False
             raise
-        self._hold = Released(before)
+        self.is_released = True
         self._log.released(self._clock.monotonic())
 
     def _serves(self) -> bool:
         """True if the node serves once it is released; False if the driver container has yet to load the driver."""
-        if self._driver is DriverNow.ON_VFIO:
+        if self.driver is DriverNow.ON_VFIO:
             return True
         try:
             return has_root(self._host.modules(), self._profile.modules)
@@ -444,17 +383,16 @@ class NodeLock:
 
         Services start before the release, and not at all on a node that another run has acquired: that takes a read.
         """
-        is_confirmed = isinstance(self._hold, Acquired) and self._hold.is_confirmed
-        if not is_confirmed or self._to_reload or not self._started.issuperset(journal.services):
+        if not self._is_confirmed or self._to_reload or not self._started.issuperset(journal.services):
             return False
         operations = tested_release(self.state.node, journal, self._profile)
         if not operations:
             return False
         try:
-            self.state.saw(self._cluster.patch_node_where((*operations, *self.state.operations(self.state.node))))
+            self.state.node = self._cluster.patch_node_where((*operations, *self.state.operations(self.state.node)))
         except Conflict as error:
             self._reporter.info(f"{error.what}; reading it again")
-            self._hold = Acquired(journal, is_confirmed=False)
+            self._is_confirmed = False
             return False
         return True
 
@@ -467,7 +405,7 @@ class NodeLock:
         if not is_same:
             self._reporter.warn(f"node {node.name} was replaced meanwhile: nothing to release")
             return NodeChange()
-        if isinstance(self._hold, Acquired) and self._profile.keys.journal not in node.annotations:
+        if self._is_acquired and self._profile.keys.journal not in node.annotations:
             self._reporter.warn("the journal was removed meanwhile: this node was already released")
         return self.state.ending(node, release(node, journal, self._profile))
 
@@ -485,8 +423,8 @@ class NodeLock:
 
     def _has_new_driver(self, journal: Journal) -> bool:
         """True if the kernel has a driver that is not the one of `journal`, or if that cannot be determined."""
-        if self._driver in (DriverNow.NEW, DriverNow.NEW_RECORDED) or not journal.removed:
-            return self._driver in (DriverNow.NEW, DriverNow.NEW_RECORDED)
+        if self.driver in (DriverNow.NEW, DriverNow.NEW_RECORDED) or not journal.removed:
+            return self.driver in (DriverNow.NEW, DriverNow.NEW_RECORDED)
         try:
             loaded = self._host.modules()
         except ManagerError:
@@ -526,7 +464,7 @@ class NodeLock:
         """
         if self._profile.never_unloads:
             return ""
-        if self._driver is DriverNow.STUCK:
+        if self.driver is DriverNow.STUCK:
             return "its driver is stuck while unloading"
         if journal.driver is None or not journal.driver.modules:
             return ""
@@ -535,7 +473,7 @@ class NodeLock:
         except ManagerError as error:
             self._reporter.warn(error.what)
             is_loaded = False
-        if self._driver is DriverNow.UNUSABLE:
+        if self.driver is DriverNow.UNUSABLE:
             return "its driver does not work"
         if not is_loaded:
             return "its old driver is gone"
@@ -547,7 +485,7 @@ class NodeLock:
         The record goes before a load, and comes back once the loaded driver was seen to work.
         """
         found, host = self._obs.journal, self._obs.host
-        is_recorded = self._driver in (DriverNow.NEW_RECORDED, DriverNow.OLD_RECORDED)
+        is_recorded = self.driver in (DriverNow.NEW_RECORDED, DriverNow.OLD_RECORDED)
         if is_recorded or found is None or host is None or found.driver is None:
             return False
         return found.boot_id == host.boot_id and bool(found.driver.digest) and not host.digest
@@ -695,7 +633,7 @@ class NodeSteps:
         state.fails(ended)
         if step.key and not step.already_labelled:
             change = NodeChange(labels={step.key: step.value})
-            state.saw(ports.cluster.patch_node(state.ending(self._context.situation.obs.node, change), None))
+            state.node = ports.cluster.patch_node(state.ending(self._context.situation.obs.node, change), None)
         with contextlib.suppress(Terminated):  # this is what we wait for
             ports.clock.sleep(self._context.deadline.bound(step.timeout_s))
         raise ended
@@ -746,7 +684,7 @@ class RebootRequests:
         self._state.fails(_reboot_required())
         if not step.change.is_empty:
             change = self._state.ending(self._situation.obs.node, step.change)
-            self._state.saw(self._cluster.patch_node(change, None))
+            self._state.node = self._cluster.patch_node(change, None)
         self._announce(marker)
 
     def _write_marker(self, path: str, marker: Marker) -> Marker:
@@ -793,6 +731,6 @@ class RebootRequests:
         """Take back what an earlier boot asked for. Raises ModuleFailed."""
         # The marker last: as long as it is there, a run that was killed in between is done again.
         if not step.change.is_empty:
-            self._state.saw(self._cluster.patch_node(step.change, None))
+            self._state.node = self._cluster.patch_node(step.change, None)
         if step.seen is not None:
             self._host.remove_marker(step.seen)

@@ -14,7 +14,7 @@ from driver_manager.core.pods import Evictor
 from driver_manager.core.ports import Ports
 from driver_manager.core.ports_base import Reporter
 from driver_manager.core.swap.driver import DeviceSteps, DriverRoot, DriverSwap
-from driver_manager.core.swap.node import Fence, NodeLock, NodeSteps, RebootRequests, RunContext, StateWriter
+from driver_manager.core.swap.node import DriverNow, Fence, NodeLock, NodeSteps, RebootRequests, RunContext, StateWriter
 from driver_manager.core.swap.pods import Handoff, PodEviction, Waits
 from driver_manager.domain import events
 from driver_manager.domain.deadline import Deadline, Moment
@@ -129,7 +129,7 @@ class Executor:
                 if isinstance(step, StandDown | HoldForReboot | WaitStep):  # nothing is done to the driver meanwhile
                     work.close()
                 ports.reporter.step(number, len(steps), step.describe())
-                self._context.lock.state.reached(step.name)
+                self._context.lock.state.step = step.name
                 self._log(step)
                 if self._do(step):
                     return NEWCOMERS
@@ -446,10 +446,11 @@ def summary(decided: Plan) -> str:
     return f"done: {done} ({'none was loaded before' if is_first else decided.reason})"
 
 
-def measured(ports: Ports) -> str:
-    """The outage as the end of a sentence; "" if no pod was asked to leave."""
+def measured(ports: Ports, lock: NodeLock) -> str:
+    """The outage, if a pod was asked to leave, and the paths of the evidence, if any, as the end of a sentence."""
     outage = ports.outage()
-    return "" if outage is None else f"; {outage.sentence()}"
+    served = "" if outage is None else f"; {outage.sentence()}"
+    return served + (f"; evidence on the host: {', '.join(lock.evidence)}" if lock.evidence else "")
 
 
 def state_after(decided: Plan, situation: Situation) -> NodeState:
@@ -585,7 +586,7 @@ class _Run:
             if _waits_after_failure(decided) and self._is_let_go(now, decided):
                 self._waited |= {AFTER_FAILURE}
                 now, decided = decide(ports, obs, self._profile, self._policy, self._waited)
-            lock.state.reached("preflight")
+            lock.state.step = "preflight"
             self._prepare(now, decided, lock.state)
             self._warm(now, decided)
             waited_for = Executor(RunContext(ports, now, lock, self._fence, self._deadline), decided).run()
@@ -601,7 +602,7 @@ class _Run:
         if waited_for:
             raise Again(waited_for, lock)
         lock.state.correct()
-        what = summary(decided) + measured(ports) + lock.evidence
+        what = summary(decided) + measured(ports, lock)
         return Outcome(ExitCode.DONE, what, changed=bool(decided.steps))
 
     def _refused(self, error: ManagerError, obs: Observation, lock: NodeLock) -> Outcome:
@@ -614,7 +615,7 @@ class _Run:
         if is_seen_half_done and _was_taken_since(obs, ports, self._profile):
             raise Conflict(f"{error.what}, but the Node was taken or released meanwhile", error.remedy) from error
         # A node that an earlier run left paused does not stay so because this run cannot even start.
-        lock.state.reached("preflight" if isinstance(error, PreflightFailed) else "plan")
+        lock.state.step = "preflight" if isinstance(error, PreflightFailed) else "plan"
         if obs.host is None:
             return _plain(error)
         # A person asked for a run on a node that is left out of upgrades: the driver's state has not changed.
@@ -643,7 +644,7 @@ class _Run:
         if self._here is None or isinstance(error, ApiUnavailable):
             return _plain(error)
         state = StateWriter(self._ports, self._profile, self._here)
-        state.reached("observe")
+        state.step = "observe"
         state.fails(error)
         if self._profile.keys.journal in self._here.annotations:
             state.holds()
@@ -721,7 +722,7 @@ def _check_rights(ports: Ports, decided: Plan, state: StateWriter) -> None:
     refused = ports.cluster.refused(needed)
     missing = [check for check in access(refused, needed) if check.ok is False]
     if PATCH_NODES in refused:
-        state.keeps_silent()
+        state.may_write = False
     if missing:
         what = "; ".join(check.what for check in missing)
         raise PreflightFailed(f"preflight: {what}", remedies(missing))
@@ -759,11 +760,11 @@ def _failed(error: ManagerError, ports: Ports, lock: NodeLock, *, is_news: bool 
     """The outcome of a run that failed: the node is released or held; shown on the Node if it `is_news`."""
     is_ending = ports.clock.is_ending()
     if isinstance(error, ModuleStuck):
-        lock.driver_is_stuck()
+        lock.driver = DriverNow.STUCK
     lock.state.fails(error)
     settled = lock.after_failure(hurry=is_ending)
     expected = isinstance(error, StandingDown) and not isinstance(error, Terminated)
     what = f"{error.what}; {settled}" if settled and not expected else error.what
     if is_news and not is_ending:  # killed soon: the Event comes first
         lock.state.write(what)
-    return Outcome(error.exit_code, what + measured(ports) + lock.evidence, error.remedy, changed=True)
+    return Outcome(error.exit_code, what + measured(ports, lock), error.remedy, changed=True)

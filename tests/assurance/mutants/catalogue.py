@@ -98,8 +98,8 @@ _MUTANTS = (
         "released-before-its-services",
         "the host services that a run stopped are started before the node is released",
         "core/swap/node.py",
-        "if not is_confirmed or self._to_reload or not self._started.issuperset(journal.services):",
-        "if not is_confirmed or self._to_reload:",
+        "if not self._is_confirmed or self._to_reload or not self._started.issuperset(journal.services):",
+        "if not self._is_confirmed or self._to_reload:",
         (
             "unit/swap/test_node_lock.py::test_a_cordon_on_a_node_with_a_kubelet_is_lifted_after_a_look_and_by_one_patch",
         ),
