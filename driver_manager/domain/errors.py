@@ -53,12 +53,12 @@ class ManagerError(Exception):
 
     exit_code = ExitCode.INTERNAL
 
-    def __init__(self, what: str, remedy: str) -> None:
+    def __init__(self, what: str, remedy: str, blockers: tuple[str, ...] = ()) -> None:
         super().__init__(what)
         self.what = what
         self.remedy = remedy
         self.facts: dict[str, Any] = {}
-        self.blockers: tuple[str, ...] = ()
+        self.blockers = blockers
 
 
 class ConfigError(ManagerError):

@@ -19,7 +19,7 @@ from driver_manager.domain.host import UNREAD, DriverSource, Health, Module, pro
 from driver_manager.domain.node import Pod
 from driver_manager.domain.outage import OutagePart
 from driver_manager.domain.pci import Binding, PciFunction, encode_bindings, is_vfio
-from driver_manager.domain.pods.workloads import ClientRules, PodAction, Workload, clients, named
+from driver_manager.domain.pods.workloads import ClientRules, PodAction, Workload, clients
 from driver_manager.domain.profile import Strategy, unload_order, users, users_of
 from driver_manager.domain.swap.steps import (
     BindToVfio,
@@ -51,8 +51,6 @@ from driver_manager.domain.text import several
 ATTEMPTS = 3
 LOOK_S = 1.0
 """Between two looks at who is there; the unload is tried more often."""
-
-HOLDERS_S = 60.0
 
 
 class ClientEviction:
@@ -94,9 +92,7 @@ class ClientEviction:
         return not self._gone_by.is_over
 
     def _holding(self, listed: tuple[Pod, ...]) -> list[Pod]:
-        """The clients in `listed` that have the device now."""
-        host = self._ports.host
-        found = named(host.holders(self._context.soon(HOLDERS_S), users_of(host.modules())), listed)
+        found = self._context.holders(listed, users_of(self._ports.host.modules()))
         uids = {holder.pod_uid for holder in found if holder.how != UNREAD}
         return [pod for pod in clients(listed, self._rules) if pod.uid in uids]
 
@@ -136,20 +132,19 @@ class DeviceSteps:
 
     def do(self, step: DeviceStep) -> None:
         """Do `step`. Raises ModuleFailed, ModuleStuck, ConfigError, OwnedElsewhere."""
+        devices, change = self._devices, self._context.change
         match step:
             case KeepBindings():
-                self._keep(step)
+                self._write_record(step.path, step.bindings)
             case OverrideDrivers():
                 for one in step.functions:
-                    self._override(one.address, one.vfio_driver)
+                    change(devices.override, one.address, one.vfio_driver, within_s=WRITE_S)
             case RemoveVirtualFunctions():
                 for one in step.functions:
-                    with self._context.effect():
-                        self._devices.set_virtual(one.address, 0, self._context.soon(VIRTUAL_S))
+                    change(devices.set_virtual, one.address, 0, within_s=VIRTUAL_S)
             case LoadVfio():
                 for module in step.modules:
-                    with self._context.effect():
-                        self._devices.load(module, self._context.soon(LOAD_VFIO_S))
+                    change(devices.load, module, within_s=LOAD_VFIO_S)
             case BindToVfio():
                 self._bind(step)
             case ReturnDevices():
@@ -159,29 +154,11 @@ class DeviceSteps:
             case _:
                 assert_never(step)
 
-    def _keep(self, step: KeepBindings) -> None:
-        text = encode_bindings(self._context.situation.host.boot_id, step.bindings)
-        with self._context.effect():
-            self._context.ports.host.write_text(step.path, text)
-
-    def _override(self, address: str, driver: str) -> None:
-        with self._context.effect():
-            self._devices.override(address, driver, self._context.soon(WRITE_S))
-
-    def _unbind(self, address: str) -> None:
-        with self._context.effect():
-            self._devices.unbind(address, self._context.soon(WRITE_S))
-
-    def _probe(self, address: str) -> None:
-        with self._context.effect():
-            self._devices.probe(address, self._context.soon(WRITE_S))
-
     def _bind(self, step: BindToVfio) -> None:
         for one in step.functions:
             if one.is_auxiliary and one.driver:
-                self._unbind(one.address)
-            with self._context.effect():
-                self._devices.bind(one.address, one.vfio_driver, self._context.soon(WRITE_S))
+                self._context.change(self._devices.unbind, one.address, within_s=WRITE_S)
+            self._context.change(self._devices.bind, one.address, one.vfio_driver, within_s=WRITE_S)
         now = {one.address: one for one in self._devices.bus().functions}
         wrong = [what for one in step.functions if (what := _why_not_given(one, now.get(one.address)))]
         if wrong:
@@ -189,37 +166,37 @@ class DeviceSteps:
         self._context.lock.driver = DriverNow.ON_VFIO
 
     def _return(self, step: ReturnDevices) -> None:
-        known = {one.address: one for one in step.originals}
+        known, devices, change = {one.address: one for one in step.originals}, self._devices, self._context.change
         for one in step.functions:
             before = known.get(one.address, Binding(one.address))
             # As long as it is kept for vfio the next run knows it for one that was to come back.
             if one.is_on_vfio:
-                self._unbind(one.address)
+                change(devices.unbind, one.address, within_s=WRITE_S)
             if one.override:
-                self._override(one.address, "" if is_vfio(before.override) else before.override)
+                override = "" if is_vfio(before.override) else before.override
+                change(devices.override, one.address, override, within_s=WRITE_S)
             if step.probes or one.is_auxiliary:
-                self._probe(one.address)
+                change(devices.probe, one.address, within_s=WRITE_S)
         for was in step.left:
             had = f"{was.address} had {was.virtual_count} virtual function(s)"
             self._context.ports.reporter.info(f"{had}: the next run that finds its driver loaded creates them again")
-        self._end_record(step.path, step.left)
+        self._write_record(step.path, step.left)
 
     def _make_virtual(self, step: MakeVirtualFunctions) -> None:
         """Warn of each that cannot be created, and leave it to the next run: the driver serves without it."""
         left = []
         for was in step.bindings:
             try:
-                with self._context.effect():
-                    self._devices.set_virtual(was.address, was.virtual_count, self._context.soon(VIRTUAL_S))
+                self._context.change(self._devices.set_virtual, was.address, was.virtual_count, within_s=VIRTUAL_S)
             except ModuleStuck:
                 raise
             except ModuleFailed as error:
                 left.append(was)
                 self._context.ports.reporter.warn(f"{error.what}. {error.remedy}")
-        self._end_record(step.path, tuple(left))
+        self._write_record(step.path, tuple(left))
 
-    def _end_record(self, path: str, left: tuple[Binding, ...]) -> None:
-        """Leave of the record of original bindings what is still to be done."""
+    def _write_record(self, path: str, left: tuple[Binding, ...]) -> None:
+        """Let the record of original bindings have what is still to be undone; without any it goes."""
         boot_id, host = self._context.situation.host.boot_id, self._context.ports.host
         with self._context.effect():
             if left:
@@ -276,17 +253,14 @@ class DriverRoot:
         file_systems = host.file_systems(step.mounts)
         before = host.pods_that_see(file_systems, self._context.soon(TOOL_S))
         for mount in step.mounts:
-            with self._context.effect():
-                host.unmount(mount, self._context.soon(TOOL_S))
+            self._context.change(host.unmount, mount, within_s=TOOL_S)
         # Pods whose mounts follow the host's do not see it any more. The kernel uses a file system's number again, so a
         # pod that did not see it before has another one. What our own pod sees goes with this container.
         after = host.pods_that_see(file_systems, self._context.soon(TOOL_S)) if before else ()
         names = {pod.uid: str(pod) for pod in obs.pods.pods}
         for pod_uid in (uid for uid in before if uid in after and uid != obs.me.pod_uid):
-            self._context.ports.reporter.warn(
-                f"pod {names.get(pod_uid, pod_uid)} still sees the old driver root: restart it so that it sees the "
-                "new one"
-            )
+            what = f"pod {names.get(pod_uid, pod_uid)} still sees the old driver root"
+            self._context.ports.reporter.warn(f"{what}: restart it so that it sees the new one")
 
     def _keep(self, step: KeepRoot) -> None:
         slots = self._context.ports.slots
@@ -350,7 +324,8 @@ class DriverSwap:
         """Do `step`. Raises DriverBusy, ModuleFailed, ConfigError, OwnedElsewhere."""
         match step:
             case StopServices():
-                self._stop_services(step)
+                for name in step.names:
+                    self._context.change(self._context.ports.host.stop_service, name, within_s=SERVICE_S)
             case WaitForDevice():
                 self._wait_for_device(step)
             case RemoveConflicting():
@@ -369,25 +344,18 @@ class DriverSwap:
             case _:
                 assert_never(step)
 
-    def _stop_services(self, step: StopServices) -> None:
-        for name in step.names:
-            with self._context.effect():
-                self._context.ports.host.stop_service(name, self._context.soon(SERVICE_S))
-
     def _remove_conflicting(self, step: RemoveConflicting) -> None:
         for name in step.names:
             try:
-                with self._context.effect():
-                    self._context.ports.host.remove_conflicting(name, self._context.soon(UNLOAD_S))
+                self._context.change(self._context.ports.host.remove_conflicting, name, within_s=UNLOAD_S)
             except ModuleBusy as error:
-                raise DriverBusy(
-                    error.what, f"Stop what uses {name}; or blacklist it on the host and reboot."
-                ) from error
+                remedy = f"Stop what uses {name}; or blacklist it on the host and reboot."
+                raise DriverBusy(error.what, remedy) from error
             self._context.ports.reporter.info(f"conflicting module {name} is unloaded")
 
     def _wait_for_device(self, step: WaitForDevice) -> None:
-        ports, free_by = self._context.ports, self._context.deadline.within(step.timeout_s)
-        self._free_by = free_by
+        ports = self._context.ports
+        self._free_by = free_by = self._context.deadline.within(step.timeout_s)
         with progress_logged(ports.clock, ports.reporter, free_by, lambda: self._in_use):
             self._until_free(free_by, frozenset(step.apart))
 
@@ -430,20 +398,18 @@ class DriverSwap:
 
     def _only_have_it(self, uids: frozenset[str]) -> bool:
         """Whether every process that has the device is known, and is of one of these pods."""
-        host = self._context.ports.host
         try:
-            found = host.holders(self._context.soon(HOLDERS_S), users_of(host.modules()))
+            count = users_of(self._context.ports.host.modules())
+            found = self._context.holders(self._context.situation.obs.pods.pods, count)
         except ManagerError:
             return False
-        named_ones = named(found, self._context.situation.obs.pods.pods)
-        return bool(named_ones) and all(one.how != UNREAD and one.pod_uid in uids for one in named_ones)
+        return bool(found) and all(one.how != UNREAD and one.pod_uid in uids for one in found)
 
     def _named_holders(self) -> tuple[str, tuple[str, ...]]:
         """The processes that use the device, as text and as blockers; "" and () if none can be seen."""
-        host = self._context.ports.host
-        count = users_of(host.modules())
+        count = users_of(self._context.ports.host.modules())
         try:
-            found = named(host.holders(self._context.soon(HOLDERS_S), count), self._context.situation.obs.pods.pods)
+            found = self._context.holders(self._context.situation.obs.pods.pods, count)
         except ManagerError as error:
             return f" (holders unknown: {error.what})", ()
         texts = [str(holder) for holder in found]
@@ -455,13 +421,12 @@ class DriverSwap:
 
     def _busy(self, what: str) -> DriverBusy:
         named, blockers = self._named_holders()
-        error = DriverBusy(
+        return DriverBusy(
             what + named,
             "Stop what uses the device (`driver-manager holders` lists it; host services: --stop-host-services), "
             "then run again.",
+            blockers,
         )
-        error.blockers = blockers
-        return error
 
     def _unload_all(self, source: DriverSource | None) -> None:
         """Unload the closure, looked up again before every module: a holder may have come meanwhile.
@@ -504,15 +469,13 @@ class DriverSwap:
     def _unload_one(self, module: Module) -> None:
         while True:
             try:
-                with self._context.effect():
-                    return self._context.ports.host.unload(module.name, self._context.soon(UNLOAD_S))
+                return self._context.change(self._context.ports.host.unload, module.name, within_s=UNLOAD_S)
             except ModuleBusy as error:
                 if not self._may_get_free():
                     raise self._busy(error.what) from error
                 self._context.ports.clock.sleep(DEVICE_POLL_S)
 
     def _may_get_free(self) -> bool:
-        """Whether a module that is busy may be free in a moment."""
         if self._gap is not None:
             return self._gap.goes_on()
         return self._free_by is not None and not self._free_by.is_over
@@ -525,8 +488,7 @@ class DriverSwap:
             self._context.ports.reporter.warn(f"{', '.join(removed)} stay unloaded: their root is not known")
             return
         try:
-            with self._context.effect():
-                self._context.ports.host.reload(source, tuple(reversed(removed)), self._context.soon(LOAD_S))
+            self._context.change(self._context.ports.host.reload, source, tuple(reversed(removed)), within_s=LOAD_S)
             self._context.ports.reporter.info(f"{', '.join(removed)} loaded again")
         except ModuleFailed as error:
             self._context.ports.reporter.warn(f"{error.what}; {', '.join(removed)} stay unloaded")
@@ -546,8 +508,7 @@ class DriverSwap:
     def _load_and_verify(self, source: DriverSource, also: tuple[str, ...]) -> None:
         """Load `source` and see it work. Raises ModuleFailed; a driver that loaded but does not work is left loaded."""
         host = self._context.ports.host
-        with self._context.effect():
-            host.load(source, self._context.soon(LOAD_S))
+        self._context.change(host.load, source, within_s=LOAD_S)
         self._load_again(source, also)
         self._context.turns_to(OutagePart.PROBE)
         if not host.await_device_nodes(self._context.soon(DEVICE_NODES_S)):
@@ -589,8 +550,7 @@ class DriverSwap:
         for name in names:
             try:
                 if name not in self._context.ports.host.modules():
-                    with self._context.effect():
-                        self._context.ports.host.reload(source, (name,), self._context.soon(LOAD_S))
+                    self._context.change(self._context.ports.host.reload, source, (name,), within_s=LOAD_S)
             except OwnedElsewhere:
                 raise
             except ManagerError as error:

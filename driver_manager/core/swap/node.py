@@ -6,14 +6,14 @@ import contextlib
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
-from typing import assert_never
+from typing import TypeVarTuple, assert_never
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from driver_manager.core.node import patch_until_current
-from driver_manager.core.ports import HostSystem, PciDevices, Ports
-from driver_manager.core.ports_base import Clock, Reporter
+from driver_manager.core.ports import HostSystem, Ports
+from driver_manager.core.ports_base import Reporter
 from driver_manager.domain import events, host_record, node_state
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import (
@@ -28,18 +28,27 @@ from driver_manager.domain.errors import (
     StandingDown,
     Terminated,
 )
-from driver_manager.domain.host import UPGRADE_REASON, DriverSource, Host, Marker, encode_marker, encode_reboot_wish
-from driver_manager.domain.journal import Journal, JournalUnreadable, Owner
-from driver_manager.domain.node import Node, NodeChange
+from driver_manager.domain.host import (
+    UPGRADE_REASON,
+    DriverSource,
+    Holder,
+    Host,
+    Marker,
+    encode_marker,
+    encode_reboot_wish,
+)
+from driver_manager.domain.journal import Journal, JournalUnreadable, Owner, encode
+from driver_manager.domain.node import Node, NodeChange, Pod
 from driver_manager.domain.node_state import LastOutcome, NodeState
 from driver_manager.domain.observation import Observation, Situation
 from driver_manager.domain.outage import NodeEnd, OutagePart
 from driver_manager.domain.pci import Binding
 from driver_manager.domain.pods.journal_check import journal_on
+from driver_manager.domain.pods.workloads import named
 from driver_manager.domain.profile import Profile, driver_version, has_root
 from driver_manager.domain.reboot.decision import request_labels
 from driver_manager.domain.reboot.state import event_key, request_of
-from driver_manager.domain.swap.node_patches import marked_cleared, pause_more, release, tested_release, with_step
+from driver_manager.domain.swap.node_patches import marked_cleared, pause_more, release, tested_release
 from driver_manager.domain.swap.steps import (
     ClearRebootRequest,
     EndWithoutReboot,
@@ -96,22 +105,6 @@ UNDO_S = 5.0
 """Limit of one write: a process that was asked to end is killed soon."""
 
 
-def undo(devices: PciDevices, originals: Iterable[Binding], clock: Clock, reporter: Reporter) -> None:
-    """Restore overrides and virtual functions of functions that are not on vfio yet. Logs failures."""
-    try:
-        now = {one.address: one for one in devices.bus().functions}
-        for old in originals:
-            one = now.get(old.address)
-            if one is None or one.is_on_vfio:
-                continue
-            if one.override != old.override:
-                devices.override(old.address, old.override, Deadline.after(UNDO_S, clock.monotonic))
-            if old.virtual_count and one.driver and one.virtual_count != old.virtual_count:
-                devices.set_virtual(old.address, old.virtual_count, Deadline.after(UNDO_S, clock.monotonic))
-    except ManagerError as error:
-        reporter.warn(f"not all devices were restored: {error.what}. {error.remedy}")
-
-
 class StateWriter:
     """Shows a run's state and outcome on the Node: in patches that are sent anyway, otherwise in one of its own.
 
@@ -147,10 +140,8 @@ class StateWriter:
 
     def breaks(self, error: BaseException) -> None:
         """The run ends with an unexpected error."""
-        what = f"internal error: {type(error).__name__}"
-        self._outcome = LastOutcome(
-            NodeState.FAILED, ExitCode.INTERNAL, what, "This is a bug; report it with the log.", self.step
-        )
+        what, remedy = f"internal error: {type(error).__name__}", "This is a bug; report it with the log."
+        self._outcome = LastOutcome(NodeState.FAILED, ExitCode.INTERNAL, what, remedy, self.step)
 
     def holds(self) -> None:
         """The node stays acquired."""
@@ -240,12 +231,7 @@ class NodeLock:
     """
 
     def __init__(self, ports: Ports, profile: Profile, obs: Observation, *, may_load: bool = True) -> None:
-        self._cluster = ports.cluster
-        self._host = ports.host
-        self._devices = ports.devices
-        self._clock = ports.clock
-        self._reporter = ports.reporter
-        self._log = ports.log
+        self._ports = ports
         self._profile = profile
         self._obs = obs
         self._may_load = may_load
@@ -272,7 +258,7 @@ class NodeLock:
         """Write what `journal` has to undo on the host: before the Node names it. Raises ConfigError."""
         if journal.record:
             path = self._profile.paths.run_record(journal.record)
-            self._host.write_text(path, host_record.encode(host_record.of(journal)), is_secret=True)
+            self._ports.host.write_text(path, host_record.encode(host_record.of(journal)), is_secret=True)
 
     def remove_record(self, journal: Journal | None, but: str = "") -> None:
         """Remove the record that `journal` names, once the Node does not, and those that no journal names.
@@ -283,9 +269,9 @@ class NodeLock:
         self._left = ()
         for run in sorted(runs):
             try:
-                self._host.remove(self._profile.paths.run_record(run))
+                self._ports.host.remove(self._profile.paths.run_record(run))
             except ManagerError as error:
-                self._reporter.warn(error.what)
+                self._ports.reporter.warn(error.what)
 
     @property
     def was_acquired(self) -> bool:
@@ -307,13 +293,13 @@ class NodeLock:
         journal = self.journal
         if journal is None or self.is_released:
             return ""
-        with self._clock.shielded():
+        with self._ports.clock.shielded():
             if hurry:
-                self._cluster.limit_retries(HURRY_S)
-            self._log.turns_to(OutagePart.BACK, self._clock.monotonic())
+                self._ports.cluster.limit_retries(HURRY_S)
+            self._ports.log.turns_to(OutagePart.BACK, self._ports.clock.monotonic())
             if why := self._why_hold(journal):
                 self.state.holds()
-                self._log.end = NodeEnd.HELD
+                self._ports.log.end = NodeEnd.HELD
                 self._start_services_of_ours(journal)
                 return f"the node stays paused, because {why}; the next run resumes from the journal"
             self._to_reload = journal.removed if self._may_load and not self._has_new_driver(journal) else ()
@@ -329,7 +315,7 @@ class NodeLock:
             except ManagerError as error:
                 self.state.may_write = False
                 self._start_services(journal)
-                self._reporter.warn(f"not released: {error.what}")
+                self._ports.reporter.warn(f"not released: {error.what}")
                 return "the node is still paused; the next run releases it from the journal"
         return "the node was released"
 
@@ -340,20 +326,36 @@ class NodeLock:
         """
         host = self._obs.host
         if journal.devices and host is not None and journal.boot_id == host.boot_id:
-            self.refuse_foreign(self._cluster.node(), journal)
-            undo(self._devices, journal.devices, self._clock, self._reporter)
+            self.refuse_foreign(self._ports.cluster.node(), journal)
+            try:
+                self._undo(journal.devices)
+            except ManagerError as error:
+                self._ports.reporter.warn(f"not all devices were restored: {error.what}. {error.remedy}")
+
+    def _undo(self, originals: Iterable[Binding]) -> None:
+        """Restore overrides and virtual functions of functions that are not on vfio yet. Raises ManagerError."""
+        devices, clock = self._ports.devices, self._ports.clock
+        now = {one.address: one for one in devices.bus().functions}
+        for old in originals:
+            one = now.get(old.address)
+            if one is None or one.is_on_vfio:
+                continue
+            if one.override != old.override:
+                devices.override(old.address, old.override, Deadline.after(UNDO_S, clock.monotonic))
+            if old.virtual_count and one.driver and one.virtual_count != old.virtual_count:
+                devices.set_virtual(old.address, old.virtual_count, Deadline.after(UNDO_S, clock.monotonic))
 
     def release(self, journal: Journal) -> None:
         """Start the services of `journal` and undo it on the Node in one patch; only the record if the Node is new.
 
         Raises OwnedElsewhere if another run has acquired the node, ApiUnavailable if it kept changing, NodeMissing.
         """
-        self._log.is_serving = self._log.is_open and self._serves()
+        self._ports.log.is_serving = self._ports.log.is_open and self._serves()
         try:
             if not self._released_without_read(journal):
                 remedy = "Run again; the journal is still on the Node."
                 changed = patch_until_current(
-                    self._cluster, self._reporter, lambda node: self._change(node, journal), remedy
+                    self._ports.cluster, self._ports.reporter, lambda node: self._change(node, journal), remedy
                 )
                 if changed is not None:
                     self.state.node = changed
@@ -361,20 +363,20 @@ class NodeLock:
         except NodeMissing as error:
             self._start_services(journal)
             self.remove_record(journal)
-            self.is_released, self._log.is_serving = True, False
+            self.is_released, self._ports.log.is_serving = True, False
             raise NodeMissing(error.what, "No action needed: nothing is left to release.") from error
         except ManagerError:
-            self._log.is_serving = False
+            self._ports.log.is_serving = False
             raise
         self.is_released = True
-        self._log.released(self._clock.monotonic())
+        self._ports.log.released(self._ports.clock.monotonic())
 
     def _serves(self) -> bool:
         """True if the node serves once it is released; False if the driver container has yet to load the driver."""
         if self.driver is DriverNow.ON_VFIO:
             return True
         try:
-            return has_root(self._host.modules(), self._profile.modules)
+            return has_root(self._ports.host.modules(), self._profile.modules)
         except ManagerError:
             return False
 
@@ -388,10 +390,11 @@ class NodeLock:
         operations = tested_release(self.state.node, journal, self._profile)
         if not operations:
             return False
+        operations += self.state.operations(self.state.node)
         try:
-            self.state.node = self._cluster.patch_node_where((*operations, *self.state.operations(self.state.node)))
+            self.state.node = self._ports.cluster.patch_node_where(operations)
         except Conflict as error:
-            self._reporter.info(f"{error.what}; reading it again")
+            self._ports.reporter.info(f"{error.what}; reading it again")
             self._is_confirmed = False
             return False
         return True
@@ -399,14 +402,16 @@ class NodeLock:
     def _change(self, node: Node, journal: Journal) -> NodeChange:
         """The patch that releases `node` as it is now. Raises OwnedElsewhere."""
         self.refuse_foreign(node, journal)
-        is_same = node.uid == self._obs.node.uid or self._is_ours(node)
+        current = self._journal_on(node)
+        # A Node of another uid that carries our journal was created again from a copy.
+        is_same = node.uid == self._obs.node.uid or (current is not None and current.owner == self._obs.me)
         self._start_services(journal)
         self._reload()
         if not is_same:
-            self._reporter.warn(f"node {node.name} was replaced meanwhile: nothing to release")
+            self._ports.reporter.warn(f"node {node.name} was replaced meanwhile: nothing to release")
             return NodeChange()
         if self._is_acquired and self._profile.keys.journal not in node.annotations:
-            self._reporter.warn("the journal was removed meanwhile: this node was already released")
+            self._ports.reporter.warn("the journal was removed meanwhile: this node was already released")
         return self.state.ending(node, release(node, journal, self._profile))
 
     def _start_services_of_ours(self, journal: Journal) -> None:
@@ -414,19 +419,20 @@ class NodeLock:
         if not journal.services:
             return
         try:
-            self.refuse_foreign(self._cluster.node(), journal)
+            self.refuse_foreign(self._ports.cluster.node(), journal)
         except OwnedElsewhere:
             return
         except ManagerError as error:
-            self._reporter.warn(error.what)
+            self._ports.reporter.warn(error.what)
         self._start_services(journal)
 
     def _has_new_driver(self, journal: Journal) -> bool:
         """True if the kernel has a driver that is not the one of `journal`, or if that cannot be determined."""
-        if self.driver in (DriverNow.NEW, DriverNow.NEW_RECORDED) or not journal.removed:
-            return self.driver in (DriverNow.NEW, DriverNow.NEW_RECORDED)
+        is_new = self.driver in (DriverNow.NEW, DriverNow.NEW_RECORDED)
+        if is_new or not journal.removed:
+            return is_new
         try:
-            loaded = self._host.modules()
+            loaded = self._ports.host.modules()
         except ManagerError:
             return True
         before = journal.driver.version if journal.driver is not None else None
@@ -438,10 +444,10 @@ class NodeLock:
         if not names:
             return
         try:
-            self._host.reload(DriverSource("/"), names, Deadline.after(RELOAD_S, self._clock.monotonic))
-            self._reporter.info(f"{', '.join(names)} loaded again")
+            self._ports.host.reload(DriverSource("/"), names, Deadline.after(RELOAD_S, self._ports.clock.monotonic))
+            self._ports.reporter.info(f"{', '.join(names)} loaded again")
         except ManagerError as error:
-            self._reporter.warn(f"{', '.join(names)} may stay unloaded: {error.what}")
+            self._ports.reporter.warn(f"{', '.join(names)} may stay unloaded: {error.what}")
 
     def _start_services(self, journal: Journal) -> None:
         """Start the stopped services, each once. Logs a service that fails to start and continues."""
@@ -450,10 +456,10 @@ class NodeLock:
                 continue
             self._started.add(name)
             try:
-                self._host.start_service(name, Deadline.after(SERVICE_S, self._clock.monotonic))
-                self._reporter.info(f"host service {name} is started")
+                self._ports.host.start_service(name, Deadline.after(SERVICE_S, self._ports.clock.monotonic))
+                self._ports.reporter.info(f"host service {name} is started")
             except ManagerError as error:
-                self._reporter.warn(f"{error.what}. {error.remedy}")
+                self._ports.reporter.warn(f"{error.what}. {error.remedy}")
 
     def _why_hold(self, journal: Journal) -> str:
         """Why the node stays paused, "" if it is released. Without the driver that it had, operands would only crash.
@@ -469,9 +475,9 @@ class NodeLock:
         if journal.driver is None or not journal.driver.modules:
             return ""
         try:
-            is_loaded = has_root(self._host.modules(), self._profile.modules)
+            is_loaded = has_root(self._ports.host.modules(), self._profile.modules)
         except ManagerError as error:
-            self._reporter.warn(error.what)
+            self._ports.reporter.warn(error.what)
             is_loaded = False
         if self.driver is DriverNow.UNUSABLE:
             return "its driver does not work"
@@ -497,11 +503,6 @@ class NodeLock:
             return None
         return found.journal if found is not None else None
 
-    def _is_ours(self, node: Node) -> bool:
-        """True if a Node of another uid carries our journal: it was created again from a copy."""
-        current = self._journal_on(node)
-        return current is not None and current.owner == self._obs.me
-
     def refuse_foreign(self, node: Node, journal: Journal) -> None:
         """Raise OwnedElsewhere if another run has written its journal on `node` meanwhile."""
         key = self._profile.keys.journal
@@ -509,9 +510,14 @@ class NodeLock:
             return
         current = self._journal_on(node)
         if current is not None and current != journal and current.owner != self._obs.me:
-            raise OwnedElsewhere(
-                f"node {node.name} was taken over by {current.owner}", "No action needed: that run releases the node."
-            )
+            what = f"node {node.name} was taken over by {current.owner}"
+            raise OwnedElsewhere(what, "No action needed: that run releases the node.")
+
+
+HOLDERS_S = 60.0
+"""What a look at all processes may take."""
+
+Ts = TypeVarTuple("Ts")
 
 
 class RunContext(Struct, frozen=True):
@@ -526,6 +532,15 @@ class RunContext(Struct, frozen=True):
     def effect(self) -> AbstractContextManager[None]:
         """Within it the driver may be changed. Raises OwnedElsewhere if another run has acquired the node."""
         return self.fence.effect(self._ask_node)
+
+    def change(self, effect: Callable[[*Ts, Deadline], None], *what: *Ts, within_s: float) -> None:
+        """Change the driver or a device by `effect` of `what`. Raises OwnedElsewhere, and as that."""
+        with self.effect():
+            effect(*what, self.soon(within_s))
+
+    def holders(self, pods: Iterable[Pod], enough: int | None = None) -> tuple[Holder, ...]:
+        """The processes that have the device now, with their names among `pods`. Raises ConfigError."""
+        return named(self.ports.host.holders(self.soon(HOLDERS_S), enough), pods)
 
     def check_owner(self) -> None:
         """Raise OwnedElsewhere if another run has acquired the node."""
@@ -568,9 +583,8 @@ class NodeSteps:
                 self._acquire(step)
             case PauseLast():
                 # Reads the Node again: a label that was edited meanwhile is paused, and restored, as it is now.
-                node = self.rewrite(
-                    step, lambda node, journal: pause_more(node, journal, profile, frozenset(step.keys))
-                )
+                keys = frozenset(step.keys)
+                node = self.rewrite(step, lambda node, journal: pause_more(node, journal, profile, keys))
                 self.paused_at = node.resource_version if node is not None else self.paused_at
             case MarkCleared():
                 self.rewrite(step, lambda _, journal: marked_cleared(journal, profile, step.revision))
@@ -619,16 +633,15 @@ class NodeSteps:
 
     def _with_step(self, journal: Journal, change: NodeChange, step: Step) -> tuple[Journal, NodeChange]:
         """Both with what the journal shows readers: the step that writes it, since when, and the outage so far."""
-        ports = self._context.ports
-        journal = replace(journal, window=ports.outage() or journal.window)
-        now = written_time(ports.clock.wall())
-        return with_step(journal, change, self._context.situation.profile, step.name, now)
+        ports, key = self._context.ports, self._context.situation.profile.keys.journal
+        begin = journal.begin or written_time(ports.clock.wall())
+        longer = replace(journal, step=step.name, begin=begin, window=ports.outage() or journal.window)
+        return longer, replace(change, annotations={**change.annotations, key: encode(longer)})
 
     def _stand_down(self, step: StandDown) -> None:
         ports = self._context.ports
-        ended = StandingDown(
-            step.why, "Remove the host's driver if a container is to install one; otherwise no action is needed."
-        )
+        remedy = "Remove the host's driver if a container is to install one; otherwise no action is needed."
+        ended = StandingDown(step.why, remedy)
         state = self._context.lock.state
         state.fails(ended)
         if step.key and not step.already_labelled:
@@ -654,10 +667,7 @@ class RebootRequests:
 
     def __init__(self, context: RunContext) -> None:
         self._situation = context.situation
-        self._cluster = context.ports.cluster
-        self._clock = context.ports.clock
-        self._reporter = context.ports.reporter
-        self._host = context.ports.host
+        self._ports = context.ports
         self._state = context.lock.state
 
     def do(self, step: RebootStep) -> None:
@@ -678,25 +688,25 @@ class RebootRequests:
         """Write the marker where none of this boot is there, label the node, tell of it. Raises ConfigError."""
         # First: a rebooter that sees the marker may reboot, and the next boot has to know what for.
         if step.wish is not None:
-            self._host.write_text(step.wish_path, encode_reboot_wish(step.wish))
+            self._ports.host.write_text(step.wish_path, encode_reboot_wish(step.wish))
         there = self._situation.host.marker
         marker = self._write_marker(step.path, step.marker) if step.path or there is None else there
         self._state.fails(_reboot_required())
         if not step.change.is_empty:
             change = self._state.ending(self._situation.obs.node, step.change)
-            self._state.node = self._cluster.patch_node(change, None)
+            self._state.node = self._ports.cluster.patch_node(change, None)
         self._announce(marker)
 
     def _write_marker(self, path: str, marker: Marker) -> Marker:
-        written = replace(marker, writer=str(self._situation.obs.me), written_s=int(self._clock.wall()))
-        self._host.write_text(path, encode_marker(written))
+        written = replace(marker, writer=str(self._situation.obs.me), written_s=int(self._ports.clock.wall()))
+        self._ports.host.write_text(path, encode_marker(written))
         return written
 
     def _announce(self, marker: Marker) -> None:
         """The event, once for each request, whether the rebooter posts it too or not."""
         key = replace(request_of(marker, self._situation.host.boot_id), reason=UPGRADE_REASON).key
         name = events.REBOOT_REQUIRED
-        self._cluster.post_event(name, f"reason={UPGRADE_REASON}", warning=True, key=event_key(name, key))
+        self._ports.cluster.post_event(name, f"reason={UPGRADE_REASON}", warning=True, key=event_key(name, key))
 
     def _hold(self, step: HoldForReboot) -> None:
         """Hold until the boot changes, asking again where the request goes meanwhile. Raises RebootRequired."""
@@ -705,8 +715,8 @@ class RebootRequests:
             raise error
         try:
             while True:
-                self._clock.sleep(HEARTBEAT_S)
-                self._reporter.info("holding until the node reboots")
+                self._ports.clock.sleep(HEARTBEAT_S)
+                self._ports.reporter.info("holding until the node reboots")
                 self._assert_request(step)
         except Terminated:
             raise error from None
@@ -714,23 +724,23 @@ class RebootRequests:
     def _assert_request(self, step: HoldForReboot) -> None:
         """Ask again where the marker is gone: one that served a recovery too goes when the chip recovers."""
         try:
-            if self._host.exists(step.path):
+            if self._ports.host.exists(step.path):
                 return
             marker = self._write_marker(step.path, step.marker)
-            self._reporter.info("the reboot-required marker was removed meanwhile and is written again")
-            labels = request_labels(self._cluster.node(), self._situation.profile.keys, UPGRADE_REASON)
+            self._ports.reporter.info("the reboot-required marker was removed meanwhile and is written again")
+            labels = request_labels(self._ports.cluster.node(), self._situation.profile.keys, UPGRADE_REASON)
             if labels:
-                self._cluster.patch_node(NodeChange(labels), None)
+                self._ports.cluster.patch_node(NodeChange(labels), None)
             self._announce(marker)
         except Terminated:
             raise
         except ManagerError as error:
-            self._reporter.warn(f"{error.what}; trying again")
+            self._ports.reporter.warn(f"{error.what}; trying again")
 
     def _clear(self, step: ClearRebootRequest) -> None:
         """Take back what an earlier boot asked for. Raises ModuleFailed."""
         # The marker last: as long as it is there, a run that was killed in between is done again.
         if not step.change.is_empty:
-            self._state.node = self._cluster.patch_node(step.change, None)
+            self._state.node = self._ports.cluster.patch_node(step.change, None)
         if step.seen is not None:
-            self._host.remove_marker(step.seen)
+            self._ports.host.remove_marker(step.seen)

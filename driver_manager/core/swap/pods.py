@@ -8,18 +8,17 @@ from typing import assert_never
 
 from driver_manager.core.node import patch_until_current
 from driver_manager.core.pods import Evictor, NodeWait, PodWait, RestartWait, progress_logged
-from driver_manager.core.swap.node import HURRY_S, RunContext
+from driver_manager.core.swap.node import HOLDERS_S, HURRY_S, RunContext
 from driver_manager.domain import events
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import EvictionRefused, ManagerError, PodsRemain, StandingDown
-from driver_manager.domain.host import UNREAD, Holder, is_process, process_blocker
+from driver_manager.domain.host import UNREAD, is_process, process_blocker
 from driver_manager.domain.node import Node, NodeChange, Pod, PodList
 from driver_manager.domain.pods.workloads import (
     NodePods,
     PodAction,
     Workload,
     is_moved_by,
-    named,
     names_of_claims,
     namespaces_with_claims,
     with_action,
@@ -51,13 +50,23 @@ from driver_manager.domain.text import several
 ASKED = "true"
 
 
+def _until_gone(
+    context: RunContext, concerns: Callable[[Pod], bool], deadline: Deadline, after: str = ""
+) -> tuple[Pod, ...]:
+    """Wait until no pod satisfies `concerns`; returns those present then. Raises PodsRemain."""
+    wait = PodWait(context.ports.cluster, context.ports.clock, context.ports.reporter, concerns)
+    wait.until_gone(context.situation.obs.pods, deadline, after=after)
+    return wait.present
+
+
+def _is_one_of(uids: frozenset[str], pod: Pod) -> bool:
+    return pod.uid in uids and not pod.has_left
+
+
 class Handoff:
     def __init__(self, context: RunContext) -> None:
-        self._obs = context.situation.obs
-        self._deadline = context.deadline
-        self._cluster = context.ports.cluster
-        self._clock = context.ports.clock
-        self._reporter = context.ports.reporter
+        self._context = context
+        self._ports = context.ports
 
     def do(self, step: OperatorStep) -> None:
         """Do `step`. Raises PodsRemain."""
@@ -74,15 +83,14 @@ class Handoff:
     def _ask(self, step: AskOperator) -> None:
         """Request an upgrade and return once its pods are gone. Raises PodsRemain, with the operator's state."""
         if step.asks:
-            self._cluster.patch_node(NodeChange(annotations={step.key: ASKED}), None)
-            self._cluster.post_event(
+            self._ports.cluster.patch_node(NodeChange(annotations={step.key: ASKED}), None)
+            self._ports.cluster.post_event(
                 events.DRIVER_UPGRADE_REQUESTED, f"asked the operator to move {several(step.pods)}", warning=False
             )
-        uids = frozenset(pod.uid for pod in self._obs.pods.pods if str(pod) in step.pods)
-        wait = PodWait(self._cluster, self._clock, self._reporter, lambda pod: pod.uid in uids and not pod.has_left)
-        deadline = self._deadline.within(step.timeout_s)
+        uids = frozenset(pod.uid for pod in self._context.situation.obs.pods.pods if str(pod) in step.pods)
+        deadline = self._context.deadline.within(step.timeout_s)
         try:
-            wait.until_gone(self._obs.pods, deadline)
+            _until_gone(self._context, partial(_is_one_of, uids), deadline)
         except PodsRemain as error:
             raise self._not_moved(step, error, deadline) from error
         if step.asks:
@@ -90,13 +98,13 @@ class Handoff:
 
     def _wait_for_safe_load(self, step: WaitForSafeLoad) -> None:
         """Return once the operator has taken our annotation away. Raises PodsRemain; withdrawn on every failure."""
-        deadline = self._deadline.within(step.timeout_s)
+        deadline = self._context.deadline.within(step.timeout_s)
         try:
-            node = self._cluster.patch_node(NodeChange(annotations={step.key: step.value}), None)
+            node = self._ports.cluster.patch_node(NodeChange(annotations={step.key: step.value}), None)
             wait = NodeWait(
-                self._cluster,
-                self._clock,
-                self._reporter,
+                self._ports.cluster,
+                self._ports.clock,
+                self._ports.reporter,
                 lambda now: now.annotations.get(step.key) != step.value,
                 f"waiting for the operator to remove {step.key}, which it does when loading is safe",
             )
@@ -114,7 +122,7 @@ class Handoff:
 
     def _not_moved(self, step: AskOperator, error: PodsRemain, deadline: Deadline) -> PodsRemain:
         """What to say of pods that are still there: whether the operator did anything about them."""
-        state = self._cluster.node().labels.get(step.state_key, "")
+        state = self._ports.cluster.node().labels.get(step.state_key, "")
         if state != step.state:
             return PodsRemain(f"the operator is working (its state: {state or 'none'}), but {error.what}", error.remedy)
         return PodsRemain(
@@ -130,13 +138,13 @@ class Handoff:
             is_there = node.annotations.get(key) == value and is_ours(node)
             return NodeChange(annotations={key: None} if is_there else {})
 
-        with self._clock.shielded():
-            if self._clock.is_ending():
-                self._cluster.limit_retries(HURRY_S)
+        with self._ports.clock.shielded():
+            if self._ports.clock.is_ending():
+                self._ports.cluster.limit_retries(HURRY_S)
             try:
-                patch_until_current(self._cluster, self._reporter, without)
+                patch_until_current(self._ports.cluster, self._ports.reporter, without)
             except ManagerError as error:
-                self._reporter.warn(f"{key} is not withdrawn: {error.what}")
+                self._ports.reporter.warn(f"{key} is not withdrawn: {error.what}")
 
 
 USERS_POLL_S = 0.2
@@ -148,8 +156,6 @@ HOLDERS_POLL_S = 5.0
 CHANGE_POLL_S = 5.0
 OBSERVE_AGAIN_S = 30.0
 """After this long the run observes again: Node and pods are two requests."""
-
-READ_S = 60.0
 
 
 class Waits:
@@ -185,7 +191,7 @@ class Waits:
     def _are_open(self, nodes: frozenset[str]) -> bool:
         """True if a process is seen to have one of the device nodes open."""
         try:
-            held = self._ports.devices.holders(nodes, self._context.soon(READ_S))
+            held = self._ports.devices.holders(nodes, self._context.soon(HOLDERS_S))
         except ManagerError:
             return False
         return any(holder.how != UNREAD for holder in held)
@@ -207,10 +213,9 @@ class Waits:
 
     def _for_stuck_pods(self, step: WaitForStuckPods) -> None:
         """Wait until the pods are gone. Raises PodsRemain, which names what holds each of them."""
-        ports, uids = self._ports, frozenset(step.uids)
-        wait = PodWait(ports.cluster, ports.clock, ports.reporter, lambda pod: pod.uid in uids and not pod.has_left)
+        concerns, deadline = partial(_is_one_of, frozenset(step.uids)), self._context.deadline.within(step.timeout_s)
         try:
-            wait.until_gone(self._situation.obs.pods, self._context.deadline.within(step.timeout_s))
+            _until_gone(self._context, concerns, deadline)
         except PodsRemain as error:
             end = ", and no pod was disturbed" if step.is_undisturbed else ""
             what = f"{error.what}; they should have ended before this run began{end}"
@@ -237,17 +242,10 @@ class Waits:
     def _holders(self, count: int) -> frozenset[tuple[int, str]]:
         """Pid and name of each process that holds the device; empty if they cannot be read."""
         try:
-            holders = self._ports.host.holders(self._context.soon(READ_S), count) if count else ()
+            holders = self._context.holders((), count) if count else ()
         except ManagerError:
             return frozenset()
         return frozenset((holder.pid, holder.process) for holder in holders if holder.how != UNREAD)
-
-
-HOLDERS_S = 60.0
-
-
-POD_HURRY_S = 1.2
-"""Limit of one read after SIGTERM."""
 
 
 class PodEviction:
@@ -280,16 +278,14 @@ class PodEviction:
     def _of_operands(self, step: WaitForOperands, *, paused_at: str, replaces: bool) -> bool:
         """Wait until the paused keys place no pod any more; one that uses the driver may have come before that."""
         concerns = partial(is_moved_by, keys=frozenset(step.keys), own=self._situation.obs.own_pod)
-        wait = self._wait(concerns)
-        wait.until_gone(self._situation.obs.pods, self._context.deadline.within(step.timeout_s), after=paused_at)
-        return replaces and self._users_came(self._situation.obs.pods, wait.present)
+        present = _until_gone(self._context, concerns, self._context.deadline.within(step.timeout_s), after=paused_at)
+        return replaces and self._users_came(self._situation.obs.pods, present)
 
     def _of_completing(self, step: WaitForCompletion) -> None:
         """Wait for pods to complete; one that does not in time is logged, and is a workload like others."""
         concerns = partial(is_completing, selector=step.selector, own=self._situation.obs.own_pod)
-        wait = self._wait(concerns)
         try:
-            wait.until_gone(self._situation.obs.pods, self._context.deadline.within(step.timeout_s))
+            _until_gone(self._context, concerns, self._context.deadline.within(step.timeout_s))
         except PodsRemain as error:
             self._ports.reporter.warn(f"not completed: {error.what}")
 
@@ -299,12 +295,10 @@ class PodEviction:
         Once it has, the node stays as it is, also after a failure: their containers unload the driver now.
         """
         uids = frozenset(step.uids)
-        ports, deadline = self._ports, self._context.deadline
-        concerns = partial(_is_one_of, uids)
+        ports = self._ports
+        wait = RestartWait(ports.cluster, ports.clock, ports.reporter, partial(_is_one_of, uids))
         try:
-            RestartWait(ports.cluster, ports.clock, ports.reporter, concerns).until_gone(
-                self._situation.obs.pods, deadline
-            )
+            wait.until_gone(self._situation.obs.pods, self._context.deadline)
         except ManagerError as error:
             if self._are_leaving(uids):
                 return
@@ -318,7 +312,7 @@ class PodEviction:
         ports = self._ports
         with ports.clock.shielded():
             if ports.clock.is_ending():
-                ports.cluster.limit_retries(POD_HURRY_S)
+                ports.cluster.limit_retries(HURRY_S)
             try:
                 left = [pod for pod in ports.cluster.pods().pods if pod.uid in uids]
             except ManagerError:
@@ -350,9 +344,6 @@ class PodEviction:
         evictor = Evictor(ports.cluster, ports.clock, ports.reporter, self._context.check_owner)
         return evictor.clear(known, going, limit.within(timeout_s), limit)
 
-    def _wait(self, concerns: Callable[[Pod], bool]) -> PodWait:
-        return PodWait(self._ports.cluster, self._ports.clock, self._ports.reporter, concerns)
-
     def _users_came(self, before: PodList, now: tuple[Pod, ...]) -> bool:
         """Whether one of the pods that are there `now`, and were not `before`, has to leave too."""
         known = {pod.uid for pod in before.pods}
@@ -369,11 +360,5 @@ class PodEviction:
         namespaces = namespaces_with_claims(pods, now.profile, now.policy.eviction)
         is_asked = bool(namespaces) and not now.obs.has_unread_claims
         claims = ports.cluster.claims(namespaces, names_of_claims(pods)) if is_asked else ()
-        holders: tuple[Holder, ...] = ()
-        if now.policy.eviction.evicts_holders:
-            holders = named(ports.host.holders(self._context.soon(HOLDERS_S)), pods)
+        holders = self._context.holders(pods) if now.policy.eviction.evicts_holders else ()
         return NodePods(pods, claims, holders, now.obs.own_pod, now.obs.enclosing_uid, labels=now.obs.node.labels)
-
-
-def _is_one_of(uids: frozenset[str], pod: Pod) -> bool:
-    return pod.uid in uids and not pod.has_left

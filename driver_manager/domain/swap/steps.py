@@ -72,7 +72,7 @@ def named_pods(pods: tuple[str, ...]) -> str:
     return f"{len(pods)} pod(s) {several(pods)}"
 
 
-# Steps that change which driver has a function of the PCI bus, and for whom it is kept. Pure data.
+# Steps that change which driver has a function of the PCI bus, and for whom it is kept.
 
 
 def _named(functions: tuple[PciFunction, ...]) -> str:
@@ -175,7 +175,7 @@ DeviceStep = (
 )
 
 
-# Steps that change which driver is in the kernel. Pure data.
+# Steps that change which driver is in the kernel.
 
 
 class StopServices(Disturbing, frozen=True):
@@ -283,8 +283,6 @@ ModuleStep = (
 
 
 # Steps that clear the host of what an earlier driver left mounted or written, and bring a staged driver to its root.
-#
-# Pure data.
 
 
 class UnmountDriverRoot(Step, frozen=True):
@@ -425,7 +423,7 @@ class StandDown(Step, frozen=True):
 NodeStep = TakeNode | PauseLast | MarkCleared | GiveBack | StandDown
 
 
-# Steps that ask something of the operator that manages the node, and take the question back. Pure data.
+# Steps that ask something of the operator that manages the node, and take the question back.
 
 
 class WaitForSafeLoad(Step, frozen=True):
@@ -477,7 +475,7 @@ class WithdrawSafeLoad(Step, frozen=True):
 OperatorStep = WaitForSafeLoad | AskOperator | WithdrawSafeLoad
 
 
-# Steps after which pods have left the node. Pure data.
+# Steps after which pods have left the node.
 
 
 class WaitForOperands(Step, frozen=True):
@@ -564,7 +562,7 @@ class WaitForRestart(Step, frozen=True):
 PodStep = WaitForOperands | WaitForCompletion | EvictWorkloads | DrainNode | WaitForRestart
 
 
-# Steps for a driver that only a reboot replaces. Pure data.
+# Steps for a driver that only a reboot replaces.
 
 
 class RequestReboot(Step, frozen=True):
@@ -698,7 +696,7 @@ class WaitForMachines(Step, frozen=True):
 WaitStep = WaitForMachines | WaitForHolders | WaitForStuckPods | WaitAfterFailure
 
 
-# The plan: ordered steps, and the stated reason for them. Pure data.
+# The plan: ordered steps, and the stated reason for them.
 
 
 class PlanAgain(Step, frozen=True):
@@ -742,6 +740,10 @@ class Plan(Struct, frozen=True):
     steps: tuple[AnyStep, ...] = ()
     warnings: tuple[str, ...] = ()
     workloads: tuple[Workload, ...] = ()
+
+    def has(self, *kinds: type[Step]) -> bool:
+        """Whether one of the steps is of one of these kinds."""
+        return any(isinstance(step, kinds) for step in self.steps)
 
     def to_json(self) -> dict[str, Any]:
         """The plan for machines: decision, reason, steps (name, text, fields), workloads and warnings."""
