@@ -533,17 +533,12 @@ class DriverSwap:
             return
         before = self._context.situation.host.parameters
         now = self._context.ports.host.parameters(self._context.soon(PARAMETERS_S)) if before else {}
-        lost = [
-            f"{name} was {value} and is {now[name]}" for name, value in before.items() if now.get(name, value) != value
-        ]
-        lost += [
-            f"{name} was {value} and is no longer set" for name, value in before.items() if now and name not in now
-        ]
+        pairs = before.items()
+        lost = [f"{name} was {value} and is {now[name]}" for name, value in pairs if now.get(name, value) != value]
+        lost += [f"{name} was {value} and is no longer set" for name, value in pairs if now and name not in now]
         if lost:
-            self._context.ports.reporter.warn(
-                f"module parameters differ from those of the driver before: {several(lost, '; ')}. To keep one, set it "
-                "in modprobe.d on the host."
-            )
+            what = f"module parameters differ from those of the driver before: {several(lost, '; ')}"
+            self._context.ports.reporter.warn(f"{what}. To keep one, set it in modprobe.d on the host.")
 
     def _load_again(self, source: DriverSource, names: tuple[str, ...]) -> None:
         """Load modules above the roots that were there before; warn of one that this driver lacks."""

@@ -233,9 +233,11 @@ def checks(situation: Situation, *, keeps_driver: bool = False) -> tuple[Check, 
     """
     if situation.policy.loader is Loader.NONE and situation.policy.mode is Mode.CONTAINER:
         return (_shipped(situation),)
+    # A driver that is only unloaded has no successor; virtual machines bring their own.
+    has_successor = not places_us(situation) and situation.policy.mode is not Mode.VFIO
     return (
         _deadline(situation.policy),
-        *(() if _brings_none(situation) else (*_driver(situation), *_conflicts(situation), *_removable(situation))),
+        *((*_driver(situation), *_conflicts(situation), *_removable(situation)) if has_successor else ()),
         *versions(situation),
         _users(situation),
         *(() if keeps_driver else (*_frozen(situation), *_permanent(situation))),
@@ -251,11 +253,6 @@ def _shipped(situation: Situation) -> Check:
     except ManagerError as error:
         return Check("driver", False, error.what, error.remedy)
     return Check("driver", None if found.doubts else True, ". ".join((found.reason, *found.doubts)))
-
-
-def _brings_none(situation: Situation) -> bool:
-    """Whether no driver follows: it is only unloaded, or virtual machines bring their own."""
-    return bool(places_us(situation)) or situation.policy.mode is Mode.VFIO
 
 
 def firmware_checks(source: DriverSource) -> tuple[Check, ...]:

@@ -199,7 +199,7 @@ def busy(what: str, remedy: str, held: tuple[Holder, ...]) -> DriverBusy:
 
 def _bind(situation: Situation, waiting: tuple[PciFunction, ...]) -> Plan:
     """The native driver has no device, so no pod uses one: only pods that would bring the driver back are paused."""
-    old = _originals(situation, waiting)
+    old = tuple(map(bindings_of, waiting))
     unload: tuple[AnyStep, ...] = ()
     if situation.host.modules:
         order = unload_order(situation.host.modules, situation.profile.modules.order)
@@ -222,7 +222,7 @@ def _bind(situation: Situation, waiting: tuple[PciFunction, ...]) -> Plan:
 
 def _switch(situation: Situation, waiting: tuple[PciFunction, ...]) -> Plan:
     """The full path: everybody leaves the driver, it is unloaded by its reference count, and vfio gets its devices."""
-    old = _originals(situation, waiting)
+    old = tuple(map(bindings_of, waiting))
     before, taken, cleared = before_the_unload(situation, old)
     steps: tuple[AnyStep, ...] = (
         *before,
@@ -237,10 +237,6 @@ def _switch(situation: Situation, waiting: tuple[PciFunction, ...]) -> Plan:
     kept = len(situation.host.bus.functions) - len(waiting)
     why = f"the driver is loaded: {_counted(waiting)} go to vfio" + (f", {kept} stay as they are" if kept else "")
     return Plan(Decision.SWITCH, why, steps, cleared.warnings, cleared.found)
-
-
-def _originals(situation: Situation, waiting: tuple[PciFunction, ...]) -> tuple[Binding, ...]:
-    return tuple(bindings_of(one) for one in waiting)
 
 
 def _keeping(situation: Situation, old: tuple[Binding, ...], waiting: tuple[PciFunction, ...]) -> tuple[AnyStep, ...]:
