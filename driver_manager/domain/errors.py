@@ -53,12 +53,12 @@ class ManagerError(Exception):
         """`exit_code`: that of the class and of its subclasses, if given."""
         cls.exit_code = exit_code or cls.exit_code
 
-    def __init__(self, what: str, remedy: str) -> None:
+    def __init__(self, what: str, remedy: str, blockers: tuple[str, ...] = ()) -> None:
         super().__init__(what)
         self.what = what
         self.remedy = remedy
         self.facts: dict[str, Any] = {}
-        self.blockers: tuple[str, ...] = ()
+        self.blockers = blockers
 
 
 class ConfigError(ManagerError, exit_code=ExitCode.USAGE):

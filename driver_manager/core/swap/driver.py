@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import assert_never
 
 from driver_manager.core.pods import Evictor, progress_logged
-from driver_manager.core.swap.node import RunContext
+from driver_manager.core.swap.node import DriverNow, RunContext
 from driver_manager.domain import events
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import DriverBusy, ManagerError, ModuleBusy, ModuleFailed, ModuleStuck, OwnedElsewhere
@@ -19,26 +19,25 @@ from driver_manager.domain.host import UNREAD, DriverSource, Health, Module, pro
 from driver_manager.domain.node import Pod
 from driver_manager.domain.outage import OutagePart
 from driver_manager.domain.pci import Binding, PciFunction, encode_bindings, is_vfio
-from driver_manager.domain.pods.workloads import ClientRules, PodAction, Workload, clients, named
+from driver_manager.domain.pods.workloads import ClientRules, PodAction, Workload, clients
 from driver_manager.domain.profile import Strategy, unload_order, users, users_of
 from driver_manager.domain.swap.steps import (
-    AnyDeviceStep,
-    AnyModuleStep,
-    AnyMountStep,
-    AnySlotStep,
     BindToVfio,
+    DeviceStep,
     FlipRoot,
     KeepBindings,
     KeepRoot,
     LoadModules,
     LoadVfio,
     MakeVirtualFunctions,
+    ModuleStep,
     OverrideDrivers,
     RecordDigest,
     RemoveArtifacts,
     RemoveConflicting,
     RemoveVirtualFunctions,
     ReturnDevices,
+    RootStep,
     SetFirmwarePath,
     StopServices,
     UnloadModules,
@@ -52,8 +51,6 @@ from driver_manager.domain.text import several
 ATTEMPTS = 3
 LOOK_S = 1.0
 """Between two looks at who is there; the unload is tried more often."""
-
-HOLDERS_S = 60.0
 
 
 class ClientEviction:
@@ -95,9 +92,7 @@ class ClientEviction:
         return not self._gone_by.is_over
 
     def _holding(self, listed: tuple[Pod, ...]) -> list[Pod]:
-        """The clients in `listed` that have the device now."""
-        host = self._ports.host
-        found = named(host.holders(self._context.soon(HOLDERS_S), users_of(host.modules())), listed)
+        found = self._context.holders(listed, users_of(self._ports.host.modules()))
         uids = {holder.pod_uid for holder in found if holder.how != UNREAD}
         return [pod for pod in clients(listed, self._rules) if pod.uid in uids]
 
@@ -135,22 +130,21 @@ class DeviceSteps:
         self._context = context
         self._devices = context.ports.devices
 
-    def do(self, step: AnyDeviceStep) -> None:
+    def do(self, step: DeviceStep) -> None:
         """Do `step`. Raises ModuleFailed, ModuleStuck, ConfigError, OwnedElsewhere."""
+        devices, change = self._devices, self._context.change
         match step:
             case KeepBindings():
-                self._keep(step)
+                self._write_record(step.path, step.bindings)
             case OverrideDrivers():
                 for one in step.functions:
-                    self._override(one.address, one.vfio_driver)
+                    change(devices.override, one.address, one.vfio_driver, within_s=WRITE_S)
             case RemoveVirtualFunctions():
                 for one in step.functions:
-                    with self._context.effect():
-                        self._devices.set_virtual(one.address, 0, self._context.soon(VIRTUAL_S))
+                    change(devices.set_virtual, one.address, 0, within_s=VIRTUAL_S)
             case LoadVfio():
                 for module in step.modules:
-                    with self._context.effect():
-                        self._devices.load(module, self._context.soon(LOAD_VFIO_S))
+                    change(devices.load, module, within_s=LOAD_VFIO_S)
             case BindToVfio():
                 self._bind(step)
             case ReturnDevices():
@@ -160,67 +154,49 @@ class DeviceSteps:
             case _:
                 assert_never(step)
 
-    def _keep(self, step: KeepBindings) -> None:
-        text = encode_bindings(self._context.situation.host.boot_id, step.bindings)
-        with self._context.effect():
-            self._context.ports.host.write_text(step.path, text)
-
-    def _override(self, address: str, driver: str) -> None:
-        with self._context.effect():
-            self._devices.override(address, driver, self._context.soon(WRITE_S))
-
-    def _unbind(self, address: str) -> None:
-        with self._context.effect():
-            self._devices.unbind(address, self._context.soon(WRITE_S))
-
-    def _probe(self, address: str) -> None:
-        with self._context.effect():
-            self._devices.probe(address, self._context.soon(WRITE_S))
-
     def _bind(self, step: BindToVfio) -> None:
         for one in step.functions:
             if one.is_auxiliary and one.driver:
-                self._unbind(one.address)
-            with self._context.effect():
-                self._devices.bind(one.address, one.vfio_driver, self._context.soon(WRITE_S))
+                self._context.change(self._devices.unbind, one.address, within_s=WRITE_S)
+            self._context.change(self._devices.bind, one.address, one.vfio_driver, within_s=WRITE_S)
         now = {one.address: one for one in self._devices.bus().functions}
         wrong = [what for one in step.functions if (what := _why_not_given(one, now.get(one.address)))]
         if wrong:
             raise ModuleFailed("; ".join(wrong), NO_BIND)
-        self._context.lock.devices_are_on_vfio()
+        self._context.lock.driver = DriverNow.ON_VFIO
 
     def _return(self, step: ReturnDevices) -> None:
-        known = {one.address: one for one in step.originals}
+        known, devices, change = {one.address: one for one in step.originals}, self._devices, self._context.change
         for one in step.functions:
             before = known.get(one.address, Binding(one.address))
             # As long as it is kept for vfio the next run knows it for one that was to come back.
             if one.is_on_vfio:
-                self._unbind(one.address)
+                change(devices.unbind, one.address, within_s=WRITE_S)
             if one.override:
-                self._override(one.address, "" if is_vfio(before.override) else before.override)
+                override = "" if is_vfio(before.override) else before.override
+                change(devices.override, one.address, override, within_s=WRITE_S)
             if step.probes or one.is_auxiliary:
-                self._probe(one.address)
+                change(devices.probe, one.address, within_s=WRITE_S)
         for was in step.left:
             had = f"{was.address} had {was.virtual_count} virtual function(s)"
             self._context.ports.reporter.info(f"{had}: the next run that finds its driver loaded creates them again")
-        self._end_record(step.path, step.left)
+        self._write_record(step.path, step.left)
 
     def _make_virtual(self, step: MakeVirtualFunctions) -> None:
         """Warn of each that cannot be created, and leave it to the next run: the driver serves without it."""
         left = []
         for was in step.bindings:
             try:
-                with self._context.effect():
-                    self._devices.set_virtual(was.address, was.virtual_count, self._context.soon(VIRTUAL_S))
+                self._context.change(self._devices.set_virtual, was.address, was.virtual_count, within_s=VIRTUAL_S)
             except ModuleStuck:
                 raise
             except ModuleFailed as error:
                 left.append(was)
                 self._context.ports.reporter.warn(f"{error.what}. {error.remedy}")
-        self._end_record(step.path, tuple(left))
+        self._write_record(step.path, tuple(left))
 
-    def _end_record(self, path: str, left: tuple[Binding, ...]) -> None:
-        """Leave of the record of original bindings what is still to be done."""
+    def _write_record(self, path: str, left: tuple[Binding, ...]) -> None:
+        """Let the record of original bindings have what is still to be undone; without any it goes."""
         boot_id, host = self._context.situation.host.boot_id, self._context.ports.host
         with self._context.effect():
             if left:
@@ -238,25 +214,37 @@ def _why_not_given(wanted: PciFunction, now: PciFunction | None) -> str:
     return "" if now.group else f"{wanted.address} is bound to {now.driver}, but has no IOMMU group"
 
 
-# Clears the host of what an earlier driver left mounted or written.
+# Clears the host of what an earlier driver left mounted or written, brings a staged driver to the driver root, and goes
+# back to the one before.
 
 TOOL_S = 150.0
 """Of one unmount, which may take two attempts, and of the look for who still sees a mount."""
 
 
 class DriverRoot:
-    """Mounts and files of the old driver on one host."""
+    """Mounts and files of the old driver on one host, and the slots of staged ones."""
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
+        self._flipped: FlipRoot | None = None
+        self.old_source = context.situation.host.previous_source
+        """Where the driver that is loaded now can be loaded from."""
 
-    def do(self, step: AnyMountStep) -> None:
-        """Do `step`. Raises ModuleFailed, OwnedElsewhere."""
+    def do(self, step: RootStep) -> None:
+        """Do `step`. Raises PreflightFailed, ModuleFailed, OwnedElsewhere."""
         match step:
             case UnmountDriverRoot():
                 self._unmount(step)
             case RemoveArtifacts():
-                self._remove(step)
+                for path in step.paths:
+                    with self._context.effect():
+                        self._context.ports.host.remove(path)
+            case KeepRoot():
+                self._keep(step)
+            case FlipRoot():
+                if not step.is_done:
+                    self._flip(step.root)
+                self._flipped = step
             case _:
                 assert_never(step)
 
@@ -265,63 +253,36 @@ class DriverRoot:
         file_systems = host.file_systems(step.mounts)
         before = host.pods_that_see(file_systems, self._context.soon(TOOL_S))
         for mount in step.mounts:
-            with self._context.effect():
-                host.unmount(mount, self._context.soon(TOOL_S))
+            self._context.change(host.unmount, mount, within_s=TOOL_S)
         # Pods whose mounts follow the host's do not see it any more. The kernel uses a file system's number again, so a
         # pod that did not see it before has another one. What our own pod sees goes with this container.
         after = host.pods_that_see(file_systems, self._context.soon(TOOL_S)) if before else ()
         names = {pod.uid: str(pod) for pod in obs.pods.pods}
         for pod_uid in (uid for uid in before if uid in after and uid != obs.me.pod_uid):
-            self._context.ports.reporter.warn(
-                f"pod {names.get(pod_uid, pod_uid)} still sees the old driver root: restart it so that it sees the "
-                "new one"
-            )
+            what = f"pod {names.get(pod_uid, pod_uid)} still sees the old driver root"
+            self._context.ports.reporter.warn(f"{what}: restart it so that it sees the new one")
 
-    def _remove(self, step: RemoveArtifacts) -> None:
-        for path in step.paths:
+    def _keep(self, step: KeepRoot) -> None:
+        slots = self._context.ports.slots
+        if step.brings_back and self.old_source is not None:
+            self._flip(step.root)
+            self.old_source = self.old_source.moved_to(step.root)
+        with self._context.effect():
+            slots.keep_root(step.root, step.digest, step.version)
+        if step.takes:
             with self._context.effect():
-                self._context.ports.host.remove(path)
+                slots.take_next(step.root, step.takes)
 
-
-# Brings a staged driver to the driver root, and goes back to the one before.
-
-
-class DriverSlots:
-    def __init__(self, context: RunContext) -> None:
-        self._context = context
-        self._flipped: FlipRoot | None = None
-        self.old_source = context.situation.host.previous_source
-        """Where the driver that is loaded now can be loaded from."""
-
-    def do(self, step: AnySlotStep) -> None:
-        """Do `step`. Raises PreflightFailed, ModuleFailed, OwnedElsewhere."""
-        ports = self._context.ports
-        match step:
-            case KeepRoot():
-                if step.brings_back and self.old_source is not None:
-                    with self._context.effect():
-                        ports.slots.flip(step.root)
-                    self.old_source = self.old_source.moved_to(step.root)
-                with self._context.effect():
-                    ports.slots.keep_root(step.root, step.digest, step.version)
-                if step.takes:
-                    with self._context.effect():
-                        ports.slots.take_next(step.root, step.takes)
-            case FlipRoot():
-                if not step.is_done:
-                    with self._context.effect():
-                        ports.slots.flip(step.root)
-                self._flipped = step
-            case _:
-                assert_never(step)
+    def _flip(self, root: str) -> None:
+        with self._context.effect():
+            self._context.ports.slots.flip(root)
 
     def go_back(self) -> None:
         """Bring back what was at the root before this run, or an earlier one. Raises ModuleFailed, OwnedElsewhere."""
         step = self._flipped
         if step is None or not step.has_way_back:
             return
-        with self._context.effect():
-            self._context.ports.slots.flip(step.root)
+        self._flip(step.root)
         self._context.ports.reporter.info(f"the previous driver is at {step.root} again")
 
 
@@ -350,20 +311,21 @@ SERVICE_S = 90.0
 
 
 class DriverSwap:
-    def __init__(self, context: RunContext, slots: DriverSlots) -> None:
-        """`slots` brings the old driver back to the root if the new one does not work."""
+    def __init__(self, context: RunContext, root: DriverRoot) -> None:
+        """`root` brings the old driver back to the root if the new one does not work."""
         self._context = context
-        self._slots = slots
+        self._root = root
         self._free_by: Deadline | None = None
         self._gap: ClientEviction | None = None
         self._in_use = "the device"
         self._has_loaded = False
 
-    def do(self, step: AnyModuleStep) -> None:
+    def do(self, step: ModuleStep) -> None:
         """Do `step`. Raises DriverBusy, ModuleFailed, ConfigError, OwnedElsewhere."""
         match step:
             case StopServices():
-                self._stop_services(step)
+                for name in step.names:
+                    self._context.change(self._context.ports.host.stop_service, name, within_s=SERVICE_S)
             case WaitForDevice():
                 self._wait_for_device(step)
             case RemoveConflicting():
@@ -373,7 +335,7 @@ class DriverSwap:
                     self._context.ports.host.set_firmware_path(step.path)
             case UnloadModules():
                 self._gap = ClientEviction(self._context, step.clients) if step.clients else None
-                self._unload_all(self._slots.old_source)
+                self._unload_all(self._root.old_source)
                 self._gap = None
             case LoadModules():
                 self._load_modules(step)
@@ -382,25 +344,18 @@ class DriverSwap:
             case _:
                 assert_never(step)
 
-    def _stop_services(self, step: StopServices) -> None:
-        for name in step.names:
-            with self._context.effect():
-                self._context.ports.host.stop_service(name, self._context.soon(SERVICE_S))
-
     def _remove_conflicting(self, step: RemoveConflicting) -> None:
         for name in step.names:
             try:
-                with self._context.effect():
-                    self._context.ports.host.remove_conflicting(name, self._context.soon(UNLOAD_S))
+                self._context.change(self._context.ports.host.remove_conflicting, name, within_s=UNLOAD_S)
             except ModuleBusy as error:
-                raise DriverBusy(
-                    error.what, f"Stop what uses {name}; or blacklist it on the host and reboot."
-                ) from error
+                remedy = f"Stop what uses {name}; or blacklist it on the host and reboot."
+                raise DriverBusy(error.what, remedy) from error
             self._context.ports.reporter.info(f"conflicting module {name} is unloaded")
 
     def _wait_for_device(self, step: WaitForDevice) -> None:
-        ports, free_by = self._context.ports, self._context.deadline.within(step.timeout_s)
-        self._free_by = free_by
+        ports = self._context.ports
+        self._free_by = free_by = self._context.deadline.within(step.timeout_s)
         with progress_logged(ports.clock, ports.reporter, free_by, lambda: self._in_use):
             self._until_free(free_by, frozenset(step.apart))
 
@@ -420,7 +375,7 @@ class DriverSwap:
         probe = situation.profile.probe
         if probe is None or not probe.tells_idle:
             return ()
-        loaded_from = self._slots.old_source
+        loaded_from = self._root.old_source
         root = loaded_from.root if loaded_from is not None else situation.profile.paths.driver_root
         return self._context.ports.host.probe(root, self._context.soon(PROBE_MORE_S + probe.timeout_s)).busy
 
@@ -443,20 +398,18 @@ class DriverSwap:
 
     def _only_have_it(self, uids: frozenset[str]) -> bool:
         """Whether every process that has the device is known, and is of one of these pods."""
-        host = self._context.ports.host
         try:
-            found = host.holders(self._context.soon(HOLDERS_S), users_of(host.modules()))
+            count = users_of(self._context.ports.host.modules())
+            found = self._context.holders(self._context.situation.obs.pods.pods, count)
         except ManagerError:
             return False
-        named_ones = named(found, self._context.situation.obs.pods.pods)
-        return bool(named_ones) and all(one.how != UNREAD and one.pod_uid in uids for one in named_ones)
+        return bool(found) and all(one.how != UNREAD and one.pod_uid in uids for one in found)
 
     def _named_holders(self) -> tuple[str, tuple[str, ...]]:
         """The processes that use the device, as text and as blockers; "" and () if none can be seen."""
-        host = self._context.ports.host
-        count = users_of(host.modules())
+        count = users_of(self._context.ports.host.modules())
         try:
-            found = named(host.holders(self._context.soon(HOLDERS_S), count), self._context.situation.obs.pods.pods)
+            found = self._context.holders(self._context.situation.obs.pods.pods, count)
         except ManagerError as error:
             return f" (holders unknown: {error.what})", ()
         texts = [str(holder) for holder in found]
@@ -468,13 +421,12 @@ class DriverSwap:
 
     def _busy(self, what: str) -> DriverBusy:
         named, blockers = self._named_holders()
-        error = DriverBusy(
+        return DriverBusy(
             what + named,
             "Stop what uses the device (`driver-manager holders` lists it; host services: --stop-host-services), "
             "then run again.",
+            blockers,
         )
-        error.blockers = blockers
-        return error
 
     def _unload_all(self, source: DriverSource | None) -> None:
         """Unload the closure, looked up again before every module: a holder may have come meanwhile.
@@ -512,20 +464,18 @@ class DriverSwap:
             ports.reporter.warn(f"no evidence is kept: {error.what}")
             return
         if path:
-            self._context.lock.kept_evidence(path)
+            self._context.lock.evidence.append(path)
 
     def _unload_one(self, module: Module) -> None:
         while True:
             try:
-                with self._context.effect():
-                    return self._context.ports.host.unload(module.name, self._context.soon(UNLOAD_S))
+                return self._context.change(self._context.ports.host.unload, module.name, within_s=UNLOAD_S)
             except ModuleBusy as error:
                 if not self._may_get_free():
                     raise self._busy(error.what) from error
                 self._context.ports.clock.sleep(DEVICE_POLL_S)
 
     def _may_get_free(self) -> bool:
-        """Whether a module that is busy may be free in a moment."""
         if self._gap is not None:
             return self._gap.goes_on()
         return self._free_by is not None and not self._free_by.is_over
@@ -538,8 +488,7 @@ class DriverSwap:
             self._context.ports.reporter.warn(f"{', '.join(removed)} stay unloaded: their root is not known")
             return
         try:
-            with self._context.effect():
-                self._context.ports.host.reload(source, tuple(reversed(removed)), self._context.soon(LOAD_S))
+            self._context.change(self._context.ports.host.reload, source, tuple(reversed(removed)), within_s=LOAD_S)
             self._context.ports.reporter.info(f"{', '.join(removed)} loaded again")
         except ModuleFailed as error:
             self._context.ports.reporter.warn(f"{error.what}; {', '.join(removed)} stay unloaded")
@@ -550,7 +499,7 @@ class DriverSwap:
             # A part of it could not be unloaded without a reboot. A run that is killed here leaves the journal.
             with self._context.ports.clock.shielded() if never_unloaded else contextlib.nullcontext():
                 self._load_and_verify(step.source, step.also)
-            self._context.lock.driver_is_loaded()
+            self._context.lock.driver = DriverNow.NEW
         except ModuleStuck:
             raise
         except ModuleFailed as error:
@@ -559,8 +508,7 @@ class DriverSwap:
     def _load_and_verify(self, source: DriverSource, also: tuple[str, ...]) -> None:
         """Load `source` and see it work. Raises ModuleFailed; a driver that loaded but does not work is left loaded."""
         host = self._context.ports.host
-        with self._context.effect():
-            host.load(source, self._context.soon(LOAD_S))
+        self._context.change(host.load, source, within_s=LOAD_S)
         self._load_again(source, also)
         self._context.turns_to(OutagePart.PROBE)
         if not host.await_device_nodes(self._context.soon(DEVICE_NODES_S)):
@@ -585,25 +533,19 @@ class DriverSwap:
             return
         before = self._context.situation.host.parameters
         now = self._context.ports.host.parameters(self._context.soon(PARAMETERS_S)) if before else {}
-        lost = [
-            f"{name} was {value} and is {now[name]}" for name, value in before.items() if now.get(name, value) != value
-        ]
-        lost += [
-            f"{name} was {value} and is no longer set" for name, value in before.items() if now and name not in now
-        ]
+        pairs = before.items()
+        lost = [f"{name} was {value} and is {now[name]}" for name, value in pairs if now.get(name, value) != value]
+        lost += [f"{name} was {value} and is no longer set" for name, value in pairs if now and name not in now]
         if lost:
-            self._context.ports.reporter.warn(
-                f"module parameters differ from those of the driver before: {several(lost, '; ')}. To keep one, set it "
-                "in modprobe.d on the host."
-            )
+            what = f"module parameters differ from those of the driver before: {several(lost, '; ')}"
+            self._context.ports.reporter.warn(f"{what}. To keep one, set it in modprobe.d on the host.")
 
     def _load_again(self, source: DriverSource, names: tuple[str, ...]) -> None:
         """Load modules above the roots that were there before; warn of one that this driver lacks."""
         for name in names:
             try:
                 if name not in self._context.ports.host.modules():
-                    with self._context.effect():
-                        self._context.ports.host.reload(source, (name,), self._context.soon(LOAD_S))
+                    self._context.change(self._context.ports.host.reload, source, (name,), within_s=LOAD_S)
             except OwnedElsewhere:
                 raise
             except ManagerError as error:
@@ -613,7 +555,7 @@ class DriverSwap:
         """What to raise after trying to bring the old driver back."""
         previous = step.previous
         if previous is None:
-            self._context.lock.driver_is_unusable()
+            self._context.lock.driver = DriverNow.UNUSABLE
             return ModuleFailed(f"{error.what}; there is no old driver to go back to", error.remedy)
         self._context.turns_to(OutagePart.LOAD)
         self._context.ports.reporter.warn(f"{error.what}; going back to {previous.version} from {previous.root}")
@@ -622,13 +564,13 @@ class DriverSwap:
             with self._context.ports.clock.shielded():
                 self._free_by = self._context.soon(ROLLBACK_UNLOAD_S)
                 self._unload_all(step.source)
-                self._slots.go_back()
+                self._root.go_back()
                 self._load_and_verify(previous, step.also)
                 self.afterwards()
         except OwnedElsewhere:
             raise
         except ManagerError as second:
-            self._context.lock.driver_is_unusable()
+            self._context.lock.driver = DriverNow.UNUSABLE
             return ModuleFailed(f"{error.what}; going back failed too: {second.what}", second.remedy)
         if step.previous_digest:
             paths = self._context.situation.profile.paths

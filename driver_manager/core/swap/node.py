@@ -6,14 +6,14 @@ import contextlib
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
-from typing import assert_never
+from typing import TypeVarTuple, assert_never
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from driver_manager.core.node import patch_until_current
-from driver_manager.core.ports import HostSystem, PciDevices, Ports
-from driver_manager.core.ports_base import Clock, Reporter
+from driver_manager.core.ports import HostSystem, Ports
+from driver_manager.core.ports_base import Reporter
 from driver_manager.domain import events, host_record, node_state
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import (
@@ -28,27 +28,36 @@ from driver_manager.domain.errors import (
     StandingDown,
     Terminated,
 )
-from driver_manager.domain.host import UPGRADE_REASON, DriverSource, Host, Marker, encode_marker, encode_reboot_wish
-from driver_manager.domain.journal import Journal, JournalUnreadable, Owner
-from driver_manager.domain.node import Node, NodeChange
+from driver_manager.domain.host import (
+    UPGRADE_REASON,
+    DriverSource,
+    Holder,
+    Host,
+    Marker,
+    encode_marker,
+    encode_reboot_wish,
+)
+from driver_manager.domain.journal import Journal, JournalUnreadable, Owner, encode
+from driver_manager.domain.node import Node, NodeChange, Pod
 from driver_manager.domain.node_state import LastOutcome, NodeState
 from driver_manager.domain.observation import Observation, Situation
 from driver_manager.domain.outage import NodeEnd, OutagePart
 from driver_manager.domain.pci import Binding
 from driver_manager.domain.pods.journal_check import journal_on
+from driver_manager.domain.pods.workloads import named
 from driver_manager.domain.profile import Profile, driver_version, has_root
 from driver_manager.domain.reboot.decision import request_labels
 from driver_manager.domain.reboot.state import event_key, request_of
-from driver_manager.domain.swap.node_patches import marked_cleared, pause_more, release, tested_release, with_step
+from driver_manager.domain.swap.node_patches import marked_cleared, pause_more, release, tested_release
 from driver_manager.domain.swap.steps import (
-    AnyNodeStep,
-    AnyRebootStep,
     ClearRebootRequest,
     EndWithoutReboot,
     GiveBack,
     HoldForReboot,
     MarkCleared,
+    NodeStep,
     PauseLast,
+    RebootStep,
     RequestReboot,
     StandDown,
     Step,
@@ -96,26 +105,11 @@ UNDO_S = 5.0
 """Limit of one write: a process that was asked to end is killed soon."""
 
 
-def undo(devices: PciDevices, originals: Iterable[Binding], clock: Clock, reporter: Reporter) -> None:
-    """Restore overrides and virtual functions of functions that are not on vfio yet. Logs failures."""
-    try:
-        now = {one.address: one for one in devices.bus().functions}
-        for old in originals:
-            one = now.get(old.address)
-            if one is None or one.is_on_vfio:
-                continue
-            if one.override != old.override:
-                devices.override(old.address, old.override, Deadline.after(UNDO_S, clock.monotonic))
-            if old.virtual_count and one.driver and one.virtual_count != old.virtual_count:
-                devices.set_virtual(old.address, old.virtual_count, Deadline.after(UNDO_S, clock.monotonic))
-    except ManagerError as error:
-        reporter.warn(f"not all devices were restored: {error.what}. {error.remedy}")
-
-
 class StateWriter:
     """Shows a run's state and outcome on the Node: in patches that are sent anyway, otherwise in one of its own.
 
-    `node` is the Node as last seen, `digest` that of the wanted driver.
+    `node` is the Node as last seen, `step` what the run is at, `digest` that of the wanted driver. Not `may_write`:
+    send no patch of its own, as the Node is another run's, cannot be reached, or may not be patched.
     """
 
     def __init__(self, ports: Ports, profile: Profile, node: Node, digest: str = "") -> None:
@@ -124,21 +118,14 @@ class StateWriter:
         self._keys = profile.keys
         self.node = node
         self._digest = digest
-        self._step = ""
+        self.step = ""
         self._outcome: LastOutcome | None = None
-        self._may_write = True
+        self.may_write = True
         self._lasting = node_state.NONE_LASTS
 
     def saw_host(self, host: Host) -> None:
         """The host before the run changes anything."""
         self._lasting = node_state.lasting_on(host, self._profile)
-
-    def reached(self, step: str) -> None:
-        """The run begins with `step`."""
-        self._step = step
-
-    def saw(self, node: Node) -> None:
-        self.node = node
 
     def will_end_well(self, what: str, state: NodeState = NodeState.READY) -> None:
         """Unless a step fails, the run ends with exit code 0, and the driver is in `state`."""
@@ -147,16 +134,14 @@ class StateWriter:
     def fails(self, error: ManagerError) -> None:
         """The run ends with `error`. If the API server does not answer or the Node is gone, send no patch for it."""
         state = node_state.state_after(error)
-        step = "" if isinstance(error, RebootRequired) else self._step
+        step = "" if isinstance(error, RebootRequired) else self.step
         self._outcome = LastOutcome(state, error.exit_code, error.what, error.remedy, step, self._digest)
-        self._may_write &= not isinstance(error, ApiUnavailable | NodeMissing)
+        self.may_write &= not isinstance(error, ApiUnavailable | NodeMissing)
 
     def breaks(self, error: BaseException) -> None:
         """The run ends with an unexpected error."""
-        what = f"internal error: {type(error).__name__}"
-        self._outcome = LastOutcome(
-            NodeState.FAILED, ExitCode.INTERNAL, what, "This is a bug; report it with the log.", self._step
-        )
+        what, remedy = f"internal error: {type(error).__name__}", "This is a bug; report it with the log."
+        self._outcome = LastOutcome(NodeState.FAILED, ExitCode.INTERNAL, what, remedy, self.step)
 
     def holds(self) -> None:
         """The node stays acquired."""
@@ -168,10 +153,6 @@ class StateWriter:
         what = "the node was released by hand; the run that had taken it did not finish"
         remedy = "Restart the driver pod, or run reconcile-driver-state."
         self._outcome = LastOutcome(NodeState.FAILED, ExitCode.DONE, what, remedy)
-
-    def keeps_silent(self) -> None:
-        """Send no patch of its own: the Node is another run's, cannot be reached, or may not be patched."""
-        self._may_write = False
 
     def taking(self, change: NodeChange) -> NodeChange:
         """`change`, which acquires the node, with the state label."""
@@ -192,7 +173,7 @@ class StateWriter:
 
     def write(self, what: str = "") -> None:
         """Send the outcome in a patch of its own, unless the Node shows it; `what` is its longer text. Never raises."""
-        if self._outcome is None or not self._may_write:
+        if self._outcome is None or not self.may_write:
             return
         if node_state.is_shown(self.node, self._keys, self._outcome, self._lasting):
             return
@@ -230,25 +211,6 @@ SERVICE_S = 30.0
 RELOAD_S = 60.0
 
 
-class NotAcquired(Struct, frozen=True):
-    """This run has not acquired the node; an earlier one may have, with `journal`."""
-
-    journal: Journal | None
-
-
-class Acquired(Struct, frozen=True):
-    """The Node carries `journal`. `is_confirmed`: the Node was seen as the run's own patch left it."""
-
-    journal: Journal
-    is_confirmed: bool
-
-
-class Released(Struct, frozen=True):
-    """The node is released from the hold that `before` describes."""
-
-    before: NotAcquired | Acquired
-
-
 class DriverNow(Enum):
     """The state of the driver after this run's changes: it decides whether the node may be released."""
 
@@ -264,47 +226,39 @@ class DriverNow(Enum):
 class NodeLock:
     """What this run holds of the node, and its release. `may_load`: modules unloaded for a driver may be loaded again.
 
-    The Node itself, as last seen, is in `state`.
+    `journal` is the one that the Node carries for this run, or that it carried at the start. The Node itself, as last
+    seen, is in `state`.
     """
 
     def __init__(self, ports: Ports, profile: Profile, obs: Observation, *, may_load: bool = True) -> None:
-        self._cluster = ports.cluster
-        self._host = ports.host
-        self._devices = ports.devices
-        self._clock = ports.clock
-        self._reporter = ports.reporter
-        self._log = ports.log
+        self._ports = ports
         self._profile = profile
         self._obs = obs
         self._may_load = may_load
         self._left = obs.left
-        self._hold: NotAcquired | Acquired | Released = NotAcquired(obs.journal)
-        self._driver = DriverNow.AS_FOUND
+        self.journal = obs.journal
+        self._is_acquired = False
+        self._is_confirmed = False
+        """Whether the Node was seen as the run's own patch left it."""
+        self.is_released = False
+        self.driver = DriverNow.AS_FOUND
         self._started = set[str]()
         self._to_reload: tuple[str, ...] = ()
         self.state = StateWriter(ports, profile, obs.node, obs.digest)
-        self._evidence: list[str] = []
-
-    def kept_evidence(self, path: str) -> None:
-        """Evidence of the old driver is in this file on the host."""
-        self._evidence.append(path)
-
-    @property
-    def evidence(self) -> str:
-        """The paths of the evidence as the end of a sentence; "" if there is none."""
-        return f"; evidence on the host: {', '.join(self._evidence)}" if self._evidence else ""
+        self.evidence: list[str] = []
+        """The files on the host with evidence of the old driver."""
 
     def acquired(self, journal: Journal, node: Node | None = None) -> None:
         """The Node now carries `journal`. `node` is the answer to the patch, None until it has come."""
-        self._hold = Acquired(journal, is_confirmed=node is not None)
+        self.journal, self._is_acquired, self._is_confirmed = journal, True, node is not None
         if node is not None:
-            self.state.saw(node)
+            self.state.node = node
 
     def record(self, journal: Journal) -> None:
         """Write what `journal` has to undo on the host: before the Node names it. Raises ConfigError."""
         if journal.record:
             path = self._profile.paths.run_record(journal.record)
-            self._host.write_text(path, host_record.encode(host_record.of(journal)), is_secret=True)
+            self._ports.host.write_text(path, host_record.encode(host_record.of(journal)), is_secret=True)
 
     def remove_record(self, journal: Journal | None, but: str = "") -> None:
         """Remove the record that `journal` names, once the Node does not, and those that no journal names.
@@ -315,49 +269,20 @@ class NodeLock:
         self._left = ()
         for run in sorted(runs):
             try:
-                self._host.remove(self._profile.paths.run_record(run))
+                self._ports.host.remove(self._profile.paths.run_record(run))
             except ManagerError as error:
-                self._reporter.warn(error.what)
-
-    @property
-    def is_released(self) -> bool:
-        return isinstance(self._hold, Released)
+                self._ports.reporter.warn(error.what)
 
     @property
     def was_acquired(self) -> bool:
         """True if this process has acquired the node, in this plan or in an earlier one."""
-        hold, found = self._before_release, self._obs.journal
-        return isinstance(hold, Acquired) or (found is not None and found.owner == self._obs.me)
-
-    @property
-    def journal(self) -> Journal | None:
-        """The journal that the Node carries for this run, or that it carried at the start."""
-        return self._before_release.journal
-
-    @property
-    def _before_release(self) -> NotAcquired | Acquired:
-        return self._hold.before if isinstance(self._hold, Released) else self._hold
-
-    def driver_is_unusable(self) -> None:
-        """The loaded driver does not serve its devices, and the old one cannot be restored: operands would crash."""
-        self._driver = DriverNow.UNUSABLE
+        found = self._obs.journal
+        return self._is_acquired or (found is not None and found.owner == self._obs.me)
 
     def driver_is_recorded(self) -> None:
         """The loaded driver works, and its digest is recorded."""
-        is_new = self._driver is DriverNow.NEW
-        self._driver = DriverNow.NEW_RECORDED if is_new else DriverNow.OLD_RECORDED
-
-    def devices_are_on_vfio(self) -> None:
-        """Virtual machines can have the devices: the node serves without its driver."""
-        self._driver = DriverNow.ON_VFIO
-
-    def driver_is_loaded(self) -> None:
-        """The wanted driver is loaded and works."""
-        self._driver = DriverNow.NEW
-
-    def driver_is_stuck(self) -> None:
-        """A module of the driver does not leave the kernel: nothing can replace it before a reboot."""
-        self._driver = DriverNow.STUCK
+        is_new = self.driver is DriverNow.NEW
+        self.driver = DriverNow.NEW_RECORDED if is_new else DriverNow.OLD_RECORDED
 
     def after_failure(self, *, hurry: bool = False) -> str:
         """Release the node, or hold it, after a failure; returns which as a phrase, "" if nothing was held.
@@ -368,13 +293,13 @@ class NodeLock:
         journal = self.journal
         if journal is None or self.is_released:
             return ""
-        with self._clock.shielded():
+        with self._ports.clock.shielded():
             if hurry:
-                self._cluster.limit_retries(HURRY_S)
-            self._log.turns_to(OutagePart.BACK, self._clock.monotonic())
+                self._ports.cluster.limit_retries(HURRY_S)
+            self._ports.log.turns_to(OutagePart.BACK, self._ports.clock.monotonic())
             if why := self._why_hold(journal):
                 self.state.holds()
-                self._log.end = NodeEnd.HELD
+                self._ports.log.end = NodeEnd.HELD
                 self._start_services_of_ours(journal)
                 return f"the node stays paused, because {why}; the next run resumes from the journal"
             self._to_reload = journal.removed if self._may_load and not self._has_new_driver(journal) else ()
@@ -382,15 +307,15 @@ class NodeLock:
                 self.undo_devices(journal)
                 self.release(journal)
             except OwnedElsewhere as error:
-                self.state.keeps_silent()
+                self.state.may_write = False
                 return f"the node is left as it is: {error.what}"
             except NodeMissing:
-                self.state.keeps_silent()
+                self.state.may_write = False
                 return "the Node is gone, so there is nothing to release"
             except ManagerError as error:
-                self.state.keeps_silent()
+                self.state.may_write = False
                 self._start_services(journal)
-                self._reporter.warn(f"not released: {error.what}")
+                self._ports.reporter.warn(f"not released: {error.what}")
                 return "the node is still paused; the next run releases it from the journal"
         return "the node was released"
 
@@ -401,41 +326,57 @@ class NodeLock:
         """
         host = self._obs.host
         if journal.devices and host is not None and journal.boot_id == host.boot_id:
-            self.refuse_foreign(self._cluster.node(), journal)
-            undo(self._devices, journal.devices, self._clock, self._reporter)
+            self.refuse_foreign(self._ports.cluster.node(), journal)
+            try:
+                self._undo(journal.devices)
+            except ManagerError as error:
+                self._ports.reporter.warn(f"not all devices were restored: {error.what}. {error.remedy}")
+
+    def _undo(self, originals: Iterable[Binding]) -> None:
+        """Restore overrides and virtual functions of functions that are not on vfio yet. Raises ManagerError."""
+        devices, clock = self._ports.devices, self._ports.clock
+        now = {one.address: one for one in devices.bus().functions}
+        for old in originals:
+            one = now.get(old.address)
+            if one is None or one.is_on_vfio:
+                continue
+            if one.override != old.override:
+                devices.override(old.address, old.override, Deadline.after(UNDO_S, clock.monotonic))
+            if old.virtual_count and one.driver and one.virtual_count != old.virtual_count:
+                devices.set_virtual(old.address, old.virtual_count, Deadline.after(UNDO_S, clock.monotonic))
 
     def release(self, journal: Journal) -> None:
         """Start the services of `journal` and undo it on the Node in one patch; only the record if the Node is new.
 
         Raises OwnedElsewhere if another run has acquired the node, ApiUnavailable if it kept changing, NodeMissing.
         """
-        before, self._log.is_serving = self._before_release, self._log.is_open and self._serves()
+        self._ports.log.is_serving = self._ports.log.is_open and self._serves()
         try:
             if not self._released_without_read(journal):
                 remedy = "Run again; the journal is still on the Node."
                 changed = patch_until_current(
-                    self._cluster, self._reporter, lambda node: self._change(node, journal), remedy
+                    self._ports.cluster, self._ports.reporter, lambda node: self._change(node, journal), remedy
                 )
                 if changed is not None:
-                    self.state.saw(changed)
+                    self.state.node = changed
             self.remove_record(journal)
         except NodeMissing as error:
             self._start_services(journal)
             self.remove_record(journal)
-            self._hold, self._log.is_serving = Released(before), False
+            self.is_released, self._ports.log.is_serving = True, False
             raise NodeMissing(error.what, "No action needed: nothing is left to release.") from error
         except ManagerError:
-            self._log.is_serving = False
+            self._ports.log.is_serving = False
             raise
-        self._hold = Released(before)
-        self._log.released(self._clock.monotonic())
+        self.is_released = True
+        self._ports.log.released(self._ports.clock.monotonic())
 
     def _serves(self) -> bool:
         """True if the node serves once it is released; False if the driver container has yet to load the driver."""
-        if self._driver is DriverNow.ON_VFIO:
+        if self.driver is DriverNow.ON_VFIO:
             return True
         try:
-            return has_root(self._host.modules(), self._profile.modules)
+            return has_root(self._ports.host.modules(), self._profile.modules)
         except ManagerError:
             return False
 
@@ -444,31 +385,33 @@ class NodeLock:
 
         Services start before the release, and not at all on a node that another run has acquired: that takes a read.
         """
-        is_confirmed = isinstance(self._hold, Acquired) and self._hold.is_confirmed
-        if not is_confirmed or self._to_reload or not self._started.issuperset(journal.services):
+        if not self._is_confirmed or self._to_reload or not self._started.issuperset(journal.services):
             return False
         operations = tested_release(self.state.node, journal, self._profile)
         if not operations:
             return False
+        operations += self.state.operations(self.state.node)
         try:
-            self.state.saw(self._cluster.patch_node_where((*operations, *self.state.operations(self.state.node))))
+            self.state.node = self._ports.cluster.patch_node_where(operations)
         except Conflict as error:
-            self._reporter.info(f"{error.what}; reading it again")
-            self._hold = Acquired(journal, is_confirmed=False)
+            self._ports.reporter.info(f"{error.what}; reading it again")
+            self._is_confirmed = False
             return False
         return True
 
     def _change(self, node: Node, journal: Journal) -> NodeChange:
         """The patch that releases `node` as it is now. Raises OwnedElsewhere."""
         self.refuse_foreign(node, journal)
-        is_same = node.uid == self._obs.node.uid or self._is_ours(node)
+        current = self._journal_on(node)
+        # A Node of another uid that carries our journal was created again from a copy.
+        is_same = node.uid == self._obs.node.uid or (current is not None and current.owner == self._obs.me)
         self._start_services(journal)
         self._reload()
         if not is_same:
-            self._reporter.warn(f"node {node.name} was replaced meanwhile: nothing to release")
+            self._ports.reporter.warn(f"node {node.name} was replaced meanwhile: nothing to release")
             return NodeChange()
-        if isinstance(self._hold, Acquired) and self._profile.keys.journal not in node.annotations:
-            self._reporter.warn("the journal was removed meanwhile: this node was already released")
+        if self._is_acquired and self._profile.keys.journal not in node.annotations:
+            self._ports.reporter.warn("the journal was removed meanwhile: this node was already released")
         return self.state.ending(node, release(node, journal, self._profile))
 
     def _start_services_of_ours(self, journal: Journal) -> None:
@@ -476,19 +419,20 @@ class NodeLock:
         if not journal.services:
             return
         try:
-            self.refuse_foreign(self._cluster.node(), journal)
+            self.refuse_foreign(self._ports.cluster.node(), journal)
         except OwnedElsewhere:
             return
         except ManagerError as error:
-            self._reporter.warn(error.what)
+            self._ports.reporter.warn(error.what)
         self._start_services(journal)
 
     def _has_new_driver(self, journal: Journal) -> bool:
         """True if the kernel has a driver that is not the one of `journal`, or if that cannot be determined."""
-        if self._driver in (DriverNow.NEW, DriverNow.NEW_RECORDED) or not journal.removed:
-            return self._driver in (DriverNow.NEW, DriverNow.NEW_RECORDED)
+        is_new = self.driver in (DriverNow.NEW, DriverNow.NEW_RECORDED)
+        if is_new or not journal.removed:
+            return is_new
         try:
-            loaded = self._host.modules()
+            loaded = self._ports.host.modules()
         except ManagerError:
             return True
         before = journal.driver.version if journal.driver is not None else None
@@ -500,10 +444,10 @@ class NodeLock:
         if not names:
             return
         try:
-            self._host.reload(DriverSource("/"), names, Deadline.after(RELOAD_S, self._clock.monotonic))
-            self._reporter.info(f"{', '.join(names)} loaded again")
+            self._ports.host.reload(DriverSource("/"), names, Deadline.after(RELOAD_S, self._ports.clock.monotonic))
+            self._ports.reporter.info(f"{', '.join(names)} loaded again")
         except ManagerError as error:
-            self._reporter.warn(f"{', '.join(names)} may stay unloaded: {error.what}")
+            self._ports.reporter.warn(f"{', '.join(names)} may stay unloaded: {error.what}")
 
     def _start_services(self, journal: Journal) -> None:
         """Start the stopped services, each once. Logs a service that fails to start and continues."""
@@ -512,10 +456,10 @@ class NodeLock:
                 continue
             self._started.add(name)
             try:
-                self._host.start_service(name, Deadline.after(SERVICE_S, self._clock.monotonic))
-                self._reporter.info(f"host service {name} is started")
+                self._ports.host.start_service(name, Deadline.after(SERVICE_S, self._ports.clock.monotonic))
+                self._ports.reporter.info(f"host service {name} is started")
             except ManagerError as error:
-                self._reporter.warn(f"{error.what}. {error.remedy}")
+                self._ports.reporter.warn(f"{error.what}. {error.remedy}")
 
     def _why_hold(self, journal: Journal) -> str:
         """Why the node stays paused, "" if it is released. Without the driver that it had, operands would only crash.
@@ -526,16 +470,16 @@ class NodeLock:
         """
         if self._profile.never_unloads:
             return ""
-        if self._driver is DriverNow.STUCK:
+        if self.driver is DriverNow.STUCK:
             return "its driver is stuck while unloading"
         if journal.driver is None or not journal.driver.modules:
             return ""
         try:
-            is_loaded = has_root(self._host.modules(), self._profile.modules)
+            is_loaded = has_root(self._ports.host.modules(), self._profile.modules)
         except ManagerError as error:
-            self._reporter.warn(error.what)
+            self._ports.reporter.warn(error.what)
             is_loaded = False
-        if self._driver is DriverNow.UNUSABLE:
+        if self.driver is DriverNow.UNUSABLE:
             return "its driver does not work"
         if not is_loaded:
             return "its old driver is gone"
@@ -547,7 +491,7 @@ class NodeLock:
         The record goes before a load, and comes back once the loaded driver was seen to work.
         """
         found, host = self._obs.journal, self._obs.host
-        is_recorded = self._driver in (DriverNow.NEW_RECORDED, DriverNow.OLD_RECORDED)
+        is_recorded = self.driver in (DriverNow.NEW_RECORDED, DriverNow.OLD_RECORDED)
         if is_recorded or found is None or host is None or found.driver is None:
             return False
         return found.boot_id == host.boot_id and bool(found.driver.digest) and not host.digest
@@ -559,11 +503,6 @@ class NodeLock:
             return None
         return found.journal if found is not None else None
 
-    def _is_ours(self, node: Node) -> bool:
-        """True if a Node of another uid carries our journal: it was created again from a copy."""
-        current = self._journal_on(node)
-        return current is not None and current.owner == self._obs.me
-
     def refuse_foreign(self, node: Node, journal: Journal) -> None:
         """Raise OwnedElsewhere if another run has written its journal on `node` meanwhile."""
         key = self._profile.keys.journal
@@ -571,9 +510,14 @@ class NodeLock:
             return
         current = self._journal_on(node)
         if current is not None and current != journal and current.owner != self._obs.me:
-            raise OwnedElsewhere(
-                f"node {node.name} was taken over by {current.owner}", "No action needed: that run releases the node."
-            )
+            what = f"node {node.name} was taken over by {current.owner}"
+            raise OwnedElsewhere(what, "No action needed: that run releases the node.")
+
+
+HOLDERS_S = 60.0
+"""What a look at all processes may take."""
+
+Ts = TypeVarTuple("Ts")
 
 
 class RunContext(Struct, frozen=True):
@@ -588,6 +532,15 @@ class RunContext(Struct, frozen=True):
     def effect(self) -> AbstractContextManager[None]:
         """Within it the driver may be changed. Raises OwnedElsewhere if another run has acquired the node."""
         return self.fence.effect(self._ask_node)
+
+    def change(self, effect: Callable[[*Ts, Deadline], None], *what: *Ts, within_s: float) -> None:
+        """Change the driver or a device by `effect` of `what`. Raises OwnedElsewhere, and as that."""
+        with self.effect():
+            effect(*what, self.soon(within_s))
+
+    def holders(self, pods: Iterable[Pod], enough: int | None = None) -> tuple[Holder, ...]:
+        """The processes that have the device now, with their names among `pods`. Raises ConfigError."""
+        return named(self.ports.host.holders(self.soon(HOLDERS_S), enough), pods)
 
     def check_owner(self) -> None:
         """Raise OwnedElsewhere if another run has acquired the node."""
@@ -622,7 +575,7 @@ class NodeSteps:
         self._context = context
         self.paused_at = ""
 
-    def do(self, step: AnyNodeStep) -> None:
+    def do(self, step: NodeStep) -> None:
         """Do `step`. Raises Conflict, OwnedElsewhere, ApiUnavailable, and at the end of standing down StandingDown."""
         context, profile = self._context, self._context.situation.profile
         match step:
@@ -630,9 +583,8 @@ class NodeSteps:
                 self._acquire(step)
             case PauseLast():
                 # Reads the Node again: a label that was edited meanwhile is paused, and restored, as it is now.
-                node = self.rewrite(
-                    step, lambda node, journal: pause_more(node, journal, profile, frozenset(step.keys))
-                )
+                keys = frozenset(step.keys)
+                node = self.rewrite(step, lambda node, journal: pause_more(node, journal, profile, keys))
                 self.paused_at = node.resource_version if node is not None else self.paused_at
             case MarkCleared():
                 self.rewrite(step, lambda _, journal: marked_cleared(journal, profile, step.revision))
@@ -681,21 +633,20 @@ class NodeSteps:
 
     def _with_step(self, journal: Journal, change: NodeChange, step: Step) -> tuple[Journal, NodeChange]:
         """Both with what the journal shows readers: the step that writes it, since when, and the outage so far."""
-        ports = self._context.ports
-        journal = replace(journal, window=ports.outage() or journal.window)
-        now = written_time(ports.clock.wall())
-        return with_step(journal, change, self._context.situation.profile, step.name, now)
+        ports, key = self._context.ports, self._context.situation.profile.keys.journal
+        begin = journal.begin or written_time(ports.clock.wall())
+        longer = replace(journal, step=step.name, begin=begin, window=ports.outage() or journal.window)
+        return longer, replace(change, annotations={**change.annotations, key: encode(longer)})
 
     def _stand_down(self, step: StandDown) -> None:
         ports = self._context.ports
-        ended = StandingDown(
-            step.why, "Remove the host's driver if a container is to install one; otherwise no action is needed."
-        )
+        remedy = "Remove the host's driver if a container is to install one; otherwise no action is needed."
+        ended = StandingDown(step.why, remedy)
         state = self._context.lock.state
         state.fails(ended)
         if step.key and not step.already_labelled:
             change = NodeChange(labels={step.key: step.value})
-            state.saw(ports.cluster.patch_node(state.ending(self._context.situation.obs.node, change), None))
+            state.node = ports.cluster.patch_node(state.ending(self._context.situation.obs.node, change), None)
         with contextlib.suppress(Terminated):  # this is what we wait for
             ports.clock.sleep(self._context.deadline.bound(step.timeout_s))
         raise ended
@@ -716,13 +667,10 @@ class RebootRequests:
 
     def __init__(self, context: RunContext) -> None:
         self._situation = context.situation
-        self._cluster = context.ports.cluster
-        self._clock = context.ports.clock
-        self._reporter = context.ports.reporter
-        self._host = context.ports.host
+        self._ports = context.ports
         self._state = context.lock.state
 
-    def do(self, step: AnyRebootStep) -> None:
+    def do(self, step: RebootStep) -> None:
         """Do `step`. Raises ConfigError, ModuleFailed, and at the end of a hold RebootRequired."""
         match step:
             case RequestReboot():
@@ -740,25 +688,25 @@ class RebootRequests:
         """Write the marker where none of this boot is there, label the node, tell of it. Raises ConfigError."""
         # First: a rebooter that sees the marker may reboot, and the next boot has to know what for.
         if step.wish is not None:
-            self._host.write_text(step.wish_path, encode_reboot_wish(step.wish))
+            self._ports.host.write_text(step.wish_path, encode_reboot_wish(step.wish))
         there = self._situation.host.marker
         marker = self._write_marker(step.path, step.marker) if step.path or there is None else there
         self._state.fails(_reboot_required())
         if not step.change.is_empty:
             change = self._state.ending(self._situation.obs.node, step.change)
-            self._state.saw(self._cluster.patch_node(change, None))
+            self._state.node = self._ports.cluster.patch_node(change, None)
         self._announce(marker)
 
     def _write_marker(self, path: str, marker: Marker) -> Marker:
-        written = replace(marker, writer=str(self._situation.obs.me), written_s=int(self._clock.wall()))
-        self._host.write_text(path, encode_marker(written))
+        written = replace(marker, writer=str(self._situation.obs.me), written_s=int(self._ports.clock.wall()))
+        self._ports.host.write_text(path, encode_marker(written))
         return written
 
     def _announce(self, marker: Marker) -> None:
         """The event, once for each request, whether the rebooter posts it too or not."""
         key = replace(request_of(marker, self._situation.host.boot_id), reason=UPGRADE_REASON).key
         name = events.REBOOT_REQUIRED
-        self._cluster.post_event(name, f"reason={UPGRADE_REASON}", warning=True, key=event_key(name, key))
+        self._ports.cluster.post_event(name, f"reason={UPGRADE_REASON}", warning=True, key=event_key(name, key))
 
     def _hold(self, step: HoldForReboot) -> None:
         """Hold until the boot changes, asking again where the request goes meanwhile. Raises RebootRequired."""
@@ -767,8 +715,8 @@ class RebootRequests:
             raise error
         try:
             while True:
-                self._clock.sleep(HEARTBEAT_S)
-                self._reporter.info("holding until the node reboots")
+                self._ports.clock.sleep(HEARTBEAT_S)
+                self._ports.reporter.info("holding until the node reboots")
                 self._assert_request(step)
         except Terminated:
             raise error from None
@@ -776,23 +724,23 @@ class RebootRequests:
     def _assert_request(self, step: HoldForReboot) -> None:
         """Ask again where the marker is gone: one that served a recovery too goes when the chip recovers."""
         try:
-            if self._host.exists(step.path):
+            if self._ports.host.exists(step.path):
                 return
             marker = self._write_marker(step.path, step.marker)
-            self._reporter.info("the reboot-required marker was removed meanwhile and is written again")
-            labels = request_labels(self._cluster.node(), self._situation.profile.keys, UPGRADE_REASON)
+            self._ports.reporter.info("the reboot-required marker was removed meanwhile and is written again")
+            labels = request_labels(self._ports.cluster.node(), self._situation.profile.keys, UPGRADE_REASON)
             if labels:
-                self._cluster.patch_node(NodeChange(labels), None)
+                self._ports.cluster.patch_node(NodeChange(labels), None)
             self._announce(marker)
         except Terminated:
             raise
         except ManagerError as error:
-            self._reporter.warn(f"{error.what}; trying again")
+            self._ports.reporter.warn(f"{error.what}; trying again")
 
     def _clear(self, step: ClearRebootRequest) -> None:
         """Take back what an earlier boot asked for. Raises ModuleFailed."""
         # The marker last: as long as it is there, a run that was killed in between is done again.
         if not step.change.is_empty:
-            self._state.saw(self._cluster.patch_node(step.change, None))
+            self._state.node = self._ports.cluster.patch_node(step.change, None)
         if step.seen is not None:
-            self._host.remove_marker(step.seen)
+            self._ports.host.remove_marker(step.seen)

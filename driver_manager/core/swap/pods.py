@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
 from functools import partial
 from typing import assert_never
 
 from driver_manager.core.node import patch_until_current
 from driver_manager.core.pods import Evictor, NodeWait, PodWait, RestartWait, progress_logged
-from driver_manager.core.swap.node import HURRY_S, RunContext
+from driver_manager.core.swap.node import HOLDERS_S, HURRY_S, RunContext
 from driver_manager.domain import events
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import EvictionRefused, ManagerError, PodsRemain, StandingDown
-from driver_manager.domain.host import UNREAD, Holder, is_process, process_blocker
+from driver_manager.domain.host import UNREAD, is_process, process_blocker
 from driver_manager.domain.node import Node, NodeChange, Pod, PodList
 from driver_manager.domain.pods.workloads import (
     NodePods,
     PodAction,
     Workload,
     is_moved_by,
-    named,
     names_of_claims,
     namespaces_with_claims,
     with_action,
@@ -29,12 +27,11 @@ from driver_manager.domain.pods.workloads import (
 from driver_manager.domain.profile import users_of
 from driver_manager.domain.swap.eviction import drain, is_completing, refuse_blocked
 from driver_manager.domain.swap.steps import (
-    AnyOperatorStep,
-    AnyPodStep,
-    AnyWaitStep,
     AskOperator,
     DrainNode,
     EvictWorkloads,
+    OperatorStep,
+    PodStep,
     WaitAfterFailure,
     WaitForCompletion,
     WaitForHolders,
@@ -43,6 +40,7 @@ from driver_manager.domain.swap.steps import (
     WaitForRestart,
     WaitForSafeLoad,
     WaitForStuckPods,
+    WaitStep,
     WithdrawSafeLoad,
 )
 from driver_manager.domain.text import several
@@ -52,15 +50,25 @@ from driver_manager.domain.text import several
 ASKED = "true"
 
 
+def _until_gone(
+    context: RunContext, concerns: Callable[[Pod], bool], deadline: Deadline, after: str = ""
+) -> tuple[Pod, ...]:
+    """Wait until no pod satisfies `concerns`; returns those present then. Raises PodsRemain."""
+    wait = PodWait(context.ports.cluster, context.ports.clock, context.ports.reporter, concerns)
+    wait.until_gone(context.situation.obs.pods, deadline, after=after)
+    return wait.present
+
+
+def _is_one_of(uids: frozenset[str], pod: Pod) -> bool:
+    return pod.uid in uids and not pod.has_left
+
+
 class Handoff:
     def __init__(self, context: RunContext) -> None:
-        self._obs = context.situation.obs
-        self._deadline = context.deadline
-        self._cluster = context.ports.cluster
-        self._clock = context.ports.clock
-        self._reporter = context.ports.reporter
+        self._context = context
+        self._ports = context.ports
 
-    def do(self, step: AnyOperatorStep) -> None:
+    def do(self, step: OperatorStep) -> None:
         """Do `step`. Raises PodsRemain."""
         match step:
             case AskOperator():
@@ -75,15 +83,14 @@ class Handoff:
     def _ask(self, step: AskOperator) -> None:
         """Request an upgrade and return once its pods are gone. Raises PodsRemain, with the operator's state."""
         if step.asks:
-            self._cluster.patch_node(NodeChange(annotations={step.key: ASKED}), None)
-            self._cluster.post_event(
+            self._ports.cluster.patch_node(NodeChange(annotations={step.key: ASKED}), None)
+            self._ports.cluster.post_event(
                 events.DRIVER_UPGRADE_REQUESTED, f"asked the operator to move {several(step.pods)}", warning=False
             )
-        uids = frozenset(pod.uid for pod in self._obs.pods.pods if str(pod) in step.pods)
-        wait = PodWait(self._cluster, self._clock, self._reporter, lambda pod: pod.uid in uids and not pod.has_left)
-        deadline = self._deadline.within(step.timeout_s)
+        uids = frozenset(pod.uid for pod in self._context.situation.obs.pods.pods if str(pod) in step.pods)
+        deadline = self._context.deadline.within(step.timeout_s)
         try:
-            wait.until_gone(self._obs.pods, deadline)
+            _until_gone(self._context, partial(_is_one_of, uids), deadline)
         except PodsRemain as error:
             raise self._not_moved(step, error, deadline) from error
         if step.asks:
@@ -91,13 +98,13 @@ class Handoff:
 
     def _wait_for_safe_load(self, step: WaitForSafeLoad) -> None:
         """Return once the operator has taken our annotation away. Raises PodsRemain; withdrawn on every failure."""
-        deadline = self._deadline.within(step.timeout_s)
+        deadline = self._context.deadline.within(step.timeout_s)
         try:
-            node = self._cluster.patch_node(NodeChange(annotations={step.key: step.value}), None)
+            node = self._ports.cluster.patch_node(NodeChange(annotations={step.key: step.value}), None)
             wait = NodeWait(
-                self._cluster,
-                self._clock,
-                self._reporter,
+                self._ports.cluster,
+                self._ports.clock,
+                self._ports.reporter,
                 lambda now: now.annotations.get(step.key) != step.value,
                 f"waiting for the operator to remove {step.key}, which it does when loading is safe",
             )
@@ -115,7 +122,7 @@ class Handoff:
 
     def _not_moved(self, step: AskOperator, error: PodsRemain, deadline: Deadline) -> PodsRemain:
         """What to say of pods that are still there: whether the operator did anything about them."""
-        state = self._cluster.node().labels.get(step.state_key, "")
+        state = self._ports.cluster.node().labels.get(step.state_key, "")
         if state != step.state:
             return PodsRemain(f"the operator is working (its state: {state or 'none'}), but {error.what}", error.remedy)
         return PodsRemain(
@@ -131,13 +138,13 @@ class Handoff:
             is_there = node.annotations.get(key) == value and is_ours(node)
             return NodeChange(annotations={key: None} if is_there else {})
 
-        with self._clock.shielded():
-            if self._clock.is_ending():
-                self._cluster.limit_retries(HURRY_S)
+        with self._ports.clock.shielded():
+            if self._ports.clock.is_ending():
+                self._ports.cluster.limit_retries(HURRY_S)
             try:
-                patch_until_current(self._cluster, self._reporter, without)
+                patch_until_current(self._ports.cluster, self._ports.reporter, without)
             except ManagerError as error:
-                self._reporter.warn(f"{key} is not withdrawn: {error.what}")
+                self._ports.reporter.warn(f"{key} is not withdrawn: {error.what}")
 
 
 USERS_POLL_S = 0.2
@@ -150,8 +157,6 @@ CHANGE_POLL_S = 5.0
 OBSERVE_AGAIN_S = 30.0
 """After this long the run observes again: Node and pods are two requests."""
 
-READ_S = 60.0
-
 
 class Waits:
     """The waits before a pod is disturbed, while the driver serves. The planner sees what has changed after each."""
@@ -161,7 +166,7 @@ class Waits:
         self._situation = context.situation
         self._ports = context.ports
 
-    def do(self, step: AnyWaitStep) -> None:
+    def do(self, step: WaitStep) -> None:
         """Do `step`. Raises PodsRemain, Terminated."""
         ports = self._ports
         match step:
@@ -186,7 +191,7 @@ class Waits:
     def _are_open(self, nodes: frozenset[str]) -> bool:
         """True if a process is seen to have one of the device nodes open."""
         try:
-            held = self._ports.devices.holders(nodes, self._context.soon(READ_S))
+            held = self._ports.devices.holders(nodes, self._context.soon(HOLDERS_S))
         except ManagerError:
             return False
         return any(holder.how != UNREAD for holder in held)
@@ -208,10 +213,9 @@ class Waits:
 
     def _for_stuck_pods(self, step: WaitForStuckPods) -> None:
         """Wait until the pods are gone. Raises PodsRemain, which names what holds each of them."""
-        ports, uids = self._ports, frozenset(step.uids)
-        wait = PodWait(ports.cluster, ports.clock, ports.reporter, lambda pod: pod.uid in uids and not pod.has_left)
+        concerns, deadline = partial(_is_one_of, frozenset(step.uids)), self._context.deadline.within(step.timeout_s)
         try:
-            wait.until_gone(self._situation.obs.pods, self._context.deadline.within(step.timeout_s))
+            _until_gone(self._context, concerns, deadline)
         except PodsRemain as error:
             end = ", and no pod was disturbed" if step.is_undisturbed else ""
             what = f"{error.what}; they should have ended before this run began{end}"
@@ -238,23 +242,10 @@ class Waits:
     def _holders(self, count: int) -> frozenset[tuple[int, str]]:
         """Pid and name of each process that holds the device; empty if they cannot be read."""
         try:
-            holders = self._ports.host.holders(self._context.soon(READ_S), count) if count else ()
+            holders = self._context.holders((), count) if count else ()
         except ManagerError:
             return frozenset()
         return frozenset((holder.pid, holder.process) for holder in holders if holder.how != UNREAD)
-
-
-HOLDERS_S = 60.0
-
-
-POD_HURRY_S = 1.2
-"""Limit of one read after SIGTERM."""
-
-
-class Then(Enum):
-    GO_ON = "continue"
-    PLAN_AGAIN = "plan again"
-    """Pods came that use the driver: the plan does not hold any more."""
 
 
 class PodEviction:
@@ -263,8 +254,8 @@ class PodEviction:
         self._ports = context.ports
         self._situation = context.situation
 
-    def do(self, step: AnyPodStep, *, paused_at: str, replaces: bool) -> Then:
-        """Do `step`; returns whether the plan still holds. Raises PodsRemain.
+    def do(self, step: PodStep, *, paused_at: str, replaces: bool) -> bool:
+        """Do `step`; True if pods came that use the driver, so that the plan does not hold any more. Raises PodsRemain.
 
         `paused_at`: the Node's version since which operands are paused, "" if they were when the pods were listed.
         `replaces`: the driver will be unloaded; else pods that use it do not matter.
@@ -274,30 +265,27 @@ class PodEviction:
                 return self._of_operands(step, paused_at=paused_at, replaces=replaces)
             case WaitForCompletion():
                 self._of_completing(step)
-                return Then.GO_ON
             case EvictWorkloads():
                 return self._of_workloads(step)
             case DrainNode():
                 return self._drain(step.timeout_s)
             case WaitForRestart():
                 self._of_drivers(step)
-                return Then.GO_ON
             case _:
                 assert_never(step)
+        return False
 
-    def _of_operands(self, step: WaitForOperands, *, paused_at: str, replaces: bool) -> Then:
+    def _of_operands(self, step: WaitForOperands, *, paused_at: str, replaces: bool) -> bool:
         """Wait until the paused keys place no pod any more; one that uses the driver may have come before that."""
         concerns = partial(is_moved_by, keys=frozenset(step.keys), own=self._situation.obs.own_pod)
-        wait = self._wait(concerns)
-        wait.until_gone(self._situation.obs.pods, self._context.deadline.within(step.timeout_s), after=paused_at)
-        return self._after(self._situation.obs.pods, wait.present) if replaces else Then.GO_ON
+        present = _until_gone(self._context, concerns, self._context.deadline.within(step.timeout_s), after=paused_at)
+        return replaces and self._users_came(self._situation.obs.pods, present)
 
     def _of_completing(self, step: WaitForCompletion) -> None:
         """Wait for pods to complete; one that does not in time is logged, and is a workload like others."""
         concerns = partial(is_completing, selector=step.selector, own=self._situation.obs.own_pod)
-        wait = self._wait(concerns)
         try:
-            wait.until_gone(self._situation.obs.pods, self._context.deadline.within(step.timeout_s))
+            _until_gone(self._context, concerns, self._context.deadline.within(step.timeout_s))
         except PodsRemain as error:
             self._ports.reporter.warn(f"not completed: {error.what}")
 
@@ -307,12 +295,10 @@ class PodEviction:
         Once it has, the node stays as it is, also after a failure: their containers unload the driver now.
         """
         uids = frozenset(step.uids)
-        ports, deadline = self._ports, self._context.deadline
-        concerns = partial(_is_one_of, uids)
+        ports = self._ports
+        wait = RestartWait(ports.cluster, ports.clock, ports.reporter, partial(_is_one_of, uids))
         try:
-            RestartWait(ports.cluster, ports.clock, ports.reporter, concerns).until_gone(
-                self._situation.obs.pods, deadline
-            )
+            wait.until_gone(self._situation.obs.pods, self._context.deadline)
         except ManagerError as error:
             if self._are_leaving(uids):
                 return
@@ -326,14 +312,14 @@ class PodEviction:
         ports = self._ports
         with ports.clock.shielded():
             if ports.clock.is_ending():
-                ports.cluster.limit_retries(POD_HURRY_S)
+                ports.cluster.limit_retries(HURRY_S)
             try:
                 left = [pod for pod in ports.cluster.pods().pods if pod.uid in uids]
             except ManagerError:
                 return False
         return all(pod.deleting or pod.has_left for pod in left)
 
-    def _of_workloads(self, step: EvictWorkloads) -> Then:
+    def _of_workloads(self, step: EvictWorkloads) -> bool:
         """Evict the pods that use the accelerator now. Raises PodsRemain; where a drain is allowed, only after it."""
         known = self._ports.cluster.pods()
         try:
@@ -346,30 +332,27 @@ class PodEviction:
                 raise
             self._ports.reporter.warn(f"{error.what}; draining the node")
             return self._drain(self._situation.policy.eviction.drain_timeout_s)
-        return self._after(known, left)
+        return self._users_came(known, left)
 
-    def _drain(self, timeout_s: float) -> Then:
+    def _drain(self, timeout_s: float) -> bool:
         known = self._ports.cluster.pods()
         going = drain(self._situation, self._scene(known.pods))
-        return self._after(known, self._clear(known, going, timeout_s or self._situation.policy.deadline_s))
+        return self._users_came(known, self._clear(known, going, timeout_s or self._situation.policy.deadline_s))
 
     def _clear(self, known: PodList, going: tuple[Workload, ...], timeout_s: float) -> tuple[Pod, ...]:
         ports, limit = self._ports, self._context.deadline
         evictor = Evictor(ports.cluster, ports.clock, ports.reporter, self._context.check_owner)
         return evictor.clear(known, going, limit.within(timeout_s), limit)
 
-    def _wait(self, concerns: Callable[[Pod], bool]) -> PodWait:
-        return PodWait(self._ports.cluster, self._ports.clock, self._ports.reporter, concerns)
-
-    def _after(self, before: PodList, now: tuple[Pod, ...]) -> Then:
-        """What follows where `now` are the pods that are there: one that was not `before` may have to leave too."""
+    def _users_came(self, before: PodList, now: tuple[Pod, ...]) -> bool:
+        """Whether one of the pods that are there `now`, and were not `before`, has to leave too."""
         known = {pod.uid for pod in before.pods}
         came = tuple(pod for pod in now if pod.uid not in known)
         found = workloads(self._scene(came), self._situation.profile, self._situation.policy.eviction) if came else ()
         users = [one for one in with_action(found, PodAction.EVICT, PodAction.WAIT, PodAction.BLOCK) if one.must_leave]
         if users:
             self._ports.reporter.info(f"{several(users)} started meanwhile")
-        return Then.PLAN_AGAIN if users else Then.GO_ON
+        return bool(users)
 
     def _scene(self, pods: tuple[Pod, ...]) -> NodePods:
         """`pods` with their claims and, where holders may be evicted, who has the device open now."""
@@ -377,11 +360,5 @@ class PodEviction:
         namespaces = namespaces_with_claims(pods, now.profile, now.policy.eviction)
         is_asked = bool(namespaces) and not now.obs.has_unread_claims
         claims = ports.cluster.claims(namespaces, names_of_claims(pods)) if is_asked else ()
-        holders: tuple[Holder, ...] = ()
-        if now.policy.eviction.evicts_holders:
-            holders = named(ports.host.holders(self._context.soon(HOLDERS_S)), pods)
+        holders = self._context.holders(pods) if now.policy.eviction.evicts_holders else ()
         return NodePods(pods, claims, holders, now.obs.own_pod, now.obs.enclosing_uid, labels=now.obs.node.labels)
-
-
-def _is_one_of(uids: frozenset[str], pod: Pod) -> bool:
-    return pod.uid in uids and not pod.has_left

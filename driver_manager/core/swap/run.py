@@ -13,9 +13,18 @@ from msgspec.structs import replace
 from driver_manager.core.pods import Evictor
 from driver_manager.core.ports import Ports
 from driver_manager.core.ports_base import Reporter
-from driver_manager.core.swap.driver import DeviceSteps, DriverRoot, DriverSlots, DriverSwap
-from driver_manager.core.swap.node import Fence, NodeLock, NodeSteps, RebootRequests, RunContext, StateWriter
-from driver_manager.core.swap.pods import Handoff, PodEviction, Then, Waits
+from driver_manager.core.swap.driver import DeviceSteps, DriverRoot, DriverSwap
+from driver_manager.core.swap.node import (
+    HOLDERS_S,
+    DriverNow,
+    Fence,
+    NodeLock,
+    NodeSteps,
+    RebootRequests,
+    RunContext,
+    StateWriter,
+)
+from driver_manager.core.swap.pods import Handoff, PodEviction, Waits
 from driver_manager.domain import events
 from driver_manager.domain.deadline import Deadline, Moment
 from driver_manager.domain.errors import (
@@ -52,11 +61,10 @@ from driver_manager.domain.profile import Profile, users_of
 from driver_manager.domain.swap.eviction import HOLDERS, STUCK
 from driver_manager.domain.swap.node_patches import decoded_journal
 from driver_manager.domain.swap.planner import plan, wants_users
-from driver_manager.domain.swap.preflight import access, host_files, is_owned_elsewhere, remedies, rights, written_files
+from driver_manager.domain.swap.preflight import access, host_files, is_owned_elsewhere, refuse, rights, written_files
 from driver_manager.domain.swap.retry_wait import AFTER_FAILURE, disturbs, failure_to_record, time_of_day, wait_s
 from driver_manager.domain.swap.steps import (
     PATCH_NODES,
-    AnySlotStep,
     AnyStep,
     BindToVfio,
     ClearRebootRequest,
@@ -72,7 +80,6 @@ from driver_manager.domain.swap.steps import (
     LoadModules,
     MakeVirtualFunctions,
     ModuleStep,
-    MountStep,
     NodeStep,
     OperatorStep,
     OverrideDrivers,
@@ -83,7 +90,7 @@ from driver_manager.domain.swap.steps import (
     RecordDigest,
     RemoveArtifacts,
     ReturnDevices,
-    SlotStep,
+    RootStep,
     StandDown,
     Step,
     TakeNode,
@@ -111,9 +118,8 @@ class Executor:
         self._node = NodeSteps(context)
         self._pods = PodEviction(context)
         self._operator = Handoff(context)
-        self._slots = DriverSlots(context)
-        self._modules = DriverSwap(context, self._slots)
-        self._mounts = DriverRoot(context)
+        self._root = DriverRoot(context)
+        self._modules = DriverSwap(context, self._root)
         self._devices = DeviceSteps(context)
         self._reboots = RebootRequests(context)
 
@@ -132,49 +138,41 @@ class Executor:
                 if isinstance(step, StandDown | HoldForReboot | WaitStep):  # nothing is done to the driver meanwhile
                     work.close()
                 ports.reporter.step(number, len(steps), step.describe())
-                self._context.lock.state.reached(step.name)
-                self._log(step)
-                if self._do(step) is Then.PLAN_AGAIN:
+                self._context.lock.state.step = step.name
+                ports.log.begins(step.name, step.part, ports.clock.monotonic())
+                if step.disturbs:
+                    ports.log.disturbs(ports.clock.wall(), ports.clock.monotonic())
+                if self._do(step):
                     return NEWCOMERS
         self._modules.afterwards()
         return ""
 
-    def _log(self, step: AnyStep) -> None:
-        clock, log = self._context.ports.clock, self._context.ports.log
-        log.begins(step.name, step.part, clock.monotonic())
-        if step.disturbs:
-            log.disturbs(clock.wall(), clock.monotonic())
+    def _do(self, step: AnyStep) -> bool:
+        """Do `step`; True if pods came meanwhile that use the driver, so that the plan does not hold any more."""
+        if isinstance(step, PodStep):
+            return self._pods.do(step, paused_at=self._node.paused_at, replaces=self._plan.decision in REPLACING)
+        if isinstance(step, WaitStep):
+            self._patience.do(step)
+        elif isinstance(step, NodeStep):
+            self._node.do(step)
+        elif isinstance(step, OperatorStep):
+            self._operator.do(step)
+        elif isinstance(step, ModuleStep):
+            self._modules.do(step)
+        elif isinstance(step, DeviceStep):
+            self._devices.do(step)
+        elif isinstance(step, RootStep):
+            self._on_root(step)
+        elif isinstance(step, RebootStep):
+            self._reboots.do(step)
+        elif not isinstance(step, PlanAgain):
+            assert_never(step)
+        return False
 
-    def _do(self, step: AnyStep) -> Then:
-        match step:
-            case WaitStep():
-                self._patience.do(step)
-            case NodeStep():
-                self._node.do(step)
-            case PodStep():
-                return self._pods.do(step, paused_at=self._node.paused_at, replaces=self._plan.decision in REPLACING)
-            case OperatorStep():
-                self._operator.do(step)
-            case ModuleStep():
-                self._modules.do(step)
-            case DeviceStep():
-                self._devices.do(step)
-            case MountStep():
-                self._mounts.do(step)
-            case SlotStep():
-                self._bring_slot(step)
-            case RebootStep():
-                self._reboots.do(step)
-            case PlanAgain():
-                return Then.PLAN_AGAIN
-            case _:
-                assert_never(step)
-        return Then.GO_ON
-
-    def _bring_slot(self, step: AnySlotStep) -> None:
+    def _on_root(self, step: RootStep) -> None:
         """Do `step`; a root that cannot be flipped leaves the node without a driver, unless the old one comes back."""
         try:
-            self._slots.do(step)
+            self._root.do(step)
         except ModuleFailed as error:
             load = next((one for one in self._plan.steps if isinstance(one, LoadModules)), None)
             if load is None or not isinstance(step, FlipRoot):
@@ -183,8 +181,6 @@ class Executor:
 
 
 # Reads every fact of one decision, once: at most two API requests and one look at the host.
-
-HOLDERS_S = 60.0
 
 T = TypeVar("T")
 
@@ -284,9 +280,8 @@ def is_alive(  # noqa: PLR0913, PLR0917  # what the answer depends on
     if owner.pod_uid and (own is None or own.uid != owner.pod_uid):
         if pods.namespace and owner.pod.partition("/")[0] != pods.namespace:
             return None
-        return any(
-            pod.uid == owner.pod_uid and not pod.has_left and runs_manager(pod, own, profile) for pod in pods.pods
-        )
+        there = (pod for pod in pods.pods if pod.uid == owner.pod_uid and not pod.has_left)
+        return any(runs_manager(pod, own, profile) for pod in there)
     if not owner.pid or (boot_id and owner.boot_id != boot_id):
         return False
     return process_lives(owner) if process_lives is not None else None
@@ -306,9 +301,8 @@ def warn_of_left(left: Iterable[HostRecord], reporter: Reporter, said: set[str])
     for one in left:
         if one.run not in said:
             said.add(one.run)
-            reporter.warn(
-                f"an ended run left a record on the host that the node's journal does not name; to undo: {one}"
-            )
+            what = "an ended run left a record on the host that the node's journal does not name"
+            reporter.warn(f"{what}; to undo: {one}")
 
 
 def _with_group_holders(situation: Situation, ports: Ports) -> Situation:
@@ -373,14 +367,15 @@ def observe(  # noqa: PLR0913  # the facts that become one value here
     host = reading(ObservedPart.HOST, lambda: read_host(found.journal if found is not None else None, wanted), None)
     if host is not None and not is_this_host(node, host.machine_id, host.boot_id):
         host = None
-    if found is not None:
-        found = (
-            with_record(found, host.run_record, host.boot_id, profile) if host is not None else without_commands(found)
-        )
+    if found is not None and host is not None:
+        found = with_record(found, host.run_record, host.boot_id, profile)
+    elif found is not None:
+        found = without_commands(found)
     left = _left(host, process_lives) if host is not None else ()
     if host is not None and left:
         found = with_left(found or _lost_journal(node, profile, left), left, host, profile)
     journal, refused = (found.journal, found.refused) if found is not None else (None, ())
+    boot_id, lives = (host.boot_id, process_lives) if host is not None else (node.boot_id, None)
     return Observation(
         node=node,
         pods=pods,
@@ -388,15 +383,7 @@ def observe(  # noqa: PLR0913  # the facts that become one value here
         me=replace(identity.process, pod=str(own), pod_uid=own.uid) if own is not None else identity.process,
         own_pod=own,
         journal=journal,
-        owner_alive=journal is not None
-        and is_alive(
-            journal,
-            host.boot_id if host is not None else node.boot_id,
-            pods,
-            own,
-            process_lives if host is not None else None,
-            profile,
-        ),
+        owner_alive=journal is not None and is_alive(journal, boot_id, pods, own, lives, profile),
         digest=wanted,
         digest_source=source,
         installed_digest=_other_digest(own, wanted),
@@ -445,7 +432,7 @@ def summary(decided: Plan) -> str:
     if decided.decision is Decision.CLEAR:
         return f"done: the node is cleared ({decided.reason})"
     loaded = [step.source.version for step in decided.steps if isinstance(step, LoadModules)]
-    there = (text for kind, text in _DONE if any(isinstance(step, kind) for step in decided.steps))
+    there = (text for kind, text in _DONE if decided.has(kind))
     done = f"driver {loaded[0]} loaded" if loaded else next(there, "a request to the operator was withdrawn")
     if decided.decision is Decision.UNINSTALL:
         done = "the driver was unloaded"
@@ -453,17 +440,18 @@ def summary(decided: Plan) -> str:
     return f"done: {done} ({'none was loaded before' if is_first else decided.reason})"
 
 
-def measured(ports: Ports) -> str:
-    """The outage as the end of a sentence; "" if no pod was asked to leave."""
+def measured(ports: Ports, lock: NodeLock) -> str:
+    """The outage, if a pod was asked to leave, and the paths of the evidence, if any, as the end of a sentence."""
     outage = ports.outage()
-    return "" if outage is None else f"; {outage.sentence()}"
+    served = "" if outage is None else f"; {outage.sentence()}"
+    return served + (f"; evidence on the host: {', '.join(lock.evidence)}" if lock.evidence else "")
 
 
 def state_after(decided: Plan, situation: Situation) -> NodeState:
     """The driver's state after a run that ended well: one that changed no driver ends neither a wedge nor a wish."""
     stays = decided.decision in (Decision.CURRENT, Decision.REBIND)
-    clears = any(isinstance(step, ClearRebootRequest) for step in decided.steps)
-    return state_of(situation.host, situation.profile) if stays and not clears else NodeState.READY
+    is_as_before = stays and not decided.has(ClearRebootRequest)
+    return state_of(situation.host, situation.profile) if is_as_before else NodeState.READY
 
 
 LEAST_SAID_BYTES = 2**20 // 10
@@ -485,15 +473,6 @@ class Outcome(Struct, frozen=True):
     changed: bool = False
 
 
-class Again(Exception):
-    """Observe and plan again. `after` names what was waited for; `lock` is what this run holds."""
-
-    def __init__(self, after: str, lock: NodeLock) -> None:
-        super().__init__(after)
-        self.after = after
-        self.lock = lock
-
-
 def reconcile(
     ports: Ports, observe: Callable[[], Observation], profile: Profile, policy: Policy, here: Node | None = None
 ) -> Outcome:
@@ -509,10 +488,10 @@ def reconcile(
         except ManagerError as error:
             return run.failed(error)
         try:
-            return run.attempt(obs)
-        except Again as again:
-            run.go_on(again)
-            if again.after == AFTER_FAILURE:  # however often it is looked
+            ended = run.attempt(obs)
+            if isinstance(ended, Outcome):
+                return ended
+            if ended == AFTER_FAILURE:  # however often it is looked
                 continue
         except Conflict as error:
             ports.reporter.info(f"{error.what}; reading the facts again")
@@ -540,18 +519,17 @@ def rehearsed(ports: Ports, decided: Plan) -> Plan:
     """
     uids = {uid for step in decided.steps if isinstance(step, UnloadModules) for uid in step.clients}
     clients = [one.pod for one in with_action(decided.workloads, PodAction.RESTART) if one.pod.uid in uids]
-    evicting = any(isinstance(step, EvictWorkloads | DrainNode) for step in decided.steps)
+    evicting = decided.has(EvictWorkloads, DrainNode)
     users = [one.pod for one in with_action(decided.workloads, PodAction.EVICT)] if evicting else []
     rehearsal = Evictor(ports.cluster, ports.clock, ports.reporter).rehearse([*clients, *users])
     refused = [(pod, why) for pod, why in rehearsal.refused if pod.uid in uids]
     if refused:
         named = several((f"{pod}: {why}" for pod, why in refused), "; ")
-        error = EvictionRefused(
+        raise EvictionRefused(
             f"the eviction of client(s) that hold the device would be refused now: {named}",
             "Make room in the PodDisruptionBudget (more replicas, or one disruption allowed), then run again.",
+            tuple(pod_blocker(pod.uid) for pod, _ in refused),
         )
-        error.blockers = tuple(pod_blocker(pod.uid) for pod, _ in refused)
-        raise error
     return replace(decided, warnings=(*decided.warnings, *rehearsal.warnings))
 
 
@@ -570,8 +548,11 @@ class _Run:
         self._is_rehearsed = False
         self._said_refused = set[str]()
 
-    def attempt(self, obs: Observation) -> Outcome:
-        """Plan and execute once. Raises Again, Conflict where nothing new was taken, OwnedElsewhere."""
+    def attempt(self, obs: Observation) -> Outcome | str:
+        """Plan and execute once; what was waited for, if the run has to observe and plan again.
+
+        Raises Conflict where nothing new was taken, OwnedElsewhere.
+        """
         ports = self._ports
         report_refused(obs.refused, ports, self._said_refused)
         warn_of_left(obs.left, ports.reporter, self._said_refused)
@@ -592,7 +573,7 @@ class _Run:
             if _waits_after_failure(decided) and self._is_let_go(now, decided):
                 self._waited |= {AFTER_FAILURE}
                 now, decided = decide(ports, obs, self._profile, self._policy, self._waited)
-            lock.state.reached("preflight")
+            lock.state.step = "preflight"
             self._prepare(now, decided, lock.state)
             self._warm(now, decided)
             waited_for = Executor(RunContext(ports, now, lock, self._fence, self._deadline), decided).run()
@@ -606,9 +587,10 @@ class _Run:
             lock.state.write()
             raise
         if waited_for:
-            raise Again(waited_for, lock)
+            self._go_on(waited_for, lock)
+            return waited_for
         lock.state.correct()
-        what = summary(decided) + measured(ports) + lock.evidence
+        what = summary(decided) + measured(ports, lock)
         return Outcome(ExitCode.DONE, what, changed=bool(decided.steps))
 
     def _refused(self, error: ManagerError, obs: Observation, lock: NodeLock) -> Outcome:
@@ -621,7 +603,7 @@ class _Run:
         if is_seen_half_done and _was_taken_since(obs, ports, self._profile):
             raise Conflict(f"{error.what}, but the Node was taken or released meanwhile", error.remedy) from error
         # A node that an earlier run left paused does not stay so because this run cannot even start.
-        lock.state.reached("preflight" if isinstance(error, PreflightFailed) else "plan")
+        lock.state.step = "preflight" if isinstance(error, PreflightFailed) else "plan"
         if obs.host is None:
             return _plain(error)
         # A person asked for a run on a node that is left out of upgrades: the driver's state has not changed.
@@ -633,15 +615,15 @@ class _Run:
         if before is not None:
             self._ports.log.resumes(before, clock.wall(), clock.monotonic())
 
-    def go_on(self, again: Again) -> None:
-        """The next attempt follows what `again` waited for."""
-        if again.after == AFTER_FAILURE:  # everything is as it was, and the run only begins
+    def _go_on(self, after: str, lock: NodeLock) -> None:
+        """The next attempt follows the wait for `after`; `lock` is what this run holds."""
+        if after == AFTER_FAILURE:  # everything is as it was, and the run only begins
             self._deadline = Deadline.after(self._policy.deadline_s, self._ports.clock.monotonic)
             return
-        if again.after in (HOLDERS, STUCK) and again.lock.journal is None:  # each once, and no pod is disturbed yet
+        if after in (HOLDERS, STUCK) and lock.journal is None:  # each once, and no pod is disturbed yet
             self._deadline = Deadline.after(self._policy.deadline_s, self._ports.clock.monotonic)
-        self._waited |= {again.after}
-        self._lock = again.lock
+        self._waited |= {after}
+        self._lock = lock
 
     def failed(self, error: ManagerError) -> Outcome:
         """The end between two attempts: release what an earlier one acquired."""
@@ -650,7 +632,7 @@ class _Run:
         if self._here is None or isinstance(error, ApiUnavailable):
             return _plain(error)
         state = StateWriter(self._ports, self._profile, self._here)
-        state.reached("observe")
+        state.step = "observe"
         state.fails(error)
         if self._profile.keys.journal in self._here.annotations:
             state.holds()
@@ -664,8 +646,7 @@ class _Run:
             return
         _check_rights(self._ports, decided, state)
         _check_files(self._ports, situation, decided)
-        plans_again = any(isinstance(step, PlanAgain) for step in decided.steps)
-        if not plans_again and not self._is_rehearsed:
+        if not decided.has(PlanAgain) and not self._is_rehearsed:
             decided = rehearsed(self._ports, decided)
             self._is_rehearsed = True
         for warning in decided.warnings:
@@ -674,10 +655,8 @@ class _Run:
     def _warm(self, now: Situation, decided: Plan) -> None:
         """Read the files of the load before any pod has to leave for it; during the load they are in memory."""
         ports = self._ports
-        loads = any(isinstance(step, LoadModules) for step in decided.steps)
-        source = now.host.source if loads else None
-        plans_again = any(isinstance(step, PlanAgain) for step in decided.steps)
-        if source is None or plans_again or ports.log.is_open or not any(step.disturbs for step in decided.steps):
+        source = now.host.source if decided.has(LoadModules) and not decided.has(PlanAgain) else None
+        if source is None or ports.log.is_open or not any(step.disturbs for step in decided.steps):
             return
         read = ports.host.warm(source, self._deadline.within(WARM_S))
         if read >= LEAST_SAID_BYTES:
@@ -688,8 +667,7 @@ class _Run:
         ports, blockers = self._ports, situation.host.failure.blockers if situation.host.failure is not None else ()
         going = with_action(decided.workloads, PodAction.EVICT, PodAction.RESTART)
         pods = [one.pod for one in going if pod_blocker(one.pod.uid) in blockers]
-        evictor = Evictor(ports.cluster, ports.clock, ports.reporter)
-        return bool(pods) and not evictor.rehearse(pods).warnings
+        return bool(pods) and not Evictor(ports.cluster, ports.clock, ports.reporter).rehearse(pods).warnings
 
     def _noted(
         self, outcome: Outcome, error: ManagerError, situation: Situation, lock: NodeLock, decided: Plan
@@ -726,12 +704,9 @@ def _check_rights(ports: Ports, decided: Plan, state: StateWriter) -> None:
     """Raise PreflightFailed for a right that a step will need and we do not have. Asks nothing for an empty plan."""
     needed = rights(decided.steps)
     refused = ports.cluster.refused(needed)
-    missing = [check for check in access(refused, needed) if check.ok is False]
     if PATCH_NODES in refused:
-        state.keeps_silent()
-    if missing:
-        what = "; ".join(check.what for check in missing)
-        raise PreflightFailed(f"preflight: {what}", remedies(missing))
+        state.may_write = False
+    refuse(access(refused, needed))
 
 
 def _check_files(ports: Ports, situation: Situation, decided: Plan) -> None:
@@ -739,10 +714,8 @@ def _check_files(ports: Ports, situation: Situation, decided: Plan) -> None:
 
     A run that only releases the node is never refused.
     """
-    if any(isinstance(step, TakeNode | RemoveArtifacts | KeepBindings | RecordDigest) for step in decided.steps):
-        check = host_files(situation, ports.host.unwritable(written_files(situation)))
-        if not check.ok:
-            raise PreflightFailed(f"preflight: {check.what}", check.remedy)
+    if decided.has(TakeNode, RemoveArtifacts, KeepBindings, RecordDigest):
+        refuse((host_files(situation, ports.host.unwritable(written_files(situation))),))
 
 
 def _was_taken_since(obs: Observation, ports: Ports, profile: Profile) -> bool:
@@ -766,11 +739,11 @@ def _failed(error: ManagerError, ports: Ports, lock: NodeLock, *, is_news: bool 
     """The outcome of a run that failed: the node is released or held; shown on the Node if it `is_news`."""
     is_ending = ports.clock.is_ending()
     if isinstance(error, ModuleStuck):
-        lock.driver_is_stuck()
+        lock.driver = DriverNow.STUCK
     lock.state.fails(error)
     settled = lock.after_failure(hurry=is_ending)
     expected = isinstance(error, StandingDown) and not isinstance(error, Terminated)
     what = f"{error.what}; {settled}" if settled and not expected else error.what
     if is_news and not is_ending:  # killed soon: the Event comes first
         lock.state.write(what)
-    return Outcome(error.exit_code, what + measured(ports) + lock.evidence, error.remedy, changed=True)
+    return Outcome(error.exit_code, what + measured(ports, lock), error.remedy, changed=True)

@@ -9,18 +9,32 @@ from collections.abc import Mapping, Set
 
 from msgspec.structs import replace
 
-from driver_manager.domain.errors import ModuleStuck, PreflightFailed
+from driver_manager.domain.errors import ModuleStuck
 from driver_manager.domain.host import NEXT, PREVIOUS, StagedSlot, StagedSlots
-from driver_manager.domain.journal import OldDriver
 from driver_manager.domain.node import Pod
 from driver_manager.domain.observation import Loader, Mode, Situation
 from driver_manager.domain.pci import Binding
 from driver_manager.domain.pods.labels import is_pausable
-from driver_manager.domain.pods.workloads import holds_claim, moved_by, node_pods, placed_by
+from driver_manager.domain.pods.workloads import (
+    Workload,
+    holds_claim,
+    moved_by,
+    node_pods,
+    placed_by,
+    staying,
+    unread_claims,
+)
 from driver_manager.domain.profile import Profile, Strategy, beside, driver_version, kept, options, unload_order
-from driver_manager.domain.swap.eviction import EvictionPlan, clearing, is_managed, wait_for_holders, wait_for_stuck
-from driver_manager.domain.swap.node_patches import found_journal, give_back, pausable_keys, paused_keys, take
-from driver_manager.domain.swap.preflight import firmware_notes, places_us, problems, remedies, versions
+from driver_manager.domain.swap.eviction import (
+    EvictionPlan,
+    clearing,
+    is_managed,
+    stopped_services,
+    wait_for_holders,
+    wait_for_stuck,
+)
+from driver_manager.domain.swap.node_patches import found_journal, noted_driver, pausable_keys, paused_keys, take
+from driver_manager.domain.swap.preflight import checks, firmware_checks, places_us, refuse
 from driver_manager.domain.swap.steps import (
     AnyStep,
     FlipRoot,
@@ -49,37 +63,24 @@ def is_installing(situation: Situation) -> bool:
     """
     if situation.policy.loader is Loader.MANAGER or situation.policy.mode is Mode.VFIO:
         return False
-    pods = (
-        pod
-        for pod in situation.obs.pods.pods
-        if situation.profile.deploy.driver_key in pod.selector_keys and not pod.is_over
-    )
-    return any(pod.main_started for pod in pods)
+    key = situation.profile.deploy.driver_key
+    return any(key in pod.selector_keys and not pod.is_over and pod.main_started for pod in situation.obs.pods.pods)
 
 
 def clean(situation: Situation, paths: tuple[str, ...]) -> list[AnyStep]:
     """Unmount what is mounted at the driver root, unless it is in use; remove those of `paths` that are there."""
     steps: list[AnyStep] = []
-    wanted = [
-        source.real_root or source.root
-        for source in (situation.host.source, situation.host.previous_source)
-        if source is not None
-    ]
-    is_source = situation.policy.loader is Loader.MANAGER and any(
-        _overlap(root, mount) for root in wanted for mount in situation.host.root_mounts
-    )
-    if situation.host.root_mounts and not is_source and not is_installing(situation):
-        steps.append(UnmountDriverRoot(situation.host.root_mounts))
-    return [*steps, *remove(situation, paths)]
-
-
-def remove(situation: Situation, paths: tuple[str, ...]) -> tuple[RemoveArtifacts, ...]:
-    """The step that removes those of `paths` that are there; () where none is."""
+    host, mounts = situation.host, situation.host.root_mounts
+    wanted = [source.real_root or source.root for source in (host.source, host.previous_source) if source is not None]
+    is_source = any(_overlap(root, mount) for root in wanted for mount in mounts)
+    may_go = situation.policy.loader is not Loader.MANAGER or not is_source
+    if mounts and may_go and not is_installing(situation):
+        steps.append(UnmountDriverRoot(mounts))
     ready = ready_names(situation.profile)
     # Health-watch may put the ready marker aside, or back, between our look and our lock: both names go then.
-    either = ready if any(path in situation.host.artifacts for path in ready) else ()
-    present = tuple(path for path in paths if path and (path in situation.host.artifacts or path in either))
-    return (RemoveArtifacts(present),) if present else ()
+    either = ready if any(path in host.artifacts for path in ready) else ()
+    present = tuple(path for path in paths if path and (path in host.artifacts or path in either))
+    return [*steps, RemoveArtifacts(present)] if present else steps
 
 
 def driver_files(profile: Profile) -> tuple[str, ...]:
@@ -124,6 +125,7 @@ def keep_root(situation: Situation) -> tuple[KeepRoot, ...]:
         is_known = not version
     if not is_known:  # the files at the root were replaced after the driver was loaded
         return (KeepRoot(slots.root, "", "", takes),)
+    # Of any boot: a reboot in between changes nothing in a folder on disk.
     digest, at_root = _old_digest(situation), slots.at(slots.root)
     if previous is None and at_root is not None and not at_root.problem:
         digest = digest or at_root.digest  # no driver is loaded, as after a reboot: the one at the root is the old one
@@ -151,9 +153,8 @@ def stale_keys(situation: Situation) -> frozenset[str]:
     if not flips or flips[0].is_done:
         return frozenset()
     own = situation.obs.own_pod
-    keys = situation.profile.deploy_keys(situation.obs.node.labels) - (
-        own.selector_keys if own is not None else frozenset[str]()
-    )
+    places_us = own.selector_keys if own is not None else frozenset[str]()
+    keys = situation.profile.deploy_keys(situation.obs.node.labels) - places_us
     bound = (pod for pod in placed_by(situation.obs.pods.pods, keys, own) if _mounts_root(pod, flips[0].root))
     return frozenset(key for pod in bound for key in pod.selector_keys & keys)
 
@@ -181,10 +182,9 @@ def _mounts_root(pod: Pod, root: str) -> bool:
     return any(path == root or path.startswith(f"{root}/") for path in pod.host_paths)
 
 
-def _old_digest(situation: Situation) -> str:
-    """Digest of the driver at the root before the swap, "" if unknown."""
-    # Of any boot: a reboot in between changes nothing in a folder on disk.
-    old = situation.obs.journal.driver if situation.obs.journal is not None else None
+def _old_digest(situation: Situation, *, of_this_boot: bool = False) -> str:
+    """Digest of the driver before the swap, "" if unknown."""
+    old = noted_driver(situation, of_this_boot=of_this_boot)
     return (old.digest if old is not None else situation.host.digest) or ""
 
 
@@ -211,7 +211,7 @@ def loading(situation: Situation) -> list[AnyStep]:
     return [
         *flips,
         *_firmware_path(situation),
-        LoadModules(source, previous, _digest_to_go_back_to(situation), _further_modules(situation)),
+        LoadModules(source, previous, _old_digest(situation, of_this_boot=True), _further_modules(situation)),
         *([RecordDigest(paths.state_file, digest, paths.load_record, source)] if digest else []),
     ]
 
@@ -229,12 +229,10 @@ def _firmware_path(situation: Situation) -> list[AnyStep]:
 
 def _values_to_keep(situation: Situation) -> Mapping[str, str]:
     """Parameters of the driver before; those that a run of this boot noted were read while that one was loaded."""
-    old = situation.obs.journal.driver if situation.obs.journal else None
-    return (
-        old.parameters
-        if old is not None and old.modules
-        else kept(situation.host.parameters, situation.profile.modules.keep_parameters)
-    )
+    old = noted_driver(situation)
+    if old is not None and old.modules:
+        return old.parameters
+    return kept(situation.host.parameters, situation.profile.modules.keep_parameters)
 
 
 def load_notes(situation: Situation) -> tuple[str, ...]:
@@ -242,33 +240,16 @@ def load_notes(situation: Situation) -> tuple[str, ...]:
     source = situation.host.source
     if situation.policy.loader is not Loader.MANAGER or source is None:
         return ()
-    return (*firmware_notes(source), *slot_notes(situation))
-
-
-def _old_driver(situation: Situation) -> OldDriver | None:
-    """What the journal of this boot knows of the driver to go back to."""
-    journal = situation.obs.journal
-    return journal.driver if journal is not None and journal.boot_id == situation.host.boot_id else None
+    firmware = (f"{check.what}. {check.remedy}" for check in firmware_checks(source))
+    return (*firmware, *slot_notes(situation))
 
 
 def _further_modules(situation: Situation) -> tuple[str, ...]:
     """Modules of the driver that were loaded beside its roots, in the order to load those again that are not back."""
-    old, roots = situation.obs.journal.driver if situation.obs.journal else None, situation.profile.modules.roots
+    old, roots = noted_driver(situation), situation.profile.modules.roots
     if old is None or not old.modules:
         return beside(situation.host.modules, roots, situation.profile.modules.order)
     return tuple(name for name in reversed(old.modules) if name not in roots)
-
-
-def _digest_to_go_back_to(situation: Situation) -> str:
-    old = _old_driver(situation)
-    return old.digest if old is not None else situation.host.digest or ""
-
-
-def refuse_versions(situation: Situation) -> None:
-    """Raise PreflightFailed where the profile does not let the loaded driver become the wanted one."""
-    refused = [one for one in versions(situation) if one.ok is False]
-    if refused:
-        raise PreflightFailed(f"preflight: {refused[0].what}", refused[0].remedy)
 
 
 def check(situation: Situation, *, keeps_driver: bool = False) -> None:
@@ -285,10 +266,7 @@ def check(situation: Situation, *, keeps_driver: bool = False) -> None:
             "Run again. If it persists, reboot the node; the next run continues. The kernel log (dmesg) may show what "
             "the module waits for.",
         )
-    found = problems(situation, keeps_driver=keeps_driver)
-    if found:
-        what = "; ".join(problem.what for problem in found)
-        raise PreflightFailed(f"preflight: {what}", remedies(found))
+    refuse(checks(situation, keeps_driver=keeps_driver))
 
 
 # How a plan acquires a node, clears the device of users, and releases the node again: steps from facts.
@@ -303,16 +281,16 @@ def before_the_unload(
     """
     check(situation)
     cleared, cordon = clearing(situation), not is_managed(situation)
-    services = situation.host.active_services if situation.policy.stop_host_services else ()
+    services = stopped_services(situation)
     first, last = pause_in_two(situation)
     patient = (*wait_for_stuck(situation, first | last, cleared.found), *wait_for_holders(situation, cleared.found))
     taken = taking(situation, first, cordon=cordon, services=services, bindings=bindings)
-    # No pod may come while the run waits for others, so the cordon is set before that.
-    early = _taken_first(situation, bindings) if cordon and cleared.first else ()
-    if not any(
-        isinstance(step, WaitForOperands) for step in taken
-    ):  # there is no pod to wait for, but one may have come before the cordon
-        taken = (*taken, WaitForOperands((), (), situation.policy.pod_termination_timeout_s))
+    # No pod may come while the run waits for others, so the cordon is set before that, where that is not done yet.
+    is_early = cordon and bool(cleared.first)
+    early = take(situation, frozenset(), cordon=True, bindings=bindings) if is_early else ()
+    if not any(isinstance(step, WaitForOperands) for step in taken):
+        # There is no pod to wait for, but one may have come before the cordon.
+        taken = (*taken, _wait_for_operands(situation, frozenset()))
     steps = (
         *patient,
         *keep_root(situation),
@@ -323,32 +301,27 @@ def before_the_unload(
         *_pause_last(situation, last),
         *((StopServices(services),) if services else ()),
     )
-    return steps, taken, cleared
-
-
-def _taken_first(situation: Situation, bindings: tuple[Binding, ...]) -> tuple[TakeNode, ...]:
-    """The step that only cordons the node, where that is not done yet."""
-    step = take(situation.obs, situation.profile, frozenset(), cordon=True, bindings=bindings)
-    return (step,) if step is not None else ()
+    warnings = (*cleared.warnings, *unread_claims(node_pods(situation.obs)))
+    return steps, taken, replace(cleared, warnings=warnings)
 
 
 def pause_in_two(situation: Situation) -> tuple[frozenset[str], frozenset[str]]:
     """Keys to pause at once, and those that have to wait until no claim is held any more."""
     keys = pausable_keys(situation.obs, situation.profile) | driver_gate(situation)
-    last = (
-        situation.profile.deploy.last_keys
-        if holds_claim(node_pods(situation.obs), situation.profile, situation.policy.eviction)
-        else frozenset()
-    )
+    waits = holds_claim(node_pods(situation.obs), situation.profile, situation.policy.eviction)
+    last = situation.profile.deploy.last_keys if waits else frozenset()
     return keys - last, (keys & last) - paused_keys(situation.obs.node, situation.profile)
 
 
 def _pause_last(situation: Situation, keys: frozenset[str]) -> tuple[AnyStep, ...]:
     if not keys:
         return ()
-    names = tuple(sorted(keys))
+    return (PauseLast(tuple(sorted(keys))), _wait_for_operands(situation, keys))
+
+
+def _wait_for_operands(situation: Situation, keys: Set[str]) -> WaitForOperands:
     pods = tuple(sorted(str(pod) for pod in moved_by(situation.obs.pods.pods, keys, situation.obs.own_pod)))
-    return (PauseLast(names), WaitForOperands(names, pods, situation.policy.pod_termination_timeout_s))
+    return WaitForOperands(tuple(sorted(keys)), pods, situation.policy.pod_termination_timeout_s)
 
 
 def driver_gate(situation: Situation) -> frozenset[str]:
@@ -384,16 +357,18 @@ def taking(
     bindings: tuple[Binding, ...] = (),
 ) -> tuple[AnyStep, ...]:
     """The step that takes the node with the labels in `pause` paused, and the wait for those whom that makes leave."""
-    step = take(situation.obs, situation.profile, pause, cordon=cordon, services=services, bindings=bindings)
+    taken = take(situation, pause, cordon=cordon, services=services, bindings=bindings)
     keys = frozenset(pause) | _switched_off(situation)
-    pods = tuple(sorted(str(pod) for pod in moved_by(situation.obs.pods.pods, keys, situation.obs.own_pod)))
-    wait = WaitForOperands(tuple(sorted(keys)), pods, situation.policy.pod_termination_timeout_s) if keys else None
-    return tuple(found for found in (step, wait) if found is not None)
+    return (*taken, _wait_for_operands(situation, keys)) if keys else taken
 
 
-def releasing(situation: Situation, taken: tuple[AnyStep, ...]) -> tuple[GiveBack, ...]:
+def releasing(situation: Situation, taken: tuple[AnyStep, ...] = ()) -> tuple[GiveBack, ...]:
     """The step that releases the node as `taken` acquired it, or as an earlier run left it; none if it is free."""
-    for step in taken:
-        if isinstance(step, TakeNode):
-            return (GiveBack(step.journal),)
-    return give_back(found_journal(situation.obs, situation.profile))
+    journals = (step.journal for step in taken if isinstance(step, TakeNode))
+    journal = next(journals, None) or found_journal(situation.obs, situation.profile)
+    return (GiveBack(journal),) if journal is not None else ()
+
+
+def users_stay(situation: Situation, why: str) -> tuple[Workload, ...]:
+    """The pods that use the driver, of which none has to leave."""
+    return staying(node_pods(situation.obs), situation.profile, situation.policy.eviction, why)

@@ -75,18 +75,16 @@ def is_managed(situation: Situation) -> bool:
 
 def clearing(situation: Situation) -> EvictionPlan:
     """How the pods that use the driver leave. Raises PodsRemain where they would not."""
-    scene = node_pods(situation.obs)
+    scene, policy = node_pods(situation.obs), situation.policy
     if is_managed(situation):
-        return _by_operator(situation, workloads(scene, situation.profile, situation.policy.eviction))
+        return _by_operator(situation, workloads(scene, situation.profile, policy.eviction))
     completing = _completing(situation)
     if completing:
-        wait = WaitForCompletion(
-            situation.policy.completion, tuple(map(str, completing)), situation.policy.completion_timeout_s
-        )
+        wait = WaitForCompletion(policy.completion, tuple(map(str, completing)), policy.completion_timeout_s)
         ending = {pod.uid for pod in completing}
         given_time = tuple(
             replace(one, action=PodAction.WAIT, why="it is given time to complete", remedy="")
-            for one in workloads(scene, situation.profile, situation.policy.eviction)
+            for one in workloads(scene, situation.profile, policy.eviction)
             if one.pod.uid in ending
         )
         others = replace(scene, pods=tuple(pod for pod in scene.pods if pod.uid not in ending))
@@ -104,21 +102,12 @@ def safe_load(situation: Situation) -> tuple[AnyStep, ...]:
     """
     if not situation.policy.safe_load or SAFE_LOAD in situation.waited:
         return ()
-    if situation.obs.own_pod is None or not situation.profile.keys.safe_load:
-        lack = (
-            "a run by hand has none"
-            if situation.profile.keys.safe_load
-            else f"profile {situation.profile.name} has no key for it"
-        )
-        raise ConfigError(
-            f"SAFE_LOAD needs a driver pod for the operator to answer to, and {lack}", "Unset SAFE_LOAD (--safe-load)."
-        )
-    return (
-        WaitForSafeLoad(
-            situation.profile.keys.safe_load, situation.obs.own_pod.name, situation.policy.operator_timeout_s
-        ),
-        PlanAgain(SAFE_LOAD),
-    )
+    own, key = situation.obs.own_pod, situation.profile.keys.safe_load
+    if own is None or not key:
+        lack = "a run by hand has none" if key else f"profile {situation.profile.name} has no key for it"
+        what = f"SAFE_LOAD needs a driver pod for the operator to answer to, and {lack}"
+        raise ConfigError(what, "Unset SAFE_LOAD (--safe-load).")
+    return (WaitForSafeLoad(key, own.name, situation.policy.operator_timeout_s), PlanAgain(SAFE_LOAD))
 
 
 def stale_safe_load(situation: Situation) -> tuple[AnyStep, ...]:
@@ -154,11 +143,10 @@ def drain(situation: Situation, scene: NodePods) -> tuple[Workload, ...]:
 
     Raises PodsRemain for pods of both kinds that may not be evicted.
     """
-    found = _in_time(drained(scene, situation.profile, situation.policy.eviction), situation.policy)
+    profile, rules = situation.profile, situation.policy.eviction
+    found = _in_time(drained(scene, profile, rules), situation.policy)
     inside = {one.pod.uid for one in found}
-    outside = [
-        one for one in workloads(scene, situation.profile, situation.policy.eviction) if one.pod.uid not in inside
-    ]
+    outside = [one for one in workloads(scene, profile, rules) if one.pod.uid not in inside]
     blocked = (*with_action(found, PodAction.BLOCK), *with_action(outside, PodAction.BLOCK))
     if blocked:
         raise refusal(blocked, f"{len(blocked)} pod(s) keep the node from being drained", by_name((*found, *outside)))
@@ -197,17 +185,14 @@ def _by_eviction(situation: Situation, scene: NodePods) -> tuple[tuple[AnyStep, 
 
 def _in_time(found: tuple[Workload, ...], policy: Policy) -> tuple[Workload, ...]:
     """`found`, with those blocked whose grace is longer than the whole run: they would end in vain."""
-    return tuple(
-        replace(
-            one,
-            action=PodAction.BLOCK,
-            why=f"its grace of {grace_s(one.pod):g} s is longer than the run may take",
-            remedy=LONGER,
-        )
-        if one.action is PodAction.EVICT and grace_s(one.pod) > policy.deadline_s
-        else one
-        for one in found
-    )
+    bounded = []
+    for one in found:
+        if one.action is PodAction.EVICT and grace_s(one.pod) > policy.deadline_s:
+            why = f"its grace of {grace_s(one.pod):g} s is longer than the run may take"
+            bounded.append(replace(one, action=PodAction.BLOCK, why=why, remedy=LONGER))
+        else:
+            bounded.append(one)
+    return tuple(bounded)
 
 
 def _by_operator(situation: Situation, found: tuple[Workload, ...]) -> EvictionPlan:
@@ -219,9 +204,8 @@ def _by_operator(situation: Situation, found: tuple[Workload, ...]) -> EvictionP
     )
     if unmoved:
         raise refusal(unmoved, f"{len(unmoved)} pod(s) would not leave", found)
-    holding = tuple(
-        one for one in with_action(found, PodAction.EVICT, PodAction.WAIT, PodAction.BLOCK) if one.has_asked
-    )
+    leaving = with_action(found, PodAction.EVICT, PodAction.WAIT, PodAction.BLOCK)
+    holding = tuple(one for one in leaving if one.has_asked)
     found = tuple(map(_left_to_operator, found))
     warnings = ("the operator manages upgrades on this node: this run neither cordons nor evicts",)
     if not holding:
@@ -252,20 +236,18 @@ def _left_to_operator(one: Workload) -> Workload:
     if one.action is PodAction.STAY or one.pod.deleting:
         return one
     if one.has_asked:
-        return replace(
-            one, action=PodAction.WAIT, why="the operator that manages upgrades on this node moves it", remedy=""
-        )
+        why = "the operator that manages upgrades on this node moves it"
+        return replace(one, action=PodAction.WAIT, why=why, remedy="")
     why = "the operator that manages upgrades on this node does not know that it has the device"
     return replace(one, action=PodAction.BLOCK, why=why, remedy=END_HOLDER)
 
 
 def _completing(situation: Situation) -> tuple[Pod, ...]:
     """Pods that get time to complete; none once they had it."""
-    if not situation.policy.completion or COMPLETION in situation.waited:
+    selector, obs = situation.policy.completion, situation.obs
+    if not selector or COMPLETION in situation.waited:
         return ()
-    return tuple(
-        pod for pod in situation.obs.pods.pods if is_completing(pod, situation.policy.completion, situation.obs.own_pod)
-    )
+    return tuple(pod for pod in obs.pods.pods if is_completing(pod, selector, obs.own_pod))
 
 
 # Obstacles that are known before a pod is disturbed: processes that the run does not stop, pods that do not end.
@@ -307,10 +289,8 @@ def wait_for_holders(situation: Situation, found: tuple[Workload, ...]) -> tuple
         return ()
     if HOLDERS in situation.waited:
         raise _busy(situation, held, found)
-    pids = tuple(dict.fromkeys(holder.pid for holder in held))
-    wait = WaitForHolders(
-        pids, tuple(map(str, held)), situation.policy.device_free_timeout_s, is_undisturbed(situation)
-    )
+    pids, named = tuple(dict.fromkeys(holder.pid for holder in held)), tuple(map(str, held))
+    wait = WaitForHolders(pids, named, situation.policy.device_free_timeout_s, is_undisturbed(situation))
     return (wait, PlanAgain(HOLDERS))
 
 
@@ -340,9 +320,8 @@ def refuse_unmoved(situation: Situation, keys: Set[str], *, bound_only: bool = F
     left = [pod for pod in pods if not bound_only or mounts(pod, root)]
     if left:
         named = several((f"{pod} ({_why_unmoved(pod, keys)})" for pod in left), "; ")
-        error = PodsRemain(f"{len(left)} pod(s) would not release the driver root: {named}", DELETE_IT)
-        error.blockers = tuple(pod_blocker(pod.uid) for pod in left)
-        raise error
+        what = f"{len(left)} pod(s) would not release the driver root: {named}"
+        raise PodsRemain(what, DELETE_IT, tuple(pod_blocker(pod.uid) for pod in left))
 
 
 def _why_unmoved(pod: Pod, keys: Set[str]) -> str:
@@ -353,7 +332,7 @@ def _why_unmoved(pod: Pod, keys: Set[str]) -> str:
 
 def _is_in_the_way(situation: Situation, holder: Holder, pod: Pod | None, blocked: set[str]) -> bool:
     if not holder.pod_uid:
-        return holder.service not in _stopped(situation)
+        return holder.service not in stopped_services(situation)
     if pod is None:  # its object is gone, or it is in a namespace that this account may not list
         return True
     if node_pods(situation.obs).is_ours(pod):
@@ -379,7 +358,7 @@ def _is_placed_as_driver(situation: Situation, pod: Pod) -> bool:
     return bool(deploy.prefix) and deploy.driver_key in pod.selector_keys and not others
 
 
-def _stopped(situation: Situation) -> tuple[str, ...]:
+def stopped_services(situation: Situation) -> tuple[str, ...]:
     """The host's services that this run stops for the swap."""
     return situation.host.active_services if situation.policy.stop_host_services else ()
 
@@ -388,9 +367,8 @@ def _busy(situation: Situation, held: tuple[Holder, ...], found: tuple[Workload,
     named = several(map(str, held), "; ")
     uids = {holder.pod_uid for holder in held}
     remedies = {one.pod.uid: one.remedy for one in with_action(found, PodAction.BLOCK) if one.pod.uid in uids}
-    remedies |= {
-        pod.uid: DELETE_DRIVER for pod in situation.obs.pods.pods if pod.uid in uids and _is_driver_pod(situation, pod)
-    }
+    holding = (pod for pod in situation.obs.pods.pods if pod.uid in uids)
+    remedies |= {pod.uid: DELETE_DRIVER for pod in holding if _is_driver_pod(situation, pod)}
     lines = [STOP_IT] if uids - remedies.keys() else []
     lines += remedies.values()
     if situation.obs.pods.namespace and uids - {"", *(pod.uid for pod in situation.obs.pods.pods)}:
@@ -398,9 +376,8 @@ def _busy(situation: Situation, held: tuple[Holder, ...], found: tuple[Workload,
     if any(holder.service in situation.profile.host_services for holder in held):
         lines.append("for the vendor's host services use STOP_HOST_SERVICES (--stop-host-services)")
     end = "; no pod was disturbed" if is_undisturbed(situation) else ""
-    error = DriverBusy(
+    return DriverBusy(
         f"the device is in use, and this run cannot free it: {named}{end}",
         " ".join(f"{remedy[:1].upper()}{remedy[1:]}." for remedy in dict.fromkeys(lines)),
+        tuple(process_blocker(holder.pid, holder.process) for holder in held),
     )
-    error.blockers = tuple(process_blocker(holder.pid, holder.process) for holder in held)
-    return error

@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from driver_manager.domain.journal import Journal, OldDriver, Owner, encode
 from driver_manager.domain.node import FIELD_MANAGER, Node, NodeChange
-from driver_manager.domain.observation import Observation
+from driver_manager.domain.observation import Observation, Situation
 from driver_manager.domain.pci import Binding, merged_bindings
 from driver_manager.domain.pods import labels as label_rules
 from driver_manager.domain.pods.workloads import gates
 from driver_manager.domain.profile import Profile, driver_version, has_root, kept, unload_order
 from driver_manager.domain.reboot.decision import CORDON_FOR_REBOOT
-from driver_manager.domain.swap.steps import GiveBack, TakeNode
+from driver_manager.domain.swap.steps import TakeNode
 from driver_manager.domain.wire import Operation, expect, replaced
 
 CORDON_MARK = "true"
@@ -65,50 +65,47 @@ def pausable_keys(obs: Observation, profile: Profile) -> frozenset[str]:
     return gates(obs.node.labels, obs.own_pod, profile) | off
 
 
-def take(  # noqa: PLR0913  # what becomes one journal here
-    obs: Observation,
-    profile: Profile,
+def take(
+    situation: Situation,
     pause: Set[str],
     *,
     cordon: bool,
     services: tuple[str, ...] = (),
     bindings: tuple[Binding, ...] = (),
-) -> TakeNode | None:
-    """The step that acquires the node with the labels in `pause` paused; None if this run already holds it in that way.
+) -> tuple[TakeNode, ...]:
+    """The step that acquires the node with the labels in `pause` paused; () if this run already holds it in that way.
 
     Labels found paused are adopted, so that the release restores them too, except those that were paused by another
     writer while the node was held. `services` will be stopped, and devices change from `bindings` to others: both are
     added to the journal of an earlier run.
     """
-    node, deploy = obs.node, profile.deploy
-    journaled = obs.journal.labels if obs.journal else {}
+    obs, host, profile = situation.obs, situation.host, situation.profile
+    node, deploy, before = obs.node, profile.deploy, obs.journal or Journal(obs.me, "")
     adopted = (frozenset(pause) | paused_keys(node, profile)) - paused_by_others(obs, profile)
     inverse = frozenset(deploy.on_unless_false)
-    originals = label_rules.originals(node.labels, journaled, adopted - inverse, deploy.paused_value)
+    originals = label_rules.originals(node.labels, before.labels, adopted - inverse, deploy.paused_value)
     paused = {key: label_rules.paused_form(value, deploy.paused_value) for key, value in originals.items()}
-    known = obs.journal.gates if obs.journal else {}
-    held = frozenset(key for key in known if node.labels.get(key) == label_rules.OFF)
-    gates_before = label_rules.gate_originals(node.labels, known, (frozenset(pause) & inverse) | held)
+    held = frozenset(key for key in before.gates if node.labels.get(key) == label_rules.OFF)
+    gates_before = label_rules.gate_originals(node.labels, before.gates, (frozenset(pause) & inverse) | held)
     paused |= dict.fromkeys(gates_before, label_rules.OFF)
     sets_cordon = cordon and not node.unschedulable
     cordoned = sets_cordon or has_managers_cordon(node, profile)
+    manager = before.cordon_manager if before.cordoned else node.cordon_manager
     journal = Journal(
         owner=obs.me,
-        boot_id=obs.host.boot_id if obs.host else "",
+        boot_id=host.boot_id,
         labels=originals,
         gates=gates_before,
         cordoned=cordoned,
-        cordon_manager=_cordon_manager(obs, sets_cordon=sets_cordon) if cordoned else "",
+        cordon_manager=(FIELD_MANAGER if sets_cordon else manager) if cordoned else "",
         node_uid=node.uid,
-        driver=_old_driver(obs, profile),
-        services=tuple(sorted({*services, *(obs.journal.services if obs.journal else ())})),
-        removed=tuple(
-            sorted({*(obs.host.removable if obs.host else ()), *(obs.journal.removed if obs.journal else ())})
-        ),
-        step=obs.journal.step if obs.journal else "",
-        begin=obs.journal.begin if obs.journal else "",
-        window=obs.journal.window if obs.journal else None,
-        devices=original_bindings(obs, bindings),
+        driver=_old_driver(situation),
+        services=tuple(sorted({*services, *before.services})),
+        removed=tuple(sorted({*host.removable, *before.removed})),
+        step=before.step,
+        begin=before.begin,
+        window=before.window,
+        devices=original_bindings(situation, bindings),
         record=obs.me.process,
     )
     annotations: dict[str, str | None] = {profile.keys.journal: encode(journal)}
@@ -122,15 +119,7 @@ def take(  # noqa: PLR0913  # what becomes one journal here
         annotations={key: value for key, value in annotations.items() if node.annotations.get(key) != value},
         unschedulable=True if sets_cordon else None,
     )
-    return None if change.is_empty else TakeNode(journal, change, node.resource_version)
-
-
-def with_step(
-    journal: Journal, change: NodeChange, profile: Profile, step: str, begin: str
-) -> tuple[Journal, NodeChange]:
-    """Both with the step that writes the journal, and with `begin` where the journal has none yet."""
-    longer = replace(journal, step=step, begin=journal.begin or begin)
-    return longer, replace(change, annotations={**change.annotations, profile.keys.journal: encode(longer)})
+    return () if change.is_empty else (TakeNode(journal, change, node.resource_version),)
 
 
 def pause_more(node: Node, journal: Journal, profile: Profile, keys: Set[str]) -> tuple[Journal, NodeChange]:
@@ -167,17 +156,12 @@ def decoded_journal(node: Node, profile: Profile, me: Owner) -> Journal | None:
     return Journal(owner=me, boot_id="", labels=saved, cordoned=marked)
 
 
-def give_back(journal: Journal | None) -> tuple[GiveBack, ...]:
-    """The step that releases a held node; none if there is nothing to release."""
-    return (GiveBack(journal),) if journal is not None else ()
-
-
 def release(node: Node, journal: Journal, profile: Profile) -> NodeChange:
     """The one patch that releases `node` by `journal`: a field that another writer changed meanwhile stays."""
-    restored: dict[str, str | None] = dict(
-        label_rules.restored(node.labels, journal.labels, profile.deploy.paused_value)
-    )
-    restored |= label_rules.gates_restored(node.labels, journal.gates)
+    restored: dict[str, str | None] = {
+        **label_rules.restored(node.labels, journal.labels, profile.deploy.paused_value),
+        **label_rules.gates_restored(node.labels, journal.gates),
+    }
     annotations: dict[str, str | None] = {}
     if profile.keys.journal in node.annotations:
         annotations[profile.keys.journal] = None
@@ -240,30 +224,30 @@ def _was_set_anew(node: Node, journal: Journal) -> bool:
     return is_told and is_same_node and journal.cordon_manager != node.cordon_manager
 
 
-def _cordon_manager(obs: Observation, *, sets_cordon: bool) -> str:
-    """The field manager of the cordon that will be lifted; "" if unknown."""
-    if sets_cordon:
-        return FIELD_MANAGER
-    if obs.journal is not None and obs.journal.cordoned:
-        return obs.journal.cordon_manager
-    return obs.node.cordon_manager
-
-
-def original_bindings(obs: Observation, bindings: tuple[Binding, ...] = ()) -> tuple[Binding, ...]:
+def original_bindings(situation: Situation, bindings: tuple[Binding, ...] = ()) -> tuple[Binding, ...]:
     """The devices as the journal has them, else as in `bindings`: as they were before a run of this boot changed them.
 
     A boot resets them all.
     """
-    journal, boot_id = obs.journal, obs.host.boot_id if obs.host else ""
+    journal, boot_id = situation.obs.journal, situation.host.boot_id
     return merged_bindings(journal.devices if journal is not None and journal.boot_id == boot_id else (), bindings)
 
 
-def _old_driver(obs: Observation, profile: Profile) -> OldDriver | None:
+def noted_driver(situation: Situation, *, of_this_boot: bool = False) -> OldDriver | None:
+    """The driver to go back to as the journal has it."""
+    journal = situation.obs.journal
+    if journal is None or (of_this_boot and journal.boot_id != situation.host.boot_id):
+        return None
+    return journal.driver
+
+
+def _old_driver(situation: Situation) -> OldDriver | None:
     """The driver to go back to. Of one boot the first record knows: what is loaded later may be a failed attempt."""
-    host, known = obs.host, obs.journal.driver if obs.journal else None
-    if host is None or not has_root(host.modules, profile.modules):
-        return known
-    if known is not None and obs.journal is not None and obs.journal.boot_id == host.boot_id:
+    host, profile = situation.host, situation.profile
+    if not has_root(host.modules, profile.modules):
+        return noted_driver(situation)
+    known = noted_driver(situation, of_this_boot=True)
+    if known is not None:
         return known
     root = host.previous_source.root if host.previous_source else ""
     version = driver_version(host.modules)

@@ -19,14 +19,7 @@ from driver_manager.domain.errors import (
 from driver_manager.domain.host import UPGRADE_REASON, Marker, RebootWish
 from driver_manager.domain.node import NodeChange
 from driver_manager.domain.observation import Loader, Mode, Situation
-from driver_manager.domain.pods.workloads import (
-    PodAction,
-    bound_to_root,
-    node_pods,
-    staying,
-    unread_claims,
-    with_action,
-)
+from driver_manager.domain.pods.workloads import PodAction, bound_to_root, with_action
 from driver_manager.domain.profile import Strategy, driver_version, unload_order
 from driver_manager.domain.reboot.decision import request_labels
 from driver_manager.domain.reboot.state import is_foreign, is_granted
@@ -42,19 +35,20 @@ from driver_manager.domain.swap.building import (
     making_way,
     pause_in_two,
     ready_names,
-    refuse_versions,
     releasing,
     stale_keys,
     taking,
+    users_stay,
 )
 from driver_manager.domain.swap.eviction import driver_pods, refuse_unmoved, safe_load, stale_safe_load, wait_for_stuck
-from driver_manager.domain.swap.node_patches import found_journal, give_back, take
 from driver_manager.domain.swap.preflight import (
     is_host_driver,
     is_loaded,
     places_us,
+    refuse,
     refuse_if_owned,
     verified,
+    versions,
     why_replace,
 )
 from driver_manager.domain.swap.retry_wait import wait_first
@@ -109,22 +103,20 @@ def plan_reboot_driver(situation: Situation) -> Plan:
     if key := places_us(situation):
         raise PreflightFailed(
             f"pod {situation.obs.own_pod}, which is placed by {key}, needs the driver uninstalled, and this driver "
-            "must "
-            "never be unloaded from a running kernel",
+            "must never be unloaded from a running kernel",
             "Prevent the driver from being loaded at boot, then reboot the node.",
         )
-    why, back = why_replace(situation), give_back(found_journal(situation.obs, situation.profile))
+    why, back = why_replace(situation), releasing(situation)
     current = f"digest {in_words(situation.obs.digest)}, loaded since this boot"
     if not why:
         return Plan(Decision.CURRENT, f"driver is current: {current}", (*clear, *_forget_wish(situation), *back))
     if _has_rebooted_for_it(situation):
-        if situation.policy.force_reinstall and (
-            bool(situation.obs.digest) and situation.host.digest == situation.obs.digest
-        ):
+        is_recorded = bool(situation.obs.digest) and situation.host.digest == situation.obs.digest
+        if situation.policy.force_reinstall and is_recorded:
             reason = f"driver is current: {current}, after the reboot for the forced reinstall"
             return Plan(Decision.CURRENT, reason, (*clear, *back))
         return Plan(Decision.REBOOT, f"{why}; a reboot did not change that", (*clear, *back, _end(situation, why)))
-    refuse_versions(situation)
+    refuse(versions(situation))
     request, hold = _request(situation)
     # Nothing reboots a node that is taken.
     reason = f"{why}; this driver must never be unloaded from a running kernel"
@@ -143,10 +135,9 @@ def _is_half_loaded(situation: Situation) -> bool:
 def _loaded_by_us(situation: Situation, work: tuple[AnyStep, ...]) -> tuple[AnyStep, ...]:
     """`work`, and the node taken around it where it loads, so that two runs never do so at once."""
     if not any(isinstance(step, LoadModules) for step in work):
-        return (*work, *give_back(found_journal(situation.obs, situation.profile)))
-    taken = take(situation.obs, situation.profile, frozenset(), cordon=False)
-    journal = taken.journal if taken is not None else situation.obs.journal
-    return (*((taken,) if taken is not None else ()), *work, *give_back(journal))
+        return (*work, *releasing(situation))
+    taken = taking(situation, frozenset(), cordon=False)
+    return (*taken, *work, *releasing(situation, taken))
 
 
 def withdraw_request(situation: Situation) -> tuple[ClearRebootRequest, ...]:
@@ -154,12 +145,8 @@ def withdraw_request(situation: Situation) -> tuple[ClearRebootRequest, ...]:
     marker = situation.host.marker
     if not situation.profile.paths.reboot_marker:
         return ()
-    if (
-        marker is None
-        or marker.reason != UPGRADE_REASON
-        or not marker.boot_id
-        or is_foreign(marker, situation.obs.node.name)
-    ):
+    is_upgrade = marker is not None and marker.reason == UPGRADE_REASON and bool(marker.boot_id)
+    if marker is None or not is_upgrade or is_foreign(marker, situation.obs.node.name):
         return _clear_request(situation)
     labels = request_labels(situation.obs.node, situation.profile.keys, None)
     return (ClearRebootRequest(marker, NodeChange(labels), "the host has a driver of its own"),)
@@ -174,14 +161,13 @@ def forget_request(situation: Situation) -> tuple[AnyStep, ...]:
 
 def _request(situation: Situation) -> tuple[RequestReboot, HoldForReboot]:
     node, host, paths = situation.obs.node, situation.host, situation.profile.paths
-    marker = Marker(
-        UPGRADE_REASON, host.boot_id, node=node.name, from_driver=host.digest or "", to_driver=situation.obs.digest
-    )
+    digest = situation.obs.digest
+    marker = Marker(UPGRADE_REASON, host.boot_id, node=node.name, from_driver=host.digest or "", to_driver=digest)
     # The evidence of one that is there already is kept: one reboot serves both reasons.
     there = host.marker
     is_asked = there is not None and not there.is_stale(host.boot_id) and not is_foreign(there, node.name)
     labels = request_labels(node, situation.profile.keys, UPGRADE_REASON)
-    wish = RebootWish(host.boot_id, node.name, situation.obs.digest, situation.policy.force_reinstall)
+    wish = RebootWish(host.boot_id, node.name, digest, situation.policy.force_reinstall)
     noted = None if host.reboot_wish == wish else wish
     return (
         RequestReboot("" if is_asked else paths.reboot_marker, marker, NodeChange(labels), paths.reboot_wish, noted),
@@ -191,12 +177,11 @@ def _request(situation: Situation) -> tuple[RequestReboot, HoldForReboot]:
 
 def _without_state(situation: Situation, clear: tuple[ClearRebootRequest, ...]) -> tuple[ClearRebootRequest, ...]:
     """`clear`, after which the Node shows the driver's state as before."""
-    key = situation.profile.keys.state
-    kept = (
-        replace(step.change, labels={name: value for name, value in step.change.labels.items() if name != key})
-        for step in clear
-    )
-    return tuple(replace(step, change=change) for step, change in zip(clear, kept, strict=True))
+    key, kept = situation.profile.keys.state, []
+    for step in clear:
+        labels = {name: value for name, value in step.change.labels.items() if name != key}
+        kept.append(replace(step, change=replace(step.change, labels=labels)))
+    return tuple(kept)
 
 
 def _end(situation: Situation, why: str) -> EndWithoutReboot:
@@ -211,10 +196,8 @@ def _end(situation: Situation, why: str) -> EndWithoutReboot:
 def _has_rebooted_for_it(situation: Situation) -> bool:
     """Whether a reboot was asked for in an earlier boot of this node, for just what is wanted now."""
     wish = situation.host.reboot_wish
-    return wish is not None and wish.boot_id != situation.host.boot_id and _is_wanted(wish, situation)
-
-
-def _is_wanted(wish: RebootWish, situation: Situation) -> bool:
+    if wish is None or wish.boot_id == situation.host.boot_id:
+        return False
     wanted = (situation.obs.node.name, situation.obs.digest, situation.policy.force_reinstall)
     return (wish.node, wish.to_driver, wish.is_forced) == wanted
 
@@ -296,15 +279,12 @@ def _two_digests(situation: Situation) -> tuple[str, ...]:
 
 def _refuse_before_a_reboot(situation: Situation, decided: Plan) -> None:
     """Raise RebootRequired where the node would be taken though its reboot was granted, and may come at any moment."""
-    takes = any(isinstance(step, TakeNode) for step in decided.steps)
-    if takes and is_granted(
-        situation.obs.node, situation.profile.keys, situation.host.boot_id, situation.host.granted_reboot
-    ):
+    host, keys = situation.host, situation.profile.keys
+    if decided.has(TakeNode) and is_granted(situation.obs.node, keys, host.boot_id, host.granted_reboot):
         raise RebootRequired(
             f"the reboot of node {situation.obs.node.name} was granted, and may happen at any moment",
             "No action needed: the run after the reboot continues. `driver-manager status` shows what the reboot "
-            "waits for. If no rebooter runs any more, remove the annotation "
-            f"{situation.profile.keys.reboot_in_progress}.",
+            f"waits for. If no rebooter runs any more, remove the annotation {keys.reboot_in_progress}.",
         )
 
 
@@ -315,13 +295,11 @@ def wants_users(situation: Situation) -> bool:
     refuse_if_owned(situation.obs, take_over=situation.policy.take_over)
     if situation.profile.strategy is Strategy.REBOOT or not is_loaded(situation.host, situation.profile):
         return False
-    if situation.policy.loader is Loader.NONE:
+    if situation.policy.loader is Loader.NONE or _stands_down(situation):
         return False
-    if _stands_down(situation):
-        return False
-    return bool(situation.policy.clear_for or why_replace(situation)) or (
-        bool(situation.host.root_mounts) and _container_starts_anew(situation)
-    )
+    if situation.policy.clear_for or why_replace(situation):
+        return True
+    return bool(situation.host.root_mounts) and _container_starts_anew(situation)
 
 
 def _decided(situation: Situation) -> Plan:
@@ -340,9 +318,7 @@ def _in_place(situation: Situation) -> Plan:
     if not is_loaded(situation.host, situation.profile):
         return _first_install(situation)
     why = why_replace(situation)
-    if why:
-        return _replace(situation, why)
-    return _keep(situation)
+    return _replace(situation, why) if why else _keep(situation)
 
 
 def _with_no_request(situation: Situation, decided: Plan) -> Plan:
@@ -359,16 +335,12 @@ def _with_no_request(situation: Situation, decided: Plan) -> Plan:
 
 def _is_skipped(situation: Situation) -> StandingDown | None:
     """By hand, the error for a node that is labelled to be left out; a pod's run is the operator's."""
-    key = situation.profile.keys.skip
-    if (
-        not key
-        or situation.obs.node.labels.get(key) != "true"
-        or situation.obs.own_pod is not None
-        or situation.policy.ignore_skip
-    ):
+    key, node = situation.profile.keys.skip, situation.obs.node
+    is_labelled = bool(key) and node.labels.get(key) == "true"
+    if not is_labelled or situation.obs.own_pod is not None or situation.policy.ignore_skip:
         return None
     return StandingDown(
-        f"node {situation.obs.node.name} is labelled {key}=true: it is left out of upgrades",
+        f"node {node.name} is labelled {key}=true: it is left out of upgrades",
         "Remove the label, or use --ignore-skip.",
     )
 
@@ -390,7 +362,7 @@ def _stand_down(situation: Situation) -> Plan:
     return Plan(
         Decision.HOST_DRIVER,
         f"the host has its own driver, {situation.host.host_driver}; a container must not install another",
-        (*withdraw_request(situation), *give_back(found_journal(situation.obs, situation.profile)), step),
+        (*withdraw_request(situation), *releasing(situation), step),
     )
 
 
@@ -406,9 +378,9 @@ def _verify(situation: Situation) -> Plan:
             "Run again: what that run changed on the devices is undone when the node is released.",
         )
     found = verified(situation)
-    users = staying(node_pods(situation.obs), situation.profile, situation.policy.eviction, "the driver stays loaded")
+    users = users_stay(situation, "the driver stays loaded")
     decision = Decision.CURRENT if is_loaded(situation.host, situation.profile) else Decision.NOT_LOADED
-    return Plan(decision, found.reason, give_back(found_journal(situation.obs, situation.profile)), found.doubts, users)
+    return Plan(decision, found.reason, releasing(situation), found.doubts, users)
 
 
 def _first_install(situation: Situation) -> Plan:
@@ -422,32 +394,21 @@ def _first_install(situation: Situation) -> Plan:
         work += clean(situation, driver_files(situation.profile))
     loads = loading(situation)
     work += [*return_devices(situation), *loads, *(make_virtual_again(situation) if loads else ())]
-    stale = (
-        bound_to_root(situation.obs, situation.profile)
-        if any(isinstance(step, UnmountDriverRoot) for step in work)
-        else stale_keys(situation)
-    )
+    unmounts = any(isinstance(step, UnmountDriverRoot) for step in work)
+    stale = bound_to_root(situation.obs, situation.profile) if unmounts else stale_keys(situation)
     # A run that loads, unloads or unmounts acquires the node, so that two runs never do so at once.
     owns = situation.obs.journal is not None or any(not isinstance(step, RemoveArtifacts) for step in work)
     refuse_unmoved(situation, stale, bound_only=True)
     taken = taking(situation, stale, cordon=False) if owns else ()
     patient = (*wait_for_stuck(situation, stale), *wait_for_machines(situation))
     steps = [*patient, *keep_root(situation), *taken, *work, *releasing(situation, taken)]
-    reason = f"no driver is loaded{_who_loads(situation)}"
-    users = staying(
-        node_pods(situation.obs),
-        situation.profile,
-        situation.policy.eviction,
-        "no driver is loaded, so nothing is unloaded",
-    )
-    return Plan(Decision.NOT_LOADED, reason, tuple(steps), load_notes(situation), users)
-
-
-def _who_loads(situation: Situation) -> str:
+    reason = "no driver is loaded"
     if places_us(situation):
-        return ": there is nothing to uninstall"
-    loads = situation.policy.loader is Loader.MANAGER
-    return "" if loads else ": its container loads it"
+        reason += ": there is nothing to uninstall"
+    elif situation.policy.loader is not Loader.MANAGER:
+        reason += ": its container loads it"
+    users = users_stay(situation, "no driver is loaded, so nothing is unloaded")
+    return Plan(Decision.NOT_LOADED, reason, tuple(steps), load_notes(situation), users)
 
 
 def _keep(situation: Situation) -> Plan:
@@ -455,12 +416,9 @@ def _keep(situation: Situation) -> Plan:
     version = driver_version(situation.host.modules)
     digest = in_words(situation.obs.digest)
     reason = f"driver is current: digest {digest}, version {version or 'unknown'}, loaded since this boot"
-    users = staying(node_pods(situation.obs), situation.profile, situation.policy.eviction, "the driver stays loaded")
-    if not _container_starts_anew(situation):
-        end: tuple[AnyStep, ...] = undisturbed(situation, ())
-        return Plan(Decision.CURRENT, reason, end, workloads=users)
-    work = clean(situation, ready_names(situation.profile))
-    if not situation.host.root_mounts:
+    users = users_stay(situation, "the driver stays loaded")
+    if not _container_starts_anew(situation) or not situation.host.root_mounts:
+        work = clean(situation, ready_names(situation.profile)) if _container_starts_anew(situation) else []
         return Plan(Decision.CURRENT, reason, undisturbed(situation, work), workloads=users)
     work = clean(situation, (*ready_names(situation.profile), situation.profile.paths.failure_note))
     check(situation, keeps_driver=True)
@@ -471,19 +429,15 @@ def _keep(situation: Situation) -> Plan:
     back = (*return_devices(situation, probes=True), *make_virtual_again(situation))
     steps = (*patient, *taken, *work, *back, *releasing(situation, taken))
     reason += "; its container restarts, so pods must release the old root"
-    held = tuple(
-        f"{key} is not paused: pods may hold claims, and could not end without its operand" for key in sorted(last)
-    )
+    why = "pods may hold claims, and could not end without its operand"
+    held = tuple(f"{key} is not paused: {why}" for key in sorted(last))
     return Plan(Decision.REBIND, reason, steps, held, users)
 
 
 def _container_starts_anew(situation: Situation) -> bool:
     """Whether we are the init container of a driver container: what an earlier one left on the host is stale."""
-    return (
-        situation.policy.loader is Loader.CONTAINER
-        and situation.obs.own_pod is not None
-        and not situation.obs.own_pod.main_started
-    )
+    own = situation.obs.own_pod
+    return situation.policy.loader is Loader.CONTAINER and own is not None and not own.main_started
 
 
 def _clear(situation: Situation) -> Plan:
@@ -496,9 +450,8 @@ def _clear(situation: Situation) -> Plan:
         return Plan(Decision.CLEAR, f"nothing to clear: {why_not}")
     drivers = [pod for pod in driver_pods(situation) if not pod.deleting]
     if not drivers and (driver_pods(situation) or situation.obs.journal is not None):
-        return Plan(
-            Decision.CLEAR, "nothing to clear: the driver pod is being deleted, or gone: the next one continues"
-        )
+        why_not = "the driver pod is being deleted, or gone: the next one continues"
+        return Plan(Decision.CLEAR, f"nothing to clear: {why_not}")
     if not drivers:
         key = situation.profile.deploy.driver_key
         raise ConfigError(
@@ -513,11 +466,9 @@ def _clear(situation: Situation) -> Plan:
         MarkCleared(situation.policy.clear_for),
         WaitForRestart(uids, names),
     )
-    warnings = (*cleared.warnings, *unread_claims(node_pods(situation.obs)))
-    why = (
-        f"driver pod {names[0]} will be deleted for revision {situation.policy.clear_for}, and then unloads the driver"
-    )
-    return Plan(Decision.CLEAR, why, steps, warnings, cleared.found)
+    revision = situation.policy.clear_for
+    why = f"driver pod {names[0]} will be deleted for revision {revision}, and then unloads the driver"
+    return Plan(Decision.CLEAR, why, steps, cleared.warnings, cleared.found)
 
 
 def _why_nothing_to_clear(situation: Situation) -> str:
@@ -548,10 +499,9 @@ def _replace(situation: Situation, why: str) -> Plan:
         *(make_virtual_again(situation) if loads else ()),
         *releasing(situation, taken),
     ]
-    warnings = [*cleared.warnings, *unread_claims(node_pods(situation.obs)), *load_notes(situation)]
+    warnings = [*cleared.warnings, *load_notes(situation)]
     if situation.policy.loader is Loader.CONTAINER and situation.obs.own_pod is None:
-        warnings.append(
-            "run by hand with DRIVER_LOAD=container: nothing loads the driver until the driver pod is restarted"
-        )
+        by_hand = "run by hand with DRIVER_LOAD=container"
+        warnings.append(f"{by_hand}: nothing loads the driver until the driver pod is restarted")
     decision = Decision.UNINSTALL if places_us(situation) else Decision.REPLACE
     return Plan(decision, why, tuple(steps), tuple(warnings), cleared.found)

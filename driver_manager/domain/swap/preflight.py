@@ -21,8 +21,6 @@ from driver_manager.domain.swap.steps import EVICT_PODS, PATCH_NODES, WATCH_NODE
 from driver_manager.domain.text import FROM_ENVIRONMENT, differing, in_words, several
 
 # Whether the driver that this host has is the wanted one: the questions that every row of the plan asks first.
-#
-# Pure, like all of `domain`.
 
 
 def is_host_driver(situation: Situation) -> bool:
@@ -30,12 +28,9 @@ def is_host_driver(situation: Situation) -> bool:
 
     An observed journal has a driver only from the host record, never from the Node.
     """
-    traced = (
-        situation.host.digest is not None
-        or bool(situation.host.digest_problem)
-        or (situation.obs.journal is not None and situation.obs.journal.driver)
-    )
-    return bool(situation.host.host_driver) and not traced
+    host, journal = situation.host, situation.obs.journal
+    is_traced = host.digest is not None or host.digest_problem or (journal is not None and journal.driver)
+    return bool(host.host_driver) and not is_traced
 
 
 def places_us(situation: Situation) -> str:
@@ -87,9 +82,8 @@ def refuse_if_owned(obs: Observation, *, take_over: bool) -> None:
     journal = obs.journal
     if journal is None or not is_owned_elsewhere(obs, take_over=take_over):
         return
-    doubt = (
-        "which is still running" if obs.owner_alive else "and this host cannot determine whether it is still running"
-    )
+    unknown = "and this host cannot determine whether it is still running"
+    doubt = "which is still running" if obs.owner_alive else unknown
     raise OwnedElsewhere(
         f"node {obs.node.name} is taken by {journal.owner}, {doubt}",
         "Wait for it: a pod resumes by itself when its container restarts. Use --take-over once you are sure that it "
@@ -239,9 +233,11 @@ def checks(situation: Situation, *, keeps_driver: bool = False) -> tuple[Check, 
     """
     if situation.policy.loader is Loader.NONE and situation.policy.mode is Mode.CONTAINER:
         return (_shipped(situation),)
+    # A driver that is only unloaded has no successor; virtual machines bring their own.
+    has_successor = not places_us(situation) and situation.policy.mode is not Mode.VFIO
     return (
         _deadline(situation.policy),
-        *(() if _brings_none(situation) else (*_driver(situation), *_conflicts(situation), *_removable(situation))),
+        *((*_driver(situation), *_conflicts(situation), *_removable(situation)) if has_successor else ()),
         *versions(situation),
         _users(situation),
         *(() if keeps_driver else (*_frozen(situation), *_permanent(situation))),
@@ -259,24 +255,16 @@ def _shipped(situation: Situation) -> Check:
     return Check("driver", None if found.doubts else True, ". ".join((found.reason, *found.doubts)))
 
 
-def _brings_none(situation: Situation) -> bool:
-    """Whether no driver follows: it is only unloaded, or virtual machines bring their own."""
-    return bool(places_us(situation)) or situation.policy.mode is Mode.VFIO
-
-
-def firmware_notes(source: DriverSource) -> tuple[str, ...]:
-    """The warning about firmware for `source` that the kernel would not find."""
-    return tuple(f"{check.what}. {check.remedy}" for check in firmware_checks(source))
-
-
 def firmware_checks(source: DriverSource) -> tuple[Check, ...]:
-    """The same as checks, of which none stops a run."""
+    """The firmware for `source` that the kernel would not find; none of it stops a run."""
     return tuple(map(_firmware, source.missing_firmware))
 
 
-def problems(situation: Situation, *, keeps_driver: bool = False) -> tuple[Check, ...]:
-    """Those of `checks` that would stop the run."""
-    return tuple(check for check in checks(situation, keeps_driver=keeps_driver) if check.ok is False)
+def refuse(found: Iterable[Check]) -> None:
+    """Raise PreflightFailed, which names every one of `found` that stops the run."""
+    failed = [check for check in found if check.ok is False]
+    if failed:
+        raise PreflightFailed(f"preflight: {'; '.join(check.what for check in failed)}", remedies(failed))
 
 
 def rights(steps: Iterable[Step]) -> tuple[Right, ...]:
@@ -305,12 +293,11 @@ def access(refused: Iterable[Right], needed: Iterable[Right]) -> tuple[Check, ..
 
 
 def _right(verb: str, resource: str, *, has: bool) -> Check:
-    what = f"this account may {'' if has else 'not '}{verb} {resource}"
-    can_do_without = verb == "watch"
-    if not has and can_do_without:
-        what += ": a run polls every few seconds instead"
-    ok = True if has else None if can_do_without else False
-    return Check(f"may {verb} {resource}", ok, what, f"Give this service account the verb {verb} on {resource}.")
+    name, remedy = f"may {verb} {resource}", f"Give this service account the verb {verb} on {resource}."
+    if has:
+        return Check(name, True, f"this account may {verb} {resource}", remedy)
+    instead = ": a run polls every few seconds instead" if verb == "watch" else ""
+    return Check(name, None if instead else False, f"this account may not {verb} {resource}{instead}", remedy)
 
 
 def _deadline(policy: Policy) -> Check:
@@ -360,9 +347,8 @@ def _slot(slots: StagedSlots | None) -> tuple[Check, ...]:
     slot = slots.named(slots.wanted) if slots is not None else None
     if slots is None or slot is None:
         return ()
-    root = Check(
-        "driver root", not slots.obstacle, slots.obstacle or f"{slots.root} can be exchanged with it", slots.remedy
-    )
+    what = slots.obstacle or f"{slots.root} can be exchanged with it"
+    root = Check("driver root", not slots.obstacle, what, slots.remedy)
     return (Check("staged slot", True, f"staged slot {slot.text}"), root)
 
 
@@ -397,16 +383,11 @@ def _options(source: DriverSource) -> tuple[Check, ...]:
 
 
 def _file(file: ModuleFile, host: Host, source: DriverSource) -> tuple[Check, ...]:
+    missing, there = ", ".join(file.missing_dependencies), f"all dependencies of {file.name} are there"
+    what = f"{file.name} needs {missing}, which is neither in {source.root} nor loaded" if missing else there
     return (
         _kernel(file, host.kernel_release),
-        Check(
-            f"dependencies of {file.name}",
-            not file.missing_dependencies,
-            f"{file.name} needs {', '.join(file.missing_dependencies)}, which is neither in {source.root} nor loaded"
-            if file.missing_dependencies
-            else f"all dependencies of {file.name} are there",
-            "Complete the driver tree.",
-        ),
+        Check(f"dependencies of {file.name}", not missing, what, "Complete the driver tree."),
         _symbols(file),
         _signature(file, enforced=host.enforces_signatures),
     )
@@ -418,19 +399,16 @@ def _kernel(file: ModuleFile, kernel: str) -> Check:
     if file.unread:
         return Check(name, False, f"unknown whether {file.path} is built for {kernel}: {file.unread}", _LOOK_AT_IT)
     if file.layout_matches is False:
-        what = f"{file.path} was built for kernel {release or 'unknown'} and its checksums are not those of {kernel}"
-        return Check(name, False, what, _BUILD_IT)
-    if file.flags_match is False:
-        return Check(
-            name, False, f"{file.path} is built with other options than this kernel: {file.vermagic}", _BUILD_IT
-        )
-    if release == kernel:
+        what = f"was built for kernel {release or 'unknown'} and its checksums are not those of {kernel}"
+    elif file.flags_match is False:
+        what = f"is built with other options than this kernel: {file.vermagic}"
+    elif release == kernel:
         return Check(name, True, f"{file.path} {file.version} is built for {kernel}")
-    if file.layout_matches:
+    elif file.layout_matches:
         return Check(name, True, f"{file.path} is built for {release}, and its symbol checksums fit {kernel}")
-    return Check(
-        name, False, f"{file.path} is built for kernel {release or 'unknown'}, this one is {kernel}", _BUILD_IT
-    )
+    else:
+        what = f"is built for kernel {release or 'unknown'}, this one is {kernel}"
+    return Check(name, False, f"{file.path} {what}", _BUILD_IT)
 
 
 def _symbols(file: ModuleFile) -> Check:
@@ -447,48 +425,32 @@ def _signature(file: ModuleFile, *, enforced: bool) -> Check:
     name = f"signature of {file.name}"
     if not enforced:
         return Check(name, True, "this kernel does not enforce module signatures")
-    return Check(
-        name,
-        file.is_signed,
-        f"this kernel enforces signatures and {file.name} is {'signed' if file.is_signed else 'not signed'}",
-        "Sign the module with a key the kernel trusts (a machine owner key), or use a signed driver.",
-    )
+    what = f"this kernel enforces signatures and {file.name} is {'signed' if file.is_signed else 'not signed'}"
+    remedy = "Sign the module with a key the kernel trusts (a machine owner key), or use a signed driver."
+    return Check(name, file.is_signed, what, remedy)
 
 
 def _conflicts(situation: Situation) -> tuple[Check, ...]:
-    if not situation.host.conflicting:
-        return (
-            (Check("conflicts", True, "no conflicting module is loaded"),)
-            if situation.profile.modules.conflicting
-            else ()
-        )
-    return tuple(
-        Check(
-            "conflicts",
-            False,
-            f"module {name} is loaded and conflicts with the {situation.profile.name} driver",
-            f"Blacklist {name} on the host and reboot, or unload it by hand.",
-        )
-        for name in situation.host.conflicting
-    )
+    found = []
+    for name in situation.host.conflicting:
+        what = f"module {name} is loaded and conflicts with the {situation.profile.name} driver"
+        found.append(Check("conflicts", False, what, f"Blacklist {name} on the host and reboot, or unload it by hand."))
+    if not found and situation.profile.modules.conflicting:
+        found.append(Check("conflicts", True, "no conflicting module is loaded"))
+    return tuple(found)
 
 
 def _removable(situation: Situation) -> tuple[Check, ...]:
     """The check of modules that have to be unloaded for the driver: can they be, by what the kernel shows now?"""
-    found = []
+    found, driver = [], f"the {situation.profile.name} driver"
     for name, module in situation.host.removable.items():
-        count = users(module)
+        what, remedy = f"module {name} conflicts with {driver}, and is unloaded for it", ""
         if name not in situation.profile.modules.conflicting_removable:
-            what = f"module {name} uses one that conflicts with the {situation.profile.name} driver"
+            what = f"module {name} uses one that conflicts with {driver}"
             remedy = f"Unload {name} by hand first, and prevent the host from loading it."
-        elif count:
-            what = f"module {name} conflicts with the {situation.profile.name} driver, and is in use ({count} user(s))"
+        elif count := users(module):
+            what = f"module {name} conflicts with {driver}, and is in use ({count} user(s))"
             remedy = f"Stop what uses {name}; or blacklist it on the host and reboot."
-        else:
-            what, remedy = (
-                f"module {name} conflicts with the {situation.profile.name} driver, and is unloaded for it",
-                "",
-            )
         found.append(Check("conflicts", not remedy, what, remedy))
     return tuple(found)
 
@@ -518,10 +480,8 @@ def versions(situation: Situation) -> tuple[Check, ...]:
         new = "those of virtual machines"
     elif situation.policy.loader is Loader.MANAGER and situation.host.source is not None:
         new = situation.host.source.version or "an unknown version"
-    change, because = (
-        f"the change of the {situation.profile.name} driver from {old} to {new}",
-        f": {found.why}" * bool(found.why),
-    )
+    change = f"the change of the {situation.profile.name} driver from {old} to {new}"
+    because = f": {found.why}" if found.why else ""
     if found.strategy is ChangeBy.REFUSE:
         remedy = (
             "Upgrade by a version in between, or as the vendor describes; `transitions` of the profile has the rules."
@@ -536,12 +496,9 @@ def _users(situation: Situation) -> Check:
     foreign = [name for name in situation.host.modules if not is_own(name, situation.profile.modules)]
     if not foreign:
         return Check("modules above", True, "no foreign module uses the driver")
-    return Check(
-        "modules above",
-        False,
-        f"foreign module {', '.join(foreign)} uses the driver and would not be loaded again",
-        "Unload it by hand first, or add it to modules.own of the profile if it is part of the driver.",
-    )
+    what = f"foreign module {', '.join(foreign)} uses the driver and would not be loaded again"
+    remedy = "Unload it by hand first, or add it to modules.own of the profile if it is part of the driver."
+    return Check("modules above", False, what, remedy)
 
 
 def _frozen(situation: Situation) -> tuple[Check, ...]:
@@ -551,29 +508,21 @@ def _frozen(situation: Situation) -> tuple[Check, ...]:
         return ()
     if not situation.host.are_modules_frozen:
         return (Check(name, True, "this kernel loads and unloads modules"),)
-    return (
-        Check(
-            name,
-            False,
-            "kernel.modules_disabled is 1: this kernel loads and unloads no module until its next boot",
-            "Reboot the node, and remove what sets kernel.modules_disabled (sysctl) before the driver is loaded.",
-        ),
-    )
+    what = "kernel.modules_disabled is 1: this kernel loads and unloads no module until its next boot"
+    remedy = "Reboot the node, and remove what sets kernel.modules_disabled (sysctl) before the driver is loaded."
+    return (Check(name, False, what, remedy),)
 
 
 def _permanent(situation: Situation) -> tuple[Check, ...]:
     """Modules that would have to go first and cannot; where only a reboot changes a driver, none has to."""
     if situation.profile.strategy is Strategy.REBOOT:
         return ()
+    host = situation.host
+    remedy = "Only a reboot removes it: make sure that the host does not load it at boot, then reboot the node."
     return tuple(
-        Check(
-            f"unloading {name}",
-            False,
-            f"module {name} cannot be unloaded: {why}",
-            "Only a reboot removes it: make sure that the host does not load it at boot, then reboot the node.",
-        )
-        for name, why in situation.host.permanent.items()
-        if name in situation.host.modules
+        Check(f"unloading {name}", False, f"module {name} cannot be unloaded: {why}", remedy)
+        for name, why in host.permanent.items()
+        if name in host.modules
     )
 
 

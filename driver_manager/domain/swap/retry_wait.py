@@ -56,9 +56,8 @@ def wait_first(situation: Situation, decided: Plan) -> Plan:
     left_s = _left_s(situation, past)
     if left_s <= 0 or not _is_unchanged(situation, past):
         return decided
-    wait = WaitAfterFailure(
-        left_s, time_of_day(situation.obs.at.wall_s + left_s), past.exit_code, past.what, past.attempts
-    )
+    until = time_of_day(situation.obs.at.wall_s + left_s)
+    wait = WaitAfterFailure(left_s, until, past.exit_code, past.what, past.attempts)
     return replace(decided, steps=(wait, PlanAgain(AFTER_FAILURE), *decided.steps))
 
 
@@ -143,11 +142,8 @@ def disturbs(decided: Plan) -> bool:
 
 def _is_unchanged(situation: Situation, past: PastFailure) -> bool:
     me = situation.obs.me.pod_uid
-    if (
-        past.boot_id != situation.host.boot_id
-        or past.wish != wish(situation)
-        or (me and past.pod_uid and me != past.pod_uid)
-    ):
+    is_other_pod = bool(me and past.pod_uid) and me != past.pod_uid
+    if is_other_pod or past.boot_id != situation.host.boot_id or past.wish != wish(situation):
         return False
     return not past.blockers or not _still_there(situation).isdisjoint(past.blockers)
 

@@ -33,9 +33,13 @@ EVICT_PODS: Right = ("create", "pods/eviction")
 
 
 class Step(Struct, frozen=True):
-    """One thing that a run does. `part` is the part of the outage that its time belongs to."""
+    """One thing that a run does. `part` is the part of the outage that its time belongs to.
+
+    `needs` are the rights that it always takes.
+    """
 
     part: ClassVar[OutagePart] = OutagePart.OTHER
+    needs: ClassVar[tuple[Right, ...]] = ()
 
     @property
     def name(self) -> str:
@@ -46,9 +50,9 @@ class Step(Struct, frozen=True):
     def describe(self) -> str:
         """What it does, in one line."""
 
-    @abstractmethod
     def rights(self) -> tuple[Right, ...]:
         """The rights that it needs beyond the reads that made the plan."""
+        return self.needs
 
     @property
     def disturbs(self) -> bool:
@@ -68,21 +72,14 @@ def named_pods(pods: tuple[str, ...]) -> str:
     return f"{len(pods)} pod(s) {several(pods)}"
 
 
-# Steps that change which driver has a function of the PCI bus, and for whom it is kept. Pure data.
-
-
-class DeviceStep(Step, frozen=True):
-    """What is done to the functions on the PCI bus."""
-
-    def rights(self) -> tuple[Right, ...]:
-        return ()
+# Steps that change which driver has a function of the PCI bus, and for whom it is kept.
 
 
 def _named(functions: tuple[PciFunction, ...]) -> str:
     return several(one.address for one in functions)
 
 
-class KeepBindings(DeviceStep, frozen=True):
+class KeepBindings(Step, frozen=True):
     """Record on the host what the functions are bound to, for the way back: the record outlives the release."""
 
     part = OutagePart.UNLOAD
@@ -93,7 +90,7 @@ class KeepBindings(DeviceStep, frozen=True):
         return f"record the original bindings of {len(self.bindings)} device(s) in {self.path}"
 
 
-class OverrideDrivers(DeviceStep, frozen=True):
+class OverrideDrivers(Step, frozen=True):
     """Let no other driver than the functions' vfio driver bind them from now on; the driver that has them stays."""
 
     part = OutagePart.UNLOAD
@@ -103,7 +100,7 @@ class OverrideDrivers(DeviceStep, frozen=True):
         return f"keep {_named(self.functions)} for vfio (driver_override)"
 
 
-class RemoveVirtualFunctions(DeviceStep, frozen=True):
+class RemoveVirtualFunctions(Step, frozen=True):
     """Take away the virtual functions of the physical ones in `functions`: they stay when those lose their driver."""
 
     part = OutagePart.UNLOAD
@@ -114,7 +111,7 @@ class RemoveVirtualFunctions(DeviceStep, frozen=True):
         return f"remove {count} virtual function(s) of {_named(self.functions)}"
 
 
-class LoadVfio(DeviceStep, frozen=True):
+class LoadVfio(Step, frozen=True):
     """Load the modules that hand devices to virtual machines; one that is loaded stays as it is."""
 
     part = OutagePart.LOAD
@@ -124,7 +121,7 @@ class LoadVfio(DeviceStep, frozen=True):
         return f"load {several(self.modules)}"
 
 
-class BindToVfio(DeviceStep, frozen=True):
+class BindToVfio(Step, frozen=True):
     """Let the vfio drivers have the functions, auxiliary ones first taken from theirs, and read back that they do."""
 
     part = OutagePart.LOAD
@@ -134,7 +131,7 @@ class BindToVfio(DeviceStep, frozen=True):
         return f"bind {_named(self.functions)} to vfio and verify driver and IOMMU group"
 
 
-class ReturnDevices(DeviceStep, frozen=True):
+class ReturnDevices(Step, frozen=True):
     """Take the functions from vfio: the override goes back to what it was, the vfio driver releases them.
 
     `probes`: a native driver that is loaded gets them at once. `path` is the record that this ends, but for what is
@@ -155,7 +152,7 @@ class ReturnDevices(DeviceStep, frozen=True):
         return f"take {_named(self.functions)} back from vfio{then}"
 
 
-class MakeVirtualFunctions(DeviceStep, frozen=True):
+class MakeVirtualFunctions(Step, frozen=True):
     """Give functions, which have their driver, as many virtual ones as they had. It ends the record at `path`."""
 
     part = OutagePart.LOAD
@@ -167,7 +164,7 @@ class MakeVirtualFunctions(DeviceStep, frozen=True):
         return f"create {count} virtual function(s) of {several(one.address for one in self.bindings)} again"
 
 
-AnyDeviceStep = (
+DeviceStep = (
     KeepBindings
     | OverrideDrivers
     | RemoveVirtualFunctions
@@ -178,15 +175,10 @@ AnyDeviceStep = (
 )
 
 
-# Steps that change which driver is in the kernel. Pure data.
+# Steps that change which driver is in the kernel.
 
 
-class ModuleStep(Step, frozen=True):
-    def rights(self) -> tuple[Right, ...]:
-        return ()
-
-
-class StopServices(Disturbing, ModuleStep, frozen=True):
+class StopServices(Disturbing, frozen=True):
     """Stop host services that hold the device; they are started again on every way out."""
 
     part = OutagePart.DEVICE
@@ -196,7 +188,7 @@ class StopServices(Disturbing, ModuleStep, frozen=True):
         return f"stop host service(s) {', '.join(self.names)}"
 
 
-class WaitForDevice(ModuleStep, frozen=True):
+class WaitForDevice(Step, frozen=True):
     """Wait until only modules use the driver's modules; use by pods with the uids `apart` does not count.
 
     `whose` names these pods.
@@ -212,7 +204,7 @@ class WaitForDevice(ModuleStep, frozen=True):
         return f"wait up to {self.timeout_s:g} s for the device to be free{but}"
 
 
-class RemoveConflicting(ModuleStep, frozen=True):
+class RemoveConflicting(Step, frozen=True):
     """Unload modules that must not be loaded beside the driver; where none comes of it they are loaded again."""
 
     part = OutagePart.UNLOAD
@@ -222,7 +214,7 @@ class RemoveConflicting(ModuleStep, frozen=True):
         return f"unload conflicting module(s) {' → '.join(self.names)}"
 
 
-class UnloadModules(Disturbing, ModuleStep, frozen=True):
+class UnloadModules(Disturbing, frozen=True):
     """Unload the driver, holders first; the order is looked up again when it is done.
 
     `clients` are uids of pods that hold the device: they are evicted right before, and the unload is tried in the gap
@@ -244,7 +236,7 @@ class UnloadModules(Disturbing, ModuleStep, frozen=True):
         return (EVICT_PODS,) if self.clients else ()
 
 
-class SetFirmwarePath(ModuleStep, frozen=True):
+class SetFirmwarePath(Step, frozen=True):
     """Let the kernel look for firmware in the folder that the profile names, before its own."""
 
     part = OutagePart.LOAD
@@ -254,7 +246,7 @@ class SetFirmwarePath(ModuleStep, frozen=True):
         return f"set firmware_class.path to {self.path}"
 
 
-class LoadModules(ModuleStep, frozen=True):
+class LoadModules(Step, frozen=True):
     """Load the driver from `source` and verify it; on failure load `previous` again and record its digest.
 
     `also` are further modules of the driver that were loaded before, as its peers above the roots.
@@ -272,7 +264,7 @@ class LoadModules(ModuleStep, frozen=True):
         return f"load {names}{version} from {self.source.root} and verify it"
 
 
-class RecordDigest(ModuleStep, frozen=True):
+class RecordDigest(Step, frozen=True):
     """Write the digest to the state file, and where the driver came from."""
 
     part = OutagePart.LOAD
@@ -285,20 +277,15 @@ class RecordDigest(ModuleStep, frozen=True):
         return f"record digest {in_words(self.digest)} in {self.path}"
 
 
-AnyModuleStep = (
+ModuleStep = (
     StopServices | WaitForDevice | RemoveConflicting | UnloadModules | SetFirmwarePath | LoadModules | RecordDigest
 )
 
 
-# Steps that clear the host of what an earlier driver left mounted or written. Pure data.
+# Steps that clear the host of what an earlier driver left mounted or written, and bring a staged driver to its root.
 
 
-class MountStep(Step, frozen=True):
-    def rights(self) -> tuple[Right, ...]:
-        return ()
-
-
-class UnmountDriverRoot(MountStep, frozen=True):
+class UnmountDriverRoot(Step, frozen=True):
     """Unmount what an earlier driver container left mounted at the driver root, the last mounted first."""
 
     part = OutagePart.INSTALL
@@ -308,7 +295,7 @@ class UnmountDriverRoot(MountStep, frozen=True):
         return f"unmount the stale driver root {self.mounts[-1]} ({len(self.mounts)} mount(s))"
 
 
-class RemoveArtifacts(MountStep, frozen=True):
+class RemoveArtifacts(Step, frozen=True):
     """Remove files that speak of a driver which is no longer there, or of an earlier run's failure."""
 
     part = OutagePart.INSTALL
@@ -318,21 +305,51 @@ class RemoveArtifacts(MountStep, frozen=True):
         return f"remove {', '.join(self.paths)}"
 
 
-AnyMountStep = UnmountDriverRoot | RemoveArtifacts
+class KeepRoot(Step, frozen=True):
+    """Make `root` and the trees beside it ready for one exchange: the old driver at the root, the new one in previous.
+
+    `digest` and `version` are those of the driver at the root, "" if unknown. `takes` is the digest of the driver to
+    take from the next place, "" if it is in the previous one already. `brings_back`: an earlier run has exchanged them
+    already for another driver, so the old one comes back to the root first.
+    """
+
+    root: str
+    digest: str
+    version: str
+    takes: str = ""
+    brings_back: bool = False
+
+    def describe(self) -> str:
+        return f"record the driver tree in {self.root}, so that it can be restored"
+
+
+class FlipRoot(Step, frozen=True):
+    """Exchange the driver root with the previous place, which has the driver `slot`, a text for people.
+
+    `is_done`: an earlier run has done so. `has_way_back`: they are exchanged again if the new driver does not work.
+    """
+
+    part = OutagePart.INSTALL
+    root: str
+    slot: str
+    has_way_back: bool = False
+    is_done: bool = False
+
+    def describe(self) -> str:
+        return f"flip {self.root} to the staged slot {self.slot}"
+
+
+RootStep = UnmountDriverRoot | RemoveArtifacts | KeepRoot | FlipRoot
 
 
 # Steps on the Node: its labels, cordon and journal.
 
 
-class NodeStep(Step, frozen=True):
-    def rights(self) -> tuple[Right, ...]:
-        return (PATCH_NODES,)
-
-
-class TakeNode(NodeStep, frozen=True):
+class TakeNode(Step, frozen=True):
     """Pause operands, set our cordon and write the journal, in one patch that expects `resource_version`."""
 
     part = OutagePart.OPERANDS
+    needs = (PATCH_NODES,)
     journal: Journal
     change: NodeChange
     resource_version: str
@@ -351,29 +368,32 @@ class TakeNode(NodeStep, frozen=True):
         return bool(self.journal.paused)
 
 
-class PauseLast(Disturbing, NodeStep, frozen=True):
+class PauseLast(Disturbing, frozen=True):
     """Pause what must leave last, by a second patch that adds it to the journal."""
 
     part = OutagePart.OPERANDS
+    needs = (PATCH_NODES,)
     keys: tuple[str, ...]
 
     def describe(self) -> str:
         return f"pause {', '.join(self.keys)}, after the last claim is released"
 
 
-class MarkCleared(NodeStep, frozen=True):
+class MarkCleared(Step, frozen=True):
     """Write into the journal that the node is cleared for the driver pod of this revision."""
 
+    needs = (PATCH_NODES,)
     revision: str
 
     def describe(self) -> str:
         return f"record that the node is cleared for revision {self.revision}"
 
 
-class GiveBack(NodeStep, frozen=True):
+class GiveBack(Step, frozen=True):
     """Restore labels that still hold our value, lift our cordon, remove the journal, in one patch."""
 
     part = OutagePart.BACK
+    needs = (PATCH_NODES,)
     journal: Journal
 
     def describe(self) -> str:
@@ -383,7 +403,7 @@ class GiveBack(NodeStep, frozen=True):
         return f"release the node: {', '.join([*parts, 'remove the journal'])}"
 
 
-class StandDown(NodeStep, frozen=True):
+class StandDown(Step, frozen=True):
     """Tell the operator that the host has its own driver (`key` "": there is no such label), wait to be terminated."""
 
     key: str
@@ -400,19 +420,16 @@ class StandDown(NodeStep, frozen=True):
         return (PATCH_NODES,) if self.key else ()
 
 
-AnyNodeStep = TakeNode | PauseLast | MarkCleared | GiveBack | StandDown
+NodeStep = TakeNode | PauseLast | MarkCleared | GiveBack | StandDown
 
 
-# Steps that ask something of the operator that manages the node, and take the question back. Pure data.
+# Steps that ask something of the operator that manages the node, and take the question back.
 
 
-class OperatorStep(Step, frozen=True):
-    """What an operator is asked for."""
-
-
-class WaitForSafeLoad(OperatorStep, frozen=True):
+class WaitForSafeLoad(Step, frozen=True):
     """Ask the operator by annotation `key` = `value`, and wait until it takes that away: it is safe to load then."""
 
+    needs = (PATCH_NODES, WATCH_NODES)
     key: str
     value: str
     timeout_s: float
@@ -420,11 +437,8 @@ class WaitForSafeLoad(OperatorStep, frozen=True):
     def describe(self) -> str:
         return f"wait up to {self.timeout_s:g} s until the operator removes {self.key}, as it does when loading is safe"
 
-    def rights(self) -> tuple[Right, ...]:
-        return (PATCH_NODES, WATCH_NODES)
 
-
-class AskOperator(Disturbing, OperatorStep, frozen=True):
+class AskOperator(Disturbing, frozen=True):
     """Ask the operator that manages this node's upgrades for one, and wait until it has moved the pods away.
 
     `state` is the value of its label `state_key`. Not `asks`: it was asked before, is at work, or all pods are
@@ -447,30 +461,24 @@ class AskOperator(Disturbing, OperatorStep, frozen=True):
         return (PATCH_NODES, WATCH_PODS) if self.asks else (WATCH_PODS,)
 
 
-class WithdrawSafeLoad(OperatorStep, frozen=True):
+class WithdrawSafeLoad(Step, frozen=True):
     """Take away the annotation by which an ended run of ours asked for a safe load."""
 
+    needs = (PATCH_NODES,)
     key: str
     value: str
 
     def describe(self) -> str:
         return f"withdraw {self.key}={self.value}, which no run waits for any more"
 
-    def rights(self) -> tuple[Right, ...]:
-        return (PATCH_NODES,)
+
+OperatorStep = WaitForSafeLoad | AskOperator | WithdrawSafeLoad
 
 
-AnyOperatorStep = WaitForSafeLoad | AskOperator | WithdrawSafeLoad
+# Steps after which pods have left the node.
 
 
-# Steps after which pods have left the node. Pure data.
-
-
-class PodStep(Step, frozen=True):
-    """What makes pods leave."""
-
-
-class WaitForOperands(PodStep, frozen=True):
+class WaitForOperands(Step, frozen=True):
     """Wait until no pod is left on the node that was placed by one of the paused keys."""
 
     part = OutagePart.OPERANDS
@@ -487,10 +495,11 @@ class WaitForOperands(PodStep, frozen=True):
         return (WATCH_PODS,) if self.pods else ()
 
 
-class WaitForCompletion(PodStep, frozen=True):
+class WaitForCompletion(Step, frozen=True):
     """Give the pods that `selector` matches time to end by themselves; those that do not are evicted after it."""
 
     part = OutagePart.EVICT
+    needs = (WATCH_PODS,)
     selector: Selector
     pods: tuple[str, ...]
     timeout_s: float
@@ -498,11 +507,8 @@ class WaitForCompletion(PodStep, frozen=True):
     def describe(self) -> str:
         return f"wait up to {self.timeout_s:g} s for {named_pods(self.pods)} ({self.selector.text}) to complete"
 
-    def rights(self) -> tuple[Right, ...]:
-        return (WATCH_PODS,)
 
-
-class EvictWorkloads(PodStep, frozen=True):
+class EvictWorkloads(Step, frozen=True):
     """Evict the pods that use the accelerator and wait until they are gone; `drains`: else drain the whole node.
 
     `leaving` are those that terminate already.
@@ -528,10 +534,11 @@ class EvictWorkloads(PodStep, frozen=True):
         return bool(self.pods) or self.drains
 
 
-class DrainNode(Disturbing, PodStep, frozen=True):
+class DrainNode(Disturbing, frozen=True):
     """Evict every pod but those of DaemonSets, and wait until they are gone. `timeout_s` 0: until the deadline."""
 
     part = OutagePart.EVICT
+    needs = (EVICT_PODS, WATCH_PODS)
     pods: tuple[str, ...]
     timeout_s: float
 
@@ -539,40 +546,32 @@ class DrainNode(Disturbing, PodStep, frozen=True):
         bound = f"up to {self.timeout_s:g} s" if self.timeout_s else "until the deadline"
         return f"drain the node: evict {named_pods(self.pods)}, wait {bound} for them to terminate"
 
-    def rights(self) -> tuple[Right, ...]:
-        return (EVICT_PODS, WATCH_PODS)
 
-
-class WaitForRestart(PodStep, frozen=True):
+class WaitForRestart(Step, frozen=True):
     """Keep the node cleared until the driver pods `uids`, which another controller deletes, have left."""
 
     part = OutagePart.UNLOAD
+    needs = (WATCH_PODS,)
     uids: tuple[str, ...]
     pods: tuple[str, ...]
 
     def describe(self) -> str:
         return f"wait until the deadline for {named_pods(self.pods)} to be deleted; the run of the next one continues"
 
-    def rights(self) -> tuple[Right, ...]:
-        return (WATCH_PODS,)
+
+PodStep = WaitForOperands | WaitForCompletion | EvictWorkloads | DrainNode | WaitForRestart
 
 
-AnyPodStep = WaitForOperands | WaitForCompletion | EvictWorkloads | DrainNode | WaitForRestart
+# Steps for a driver that only a reboot replaces.
 
 
-# Steps for a driver that only a reboot replaces. Pure data.
-
-
-class RebootStep(Step, frozen=True):
-    """What is done about a reboot."""
-
-
-class RequestReboot(RebootStep, frozen=True):
+class RequestReboot(Step, frozen=True):
     """Write the reboot-required marker (`path` "": there is one already), label the node; the driver stays loaded.
 
     `wish` is kept in `wish_path` over the reboot; None where it is noted there already.
     """
 
+    needs = (PATCH_NODES,)
     path: str
     marker: Marker
     change: NodeChange
@@ -583,11 +582,8 @@ class RequestReboot(RebootStep, frozen=True):
         marker = f"write the reboot-required marker {self.path} and " if self.path else ""
         return f"{marker}label the node for a reboot"
 
-    def rights(self) -> tuple[Right, ...]:
-        return (PATCH_NODES,)
 
-
-class HoldForReboot(RebootStep, frozen=True):
+class HoldForReboot(Step, frozen=True):
     """Hold until the boot changes, or leave at once with exit code 9. A `marker` that vanishes is written again."""
 
     no_wait: bool
@@ -597,13 +593,11 @@ class HoldForReboot(RebootStep, frozen=True):
     def describe(self) -> str:
         return "end the run: a reboot is required (exit 9)" if self.no_wait else "hold until the node reboots"
 
-    def rights(self) -> tuple[Right, ...]:
-        return ()
 
-
-class ClearRebootRequest(RebootStep, frozen=True):
+class ClearRebootRequest(Step, frozen=True):
     """Remove the labels of a request that nothing asks for any more, and its marker, if it still is the one `seen`."""
 
+    needs = (PATCH_NODES,)
     seen: Marker | None
     change: NodeChange
     why: str
@@ -611,11 +605,8 @@ class ClearRebootRequest(RebootStep, frozen=True):
     def describe(self) -> str:
         return f"clear the reboot request: {self.why}"
 
-    def rights(self) -> tuple[Right, ...]:
-        return (PATCH_NODES,)
 
-
-class EndWithoutReboot(RebootStep, frozen=True):
+class EndWithoutReboot(Step, frozen=True):
     """End the run: the node has rebooted for this very wish, and it is not fulfilled; another reboot would not help."""
 
     what: str
@@ -624,58 +615,8 @@ class EndWithoutReboot(RebootStep, frozen=True):
     def describe(self) -> str:
         return "end the run: the node has already rebooted for this (exit 5)"
 
-    def rights(self) -> tuple[Right, ...]:
-        return ()
 
-
-AnyRebootStep = RequestReboot | HoldForReboot | ClearRebootRequest | EndWithoutReboot
-
-
-# Steps that bring a staged driver to the driver root. Pure data.
-
-
-class SlotStep(Step, frozen=True):
-    """What is done to the driver root and the slots beside it."""
-
-    def rights(self) -> tuple[Right, ...]:
-        return ()
-
-
-class KeepRoot(SlotStep, frozen=True):
-    """Make `root` and the trees beside it ready for one exchange: the old driver at the root, the new one in previous.
-
-    `digest` and `version` are those of the driver at the root, "" if unknown. `takes` is the digest of the driver to
-    take from the next place, "" if it is in the previous one already. `brings_back`: an earlier run has exchanged them
-    already for another driver, so the old one comes back to the root first.
-    """
-
-    root: str
-    digest: str
-    version: str
-    takes: str = ""
-    brings_back: bool = False
-
-    def describe(self) -> str:
-        return f"record the driver tree in {self.root}, so that it can be restored"
-
-
-class FlipRoot(SlotStep, frozen=True):
-    """Exchange the driver root with the previous place, which has the driver `slot`, a text for people.
-
-    `is_done`: an earlier run has done so. `has_way_back`: they are exchanged again if the new driver does not work.
-    """
-
-    part = OutagePart.INSTALL
-    root: str
-    slot: str
-    has_way_back: bool = False
-    is_done: bool = False
-
-    def describe(self) -> str:
-        return f"flip {self.root} to the staged slot {self.slot}"
-
-
-AnySlotStep = KeepRoot | FlipRoot
+RebootStep = RequestReboot | HoldForReboot | ClearRebootRequest | EndWithoutReboot
 
 
 # Steps that only wait, before a pod is disturbed: for obstacles that may go by themselves, or until the next attempt.
@@ -683,18 +624,11 @@ AnySlotStep = KeepRoot | FlipRoot
 # After each the run plans again.
 
 
-class WaitStep(Step, frozen=True):
-    """What is waited for while the driver serves as before."""
-
-    def rights(self) -> tuple[Right, ...]:
-        return ()
-
-
 def _meanwhile(*, is_undisturbed: bool) -> str:
     return "before anything is changed" if is_undisturbed else "with the node as it is now"
 
 
-class WaitForHolders(WaitStep, frozen=True):
+class WaitForHolders(Step, frozen=True):
     """Wait until the processes `pids`, which this run does not stop, release the device. `holders` names them.
 
     `is_undisturbed`: no pod was disturbed so far.
@@ -711,10 +645,11 @@ class WaitForHolders(WaitStep, frozen=True):
         return f"wait up to {self.timeout_s:g} s, {meanwhile}, for the device to be released: {named}"
 
 
-class WaitForStuckPods(WaitStep, frozen=True):
+class WaitForStuckPods(Step, frozen=True):
     """Wait for pods that should have ended long before this run began."""
 
     part = OutagePart.OPERANDS
+    needs = (WATCH_PODS,)
     uids: tuple[str, ...]
     pods: tuple[str, ...]
     timeout_s: float
@@ -724,11 +659,8 @@ class WaitForStuckPods(WaitStep, frozen=True):
         meanwhile = _meanwhile(is_undisturbed=self.is_undisturbed)
         return f"wait up to {self.timeout_s:g} s, {meanwhile}, for {named_pods(self.pods)} to end"
 
-    def rights(self) -> tuple[Right, ...]:
-        return (WATCH_PODS,)
 
-
-class WaitAfterFailure(WaitStep, frozen=True):
+class WaitAfterFailure(Step, frozen=True):
     """Wait before pods are disturbed again for what failed `attempts` times in a row; `what` is the last failure.
 
     `until` is the time of day at which it is over.
@@ -748,7 +680,7 @@ class WaitAfterFailure(WaitStep, frozen=True):
         )
 
 
-class WaitForMachines(WaitStep, frozen=True):
+class WaitForMachines(Step, frozen=True):
     """Wait until no virtual machine has one of the device `nodes` open any more. `holders` names who has them."""
 
     part = OutagePart.DEVICE
@@ -761,10 +693,10 @@ class WaitForMachines(WaitStep, frozen=True):
         return f"wait up to {self.timeout_s:g} s for the virtual machines to release their devices: {named}"
 
 
-AnyWaitStep = WaitForMachines | WaitForHolders | WaitForStuckPods | WaitAfterFailure
+WaitStep = WaitForMachines | WaitForHolders | WaitForStuckPods | WaitAfterFailure
 
 
-# The plan: ordered steps, and the stated reason for them. Pure data.
+# The plan: ordered steps, and the stated reason for them.
 
 
 class PlanAgain(Step, frozen=True):
@@ -775,22 +707,8 @@ class PlanAgain(Step, frozen=True):
     def describe(self) -> str:
         return "look and plan again; expected then:"
 
-    def rights(self) -> tuple[Right, ...]:
-        return ()
 
-
-AnyStep = (
-    AnyWaitStep
-    | AnyNodeStep
-    | AnyPodStep
-    | AnyOperatorStep
-    | AnyModuleStep
-    | AnyDeviceStep
-    | AnyMountStep
-    | AnySlotStep
-    | AnyRebootStep
-    | PlanAgain
-)
+AnyStep = WaitStep | NodeStep | PodStep | OperatorStep | ModuleStep | DeviceStep | RootStep | RebootStep | PlanAgain
 
 
 class Decision(Enum):
@@ -822,6 +740,10 @@ class Plan(Struct, frozen=True):
     steps: tuple[AnyStep, ...] = ()
     warnings: tuple[str, ...] = ()
     workloads: tuple[Workload, ...] = ()
+
+    def has(self, *kinds: type[Step]) -> bool:
+        """Whether one of the steps is of one of these kinds."""
+        return any(isinstance(step, kinds) for step in self.steps)
 
     def to_json(self) -> dict[str, Any]:
         """The plan for machines: decision, reason, steps (name, text, fields), workloads and warnings."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from driver_manager.domain.errors import ConfigError, DriverBusy, PreflightFailed, StandingDown
+from driver_manager.domain.errors import ConfigError, DriverBusy, StandingDown
 from driver_manager.domain.host import UNREAD, Holder, process_blocker
 from driver_manager.domain.observation import Mode, Situation
 from driver_manager.domain.pci import Binding, PciFunction, bindings_of, merged_bindings
-from driver_manager.domain.pods.workloads import bound_to_root, node_pods, staying, unread_claims
+from driver_manager.domain.pods.workloads import bound_to_root
 from driver_manager.domain.profile import Strategy, unload_order, users_of
 from driver_manager.domain.swap.building import (
     before_the_unload,
@@ -21,10 +21,18 @@ from driver_manager.domain.swap.building import (
     driver_gate,
     releasing,
     taking,
+    users_stay,
 )
 from driver_manager.domain.swap.eviction import driver_pods, refuse_unmoved
-from driver_manager.domain.swap.node_patches import found_journal, give_back, original_bindings
-from driver_manager.domain.swap.preflight import is_loaded, is_owned_elsewhere, places_us, refuse_if_owned
+from driver_manager.domain.swap.node_patches import original_bindings
+from driver_manager.domain.swap.preflight import (
+    Check,
+    is_loaded,
+    is_owned_elsewhere,
+    places_us,
+    refuse,
+    refuse_if_owned,
+)
 from driver_manager.domain.swap.steps import (
     AnyStep,
     BindToVfio,
@@ -71,25 +79,31 @@ def plan_vfio(situation: Situation) -> Plan:
             f"No action needed, unless that is wrong: then set the label to {modes.mode_value}.",
         )
     refuse_if_owned(situation.obs, take_over=situation.policy.take_over)
-    _refuse_impossible(situation)
     waiting = pending(situation)
+    refuse(impossible(situation))
+    check(situation, keeps_driver=not situation.host.modules and not waiting)
     if not waiting and not situation.host.modules:
         why = f"{_counted(situation.host.bus.functions)} on vfio already, and the driver is not loaded"
-        return Plan(Decision.ON_VFIO, why, give_back(found_journal(situation.obs, situation.profile)))
+        return Plan(Decision.ON_VFIO, why, releasing(situation))
     # Raise DriverBusy where a device without a driver is in use: its unbind from vfio has begun and does not end.
     for one in waiting:
         held = holders_of(situation, one) if not one.driver or one.is_stuck else ()
         if held or one.is_stuck:
             raise busy(f"{why_stuck(one, held)}; nothing was changed", STUCK, held)
     _refuse_used_virtual(situation)
-    if is_loaded(situation.host, situation.profile) and _serves(situation):
+    if is_switch(situation):
         return _switch(situation, waiting)
     return _bind(situation, waiting)
 
 
 def is_switch(situation: Situation) -> bool:
-    """Whether claims and holders of the device matter: the driver is loaded and serves devices. Raises nothing."""
-    return is_loaded(situation.host, situation.profile) and _serves(situation)
+    """Whether claims and holders of the device matter: the driver is loaded, and may serve a process. Raises nothing.
+
+    It may where not all devices are on vfio, or its modules are in use.
+    """
+    host = situation.host
+    may_serve = any(not one.is_on_vfio for one in host.bus.accelerators) or users_of(host.modules) > 0
+    return may_serve and is_loaded(host, situation.profile)
 
 
 def pending(situation: Situation) -> tuple[PciFunction, ...]:
@@ -105,11 +119,6 @@ def nodes_in_doubt(situation: Situation) -> frozenset[str]:
     return frozenset[str]().union(*(one.user_nodes for one in (*bare, *_vanishing(situation))))
 
 
-def _serves(situation: Situation) -> bool:
-    """True if the native driver may serve a process: not all devices are on vfio, or its modules are in use."""
-    return any(not one.is_on_vfio for one in situation.host.bus.accelerators) or users_of(situation.host.modules) > 0
-
-
 def _vanishing(situation: Situation) -> tuple[PciFunction, ...]:
     """Virtual functions on vfio whose physical function is still to change hands, and takes them along."""
     bus = situation.host.bus
@@ -123,12 +132,12 @@ def _counted(functions: tuple[PciFunction, ...]) -> str:
 def _no_device(situation: Situation) -> Plan:
     why = f"no device of profile {situation.profile.name} is on the PCI bus"
     is_others = is_owned_elsewhere(situation.obs, take_over=situation.policy.take_over)
-    left = () if is_others else give_back(found_journal(situation.obs, situation.profile))
+    left = () if is_others else releasing(situation)
     return Plan(Decision.NO_DEVICE, why, left, (f"{why}: no device is given to virtual machines",))
 
 
-def impossible(situation: Situation) -> dict[str, str]:
-    """Why virtual machines could not have the devices in the end, each reason with what to do about it."""
+def impossible(situation: Situation) -> tuple[Check, ...]:
+    """Why virtual machines could not have the devices in the end."""
     bus, found = situation.host.bus, dict[str, str]()
     iommu = "Enable the IOMMU in the firmware and on the kernel's command line (intel_iommu=on; amd_iommu=on)."
     for one in bus.functions:
@@ -153,15 +162,7 @@ def impossible(situation: Situation) -> dict[str, str]:
         found[f"the {situation.profile.name} driver is loaded, and is never unloaded from a running kernel"] = (
             "Prevent the host from loading the driver at boot, then reboot the node."
         )
-    return found
-
-
-def _refuse_impossible(situation: Situation) -> None:
-    """Raise PreflightFailed, naming every reason, where `impossible` has one, or another check fails."""
-    found = impossible(situation)
-    if found:
-        raise PreflightFailed(f"preflight: {'; '.join(found)}", " ".join(dict.fromkeys(found.values())))
-    check(situation, keeps_driver=not situation.host.modules and not pending(situation))
+    return tuple(Check("devices", False, what, remedy) for what, remedy in found.items())
 
 
 def _is_foreign(situation: Situation, one: PciFunction) -> bool:
@@ -174,7 +175,7 @@ def why_stuck(one: PciFunction, held: tuple[Holder, ...]) -> str:
     """The message about a device that is stuck between two drivers, and about its holders."""
     if one.driver:
         return f"the kernel has not finished changing the driver of {one.address}, which is now {one.driver}"
-    who = _who(held) if held else "unknown by whom"
+    who = several(held, "; ") if held else "unknown by whom"
     return f"the unbind of {one.address} is stuck, because it is in use: {who}"
 
 
@@ -183,7 +184,8 @@ def _refuse_used_virtual(situation: Situation) -> None:
     for one in _vanishing(situation):
         held = holders_of(situation, one)
         if held:
-            raise busy(f"virtual function {one.address} is in use: {_who(held)}; nothing was changed", END_IT, held)
+            what = f"virtual function {one.address} is in use: {several(held, '; ')}; nothing was changed"
+            raise busy(what, END_IT, held)
 
 
 def holders_of(situation: Situation, one: PciFunction) -> tuple[Holder, ...]:
@@ -191,27 +193,17 @@ def holders_of(situation: Situation, one: PciFunction) -> tuple[Holder, ...]:
     return tuple(held for held in situation.obs.group_holders if held.how != UNREAD and held.node in one.user_nodes)
 
 
-def _who(held: tuple[Holder, ...]) -> str:
-    return several(held, "; ")
-
-
 def busy(what: str, remedy: str, held: tuple[Holder, ...]) -> DriverBusy:
-    error = DriverBusy(what, remedy)
-    error.blockers = tuple(process_blocker(one.pid, one.process) for one in held)
-    return error
+    return DriverBusy(what, remedy, tuple(process_blocker(one.pid, one.process) for one in held))
 
 
 def _bind(situation: Situation, waiting: tuple[PciFunction, ...]) -> Plan:
     """The native driver has no device, so no pod uses one: only pods that would bring the driver back are paused."""
-    old = _originals(situation, waiting)
-    unload = (
-        (
-            WaitForDevice(situation.policy.device_free_timeout_s),
-            UnloadModules(unload_order(situation.host.modules, situation.profile.modules.order)),
-        )
-        if situation.host.modules
-        else ()
-    )
+    old = tuple(map(bindings_of, waiting))
+    unload: tuple[AnyStep, ...] = ()
+    if situation.host.modules:
+        order = unload_order(situation.host.modules, situation.profile.modules.order)
+        unload = (WaitForDevice(situation.policy.device_free_timeout_s), UnloadModules(order))
     mounted = bound_to_root(situation.obs, situation.profile) if situation.host.root_mounts else frozenset[str]()
     pause = mounted | (driver_gate(situation) if driver_pods(situation) else frozenset())
     refuse_unmoved(situation, pause, bound_only=True)
@@ -222,9 +214,7 @@ def _bind(situation: Situation, waiting: tuple[PciFunction, ...]) -> Plan:
         *clean(situation, driver_files(situation.profile)),
         *_binding(situation, waiting),
     )
-    users = staying(
-        node_pods(situation.obs), situation.profile, situation.policy.eviction, "no device has its own driver"
-    )
+    users = users_stay(situation, "no device has its own driver")
     why = "no device is bound to the driver"
     why += f": {_counted(waiting)} go to vfio" if waiting else ", and it is loaded: unload it"
     return Plan(Decision.BIND, why, (*taken, *work, *releasing(situation, taken)), workloads=users)
@@ -232,7 +222,7 @@ def _bind(situation: Situation, waiting: tuple[PciFunction, ...]) -> Plan:
 
 def _switch(situation: Situation, waiting: tuple[PciFunction, ...]) -> Plan:
     """The full path: everybody leaves the driver, it is unloaded by its reference count, and vfio gets its devices."""
-    old = _originals(situation, waiting)
+    old = tuple(map(bindings_of, waiting))
     before, taken, cleared = before_the_unload(situation, old)
     steps: tuple[AnyStep, ...] = (
         *before,
@@ -244,21 +234,16 @@ def _switch(situation: Situation, waiting: tuple[PciFunction, ...]) -> Plan:
         *_binding(situation, waiting),
         *releasing(situation, taken),
     )
-    warnings = (*cleared.warnings, *unread_claims(node_pods(situation.obs)))
     kept = len(situation.host.bus.functions) - len(waiting)
     why = f"the driver is loaded: {_counted(waiting)} go to vfio" + (f", {kept} stay as they are" if kept else "")
-    return Plan(Decision.SWITCH, why, steps, warnings, cleared.found)
-
-
-def _originals(situation: Situation, waiting: tuple[PciFunction, ...]) -> tuple[Binding, ...]:
-    return tuple(bindings_of(one) for one in waiting)
+    return Plan(Decision.SWITCH, why, steps, cleared.warnings, cleared.found)
 
 
 def _keeping(situation: Situation, old: tuple[Binding, ...], waiting: tuple[PciFunction, ...]) -> tuple[AnyStep, ...]:
     """What keeps the devices for vfio while they still have the drivers that they had."""
     if not waiting:
         return ()
-    first = merged_bindings(situation.host.bindings, original_bindings(situation.obs, old))
+    first = merged_bindings(situation.host.bindings, original_bindings(situation, old))
     missing = tuple(one for one in waiting if one.override != one.vfio_driver)
     parents = tuple(one for one in waiting if one.virtual_count)
     return (
@@ -366,4 +351,4 @@ def _without_virtual(situation: Situation) -> tuple[Binding, ...]:
 
 def _original_bindings(situation: Situation) -> tuple[Binding, ...]:
     """The devices as they were before this boot's runs, from their record."""
-    return merged_bindings(situation.host.bindings, original_bindings(situation.obs))
+    return merged_bindings(situation.host.bindings, original_bindings(situation))

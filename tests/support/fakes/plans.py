@@ -111,8 +111,9 @@ def shown(facts: str) -> str:
         case "checks":
             text = _checks(situation)
         case "acquire":
-            step = take(obs, profile, frozenset(view["pauses"]), cordon=view["cordons"])
-            text = "nothing to do" if step is None else "\n".join((step.describe(), *details(step, None)))
+            taken = take(situation, frozenset(view["pauses"]), cordon=view["cordons"])
+            text = "\n".join(line for step in taken for line in (step.describe(), *details(step, None)))
+            text = text or "nothing to do"
         case "release":
             assert obs.journal is not None
             text = plain(as_json(release(obs.node, obs.journal, profile))) or "nothing to do"

@@ -23,7 +23,7 @@ from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.core.rebooter import Rebooter, RebootPorts
 from driver_manager.domain.observation import Situation
 from driver_manager.domain.reboot.state import RebootPolicy, is_idle
-from driver_manager.domain.swap.preflight import problems
+from driver_manager.domain.swap.preflight import checks
 from tests.support.control_plane.kubelet import of_others, shown
 from tests.support.fakes.builders import PROFILE, observation
 from tests.support.fakes.clock import RecordingReporter
@@ -99,7 +99,7 @@ def _refusals(roots: HostRoots, trees: DriverRoots) -> list[dict[str, Any]]:
     ):
         prepare()
         host = read_host(roots, PROFILE, "", None, loads=False)
-        said = problems(Situation.of(observation(host=host), PROFILE, CONTAINER))
+        said = [one for one in checks(Situation.of(observation(host=host), PROFILE, CONTAINER)) if one.ok is False]
         found.append({"problems": [problem.what for problem in said], "version": host.modules["rebellions"].version})
     kernel = rmmod("rebellions")
     return [*found, {"rmmod": kernel.status, "said": kernel.stderr}]

@@ -15,14 +15,14 @@ from driver_manager.core.swap.node import HURRY_S, NodeLock
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, ExitCode, NodeMissing, OwnedElsewhere
 from driver_manager.domain.journal import Journal, OldDriver, decode, encode
 from driver_manager.domain.node import FIELD_MANAGER, Node
-from driver_manager.domain.observation import Observation
+from driver_manager.domain.observation import Observation, Policy, Situation
 from driver_manager.domain.pci import Binding, PciFunction
 from driver_manager.domain.reboot.decision import CORDON_FOR_REBOOT
 from driver_manager.domain.swap import node_patches
+from driver_manager.domain.swap.building import releasing
 from driver_manager.domain.swap.node_patches import (
     decoded_journal,
     found_journal,
-    give_back,
     pausable_keys,
     pause_more,
     release,
@@ -391,8 +391,8 @@ def test_a_release_names_what_there_is_to_undo_and_no_count_of_zero(found: Journ
 
 
 def take_with(**fields: object) -> TakeNode:
-    step = take(observation(**fields), PROFILE, frozenset({PLUGIN, EXPORTER}), cordon=True)
-    assert step is not None
+    now = Situation.of(observation(**fields), PROFILE, Policy())
+    (step,) = take(now, frozenset({PLUGIN, EXPORTER}), cordon=True)
     return step
 
 
@@ -464,7 +464,7 @@ def test_what_leaves_last_is_paused_and_journaled_in_one_patch(
 @pytest.mark.parametrize("now", [node(), node(unschedulable=True), node(annotations={CORDON: "true"})])
 def test_a_node_that_nobody_paused_has_nothing_to_give_back(now: Node) -> None:
     assert decoded_journal(now, PROFILE, ME) is None
-    assert give_back(None) == ()
+    assert releasing(Situation.of(observation(node=now), PROFILE, Policy())) == ()
 
 
 def test_the_nodes_own_journal_goes_before_what_the_labels_tell() -> None:
