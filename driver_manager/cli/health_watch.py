@@ -20,7 +20,7 @@ from driver_manager.adapters.report.http import parse_address
 from driver_manager.cli import lean
 from driver_manager.cli.health_watch_loop import TARGET, Launch
 from driver_manager.cli.lean import NodeWay
-from driver_manager.cli.options import ScreenCommand, output_option, put, with_options
+from driver_manager.cli.options import command, output_option, put, with_options
 from driver_manager.cli.session import (
     host_roots,
     log_form,
@@ -38,6 +38,7 @@ from driver_manager.domain.host import Health, ProbeResult
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.settings import Setting, Values
 from driver_manager.domain.text import json_text, one_line
+from driver_manager.domain.wire import body_of
 
 _ONCE_CODES = {
     Health.HEALTHY: ExitCode.DONE,
@@ -47,11 +48,7 @@ _ONCE_CODES = {
 """Exit codes of `--once`: 0 healthy, 5 the driver does not serve its devices, 6 unknown."""
 
 
-@click.command(
-    cls=ScreenCommand,
-    name="health-watch",
-    short_help="Watch the driver's health continuously, as a sidecar of the driver container.",
-)
+@command("health-watch", "Watch the driver's health continuously, as a sidecar of the driver container.")
 @click.option("--once", is_flag=True, help="Take one sample, print it, change nothing: exit 0, 5 unhealthy, 6 unknown.")
 @click.option("--handover", is_flag=True, hidden=True, help="Print the settings of the loop, for a reload.")
 @output_option
@@ -120,7 +117,6 @@ def _launch(values: Values) -> Launch:
 
 
 def _refuse_without_folder(option: Setting[str], path: str) -> None:
-    """Raise ConfigError for a file whose folder does not exist."""
     if path and not Path(path).parent.is_dir():
         raise ConfigError(
             f"the folder of {option.flag} {path} does not exist", f"Mount that folder writable, or fix {option.flag}."
@@ -147,7 +143,6 @@ def _profile(values: Values, roots: HostRoots) -> Profile:
 
 
 def _once(launch: Launch, output: str) -> int:
-    """Take one sample and print it as text or JSON; the exit code."""
     clock = LoopClock()
     clock.install()
     begun = time.monotonic()
@@ -162,10 +157,7 @@ def _once(launch: Launch, output: str) -> int:
 
 
 def _as_json(result: ProbeResult, code: ExitCode, took_s: float) -> str:
-    devices = [
-        {"name": one.name, "health": one.health.value, "reason": one.reason, "address": one.address}
-        for one in result.devices
-    ]
+    devices = list(map(body_of, result.devices))
     body = {"health": result.health.value, "reason": result.reason, "devices": devices, "tookSeconds": round(took_s, 3)}
     return json_text({**body, "exitCode": int(code)}, indent=2)
 

@@ -16,7 +16,7 @@ from click.shell_completion import ShellComplete, get_completion_class
 
 from driver_manager import profiles, schemas
 from driver_manager.adapters.report.log import LogForm, LogReporter
-from driver_manager.cli.options import ScreenCommand, is_of_printing, put, unwritable
+from driver_manager.cli.options import command, is_of_printing, put, unwritable
 from driver_manager.domain.errors import EXIT_MEANINGS, ConfigError, ExitCode, ManagerError
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.settings import LOG_FORMAT, TERMINATION_LOG, Setting
@@ -29,7 +29,7 @@ VARIABLE = "_DRIVER_MANAGER_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command(cls=ScreenCommand, name="completion", short_help="Print the completion script of a shell.")
+@command("completion", "Print the completion script of a shell.")
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion_command(*, shell: str) -> int:
     """Print the script that completes commands, options and their values in SHELL.
@@ -142,7 +142,6 @@ def cli() -> None:
 
 
 def entry() -> None:
-    """Run the command line, and end with its exit code."""
     leave(run(sys.argv[1:]))
 
 
@@ -181,7 +180,6 @@ def run(argv: list[str]) -> int:
 
 
 def _end(argv: list[str], error: ManagerError) -> int:
-    """Print and log a failure; the exit code."""
     if _wants_json(argv):
         body = {"schemaVersion": schemas.VERSION, "error": error.what, "remedy": error.remedy}
         body |= {"exitCode": int(error.exit_code), **error.facts}
@@ -206,7 +204,6 @@ def _option(argv: list[str], option: Setting[str]) -> str:
 
 
 def _fail(argv: list[str], code: ExitCode, what: str, remedy: str) -> int:
-    """Log the two lines of a failure; the exit code."""
     wanted = _option(argv, LOG_FORMAT)
     as_json = wanted == "json" or (wanted != "text" and not sys.stderr.isatty())
     path = _option(argv, TERMINATION_LOG)

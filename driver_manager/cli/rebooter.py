@@ -25,7 +25,7 @@ from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogReporter
 from driver_manager.adapters.report.publish import Textfile
 from driver_manager.cli import lean
-from driver_manager.cli.options import ScreenCommand, with_options, zone
+from driver_manager.cli.options import command, with_options, zone
 from driver_manager.cli.session import (
     eviction_consents,
     host_roots,
@@ -68,11 +68,7 @@ class Wired(Struct, frozen=True):
         return RebootFiles(self.roots, self.profile.paths.reboot_marker, self.profile.paths.rebooter_record)
 
 
-@click.command(
-    cls=ScreenCommand,
-    name="rebooter",
-    short_help="Reboot the node when its marker asks for it and every condition is met.",
-)
+@command("rebooter", "Reboot the node when its marker asks for it and every condition is met.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done and change nothing.")
 @with_options(
     settings.REBOOTER,

@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from driver_manager import profiles, schemas
 from driver_manager.adapters.kube import transport
@@ -20,7 +21,7 @@ from driver_manager.adapters.kube.fleet import KubeDesk, node_label_keys, reader
 from driver_manager.adapters.kube.transport import is_in_pod
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.cli.options import styled, table, titled, when, zone
-from driver_manager.cli.session import log_form
+from driver_manager.cli.session import log_form, named_profile
 from driver_manager.core.fleet.world import ObservedRollout, look
 from driver_manager.core.fleet_ports import Leader, RolloutClient
 from driver_manager.core.ports_base import Reporter
@@ -49,54 +50,40 @@ class Hint(Struct, frozen=True):
     command: str = ""
 
 
-class _Case(Struct, frozen=True):
-    rollout: RolloutObject
-    fleet: Fleet | None
-    outlook: Outlook
-
-    def command(self, verb: str, *words: str) -> str:
-        return " ".join((PROGRAM, verb, "-n", self.rollout.namespace, *words))
-
-    @property
-    def failed(self) -> list[str]:
-        return [one.name for one in self.outlook.nodes if one.place is NodePhase.FAILED]
-
-    @property
-    def refused(self) -> list[str]:
-        """The nodes that are left out because of their preflight."""
-        left_out = [one for one in self.outlook.nodes if one.place is NodePhase.LEFT_OUT]
-        return [
-            one.name for one in left_out if one.preflight is not None and one.reason == preflight_told(one.preflight)
-        ]
-
-
-def hints(rollout: RolloutObject, fleet: Fleet | None, outlook: Outlook, *, has_leader: bool) -> tuple[Hint, ...]:
+def hints(rollout: RolloutObject, fleet: Fleet | None, outlook: Outlook, *, has_leader: bool) -> Iterator[Hint]:
     """The next steps, the most likely first."""
-    found = [Hint(NO_CONTROLLER)] if not has_leader else []
-    return (*found, *_next_steps(_Case(rollout, fleet, outlook)))
-
-
-def _next_steps(case: _Case) -> Iterator[Hint]:
-    rollout, phase, reason = case.rollout, case.outlook.phase, case.outlook.reason
+    phase, reason, where = outlook.phase, outlook.reason, f"-n {rollout.namespace}"
+    if not has_leader:
+        yield Hint(NO_CONTROLLER)
     if reason == INVALID_SPEC:
-        yield Hint("fix the spec", f"kubectl -n {rollout.namespace} edit driverrollout {rollout.name}")
-    for nodes, what in (
-        (case.failed, "retry a failed node, after checking it"),
-        (case.refused, "check again a node that is left out, after checking it"),
-    ):
-        if nodes and reason not in ("FailedBefore", "Undoing"):
-            words = ("--rollout", rollout.name, *nodes[:MOST_NAMED])
-            yield Hint(what, case.command("retry", *words) + (" ..." if len(nodes) > MOST_NAMED else ""))
+        yield Hint("fix the spec", f"kubectl {where} edit driverrollout {rollout.name}")
+    retry = f"{PROGRAM} retry {where} --rollout {rollout.name}"
+    if reason not in ("FailedBefore", "Undoing"):
+        yield from _retries(outlook.nodes, retry)
     if reason == "FailedBefore":
-        yield Hint("try this revision again", case.command("retry", "--rollout", rollout.name, "--revision"))
-    if phase is Phase.HALTED and reason != "Undoing" and case.fleet is not None:
-        to = last_good(case.fleet, case.outlook.target)
+        yield Hint("try this revision again", f"{retry} --revision")
+    if phase is Phase.HALTED and reason != "Undoing" and fleet is not None:
+        to = last_good(fleet, outlook.target)
         if to:
-            yield Hint(f"go back to revision {to}", case.command("undo", rollout.name))
+            yield Hint(f"go back to revision {to}", f"{PROGRAM} undo {where} {rollout.name}")
     if phase is Phase.WAITING_FOR_APPROVAL:
-        yield Hint("approve the next wave", case.command("approve", rollout.name))
+        yield Hint("approve the next wave", f"{PROGRAM} approve {where} {rollout.name}")
     if phase is Phase.PAUSED:
-        yield Hint("resume", case.command("resume", rollout.name))
+        yield Hint("resume", f"{PROGRAM} resume {where} {rollout.name}")
+
+
+def _retries(nodes: Iterable[NodeView], command: str) -> Iterator[Hint]:
+    """Hints for nodes that failed, and for those that are left out because of their preflight."""
+    failed = [one.name for one in nodes if one.place is NodePhase.FAILED]
+    left_out = [one for one in nodes if one.place is NodePhase.LEFT_OUT and one.preflight is not None]
+    refused = [one.name for one in left_out if one.preflight and one.reason == preflight_told(one.preflight)]
+    for names, what in (
+        (failed, "retry a failed node, after checking it"),
+        (refused, "check again a node that is left out, after checking it"),
+    ):
+        if names:
+            more = " ..." if len(names) > MOST_NAMED else ""
+            yield Hint(what, f"{command} {' '.join(names[:MOST_NAMED])}{more}")
 
 
 # `rollout status` and `rollout plan` as JSON, in the form of `schemas/rollout.schema.json`
@@ -127,7 +114,9 @@ def outlook_of(shown: Shown) -> Outlook:
 def body(shown: Shown, outlook: Outlook, plan: Json | None = None) -> Json:
     """Everything that is shown; `plan` has the fields of `rollout plan`."""
     rollout, fleet = shown.sight.rollout, shown.sight.fleet
-    leader = _leader(shown)
+    leader = leader_body(shown.leader, shown.now_s)
+    history = rollout.memory.history
+    began_s = history[-1].began_s if history and history[-1].revision == outlook.target else None
     return {
         "schemaVersion": schemas.VERSION,
         "rollout": rollout.key,
@@ -136,11 +125,8 @@ def body(shown: Shown, outlook: Outlook, plan: Json | None = None) -> Json:
         "phase": outlook.phase.value,
         "reason": outlook.reason,
         "message": outlook.message,
-        "hints": [
-            {"what": one.what, "command": one.command}
-            for one in hints(rollout, fleet, outlook, has_leader=leader is None or leader["isLeading"])
-        ],
-        "target": _revision(fleet, outlook.target, _began(shown, outlook.target)),
+        "hints": list(map(asdict, hints(rollout, fleet, outlook, has_leader=not leader or leader["isLeading"]))),
+        "target": _revision(fleet, outlook.target, began_s),
         "good": _revision(fleet, rollout.memory.good, None),
         "failedRevisions": list(rollout.memory.failed),
         "wave": outlook.wave,
@@ -162,7 +148,6 @@ def _pace(found: Pace, now_s: float) -> Json:
 
 
 def counts(nodes: Iterable[NodeView]) -> dict[str, int]:
-    """The number of nodes in each phase."""
     found = dict.fromkeys(COUNTS.values(), 0)
     for node in nodes:
         found[COUNTS[node.place]] += 1
@@ -171,11 +156,6 @@ def counts(nodes: Iterable[NodeView]) -> dict[str, int]:
 
 def moment(wall_s: float | None) -> str | None:
     return None if wall_s is None else written_time(wall_s)
-
-
-def _began(shown: Shown, target: str) -> float | None:
-    history = shown.sight.rollout.memory.history
-    return history[-1].began_s if history and history[-1].revision == target else None
 
 
 def _revision(fleet: Fleet | None, name: str, began_s: float | None) -> Json | None:
@@ -206,15 +186,14 @@ def _node(one: NodeView) -> Json:
     }
 
 
-def _leader(shown: Shown) -> Json | None:
-    found = shown.leader
+def leader_body(found: Leader | None, now_s: float) -> Json | None:
     if found is None:
         return None
     over_s = (found.renewed_s or 0.0) + (found.lasts_s or 0.0) + LATE_S
     return {
         "leader": found.name,
         "renewed": moment(found.renewed_s),
-        "isLeading": bool(found.name) and found.renewed_s is not None and shown.now_s < over_s,
+        "isLeading": bool(found.name) and found.renewed_s is not None and now_s < over_s,
     }
 
 
@@ -237,9 +216,30 @@ MOST_NODES = 20
 
 def rollout_text(body: Json, now_s: float) -> str:
     """The screen of `rollout status`; words in `body` are on one line each, `now_s` is in seconds since the epoch."""
-    lines = [*hints_text(body), *rows("nodes", [rollout_in_short(body["counts"])]), *_pace_text(body, now_s)]
-    lines += rows("waves", table(_waves(body, now_s))) if body["waves"] else []
-    return "\n".join([rollout_headline(body), *lines, *nodes(body, now_s), *facts(body, now_s)])
+    return _screen(
+        body,
+        now_s,
+        ("nodes", [rollout_in_short(body["counts"])]),
+        ("pace", _pace_text(body, now_s)),
+        ("waves", table(_waves(body, now_s)) if body["waves"] else []),
+    )
+
+
+Rows = tuple[str, list[str]]
+"""Lines and their title."""
+
+
+def _screen(body: Json, now_s: float, *parts: Rows) -> str:
+    """The headline, the hints, `parts`, each node that is not done with its reason, and what is rolled out."""
+    place_rows = [
+        (NodePhase.FAILED.value, _each(body, NodePhase.FAILED, now_s)),
+        (NodePhase.UNDER_WAY.value, _each(body, NodePhase.UNDER_WAY, now_s)),
+        (NodePhase.WAITING.value, _groups(body, NodePhase.WAITING)),
+        (NodePhase.LEFT_OUT.value, _groups(body, NodePhase.LEFT_OUT)),
+    ]
+    hints = [line for one in body["hints"] for line in (one["what"], f"  {one['command']}") if line.strip()]
+    lines = titled([("to do", hints), *parts, *place_rows, *_facts(body, now_s)], WIDTH)
+    return "\n".join([rollout_headline(body), *lines])
 
 
 def rollout_headline(body: Json) -> str:
@@ -249,17 +249,16 @@ def rollout_headline(body: Json) -> str:
 
 
 def _pace_text(body: Json, now_s: float) -> list[str]:
-    """The duration of a node and the estimated end, while nodes are left."""
     pace, counts = body["pace"], body["counts"]
     if pace is None or not counts["waiting"] + counts["underWay"]:
         return []
     if pace["typicalSeconds"] is None:
-        return rows("pace", ["no estimate before the first node is done"])
+        return ["no estimate before the first node is done"]
     text = f"a node takes about {spoken(pace['typicalSeconds'])}"
     if pace["windowSeconds"] is not None:
         text += f", its users are without their device for {pace['windowSeconds']:.1f} s of it"
     ends = f"done by {when(pace['ends'], now_s)} at the earliest" if pace["ends"] else "no estimate of the end now"
-    return rows("pace", [f"{text}; {ends}"])
+    return [f"{text}; {ends}"]
 
 
 def rollout_in_short(counts: Json) -> str:
@@ -267,33 +266,15 @@ def rollout_in_short(counts: Json) -> str:
     return f"{counts['total']} in all{': ' if parts else ''}{', '.join(parts)}"
 
 
-def facts(body: Json, now_s: float) -> list[str]:
-    """DaemonSet, profile, revision and controller."""
+def _facts(body: Json, now_s: float) -> Iterator[Rows]:
     target, good = body["target"], body["good"]
     about = f" of DaemonSet {body['daemonSet']}" if body["daemonSet"] else ""
-    lines = rows("rollout", [f"{body['rollout']}{about}, profile {body['profile']}"])
+    yield "rollout", [f"{body['rollout']}{about}, profile {body['profile']}"]
     if target is not None:
         since = f", since {when(target['began'], now_s)}" if target["began"] else ""
         last = f"; good on all nodes: {_named(good)}" if good is not None and good != target else ""
-        lines += rows("revision", [f"{_named(target)}{since}{last}"])
-    return lines + rows("controller", [_controller(body["controller"], now_s)])
-
-
-def rows(title: str, texts: Iterable[str]) -> list[str]:
-    return titled(title, texts, WIDTH)
-
-
-def nodes(body: Json, now_s: float) -> list[str]:
-    """Every node that is not done, with its reason."""
-    lines = [*_each(body, NodePhase.FAILED, now_s), *_each(body, NodePhase.UNDER_WAY, now_s)]
-    return [*lines, *_groups(body, NodePhase.WAITING), *_groups(body, NodePhase.LEFT_OUT)]
-
-
-def hints_text(body: Json) -> list[str]:
-    texts = []
-    for one in body["hints"]:
-        texts += [one["what"], *([f"  {one['command']}"] if one["command"] else [])]
-    return rows("to do", texts) if texts else []
+        yield "revision", [f"{_named(target)}{since}{last}"]
+    yield "controller", [_controller(body["controller"], now_s)]
 
 
 def _waves(body: Json, now_s: float) -> list[list[str]]:
@@ -316,8 +297,7 @@ def _each(body: Json, place: NodePhase, now_s: float) -> list[str]:
         key=lambda node: (node["since"] is None, node["since"] or "", node["node"]),
     )
     texts = [_one(node, now_s) for node in found[:MOST_NODES]]
-    texts += [f"and {len(found) - MOST_NODES} more"] if len(found) > MOST_NODES else []
-    return rows(place.value, texts)
+    return texts + ([f"and {len(found) - MOST_NODES} more"] if len(found) > MOST_NODES else [])
 
 
 def _one(node: Json, now_s: float) -> str:
@@ -328,11 +308,7 @@ def _one(node: Json, now_s: float) -> str:
 
 def _groups(body: Json, place: NodePhase) -> list[str]:
     found = grouped(node for node in body["nodes"] if node["place"] == place.value)
-    return rows(place.value, [f"{_many(names)}: {why}" for why, names in found])
-
-
-def _many(names: Sequence[str]) -> str:
-    return several(names) if len(names) == 1 else f"{several(names)} ({len(names)})"
+    return [f"{several(names)}{f' ({len(names)})' if len(names) > 1 else ''}: {why}" for why, names in found]
 
 
 def _named(revision: Json) -> str:
@@ -357,13 +333,18 @@ FATE = "the run on each node decides what happens to them"
 def plan_text(body: Json, now_s: float) -> str:
     """The screen of `rollout plan`; words in `body` are on one line each, `now_s` is in seconds since the epoch."""
     plan = body["plan"]
-    lines = hints_text(body)
-    if plan is not None:
-        lines += rows("to go", [_count(plan["toGo"], "node") if plan["toGo"] else "no node"])
-        lines += _pace_text(body, now_s)
-        lines += rows("disturbs", [_disturbed(plan)]) if plan["toGo"] else []
-        lines += rows("waves", table(_planned_waves(plan))) if plan["toGo"] else []
-    return "\n".join([rollout_headline(body), *lines, *nodes(body, now_s), *facts(body, now_s)])
+    if plan is None:
+        return _screen(body, now_s)
+    if not plan["toGo"]:
+        return _screen(body, now_s, ("to go", ["no node"]), ("pace", _pace_text(body, now_s)))
+    return _screen(
+        body,
+        now_s,
+        ("to go", [_count(plan["toGo"], "node")]),
+        ("pace", _pace_text(body, now_s)),
+        ("disturbs", [_disturbed(plan)]),
+        ("waves", table(_planned_waves(plan))),
+    )
 
 
 def _disturbed(plan: Json) -> str:
@@ -469,16 +450,14 @@ def open_rollouts(
 
 def picked(values: Values, api: KubeApi) -> Profile:
     """The named profile, else the one whose labels the Nodes have. Raises ManagerError."""
-    known = profiles.known(values[settings.PROFILE_FILE])
-    wanted = values[settings.DRIVER_PROFILE]
-    if wanted != profiles.AUTO:
-        profile = profiles.pick(wanted, known, (), lambda _: False)
-        refuse_without_state(profile)
-        return profile
+    named, known = named_profile(values)
+    if named is not None:
+        refuse_without_state(named)
+        return named
     serving = {name: one for name, one in known.items() if one.keys.upgrade_state}
     keys = node_label_keys(api)
     try:
-        return profiles.pick(profiles.AUTO, serving, keys, lambda _: False)
+        return profiles.pick(profiles.AUTO, serving, keys)
     except ConfigError as error:
         option = settings.DRIVER_PROFILE
         raise ConfigError(

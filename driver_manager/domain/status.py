@@ -49,12 +49,11 @@ class DeviceHealth(Struct, frozen=True):
 class StatusFacts(Struct, frozen=True):
     """Everything that `status` shows. The Node and the pods in `obs` are empty if they could not be read.
 
-    `missing` has the error of each part that could not be read.
-
-    `verdict` is the plan of a run now, or the error that prevents one. `now_s` is in seconds since the epoch.
-    `reboot_waits_for` is the text that the rebooter reports, "" if none. `clients` is the driver generation with the
-    states of its clients, None if neither the host nor the Node has one. `mode` is the mode that the user's label
-    requests. `group_holders` use devices that are on vfio or have no driver. `loader` is who loads the driver.
+    `missing` has the error of each part that could not be read. `verdict` is the plan of a run now, or the error that
+    prevents one. `now_s` is in seconds since the epoch. `reboot_waits_for` is the text that the rebooter reports, "" if
+    none. `clients` is the driver generation with the states of its clients, None if neither the host nor the Node has
+    one. `mode` is the mode that the user's label requests. `group_holders` use devices that are on vfio or have no
+    driver. `loader` is who loads the driver.
     """
 
     obs: Observation
@@ -278,7 +277,7 @@ def attention(facts: StatusFacts, first: Headline) -> tuple[Attention, ...]:
         *_operands(facts),
         *_digest(facts),
         *_left_behind(facts),
-        *_access(facts),
+        *(_of("access", facts.missing[part]) for part in ACCESS if part in facts.missing),
         *_next_run(facts),
         *_watch(facts),
         *_mute(facts),
@@ -366,12 +365,6 @@ def _left_behind(facts: StatusFacts) -> Iterator[Attention]:
     elif has_managers_cordon(node, facts.profile) and facts.profile.keys.reboot_in_progress not in node.annotations:
         what = "the node has a driver manager's cordon, and no run has taken it"
         yield Attention("cordon", what, "`driver-manager restore` lifts it.")
-
-
-def _access(facts: StatusFacts) -> Iterator[Attention]:
-    for part in ACCESS:
-        if part in facts.missing:
-            yield _of("access", facts.missing[part])
 
 
 def _next_run(facts: StatusFacts) -> Iterator[Attention]:

@@ -115,7 +115,10 @@ def shortened(text: str, most: int) -> str:
 
 def shown(text: str) -> str:
     """`text` for a terminal: control characters other than line feeds are escaped."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else _spelled(letter) for letter in text)
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
 
 
 def one_line(text: str) -> str:
@@ -135,10 +138,6 @@ def words_on_one_line(body: Any) -> Any:
 def json_text(body: Any, **form: Any) -> str:
     """`body` as JSON of printable ASCII. `json` does not escape DEL."""
     return json.dumps(body, **form).replace("\x7f", "\\u007f")
-
-
-def _spelled(letter: str) -> str:
-    return letter.encode("unicode_escape").decode()
 
 
 # Messages.

@@ -38,7 +38,6 @@ class HttpResponse(Struct, frozen=True):
     content_type: str = "text/plain; charset=utf-8"
 
     def encoded(self) -> bytes:
-        """The whole response; the connection is closed after it."""
         head = (
             f"HTTP/1.1 {self.status} {self.reason}\r\nContent-Type: {self.content_type}\r\n"
             f"Content-Length: {len(self.body)}\r\nConnection: close\r\n\r\n"
