@@ -53,16 +53,15 @@ class FleetEndpoint:
     def respond(self, path: str) -> HttpResponse:
         match path:
             case "/healthz":
-                age = f"last turn {self._heartbeat.age_s:.0f} s ago\n".encode()
+                age = f"last turn {self._heartbeat.age_s:.0f} s ago"
                 return probed(age, is_well=not self._heartbeat.is_late)
             case "/readyz":
-                report = self._report
-                role = "leads" if report.leads else "standing by"
-                return probed(f"{one_line(report.why_not_ready) or role}\n".encode(), is_well=not report.why_not_ready)
+                role = "leads" if self._report.leads else "standing by"
+                problem = self._report.why_not_ready
+                return probed(one_line(problem) or role, is_well=not problem)
             case "/metrics":
                 report = self._report
-                found = (*fleet_families(report), *operator_families(report, self._names))
-                return measured(found)
+                return measured((*fleet_families(report), *operator_families(report, self._names)))
         return NOT_FOUND
 
 
