@@ -16,7 +16,7 @@ from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.holders import find_holders
 from driver_manager.adapters.host.modules import HOST, ModuleTrees, OtherKernel, make_module_list
 from driver_manager.adapters.host.notes import RunFiguresFile
-from driver_manager.adapters.host.slots import Staged, Staging, Wanted, may_have_slots
+from driver_manager.adapters.host.slots import Staging, Wanted, may_have_slots
 from driver_manager.adapters.host.system import Sources, enforces_signatures, read_host
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import write_termination_log
@@ -173,7 +173,8 @@ def stage_command(*, source: str, verify: bool, values: Values) -> int:
         log.warn(f"the slot {done.path} did not match its record and was replaced: {done.replaced}")
     if done.is_folder_unused:
         log.warn(f"no driver is loaded from {root}{FOLDER_END}, which an earlier version left: remove it")
-    log.info(_summary(done, digest))
+    text = f"{in_words(digest)}, driver {done.version or '(no version)'}"
+    log.info(f"already staged: {text}" if done.was_there else f"staged: {text} in {done.path}")
     return ExitCode.DONE
 
 
@@ -191,11 +192,6 @@ def _judged(roots: HostRoots, profile: Profile, host: Host, path: str) -> str:
         what = "; ".join(check.what.replace(path, "the driver to stage") for check in failed)
         raise PreflightFailed(f"not staged: {what}", remedies(failed))
     return source.version
-
-
-def _summary(done: Staged, digest: str) -> str:
-    text = f"{in_words(digest)}, driver {done.version or '(no version)'}"
-    return f"already staged: {text}" if done.was_there else f"staged: {text} in {done.path}"
 
 
 # `preflight --kernel RELEASE`
@@ -382,10 +378,8 @@ def check_command(*, file: str, output: str) -> int:
             "for editors.",
         )
     shipped = ", which replaces the shipped one" if profile.name in profiles.builtin() else ""
-    topics = meaning(profile)
-    width = max(len(topic) for topic, _ in topics)
     lines = [f"{file} is valid: profile {profile.name}{shipped}"]
-    lines += [f"  {topic:{width}}  {sentence}" for topic, sentence in topics]
+    lines += [f"  {line}" for line in table(meaning(profile))]
     put("\n".join(map(one_line, lines)))
     return ExitCode.DONE
 

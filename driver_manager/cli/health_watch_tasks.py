@@ -1,7 +1,6 @@
 """Short-lived processes of `health-watch`: requests to the API server, and the evidence of a wedge.
 
-Each does one task in a lean interpreter (`driver_manager.cli.lean`) and prints one JSON object. The loop ends it in
-time.
+Each does one task in a lean interpreter (`driver_manager.cli.lean`) and prints one JSON object, in limited time.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import click
@@ -118,12 +118,26 @@ COMMANDS = {
 EPILOG = "Exit codes: " + " · ".join(f"{code.value} {text}" for code, text in EXIT_MEANINGS.items())
 
 
+RECONCILE, PREFLIGHT = "reconcile-driver-state", "preflight"
+
+
 class Commands(LazyGroup):
-    """All commands, also by the names that they have in vendors' own managers."""
+    """All commands, also by their names in vendors' own managers, so that those manifests run unchanged."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        found = super().get_command(ctx, cmd_name)
-        return found or find_vendor_command(cmd_name, lambda name: self.get_command(ctx, name))
+        return super().get_command(ctx, cmd_name) or self._of_vendor(ctx, cmd_name)
+
+    def _of_vendor(self, ctx: click.Context, name: str) -> click.Command | None:
+        """The command that a shipped profile calls `name`, with that profile as its default; None if none does."""
+        for profile in profiles.builtin().values():
+            for names, meant in ((profile.commands.reconcile, RECONCILE), (profile.commands.preflight, PREFLIGHT)):
+                ours = super().get_command(ctx, meant) if name in names else None
+                if ours is not None:
+                    known = copy.copy(ours)
+                    known.name = name
+                    known.context_settings = {**ours.context_settings, "default_map": {"profile": profile.name}}
+                    return known
+        return None
 
 
 @click.group(
@@ -231,31 +245,8 @@ def offers(words: list[str]) -> list[str]:
     return [*(f"{one.value}\t{one.help}" if one.help else str(one.value) for one in found), NO_FILES]
 
 
-# The names of commands in vendors' own managers, so that their manifests run unchanged. The profiles have them.
-
-RECONCILE, PREFLIGHT = "reconcile-driver-state", "preflight"
-
-
-def find_vendor_command(name: str, ours: Callable[[str], click.Command | None]) -> click.Command | None:
-    """The command that a shipped profile calls `name`, with that profile as its default; None if no profile does."""
-    for profile in profiles.builtin().values():
-        for names, meant in ((profile.commands.reconcile, RECONCILE), (profile.commands.preflight, PREFLIGHT)):
-            if name in names:
-                return _for(ours(meant), name, profile)
-    return None
-
-
 def warn_of_unheeded(profile: Profile, log: LogReporter) -> None:
     """Warn of variables of the vendor's own manager that are set and have no effect here."""
     for name in profile.commands.unheeded:
         if os.environ.get(name, "").lower() in ("1", "t", "true"):
             log.warn(f"{name} is set but has no effect here; see docs/migrating.md")
-
-
-def _for(command: click.Command | None, name: str, profile: Profile) -> click.Command | None:
-    if command is None:
-        return None
-    known = copy.copy(command)
-    known.name = name
-    known.context_settings = {**command.context_settings, "default_map": {"profile": profile.name}}
-    return known

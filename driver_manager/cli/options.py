@@ -18,7 +18,7 @@ from driver_manager.core.ports_base import Reporter
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.settings import DRIVER_LOAD, DRIVER_PROFILE, HEADINGS, AnySetting, SettingKind, Values
 from driver_manager.domain.text import json_text, parse_duration, spoken, words_on_one_line
-from driver_manager.domain.wire import seconds_of
+from driver_manager.domain.wire import seconds_of, written_time
 
 # Help that fits on a screen.
 
@@ -224,6 +224,10 @@ def titled(parts: Iterable[tuple[str, Iterable[str]]], width: int) -> list[str]:
         for title, lines in parts
         for number, line in enumerate(lines)
     ]
+
+
+def written_moment(wall_s: float | None) -> str | None:
+    return None if wall_s is None else written_time(wall_s)
 
 
 def when(moment: str, now_s: float) -> str:

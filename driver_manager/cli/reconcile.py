@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -135,10 +135,9 @@ mode_option = click.option(
 
 
 def policy_for(values: Values, mode: Mode) -> Policy:
-    return vfio_policy(values) if mode is Mode.VFIO else policy(values)
-
-
-def vfio_policy(values: Values) -> Policy:
+    """The policy in the options for `mode`. Raises ConfigError for an invalid selector."""
+    if mode is Mode.CONTAINER:
+        return policy(values)
     return replace(
         shared_policy(values),
         mode=Mode.VFIO,
@@ -162,7 +161,7 @@ def reconcile_command(*, dry_run: bool, output: str, values: Values) -> int:
     (or leaves that to its container), and restores every label. If it is killed, the next run continues. After a
     failure the next run waits (see --retry-wait).
     """
-    return _show_plan(values, policy(values), output) if dry_run else _run(values, policy, output)
+    return (_show_plan if dry_run else _run)(values, Mode.CONTAINER, output)
 
 
 @command("reconcile-vfio-state", "Give the devices to virtual machines; vfio-manager pods run this.")
@@ -175,20 +174,24 @@ def reconcile_vfio_command(*, dry_run: bool, output: str, values: Values) -> int
     If all devices are already on vfio, nothing is changed. A device that a virtual machine has is never touched. To
     undo, run reconcile-driver-state. If it is killed at any point, the next run continues.
     """
-    return _show_plan(values, vfio_policy(values), output) if dry_run else _run(values, vfio_policy, output)
+    return (_show_plan if dry_run else _run)(values, Mode.VFIO, output)
 
 
-def _run(values: Values, policy_of: Callable[[Values], Policy], output: str) -> int:
+def _run(values: Values, mode: Mode, output: str) -> int:
     """One reconcile, from its options to its exit code. Invalid options count as a failed run."""
     with measured(values) as run:
-        wanted = policy_of(values)
-        session = open_session(values, lists_steps=True, mode=wanted.mode)
+        wanted = policy_for(values, mode)
+        session = open_session(values, lists_steps=True, mode=mode)
         warn_of_unheeded(session.profile, session.log)
         run.profile, run.ports = session.profile, session.ports()
         observe = Observer(session)
-        outcome = _reconciled(session, observe, run.ports, wanted)
+        here, outcome = session.node if session.is_here else None, None
+        try:
+            outcome = reconcile(run.ports, observe, session.profile, wanted, here)
+        finally:
+            session.log.ended(well=outcome is not None and outcome.exit_code is ExitCode.DONE)
         run.exit_code = outcome.exit_code
-        if outcome.exit_code is ExitCode.DONE and wanted.mode is Mode.CONTAINER:
+        if outcome.exit_code is ExitCode.DONE and mode is Mode.CONTAINER:
             restart_clients(session, wanted, observe.pods)
         _announce(session, outcome)
     if output == "json":
@@ -198,28 +201,18 @@ def _run(values: Values, policy_of: Callable[[Values], Policy], output: str) -> 
     return int(outcome.exit_code)
 
 
-def _reconciled(session: Session, observe: Observer, ports: Ports, wanted: Policy) -> Outcome:
-    is_well = False
-    try:
-        here = session.node if session.is_here else None
-        outcome = reconcile(ports, observe, session.profile, wanted, here)
-        is_well = outcome.exit_code is ExitCode.DONE
-        return outcome
-    finally:
-        session.log.ended(well=is_well)
-
-
 @command("plan", "Print what a reconcile would do now, and why.")
 @mode_option
 @output_option
 @with_options(*RUN_OPTIONS, (settings.VFIO_BIND,))
 def plan_command(*, mode: str, output: str, values: Values) -> int:
     """Print what reconcile-driver-state, or reconcile-vfio-state, would do now, and why. Changes nothing."""
-    return _show_plan(values, policy_for(values, Mode(mode)), output)
+    return _show_plan(values, Mode(mode), output)
 
 
-def _show_plan(values: Values, wanted: Policy, output: str) -> int:
-    session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, mode=wanted.mode)
+def _show_plan(values: Values, mode: Mode, output: str) -> int:
+    wanted = policy_for(values, mode)
+    session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, mode=mode)
     ports, obs = session.ports(), session.observe(session.node)
     session.warn_of_refused(obs)
     try:

@@ -1,13 +1,11 @@
-"""`rollout status` and `rollout plan` as text: headline, waves, nodes, next commands.
-
-Made from the JSON form, so that both have the same content.
-"""
+"""`rollout status` and `rollout plan` as JSON and as text, which is made from the JSON: both have the same content."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -20,7 +18,7 @@ from driver_manager.adapters.kube.api import KubeApi, load_client
 from driver_manager.adapters.kube.fleet import KubeDesk, node_label_keys, readers
 from driver_manager.adapters.kube.transport import is_in_pod
 from driver_manager.adapters.process.clock import SystemClock
-from driver_manager.cli.options import styled, table, titled, when, zone
+from driver_manager.cli.options import styled, table, titled, when, written_moment, zone
 from driver_manager.cli.session import log_form, named_profile
 from driver_manager.core.fleet.world import ObservedRollout, look
 from driver_manager.core.fleet_ports import Leader, RolloutClient
@@ -35,7 +33,7 @@ from driver_manager.domain.fleet.waves import preflight_told
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.settings import Values
 from driver_manager.domain.text import MOST_NAMED, several, spoken
-from driver_manager.domain.wire import seconds_of, written_time
+from driver_manager.domain.wire import seconds_of
 
 # Hints: the next commands for a rollout that does not continue by itself
 
@@ -75,8 +73,11 @@ def hints(rollout: RolloutObject, fleet: Fleet | None, outlook: Outlook, *, has_
 def _retries(nodes: Iterable[NodeView], command: str) -> Iterator[Hint]:
     """Hints for nodes that failed, and for those that are left out because of their preflight."""
     failed = [one.name for one in nodes if one.place is NodePhase.FAILED]
-    left_out = [one for one in nodes if one.place is NodePhase.LEFT_OUT and one.preflight is not None]
-    refused = [one.name for one in left_out if one.preflight and one.reason == preflight_told(one.preflight)]
+    refused = [
+        one.name
+        for one in nodes
+        if one.place is NodePhase.LEFT_OUT and one.preflight is not None and one.reason == preflight_told(one.preflight)
+    ]
     for names, what in (
         (failed, "retry a failed node, after checking it"),
         (refused, "check again a node that is left out, after checking it"),
@@ -130,7 +131,7 @@ def body(shown: Shown, outlook: Outlook, plan: Json | None = None) -> Json:
         "good": _revision(fleet, rollout.memory.good, None),
         "failedRevisions": list(rollout.memory.failed),
         "wave": outlook.wave,
-        "counts": {"total": len(outlook.nodes), **counts(outlook.nodes)},
+        "counts": {"total": len(outlook.nodes), **_counted(Counter(one.place for one in outlook.nodes))},
         "waves": [_wave(one) for one in outlook.waves],
         "nodes": [_node(one) for one in sorted(outlook.nodes, key=lambda one: one.name)],
         "controller": leader,
@@ -143,19 +144,12 @@ def _pace(found: Pace, now_s: float) -> Json:
     return {
         "typicalSeconds": None if found.node_s is None else round(found.node_s),
         "windowSeconds": None if found.window_s is None else round(found.window_s, 3),
-        "ends": moment(None if found.left_s is None else now_s + found.left_s),
+        "ends": written_moment(None if found.left_s is None else now_s + found.left_s),
     }
 
 
-def counts(nodes: Iterable[NodeView]) -> dict[str, int]:
-    found = dict.fromkeys(COUNTS.values(), 0)
-    for node in nodes:
-        found[COUNTS[node.place]] += 1
-    return found
-
-
-def moment(wall_s: float | None) -> str | None:
-    return None if wall_s is None else written_time(wall_s)
+def _counted(counts: Mapping[NodePhase, int]) -> Json:
+    return {word: counts.get(place, 0) for place, word in COUNTS.items()}
 
 
 def _revision(fleet: Fleet | None, name: str, began_s: float | None) -> Json | None:
@@ -163,7 +157,7 @@ def _revision(fleet: Fleet | None, name: str, began_s: float | None) -> Json | N
     if not name:
         return None
     number = next((one.number for one in fleet.revisions if one.hash == name), None) if fleet is not None else None
-    return {"revision": name, "number": number, "began": moment(began_s)}
+    return {"revision": name, "number": number, "began": written_moment(began_s)}
 
 
 def _wave(one: WaveView) -> Json:
@@ -171,8 +165,8 @@ def _wave(one: WaveView) -> Json:
         "number": one.number,
         "name": one.name,
         "total": sum(one.counts.values()),
-        **{word: one.counts.get(place, 0) for place, word in COUNTS.items()},
-        "ended": moment(one.ended_s),
+        **_counted(one.counts),
+        "ended": written_moment(one.ended_s),
     }
 
 
@@ -182,7 +176,7 @@ def _node(one: NodeView) -> Json:
         "place": one.place.value,
         "wave": one.wave,
         "reason": one.reason,
-        "since": moment(one.since_s),
+        "since": written_moment(one.since_s),
     }
 
 
@@ -192,17 +186,9 @@ def leader_body(found: Leader | None, now_s: float) -> Json | None:
     over_s = (found.renewed_s or 0.0) + (found.lasts_s or 0.0) + LATE_S
     return {
         "leader": found.name,
-        "renewed": moment(found.renewed_s),
+        "renewed": written_moment(found.renewed_s),
         "isLeading": bool(found.name) and found.renewed_s is not None and now_s < over_s,
     }
-
-
-def grouped(nodes: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Names of nodes by reason, the most frequent first."""
-    by_reason: dict[str, list[str]] = {}
-    for node in nodes:
-        by_reason.setdefault(node["reason"], []).append(node["node"])
-    return sorted(by_reason.items(), key=lambda group: (-len(group[1]), group[0]))
 
 
 COLOURS = {Phase.COMPLETE.value: "green", **{phase.value: "red" for phase in STANDING}}
@@ -231,14 +217,12 @@ Rows = tuple[str, list[str]]
 
 def _screen(body: Json, now_s: float, *parts: Rows) -> str:
     """The headline, the hints, `parts`, each node that is not done with its reason, and what is rolled out."""
-    place_rows = [
-        (NodePhase.FAILED.value, _each(body, NodePhase.FAILED, now_s)),
-        (NodePhase.UNDER_WAY.value, _each(body, NodePhase.UNDER_WAY, now_s)),
-        (NodePhase.WAITING.value, _groups(body, NodePhase.WAITING)),
-        (NodePhase.LEFT_OUT.value, _groups(body, NodePhase.LEFT_OUT)),
+    places = [
+        *((place.value, _each(body, place, now_s)) for place in (NodePhase.FAILED, NodePhase.UNDER_WAY)),
+        *((place.value, _groups(body, place)) for place in (NodePhase.WAITING, NodePhase.LEFT_OUT)),
     ]
     hints = [line for one in body["hints"] for line in (one["what"], f"  {one['command']}") if line.strip()]
-    lines = titled([("to do", hints), *parts, *place_rows, *_facts(body, now_s)], WIDTH)
+    lines = titled([("to do", hints), *parts, *places, *_facts(body, now_s)], WIDTH)
     return "\n".join([rollout_headline(body), *lines])
 
 
@@ -307,8 +291,13 @@ def _one(node: Json, now_s: float) -> str:
 
 
 def _groups(body: Json, place: NodePhase) -> list[str]:
-    found = grouped(node for node in body["nodes"] if node["place"] == place.value)
-    return [f"{several(names)}{f' ({len(names)})' if len(names) > 1 else ''}: {why}" for why, names in found]
+    """Names of nodes in this place by reason, the most frequent first."""
+    by_reason: dict[str, list[str]] = {}
+    for node in body["nodes"]:
+        if node["place"] == place.value:
+            by_reason.setdefault(node["reason"], []).append(node["node"])
+    groups = sorted(by_reason.items(), key=lambda group: (-len(group[1]), group[0]))
+    return [f"{several(names)}{f' ({len(names)})' if len(names) > 1 else ''}: {why}" for why, names in groups]
 
 
 def _named(revision: Json) -> str:

@@ -1,7 +1,4 @@
-"""`rollout` and its commands: status, plan, pause, resume, approve, retry, undo, history.
-
-A command writes to the DriverRollout or to Nodes; the controller does the rest.
-"""
+"""`rollout` and its commands. A command writes to the DriverRollout or to Nodes; the controller does the rest."""
 
 from __future__ import annotations
 
@@ -35,6 +32,7 @@ from driver_manager.cli.options import (
     titled,
     when,
     with_options,
+    written_moment,
     zone,
 )
 from driver_manager.cli.rollout_screen import (
@@ -45,7 +43,6 @@ from driver_manager.cli.rollout_screen import (
     body,
     if_readable,
     leader_body,
-    moment,
     open_rollouts,
     outlook_of,
     plan_text,
@@ -103,34 +100,30 @@ PATIENCE_S = 3.0
 
 
 def complete_rollouts(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    return _beginning(incomplete, lambda: _rollouts(context))
+    def read(session: RolloutSession) -> Iterable[str]:
+        return [item.name for item in session.desk.listed(Subject(FactKind.ROLLOUTS, session.namespace)).items]
+
+    return _beginning(context, incomplete, read)
 
 
 def complete_failed_nodes(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """The failed nodes that start with `incomplete` and are not in the command yet."""
     named = context.params.get("nodes") or ()
-    return [name for name in _beginning(incomplete, lambda: _failed(context)) if name not in named]
+
+    def read(session: RolloutSession) -> Iterable[str]:
+        nodes = [item.fact for item in session.desk.listed(Subject(FactKind.NODES)).items]
+        failed = UpgradeState.FAILED.value
+        return [one.name for one in nodes if isinstance(one, FleetNode) and one.upgrade == failed]
+
+    return [name for name in _beginning(context, incomplete, read) if name not in named]
 
 
-def _beginning(incomplete: str, read: Callable[[], Iterable[str]]) -> list[str]:
-    with contextlib.suppress(ManagerError):
-        return sorted(name for name in read() if name.startswith(incomplete) and name.isprintable())
-    return []
-
-
-def _rollouts(context: click.Context) -> Iterable[str]:
-    session = _session(context)
-    return [item.name for item in session.desk.listed(Subject(FactKind.ROLLOUTS, session.namespace)).items]
-
-
-def _failed(context: click.Context) -> Iterable[str]:
-    nodes = [item.fact for item in _session(context).desk.listed(Subject(FactKind.NODES)).items]
-    return [one.name for one in nodes if isinstance(one, FleetNode) and one.upgrade == UpgradeState.FAILED.value]
-
-
-def _session(context: click.Context) -> RolloutSession:
+def _beginning(context: click.Context, incomplete: str, read: Callable[[RolloutSession], Iterable[str]]) -> list[str]:
     values = Values({setting: context.params.get(setting.name) for setting in VERB})
-    return open_rollouts(values, log=SilentReporter(), budget_s=PATIENCE_S)
+    with contextlib.suppress(ManagerError):
+        session = open_rollouts(values, log=SilentReporter(), budget_s=PATIENCE_S)
+        return sorted(name for name in read(session) if name.startswith(incomplete) and name.isprintable())
+    return []
 
 
 # Options and arguments that commands share
@@ -461,8 +454,8 @@ def _entry(name: str, revision: Revision | None, past: RevisionHistory | None) -
         "revision": name,
         "number": revision.number if revision is not None else None,
         "images": _images(revision.template) if revision is not None else [],
-        "began": moment(past.began_s) if past is not None else None,
-        "ended": moment(past.ended_s) if past is not None else None,
+        "began": written_moment(past.began_s) if past is not None else None,
+        "ended": written_moment(past.ended_s) if past is not None else None,
         "outcome": past.outcome if past is not None else "",
     }
 

@@ -28,7 +28,7 @@ from driver_manager.domain import selectors, settings
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import ConfigError, ManagerError, NodeMissing, Terminated
 from driver_manager.domain.host import Host
-from driver_manager.domain.journal import Journal, Owner
+from driver_manager.domain.journal import Journal
 from driver_manager.domain.node import Node, Pod, PodList, is_this_host
 from driver_manager.domain.observation import EvictionRules, Loader, Mode, Observation, ObservedPart, Policy
 from driver_manager.domain.profile import Profile
@@ -93,7 +93,14 @@ def shared_policy(values: Values) -> Policy:
         pod_termination_timeout_s=values[settings.POD_TERMINATION_TIMEOUT],
         device_free_timeout_s=values[settings.DEVICE_FREE_TIMEOUT],
         deadline_s=values[settings.RECONCILE_DEADLINE],
-        eviction=workload_rules(values),
+        eviction=replace(
+            eviction_consents(values),
+            is_enabled=values[settings.ENABLE_NPU_POD_EVICTION],
+            evicts_holders=values[settings.EVICT_HOLDERS],
+            drains=values[settings.ENABLE_AUTO_DRAIN],
+            drain_selector=selector(values, settings.DRAIN_POD_SELECTOR_LABEL),
+            drain_timeout_s=values[settings.DRAIN_TIMEOUT_SECONDS],
+        ),
         completion=selector(values, settings.WAIT_FOR_COMPLETION_SELECTOR),
         completion_timeout_s=values[settings.WAIT_FOR_COMPLETION_TIMEOUT],
         operator_timeout_s=values[settings.OPERATOR_TIMEOUT],
@@ -101,20 +108,8 @@ def shared_policy(values: Values) -> Policy:
     )
 
 
-def workload_rules(values: Values) -> EvictionRules:
-    """These rules without those for clients of the next driver. Raises ConfigError for an invalid selector."""
-    return replace(
-        eviction_consents(values),
-        is_enabled=values[settings.ENABLE_NPU_POD_EVICTION],
-        evicts_holders=values[settings.EVICT_HOLDERS],
-        drains=values[settings.ENABLE_AUTO_DRAIN],
-        drain_selector=selector(values, settings.DRAIN_POD_SELECTOR_LABEL),
-        drain_timeout_s=values[settings.DRAIN_TIMEOUT_SECONDS],
-    )
-
-
 def eviction_consents(values: Values) -> EvictionRules:
-    """The part of these rules that also applies before a reboot."""
+    """The part of the rules that also applies before a reboot."""
     classes = values[settings.NPU_POD_EVICTION_DEVICE_CLASS].split(",")
     return EvictionRules(
         forces=values[settings.NPU_POD_EVICTION_FORCE],
@@ -273,14 +268,10 @@ class Session(Struct):
             self.values[settings.POD_NAMESPACE] or self.values[settings.OPERATOR_NAMESPACE] or self.profile.namespace
         )
         around, _ = whose(Path("/proc/self"))
-        return Identity(name or socket.gethostname(), bool(name), namespace, self._process(), around)
-
-    def _process(self) -> Owner:
-        try:
+        boot = ""
+        with contextlib.suppress(ManagerError):
             boot = boot_id(self.roots)
-        except ManagerError:
-            boot = ""
-        return tools.this_process(boot)
+        return Identity(name or socket.gethostname(), bool(name), namespace, tools.this_process(boot), around)
 
 
 class Observer:

@@ -13,7 +13,17 @@ from msgspec.structs import replace
 from driver_manager import schemas
 from driver_manager.adapters.host.health import HostMarks
 from driver_manager.adapters.host.notes import HostClientNotes, RebootFiles
-from driver_manager.cli.options import command, in_form, output_option, put, styled, titled, when, with_options
+from driver_manager.cli.options import (
+    command,
+    in_form,
+    output_option,
+    put,
+    styled,
+    titled,
+    when,
+    with_options,
+    written_moment,
+)
 from driver_manager.cli.reconcile import RUN_OPTIONS, policy_for
 from driver_manager.cli.session import PartialRead, Session, log_form
 from driver_manager.core.swap.run import decide
@@ -221,8 +231,8 @@ def _health(facts: StatusFacts) -> Json:
         "source": health.source or None,
         "state": health.state.value if health.state is not None else None,
         "reason": health.reason,
-        "since": _moment(health.since_s),
-        "sampledAt": _moment(health.sampled_s),
+        "since": written_moment(health.since_s),
+        "sampledAt": written_moment(health.sampled_s),
         "devices": _devices(facts.obs.host, health),
     }
 
@@ -238,10 +248,6 @@ def _devices(host: Host | None, health: DeviceHealth) -> list[Json]:
         return found
     unjudged = [address for address in host.pci_devices if address not in judged]
     return found + [{"name": "", "address": address, "health": None, "reason": ""} for address in unjudged]
-
-
-def _moment(wall_s: float | None) -> str | None:
-    return written_time(wall_s) if wall_s is not None else None
 
 
 def _last_run(outcome: LastOutcome | None) -> Json | None:
@@ -310,7 +316,7 @@ def _generation(record: ClientRecord | None) -> Json | None:
         "bootId": known.boot_id,
         "load": known.load,
         "digest": known.digest,
-        "ready": _moment(known.ready_s or None),
+        "ready": written_moment(known.ready_s or None),
         "clients": [{"pod": one.pod, "owner": one.owner, "state": one.state.value} for one in record.clients],
         "claims": list(record.claims),
     }

@@ -542,7 +542,12 @@ def test_only_the_first_look_of_a_run_may_be_a_moment_old(monkeypatch: pytest.Mo
     none: Any = None
     asked: list[tuple[Node | None, bool]] = []
     session = Session(none, none, none, none, none, node(), PROFILE)
-    monkeypatch.setattr(Session, "observe", lambda _, one=None, *, recent=False: asked.append((one, recent)))
+
+    def observe(_: Session, one: Node | None = None, *, recent: bool = False) -> Observation:
+        asked.append((one, recent))
+        return observation()
+
+    monkeypatch.setattr(Session, "observe", observe)
     look = Observer(session)
     for _ in range(3):
         look()
