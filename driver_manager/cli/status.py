@@ -253,7 +253,8 @@ def _devices(host: Host | None, health: DeviceHealth) -> list[Json]:
 def _last_run(outcome: LastOutcome | None) -> Json | None:
     if outcome is None:
         return None
-    return {**as_json(outcome), "window": None if outcome.window is None else outcome.window.to_json()}
+    window = None if outcome.window is None else outcome.window.to_json()
+    return {**as_json(replace(outcome, window=None)), "window": window}
 
 
 def _labels(obs: Observation, profile: Profile) -> list[Json]:
