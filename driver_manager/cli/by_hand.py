@@ -16,13 +16,13 @@ from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.holders import find_holders
 from driver_manager.adapters.host.modules import HOST, ModuleTrees, OtherKernel, make_module_list
 from driver_manager.adapters.host.notes import RunFiguresFile
-from driver_manager.adapters.host.slots import Staged, Staging, Wanted, may_have_slots
+from driver_manager.adapters.host.slots import Staging, Wanted, may_have_slots
 from driver_manager.adapters.host.system import Sources, enforces_signatures, read_host
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import write_termination_log
 from driver_manager.cli.main import LazyGroup
 from driver_manager.cli.options import (
-    ScreenCommand,
+    command,
     in_form,
     output_option,
     put,
@@ -31,7 +31,7 @@ from driver_manager.cli.options import (
     table,
     with_options,
 )
-from driver_manager.cli.reconcile import mode_option, policy_for
+from driver_manager.cli.reconcile import RUN_OPTIONS, mode_option, policy_for
 from driver_manager.cli.session import PartialRead, Session, host_roots, log_form, open_session, profile_of_host
 from driver_manager.core.ports import Cluster, Ports
 from driver_manager.core.swap.node import Fence, NodeLock
@@ -64,7 +64,7 @@ from driver_manager.domain.text import in_words, is_digest, json_text, one_line,
 from driver_manager.profiles import meaning
 
 
-@click.command(cls=ScreenCommand, name="holders", short_help="List the processes that use the device.")
+@command("holders", "List the processes that use the device.")
 @output_option
 @with_options(settings.CLUSTER, settings.HOST, settings.LOGGING)
 def holders_command(*, output: str, values: Values) -> int:
@@ -80,7 +80,7 @@ def holders_command(*, output: str, values: Values) -> int:
     count = users_of(loaded)
     nodes = session.profile.paths.device_nodes
     found = find_holders(session.roots.proc, session.roots.dev, nodes, enough=count if loaded else None)
-    if any(holder.pod_uid for holder in found) and missing.why_no_node is None:
+    if any(holder.pod_uid for holder in found) and missing.has_node:
         found = named(found, missing(ObservedPart.PODS, session.cluster.pods, PodList((), "")).pods)
     unread = missing.first()
     body = {
@@ -114,7 +114,6 @@ def _table(holders: list[dict[str, Any]]) -> str:
 
 
 def _pod(one: dict[str, Any]) -> str:
-    """The pod's name, or its uid if the name is unknown."""
     return one["pod"] or (f"unknown (uid {one['pod_uid']})" if one["pod_uid"] else "-")
 
 
@@ -135,7 +134,7 @@ HOST_OPTIONS = (
 )
 
 
-@click.command(cls=ScreenCommand, name="stage", short_help="Stage a driver beside the running one.")
+@command("stage", "Stage a driver beside the running one.")
 @click.option("--from", "source", required=True, metavar="DIR", help="Folder with the driver tree, in this container.")
 @click.option("--verify", is_flag=True, help="Compare the checksums of a driver that is already staged.")
 @with_options((settings.DRIVER_ROOT, settings.DRIVER_CONFIG_DIGEST), HOST_OPTIONS, settings.LOGGING)
@@ -174,7 +173,8 @@ def stage_command(*, source: str, verify: bool, values: Values) -> int:
         log.warn(f"the slot {done.path} did not match its record and was replaced: {done.replaced}")
     if done.is_folder_unused:
         log.warn(f"no driver is loaded from {root}{FOLDER_END}, which an earlier version left: remove it")
-    log.info(_summary(done, digest))
+    text = f"{in_words(digest)}, driver {done.version or '(no version)'}"
+    log.info(f"already staged: {text}" if done.was_there else f"staged: {text} in {done.path}")
     return ExitCode.DONE
 
 
@@ -190,11 +190,6 @@ def _judged(roots: HostRoots, profile: Profile, host: Host, path: str) -> str:
         what = "; ".join(check.what.replace(path, "the driver to stage") for check in failed)
         raise PreflightFailed(f"not staged: {what}", remedies(failed))
     return source.version
-
-
-def _summary(done: Staged, digest: str) -> str:
-    text = f"{in_words(digest)}, driver {done.version or '(no version)'}"
-    return f"already staged: {text}" if done.was_there else f"staged: {text} in {done.path}"
 
 
 # `preflight --kernel RELEASE`
@@ -228,16 +223,15 @@ def kernel_checks(release: str, values: Values) -> tuple[tuple[Check, ...], tupl
 
 # `preflight`
 
-_GROUPS = (settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, settings.HOST, settings.LOGGING)
 _WISHED = ("create", "events")
 _MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}
 
 
-@click.command(cls=ScreenCommand, name="preflight", short_help="Check whether the driver could be replaced now.")
+@command("preflight", "Check whether the driver could be replaced now.")
 @mode_option
 @click.option("--kernel", metavar="RELEASE", default="", help="Check for another kernel.")
 @output_option
-@with_options(*_GROUPS, (settings.VFIO_BIND,))
+@with_options(*RUN_OPTIONS, (settings.VFIO_BIND,))
 def preflight_command(*, mode: str, kernel: str, output: str, values: Values) -> int:
     """Check whether the driver could be replaced now; with --kernel, whether it fits another kernel.
 
@@ -339,10 +333,7 @@ def _text(found: tuple[Check, ...], failed: list[Check]) -> str:
 
 # `profile`
 
-COMMANDS = {
-    "check": ("driver_manager.cli.by_hand", "check_command"),
-    "schema": ("driver_manager.cli.by_hand", "schema_command"),
-}
+COMMANDS = {name: (__name__, f"{name}_command") for name in ("check", "schema")}
 
 
 @click.group(
@@ -355,7 +346,7 @@ def profile_group() -> None:
     """
 
 
-@click.command(cls=ScreenCommand, name="check", short_help="Show what is wrong with a profile file, or what it means.")
+@command("check", "Show what is wrong with a profile file, or what it means.")
 @click.argument("file")
 @output_option
 def check_command(*, file: str, output: str) -> int:
@@ -382,24 +373,20 @@ def check_command(*, file: str, output: str) -> int:
             "for editors.",
         )
     shipped = ", which replaces the shipped one" if profile.name in profiles.builtin() else ""
-    topics = meaning(profile)
-    width = max(len(topic) for topic, _ in topics)
     lines = [f"{file} is valid: profile {profile.name}{shipped}"]
-    lines += [f"  {topic:{width}}  {sentence}" for topic, sentence in topics]
+    lines += [f"  {line}" for line in table(meaning(profile))]
     put("\n".join(map(one_line, lines)))
     return ExitCode.DONE
 
 
-@click.command(cls=ScreenCommand, name="schema", short_help="Print the JSON Schema of profile files, for editors.")
+@command("schema", "Print the JSON Schema of profile files, for editors.")
 def schema_command() -> int:
     """Print the JSON Schema (draft-07) of profile files, for editors that complete and check TOML files."""
     put(json.dumps(schemas.schema("profile"), indent=2))
     return ExitCode.DONE
 
 
-@click.command(
-    cls=ScreenCommand, name="restore", short_help="Release this node by hand: undo what its journal records."
-)
+@command("restore", "Release this node by hand: undo what its journal records.")
 @click.option("--dry-run", is_flag=True, help="Print what would be undone and change nothing.")
 @click.option(
     "--ignore-journal", is_flag=True, help="Restore the labels from their paused values; drop an unreadable journal."
@@ -433,7 +420,6 @@ def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, values:
 
 
 def _give_back(session: Session, obs: Observation, journal: Journal) -> None:
-    """Release the node, as one step. Raises ManagerError."""
     ports, is_well = session.ports(), False
     for one in obs.refused:
         ports.cluster.post_event(events.JOURNAL_FIELD_IGNORED, str(one), warning=True)
@@ -451,7 +437,6 @@ def _give_back(session: Session, obs: Observation, journal: Journal) -> None:
 
 
 def _facts(session: Session, *, ignore_journal: bool) -> tuple[Observation, Journal | None]:
-    """The observation, and the journal to undo."""
     node, key = session.node, session.profile.keys.journal
     try:
         obs = session.observe(node, tolerant=True)

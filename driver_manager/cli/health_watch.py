@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 from msgspec.structs import asdict
@@ -20,7 +21,7 @@ from driver_manager.adapters.report.http import parse_address
 from driver_manager.cli import lean
 from driver_manager.cli.health_watch_loop import TARGET, Launch
 from driver_manager.cli.lean import NodeWay
-from driver_manager.cli.options import ScreenCommand, output_option, put, with_options
+from driver_manager.cli.options import command, in_form, output_option, put, with_options
 from driver_manager.cli.session import (
     host_roots,
     log_form,
@@ -34,10 +35,11 @@ from driver_manager.core.health import WatchPolicy
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.health.watch import decode_watch_record
-from driver_manager.domain.host import Health, ProbeResult
+from driver_manager.domain.host import Health
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.settings import Setting, Values
-from driver_manager.domain.text import json_text, one_line
+from driver_manager.domain.text import json_text
+from driver_manager.domain.wire import body_of
 
 _ONCE_CODES = {
     Health.HEALTHY: ExitCode.DONE,
@@ -47,11 +49,7 @@ _ONCE_CODES = {
 """Exit codes of `--once`: 0 healthy, 5 the driver does not serve its devices, 6 unknown."""
 
 
-@click.command(
-    cls=ScreenCommand,
-    name="health-watch",
-    short_help="Watch the driver's health continuously, as a sidecar of the driver container.",
-)
+@command("health-watch", "Watch the driver's health continuously, as a sidecar of the driver container.")
 @click.option("--once", is_flag=True, help="Take one sample, print it, change nothing: exit 0, 5 unhealthy, 6 unknown.")
 @click.option("--handover", is_flag=True, hidden=True, help="Print the settings of the loop, for a reload.")
 @output_option
@@ -120,7 +118,6 @@ def _launch(values: Values) -> Launch:
 
 
 def _refuse_without_folder(option: Setting[str], path: str) -> None:
-    """Raise ConfigError for a file whose folder does not exist."""
     if path and not Path(path).parent.is_dir():
         raise ConfigError(
             f"the folder of {option.flag} {path} does not exist", f"Mount that folder writable, or fix {option.flag}."
@@ -147,7 +144,6 @@ def _profile(values: Values, roots: HostRoots) -> Profile:
 
 
 def _once(launch: Launch, output: str) -> int:
-    """Take one sample and print it as text or JSON; the exit code."""
     clock = LoopClock()
     clock.install()
     begun = time.monotonic()
@@ -157,20 +153,18 @@ def _once(launch: Launch, output: str) -> int:
         supervisor.inherit(stuck)
     result = ToolProber(launch.roots, launch.profile, launch.driver_root, supervisor, launch.policy.timeout_s).sample()
     code = _ONCE_CODES[result.health]
-    put(_as_json(result, code, time.monotonic() - begun) if output == "json" else _as_text(result))
+    body = {
+        "health": result.health.value,
+        "reason": result.reason,
+        "devices": list(map(body_of, result.devices)),
+        "tookSeconds": round(time.monotonic() - begun, 3),
+        "exitCode": int(code),
+    }
+    put(in_form(output, body, _as_text))
     return code
 
 
-def _as_json(result: ProbeResult, code: ExitCode, took_s: float) -> str:
-    devices = [
-        {"name": one.name, "health": one.health.value, "reason": one.reason, "address": one.address}
-        for one in result.devices
-    ]
-    body = {"health": result.health.value, "reason": result.reason, "devices": devices, "tookSeconds": round(took_s, 3)}
-    return json_text({**body, "exitCode": int(code)}, indent=2)
-
-
-def _as_text(result: ProbeResult) -> str:
-    lines = [f"{result.health.value}: {result.reason}"]
-    lines += [f"  {one.name} {one.address}: {one.health.value} ({one.reason})" for one in result.devices]
-    return "\n".join(map(one_line, lines))
+def _as_text(body: dict[str, Any]) -> str:
+    lines = [f"{body['health']}: {body['reason']}"]
+    lines += [f"  {one['name']} {one['address']}: {one['health']} ({one['reason']})" for one in body["devices"]]
+    return "\n".join(lines)

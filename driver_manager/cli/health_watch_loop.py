@@ -36,8 +36,7 @@ from driver_manager.domain.health.metrics import HealthReport, families
 from driver_manager.domain.profile import Profile, encode_profile
 
 TARGET = f"{__name__}:run"
-CHILD = "driver_manager.cli.health_watch_tasks:run_child"
-EVIDENCE = "driver_manager.cli.health_watch_tasks:run_evidence"
+TASK = "driver_manager.cli.health_watch_tasks:run"
 GRACE_S = 10.0
 """Seconds that a turn may take, beyond its interval and its tasks, before the loop counts as hung."""
 
@@ -85,7 +84,10 @@ def run(document: dict[str, Any], log: LogForm) -> int:
     prober = ToolProber(launch.roots, launch.profile, launch.driver_root, supervisor, launch.policy.timeout_s)
     marks = HostMarks(launch.roots, launch.profile, clock)
     publish = _publisher(launch, clock, reporter)
-    ports = WatchPorts(prober, marks, clock, reporter, _notifier(launch, clock, log), _keeper(launch, clock, log))
+    notifier = ChildNotifier(_process(launch, clock, log)) if launch.way is not None else None
+    # Evidence has its own process, as that may get stuck.
+    keeper = ChildKeeper(_process(launch, clock, log, "evidence")) if launch.profile.paths.evidence else None
+    ports = WatchPorts(prober, marks, clock, reporter, notifier, keeper)
     watch = HealthWatch(ports, launch.policy, publish)
     policy = launch.policy
     reporter.info(
@@ -104,29 +106,20 @@ def run(document: dict[str, Any], log: LogForm) -> int:
         return ExitCode.DONE
 
 
-def _notifier(launch: Launch, clock: LoopClock, log: LogForm) -> ChildNotifier | None:
-    """The NodeNotifier, None if the Node cannot be reached."""
-    if launch.way is None:
-        return None
-    known = {"way": asdict(launch.way), "roots": launch.roots.to_document(), "client_selector": launch.client_selector}
-    return ChildNotifier(_process(CHILD, known, launch, clock, log))
-
-
-def _keeper(launch: Launch, clock: LoopClock, log: LogForm) -> ChildKeeper | None:
-    """The EvidenceKeeper, None if no evidence is wanted. It has its own process, as that may get stuck."""
-    if not launch.profile.paths.evidence:
-        return None
-    return ChildKeeper(_process(EVIDENCE, {"roots": launch.roots.to_document()}, launch, clock, log))
-
-
-def _process(target: str, document: Mapping[str, Any], launch: Launch, clock: LoopClock, log: LogForm) -> TaskProcess:
-    """A short-lived process for tasks of one kind, each of which gets `document`."""
-    known = {**document, "profile": encode_profile(launch.profile)}
+def _process(launch: Launch, clock: LoopClock, log: LogForm, task: str = "") -> TaskProcess:
+    """A short-lived process for each task, which gets these settings with the task. `task` is the default."""
+    known = {
+        "task": task,
+        "way": asdict(launch.way) if launch.way is not None else None,
+        "roots": launch.roots.to_document(),
+        "client_selector": launch.client_selector,
+        "profile": encode_profile(launch.profile),
+    }
 
     def hand_over(task: Mapping[str, Any]) -> bytes:
         return lean.handed({**known, **task}, replace(log, termination_log=""))
 
-    return TaskProcess(Supervisor(clock), lean.child_argv(target), hand_over)
+    return TaskProcess(Supervisor(clock), lean.child_argv(TASK), hand_over)
 
 
 def _publisher(launch: Launch, clock: LoopClock, reporter: LogReporter) -> Publish:

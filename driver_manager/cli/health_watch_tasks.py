@@ -1,7 +1,6 @@
 """Short-lived processes of `health-watch`: requests to the API server, and the evidence of a wedge.
 
-Each does one task in a lean interpreter (`driver_manager.cli.lean`) and prints one JSON object. The loop ends it in
-time.
+Each does one task in a lean interpreter (`driver_manager.cli.lean`) and prints one JSON object, in limited time.
 """
 
 from __future__ import annotations
@@ -31,28 +30,16 @@ from driver_manager.domain.health.watch import Notice, mute_on
 from driver_manager.domain.pods.workloads import ClientRules
 from driver_manager.domain.profile import decode_profile
 
-Task = Callable[[Mapping[str, Any], LogForm], dict[str, Any]]
-"""From the document that the loop hands over to the result."""
-
 API_BUDGET_S = 8.0
 """Seconds for one request and its retries; half of it for one attempt."""
 
 HOLDERS_S = 10.0
 
 
-def run_child(document: Mapping[str, Any], log: LogForm) -> int:
+def run(document: Mapping[str, Any], log: LogForm) -> int:
     """Do the task in `document` and print its result, or the `problem` if it failed."""
-    return _print_result(_TASKS[document["task"]], document, log)
-
-
-def run_evidence(document: Mapping[str, Any], log: LogForm) -> int:
-    """Save the evidence of a wedge in one file, and print its `path` or the `problem`."""
-    return _print_result(_evidence, document, log)
-
-
-def _print_result(task: Task, document: Mapping[str, Any], log: LogForm) -> int:
     try:
-        result = task(document, log)
+        result = _TASKS[document["task"]](document, log)
     except ManagerError as error:
         result = {"problem": error.what}
     sys.stdout.write(json.dumps(result) + "\n")
@@ -113,12 +100,19 @@ def _clients(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
     return {**answer, "warnings": reporter.warnings}
 
 
-_TASKS = {"clients": _clients, "mute": _mute, "report": _report, "window": _window}
-
-
 def _evidence(document: Mapping[str, Any], _: LogForm) -> dict[str, Any]:
+    """Save the evidence of a wedge in one file."""
     profile = decode_profile(document["profile"])
     roots = HostRoots.from_document(document["roots"])
     holders = holders_within(roots, profile.paths.device_nodes, HOLDERS_S)
     name = f"{document['since_s']}-{profile.name}-wedge"
     return {"path": save_evidence(roots, profile.paths.evidence, name, document["lines"], holders)}
+
+
+_TASKS: dict[str, Callable[[Mapping[str, Any], LogForm], dict[str, Any]]] = {
+    "clients": _clients,
+    "evidence": _evidence,
+    "mute": _mute,
+    "report": _report,
+    "window": _window,
+}

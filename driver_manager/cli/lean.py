@@ -1,8 +1,7 @@
 """Run a loop in a lean interpreter: the same process, without the command line's libraries.
 
 The command checks its options, then replaces itself by an interpreter without site-packages that imports only what the
-loop needs. The settings go with it as one JSON document in a memory file: other processes could read the environment
-and the command line.
+loop needs. The settings go in a memory file, as others could read the environment and the command line.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import click
@@ -16,7 +16,7 @@ from click.shell_completion import ShellComplete, get_completion_class
 
 from driver_manager import profiles, schemas
 from driver_manager.adapters.report.log import LogForm, LogReporter
-from driver_manager.cli.options import ScreenCommand, is_of_printing, put, unwritable
+from driver_manager.cli.options import command, is_of_printing, put, unwritable
 from driver_manager.domain.errors import EXIT_MEANINGS, ConfigError, ExitCode, ManagerError
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.settings import LOG_FORMAT, TERMINATION_LOG, Setting
@@ -29,7 +29,7 @@ VARIABLE = "_DRIVER_MANAGER_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command(cls=ScreenCommand, name="completion", short_help="Print the completion script of a shell.")
+@command("completion", "Print the completion script of a shell.")
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion_command(*, shell: str) -> int:
     """Print the script that completes commands, options and their values in SHELL.
@@ -118,12 +118,26 @@ COMMANDS = {
 EPILOG = "Exit codes: " + " · ".join(f"{code.value} {text}" for code, text in EXIT_MEANINGS.items())
 
 
+RECONCILE, PREFLIGHT = "reconcile-driver-state", "preflight"
+
+
 class Commands(LazyGroup):
-    """All commands, also by the names that they have in vendors' own managers."""
+    """All commands, also by their names in vendors' own managers, so that those manifests run unchanged."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        found = super().get_command(ctx, cmd_name)
-        return found or find_vendor_command(cmd_name, lambda name: self.get_command(ctx, name))
+        return super().get_command(ctx, cmd_name) or self._of_vendor(ctx, cmd_name)
+
+    def _of_vendor(self, ctx: click.Context, name: str) -> click.Command | None:
+        """The command that a shipped profile calls `name`, with that profile as its default; None if none does."""
+        for profile in profiles.builtin().values():
+            for names, meant in ((profile.commands.reconcile, RECONCILE), (profile.commands.preflight, PREFLIGHT)):
+                ours = super().get_command(ctx, meant) if name in names else None
+                if ours is not None:
+                    known = copy.copy(ours)
+                    known.name = name
+                    known.context_settings = {**ours.context_settings, "default_map": {"profile": profile.name}}
+                    return known
+        return None
 
 
 @click.group(
@@ -142,7 +156,6 @@ def cli() -> None:
 
 
 def entry() -> None:
-    """Run the command line, and end with its exit code."""
     leave(run(sys.argv[1:]))
 
 
@@ -181,7 +194,6 @@ def run(argv: list[str]) -> int:
 
 
 def _end(argv: list[str], error: ManagerError) -> int:
-    """Print and log a failure; the exit code."""
     if _wants_json(argv):
         body = {"schemaVersion": schemas.VERSION, "error": error.what, "remedy": error.remedy}
         body |= {"exitCode": int(error.exit_code), **error.facts}
@@ -206,7 +218,6 @@ def _option(argv: list[str], option: Setting[str]) -> str:
 
 
 def _fail(argv: list[str], code: ExitCode, what: str, remedy: str) -> int:
-    """Log the two lines of a failure; the exit code."""
     wanted = _option(argv, LOG_FORMAT)
     as_json = wanted == "json" or (wanted != "text" and not sys.stderr.isatty())
     path = _option(argv, TERMINATION_LOG)
@@ -234,31 +245,8 @@ def offers(words: list[str]) -> list[str]:
     return [*(f"{one.value}\t{one.help}" if one.help else str(one.value) for one in found), NO_FILES]
 
 
-# The names of commands in vendors' own managers, so that their manifests run unchanged. The profiles have them.
-
-RECONCILE, PREFLIGHT = "reconcile-driver-state", "preflight"
-
-
-def find_vendor_command(name: str, ours: Callable[[str], click.Command | None]) -> click.Command | None:
-    """The command that a shipped profile calls `name`, with that profile as its default; None if no profile does."""
-    for profile in profiles.builtin().values():
-        for names, meant in ((profile.commands.reconcile, RECONCILE), (profile.commands.preflight, PREFLIGHT)):
-            if name in names:
-                return _for(ours(meant), name, profile)
-    return None
-
-
 def warn_of_unheeded(profile: Profile, log: LogReporter) -> None:
     """Warn of variables of the vendor's own manager that are set and have no effect here."""
     for name in profile.commands.unheeded:
         if os.environ.get(name, "").lower() in ("1", "t", "true"):
             log.warn(f"{name} is set but has no effect here; see docs/migrating.md")
-
-
-def _for(command: click.Command | None, name: str, profile: Profile) -> click.Command | None:
-    if command is None:
-        return None
-    known = copy.copy(command)
-    known.name = name
-    known.context_settings = {**command.context_settings, "default_map": {"profile": profile.name}}
-    return known

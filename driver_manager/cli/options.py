@@ -18,7 +18,7 @@ from driver_manager.core.ports_base import Reporter
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.settings import DRIVER_LOAD, DRIVER_PROFILE, HEADINGS, AnySetting, SettingKind, Values
 from driver_manager.domain.text import json_text, parse_duration, spoken, words_on_one_line
-from driver_manager.domain.wire import seconds_of
+from driver_manager.domain.wire import seconds_of, written_time
 
 # Help that fits on a screen.
 
@@ -31,7 +31,6 @@ FLAG_COLUMNS = 34
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of `text`. "e.g." does not end it."""
     return _SENTENCE_END.split(text, maxsplit=1)[0]
 
 
@@ -62,7 +61,6 @@ class ScreenCommand(click.Command):
     """A command whose `--help` has at most 40 lines of 100 columns, and whose `--help-all` has everything."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The options, and `--help-all` if `--help` omits some."""
         found = super().get_params(ctx)
         return [*found, _HELP_ALL] if any(not _is_common(one) for one in found) else found
 
@@ -100,13 +98,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
 
 
+def command(name: str, short_help: str) -> Callable[[Callable[..., int]], ScreenCommand]:
+    """Decorator for the command `name`; `short_help` is its line in the list of commands."""
+    return click.command(name, cls=ScreenCommand, short_help=short_help)
+
+
 class Duration(click.ParamType[float]):
     """Seconds, written in Go's form or as a plain number."""
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Seconds in `value`. Fails with what was expected."""
         try:
             return parse_duration(str(value))
         except ValueError as error:
@@ -196,7 +198,6 @@ def with_options(*groups: Iterable[AnySetting]) -> Callable[[Callable[..., R]], 
 
 
 def output_option(command: F) -> F:
-    """Decorator that adds `-o text|json`."""
     formats = click.Choice(["text", "json"])
     return click.option("-o", "--output", type=formats, default="text", help="Output format.")(command)
 
@@ -216,9 +217,17 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def titled(title: str, lines: Iterable[str], width: int) -> list[str]:
-    """The lines behind a column of `width`, with the title before the first line."""
-    return [f"{title if number == 0 else '':<{width}} {line}".rstrip() for number, line in enumerate(lines)]
+def titled(parts: Iterable[tuple[str, Iterable[str]]], width: int) -> list[str]:
+    """The lines of all parts behind a column of `width`, each title before the first line of its part."""
+    return [
+        f"{title if number == 0 else '':<{width}} {line}".rstrip()
+        for title, lines in parts
+        for number, line in enumerate(lines)
+    ]
+
+
+def written_moment(wall_s: float | None) -> str | None:
+    return None if wall_s is None else written_time(wall_s)
 
 
 def when(moment: str, now_s: float) -> str:

@@ -1,7 +1,6 @@
 """`rebooter`: carries out approved reboots.
 
-While no reboot is requested, the process runs a lean interpreter (`driver_manager.cli.rebooter_idle`). When a marker
-appears, it executes this command again.
+While none is requested, a lean interpreter (`driver_manager.cli.rebooter_idle`) waits for the marker in its place.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogReporter
 from driver_manager.adapters.report.publish import Textfile
 from driver_manager.cli import lean
-from driver_manager.cli.options import ScreenCommand, with_options, zone
+from driver_manager.cli.options import command, with_options, zone
 from driver_manager.cli.session import (
     eviction_consents,
     host_roots,
@@ -68,11 +67,7 @@ class Wired(Struct, frozen=True):
         return RebootFiles(self.roots, self.profile.paths.reboot_marker, self.profile.paths.rebooter_record)
 
 
-@click.command(
-    cls=ScreenCommand,
-    name="rebooter",
-    short_help="Reboot the node when its marker asks for it and every condition is met.",
-)
+@command("rebooter", "Reboot the node when its marker asks for it and every condition is met.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done and change nothing.")
 @with_options(
     settings.REBOOTER,
@@ -108,17 +103,17 @@ def rebooter_command(*, dry_run: bool, values: Values) -> int:
     )
     log = log_form(values).reporter(clock.wall)
     wired = Wired(values, clock, log, roots, profile, policy, _command(values))
-    wired.clock.install()
+    clock.install()
     # Read the kubeconfig even if there is nothing to do, so that the command reports a bad one at its start.
-    cluster = kube_cluster(wired.values, wired.policy.node, wired.clock, wired.log)
+    cluster = kube_cluster(values, policy.node, clock, log)
     try:
         if not _has_nothing_to_do(wired):
             _work(wired, cluster)
         # From here on, the next program gets the signals; the check handles those that came before.
         signal.pthread_sigmask(signal.SIG_BLOCK, lean.SIGNALS)
-        wired.clock.check()
+        clock.check()
     except Terminated as ended:
-        wired.log.info(ended.what)
+        log.info(ended.what)
         return ExitCode.DONE
     return _become_idle(wired)
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.notes import RebootFiles
 from driver_manager.adapters.process.clock import SystemClock
-from driver_manager.adapters.report.log import LogForm, LogReporter
+from driver_manager.adapters.report.log import LogForm
 from driver_manager.domain.errors import ExitCode, Terminated
 from driver_manager.domain.reboot.state import Record, RecordUnreadable, is_idle
 
@@ -26,7 +26,7 @@ def run(document: Mapping[str, Any], log: LogForm) -> int:
     clock.install()
     reporter = log.reporter(clock.wall)
     files = RebootFiles(HostRoots(*map(Path, document["roots"])), document["marker"], document["record"])
-    last_line = ""
+    last_problem = ""
     reporter.info(f"watching {document['marker']} every {document['interval_s']:g} s: no reboot is asked for")
     try:
         while True:
@@ -34,7 +34,10 @@ def run(document: Mapping[str, Any], log: LogForm) -> int:
             is_lost = document["keeps_record"] and not files.has_record()
             if is_lost or not is_idle(snapshot, record, document["node"]):
                 become_command(document["argv"], clock)
-            last_line = _say(reporter, snapshot.marker_problem or problem, last_line)
+            problem = snapshot.marker_problem or problem
+            if problem and problem != last_problem:
+                reporter.warn(problem)
+            last_problem = problem
             clock.sleep(document["interval_s"])
     except Terminated as ended:
         reporter.info(ended.what)
@@ -58,10 +61,3 @@ def _record(files: RebootFiles) -> tuple[Record | None, str]:
         return files.record(), ""
     except RecordUnreadable as error:
         return None, error.what
-
-
-def _say(reporter: LogReporter, problem: str, last_line: str) -> str:
-    """Log `problem` unless it is `last_line`, the problem before; return `problem`."""
-    if problem and problem != last_line:
-        reporter.warn(problem)
-    return problem

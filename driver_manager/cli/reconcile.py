@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
+from msgspec import Struct
 from msgspec.structs import replace
 
-from driver_manager import profiles, schemas
+from driver_manager import schemas
 from driver_manager.adapters.host.holders import whose
 from driver_manager.adapters.host.notes import HostClientNotes, RunFiguresFile
 from driver_manager.adapters.report.log import LogReporter, write_termination_log
 from driver_manager.adapters.report.publish import Textfile
 from driver_manager.cli.main import warn_of_unheeded
-from driver_manager.cli.options import ScreenCommand, in_form, output_option, put, put_after, with_options
-from driver_manager.cli.session import Session, host_roots, log_form, open_session, policy, shared_policy
+from driver_manager.cli.options import command, in_form, output_option, put, put_after, with_options
+from driver_manager.cli.session import (
+    Observer,
+    Session,
+    host_roots,
+    log_form,
+    named_profile,
+    open_session,
+    policy,
+    shared_policy,
+)
 from driver_manager.core.clients import NOT_LOADED, ClientRestarter
 from driver_manager.core.ports import Ports
 from driver_manager.core.swap.run import Outcome, decide, reconcile, rehearsed
@@ -25,7 +35,7 @@ from driver_manager.domain import events, node_state, settings
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiRefused, EvictionRefused, ExitCode, ManagerError
 from driver_manager.domain.node import Pod
-from driver_manager.domain.observation import Loader, Mode, Observation, Policy
+from driver_manager.domain.observation import Loader, Mode, Policy
 from driver_manager.domain.outage import NodeEnd, Outage, expected
 from driver_manager.domain.pods.workloads import ClientRules
 from driver_manager.domain.profile import Profile
@@ -66,18 +76,12 @@ def restart_clients(session: Session, wanted: Policy, pods: Collection[Pod]) -> 
 # profile.
 
 
-class Measured:
+class Measured(Struct):
     """One run: `profile` once it is known, `ports` once it has begun, and the exit code."""
 
-    def __init__(self) -> None:
-        self.exit_code: int = ExitCode.INTERNAL
-        self.profile: Profile | None = None
-        self.ports: Ports | None = None
-
-    def begins(self, profile: Profile, ports: Ports) -> Ports:
-        """Note that the run begins; returns `ports`, whose tally it keeps."""
-        self.profile, self.ports = profile, ports
-        return ports
+    exit_code: int = ExitCode.INTERNAL
+    profile: Profile | None = None
+    ports: Ports | None = None
 
 
 @contextmanager
@@ -96,7 +100,7 @@ def measured(values: Values) -> Generator[Measured, None, None]:
 def _keep(run: Measured, took_s: float, values: Values) -> None:
     """Add the run to the figures on the host. Ignores errors: the run is then missing in the metrics."""
     with suppress(ManagerError):
-        profile = run.profile or _named_profile(values)
+        profile = run.profile or named_profile(values)[0]
         if profile is None:
             return
         is_given_back = run.ports is not None and run.ports.log.end is NodeEnd.RELEASED
@@ -116,14 +120,6 @@ def _report(run: Measured, took_s: float) -> RunReport:
     return RunReport(run.exit_code, time.time(), took_s, steps, is_held, requests, retries, run.ports.outage())
 
 
-def _named_profile(values: Values) -> Profile | None:
-    """The profile that the options name; None if it depends on the node."""
-    wanted = values[settings.DRIVER_PROFILE]
-    if wanted == profiles.AUTO:
-        return None
-    return profiles.pick(wanted, profiles.known(values[settings.PROFILE_FILE]), (), lambda _: False)
-
-
 # The policy of `reconcile-vfio-state` and of `--mode vfio`: the environment of the init containers of vfio-manager
 # pods, without a digest and without a loader.
 
@@ -140,11 +136,8 @@ mode_option = click.option(
 
 def policy_for(values: Values, mode: Mode) -> Policy:
     """The policy in the options for `mode`. Raises ConfigError for an invalid selector."""
-    return vfio_policy(values) if mode is Mode.VFIO else policy(values)
-
-
-def vfio_policy(values: Values) -> Policy:
-    """The policy in the options. Raises ConfigError for an invalid selector."""
+    if mode is Mode.CONTAINER:
+        return policy(values)
     return replace(
         shared_policy(values),
         mode=Mode.VFIO,
@@ -154,17 +147,13 @@ def vfio_policy(values: Values) -> Policy:
     )
 
 
-_GROUPS = (settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, settings.HOST, settings.LOGGING)
+RUN_OPTIONS = (settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, settings.HOST, settings.LOGGING)
 
 
-@click.command(
-    cls=ScreenCommand,
-    name="reconcile-driver-state",
-    short_help="Bring the driver to the wanted state; the init container runs this.",
-)
+@command("reconcile-driver-state", "Bring the driver to the wanted state; the init container runs this.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and change nothing (same as `plan`).")
 @output_option
-@with_options(*_GROUPS, (settings.METRICS_TEXTFILE,))
+@with_options(*RUN_OPTIONS, (settings.METRICS_TEXTFILE,))
 def reconcile_command(*, dry_run: bool, output: str, values: Values) -> int:
     """Bring this node's driver to the wanted state, and release the node.
 
@@ -172,14 +161,10 @@ def reconcile_command(*, dry_run: bool, output: str, values: Values) -> int:
     (or leaves that to its container), and restores every label. If it is killed, the next run continues. After a
     failure the next run waits (see --retry-wait).
     """
-    return _show_plan(values, policy(values), output) if dry_run else _run(values, policy, output)
+    return (_show_plan if dry_run else _run)(values, Mode.CONTAINER, output)
 
 
-@click.command(
-    cls=ScreenCommand,
-    name="reconcile-vfio-state",
-    short_help="Give the devices to virtual machines; vfio-manager pods run this.",
-)
+@command("reconcile-vfio-state", "Give the devices to virtual machines; vfio-manager pods run this.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and change nothing (same as `plan --mode vfio`).")
 @output_option
 @with_options(settings.CLUSTER, settings.VFIO, settings.HOST, settings.LOGGING, (settings.METRICS_TEXTFILE,))
@@ -189,19 +174,24 @@ def reconcile_vfio_command(*, dry_run: bool, output: str, values: Values) -> int
     If all devices are already on vfio, nothing is changed. A device that a virtual machine has is never touched. To
     undo, run reconcile-driver-state. If it is killed at any point, the next run continues.
     """
-    return _show_plan(values, vfio_policy(values), output) if dry_run else _run(values, vfio_policy, output)
+    return (_show_plan if dry_run else _run)(values, Mode.VFIO, output)
 
 
-def _run(values: Values, policy_of: Callable[[Values], Policy], output: str) -> int:
+def _run(values: Values, mode: Mode, output: str) -> int:
     """One reconcile, from its options to its exit code. Invalid options count as a failed run."""
     with measured(values) as run:
-        wanted = policy_of(values)
-        session = open_session(values, lists_steps=True, mode=wanted.mode)
+        wanted = policy_for(values, mode)
+        session = open_session(values, lists_steps=True, mode=mode)
         warn_of_unheeded(session.profile, session.log)
-        observe = _Observer(session)
-        outcome = _reconciled(session, observe, run.begins(session.profile, session.ports()), wanted)
+        run.profile, run.ports = session.profile, session.ports()
+        observe = Observer(session)
+        here, outcome = session.node if session.is_here else None, None
+        try:
+            outcome = reconcile(run.ports, observe, session.profile, wanted, here)
+        finally:
+            session.log.ended(well=outcome is not None and outcome.exit_code is ExitCode.DONE)
         run.exit_code = outcome.exit_code
-        if outcome.exit_code is ExitCode.DONE and wanted.mode is Mode.CONTAINER:
+        if outcome.exit_code is ExitCode.DONE and mode is Mode.CONTAINER:
             restart_clients(session, wanted, observe.pods)
         _announce(session, outcome)
     if output == "json":
@@ -211,41 +201,18 @@ def _run(values: Values, policy_of: Callable[[Values], Policy], output: str) -> 
     return int(outcome.exit_code)
 
 
-class _Observer:
-    """The session's observer, which keeps the pods that it saw last."""
-
-    def __init__(self, session: Session) -> None:
-        self._observe = session.observer()
-        self.pods: tuple[Pod, ...] = ()
-
-    def __call__(self) -> Observation:
-        seen = self._observe()
-        self.pods = seen.pods.pods
-        return seen
-
-
-def _reconciled(session: Session, observe: _Observer, ports: Ports, wanted: Policy) -> Outcome:
-    is_well = False
-    try:
-        here = session.node if session.is_here else None
-        outcome = reconcile(ports, observe, session.profile, wanted, here)
-        is_well = outcome.exit_code is ExitCode.DONE
-        return outcome
-    finally:
-        session.log.ended(well=is_well)
-
-
-@click.command(cls=ScreenCommand, name="plan", short_help="Print what a reconcile would do now, and why.")
+@command("plan", "Print what a reconcile would do now, and why.")
 @mode_option
 @output_option
-@with_options(*_GROUPS, (settings.VFIO_BIND,))
+@with_options(*RUN_OPTIONS, (settings.VFIO_BIND,))
 def plan_command(*, mode: str, output: str, values: Values) -> int:
     """Print what reconcile-driver-state, or reconcile-vfio-state, would do now, and why. Changes nothing."""
-    return _show_plan(values, policy_for(values, Mode(mode)), output)
+    return _show_plan(values, Mode(mode), output)
 
 
-def _show_plan(values: Values, wanted: Policy, output: str) -> int:
-    session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, mode=wanted.mode)
+def _show_plan(values: Values, mode: Mode, output: str) -> int:
+    wanted = policy_for(values, mode)
+    session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, mode=mode)
     ports, obs = session.ports(), session.observe(session.node)
     session.warn_of_refused(obs)
     try:
@@ -261,7 +228,9 @@ def _show_plan(values: Values, wanted: Policy, output: str) -> int:
         session.log.warn(f"unknown whether disruption budgets allow the evictions: {error.what}")
     window = _expected_window(session, decided)
     body = {"schemaVersion": schemas.VERSION, **decided.to_json(), "window": window.to_json() if window else None}
-    put(in_form(output, body, lambda _: "\n".join((decided.to_text(), *_window_lines(window)))))
+    least = "at least" if window is not None and window.is_open else "about"
+    last = [f"window:   {least} {window.in_words()} (the last one on this node)"] if window is not None else []
+    put(in_form(output, body, lambda _: "\n".join((decided.to_text(), *last))))
     return ExitCode.DONE
 
 
@@ -272,13 +241,6 @@ def _expected_window(session: Session, decided: Plan) -> Outage | None:
     outcome = node_state.outcome_on(session.node, session.profile.keys)
     figures = RunFiguresFile(session.roots.files(), session.profile.paths).read() if session.is_here else None
     return expected(figures.window if figures else None, outcome.window if outcome else None)
-
-
-def _window_lines(window: Outage | None) -> tuple[str, ...]:
-    if window is None:
-        return ()
-    least = "at least" if window.is_open else "about"
-    return (f"window:   {least} {window.in_words()} (the last one on this node)",)
 
 
 def _announce(session: Session, outcome: Outcome) -> None:

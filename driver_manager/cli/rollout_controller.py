@@ -6,19 +6,17 @@ import os
 import socket
 from collections.abc import Callable
 
-import click
 from msgspec.structs import replace
 
-from driver_manager import profiles
 from driver_manager.adapters.kube.api import KubeApi, load_client
 from driver_manager.adapters.kube.fleet import KubeFleet, readers
 from driver_manager.adapters.kube.leases import ATTEMPT_S, LeaseLeadership
 from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.process.clock import LoopClock
 from driver_manager.adapters.report.http import NOT_FOUND, Heartbeat, HttpResponse, StatusServer, measured, probed
-from driver_manager.cli.options import ScreenCommand, with_options, zone
-from driver_manager.cli.rollout_screen import named_profile, namespace_of
-from driver_manager.cli.session import log_form
+from driver_manager.cli.options import command, with_options, zone
+from driver_manager.cli.rollout_screen import namespace_of, refuse_without_state
+from driver_manager.cli.session import log_form, named_profile
 from driver_manager.core.fleet.controller import FleetController, FleetPorts
 from driver_manager.domain import settings
 from driver_manager.domain.errors import ConfigError, ExitCode, Terminated
@@ -44,7 +42,6 @@ class FleetEndpoint:
         self._last = FleetReport()
 
     def publish(self, report: FleetReport) -> None:
-        """Note a turn of the loop, and answer with this report from now on."""
         self._last = report
         self._heartbeat.beat()
 
@@ -52,20 +49,18 @@ class FleetEndpoint:
         report = replace(self._last, why_not_ready="its loop hangs") if self._heartbeat.is_late else self._last
         match path:
             case "/healthz":
-                age = f"last turn {self._heartbeat.age_s:.0f} s ago\n".encode()
+                age = f"last turn {self._heartbeat.age_s:.0f} s ago"
                 return probed(age, is_well=not self._heartbeat.is_late)
             case "/readyz":
                 role = "leads" if report.leads else "standing by"
-                return probed(f"{one_line(report.why_not_ready) or role}\n".encode(), is_well=not report.why_not_ready)
+                return probed(one_line(report.why_not_ready) or role, is_well=not report.why_not_ready)
             case "/metrics":
                 found = (*fleet_families(report), *operator_families(report, self._names))
                 return measured(found)
         return NOT_FOUND
 
 
-@click.command(
-    cls=ScreenCommand, name="controller", short_help="Run the rollouts of a namespace continuously, in the cluster."
-)
+@command("controller", "Run the rollouts of a namespace continuously, in the cluster.")
 @with_options(settings.ROLLOUT, (settings.KUBECONFIG, settings.DRIVER_PROFILE, settings.PROFILE_FILE), settings.LOGGING)
 def controller_command(*, values: Values) -> int:
     """Watch the DriverRollouts of a namespace, and restart driver pods as their rules allow.
@@ -101,13 +96,14 @@ def controller_command(*, values: Values) -> int:
 
 
 def _profile(values: Values) -> Profile:
-    """The profile of the Nodes. Raises ConfigError."""
-    if values[settings.DRIVER_PROFILE] == profiles.AUTO:
+    profile, _ = named_profile(values)
+    if profile is None:
         raise ConfigError(
             "no profile is set, and a controller has no node from which to determine it",
             f"Name it with {settings.DRIVER_PROFILE.flag} ({settings.DRIVER_PROFILE.env}).",
         )
-    return named_profile(values)
+    refuse_without_state(profile)
+    return profile
 
 
 def _publisher(values: Values, profile: Profile, clock: LoopClock) -> Callable[[FleetReport], None]:

@@ -1,14 +1,11 @@
-"""`rollout status` and `rollout plan` as text: headline, waves, nodes, next commands.
-
-Made from the JSON form, so that both have the same content.
-"""
+"""`rollout status` and `rollout plan` as JSON and as text, which is made from the JSON: both have the same content."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -19,8 +16,8 @@ from driver_manager.adapters.kube.api import KubeApi, load_client
 from driver_manager.adapters.kube.fleet import KubeDesk, node_label_keys, readers
 from driver_manager.adapters.kube.transport import is_in_pod
 from driver_manager.adapters.process.clock import SystemClock
-from driver_manager.cli.options import styled, table, titled, when, zone
-from driver_manager.cli.session import log_form
+from driver_manager.cli.options import styled, table, titled, when, written_moment, zone
+from driver_manager.cli.session import log_form, named_profile
 from driver_manager.core.fleet.world import ObservedRollout, look
 from driver_manager.core.fleet_ports import Leader
 from driver_manager.core.ports_base import Reporter
@@ -41,7 +38,7 @@ from driver_manager.domain.fleet.waves import preflight_told
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.settings import Values
 from driver_manager.domain.text import MOST_NAMED, several, spoken
-from driver_manager.domain.wire import seconds_of, written_time
+from driver_manager.domain.wire import seconds_of
 
 # Hints: the next commands for a rollout that does not continue by itself
 
@@ -120,7 +117,9 @@ def outlook_of(shown: Shown) -> Outlook:
 def body(shown: Shown, outlook: Outlook, plan: Json | None = None) -> Json:
     """Everything that is shown; `plan` has the fields of `rollout plan`."""
     rollout, fleet = shown.sight.rollout, shown.sight.fleet
-    leader = _leader(shown)
+    leader = leader_body(shown.leader, shown.now_s)
+    history = rollout.memory.history
+    began_s = history[-1].began_s if history and history[-1].revision == outlook.target else None
     return {
         "schemaVersion": schemas.VERSION,
         "rollout": rollout.key,
@@ -135,7 +134,7 @@ def body(shown: Shown, outlook: Outlook, plan: Json | None = None) -> Json:
         "failedRevisions": list(rollout.memory.failed),
         "wave": outlook.wave,
         "counts": node_counts(outlook.nodes),
-        "waves": [{**wave_body(one), "ended": moment(one.ended_s)} for one in outlook.waves],
+        "waves": [{**wave_body(one), "ended": written_moment(one.ended_s)} for one in outlook.waves],
         "nodes": [_node(one) for one in sorted(outlook.nodes, key=lambda one: one.name)],
         "controller": leader,
         "pace": _pace(outlook.pace, shown.now_s) if fleet is not None else None,
@@ -147,12 +146,8 @@ def _pace(found: Pace, now_s: float) -> Json:
     return {
         "typicalSeconds": None if found.node_s is None else round(found.node_s),
         "windowSeconds": None if found.window_s is None else round(found.window_s, 3),
-        "ends": moment(None if found.left_s is None else now_s + found.left_s),
+        "ends": written_moment(None if found.left_s is None else now_s + found.left_s),
     }
-
-
-def moment(wall_s: float | None) -> str | None:
-    return None if wall_s is None else written_time(wall_s)
 
 
 def _began(shown: Shown, target: str) -> float | None:
@@ -165,7 +160,7 @@ def _revision(fleet: Fleet | None, name: str, began_s: float | None) -> Json | N
     if not name:
         return None
     number = next((one.number for one in fleet.revisions if one.hash == name), None) if fleet is not None else None
-    return {"revision": name, "number": number, "began": moment(began_s)}
+    return {"revision": name, "number": number, "began": written_moment(began_s)}
 
 
 def _node(one: NodeView) -> Json:
@@ -174,19 +169,18 @@ def _node(one: NodeView) -> Json:
         "place": one.place.value,
         "wave": one.wave,
         "reason": one.reason,
-        "since": moment(one.since_s),
+        "since": written_moment(one.since_s),
     }
 
 
-def _leader(shown: Shown) -> Json | None:
-    found = shown.leader
+def leader_body(found: Leader | None, now_s: float) -> Json | None:
     if found is None:
         return None
     over_s = (found.renewed_s or 0.0) + (found.lasts_s or 0.0) + LATE_S
     return {
         "leader": found.name,
-        "renewed": moment(found.renewed_s),
-        "isLeading": bool(found.name) and found.renewed_s is not None and shown.now_s < over_s,
+        "renewed": written_moment(found.renewed_s),
+        "isLeading": bool(found.name) and found.renewed_s is not None and now_s < over_s,
     }
 
 
@@ -201,9 +195,28 @@ MOST_NODES = 20
 
 def rollout_text(body: Json, now_s: float) -> str:
     """The screen of `rollout status`; words in `body` are on one line each, `now_s` is in seconds since the epoch."""
-    lines = [*hints_text(body), *rows("nodes", [rollout_in_short(body["counts"])]), *_pace_text(body, now_s)]
-    lines += rows("waves", table(_waves(body, now_s))) if body["waves"] else []
-    return "\n".join([rollout_headline(body), *lines, *nodes(body, now_s), *facts(body, now_s)])
+    return _screen(
+        body,
+        now_s,
+        ("nodes", [rollout_in_short(body["counts"])]),
+        ("pace", _pace_text(body, now_s)),
+        ("waves", table(_waves(body, now_s)) if body["waves"] else []),
+    )
+
+
+Rows = tuple[str, list[str]]
+"""Lines and their title."""
+
+
+def _screen(body: Json, now_s: float, *parts: Rows) -> str:
+    """The headline, the hints, `parts`, each node that is not done with its reason, and what is rolled out."""
+    places = [
+        *((place.value, _each(body, place, now_s)) for place in (NodePhase.FAILED, NodePhase.UNDER_WAY)),
+        *((place.value, _groups(body, place)) for place in (NodePhase.WAITING, NodePhase.LEFT_OUT)),
+    ]
+    hints = [line for one in body["hints"] for line in (one["what"], f"  {one['command']}") if line.strip()]
+    lines = titled([("to do", hints), *parts, *places, *_facts(body, now_s)], WIDTH)
+    return "\n".join([rollout_headline(body), *lines])
 
 
 def rollout_headline(body: Json) -> str:
@@ -213,17 +226,16 @@ def rollout_headline(body: Json) -> str:
 
 
 def _pace_text(body: Json, now_s: float) -> list[str]:
-    """The duration of a node and the estimated end, while nodes are left."""
     pace, counts = body["pace"], body["counts"]
     if pace is None or not counts["waiting"] + counts["underWay"]:
         return []
     if pace["typicalSeconds"] is None:
-        return rows("pace", ["no estimate before the first node is done"])
+        return ["no estimate before the first node is done"]
     text = f"a node takes about {spoken(pace['typicalSeconds'])}"
     if pace["windowSeconds"] is not None:
         text += f", its users are without their device for {pace['windowSeconds']:.1f} s of it"
     ends = f"done by {when(pace['ends'], now_s)} at the earliest" if pace["ends"] else "no estimate of the end now"
-    return rows("pace", [f"{text}; {ends}"])
+    return [f"{text}; {ends}"]
 
 
 def rollout_in_short(counts: Json) -> str:
@@ -231,33 +243,15 @@ def rollout_in_short(counts: Json) -> str:
     return f"{counts['total']} in all{': ' if parts else ''}{', '.join(parts)}"
 
 
-def facts(body: Json, now_s: float) -> list[str]:
-    """DaemonSet, profile, revision and controller."""
+def _facts(body: Json, now_s: float) -> Iterator[Rows]:
     target, good = body["target"], body["good"]
     about = f" of DaemonSet {body['daemonSet']}" if body["daemonSet"] else ""
-    lines = rows("rollout", [f"{body['rollout']}{about}, profile {body['profile']}"])
+    yield "rollout", [f"{body['rollout']}{about}, profile {body['profile']}"]
     if target is not None:
         since = f", since {when(target['began'], now_s)}" if target["began"] else ""
         last = f"; good on all nodes: {_named(good)}" if good is not None and good != target else ""
-        lines += rows("revision", [f"{_named(target)}{since}{last}"])
-    return lines + rows("controller", [_controller(body["controller"], now_s)])
-
-
-def rows(title: str, texts: Iterable[str]) -> list[str]:
-    return titled(title, texts, WIDTH)
-
-
-def nodes(body: Json, now_s: float) -> list[str]:
-    """Every node that is not done, with its reason."""
-    lines = [*_each(body, NodePhase.FAILED, now_s), *_each(body, NodePhase.UNDER_WAY, now_s)]
-    return [*lines, *_groups(body, NodePhase.WAITING), *_groups(body, NodePhase.LEFT_OUT)]
-
-
-def hints_text(body: Json) -> list[str]:
-    texts = []
-    for one in body["hints"]:
-        texts += [one["what"], *([f"  {one['command']}"] if one["command"] else [])]
-    return rows("to do", texts) if texts else []
+        yield "revision", [f"{_named(target)}{since}{last}"]
+    yield "controller", [_controller(body["controller"], now_s)]
 
 
 def _waves(body: Json, now_s: float) -> list[list[str]]:
@@ -280,8 +274,7 @@ def _each(body: Json, place: NodePhase, now_s: float) -> list[str]:
         key=lambda node: (node["since"] is None, node["since"] or "", node["node"]),
     )
     texts = [_one(node, now_s) for node in found[:MOST_NODES]]
-    texts += [f"and {len(found) - MOST_NODES} more"] if len(found) > MOST_NODES else []
-    return rows(place.value, texts)
+    return texts + ([f"and {len(found) - MOST_NODES} more"] if len(found) > MOST_NODES else [])
 
 
 def _one(node: Json, now_s: float) -> str:
@@ -321,13 +314,18 @@ FATE = "the run on each node decides what happens to them"
 def plan_text(body: Json, now_s: float) -> str:
     """The screen of `rollout plan`; words in `body` are on one line each, `now_s` is in seconds since the epoch."""
     plan = body["plan"]
-    lines = hints_text(body)
-    if plan is not None:
-        lines += rows("to go", [_count(plan["toGo"], "node") if plan["toGo"] else "no node"])
-        lines += _pace_text(body, now_s)
-        lines += rows("disturbs", [_disturbed(plan)]) if plan["toGo"] else []
-        lines += rows("waves", table(_planned_waves(plan))) if plan["toGo"] else []
-    return "\n".join([rollout_headline(body), *lines, *nodes(body, now_s), *facts(body, now_s)])
+    if plan is None:
+        return _screen(body, now_s)
+    if not plan["toGo"]:
+        return _screen(body, now_s, ("to go", ["no node"]), ("pace", _pace_text(body, now_s)))
+    return _screen(
+        body,
+        now_s,
+        ("to go", [_count(plan["toGo"], "node")]),
+        ("pace", _pace_text(body, now_s)),
+        ("disturbs", [_disturbed(plan)]),
+        ("waves", table(_planned_waves(plan))),
+    )
 
 
 def _disturbed(plan: Json) -> str:
@@ -380,16 +378,13 @@ def _namespace_there(kubeconfig: str) -> str:
     return kubeconfig_namespace(kubeconfig or None)
 
 
-def named_profile(values: Values) -> Profile:
-    """The profile of that option. Raises ConfigError, also if it has no label for the state of an upgrade."""
-    known = profiles.known(values[settings.PROFILE_FILE])
-    profile = profiles.pick(values[settings.DRIVER_PROFILE], known, (), lambda _: False)
+def refuse_without_state(profile: Profile) -> None:
+    """Raise ConfigError for a profile without a label for the state of an upgrade."""
     if not profile.keys.upgrade_state:
         raise ConfigError(
             f"profile {profile.name} has no label for the state of a node's upgrade",
             "Add keys.upgrade_state to it; the shipped profiles show it.",
         )
-    return profile
 
 
 R = TypeVar("R")
@@ -436,13 +431,14 @@ def open_rollouts(
 
 def picked(values: Values, api: KubeApi) -> Profile:
     """The named profile, else the one whose labels the Nodes have. Raises ManagerError."""
-    if values[settings.DRIVER_PROFILE] != profiles.AUTO:
-        return named_profile(values)
-    known = profiles.known(values[settings.PROFILE_FILE])
+    named, known = named_profile(values)
+    if named is not None:
+        refuse_without_state(named)
+        return named
     serving = {name: one for name, one in known.items() if one.keys.upgrade_state}
     keys = node_label_keys(api)
     try:
-        return profiles.pick(profiles.AUTO, serving, keys, lambda _: False)
+        return profiles.pick(profiles.AUTO, serving, keys)
     except ConfigError as error:
         option = settings.DRIVER_PROFILE
         raise ConfigError(

@@ -1,7 +1,4 @@
-"""`rollout` and its commands: status, plan, pause, resume, approve, retry, undo, history.
-
-A command writes to the DriverRollout or to Nodes; the controller does the rest.
-"""
+"""`rollout` and its commands. A command writes to the DriverRollout or to Nodes; the controller does the rest."""
 
 from __future__ import annotations
 
@@ -26,30 +23,32 @@ from driver_manager.adapters.report.log import is_capable
 from driver_manager.adapters.report.steps import LiveScreen
 from driver_manager.cli.main import LazyGroup
 from driver_manager.cli.options import (
-    ScreenCommand,
+    command,
     in_form,
     output_option,
     put,
     put_after,
     table,
+    titled,
     when,
     with_options,
+    written_moment,
     zone,
 )
 from driver_manager.cli.rollout_screen import (
     NO_CONTROLLER,
+    WIDTH,
     RolloutSession,
     Shown,
     body,
     if_readable,
-    moment,
+    leader_body,
     open_rollouts,
     outlook_of,
     plan_text,
     rollout_headline,
     rollout_in_short,
     rollout_text,
-    rows,
 )
 from driver_manager.core.fleet.world import FleetCache, ObservedRollout, chosen
 from driver_manager.core.fleet_ports import FactKind, FleetCluster, Leader, Lost, Subject
@@ -78,11 +77,9 @@ from driver_manager.domain.settings import Values
 from driver_manager.domain.text import json_text, spoken, words_on_one_line
 from driver_manager.domain.wire import seconds_of, written_time
 
-_HERE = ("status", "plan", "pause", "resume", "approve", "retry", "undo", "history")
-COMMANDS = {
-    **{name: ("driver_manager.cli.rollout_verbs", f"{name}_command") for name in _HERE},
-    "controller": ("driver_manager.cli.rollout_controller", "controller_command"),
-}
+VERBS = ("status", "plan", "pause", "resume", "approve", "retry", "undo", "history")
+COMMANDS = {name: (__name__, f"{name}_command") for name in VERBS}
+COMMANDS["controller"] = ("driver_manager.cli.rollout_controller", "controller_command")
 
 
 @click.group(
@@ -104,46 +101,47 @@ PATIENCE_S = 3.0
 
 
 def complete_rollouts(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """The rollouts of the namespace that start with `incomplete`."""
-    return _beginning(incomplete, lambda: _rollouts(context))
+    def read(session: RolloutSession) -> Iterable[str]:
+        return [item.name for item in session.desk.listed(Subject(FactKind.ROLLOUTS, session.namespace)).items]
+
+    return _beginning(context, incomplete, read)
 
 
 def complete_failed_nodes(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """The failed nodes that start with `incomplete` and are not in the command yet."""
     named = context.params.get("nodes") or ()
-    return [name for name in _beginning(incomplete, lambda: _failed(context)) if name not in named]
+
+    def read(session: RolloutSession) -> Iterable[str]:
+        nodes = [item.fact for item in session.desk.listed(Subject(FactKind.NODES)).items]
+        failed = UpgradeState.FAILED.value
+        return [one.name for one in nodes if isinstance(one, FleetNode) and one.upgrade == failed]
+
+    return [name for name in _beginning(context, incomplete, read) if name not in named]
 
 
-def _beginning(incomplete: str, read: Callable[[], Iterable[str]]) -> list[str]:
-    with contextlib.suppress(ManagerError):
-        return sorted(name for name in read() if name.startswith(incomplete) and name.isprintable())
-    return []
-
-
-def _rollouts(context: click.Context) -> Iterable[str]:
-    session = _session(context)
-    return [item.name for item in session.desk.listed(Subject(FactKind.ROLLOUTS, session.namespace)).items]
-
-
-def _failed(context: click.Context) -> Iterable[str]:
-    nodes = [item.fact for item in _session(context).desk.listed(Subject(FactKind.NODES)).items]
-    return [one.name for one in nodes if isinstance(one, FleetNode) and one.upgrade == UpgradeState.FAILED.value]
-
-
-def _session(context: click.Context) -> RolloutSession:
+def _beginning(context: click.Context, incomplete: str, read: Callable[[RolloutSession], Iterable[str]]) -> list[str]:
     values = Values({setting: context.params.get(setting.name) for setting in VERB})
-    return open_rollouts(values, log=SilentReporter(), budget_s=PATIENCE_S)
+    with contextlib.suppress(ManagerError):
+        session = open_rollouts(values, log=SilentReporter(), budget_s=PATIENCE_S)
+        return sorted(name for name in read(session) if name.startswith(incomplete) and name.isprintable())
+    return []
 
 
 # Options and arguments that commands share
 
-with_verb_options = with_options(VERB, settings.LOGGING)
 named_rollout = click.argument("name", required=False, default="", shell_complete=complete_rollouts)
 """Decorator that adds the rollout's name, optional if there is only one."""
 
-dry_run_option = click.option(
-    "--dry-run", is_flag=True, help="Validate the change on the API server, show what would follow, and change nothing."
-)
+
+def with_verb_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Decorator that adds the options of every command here."""
+    return output_option(with_options(VERB, settings.LOGGING)(command))
+
+
+def request_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Decorator that adds the options of a command that asks the controller to act."""
+    dry_run = "Validate the change on the API server, show what would follow, and change nothing."
+    return click.option("--dry-run", is_flag=True, help=dry_run)(with_verb_options(command))
 
 
 # `rollout status --watch`: in a terminal the screen is redrawn at each change; elsewhere a change is a line
@@ -176,8 +174,8 @@ def watch(values: Values, name: str, *, as_json: bool) -> int:
 def _view(*, as_json: bool) -> Callable[[Json, float, bool], None]:
     """The function that shows each state: its JSON, the time, and True for the last one."""
     if as_json:
-        return JsonLines().show
-    return Redrawn(LiveScreen(sys.stdout)).show if is_capable(sys.stdout) else Lines().show
+        return Changes(as_json=True).show
+    return Redrawn(LiveScreen(sys.stdout)).show if is_capable(sys.stdout) else Changes(as_json=False).show
 
 
 class Watching(Struct):
@@ -186,29 +184,27 @@ class Watching(Struct):
     cluster: FleetCluster
     name: str
     show: Callable[[Json, float, bool], None]
-    _phase: Phase = Phase.PROGRESSING
 
     def run(self, first: ObservedRollout) -> int:
         """Show it until it has ended; returns the exit code. Raises ManagerError if it was deleted."""
         world = FleetCache(self.session.namespace, clears_first=self.session.profile.container_unloads)
         sight: ObservedRollout | None = first
         try:
-            while sight is None or not self._has_ended(sight):
+            while True:
+                outlook = self._shown(sight) if sight is not None else None
+                if outlook is not None and _has_ended(outlook):
+                    return exit_code(outlook)
                 self.clock.sleep(PACE_S)
                 self._follow(world)
                 sight = self._sight(world)
         finally:
             self.cluster.follow(frozenset())
-        return ExitCode.DONE if self._phase is Phase.COMPLETE else ExitCode.ROLLOUT_STUCK
 
-    def _has_ended(self, sight: ObservedRollout) -> bool:
-        """Show the rollout; True if it is complete, halted or stalled."""
+    def _shown(self, sight: ObservedRollout) -> Outlook:
         shown = Shown(sight, self.session.profile.name, self.clock.wall())
         outlook = outlook_of(shown)
-        self._phase = outlook.phase
-        is_last = outlook.phase is Phase.COMPLETE or outlook.phase in STANDING
-        self.show(body(shown, outlook), shown.now_s, is_last)
-        return is_last
+        self.show(body(shown, outlook), shown.now_s, _has_ended(outlook))
+        return outlook
 
     def _follow(self, world: FleetCache) -> None:
         subjects = {world.of(FactKind.ROLLOUTS)}
@@ -233,27 +229,29 @@ class Watching(Struct):
         return ObservedRollout(rollout, world.fleet(rollout, rollout.policy))
 
 
-class Lines:
-    def __init__(self) -> None:
-        self._last = ""
+def _has_ended(outlook: Outlook) -> bool:
+    return outlook.phase is Phase.COMPLETE or outlook.phase in STANDING
+
+
+class Changes:
+    """Prints each state that differs from the one before, as JSON or as a sentence, on one line."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._last: Json | str = ""
 
     def show(self, found: Json, now_s: float, is_last: bool) -> None:
-        found = words_on_one_line(found)
-        line = f"{rollout_headline(found)} [{rollout_in_short(found['counts'])}]"
-        if line != self._last:
-            self._last = line
-            put(f"{written_time(now_s)} {line}")
-
-
-class JsonLines:
-    def __init__(self) -> None:
-        self._last: Json = {}
-
-    def show(self, found: Json, now_s: float, is_last: bool) -> None:
-        known = {**found, "pace": None}  # its end moves with the time
-        if known != self._last:
-            self._last = known
-            put(json_text(found, separators=(",", ":")))
+        shown: Json | str
+        if self._as_json:
+            shown = {**found, "pace": None}  # its end moves with the time
+            text = json_text(found, separators=(",", ":"))
+        else:
+            words = words_on_one_line(found)
+            shown = f"{rollout_headline(words)} [{rollout_in_short(words['counts'])}]"
+            text = f"{written_time(now_s)} {shown}"
+        if shown != self._last:
+            self._last = shown
+            put(text)
 
 
 class Redrawn:
@@ -271,10 +269,9 @@ class Redrawn:
             self._screen.draw(drawn)
 
 
-@click.command(cls=ScreenCommand, name="status", short_help="Show the state of a rollout and what needs attention.")
+@command("status", "Show the state of a rollout and what needs attention.")
 @named_rollout
 @click.option("-w", "--watch", "watches", is_flag=True, help="Follow it until it is complete, halted or stalled.")
-@output_option
 @with_verb_options
 def status_command(*, name: str, watches: bool, output: str, values: Values) -> int:
     """Show the rollout NAME: its phase and why, the possible next commands, its waves, and why each node is not done.
@@ -285,17 +282,19 @@ def status_command(*, name: str, watches: bool, output: str, values: Values) -> 
     """
     if watches:
         return watch(values, name, as_json=output == "json")
-    session = open_rollouts(values)
-    sight = session.look(name)
-    shown = Shown(sight, session.profile.name, session.clock.wall(), leader(session))
+    _, shown = _read(values, name)
     outlook = outlook_of(shown)
-    found = body(shown, outlook)
-    put(in_form(output, found, lambda words: rollout_text(words, shown.now_s)))
+    put(in_form(output, body(shown, outlook), lambda words: rollout_text(words, shown.now_s)))
     return exit_code(outlook)
 
 
+def _read(values: Values, name: str) -> tuple[RolloutSession, Shown]:
+    """The rollout now, and its leader. Raises ManagerError."""
+    session = open_rollouts(values)
+    return session, Shown(session.look(name), session.profile.name, session.clock.wall(), leader(session))
+
+
 def exit_code(outlook: Outlook) -> ExitCode:
-    """The exit code of `status` and `plan`."""
     return ExitCode.ROLLOUT_STUCK if outlook.phase in STANDING else ExitCode.DONE
 
 
@@ -306,37 +305,27 @@ def leader(session: RolloutSession) -> Leader | None:
 
 Json = dict[str, Any]
 
-TRUE = "true"
 
-
-@click.command(
-    cls=ScreenCommand, name="pause", short_help="Start no more nodes; nodes that have started are completed."
-)
+@command("pause", "Start no more nodes; nodes that have started are completed.")
 @named_rollout
-@dry_run_option
-@output_option
-@with_verb_options
+@request_options
 def pause_command(*, name: str, dry_run: bool, output: str, values: Values) -> int:
     """Start no more nodes of the rollout NAME. Nodes that have started are completed: none is left half upgraded."""
     return _ask(values, name, output, lambda fleet, _: request_pause(fleet), dry_run=dry_run)
 
 
-@click.command(cls=ScreenCommand, name="resume", short_help="Start nodes again after a pause.")
+@command("resume", "Start nodes again after a pause.")
 @named_rollout
-@dry_run_option
-@output_option
-@with_verb_options
+@request_options
 def resume_command(*, name: str, dry_run: bool, output: str, values: Values) -> int:
     """Start nodes of the rollout NAME again, as its rules allow."""
     return _ask(values, name, output, lambda fleet, _: request_resume(fleet), dry_run=dry_run)
 
 
-@click.command(cls=ScreenCommand, name="approve", short_help="Approve the wave that waits for an approval.")
+@command("approve", "Approve the wave that waits for an approval.")
 @named_rollout
 @click.option("--wave", type=click.IntRange(min=1), help="Approve all waves up to this one, ahead of time.")
-@dry_run_option
-@output_option
-@with_verb_options
+@request_options
 def approve_command(*, name: str, wave: int | None, dry_run: bool, output: str, values: Values) -> int:
     """Approve the next wave of the rollout NAME, which waits for an approval.
 
@@ -345,15 +334,13 @@ def approve_command(*, name: str, wave: int | None, dry_run: bool, output: str, 
     return _ask(values, name, output, lambda fleet, now_s: request_approval(fleet, now_s, wave), dry_run=dry_run)
 
 
-@click.command(cls=ScreenCommand, name="retry", short_help="Retry nodes that failed, or a revision.")
+@command("retry", "Retry nodes that failed, or a revision.")
 @click.argument("nodes", nargs=-1, shell_complete=complete_failed_nodes)
 @click.option(
     "--rollout", "name", default="", shell_complete=complete_rollouts, help="Default: the only one in the namespace."
 )
 @click.option("--revision", is_flag=True, help="Retry the target revision after it was halted or undone.")
-@dry_run_option
-@output_option
-@with_verb_options
+@request_options
 def retry_command(  # noqa: PLR0913  # what click gives, by name
     *, nodes: tuple[str, ...], name: str, revision: bool, dry_run: bool, output: str, values: Values
 ) -> int:
@@ -370,12 +357,10 @@ def retry_command(  # noqa: PLR0913  # what click gives, by name
     return _ask(values, name, output, lambda fleet, now_s: request_retry_of_nodes(fleet, now_s, nodes), dry_run=dry_run)
 
 
-@click.command(cls=ScreenCommand, name="undo", short_help="Go back to the last good revision.")
+@command("undo", "Go back to the last good revision.")
 @named_rollout
 @click.option("--to", default="", metavar="REVISION", help="Go back to this revision: its number, hash or name.")
-@dry_run_option
-@output_option
-@with_verb_options
+@request_options
 def undo_command(*, name: str, to: str, dry_run: bool, output: str, values: Values) -> int:
     """Give the DaemonSet of the rollout NAME the last template that was good on all nodes.
 
@@ -399,7 +384,6 @@ def _ask(values: Values, name: str, output: str, decide: Callable[[Fleet, float]
 
 
 def _write(session: RolloutSession, sight: ObservedRollout, request: Request, *, dry_run: bool) -> None:
-    """Write the request to the object and the nodes. Raises ManagerError."""
     key = session.profile.keys.upgrade_requested
     if request.nodes and not key:
         raise ConfigError(
@@ -409,15 +393,13 @@ def _write(session: RolloutSession, sight: ObservedRollout, request: Request, *,
     if request.spec or request.annotations:
         session.desk.ask_rollout(sight.rollout, request.spec, request.annotations, dry_run=dry_run)
     for node in request.nodes:
-        session.desk.ask_node(node, {key: TRUE}, dry_run=dry_run)
+        session.desk.ask_node(node, {key: "true"}, dry_run=dry_run)
 
 
 def _body(session: RolloutSession, sight: ObservedRollout, request: Request, now_s: float, *, dry_run: bool) -> Json:
     """The request and what follows, in the form of `schemas/rollout-request.schema.json`."""
     after = outlook_after(request, now_s)
-    who = leader(session)
-    shown = body(Shown(ObservedRollout(sight.rollout, request.after), session.profile.name, now_s, who), after)
-    controller = shown["controller"]
+    controller = leader_body(leader(session), now_s)
     return {
         "schemaVersion": schemas.VERSION,
         "rollout": sight.rollout.key,
@@ -433,14 +415,14 @@ def _text(found: Json) -> str:
     lines = [f"rollout {found['rollout']}: {one}" for one in found["did"]]
     lines += ["dry run: nothing was changed"] if found["dryRun"] else []
     reason = f" ({upcoming['reason']})" if upcoming["reason"] != upcoming["phase"] else ""
-    lines += rows("next", [f"{upcoming['phase']}{reason}: {upcoming['message']}"])
-    lines += rows("to do", [NO_CONTROLLER]) if found["hasController"] is False else []
+    upcoming_text = f"{upcoming['phase']}{reason}: {upcoming['message']}"
+    todo = [NO_CONTROLLER] if found["hasController"] is False else []
+    lines += titled((("next", [upcoming_text]), ("to do", todo)), WIDTH)
     return "\n".join(lines)
 
 
-@click.command(cls=ScreenCommand, name="history", short_help="List the revisions and how the rollout of each went.")
+@command("history", "List the revisions and how the rollout of each went.")
 @named_rollout
-@output_option
 @with_verb_options
 def history_command(*, name: str, output: str, values: Values) -> int:
     """List the revisions of the DaemonSet of the rollout NAME, the newest last, with how the rollout of each went.
@@ -468,13 +450,12 @@ def history_command(*, name: str, output: str, values: Values) -> int:
 
 
 def _entry(name: str, revision: Revision | None, past: RevisionHistory | None) -> Json:
-    """One revision that exists or existed, and how its rollout went."""
     return {
         "revision": name,
         "number": revision.number if revision is not None else None,
         "images": _images(revision.template) if revision is not None else [],
-        "began": moment(past.began_s) if past is not None else None,
-        "ended": moment(past.ended_s) if past is not None else None,
+        "began": written_moment(past.began_s) if past is not None else None,
+        "ended": written_moment(past.ended_s) if past is not None else None,
         "outcome": past.outcome if past is not None else "",
     }
 
@@ -518,9 +499,8 @@ def _took(one: Json) -> str:
     return "-" if began_s is None or ended_s is None else spoken(ended_s - began_s)
 
 
-@click.command(cls=ScreenCommand, name="plan", short_help="Show which nodes go next, and which pods that disturbs.")
+@command("plan", "Show which nodes go next, and which pods that disturbs.")
 @named_rollout
-@output_option
 @with_verb_options
 def plan_command(*, name: str, output: str, values: Values) -> int:
     """Show what the rollout NAME will do: which nodes go in which wave, in which order, and why each of them waits.
@@ -529,13 +509,11 @@ def plan_command(*, name: str, output: str, values: Values) -> int:
     how many go at the same time. Soak times, maintenance windows and approvals are not part of it. Each wave shows how
     many pods use the accelerator on its nodes still to go; the run on each node decides what happens to them.
     """
-    session = open_rollouts(values)
-    sight = session.look(name)
-    shown = Shown(sight, session.profile.name, session.clock.wall(), leader(session))
+    session, shown = _read(values, name)
     outlook = outlook_of(shown)
     planned = None
-    if sight.fleet is not None:
-        seen = survey(sight.fleet, shown.now_s)
+    if shown.sight.fleet is not None:
+        seen = survey(shown.sight.fleet, shown.now_s)
         names = {one.member.node.name for one in order(seen.standings)}
         pods = if_readable(lambda: users(session, names), session.log, "the pods that use the accelerator")
         planned = plan_body(seen, outlook, pods)

@@ -14,8 +14,9 @@ from typing import Any, TextIO
 import click
 from msgspec.structs import asdict
 
-from driver_manager.adapters.report.log import CYAN, GREEN, RED, columns_of, has_colour, is_capable, painted
-from driver_manager.cli.options import ScreenCommand, output_option, styled
+from driver_manager.adapters.report.log import CYAN, GREEN, RED, has_colour, is_capable, painted, size_of
+from driver_manager.cli.options import command, output_option, styled
+from driver_manager.cli.options import table as columns
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.fleet.spec import UpgradeState
 from driver_manager.profiles import builtin
@@ -89,7 +90,7 @@ class FleetScreen:
     def _draw(self) -> None:
         if self._picture is None:
             return
-        lines = table(self._picture, columns_of(self._stream), paints=self._paints)
+        lines = table(self._picture, size_of(self._stream)[0], paints=self._paints)
         click.echo("\n".join(lines), file=self._stream)
         self._drawn = len(lines)
 
@@ -126,11 +127,10 @@ ALL: dict[str, Named] = {**SCENARIOS, **REBOOT_SCENARIOS, **FLEET_SCENARIOS}
 
 
 def _names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    """The scenarios that begin with `incomplete`, for a shell's completion."""
     return [name for name in ALL if name.startswith(incomplete)]
 
 
-@click.command(cls=ScreenCommand, name="sandbox", short_help="Play a scenario without a cluster and without a device.")
+@command("sandbox", "Play a scenario without a cluster and without a device.")
 @click.argument("name", default="", metavar="[SCENARIO]", shell_complete=_names)
 @click.option("--list", "wants_list", is_flag=True, help="List the scenarios.")
 @click.option("--all", "wants_all", is_flag=True, help="Play every scenario.")
@@ -239,10 +239,8 @@ def _rows(before: NodeSummary, after: NodeSummary) -> list[str]:
         ("driver version", before.driver, after.driver),
         ("recorded digest", before.digest or "none", after.digest or "none"),
     ]
-    width = max(len(name) for name, _, _ in pairs)
-    middle = max(len(str(value)) for _, value, _ in pairs)
-    head = f"{'':<{width}}  {'before':<{middle}}  after"
-    return [head, *(f"{name:<{width}}  {old!s:<{middle}}  {_mark(old, new)}" for name, old, new in pairs)]
+    rows = [(name, str(old), _mark(old, new)) for name, old, new in pairs]
+    return columns([("", "before", "after"), *rows])
 
 
 def _mark(old: Any, new: Any) -> str:

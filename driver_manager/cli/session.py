@@ -28,8 +28,8 @@ from driver_manager.domain import selectors, settings
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import ConfigError, ManagerError, NodeMissing, Terminated
 from driver_manager.domain.host import Host
-from driver_manager.domain.journal import Journal, Owner
-from driver_manager.domain.node import Node, PodList, is_this_host
+from driver_manager.domain.journal import Journal
+from driver_manager.domain.node import Node, Pod, PodList, is_this_host
 from driver_manager.domain.observation import EvictionRules, Loader, Mode, Observation, ObservedPart, Policy
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.selectors import Selector
@@ -37,17 +37,6 @@ from driver_manager.domain.settings import Setting, Values
 
 if TYPE_CHECKING:
     from driver_manager.adapters.kube.node import KubeCluster
-
-
-def loader(values: Values) -> Loader:
-    """Who loads the driver. Raises ConfigError if it is the host and FORCE_REINSTALL is set."""
-    chosen = Loader(values[settings.DRIVER_LOAD])
-    if chosen is Loader.NONE and values[settings.FORCE_REINSTALL]:
-        raise ConfigError(
-            "FORCE_REINSTALL is set, and with DRIVER_LOAD=none nothing is ever installed",
-            "Unset FORCE_REINSTALL, or let the driver's container or the manager load the driver (DRIVER_LOAD).",
-        )
-    return chosen
 
 
 CONTAINER_HOST_ROOT = Path("/host")
@@ -70,7 +59,12 @@ def host_roots(values: Values) -> HostRoots:
 
 def policy(values: Values) -> Policy:
     """The policy in the options. Raises ConfigError for an invalid selector, or a contradiction to DRIVER_LOAD."""
-    loads = loader(values)
+    loads = Loader(values[settings.DRIVER_LOAD])
+    if loads is Loader.NONE and values[settings.FORCE_REINSTALL]:
+        raise ConfigError(
+            "FORCE_REINSTALL is set, and with DRIVER_LOAD=none nothing is ever installed",
+            "Unset FORCE_REINSTALL, or let the driver's container or the manager load the driver (DRIVER_LOAD).",
+        )
     shared = shared_policy(values)
     return replace(
         shared,
@@ -99,7 +93,14 @@ def shared_policy(values: Values) -> Policy:
         pod_termination_timeout_s=values[settings.POD_TERMINATION_TIMEOUT],
         device_free_timeout_s=values[settings.DEVICE_FREE_TIMEOUT],
         deadline_s=values[settings.RECONCILE_DEADLINE],
-        eviction=workload_rules(values),
+        eviction=replace(
+            eviction_consents(values),
+            is_enabled=values[settings.ENABLE_NPU_POD_EVICTION],
+            evicts_holders=values[settings.EVICT_HOLDERS],
+            drains=values[settings.ENABLE_AUTO_DRAIN],
+            drain_selector=selector(values, settings.DRAIN_POD_SELECTOR_LABEL),
+            drain_timeout_s=values[settings.DRAIN_TIMEOUT_SECONDS],
+        ),
         completion=selector(values, settings.WAIT_FOR_COMPLETION_SELECTOR),
         completion_timeout_s=values[settings.WAIT_FOR_COMPLETION_TIMEOUT],
         operator_timeout_s=values[settings.OPERATOR_TIMEOUT],
@@ -107,20 +108,8 @@ def shared_policy(values: Values) -> Policy:
     )
 
 
-def workload_rules(values: Values) -> EvictionRules:
-    """These rules without those for clients of the next driver. Raises ConfigError for an invalid selector."""
-    return replace(
-        eviction_consents(values),
-        is_enabled=values[settings.ENABLE_NPU_POD_EVICTION],
-        evicts_holders=values[settings.EVICT_HOLDERS],
-        drains=values[settings.ENABLE_AUTO_DRAIN],
-        drain_selector=selector(values, settings.DRAIN_POD_SELECTOR_LABEL),
-        drain_timeout_s=values[settings.DRAIN_TIMEOUT_SECONDS],
-    )
-
-
 def eviction_consents(values: Values) -> EvictionRules:
-    """The part of these rules that also applies before a reboot."""
+    """The part of the rules that also applies before a reboot."""
     classes = values[settings.NPU_POD_EVICTION_DEVICE_CLASS].split(",")
     return EvictionRules(
         forces=values[settings.NPU_POD_EVICTION_FORCE],
@@ -131,7 +120,6 @@ def eviction_consents(values: Values) -> EvictionRules:
 
 
 def selector(values: Values, option: Setting[str]) -> Selector:
-    """The label selector in an option. Raises ConfigError."""
     try:
         return selectors.parse(values[option])
     except ValueError as error:
@@ -140,14 +128,19 @@ def selector(values: Values, option: Setting[str]) -> Selector:
         ) from error
 
 
+def named_profile(values: Values) -> tuple[Profile | None, dict[str, Profile]]:
+    """The profile that the options name, None if it depends on the node; and all known ones. Raises ConfigError."""
+    wanted, known = values[settings.DRIVER_PROFILE], profiles.known(values[settings.PROFILE_FILE])
+    return (None if wanted == profiles.AUTO else profiles.pick(wanted, known)), known
+
+
 def profile_of_host(values: Values, roots: HostRoots) -> Profile:
     """The profile, by name or by the devices on the PCI bus, without the Node. Raises ConfigError."""
-    known = profiles.known(values[settings.PROFILE_FILE])
-    return profiles.pick(values[settings.DRIVER_PROFILE], known, (), lambda one: bool(pci_devices(roots, one)))
+    named, known = named_profile(values)
+    return named or profiles.pick(profiles.AUTO, known, (), lambda one: bool(pci_devices(roots, one)))
 
 
 def refuse_zero(option: Setting[Any], seconds: float) -> None:
-    """Raise ConfigError for a time of 0."""
     if not seconds > 0:
         raise ConfigError(f"{option.flag} is {seconds:g} seconds", f"Give {option.flag} a time above 0.")
 
@@ -201,7 +194,6 @@ class Session(Struct):
     node: Node
     profile: Profile
     is_here: bool = True
-    host_problem: str = ""
     mode: Mode = Mode.CONTAINER
 
     def ports(self) -> Ports:
@@ -242,14 +234,6 @@ class Session(Struct):
             self.log.warn(str(one))
         warn_of_left(obs.left, self.log, set())
 
-    def observer(self) -> Callable[[], Observation]:
-        """A function that observes: first with the Node that was read already, later with a new one.
-
-        Later calls come after a wait, so they need current pods: a recent list may have pods that are already gone.
-        """
-        first: list[Node] = [self.node]
-        return lambda: self.observe(first.pop(), recent=True) if first else self.observe()
-
     def _pods(self, node: Node, identity: Identity, *, recent: bool) -> PodList:
         """The pods on `node`: current ones if the owner of a journal matters, or a recent list lacks our own pod."""
         if recent and self.profile.keys.journal not in node.annotations:
@@ -273,10 +257,9 @@ class Session(Struct):
                 wanted=wanted,
                 picks_vfio=not is_for_containers,
             )
-        except ConfigError as error:
+        except ConfigError:
             if not tolerant:
                 raise
-            self.host_problem = error.what
             return None
 
     def _identity(self) -> Identity:
@@ -285,14 +268,26 @@ class Session(Struct):
             self.values[settings.POD_NAMESPACE] or self.values[settings.OPERATOR_NAMESPACE] or self.profile.namespace
         )
         around, _ = whose(Path("/proc/self"))
-        return Identity(name or socket.gethostname(), bool(name), namespace, self._process(), around)
-
-    def _process(self) -> Owner:
-        try:
+        boot = ""
+        with contextlib.suppress(ManagerError):
             boot = boot_id(self.roots)
-        except ManagerError:
-            boot = ""
-        return tools.this_process(boot)
+        return Identity(name or socket.gethostname(), bool(name), namespace, tools.this_process(boot), around)
+
+
+class Observer:
+    """Observes: first with the Node that was read already, later with a new one. Keeps the pods that it saw last."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._is_first = True
+        self.pods: tuple[Pod, ...] = ()
+
+    def __call__(self) -> Observation:
+        # Later calls come after a wait, so they need current pods: a recent list may have pods that are already gone.
+        is_first, self._is_first = self._is_first, False
+        seen = self._session.observe(self._session.node, recent=True) if is_first else self._session.observe()
+        self.pods = seen.pods.pods
+        return seen
 
 
 def _log(values: Values, clock: SystemClock, *, lists_steps: bool) -> LogReporter:
@@ -318,10 +313,7 @@ def open_session(
     `lists_steps`: the command shows steps, and calls `log.ended` after them. If `reading` keeps the error of a cluster
     or Node that cannot be read, the session has an empty Node.
     """
-    known = profiles.known(values[settings.PROFILE_FILE])
-    wanted = values[settings.DRIVER_PROFILE]
-    if wanted != profiles.AUTO:
-        profiles.pick(wanted, known, (), lambda _: False)
+    named, known = named_profile(values)
     clock = SystemClock()
     clock.install()
     log = _log(values, clock, lists_steps=lists_steps)
@@ -333,9 +325,9 @@ def open_session(
     if node is unread:
         cluster.limit_retries(BLIND_RETRIES_S)
     is_here = _is_here(node, roots)
-    profile = profiles.pick(wanted, known, node.labels, lambda one: is_here and bool(pci_devices(roots, one)))
-    profile = with_shown_state(profile, values)
-    profile = with_evidence(profile, values)
+    auto = profiles.AUTO
+    profile = named or profiles.pick(auto, known, node.labels, lambda one: is_here and bool(pci_devices(roots, one)))
+    profile = with_evidence(with_shown_state(profile, values), values)
     profile = _with_last_label(profile, values[settings.NODE_LABEL_FOR_NPU_POD_EVICTION])
     cluster.home = _home(values, profile)
     return Session(values, clock, log, cluster, roots, node, profile, is_here, mode=mode)
@@ -429,7 +421,6 @@ class PartialRead:
             return otherwise
 
     def first(self) -> ManagerError | None:
-        """The first error, None if all parts were read."""
         return next(iter(self.errors.values()), None)
 
     def session(self, values: Values) -> Session:
@@ -440,5 +431,5 @@ class PartialRead:
             raise self.first() or error from None
 
     @property
-    def why_no_node(self) -> ManagerError | None:
-        return self.errors.get(ObservedPart.CLUSTER) or self.errors.get(ObservedPart.NODE)
+    def has_node(self) -> bool:
+        return not {ObservedPart.CLUSTER, ObservedPart.NODE} & self.errors.keys()

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import click
-from msgspec import Struct
 from msgspec.structs import replace
 
 from driver_manager import schemas
 from driver_manager.adapters.host.health import HostMarks
 from driver_manager.adapters.host.notes import HostClientNotes, RebootFiles
-from driver_manager.cli.options import ScreenCommand, in_form, output_option, put, styled, titled, when, with_options
-from driver_manager.cli.reconcile import policy_for
+from driver_manager.cli.options import (
+    command,
+    in_form,
+    output_option,
+    put,
+    styled,
+    titled,
+    when,
+    with_options,
+    written_moment,
+)
+from driver_manager.cli.reconcile import RUN_OPTIONS, policy_for
 from driver_manager.cli.session import PartialRead, Session, log_form
 from driver_manager.core.swap.run import decide
 from driver_manager.domain import settings
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode, ManagerError
 from driver_manager.domain.health.watch import HealthState, History, decode_watch_record
-from driver_manager.domain.host import PREVIOUS, DeviceVerdict, Holder, Host, ProbeResult, StagedSlot, StagedSlots
+from driver_manager.domain.host import PREVIOUS, Holder, Host, ProbeResult, StagedSlot, StagedSlots
 from driver_manager.domain.journal import Journal
 from driver_manager.domain.node import Node
 from driver_manager.domain.node_state import LastOutcome, decode_generation
@@ -39,24 +48,26 @@ from driver_manager.domain.reboot.state import Record
 from driver_manager.domain.settings import Values
 from driver_manager.domain.status import NOTES, DeviceHealth, StatusFacts, attention, headline
 from driver_manager.domain.swap.node_patches import has_managers_cordon, has_rebooters_cordon
-from driver_manager.domain.swap.steps import Plan
+from driver_manager.domain.swap.steps import Plan, as_json
 from driver_manager.domain.text import in_words
 from driver_manager.domain.wire import Unreadable, written_time
 
+Json = dict[str, Any]
+
+OFF_NODE = "not on the node"
+
 # Reboots: what requests one, what it waits for, and the attempts.
 
-REBOOT_WINDOW = settings.REBOOT_ATTEMPTS_WINDOW
-"""How long an attempt counts; the rebooter's option must have the same value."""
 
-
-def reboot_facts(session: Session, node: Node, *, on_host: bool) -> dict[str, Any] | None:
+def reboot_facts(session: Session, node: Node, *, on_host: bool) -> Json | None:
     """The JSON form; None for a driver that never requests a reboot."""
     profile = session.profile
     keys, paths = profile.keys, profile.paths
     if not paths.reboot_marker:
         return None
-    record, problem = _record(session) if on_host else (Record(), "not on the node")
-    wall_s, window_s = session.clock.wall(), session.values[REBOOT_WINDOW]
+    record, problem = _record(session) if on_host else (Record(), OFF_NODE)
+    # How long an attempt counts; the rebooter's option must have the same value.
+    wall_s, window_s = session.clock.wall(), session.values[settings.REBOOT_ATTEMPTS_WINDOW]
     return {
         "required": keys.reboot_required in node.labels,
         "approved": is_approved(node, keys),
@@ -72,7 +83,7 @@ def reboot_facts(session: Session, node: Node, *, on_host: bool) -> dict[str, An
     }
 
 
-def reboot_rows(body: dict[str, Any] | None, *, has_marker: bool) -> list[str]:
+def reboot_rows(body: Json | None, *, has_marker: bool) -> list[str]:
     """The text form; empty if no reboot is requested and none was attempted."""
     if body is None or not (has_marker or body["required"] or body["underWay"] or body["attempts"]):
         return []
@@ -106,27 +117,21 @@ PROBE_S = 60.0
 """Seconds for a probe with --probe: longer than the probe's own timeout."""
 
 
-class Gathered(Struct, frozen=True):
-    """The facts, and the JSON form of the reboots."""
+def gather(values: Values, policies: Mapping[Mode, Policy], *, probes: bool) -> tuple[StatusFacts, Json | None]:
+    """All facts, and the JSON form of the reboots. Raises ManagerError if neither the Node nor the host can be read.
 
-    facts: StatusFacts
-    reboot: dict[str, Any] | None
-
-
-def gather(values: Values, wanted: Callable[[Mode], Policy], *, probes: bool) -> Gathered:
-    """Read all facts. Raises ManagerError if neither the Node nor the host can be read.
-
-    `wanted` is the policy of a run in each mode. `probes`: take a sample of the devices' health now.
+    `probes`: take a sample of the devices' health now.
     """
     missing = PartialRead()
     session = missing.session(values)
-    session.mode = _mode(session)
+    known = session.profile.passthrough
+    if known is not None and known.is_wanted(session.node.labels):
+        session.mode = Mode.VFIO
     obs = session.observe(session.node, reading=missing)
     session.warn_of_refused(obs)
-    has_node = not {ObservedPart.CLUSTER, ObservedPart.NODE} & missing.errors.keys()
-    if not has_node and obs.host is None:
+    if not missing.has_node and obs.host is None:
         raise missing.first() or ManagerError("nothing can be seen", "Report this bug.")
-    verdict, drivers = _verdict(session, obs, wanted(session.mode), missing), wanted(Mode.CONTAINER)
+    verdict = _verdict(session, obs, policies[session.mode], missing)
     reboot = reboot_facts(session, obs.node, on_host=obs.host is not None)
     health = _health_facts(session, obs, probes=probes)
     facts = StatusFacts(
@@ -139,16 +144,10 @@ def gather(values: Values, wanted: Callable[[Mode], Policy], *, probes: bool) ->
         reboot_waits_for=reboot["waitsFor"] if reboot else "",
         clients=_client_facts(session, obs),
         mode=session.mode,
-        loader=drivers.loader,
+        loader=policies[Mode.CONTAINER].loader,
         group_holders=_group_holders(session, obs),
     )
-    return Gathered(facts, reboot)
-
-
-def _mode(session: Session) -> Mode:
-    """The mode that the user's label requests."""
-    known = session.profile.passthrough
-    return Mode.VFIO if known is not None and known.is_wanted(session.node.labels) else Mode.CONTAINER
+    return facts, reboot
 
 
 def _group_holders(session: Session, obs: Observation) -> tuple[Holder, ...]:
@@ -179,17 +178,17 @@ def _health_facts(session: Session, obs: Observation, *, probes: bool) -> Device
     if obs.host is None:
         return DeviceHealth()
     marks = HostMarks(session.roots, session.profile, session.clock)
-    text = marks.recall()
-    history = decode_watch_record(text, obs.host.boot_id)
+    history = decode_watch_record(marks.recall(), obs.host.boot_id)
     withdrawn = session.profile.paths.ready_withdrawn
     seen = DeviceHealth(is_withdrawn=bool(withdrawn) and withdrawn in obs.host.artifacts)
+    is_wedged = history.state is HealthState.WEDGED
     if history != History():
         seen = replace(
             seen,
             source="health-watch",
             state=history.state,
             reason=history.reason,
-            since_s=_since_s(history),
+            since_s=float(history.wedge.since_s) if is_wedged and history.wedge.since_s else None,
             sampled_s=marks.touched_s(),
             devices=history.devices,
             has_stuck_probe=history.stuck is not None,
@@ -212,12 +211,6 @@ def _client_facts(session: Session, obs: Observation) -> ClientRecord | None:
     return None
 
 
-def _since_s(history: History) -> float | None:
-    """When the wedge was declared, in seconds since the epoch; None if there is none or it is unknown."""
-    is_wedged = history.state is HealthState.WEDGED
-    return float(history.wedge.since_s) if is_wedged and history.wedge.since_s else None
-
-
 def _probed(session: Session, seen: DeviceHealth) -> DeviceHealth:
     """`seen` with a sample taken now, unless an earlier probe is stuck: another one would get stuck too."""
     if seen.has_stuck_probe:
@@ -231,62 +224,40 @@ def _probed(session: Session, seen: DeviceHealth) -> DeviceHealth:
 
 # The JSON form, which `schemas/status.schema.json` describes.
 
-OFF_NODE = "not on the node"
 
-
-def _why_no_host(facts: StatusFacts) -> str:
-    unread = facts.missing.get(ObservedPart.HOST)
-    return unread.what if unread is not None else OFF_NODE
-
-
-def _health(facts: StatusFacts) -> dict[str, Any]:
+def _health(facts: StatusFacts) -> Json:
     health = facts.health
     return {
         "source": health.source or None,
         "state": health.state.value if health.state is not None else None,
         "reason": health.reason,
-        "since": _moment(health.since_s),
-        "sampledAt": _moment(health.sampled_s),
-        "devices": [_device(one) for one in _devices(facts.obs.host, health)],
+        "since": written_moment(health.since_s),
+        "sampledAt": written_moment(health.sampled_s),
+        "devices": _devices(facts.obs.host, health),
     }
 
 
-def _devices(host: Host | None, health: DeviceHealth) -> tuple[DeviceVerdict | str, ...]:
+def _devices(host: Host | None, health: DeviceHealth) -> list[Json]:
     """The devices with their verdicts, and the addresses of devices on the bus that have none."""
+    found = [
+        {"name": one.name, "address": one.address, "health": one.health.value, "reason": one.reason}
+        for one in health.devices
+    ]
     judged = {one.address for one in health.devices}
-    if health.devices and not all(judged):
-        return health.devices
-    return (*health.devices, *(address for address in (host.pci_devices if host else ()) if address not in judged))
+    if host is None or (health.devices and not all(judged)):
+        return found
+    unjudged = [address for address in host.pci_devices if address not in judged]
+    return found + [{"name": "", "address": address, "health": None, "reason": ""} for address in unjudged]
 
 
-def _device(one: DeviceVerdict | str) -> dict[str, Any]:
-    if isinstance(one, str):
-        return {"name": "", "address": one, "health": None, "reason": ""}
-    return {"name": one.name, "address": one.address, "health": one.health.value, "reason": one.reason}
-
-
-def _moment(wall_s: float | None) -> str | None:
-    return written_time(wall_s) if wall_s is not None else None
-
-
-def _last_run(outcome: LastOutcome | None) -> dict[str, Any] | None:
+def _last_run(outcome: LastOutcome | None) -> Json | None:
     if outcome is None:
         return None
-    return {
-        "state": outcome.state.value,
-        "exitCode": outcome.exit_code,
-        "what": outcome.what,
-        "remedy": outcome.remedy,
-        "step": outcome.step,
-        "digest": outcome.digest,
-        "version": outcome.version,
-        "ended": outcome.ended,
-        "since": outcome.since,
-        "window": None if outcome.window is None else outcome.window.to_json(),
-    }
+    window = None if outcome.window is None else outcome.window.to_json()
+    return {**as_json(replace(outcome, window=None)), "window": window}
 
 
-def _labels(obs: Observation, profile: Profile) -> list[dict[str, Any]]:
+def _labels(obs: Observation, profile: Profile) -> list[Json]:
     deploy = profile.deploy
     journaled: dict[str, str] = dict(obs.journal.labels) if obs.journal else {}
     there = {key for key in obs.node.labels if deploy.prefix and key.startswith(deploy.prefix)} - profile.keys.names
@@ -309,7 +280,7 @@ def _cordon(node: Node, profile: Profile) -> str:
     return "a driver manager's" if has_managers_cordon(node, profile) else "an administrator's"
 
 
-def _journal(facts: StatusFacts) -> dict[str, Any] | None:
+def _journal(facts: StatusFacts) -> Json | None:
     unreadable = facts.missing.get(ObservedPart.JOURNAL) or facts.why_no_node
     if unreadable is not None:
         return {"problem": unreadable.what}
@@ -331,14 +302,14 @@ def _journal(facts: StatusFacts) -> dict[str, Any] | None:
     }
 
 
-def _operands(obs: Observation, profile: Profile) -> list[dict[str, str]]:
-    operands = placed_by(obs.pods.pods, profile.deploy_keys(obs.node.labels), obs.own_pod)
+def _operands(obs: Observation, profile: Profile) -> list[Json]:
     return [
-        {"pod": str(pod), "phase": pod.phase, "why": why_still_there(pod) if pod.deleting else ""} for pod in operands
+        {"pod": str(pod), "phase": pod.phase, "why": why_still_there(pod) if pod.deleting else ""}
+        for pod in placed_by(obs.pods.pods, profile.deploy_keys(obs.node.labels), obs.own_pod)
     ]
 
 
-def _generation(record: ClientRecord | None) -> dict[str, Any] | None:
+def _generation(record: ClientRecord | None) -> Json | None:
     if record is None:
         return None
     known = record.generation
@@ -346,24 +317,19 @@ def _generation(record: ClientRecord | None) -> dict[str, Any] | None:
         "bootId": known.boot_id,
         "load": known.load,
         "digest": known.digest,
-        "ready": _moment(known.ready_s or None),
+        "ready": written_moment(known.ready_s or None),
         "clients": [{"pod": one.pod, "owner": one.owner, "state": one.state.value} for one in record.clients],
         "claims": list(record.claims),
     }
 
 
-def _host(host: Host, profile: Profile, holders: tuple[Holder, ...]) -> dict[str, Any]:
+def _host(host: Host, profile: Profile, holders: tuple[Holder, ...]) -> Json:
     return {
         "kernel": host.kernel_release,
         "bootId": host.boot_id,
         "pciDevices": list(host.pci_devices),
         "functions": [_function(one, holders) for one in host.bus.functions],
-        "modules": [
-            {"name": name, "version": module.version, "refcount": module.refcount, "holders": list(module.holders)}
-            for name, module in (
-                (name, host.modules[name]) for name in unload_order(host.modules, profile.modules.order)
-            )
-        ],
+        "modules": [as_json(host.modules[name]) for name in unload_order(host.modules, profile.modules.order)],
         "leaving": list(host.leaving),
         "digestProblem": host.digest_problem,
         "rootMounts": list(host.root_mounts),
@@ -378,7 +344,7 @@ def _host(host: Host, profile: Profile, holders: tuple[Holder, ...]) -> dict[str
     }
 
 
-def _function(one: PciFunction, holders: tuple[Holder, ...]) -> dict[str, Any]:
+def _function(one: PciFunction, holders: tuple[Holder, ...]) -> Json:
     return {
         "address": one.address,
         "driver": one.driver,
@@ -392,7 +358,7 @@ def _function(one: PciFunction, holders: tuple[Holder, ...]) -> dict[str, Any]:
     }
 
 
-def _slot(slot: StagedSlot, slots: StagedSlots) -> dict[str, Any]:
+def _slot(slot: StagedSlot, slots: StagedSlots) -> Json:
     return {
         "name": slot.name,
         "digest": slot.digest,
@@ -404,7 +370,7 @@ def _slot(slot: StagedSlot, slots: StagedSlots) -> dict[str, Any]:
     }
 
 
-def _next(verdict: Plan | ManagerError) -> dict[str, Any]:
+def _next(verdict: Plan | ManagerError) -> Json:
     if isinstance(verdict, Plan):
         return {
             "exitCode": None,
@@ -429,58 +395,57 @@ def _next(verdict: Plan | ManagerError) -> dict[str, Any]:
 WIDTH = 9
 COLOURS = {"ready": "green", "upgrading": "yellow"}
 """All other states are red."""
+LOADERS = {Loader.CONTAINER: "its container", Loader.MANAGER: "this manager", Loader.NONE: "the host itself"}
 
 
-def status_text(body: dict[str, Any], now_s: float) -> str:
+def status_text(body: Json, now_s: float) -> str:
     """The text form of `body`, whose strings are one line each; `now_s` is in seconds since the epoch."""
-    lines = [*_devices_text(body["health"], now_s), *_last_run_text(body["lastRun"], now_s)]
-    lines.append(f"journal   {_journal_text(body['journal'], now_s)}")
-    cordon = body["cordon"] or "unknown"
-    lines += [
-        f"node      {body['node']} (profile {body['profile']}, mode {body['mode']}), cordon: {cordon}",
-        *_labels_text(body),
+    host, cordon, upcoming = body["host"], body["cordon"] or "unknown", body["next"]
+    parts = [
+        ("attention", _attention(body["attention"])),
+        ("devices", _devices_text(body["health"], now_s)),
+        ("last run", _last_run_text(body["lastRun"], now_s)),
+        ("journal", [_journal_text(body["journal"], now_s)]),
+        ("node", [f"{body['node']} (profile {body['profile']}, mode {body['mode']}), cordon: {cordon}"]),
+        ("labels", _labels_text(body["labels"]) if body["cordon"] else ["unknown"]),
+        ("operands", _operands_text(body["operands"])),
+        ("digest", [_digest(body)]),
+        ("loads", [f"{LOADERS[Loader(body['driverLoad'])]} (DRIVER_LOAD={body['driverLoad']})"]),
+        ("driver", _clients_text(body["generation"], now_s)),
+        *_host_parts(host),
+        ("reboot", reboot_rows(body["reboot"], has_marker=bool(host.get("rebootMarker")))),
+        ("next", [f"{upcoming['decision']}: {upcoming['why']}", *upcoming["steps"], *upcoming["workloads"]]),
     ]
-    lines += [
-        *_operands_text(body["operands"]),
-        _digest(body),
-        _loads(body["driverLoad"]),
-        *_clients_text(body["generation"], now_s),
-        *_host_text(body["host"]),
-    ]
-    reboot = reboot_rows(body["reboot"], has_marker=bool(body["host"].get("rebootMarker")))
-    lines += _list("reboot", reboot) if reboot else []
-    upcoming = body["next"]
-    lines += _list("next", [f"{upcoming['decision']}: {upcoming['why']}", *upcoming["steps"], *upcoming["workloads"]])
-    return "\n".join([_headline(body, now_s), *_attention(body), *lines])
+    return "\n".join([_headline(body, now_s), *titled(parts, WIDTH)])
 
 
-def _headline(body: dict[str, Any], now_s: float) -> str:
+def _headline(body: Json, now_s: float) -> str:
     state = body["state"] or "unknown"
     word = styled(state, fg=COLOURS.get(state, "red"), bold=True)
     since = f" since {when(body['since'], now_s)}" if body["since"] else ""
     return f"{word}{since}: {body['why']}"
 
 
-def _attention(body: dict[str, Any]) -> list[str]:
+def _attention(found: list[Json]) -> list[str]:
     """Errors in red, then notes in yellow."""
     rows = []
-    for one in body["attention"]:
+    for one in found:
         kind = styled(one["kind"], fg="yellow" if one["kind"] in NOTES else "red", bold=True)
         rows.append(f"{kind}: {one['what']}")
         rows += [f"  do: {one['remedy']}"] if one["remedy"] else []
-    return _list("attention", rows) if rows else []
+    return rows
 
 
-def _devices_text(health: dict[str, Any], now_s: float) -> list[str]:
+def _devices_text(health: Json, now_s: float) -> list[str]:
     rows = [
         " ".join(filter(None, (one["name"], one["address"], one["health"] or "not judged")))
         + (f": {one['reason']}" if one["reason"] else "")
         for one in health["devices"]
     ]
-    return _list("devices", [*rows, _watch(health, now_s)])
+    return [*rows, _watch(health, now_s)]
 
 
-def _watch(health: dict[str, Any], now_s: float) -> str:
+def _watch(health: Json, now_s: float) -> str:
     """The source of the verdicts, and when the sample was taken."""
     sampled = f", sampled {when(health['sampledAt'], now_s)}" if health["sampledAt"] else ""
     if health["source"] is None:
@@ -491,25 +456,23 @@ def _watch(health: dict[str, Any], now_s: float) -> str:
     return f"({health['source']}{state}{reason}{sampled})"
 
 
-def _last_run_text(run: dict[str, Any] | None, now_s: float) -> list[str]:
+def _last_run_text(run: Json | None, now_s: float) -> list[str]:
     if run is None:
-        return _list("last run", ["not shown on the Node"])
+        return ["not shown on the Node"]
     meaning = EXIT_MEANINGS.get(ExitCode(run["exitCode"]), "") if run["exitCode"] in set(ExitCode) else ""
     rows = [f"{run['state']}, exit {run['exitCode']}{f' ({meaning})' if meaning else ''}, {when(run['ended'], now_s)}"]
     rows += [run["what"]]
     rows += [f"at: {run['step']}"] if run["step"] else []
     version = f", version {run['version']} loaded" if run["version"] else ""
     rows += [f"wanted digest {run['digest']}{version}"] if run["digest"] else []
-    rows += [_window(run["window"])] if run["window"] else []
-    return _list("last run", rows)
+    window = run["window"]
+    if window:
+        so_far = "window, still open when it was measured" if window.get("open") else "window"
+        rows.append(f"{so_far}: {words(window['seconds'], window['parts'])}")
+    return rows
 
 
-def _window(window: dict[str, Any]) -> str:
-    so_far = "window, still open when it was measured" if window.get("open") else "window"
-    return f"{so_far}: {words(window['seconds'], window['parts'])}"
-
-
-def _journal_text(journal: dict[str, Any] | None, now_s: float) -> str:
+def _journal_text(journal: Json | None, now_s: float) -> str:
     if journal is None:
         return "none: the node is not taken"
     if "problem" in journal:
@@ -523,34 +486,29 @@ def _journal_text(journal: dict[str, Any] | None, now_s: float) -> str:
     return f"taken by {journal['owner']} ({lives}){since}; old driver {version}{services}{step}"
 
 
-def _labels_text(body: dict[str, Any]) -> list[str]:
+def _labels_text(labels: list[Json]) -> list[str]:
     rows = []
-    for label in body["labels"]:
+    for label in labels:
         was = f"  (journal: {label['journaled']})" if label["journaled"] is not None else ""
         unknown = "  (paused, and no journal)" if label["paused"] and label["journaled"] is None else ""
         rows.append(f"{label['key']}={'(absent)' if label['now'] is None else label['now']}{was}{unknown}")
-    return _list("labels", rows if body["cordon"] else ["unknown"])
+    return rows or ["none"]
 
 
-def _operands_text(operands: list[dict[str, Any]] | None) -> list[str]:
+def _operands_text(operands: list[Json] | None) -> list[str]:
     if operands is None:
-        return _list("operands", ["unknown"])
-    return _list("operands", [f"{pod['pod']} {pod['phase']} {pod['why']}".rstrip() for pod in operands])
+        return ["unknown"]
+    return [f"{pod['pod']} {pod['phase']} {pod['why']}" for pod in operands] or ["none"]
 
 
-def _digest(body: dict[str, Any]) -> str:
+def _digest(body: Json) -> str:
     digest, host = body["digest"], body["host"]
     origin = f" (from {digest['from']})" if digest["from"] else ""
     recorded = digest["recorded"] or host.get("digestProblem") or ("none" if "kernel" in host else OFF_NODE)
-    return f"digest    wanted {digest['wanted'] or 'unknown'}{origin}, recorded {recorded}"
+    return f"wanted {digest['wanted'] or 'unknown'}{origin}, recorded {recorded}"
 
 
-def _loads(who: str) -> str:
-    names = {Loader.CONTAINER: "its container", Loader.MANAGER: "this manager", Loader.NONE: "the host itself"}
-    return f"loads     {names[Loader(who)]} (DRIVER_LOAD={who})"
-
-
-def _clients_text(generation: dict[str, Any] | None, now_s: float) -> list[str]:
+def _clients_text(generation: Json | None, now_s: float) -> list[str]:
     """Since when this driver is ready, and the clients of the driver before it."""
     if generation is None:
         return []
@@ -559,38 +517,35 @@ def _clients_text(generation: dict[str, Any] | None, now_s: float) -> list[str]:
         f"client {one['pod']} ({one['owner']}) {MEANINGS[ClientState(one['state'])]}" for one in generation["clients"]
     ]
     claims = [f"claim {name} was prepared for an earlier driver, and is still held" for name in generation["claims"]]
-    return _list("driver", [since, *clients, *claims])
+    return [since, *clients, *claims]
 
 
-def _host_text(host: dict[str, Any]) -> list[str]:
+def _host_parts(host: Json) -> list[tuple[str, list[str]]]:
+    """What is known of the host, by title."""
     if "problem" in host:
-        return [f"host      {host['problem']}"]
+        return [("host", [host["problem"]])]
     modules = [
         f"{module['name']} {module['version'] or '(no version)'} refcount {module['refcount']}"
         + (f" held by {', '.join(module['holders'])}" if module["holders"] else "")
         for module in host["modules"]
     ]
-    lines = [f"host      kernel {host['kernel']}, {len(host['pciDevices'])} device(s) on PCI"]
     modules += [f"{name} is being unloaded by the kernel" for name in host["leaving"]]
-    lines += _list("modules", modules or ["not loaded"])
-    lines += _list("pci", list(map(_function_text, host["functions"]))) if host["functions"] else []
-    if host["rootMounts"]:
-        lines += _list("mounts", host["rootMounts"])
-    if host["hostDriver"]:
-        lines.append(f"driver    installed on the host: {host['hostDriver']}")
-    if host["slots"]:
-        lines += _list("slots", list(map(_slot_text, host["slots"])))
-    if host["artifacts"]:
-        lines += _list("files", host["artifacts"])
-    if host["rebootMarker"]:
-        boot = "this boot" if host["rebootMarker"]["sameBoot"] else "an earlier boot"
-        lines.append(f"marker    reboot required ({host['rebootMarker']['reason']}), of {boot}")
-    if host["rebootMarkerProblem"]:
-        lines.append(f"marker    {host['rebootMarkerProblem']}")
-    return lines
+    driver, marker, problem = host["hostDriver"], host["rebootMarker"], host["rebootMarkerProblem"]
+    boot = "this boot" if marker and marker["sameBoot"] else "an earlier boot"
+    return [
+        ("host", [f"kernel {host['kernel']}, {len(host['pciDevices'])} device(s) on PCI"]),
+        ("modules", modules or ["not loaded"]),
+        ("pci", list(map(_function_text, host["functions"]))),
+        ("mounts", host["rootMounts"]),
+        ("driver", [f"installed on the host: {driver}"] if driver else []),
+        ("slots", list(map(_slot_text, host["slots"]))),
+        ("files", host["artifacts"]),
+        ("marker", [f"reboot required ({marker['reason']}), of {boot}"] if marker else []),
+        ("marker", [problem] if problem else []),
+    ]
 
 
-def _function_text(one: dict[str, Any]) -> str:
+def _function_text(one: Json) -> str:
     """One PCI function: its driver, the driver it is reserved for, and the virtual machine that uses it."""
     words = [f"driver {one['driver'] or 'none'}"]
     words += [f"kept for {one['override']}"] if one["override"] else []
@@ -601,29 +556,17 @@ def _function_text(one: dict[str, Any]) -> str:
     return f"{one['address']} {', '.join(words)}" + "".join(f"; {holder}" for holder in one["holders"])
 
 
-def _slot_text(slot: dict[str, Any]) -> str:
+def _slot_text(slot: Json) -> str:
     what = f"{in_words(slot['digest']) or slot['name']} driver {slot['version'] or '(no version)'}"
     place = "current" if slot["current"] else "before the current one" if slot["previous"] else ""
     words = (place, f"for kernel {slot['kernel']}" if slot["kernel"] else "", slot["problem"])
     return f"{what} ({', '.join(filter(None, words))})"
 
 
-def _list(title: str, lines: list[str]) -> list[str]:
-    """The lines with the title before the first, "none" if there are none."""
-    return titled(title, lines or ["none"], WIDTH)
-
-
-@click.command(cls=ScreenCommand, name="status", short_help="Show the driver's state and what needs attention.")
+@command("status", "Show the driver's state and what needs attention.")
 @click.option("--probe", is_flag=True, help="Run the vendor's tool now, for the health of each device.")
 @output_option
-@with_options(
-    settings.CLUSTER,
-    settings.DRIVER,
-    settings.WORKLOADS,
-    (REBOOT_WINDOW, settings.VFIO_BIND),
-    settings.HOST,
-    settings.LOGGING,
-)
+@with_options(*RUN_OPTIONS, (settings.REBOOT_ATTEMPTS_WINDOW, settings.VFIO_BIND))
 def status_command(*, probe: bool, output: str, values: Values) -> int:
     """Show this node: the driver's state, since when and why; what needs attention; then all facts.
 
@@ -631,16 +574,17 @@ def status_command(*, probe: bool, output: str, values: Values) -> int:
     hides only what needs it; if the Node cannot be read, the command ends with that error.
     """
     policies = {mode: policy_for(values, mode) for mode in Mode}  # invalid options fail before any request
-    gathered = gather(values, policies.__getitem__, probes=probe)
-    facts = gathered.facts
+    facts, reboot = gather(values, policies, probes=probe)
     obs, profile, first = facts.obs, facts.profile, headline(facts)
     recorded = obs.host.digest if obs.host else None
+    unread_host = facts.missing.get(ObservedPart.HOST)
+    no_host = {"problem": unread_host.what if unread_host is not None else OFF_NODE}
     body = {
         "schemaVersion": schemas.VERSION,
         "state": first.state.value if first.state is not None else None,
         "since": first.since or None,
         "why": first.why,
-        "attention": [{"kind": one.kind, "what": one.what, "remedy": one.remedy} for one in attention(facts, first)],
+        "attention": as_json(attention(facts, first)),
         "health": _health(facts),
         "lastRun": _last_run(facts.outcome),
         "node": obs.node.name,
@@ -653,12 +597,12 @@ def status_command(*, probe: bool, output: str, values: Values) -> int:
         "operands": None if ObservedPart.PODS in facts.missing else _operands(obs, profile),
         "generation": _generation(facts.clients),
         "digest": {"wanted": obs.digest, "from": obs.digest_source, "recorded": recorded},
-        "host": _host(obs.host, profile, facts.group_holders) if obs.host else {"problem": _why_no_host(facts)},
-        "reboot": gathered.reboot,
+        "host": _host(obs.host, profile, facts.group_holders) if obs.host else no_host,
+        "reboot": reboot,
         "next": _next(facts.verdict),
     }
-    put(in_form(output, body, lambda words: status_text(words, gathered.facts.now_s)))
-    unread = gathered.facts.why_no_node
+    put(in_form(output, body, lambda words: status_text(words, facts.now_s)))
+    unread = facts.why_no_node
     if unread is None:
         return ExitCode.DONE
     return log_form(values).fail(time.time, unread.exit_code, unread.what, unread.remedy)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.pci import Binding, PciBus
 from driver_manager.domain.text import in_words, several
-from driver_manager.domain.wire import LAST_MOMENT_S, Form, Unreadable, Part, body_of, parsed
+from driver_manager.domain.wire import LAST_MOMENT_S, Form, Part, Unreadable, body_of, parsed
 
 # The note of the last failure: a run that took the node and then failed writes it under /run, so a boot removes it.
 #
@@ -41,9 +41,7 @@ class PastFailure(Struct, frozen=True):
     blockers: tuple[str, ...] = ()
 
 
-FAILURE_FORM = Form(
-    "the note of the last failure", Unreadable, "No action needed: the next failure replaces it."
-)
+FAILURE_FORM = Form("the note of the last failure", Unreadable, "No action needed: the next failure replaces it.")
 
 
 def pod_blocker(uid: str) -> str:

@@ -17,7 +17,7 @@ from msgspec import Struct
 from driver_manager.domain.journal import KMM_REMOVED, Journal, OldDriver, Owner, Refused
 from driver_manager.domain.pci import Binding
 from driver_manager.domain.text import several
-from driver_manager.domain.wire import Form, Unreadable, Part, body_of, decimal
+from driver_manager.domain.wire import Form, Part, Unreadable, body_of, decimal
 
 
 class HostRecord(Struct, frozen=True):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from driver_manager.domain.wire import Form, Unreadable, Part, body_of
+from driver_manager.domain.wire import Form, Part, Unreadable, body_of
 
 HARMLESS = ("pci-stub", "pcieport")
 """Drivers of other functions that keep an IOMMU group viable (drivers/vfio/vfio_main.c, vfio_dev_driver_allowed)."""

@@ -19,8 +19,6 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class SettingKind(Enum):
-    """How an option's text is read."""
-
     TEXT = "text"
     FILE = "file"
     FLAG = "flag"
@@ -86,19 +84,15 @@ class Group:
         return setting
 
     def text(self, env: str, meaning: str, default: str | None = None, **more: Unpack[More]) -> Setting[str]:
-        """Add an option that takes a text; "" if unset."""
         return self._add(env, SettingKind.TEXT, meaning, "", default, **more)
 
     def file(self, env: str, meaning: str, default: str | None = None, **more: Unpack[More]) -> Setting[str]:
-        """Add an option that takes the path of a file; "" if unset."""
         return self._add(env, SettingKind.FILE, meaning, "", default, **more)
 
     def flag(self, env: str, meaning: str, **more: Unpack[More]) -> Setting[bool]:
-        """Add an option that is on or off; off if unset."""
         return self._add(env, SettingKind.FLAG, meaning, False, False, **more)
 
     def choice(self, env: str, meaning: str, default: str, **more: Unpack[More]) -> Setting[str]:
-        """Add an option that takes one of `choices`."""
         return self._add(env, SettingKind.CHOICE, meaning, default, default, **more)
 
     def count(self, env: str, meaning: str, default: str, **more: Unpack[More]) -> Setting[int]:
@@ -106,7 +100,6 @@ class Group:
         return self._add(env, SettingKind.COUNT, meaning, int(default), default, **more)
 
     def duration(self, env: str, meaning: str, default: str, **more: Unpack[More]) -> Setting[float]:
-        """Add an option that takes a duration, in seconds."""
         return self._add(env, SettingKind.DURATION, meaning, parse_duration(default), default, **more)
 
     def optional_duration(self, env: str, meaning: str, **more: Unpack[More]) -> Setting[float | None]:

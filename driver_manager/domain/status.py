@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from driver_manager.domain import node_state
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.health.watch import HealthState, mute_on
-from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, DeviceVerdict, Holder, Host
+from driver_manager.domain.host import RECOVERY, UPGRADE_REASON, DeviceVerdict, Holder
 from driver_manager.domain.node import Pod
 from driver_manager.domain.node_state import LastOutcome, NodeState
 from driver_manager.domain.observation import Loader, Mode, Observation, ObservedPart
@@ -49,12 +49,11 @@ class DeviceHealth(Struct, frozen=True):
 class StatusFacts(Struct, frozen=True):
     """Everything that `status` shows. The Node and the pods in `obs` are empty if they could not be read.
 
-    `missing` has the error of each part that could not be read.
-
-    `verdict` is the plan of a run now, or the error that prevents one. `now_s` is in seconds since the epoch.
-    `reboot_waits_for` is the text that the rebooter reports, "" if none. `clients` is the driver generation with the
-    states of its clients, None if neither the host nor the Node has one. `mode` is the mode that the user's label
-    requests. `group_holders` use devices that are on vfio or have no driver. `loader` is who loads the driver.
+    `missing` has the error of each part that could not be read. `verdict` is the plan of a run now, or the error that
+    prevents one. `now_s` is in seconds since the epoch. `reboot_waits_for` is the text that the rebooter reports, "" if
+    none. `clients` is the driver generation with the states of its clients, None if neither the host nor the Node has
+    one. `mode` is the mode that the user's label requests. `group_holders` use devices that are on vfio or have no
+    driver. `loader` is who loads the driver.
     """
 
     obs: Observation
@@ -68,11 +67,6 @@ class StatusFacts(Struct, frozen=True):
     mode: Mode = Mode.CONTAINER
     group_holders: tuple[Holder, ...] = ()
     loader: Loader = Loader.CONTAINER
-
-    @property
-    def host(self) -> Host | None:
-        """The facts of the host, None if they cannot be read or the program does not run on the node."""
-        return self.obs.host
 
     @property
     def has_node(self) -> bool:
@@ -89,12 +83,6 @@ class StatusFacts(Struct, frozen=True):
     @property
     def outcome(self) -> LastOutcome | None:
         return node_state.outcome_on(self.obs.node, self.profile.keys)
-
-    @property
-    def driver_pods(self) -> tuple[Pod, ...]:
-        """Pods on the node that the driver's deploy label places and that have not ended."""
-        key = self.profile.deploy.driver_key
-        return tuple(pod for pod in self.obs.pods.pods if key in pod.selector_keys and not pod.is_over)
 
     @property
     def is_wedged(self) -> bool:
@@ -149,7 +137,7 @@ def _taken(facts: StatusFacts) -> Headline | None:
 
 
 def _reboot_required(facts: StatusFacts) -> Headline | None:
-    host, node, keys = facts.host, facts.obs.node, facts.profile.keys
+    host, node, keys = facts.obs.host, facts.obs.node, facts.profile.keys
     marker = host.marker if host is not None and host.marker and not host.marker.is_stale(host.boot_id) else None
     is_labelled = bool(keys.reboot_required) and node.labels.get(keys.reboot_required) == "true"
     if marker is None and not is_labelled and facts.state is not NodeState.REBOOT_REQUIRED:
@@ -181,11 +169,12 @@ def _failed_headline(facts: StatusFacts) -> Headline | None:
 
 
 def _not_loaded(facts: StatusFacts) -> Headline | None:
-    if facts.host is None or has_root(facts.host.modules, facts.profile.modules) or facts.missing:
+    if facts.obs.host is None or has_root(facts.obs.host.modules, facts.profile.modules) or facts.missing:
         return None
     if facts.loader is Loader.NONE:
         return Headline(NodeState.FAILED, "no driver is loaded, and the host has to load it itself (DRIVER_LOAD=none)")
-    pods = ", ".join(str(pod) for pod in facts.driver_pods)
+    key = facts.profile.deploy.driver_key
+    pods = ", ".join(str(pod) for pod in facts.obs.pods.pods if key in pod.selector_keys and not pod.is_over)
     if pods:
         return Headline(NodeState.UPGRADING, f"no driver is loaded yet; driver pod {pods} will load it")
     namespace = facts.obs.pods.namespace
@@ -195,7 +184,7 @@ def _not_loaded(facts: StatusFacts) -> Headline | None:
 
 def _with_machines(facts: StatusFacts) -> Headline | None:
     """All devices are on vfio and no driver is loaded: the result of a run that gives them to virtual machines."""
-    host = facts.host
+    host = facts.obs.host
     if host is None or host.modules or facts.missing or not host.bus.accelerators:
         return None
     if not all(one.is_on_vfio for one in host.bus.accelerators):
@@ -205,16 +194,16 @@ def _with_machines(facts: StatusFacts) -> Headline | None:
 
 
 def _ready(facts: StatusFacts) -> Headline | None:
-    is_loaded = facts.host is not None and has_root(facts.host.modules, facts.profile.modules)
+    is_loaded = facts.obs.host is not None and has_root(facts.obs.host.modules, facts.profile.modules)
     if facts.state is not NodeState.READY and not (is_loaded and facts.has_node):
         return None
     since = _since(facts, NodeState.READY)
-    version = driver_version(facts.host.modules) if facts.host is not None else ""
+    version = driver_version(facts.obs.host.modules) if facts.obs.host is not None else ""
     driver = f"driver {version}" if version else "the driver"
     match facts.verdict:
         case Plan(decision=Decision.REPLACE | Decision.REBOOT, reason=reason):
             return Headline(NodeState.READY, f"{driver} is loaded; the next run replaces it: {reason}", since)
-        case Plan(reason=reason) if facts.host is not None:
+        case Plan(reason=reason) if facts.obs.host is not None:
             return Headline(NodeState.READY, reason, since)
     outcome = facts.outcome
     why = outcome.what if outcome is not None else f"{driver} is loaded" if is_loaded else "the node is not taken"
@@ -278,7 +267,7 @@ def attention(facts: StatusFacts, first: Headline) -> tuple[Attention, ...]:
         *_operands(facts),
         *_digest(facts),
         *_left_behind(facts),
-        *_access(facts),
+        *(_of("access", facts.missing[part]) for part in ACCESS if part in facts.missing),
         *_next_run(facts),
         *_watch(facts),
         *_mute(facts),
@@ -351,9 +340,9 @@ def _digest(facts: StatusFacts) -> Iterator[Attention]:
     wanted = facts.missing.get(ObservedPart.DIGEST)
     if wanted is not None:
         yield _of("digest", wanted)
-    if facts.host is not None and facts.host.digest_problem:
+    if facts.obs.host is not None and facts.obs.host.digest_problem:
         remedy = "The next run replaces the driver, and writes the file again."
-        yield Attention("digest", f"the recorded digest is unusable: {facts.host.digest_problem}", remedy)
+        yield Attention("digest", f"the recorded digest is unusable: {facts.obs.host.digest_problem}", remedy)
 
 
 def _left_behind(facts: StatusFacts) -> Iterator[Attention]:
@@ -366,12 +355,6 @@ def _left_behind(facts: StatusFacts) -> Iterator[Attention]:
     elif has_managers_cordon(node, facts.profile) and facts.profile.keys.reboot_in_progress not in node.annotations:
         what = "the node has a driver manager's cordon, and no run has taken it"
         yield Attention("cordon", what, "`driver-manager restore` lifts it.")
-
-
-def _access(facts: StatusFacts) -> Iterator[Attention]:
-    for part in ACCESS:
-        if part in facts.missing:
-            yield _of("access", facts.missing[part])
 
 
 def _next_run(facts: StatusFacts) -> Iterator[Attention]:

@@ -194,7 +194,10 @@ def _content(path: str) -> str:
 
 
 def pick(
-    wanted: str, profiles: Mapping[str, Profile], labels: Iterable[str], has_device: Callable[[Profile], bool]
+    wanted: str,
+    profiles: Mapping[str, Profile],
+    labels: Iterable[str] = (),
+    has_device: Callable[[Profile], bool] = lambda _: False,
 ) -> Profile:
     """The profile `wanted`, or for `auto` the one whose devices are present, else the one whose labels the node has.
 
@@ -283,10 +286,6 @@ def _change(profile: Profile) -> Iterator[str]:
     else:
         never = "never" if profile.never_unloads else "usually not"
         yield f"the driver is {never} unloaded: another driver needs a reboot, which a marker requests"
-    yield from _transitions(profile)
-
-
-def _transitions(profile: Profile) -> Iterator[str]:
     ways = {ChangeBy.IN_PLACE: "in the running kernel", ChangeBy.REBOOT: "by a reboot", ChangeBy.REFUSE: "refused"}
     for one in profile.transitions:
         yield f"from {one.old} to {one.new} {ways[one.strategy]}{f' ({one.why})' if one.why else ''}"

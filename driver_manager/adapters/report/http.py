@@ -38,7 +38,6 @@ class HttpResponse(Struct, frozen=True):
     content_type: str = "text/plain; charset=utf-8"
 
     def encoded(self) -> bytes:
-        """The whole response; the connection is closed after it."""
         head = (
             f"HTTP/1.1 {self.status} {self.reason}\r\nContent-Type: {self.content_type}\r\n"
             f"Content-Length: {len(self.body)}\r\nConnection: close\r\n\r\n"
@@ -197,10 +196,10 @@ class Endpoint:
 
     def respond(self, path: str) -> HttpResponse:
         if path == "/healthz":
-            age = f"last turn {self._heartbeat.age_s:.0f} s ago, {self._report.history.name}\n".encode()
+            age = f"last turn {self._heartbeat.age_s:.0f} s ago, {self._report.history.name}"
             return probed(age, is_well=not self._heartbeat.is_late)
         if path == "/readyz":
-            return probed(f"{self._report.history.name}\n".encode(), is_well=self._report.is_ready)
+            return probed(self._report.history.name, is_well=self._report.is_ready)
         if path == "/metrics":
             return measured((*families(self._report), *self._other_metrics()))
         return NOT_FOUND
@@ -211,5 +210,6 @@ def measured(found: Iterable[Family]) -> HttpResponse:
     return HttpResponse(200, "OK", exposition(found).encode(), TEXT_FORMAT)
 
 
-def probed(text: bytes, *, is_well: bool) -> HttpResponse:
-    return HttpResponse(200, "OK", text) if is_well else HttpResponse(503, "Service Unavailable", text)
+def probed(text: str, *, is_well: bool) -> HttpResponse:
+    body = f"{text}\n".encode()
+    return HttpResponse(200, "OK", body) if is_well else HttpResponse(503, "Service Unavailable", body)

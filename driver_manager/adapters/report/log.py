@@ -55,12 +55,13 @@ def for_terminal(text: str) -> str:
     return "".join(part if _STYLES.fullmatch(part) else shown(part) for part in _STYLES.split(text))
 
 
-def columns_of(stream: TextIO) -> int:
-    """The width of the terminal, 80 if unknown."""
+def size_of(stream: TextIO) -> tuple[int, int]:
+    """Columns and lines of the terminal, 80 and 24 if unknown."""
     try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
+        size = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):
-        return 80
+        return 80, 24
+    return size.columns or 80, size.lines or 24
 
 
 # The kubelet's termination log: the last line of a command, for `kubectl describe pod`.
@@ -182,7 +183,6 @@ class LogReporter:
         """Note that the last step is over; `well`: it succeeded. A log has no current step to remove."""
 
     def _mark(self, level: str) -> str:
-        """The level before the text of a warning or an error."""
         return painted(f"{level}: ", _COLOURS[level], wanted=self._paints) if level in _COLOURS else ""
 
     def _write(self, level: str, text: str, **fields: Any) -> None:

@@ -37,10 +37,7 @@ class _WarnsOnce:
 
 
 class ReadyFile(_WarnsOnce):
-    """The ready file at `path`."""
-
     def publish(self, report: HealthReport) -> None:
-        """Create the file if the driver is ready, else remove it. Logs a problem once."""
         with self._warning(f"the readiness file {self._path} cannot be changed"):
             if report.is_ready:
                 self._path.touch()
@@ -55,7 +52,6 @@ class ServiceNotifier:
         self._address = "\0" + address[1:] if address.startswith("@") else address
 
     def publish(self, report: HealthReport) -> None:
-        """Send the notification, and ignore errors."""
         status = one_line(" ".join(f"{report.history.name} {report.history.reason}".split()))
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
             channel.setblocking(False)
@@ -69,6 +65,6 @@ class Textfile(_WarnsOnce):
     """The metrics of one program for node_exporter's textfile collector. Two files must not have the same series."""
 
     def publish(self, found: Iterable[Family]) -> None:
-        """Replace the file by a rename, as the collector needs it. Logs a problem once."""
+        """Replace the file by a rename, as the collector needs it."""
         with self._warning(f"metrics cannot be written to {self._path}"):
             replace_file(self._path, exposition(found))

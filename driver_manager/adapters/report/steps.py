@@ -6,7 +6,6 @@ which updates the time while a step waits.
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from collections.abc import Callable
@@ -21,9 +20,9 @@ from driver_manager.adapters.report.log import (
     LEVELS,
     RED,
     LogReporter,
-    columns_of,
     for_terminal,
     painted,
+    size_of,
 )
 from driver_manager.domain.text import one_line
 
@@ -42,7 +41,7 @@ class LiveScreen:
 
     def draw(self, text: str) -> None:
         """Show `text`, cut to the terminal's size: lines that wrap or scroll could not be redrawn."""
-        columns, lines = self._size()
+        columns, lines = size_of(self._stream)
         shown = [_cut(line, columns) for line in for_terminal(text).split("\n")]
         if len(shown) > lines:
             shown = [*shown[: lines - 1], f"... and {len(shown) - lines + 1} more lines"]
@@ -55,13 +54,6 @@ class LiveScreen:
         if self._is_drawn:
             self._write(HOME_AND_ERASE)
             self._is_drawn = False
-
-    def _size(self) -> tuple[int, int]:
-        try:
-            size = os.get_terminal_size(self._stream.fileno())
-        except (OSError, ValueError):
-            return 80, 24
-        return size.columns or 80, size.lines or 24
 
     def _write(self, text: str) -> None:
         self._stream.write(text)
@@ -114,7 +106,6 @@ class StepList(LogReporter):
             self._ticker.start()
 
     def ended(self, *, well: bool) -> None:
-        """Note that the last step is over; `well`: it succeeded."""
         self._over.set()
         with self._lock:
             self._settle(*((self._done, GREEN) if well else (self._failed, RED)))
@@ -131,7 +122,6 @@ class StepList(LogReporter):
         return f"{ERASE_LINE}{indent}{self._mark(level)}{one_line(text)}\n"
 
     def _settle(self, mark: str, colour: str) -> None:
-        """Replace the current step by a line that stays."""
         if self._current is not None:
             took = f"{self._monotonic() - self._current.since_s:.1f} s"
             line = f"{painted(mark, colour, wanted=self._paints)} {self._current.text}  {took}"
@@ -143,7 +133,7 @@ class StepList(LogReporter):
         if self._current is None:
             return
         took = f"  {self._monotonic() - self._current.since_s:.0f} s"
-        room = columns_of(self._stream) - len(took) - len(self._now) - 2
+        room = size_of(self._stream)[0] - len(took) - len(self._now) - 2
         text = self._current.text if len(self._current.text) <= room else f"{self._current.text[: max(0, room - 3)]}..."
         self._emit(f"{ERASE_LINE}{painted(self._now, CYAN, wanted=self._paints)} {text}{took}")
 

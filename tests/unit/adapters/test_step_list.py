@@ -15,10 +15,10 @@ from driver_manager.adapters.report.log import (
     ERASE_LINE,
     LogReporter,
     allows_colour,
-    columns_of,
     has_colour,
     is_capable,
     painted,
+    size_of,
 )
 from driver_manager.adapters.report.steps import StepList
 from driver_manager.domain.errors import ExitCode
@@ -110,7 +110,7 @@ def test_the_present_step_shows_the_time_that_goes_by(monkeypatch: pytest.Monkey
 
 
 def test_a_long_step_is_cut_to_the_terminal_while_it_is_alive_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_steps, "columns_of", lambda _: 40)
+    monkeypatch.setattr(report_steps, "size_of", lambda _: (40, 24))
     log = Listed()
     log.step(1, 1, "wait " + "for pods " * 20)
     (alive,) = log.shown
@@ -153,7 +153,7 @@ def test_what_a_terminal_is_shown_is_the_users_to_say(environ: dict[str, str], c
     assert has_colour(screen, environ) == coloured
     assert not has_colour(io.StringIO(), environ)
     assert allows_colour({"TERM": "dumb"}) is False
-    assert columns_of(screen) == 80
+    assert size_of(screen) == (80, 24)
 
 
 def test_colour_is_added_to_text_only() -> None:

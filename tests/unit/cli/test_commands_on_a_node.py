@@ -66,6 +66,20 @@ def test_a_run_that_cannot_write_its_files_changes_nothing(
         assert "driver 1.2.92, device-plugin=true, not cordoned, no journal, 1 patch(es)" in state(desk)
 
 
+def test_status_shows_the_window_of_the_last_run(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    outcome = (Path(__file__).parents[1] / "golden/last-outcome-v1-window.json").read_text().strip()
+    with desk_for(LOADS, monkeypatch) as (desk, _):
+        desk.annotate(desk.tree.profile.keys.last_outcome, outcome)
+        assert run(["status", "-o", "json"]) == ExitCode.DONE
+        shown = json.loads(capfd.readouterr().out)["lastRun"]
+        assert run(["status"]) == ExitCode.DONE
+    assert (shown["exitCode"], shown["window"]["seconds"]) == (0, 4.0)
+    assert shown["window"]["parts"]["operands back"] == 0.031
+    assert "window: 4.0 s" in capfd.readouterr().out
+
+
 EVICTING = ("ENABLE_NPU_POD_EVICTION", "ENABLE_AUTO_DRAIN", "EVICT_HOLDERS", "RESTART_CLIENTS")
 
 

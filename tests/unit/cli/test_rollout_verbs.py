@@ -20,7 +20,7 @@ from driver_manager.adapters.kube.fleet import _COLLECTIONS, KubeDesk
 from driver_manager.adapters.report.steps import LiveScreen
 from driver_manager.cli import rollout_verbs, start
 from driver_manager.cli.main import NO_FILES, offers
-from driver_manager.cli.rollout_verbs import JsonLines, Lines, Redrawn
+from driver_manager.cli.rollout_verbs import Changes, Redrawn
 from driver_manager.core.fleet_ports import FactKind
 from driver_manager.domain.errors import ApiRefused, ExitCode
 from driver_manager.domain.fleet.spec import APPROVED
@@ -443,11 +443,11 @@ def test_a_rollout_that_is_deleted_meanwhile_ends_a_watch_with_that(watched: Lap
 
 def test_what_says_nothing_new_is_not_repeated(capfd: pytest.CaptureFixture[str]) -> None:
     counts = {"total": 1, **dict.fromkeys(("updated", "underWay", "waiting", "failed", "leftOut"), 0)}
-    lines = Lines()
+    lines = Changes(as_json=False)
     for now_s in (0.0, 9.0):
         lines.show({"phase": "Paused", "reason": "Paused", "message": "it is", "counts": counts}, now_s, False)
     assert capfd.readouterr().out == "1970-01-01T00:00:00Z Paused: it is [1 in all]\n"
-    of_json = JsonLines()
+    of_json = Changes(as_json=True)
     for pace, phase in (("a", "Progressing"), ("b", "Progressing"), ("c", "Complete")):
         of_json.show({"phase": phase, "pace": pace}, 0.0, False)
     shown = [json.loads(line) for line in capfd.readouterr().out.splitlines()]

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from driver_manager.cli.session import Session
+from driver_manager.cli.session import Observer, Session
 from driver_manager.core.ports import Cluster
 from driver_manager.core.swap.run import (
     TAKE_ATTEMPTS,
@@ -542,8 +542,13 @@ def test_only_the_first_look_of_a_run_may_be_a_moment_old(monkeypatch: pytest.Mo
     none: Any = None
     asked: list[tuple[Node | None, bool]] = []
     session = Session(none, none, none, none, none, node(), PROFILE)
-    monkeypatch.setattr(Session, "observe", lambda _, one=None, *, recent=False: asked.append((one, recent)))
-    look = session.observer()
+
+    def observe(_: Session, one: Node | None = None, *, recent: bool = False) -> Observation:
+        asked.append((one, recent))
+        return observation()
+
+    monkeypatch.setattr(Session, "observe", observe)
+    look = Observer(session)
     for _ in range(3):
         look()
     assert asked == [(session.node, True), (None, False), (None, False)]
