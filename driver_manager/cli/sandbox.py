@@ -25,7 +25,7 @@ from driver_manager.sandbox.fleet import FLEET_SCENARIOS, HEADINGS, NodeRow, Pic
 from driver_manager.sandbox.scenarios import (
     REBOOT_SCENARIOS,
     SCENARIOS,
-    Named,
+    NamedScenario,
     NodeSummary,
     Scenario,
     ScenarioReport,
@@ -123,7 +123,7 @@ def _colour(row: NodeRow) -> str:
     return GREEN if row.upgrade == UpgradeState.DONE.value else ""
 
 
-ALL: dict[str, Named] = {**SCENARIOS, **REBOOT_SCENARIOS, **FLEET_SCENARIOS}
+ALL: dict[str, NamedScenario] = {**SCENARIOS, **REBOOT_SCENARIOS, **FLEET_SCENARIOS}
 
 
 def _names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
@@ -216,7 +216,7 @@ def _show(report: ScenarioReport, screen: FleetScreen) -> None:
         for happening in report.timeline:
             screen.line(f"{happening.at_s:7.2f} s  {happening.text}")
     screen.chapter(f"the end compared with the beginning{': ' + report.node if report.node else ''}")
-    for row in _rows(report.before, report.after or report.before):
+    for row in _rows(report.before, report.after):
         screen.line(row)
     screen.line("")
     codes = ", ".join("killed" if code < 0 else str(code) for code in report.exit_codes)
@@ -254,7 +254,7 @@ def _as_json(report: ScenarioReport) -> dict[str, Any]:
         "requests": report.requests,
         "seconds": round(report.seconds, 3),
         "before": asdict(report.before),
-        "after": asdict(report.after) if report.after else None,
+        "after": asdict(report.after),
         "timeline": [{"atSeconds": round(one.at_s, 3), "text": one.text} for one in report.timeline],
         "problems": report.problems,
     }

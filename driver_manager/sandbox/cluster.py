@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from io import FileIO
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -25,12 +24,12 @@ from driver_manager.domain import events
 from driver_manager.domain.profile import Profile
 from driver_manager.sandbox.apiserver import (
     SERVER_VERSION,
-    ApiError,
     ApiServer,
     Controller,
     DaemonSetController,
     Event,
     Kubelet,
+    Obj,
     Store,
     run_pod,
     timestamp,
@@ -71,48 +70,45 @@ class Recorder(Controller):
     def _handle(self, events: Sequence[Event]) -> None:
         has_several = len(self._store.list_objects("nodes")[0]) > 1
         for event in events:
-            if event.resource == "nodes":
-                name = f"{event.obj['metadata']['name']}: " if has_several else ""
-                texts = [name + text for text in self._node_texts(event)]
-            else:
-                texts = self._pod_texts(event)
+            previous, metadata = event.previous, event.obj["metadata"]
+            texts: list[str] = []
+            if event.resource == "pods" and event.type == "DELETED":
+                texts = [f"pod {metadata['name']} is gone"]
+            elif previous is not None and event.resource == "pods":
+                is_begun = "deletionTimestamp" in metadata and "deletionTimestamp" not in previous["metadata"]
+                texts = [f"pod {metadata['name']} is being stopped"] if is_begun else []
+            elif previous is not None:
+                name = f"{metadata['name']}: " if has_several else ""
+                texts = [name + text for text in self._node_texts(previous, event.obj)]
             self.happenings += [Happening(time.monotonic(), text) for text in texts]
 
-    def _pod_texts(self, event: Event) -> list[str]:
-        if event.previous is None and event.type != "DELETED":
-            return []
-        name = event.obj["metadata"]["name"]
-        if event.type == "DELETED":
-            return [f"pod {name} is gone"]
-        begun = "deletionTimestamp" in event.obj["metadata"] and "deletionTimestamp" not in event.previous["metadata"]  # type: ignore[index]  # MODIFIED has a previous
-        return [f"pod {name} is being stopped"] if begun else []
-
-    def _node_texts(self, event: Event) -> list[str]:
-        if event.previous is None:
-            return []
-        before, after = event.previous["metadata"], event.obj["metadata"]
-        old, new = before.get("labels", {}), after.get("labels", {})
-        changed = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
-        prefix = self._profile.deploy.prefix
-        names = {key: "…" + key.removeprefix(prefix) if prefix and key.startswith(prefix) else key for key in changed}
-        texts = [f"{names[key]}: {old.get(key, '(absent)')} → {new.get(key, '(absent)')}" for key in changed]
-        cordons = [bool(obj.get("spec", {}).get("unschedulable")) for obj in (event.previous, event.obj)]
-        if cordons[0] != cordons[1]:
-            texts.append("node cordoned" if cordons[1] else "node uncordoned")
-        old_notes, new_notes = before.get("annotations", {}), after.get("annotations", {})
-        keys = self._profile.keys
-        texts += [
-            f"{key}: {old_notes.get(key, '(absent)')} → {new_notes.get(key, '(absent)')}"
-            for key in sorted(old_notes | new_notes)
-            if key not in (keys.journal, keys.last_outcome) and old_notes.get(key) != new_notes.get(key)
+    def _node_texts(self, before: Obj, after: Obj) -> list[str]:
+        keys, prefix = self._profile.keys, self._profile.deploy.prefix
+        labels, notes = (_changes(before, after, part) for part in ("labels", "annotations"))
+        texts = [
+            f"{'…' + key.removeprefix(prefix) if prefix and key.startswith(prefix) else key}: {old} → {new}"
+            for key, (old, new) in labels.items()
         ]
-        if old_notes.get(keys.last_outcome) != new_notes.get(keys.last_outcome):
+        is_cordoned = bool(after.get("spec", {}).get("unschedulable"))
+        if is_cordoned != bool(before.get("spec", {}).get("unschedulable")):
+            texts.append("node cordoned" if is_cordoned else "node uncordoned")
+        journal, outcome = notes.pop(keys.journal, ("", "")), notes.pop(keys.last_outcome, None)
+        texts += [f"{key}: {old} → {new}" for key, (old, new) in notes.items()]
+        if outcome is not None:
             texts.append("outcome of the run written")
-        key = self._profile.keys.journal
-        journals = [key in metadata.get("annotations", {}) for metadata in (before, after)]
-        if journals[0] != journals[1]:
-            texts.append("journal written" if journals[1] else "journal removed")
+        if ABSENT in journal:
+            texts.append("journal written" if journal[0] == ABSENT else "journal removed")
         return texts
+
+
+ABSENT = "(absent)"
+
+
+def _changes(before: Obj, after: Obj, part: str) -> dict[str, tuple[str, str]]:
+    """The values before and after of the changed labels or annotations."""
+    old, new = (obj["metadata"].get(part, {}) for obj in (before, after))
+    found = {key: (old.get(key, ABSENT), new.get(key, ABSENT)) for key in sorted(old | new)}
+    return {key: values for key, values in found.items() if values[0] != values[1]}
 
 
 class SandboxCluster(Struct, dict=True):
@@ -137,7 +133,7 @@ class SandboxCluster(Struct, dict=True):
         self._daemonset("rbln-driver", self._driver_key, digest=self.digest)
         self._stack.enter_context(Kubelet(self.store, start_s=0.05, stop_s=self.stop_s))
         self._stack.enter_context(DaemonSetController(self.store))
-        self._await_pods()
+        self.store.wait_until(self._all_run, "the first pods")
         self.recorder = self._stack.enter_context(Recorder(self.store, self.profile))
         self.kubeconfig = self._written("kubeconfig", self.server.kubeconfig())
         self.kubectl_config = self._written("kubectl-config", self.server.kubeconfig(in_address=True))
@@ -164,43 +160,27 @@ class SandboxCluster(Struct, dict=True):
         return next((name for name in self.pods() if name.startswith("rbln-driver-")), "")
 
     def pods(self) -> list[str]:
-        return [
-            pod["metadata"]["name"]
-            for pod in self.store.list_objects("pods")[0]
-            if "deletionTimestamp" not in pod["metadata"]
-        ]
+        return names_of(pod for pod in self.store.list_objects("pods")[0] if "deletionTimestamp" not in pod["metadata"])
 
     def pin_pod(self, prefix: str, finalizer: str) -> None:
         name = next(name for name in self.pods() if name.startswith(prefix))
+        self.store.merge("pods", name, {"metadata": {"finalizers": [finalizer]}}, namespace=self.namespace)
 
-        def change(pod: dict[str, Any]) -> dict[str, Any]:
-            return {**pod, "metadata": {**pod["metadata"], "finalizers": [finalizer]}}
-
-        self.store.patch("pods", name, change, namespace=self.namespace)
-
-    def add_workload(  # noqa: PLR0913  # properties of a pod
-        self,
-        name: str,
-        *,
-        app: str,
-        node: str = NODE,
-        owned: bool = True,
-        empty_dir: bool = False,
-        resource: str = "ATOM",
+    def add_workload(
+        self, name: str, *, app: str, node: str = NODE, empty_dir: bool = False, resource: str = "ATOM"
     ) -> None:
-        """Start a tenant's pod that requests one device as `resource`; `owned` by a ReplicaSet or by no controller."""
+        """Start a tenant's pod of a ReplicaSet that requests one device as `resource`."""
         owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": app, "uid": app, "controller": True}
         resources = {"limits": {f"{self.profile.resource_prefixes[0]}{resource}": "1"}}
-        metadata: dict[str, Any] = {"name": name, "namespace": TENANT, "labels": {"app": app}}
-        metadata |= {"ownerReferences": [owner]} if owned else {}
-        spec: dict[str, Any] = {
+        metadata = {"name": name, "namespace": TENANT, "labels": {"app": app}, "ownerReferences": [owner]}
+        spec = {
             "nodeName": node,
             "containers": [{"name": "main", "image": f"sandbox/{app}:1", "resources": resources}],
             "terminationGracePeriodSeconds": 30,
-            **({"volumes": [{"name": "scratch", "emptyDir": {}}]} if empty_dir else {}),
+            "volumes": [{"name": "scratch", "emptyDir": {}}] if empty_dir else [],
         }
         self.store.create("pods", {"metadata": metadata, "spec": spec})
-        self._await(lambda: self.store.get("pods", name, TENANT).get("status", {}).get("phase") == "Running")
+        self.store.wait_until(lambda: name in names_of(running_pods(self.store)), f"pod {name}")
 
     def add_budget(self, app: str) -> None:
         """Add a PodDisruptionBudget: one pod of `app` must be available."""
@@ -217,25 +197,10 @@ class SandboxCluster(Struct, dict=True):
     def play(self, controller: Controller) -> None:
         self._stack.enter_context(controller)
 
-    def await_running(self, names: Iterable[str]) -> None:
-        """Wait until a pod of each of these DaemonSets runs. Raises RuntimeError."""
-        wanted = set(names)
-
-        def all_run() -> bool:
-            pods = self.store.list_objects("pods")[0]
-            return wanted <= {
-                pod["metadata"]["labels"]["app"] for pod in pods if pod.get("status", {}).get("phase") == "Running"
-            }
-
-        self._await(all_run)
-
     def restarted(self) -> list[str]:
         """Clients that Events report as restarted, as namespace/DaemonSet."""
-        found = []
-        for event in self.store.list_objects("events")[0]:
-            if event["reason"] == events.DRIVER_CLIENT_RESTARTED:
-                found.append(event["message"].split()[1].rpartition("-")[0])
-        return sorted(found)
+        found = self.store.list_objects("events", fields=f"reason={events.DRIVER_CLIENT_RESTARTED}")[0]
+        return sorted(event["message"].split()[1].rpartition("-")[0] for event in found)
 
     def later(self, seconds: float, act: Callable[[], None]) -> None:
         """Call `act` after `seconds`, unless the sandbox has ended."""
@@ -250,11 +215,7 @@ class SandboxCluster(Struct, dict=True):
 
     def new_boot(self, name: str = NODE, tree: HostTree | None = None, *, is_ready: bool = True) -> None:
         """Write the host's boot id and the Ready condition to the Node, as its kubelet does."""
-
-        def change(node: dict[str, Any]) -> dict[str, Any]:
-            return {**node, "status": _status(tree or self.tree, is_ready=is_ready)}
-
-        self.store.patch("nodes", name, change, status=True)
+        self.store.merge("nodes", name, {"status": _status(tree or self.tree, is_ready=is_ready)}, status=True)
 
     @property
     def _driver_key(self) -> str:
@@ -279,29 +240,18 @@ class SandboxCluster(Struct, dict=True):
         template["spec"]["affinity"] = {"nodeAffinity": required}
         self.store.create("daemonsets", daemon_set(name, self.namespace, {}, template))
 
-    def _await_pods(self) -> None:
-        """Wait until every pod but the driver's runs, which stays in its init container. Raises RuntimeError."""
-        wanted = len(self.store.list_objects("daemonsets")[0])
+    def _all_run(self) -> bool:
+        """True if every pod but the driver's runs, which stays in its init container."""
+        wanted, found = (len(self.store.list_objects(resource)[0]) for resource in ("daemonsets", "pods"))
+        return found == wanted and len(running_pods(self.store)) == wanted - 1
 
-        def all_run() -> bool:
-            phases = [pod.get("status", {}).get("phase") for pod in self.store.list_objects("pods")[0]]
-            return len(phases) == wanted and phases.count("Running") == wanted - 1
 
-        self._await(all_run)
+def running_pods(store: Store) -> list[Obj]:
+    return store.list_objects("pods", fields="status.phase=Running")[0]
 
-    def _await(self, is_so: Callable[[], bool]) -> None:
-        """Wait for a condition. Raises RuntimeError."""
-        end_s = time.monotonic() + WAIT_S
-        with self.store.changed:
-            while not is_so():
-                if time.monotonic() > end_s:
-                    raise RuntimeError("the sandbox's pods did not start")
-                self.store.changed.wait(0.5)
 
-    def delete_pod(self, name: str) -> None:
-        """Remove a pod, as a kubelet does when its containers have ended."""
-        with contextlib.suppress(ApiError):
-            self.store.delete("pods", name, namespace=self.namespace, grace_s=0)
+def names_of(objects: Iterable[Obj]) -> list[str]:
+    return [obj["metadata"]["name"] for obj in objects]
 
 
 def pod_template(name: str, env: dict[str, str] | None = None, version: str = "1") -> dict[str, Any]:
@@ -414,11 +364,6 @@ class Process:
     def stop(self) -> None:
         self._process.terminate()
 
-    def terminate(self, timeout_s: float) -> int:
-        """Send SIGTERM, and SIGKILL after `timeout_s` seconds; the exit status."""
-        self.stop()
-        return self.wait(timeout_s)
-
     def wait(self, timeout_s: float) -> int:
         """Wait until all lines are passed on, with SIGKILL after `timeout_s` seconds; the exit status."""
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -433,32 +378,24 @@ class Process:
         return status
 
     def _read(self, descriptor: int) -> None:
-        decoder, rest = codecs.getincrementaldecoder("utf-8")(errors="replace"), ""
         # If the reader of our output is gone, the scenario fails at its next line.
-        with os.fdopen(descriptor, "rb", buffering=0) as source, contextlib.suppress(BrokenPipeError):
-            while data := _next_chunk(source):
-                rest = self._show(rest + decoder.decode(data))
-            if rest:
-                self._say(rest)
+        with contextlib.suppress(BrokenPipeError):
+            if self._terminal is not None:
+                _copy(descriptor, self._terminal)
+            else:
+                with open(descriptor, encoding="utf-8", errors="replace", newline="\n") as lines:
+                    for line in lines:
+                        self._say(line.rstrip())
         self._ended(self._process.wait())
 
-    def _show(self, text: str) -> str:
-        """Show whole lines; the incomplete last line."""
-        if self._terminal is not None:
-            self._terminal.write(text)
-            self._terminal.flush()
-            return ""
-        *lines, rest = text.split("\n")
-        for line in lines:
-            self._say(line.rstrip())
-        return rest
 
-
-def _next_chunk(source: FileIO) -> bytes:
-    """The next bytes, b"" at the end: on a terminal that no process has open, Linux gives an error (EIO)."""
-    with contextlib.suppress(OSError):
-        return source.read(CHUNK_BYTES) or b""
-    return b""
+def _copy(descriptor: int, terminal: TextIO) -> None:
+    """Copy bytes up to the end, which Linux tells as an error (EIO) once no process has our terminal open."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    with open(descriptor, "rb", buffering=0) as source, contextlib.suppress(OSError):
+        while data := source.read(CHUNK_BYTES):
+            terminal.write(decoder.decode(data))
+            terminal.flush()
 
 
 def _terminal_like(terminal: TextIO) -> tuple[int, int]:
@@ -525,4 +462,8 @@ def add_clients(cluster: SandboxCluster) -> None:
         template = pod_template(name, {} if name == AGENT else None)
         template["metadata"]["labels"][LABEL] = "true"
         cluster.store.create("daemonsets", daemon_set(name, team, {}, template))
-    cluster.await_running(TEAMS)
+
+    def all_run() -> bool:
+        return TEAMS.keys() <= {pod["metadata"]["labels"]["app"] for pod in running_pods(cluster.store)}
+
+    cluster.store.wait_until(all_run, "the clients")

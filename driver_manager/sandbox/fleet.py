@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.fleet.spec import PLURAL, UNDER_WAY, NodeRecord, UpgradeState, decode_node_record
@@ -36,9 +36,17 @@ from driver_manager.sandbox.apiserver import (
     set_status,
     state_of,
 )
-from driver_manager.sandbox.cluster import Happening, Process, command_line, daemon_set, environment, pod_template
+from driver_manager.sandbox.cluster import (
+    Happening,
+    Process,
+    command_line,
+    daemon_set,
+    environment,
+    pod_template,
+    running_pods,
+)
 from driver_manager.sandbox.host import HostTree
-from driver_manager.sandbox.scenarios import NodeSummary, ScenarioReport, Show, summary_of
+from driver_manager.sandbox.scenarios import NamedScenario, NodeSummary, ScenarioReport, Show, differences, summary_of
 
 
 class Release(Struct, frozen=True):
@@ -49,11 +57,9 @@ class Release(Struct, frozen=True):
     loads: bool = True
 
 
-class FleetScenario(Struct, frozen=True):
+class FleetScenario(NamedScenario, frozen=True):
     """All nodes serve `old`. `bad` fails on the first node and is undone. `good` reaches all nodes."""
 
-    name: str
-    summary: str
     nodes: tuple[str, ...]
     old: Release
     bad: Release
@@ -102,54 +108,49 @@ def version_of(pod: Obj) -> str:
     return str(pod["spec"]["containers"][0]["image"]).rpartition(":")[2]
 
 
-class RunHost(Struct):
-    """The node whose runs are real. `run` starts a pod's init container there, and calls back with its exit status."""
-
-    node: str
-    run: Callable[[Obj, Callable[[int], None]], Process]
-    containers: dict[str, Process] = field(default_factory=dict)
-
-    @property
-    def is_at_rest(self) -> bool:
-        return all(container.has_ended for container in list(self.containers.values()))
-
-
 class DriverStarter(Controller):
-    """Runs init containers, then sets the pods running. Pods that exist before `begin` run at once.
+    """Runs init containers, then sets the pods running. Pods that exist before `has_begun` run at once.
 
-    A failed init container is not started again: the rollout reacts before the back-off of a kubelet ends.
+    `run` starts a pod's init container on the node whose runs are real, and calls back with its exit status. A failed
+    init container is not started again: the rollout reacts before the back-off of a kubelet ends.
     """
 
     resources = ("pods",)
 
-    def __init__(self, store: Store, releases: dict[str, Release], host: RunHost) -> None:
+    def __init__(
+        self, store: Store, scenario: FleetScenario, run: Callable[[Obj, Callable[[int], None]], Process]
+    ) -> None:
         super().__init__(store)
-        self._releases = releases
-        self._host = host
-        self._is_begun = False
+        self._scenario = scenario
+        self._start = run
+        self._containers: dict[str, Process] = {}
+        self.has_begun = False
 
-    def begin(self) -> None:
-        """Run the init container of each new pod."""
-        self._is_begun = True
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        for container in list(self._containers.values()):
+            container.kill()
 
-    def _handle(self, events: Sequence[Event]) -> None:
-        for event in events:
-            if event.obj["spec"].get("initContainers"):
-                self._consider(event)
+    @property
+    def is_at_rest(self) -> bool:
+        """True if no real run is under way."""
+        return all(container.has_ended for container in list(self._containers.values()))
 
     def _consider(self, event: Event) -> None:
         pod, uid = event.obj, event.obj["metadata"]["uid"]
+        if not pod["spec"].get("initContainers"):
+            return
         if event.type == "DELETED" or "deletionTimestamp" in pod["metadata"]:
             self._due.pop(uid, None)
-            container = self._host.containers.pop(uid, None)
+            container = self._containers.pop(uid, None)
             if container is not None:
                 container.stop()
-        elif event.type == "ADDED" and not self._is_begun:
+        elif event.type == "ADDED" and not self.has_begun:
             run_pod(self._store, pod)
-        elif event.type == "ADDED" and pod["spec"]["nodeName"] == self._host.node:
-            self._host.containers[uid] = self._host.run(pod, lambda status: self._end(pod, status))
+        elif event.type == "ADDED" and pod["spec"]["nodeName"] == self._scenario.canary:
+            self._containers[uid] = self._start(pod, partial(self._end, pod))
         elif event.type == "ADDED":
-            status = 0 if self._releases[version_of(pod)].loads else 1
+            status = 0 if self._scenario.releases[version_of(pod)].loads else 1
             self._due[uid] = Due(time.monotonic() + INIT_S, partial(self._end, pod, status))
 
     def _end(self, pod: Obj, status: int) -> None:
@@ -183,15 +184,13 @@ class SandboxFleet:
         self.store = Store()
         self.kubeconfig = folder / "kubeconfig"
         self.tree = HostTree(folder / "host", folder / "bin", profile)
-        self.host = RunHost(scenario.canary, self._run)
+        self.starter = DriverStarter(self.store, scenario, self._run)
         self._say = say
 
     def __enter__(self) -> Self:
         scenario, tree = self.scenario, self.tree
         tree.build()
-        self._bring(scenario.old)
-        tree.load(ROOT)
-        tree.record(scenario.old.digest, ROOT, scenario.old.version)
+        tree.serve(ROOT, scenario.old.version, scenario.old.digest)
         with ExitStack() as stack:
             self.server = stack.enter_context(ApiServer(self.store))
             self.kubeconfig.write_text(json.dumps(self.server.kubeconfig()))
@@ -203,12 +202,12 @@ class SandboxFleet:
                 body = daemon_set(f"rbln-{name}", self.namespace, nodes, pod_template(f"rbln-{name}"))
                 self.store.create("daemonsets", body)
             self.store.create("daemonsets", self._driver(scenario.old))
-            stack.callback(lambda: [container.kill() for container in list(self.host.containers.values())])
-            starter = stack.enter_context(DriverStarter(self.store, scenario.releases, self.host))
+            stack.enter_context(self.starter)
             stack.enter_context(Kubelet(self.store, start_s=0.05, stop_s=STOP_S))
             stack.enter_context(DaemonSetController(self.store))
-            self.wait_for(lambda: self._are_running(len(scenario.nodes) + len(OPERANDS)), "the first pods")
-            starter.begin()
+            count = len(scenario.nodes) + len(OPERANDS)
+            self.store.wait_until(lambda: len(running_pods(self.store)) == count, "the first pods", WAIT_S)
+            self.starter.has_begun = True
             metadata = {"name": DRIVER, "namespace": self.namespace}
             self.store.create(PLURAL, {"metadata": metadata, "spec": {"daemonSet": DRIVER, **scenario.spec}})
             self._stack = stack.pop_all()
@@ -226,28 +225,15 @@ class SandboxFleet:
         bodies = {release.version: self._driver(release) for release in self.scenario.releases.values()}
         return {hash_of(body["spec"]["template"]): version for version, body in bodies.items()}
 
-    def rollout(self) -> Obj:
-        return self.store.get(PLURAL, DRIVER, self.namespace)
-
     def status(self) -> Obj:
-        status: Obj = self.rollout().get("status") or {}
+        """The rollout's status."""
+        status: Obj = self.store.get(PLURAL, DRIVER, self.namespace).get("status") or {}
         return status
 
     def set_release(self, release: Release) -> None:
         """Write the template of this driver to the DaemonSet, as `kubectl apply` does."""
         template = self._driver(release)["spec"]["template"]
-        self.store.patch(
-            "daemonsets",
-            DRIVER,
-            lambda one: {**one, "spec": {**one["spec"], "template": template}},
-            namespace=self.namespace,
-        )
-
-    def wait_for(self, holds: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
-        """Wait for a condition. Raises RuntimeError after `timeout_s` seconds."""
-        with self.store.changed:
-            if not self.store.changed.wait_for(holds, timeout_s):
-                raise RuntimeError(f"the sandbox timed out after {timeout_s:g} s waiting for {what}")
+        self.store.merge("daemonsets", DRIVER, {"spec": {"template": template}}, namespace=self.namespace)
 
     def rollout_command(self, say: Callable[[str], None], *words: str) -> Process:
         """Start `driver-manager rollout`: the controller, or a command as from a laptop."""
@@ -257,15 +243,12 @@ class SandboxFleet:
 
     def _run(self, pod: Obj, ended: Callable[[int], None]) -> Process:
         """Start the init container of a driver pod, whose image contains its driver."""
-        self._bring(self.scenario.releases[version_of(pod)])
-        metadata = pod["metadata"]
+        release, metadata = self.scenario.releases[version_of(pod)], pod["metadata"]
+        self.tree.add_driver(ROOT, release.version, fails=not release.loads)
         own = {one["name"]: one["value"] for one in pod["spec"]["initContainers"][0]["env"]}
         own |= {"POD_NAME": metadata["name"], "POD_NAMESPACE": metadata["namespace"]}
         env = environment(self.tree, self.kubeconfig, pod["spec"]["nodeName"], own)
         return Process(command_line("reconcile-driver-state"), env, self.tree.root, self._say, ended)
-
-    def _bring(self, release: Release) -> None:
-        self.tree.add_driver(ROOT, release.version, fails=not release.loads)
 
     def _driver(self, release: Release) -> Obj:
         env = {
@@ -290,10 +273,6 @@ class SandboxFleet:
     def _operand_key(self, operand: str) -> str:
         return self.profile.deploy.prefix + operand
 
-    def _are_running(self, count: int) -> bool:
-        phases = [pod.get("status", {}).get("phase") for pod in self.store.list_objects("pods")[0]]
-        return phases == ["Running"] * count
-
 
 # The picture of the fleet: a row for each node, and the headline of the rollout.
 
@@ -314,7 +293,7 @@ class NodeRow(Struct, frozen=True):
 
     @property
     def cells(self) -> tuple[str, ...]:
-        return self.node, self.wave, self.upgrade, self.driver, self.pod, self.why
+        return astuple(self)
 
     @property
     def is_under_way(self) -> bool:
@@ -342,24 +321,20 @@ class Picture(Struct, frozen=True):
         return f"{self.phase}: {self.message}" if self.phase else "the controller has not read the rollout yet"
 
 
-def picture_of(nodes: Iterable[Obj], pods: Iterable[Obj], rollout: Obj | None, keys: NodeKeys) -> Picture:
-    status = (rollout or {}).get("status") or {}
+def picture_of(nodes: Sequence[Obj], pods: Iterable[Obj], status: Obj, keys: NodeKeys) -> Picture:
+    """The picture of nodes that are sorted by name; `status` is that of the rollout."""
     message = next((one["message"] for one in status.get("conditions", ())), "")
     waves = {wave["number"]: wave["name"] for wave in status.get("waves", ())}
     # A reason that holds for all nodes is the headline.
     groups = [group for group in status.get("waiting", ()) if not message.startswith(group["reason"])]
     reasons = {name: group["reason"] for group in groups for name in group["nodes"]}
-    by_node = {pod["spec"].get("nodeName", ""): pod for pod in pods}
-    rows = []
-    for node in nodes:
-        name = node["metadata"]["name"]
-        rows.append(_row(node, by_node.get(name), waves, reasons.get(name, ""), keys))
-    return Picture(
-        status.get("targetRevision", ""),
-        status.get("phase", ""),
-        message,
-        tuple(sorted(rows, key=lambda one: one.node)),
-    )
+    by_node = {pod["spec"]["nodeName"]: pod for pod in pods}
+    names = [node["metadata"]["name"] for node in nodes]
+    rows = [
+        _row(node, by_node.get(name), waves, reasons.get(name, ""), keys)
+        for name, node in zip(names, nodes, strict=True)
+    ]
+    return Picture(status.get("targetRevision", ""), status.get("phase", ""), message, tuple(rows))
 
 
 def record_of(node: Obj, keys: NodeKeys) -> NodeRecord | None:
@@ -404,15 +379,15 @@ class FleetCourse(Struct):
     pods: Counter[tuple[str, str]] = field(default_factory=Counter)
     most_at_once: int = 0
     halted: str = ""
-    undone: Picture | None = None
-    end: Picture | None = None
+    undone: Picture = Picture()
+    end: Picture = Picture()
     shown: Mapping[str, str] = field(default_factory=dict)
     answers: Sequence[int] = ()
     controller_status: int | None = None
 
-    def versions(self, picture: Picture | None) -> dict[str, str]:
+    def versions(self, picture: Picture) -> dict[str, str]:
         """The driver version on each node with a running pod."""
-        return {row.node: row.driver for row in picture.rows if row.pod == "Running"} if picture is not None else {}
+        return {row.node: row.driver for row in picture.rows if row.pod == "Running"}
 
 
 def problems(scenario: FleetScenario, course: FleetCourse) -> list[str]:
@@ -422,22 +397,23 @@ def problems(scenario: FleetScenario, course: FleetCourse) -> list[str]:
     def pods(version: str) -> dict[str, int]:
         return {node: count for (node, of), count in course.pods.items() if of == version}
 
-    labels = {row.node: row.upgrade for row in course.end.rows} if course.end is not None else {}
+    labels = {row.node: row.upgrade for row in course.end.rows}
     in_parallel = int(scenario.spec["maxParallel"])
     conditions = {"Ready": "True", "Reconciling": "False", "Stalled": "False"}
-    compared: tuple[tuple[str, object, object], ...] = (
-        (f"driver {bad} reached", pods(bad), {scenario.canary: 1}),
-        ("rollout status and undo ended with", tuple(course.answers), codes),
-        ("after the undo the nodes serve", course.versions(course.undone), dict.fromkeys(scenario.nodes, old)),
-        ("for the undo pods were restarted on", pods(old), {scenario.canary: 1}),
-        (f"restarts for {good}:", pods(good), dict.fromkeys(scenario.nodes, 1)),
-        ("in the end the nodes serve", course.versions(course.end), dict.fromkeys(scenario.nodes, good)),
-        ("nodes that were under way at once:", course.most_at_once, in_parallel),
-        ("the labels are", labels, dict.fromkeys(scenario.nodes, UpgradeState.DONE.value)),
-        ("the object's conditions are", dict(course.shown), conditions),
-        ("the controller ended with", course.controller_status, 0),
+    found = differences(
+        [
+            (f"driver {bad} reached", pods(bad), {scenario.canary: 1}),
+            ("rollout status and undo ended with", tuple(course.answers), codes),
+            ("after the undo the nodes serve", course.versions(course.undone), dict.fromkeys(scenario.nodes, old)),
+            ("for the undo pods were restarted on", pods(old), {scenario.canary: 1}),
+            (f"restarts for {good}:", pods(good), dict.fromkeys(scenario.nodes, 1)),
+            ("in the end the nodes serve", course.versions(course.end), dict.fromkeys(scenario.nodes, good)),
+            ("nodes that were under way at once:", course.most_at_once, in_parallel),
+            ("the labels are", labels, dict.fromkeys(scenario.nodes, UpgradeState.DONE.value)),
+            ("the object's conditions are", dict(course.shown), conditions),
+            ("the controller ended with", course.controller_status, 0),
+        ]
     )
-    found = [f"{what} {got}, expected {expected}" for what, got, expected in compared if got != expected]
     if not all(word in course.halted for word in (scenario.canary, NodeState.HELD.value)):
         found.append(f"the halt shows {course.halted!r}, expected {scenario.canary} and {NodeState.HELD.value}")
     return [*found, *_wave_problems(scenario, [one for one in course.taken if one.version == good])]
@@ -501,7 +477,7 @@ class FleetWatcher(Controller):
     def _now(self) -> Picture:
         pods = self._store.list_objects("pods", labels=f"app={DRIVER}")[0]
         nodes = self._store.list_objects("nodes")[0]
-        return picture_of(nodes, pods, self._fleet.rollout(), self._fleet.profile.keys)
+        return picture_of(nodes, pods, self._fleet.status(), self._fleet.profile.keys)
 
     def _note_node(self, event: Event) -> None:
         keys, name = self._fleet.profile.keys, event.obj["metadata"]["name"]
@@ -556,8 +532,8 @@ class FleetPlay:
         self._show = show
 
     def report(self) -> ScenarioReport:
-        scenario, fleet, course = self._scenario, self._fleet, self._watcher.course
-        report = ScenarioReport(scenario, self._state(), is_shown=True, node=scenario.canary)
+        scenario, fleet, course, before = self._scenario, self._fleet, self._watcher.course, self._state()
+        report = ScenarioReport(scenario, before, before, is_shown=True, node=scenario.canary)
         begun_s = time.monotonic()
         self._show.chapter(
             f"{len(scenario.nodes)} nodes serve driver {scenario.old.version}; rollout controller starts"
@@ -567,7 +543,8 @@ class FleetPlay:
             self._play(controller, report)
         except RuntimeError as error:
             report.problems.append(str(error))
-        course.controller_status = controller.terminate(END_S)
+        controller.stop()
+        course.controller_status = controller.wait(END_S)
         course.end = self._watcher.picture
         course.shown = {one["type"]: one["status"] for one in fleet.status().get("conditions", ())}
         report.seconds = time.monotonic() - begun_s
@@ -575,7 +552,7 @@ class FleetPlay:
         report.timeline = list(self._watcher.timeline)
         report.after = self._state()
         if not report.problems:  # else more problems would follow from it
-            report.problems = [*problems(scenario, course), *self._left_on_host(report.before, report.after)]
+            report.problems = [*problems(scenario, course), *self._left_on_host(before, report.after)]
         return report
 
     def _play(self, controller: Process, report: ScenarioReport) -> None:
@@ -605,10 +582,10 @@ class FleetPlay:
 
         def holds() -> bool:
             shown = watcher.picture
-            return (shown.phase, shown.target) == (phase.value, revision) and fleet.host.is_at_rest
+            return (shown.phase, shown.target) == (phase.value, revision) and fleet.starter.is_at_rest
 
         what = f"{phase.value} of driver {release.version}"
-        fleet.wait_for(lambda: holds() or controller.has_ended, what, STEP_S)
+        fleet.store.wait_until(lambda: holds() or controller.has_ended, what, STEP_S)
         if not holds():
             raise RuntimeError(f"the controller ended before {what}")
 
@@ -619,4 +596,4 @@ class FleetPlay:
         good, keys = self._scenario.good, self._fleet.profile.keys
         labels = before.labels | {keys.state: "ready", keys.upgrade_state: UpgradeState.DONE.value}
         expected = NodeSummary(labels, before.cordoned, before.journal, good.version, good.digest)
-        return [] if after == expected else [f"{self._scenario.canary} is {after}, expected {expected}"]
+        return differences([(f"{self._scenario.canary} is", after, expected)])

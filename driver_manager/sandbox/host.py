@@ -39,14 +39,14 @@ class HostTree(Struct, frozen=True):
         """Lay out a host with one device on PCI and no driver."""
         for folder in ("etc", "sys/module", "dev", "run", "proc/1", "proc/sys/kernel/random", "lib/modules", "var/lib"):
             (self.root / folder).mkdir(parents=True)
-        self._write("etc/machine-id", MACHINE_ID)
-        self._write("proc/sys/kernel/osrelease", KERNEL)
-        self._write("proc/1/mountinfo", "25 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw")
-        self._write("proc/uptime", UPTIME)
+        self.write("etc/machine-id", MACHINE_ID)
+        self.write("proc/sys/kernel/osrelease", KERNEL)
+        self.write("proc/1/mountinfo", "25 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw")
+        self.write("proc/uptime", UPTIME)
         device = self.profile.pci_devices[0] if self.profile.pci_devices else "1120"
         kind = self.profile.pci_classes[0] if self.profile.pci_classes else "1200"
         for name, value in (("vendor", self.profile.pci_vendor), ("device", device), ("class", f"{kind}00")):
-            self._write(f"sys/bus/pci/devices/0000:c1:00.0/{name}", f"0x{value}")
+            self.write(f"sys/bus/pci/devices/0000:c1:00.0/{name}", f"0x{value}")
         self.bin.mkdir(parents=True)
         for tool in TOOLS:
             self._tool(self.bin / tool, tool)
@@ -67,7 +67,7 @@ class HostTree(Struct, frozen=True):
         module `fails` to load, or loading takes `seconds`.
         """
         main = self.profile.modules.roots[0]
-        folder = self._inside(root) / "lib/modules" / KERNEL / "extra"
+        folder = self.inside(root) / "lib/modules" / KERNEL / "extra"
         folder.mkdir(parents=True, exist_ok=True)
         lines = []
         for name, needs in (modules or {f"{main}_core": (), main: (f"{main}_core",)}).items():
@@ -78,20 +78,27 @@ class HostTree(Struct, frozen=True):
         (folder.parent / "modules.dep").write_text("".join(lines))
         probe = self.profile.probe
         if probe is not None:
-            self._tool(self._inside(root) / probe.search[0] / probe.tool, probe.tool)
+            self._tool(self.inside(root) / probe.search[0] / probe.tool, probe.tool)
 
     def load(self, root: str) -> None:
         for name in self.profile.modules.order or self.profile.modules.roots[:1]:
-            argv = ["--dirname", str(self._inside(root)), "--set-version", KERNEL, name]
+            argv = ["--dirname", str(self.inside(root)), "--set-version", KERNEL, name]
             if fake_tools.modprobe(self.root, argv):
                 raise RuntimeError(f"the sandbox's driver at {root} does not load")
+
+    def serve(self, root: str, version: str, digest: str, modules: Mapping[str, Sequence[str]] | None = None) -> None:
+        """Install a driver and load it; record it if it has a digest."""
+        self.add_driver(root, version, modules=modules)
+        self.load(root)
+        if digest:
+            self.record(digest, root, version)
 
     def record(self, digest: str, root: str, version: str) -> None:
         """Write the records of a finished install: digest and driver root."""
         paths = self.profile.paths
         note = {"schema": 1, "bootId": self.boot_id, "root": root, "version": version}
-        self._write(paths.state_file.lstrip("/"), digest)
-        self._write(paths.load_record.lstrip("/"), json.dumps(note))
+        self.write(paths.state_file.lstrip("/"), digest)
+        self.write(paths.load_record.lstrip("/"), json.dumps(note))
 
     def mount_driver_root(self) -> None:
         with (self.root / "proc/1/mountinfo").open("a") as table:
@@ -103,16 +110,9 @@ class HostTree(Struct, frozen=True):
 
     def hold_device_by(self, pid: int, name: str, *, pod_uid: str = "") -> None:
         """Add a process with the device open to /proc: one of the host, or of the pod with this uid."""
-        main = self.profile.modules.roots[0]
-        process = self.root / "proc" / str(pid)
-        (process / "fd").mkdir(parents=True)
-        (process / "fd/3").symlink_to(f"/dev/{fake_tools.DEVICES[main]}")
-        for file, text in (
-            ("stat", f"{pid} ({name}) S 1 {'0 ' * 40}"),
-            ("status", f"Name:\t{name}"),
-            ("cgroup", f"0::/kubepods/pod{pod_uid}" if pod_uid else f"0::/system.slice/{name}.service"),
-        ):
-            (process / file).write_text(f"{text}\n")
+        device = fake_tools.DEVICES[self.profile.modules.roots[0]]
+        cgroup = f"/kubepods/pod{pod_uid}" if pod_uid else f"/system.slice/{name}.service"
+        _add_process(self.root, pid, name, device, cgroup)
         self.hold_device()
 
     def end_process(self, pid: int) -> None:
@@ -121,11 +121,7 @@ class HostTree(Struct, frozen=True):
 
     def add_firmware_path(self) -> None:
         """Add an empty firmware_class.path, also after reboots."""
-        self._write(FIRMWARE_PATH, "")
-
-    def put_to_work(self, samples: int) -> None:
-        """Let the vendor's tool report devices at work in its next `samples` samples."""
-        self._write(fake_tools.AT_WORK, str(samples))
+        self.write(FIRMWARE_PATH, "")
 
     def keep_kernel_log(self) -> None:
         """Begin the log of the kernel's module operations and of the vendor tool's samples."""
@@ -138,7 +134,7 @@ class HostTree(Struct, frozen=True):
 
     def wedge(self) -> None:
         """Let the vendor's tool fail until a reboot."""
-        self._write(fake_tools.WEDGED, "")
+        self.write(fake_tools.WEDGED, "")
 
     def start_service(self, name: str) -> None:
         fake_tools.systemctl(self.root, ["start", name])
@@ -154,7 +150,7 @@ class HostTree(Struct, frozen=True):
         for folder in ("sys/module", "run", "dev"):
             for one in (self.root / folder).iterdir():
                 fake_tools.remove(one) if one.is_dir() else one.unlink()
-        self._write("proc/1/mountinfo", "25 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw")
+        self.write("proc/1/mountinfo", "25 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw")
         (self.root / fake_tools.REBOOT_ASKED).unlink(missing_ok=True)
         self._new_boot()
         if has_path:
@@ -176,19 +172,19 @@ class HostTree(Struct, frozen=True):
     @property
     def digest(self) -> str:
         """The recorded digest, "" if none."""
-        path = self._inside(self.profile.paths.state_file)
+        path = self.inside(self.profile.paths.state_file)
         return path.read_text().strip() if path.exists() else ""
 
-    def _inside(self, path: str) -> Path:
+    def inside(self, path: str) -> Path:
         return self.root / path.lstrip("/")
 
-    def _write(self, path: str, text: str) -> None:
+    def write(self, path: str, text: str) -> None:
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text + "\n")
 
     def _new_boot(self) -> None:
-        self._write("proc/sys/kernel/random/boot_id", str(uuid.uuid4()))
+        self.write("proc/sys/kernel/random/boot_id", str(uuid.uuid4()))
 
     def _tool(self, path: Path, name: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -206,7 +202,7 @@ CLEARED = "(null)"
 
 
 class PciTree:
-    """The bus below `root`. `native` is the accelerators' module; no driver binds the functions in `refused`."""
+    """The bus below `root`. `native` is the accelerators' module."""
 
     def __init__(self, root: Path, native: str) -> None:
         self._root = root
@@ -214,7 +210,6 @@ class PciTree:
         self._native = native
         self._was_loaded = self._is_loaded()
         self._looks = 0
-        self.refused: set[str] = set()
         (self._bus / "devices").mkdir(parents=True, exist_ok=True)
         (self._bus / "drivers_probe").write_text("")
 
@@ -228,8 +223,6 @@ class PciTree:
         driver: str = "",
         module: str = "",
         override: str = CLEARED,
-        physical: str = "",
-        virtual: int | None = None,
     ) -> None:
         device = self._bus / "devices" / address
         device.mkdir(exist_ok=True)
@@ -239,11 +232,8 @@ class PciTree:
             ("class", f"0x{kind}"),
             ("driver_override", override),
             ("modalias", f"pci:v0000{vendor.upper()}d00001120sv00001EFFsd00000000bc12sc00i00"),
-            *((("sriov_numvfs", str(virtual)),) if virtual is not None else ()),
         ):
             (device / name).write_text(f"{text}\n")
-        if physical:
-            (device / "physfn").symlink_to(f"../{physical}")
         if group:
             members = self._root / "sys/kernel/iommu_groups" / group / "devices"
             members.mkdir(parents=True, exist_ok=True)
@@ -274,9 +264,6 @@ class PciTree:
         text = (self._bus / "devices" / address / name).read_text().strip()
         return "" if text == CLEARED else text
 
-    def unbind_file(self, driver: str) -> Path:
-        return self._driver(driver) / "unbind"
-
     def add_vfio(self, kernel: str) -> Path:
         """Add vfio-pci to the kernel's tree; its module file."""
         folder = self._root / "lib/modules" / kernel
@@ -292,13 +279,8 @@ class PciTree:
 
     def hold_group(self, group: str, pid: int, machine: str) -> None:
         """Add a process of a virtual machine that has the group open."""
-        process = self._root / "proc" / str(pid)
-        (process / "fd").mkdir(parents=True)
-        (process / "fd/9").symlink_to(f"/dev/vfio/{group}")
-        words = ("qemu-system-x86", "-name", f"guest={machine},debug-threads=on")
-        (process / "cmdline").write_text("".join(f"{word}\0" for word in words))
-        (process / "stat").write_text(f"{pid} (qemu-system-x86) S 1 {'0 ' * 40}\n")
-        (process / "cgroup").write_text("0::/\n")
+        words = ("-name", f"guest={machine},debug-threads=on")
+        _add_process(self._root, pid, "qemu-system-x86", f"vfio/{group}", "/", words)
 
     def reboot(self) -> None:
         """Begin a new boot: no function has a driver, an override or virtual functions."""
@@ -359,7 +341,7 @@ class PciTree:
 
     def _offer(self, address: str) -> None:
         override = self.read(address, "driver_override")
-        if address in self.refused or self.driver_of(address):
+        if self.driver_of(address):
             return
         if override == VFIO_DRIVER:
             if (self._root / "sys/module" / VFIO_MODULE).is_dir():
@@ -369,6 +351,22 @@ class PciTree:
 
     def _driver(self, name: str) -> Path:
         return self._bus / "drivers" / name
+
+
+def _add_process(  # noqa: PLR0913, PLR0917  # what /proc shows of a process
+    root: Path, pid: int, name: str, device: str, cgroup: str, words: Sequence[str] = ()
+) -> None:
+    """Add a process to /proc that has the device open; `words` are its arguments."""
+    process = root / "proc" / str(pid)
+    (process / "fd").mkdir(parents=True)
+    (process / "fd/3").symlink_to(f"/dev/{device}")
+    for file, text in (
+        ("stat", f"{pid} ({name}) S 1 {'0 ' * 40}\n"),
+        ("status", f"Name:\t{name}\n"),
+        ("cgroup", f"0::{cgroup}\n"),
+        ("cmdline", "".join(f"{word}\0" for word in (name, *words))),
+    ):
+        (process / file).write_text(text)
 
 
 def _link(link: Path, target: Path) -> None:

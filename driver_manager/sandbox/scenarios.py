@@ -12,10 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TextIO
@@ -30,6 +29,7 @@ from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.reboot.decision import APPROVED
 from driver_manager.domain.reboot.state import Record, decode_reboot_record
 from driver_manager.profiles import builtin
+from driver_manager.sandbox import fake_tools
 from driver_manager.sandbox.apiserver import ApiError
 from driver_manager.sandbox.cluster import (
     NODE,
@@ -44,251 +44,68 @@ from driver_manager.sandbox.cluster import (
 from driver_manager.sandbox.host import KERNEL, VFIO_DRIVER, VFIO_MODULE, HostTree, PciTree
 
 
-class RebootScenario(Struct, frozen=True):
-    """A scenario of reboots. Every node reboots `reboots` times. `recovers`: the chip recovers before the approval.
-
-    A reconcile requests an upgrade. health-watch requests a recovery if the chip `wedges`, else the scenario writes the
-    marker.
-    """
+class NamedScenario(Struct, frozen=True):
+    """The name on the command line, and the content in one line."""
 
     name: str
     summary: str
-    reason: str
-    nodes: int = 1
-    approves: bool = True
-    recovers: bool = False
-    wedges: bool = False
-    reboots: int = 1
-    env: Mapping[str, str] = field(default_factory=dict)
 
 
-REBOOT_SCENARIOS = {
-    scenario.name: scenario
-    for scenario in (
-        RebootScenario(
-            "reboot-approved",
-            "an upgrade requests a reboot: the node waits for approval, reboots once, loads the new driver and cleans "
-            "up",
-            UPGRADE_REASON,
-        ),
-        RebootScenario(
-            "reboot-recovery",
-            "a wedged chip, and recoveries need no approval: the node reboots at once and cleans up",
-            RECOVERY,
-            approves=False,
-            env={"AUTO_RECOVER": "true"},
-        ),
-        RebootScenario(
-            "wedge-to-reboot",
-            "a chip wedges: health-watch requests a reboot, the rebooter waits for approval, reboots and cleans up",
-            RECOVERY,
-            wedges=True,
-        ),
-        RebootScenario(
-            "reboot-one-slot",
-            "two nodes have to reboot, one at a time: the second waits until the first serves again",
-            RECOVERY,
-            nodes=2,
-            env={"REBOOT_CORDON": "true"},
-        ),
-        RebootScenario(
-            "reboot-withdrawn",
-            "the chip recovers before the approval: the request is withdrawn everywhere, nothing reboots",
-            RECOVERY,
-            approves=False,
-            recovers=True,
-            reboots=0,
-        ),
-    )
-}
-
+# Hosts at the beginning of a scenario.
 
 OLD, NEW = "1.2.92", "2.0.1"
 OLD_DIGEST, NEW_DIGEST = "4d1f7c09a25e83b6", "9be2a06f4c31d758"
+OLD_ROOT, NEW_ROOT = "/opt/rbln/1.2.92", "/run/rbln/driver"
+ASCEND_ROOT = "/var/lib/Ascend/driver"
+OLD_FIRMWARE, NEW_FIRMWARE = "25.2.0", "25.5.0"
 
+Modules = dict[str, Sequence[str]]
+Prepare = Callable[[HostTree], None]
+RootAndVersion = tuple[str, str]
 
-class Interference(Enum):
-    """What happens after the first run begins."""
-
-    NONE = "none"
-    KILL_WITHOUT_DRIVER = "SIGKILL once the old driver is unloaded, then run again"
-    REBOOT_AFTER = "reboot the host after the run, then run again"
-    CONSENT_AFTER = "after a run that is refused, allow it to restart clients, then run again"
-
-
-class Scenario(Struct, frozen=True):
-    """A scenario of one node. `labels` are extra node labels, `changed_labels` the expected changes.
-
-    `shows` is the expected state label, None for none. `restarts` are the clients that are restarted once, as
-    namespace/DaemonSet. `devices_after` is the expected driver of all devices on `bus`. `kernel` is the expected kernel
-    log (empty: not checked). `asks` is a command that runs at the end, with its options.
-    """
-
-    name: str
-    summary: str
-    exit_code: ExitCode
-    driver_after: str
-    prepare: Callable[[HostTree], None]
-    add_pods: Callable[[SandboxCluster], None] = lambda _: None
-    profile: str = "rebellions"
-    labels: dict[str, str] = field(default_factory=dict)
-    env: dict[str, str] = field(default_factory=dict)
-    arguments: tuple[str, ...] = ()
-    changed_labels: dict[str, str] = field(default_factory=dict)
-    interference: Interference = Interference.NONE
-    command: str = "reconcile-driver-state"
-    bus: Callable[[HostTree], PciTree] | None = None
-    devices_after: str | None = None
-    shows: NodeState | None = NodeState.READY
-    restarts: tuple[str, ...] = ()
-    kernel: tuple[str, ...] = ()
-    asks: tuple[str, ...] = ()
-
-
-ASKS = ("status", "--probe")
-
-AMD: Mapping[str, Sequence[str]] = {"amdkcl": (), "amdttm": ("amdkcl",), "amdgpu": ("amdkcl", "amdttm")}
-GAUDI: Mapping[str, Sequence[str]] = dict.fromkeys(
-    ("habanalabs", "habanalabs_cn", "habanalabs_ib", "habanalabs_en"), ()
-)
+AMD: Modules = {"amdkcl": (), "amdttm": ("amdkcl",), "amdgpu": ("amdkcl", "amdttm")}
+GAUDI: Modules = dict.fromkeys(("habanalabs", "habanalabs_cn", "habanalabs_ib", "habanalabs_en"), ())
 """Nothing in modules.dep orders these modules: they depend on a bus."""
 
-FURIOSA: Mapping[str, Sequence[str]] = {"furiosa_rngd": ()}
-TENSTORRENT: Mapping[str, Sequence[str]] = {"tenstorrent": ()}
+FURIOSA: Modules = {"furiosa_rngd": ()}
+TENSTORRENT: Modules = {"tenstorrent": ()}
 
 
-def _old_and_new(vendor: str, modules: Mapping[str, Sequence[str]], samples: int = 0) -> Callable[[HostTree], None]:
-    """Load the old driver and install the new one. The tool reports devices at work for `samples` samples."""
+def _host(  # noqa: PLR0913  # the parts of a host
+    loaded: RootAndVersion | None = (OLD_ROOT, OLD),
+    installed: RootAndVersion | None = (NEW_ROOT, NEW),
+    *,
+    digest: str = OLD_DIGEST,
+    modules: Modules | None = None,
+    fails: bool = False,
+    seconds: float = 0.0,
+    then: Prepare = lambda _: None,
+) -> Prepare:
+    """A host whose loaded driver has the recorded digest ("": no record); `installed` fails to load or is slow."""
 
     def prepare(tree: HostTree) -> None:
-        old, new = _root(vendor, OLD), _root(vendor, NEW)
-        tree.add_driver(old, OLD, modules=modules)
-        tree.load(old)
-        tree.record(OLD_DIGEST, old, OLD)
-        tree.add_driver(new, NEW, modules=modules)
-        tree.add_firmware_path()
-        if samples:
-            tree.put_to_work(samples)
+        if loaded is not None:
+            tree.serve(*loaded, digest, modules)
+        if installed is not None:
+            tree.add_driver(*installed, modules=modules, fails=fails, seconds=seconds)
+        then(tree)
 
     return prepare
 
 
-def _root(vendor: str, version: str) -> str:
-    """A root on disk, so that the driver can be loaded after a reboot."""
-    return f"/opt/{vendor}/{version}"
+def _vendor_host(vendor: str, modules: Modules, samples: int = 0) -> Prepare:
+    """Both drivers are on disk, so they can be loaded after a reboot. Devices are at work for `samples` samples."""
+
+    def then(tree: HostTree) -> None:
+        tree.add_firmware_path()
+        if samples:
+            tree.write(fake_tools.AT_WORK, str(samples))
+
+    return _host((f"/opt/{vendor}/{OLD}", OLD), (f"/opt/{vendor}/{NEW}", NEW), modules=modules, then=then)
 
 
-def _manager(vendor: str) -> dict[str, str]:
-    return {"DRIVER_LOAD": "manager", "DRIVER_ROOT": _root(vendor, NEW)}
-
-
-def _unloaded(names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"module {name} unloaded" for name in names)
-
-
-def _loaded(names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"module {name} {NEW} loaded" for name in names)
-
-
-VENDOR_SCENARIOS = (
-    Scenario(
-        "amd-reboot",
-        "AMD: the loaded driver is never unloaded; a reboot is requested, and after it the new driver is loaded",
-        ExitCode.REBOOT_REQUIRED,
-        NEW,
-        _old_and_new("amd", AMD),
-        profile="amd",
-        env=_manager("amd"),
-        arguments=("--no-wait",),
-        interference=Interference.REBOOT_AFTER,
-        kernel=(*_loaded(("amdkcl", "amdttm", "amdgpu")), "amd-smi sees a device"),
-        asks=ASKS,
-    ),
-    Scenario(
-        "tenstorrent-upgrade",
-        "Tenstorrent: an operand that runs without its label is paused; the driver is swapped, the label is removed",
-        ExitCode.DONE,
-        NEW,
-        _old_and_new("tenstorrent", TENSTORRENT),
-        profile="tenstorrent",
-        env=_manager("tenstorrent"),
-        kernel=(*_unloaded(("tenstorrent",)), *_loaded(("tenstorrent",)), "tt-smi sees a device"),
-        asks=ASKS,
-    ),
-    Scenario(
-        "gaudi-upgrade",
-        "Gaudi: a tenant's pod leaves; four modules without dependencies are swapped in the profile's order",
-        ExitCode.DONE,
-        NEW,
-        _old_and_new("habana", GAUDI),
-        add_pods=lambda cluster: cluster.add_workload("training-0", app="training", resource=""),
-        profile="gaudi",
-        env={**_manager("habana"), "ENABLE_NPU_POD_EVICTION": "true"},
-        kernel=(*_unloaded(tuple(GAUDI)[::-1]), *_loaded(tuple(GAUDI)), "hl-smi sees a device"),
-        asks=ASKS,
-    ),
-    Scenario(
-        "furiosa-upgrade",
-        "Furiosa: the NPU is at work though no process has it open; the swap waits until it is idle",
-        ExitCode.DONE,
-        NEW,
-        _old_and_new("furiosa", FURIOSA, samples=1),
-        profile="furiosa",
-        env=_manager("furiosa"),
-        kernel=(
-            "furiosa-smi sees a device at work",
-            "furiosa-smi sees a device",
-            *_unloaded(("furiosa_rngd",)),
-            *_loaded(("furiosa_rngd",)),
-            "furiosa-smi sees a device",
-        ),
-        asks=ASKS,
-    ),
-)
-
-
-OLD_ROOT, NEW_ROOT = "/opt/rbln/1.2.92", "/run/rbln/driver"
-ASCEND_ROOT = "/var/lib/Ascend/driver"
-
-
-_MANAGER = {"DRIVER_LOAD": "manager", "DRIVER_ROOT": NEW_ROOT}
-_CUSTOM = {"rebellions.ai/npu.deploy.vfio-manager": "false", "rebellions.ai/npu.deploy.container-toolkit": "team-a"}
-
-
-def _old_loaded(tree: HostTree) -> None:
-    tree.add_driver(OLD_ROOT, OLD)
-    tree.load(OLD_ROOT)
-    tree.record(OLD_DIGEST, OLD_ROOT, OLD)
-
-
-def _new_installed(tree: HostTree) -> None:
-    tree.add_driver(NEW_ROOT, NEW)
-
-
-def _upgrade(tree: HostTree, *, fails: bool = False, seconds: float = 0.0) -> None:
-    _old_loaded(tree)
-    tree.add_driver(NEW_ROOT, NEW, fails=fails, seconds=seconds)
-
-
-def _container_upgrade(tree: HostTree) -> None:
-    _old_loaded(tree)
-    tree.mount_driver_root()
-
-
-def _current(tree: HostTree) -> None:
-    _new_installed(tree)
-    tree.load(NEW_ROOT)
-    tree.record(NEW_DIGEST, NEW_ROOT, NEW)
-
-
-def _busy(tree: HostTree) -> None:
-    _upgrade(tree)
-    tree.hold_device()
-
-
-def _held(tree: HostTree) -> None:
-    _upgrade(tree)
-    tree.hold_device_by(4242, "trainer")
+def _manager(root: str) -> dict[str, str]:
+    return {"DRIVER_LOAD": "manager", "DRIVER_ROOT": root}
 
 
 def _tenants(cluster: SandboxCluster) -> None:
@@ -296,16 +113,6 @@ def _tenants(cluster: SandboxCluster) -> None:
     cluster.add_workload("serving-0", app="serving")
     cluster.add_budget("serving")
     cluster.later(2.8, lambda: cluster.add_workload("serving-1", app="serving", node="another-node"))
-
-
-def _host_driver(tree: HostTree, version: str = NEW) -> None:
-    tree.add_driver("/", version)
-    tree.load("/")
-
-
-def _updated_image(tree: HostTree) -> None:
-    _host_driver(tree, OLD)
-    tree.add_driver("/", NEW)
 
 
 DEVICES = ("0000:c1:00.0", "0000:c2:00.0")
@@ -326,11 +133,106 @@ def _with_a_machine_that_runs(tree: HostTree) -> PciTree:
     return bus
 
 
-def _ascend(tree: HostTree) -> None:
-    tree.add_driver(ASCEND_ROOT, "25.2.0")
-    tree.load(ASCEND_ROOT)
-    tree.record(OLD_DIGEST, ASCEND_ROOT, "25.2.0")
+# Scenarios of one node.
 
+
+class Interference(Enum):
+    """What happens after the first run begins."""
+
+    NONE = "none"
+    KILL_WITHOUT_DRIVER = "SIGKILL once the old driver is unloaded, then run again"
+    REBOOT_AFTER = "reboot the host after the run, then run again"
+    CONSENT_AFTER = "after a run that is refused, allow it to restart clients, then run again"
+
+
+class Scenario(NamedScenario, frozen=True):
+    """A scenario of one node; the defaults are those of an upgrade that ends well.
+
+    `labels` are extra node labels, `changed_labels` the expected changes. `shows` is the expected state label, None for
+    none. `restarts` are the clients that are restarted once, as namespace/DaemonSet. `devices_after` is the expected
+    driver of all devices on `bus`. `kernel` is the expected kernel log (empty: not checked). `asks` is a command that
+    runs at the end, with its options.
+    """
+
+    prepare: Prepare = _host()
+    exit_code: ExitCode = ExitCode.DONE
+    driver_after: str = NEW
+    add_pods: Callable[[SandboxCluster], None] = lambda _: None
+    profile: str = "rebellions"
+    labels: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=lambda: _manager(NEW_ROOT))
+    arguments: tuple[str, ...] = ()
+    changed_labels: dict[str, str] = field(default_factory=dict)
+    interference: Interference = Interference.NONE
+    command: str = "reconcile-driver-state"
+    bus: Callable[[HostTree], PciTree] | None = None
+    devices_after: str | None = None
+    shows: NodeState | None = NodeState.READY
+    restarts: tuple[str, ...] = ()
+    kernel: tuple[str, ...] = ()
+    asks: tuple[str, ...] = ()
+
+
+ASKS = ("status", "--probe")
+
+
+def _swap(tool: str, modules: Modules, *, unloads: bool = True) -> tuple[str, ...]:
+    """The kernel log of a swap that unloads the modules backwards; then the vendor's tool is asked."""
+    unloaded = [f"module {name} unloaded" for name in reversed(modules)] if unloads else []
+    return (*unloaded, *(f"module {name} {NEW} loaded" for name in modules), f"{tool} sees a device")
+
+
+VENDOR_SCENARIOS = (
+    Scenario(
+        "amd-reboot",
+        "AMD: the loaded driver is never unloaded; a reboot is requested, and after it the new driver is loaded",
+        _vendor_host("amd", AMD),
+        ExitCode.REBOOT_REQUIRED,
+        profile="amd",
+        env=_manager(f"/opt/amd/{NEW}"),
+        arguments=("--no-wait",),
+        interference=Interference.REBOOT_AFTER,
+        kernel=_swap("amd-smi", AMD, unloads=False),
+        asks=ASKS,
+    ),
+    Scenario(
+        "tenstorrent-upgrade",
+        "Tenstorrent: an operand that runs without its label is paused; the driver is swapped, the label is removed",
+        _vendor_host("tenstorrent", TENSTORRENT),
+        profile="tenstorrent",
+        env=_manager(f"/opt/tenstorrent/{NEW}"),
+        kernel=_swap("tt-smi", TENSTORRENT),
+        asks=ASKS,
+    ),
+    Scenario(
+        "gaudi-upgrade",
+        "Gaudi: a tenant's pod leaves; four modules without dependencies are swapped in the profile's order",
+        _vendor_host("habana", GAUDI),
+        add_pods=lambda cluster: cluster.add_workload("training-0", app="training", resource=""),
+        profile="gaudi",
+        env=_manager(f"/opt/habana/{NEW}") | {"ENABLE_NPU_POD_EVICTION": "true"},
+        kernel=_swap("hl-smi", GAUDI),
+        asks=ASKS,
+    ),
+    Scenario(
+        "furiosa-upgrade",
+        "Furiosa: the NPU is at work though no process has it open; the swap waits until it is idle",
+        _vendor_host("furiosa", FURIOSA, samples=1),
+        profile="furiosa",
+        env=_manager(f"/opt/furiosa/{NEW}"),
+        kernel=(
+            "furiosa-smi sees a device at work",
+            "furiosa-smi sees a device",
+            *_swap("furiosa-smi", FURIOSA),
+        ),
+        asks=ASKS,
+    ),
+)
+
+_MANAGER = _manager(NEW_ROOT)
+_EVICTS = {"ENABLE_NPU_POD_EVICTION": "true"}
+_IMPATIENT = _MANAGER | {"DEVICE_FREE_TIMEOUT": "1s"}
+_CUSTOM = {"rebellions.ai/npu.deploy.vfio-manager": "false", "rebellions.ai/npu.deploy.container-toolkit": "team-a"}
 
 SCENARIOS = {
     scenario.name: scenario
@@ -338,129 +240,103 @@ SCENARIOS = {
         Scenario(
             "upgrade",
             f"driver {OLD} is loaded, {NEW} is wanted: pause, wait, unload, load, release",
-            ExitCode.DONE,
-            NEW,
-            _upgrade,
             labels=_CUSTOM,
-            env=_MANAGER,
         ),
         Scenario(
             "container-upgrade",
             f"the same, but the driver's container loads {NEW} afterwards: unload, unmount its old root, release",
-            ExitCode.DONE,
-            "not loaded",
-            _container_upgrade,
+            _host(installed=None, then=HostTree.mount_driver_root),
+            driver_after="not loaded",
             labels=_CUSTOM,
+            env={},
         ),
         Scenario(
             "already-current",
             "the wanted driver is loaded: nothing is changed",
-            ExitCode.DONE,
-            NEW,
-            _current,
+            _host((NEW_ROOT, NEW), None, digest=NEW_DIGEST),
             labels=_CUSTOM,
-            env=_MANAGER,
             shows=None,
         ),
-        Scenario(
-            "first-install",
-            "no driver is loaded: no pod is paused, the driver is loaded",
-            ExitCode.DONE,
-            NEW,
-            _new_installed,
-            env=_MANAGER,
-        ),
+        Scenario("first-install", "no driver is loaded: no pod is paused, the driver is loaded", _host(None)),
         Scenario(
             "stuck-pod",
             "an operand pod is held by a finalizer: it is named at the deadline, the node is released",
-            ExitCode.PODS_REMAIN,
-            OLD,
-            _upgrade,
+            exit_code=ExitCode.PODS_REMAIN,
+            driver_after=OLD,
             add_pods=lambda cluster: cluster.pin_pod("rbln-device-plugin", "example.com/backup"),
-            env={**_MANAGER, "POD_TERMINATION_TIMEOUT": "2s"},
+            env=_MANAGER | {"POD_TERMINATION_TIMEOUT": "2s"},
             shows=NodeState.FAILED,
         ),
         Scenario(
             "workloads",
             "two tenants' pods use the driver, one guarded by a budget that frees up later: evict, then as an upgrade",
-            ExitCode.DONE,
-            NEW,
-            _upgrade,
             add_pods=_tenants,
-            env={**_MANAGER, "ENABLE_NPU_POD_EVICTION": "true"},
+            env=_MANAGER | _EVICTS,
         ),
         Scenario(
             "blocked-workload",
             "a tenant's pod would lose its data: it is named with the remedy before anything is changed",
-            ExitCode.PODS_REMAIN,
-            OLD,
-            _upgrade,
+            exit_code=ExitCode.PODS_REMAIN,
+            driver_after=OLD,
             add_pods=lambda cluster: cluster.add_workload("scratch-0", app="scratch", empty_dir=True),
-            env={**_MANAGER, "ENABLE_NPU_POD_EVICTION": "true"},
+            env=_MANAGER | _EVICTS,
             shows=NodeState.FAILED,
         ),
         Scenario(
             "busy-module",
             "something holds the device: the run waits until its timeout, then releases the node",
+            _host(then=HostTree.hold_device),
             ExitCode.DRIVER_BUSY,
             OLD,
-            _busy,
-            env={**_MANAGER, "DEVICE_FREE_TIMEOUT": "1s"},
+            env=_IMPATIENT,
             shows=NodeState.FAILED,
         ),
         Scenario(
             "held-device",
             "a process of the host has the device open: the run waits until its timeout, and no pod is paused",
+            _host(then=lambda tree: tree.hold_device_by(4242, "trainer")),
             ExitCode.DRIVER_BUSY,
             OLD,
-            _held,
-            env={**_MANAGER, "DEVICE_FREE_TIMEOUT": "1s"},
+            env=_IMPATIENT,
             shows=NodeState.FAILED,
         ),
         Scenario(
             "clients",
             "two teams' pods opened the old driver, one holds the device: refused; with consent each is restarted once",
-            ExitCode.DONE,
-            NEW,
-            _upgrade,
             add_pods=add_clients,
-            env={**_MANAGER, "DEVICE_FREE_TIMEOUT": "1s"},
+            env=_IMPATIENT,
             interference=Interference.CONSENT_AFTER,
             restarts=tuple(sorted(f"{team}/{name}" for name, team in TEAMS.items())),
         ),
         Scenario(
             "bad-module-with-rollback",
             f"{NEW} does not load: {OLD} is loaded again, the node is released, the failure is reported",
+            _host(fails=True),
             ExitCode.MODULE_FAILED,
             OLD,
-            partial(_upgrade, fails=True),
-            env=_MANAGER,
             shows=NodeState.FAILED,
         ),
         Scenario(
             "crash-and-resume",
             "the manager is killed while no driver is loaded: the node stays paused, the next run finishes",
-            ExitCode.DONE,
-            NEW,
-            partial(_upgrade, seconds=1.0),
+            _host(seconds=1.0),
             labels=_CUSTOM,
-            env=_MANAGER,
             interference=Interference.KILL_WITHOUT_DRIVER,
         ),
         Scenario(
             "host-driver",
             "the host has its own driver: report it to the operator and stand down",
+            _host(("/", NEW), None, digest=""),
             ExitCode.STANDING_DOWN,
-            NEW,
-            _host_driver,
+            env={},
             changed_labels={"rebellions.ai/npu.deploy.driver": "pre-installed"},
         ),
         Scenario(
             "immutable-host",
             f"the host ships and loads its driver, its image has {NEW} since: a reboot is required, nothing is changed",
+            _host(("/", OLD), ("/", NEW), digest=""),
             ExitCode.REBOOT_REQUIRED,
             OLD,
-            _updated_image,
             env={"DRIVER_LOAD": "none", "DRIVER_VERSION": NEW},
             shows=NodeState.REBOOT_REQUIRED,
         ),
@@ -468,11 +344,10 @@ SCENARIOS = {
             "to-virtual-machines",
             "the devices are to serve virtual machines: all pods leave the driver, it is unloaded, vfio gets the "
             "devices",
-            ExitCode.DONE,
-            "not loaded",
-            _container_upgrade,
+            _host(installed=None, then=HostTree.mount_driver_root),
+            driver_after="not loaded",
             add_pods=lambda cluster: cluster.add_workload("training-0", app="training"),
-            env={"ENABLE_NPU_POD_EVICTION": "true", "POD_NAME": ""},
+            env=_EVICTS | {"POD_NAME": ""},
             command="reconcile-vfio-state",
             bus=lambda tree: _bus(tree, "rebellions", "rebellions", ""),
             devices_after=VFIO_DRIVER,
@@ -480,20 +355,17 @@ SCENARIOS = {
         Scenario(
             "back-from-virtual-machines",
             "the devices are to serve containers again: vfio releases them, and the driver is loaded",
-            ExitCode.DONE,
-            NEW,
-            _new_installed,
-            env=_MANAGER,
+            _host(None),
             bus=_bus,
             devices_after="rebellions",
         ),
         Scenario(
             "virtual-machine-runs",
             "the same while a virtual machine has a device: it is named, it keeps its device, no pod is paused",
+            _host(None),
             ExitCode.DRIVER_BUSY,
             "not loaded",
-            _new_installed,
-            env={**_MANAGER, "DEVICE_FREE_TIMEOUT": "1s"},
+            env=_IMPATIENT,
             bus=_with_a_machine_that_runs,
             devices_after=VFIO_DRIVER,
             shows=NodeState.FAILED,
@@ -501,10 +373,11 @@ SCENARIOS = {
         Scenario(
             "ascend-reboot",
             "a driver that must never be unloaded: ask for a reboot; after it, clear the request",
+            _host((ASCEND_ROOT, OLD_FIRMWARE), None),
             ExitCode.REBOOT_REQUIRED,
             "not loaded",
-            _ascend,
             profile="ascend",
+            env={},
             arguments=("--no-wait",),
             interference=Interference.REBOOT_AFTER,
         ),
@@ -547,25 +420,15 @@ def summary_of(node: dict[str, Any], tree: HostTree, *, journal: bool | None = N
     return NodeSummary(labels, is_cordoned, journal, tree.driver_version, tree.digest)
 
 
-class Named(Protocol):
-    @property
-    def name(self) -> str:
-        """The name on the command line."""
-
-    @property
-    def summary(self) -> str:
-        """The content in one line."""
-
-
 class ScenarioReport(Struct):
-    """The result. `problems` is empty if the scenario ended as expected.
+    """The result. `problems` is empty if the scenario ended as expected; until the end, `after` is as `before`.
 
     `is_shown`: the timeline was printed while the scenario ran. `node` is the compared node if there are several.
     """
 
-    scenario: Named
+    scenario: NamedScenario
     before: NodeSummary
-    after: NodeSummary | None = None
+    after: NodeSummary
     exit_codes: list[int] = field(default_factory=list)
     timeline: list[Happening] = field(default_factory=list)
     requests: int = 0
@@ -573,6 +436,11 @@ class ScenarioReport(Struct):
     problems: list[str] = field(default_factory=list)
     is_shown: bool = False
     node: str = ""
+
+
+def differences(compared: Iterable[tuple[str, object, object]]) -> list[str]:
+    """A line for each row whose second part is not as expected, which is the third."""
+    return [f"{what} {got!r}, expected {expected!r}" for what, got, expected in compared if got != expected]
 
 
 def run_scenario(
@@ -601,12 +469,8 @@ def run_scenario(
             play = _Play(scenario, cluster, tree, show, terminal)
             report = play.report()
             if bus is not None:
-                drivers = {address: bus.driver_of(address) for address in DEVICES}
-                report.problems += [
-                    f"device {address} has driver {driver or 'none'}, expected {scenario.devices_after or 'none'}"
-                    for address, driver in drivers.items()
-                    if driver != scenario.devices_after
-                ]
+                rows = [(f"device {one} has driver", bus.driver_of(one), scenario.devices_after) for one in DEVICES]
+                report.problems += differences(rows)
             then(report, {**play.environment(), "KUBECONFIG": str(cluster.kubectl_config)})
         return report
 
@@ -624,8 +488,8 @@ class _Play:
         self._env = dict(scenario.env)
 
     def report(self) -> ScenarioReport:
-        scenario = self._scenario
-        report = ScenarioReport(scenario, self._state())
+        scenario, before = self._scenario, self._state()
+        report = ScenarioReport(scenario, before, before)
         self._show.chapter("plan: what driver-manager would do")
         self._run("plan", *(("--mode", "vfio") if self._gives_devices else ()))
         begun_s = time.monotonic()
@@ -640,15 +504,16 @@ class _Play:
         )
         report.timeline = self._cluster.timeline(begun_s)
         report.after = self._state()
-        report.problems = _problems(scenario, report.before, report.after, report.exit_codes)
         seen = [text for at_s, text in self._tree.kernel_log() if at_s >= begun_s]
-        if scenario.kernel and seen != list(scenario.kernel):
-            report.problems.append(f"the kernel reports {seen}, expected {list(scenario.kernel)}")
         if scenario.asks:
             self._show.chapter(f"driver-manager {' '.join(scenario.asks)}")
             self._run(*scenario.asks)
-        if (restarted := self._cluster.restarted()) != list(scenario.restarts):
-            report.problems.append(f"restarted clients {restarted}, expected {list(scenario.restarts)}")
+        kernel, restarted = [*scenario.kernel] or seen, self._cluster.restarted()
+        report.problems = [
+            *_problems(scenario, before, report.after, report.exit_codes),
+            *differences([("the kernel reports", seen, kernel)]),
+            *differences([("restarted clients", restarted, [*scenario.restarts])]),
+        ]
         return report
 
     def _command(self) -> str:
@@ -729,32 +594,82 @@ class _Play:
 
 
 def _problems(scenario: Scenario, before: NodeSummary, after: NodeSummary, exit_codes: list[int]) -> list[str]:
-    found: list[str] = []
     expected_codes = {
         Interference.NONE: [int(scenario.exit_code)],
         Interference.KILL_WITHOUT_DRIVER: [-9, int(scenario.exit_code)],
         Interference.CONSENT_AFTER: [int(ExitCode.DRIVER_BUSY), int(scenario.exit_code)],
         Interference.REBOOT_AFTER: [int(scenario.exit_code), int(ExitCode.DONE)],
     }[scenario.interference]
-    if exit_codes != expected_codes:
-        found.append(f"exit codes {exit_codes}, expected {expected_codes}")
     wanted = before.labels | scenario.changed_labels
     if scenario.shows is not None:
         wanted |= {builtin()[scenario.profile].keys.state: scenario.shows.value}
-    for key in sorted(wanted | after.labels):
-        if wanted.get(key) != after.labels.get(key):
-            found.append(f"label {key} is {after.labels.get(key)!r}, expected {wanted.get(key)!r}")
-    if after.cordoned != before.cordoned:
-        found.append("the cordon changed")
-    if after.journal:
-        found.append("the journal is still there")
-    if after.driver != scenario.driver_after:
-        found.append(f"driver {after.driver}, expected {scenario.driver_after}")
-    return found
+    keys = sorted(wanted | after.labels)
+    return differences(
+        [
+            ("exit codes", exit_codes, expected_codes),
+            *((f"label {key} is", after.labels.get(key), wanted.get(key)) for key in keys),
+            ("cordoned:", after.cordoned, before.cordoned),
+            ("journal:", after.journal, False),
+            ("driver", after.driver, scenario.driver_after),
+        ]
+    )
 
 
-ROOT = "/var/lib/Ascend/driver"
-OLD_FIRMWARE, NEW_FIRMWARE = "25.2.0", "25.5.0"
+# Scenarios of reboots.
+
+
+class RebootScenario(NamedScenario, frozen=True):
+    """A scenario of reboots. Every node reboots `reboots` times. `recovers`: the chip recovers before the approval.
+
+    A reconcile requests an upgrade. health-watch requests a recovery if the chip `wedges`, else the scenario writes the
+    marker.
+    """
+
+    reason: str = RECOVERY
+    nodes: int = 1
+    approves: bool = True
+    recovers: bool = False
+    wedges: bool = False
+    reboots: int = 1
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+REBOOT_SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        RebootScenario(
+            "reboot-approved",
+            "an upgrade requests a reboot: the node waits for approval, reboots once, loads the new driver and cleans "
+            "up",
+            UPGRADE_REASON,
+        ),
+        RebootScenario(
+            "reboot-recovery",
+            "a wedged chip, and recoveries need no approval: the node reboots at once and cleans up",
+            approves=False,
+            env={"AUTO_RECOVER": "true"},
+        ),
+        RebootScenario(
+            "wedge-to-reboot",
+            "a chip wedges: health-watch requests a reboot, the rebooter waits for approval, reboots and cleans up",
+            wedges=True,
+        ),
+        RebootScenario(
+            "reboot-one-slot",
+            "two nodes have to reboot, one at a time: the second waits until the first serves again",
+            nodes=2,
+            env={"REBOOT_CORDON": "true"},
+        ),
+        RebootScenario(
+            "reboot-withdrawn",
+            "the chip recovers before the approval: the request is withdrawn everywhere, nothing reboots",
+            approves=False,
+            recovers=True,
+            reboots=0,
+        ),
+    )
+}
+
 INTERVAL = "0.2s"
 PLAY_TIMEOUT_S = 150.0
 COMMAND_TIMEOUT_S = 90.0
@@ -773,17 +688,16 @@ class Machine:
         self.tree = HostTree(folder / "host", folder / "bin", builtin()["ascend"])
         self.tree.build()
         self.tree.keep_kernel_log()
-        self.tree.add_driver(ROOT, OLD_FIRMWARE)
-        self.tree.load(ROOT)
-        self.tree.record(OLD_DIGEST, ROOT, OLD_FIRMWARE)
+        self.serve_old()
         self.reboots = 0
-        self.marker = self.tree.root / self.tree.profile.paths.reboot_marker.lstrip("/")
+        self.marker = self.tree.inside(self.tree.profile.paths.reboot_marker)
         self._show = show
         self._prefix = prefix
         self._loops: list[Process] = []
 
-    def environment(self, kubeconfig: Path, env: dict[str, str]) -> dict[str, str]:
-        return environment(self.tree, kubeconfig, self.name, env)
+    def serve_old(self) -> None:
+        """Load the old driver."""
+        self.tree.serve(ASCEND_ROOT, OLD_FIRMWARE, OLD_DIGEST)
 
     def start(self, command: list[str], env: dict[str, str]) -> None:
         self._loops.append(Process(command_line(*command), env, self.tree.root, self._printer(command[0])))
@@ -801,7 +715,7 @@ class Machine:
     @property
     def is_watched(self) -> bool:
         """True if health-watch has had a healthy sample in this boot."""
-        path = self.tree.root / self.tree.profile.paths.health_record.lstrip("/")
+        path = self.tree.inside(self.tree.profile.paths.health_record)
         return path.exists() and decode_watch_record(path.read_text(), self.tree.boot_id).was_healthy
 
     def run(self, command: list[str], env: dict[str, str], *, up_to: str = "") -> int:
@@ -822,7 +736,7 @@ class Machine:
 
     @property
     def record(self) -> Record:
-        path = self.tree.root / self.tree.profile.paths.rebooter_record.lstrip("/")
+        path = self.tree.inside(self.tree.profile.paths.rebooter_record)
         return decode_reboot_record(path.read_text()) if path.exists() else Record()
 
     @property
@@ -855,12 +769,14 @@ class RebootPlay:
         self._machines = machines
         self._show = show
         self._keys = cluster.profile.keys
+        self._is_upgrade = scenario.reason == UPGRADE_REASON
         self._problems: list[str] = []
         self._approved: set[str] = set()
 
     def report(self) -> ScenarioReport:
         begun_s, first_request = time.monotonic(), len(self._cluster.server.requests)
-        report = ScenarioReport(self._scenario, self._state())
+        before = self._state()
+        report = ScenarioReport(self._scenario, before, before)
         self._show.chapter("the rebooter starts on each node, and waits for a marker that asks for a reboot")
         for machine in self._machines:
             self._start(machine)
@@ -882,12 +798,12 @@ class RebootPlay:
             machine.start(["health-watch", "--profile=ascend"], self._env(machine, HEALTH_WATCH_INTERVAL=INTERVAL))
 
     def _env(self, machine: Machine, **env: str) -> dict[str, str]:
-        return machine.environment(self._cluster.kubeconfig, {"REBOOTER_INTERVAL": INTERVAL, **env})
+        return environment(machine.tree, self._cluster.kubeconfig, machine.name, {"REBOOTER_INTERVAL": INTERVAL, **env})
 
     def _ask(self, machine: Machine) -> list[int]:
         """Let a marker appear; the exit code of the reconcile that wrote it, if any."""
-        if self._scenario.reason == UPGRADE_REASON:
-            machine.tree.add_driver(ROOT, NEW_FIRMWARE)
+        if self._is_upgrade:
+            machine.tree.add_driver(ASCEND_ROOT, NEW_FIRMWARE)
             self._show.chapter(
                 f"driver {NEW_FIRMWARE} is installed on {machine.name}; plan: what driver-manager would do"
             )
@@ -895,20 +811,16 @@ class RebootPlay:
             return [self._reconcile(machine)]
         machine.marker.parent.mkdir(parents=True, exist_ok=True)
         if self._scenario.wedges:
-            self._wedge(machine)
+            end_s = time.monotonic() + PLAY_TIMEOUT_S
+            while not machine.is_watched and time.monotonic() < end_s:
+                time.sleep(REBOOT_POLL_S)  # the tree's files have no events
+            self._show.chapter("the chip wedges: npu-smi fails from now on")
+            machine.tree.wedge()
             return []
         self._show.chapter(f"the chip of {machine.name} is wedged, and the marker asks for a reboot")
         samples = ("npu-smi: dcmi module initialize failed. ret is -8005",) * 3
         machine.marker.write_text(encode_marker(Marker(RECOVERY, machine.tree.boot_id, machine.name, evidence=samples)))
         return []
-
-    def _wedge(self, machine: Machine) -> None:
-        """Wedge the chip after health-watch has had a healthy sample."""
-        end_s = time.monotonic() + PLAY_TIMEOUT_S
-        while not machine.is_watched and time.monotonic() < end_s:
-            time.sleep(REBOOT_POLL_S)  # the tree's files have no events
-        self._show.chapter("the chip wedges: npu-smi fails from now on")
-        machine.tree.wedge()
 
     def _reconcile(self, machine: Machine) -> int:
         self._show.chapter(f"driver-manager reconcile-driver-state --no-wait on {machine.name}")
@@ -916,9 +828,8 @@ class RebootPlay:
 
     def _driver_env(self, machine: Machine) -> dict[str, str]:
         """The environment of the driver pod's init container."""
-        settings = {"DRIVER_CONFIG_DIGEST": NEW_DIGEST, "DRIVER_LOAD": "manager", "DRIVER_ROOT": ROOT}
         pod = {"POD_NAME": self._cluster.driver_pod(), "POD_NAMESPACE": self._cluster.namespace}
-        return self._env(machine, **settings, **pod)
+        return self._env(machine, DRIVER_CONFIG_DIGEST=NEW_DIGEST, **_manager(ASCEND_ROOT), **pod)
 
     def _play(self, begun_s: float) -> None:
         """Play hardware, kubelet and administrator until all is settled."""
@@ -949,17 +860,11 @@ class RebootPlay:
         elif self._scenario.approves:
             if len(self._approved) == 1:
                 self._show.chapter(f"driver-manager status on {machine.name}, its first lines")
-                wanted = NEW_DIGEST if self._scenario.reason == UPGRADE_REASON else OLD_DIGEST
+                wanted = NEW_DIGEST if self._is_upgrade else OLD_DIGEST
                 machine.run(["status"], self._env(machine, DRIVER_CONFIG_DIGEST=wanted), up_to=REST_OF_STATUS)
             self._show.chapter(f"kubectl annotate node {machine.name} {self._keys.approve_reboot}=true")
-            self._annotate(machine, self._keys.approve_reboot, APPROVED)
-
-    def _annotate(self, machine: Machine, key: str, value: str) -> None:
-        def change(node: dict[str, Any]) -> dict[str, Any]:
-            notes = {**node["metadata"].get("annotations", {}), key: value}
-            return {**node, "metadata": {**node["metadata"], "annotations": notes}}
-
-        self._cluster.store.patch("nodes", machine.name, change)
+            body = {"metadata": {"annotations": {self._keys.approve_reboot: APPROVED}}}
+            self._cluster.store.merge("nodes", machine.name, body)
 
     def _reboot(self, machine: Machine) -> None:
         """Stop the host and start it again; load its driver."""
@@ -968,28 +873,24 @@ class RebootPlay:
         ]
         machine.stop()
         machine.reboots += 1
-        if any(name for name in others if self._holds_slot(name)):
+        if any(name in self._holders() for name in others):
             self._problems.append(f"{machine.name} reboots while {', '.join(others)} does")
         self._show.chapter(f"{machine.name} reboots")
         self._cluster.new_boot(machine.name, machine.tree, is_ready=False)
         machine.tree.reboot()
         self._start(machine)
         self._cluster.new_boot(machine.name, machine.tree)
-        if self._scenario.reason == UPGRADE_REASON:
-            if self._reconcile(machine) != ExitCode.DONE:
-                self._problems.append("the new driver was not loaded after the boot")
-        else:
-            machine.tree.load(ROOT)
-            machine.tree.record(OLD_DIGEST, ROOT, OLD_FIRMWARE)
+        if not self._is_upgrade:
+            machine.serve_old()
+        elif self._reconcile(machine) != ExitCode.DONE:
+            self._problems.append("the new driver was not loaded after the boot")
 
-    def _lease(self) -> dict[str, Any]:
-        try:
-            return self._cluster.store.get("leases", LEASE, self._cluster.namespace)
-        except ApiError:
-            return {}
-
-    def _holds_slot(self, name: str) -> bool:
-        return name in (self._lease().get("spec", {}).get("holderIdentity") or "").split(", ")
+    def _holders(self) -> list[str]:
+        """The nodes that hold a slot."""
+        with contextlib.suppress(ApiError):  # no node has asked for one
+            lease = self._cluster.store.get("leases", LEASE, self._cluster.namespace)
+            return [name for name in (lease["spec"].get("holderIdentity") or "").split(", ") if name]
+        return []
 
     def _is_over(self) -> bool:
         if any(machine.reboots < self._scenario.reboots or not machine.is_settled for machine in self._machines):
@@ -1006,25 +907,25 @@ class RebootPlay:
         return {key: text for key, text in (node["metadata"].get("annotations") or {}).items() if key != last_outcome}
 
     def _judge(self, report: ScenarioReport) -> list[str]:
-        found = [
-            f"{machine.name} rebooted {machine.reboots} time(s), expected {self._scenario.reboots}"
-            for machine in self._machines
-            if machine.reboots != self._scenario.reboots
-        ]
+        rows: list[tuple[str, object, object]] = []
         for machine in self._machines:
             node = self._cluster.store.get("nodes", machine.name)
-            if self._left_on(node) or node.get("spec", {}).get("unschedulable"):
-                found.append(f"something is left on {machine.name}: {self._left_on(node)}")
-        wanted = report.before.labels | {self._cluster.profile.keys.state: NodeState.READY.value}
-        if report.after is not None and report.after.labels != wanted:
-            found.append(f"labels are {report.after.labels}, expected {wanted}")
-        expected = NEW_FIRMWARE if self._scenario.reason == UPGRADE_REASON else OLD_FIRMWARE
-        if report.after is not None and report.after.driver != expected:
-            found.append(f"driver {report.after.driver}, expected {expected}")
-        if self._lease().get("spec", {}).get("holderIdentity"):
-            found.append("a slot is still held")
-        codes = [int(ExitCode.REBOOT_REQUIRED)] if self._scenario.reason == UPGRADE_REASON else []
-        return found + ([f"exit codes {report.exit_codes}, expected {codes}"] if report.exit_codes != codes else [])
+            rows += [
+                (f"reboots of {machine.name}:", machine.reboots, self._scenario.reboots),
+                (f"annotations left on {machine.name}:", self._left_on(node), {}),
+                (f"{machine.name} is cordoned:", bool(node.get("spec", {}).get("unschedulable")), False),
+            ]
+        wanted = report.before.labels | {self._keys.state: NodeState.READY.value}
+        codes = [int(ExitCode.REBOOT_REQUIRED)] if self._is_upgrade else []
+        return differences(
+            [
+                *rows,
+                ("labels are", report.after.labels, wanted),
+                ("driver", report.after.driver, NEW_FIRMWARE if self._is_upgrade else OLD_FIRMWARE),
+                ("slots are held by", self._holders(), []),
+                ("exit codes", report.exit_codes, codes),
+            ]
+        )
 
 
 DEFAULT_SHELL = "/bin/sh"
@@ -1032,20 +933,15 @@ NOT_FOR_PEOPLE = ("LOG_FORMAT", "TERMINATION_LOG")
 """Variables of containers that a person does not need."""
 
 
-def shell_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The shell's environment: that of this process, and that of the driver pod's init container."""
-    own = {name: value for name, value in env.items() if name not in NOT_FOR_PEOPLE}
-    tools = str(Path(sys.executable).parent)
-    return {**os.environ, **own, "PATH": os.pathsep.join([tools, own["PATH"]])}
-
-
 def run_shell(env: Mapping[str, str]) -> None:
-    """Run the user's shell to its end. Its exit status is ignored."""
+    """Run the user's shell to its end, with `env` of the driver pod's init container. Its exit status is ignored."""
+    own = {name: value for name, value in env.items() if name not in NOT_FOR_PEOPLE}
+    path = os.pathsep.join([str(Path(sys.executable).parent), own["PATH"]])
     # An interrupt at the prompt is for the shell: this process must not stop.
     before = signal.signal(signal.SIGINT, _ignored)
     try:
         shell = [os.environ.get("SHELL") or DEFAULT_SHELL]
-        subprocess.Popen(shell, stdin=None, env=shell_environment(env)).wait()
+        subprocess.Popen(shell, stdin=None, env={**os.environ, **own, "PATH": path}).wait()
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -109,11 +109,11 @@ class BigFleet:
         return self.revision
 
     def status(self) -> Obj:
-        found, _ = self.store.find_objects(PLURAL)
+        found, _ = self.store.list_objects(PLURAL)
         return found[0].get("status") or {}
 
     def counted(self, word: str) -> int:
-        found, _ = self.store.find_objects("nodes", labels=f"{PROFILE.keys.upgrade_state}={word}")
+        found, _ = self.store.list_objects("nodes", labels=f"{PROFILE.keys.upgrade_state}={word}")
         return len(found)
 
     def wait_for(self, phase: str, revision: str, limit_s: float) -> None:
@@ -155,7 +155,7 @@ def big_fleet(folder: Path, size: int, *, heavy: bool, **spec: Any) -> Iterator[
 
 
 def _running(store: Store) -> int:
-    found, _ = store.find_objects("pods", fields="status.phase=Running")
+    found, _ = store.list_objects("pods", fields="status.phase=Running")
     return len(found)
 
 

@@ -377,7 +377,7 @@ class StoreFleet:
             try:
                 body = self.scene.store.patch(PLURALS[kind], name, change, namespace=namespace, status=is_status)
             except ApiError as error:
-                raise Conflict(f"{name}: {error.message}", "Look again.") from error
+                raise Conflict(f"{name}: {error}", "Look again.") from error
         return self._read[kind](body)
 
     def _drained(self) -> tuple[Change, ...]:
@@ -390,7 +390,7 @@ class StoreFleet:
 
     def _news(self, subject: Subject, since: int) -> Iterable[Change]:
         plural, read = PLURALS[subject.kind], self._read[subject.kind]
-        matches = selection(plural, namespace=subject.namespace, labels=subject.selector)
+        matches = selection(namespace=subject.namespace, labels=subject.selector)
         events, self._since[subject] = self.scene.store.wait(since, [plural], timeout_s=0.0, stop=threading.Event())
         for event in events:
             if event.type != "DELETED" and matches(event.obj):

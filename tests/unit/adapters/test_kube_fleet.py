@@ -94,7 +94,8 @@ def label(fleet: FleetOverHttp, value: object) -> None:
 
 
 def requests(fleet: FleetOverHttp, verb: str, plural: str = "nodes") -> int:
-    return fleet.server.counts()[verb, plural, "controller"]
+    seen = [(one.verb, one.resource, one.subresource, one.user) for one in list(fleet.server.requests)]
+    return seen.count((verb, plural, "", "controller"))
 
 
 def names(listed: object) -> list[str]:

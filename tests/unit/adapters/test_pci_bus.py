@@ -43,8 +43,10 @@ def bus(host: Tree, *, picks_vfio: bool = False) -> PciBus:
 
 def test_functions_are_read_with_driver_group_nodes_and_virtual_ones(tree: PciTree, host: Tree) -> None:
     assert bus(host, picks_vfio=True).functions == ()
-    tree.add(ONE, group="7", driver="rebellions", module="rebellions", virtual=2)
-    tree.add(NEXT, group="8", physical=ONE, override="vfio-pci")
+    tree.add(ONE, group="7", driver="rebellions", module="rebellions")
+    tree.add(NEXT, group="8", override="vfio-pci")
+    host.put(f"/sys/bus/pci/devices/{ONE}/sriov_numvfs", "2")
+    (host.roots.sys / f"bus/pci/devices/{NEXT}/physfn").symlink_to(f"../{ONE}")
     tree.add(TWO, override="(null)")
     found = bus(host).functions
     assert found == (
@@ -122,7 +124,8 @@ def test_the_best_module_names_the_function_most_closely_and_once_loaded_its_dri
 def kernel(tree: PciTree, host: Tree) -> Iterator[PciTree]:
     """A kernel that answers, with one function on vfio-pci."""
     (host.roots.sys / "module/vfio_pci").mkdir(parents=True)
-    tree.add(ONE, group="7", driver="vfio-pci", module="vfio_pci", override="vfio-pci", virtual=2)
+    tree.add(ONE, group="7", driver="vfio-pci", module="vfio_pci", override="vfio-pci")
+    host.put(f"/sys/bus/pci/devices/{ONE}/sriov_numvfs", "2")
     with tree.running():
         yield tree
 
@@ -159,9 +162,11 @@ def test_a_function_goes_from_one_driver_to_the_other_and_is_read_back(kernel: P
 
 @pytest.mark.submission
 @pytest.mark.shares(3)
-def test_a_driver_that_does_not_take_the_function_is_no_success(kernel: PciTree, port: LinuxPciDevices) -> None:
+def test_a_driver_that_does_not_take_the_function_is_no_success(
+    kernel: PciTree, host: Tree, port: LinuxPciDevices
+) -> None:
     port.unbind(ONE, soon())
-    kernel.refused.add(ONE)
+    (host.roots.sys / "module/vfio_pci").rmdir()
     port.probe(ONE, soon())
     with pytest.raises(ModuleFailed, match=f"{ONE} is not bound to vfio-pci: its driver is none"):
         port.bind(ONE, "vfio-pci", soon())
@@ -177,9 +182,11 @@ def test_what_the_kernel_refuses_is_told_with_its_words_and_no_file_is_made(
     assert not (host.roots.sys / f"bus/pci/devices/{TWO}/sriov_numvfs").exists()
 
 
-def test_an_unbind_that_does_not_end_is_left_behind_at_its_deadline(kernel: PciTree, port: LinuxPciDevices) -> None:
+def test_an_unbind_that_does_not_end_is_left_behind_at_its_deadline(
+    kernel: PciTree, host: Tree, port: LinuxPciDevices
+) -> None:
     kernel.add(TWO, group="8", driver="slow-vfio")
-    hanging = kernel.unbind_file("slow-vfio")
+    hanging = host.roots.sys / "bus/pci/drivers/slow-vfio/unbind"
     hanging.unlink()
     os.mkfifo(hanging)  # an open for writing waits in the kernel until somebody reads
     began = time.monotonic()

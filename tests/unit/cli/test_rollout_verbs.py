@@ -239,7 +239,7 @@ def test_a_look_changes_nothing_opens_no_watch_and_a_complete_rollout_ends_with_
     code, out, _ = desk.says("plan")
     assert (code, "to go       no node" in out, "disturbs" in out) == (ExitCode.DONE, True, False)
     desk.says("history")
-    assert {verb for verb, _, _ in desk.server.counts()} <= {"get", "list"}
+    assert {one.verb for one in desk.server.requests} <= {"get", "list"}
     looks = [one.resource for one in desk.server.requests]
     assert looks.count("nodes") == 3, "one list for each of them"
 

@@ -405,7 +405,8 @@ def test_a_node_that_comes_back_with_a_driver_that_does_not_load_crashes_like_th
         fleet.set_release(SMALL.bad)
         old = next(one for one in fleet.store.list_objects("pods", fields=f"spec.nodeName={name}")[0])
         fleet.store.delete("pods", old["metadata"]["name"], namespace=fleet.namespace)
-        fleet.wait_for(lambda: small.watcher.picture.rows[1:] != () and pod().pod == "Init:CrashLoopBackOff", "a crash")
+        crashes = "Init:CrashLoopBackOff"
+        fleet.store.wait_until(lambda: small.watcher.picture.rows[1:] != () and pod().pod == crashes, "a crash", 75.0)
         assert (pod().node, pod().driver) == (name, SMALL.bad.version)
     assert small.watcher.course.pods == {(name, SMALL.bad.version): 1}
     assert small.watcher.course.taken == list[Taken]()
