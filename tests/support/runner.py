@@ -265,7 +265,6 @@ def row(result: Result) -> str:
 
 
 def minutes(seconds: float) -> str:
-    """Seconds as minutes and seconds, such as 3:05."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
@@ -295,7 +294,6 @@ def _cluster() -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run what `scripts/test` was asked for. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="scripts/test", allow_abbrev=False, add_help=False)
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--release", action="store_true")
@@ -313,7 +311,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def named(arguments: Sequence[str]) -> NoReturn:
-    """Become pytest with the arguments, without the tiers that cannot run here."""
     absent = lacking()
     words = [sys.executable, "-m", "pytest"]
     if absent:
@@ -322,7 +319,6 @@ def named(arguments: Sequence[str]) -> NoReturn:
 
 
 def whole(run: str, names: Sequence[str], share: str | None) -> int:
-    """Run all parts of a run, or those with the names. Returns 0 if every part passed."""
     if problem := _unknown(run, names, share):
         print(f"test: {problem}", file=sys.stderr)
         return 2
@@ -402,7 +398,6 @@ def together(running: Running, chosen: Sequence[Sequence[Part]]) -> None:
 
 
 def report(results: Sequence[Result], took_s: float) -> int:
-    """Print the logs of failed parts, each part's row and the sum. Returns 0 if every part passed."""
     failed = [result for result in results if result.failed]
     skipped = [result for result in results if result.counts.get("skipped") and os.environ.get("CI") == "true"]
     for result in failed or skipped:

@@ -62,8 +62,6 @@ def wait_until(check: Callable[[], T | None], what: str, timeout_s: float = PATI
 
 
 class Watch:
-    """One watch stream. Iterate in one thread; `stop()` may come from another and ends the iteration."""
-
     def __init__(self, response: urllib3.BaseHTTPResponse) -> None:
         self._response = response
         self._stopped = False
@@ -134,7 +132,6 @@ class Api:
         return self.request("GET", path, params=params)
 
     def answers(self, path: str) -> bool:
-        """Whether a GET of `path` is answered with success."""
         try:
             self.get(path)
         except (ApiError, urllib3.exceptions.HTTPError):

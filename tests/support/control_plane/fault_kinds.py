@@ -54,8 +54,6 @@ class Asked:
 
 
 class Family(Enum):
-    """What faults mean alike."""
-
     AGAIN = "repeated within the budget"
     RENEWED = "credentials read again, repeated once"
     REFUSED = "final"

@@ -375,7 +375,6 @@ def is_taken(state: State) -> bool:
 
 
 def is_as_before(state: State, before: State) -> bool:
-    """Whether labels, annotations and cordon are those of `before`."""
     mine, theirs = ((one.labels, one.annotations, one.is_cordoned) for one in (state, before))
     return mine == theirs
 
@@ -446,7 +445,6 @@ def run(
 
 @contextlib.contextmanager
 def _tools_called(tree: HostTree) -> Iterator[None]:
-    """Within it, tools of the host are called instead of started."""
     tools = {*TOOLS, tree.profile.probe.tool if tree.profile.probe else ""}
 
     def call(argv: Sequence[str], *, timeout_s: float = 0.0, env: Mapping[str, str] | None = None) -> Result:
@@ -476,8 +474,6 @@ class FaultSetup:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one cell came to; no problems is what is wanted."""
-
     cell: Cell
     code: int
     problems: tuple[str, ...]
@@ -495,8 +491,6 @@ class Record:
 
 
 class Bench:
-    """Everything that a process keeps from one cell to the next."""
-
     def __init__(self, fault_setup: FaultSetup, stack: contextlib.ExitStack) -> None:
         self._ground = fault_setup
         self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-")))
@@ -567,7 +561,6 @@ class Bench:
             yield proxy
 
     def _account(self, scene: Scene, server: str) -> dict[str, str]:
-        """The service account in the scene's folder, and the environment that leads to it."""
         (scene.folder / "token").write_text(self._ground.agent)
         (scene.folder / "ca.crt").write_bytes(self._ground.ca.read_bytes())
         url = urlsplit(server)
@@ -596,7 +589,6 @@ def enumerate_requests(exchanges: Sequence[Exchange]) -> tuple[Asked, ...]:
 
 
 def _of_end(cell: Cell, said: Said, record: Record) -> Iterator[str]:
-    """The exit code, and what is said of it."""
     wanted = code_of(cell, record.code)
     if said.code != wanted:
         yield f"exit code {said.code}, not {wanted}"
@@ -639,7 +631,6 @@ def _of_what_is_shown(said: Said, before: State, after: State) -> Iterator[str]:
 
 
 def _told(cell: Cell, fault: Fault, said: Said, problems: Sequence[str]) -> tuple[str, ...]:
-    """The problems, with what is needed to investigate them."""
     return (*problems, f"script: {fault}", f"last line: {said.last_line}") if problems else ()
 
 

@@ -28,8 +28,6 @@ class Target:
 
 @dataclass(frozen=True)
 class ApiRequest:
-    """One request as the client sent it."""
-
     method: str
     path: str  # without the query
     query: Mapping[str, str] = field(default_factory=dict)
@@ -41,13 +39,11 @@ class ApiRequest:
 
     @property
     def is_dry_run(self) -> bool:
-        """Whether it is an eviction that is only rehearsed."""
         options = self.body.get("deleteOptions") if isinstance(self.body, dict) else None  # a JSON patch is a list
         return bool((options or {}).get("dryRun"))
 
     @property
     def is_watch(self) -> bool:
-        """Whether the answer is a stream of events."""
         return self.target.verb == "watch"
 
 
@@ -100,7 +96,6 @@ class Answer:
     as_date: bool = False  # Retry-After is a date then
 
     def body(self) -> Json:
-        """The Status object, as the API server words it."""
         return {
             "kind": "Status",
             "apiVersion": "v1",
@@ -202,7 +197,6 @@ class Fault:
     spares_dry_runs: bool = False
 
     def covers(self, request: ApiRequest) -> bool:
-        """Whether this request counts for `nth`."""
         target = request.target
         return (
             self.verb in ("*", target.verb)
@@ -241,7 +235,6 @@ class Script:
         self._armed = [Armed(fault) for fault in faults]
 
     def add(self, *faults: Fault) -> None:
-        """Append faults; they count requests from now on."""
         with self._changed:
             self._armed += map(Armed, faults)
 
@@ -278,13 +271,11 @@ class Script:
             self._changed.notify_all()
 
     def lift(self, fault: Fault) -> None:
-        """From now on it meets no request."""
         with self._changed:
             for armed in self._armed:
                 armed.is_over |= armed.fault == fault
 
     def wait_released(self, armed: Armed, limit_s: float) -> bool:
-        """Whether it was released within `limit_s` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: armed.is_released, limit_s)
 

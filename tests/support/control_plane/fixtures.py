@@ -69,7 +69,6 @@ def nothing_left_running() -> Iterator[None]:
 
 
 def skip_or_fail(reason: str) -> NoReturn:
-    """Skip, or fail where the tier is required."""
     required = re.split(r"[,\s]+", os.environ.get("DRIVER_MANAGER_REQUIRE_TIERS", ""))
     if os.environ.get("CI") == "true" or "cluster" in required:
         pytest.fail(f"the cluster tier is required, but {reason}", pytrace=False)
@@ -78,7 +77,6 @@ def skip_or_fail(reason: str) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def containers() -> None:
-    """From here on processes with mounts of their own can be made."""
     if reason := why_not():
         skip_or_fail(reason)
 
@@ -109,7 +107,6 @@ def agent_for_workloads(control_plane: ControlPlane) -> User:
 
 @pytest.fixture(scope="session")
 def dra(admin_api: Api) -> None:
-    """From here on the API server serves what agents read of resource.k8s.io/v1: claims and device classes."""
     serve_dra(admin_api)
 
 
@@ -132,7 +129,6 @@ def proxy(control_plane: ControlPlane) -> Iterator[Proxy]:
 
 @pytest.fixture
 def workloads(node: NodeFactory, admin_api: Api, dra: None) -> Iterator[WorkloadsFactory]:
-    """Make users' pods on a node of the `node` fixture, whose clean-up runs after this one's."""
     with contextlib.ExitStack() as stack:
         yield partial(Workloads, stack, admin_api)
 
@@ -180,6 +176,5 @@ def rollout_fleet(control_plane: ControlPlane, admin_api: Api, tmp_path: Path) -
 
 @pytest.fixture
 def operands(node: NodeFactory, admin_api: Api) -> Iterator[OperandsFactory]:
-    """Create operands on a node of the `node` fixture, whose clean-up runs after this one's."""
     with contextlib.ExitStack() as stack:
         yield partial(create_operands, stack, admin_api)

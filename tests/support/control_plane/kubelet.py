@@ -77,8 +77,6 @@ class Deletion:
 
 @dataclass
 class _Pod:
-    """What is remembered of a pod of this node."""
-
     path: str
     key: str  # namespace/name
     name: str
@@ -141,7 +139,6 @@ class Kubelet:
             self._by_hand = prefixes
 
     def report_running(self, pod: Json) -> None:
-        """Its init containers are done, and its containers are up and ready."""
         meta = pod["metadata"]
         self._api.patch(f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/status", running(pod))
 
@@ -248,8 +245,6 @@ class Kubelet:
 
 @dataclass(frozen=True)
 class Node:
-    """A test's node: its object on the API server and the kubelet that plays it."""
-
     name: str
     api: Api
     kubelet: Kubelet
@@ -273,15 +268,12 @@ class Node:
         return shown(self.read())
 
     def set_labels(self, labels: Mapping[str, str | None]) -> None:
-        """Set labels as an administrator would; None removes one."""
         self.api.patch(self.path, {"metadata": {"labels": dict(labels)}})
 
     def report_boot(self, boot_id: str) -> None:
-        """Its kubelet is up again after a reboot."""
         self.api.patch(f"{self.path}/status", {"status": {"nodeInfo": {"bootID": boot_id}}})
 
     def pods(self) -> list[Json]:
-        """The pods bound to this node, in every namespace."""
         return self.api.list("/api/v1/pods", fieldSelector=f"spec.nodeName={self.name}")
 
     def age(self, pod: Json) -> None:
@@ -313,32 +305,25 @@ class Operands:
         return found
 
     def running(self) -> set[str]:
-        """The components that have a ready pod which is not being deleted."""
         return {component for component, pods in self.pods().items() if any(map(_is_ready, pods))}
 
     def present(self) -> set[str]:
         return {component for component, pods in self.pods().items() if pods}
 
     def wait_running(self, *components: str) -> None:
-        """Wait until these components (all, if none is named) run."""
         wanted = set(components or self.components)
         wait_until(lambda: wanted <= self.running(), f"running on {self.node.name}: {sorted(wanted)}")
 
     def wait_gone(self, *components: str) -> None:
-        """Wait until these components (all, if none is named) have no pod on the node."""
         wanted = set(components or self.components)
         wait_until(lambda: not wanted & self.present(), f"gone from {self.node.name}: {sorted(wanted)}")
 
 
 class NodeFactory(Protocol):
-    """Creates a Ready node with a unique name and a kubelet."""
-
     def __call__(self, labels: Mapping[str, str] | None = None, *, boot_id: str | None = None) -> Node: ...
 
 
 class OperandsFactory(Protocol):
-    """Creates operand DaemonSets for one node and waits until their pods run."""
-
     def __call__(
         self, node: Node, components: tuple[str, ...] = COMPONENTS, *, deploy_prefix: str = DEPLOY_PREFIX
     ) -> Operands: ...
@@ -370,7 +355,6 @@ def binding(meta: Json, node: str) -> Json:
 
 
 def running(pod: Json) -> Json:
-    """The status patch of a pod whose init containers are done and whose containers are up and ready."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     spec = pod["spec"]
     conditions = ("Initialized", "Ready", "ContainersReady", "PodScheduled")
@@ -473,7 +457,6 @@ NODE_INFO = {
 def node_body(
     name: str, labels: Mapping[str, str], annotations: Mapping[str, str], boot_id: str | None, machine_id: str = ""
 ) -> Json:
-    """A Ready node with room for pods."""
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "the stand-in is ready"}
     info = {**NODE_INFO, "bootID": boot_id or str(uuid.uuid4()), "machineID": machine_id or uuid.uuid4().hex}
     amounts = {"cpu": "64", "memory": "256Gi", "pods": "250"}

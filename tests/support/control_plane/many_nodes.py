@@ -131,7 +131,6 @@ class Crowd:
 
     @contextlib.contextmanager
     def _agents(self) -> Iterator[list[subprocess.Popen[str]]]:
-        """The processes, ready to begin."""
         environ = json.dumps(self._plane.service_account(self._user.token))
         argv = [sys.executable, "-m", "tests.support.control_plane.many_agents", environ]
         agents = [
@@ -167,7 +166,6 @@ class Crowd:
 
 
 def peak(moments: Iterable[datetime]) -> int:
-    """The most of `moments` within one slice."""
     return max(Counter(int(moment.timestamp() / SLICE_S) for moment in moments).values())
 
 

@@ -42,8 +42,6 @@ class Ended:
 
 
 class Running:
-    """A command under way."""
-
     def __init__(self, argv: list[str], env: Mapping[str, str], last_line: Path, out: int = subprocess.PIPE) -> None:
         self._last_line = last_line
         self._began_s = time.monotonic()
@@ -62,7 +60,6 @@ class Running:
 
     @property
     def lines(self) -> list[str]:
-        """The messages of its log so far."""
         said = self._said if self._err.closed else self.said()
         return [json.loads(line)["message"] for line in said.splitlines() if line.endswith("}")]
 
@@ -141,7 +138,6 @@ class ForkedCommand:
 
     @property
     def effects(self) -> list[tuple[float, str]]:
-        """Time and name of each of its effects on the host so far, where it records them."""
         path = self.folder / "effects"
         lines = path.read_text().splitlines() if path.exists() else []
         return [(float(at_s), str(name)) for at_s, name in map(json.loads, lines)]

@@ -129,7 +129,6 @@ class Identity:
             self._presented, self._handshakes = name, handshakes
 
     def greeting(self) -> ssl.SSLContext:
-        """What to greet the next client with."""
         with self._lock:
             name = GOOD if self._handshakes <= 0 else self._presented
             self._handshakes -= 1
@@ -142,12 +141,10 @@ class Identity:
             self._known_as[new] = self._known_as.get(old, old)
 
     def is_expired(self, token: str) -> bool:
-        """Whether the server is to be taken for one that does not know it any more."""
         with self._lock:
             return token in self._expired
 
     def upstream(self, token: str) -> str:
-        """The token by which the server knows whom `token` stands for."""
         with self._lock:
             return self._known_as.get(token, token)
 
@@ -314,7 +311,6 @@ class Connection(BaseHTTPRequestHandler):
 
     @property
     def _token(self) -> str:
-        """The bearer token, "" for none; the scheme's letters do not matter."""
         return self.headers.get("Authorization", "").partition(" ")[2].strip()
 
     def _pass(self, meeting: _Meeting, request: ApiRequest, raw: bytes) -> None:
@@ -351,7 +347,6 @@ class Connection(BaseHTTPRequestHandler):
         raise _HungUp
 
     def _ask(self, request: ApiRequest, raw: bytes) -> http.client.HTTPResponse:
-        """The server's answer, its body unread."""
         if self._upstream.sock is None:
             self._upstream.connect()
         with self._lock:
@@ -401,13 +396,11 @@ class Connection(BaseHTTPRequestHandler):
 
 
 def _is_before(action: Action) -> bool:
-    """Whether it acts before the request is sent on."""
     is_applied = isinstance(action, Delay | Hold | Drop) and action.applied
     return isinstance(action, Answer | Gone | Certificate | Rotate | Delay | Hold | Drop) and not is_applied
 
 
 def _is_after(action: Action) -> bool:
-    """Whether it acts between the server's answer and the client's."""
     return isinstance(action, Delay | Hold | Drop) and action.applied
 
 
@@ -457,7 +450,6 @@ def _with_claims(data: bytes) -> bytes:
 
 
 def _rewritten(data: bytes, change: Callable[[Json], Json]) -> bytes:
-    """A JSON object changed; anything else as it is."""
     body = _decoded(data)
     return _encoded(change(body)) if isinstance(body, dict) else data
 
@@ -467,7 +459,6 @@ def _encoded(body: Json) -> bytes:
 
 
 def _decoded(raw: bytes) -> Any:
-    """The JSON, or None."""
     try:
         return json.loads(raw)
     except ValueError:
@@ -511,7 +502,6 @@ class Proxy:
 
     @classmethod
     def before(cls, plane: ControlPlane, *faults: Fault) -> Self:
-        """A proxy before this control plane, with the server's own certificate."""
         return cls(plane.url, plane.ca, {GOOD: plane.server_certificate}, faults)
 
     def __enter__(self) -> Self:
@@ -543,15 +533,12 @@ class Proxy:
         return f"https://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def add(self, *faults: Fault) -> None:
-        """Append faults to the script; they count requests from now on."""
         self.script.add(*faults)
 
     def release(self, *faults: Fault) -> None:
-        """Let the requests held by these faults (by all, if none is named) go on."""
         self.script.release(*faults)
 
     def lift(self, fault: Fault) -> None:
-        """From now on the fault meets no request."""
         self.script.lift(fault)
 
     def fired(self, fault: Fault) -> int:
@@ -661,7 +648,6 @@ def _listener() -> socket.socket:
 
 @contextlib.contextmanager
 def opened(proxy: Proxy, plane: ControlPlane, user: User, path: str) -> Iterator[HTTPResponse]:
-    """The raw answer of the proxy, as a stream."""
     address, context = urlsplit(proxy.url), ssl.create_default_context(cafile=str(plane.ca))
     connection = HTTPSConnection(address.hostname or "", address.port, timeout=PATIENCE_S, context=context)
     with contextlib.closing(connection):

@@ -182,7 +182,6 @@ class RolloutFleet:
         self.api.post(ROLLOUTS, body)
 
     def make_complete(self, **spec: Any) -> None:
-        """Make the rollout, and wait until it says that the first revision is complete."""
         self.make_rollout(**spec)
         wait_until(lambda: self.status().get("phase") == "Complete", f"the first revision: {self.name}", 600.0, 0.1)
 
@@ -204,7 +203,6 @@ class RolloutFleet:
         return wait_until(hashed, f"a revision of {image}")
 
     def start(self, name: str = "controller", server: str | None = None) -> Running:
-        """One controller more, in a process of its own, which reaches the API server at `server`, if that is given."""
         argv = [sys.executable, "-m", "driver_manager", *self._command]
         found = Running(argv, {"PATH": "/usr/bin:/bin", **self._environment(server)}, self._last_line(name))
         self._controllers.append(found)
@@ -224,7 +222,6 @@ class RolloutFleet:
 
     @property
     def lease_path(self) -> str:
-        """Of the Lease by which the fleet's controllers lead."""
         return f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{self.lease}"
 
     @property
@@ -246,7 +243,6 @@ class RolloutFleet:
         return found
 
     def status(self) -> Json:
-        """The object's, empty while it has none."""
         found: Json = self.api.get(f"{ROLLOUTS}/{self.name}").get("status", {})
         return found
 
@@ -255,7 +251,6 @@ class RolloutFleet:
         return (status.get("phase"), status.get("targetRevision")) == ("Complete", revision)
 
     def wait_complete(self, revision: str, timeout_s: float = 240.0) -> None:
-        """Until the object says so, for a busy machine."""
         try:
             wait_until(lambda: self.is_complete(revision), f"{revision} is complete", timeout_s, every_s=0.2)
         except AssertionError as error:
@@ -266,7 +261,6 @@ class RolloutFleet:
         return self.api.list(PODS, labelSelector=f"app={self.name}")
 
     def looks(self) -> list[Json]:
-        """The pods that look at nodes."""
         return self.api.list(PODS, labelSelector=f"{TASK}=preflight")
 
     def serving(self) -> dict[str, str]:
@@ -323,13 +317,10 @@ class RolloutFleet:
 
 
 class FleetFactory(Protocol):
-    """Makes a fleet on a server that knows DriverRollouts."""
-
     def __call__(self, size: int, lease: str = "") -> RolloutFleet: ...
 
 
 def serve_rollouts(api: Api) -> None:
-    """Define DriverRollouts as deploy/ does."""
     path, body = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition()
     name = body["metadata"]["name"]
 

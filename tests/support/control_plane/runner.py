@@ -129,7 +129,6 @@ class CommandRunner:
         return self
 
     def start(self, *arguments: str, **env: str) -> Command:
-        """Start `driver-manager` with `arguments`; `env` adds to an init container's environment, "" unsets."""
         if self.is_forked and not self.through:
             forked = self._plane.fork_server.start(list(arguments), self.environment(**env), self.new_last_line())
             STARTED.append(forked)
@@ -142,12 +141,10 @@ class CommandRunner:
         return Running(argv, self.environment(**env), self.new_last_line())
 
     def new_last_line(self) -> Path:
-        """The termination log, emptied."""
         self._last_line.write_text("")
         return self._last_line
 
     def environment(self, **env: str) -> dict[str, str]:
-        """An init container's environment with `env` added."""
         server = self._proxy.url if self._proxy else None
         return {
             "PATH": f"{self.tree.bin}{os.pathsep}{os.environ['PATH']}",
@@ -166,13 +163,10 @@ class CommandRunner:
         return self.start(*arguments, **env).end()
 
     def reconcile(self, *arguments: str, **env: str) -> Ended:
-        """Run `reconcile-driver-state` to its end."""
         return self.run("reconcile-driver-state", *arguments, **env)
 
 
 class RunnerFactory(Protocol):
-    """Makes a node with an old driver and what runs commands on it, as a user that may post events but by `user`."""
-
     def __call__(
         self,
         labels: Mapping[str, str] | None = None,
@@ -184,7 +178,6 @@ class RunnerFactory(Protocol):
 
 
 def node_of(command_runner: CommandRunner) -> Node:
-    """The runner's node, which it has."""
     assert command_runner.node is not None
     return command_runner.node
 
@@ -200,7 +193,6 @@ def assert_untouched(command_runner: CommandRunner, labels: dict[str, str], *, s
 
 
 def start_and_take(command_runner: CommandRunner, **env: str) -> Command:
-    """A run that has taken the node, and waits for pods."""
     run = command_runner.start("reconcile-driver-state", **env)
     wait_until(lambda: JOURNAL in node_of(command_runner).annotations(), "the node is taken")
     return run

@@ -36,8 +36,6 @@ LABELS = {**dict.fromkeys((DRIVER, EXPORTER, DAEMON, DISCOVERY, VALIDATOR), "tru
 
 @dataclass(frozen=True)
 class World:
-    """What all stages share."""
-
     plane: ControlPlane
     user: User
     api: Api
@@ -160,8 +158,6 @@ exec {folder}/rbln-smi "$@"
 
 
 class WatchedNode:
-    """A swappable driver, loaded and ready. `folder` is the test's own."""
-
     def __init__(self, scene: NodeScene, folder: Path) -> None:
         self.scene = scene
         self.folder = folder
@@ -202,7 +198,6 @@ class WatchedNode:
         return running("health-watch", self.environment(**env), last_line)
 
     def reboot(self) -> None:
-        """The host boots, and the driver is installed and ready again."""
         tree = self.scene.command_runner.tree
         tree.reboot()
         tree.load(OLD_ROOT)
@@ -229,7 +224,6 @@ class WatchedNode:
         return self.scene.node.shown()[0]
 
     def shows(self, state: str) -> None:
-        """Wait until the Node shows this."""
         wait_until(lambda: self.state == state, f"the Node shows {state}")
 
     def events(self, reason: str) -> list[Json]:
@@ -239,7 +233,6 @@ class WatchedNode:
 
 @contextlib.contextmanager
 def watched_node(world: World, name: str = "watched") -> Iterator[WatchedNode]:
-    """Such a node, while the context lasts."""
     with contextlib.ExitStack() as stack:
         scene = make_stage(stack, world, name)
         folder = world.folder / f"{name}-watch"

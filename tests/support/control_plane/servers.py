@@ -136,7 +136,6 @@ class Authority:
         return self.folder / "ca.crt"
 
     def establish(self) -> None:
-        """Make the CA, for two days."""
         extensions = ["-addext", "keyUsage=critical,keyCertSign", "-subj", "/CN=cluster-tests-ca"]
         self._openssl("req", "-x509", *_NEW_KEY, *extensions, "-days", "2", "-keyout", "ca.key", "-out", "ca.crt")
 
@@ -189,16 +188,12 @@ class _PortTakenError(ControlPlaneError):
 
 @dataclass(frozen=True)
 class User:
-    """Who a bearer token stands for."""
-
     name: str
     groups: tuple[str, ...]
     token: str
 
 
 class _Component:
-    """One process of ours with its log file."""
-
     def __init__(self, argv: list[str], log: Path) -> None:
         self.name = Path(argv[0]).name
         self._log = log
@@ -268,12 +263,10 @@ class ControlPlane:
 
     @property
     def ca(self) -> Path:
-        """The CA certificate that signed the server's, PEM."""
         return self.authority.certificate
 
     @property
     def authority(self) -> Authority:
-        """Who signed it, and may sign more."""
         return Authority(self._folder)
 
     @property
@@ -293,7 +286,6 @@ class ControlPlane:
         return self._others.enter_context(ForkServer(folder))
 
     def api(self, user: User) -> Api:
-        """A client with the rights of `user`. The caller closes it."""
         return Api(self.url, self.ca, user.token)
 
     def kubeconfig(self, token: str, server: str | None = None) -> Path:
@@ -376,7 +368,6 @@ class ControlPlane:
             raise ControlPlaneError(f"{error}\n{tails}") from error
 
     def _controllers_watch(self) -> bool:
-        """Whether the DaemonSet and the disruption controller have filled their caches."""
         watched = {r.resource for r in read(self._audit_log) if r.verb == "watch"}
         return {"daemonsets", "pods", "nodes", "poddisruptionbudgets"} <= watched
 
@@ -430,7 +421,6 @@ class ControlPlane:
         ]
 
     def _make_certificates(self) -> None:
-        """A CA and a server certificate of our own, for two days."""
         self.authority.establish()
         self._server_certificate = self.authority.sign("server")
 
@@ -499,7 +489,6 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _may(verbs: str, resources: str, group: str = "") -> Json:
-    """A rule of a role."""
     return {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split()}
 
 

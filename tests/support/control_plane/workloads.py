@@ -49,8 +49,6 @@ PLAIN = Shape()
 
 @dataclass(frozen=True)
 class Pod:
-    """One pod that was made: this uid and no later one of the name."""
-
     api: Api
     namespace: str
     name: str
@@ -84,7 +82,6 @@ class Pod:
         return "terminating" if "deletionTimestamp" in found["metadata"] else str(found["status"]["phase"])
 
     def wait_state(self, state: str) -> None:
-        """Wait until its state is this one."""
         wait_until(lambda: self.state() == state, f"{self.key}: {state}")
 
 
@@ -119,7 +116,6 @@ class Workloads:
         return made
 
     def managed(self, count: int = 1, shape: Shape = PLAIN, *, namespace: str = TEAM) -> list[Pod]:
-        """Pods of one ReplicaSet: what an eviction may take."""
         owner = self.replica_set(count, namespace=namespace)
         return self._make([_some_name("job") for _ in range(count)], shape, namespace, owner)
 
@@ -150,7 +146,6 @@ class Workloads:
         return self._handle(wait_until(running, f"the pod of {name} runs"))
 
     def mirror(self) -> Pod:
-        """The mirror of a static pod: owned by the Node, as the kubelet makes it."""
         mirrored = Shape(annotations={MIRROR: uuid.uuid4().hex})
         return self.pod(mirrored, owner=owner_reference("v1", "Node", self._node.read()))
 
@@ -160,7 +155,6 @@ class Workloads:
         return pod
 
     def replace(self, pod: Pod) -> Pod:
-        """Delete it at once, and make another one like it of the same name."""
         body = self._api.get(pod.path)
         self._api.delete(pod.path, grace_s=0, uid=pod.uid)
         pod.wait_state("gone")
@@ -239,13 +233,11 @@ def _some_name(prefix: str) -> str:
 
 
 def owner_reference(api_version: str, kind: str, owner: Json) -> Json:
-    """What makes a pod that object's, as its controller writes it."""
     meta = owner["metadata"]
     return {"apiVersion": api_version, "kind": kind, "name": meta["name"], "uid": meta["uid"], "controller": True}
 
 
 def pod_body(name: str, node: str, shape: Shape, owner: Json | None = None) -> Json:
-    """A pod bound to `node`, as the server is asked for it."""
     meta = {
         "name": name,
         "labels": dict(shape.labels),
@@ -284,7 +276,6 @@ def _spec(shape: Shape) -> Json:
 
 
 def _resources(shape: Shape, count: int) -> Json:
-    """An extended resource is asked for as request and limit alike."""
     amount = {shape.resource: str(count)}
     return {"requests": amount, "limits": amount} if count else {}
 

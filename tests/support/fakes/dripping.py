@@ -94,7 +94,6 @@ def one_record(peer: Peer) -> None:
 
 
 def reading_slowly(peer: Peer) -> None:
-    """The request is taken in small pieces."""
     while peer.sock.recv(4096):
         time.sleep(DRIP_S)
 

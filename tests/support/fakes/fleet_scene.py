@@ -76,7 +76,6 @@ class FleetScene:
     looks: Counter[str] = field(default_factory=Counter)
 
     def add_nodes(self, *names: str, labels: Mapping[str, str] | None = None) -> None:
-        """Ready nodes, with a ready pod of the newest revision where there is one."""
         for name in names:
             conditions = [{"type": "Ready", "status": "True"}]
             status = {"nodeInfo": {"bootID": f"boot-{name}"}, "conditions": conditions}
@@ -114,11 +113,9 @@ class FleetScene:
         return str(known["metadata"]["labels"][REVISION_LABEL])
 
     def see_template(self) -> None:
-        """The same, of the DaemonSet controller's own accord."""
         self.observe()
 
     def _owned(self, labels: Mapping[str, str], **name: str) -> Obj:
-        """The metadata of what belongs to the DaemonSet."""
         uid = self.store.get("daemonsets", DRIVER, NAMESPACE)["metadata"]["uid"]
         owner = {"kind": "DaemonSet", "name": DRIVER, "uid": uid, "controller": True}
         return {**name, "namespace": NAMESPACE, "labels": labels, "ownerReferences": [owner]}
@@ -130,55 +127,43 @@ class FleetScene:
         self._set_status("daemonsets", DRIVER, {"observedGeneration": generation, "desiredNumberScheduled": desired})
 
     def revisions(self) -> list[Obj]:
-        """All ControllerRevisions."""
         return self.store.list_objects("controllerrevisions")[0]
 
     def newest(self) -> str:
-        """The hash of the newest."""
         return str(max(self.revisions(), key=lambda one: one["revision"])["metadata"]["labels"][REVISION_LABEL])
 
     def add_rollout(self, name: str = "driver", **spec: Any) -> None:
-        """A DriverRollout of the DaemonSet."""
         body = {"metadata": {"name": name, "namespace": NAMESPACE}, "spec": {"daemonSet": DRIVER, **spec}}
         self.store.create(PLURAL, body)
 
     def edit_rollout(self, name: str = "driver", **spec: Any) -> None:
-        """Change its spec as `kubectl edit` does."""
         self._change(PLURAL, name, lambda one: one | {"spec": one["spec"] | spec})
 
     def rollout(self, name: str = "driver") -> Obj:
-        """The object."""
         return self.store.get(PLURAL, name, NAMESPACE)
 
     def is_complete(self, revision: str) -> bool:
-        """Whether the object says that the rollout of this revision is complete."""
         status = self.rollout().get("status") or {}
         return status.get("phase") == "Complete" and status["targetRevision"] == revision
 
     def phase(self, name: str = "driver") -> str:
-        """Its phase, "" while it has none."""
         return str((self.rollout(name).get("status") or {}).get("phase", ""))
 
     def node(self, name: str) -> Obj:
-        """A Node."""
         return self.store.get("nodes", name)
 
     def edit_node(self, name: str, patch: Obj) -> None:
-        """Change a Node as somebody else does."""
         self._change("nodes", name, lambda one: apply_merge_patch(one, patch), namespace="")
 
     def upgrades(self) -> dict[str, str]:
-        """The word of each Node's state label, of those that have one."""
         nodes = self.store.list_objects("nodes")[0]
         found = {node["metadata"]["name"]: node["metadata"].get("labels", {}) for node in nodes}
         return {name: labels[KEYS.upgrade_state] for name, labels in found.items() if KEYS.upgrade_state in labels}
 
     def pods(self) -> dict[str, Obj]:
-        """The driver pod of each node that has one."""
         return {pod["spec"]["nodeName"]: pod for pod in self.store.list_objects("pods", labels=f"app={DRIVER}")[0]}
 
     def task_pods(self) -> list[Obj]:
-        """The short-lived pods that there are."""
         return self.store.list_objects("pods", labels=TASKS)[0]
 
     def create_pod(self, body: Obj) -> Obj:
@@ -197,7 +182,6 @@ class FleetScene:
             self._set_status("pods", pod["metadata"]["name"], status)
 
     def serving(self) -> dict[str, str]:
-        """The revision of each node's pod."""
         return {node: pod["metadata"]["labels"][REVISION_LABEL] for node, pod in self.pods().items()}
 
     def delete_pod(self, namespace: str, name: str, uid: str) -> None:
@@ -283,7 +267,6 @@ class StoreFleet:
 
     @property
     def subjects(self) -> frozenset[Subject]:
-        """What is followed."""
         return frozenset(self._since)
 
     def follow(self, subjects: frozenset[Subject]) -> None:
@@ -298,11 +281,9 @@ class StoreFleet:
             self._told.append(Listed(subject, items, str(revision)))
 
     def lose(self, kind: FactKind, why: str = "the API server did not answer") -> None:
-        """A subject cannot be seen any more."""
         self._told += [Lost(subject, why) for subject in self._since if subject.kind is kind]
 
     def find(self, kind: FactKind) -> None:
-        """It can be seen again."""
         self._told += [Found(subject) for subject in self._since if subject.kind is kind]
 
     def changes(self, until_s: float) -> tuple[Change, ...]:
@@ -439,8 +420,6 @@ class FakeLeadership:
 
 @dataclass
 class ControllerRun:
-    """One controller process on a scene."""
-
     scene: FleetScene
     killer: Killer = field(default_factory=Killer)
     leadership: Leadership | None = None
@@ -454,26 +433,21 @@ class ControllerRun:
         self.controller = FleetController(ports, NAMESPACE, PROFILE, advance, self.reports.append)
 
     def turn(self) -> None:
-        """One turn of its loop."""
         self.controller.turn()
 
     def until(self, holds: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
-        """Turns until `holds`. Raises AssertionError after `limit_s` simulated seconds."""
         end_s = self.scene.clock.monotonic() + limit_s
         while not holds():
             assert self.scene.clock.monotonic() < end_s, f"not within {limit_s:g} s: {what}; {self.scene.rollout()}"
             self.turn()
 
     def until_phase(self, phase: str, limit_s: float = LIMIT_S) -> None:
-        """Turns until the object shows this phase."""
         self.until(lambda: self.scene.phase() == phase, f"phase {phase}", limit_s)
 
     def until_complete(self, revision: str, limit_s: float = LIMIT_S) -> None:
-        """Turns until the object says that the rollout of this revision is complete."""
         self.until(lambda: self.scene.is_complete(revision), f"{revision} is complete", limit_s)
 
     def idle_for(self, seconds: float) -> None:
-        """Turns for so much simulated time."""
         end_s = self.scene.clock.monotonic() + seconds
         while self.scene.clock.monotonic() < end_s:
             self.turn()
@@ -504,7 +478,6 @@ def killed_again_and_again(scene: FleetScene, at: Callable[[int], tuple[int, boo
 
 
 def check_each_once(scene: FleetScene, revision: str) -> None:
-    """Raise AssertionError unless every node serves the revision, and came to it by one restart."""
     assert set(scene.serving().values()) == {revision}
     assert {node: scene.restarts[node, revision] for node in scene.serving()} == dict.fromkeys(scene.serving(), 1)
 
@@ -514,8 +487,6 @@ WAIT_S = 20.0
 
 @dataclass
 class FleetOverHttp:
-    """What a test looks at: the cluster, the server behind it, and everything that was told so far."""
-
     cluster: KubeFleet
     server: ApiServer
     clock: LoopClock
@@ -523,11 +494,9 @@ class FleetOverHttp:
 
     @property
     def store(self) -> Store:
-        """The server's objects."""
         return self.server.store
 
     def until(self, holds: Callable[[list[Change]], bool], what: str) -> list[Change]:
-        """What was told until `holds`. Raises AssertionError after a while."""
         end_s = time.monotonic() + patient(WAIT_S)
         while not holds(self.told):
             assert time.monotonic() < end_s, f"{what}: {self.told}"
@@ -545,7 +514,6 @@ class FleetOverHttp:
 
 @contextlib.contextmanager
 def over_http(folder: Path, store: Store | None = None) -> Iterator[FleetOverHttp]:
-    """A cluster on a server of its own; at the end nothing is followed any more."""
     with ApiServer(store or Store(), tokens={"token": "controller"}) as server:
         port = urlsplit(server.url).port
         assert port is not None
@@ -572,15 +540,12 @@ PROCESS_WAIT_S = 60.0
 
 @dataclass
 class Processes:
-    """Controllers on one server. Their logs are JSON lines in files."""
-
     server: ApiServer
     scene: FleetScene
     folder: Path
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self, *options: str) -> subprocess.Popen[bytes]:
-        """One more; `log` of its number is what it says."""
         number = len(self.started)
         kubeconfig = self.folder / "kubeconfig"
         kubeconfig.write_text(json.dumps(self.server.kubeconfig()))
@@ -593,12 +558,10 @@ class Processes:
         return process
 
     def said(self, number: int) -> list[str]:
-        """What a controller has said so far."""
         lines = (self.folder / f"log-{number}").read_text().splitlines()
         return [json.loads(line)["message"] for line in lines if line.endswith("}")]
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
-        """Kubelets do what they have to until `holds`. Raises AssertionError after a while."""
         end_s = time.monotonic() + patient(PROCESS_WAIT_S)
         while not holds():
             assert time.monotonic() < end_s, (what, [self.said(number) for number in range(len(self.started))])
@@ -606,12 +569,10 @@ class Processes:
             time.sleep(0.02)
 
     def holder(self) -> str:
-        """Who has the Lease."""
         found, _ = self.server.store.list_objects("leases")
         return str(found[0]["spec"]["holderIdentity"]) if found else ""
 
     def stop(self) -> None:
-        """End all of them."""
         for process in self.started:
             process.kill()
             process.wait(30)

@@ -86,22 +86,17 @@ class TaskPods:
         self.pods[act.name] = TaskPod(act.namespace, act.name, uid, act.node, revision, self.task, now_s)
 
     def delete(self, act: DeletePod) -> TaskPod | None:
-        """Exactly this pod, if it was there."""
         found = self.pods.get(act.name)
         return self.pods.pop(act.name) if found is not None and found.uid == act.uid else None
 
     def keep(self, nodes: Container[str]) -> None:
-        """Only those on these nodes are left."""
         self.pods = {name: pod for name, pod in self.pods.items() if pod.node in nodes}
 
     def on(self, node: str) -> list[TaskPod]:
-        """Those of a node."""
         return [pod for pod in self.pods.values() if pod.node == node]
 
 
 class Looks(TaskPods):
-    """The preflights."""
-
     def happens(self, event: str, node: str) -> None:
         """One of `LOOK_EVENTS`: what comes of a node's preflight from now on, or what becomes of its pod."""
         match event:
@@ -148,17 +143,14 @@ class Machine:
 
     @property
     def state(self) -> UpgradeState | None:
-        """The state that its label shows."""
         return WORDS.get(self.facts.upgrade)
 
     @property
     def is_taken(self) -> bool:
-        """Whether it is under way, as everybody can see."""
         return self.state in UNDER_WAY and self.facts.record is not None
 
     @property
     def is_placed(self) -> bool:
-        """Whether the DaemonSet wants a pod on it."""
         return self.facts.labels.get("driver") != "false"
 
 
@@ -187,7 +179,6 @@ class World:
 
     @property
     def template(self) -> str:
-        """The revision that new pods get."""
         return max(self.revisions, key=lambda revision: revision.number).hash
 
     def join(self, name: str, revision: str = "") -> None:
@@ -209,7 +200,6 @@ class World:
         machine.facts = replace(machine.facts, resource_version=version, **said)
 
     def upgrade_to(self, revision: str) -> None:
-        """Somebody changes the template; one that was there before gets the highest number again."""
         if revision == self.template:
             return
         number = max(one.number for one in self.revisions) + 1
@@ -218,7 +208,6 @@ class World:
         self.era += 1
 
     def fleet(self) -> Fleet:
-        """What the watches show now; records as they are read from their annotations."""
         pods = [machine.pod for machine in self.machines.values() if machine.pod is not None]
         desired = sum(machine.is_placed for machine in self.machines.values())
         gate_pods = [GatePod("npu", name, {"app": "v"}, is_ready=self.gates_open) for name in self.machines]
@@ -240,7 +229,6 @@ class World:
         )
 
     def tick(self, seconds: float) -> None:
-        """Time passes, in steps in which pods leave and come, runs end and hosts boot."""
         while seconds > 0:
             step_s = min(seconds, 5.0)
             self.now_s += step_s
@@ -302,7 +290,6 @@ class World:
         machine.due_s = self.up_s + LOADS_S
 
     def restart_by_hand(self, machine: Machine) -> None:
-        """Somebody deletes the pod."""
         if machine.pod is not None and not machine.pod.is_deleting:
             machine.pod = replace(machine.pod, is_deleting=True)
             machine.due_s = self.up_s + LEAVES_S
@@ -325,7 +312,6 @@ class World:
             self.memory = _as_stored(decision.memory)
 
     def act(self, act: Act) -> None:
-        """One act, as an API server does it."""
         match act:
             case MarkNode():
                 self._mark(act)
@@ -509,7 +495,6 @@ class Checked:
         assert not is_held or not fresh, f"a node begins in phase {self.outlook.phase}"
 
     def _failed(self, name: str) -> bool:
-        """Whether it shows that it has failed for the target, and no operator has it."""
         node = self.nodes[name]
         is_failed = node.upgrade == UpgradeState.FAILED.value and not node.is_operated
         return is_failed and node.record is not None and node.record.revision == self.target
@@ -668,7 +653,6 @@ EVENTS = (*RULES, *ON_NODES, *FATES, *TO_NODES, *TO_ALL, *AROUND, *RIVALS, *CALM
 
 
 def happens(world: World, event: str, name: str) -> None:
-    """Something that the rollout did not do."""
     world.policy = replace(world.policy, **RULES.get(event, {}), **MODES.get(event, {}))
     if world.daemon_set is not None:
         world.daemon_set = replace(world.daemon_set, **AROUND.get(event, {}))
@@ -734,7 +718,6 @@ def _to_node(world: World, event: str, name: str) -> None:
 
 
 def calm(world: World) -> None:
-    """Nothing holds all nodes any more but what the rollout itself has found."""
     world.shown = None
     world.gates_open, world.rivals, world.daemon_set = True, (), world.daemon_set_at_first
     rules = world.policy
@@ -793,7 +776,6 @@ def bring_to_its_end(world: World) -> None:
 
 
 def live_through(world: World, story: Story) -> World:
-    """All of that happens, and then everybody is done."""
     for event, name, seconds, kill_after in story:
         happens(world, event, name)
         world.decide(kill_after)
@@ -805,13 +787,11 @@ def live_through(world: World, story: Story) -> World:
 
 
 def some_rules(dice: random.Random) -> RolloutPolicy:
-    """A policy as the dice fall."""
     found = {name: dice.choice(choices) for name, choices in CHOICES.items()}
     return replace(USUAL, **found, approves_reboots=dice.random() < 0.5, validation_timeout_s=300.0)
 
 
 def some_story(dice: random.Random) -> Story:
-    """A story as they fall."""
     return [(dice.choice(EVENTS), dice.choice(NAMES), dice.choice(PAUSES_S), dice.choice(KILLS)) for _ in range(30)]
 
 
@@ -830,12 +810,10 @@ class ClearingWorld(World):
         self.is_late = False
 
     def fleet(self) -> Fleet:
-        """What the watches show now."""
         found = super().fleet()
         return replace(found, clears_first=True, task_pods=(*found.task_pods, *self.clears.pods.values()))
 
     def act(self, act: Act) -> None:
-        """One act, as an API server does it."""
         match act:
             case CreatePod() if act.task is Task.CLEAR:
                 if act.node in self.machines and not self.looks.refusal:

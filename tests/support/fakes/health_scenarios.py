@@ -93,7 +93,6 @@ EVENTS: dict[str, Callable[[HealthWorld, str], None]] = {
 
 
 def scripts() -> dict[str, tuple[str, str, str]]:
-    """Properties, script and recorded trace, by title."""
     found = {}
     for block in re.split(r"^## ", GOLDEN.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         title, properties, script, *trace = block.rstrip("\n").split("\n")
@@ -102,7 +101,6 @@ def scripts() -> dict[str, tuple[str, str, str]]:
 
 
 def world_of(properties: str) -> HealthWorld:
-    """A world with these properties."""
     names = set(properties.split()) - {"plain"}
     world = HealthWorld(
         has_ready="no-ready" not in names,
@@ -152,7 +150,6 @@ def _turn(world: HealthWorld, letter: str) -> str:
 
 
 def trace(properties: str, script: str) -> str:
-    """The trace of a script."""
     found: list[list[object]] = []
     for line in play(world_of(properties), script):
         if found and found[-1][0] == line:

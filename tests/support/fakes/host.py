@@ -106,7 +106,6 @@ class FakeHost:
 
     @property
     def root(self) -> str:
-        """The first root module."""
         return self.profile.modules.roots[0]
 
     # the port
@@ -285,7 +284,6 @@ class FakeHost:
     # the world
 
     def reboot(self) -> None:
-        """A fresh kernel: modules, mounts and tmpfs are gone, every service runs."""
         self.boots += 1
         self.loaded, self.leaving, self.mounts = {}, {}, []
         self.foreign, self.firmware_path = set(self.foreign_at_boot), ""
@@ -307,7 +305,6 @@ class FakeHost:
         self.put_driver(self.loaded.get(self.root, version), digest)
 
     def source_of(self, root: str) -> DriverSource | None:
-        """What `root` offers, None where it offers nothing."""
         version = self._version_at(root)
         if version is None:
             return None

@@ -37,7 +37,6 @@ class Killer:
         self._hooks: list[_Hook] = []
 
     def kill_at(self, effect: int, *, after: bool) -> None:
-        """Kill the process right before or right after its effect number `effect`."""
         self._kill = (effect, after)
 
     def at_call(self, number: int, action: Action, *, after: bool = False) -> None:
@@ -49,16 +48,13 @@ class Killer:
         self._hooks += [_Hook(lambda _, called: called == name, after, action) for _ in range(times)]
 
     def die(self) -> None:
-        """Be killed now."""
         self.is_dead = True
         raise Killed
 
     def revive(self) -> None:
-        """The next process begins: nothing is counted yet, no kill is planned."""
         self.calls, self.effects, self.is_dead, self._kill = [], [], False, None
 
     def guard(self) -> None:
-        """Raise Killed for the dead."""
         if self.is_dead:
             raise Killed
 

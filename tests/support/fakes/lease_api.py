@@ -13,8 +13,6 @@ from tests.support.fakes.clock import FakeClock
 
 
 class LeaseServer:
-    """The Lease as it is stored."""
-
     def __init__(self) -> None:
         self.lease: dict[str, Any] | None = None
         self.version = 0
@@ -44,7 +42,6 @@ class LeaseServer:
 
 
 def refusal(status: int) -> Answer:
-    """An HTTP status."""
     return Answer(status, "no", (), 0.0, "leases")
 
 
@@ -63,7 +60,6 @@ class LeaseApi:
         self.requests: list[str] = []
 
     def call(self, method: str, path: str, what: str, body: Any = None, **_: Any) -> dict[str, Any]:
-        """See `driver_manager.adapters.kube.api.KubeApi`."""
         self.requests.append(method)
         if self.is_away:
             raise ApiUnavailable(f"{what}: no answer", "Wait.")

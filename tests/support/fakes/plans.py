@@ -62,8 +62,6 @@ SHORT = {
 
 
 class Row(Struct, frozen=True):
-    """One row: several `facts` that lead to the same `plan`."""
-
     title: str
     facts: tuple[str, ...]
     plan: str
@@ -78,7 +76,6 @@ def rows(path: Path) -> Iterator[Row]:
 
 
 def written(found: list[Row]) -> str:
-    """The text of a file with these rows."""
     return "\n".join(f"== {row.title}\n" + "\nor\n".join(row.facts) + f"\n--\n{row.plan}\n" for row in found)
 
 

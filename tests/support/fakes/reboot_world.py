@@ -38,19 +38,13 @@ UPTIME_S = 10_000.0
 
 
 class Home(Protocol):
-    """What a host needs of the node it belongs to."""
-
     name: str
     killer: Killer
 
     @property
-    def clock(self) -> FakeClock:
-        """The time there."""
-        ...
+    def clock(self) -> FakeClock: ...
 
-    def go_down(self) -> None:
-        """The host reboots. Raises Killed."""
-        ...
+    def go_down(self) -> None: ...
 
 
 @dataclass
@@ -74,7 +68,6 @@ class FakeRebootHost:
 
     @property
     def boot_id(self) -> str:
-        """This boot's id."""
         return f"{self.machine.name}-boot-{self.boots}"
 
     # the port
@@ -137,7 +130,6 @@ class FakeRebootHost:
     # the world
 
     def remembered(self) -> Record:
-        """The record on disk."""
         return decode_reboot_record(self.text) if self.text is not None else Record()
 
     def _told(self, how: str) -> None:
@@ -171,8 +163,6 @@ class FakeSlots:
 
 @dataclass
 class FakeWorkloads:
-    """See `driver_manager.core.ports.NodeDrainer`."""
-
     machine: Machine
     blocking: tuple[str, ...] = ()
     stay: bool = False
@@ -190,8 +180,6 @@ class FakeWorkloads:
 
 
 class Machine:
-    """One node: its Node, its host, the process that runs there."""
-
     def __init__(self, fleet: Fleet, name: str, policy: RebootPolicy) -> None:
         self.fleet, self.name = fleet, name
         self.policy = replace(policy, node=name, keys=KEYS)
@@ -206,17 +194,14 @@ class Machine:
 
     @property
     def clock(self) -> FakeClock:
-        """The fleet's."""
         return self.fleet.clock
 
     @property
     def rebooter(self) -> Rebooter:
-        """A process that was just started."""
         ports = RebootPorts(self.cluster, FakeSlots(self), self.host, self.fleet.clock, self.reporter, self.workloads)
         return Rebooter(ports, self.policy, 30.0)
 
     def request(self, reason: str = "upgrade", *, approved: bool = True, **fields: object) -> Machine:
-        """A marker of this boot appears, and an administrator approves."""
         marker = Marker(reason, self.host.boot_id, node=self.name, written_s=int(self.fleet.clock.wall()))
         self.host.marker = encode_marker(replace(marker, **fields))
         if approved:
@@ -224,11 +209,9 @@ class Machine:
         return self
 
     def round(self) -> RebootDecision | None:
-        """One round of a fresh process; None where it was killed, or the host is down."""
         return self.round_with(lambda _: None)
 
     def round_with(self, prepare: Callable[[Killer], None]) -> RebootDecision | None:
-        """The same, with what `prepare` asks of the killer."""
         if self.host.is_down:
             return None
         self.killer.revive()
@@ -253,7 +236,6 @@ class Machine:
             self.killer = self.cluster.killer = first
 
     def go_down(self) -> None:
-        """The host reboots: nothing runs on it any more."""
         self.fleet.check_reboot(self)
         self.reboots.append(self.host.boot_id)
         self.host.is_down, self.host.serves = True, False
@@ -269,31 +251,26 @@ class Machine:
         self.host.serves = True
 
     def boot(self) -> None:
-        """The kernel is up again, nothing else is."""
         self.host.boots += 1
         self.host.booted_at = self.fleet.clock.now
         self.host.is_down = False
 
     def tell(self, **status: object) -> None:
-        """The Node's status changes."""
         if self.cluster.current is not None:
             self.cluster.version += 1
             changed = replace(self.cluster.current, resource_version=str(self.cluster.version), **status)
             self.cluster.current = changed
 
     def events(self, reason: str) -> list[str]:
-        """Messages of the events called `reason`."""
         return [text for name, text, _ in self.cluster.posted if name == reason]
 
     @property
     def notes(self) -> dict[str, str]:
-        """Labels and annotations that speak of reboots, and the cordon's mark; the driver's state is apart."""
         found = {**self.node.labels, **self.node.annotations}
         return {key: text for key, text in found.items() if key != KEYS.state}
 
     @property
     def node(self) -> Node:
-        """The Node as it is now."""
         assert self.cluster.current is not None
         return self.cluster.current
 
@@ -324,16 +301,13 @@ class Fleet:
 
     @property
     def holders(self) -> list[str]:
-        """Names of the nodes that hold a slot."""
         return [holder.node for holder in decode_slots(self.slots).holders]
 
     def is_there(self, name: str, uid: str) -> bool:
-        """Whether the Node of that name and uid exists."""
         current = next((machine.cluster.current for machine in self.machines if machine.name == name), None)
         return current is not None and current.uid == uid
 
     def check_reboot(self, machine: Machine) -> None:
-        """Raises AssertionError unless `machine` may go down now."""
         down = [
             other.name
             for other in self.machines
@@ -377,7 +351,6 @@ def grant_of(machine: Machine) -> dict[str, str]:
 
 
 def unavailable() -> None:
-    """The API server does not answer."""
     raise ApiUnavailable("no answer", "Look at the API server.")
 
 

@@ -59,7 +59,6 @@ class Bad:
 
 
 def but(**fields: Any) -> Json:
-    """The shortest spec with these fields."""
     return {**copy.deepcopy(SPEC), **fields}
 
 
@@ -221,12 +220,10 @@ BAD_WISHES = (
 
 
 def zones(name: str) -> tzinfo | None:
-    """The time zones that these objects name."""
     return {"UTC": UTC, "Europe/Berlin": ZoneInfo("Europe/Berlin")}.get(name)
 
 
 def rollout(spec: Any, name: str = "drivers", namespace: str = "rbln-system", **annotations: Any) -> Json:
-    """The object as it comes from the API server."""
     metadata: Json = {"name": name, "namespace": namespace}
     if annotations:
         metadata["annotations"] = {f"{GROUP}/{key}": value for key, value in annotations.items()}

@@ -41,8 +41,6 @@ def transport_to(kind: str, port: int, folder: Path, token: str = SECRET) -> Tra
 
 @dataclass
 class Answer:
-    """One scripted answer; `body` is sent as JSON unless it is bytes. `cut` ends the connection before its end."""
-
     status: int = 200
     body: Any = field(default_factory=lambda: dict(NODE))
     headers: dict[str, str] = field(default_factory=dict)
@@ -50,14 +48,11 @@ class Answer:
 
 
 def status(message: str, **fields: Any) -> dict[str, Any]:
-    """The body of a refusal."""
     return {"kind": "Status", "status": "Failure", "message": message, **fields}
 
 
 @dataclass
 class Request:
-    """One request as it came."""
-
     method: str
     path: str
     query: dict[str, list[str]]
@@ -137,7 +132,6 @@ class Scripted:
         self.thread.join()
 
     def start_over(self) -> None:
-        """Forget what was asked, answer with the Node again, and talk through a new port."""
         self.keeps_connections = False
         self.requests.clear()
         self.connections.clear()

@@ -30,7 +30,6 @@ NOTHING_SHOWN = Shown()
 
 
 def shown(node: Node, keys: NodeKeys) -> Shown:
-    """What `node` shows of the driver's state."""
     word, outcome = node.labels.get(keys.state), node_state.outcome_on(node, keys)
     return Shown(word, outcome.exit_code if outcome else None, outcome.digest if outcome else None)
 

@@ -36,8 +36,6 @@ class Outage:
 
 
 class RandomClock(FakeClock):
-    """A simulated clock with a client's own random numbers."""
-
     def __init__(self, numbers: Callable[[], float]) -> None:
         super().__init__()
         self._numbers = numbers
@@ -93,7 +91,6 @@ def own_numbers(clients: int) -> Iterable[Callable[[], float]]:
 
 
 def no_numbers(clients: int) -> Iterable[Callable[[], float]]:
-    """What it were without jitter."""
     return (lambda: 0.5 for _ in range(clients))
 
 

@@ -29,20 +29,16 @@ DROP_IN = {
 
 
 class Site:
-    """A node with two devices, whose kernel answers."""
-
     def __init__(self, hand: ByHand, bus: PciTree) -> None:
         self.hand = hand
         self.bus = bus
 
     @property
     def drivers(self) -> tuple[str, str]:
-        """The drivers of both devices."""
         return self.bus.driver_of(ONE), self.bus.driver_of(TWO)
 
     @property
     def version(self) -> str:
-        """The Node's resourceVersion."""
         return str(self._node()["metadata"]["resourceVersion"])
 
     def untouched(self) -> Any:
@@ -52,8 +48,6 @@ class Site:
         return labels, notes, spec.get("unschedulable", False)
 
     def label(self, value: str, key: str = WORKLOAD) -> None:
-        """Set a label of the Node: without a `key` the one by which the user says whom the devices serve."""
-
         def change(node: dict[str, Any]) -> dict[str, Any]:
             changed = {**node["metadata"].get("labels", {}), key: value}
             return {**node, "metadata": {**node["metadata"], "labels": changed}}
@@ -66,8 +60,6 @@ class Site:
 
 @contextlib.contextmanager
 def site(folder: Path, monkeypatch: pytest.MonkeyPatch, *, loads: bool) -> Generator[Site, None, None]:
-    """The node; its devices have the native driver, or with nothing loaded none."""
-
     def prepare(tree: HostTree) -> None:
         if loads:
             upgradable(tree)

@@ -172,7 +172,6 @@ def _program(argv: list[str], around: Surroundings) -> str:
 
 
 def _library(event: str, args: tuple[Any, ...]) -> str:
-    """Looking a function up is all that shows of calling it: libudev's only listen."""
     if event != "ctypes.dlsym" or str(args[-1]).startswith("udev_"):
         return ""
     return f"{event} {args[-1]}"
@@ -203,7 +202,6 @@ class Recorder:
         self._is_busy = False
 
     def __call__(self, event: str, args: tuple[Any, ...]) -> None:
-        """One audit event, before it happens."""
         if self._is_busy:
             return
         self._is_busy = True

@@ -160,13 +160,11 @@ Layout = Callable[[HostTree], None]
 
 
 def _boot(tree: HostTree) -> None:
-    """What a boot brings back: the driver's tree below /run, from its container, and the host's services."""
     tree.add_driver(NEW_ROOT, NEW)
     tree.start_service(SERVICE)
 
 
 def _loaded(root: str, version: str, digest: str, tree: HostTree) -> None:
-    """This driver is there, loaded and recorded."""
     tree.add_driver(root, version)
     tree.load(root)
     tree.record(digest, root, version)
@@ -243,7 +241,6 @@ _MOUNTED: Layout = HostTree.mount_driver_root
 
 
 def _native(bus: PciTree) -> None:
-    """One device with the driver, one without."""
     bus.add_vfio(KERNEL)
     bus.add(DEVICES[0], group="10", driver="rebellions", module="rebellions")
     bus.add(DEVICES[1], group="11")
@@ -306,8 +303,6 @@ _ASKING = ("selfsubjectaccessreviews",)
 
 
 class Place(Enum):
-    """Where an effect shows."""
-
     API = "api"
     HOST = "host"
 
@@ -345,7 +340,6 @@ def changes(exchange: Exchange) -> bool:
 
 
 def uncovered(reference: tuple[Effect, ...], seen: tuple[Effect, ...]) -> str:
-    """Where a killed run's effects are not those that the points were taken from; "" where they are."""
     for wanted, there in zip(reference, seen, strict=False):
         if wanted != there:
             return f"expected {wanted}, there was {there}"
@@ -370,8 +364,6 @@ JOB = Shape(labels={"app": "job"})
 
 @dataclass(frozen=True)
 class Kill:
-    """Where a run dies: right before an effect, or right after it."""
-
     effect: Effect
     after: bool
 
@@ -437,7 +429,6 @@ class SweepNode:
         shutil.rmtree(folder)
 
     def _reset(self, path: SweepPath, boot_id: str) -> None:
-        """The Node as it is at the beginning of `path`, its operand running."""
         found = self.node.read()
         extra = dict.fromkeys(found["metadata"]["labels"].keys() - self.labels.keys())
         annotations = dict.fromkeys(found["metadata"].get("annotations", {}))
@@ -517,7 +508,6 @@ class Scene:
         return run
 
     def finished(self) -> Ended:
-        """How a run ends that is left alone."""
         return self.start().end()
 
     def settle(self) -> None:
@@ -526,7 +516,6 @@ class Scene:
             self.bus.settle()
 
     def reboot(self) -> None:
-        """The host reboots, and its kubelet reports the new boot."""
         self.command_runner.tree.reboot()
         if self.bus is not None:
             self.bus.reboot()

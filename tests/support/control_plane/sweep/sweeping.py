@@ -167,7 +167,6 @@ def _without_author(text: str) -> str:
 
 
 def _evicted(scene: Scene) -> dict[str, int]:
-    """How often the eviction of each pod that is no client was granted."""
     granted = _granted(scene, scene.boots[0])
     return Counter(uid for uid, name in granted if not _client(scene, name))
 
@@ -189,7 +188,6 @@ def _untold(scene: Scene) -> tuple[str, ...]:
 
 
 def _client(scene: Scene, pod: str) -> str:
-    """Which client the pod of this name is, "" for none."""
     if not scene.path.has_clients:
         return ""
     if scene.holder is not None and pod in scene.holder.names:
@@ -309,8 +307,6 @@ class Recording:
 
 @dataclass(frozen=True)
 class Point:
-    """One kill, with a reboot between it and the next run or without."""
-
     kill: Kill
     reboots: bool
 
@@ -320,8 +316,6 @@ class Point:
 
 @dataclass(frozen=True)
 class Judged:
-    """What one point was found to leave."""
-
     path: SweepPath
     point: Point
     lost: Lost
