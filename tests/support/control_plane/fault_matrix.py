@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from unittest import mock
 from urllib.parse import urlsplit
@@ -169,7 +168,7 @@ class Bystander:
             thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._is_over = True
             for stop in self._stops.values():
@@ -521,7 +520,7 @@ class Bench:
             with self._proxy(fault) as proxy:
                 before = scene.state()
                 said = self._run(scene, proxy.url, cell)
-                fired, asked = proxy.fired(fault), proxy.exchanges(cell.asked.verb)
+                fired, asked = proxy.script.fired(fault), proxy.exchanges(cell.asked.verb)
             after = scene.state()
             requests = sum(one.request.target.resource == cell.asked.resource for one in asked)
             problems = [*_of_end(cell, said, record), *_of_requests(cell, fired, requests)]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.control_plane.api import Json
+from tests.support.control_plane.api import PATIENCE_S, Json
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 _NAMESPACE_PARTS = ("status", "finalize")  # of a namespace itself: what follows its name is no resource in it
@@ -279,7 +279,7 @@ class Script:
         with self._changed:
             return self._changed.wait_for(lambda: armed.is_released, limit_s)
 
-    def wait_fired(self, fault: Fault, times: int, limit_s: float) -> None:
+    def wait_fired(self, fault: Fault, times: int = 1, limit_s: float = PATIENCE_S) -> None:
         """AssertionError unless it has fired so often within `limit_s` seconds."""
         with self._changed:
             done = self._changed.wait_for(lambda: self._fired(fault) >= times, limit_s)

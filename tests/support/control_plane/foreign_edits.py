@@ -105,14 +105,6 @@ def _safe(scene: NodeScene) -> ForkedCommand:
     return run
 
 
-def _for_a_reboot(scene: NodeScene) -> ForkedCommand:
-    return scene.start(env={"DRIVER_LOAD": "container", "DRIVER_ROOT": ""})
-
-
-def _release(scene: NodeScene) -> None:
-    scene.node.kubelet.release()
-
-
 def _free(scene: NodeScene) -> None:
     fake_tools.count(scene.command_runner.tree.root / "sys/module/rebellions", -1)
 
@@ -132,8 +124,16 @@ def _allow(scene: NodeScene) -> None:
         scene.annotate(**{SAFE_LOAD: None})
 
 
+def _for_a_reboot(scene: NodeScene) -> ForkedCommand:
+    return scene.start(env={"DRIVER_LOAD": "container", "DRIVER_ROOT": ""})
+
+
 def _terminate(scene: NodeScene) -> None:
     scene.current.terminate()
+
+
+def _release(scene: NodeScene) -> None:
+    scene.node.kubelet.release()
 
 
 DRAIN = {"ENABLE_AUTO_DRAIN": "true", "DRAIN_TIMEOUT_SECONDS": "60"}
@@ -247,12 +247,7 @@ def _cordon_again(scene: NodeScene) -> None:
 
 def cordoned(is_cordoned: bool) -> Callable[[Wait], Expected]:
     """As usual, with the node cordoned or not at the end."""
-
-    def expect(wait: Wait) -> Expected:
-        found = usual(wait)
-        return Expected(found.code, found.driver, found.edits, is_cordoned, found.marks)
-
-    return expect
+    return lambda wait: replace(usual(wait), is_cordoned=is_cordoned)
 
 
 def _cordon_expected(wait: Wait) -> Expected:
@@ -413,7 +408,9 @@ def play(scene: NodeScene, wait: Wait, hands: Sequence[Hand]) -> tuple[int, Left
     if ended.code == KEPT_CHANGING and any(hand.name == "flaps" for hand in hands):
         ended = scene.start().end()
     left = Left.of(scene)
-    return ended.code, replace(left, labels=_without_flapping(left.labels))
+    if left.labels is not None:
+        left.labels.pop(FLAPPING, None)  # what the flapper wrote last is not of interest
+    return ended.code, left
 
 
 def wanted(scene: NodeScene, wait: Wait, hands: Sequence[Hand]) -> tuple[int, Left]:
@@ -432,8 +429,3 @@ def wanted(scene: NodeScene, wait: Wait, hands: Sequence[Hand]) -> tuple[int, Le
         return found.code, Left(None, driver=found.driver, state=None)
     labels = {key: value for key, value in {**scene.labels, **found.edits}.items() if value is not None}
     return found.code, Left(labels, found.is_cordoned, found.marks, found.driver, found.state)
-
-
-def _without_flapping(labels: dict[str, str] | None) -> dict[str, str] | None:
-    """What the flapper wrote last is not of interest."""
-    return None if labels is None else {key: value for key, value in labels.items() if key != FLAPPING}

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
+from functools import partial
 from typing import Protocol, Self
 
 import urllib3
@@ -112,7 +112,7 @@ class Kubelet:
             thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -305,7 +305,7 @@ class Operands:
         return found
 
     def running(self) -> set[str]:
-        return {component for component, pods in self.pods().items() if any(map(_is_ready, pods))}
+        return {component for component, pods in self.pods().items() if any(map(is_ready, pods))}
 
     def present(self) -> set[str]:
         return {component for component, pods in self.pods().items() if pods}
@@ -329,7 +329,7 @@ class OperandsFactory(Protocol):
     ) -> Operands: ...
 
 
-def _is_ready(pod: Json) -> bool:
+def is_ready(pod: Json) -> bool:
     conditions = {c["type"]: c["status"] for c in pod["status"].get("conditions", [])}
     return conditions.get("Ready") == "True" and "deletionTimestamp" not in pod["metadata"]
 
@@ -412,7 +412,7 @@ def create_operands(
     node.set_labels(dict.fromkeys(keys.values(), "true") | {NODE_KEY: node.name})
     for component, key in keys.items():
         body = _daemon_set_body(component, key, node.name)
-        stack.callback(gone, _deleting(api, f"{_DAEMON_SETS}/{body['metadata']['name']}"))
+        stack.callback(gone, partial(api.delete, f"{_DAEMON_SETS}/{body['metadata']['name']}", grace_s=0))
         api.post(_DAEMON_SETS, body)
     result = Operands(node, tuple(components), NAMESPACE, keys)
     result.wait_running()
@@ -420,10 +420,6 @@ def create_operands(
 
 
 _DAEMON_SETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets"
-
-
-def _deleting(api: Api, path: str) -> Callable[[], object]:
-    return lambda: api.delete(path, grace_s=0)
 
 
 def _remove_node(node: Node) -> None:
@@ -437,11 +433,11 @@ def _remove_node(node: Node) -> None:
             path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
             if meta.get("finalizers"):
                 gone(lambda path=path: node.api.patch(path, {"metadata": {"finalizers": None}}))  # type: ignore[misc]
-            gone(_deleting(node.api, path))
+            gone(partial(node.api.delete, path, grace_s=0))
         return not pods
 
     wait_until(emptied, f"no pod on {node.name}")
-    gone(_deleting(node.api, node.path))
+    gone(partial(node.api.delete, node.path, grace_s=0))
 
 
 NODE_INFO = {
@@ -473,7 +469,11 @@ def _daemon_set_body(component: str, key: str, node: str) -> Json:
         "tolerations": [{"operator": "Exists"}],
         "containers": [{"name": component, "image": f"operand/{component}:test"}],
     }
-    return {
-        "metadata": {"name": f"{component}-{node}", "labels": labels},
-        "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}},
-    }
+    return daemon_set(f"{component}-{node}", labels, spec)
+
+
+def daemon_set(name: str, labels: Mapping[str, str], pod: Json, **spec: Json) -> Json:
+    """A DaemonSet of these pods, which have its labels; `spec` is the rest of its own."""
+    template = {"metadata": {"labels": labels}, "spec": pod}
+    selector = {"matchLabels": labels}
+    return {"metadata": {"name": name, "labels": labels}, "spec": {"selector": selector, "template": template, **spec}}

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Self
 
 from tests.support.control_plane.api import Api, Json, gone, wait_until
 from tests.support.control_plane.kubelet import COMPONENTS, node_body
 from tests.support.control_plane.servers import NAMESPACE, AuditRecord, ControlPlane, User
-from tests.support.control_plane.workloads import operand_owner
+from tests.support.control_plane.workloads import Shape, operand_owner, pod_body
 
 PREFIX = "rebellions.ai/npu.deploy."
 CROWD_LABEL = "cluster-tests/crowd"
@@ -81,7 +80,7 @@ class Crowd:
         self._each(self.nodes, self._make_pods)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._each(self.nodes, self._end_pods)
         self._each(self.nodes, lambda node: gone(lambda: self._api.delete(f"/api/v1/nodes/{node}")))
 
@@ -175,13 +174,8 @@ def _node_of(record: AuditRecord) -> str:
 
 
 def _pod_body(node: str, component: str) -> Json:
-    spec = {
-        "nodeName": node,
-        "nodeSelector": {PREFIX + component: "true"},
-        "containers": [{"name": component, "image": f"operand/{component}:test"}],
-    }
-    meta = {"name": f"{node}-{component}", "labels": {"app": component}, "ownerReferences": [operand_owner()]}
-    return {"metadata": meta, "spec": spec}
+    shape = Shape(npus=0, labels={"app": component}, node_selector={PREFIX + component: "true"})
+    return pod_body(f"{node}-{component}", node, shape, operand_owner())
 
 
 def _say(process: subprocess.Popen[str], word: str) -> None:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tests.support.control_plane.api import wait_until
@@ -232,7 +231,7 @@ class ForkServer:
         self._listener.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(timeout=60)
@@ -253,6 +252,7 @@ class ForkServer:
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
             assert self._began.wait_for(lambda: run.pid, 75.0), "the fork server does not begin"
+        STARTED.append(run)
         return run
 
     def _listen(self) -> None:

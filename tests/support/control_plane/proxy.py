@@ -23,7 +23,6 @@ from email.utils import format_datetime
 from http.client import HTTPResponse, HTTPSConnection
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
@@ -144,10 +143,6 @@ class Identity:
         with self._lock:
             return token in self._expired
 
-    def upstream(self, token: str) -> str:
-        with self._lock:
-            return self._known_as.get(token, token)
-
     def bind_to_node(self, token: str, user: str, node: str, admin: str) -> None:
         """From now on the server takes `token` for one of a pod of `user` on `node`, as servers since 1.30 do.
 
@@ -164,8 +159,8 @@ class Identity:
     def headers(self, token: str) -> dict[str, str]:
         """How the server learns whom `token` stands for."""
         with self._lock:
-            known = self._impersonated.get(token)
-        return known or {"Authorization": f"Bearer {self.upstream(token)}"}
+            known = self._known_as.get(token, token)
+            return self._impersonated.get(token) or {"Authorization": f"Bearer {known}"}
 
 
 def _context(certificate: tuple[Path, Path]) -> ssl.SSLContext:
@@ -511,7 +506,7 @@ class Proxy:
         self._acceptor.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         deadline_s = time.monotonic() + _CLOSE_PATIENCE_S
         with self._changed:
             self.closing.set()
@@ -531,22 +526,6 @@ class Proxy:
     def url(self) -> str:
         """Where clients find it, for a kubeconfig."""
         return f"https://127.0.0.1:{self._listener.getsockname()[1]}"
-
-    def add(self, *faults: Fault) -> None:
-        self.script.add(*faults)
-
-    def release(self, *faults: Fault) -> None:
-        self.script.release(*faults)
-
-    def lift(self, fault: Fault) -> None:
-        self.script.lift(fault)
-
-    def fired(self, fault: Fault) -> int:
-        return self.script.fired(fault)
-
-    def wait_fired(self, fault: Fault, times: int = 1, timeout_s: float = PATIENCE_S) -> None:
-        """Wait until the fault has acted so often. AssertionError after `timeout_s` seconds."""
-        self.script.wait_fired(fault, times, timeout_s)
 
     def mark(self) -> int:
         """A place in the record: `exchanges(since=…)` gives what came after it."""

@@ -10,13 +10,20 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import urllib3
 
 from tests.support.control_plane.api import Api, ApiError, Json, Watch, gone, wait_until
-from tests.support.control_plane.kubelet import LAST_OUTCOME, binding, node_body, running, wanted_node
+from tests.support.control_plane.kubelet import (
+    LAST_OUTCOME,
+    binding,
+    daemon_set,
+    is_ready,
+    node_body,
+    running,
+    wanted_node,
+)
 from tests.support.control_plane.kubelet import STATE as SHOWN
 from tests.support.control_plane.processes import PLAIN, Command, ForkedCommand, Orders, Running
 from tests.support.control_plane.servers import NAMESPACE, AuditRecord, ControlPlane
@@ -67,7 +74,7 @@ class Kubelets:
             thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopping.set()
         for thread in self._threads:
             thread.join(timeout=60)
@@ -148,8 +155,7 @@ class RolloutFleet:
         self._notes = {"cluster-tests/weight": "x" * weight} if weight else {}
         self.nodes = [f"{self.name}-{number}" for number in range(size)]
         self.kubelets = Kubelets(api, self.name)
-        self._controllers: list[Running] = []
-        self._forked: list[ForkedCommand] = []
+        self._controllers: list[Command] = []
 
     def __enter__(self) -> Self:
         for node in self.nodes:
@@ -160,15 +166,14 @@ class RolloutFleet:
         wait_until(lambda: len(self.serving()) == len(self.nodes), everywhere, PATIENCE_S, self._pace_s)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        started: tuple[Command, ...] = (*self._controllers, *self._forked)
-        for controller in started:
+    def __exit__(self, *_: object) -> None:
+        for controller in self._controllers:
             if not controller.has_ended:
                 print(controller.kill().err)
         gone(lambda: self.api.delete(f"{ROLLOUTS}/{self.name}"))
         gone(lambda: self.api.delete(self._path))
         wait_until(lambda: not self.pods(), f"no pod of {self.name}", PATIENCE_S, self._pace_s)
-        self.kubelets.__exit__(kind, error, at)
+        self.kubelets.__exit__()
         for node in self.nodes:
             gone(lambda node=node: self.api.delete(f"/api/v1/nodes/{node}"))  # type: ignore[misc]
 
@@ -212,7 +217,7 @@ class RolloutFleet:
         """As `start`, sooner, and `orders` are done to it."""
         environ = self._environment(server, token)
         run = self.plane.fork_server.start(self._command, environ, self._last_line("forked"), orders)
-        self._forked.append(run)
+        self._controllers.append(run)
         return run
 
     def free_lease(self) -> None:
@@ -254,7 +259,7 @@ class RolloutFleet:
         try:
             wait_until(lambda: self.is_complete(revision), f"{revision} is complete", timeout_s, every_s=0.2)
         except AssertionError as error:
-            said = "\n".join(one.said() for one in self._controllers if one.process.poll() is None)
+            said = "\n".join(one.said() for one in self._controllers if not one.has_ended)
             raise AssertionError(f"{error}: {self.status()}\n{said}") from error
 
     def pods(self) -> list[Json]:
@@ -302,14 +307,7 @@ class RolloutFleet:
             "initContainers": [{"name": "manager", "image": "manager:1", "args": ["reconcile-driver-state"]}],
             "containers": [{"name": "driver", "image": image}],
         }
-        return {
-            "metadata": {"name": self.name, "labels": labels},
-            "spec": {
-                "selector": {"matchLabels": labels},
-                "updateStrategy": {"type": "OnDelete"},
-                "template": {"metadata": {"labels": labels}, "spec": spec},
-            },
-        }
+        return daemon_set(self.name, labels, spec, updateStrategy={"type": "OnDelete"})
 
     @property
     def _path(self) -> str:
@@ -400,7 +398,7 @@ class Witness:
             thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         for watch in self._watches:
             watch.stop()
         for thread in self._threads:
@@ -436,7 +434,7 @@ class Witness:
         """The most nodes at one moment that were under way, cordoned, or without a ready driver pod."""
 
         def unavailable(nodes: Nodes, pods: Pods) -> int:
-            serving = {pod["spec"]["nodeName"] for pod in pods.values() if _is_ready(pod)}
+            serving = {pod["spec"]["nodeName"] for pod in pods.values() if is_ready(pod)}
             return sum(
                 name not in serving or _is_under_way(node) or bool(node["spec"].get("unschedulable"))
                 for name, node in nodes.items()
@@ -516,11 +514,6 @@ def _labels(one: Json) -> dict[str, str]:
 
 def _is_under_way(node: Json) -> bool:
     return _labels(node).get(STATE) in UNDER_WAY
-
-
-def _is_ready(pod: Json) -> bool:
-    conditions = {one["type"]: one["status"] for one in pod["status"].get("conditions", [])}
-    return conditions.get("Ready") == "True" and "deletionTimestamp" not in pod["metadata"]
 
 
 def ended(pod: Json, code: int, message: str = "") -> Json:

@@ -13,7 +13,7 @@ from driver_manager.profiles import builtin
 from driver_manager.sandbox.host import HostTree
 from tests.support.control_plane.api import wait_until
 from tests.support.control_plane.kubelet import DEPLOY_PREFIX, Node, Shown
-from tests.support.control_plane.processes import STARTED, Command, Ended, Running
+from tests.support.control_plane.processes import Command, Ended, Running
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.servers import ControlPlane, User
 
@@ -90,8 +90,10 @@ class CommandRunner:
     """One node's host tree and the command line on it, which reaches the cluster through `proxy` if there is one.
 
     It finds itself in a pod. `through` is a command that starts it. `is_forked`: without an interpreter's start of its
-    own, and the memory of the process that it was forked from.
+    own, and the memory of the process that it was forked from. Its maker sets `node`.
     """
+
+    node: Node
 
     def __init__(
         self,
@@ -112,7 +114,6 @@ class CommandRunner:
         self._last_line = folder / "termination-log"
         self.tree = HostTree(folder / "host", folder / "bin", PROFILES[profile])
         self.tree.build()
-        self.node: Node | None = None
 
     def with_upgrade(self) -> CommandRunner:
         """The old driver is loaded; the new one is installed, unless it takes a reboot."""
@@ -130,9 +131,7 @@ class CommandRunner:
 
     def start(self, *arguments: str, **env: str) -> Command:
         if self.is_forked and not self.through:
-            forked = self._plane.fork_server.start(list(arguments), self.environment(**env), self.new_last_line())
-            STARTED.append(forked)
-            return forked
+            return self._plane.fork_server.start(list(arguments), self.environment(**env), self.new_last_line())
         return self.start_process(*arguments, **env)
 
     def start_process(self, *arguments: str, **env: str) -> Running:
@@ -146,16 +145,17 @@ class CommandRunner:
 
     def environment(self, **env: str) -> dict[str, str]:
         server = self._proxy.url if self._proxy else None
+        node = {} if "NODE_NAME" in env else {"NODE_NAME": self.node.name}
         return {
             "PATH": f"{self.tree.bin}{os.pathsep}{os.environ['PATH']}",
             **self._plane.service_account(self._user.token, server),
-            "NODE_NAME": self.node.name if self.node else "",
             "OPERATOR_NAMESPACE": "rbln-system",
             "HOST_ROOT": str(self.tree.root),
             "DRIVER_LOAD": "manager",
             "DRIVER_ROOT": NEW_ROOT,
             "DRIVER_CONFIG_DIGEST": NEW_DIGEST,
             "TERMINATION_LOG": str(self._last_line),
+            **node,
             **env,
         }
 
@@ -177,14 +177,9 @@ class RunnerFactory(Protocol):
     ) -> CommandRunner: ...
 
 
-def node_of(command_runner: CommandRunner) -> Node:
-    assert command_runner.node is not None
-    return command_runner.node
-
-
 def assert_untouched(command_runner: CommandRunner, labels: dict[str, str], *, shows: Shown = ("ready", 0)) -> None:
     """The node is as it was before anything was taken, and shows how the last run ended."""
-    node = node_of(command_runner)
+    node = command_runner.node
     assert node.shown() == shows
     assert node.labels() == labels
     assert JOURNAL not in node.annotations()
@@ -194,5 +189,5 @@ def assert_untouched(command_runner: CommandRunner, labels: dict[str, str], *, s
 
 def start_and_take(command_runner: CommandRunner, **env: str) -> Command:
     run = command_runner.start("reconcile-driver-state", **env)
-    wait_until(lambda: JOURNAL in node_of(command_runner).annotations(), "the node is taken")
+    wait_until(lambda: JOURNAL in command_runner.node.annotations(), "the node is taken")
     return run

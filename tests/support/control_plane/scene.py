@@ -41,23 +41,15 @@ class World:
     api: Api
     proxy: Proxy
     folder: Path
-    runs: list[ForkedCommand] = field(default_factory=list)
-    """Every run that was started."""
 
 
 @contextlib.contextmanager
 def open_world(plane: ControlPlane, user: User, api: Api, folder: Path) -> Iterator[World]:
-    """A proxy before `plane`, for as long as the context lasts. Kills the runs that a failed test left."""
+    """A proxy before `plane`, for as long as the context lasts."""
     nodes = folder / "nodes"
     nodes.mkdir()
     with Proxy.before(plane) as proxy:
-        world = World(plane, user, api, proxy, nodes)
-        try:
-            yield world
-        finally:
-            for run in world.runs:
-                if not run.has_ended:
-                    run.kill()
+        yield World(plane, user, api, proxy, nodes)
 
 
 @dataclass
@@ -90,9 +82,7 @@ class NodeScene:
         argv = [command, *arguments]
         last_line = self.command_runner.new_last_line()
         server = self.world.plane.fork_server
-        run = server.start(argv, told, last_line, replace(orders, mutant=self.mutant))
-        self.world.runs.append(run)
-        return run
+        return server.start(argv, told, last_line, replace(orders, mutant=self.mutant))
 
     @property
     def current(self) -> ForkedCommand:
@@ -232,9 +222,9 @@ class WatchedNode:
 
 
 @contextlib.contextmanager
-def watched_node(world: World, name: str = "watched") -> Iterator[WatchedNode]:
+def watched_node(world: World) -> Iterator[WatchedNode]:
     with contextlib.ExitStack() as stack:
-        scene = make_stage(stack, world, name)
-        folder = world.folder / f"{name}-watch"
+        scene = make_stage(stack, world, "watched")
+        folder = world.folder / "watched-watch"
         folder.mkdir()
         yield WatchedNode(scene, folder)

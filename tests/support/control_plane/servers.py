@@ -17,18 +17,20 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 import urllib3
 
+from tests.support import assets
 from tests.support.control_plane.api import Api, Json, wait_until
 from tests.support.control_plane.processes import ForkServer
+from tests.support.tiers import TierError
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,6 @@ def all_certificates(good: Authority, folder: Path) -> dict[str, tuple[Path, Pat
     }
 
 
-BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager")
 NAMESPACE = "rbln-system"
 
 _START_ATTEMPTS = 3
@@ -258,7 +259,7 @@ class ControlPlane:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
 
     @property
@@ -434,16 +435,6 @@ class ControlPlane:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def missing_assets(assets: str | None) -> str | None:
-    """Why no control plane can be started from the folder `assets`, or None."""
-    if not assets:
-        return "KUBEBUILDER_ASSETS is not set"
-    absent = [name for name in BINARIES if not os.access(Path(assets) / name, os.X_OK)]
-    if absent:
-        return f"KUBEBUILDER_ASSETS={assets} lacks {', '.join(absent)}"
-    return None if shutil.which("openssl") else "the openssl command is not on PATH"
-
-
 def _etcd_args(run: Path, port: int, peer_port: int) -> list[str]:
     peer = f"http://127.0.0.1:{peer_port}"
     return [
@@ -535,3 +526,21 @@ def bind_rights(api: Api, user: User, rules: list[Json]) -> None:
     review = {"spec": {"user": user.name, "groups": list(user.groups), "resourceAttributes": attributes}}
     path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
     wait_until(lambda: api.post(path, review)["status"]["allowed"], f"the rights of {user.name}")
+
+
+@contextlib.contextmanager
+def plane_with_rights(server_options: tuple[str, ...] = ()) -> Iterator[ControlPlane]:
+    """A control plane with the namespace `rbln-system` and the roles of its accounts. Raises TierError."""
+    folder = assets.control_plane()
+    if shutil.which("openssl") is None:
+        raise TierError("the openssl command is not on PATH")
+    with ControlPlane(folder, server_options) as plane:
+        with plane.api(plane.admin) as api:
+            api.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+            bind_rights(api, plane.agent, GENERATION_1)
+            bind_rights(api, plane.reader, READ_ONLY)
+            bind_rights(api, plane.rebooter, REBOOTER)
+            bind_rights(api, plane.rollout, ROLLOUT)
+            bind_rights(api, plane.agent_with_events, GENERATION_1 + EVENTS)
+            bind_rights(api, plane.agent_for_workloads, WORKLOADS + EVENTS)
+        yield plane

@@ -43,6 +43,8 @@ from driver_manager.domain.fleet.state import TASKS
 from driver_manager.domain.fleet.status import FleetReport
 from driver_manager.domain.node import NodeChange
 from driver_manager.sandbox.apiserver import ApiError, ApiServer, Obj, Store, apply_merge_patch, selection
+from tests.support.control_plane.api import wait_until
+from tests.support.control_plane.processes import STARTED, Running
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.killer import Killed, Killer
@@ -112,9 +114,6 @@ class FleetScene:
         self._count()
         return str(known["metadata"]["labels"][REVISION_LABEL])
 
-    def see_template(self) -> None:
-        self.observe()
-
     def _owned(self, labels: Mapping[str, str], **name: str) -> Obj:
         uid = self.store.get("daemonsets", DRIVER, NAMESPACE)["metadata"]["uid"]
         owner = {"kind": "DaemonSet", "name": DRIVER, "uid": uid, "controller": True}
@@ -136,8 +135,8 @@ class FleetScene:
         body = {"metadata": {"name": name, "namespace": NAMESPACE}, "spec": {"daemonSet": DRIVER, **spec}}
         self.store.create(PLURAL, body)
 
-    def edit_rollout(self, name: str = "driver", **spec: Any) -> None:
-        self._change(PLURAL, name, lambda one: one | {"spec": one["spec"] | spec})
+    def edit_rollout(self, **spec: Any) -> None:
+        self._change(PLURAL, DRIVER, lambda one: one | {"spec": one["spec"] | spec})
 
     def rollout(self, name: str = "driver") -> Obj:
         return self.store.get(PLURAL, name, NAMESPACE)
@@ -321,7 +320,7 @@ class StoreFleet:
             return one | {"metadata": metadata, "spec": one["spec"] | {"template": json.loads(template)}}
 
         item = self._patched("set template", FactKind.DAEMON_SETS, name, change)
-        self.scene.clock.after(1.0, self.scene.see_template)
+        self.scene.clock.after(1.0, self.scene.observe)
         return item
 
     def patch_status(self, namespace: str, name: str, change: Mapping[str, Any], resource_version: str) -> Item:
@@ -444,8 +443,8 @@ class ControllerRun:
     def until_phase(self, phase: str, limit_s: float = LIMIT_S) -> None:
         self.until(lambda: self.scene.phase() == phase, f"phase {phase}", limit_s)
 
-    def until_complete(self, revision: str, limit_s: float = LIMIT_S) -> None:
-        self.until(lambda: self.scene.is_complete(revision), f"{revision} is complete", limit_s)
+    def until_complete(self, revision: str) -> None:
+        self.until(lambda: self.scene.is_complete(revision), f"{revision} is complete")
 
     def idle_for(self, seconds: float) -> None:
         end_s = self.scene.clock.monotonic() + seconds
@@ -534,7 +533,6 @@ def over_http(folder: Path, store: Store | None = None) -> Iterator[FleetOverHtt
             inbox.close()
 
 
-REPOSITORY = Path(__file__).parents[3]
 PROCESS_WAIT_S = 60.0
 
 
@@ -543,36 +541,32 @@ class Processes:
     server: ApiServer
     scene: FleetScene
     folder: Path
-    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    started: list[Running] = field(default_factory=list)
 
-    def start(self, *options: str) -> subprocess.Popen[bytes]:
-        number = len(self.started)
-        kubeconfig = self.folder / "kubeconfig"
+    def start(self, *options: str) -> Running:
+        kubeconfig, last_line = self.folder / "kubeconfig", self.folder / "termination-log"
         kubeconfig.write_text(json.dumps(self.server.kubeconfig()))
+        last_line.touch()
         env = {"PATH": os.environ["PATH"], "KUBECONFIG": str(kubeconfig), "LOG_FORMAT": "json"}
         argv = [sys.executable, "-m", "driver_manager", "rollout", "controller"]
         argv += ["--profile", "rebellions", "--namespace", NAMESPACE, *options]
-        with (self.folder / f"log-{number}").open("wb") as out:
-            process = subprocess.Popen(argv, cwd=REPOSITORY, env=env, stderr=out, stdin=subprocess.DEVNULL)
-        self.started.append(process)
-        return process
-
-    def said(self, number: int) -> list[str]:
-        lines = (self.folder / f"log-{number}").read_text().splitlines()
-        return [json.loads(line)["message"] for line in lines if line.endswith("}")]
+        self.started.append(Running(argv, env, last_line, subprocess.DEVNULL))
+        return self.started[-1]
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
-        end_s = time.monotonic() + patient(PROCESS_WAIT_S)
-        while not holds():
-            assert time.monotonic() < end_s, (what, [self.said(number) for number in range(len(self.started))])
+        """Kubelets do what they have to until `holds`. Raises AssertionError after a while."""
+
+        def is_so() -> bool:
             self.scene.catch_up()
-            time.sleep(0.02)
+            return holds()
+
+        wait_until(is_so, what, patient(PROCESS_WAIT_S))
 
     def holder(self) -> str:
         found, _ = self.server.store.list_objects("leases")
         return str(found[0]["spec"]["holderIdentity"]) if found else ""
 
     def stop(self) -> None:
-        for process in self.started:
-            process.kill()
-            process.wait(30)
+        for one in self.started:
+            if one in STARTED:
+                print(one.kill().err)

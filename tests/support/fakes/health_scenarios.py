@@ -56,15 +56,11 @@ def _mute_host(world: HealthWorld, value: str) -> None:
     world.host_mute_problem = f"the file {INVALID}" if value == "invalid" else ""
 
 
-def _remove_marker(world: HealthWorld, _: str) -> None:
-    world.files.pop(MARKER, None)
-
-
 def _set(name: str, value: object) -> Callable[[HealthWorld, str], None]:
     return lambda world, _: setattr(world, name, value)
 
 
-EVENTS: dict[str, Callable[[HealthWorld, str], None]] = {
+EVENTS: dict[str, Callable[[HealthWorld, str], object]] = {
     "restart": lambda world, _: world.start(),
     "reboot": lambda world, _: world.reboot(),
     "driver-starts": lambda world, _: world.start_driver(),
@@ -79,7 +75,7 @@ EVENTS: dict[str, Callable[[HealthWorld, str], None]] = {
     "withdrawn": lambda world, _: world.files.__setitem__(WITHDRAWN, world.files.pop(READY)),
     "marker": lambda world, value: world.files.__setitem__(MARKER, MARKERS[value]),
     "record-removed": lambda world, _: world.files.__delitem__(RECORD),
-    "marker-removed": _remove_marker,
+    "marker-removed": lambda world, _: world.files.pop(MARKER, None),
     "break": lambda world, value: world.broken.add(value.replace("-", " ")),
     "repair": lambda world, _: world.broken.clear(),
     "mute-node": _mute_node,

@@ -13,7 +13,6 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 from pathlib import Path as Folder
-from types import TracebackType
 from typing import Self
 
 from driver_manager.domain.host import NEXT, RECORD, SlotRecord, encode_staged
@@ -23,7 +22,7 @@ from driver_manager.sandbox.host import KERNEL, VFIO_DRIVER, VFIO_MODULE, HostTr
 from tests.support.control_plane.api import Api, Json, gone, wait_until
 from tests.support.control_plane.faults import ALWAYS, Exchange, Fault, Hold
 from tests.support.control_plane.kubelet import Node, create_node, create_operands
-from tests.support.control_plane.processes import STARTED, Ended, ForkedCommand, Orders
+from tests.support.control_plane.processes import Ended, ForkedCommand, Orders
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.runner import (
     ASCEND_OLD,
@@ -108,11 +107,11 @@ class Holder:
         self._tree.hold_device_by(HOLDER_PID, HOLDER)
         slice_name = f"kubepods-pod{self._pod.uid.replace('-', '_')}.slice"
         (self._process / "cgroup").write_text(f"0::/kubepods.slice/{slice_name}/cri-{'0' * 64}.scope\n")
-        self._proxy.add(self._answer)
+        self._proxy.script.add(self._answer)
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end_thread()
         gone(lambda: self._pod.api.delete(self._pod.path, grace_s=0), 409)
 
@@ -142,12 +141,12 @@ class Holder:
             if self._pod.state() == "gone":
                 self._tree.end_process(HOLDER_PID)
                 break
-        self._proxy.release(self._answer)
+        self._proxy.script.release(self._answer)
 
     def _end_thread(self) -> None:
         self._is_over.set()
         self._thread.join()
-        self._proxy.lift(self._answer)
+        self._proxy.script.lift(self._answer)
 
 
 SERVICE = "rbln_daemon.service"
@@ -477,9 +476,7 @@ class Scene:
         if kill is not None:
             orders = replace(orders, kill_at=kill.effect.number, after=kill.after)
         argv = [self.path.command, *self.path.words, *words]
-        run = self.sweep_node.plane.fork_server.start(argv, environment, own / "termination-log", orders)
-        STARTED.append(run)
-        return run
+        return self.sweep_node.plane.fork_server.start(argv, environment, own / "termination-log", orders)
 
     def effects(self, run: ForkedCommand) -> tuple[Effect, ...]:
         """Those of a run that has ended, since when no other was begun."""
@@ -493,16 +490,16 @@ class Scene:
         else:
             verb, resource = kill.effect.name.split(" ")
             fault = Fault(Hold(applied=kill.after), verb, resource, nth=kill.effect.number)
-            times = self.sweep_node.proxy.fired(fault) + 1  # the same was scripted in earlier scenes
-            self.sweep_node.proxy.add(fault)
+            times = self.sweep_node.proxy.script.fired(fault) + 1  # the same was scripted in earlier scenes
+            self.sweep_node.proxy.script.add(fault)
             run = self.start()
             try:
-                self.sweep_node.proxy.wait_fired(fault, times)
+                self.sweep_node.proxy.script.wait_fired(fault, times)
             finally:
                 ended = run.kill()
                 # The request of a dead client goes no further.
                 self.sweep_node.proxy.go_away(0.0)
-                self.sweep_node.proxy.release(fault)
+                self.sweep_node.proxy.script.release(fault)
         assert ended.code == -signal.SIGKILL, f"{kill}: it ended with {ended.code}\n{ended.err}"
         self.settle()
         return run
