@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -177,6 +178,83 @@ class Api:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Follower:
+    """Lists `path` and watches it from there, again whenever a watch ends, in a thread while the context lasts.
+
+    `see` gets type and object of each event, and each listed object as ADDED after `relisted` got all of them. An
+    unexpected error ends the thread; pytest then fails the test.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        path: str,
+        see: Callable[[str, Json], object],
+        *,
+        relisted: Callable[[list[Json]], object] = len,
+        timeout_s: int = 300,
+        **params: str,
+    ) -> None:
+        self._api, self._path, self._params, self._timeout_s = api, path, params, timeout_s
+        self._see, self._relisted = see, relisted
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._stop: Callable[[], None] = lambda: None
+        self._thread = threading.Thread(target=self._follow, name=f"follower of {path}")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._is_over = True
+            self._stop()
+        self._thread.join(timeout=60)
+        assert not self._thread.is_alive(), f"{self._thread.name} did not end"
+
+    def _follow(self) -> None:
+        while not self._is_over:
+            listed = self._api.get(self._path, **self._params)
+            self._relisted(listed["items"])
+            for one in listed["items"]:
+                self._see("ADDED", one)
+            with contextlib.suppress(urllib3.exceptions.HTTPError):
+                self._watch(listed["metadata"]["resourceVersion"])
+
+    def _watch(self, version: str) -> None:
+        with self._api.watch(self._path, timeout_s=self._timeout_s, resourceVersion=version, **self._params) as stream:
+            with self._lock:
+                if self._is_over:
+                    return
+                self._stop = stream.stop
+            for kind, one in stream:
+                if kind == "ERROR":  # 410: the version is compacted
+                    return
+                self._see(kind, one)
+
+
+@contextlib.contextmanager
+def repeated(act: Callable[[], object], every_s: float, name: str) -> Iterator[None]:
+    """`act` again and again in a thread, for the first time before the context begins."""
+    over, begun = threading.Event(), threading.Event()
+
+    def loop() -> None:
+        while not over.is_set():
+            act()
+            begun.set()
+            over.wait(every_s)
+
+    thread = threading.Thread(target=loop, name=name)
+    thread.start()
+    try:
+        assert begun.wait(75.0)
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def gone(request: Callable[[], object], *also: int) -> bool:

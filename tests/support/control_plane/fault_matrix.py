@@ -23,8 +23,6 @@ from typing import Self
 from unittest import mock
 from urllib.parse import urlsplit
 
-import urllib3
-
 from driver_manager.adapters.host import modules
 from driver_manager.adapters.host import system as host_system
 from driver_manager.adapters.kube import transport as in_pod
@@ -35,7 +33,7 @@ from driver_manager.cli import main, reconcile
 from driver_manager.cli import session as wiring
 from driver_manager.sandbox import fake_tools
 from driver_manager.sandbox.host import KERNEL, TOOLS, HostTree, PciTree
-from tests.support.control_plane.api import Api, ApiError, Json, gone, wait_until
+from tests.support.control_plane.api import Api, ApiError, Follower, Json, gone, wait_until
 from tests.support.control_plane.fault_kinds import KINDS, Asked, Cell, code_of, most_requests
 from tests.support.control_plane.faults import ALWAYS, Answer, Exchange, Fault
 from tests.support.control_plane.kubelet import NOTHING, Shown, node_body, of_others, shown
@@ -65,6 +63,7 @@ SCENE = "cluster-tests/scenes"
 """Label of the nodes and pods of one bystander."""
 
 TEAM = "fault-scenes"
+PODS = f"/api/v1/namespaces/{TEAM}/pods"
 OPERAND, DRA, DRIVER = f"{PREFIX}device-plugin", f"{PREFIX}dra-kubelet-plugin", f"{PREFIX}driver"
 DEVICE = "0000:c1:00.0"
 
@@ -148,13 +147,11 @@ class Bystander:
         self._lock = threading.Lock()
         self._pods: dict[str, dict[str, list[str]]] = {}  # node → why they would go → their paths
         self._at_work = ""  # the node whose wishes are being answered
-        self._is_over = False
-        self._stops: dict[str, Callable[[], None]] = {}
-        pods = f"/api/v1/namespaces/{TEAM}/pods"
-        self._threads = [
-            threading.Thread(target=self._watch, args=("/api/v1/nodes", self._see), name="bystander"),
-            threading.Thread(target=self._watch, args=(pods, partial(self._confirm, pods)), name="bystander-kubelet"),
-        ]
+        mine = f"{SCENE}={self.mark}"
+        self._followers = (
+            Follower(api, "/api/v1/nodes", self._see, labelSelector=mine),
+            Follower(api, PODS, self._confirm, labelSelector=mine),
+        )
 
     def __enter__(self) -> Self:
         with contextlib.suppress(Exception):
@@ -164,17 +161,13 @@ class Bystander:
         body = {"metadata": {"name": self.mark}, "spec": {"selector": {"matchLabels": labels}, "template": template}}
         made = self.api.post(f"/apis/apps/v1/namespaces/{TEAM}/replicasets", body)
         self.owner = owner_reference("apps/v1", "ReplicaSet", made)
-        for thread in self._threads:
-            thread.start()
+        for follower in self._followers:
+            follower.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._is_over = True
-            for stop in self._stops.values():
-                stop()
-        for thread in self._threads:
-            thread.join(60)
+        for follower in self._followers:
+            follower.__exit__()
 
     def look_after(self, node: str, pods: dict[str, list[str]]) -> None:
         """From now on these pods of `node` go when a label is paused or an annotation set."""
@@ -198,37 +191,23 @@ class Bystander:
             return True
         with self._lock:
             is_due = self._at_work == node or bool(self._due(meta))
-        on_node = self.api.list(f"/api/v1/namespaces/{TEAM}/pods", fieldSelector=f"spec.nodeName={node}")
+        on_node = self.api.list(PODS, fieldSelector=f"spec.nodeName={node}")
         is_asked = any(key in meta.get("annotations", {}) for key in (REQUESTED, SAFE_LOAD))
         return not is_due and not is_asked and not any("deletionTimestamp" in pod["metadata"] for pod in on_node)
 
-    def _watch(self, path: str, see: Callable[[Json], None]) -> None:
-        while True:
-            try:
-                stream = self.api.watch(path, labelSelector=f"{SCENE}={self.mark}")
-            except urllib3.exceptions.HTTPError:
-                if self._is_over:
-                    return
-                raise
-            with stream:
-                with self._lock:
-                    if self._is_over:
-                        return
-                    self._stops[path] = stream.stop
-                for kind, found in stream:
-                    if kind != "DELETED" and "name" in found.get("metadata", {}):
-                        see(found["metadata"])
-
-    def _confirm(self, pods: str, pod: Json) -> None:
-        if "deletionTimestamp" in pod:
-            gone(partial(self.api.delete, f"{pods}/{pod['name']}", grace_s=0), 409)
+    def _confirm(self, kind: str, pod: Json) -> None:
+        if kind != "DELETED" and "deletionTimestamp" in pod["metadata"]:
+            gone(partial(self.api.delete, f"{PODS}/{pod['metadata']['name']}", grace_s=0), 409)
 
     def _due(self, node: Json) -> list[str]:
         labels, annotations = node.get("labels", {}), node.get("annotations", {})
         pods = self._pods.get(node["name"], {})
         return [why for why in pods if PAUSED in labels.get(why, "") or annotations.get(why)]
 
-    def _see(self, node: Json) -> None:
+    def _see(self, kind: str, found: Json) -> None:
+        if kind == "DELETED":
+            return
+        node = found["metadata"]
         annotations = node.get("annotations", {})
         with self._lock:
             leave = self._due(node)
@@ -329,8 +308,8 @@ class Scene:
 
     def _pod(self, body: Json) -> tuple[str, Json]:
         body["metadata"].setdefault("labels", {})[SCENE] = self._by.mark
-        made = self._api.post(f"/api/v1/namespaces/{TEAM}/pods", body)
-        path = f"/api/v1/namespaces/{TEAM}/pods/{body['metadata']['name']}"
+        made = self._api.post(PODS, body)
+        path = f"{PODS}/{body['metadata']['name']}"
         self._removals.insert(0, partial(self._api.delete, path, grace_s=0))
         return path, made
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from driver_manager.sandbox import fake_tools
-from tests.support.control_plane.api import ApiError, Json, wait_until
+from tests.support.control_plane.api import ApiError, Json, repeated, wait_until
 from tests.support.control_plane.kubelet import NEVER, create_operands
 from tests.support.control_plane.processes import ForkedCommand
 from tests.support.control_plane.runner import (
@@ -314,26 +313,12 @@ def _orphan_expected(wait: Wait) -> Expected:
     return Expected(2, OLD, marks=usual(wait).marks) if wait.plans_again else usual(wait)
 
 
-@contextlib.contextmanager
-def _looping(scene: NodeScene, act: Callable[[], object], seconds: float) -> Iterator[None]:
-    """`act` again and again, from before the context's begin to its end."""
-    done, begun = threading.Event(), threading.Event()
+def _looping(scene: NodeScene, act: Callable[[], object], seconds: float) -> contextlib.AbstractContextManager[None]:
+    def insist() -> None:
+        with contextlib.suppress(ApiError):
+            act()
 
-    def loop() -> None:
-        while not done.is_set():
-            with contextlib.suppress(ApiError):
-                act()
-            begun.set()
-            done.wait(seconds)
-
-    thread = threading.Thread(target=loop, name=f"hand-{scene.node.name}")
-    thread.start()
-    try:
-        assert begun.wait(75.0)
-        yield
-    finally:
-        done.set()
-        thread.join()
+    return repeated(insist, seconds, f"hand-{scene.node.name}")
 
 
 def _reconcile_labels(scene: NodeScene) -> contextlib.AbstractContextManager[None]:

@@ -12,14 +12,12 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, Self
 
-import urllib3
-
-from tests.support.control_plane.api import PATIENCE_S, Api, ApiError, Json, gone, wait_until
+from tests.support.control_plane.api import PATIENCE_S, Api, ApiError, Follower, Json, gone, wait_until
 from tests.support.control_plane.servers import NAMESPACE
 
 STATE_END, OUTCOME_END = "driver-manager.state", "driver-manager.last-outcome"
@@ -87,10 +85,7 @@ class _Pod:
 
 
 class Kubelet:
-    """Binds, runs and stops the pods of one node, with a watcher and a reaper thread, while the context lasts.
-
-    An unexpected error ends its thread; pytest then fails the test.
-    """
+    """Binds, runs and stops the pods of one node, with a watcher and a reaper thread, while the context lasts."""
 
     def __init__(self, api: Api, node: str) -> None:
         self._deletions: list[Deletion] = []
@@ -98,28 +93,24 @@ class Kubelet:
         self._node = node
         self._changed = threading.Condition()
         self._stopping = False
-        self._watch_stop: Callable[[], None] = lambda: None
         self._pods: dict[str, _Pod] = {}
         self._stop_times_s: dict[str, float] = {}
         self._by_hand: tuple[str, ...] = ()
-        self._threads = [
-            threading.Thread(target=self._watch_pods, name=f"kubelet-{node}"),
-            threading.Thread(target=self._reap_pods, name=f"reaper-{node}"),
-        ]
+        self._follower = Follower(api, "/api/v1/pods", self._see, relisted=self._forget_others)
+        self._reaper = threading.Thread(target=self._reap_pods, name=f"reaper-{node}")
 
     def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
+        self._follower.__enter__()
+        self._reaper.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-            self._watch_stop()
-        for thread in self._threads:
-            thread.join(timeout=60)
-            assert not thread.is_alive(), f"{thread.name} did not end"
+        self._follower.__exit__()
+        self._reaper.join(timeout=60)
+        assert not self._reaper.is_alive(), f"{self._reaper.name} did not end"
 
     def stop_after(self, key: str, seconds: float) -> None:
         """Pods named `key` (`name`, `namespace/name`) or labelled `app=key` take this long to stop; `NEVER` holds them.
@@ -159,33 +150,15 @@ class Kubelet:
             assert is_caught_up, f"the watch of {self._node} does not report that {known - there} are gone"
             return list(self._deletions)
 
-    def _watch_pods(self) -> None:
-        """List, then watch from there; list again whenever a watch ends, until stopped."""
-        while True:
-            listed = self._api.get("/api/v1/pods")
-            uids = {pod["metadata"]["uid"] for pod in listed["items"]}
-            for uid in self._pods.keys() - uids:
-                self._forget(uid)
-            for pod in listed["items"]:
-                self._handle(pod)
-            try:
-                stream = self._api.watch("/api/v1/pods", resourceVersion=listed["metadata"]["resourceVersion"])
-            except urllib3.exceptions.HTTPError:
-                if self._stopping:
-                    return
-                raise
-            with stream:
-                with self._changed:
-                    if self._stopping:
-                        return
-                    self._watch_stop = stream.stop
-                for kind, pod in stream:
-                    if kind == "ERROR":  # 410: the version is compacted
-                        break
-                    if kind == "DELETED":
-                        self._forget(pod["metadata"]["uid"])
-                    else:
-                        self._handle(pod)
+    def _forget_others(self, pods: list[Json]) -> None:
+        for uid in self._pods.keys() - {pod["metadata"]["uid"] for pod in pods}:
+            self._forget(uid)
+
+    def _see(self, kind: str, pod: Json) -> None:
+        if kind == "DELETED":
+            self._forget(pod["metadata"]["uid"])
+        else:
+            self._handle(pod)
 
     def _handle(self, pod: Json) -> None:
         """Take one pod a step further: bound, running, or noted as terminating."""
@@ -432,7 +405,7 @@ def _remove_node(node: Node) -> None:
             meta = pod["metadata"]
             path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
             if meta.get("finalizers"):
-                gone(lambda path=path: node.api.patch(path, {"metadata": {"finalizers": None}}))  # type: ignore[misc]
+                gone(partial(node.api.patch, path, {"metadata": {"finalizers": None}}))
             gone(partial(node.api.delete, path, grace_s=0))
         return not pods
 

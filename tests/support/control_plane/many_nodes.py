@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Self
 
 from tests.support.control_plane.api import Api, Json, gone, wait_until
@@ -160,8 +161,7 @@ class Crowd:
     def _end_pods(self, node: str) -> None:
         for component in COMPONENTS:
             self._gone_s[node] = time.monotonic()
-            path = f"/api/v1/namespaces/{NAMESPACE}/pods/{node}-{component}"
-            gone(lambda path=path: self._api.delete(path, grace_s=0))  # type: ignore[misc]
+            gone(partial(self._api.delete, f"/api/v1/namespaces/{NAMESPACE}/pods/{node}-{component}", grace_s=0))
 
 
 def peak(moments: Iterable[datetime]) -> int:

@@ -9,12 +9,11 @@ import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-import urllib3
-
-from tests.support.control_plane.api import Api, ApiError, Json, Watch, gone, wait_until
+from tests.support.control_plane.api import Api, ApiError, Follower, Json, Watch, gone, wait_until
 from tests.support.control_plane.kubelet import (
     LAST_OUTCOME,
     binding,
@@ -67,39 +66,25 @@ class Kubelets:
         self._looked: set[str] = set()
         self._stopping = threading.Event()
         self._due: dict[str, tuple[float, Json]] = {}
-        self._threads = [threading.Thread(target=self._watch), threading.Thread(target=self._start_pods)]
+        self._starter = threading.Thread(target=self._start_pods)
+        self._follower = Follower(api, PODS, self._see, timeout_s=1)  # a pod that is wedged is looked at each second
 
     def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
+        self._follower.__enter__()
+        self._starter.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
-        for thread in self._threads:
-            thread.join(timeout=60)
-            assert not thread.is_alive(), "a kubelet did not end"
+        self._follower.__exit__()
+        self._starter.join(timeout=60)
+        assert not self._starter.is_alive(), "a kubelet did not end"
 
-    def _watch(self) -> None:
-        while not self._stopping.is_set():
-            listed = self._api.get(PODS)
-            for pod in listed["items"]:
-                self._handle(pod)
-            try:
-                with self._api.watch(
-                    PODS, timeout_s=1, resourceVersion=listed["metadata"]["resourceVersion"]
-                ) as stream:
-                    for kind, pod in stream:
-                        if kind in ("ADDED", "MODIFIED"):
-                            self._handle(pod)
-            except urllib3.exceptions.HTTPError:
-                continue
-
-    def _handle(self, pod: Json) -> None:
+    def _see(self, kind: str, pod: Json) -> None:
         meta, node = pod["metadata"], pod["spec"].get("nodeName")
         labels, path = meta.get("labels", {}), f"{PODS}/{meta['name']}"
         is_look = labels.get(TASK) == "preflight"
-        if not is_look and labels.get("app") != self._app:
+        if kind == "DELETED" or (not is_look and labels.get("app") != self._app):
             return
         if "deletionTimestamp" in meta:
             gone(lambda: self._api.delete(path, grace_s=0, uid=meta["uid"]), 409)
@@ -122,8 +107,7 @@ class Kubelets:
                     continue
                 del self._due[uid]
                 if self._serves(pod):
-                    path = f"{PODS}/{pod['metadata']['name']}/status"
-                    gone(lambda path=path, pod=pod: self._api.patch(path, running(pod)), 409)  # type: ignore[misc]
+                    gone(partial(self._api.patch, f"{PODS}/{pod['metadata']['name']}/status", running(pod)), 409)
 
     def _serves(self, pod: Json) -> bool:
         """Whether the pod's driver does; its Node says so, as the pod's run would."""
@@ -175,7 +159,7 @@ class RolloutFleet:
         wait_until(lambda: not self.pods(), f"no pod of {self.name}", PATIENCE_S, self._pace_s)
         self.kubelets.__exit__()
         for node in self.nodes:
-            gone(lambda node=node: self.api.delete(f"/api/v1/nodes/{node}"))  # type: ignore[misc]
+            gone(partial(self.api.delete, f"/api/v1/nodes/{node}"))
 
     def make_rollout(self, **spec: Any) -> None:
         body = {

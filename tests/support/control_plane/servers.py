@@ -229,7 +229,10 @@ class _Component:
 
 
 class ControlPlane:
-    """A control plane of its own for as long as the context lasts. Ready on entry, in some 5 seconds."""
+    """A control plane of its own for as long as the context lasts. Ready on entry, in some 5 seconds.
+
+    `server_certificate` is certificate and key of the server, PEM, good for a proxy on loopback too.
+    """
 
     def __init__(self, assets: Path, server_options: tuple[str, ...] = ()) -> None:
         self._assets = assets.resolve()
@@ -252,7 +255,8 @@ class ControlPlane:
         self._folder = Path(tempfile.mkdtemp(prefix="control-plane-"))
         self._others = contextlib.ExitStack()
         try:
-            self._make_certificates()
+            self.authority.establish()
+            self.server_certificate = self.authority.sign("server")
             self._start()
         except BaseException:
             self._stop()
@@ -269,11 +273,6 @@ class ControlPlane:
     @property
     def authority(self) -> Authority:
         return Authority(self._folder)
-
-    @property
-    def server_certificate(self) -> tuple[Path, Path]:
-        """Certificate and key of the server, PEM, good for a proxy on loopback too."""
-        return self._server_certificate
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -325,11 +324,7 @@ class ControlPlane:
         return self._audit_log.stat().st_size
 
     def audit(self, user: str | None = None, since: int = 0, settle_s: float = 60.0) -> list[AuditRecord]:
-        """The requests in the order they came in, each once; an open watch counts, and has no `code` yet.
-
-        Waits up to `settle_s` seconds until each of the others has its status. AssertionError naming those that have
-        none by then.
-        """
+        """See `settled`; an open watch counts, and has no `code` yet."""
         return settled(self._audit_log, user, since, settle_s)
 
     def _start(self) -> None:
@@ -420,10 +415,6 @@ class ControlPlane:
             "--kube-api-qps=500",
             "--kube-api-burst=1000",
         ]
-
-    def _make_certificates(self) -> None:
-        self.authority.establish()
-        self._server_certificate = self.authority.sign("server")
 
     def _kill_components(self) -> None:
         while self._components:

@@ -19,7 +19,7 @@ from driver_manager.domain.host import NEXT, RECORD, SlotRecord, encode_staged
 from driver_manager.domain.pci import Binding, encode_bindings
 from driver_manager.sandbox import fake_tools
 from driver_manager.sandbox.host import KERNEL, VFIO_DRIVER, VFIO_MODULE, HostTree, PciTree
-from tests.support.control_plane.api import Api, Json, gone, wait_until
+from tests.support.control_plane.api import Api, Json, gone, repeated, wait_until
 from tests.support.control_plane.faults import ALWAYS, Exchange, Fault, Hold
 from tests.support.control_plane.kubelet import Node, create_node, create_operands
 from tests.support.control_plane.processes import Ended, ForkedCommand, Orders
@@ -424,7 +424,7 @@ class SweepNode:
                 stack.enter_context(held)
             yield Scene(self, path, command_runner, folder, jobs, held, bus, mutant)
         for job in jobs:
-            gone(lambda job=job: job.api.delete(job.path, grace_s=0), 409)  # type: ignore[misc]
+            gone(partial(job.api.delete, job.path, grace_s=0), 409)
         shutil.rmtree(folder)
 
     def _reset(self, path: SweepPath, boot_id: str) -> None:
@@ -530,30 +530,16 @@ class Scene:
 @contextlib.contextmanager
 def _operator(node: Node, jobs: list[Pod]) -> Generator[None, None, None]:
     """An operator that, once it is asked, moves the jobs and says so; and then is done."""
-    is_over = threading.Event()
-    problems: list[BaseException] = []
+    # One patch, and before the pods go: a later one could make a run's own conflict, or not.
+    told = {"metadata": {"annotations": {REQUESTED: None}, "labels": {STATE: "pod-deletion-required"}}}
 
     def work() -> None:
-        try:
-            while not is_over.wait(POLL_S):
-                if node.annotations().get(REQUESTED) == "true":
-                    # One patch, and before the pods go: a later one could make a run's own conflict, or not.
-                    node.api.patch(
-                        node.path,
-                        {"metadata": {"annotations": {REQUESTED: None}, "labels": {STATE: "pod-deletion-required"}}},
-                    )
-                    for job in jobs:
-                        gone(lambda job=job: job.api.delete(job.path), 409)  # type: ignore[misc]
-                        job.wait_state("gone")
-        except BaseException as error:  # noqa: BLE001  # told by the scene's own thread
-            problems.append(error)
+        if node.annotations().get(REQUESTED) == "true":
+            node.api.patch(node.path, told)
+            for job in jobs:
+                gone(partial(job.api.delete, job.path), 409)
+                job.wait_state("gone")
 
-    thread = threading.Thread(target=work, name=f"operator-{node.name}")
-    thread.start()
-    try:
+    with repeated(work, POLL_S, f"operator-{node.name}"):
         yield
         wait_until(lambda: REQUESTED not in node.annotations(), "the operator is done")
-    finally:
-        is_over.set()
-        thread.join()
-    assert problems == []
