@@ -40,7 +40,6 @@ QUICK_CLUSTER = (
     "test_reconcile.py::test_an_upgrade_ends_with_every_label_as_it_was_in_five_requests",
     "test_rollout.py::test_a_rollout_goes_through_its_waves_in_few_writes_and_is_idle_afterwards",
 )
-"""One reconcile and one rollout, for the quick run."""
 COVERED_BY = "3.13"
 """The release of Python that coverage is measured on: its interpreter counts lines at nearly no cost."""
 COVERED_CASES = "2"
@@ -52,16 +51,14 @@ INTERRUPTED = 130  # 128 + SIGINT
 OUTCOMES = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|xpassed)\b")
 CLOSING = re.compile(r"^(?:=+ )?((?:\d+ [a-z]+, )*\d+ [a-z]+ in [\d.]+s.*?)(?: =+)?$", re.MULTILINE)
 ON_A_PYTHON = re.compile(r"unit on (\d+\.\d+)")
-"""The name of the part that runs the unit tests on another Python release."""
 PERCENT = re.compile(r"\[ *(\d+)%\]")
 
 
 @dataclass(frozen=True)
 class Part:
-    """One process of a run: its name, and the tiers that it needs.
+    """One process of a run, and the tiers that it needs: pytest with `paths` and `options`, or else `argv`.
 
-    `paths` and `options` are pytest's; a part with `argv` is another command. A negative `niceness` lets it go first,
-    where the user is root.
+    A negative `niceness` lets it go first, where the user is root.
     """
 
     name: str
@@ -110,10 +107,7 @@ def workers(more: int = 0) -> tuple[str, ...]:
 
 
 def covered(run: str) -> tuple[str, ...]:
-    """Options for a unit tier that measures coverage: in a release of branches too, else with two cases of a function.
-
-    Python counts branches at low cost only from 3.14 on.
-    """
+    """Options for a unit tier with coverage: in a release of branches too, else with two cases of a function."""
     floor = ("--cov", "--cov-report=", f"--cov-fail-under={LINES_FLOOR}")
     return (*workers(), *floor, "--cov-branch") if run == RELEASE else (*workers(), "--cases", COVERED_CASES, *floor)
 

@@ -46,10 +46,7 @@ SELDOM_S = 0.1
 
 
 def wait_until(check: Callable[[], T | None], what: str, timeout_s: float = PATIENCE_S, every_s: float = 0.02) -> T:
-    """The first truthy value of `check`. AssertionError after `timeout_s` seconds.
-
-    Asks after `every_s` seconds, then less often the longer it takes: each request costs some milliseconds.
-    """
+    """The first truthy value of `check`, asked ever less often. AssertionError after `timeout_s` seconds."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         value = check()
@@ -98,10 +95,7 @@ class Watch:
 
 
 class Api:
-    """JSON requests with one bearer token; `ca` is None for plain HTTP. Paths start at `/api` or `/apis`.
-
-    Safe to share between threads.
-    """
+    """JSON requests with one bearer token; `ca` is None for plain HTTP. Safe to share between threads."""
 
     def __init__(self, url: str, ca: Path | None, token: str) -> None:
         self._url = url

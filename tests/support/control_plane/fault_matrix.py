@@ -1,7 +1,4 @@
-"""Runs cells of the fault matrix: the routes, a node for each, and the command line inside this process.
-
-A scene has bare pods instead of DaemonSets. They end as soon as they should, without a kubelet.
-"""
+"""Cells of the fault matrix: the routes, a node with bare pods for each, and the command line inside this process."""
 
 from __future__ import annotations
 
@@ -60,8 +57,6 @@ from tests.support.control_plane.workloads import Shape, operand_owner, owner_re
 from tests.support.fakes.signals import signals_kept
 
 SCENE = "cluster-tests/scenes"
-"""Label of the nodes and pods of one bystander."""
-
 TEAM = "fault-scenes"
 PODS = f"/api/v1/namespaces/{TEAM}/pods"
 OPERAND, DRA, DRIVER = f"{PREFIX}device-plugin", f"{PREFIX}dra-kubelet-plugin", f"{PREFIX}driver"
@@ -137,8 +132,7 @@ class State:
 class Bystander:
     """Plays DaemonSet controller, operator and kubelet for the nodes of one process: pods go as soon as they have to.
 
-    A server deletes at once in two steps, and a caller who hangs up between them leaves the pod to its kubelet
-    (k8s.io/apiserver, registry/rest/delete.go).
+    A caller who hangs up during a deletion leaves the pod to its kubelet (k8s.io/apiserver, registry/rest/delete.go).
     """
 
     def __init__(self, api: Api) -> None:
@@ -365,10 +359,7 @@ NAP_S = 0.002
 
 
 class SkippingClock(SystemClock):
-    """The system's clock, on which a pause takes no time of its own: it ends once `settle` returns.
-
-    Real seconds would be enough for what others do meanwhile. Skipped, they are not: they have to be waited for.
-    """
+    """The system's clock, on which a pause ends at once when others have done what they would do meanwhile."""
 
     def __init__(self, settle: Callable[[], object]) -> None:
         super().__init__()
@@ -400,7 +391,7 @@ def run(
 ) -> Said:
     """Run `driver-manager argv` on `tree` with `env` as its whole environment; `folder` is for the termination log.
 
-    In each of its pauses `settle` is called, which returns once everybody else has done what they have to do by now.
+    Each of its pauses ends when `settle` returns.
     """
     log = folder / "termination-log"
     log.write_text("")

@@ -138,10 +138,7 @@ class Gone:
 
 @dataclass(frozen=True)
 class Certificate:
-    """End every connection, and greet the next `handshakes` clients with a certificate that they cannot accept.
-
-    `name`: `expired`, or `strange` for one that an unknown CA has signed.
-    """
+    """End all connections, and greet the next `handshakes` clients with a certificate: `expired`, or `strange`."""
 
     name: str = "expired"
     handshakes: float = 1
@@ -182,10 +179,9 @@ Action = Answer | Delay | Hold | Drop | Gone | Certificate | Rotate | CutLine | 
 class Fault:
     """What is done to which requests.
 
-    A request matches by `verb` and `resource` (`*`: any; `pods/eviction` with its subresource), and by `path`, a
-    regular expression searched for in the path without the query. Of the matching ones since the fault was added, the
-    `nth` and the following are met by `action`, `times` in all. What acts on watches matches only them.
-    `spares_dry_runs`: evictions that are only rehearsed do not match.
+    A request matches by `verb` and `resource` (`*`: any), and by `path`, a regular expression searched for in the path.
+    Of the matching ones since the fault was added, the `nth` and the following are met, `times` in all. What acts on
+    watches matches only them. `spares_dry_runs`: evictions that are only rehearsed do not match.
     """
 
     action: Action
@@ -226,8 +222,7 @@ class Armed:
 class Script:
     """The faults of one proxy, in order. Safe to share between threads.
 
-    A request is met by each delay and hold that is due and by the first other fault that is; a further one that is
-    due stays so, for the next request that it matches.
+    A request is met by each delay and hold that is due, and by the first other fault that is.
     """
 
     def __init__(self, faults: Iterable[Fault] = ()) -> None:

@@ -160,8 +160,6 @@ ASKED_FOR_REBOOT = {
     "npu.openfuyao.com/driver-upgrade-state": "node-reboot-required",
 }
 FRESH = {DRIVER: "true", PLUGIN: "false", "team.example.com/made": "again"}
-"""The labels of a Node that is made again."""
-
 Act = Callable[[NodeScene], contextlib.AbstractContextManager[None] | None]
 
 
@@ -170,10 +168,7 @@ STATES = {0: "ready", 9: "reboot-required"}
 
 @dataclass(frozen=True)
 class Expected:
-    """What has to be left: `edits` over the labels before the run; None instead of the Node where it is gone.
-
-    `is_silent`: the Node shows nothing of the driver's state.
-    """
+    """What is left: `edits` over the labels before the run, None where the Node is gone; no state if `is_silent`."""
 
     code: int
     driver: str = NEW
@@ -191,8 +186,7 @@ class Expected:
 class Hand:
     """Somebody else. `act` may go on while its context lasts; `expect` is the oracle.
 
-    Hands of one `bundle` touch different things, and act in the same run. `in_journal`, `in_pause`: only where there is
-    one.
+    Hands of one `bundle` act in the same run. `in_journal`, `in_pause`: only where there is one.
     """
 
     name: str
@@ -223,10 +217,7 @@ def edits(key: str, value: str | None) -> tuple[Act, Callable[[Wait], Expected]]
 
 
 def pauses(key: str) -> tuple[Act, Callable[[Wait], Expected]]:
-    """An administrator pauses a label that is not paused by us.
-
-    Before a node is taken that is what a dead manager leaves, and is decoded; where the journal tells better, it stays.
-    """
+    """An administrator pauses a label that is not ours: it stays, but not before a node is taken."""
 
     def expect(wait: Wait) -> Expected:
         is_decoded = wait.plans_again and not wait.has_journal

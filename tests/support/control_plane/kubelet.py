@@ -1,7 +1,6 @@
 """Nodes and operands on the real API server, and the stand-in for a node's kubelet and scheduler.
 
-The DaemonSet controller and the garbage collector are real. The stand-in binds pods, reports them as running, and
-confirms their deletion after the time that a test gives them.
+The DaemonSet controller and the garbage collector are real. The stand-in binds, runs and ends pods.
 """
 
 from __future__ import annotations
@@ -60,10 +59,10 @@ LONG_AGO = "2020-01-01T00:00:00Z"
 
 @dataclass(frozen=True)
 class Deletion:
-    """One pod that is gone. Times are `time.monotonic()` in seconds, comparable with the test's own.
+    """One pod that is gone, by `time.monotonic()` in seconds.
 
-    `asked_at_s` is taken before the kubelet's final DELETE is sent (None if the last delete was another client's),
-    `gone_at_s` when the watch reports the pod gone. The instant itself lies between the two.
+    `asked_at_s` is taken before the kubelet's final DELETE is sent (None if another client sent the last one),
+    `gone_at_s` when the watch reports the pod gone: it went between the two.
     """
 
     app: str
@@ -113,19 +112,13 @@ class Kubelet:
         assert not self._reaper.is_alive(), f"{self._reaper.name} did not end"
 
     def stop_after(self, key: str, seconds: float) -> None:
-        """Pods named `key` (`name`, `namespace/name`) or labelled `app=key` take this long to stop; `NEVER` holds them.
-
-        Counts from the deletion, also for pods that are stopping already. Unset, a pod stops at once.
-        """
+        """Pods of this name, `namespace/name` or label `app` stop so long after their deletion; `NEVER` holds them."""
         with self._changed:
             self._stop_times_s[key] = seconds
             self._changed.notify_all()
 
     def start_by_hand(self, *prefixes: str) -> None:
-        """Pods whose names begin so are bound and stay Pending: the test runs their containers, and `report_running`s.
-
-        For pods that do not exist yet.
-        """
+        """New pods whose names begin so stay Pending: the test runs their containers, and calls `report_running`."""
         with self._changed:
             self._by_hand = prefixes
 

@@ -86,10 +86,7 @@ class Crowd:
         self._each(self.nodes, lambda node: gone(lambda: self._api.delete(f"/api/v1/nodes/{node}")))
 
     def reconcile(self, limit_s: float) -> Crowded:
-        """Run one agent on each node, all at once; a node's pods go when all nodes are paused.
-
-        AssertionError after `limit_s` seconds.
-        """
+        """Run an agent on each node, all at once; pods go when all are paused. AssertionError after `limit_s`."""
         mark, begun_s = self._plane.audit_mark(), time.monotonic()
         with self._agents() as agents:
             for process in agents:

@@ -271,10 +271,7 @@ class ForkServer:
 
 @contextlib.contextmanager
 def running(command: str, env: Mapping[str, str], last_line: Path) -> Iterator[Running]:
-    """`driver-manager command` while the context lasts, in a process of its own; what it said is shown with a failure.
-
-    It may be killed meanwhile, by a signal to its process.
-    """
+    """`driver-manager command` in a process of its own while the context lasts. It may be killed meanwhile."""
     argv = [sys.executable, "-m", "driver_manager", command]
     loop = Running(argv, env, last_line, subprocess.DEVNULL)  # what it leaves behind would keep a pipe open
     try:

@@ -1,7 +1,6 @@
 """The fault proxy between agents and the real API server.
 
-It passes requests on unchanged, but for what an old server lacks (`old_server`) and for scripted faults (`faults`).
-Clients keep their tokens, so rights, conflicts and resource versions are the server's own.
+Requests pass unchanged, but for what an old server lacks (`old_server`) and for scripted faults (`faults`).
 """
 
 from __future__ import annotations
@@ -144,10 +143,7 @@ class Identity:
             return token in self._expired
 
     def bind_to_node(self, token: str, user: str, node: str, admin: str) -> None:
-        """From now on the server takes `token` for one of a pod of `user` on `node`, as servers since 1.30 do.
-
-        A server that puts no node into tokens gets it by impersonation, with the token of `admin`.
-        """
+        """From now on the server takes `token` for that of a pod of `user` on `node`: `admin` impersonates it."""
         extra = "Impersonate-Extra-authentication.kubernetes.io%2fnode-name"
         with self._lock:
             self._impersonated[token] = {
@@ -218,10 +214,7 @@ class _Meeting:
 
 
 def _close_half_wrapped(error: OSError) -> None:
-    """Close the socket that `wrap_socket` has made and leaves open if the client has reset the connection.
-
-    CPython 3.11 to 3.13: `ssl.SSLSocket._create` detaches the plain socket before it finds the reset.
-    """
+    """Close the socket that `wrap_socket` leaves open if the client has reset the connection (CPython 3.11 to 3.13)."""
     trace = error.__traceback__
     while trace is not None:
         left = trace.tb_frame.f_locals.get("self")
@@ -560,7 +553,7 @@ class Proxy:
         self._shut_connections()
 
     def _stop_listening(self) -> None:
-        """Refuse connections, and keep the port: a socket bound to a port of its own choice may listen again.
+        """Refuse connections, and keep the port.
 
         Not where it does not listen: Linux would hand the shutdown down to every connection that is accepted later.
         """

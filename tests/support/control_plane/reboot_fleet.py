@@ -1,7 +1,4 @@
-"""Nodes with the real rebooter and adapters on a real API server, on simulated hosts.
-
-Each call of a port passes the node's killer: processes die and answers get lost where a test says so.
-"""
+"""Nodes with the real rebooter and adapters on a real API server, on simulated hosts; each call passes a killer."""
 
 from __future__ import annotations
 

@@ -42,8 +42,6 @@ MOST_LOOKS = 6
 """For the beginning of the idle time: what can wait is written by then."""
 
 READY_S = 0.3
-"""From a driver pod's binding until it is ready."""
-
 TASK = "driver-manager.rebellions.ai/task"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 

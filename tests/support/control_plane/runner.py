@@ -89,8 +89,7 @@ ASCEND_ROOT, ASCEND_OLD = "/var/lib/Ascend/driver", "25.2.0"
 class CommandRunner:
     """One node's host tree and the command line on it, which reaches the cluster through `proxy` if there is one.
 
-    It finds itself in a pod. `through` is a command that starts it. `is_forked`: without an interpreter's start of its
-    own, and the memory of the process that it was forked from. Its maker sets `node`.
+    `through` is a command that starts it. `is_forked`: without an interpreter's start. Its maker sets `node`.
     """
 
     node: Node

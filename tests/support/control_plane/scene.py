@@ -67,7 +67,6 @@ class NodeScene:
     run: ForkedCommand | None = None
     told_to_end_s: float = 0.0
     mutant: str = ""
-    """Breaks every run that is started; "" for none."""
     others: list[Pod] = field(default_factory=list)
 
     def start(

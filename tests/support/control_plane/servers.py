@@ -1,8 +1,6 @@
-"""A real control plane on loopback (etcd, kube-apiserver, kube-controller-manager), its certificates, users and audit
-log.
+"""A real control plane on loopback (etcd, kube-apiserver, kube-controller-manager), its certificates, users, audit log.
 
-`KUBEBUILDER_ASSETS` names the folder of the binaries. A temporary folder has everything that the servers write.
-Leaving the context kills their processes by id and removes the folder.
+Leaving the context kills its processes by id and removes the temporary folder that has all they write.
 """
 
 from __future__ import annotations
@@ -56,8 +54,7 @@ class AuditRecord:
 def policy(namespace: str, others: str = "Metadata") -> Json:
     """The audit policy: requests of this namespace's service accounts with what was sent, `others` at that level.
 
-    RequestReceived is logged before the handler runs, in blocking mode: whatever a client has had an answer to is in
-    the log already, so counting those can never come too early. The API server's own loopback traffic is left out.
+    In blocking mode RequestReceived is logged before the handler runs: what was answered is in the log.
     """
     return {
         "apiVersion": "audit.k8s.io/v1",
@@ -73,8 +70,7 @@ def policy(namespace: str, others: str = "Metadata") -> Json:
 def settled(log: Path, user: str | None, since: int, settle_s: float) -> list[AuditRecord]:
     """The requests of `user` (None: of all) after byte `since`, in the order they came in, each once.
 
-    Waits up to `settle_s` seconds until each has its status, open watches apart. AssertionError naming those that have
-    none by then.
+    Waits until each but open watches has its status. AssertionError naming those without one after `settle_s`.
     """
     deadline_s = time.monotonic() + settle_s
     while True:

@@ -20,8 +20,6 @@ from tests.support.control_plane.old_server import (
 )
 
 TEAM = "team-a"
-"""The namespace of pods that name none."""
-
 NPU = "rebellions.ai/ATOM"
 MIRROR = "kubernetes.io/config.mirror"
 
@@ -225,7 +223,6 @@ class Workloads:
 
 
 WorkloadsFactory = Callable[[Node], Workloads]
-"""Makes users' pods on a node."""
 
 
 def _some_name(prefix: str) -> str:

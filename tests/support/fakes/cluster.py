@@ -47,10 +47,7 @@ class DaemonSet:
 
 @dataclass(frozen=True)
 class Tenant:
-    """What the kubelet does with a user's pod: how long it takes to stop, and whether it holds the device until then.
-
-    `blocked_until` is when its disruption budget allows an eviction.
-    """
+    """A user's pod: seconds to stop, whether it holds the device until then, when its budget allows an eviction."""
 
     stop_s: float = 5.0
     uses_device: bool = True
@@ -59,10 +56,7 @@ class Tenant:
 
 @dataclass
 class FakeCluster:
-    """See `driver_manager.core.ports.Cluster`. `edit`, `replace_node` and `delete_node` are somebody else's doing.
-
-    `operator` is told of every change of the Node, as an operator that watches it is.
-    """
+    """See `driver_manager.core.ports.Cluster`. `operator` is told of every change of the Node."""
 
     killer: Killer
     clock: FakeClock

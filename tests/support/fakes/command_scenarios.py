@@ -219,7 +219,6 @@ NORMAL = (
     (r"(?m)^window:   (about|at least) .*$", r"window:   \1 <n> s"),
     (r"\b\d+\.\d+ s\b", "<n> s"),
 )
-"""Patterns of what differs between two runs, with their replacements."""
 
 
 def normal(text: str, folder: str) -> str:

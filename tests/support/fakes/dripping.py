@@ -112,7 +112,6 @@ ANSWERS: dict[str, Serve] = {
     "error-body": dripping(b"HTTP/1.1 500 No\r\nContent-Length: 100000\r\n\r\n{", b" "),
     "tls-record": one_record,
 }
-"""What is sent once the TLS connection is there."""
 
 
 def hello(peer: Peer) -> None:

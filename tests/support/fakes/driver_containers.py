@@ -30,7 +30,6 @@ class EntryProgram:
     folder: Path
     module_name: str = "rebellions"
     further: Mapping[str, str] = field(default_factory=dict)
-    """Environment of the container beside that of all."""
 
     @property
     def state(self) -> Path:

@@ -59,7 +59,6 @@ STOP_S, START_S, READY_S = 2.0, 1.0, 20.0
 """Of a driver pod: to leave, until the next one is there, until that one is ready."""
 
 LOOKS_S = 6.0
-"""How long a preflight takes."""
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """A simulated fleet: nodes, driver pods, a DaemonSet controller, preflights, pods that clear, and what may happen.
 
-Asserts at every act what must never happen: a pod deleted twice for one revision, a foreign node acted on, limits
-exceeded, waves out of order, a driver pod deleted on a node that is not cleared.
+Asserts at every act what must never happen.
 """
 
 from __future__ import annotations
@@ -131,10 +130,7 @@ GIVEN_BACK: dict[str, Any] = {"is_taken_by_run": False, "cleared_by": ""}
 
 @dataclass
 class Machine:
-    """A Node, its pod, and how its next runs go: `fate` is good, broken, silent or reboot.
-
-    `is_locked`: the API server refuses every patch of the Node.
-    """
+    """A Node, its pod, and how its next runs go: good, broken, silent, reboot. `is_locked`: no patch succeeds."""
 
     facts: FleetNode
     fate: str = "good"
@@ -504,9 +500,7 @@ class Checked:
             assert not done, f"done without knowing the newest template: {done}"
 
     def fit(self) -> None:
-        """Nobody is disturbed on a node that is not to begin, up to the moment when somebody was; a pod that its
-        kubelet cannot end is never deleted.
-        """
+        """No node that is not to begin is disturbed, and no pod deleted that its kubelet cannot end."""
         for act in self.decision.acts:
             if not isinstance(act, MarkNode | RestartPod | CreatePod):
                 continue
@@ -797,10 +791,7 @@ def calm(world: World) -> None:
 
 
 def heal(world: World) -> None:
-    """Everything that may keep a node from its upgrade ends, but for what only the rollout can end.
-
-    A node of the canary pool is there again: a wave that matches no node stalls the rollout, as it has to.
-    """
+    """All that may keep a node from its upgrade ends, but what only the rollout can end; a canary is there."""
     world.looks.ends, world.looks.refusal, world.clears.ends = {}, "", {}
     if not any(machine.facts.labels["pool"] == "canary" for machine in world.machines.values()):
         world.join("d")

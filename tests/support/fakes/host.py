@@ -47,8 +47,7 @@ class FakeHost:
     """See `driver_manager.core.ports.HostSystem`; `facts` is what an adapter would read.
 
     `offers` is the driver version by root. `needs` names what each module depends on; no root has those in `lacking`.
-    `tunables` are the parameters by version of the driver. Those in `hanging` do not end their exit functions: they
-    stay in `leaving` until a reboot.
+    Modules in `hanging` do not end their exit functions: they stay in `leaving` until a reboot.
     """
 
     killer: Killer

@@ -1,7 +1,6 @@
 """The one gate that every call of the fakes passes: it counts, kills, and lets the world change between two calls.
 
-SIGKILL is modelled by `Killed`: once raised, whatever the dead run's code still tries (an `except` clause, a `finally`)
-meets the same exception and changes nothing, until `revive` starts the next process.
+SIGKILL is `Killed`: once raised, all that the dead run's code still tries meets it and changes nothing until `revive`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 Action = Callable[[], object] | Exception
-"""What happens at a call: something is done, or the call fails."""
 
 
 class Killed(BaseException):

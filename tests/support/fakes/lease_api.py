@@ -46,9 +46,8 @@ def refusal(status: int) -> Answer:
 
 
 class LeaseApi:
-    """The KubeApi of one process. `delays` are the seconds that the next requests and answers are under way for.
-
-    `is_lost` says of the next ones whether the answer is lost; `is_away`: no request arrives.
+    """The KubeApi of one process. `delays` are the seconds of the next requests and answers, `is_lost` says which
+    answers are lost; `is_away`: no request arrives.
     """
 
     def __init__(self, clock: FakeClock, server: LeaseServer | None = None) -> None:

@@ -22,7 +22,7 @@ from tests.support.fakes.host_folders import load
 
 
 class ModuleHost:
-    """A host whose tools act on a tree. `did` are the words of every rmmod, modprobe and insmod that changed it.
+    """A host whose tools act on a tree. `did` are the calls of rmmod, modprobe and insmod that changed it.
 
     `options` were handed to modprobe for each module, `inserted` to insmod.
     """

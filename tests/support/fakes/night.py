@@ -1,4 +1,4 @@
-"""What goes wrong at night, and how each of it shows: in the first line of `status`, on the Node, in its Events.
+"""What goes wrong at night, and how it shows in `status`, on the Node and in its Events.
 
 One table for docs/operate.md, the sandbox and the real API server: each plays every row with the real command line.
 """

@@ -58,7 +58,6 @@ SHORT = {
     "paused": PAUSED,
     "<root>": PROFILE.paths.driver_root,
 }
-"""What is written for long values."""
 
 
 class Row(Struct, frozen=True):

@@ -34,7 +34,6 @@ from tests.support.fakes.killer import Killed, Killer
 KEYS = ASCEND.keys
 APPROVE = {KEYS.approve_reboot: "true"}
 UPTIME_S = 10_000.0
-"""How long the hosts are up when a test begins."""
 
 
 class Home(Protocol):
@@ -275,10 +274,7 @@ class Machine:
         return self.cluster.current
 
     def check_state(self) -> None:
-        """Raises AssertionError unless the Node shows that a reboot is required as long as it is asked for.
-
-        A Node made anew shows nothing until somebody asks again.
-        """
+        """Raises AssertionError unless the Node shows that a reboot is required as long as it is asked for."""
         current = self.node
         is_anew = current.uid != f"uid-{self.name}" and KEYS.state not in current.labels
         was_shown = not is_anew and any(KEYS.state in patch.labels for patch in self.cluster.patches)
@@ -321,10 +317,7 @@ class Fleet:
         assert machine.notes.get(KEYS.pre_reboot_boot_id) == machine.host.boot_id
 
     def settle(self, rounds: int = 60) -> None:
-        """Fair rounds of undisturbed processes until nothing changes for longer than a reboot command may take.
-
-        Hosts that are down come back. Raises AssertionError where there is no end.
-        """
+        """Rounds until nothing changes for longer than a reboot takes; hosts come back. May raise AssertionError."""
         quiet = 0
         for _ in range(rounds):
             before = self._fingerprint()

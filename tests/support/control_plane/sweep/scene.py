@@ -81,8 +81,8 @@ class Exporter:
 class Holder:
     """A pod that has the device open on the host of `tree`, while the context lasts.
 
-    The process ends when its pod is gone. The client that evicted the pod gets its answer after that: so the number of
-    attempts to unload is always the same. Its controller makes no other pod before the next boot.
+    Its process ends with it, before the client that evicted it gets an answer: so the number of attempts to unload is
+    always the same. Its controller makes no other pod before the next boot.
     """
 
     def __init__(self, made: Workloads, node: Node, proxy: Proxy, tree: HostTree) -> None:
@@ -308,8 +308,7 @@ class Place(Enum):
 
 @dataclass(frozen=True)
 class Effect:
-    """One effect of a run. `number` is its own among the host effects (from 0), or among the requests of its verb and
-    resource (from 1)."""
+    """`number` is its own among the host effects (from 0), or among the requests of its verb and resource (from 1)."""
 
     place: Place
     name: str
