@@ -187,7 +187,7 @@ class Follower:
         path: str,
         see: Callable[[str, Json], object],
         *,
-        relisted: Callable[[list[Json]], object] = len,
+        relisted: Callable[[list[Json]], object] = lambda _: None,
         timeout_s: int = 300,
         **params: str,
     ) -> None:

@@ -53,7 +53,7 @@ from tests.support.control_plane.runner import (
     REQUESTED,
     SAFE_LOAD,
 )
-from tests.support.control_plane.workloads import Shape, operand_owner, owner_reference, pod_body
+from tests.support.control_plane.workloads import Shape, operand_owner, pod_body, replica_set
 from tests.support.fakes.signals import signals_kept
 
 SCENE = "cluster-tests/scenes"
@@ -150,11 +150,7 @@ class Bystander:
     def __enter__(self) -> Self:
         with contextlib.suppress(Exception):
             self.api.post("/api/v1/namespaces", {"metadata": {"name": TEAM}})
-        labels = {"set": self.mark}
-        template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "main", "image": "job:test"}]}}
-        body = {"metadata": {"name": self.mark}, "spec": {"selector": {"matchLabels": labels}, "template": template}}
-        made = self.api.post(f"/apis/apps/v1/namespaces/{TEAM}/replicasets", body)
-        self.owner = owner_reference("apps/v1", "ReplicaSet", made)
+        self.owner = replica_set(self.api, TEAM, self.mark)
         for follower in self._followers:
             follower.__enter__()
         return self

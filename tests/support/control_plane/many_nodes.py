@@ -112,15 +112,10 @@ class Crowd:
                 asked[_node_of(record)].append(record)
         runs = tuple(
             Reconciled(
-                run["node"],
-                run["code"],
-                run["what"],
-                run["begun_s"],
-                self._gone_s[run["node"]],
-                run["ended_s"],
-                run["is_unloaded"],
-                tuple(f"{record.verb} {record.resource}" for record in asked[run["node"]]),
-                sum(record.code == 429 for record in asked[run["node"]]),
+                **run,
+                gone_s=self._gone_s[run["node"]],
+                requests=tuple(f"{record.verb} {record.resource}" for record in asked[run["node"]]),
+                refused=sum(record.code == 429 for record in asked[run["node"]]),
             )
             for run in ended
         )

@@ -458,12 +458,9 @@ def _service_account(name: str) -> User:
 
 def _free_ports(count: int) -> list[int]:
     """Free ports. All are held until all are chosen, so that they differ."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [s.getsockname()[1] for s in sockets]
-    finally:
-        for s in sockets:
-            s.close()
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in sockets]
 
 
 def _may(verbs: str, resources: str, group: str = "") -> Json:

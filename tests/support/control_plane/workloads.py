@@ -121,13 +121,8 @@ class Workloads:
         """The owner reference of a real ReplicaSet that no controller runs. A disruption budget reads `replicas`."""
         self._ensure_namespace(namespace)
         name = _some_name("set")
-        base = f"/apis/apps/v1/namespaces/{namespace}/replicasets"
-        labels = {"set": name}
-        template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "main", "image": "job:test"}]}}
-        spec = {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template}
-        made = self._api.post(base, {"metadata": {"name": name}, "spec": spec})
-        self._remove_at_end(f"{base}/{name}")
-        return owner_reference("apps/v1", "ReplicaSet", made)
+        self._remove_at_end(f"/apis/apps/v1/namespaces/{namespace}/replicasets/{name}")
+        return replica_set(self._api, namespace, name, replicas)
 
     def daemon_set_pod(self, shape: Shape = PLAIN, *, namespace: str = TEAM) -> Pod:
         """The pod of a real DaemonSet on this node only; the real controller makes it again."""
@@ -229,6 +224,15 @@ def _some_name(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex[:8]}"
 
 
+def replica_set(api: Api, namespace: str, name: str, replicas: int = 1) -> Json:
+    """The owner reference of a ReplicaSet that is made; no controller runs it."""
+    labels = {"set": name}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "main", "image": "job:test"}]}}
+    spec = {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template}
+    path = f"/apis/apps/v1/namespaces/{namespace}/replicasets"
+    return owner_reference("apps/v1", "ReplicaSet", api.post(path, {"metadata": {"name": name}, "spec": spec}))
+
+
 def owner_reference(api_version: str, kind: str, owner: Json) -> Json:
     meta = owner["metadata"]
     return {"apiVersion": api_version, "kind": kind, "name": meta["name"], "uid": meta["uid"], "controller": True}
@@ -246,13 +250,7 @@ def pod_body(name: str, node: str, shape: Shape, owner: Json | None = None) -> J
 
 def operand_owner() -> Json:
     """The controller of an operand's pod, of a kind that the control plane does not know: only the test moves it."""
-    return {
-        "apiVersion": "vendor.example/v1",
-        "kind": "Operand",
-        "name": "one",
-        "uid": str(uuid.uuid4()),
-        "controller": True,
-    }
+    return owner_reference("vendor.example/v1", "Operand", {"metadata": {"name": "one", "uid": str(uuid.uuid4())}})
 
 
 def _spec(shape: Shape) -> Json:

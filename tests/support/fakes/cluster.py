@@ -163,17 +163,14 @@ class FakeCluster:
 
     def post_event(self, reason: str, message: str, *, warning: bool, key: str = "") -> bool:
         try:
-            with self.killer.call("event", effect=True):
-                if not key or key not in self.keys_posted:
-                    self.posted.append((reason, message, warning))
-                self.keys_posted.add(key)
+            self.record_event(reason, message, warning=warning, key=key)
         except ApiUnavailable:
             return False
         return True
 
     def record_event(self, reason: str, message: str, *, warning: bool, key: str) -> None:
         with self.killer.call("event", effect=True):
-            if key not in self.keys_posted:
+            if not key or key not in self.keys_posted:
                 self.posted.append((reason, message, warning))
             self.keys_posted.add(key)
 

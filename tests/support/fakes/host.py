@@ -23,7 +23,6 @@ from driver_manager.domain.host import (
     Module,
     ModuleFile,
     ProbeResult,
-    RebootWish,
     decode_marker,
     decode_reboot_wish,
     noted_failure,
@@ -32,7 +31,7 @@ from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, OldDriver, Owner
 from driver_manager.domain.pci import noted_bindings
 from driver_manager.domain.profile import RUN_RECORD, Profile, closure, has_root
-from driver_manager.domain.reboot import state as reboot_record
+from driver_manager.domain.reboot.state import Record, decode_reboot_record
 from tests.support.fakes.killer import Killer
 from tests.support.fakes.pci import FakePci
 from tests.support.fakes.slots import FakeSlots
@@ -331,6 +330,8 @@ class FakeHost:
         with self.killer.call("host"):
             record = self._record()
             paths = self.profile.paths
+            wish, rebooter = self.files.get(paths.reboot_wish), self.files.get(paths.rebooter_record)
+            granted = decode_reboot_record(rebooter) if rebooter is not None else Record()
             run, left = host_record.parted(self._run_records(), journal.record if journal else "")
             digest = self.files.get(paths.state_file)
             is_loaded = has_root(self._modules(), self.profile.modules)
@@ -355,8 +356,8 @@ class FakeHost:
                 slots=slots,
                 previous_source=sources.before(driver_root, old, record, digest, self.loaded.get(self.root, "")),
                 marker=self._marker(),
-                reboot_wish=self._wish(),
-                granted_reboot=self._granted_reboot(),
+                reboot_wish=decode_reboot_wish(wish) if wish is not None else None,
+                granted_reboot=granted.granted(self.boot_id),
                 active_services=tuple(sorted(name for name, runs in self.services.items() if runs)),
                 permanent=dict(self.permanent),
                 are_modules_frozen=self.are_modules_frozen,
@@ -381,14 +382,6 @@ class FakeHost:
     def _marker(self) -> Marker | None:
         text = self.files.get(self.profile.paths.reboot_marker)
         return decode_marker(text) if text is not None else None
-
-    def _wish(self) -> RebootWish | None:
-        text = self.files.get(self.profile.paths.reboot_wish)
-        return decode_reboot_wish(text) if text is not None else None
-
-    def _granted_reboot(self) -> str:
-        text = self.files.get(self.profile.paths.rebooter_record)
-        return reboot_record.decode_reboot_record(text).granted(self.boot_id) if text is not None else ""
 
     def _modules(self) -> dict[str, Module]:
         return closure(self._all(), self.profile.modules)
