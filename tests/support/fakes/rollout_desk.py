@@ -13,11 +13,9 @@ import pytest
 
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.cli.main import run
-from driver_manager.domain.settings import HEADINGS
 from driver_manager.sandbox.apiserver import ApiServer
 from tests.support.fakes.fleet_scene import NAMESPACE, ControllerRun, FleetScene, fleet
 from tests.support.fakes.schemas import conforms
-from tests.support.fakes.signals import signals_kept
 
 APPROVED_WAVES = [{"name": "canary", "count": 1, "approval": True}, {"name": "rest"}]
 
@@ -67,13 +65,11 @@ def laptop(
     namespace: str = NAMESPACE,
     **spec: Any,
 ) -> Generator[Laptop, None, None]:
-    for name in (name for _, group in HEADINGS for one in group for name in (one.env, *one.also)):
-        monkeypatch.delenv(name, raising=False)
     scene = fleet(nodes, **spec)
     monkeypatch.setattr(SystemClock, "wall", lambda _: scene.clock.wall())
     controller = ControllerRun(scene)
     controller.until_complete("r1")
-    with ApiServer(scene.store) as server, signals_kept():
+    with ApiServer(scene.store) as server:
         config = server.kubeconfig()
         if namespace:
             config["contexts"][0]["context"]["namespace"] = namespace

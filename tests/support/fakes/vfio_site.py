@@ -14,7 +14,6 @@ from driver_manager.sandbox.cluster import NODE
 from driver_manager.sandbox.host import KERNEL, HostTree, PciTree
 from tests.support.control_plane.kubelet import of_others
 from tests.support.fakes.sandboxed import ByHand, by_hand, upgradable
-from tests.support.fakes.signals import signals_kept
 
 ONE, TWO = "0000:c1:00.0", "0000:c2:00.0"
 WORKLOAD = "rebellions.ai/npu.workload.config"
@@ -70,11 +69,10 @@ def site(folder: Path, monkeypatch: pytest.MonkeyPatch, *, loads: bool) -> Gener
         bus[0].add_vfio(KERNEL)
 
     bus: list[PciTree] = []
-    with by_hand(folder, prepare) as hand, signals_kept(), bus[0].running():
+    with by_hand(folder, prepare) as hand, bus[0].running():
         for name, value in {**hand.environment(NODE_NAME=NODE), **DROP_IN}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("PATH", f"{hand.tree.bin}{os.pathsep}{os.environ['PATH']}")
         monkeypatch.setenv("LOG_FORMAT", "text")
         monkeypatch.setenv("DEVICE_FREE_TIMEOUT", "1s")
-        monkeypatch.delenv("POD_NAME", raising=False)
         yield Site(hand, bus[0])
