@@ -68,12 +68,10 @@ KUBELET = Assets("kubelet", "NODE_TEST_ASSETS", "kubelet", "node", ("kubelet",))
 
 
 def control_plane() -> Path:
-    """The folder with etcd, kube-apiserver and kube-controller-manager. Raises TierError."""
     return CONTROL_PLANE.folder()
 
 
 def kubelet() -> Path:
-    """The folder with a kubelet. Raises TierError."""
     return KUBELET.folder()
 
 
@@ -91,7 +89,6 @@ def tool(name: str, checkout: Path = CHECKOUT) -> Path:
 
 
 def _unpack_tool(archive: Path, sums: Path, name: str, folder: Path) -> None:
-    """Unpack one program of the archive, which `sums` names. Raises TierError."""
     if hashlib.sha256(archive.read_bytes()).hexdigest() != _digests(sums).get(archive.name):
         raise TierError(f"{archive} does not match its SHA256SUMS")
     with _opened(archive) as packed:
@@ -104,7 +101,6 @@ def _unpack_tool(archive: Path, sums: Path, name: str, folder: Path) -> None:
 
 
 def _unpack(archive: Path, sums: Path, folder: Path) -> None:
-    """Unpack the files that `sums` names, as programs. Raises TierError where one is not what it says."""
     wanted = _digests(sums)
     with _opened(archive) as packed:
         for member in packed:  # in the archive's order, or all of it is decompressed for each
@@ -121,13 +117,11 @@ def _unpack(archive: Path, sums: Path, folder: Path) -> None:
 
 
 def _digests(sums: Path) -> dict[str, str]:
-    """The SHA-256 of each file that `sums` names."""
     return {name: digest for digest, name in (line.split(maxsplit=1) for line in sums.read_text().splitlines())}
 
 
 @contextlib.contextmanager
 def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
-    """The archive, open. Raises TierError where it is damaged."""
     try:
         with tarfile.open(archive) as packed:
             yield packed
@@ -136,7 +130,6 @@ def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
 
 
 def main() -> int:
-    """0, or 1 with the reason."""
     known = {"control-plane": CONTROL_PLANE, "kubelet": KUBELET}
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("assets", choices=known, nargs="?", default="control-plane")

@@ -26,7 +26,6 @@ RECENT_S = 3600.0
 """The size bound removes no entry that was used in the last hour: a script may use the path that a process printed."""
 
 _held: dict[Path, int] = {}
-"""The descriptors whose locks this process holds, by the entries' folders."""
 
 
 def folder() -> Path:
@@ -70,10 +69,7 @@ def entry(kind: str, name: str, make: Callable[[Path], object]) -> Path:
 
 
 def prune(now_s: float) -> list[str]:
-    """Remove the entries that were not used for long, and the oldest beyond the size bound; return their names.
-
-    What a process holds stays.
-    """
+    """Remove entries that were not used for long, and the oldest beyond the size bound; none in use. Their names."""
     removed, kept_bytes = [], 0
     locks = [(lock.stat().st_mtime, lock) for lock in folder().glob("*.lock")]
     for used_s, lock in sorted(locks, reverse=True):

@@ -40,7 +40,6 @@ QUICK_CLUSTER = (
     "test_reconcile.py::test_an_upgrade_ends_with_every_label_as_it_was_in_five_requests",
     "test_rollout.py::test_a_rollout_goes_through_its_waves_in_few_writes_and_is_idle_afterwards",
 )
-"""One reconcile and one rollout, for the quick run."""
 COVERED_BY = "3.13"
 """The release of Python that coverage is measured on: its interpreter counts lines at nearly no cost."""
 COVERED_CASES = "2"
@@ -52,16 +51,14 @@ INTERRUPTED = 130  # 128 + SIGINT
 OUTCOMES = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|xpassed)\b")
 CLOSING = re.compile(r"^(?:=+ )?((?:\d+ [a-z]+, )*\d+ [a-z]+ in [\d.]+s.*?)(?: =+)?$", re.MULTILINE)
 ON_A_PYTHON = re.compile(r"unit on (\d+\.\d+)")
-"""The name of the part that runs the unit tests on another Python release."""
 PERCENT = re.compile(r"\[ *(\d+)%\]")
 
 
 @dataclass(frozen=True)
 class Part:
-    """One process of a run: its name, and the tiers that it needs.
+    """One process of a run, and the tiers that it needs: pytest with `paths` and `options`, or else `argv`.
 
-    `paths` and `options` are pytest's; a part with `argv` is another command. A negative `niceness` lets it go first,
-    where the user is root.
+    A negative `niceness` lets it go first, where the user is root.
     """
 
     name: str
@@ -110,10 +107,7 @@ def workers(more: int = 0) -> tuple[str, ...]:
 
 
 def covered(run: str) -> tuple[str, ...]:
-    """Options for a unit tier that measures coverage: in a release of branches too, else with two cases of a function.
-
-    Python counts branches at low cost only from 3.14 on.
-    """
+    """Options for a unit tier with coverage: in a release of branches too, else with two cases of a function."""
     floor = ("--cov", "--cov-report=", f"--cov-fail-under={LINES_FLOOR}")
     return (*workers(), *floor, "--cov-branch") if run == RELEASE else (*workers(), "--cases", COVERED_CASES, *floor)
 
@@ -265,7 +259,6 @@ def row(result: Result) -> str:
 
 
 def minutes(seconds: float) -> str:
-    """Seconds as minutes and seconds, such as 3:05."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
@@ -295,7 +288,6 @@ def _cluster() -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run what `scripts/test` was asked for. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="scripts/test", allow_abbrev=False, add_help=False)
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--release", action="store_true")
@@ -313,7 +305,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def named(arguments: Sequence[str]) -> NoReturn:
-    """Become pytest with the arguments, without the tiers that cannot run here."""
     absent = lacking()
     words = [sys.executable, "-m", "pytest"]
     if absent:
@@ -322,7 +313,6 @@ def named(arguments: Sequence[str]) -> NoReturn:
 
 
 def whole(run: str, names: Sequence[str], share: str | None) -> int:
-    """Run all parts of a run, or those with the names. Returns 0 if every part passed."""
     if problem := _unknown(run, names, share):
         print(f"test: {problem}", file=sys.stderr)
         return 2
@@ -402,7 +392,6 @@ def together(running: Running, chosen: Sequence[Sequence[Part]]) -> None:
 
 
 def report(results: Sequence[Result], took_s: float) -> int:
-    """Print the logs of failed parts, each part's row and the sum. Returns 0 if every part passed."""
     failed = [result for result in results if result.failed]
     skipped = [result for result in results if result.counts.get("skipped") and os.environ.get("CI") == "true"]
     for result in failed or skipped:

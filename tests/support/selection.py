@@ -77,7 +77,6 @@ class Selection:
         return max(count // EXAMPLES_PER[self.run], min(count, FEWEST_EXAMPLES))
 
     def takes(self, marked: set[str]) -> bool:
-        """True if the run has tests with these markers."""
         return not marked & set(RUNS[RUNS.index(self.run) + 1 :])
 
     def chosen(self, cases: Sequence[T], shares: int, name: str) -> list[T]:
@@ -130,7 +129,6 @@ def commits() -> int:
 
 
 def parsed(text: str) -> Share:
-    """A share from its text, such as 2/3. Raises ValueError."""
     found = re.fullmatch(r"(\d+)/(\d+)", text)
     if found is None:
         raise ValueError(f"a share is K/N, such as 2/3, not {text}")
@@ -146,7 +144,6 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def configure(config: pytest.Config) -> None:
-    """Read the options. Raises UsageError."""
     run, cases = config.getoption("--run"), config.getoption("--cases")
     try:
         by_hand = parsed(config.getoption("--share")) if config.getoption("--share") else None

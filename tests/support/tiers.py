@@ -27,7 +27,7 @@ def skip_or_fail(reason: str) -> NoReturn:
 def answer(tier: str, lacking: Sequence[str], prepare: Callable[[], str]) -> int:
     """What `python -m …` of the tier does with `--check` or `--prepare`: 0, or 1 with the reasons.
 
-    `lacking` is what the machine lacks, one readable line each; `prepare` makes what takes long, and says what it is.
+    `lacking` is what the machine lacks; `prepare` makes what takes long, and says what it is.
     """
     parser = argparse.ArgumentParser(description=f"What the {tier} tier needs of this machine.")
     what = parser.add_mutually_exclusive_group(required=True)

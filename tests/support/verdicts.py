@@ -55,7 +55,6 @@ class Inputs:
         self.sources = set(self._imported([module, *filter(Path.is_file, above)]))
 
     def key(self, name: str) -> str:
-        """The key of a pass of the check `name`. Raises OSError where a path that is named is absent."""
         content = hashlib.sha256()
         files = {file for path in self.named for file in _files(path)} | self.sources
         told = [name, sys.version, *_installed(), *map(_version, sorted(self.tools))]
@@ -64,7 +63,6 @@ class Inputs:
         return content.hexdigest()
 
     def has(self, path: Path) -> bool:
-        """True if the key has this path, or if it is none of the checkout's own."""
         if not path.is_relative_to(self.root) or MADE & {*path.relative_to(self.root).parts}:
             return True
         return path in self.sources or any(path.is_relative_to(one) for one in self.named)
@@ -181,14 +179,12 @@ class Verdicts:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """See whether all phases passed."""
         report = yield
         self._has_passed = self._has_passed and report.passed
         return report
 
 
 def unchanged(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The items, each whose pass is kept replaced by one that does not run."""
     return [_unchanged(item) if is_kept(item) else item for item in items]
 
 

@@ -7,14 +7,13 @@ kubelets, a proxy that counts.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,16 +21,8 @@ from tests.assurance.bench import figure, reconcile, rollout
 from tests.assurance.bench.figure import Figure, floor_s
 from tests.assurance.bench.reconcile import NODES, UNLIMITED, measure_crowd, measure_holders, measure_storm
 from tests.assurance.bench.watches import measure_rebooter, measure_watch, measure_watch_requests
-from tests.support.control_plane.servers import (
-    EVENTS,
-    GENERATION_1,
-    NAMESPACE,
-    REBOOTER,
-    ROLLOUT,
-    ControlPlane,
-    bind_rights,
-    missing_assets,
-)
+from tests.support.control_plane.servers import ControlPlane, plane_with_rights
+from tests.support.tiers import TierError
 
 RUNS = 10
 HOLDER_RUNS = 5
@@ -49,7 +40,10 @@ def main() -> int:
     parser.add_argument("-o", "--output", choices=("text", "markdown", "json"), default="text")
     output = parser.parse_args().output
     before = figure.busy()
-    found = figures()
+    try:
+        found = figures()
+    except TierError as error:
+        raise SystemExit(f"bench: {error}") from error
     noise = (
         f"Load before: {before:.1f}, after: {figure.busy():.1f}, of {os.cpu_count()} processors; control plane, "
         f"clients and stand-ins share them. Floor: an interpreter that imports click and ends, {floor_s():.3f} s now."
@@ -65,26 +59,11 @@ def main() -> int:
 
 def figures() -> list[Figure]:
     """All of them, each part said before it begins."""
-    with running_plane() as plane:
+    with plane_with_rights() as plane:
         found = [*of_reconcile(plane), *of_holders(plane), *of_idle(plane), *of_rollout(plane)]
-    with running_plane(UNLIMITED) as plane:
+    with plane_with_rights(UNLIMITED) as plane:
         found += of_scale(plane)
     return [*found, *of_big_fleets(), *of_storm(), *of_watch(), *of_demo()]
-
-
-@contextlib.contextmanager
-def running_plane(server_options: tuple[str, ...] = ()) -> Iterator[ControlPlane]:
-    assets = os.environ.get("KUBEBUILDER_ASSETS")
-    reason = missing_assets(assets)
-    if reason or assets is None:
-        raise SystemExit(f"bench: {reason}")
-    with ControlPlane(Path(assets), server_options) as plane:
-        with plane.api(plane.admin) as api:
-            api.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-            bind_rights(api, plane.agent_with_events, GENERATION_1 + EVENTS)
-            bind_rights(api, plane.rebooter, REBOOTER)
-            bind_rights(api, plane.rollout, ROLLOUT)
-        yield plane
 
 
 def of_reconcile(plane: ControlPlane) -> list[Figure]:

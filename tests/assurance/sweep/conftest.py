@@ -13,13 +13,12 @@ import pytest
 from tests.support.control_plane.api import Api
 from tests.support.control_plane.fixtures import (  # noqa: F401  # fixtures, used by their names
     admin_api,
-    agent_for_workloads,
     control_plane,
     dra,
     nothing_left_running,
     proxy,
 )
-from tests.support.control_plane.servers import ControlPlane, User
+from tests.support.control_plane.servers import ControlPlane
 from tests.support.control_plane.sweep.scene import SweepNode, SweepPath
 from tests.support.control_plane.sweep.sweeping import SHARES, Figures, Recording, record
 from tests.support.selection import share
@@ -48,7 +47,6 @@ def figures(pytestconfig: pytest.Config) -> Figures:
 @pytest.fixture(scope="module")
 def sweep_nodes_for(
     control_plane: ControlPlane,
-    agent_for_workloads: User,
     admin_api: Api,
     dra: None,
     tmp_path_factory: pytest.TempPathFactory,
@@ -58,7 +56,8 @@ def sweep_nodes_for(
 
         def make(count: int) -> list[SweepNode]:
             folders = [tmp_path_factory.mktemp("ground") for _ in range(count)]
-            return [SweepNode(stack, control_plane, agent_for_workloads, admin_api, folder) for folder in folders]
+            user = control_plane.agent_for_workloads
+            return [SweepNode(stack, control_plane, user, admin_api, folder) for folder in folders]
 
         yield make
 

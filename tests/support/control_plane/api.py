@@ -6,10 +6,10 @@ import contextlib
 import json
 import os
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import urlencode
 
@@ -46,10 +46,7 @@ SELDOM_S = 0.1
 
 
 def wait_until(check: Callable[[], T | None], what: str, timeout_s: float = PATIENCE_S, every_s: float = 0.02) -> T:
-    """The first truthy value of `check`. AssertionError after `timeout_s` seconds.
-
-    Asks after `every_s` seconds, then less often the longer it takes: each request costs some milliseconds.
-    """
+    """The first truthy value of `check`, asked ever less often. AssertionError after `timeout_s` seconds."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         value = check()
@@ -62,8 +59,6 @@ def wait_until(check: Callable[[], T | None], what: str, timeout_s: float = PATI
 
 
 class Watch:
-    """One watch stream. Iterate in one thread; `stop()` may come from another and ends the iteration."""
-
     def __init__(self, response: urllib3.BaseHTTPResponse) -> None:
         self._response = response
         self._stopped = False
@@ -95,15 +90,12 @@ class Watch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 class Api:
-    """JSON requests with one bearer token; `ca` is None for plain HTTP. Paths start at `/api` or `/apis`.
-
-    Safe to share between threads.
-    """
+    """JSON requests with one bearer token; `ca` is None for plain HTTP. Safe to share between threads."""
 
     def __init__(self, url: str, ca: Path | None, token: str) -> None:
         self._url = url
@@ -134,7 +126,6 @@ class Api:
         return self.request("GET", path, params=params)
 
     def answers(self, path: str) -> bool:
-        """Whether a GET of `path` is answered with success."""
         try:
             self.get(path)
         except (ApiError, urllib3.exceptions.HTTPError):
@@ -179,8 +170,85 @@ class Api:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Follower:
+    """Lists `path` and watches it from there, again whenever a watch ends, in a thread while the context lasts.
+
+    `see` gets type and object of each event, and each listed object as ADDED after `relisted` got all of them. An
+    unexpected error ends the thread; pytest then fails the test.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        path: str,
+        see: Callable[[str, Json], object],
+        *,
+        relisted: Callable[[list[Json]], object] = lambda _: None,
+        timeout_s: int = 300,
+        **params: str,
+    ) -> None:
+        self._api, self._path, self._params, self._timeout_s = api, path, params, timeout_s
+        self._see, self._relisted = see, relisted
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._stop: Callable[[], None] = lambda: None
+        self._thread = threading.Thread(target=self._follow, name=f"follower of {path}")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._is_over = True
+            self._stop()
+        self._thread.join(timeout=60)
+        assert not self._thread.is_alive(), f"{self._thread.name} did not end"
+
+    def _follow(self) -> None:
+        while not self._is_over:
+            listed = self._api.get(self._path, **self._params)
+            self._relisted(listed["items"])
+            for one in listed["items"]:
+                self._see("ADDED", one)
+            with contextlib.suppress(urllib3.exceptions.HTTPError):
+                self._watch(listed["metadata"]["resourceVersion"])
+
+    def _watch(self, version: str) -> None:
+        with self._api.watch(self._path, timeout_s=self._timeout_s, resourceVersion=version, **self._params) as stream:
+            with self._lock:
+                if self._is_over:
+                    return
+                self._stop = stream.stop
+            for kind, one in stream:
+                if kind == "ERROR":  # 410: the version is compacted
+                    return
+                self._see(kind, one)
+
+
+@contextlib.contextmanager
+def repeated(act: Callable[[], object], every_s: float, name: str) -> Iterator[None]:
+    """`act` again and again in a thread, for the first time before the context begins."""
+    over, begun = threading.Event(), threading.Event()
+
+    def loop() -> None:
+        while not over.is_set():
+            act()
+            begun.set()
+            over.wait(every_s)
+
+    thread = threading.Thread(target=loop, name=name)
+    thread.start()
+    try:
+        assert begun.wait(75.0)
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def gone(request: Callable[[], object], *also: int) -> bool:

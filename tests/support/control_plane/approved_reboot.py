@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tests.support.control_plane.api import wait_until
 from tests.support.control_plane.kubelet import Node
 from tests.support.control_plane.processes import RUN_TIMEOUT_S, Command
-from tests.support.control_plane.runner import ASCEND_ROOT, CommandRunner, node_of
+from tests.support.control_plane.runner import ASCEND_ROOT, CommandRunner
 
 KEYS = "npu.openfuyao.com/"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/npu-operator/leases/driver-manager-reboots"
@@ -16,7 +16,7 @@ OPTIONS = {"OPERATOR_NAMESPACE": "npu-operator", "REBOOTER_INTERVAL": "0.1s", "R
 
 def approved_reboot(runner: CommandRunner, env: Mapping[str, str]) -> str:
     """Play it on a host whose marker asks for a reboot; what the rebooter says that it lacks, "" for nothing."""
-    tree, node = runner.tree, node_of(runner)
+    tree, node = runner.tree, runner.node
     node.api.patch(node.path, {"metadata": {"annotations": {f"{KEYS}approve-reboot": "true"}}})
     first = runner.start("rebooter", **OPTIONS, **env)
     what = "the reboot is told, or a right lacks"

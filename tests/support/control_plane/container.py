@@ -43,7 +43,6 @@ class Spec:
     argv: tuple[str, ...]
 
     def command(self) -> list[str]:
-        """What to start for it; the process keeps its id."""
         return [*unshare(), sys.executable, "-I", "-S", __file__, json.dumps(asdict(self))]
 
 
@@ -61,7 +60,6 @@ def why_not() -> str:
 
 
 def mount(*arguments: str) -> None:
-    """mount(8)."""
     subprocess.run(["mount", *arguments], check=True)
 
 

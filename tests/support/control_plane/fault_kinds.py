@@ -1,6 +1,4 @@
-"""The kinds of faults of the matrix, and the exit code of a run after each. Exit codes are written out: they are the
-contract.
-"""
+"""The kinds of faults of the matrix, and the exit code of a run after each, written out: it is the contract."""
 
 from __future__ import annotations
 
@@ -36,8 +34,6 @@ CHANGES_TRIED = 10
 """How often a run reads a Node again that keeps changing (`TAKE_ATTEMPTS`, `settling.ATTEMPTS`)."""
 
 IN_VAIN_S = 5.0
-"""A wait that is sure to end with its limit."""
-
 FORBIDDEN = 'is forbidden: User "u" cannot {} resource "{}" in API group "" in the namespace "n"'
 
 
@@ -54,8 +50,6 @@ class Asked:
 
 
 class Family(Enum):
-    """What faults mean alike."""
-
     AGAIN = "repeated within the budget"
     RENEWED = "credentials read again, repeated once"
     REFUSED = "final"
@@ -143,14 +137,12 @@ class Cell:
 
 
 SHARES = 21
-"""A submission runs one share of the cells."""
 
 
 def cells(asked: Mapping[str, Sequence[Asked]], share: Share) -> list[Cell]:
     """The share of the cells of these routes: each request, each kind that can meet it, once and for ever.
 
-    A share is taken diagonally: each request meets some of the kinds in either way, the next one the next. The routes
-    ask for much the same at different steps, so that no share leaves out a kind for what is asked everywhere.
+    Taken diagonally, so that no share leaves out a kind for what every route asks.
     """
     return [
         Cell(route, one, kind.name, is_lasting)

@@ -1,7 +1,4 @@
-"""Runs cells of the fault matrix: the routes, a node for each, and the command line inside this process.
-
-A scene has bare pods instead of DaemonSets. They end as soon as they should, without a kubelet.
-"""
+"""Cells of the fault matrix: the routes, a node with bare pods for each, and the command line inside this process."""
 
 from __future__ import annotations
 
@@ -19,12 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from unittest import mock
 from urllib.parse import urlsplit
-
-import urllib3
 
 from driver_manager.adapters.host import modules
 from driver_manager.adapters.host import system as host_system
@@ -36,7 +30,7 @@ from driver_manager.cli import main, reconcile
 from driver_manager.cli import session as wiring
 from driver_manager.sandbox import fake_tools
 from driver_manager.sandbox.host import KERNEL, TOOLS, HostTree, PciTree
-from tests.support.control_plane.api import Api, ApiError, Json, gone, wait_until
+from tests.support.control_plane.api import Api, ApiError, Follower, Json, gone, wait_until
 from tests.support.control_plane.fault_kinds import KINDS, Asked, Cell, code_of, most_requests
 from tests.support.control_plane.faults import ALWAYS, Answer, Exchange, Fault
 from tests.support.control_plane.kubelet import NOTHING, Shown, node_body, of_others, shown
@@ -59,13 +53,12 @@ from tests.support.control_plane.runner import (
     REQUESTED,
     SAFE_LOAD,
 )
-from tests.support.control_plane.workloads import Shape, operand_owner, owner_reference, pod_body
+from tests.support.control_plane.workloads import Shape, operand_owner, pod_body, replica_set
 from tests.support.fakes.signals import signals_kept
 
 SCENE = "cluster-tests/scenes"
-"""Label of the nodes and pods of one bystander."""
-
 TEAM = "fault-scenes"
+PODS = f"/api/v1/namespaces/{TEAM}/pods"
 OPERAND, DRA, DRIVER = f"{PREFIX}device-plugin", f"{PREFIX}dra-kubelet-plugin", f"{PREFIX}driver"
 DEVICE = "0000:c1:00.0"
 
@@ -139,8 +132,7 @@ class State:
 class Bystander:
     """Plays DaemonSet controller, operator and kubelet for the nodes of one process: pods go as soon as they have to.
 
-    A server deletes at once in two steps, and a caller who hangs up between them leaves the pod to its kubelet
-    (k8s.io/apiserver, registry/rest/delete.go).
+    A caller who hangs up during a deletion leaves the pod to its kubelet (k8s.io/apiserver, registry/rest/delete.go).
     """
 
     def __init__(self, api: Api) -> None:
@@ -149,33 +141,23 @@ class Bystander:
         self._lock = threading.Lock()
         self._pods: dict[str, dict[str, list[str]]] = {}  # node → why they would go → their paths
         self._at_work = ""  # the node whose wishes are being answered
-        self._is_over = False
-        self._stops: dict[str, Callable[[], None]] = {}
-        pods = f"/api/v1/namespaces/{TEAM}/pods"
-        self._threads = [
-            threading.Thread(target=self._watch, args=("/api/v1/nodes", self._see), name="bystander"),
-            threading.Thread(target=self._watch, args=(pods, partial(self._confirm, pods)), name="bystander-kubelet"),
-        ]
+        mine = f"{SCENE}={self.mark}"
+        self._followers = (
+            Follower(api, "/api/v1/nodes", self._see, labelSelector=mine),
+            Follower(api, PODS, self._confirm, labelSelector=mine),
+        )
 
     def __enter__(self) -> Self:
         with contextlib.suppress(Exception):
             self.api.post("/api/v1/namespaces", {"metadata": {"name": TEAM}})
-        labels = {"set": self.mark}
-        template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "main", "image": "job:test"}]}}
-        body = {"metadata": {"name": self.mark}, "spec": {"selector": {"matchLabels": labels}, "template": template}}
-        made = self.api.post(f"/apis/apps/v1/namespaces/{TEAM}/replicasets", body)
-        self.owner = owner_reference("apps/v1", "ReplicaSet", made)
-        for thread in self._threads:
-            thread.start()
+        self.owner = replica_set(self.api, TEAM, self.mark)
+        for follower in self._followers:
+            follower.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with self._lock:
-            self._is_over = True
-            for stop in self._stops.values():
-                stop()
-        for thread in self._threads:
-            thread.join(60)
+    def __exit__(self, *_: object) -> None:
+        for follower in self._followers:
+            follower.__exit__()
 
     def look_after(self, node: str, pods: dict[str, list[str]]) -> None:
         """From now on these pods of `node` go when a label is paused or an annotation set."""
@@ -199,37 +181,23 @@ class Bystander:
             return True
         with self._lock:
             is_due = self._at_work == node or bool(self._due(meta))
-        on_node = self.api.list(f"/api/v1/namespaces/{TEAM}/pods", fieldSelector=f"spec.nodeName={node}")
+        on_node = self.api.list(PODS, fieldSelector=f"spec.nodeName={node}")
         is_asked = any(key in meta.get("annotations", {}) for key in (REQUESTED, SAFE_LOAD))
         return not is_due and not is_asked and not any("deletionTimestamp" in pod["metadata"] for pod in on_node)
 
-    def _watch(self, path: str, see: Callable[[Json], None]) -> None:
-        while True:
-            try:
-                stream = self.api.watch(path, labelSelector=f"{SCENE}={self.mark}")
-            except urllib3.exceptions.HTTPError:
-                if self._is_over:
-                    return
-                raise
-            with stream:
-                with self._lock:
-                    if self._is_over:
-                        return
-                    self._stops[path] = stream.stop
-                for kind, found in stream:
-                    if kind != "DELETED" and "name" in found.get("metadata", {}):
-                        see(found["metadata"])
-
-    def _confirm(self, pods: str, pod: Json) -> None:
-        if "deletionTimestamp" in pod:
-            gone(partial(self.api.delete, f"{pods}/{pod['name']}", grace_s=0), 409)
+    def _confirm(self, kind: str, pod: Json) -> None:
+        if kind != "DELETED" and "deletionTimestamp" in pod["metadata"]:
+            gone(partial(self.api.delete, f"{PODS}/{pod['metadata']['name']}", grace_s=0), 409)
 
     def _due(self, node: Json) -> list[str]:
         labels, annotations = node.get("labels", {}), node.get("annotations", {})
         pods = self._pods.get(node["name"], {})
         return [why for why in pods if PAUSED in labels.get(why, "") or annotations.get(why)]
 
-    def _see(self, node: Json) -> None:
+    def _see(self, kind: str, found: Json) -> None:
+        if kind == "DELETED":
+            return
+        node = found["metadata"]
         annotations = node.get("annotations", {})
         with self._lock:
             leave = self._due(node)
@@ -330,8 +298,8 @@ class Scene:
 
     def _pod(self, body: Json) -> tuple[str, Json]:
         body["metadata"].setdefault("labels", {})[SCENE] = self._by.mark
-        made = self._api.post(f"/api/v1/namespaces/{TEAM}/pods", body)
-        path = f"/api/v1/namespaces/{TEAM}/pods/{body['metadata']['name']}"
+        made = self._api.post(PODS, body)
+        path = f"{PODS}/{body['metadata']['name']}"
         self._removals.insert(0, partial(self._api.delete, path, grace_s=0))
         return path, made
 
@@ -375,7 +343,6 @@ def is_taken(state: State) -> bool:
 
 
 def is_as_before(state: State, before: State) -> bool:
-    """Whether labels, annotations and cordon are those of `before`."""
     mine, theirs = ((one.labels, one.annotations, one.is_cordoned) for one in (state, before))
     return mine == theirs
 
@@ -388,10 +355,7 @@ NAP_S = 0.002
 
 
 class SkippingClock(SystemClock):
-    """The system's clock, on which a pause takes no time of its own: it ends once `settle` returns.
-
-    Real seconds would be enough for what others do meanwhile. Skipped, they are not: they have to be waited for.
-    """
+    """The system's clock, on which a pause ends at once when others have done what they would do meanwhile."""
 
     def __init__(self, settle: Callable[[], object]) -> None:
         super().__init__()
@@ -423,7 +387,7 @@ def run(
 ) -> Said:
     """Run `driver-manager argv` on `tree` with `env` as its whole environment; `folder` is for the termination log.
 
-    In each of its pauses `settle` is called, which returns once everybody else has done what they have to do by now.
+    Each of its pauses ends when `settle` returns.
     """
     log = folder / "termination-log"
     log.write_text("")
@@ -446,7 +410,6 @@ def run(
 
 @contextlib.contextmanager
 def _tools_called(tree: HostTree) -> Iterator[None]:
-    """Within it, tools of the host are called instead of started."""
     tools = {*TOOLS, tree.profile.probe.tool if tree.profile.probe else ""}
 
     def call(argv: Sequence[str], *, timeout_s: float = 0.0, env: Mapping[str, str] | None = None) -> Result:
@@ -476,8 +439,6 @@ class FaultSetup:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one cell came to; no problems is what is wanted."""
-
     cell: Cell
     code: int
     problems: tuple[str, ...]
@@ -495,8 +456,6 @@ class Record:
 
 
 class Bench:
-    """Everything that a process keeps from one cell to the next."""
-
     def __init__(self, fault_setup: FaultSetup, stack: contextlib.ExitStack) -> None:
         self._ground = fault_setup
         self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-")))
@@ -527,7 +486,7 @@ class Bench:
             with self._proxy(fault) as proxy:
                 before = scene.state()
                 said = self._run(scene, proxy.url, cell)
-                fired, asked = proxy.fired(fault), proxy.exchanges(cell.asked.verb)
+                fired, asked = proxy.script.fired(fault), proxy.exchanges(cell.asked.verb)
             after = scene.state()
             requests = sum(one.request.target.resource == cell.asked.resource for one in asked)
             problems = [*_of_end(cell, said, record), *_of_requests(cell, fired, requests)]
@@ -567,7 +526,6 @@ class Bench:
             yield proxy
 
     def _account(self, scene: Scene, server: str) -> dict[str, str]:
-        """The service account in the scene's folder, and the environment that leads to it."""
         (scene.folder / "token").write_text(self._ground.agent)
         (scene.folder / "ca.crt").write_bytes(self._ground.ca.read_bytes())
         url = urlsplit(server)
@@ -596,7 +554,6 @@ def enumerate_requests(exchanges: Sequence[Exchange]) -> tuple[Asked, ...]:
 
 
 def _of_end(cell: Cell, said: Said, record: Record) -> Iterator[str]:
-    """The exit code, and what is said of it."""
     wanted = code_of(cell, record.code)
     if said.code != wanted:
         yield f"exit code {said.code}, not {wanted}"
@@ -639,7 +596,6 @@ def _of_what_is_shown(said: Said, before: State, after: State) -> Iterator[str]:
 
 
 def _told(cell: Cell, fault: Fault, said: Said, problems: Sequence[str]) -> tuple[str, ...]:
-    """The problems, with what is needed to investigate them."""
     return (*problems, f"script: {fault}", f"last line: {said.last_line}") if problems else ()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.control_plane.api import Json
+from tests.support.control_plane.api import PATIENCE_S, Json
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 _NAMESPACE_PARTS = ("status", "finalize")  # of a namespace itself: what follows its name is no resource in it
@@ -28,8 +28,6 @@ class Target:
 
 @dataclass(frozen=True)
 class ApiRequest:
-    """One request as the client sent it."""
-
     method: str
     path: str  # without the query
     query: Mapping[str, str] = field(default_factory=dict)
@@ -41,13 +39,11 @@ class ApiRequest:
 
     @property
     def is_dry_run(self) -> bool:
-        """Whether it is an eviction that is only rehearsed."""
         options = self.body.get("deleteOptions") if isinstance(self.body, dict) else None  # a JSON patch is a list
         return bool((options or {}).get("dryRun"))
 
     @property
     def is_watch(self) -> bool:
-        """Whether the answer is a stream of events."""
         return self.target.verb == "watch"
 
 
@@ -100,7 +96,6 @@ class Answer:
     as_date: bool = False  # Retry-After is a date then
 
     def body(self) -> Json:
-        """The Status object, as the API server words it."""
         return {
             "kind": "Status",
             "apiVersion": "v1",
@@ -143,10 +138,7 @@ class Gone:
 
 @dataclass(frozen=True)
 class Certificate:
-    """End every connection, and greet the next `handshakes` clients with a certificate that they cannot accept.
-
-    `name`: `expired`, or `strange` for one that an unknown CA has signed.
-    """
+    """End all connections, and greet the next `handshakes` clients with a certificate: `expired`, or `strange`."""
 
     name: str = "expired"
     handshakes: float = 1
@@ -187,10 +179,9 @@ Action = Answer | Delay | Hold | Drop | Gone | Certificate | Rotate | CutLine | 
 class Fault:
     """What is done to which requests.
 
-    A request matches by `verb` and `resource` (`*`: any; `pods/eviction` with its subresource), and by `path`, a
-    regular expression searched for in the path without the query. Of the matching ones since the fault was added, the
-    `nth` and the following are met by `action`, `times` in all. What acts on watches matches only them.
-    `spares_dry_runs`: evictions that are only rehearsed do not match.
+    A request matches by `verb` and `resource` (`*`: any), and by `path`, a regular expression searched for in the path.
+    Of the matching ones since the fault was added, the `nth` and the following are met, `times` in all. What acts on
+    watches matches only them. `spares_dry_runs`: evictions that are only rehearsed do not match.
     """
 
     action: Action
@@ -202,7 +193,6 @@ class Fault:
     spares_dry_runs: bool = False
 
     def covers(self, request: ApiRequest) -> bool:
-        """Whether this request counts for `nth`."""
         target = request.target
         return (
             self.verb in ("*", target.verb)
@@ -232,8 +222,7 @@ class Armed:
 class Script:
     """The faults of one proxy, in order. Safe to share between threads.
 
-    A request is met by each delay and hold that is due and by the first other fault that is; a further one that is
-    due stays so, for the next request that it matches.
+    A request is met by each delay and hold that is due, and by the first other fault that is.
     """
 
     def __init__(self, faults: Iterable[Fault] = ()) -> None:
@@ -241,7 +230,6 @@ class Script:
         self._armed = [Armed(fault) for fault in faults]
 
     def add(self, *faults: Fault) -> None:
-        """Append faults; they count requests from now on."""
         with self._changed:
             self._armed += map(Armed, faults)
 
@@ -278,17 +266,15 @@ class Script:
             self._changed.notify_all()
 
     def lift(self, fault: Fault) -> None:
-        """From now on it meets no request."""
         with self._changed:
             for armed in self._armed:
                 armed.is_over |= armed.fault == fault
 
     def wait_released(self, armed: Armed, limit_s: float) -> bool:
-        """Whether it was released within `limit_s` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: armed.is_released, limit_s)
 
-    def wait_fired(self, fault: Fault, times: int, limit_s: float) -> None:
+    def wait_fired(self, fault: Fault, times: int = 1, limit_s: float = PATIENCE_S) -> None:
         """AssertionError unless it has fired so often within `limit_s` seconds."""
         with self._changed:
             done = self._changed.wait_for(lambda: self._fired(fault) >= times, limit_s)

@@ -1,19 +1,12 @@
-"""Fixtures of the real control plane: one per session, with nodes, operands, users' pods and the fault proxy.
-
-Without the binaries they skip, or fail if the tier is required: CI=true, or DRIVER_MANAGER_REQUIRE_TIERS names
-`cluster`.
-"""
+"""Fixtures of the real control plane: one per session, with nodes, operands, users' pods and the fault proxy."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -25,39 +18,20 @@ from tests.support.control_plane.processes import STARTED
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.rollout_fleet import FleetFactory, RolloutFleet, serve_rollouts
 from tests.support.control_plane.runner import CommandRunner, RunnerFactory
-from tests.support.control_plane.servers import (
-    EVENTS,
-    GENERATION_1,
-    NAMESPACE,
-    READ_ONLY,
-    REBOOTER,
-    ROLLOUT,
-    WORKLOADS,
-    ControlPlane,
-    User,
-    bind_rights,
-    missing_assets,
-)
+from tests.support.control_plane.servers import ControlPlane, User, plane_with_rights
 from tests.support.control_plane.workloads import Workloads, WorkloadsFactory
+from tests.support.tiers import TierError, skip_or_fail
 
 
 @pytest.fixture(scope="session")
 def control_plane() -> Iterator[ControlPlane]:
-    """The session's control plane, with the namespace `rbln-system` and the agents' roles in force."""
-    assets = os.environ.get("KUBEBUILDER_ASSETS")
-    reason = missing_assets(assets)
-    if reason or assets is None:
-        skip_or_fail(str(reason))
-    with ControlPlane(Path(assets)) as running:
-        with running.api(running.admin) as api:
-            api.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-            bind_rights(api, running.agent, GENERATION_1)
-            bind_rights(api, running.reader, READ_ONLY)
-            bind_rights(api, running.rebooter, REBOOTER)
-            bind_rights(api, running.rollout, ROLLOUT)
-            bind_rights(api, running.agent_with_events, GENERATION_1 + EVENTS)
-            bind_rights(api, running.agent_for_workloads, WORKLOADS + EVENTS)
-        yield running
+    """The session's control plane. Without its binaries tests skip, or fail in CI."""
+    with contextlib.ExitStack() as stack:
+        try:
+            plane = stack.enter_context(plane_with_rights())
+        except TierError as error:
+            skip_or_fail(str(error))
+        yield plane
 
 
 @pytest.fixture(autouse=True)
@@ -68,17 +42,8 @@ def nothing_left_running() -> Iterator[None]:
         left.kill()
 
 
-def skip_or_fail(reason: str) -> NoReturn:
-    """Skip, or fail where the tier is required."""
-    required = re.split(r"[,\s]+", os.environ.get("DRIVER_MANAGER_REQUIRE_TIERS", ""))
-    if os.environ.get("CI") == "true" or "cluster" in required:
-        pytest.fail(f"the cluster tier is required, but {reason}", pytrace=False)
-    pytest.skip(reason)
-
-
 @pytest.fixture(scope="session")
 def containers() -> None:
-    """From here on processes with mounts of their own can be made."""
     if reason := why_not():
         skip_or_fail(reason)
 
@@ -90,26 +55,7 @@ def admin_api(control_plane: ControlPlane) -> Iterator[Api]:
 
 
 @pytest.fixture(scope="session")
-def agent(control_plane: ControlPlane) -> User:
-    """A service account with exactly the rights of the operator's first generation."""
-    return control_plane.agent
-
-
-@pytest.fixture(scope="session")
-def agent_with_events(control_plane: ControlPlane) -> User:
-    """As `agent`, and it may write events."""
-    return control_plane.agent_with_events
-
-
-@pytest.fixture(scope="session")
-def agent_for_workloads(control_plane: ControlPlane) -> User:
-    """As `agent_with_events`, and it may read resource claims."""
-    return control_plane.agent_for_workloads
-
-
-@pytest.fixture(scope="session")
 def dra(admin_api: Api) -> None:
-    """From here on the API server serves what agents read of resource.k8s.io/v1: claims and device classes."""
     serve_dra(admin_api)
 
 
@@ -132,7 +78,6 @@ def proxy(control_plane: ControlPlane) -> Iterator[Proxy]:
 
 @pytest.fixture
 def workloads(node: NodeFactory, admin_api: Api, dra: None) -> Iterator[WorkloadsFactory]:
-    """Make users' pods on a node of the `node` fixture, whose clean-up runs after this one's."""
     with contextlib.ExitStack() as stack:
         yield partial(Workloads, stack, admin_api)
 
@@ -180,6 +125,5 @@ def rollout_fleet(control_plane: ControlPlane, admin_api: Api, tmp_path: Path) -
 
 @pytest.fixture
 def operands(node: NodeFactory, admin_api: Api) -> Iterator[OperandsFactory]:
-    """Create operands on a node of the `node` fixture, whose clean-up runs after this one's."""
     with contextlib.ExitStack() as stack:
         yield partial(create_operands, stack, admin_api)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from driver_manager.sandbox import fake_tools
-from tests.support.control_plane.api import ApiError, Json, wait_until
+from tests.support.control_plane.api import ApiError, Json, repeated, wait_until
 from tests.support.control_plane.kubelet import NEVER, create_operands
 from tests.support.control_plane.processes import ForkedCommand
 from tests.support.control_plane.runner import (
@@ -105,14 +104,6 @@ def _safe(scene: NodeScene) -> ForkedCommand:
     return run
 
 
-def _for_a_reboot(scene: NodeScene) -> ForkedCommand:
-    return scene.start(env={"DRIVER_LOAD": "container", "DRIVER_ROOT": ""})
-
-
-def _release(scene: NodeScene) -> None:
-    scene.node.kubelet.release()
-
-
 def _free(scene: NodeScene) -> None:
     fake_tools.count(scene.command_runner.tree.root / "sys/module/rebellions", -1)
 
@@ -132,8 +123,16 @@ def _allow(scene: NodeScene) -> None:
         scene.annotate(**{SAFE_LOAD: None})
 
 
+def _for_a_reboot(scene: NodeScene) -> ForkedCommand:
+    return scene.start(env={"DRIVER_LOAD": "container", "DRIVER_ROOT": ""})
+
+
 def _terminate(scene: NodeScene) -> None:
     scene.current.terminate()
+
+
+def _release(scene: NodeScene) -> None:
+    scene.node.kubelet.release()
 
 
 DRAIN = {"ENABLE_AUTO_DRAIN": "true", "DRAIN_TIMEOUT_SECONDS": "60"}
@@ -161,8 +160,6 @@ ASKED_FOR_REBOOT = {
     "npu.openfuyao.com/driver-upgrade-state": "node-reboot-required",
 }
 FRESH = {DRIVER: "true", PLUGIN: "false", "team.example.com/made": "again"}
-"""The labels of a Node that is made again."""
-
 Act = Callable[[NodeScene], contextlib.AbstractContextManager[None] | None]
 
 
@@ -171,10 +168,7 @@ STATES = {0: "ready", 9: "reboot-required"}
 
 @dataclass(frozen=True)
 class Expected:
-    """What has to be left: `edits` over the labels before the run; None instead of the Node where it is gone.
-
-    `is_silent`: the Node shows nothing of the driver's state.
-    """
+    """What is left: `edits` over the labels before the run, None where the Node is gone; no state if `is_silent`."""
 
     code: int
     driver: str = NEW
@@ -192,8 +186,7 @@ class Expected:
 class Hand:
     """Somebody else. `act` may go on while its context lasts; `expect` is the oracle.
 
-    Hands of one `bundle` touch different things, and act in the same run. `in_journal`, `in_pause`: only where there is
-    one.
+    Hands of one `bundle` act in the same run. `in_journal`, `in_pause`: only where there is one.
     """
 
     name: str
@@ -224,10 +217,7 @@ def edits(key: str, value: str | None) -> tuple[Act, Callable[[Wait], Expected]]
 
 
 def pauses(key: str) -> tuple[Act, Callable[[Wait], Expected]]:
-    """An administrator pauses a label that is not paused by us.
-
-    Before a node is taken that is what a dead manager leaves, and is decoded; where the journal tells better, it stays.
-    """
+    """An administrator pauses a label that is not ours: it stays, but not before a node is taken."""
 
     def expect(wait: Wait) -> Expected:
         is_decoded = wait.plans_again and not wait.has_journal
@@ -247,12 +237,7 @@ def _cordon_again(scene: NodeScene) -> None:
 
 def cordoned(is_cordoned: bool) -> Callable[[Wait], Expected]:
     """As usual, with the node cordoned or not at the end."""
-
-    def expect(wait: Wait) -> Expected:
-        found = usual(wait)
-        return Expected(found.code, found.driver, found.edits, is_cordoned, found.marks)
-
-    return expect
+    return lambda wait: replace(usual(wait), is_cordoned=is_cordoned)
 
 
 def _cordon_expected(wait: Wait) -> Expected:
@@ -319,26 +304,12 @@ def _orphan_expected(wait: Wait) -> Expected:
     return Expected(2, OLD, marks=usual(wait).marks) if wait.plans_again else usual(wait)
 
 
-@contextlib.contextmanager
-def _looping(scene: NodeScene, act: Callable[[], object], seconds: float) -> Iterator[None]:
-    """`act` again and again, from before the context's begin to its end."""
-    done, begun = threading.Event(), threading.Event()
+def _looping(scene: NodeScene, act: Callable[[], object], seconds: float) -> contextlib.AbstractContextManager[None]:
+    def insist() -> None:
+        with contextlib.suppress(ApiError):
+            act()
 
-    def loop() -> None:
-        while not done.is_set():
-            with contextlib.suppress(ApiError):
-                act()
-            begun.set()
-            done.wait(seconds)
-
-    thread = threading.Thread(target=loop, name=f"hand-{scene.node.name}")
-    thread.start()
-    try:
-        assert begun.wait(75.0)
-        yield
-    finally:
-        done.set()
-        thread.join()
+    return repeated(insist, seconds, f"hand-{scene.node.name}")
 
 
 def _reconcile_labels(scene: NodeScene) -> contextlib.AbstractContextManager[None]:
@@ -413,7 +384,9 @@ def play(scene: NodeScene, wait: Wait, hands: Sequence[Hand]) -> tuple[int, Left
     if ended.code == KEPT_CHANGING and any(hand.name == "flaps" for hand in hands):
         ended = scene.start().end()
     left = Left.of(scene)
-    return ended.code, replace(left, labels=_without_flapping(left.labels))
+    if left.labels is not None:
+        left.labels.pop(FLAPPING, None)  # what the flapper wrote last is not of interest
+    return ended.code, left
 
 
 def wanted(scene: NodeScene, wait: Wait, hands: Sequence[Hand]) -> tuple[int, Left]:
@@ -432,8 +405,3 @@ def wanted(scene: NodeScene, wait: Wait, hands: Sequence[Hand]) -> tuple[int, Le
         return found.code, Left(None, driver=found.driver, state=None)
     labels = {key: value for key, value in {**scene.labels, **found.edits}.items() if value is not None}
     return found.code, Left(labels, found.is_cordoned, found.marks, found.driver, found.state)
-
-
-def _without_flapping(labels: dict[str, str] | None) -> dict[str, str] | None:
-    """What the flapper wrote last is not of interest."""
-    return None if labels is None else {key: value for key, value in labels.items() if key != FLAPPING}

@@ -48,7 +48,6 @@ class Gate:
         self._number = 0
 
     def install(self) -> None:
-        """Stand before the product's adapters."""
         for kind, names in ((KubeCluster, API), (KubeFleet, FLEET), (LinuxHost, EFFECTS), (LogReporter, LOG)):
             for name in names:
                 setattr(kind, name, self._gated(name, getattr(kind, name)))
@@ -71,7 +70,6 @@ class Gate:
 
 
 def apply(name: str) -> None:
-    """Break this process in the way called `name`; "" for not at all."""
     if name:
         MUTANTS[name]()
 
@@ -106,7 +104,6 @@ def _no_fence() -> None:
 
 
 def _unlisted_effect() -> None:
-    """A write to the host that was not there when a run was recorded."""
     remove = LinuxHost.remove
 
     def remove_and_note(self: LinuxHost, path: str) -> None:

@@ -1,7 +1,6 @@
 """Nodes and operands on the real API server, and the stand-in for a node's kubelet and scheduler.
 
-The DaemonSet controller and the garbage collector are real. The stand-in binds pods, reports them as running, and
-confirms their deletion after the time that a test gives them.
+The DaemonSet controller and the garbage collector are real. The stand-in binds, runs and ends pods.
 """
 
 from __future__ import annotations
@@ -12,14 +11,12 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
+from functools import partial
 from typing import Protocol, Self
 
-import urllib3
-
-from tests.support.control_plane.api import PATIENCE_S, Api, ApiError, Json, gone, wait_until
+from tests.support.control_plane.api import PATIENCE_S, Api, ApiError, Follower, Json, gone, wait_until
 from tests.support.control_plane.servers import NAMESPACE
 
 STATE_END, OUTCOME_END = "driver-manager.state", "driver-manager.last-outcome"
@@ -62,10 +59,10 @@ LONG_AGO = "2020-01-01T00:00:00Z"
 
 @dataclass(frozen=True)
 class Deletion:
-    """One pod that is gone. Times are `time.monotonic()` in seconds, comparable with the test's own.
+    """One pod that is gone, by `time.monotonic()` in seconds.
 
-    `asked_at_s` is taken before the kubelet's final DELETE is sent (None if the last delete was another client's),
-    `gone_at_s` when the watch reports the pod gone. The instant itself lies between the two.
+    `asked_at_s` is taken before the kubelet's final DELETE is sent (None if another client sent the last one),
+    `gone_at_s` when the watch reports the pod gone: it went between the two.
     """
 
     app: str
@@ -77,8 +74,6 @@ class Deletion:
 
 @dataclass
 class _Pod:
-    """What is remembered of a pod of this node."""
-
     path: str
     key: str  # namespace/name
     name: str
@@ -89,10 +84,7 @@ class _Pod:
 
 
 class Kubelet:
-    """Binds, runs and stops the pods of one node, with a watcher and a reaper thread, while the context lasts.
-
-    An unexpected error ends its thread; pytest then fails the test.
-    """
+    """Binds, runs and stops the pods of one node, with a watcher and a reaper thread, while the context lasts."""
 
     def __init__(self, api: Api, node: str) -> None:
         self._deletions: list[Deletion] = []
@@ -100,48 +92,37 @@ class Kubelet:
         self._node = node
         self._changed = threading.Condition()
         self._stopping = False
-        self._watch_stop: Callable[[], None] = lambda: None
         self._pods: dict[str, _Pod] = {}
         self._stop_times_s: dict[str, float] = {}
         self._by_hand: tuple[str, ...] = ()
-        self._threads = [
-            threading.Thread(target=self._watch_pods, name=f"kubelet-{node}"),
-            threading.Thread(target=self._reap_pods, name=f"reaper-{node}"),
-        ]
+        self._follower = Follower(api, "/api/v1/pods", self._see, relisted=self._forget_others)
+        self._reaper = threading.Thread(target=self._reap_pods, name=f"reaper-{node}")
 
     def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
+        self._follower.__enter__()
+        self._reaper.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-            self._watch_stop()
-        for thread in self._threads:
-            thread.join(timeout=60)
-            assert not thread.is_alive(), f"{thread.name} did not end"
+        self._follower.__exit__()
+        self._reaper.join(timeout=60)
+        assert not self._reaper.is_alive(), f"{self._reaper.name} did not end"
 
     def stop_after(self, key: str, seconds: float) -> None:
-        """Pods named `key` (`name`, `namespace/name`) or labelled `app=key` take this long to stop; `NEVER` holds them.
-
-        Counts from the deletion, also for pods that are stopping already. Unset, a pod stops at once.
-        """
+        """Pods of this name, `namespace/name` or label `app` stop so long after their deletion; `NEVER` holds them."""
         with self._changed:
             self._stop_times_s[key] = seconds
             self._changed.notify_all()
 
     def start_by_hand(self, *prefixes: str) -> None:
-        """Pods whose names begin so are bound and stay Pending: the test runs their containers, and `report_running`s.
-
-        For pods that do not exist yet.
-        """
+        """New pods whose names begin so stay Pending: the test runs their containers, and calls `report_running`."""
         with self._changed:
             self._by_hand = prefixes
 
     def report_running(self, pod: Json) -> None:
-        """Its init containers are done, and its containers are up and ready."""
         meta = pod["metadata"]
         self._api.patch(f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/status", running(pod))
 
@@ -162,33 +143,15 @@ class Kubelet:
             assert is_caught_up, f"the watch of {self._node} does not report that {known - there} are gone"
             return list(self._deletions)
 
-    def _watch_pods(self) -> None:
-        """List, then watch from there; list again whenever a watch ends, until stopped."""
-        while True:
-            listed = self._api.get("/api/v1/pods")
-            uids = {pod["metadata"]["uid"] for pod in listed["items"]}
-            for uid in self._pods.keys() - uids:
-                self._forget(uid)
-            for pod in listed["items"]:
-                self._handle(pod)
-            try:
-                stream = self._api.watch("/api/v1/pods", resourceVersion=listed["metadata"]["resourceVersion"])
-            except urllib3.exceptions.HTTPError:
-                if self._stopping:
-                    return
-                raise
-            with stream:
-                with self._changed:
-                    if self._stopping:
-                        return
-                    self._watch_stop = stream.stop
-                for kind, pod in stream:
-                    if kind == "ERROR":  # 410: the version is compacted
-                        break
-                    if kind == "DELETED":
-                        self._forget(pod["metadata"]["uid"])
-                    else:
-                        self._handle(pod)
+    def _forget_others(self, pods: list[Json]) -> None:
+        for uid in self._pods.keys() - {pod["metadata"]["uid"] for pod in pods}:
+            self._forget(uid)
+
+    def _see(self, kind: str, pod: Json) -> None:
+        if kind == "DELETED":
+            self._forget(pod["metadata"]["uid"])
+        else:
+            self._handle(pod)
 
     def _handle(self, pod: Json) -> None:
         """Take one pod a step further: bound, running, or noted as terminating."""
@@ -248,8 +211,6 @@ class Kubelet:
 
 @dataclass(frozen=True)
 class Node:
-    """A test's node: its object on the API server and the kubelet that plays it."""
-
     name: str
     api: Api
     kubelet: Kubelet
@@ -273,15 +234,12 @@ class Node:
         return shown(self.read())
 
     def set_labels(self, labels: Mapping[str, str | None]) -> None:
-        """Set labels as an administrator would; None removes one."""
         self.api.patch(self.path, {"metadata": {"labels": dict(labels)}})
 
     def report_boot(self, boot_id: str) -> None:
-        """Its kubelet is up again after a reboot."""
         self.api.patch(f"{self.path}/status", {"status": {"nodeInfo": {"bootID": boot_id}}})
 
     def pods(self) -> list[Json]:
-        """The pods bound to this node, in every namespace."""
         return self.api.list("/api/v1/pods", fieldSelector=f"spec.nodeName={self.name}")
 
     def age(self, pod: Json) -> None:
@@ -313,38 +271,31 @@ class Operands:
         return found
 
     def running(self) -> set[str]:
-        """The components that have a ready pod which is not being deleted."""
-        return {component for component, pods in self.pods().items() if any(map(_is_ready, pods))}
+        return {component for component, pods in self.pods().items() if any(map(is_ready, pods))}
 
     def present(self) -> set[str]:
         return {component for component, pods in self.pods().items() if pods}
 
     def wait_running(self, *components: str) -> None:
-        """Wait until these components (all, if none is named) run."""
         wanted = set(components or self.components)
         wait_until(lambda: wanted <= self.running(), f"running on {self.node.name}: {sorted(wanted)}")
 
     def wait_gone(self, *components: str) -> None:
-        """Wait until these components (all, if none is named) have no pod on the node."""
         wanted = set(components or self.components)
         wait_until(lambda: not wanted & self.present(), f"gone from {self.node.name}: {sorted(wanted)}")
 
 
 class NodeFactory(Protocol):
-    """Creates a Ready node with a unique name and a kubelet."""
-
     def __call__(self, labels: Mapping[str, str] | None = None, *, boot_id: str | None = None) -> Node: ...
 
 
 class OperandsFactory(Protocol):
-    """Creates operand DaemonSets for one node and waits until their pods run."""
-
     def __call__(
         self, node: Node, components: tuple[str, ...] = COMPONENTS, *, deploy_prefix: str = DEPLOY_PREFIX
     ) -> Operands: ...
 
 
-def _is_ready(pod: Json) -> bool:
+def is_ready(pod: Json) -> bool:
     conditions = {c["type"]: c["status"] for c in pod["status"].get("conditions", [])}
     return conditions.get("Ready") == "True" and "deletionTimestamp" not in pod["metadata"]
 
@@ -370,7 +321,6 @@ def binding(meta: Json, node: str) -> Json:
 
 
 def running(pod: Json) -> Json:
-    """The status patch of a pod whose init containers are done and whose containers are up and ready."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     spec = pod["spec"]
     conditions = ("Initialized", "Ready", "ContainersReady", "PodScheduled")
@@ -428,7 +378,7 @@ def create_operands(
     node.set_labels(dict.fromkeys(keys.values(), "true") | {NODE_KEY: node.name})
     for component, key in keys.items():
         body = _daemon_set_body(component, key, node.name)
-        stack.callback(gone, _deleting(api, f"{_DAEMON_SETS}/{body['metadata']['name']}"))
+        stack.callback(gone, partial(api.delete, f"{_DAEMON_SETS}/{body['metadata']['name']}", grace_s=0))
         api.post(_DAEMON_SETS, body)
     result = Operands(node, tuple(components), NAMESPACE, keys)
     result.wait_running()
@@ -436,10 +386,6 @@ def create_operands(
 
 
 _DAEMON_SETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets"
-
-
-def _deleting(api: Api, path: str) -> Callable[[], object]:
-    return lambda: api.delete(path, grace_s=0)
 
 
 def _remove_node(node: Node) -> None:
@@ -452,12 +398,12 @@ def _remove_node(node: Node) -> None:
             meta = pod["metadata"]
             path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
             if meta.get("finalizers"):
-                gone(lambda path=path: node.api.patch(path, {"metadata": {"finalizers": None}}))  # type: ignore[misc]
-            gone(_deleting(node.api, path))
+                gone(partial(node.api.patch, path, {"metadata": {"finalizers": None}}))
+            gone(partial(node.api.delete, path, grace_s=0))
         return not pods
 
     wait_until(emptied, f"no pod on {node.name}")
-    gone(_deleting(node.api, node.path))
+    gone(partial(node.api.delete, node.path, grace_s=0))
 
 
 NODE_INFO = {
@@ -473,7 +419,6 @@ NODE_INFO = {
 def node_body(
     name: str, labels: Mapping[str, str], annotations: Mapping[str, str], boot_id: str | None, machine_id: str = ""
 ) -> Json:
-    """A Ready node with room for pods."""
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "the stand-in is ready"}
     info = {**NODE_INFO, "bootID": boot_id or str(uuid.uuid4()), "machineID": machine_id or uuid.uuid4().hex}
     amounts = {"cpu": "64", "memory": "256Gi", "pods": "250"}
@@ -490,7 +435,11 @@ def _daemon_set_body(component: str, key: str, node: str) -> Json:
         "tolerations": [{"operator": "Exists"}],
         "containers": [{"name": component, "image": f"operand/{component}:test"}],
     }
-    return {
-        "metadata": {"name": f"{component}-{node}", "labels": labels},
-        "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}},
-    }
+    return daemon_set(f"{component}-{node}", labels, spec)
+
+
+def daemon_set(name: str, labels: Mapping[str, str], pod: Json, **spec: Json) -> Json:
+    """A DaemonSet of these pods, which have its labels; `spec` is the rest of its own."""
+    template = {"metadata": {"labels": labels}, "spec": pod}
+    selector = {"matchLabels": labels}
+    return {"metadata": {"name": name, "labels": labels}, "spec": {"selector": selector, "template": template, **spec}}

@@ -30,8 +30,6 @@ STACK_BYTES = 512 * 1024
 
 
 class Agent:
-    """What runs as the init container of one node's driver pod."""
-
     def __init__(self, transport: Transport, node: str) -> None:
         self._node = node
         self._clock = SystemClock()
@@ -72,7 +70,6 @@ class Agent:
 
 
 def run_all(agents: list[Agent]) -> list[dict[str, Any]]:
-    """How each ended, in any order."""
     ended: list[dict[str, Any]] = []
     threading.stack_size(STACK_BYTES)
     threads = [threading.Thread(target=lambda agent=agent: ended.append(agent.run())) for agent in agents]

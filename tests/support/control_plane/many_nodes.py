@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
+from functools import partial
 from typing import Any, Self
 
 from tests.support.control_plane.api import Api, Json, gone, wait_until
 from tests.support.control_plane.kubelet import COMPONENTS, node_body
 from tests.support.control_plane.servers import NAMESPACE, AuditRecord, ControlPlane, User
-from tests.support.control_plane.workloads import operand_owner
+from tests.support.control_plane.workloads import Shape, operand_owner, pod_body
 
 PREFIX = "rebellions.ai/npu.deploy."
 CROWD_LABEL = "cluster-tests/crowd"
@@ -81,15 +81,12 @@ class Crowd:
         self._each(self.nodes, self._make_pods)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._each(self.nodes, self._end_pods)
         self._each(self.nodes, lambda node: gone(lambda: self._api.delete(f"/api/v1/nodes/{node}")))
 
     def reconcile(self, limit_s: float) -> Crowded:
-        """Run one agent on each node, all at once; a node's pods go when all nodes are paused.
-
-        AssertionError after `limit_s` seconds.
-        """
+        """Run an agent on each node, all at once; pods go when all are paused. AssertionError after `limit_s`."""
         mark, begun_s = self._plane.audit_mark(), time.monotonic()
         with self._agents() as agents:
             for process in agents:
@@ -115,15 +112,10 @@ class Crowd:
                 asked[_node_of(record)].append(record)
         runs = tuple(
             Reconciled(
-                run["node"],
-                run["code"],
-                run["what"],
-                run["begun_s"],
-                self._gone_s[run["node"]],
-                run["ended_s"],
-                run["is_unloaded"],
-                tuple(f"{record.verb} {record.resource}" for record in asked[run["node"]]),
-                sum(record.code == 429 for record in asked[run["node"]]),
+                **run,
+                gone_s=self._gone_s[run["node"]],
+                requests=tuple(f"{record.verb} {record.resource}" for record in asked[run["node"]]),
+                refused=sum(record.code == 429 for record in asked[run["node"]]),
             )
             for run in ended
         )
@@ -131,7 +123,6 @@ class Crowd:
 
     @contextlib.contextmanager
     def _agents(self) -> Iterator[list[subprocess.Popen[str]]]:
-        """The processes, ready to begin."""
         environ = json.dumps(self._plane.service_account(self._user.token))
         argv = [sys.executable, "-m", "tests.support.control_plane.many_agents", environ]
         agents = [
@@ -162,12 +153,10 @@ class Crowd:
     def _end_pods(self, node: str) -> None:
         for component in COMPONENTS:
             self._gone_s[node] = time.monotonic()
-            path = f"/api/v1/namespaces/{NAMESPACE}/pods/{node}-{component}"
-            gone(lambda path=path: self._api.delete(path, grace_s=0))  # type: ignore[misc]
+            gone(partial(self._api.delete, f"/api/v1/namespaces/{NAMESPACE}/pods/{node}-{component}", grace_s=0))
 
 
 def peak(moments: Iterable[datetime]) -> int:
-    """The most of `moments` within one slice."""
     return max(Counter(int(moment.timestamp() / SLICE_S) for moment in moments).values())
 
 
@@ -177,13 +166,8 @@ def _node_of(record: AuditRecord) -> str:
 
 
 def _pod_body(node: str, component: str) -> Json:
-    spec = {
-        "nodeName": node,
-        "nodeSelector": {PREFIX + component: "true"},
-        "containers": [{"name": component, "image": f"operand/{component}:test"}],
-    }
-    meta = {"name": f"{node}-{component}", "labels": {"app": component}, "ownerReferences": [operand_owner()]}
-    return {"metadata": meta, "spec": spec}
+    shape = Shape(npus=0, labels={"app": component}, node_selector={PREFIX + component: "true"})
+    return pod_body(f"{node}-{component}", node, shape, operand_owner())
 
 
 def _say(process: subprocess.Popen[str], word: str) -> None:

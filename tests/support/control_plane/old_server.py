@@ -86,17 +86,14 @@ def is_eviction(request: ApiRequest) -> bool:
 
 
 def old_eviction(body: Json) -> Json:
-    """The body for 1.20: the same in policy/v1beta1."""
     return {**body, "apiVersion": OLD_POLICY}
 
 
 def new_eviction(body: Json) -> Json:
-    """An answer of 1.20 to an eviction, as today's server gives it."""
     return {**body, "apiVersion": NEW_POLICY} if body.get("apiVersion") == OLD_POLICY else body
 
 
 def dra_definitions() -> list[Json]:
-    """The CustomResourceDefinitions of resource.k8s.io/v1: claims with a status, and device classes."""
     return [
         _definition("resourceclaims", "ResourceClaim", "Namespaced", {"status": {}}),
         _definition("deviceclasses", "DeviceClass", "Cluster", {}),

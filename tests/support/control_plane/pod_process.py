@@ -34,8 +34,6 @@ _TOKEN_VOLUME: Json = {
 
 
 class PodRunner:
-    """Runs containers of pods on one host tree. `server` is the API server's URL as these pods see it."""
-
     def __init__(self, plane: ControlPlane, api: Api, tree: HostTree, folder: Path, server: str = "") -> None:
         self._plane = plane
         self._api = api
@@ -46,7 +44,6 @@ class PodRunner:
         self._let_unmount_see_the_hosts_paths()
 
     def start(self, pod: Json, name: str) -> Running:
-        """Start the container `name` of the pod."""
         spec = pod["spec"]
         (container,) = [one for one in (*spec.get("initContainers", []), *spec["containers"]) if one["name"] == name]
         self._count += 1
@@ -153,7 +150,6 @@ def _value(variable: Json, pod: Json) -> str:
 
 
 def _field(path: str, pod: Json) -> str:
-    """A field of the pod, as the downward API gives it."""
     section, _, name = path.partition(".")
     assert section in ("metadata", "spec"), path
     field, is_one, key = name.partition("['")

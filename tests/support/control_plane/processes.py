@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tests.support.control_plane.api import wait_until
@@ -42,8 +41,6 @@ class Ended:
 
 
 class Running:
-    """A command under way."""
-
     def __init__(self, argv: list[str], env: Mapping[str, str], last_line: Path, out: int = subprocess.PIPE) -> None:
         self._last_line = last_line
         self._began_s = time.monotonic()
@@ -62,7 +59,6 @@ class Running:
 
     @property
     def lines(self) -> list[str]:
-        """The messages of its log so far."""
         said = self._said if self._err.closed else self.said()
         return [json.loads(line)["message"] for line in said.splitlines() if line.endswith("}")]
 
@@ -141,7 +137,6 @@ class ForkedCommand:
 
     @property
     def effects(self) -> list[tuple[float, str]]:
-        """Time and name of each of its effects on the host so far, where it records them."""
         path = self.folder / "effects"
         lines = path.read_text().splitlines() if path.exists() else []
         return [(float(at_s), str(name)) for at_s, name in map(json.loads, lines)]
@@ -236,7 +231,7 @@ class ForkServer:
         self._listener.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(timeout=60)
@@ -257,6 +252,7 @@ class ForkServer:
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
             assert self._began.wait_for(lambda: run.pid, 75.0), "the fork server does not begin"
+        STARTED.append(run)
         return run
 
     def _listen(self) -> None:
@@ -275,10 +271,7 @@ class ForkServer:
 
 @contextlib.contextmanager
 def running(command: str, env: Mapping[str, str], last_line: Path) -> Iterator[Running]:
-    """`driver-manager command` while the context lasts, in a process of its own; what it said is shown with a failure.
-
-    It may be killed meanwhile, by a signal to its process.
-    """
+    """`driver-manager command` in a process of its own while the context lasts. It may be killed meanwhile."""
     argv = [sys.executable, "-m", "driver_manager", command]
     loop = Running(argv, env, last_line, subprocess.DEVNULL)  # what it leaves behind would keep a pipe open
     try:

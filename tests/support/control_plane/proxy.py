@@ -1,7 +1,6 @@
 """The fault proxy between agents and the real API server.
 
-It passes requests on unchanged, but for what an old server lacks (`old_server`) and for scripted faults (`faults`).
-Clients keep their tokens, so rights, conflicts and resource versions are the server's own.
+Requests pass unchanged, but for what an old server lacks (`old_server`) and for scripted faults (`faults`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from email.utils import format_datetime
 from http.client import HTTPResponse, HTTPSConnection
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
@@ -129,7 +127,6 @@ class Identity:
             self._presented, self._handshakes = name, handshakes
 
     def greeting(self) -> ssl.SSLContext:
-        """What to greet the next client with."""
         with self._lock:
             name = GOOD if self._handshakes <= 0 else self._presented
             self._handshakes -= 1
@@ -142,20 +139,11 @@ class Identity:
             self._known_as[new] = self._known_as.get(old, old)
 
     def is_expired(self, token: str) -> bool:
-        """Whether the server is to be taken for one that does not know it any more."""
         with self._lock:
             return token in self._expired
 
-    def upstream(self, token: str) -> str:
-        """The token by which the server knows whom `token` stands for."""
-        with self._lock:
-            return self._known_as.get(token, token)
-
     def bind_to_node(self, token: str, user: str, node: str, admin: str) -> None:
-        """From now on the server takes `token` for one of a pod of `user` on `node`, as servers since 1.30 do.
-
-        A server that puts no node into tokens gets it by impersonation, with the token of `admin`.
-        """
+        """From now on the server takes `token` for that of a pod of `user` on `node`: `admin` impersonates it."""
         extra = "Impersonate-Extra-authentication.kubernetes.io%2fnode-name"
         with self._lock:
             self._impersonated[token] = {
@@ -167,8 +155,8 @@ class Identity:
     def headers(self, token: str) -> dict[str, str]:
         """How the server learns whom `token` stands for."""
         with self._lock:
-            known = self._impersonated.get(token)
-        return known or {"Authorization": f"Bearer {self.upstream(token)}"}
+            known = self._known_as.get(token, token)
+            return self._impersonated.get(token) or {"Authorization": f"Bearer {known}"}
 
 
 def _context(certificate: tuple[Path, Path]) -> ssl.SSLContext:
@@ -226,10 +214,7 @@ class _Meeting:
 
 
 def _close_half_wrapped(error: OSError) -> None:
-    """Close the socket that `wrap_socket` has made and leaves open if the client has reset the connection.
-
-    CPython 3.11 to 3.13: `ssl.SSLSocket._create` detaches the plain socket before it finds the reset.
-    """
+    """Close the socket that `wrap_socket` leaves open if the client has reset the connection (CPython 3.11 to 3.13)."""
     trace = error.__traceback__
     while trace is not None:
         left = trace.tb_frame.f_locals.get("self")
@@ -314,7 +299,6 @@ class Connection(BaseHTTPRequestHandler):
 
     @property
     def _token(self) -> str:
-        """The bearer token, "" for none; the scheme's letters do not matter."""
         return self.headers.get("Authorization", "").partition(" ")[2].strip()
 
     def _pass(self, meeting: _Meeting, request: ApiRequest, raw: bytes) -> None:
@@ -351,7 +335,6 @@ class Connection(BaseHTTPRequestHandler):
         raise _HungUp
 
     def _ask(self, request: ApiRequest, raw: bytes) -> http.client.HTTPResponse:
-        """The server's answer, its body unread."""
         if self._upstream.sock is None:
             self._upstream.connect()
         with self._lock:
@@ -401,13 +384,11 @@ class Connection(BaseHTTPRequestHandler):
 
 
 def _is_before(action: Action) -> bool:
-    """Whether it acts before the request is sent on."""
     is_applied = isinstance(action, Delay | Hold | Drop) and action.applied
     return isinstance(action, Answer | Gone | Certificate | Rotate | Delay | Hold | Drop) and not is_applied
 
 
 def _is_after(action: Action) -> bool:
-    """Whether it acts between the server's answer and the client's."""
     return isinstance(action, Delay | Hold | Drop) and action.applied
 
 
@@ -457,7 +438,6 @@ def _with_claims(data: bytes) -> bytes:
 
 
 def _rewritten(data: bytes, change: Callable[[Json], Json]) -> bytes:
-    """A JSON object changed; anything else as it is."""
     body = _decoded(data)
     return _encoded(change(body)) if isinstance(body, dict) else data
 
@@ -467,7 +447,6 @@ def _encoded(body: Json) -> bytes:
 
 
 def _decoded(raw: bytes) -> Any:
-    """The JSON, or None."""
     try:
         return json.loads(raw)
     except ValueError:
@@ -511,7 +490,6 @@ class Proxy:
 
     @classmethod
     def before(cls, plane: ControlPlane, *faults: Fault) -> Self:
-        """A proxy before this control plane, with the server's own certificate."""
         return cls(plane.url, plane.ca, {GOOD: plane.server_certificate}, faults)
 
     def __enter__(self) -> Self:
@@ -521,7 +499,7 @@ class Proxy:
         self._acceptor.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         deadline_s = time.monotonic() + _CLOSE_PATIENCE_S
         with self._changed:
             self.closing.set()
@@ -541,25 +519,6 @@ class Proxy:
     def url(self) -> str:
         """Where clients find it, for a kubeconfig."""
         return f"https://127.0.0.1:{self._listener.getsockname()[1]}"
-
-    def add(self, *faults: Fault) -> None:
-        """Append faults to the script; they count requests from now on."""
-        self.script.add(*faults)
-
-    def release(self, *faults: Fault) -> None:
-        """Let the requests held by these faults (by all, if none is named) go on."""
-        self.script.release(*faults)
-
-    def lift(self, fault: Fault) -> None:
-        """From now on the fault meets no request."""
-        self.script.lift(fault)
-
-    def fired(self, fault: Fault) -> int:
-        return self.script.fired(fault)
-
-    def wait_fired(self, fault: Fault, times: int = 1, timeout_s: float = PATIENCE_S) -> None:
-        """Wait until the fault has acted so often. AssertionError after `timeout_s` seconds."""
-        self.script.wait_fired(fault, times, timeout_s)
 
     def mark(self) -> int:
         """A place in the record: `exchanges(since=…)` gives what came after it."""
@@ -594,7 +553,7 @@ class Proxy:
         self._shut_connections()
 
     def _stop_listening(self) -> None:
-        """Refuse connections, and keep the port: a socket bound to a port of its own choice may listen again.
+        """Refuse connections, and keep the port.
 
         Not where it does not listen: Linux would hand the shutdown down to every connection that is accepted later.
         """
@@ -661,7 +620,6 @@ def _listener() -> socket.socket:
 
 @contextlib.contextmanager
 def opened(proxy: Proxy, plane: ControlPlane, user: User, path: str) -> Iterator[HTTPResponse]:
-    """The raw answer of the proxy, as a stream."""
     address, context = urlsplit(proxy.url), ssl.create_default_context(cafile=str(plane.ca))
     connection = HTTPSConnection(address.hostname or "", address.port, timeout=PATIENCE_S, context=context)
     with contextlib.closing(connection):

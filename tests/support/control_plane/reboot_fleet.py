@@ -1,7 +1,4 @@
-"""Nodes with the real rebooter and adapters on a real API server, on simulated hosts.
-
-Each call of a port passes the node's killer: processes die and answers get lost where a test says so.
-"""
+"""Nodes with the real rebooter and adapters on a real API server, on simulated hosts; each call passes a killer."""
 
 from __future__ import annotations
 
@@ -67,8 +64,6 @@ class Gated:
 
 
 class RealSite:
-    """One node."""
-
     def __init__(self, fleet: RealFleet, number: int) -> None:
         self.fleet = fleet
         self.name = f"{fleet.prefix}-{number}"
@@ -93,13 +88,11 @@ class RealSite:
         return Rebooter(ports, replace(self.fleet.policy, node=self.name, keys=KEYS), 30.0)
 
     def request(self, reason: str = "upgrade", *, approved: bool = True) -> None:
-        """A marker appears, and an administrator approves."""
         self.host.marker = encode_marker(Marker(reason, self.host.boot_id, self.name, written_s=1_700_000_000))
         if approved:
             self.fleet.api.patch(self.path, {"metadata": {"annotations": {KEYS.approve_reboot: "true"}}})
 
     def round(self, prepare: Callable[[Killer], None] = lambda _: None) -> RebootDecision | None:
-        """One round of a fresh process; None where it was killed. A host that is down comes back first."""
         if self.host.is_down:
             self.come_back()
         self.killer.revive()
@@ -111,7 +104,6 @@ class RealSite:
         return None
 
     def go_down(self) -> None:
-        """The host reboots. Raises Killed; AssertionError where it must not."""
         with self.fleet.lock:
             down = {one.name for one in self.fleet.sites if one is not self and one.is_away}
             assert len(down) < self.fleet.policy.max_concurrent, f"{self.name} reboots while {down} are down"
@@ -127,7 +119,6 @@ class RealSite:
         return self.host.is_down or not self.host.serves
 
     def come_back(self) -> None:
-        """Kernel, kubelet and driver are up again."""
         self.host.boots += 1
         self.host.booted_at = self.clock.now - UPTIME_S
         self.host.is_down = False
@@ -140,7 +131,6 @@ class RealSite:
         gone(lambda: self.fleet.api.request("PATCH", f"{self.path}/status", body, content_type=MERGE_PATCH))
 
     def notes(self) -> dict[str, str]:
-        """Labels and annotations of ours on the Node, but for the driver's state."""
         metadata = self.fleet.api.get(self.path)["metadata"]
         both = of_others({**metadata.get("labels", {}), **metadata.get("annotations", {})})
         return {key: value for key, value in both.items() if key.startswith("npu.openfuyao.com/")}

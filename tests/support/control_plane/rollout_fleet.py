@@ -9,14 +9,20 @@ import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
-import urllib3
-
-from tests.support.control_plane.api import Api, ApiError, Json, Watch, gone, wait_until
-from tests.support.control_plane.kubelet import LAST_OUTCOME, binding, node_body, running, wanted_node
+from tests.support.control_plane.api import Api, ApiError, Follower, Json, Watch, gone, wait_until
+from tests.support.control_plane.kubelet import (
+    LAST_OUTCOME,
+    binding,
+    daemon_set,
+    is_ready,
+    node_body,
+    running,
+    wanted_node,
+)
 from tests.support.control_plane.kubelet import STATE as SHOWN
 from tests.support.control_plane.processes import PLAIN, Command, ForkedCommand, Orders, Running
 from tests.support.control_plane.servers import NAMESPACE, AuditRecord, ControlPlane
@@ -36,8 +42,6 @@ MOST_LOOKS = 6
 """For the beginning of the idle time: what can wait is written by then."""
 
 READY_S = 0.3
-"""From a driver pod's binding until it is ready."""
-
 TASK = "driver-manager.rebellions.ai/task"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 
@@ -60,39 +64,25 @@ class Kubelets:
         self._looked: set[str] = set()
         self._stopping = threading.Event()
         self._due: dict[str, tuple[float, Json]] = {}
-        self._threads = [threading.Thread(target=self._watch), threading.Thread(target=self._start_pods)]
+        self._starter = threading.Thread(target=self._start_pods)
+        self._follower = Follower(api, PODS, self._see, timeout_s=1)  # a pod that is wedged is looked at each second
 
     def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
+        self._follower.__enter__()
+        self._starter.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopping.set()
-        for thread in self._threads:
-            thread.join(timeout=60)
-            assert not thread.is_alive(), "a kubelet did not end"
+        self._follower.__exit__()
+        self._starter.join(timeout=60)
+        assert not self._starter.is_alive(), "a kubelet did not end"
 
-    def _watch(self) -> None:
-        while not self._stopping.is_set():
-            listed = self._api.get(PODS)
-            for pod in listed["items"]:
-                self._handle(pod)
-            try:
-                with self._api.watch(
-                    PODS, timeout_s=1, resourceVersion=listed["metadata"]["resourceVersion"]
-                ) as stream:
-                    for kind, pod in stream:
-                        if kind in ("ADDED", "MODIFIED"):
-                            self._handle(pod)
-            except urllib3.exceptions.HTTPError:
-                continue
-
-    def _handle(self, pod: Json) -> None:
+    def _see(self, kind: str, pod: Json) -> None:
         meta, node = pod["metadata"], pod["spec"].get("nodeName")
         labels, path = meta.get("labels", {}), f"{PODS}/{meta['name']}"
         is_look = labels.get(TASK) == "preflight"
-        if not is_look and labels.get("app") != self._app:
+        if kind == "DELETED" or (not is_look and labels.get("app") != self._app):
             return
         if "deletionTimestamp" in meta:
             gone(lambda: self._api.delete(path, grace_s=0, uid=meta["uid"]), 409)
@@ -115,8 +105,7 @@ class Kubelets:
                     continue
                 del self._due[uid]
                 if self._serves(pod):
-                    path = f"{PODS}/{pod['metadata']['name']}/status"
-                    gone(lambda path=path, pod=pod: self._api.patch(path, running(pod)), 409)  # type: ignore[misc]
+                    gone(partial(self._api.patch, f"{PODS}/{pod['metadata']['name']}/status", running(pod)), 409)
 
     def _serves(self, pod: Json) -> bool:
         """Whether the pod's driver does; its Node says so, as the pod's run would."""
@@ -148,8 +137,7 @@ class RolloutFleet:
         self._notes = {"cluster-tests/weight": "x" * weight} if weight else {}
         self.nodes = [f"{self.name}-{number}" for number in range(size)]
         self.kubelets = Kubelets(api, self.name)
-        self._controllers: list[Running] = []
-        self._forked: list[ForkedCommand] = []
+        self._controllers: list[Command] = []
 
     def __enter__(self) -> Self:
         for node in self.nodes:
@@ -160,17 +148,16 @@ class RolloutFleet:
         wait_until(lambda: len(self.serving()) == len(self.nodes), everywhere, PATIENCE_S, self._pace_s)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        started: tuple[Command, ...] = (*self._controllers, *self._forked)
-        for controller in started:
+    def __exit__(self, *_: object) -> None:
+        for controller in self._controllers:
             if not controller.has_ended:
                 print(controller.kill().err)
         gone(lambda: self.api.delete(f"{ROLLOUTS}/{self.name}"))
         gone(lambda: self.api.delete(self._path))
         wait_until(lambda: not self.pods(), f"no pod of {self.name}", PATIENCE_S, self._pace_s)
-        self.kubelets.__exit__(kind, error, at)
+        self.kubelets.__exit__()
         for node in self.nodes:
-            gone(lambda node=node: self.api.delete(f"/api/v1/nodes/{node}"))  # type: ignore[misc]
+            gone(partial(self.api.delete, f"/api/v1/nodes/{node}"))
 
     def make_rollout(self, **spec: Any) -> None:
         body = {
@@ -182,7 +169,6 @@ class RolloutFleet:
         self.api.post(ROLLOUTS, body)
 
     def make_complete(self, **spec: Any) -> None:
-        """Make the rollout, and wait until it says that the first revision is complete."""
         self.make_rollout(**spec)
         wait_until(lambda: self.status().get("phase") == "Complete", f"the first revision: {self.name}", 600.0, 0.1)
 
@@ -204,7 +190,6 @@ class RolloutFleet:
         return wait_until(hashed, f"a revision of {image}")
 
     def start(self, name: str = "controller", server: str | None = None) -> Running:
-        """One controller more, in a process of its own, which reaches the API server at `server`, if that is given."""
         argv = [sys.executable, "-m", "driver_manager", *self._command]
         found = Running(argv, {"PATH": "/usr/bin:/bin", **self._environment(server)}, self._last_line(name))
         self._controllers.append(found)
@@ -214,7 +199,7 @@ class RolloutFleet:
         """As `start`, sooner, and `orders` are done to it."""
         environ = self._environment(server, token)
         run = self.plane.fork_server.start(self._command, environ, self._last_line("forked"), orders)
-        self._forked.append(run)
+        self._controllers.append(run)
         return run
 
     def free_lease(self) -> None:
@@ -224,7 +209,6 @@ class RolloutFleet:
 
     @property
     def lease_path(self) -> str:
-        """Of the Lease by which the fleet's controllers lead."""
         return f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{self.lease}"
 
     @property
@@ -246,7 +230,6 @@ class RolloutFleet:
         return found
 
     def status(self) -> Json:
-        """The object's, empty while it has none."""
         found: Json = self.api.get(f"{ROLLOUTS}/{self.name}").get("status", {})
         return found
 
@@ -255,18 +238,16 @@ class RolloutFleet:
         return (status.get("phase"), status.get("targetRevision")) == ("Complete", revision)
 
     def wait_complete(self, revision: str, timeout_s: float = 240.0) -> None:
-        """Until the object says so, for a busy machine."""
         try:
             wait_until(lambda: self.is_complete(revision), f"{revision} is complete", timeout_s, every_s=0.2)
         except AssertionError as error:
-            said = "\n".join(one.said() for one in self._controllers if one.process.poll() is None)
+            said = "\n".join(one.said() for one in self._controllers if not one.has_ended)
             raise AssertionError(f"{error}: {self.status()}\n{said}") from error
 
     def pods(self) -> list[Json]:
         return self.api.list(PODS, labelSelector=f"app={self.name}")
 
     def looks(self) -> list[Json]:
-        """The pods that look at nodes."""
         return self.api.list(PODS, labelSelector=f"{TASK}=preflight")
 
     def serving(self) -> dict[str, str]:
@@ -308,14 +289,7 @@ class RolloutFleet:
             "initContainers": [{"name": "manager", "image": "manager:1", "args": ["reconcile-driver-state"]}],
             "containers": [{"name": "driver", "image": image}],
         }
-        return {
-            "metadata": {"name": self.name, "labels": labels},
-            "spec": {
-                "selector": {"matchLabels": labels},
-                "updateStrategy": {"type": "OnDelete"},
-                "template": {"metadata": {"labels": labels}, "spec": spec},
-            },
-        }
+        return daemon_set(self.name, labels, spec, updateStrategy={"type": "OnDelete"})
 
     @property
     def _path(self) -> str:
@@ -323,13 +297,10 @@ class RolloutFleet:
 
 
 class FleetFactory(Protocol):
-    """Makes a fleet on a server that knows DriverRollouts."""
-
     def __call__(self, size: int, lease: str = "") -> RolloutFleet: ...
 
 
 def serve_rollouts(api: Api) -> None:
-    """Define DriverRollouts as deploy/ does."""
     path, body = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition()
     name = body["metadata"]["name"]
 
@@ -409,7 +380,7 @@ class Witness:
             thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         for watch in self._watches:
             watch.stop()
         for thread in self._threads:
@@ -445,7 +416,7 @@ class Witness:
         """The most nodes at one moment that were under way, cordoned, or without a ready driver pod."""
 
         def unavailable(nodes: Nodes, pods: Pods) -> int:
-            serving = {pod["spec"]["nodeName"] for pod in pods.values() if _is_ready(pod)}
+            serving = {pod["spec"]["nodeName"] for pod in pods.values() if is_ready(pod)}
             return sum(
                 name not in serving or _is_under_way(node) or bool(node["spec"].get("unschedulable"))
                 for name, node in nodes.items()
@@ -525,11 +496,6 @@ def _labels(one: Json) -> dict[str, str]:
 
 def _is_under_way(node: Json) -> bool:
     return _labels(node).get(STATE) in UNDER_WAY
-
-
-def _is_ready(pod: Json) -> bool:
-    conditions = {one["type"]: one["status"] for one in pod["status"].get("conditions", [])}
-    return conditions.get("Ready") == "True" and "deletionTimestamp" not in pod["metadata"]
 
 
 def ended(pod: Json, code: int, message: str = "") -> Json:

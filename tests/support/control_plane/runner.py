@@ -13,7 +13,7 @@ from driver_manager.profiles import builtin
 from driver_manager.sandbox.host import HostTree
 from tests.support.control_plane.api import wait_until
 from tests.support.control_plane.kubelet import DEPLOY_PREFIX, Node, Shown
-from tests.support.control_plane.processes import STARTED, Command, Ended, Running
+from tests.support.control_plane.processes import Command, Ended, Running
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.servers import ControlPlane, User
 
@@ -89,9 +89,10 @@ ASCEND_ROOT, ASCEND_OLD = "/var/lib/Ascend/driver", "25.2.0"
 class CommandRunner:
     """One node's host tree and the command line on it, which reaches the cluster through `proxy` if there is one.
 
-    It finds itself in a pod. `through` is a command that starts it. `is_forked`: without an interpreter's start of its
-    own, and the memory of the process that it was forked from.
+    `through` is a command that starts it. `is_forked`: without an interpreter's start. Its maker sets `node`.
     """
+
+    node: Node
 
     def __init__(
         self,
@@ -112,7 +113,6 @@ class CommandRunner:
         self._last_line = folder / "termination-log"
         self.tree = HostTree(folder / "host", folder / "bin", PROFILES[profile])
         self.tree.build()
-        self.node: Node | None = None
 
     def with_upgrade(self) -> CommandRunner:
         """The old driver is loaded; the new one is installed, unless it takes a reboot."""
@@ -129,11 +129,8 @@ class CommandRunner:
         return self
 
     def start(self, *arguments: str, **env: str) -> Command:
-        """Start `driver-manager` with `arguments`; `env` adds to an init container's environment, "" unsets."""
         if self.is_forked and not self.through:
-            forked = self._plane.fork_server.start(list(arguments), self.environment(**env), self.new_last_line())
-            STARTED.append(forked)
-            return forked
+            return self._plane.fork_server.start(list(arguments), self.environment(**env), self.new_last_line())
         return self.start_process(*arguments, **env)
 
     def start_process(self, *arguments: str, **env: str) -> Running:
@@ -142,23 +139,22 @@ class CommandRunner:
         return Running(argv, self.environment(**env), self.new_last_line())
 
     def new_last_line(self) -> Path:
-        """The termination log, emptied."""
         self._last_line.write_text("")
         return self._last_line
 
     def environment(self, **env: str) -> dict[str, str]:
-        """An init container's environment with `env` added."""
         server = self._proxy.url if self._proxy else None
+        node = {} if "NODE_NAME" in env else {"NODE_NAME": self.node.name}
         return {
             "PATH": f"{self.tree.bin}{os.pathsep}{os.environ['PATH']}",
             **self._plane.service_account(self._user.token, server),
-            "NODE_NAME": self.node.name if self.node else "",
             "OPERATOR_NAMESPACE": "rbln-system",
             "HOST_ROOT": str(self.tree.root),
             "DRIVER_LOAD": "manager",
             "DRIVER_ROOT": NEW_ROOT,
             "DRIVER_CONFIG_DIGEST": NEW_DIGEST,
             "TERMINATION_LOG": str(self._last_line),
+            **node,
             **env,
         }
 
@@ -166,13 +162,10 @@ class CommandRunner:
         return self.start(*arguments, **env).end()
 
     def reconcile(self, *arguments: str, **env: str) -> Ended:
-        """Run `reconcile-driver-state` to its end."""
         return self.run("reconcile-driver-state", *arguments, **env)
 
 
 class RunnerFactory(Protocol):
-    """Makes a node with an old driver and what runs commands on it, as a user that may post events but by `user`."""
-
     def __call__(
         self,
         labels: Mapping[str, str] | None = None,
@@ -183,15 +176,9 @@ class RunnerFactory(Protocol):
     ) -> CommandRunner: ...
 
 
-def node_of(command_runner: CommandRunner) -> Node:
-    """The runner's node, which it has."""
-    assert command_runner.node is not None
-    return command_runner.node
-
-
 def assert_untouched(command_runner: CommandRunner, labels: dict[str, str], *, shows: Shown = ("ready", 0)) -> None:
     """The node is as it was before anything was taken, and shows how the last run ended."""
-    node = node_of(command_runner)
+    node = command_runner.node
     assert node.shown() == shows
     assert node.labels() == labels
     assert JOURNAL not in node.annotations()
@@ -200,7 +187,6 @@ def assert_untouched(command_runner: CommandRunner, labels: dict[str, str], *, s
 
 
 def start_and_take(command_runner: CommandRunner, **env: str) -> Command:
-    """A run that has taken the node, and waits for pods."""
     run = command_runner.start("reconcile-driver-state", **env)
-    wait_until(lambda: JOURNAL in node_of(command_runner).annotations(), "the node is taken")
+    wait_until(lambda: JOURNAL in command_runner.node.annotations(), "the node is taken")
     return run

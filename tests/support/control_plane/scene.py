@@ -36,30 +36,20 @@ LABELS = {**dict.fromkeys((DRIVER, EXPORTER, DAEMON, DISCOVERY, VALIDATOR), "tru
 
 @dataclass(frozen=True)
 class World:
-    """What all stages share."""
-
     plane: ControlPlane
     user: User
     api: Api
     proxy: Proxy
     folder: Path
-    runs: list[ForkedCommand] = field(default_factory=list)
-    """Every run that was started."""
 
 
 @contextlib.contextmanager
 def open_world(plane: ControlPlane, user: User, api: Api, folder: Path) -> Iterator[World]:
-    """A proxy before `plane`, for as long as the context lasts. Kills the runs that a failed test left."""
+    """A proxy before `plane`, for as long as the context lasts."""
     nodes = folder / "nodes"
     nodes.mkdir()
     with Proxy.before(plane) as proxy:
-        world = World(plane, user, api, proxy, nodes)
-        try:
-            yield world
-        finally:
-            for run in world.runs:
-                if not run.has_ended:
-                    run.kill()
+        yield World(plane, user, api, proxy, nodes)
 
 
 @dataclass
@@ -77,7 +67,6 @@ class NodeScene:
     run: ForkedCommand | None = None
     told_to_end_s: float = 0.0
     mutant: str = ""
-    """Breaks every run that is started; "" for none."""
     others: list[Pod] = field(default_factory=list)
 
     def start(
@@ -92,9 +81,7 @@ class NodeScene:
         argv = [command, *arguments]
         last_line = self.command_runner.new_last_line()
         server = self.world.plane.fork_server
-        run = server.start(argv, told, last_line, replace(orders, mutant=self.mutant))
-        self.world.runs.append(run)
-        return run
+        return server.start(argv, told, last_line, replace(orders, mutant=self.mutant))
 
     @property
     def current(self) -> ForkedCommand:
@@ -160,8 +147,6 @@ exec {folder}/rbln-smi "$@"
 
 
 class WatchedNode:
-    """A swappable driver, loaded and ready. `folder` is the test's own."""
-
     def __init__(self, scene: NodeScene, folder: Path) -> None:
         self.scene = scene
         self.folder = folder
@@ -202,7 +187,6 @@ class WatchedNode:
         return running("health-watch", self.environment(**env), last_line)
 
     def reboot(self) -> None:
-        """The host boots, and the driver is installed and ready again."""
         tree = self.scene.command_runner.tree
         tree.reboot()
         tree.load(OLD_ROOT)
@@ -229,7 +213,6 @@ class WatchedNode:
         return self.scene.node.shown()[0]
 
     def shows(self, state: str) -> None:
-        """Wait until the Node shows this."""
         wait_until(lambda: self.state == state, f"the Node shows {state}")
 
     def events(self, reason: str) -> list[Json]:
@@ -238,10 +221,9 @@ class WatchedNode:
 
 
 @contextlib.contextmanager
-def watched_node(world: World, name: str = "watched") -> Iterator[WatchedNode]:
-    """Such a node, while the context lasts."""
+def watched_node(world: World) -> Iterator[WatchedNode]:
     with contextlib.ExitStack() as stack:
-        scene = make_stage(stack, world, name)
-        folder = world.folder / f"{name}-watch"
+        scene = make_stage(stack, world, "watched")
+        folder = world.folder / "watched-watch"
         folder.mkdir()
         yield WatchedNode(scene, folder)

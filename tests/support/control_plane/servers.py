@@ -1,8 +1,6 @@
-"""A real control plane on loopback (etcd, kube-apiserver, kube-controller-manager), its certificates, users and audit
-log.
+"""A real control plane on loopback (etcd, kube-apiserver, kube-controller-manager), its certificates, users, audit log.
 
-`KUBEBUILDER_ASSETS` names the folder of the binaries. A temporary folder has everything that the servers write.
-Leaving the context kills their processes by id and removes the folder.
+Leaving the context kills its processes by id and removes the temporary folder that has all they write.
 """
 
 from __future__ import annotations
@@ -17,18 +15,20 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 import urllib3
 
+from tests.support import assets
 from tests.support.control_plane.api import Api, Json, wait_until
 from tests.support.control_plane.processes import ForkServer
+from tests.support.tiers import TierError
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,7 @@ class AuditRecord:
 def policy(namespace: str, others: str = "Metadata") -> Json:
     """The audit policy: requests of this namespace's service accounts with what was sent, `others` at that level.
 
-    RequestReceived is logged before the handler runs, in blocking mode: whatever a client has had an answer to is in
-    the log already, so counting those can never come too early. The API server's own loopback traffic is left out.
+    In blocking mode RequestReceived is logged before the handler runs: what was answered is in the log.
     """
     return {
         "apiVersion": "audit.k8s.io/v1",
@@ -71,8 +70,7 @@ def policy(namespace: str, others: str = "Metadata") -> Json:
 def settled(log: Path, user: str | None, since: int, settle_s: float) -> list[AuditRecord]:
     """The requests of `user` (None: of all) after byte `since`, in the order they came in, each once.
 
-    Waits up to `settle_s` seconds until each has its status, open watches apart. AssertionError naming those that have
-    none by then.
+    Waits until each but open watches has its status. AssertionError naming those without one after `settle_s`.
     """
     deadline_s = time.monotonic() + settle_s
     while True:
@@ -136,7 +134,6 @@ class Authority:
         return self.folder / "ca.crt"
 
     def establish(self) -> None:
-        """Make the CA, for two days."""
         extensions = ["-addext", "keyUsage=critical,keyCertSign", "-subj", "/CN=cluster-tests-ca"]
         self._openssl("req", "-x509", *_NEW_KEY, *extensions, "-days", "2", "-keyout", "ca.key", "-out", "ca.crt")
 
@@ -172,7 +169,6 @@ def all_certificates(good: Authority, folder: Path) -> dict[str, tuple[Path, Pat
     }
 
 
-BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager")
 NAMESPACE = "rbln-system"
 
 _START_ATTEMPTS = 3
@@ -189,16 +185,12 @@ class _PortTakenError(ControlPlaneError):
 
 @dataclass(frozen=True)
 class User:
-    """Who a bearer token stands for."""
-
     name: str
     groups: tuple[str, ...]
     token: str
 
 
 class _Component:
-    """One process of ours with its log file."""
-
     def __init__(self, argv: list[str], log: Path) -> None:
         self.name = Path(argv[0]).name
         self._log = log
@@ -233,7 +225,10 @@ class _Component:
 
 
 class ControlPlane:
-    """A control plane of its own for as long as the context lasts. Ready on entry, in some 5 seconds."""
+    """A control plane of its own for as long as the context lasts. Ready on entry, in some 5 seconds.
+
+    `server_certificate` is certificate and key of the server, PEM, good for a proxy on loopback too.
+    """
 
     def __init__(self, assets: Path, server_options: tuple[str, ...] = ()) -> None:
         self._assets = assets.resolve()
@@ -256,30 +251,24 @@ class ControlPlane:
         self._folder = Path(tempfile.mkdtemp(prefix="control-plane-"))
         self._others = contextlib.ExitStack()
         try:
-            self._make_certificates()
+            self.authority.establish()
+            self.server_certificate = self.authority.sign("server")
             self._start()
         except BaseException:
             self._stop()
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
 
     @property
     def ca(self) -> Path:
-        """The CA certificate that signed the server's, PEM."""
         return self.authority.certificate
 
     @property
     def authority(self) -> Authority:
-        """Who signed it, and may sign more."""
         return Authority(self._folder)
-
-    @property
-    def server_certificate(self) -> tuple[Path, Path]:
-        """Certificate and key of the server, PEM, good for a proxy on loopback too."""
-        return self._server_certificate
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -293,7 +282,6 @@ class ControlPlane:
         return self._others.enter_context(ForkServer(folder))
 
     def api(self, user: User) -> Api:
-        """A client with the rights of `user`. The caller closes it."""
         return Api(self.url, self.ca, user.token)
 
     def kubeconfig(self, token: str, server: str | None = None) -> Path:
@@ -332,11 +320,7 @@ class ControlPlane:
         return self._audit_log.stat().st_size
 
     def audit(self, user: str | None = None, since: int = 0, settle_s: float = 60.0) -> list[AuditRecord]:
-        """The requests in the order they came in, each once; an open watch counts, and has no `code` yet.
-
-        Waits up to `settle_s` seconds until each of the others has its status. AssertionError naming those that have
-        none by then.
-        """
+        """See `settled`; an open watch counts, and has no `code` yet."""
         return settled(self._audit_log, user, since, settle_s)
 
     def _start(self) -> None:
@@ -376,7 +360,6 @@ class ControlPlane:
             raise ControlPlaneError(f"{error}\n{tails}") from error
 
     def _controllers_watch(self) -> bool:
-        """Whether the DaemonSet and the disruption controller have filled their caches."""
         watched = {r.resource for r in read(self._audit_log) if r.verb == "watch"}
         return {"daemonsets", "pods", "nodes", "poddisruptionbudgets"} <= watched
 
@@ -429,11 +412,6 @@ class ControlPlane:
             "--kube-api-burst=1000",
         ]
 
-    def _make_certificates(self) -> None:
-        """A CA and a server certificate of our own, for two days."""
-        self.authority.establish()
-        self._server_certificate = self.authority.sign("server")
-
     def _kill_components(self) -> None:
         while self._components:
             self._components.pop().kill()
@@ -442,16 +420,6 @@ class ControlPlane:
         self._others.close()
         self._kill_components()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def missing_assets(assets: str | None) -> str | None:
-    """Why no control plane can be started from the folder `assets`, or None."""
-    if not assets:
-        return "KUBEBUILDER_ASSETS is not set"
-    absent = [name for name in BINARIES if not os.access(Path(assets) / name, os.X_OK)]
-    if absent:
-        return f"KUBEBUILDER_ASSETS={assets} lacks {', '.join(absent)}"
-    return None if shutil.which("openssl") else "the openssl command is not on PATH"
 
 
 def _etcd_args(run: Path, port: int, peer_port: int) -> list[str]:
@@ -490,16 +458,12 @@ def _service_account(name: str) -> User:
 
 def _free_ports(count: int) -> list[int]:
     """Free ports. All are held until all are chosen, so that they differ."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [s.getsockname()[1] for s in sockets]
-    finally:
-        for s in sockets:
-            s.close()
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in sockets]
 
 
 def _may(verbs: str, resources: str, group: str = "") -> Json:
-    """A rule of a role."""
     return {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split()}
 
 
@@ -546,3 +510,21 @@ def bind_rights(api: Api, user: User, rules: list[Json]) -> None:
     review = {"spec": {"user": user.name, "groups": list(user.groups), "resourceAttributes": attributes}}
     path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
     wait_until(lambda: api.post(path, review)["status"]["allowed"], f"the rights of {user.name}")
+
+
+@contextlib.contextmanager
+def plane_with_rights(server_options: tuple[str, ...] = ()) -> Iterator[ControlPlane]:
+    """A control plane with the namespace `rbln-system` and the roles of its accounts. Raises TierError."""
+    folder = assets.control_plane()
+    if shutil.which("openssl") is None:
+        raise TierError("the openssl command is not on PATH")
+    with ControlPlane(folder, server_options) as plane:
+        with plane.api(plane.admin) as api:
+            api.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+            bind_rights(api, plane.agent, GENERATION_1)
+            bind_rights(api, plane.reader, READ_ONLY)
+            bind_rights(api, plane.rebooter, REBOOTER)
+            bind_rights(api, plane.rollout, ROLLOUT)
+            bind_rights(api, plane.agent_with_events, GENERATION_1 + EVENTS)
+            bind_rights(api, plane.agent_for_workloads, WORKLOADS + EVENTS)
+        yield plane

@@ -20,8 +20,6 @@ from tests.support.control_plane.old_server import (
 )
 
 TEAM = "team-a"
-"""The namespace of pods that name none."""
-
 NPU = "rebellions.ai/ATOM"
 MIRROR = "kubernetes.io/config.mirror"
 
@@ -49,8 +47,6 @@ PLAIN = Shape()
 
 @dataclass(frozen=True)
 class Pod:
-    """One pod that was made: this uid and no later one of the name."""
-
     api: Api
     namespace: str
     name: str
@@ -84,7 +80,6 @@ class Pod:
         return "terminating" if "deletionTimestamp" in found["metadata"] else str(found["status"]["phase"])
 
     def wait_state(self, state: str) -> None:
-        """Wait until its state is this one."""
         wait_until(lambda: self.state() == state, f"{self.key}: {state}")
 
 
@@ -119,7 +114,6 @@ class Workloads:
         return made
 
     def managed(self, count: int = 1, shape: Shape = PLAIN, *, namespace: str = TEAM) -> list[Pod]:
-        """Pods of one ReplicaSet: what an eviction may take."""
         owner = self.replica_set(count, namespace=namespace)
         return self._make([_some_name("job") for _ in range(count)], shape, namespace, owner)
 
@@ -127,13 +121,8 @@ class Workloads:
         """The owner reference of a real ReplicaSet that no controller runs. A disruption budget reads `replicas`."""
         self._ensure_namespace(namespace)
         name = _some_name("set")
-        base = f"/apis/apps/v1/namespaces/{namespace}/replicasets"
-        labels = {"set": name}
-        template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "main", "image": "job:test"}]}}
-        spec = {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template}
-        made = self._api.post(base, {"metadata": {"name": name}, "spec": spec})
-        self._remove_at_end(f"{base}/{name}")
-        return owner_reference("apps/v1", "ReplicaSet", made)
+        self._remove_at_end(f"/apis/apps/v1/namespaces/{namespace}/replicasets/{name}")
+        return replica_set(self._api, namespace, name, replicas)
 
     def daemon_set_pod(self, shape: Shape = PLAIN, *, namespace: str = TEAM) -> Pod:
         """The pod of a real DaemonSet on this node only; the real controller makes it again."""
@@ -150,7 +139,6 @@ class Workloads:
         return self._handle(wait_until(running, f"the pod of {name} runs"))
 
     def mirror(self) -> Pod:
-        """The mirror of a static pod: owned by the Node, as the kubelet makes it."""
         mirrored = Shape(annotations={MIRROR: uuid.uuid4().hex})
         return self.pod(mirrored, owner=owner_reference("v1", "Node", self._node.read()))
 
@@ -160,7 +148,6 @@ class Workloads:
         return pod
 
     def replace(self, pod: Pod) -> Pod:
-        """Delete it at once, and make another one like it of the same name."""
         body = self._api.get(pod.path)
         self._api.delete(pod.path, grace_s=0, uid=pod.uid)
         pod.wait_state("gone")
@@ -231,21 +218,27 @@ class Workloads:
 
 
 WorkloadsFactory = Callable[[Node], Workloads]
-"""Makes users' pods on a node."""
 
 
 def _some_name(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex[:8]}"
 
 
+def replica_set(api: Api, namespace: str, name: str, replicas: int = 1) -> Json:
+    """The owner reference of a ReplicaSet that is made; no controller runs it."""
+    labels = {"set": name}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "main", "image": "job:test"}]}}
+    spec = {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template}
+    path = f"/apis/apps/v1/namespaces/{namespace}/replicasets"
+    return owner_reference("apps/v1", "ReplicaSet", api.post(path, {"metadata": {"name": name}, "spec": spec}))
+
+
 def owner_reference(api_version: str, kind: str, owner: Json) -> Json:
-    """What makes a pod that object's, as its controller writes it."""
     meta = owner["metadata"]
     return {"apiVersion": api_version, "kind": kind, "name": meta["name"], "uid": meta["uid"], "controller": True}
 
 
 def pod_body(name: str, node: str, shape: Shape, owner: Json | None = None) -> Json:
-    """A pod bound to `node`, as the server is asked for it."""
     meta = {
         "name": name,
         "labels": dict(shape.labels),
@@ -257,13 +250,7 @@ def pod_body(name: str, node: str, shape: Shape, owner: Json | None = None) -> J
 
 def operand_owner() -> Json:
     """The controller of an operand's pod, of a kind that the control plane does not know: only the test moves it."""
-    return {
-        "apiVersion": "vendor.example/v1",
-        "kind": "Operand",
-        "name": "one",
-        "uid": str(uuid.uuid4()),
-        "controller": True,
-    }
+    return owner_reference("vendor.example/v1", "Operand", {"metadata": {"name": "one", "uid": str(uuid.uuid4())}})
 
 
 def _spec(shape: Shape) -> Json:
@@ -284,7 +271,6 @@ def _spec(shape: Shape) -> Json:
 
 
 def _resources(shape: Shape, count: int) -> Json:
-    """An extended resource is asked for as request and limit alike."""
     amount = {shape.resource: str(count)}
     return {"requests": amount, "limits": amount} if count else {}
 

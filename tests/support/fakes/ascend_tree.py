@@ -31,28 +31,23 @@ class AscendTree:
         self.tool = StandIn(self.root / "var/lib/Ascend/driver/tools")
 
     def write_profile(self, parser: str = "npu-smi") -> None:
-        """The profile of this host, with this parser."""
         text = SHIPPED.read_text().replace("reboot_marker =", f'ready_marker = "/{READY}"\nreboot_marker =')
         self.profile.write_text(text.replace('parser = "npu-smi"', f'parser = "{parser}"'))
 
     def put(self, path: str, text: str) -> None:
-        """Write a file of the host."""
         (self.root / path).parent.mkdir(parents=True, exist_ok=True)
         (self.root / path).write_text(text)
 
     @property
     def options(self) -> list[str]:
-        """What the command has to be told."""
         return ["--host-root", str(self.root), "--profile", "ascend", "--profile-file", str(self.profile)]
 
     @property
     def is_ready(self) -> bool:
-        """Whether the ready marker is there."""
         return (self.root / READY).exists()
 
     @property
     def marker(self) -> Marker | None:
-        """The reboot-required marker."""
         try:
             return decode_marker((self.root / MARKER).read_text())
         except (FileNotFoundError, Unreadable):

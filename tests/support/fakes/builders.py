@@ -28,7 +28,6 @@ SOMEBODY = Owner(pod="rbln-system/driver-b", pod_uid="driver-b")
 
 
 def key(component: str) -> str:
-    """The full deploy-label key of `component`."""
     return PROFILE.deploy.prefix + component
 
 
@@ -37,19 +36,16 @@ LABELS = {PLUGIN: "true", EXPORTER: "true", DRIVER: "true", "kubernetes.io/hostn
 
 
 def node(labels: dict[str, str] | None = None, **fields: Any) -> Node:
-    """The Node with two operands on, the driver's own label, and one label of somebody else."""
     known = {"name": NODE, "uid": "uid-1", "resource_version": "100", "boot_id": "boot-1", "machine_id": "machine"}
     return Node(labels=LABELS if labels is None else labels, **{**known, **fields})
 
 
 def pod(name: str, *keys: str, **fields: Any) -> Pod:
-    """A DaemonSet's pod placed by the node-label `keys`."""
     known = {"namespace": "rbln-system", "uid": name, "owner_kind": "DaemonSet", "have_ended": _have_ended(fields)}
     return Pod(name=name, selector_keys=frozenset(keys), **{**known, **fields})
 
 
 def driver_pod(**fields: Any) -> Pod:
-    """Our own pod: the driver DaemonSet's, still in its init container."""
     return pod("driver-a", DRIVER, **fields)
 
 
@@ -74,14 +70,12 @@ def modules(version: str = "1.0", users: int = 0, **extra: Module) -> dict[str, 
 
 
 def source(root: str = "/opt/new", version: str = "2.0", **fields: Any) -> DriverSource:
-    """A root that offers the driver."""
     return DriverSource(
         root, (ModuleFile("rebellions", f"{root}/rebellions.ko", version, "6.1.0-fake SMP mod_unload"),), **fields
     )
 
 
 def host(**fields: Any) -> Host:
-    """The driver loaded and recorded with the old digest."""
     known = {
         "boot_id": "boot-1",
         "kernel_release": "6.1.0-fake",
@@ -115,5 +109,4 @@ def failed_before(situation: Situation, error: ManagerError | None = None, **fie
 
 
 def journal(**fields: Any) -> Journal:
-    """The journal of an earlier run of ours."""
     return replace(Journal(ME, "boot-1", {PLUGIN: "true", EXPORTER: "true"}), **fields)

@@ -25,15 +25,12 @@ class FakeClock:
         self._said: tuple[float, float, Callable[[], None]] | None = None
 
     def ask_to_end(self) -> None:
-        """SIGTERM arrives."""
         self.ended_at = self.now if self.ended_at is None else self.ended_at
 
     def forget_the_end(self) -> None:
-        """The next process has not been told to end."""
         self.ended_at = None
 
     def after(self, seconds: float, action: Callable[[], object]) -> None:
-        """Let `action` happen `seconds` from now."""
         self._due.append((self.now + seconds, next(self._order), action))
 
     def to_next(self, end: float) -> bool:

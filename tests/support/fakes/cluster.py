@@ -41,17 +41,13 @@ class DaemonSet:
     unless_false: frozenset[str] = frozenset()
 
     def wants(self, labels: Mapping[str, str]) -> bool:
-        """Whether it has a pod on a node with `labels`."""
         is_on = all(labels.get(key) == value for key, value in self.selector.items())
         return is_on and all(labels.get(key) != "false" for key in self.unless_false)
 
 
 @dataclass(frozen=True)
 class Tenant:
-    """What the kubelet does with a user's pod: how long it takes to stop, and whether it holds the device until then.
-
-    `blocked_until` is when its disruption budget allows an eviction.
-    """
+    """A user's pod: seconds to stop, whether it holds the device until then, when its budget allows an eviction."""
 
     stop_s: float = 5.0
     uses_device: bool = True
@@ -60,10 +56,7 @@ class Tenant:
 
 @dataclass
 class FakeCluster:
-    """See `driver_manager.core.ports.Cluster`. `edit`, `replace_node` and `delete_node` are somebody else's doing.
-
-    `operator` is told of every change of the Node, as an operator that watches it is.
-    """
+    """See `driver_manager.core.ports.Cluster`. `operator` is told of every change of the Node."""
 
     killer: Killer
     clock: FakeClock
@@ -170,17 +163,14 @@ class FakeCluster:
 
     def post_event(self, reason: str, message: str, *, warning: bool, key: str = "") -> bool:
         try:
-            with self.killer.call("event", effect=True):
-                if not key or key not in self.keys_posted:
-                    self.posted.append((reason, message, warning))
-                self.keys_posted.add(key)
+            self.record_event(reason, message, warning=warning, key=key)
         except ApiUnavailable:
             return False
         return True
 
     def record_event(self, reason: str, message: str, *, warning: bool, key: str) -> None:
         with self.killer.call("event", effect=True):
-            if key not in self.keys_posted:
+            if not key or key not in self.keys_posted:
                 self.posted.append((reason, message, warning))
             self.keys_posted.add(key)
 
@@ -205,17 +195,14 @@ class FakeCluster:
         cordon: bool | None = None,
         annotations: Mapping[str, str | None] | None = None,
     ) -> None:
-        """Somebody else edits the Node; nothing where it does not exist."""
         if self.current is not None:
             self._apply(NodeChange(dict(labels or {}), dict(annotations or {}), cordon), "somebody")
 
     def delete_node(self) -> None:
-        """Somebody deletes the Node object."""
         self.version += 1
         self.current = None
 
     def replace_node(self, labels: Mapping[str, str]) -> None:
-        """The Node object is deleted and its kubelet registers again, with `labels`."""
         old = self._existing()
         self.version += 1
         self.current = replace(
@@ -237,13 +224,11 @@ class FakeCluster:
         self.current = replace(old, uid=old.uid + "+", resource_version=str(self.version), cordon_manager=manager)
 
     def add_pod(self, pod: Pod) -> None:
-        """A pod appears."""
         self.version += 1
         self.listed[pod.uid] = pod
         self.events.append(PodEvent(PodEventKind.PRESENT, pod, str(self.version)))
 
     def add_tenant(self, pod: Pod, tenant: Tenant | None = None) -> None:
-        """A user's pod appears."""
         self.tenants[pod.uid] = tenant or Tenant()
         self.add_pod(pod)
 
@@ -255,7 +240,6 @@ class FakeCluster:
                 self.clock.after(stop_s, lambda: self.remove_pod(pod.uid))
 
     def remove_pod(self, uid: str) -> None:
-        """A pod is gone for good."""
         pod = self.listed.pop(uid, None)
         if pod is not None:
             self.version += 1
@@ -268,12 +252,10 @@ class FakeCluster:
         self.compacted_below = self.version
 
     def device_users(self) -> int:
-        """How many pods hold the device open."""
         operands = sum(1 for uid in self.listed if uid in self.owner_of and self.owner_of[uid].uses_device)
         return operands + sum(1 for uid in self.listed if uid in self.tenants and self.tenants[uid].uses_device)
 
     def react(self) -> None:
-        """What the DaemonSet controller and the kubelet do about the labels."""
         labels = self.current.labels if self.current is not None else {}
         for owner in self.daemon_sets:
             pods = [pod for uid, pod in self.listed.items() if self.owner_of.get(uid) is owner]
@@ -342,7 +324,6 @@ def changed_by(node: Node, operations: tuple[Operation, ...]) -> NodeChange:
 
 
 def _as_json(node: Node) -> dict[str, Any]:
-    """The Node as the API server would show it, as far as it is known."""
     record = {"manager": node.cordon_manager, "fieldsV1": {"f:spec": {"f:unschedulable": {}}}}
     return {
         "metadata": {

@@ -69,27 +69,21 @@ RECORDS = {
 
 
 class Desk:
-    """A node, and the process environment of somebody who works on it."""
-
     def __init__(self, node: ByHand, patch: pytest.MonkeyPatch) -> None:
         self.node = node
         self.patch = patch
 
     @property
     def tree(self) -> HostTree:
-        """The node's host."""
         return self.node.tree
 
     def path(self, path: str) -> Path:
-        """A path on the host."""
         return self.tree.root / path.lstrip("/")
 
     def merge(self, **parts: Any) -> None:
-        """Change the Node."""
         self.node.cluster.store.patch("nodes", NODE, lambda there: apply_merge_patch(there, parts))
 
     def annotate(self, key: str, value: str | None) -> None:
-        """Set or remove an annotation."""
         self.merge(metadata={"annotations": {key: value}})
 
 
@@ -205,7 +199,6 @@ def _shipped(tree: HostTree) -> None:
 
 
 def happen(desk: Desk, line: str) -> None:
-    """Let the events of a line happen."""
     for word in line.split():
         if word != "-":
             name, _, value = word.partition("=")
@@ -226,11 +219,9 @@ NORMAL = (
     (r"(?m)^window:   (about|at least) .*$", r"window:   \1 <n> s"),
     (r"\b\d+\.\d+ s\b", "<n> s"),
 )
-"""Patterns of what differs between two runs, with their replacements."""
 
 
 def normal(text: str, folder: str) -> str:
-    """`text` without what differs between two runs."""
     text = text.replace(folder, "<folder>")
     for pattern, new in NORMAL:
         text = re.sub(pattern, new, text)
@@ -290,7 +281,6 @@ def blocks() -> dict[str, str]:
 
 
 def script_of(block: str) -> list[str]:
-    """The first line of a block, and its lines of commands and events."""
     first, *rest = block.split("\n")
     return [first, *(line for line in rest if line[:2] in ("$ ", "@ "))]
 

@@ -6,12 +6,13 @@ import contextlib
 import itertools
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.support.control_plane.servers import Authority
 
 DRIP_S = 0.02
 """Between two bytes: far below each timeout."""
@@ -94,7 +95,6 @@ def one_record(peer: Peer) -> None:
 
 
 def reading_slowly(peer: Peer) -> None:
-    """The request is taken in small pieces."""
     while peer.sock.recv(4096):
         time.sleep(DRIP_S)
 
@@ -113,7 +113,6 @@ ANSWERS: dict[str, Serve] = {
     "error-body": dripping(b"HTTP/1.1 500 No\r\nContent-Length: 100000\r\n\r\n{", b" "),
     "tls-record": one_record,
 }
-"""What is sent once the TLS connection is there."""
 
 
 def hello(peer: Peer) -> None:
@@ -160,12 +159,9 @@ def server(serve: Serve, context: ssl.SSLContext | None = None) -> Iterator[Drip
 
 
 def certified(folder: Path) -> tuple[bytes, ssl.SSLContext]:
-    """A certificate for 127.0.0.1 that signs itself, and a server's context with it."""
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    argv = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    argv += ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
-    argv += ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(argv, check=True, capture_output=True, timeout=60)
+    """The certificate of a CA, and the context of a server of 127.0.0.1 that it has signed for."""
+    authority = Authority(folder)
+    authority.establish()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    return certificate.read_bytes(), context
+    context.load_cert_chain(*authority.sign("server"))
+    return authority.certificate.read_bytes(), context

@@ -30,35 +30,28 @@ class EntryProgram:
     folder: Path
     module_name: str = "rebellions"
     further: Mapping[str, str] = field(default_factory=dict)
-    """Environment of the container beside that of all."""
 
     @property
     def state(self) -> Path:
-        """The state file."""
         return self.folder / "run/driver.state"
 
     @property
     def marker(self) -> Path:
-        """The ready marker."""
         return self.folder / "run/validations/.ready"
 
     @property
     def root(self) -> Path:
-        """The driver root."""
         return self.folder / "run/driver"
 
     @property
     def module(self) -> Path:
-        """The module's folder in the tree's /sys."""
         return self.folder / "sys/module" / self.module_name
 
     @property
     def script(self) -> str:
-        """Its path in the checkout."""
         return str(ROOT / "images" / self.kind / self.kind)
 
     def environment(self, **env: str) -> dict[str, str]:
-        """Its environment, with what the test has to add."""
         given = {
             "PATH": f"{self.folder}/bin:/usr/bin:/bin",
             "DRIVER_TREE": str(self.folder / "tree"),
@@ -72,14 +65,12 @@ class EntryProgram:
         return {**given, **self.further, **env}
 
     def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """One of its words, to its end."""
         argv = [self.script, *arguments]
         return subprocess.run(
             argv, env=self.environment(**env), capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
 
     def start(self, **env: str) -> subprocess.Popen[str]:
-        """The program as its container starts it; what it says goes to `said`."""
         with (self.folder / "said").open("w") as said:
             # A session of its own: its sleep ends with it.
             return subprocess.Popen(
@@ -87,22 +78,18 @@ class EntryProgram:
             )
 
     def said(self) -> str:
-        """What the program that was started last has said so far."""
         return (self.folder / "said").read_text()
 
     def load(self, version: str) -> None:
-        """The module is loaded in this version."""
         self.module.mkdir(parents=True)
         (self.module / "initstate").write_text("live\n")
         (self.module / "version").write_text(f"{version}\n")
 
     def record(self, digest: str) -> None:
-        """The state file has this digest."""
         self.state.parent.mkdir(parents=True, exist_ok=True)
         self.state.write_text(f"{digest}\n")
 
     def tool(self, name: str, body: str) -> None:
-        """A stand-in for a program, as a shell script."""
         path = self.folder / "bin" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"#!/bin/sh\n{body}")
@@ -118,7 +105,6 @@ class EntryProgram:
         self.tool("modprobe", f"{last}{load}echo 2.0.1 >$module/version\n")
 
     def loaded(self) -> list[str]:
-        """The modules that this modprobe has loaded, in that order."""
         return (self.folder / "loaded").read_text().split()
 
     def ended(self, process: subprocess.Popen[str], **env: str) -> int:
@@ -128,7 +114,6 @@ class EntryProgram:
         return self.end(process)
 
     def wait(self, process: subprocess.Popen[str], check: Callable[[], bool]) -> None:
-        """Until `check` holds, as long as the program runs."""
         deadline_s = time.monotonic() + LIMIT_S
         while not check():
             assert process.poll() is None, self.said()
@@ -136,7 +121,6 @@ class EntryProgram:
             time.sleep(0.02)
 
     def end(self, process: subprocess.Popen[str]) -> int:
-        """Ask it to end; its exit status."""
         os.killpg(process.pid, signal.SIGTERM)
         status = process.wait(LIMIT_S)
         with contextlib.suppress(ProcessLookupError):

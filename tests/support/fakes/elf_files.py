@@ -5,16 +5,9 @@ from __future__ import annotations
 import struct
 
 LOCAL, GLOBAL, WEAK = 0, 1, 2
-
-
 SYMTAB, STRTAB = 2, 3
-
-
 MAGIC = b"\x7fELF\x02\x01\x01"
-
-
 HEADER_BYTES, SECTION_BYTES, SYMBOL_BYTES = 64, 64, 24
-
 
 Symbol = tuple[str, int, int]
 """Name, binding, section (0: undefined)."""

@@ -29,7 +29,6 @@ DAEMON_SET = DaemonSetFacts("npu", "driver", "ds-uid", "9", "OnDelete")
 
 
 def policy(**said: Any) -> RolloutPolicy:
-    """One wave for all nodes, one node at a time."""
     return RolloutPolicy(**{"daemon_set": "driver", "waves": ONE_WAVE, **said})
 
 
@@ -48,12 +47,10 @@ def pod(of: str, revision: str = OLD, uid: str = "", **said: Any) -> DriverPod:
 
 
 def new_pod(of: str, revision: str = NEW, **said: Any) -> DriverPod:
-    """The one that came after it."""
     return pod(of, revision, f"{of}-after", **said)
 
 
 def record(of: str = "a", **said: Any) -> NodeRecord:
-    """The node `of` was taken a minute ago, for the new revision, in the first wave."""
     known = {"rollout": ROLLOUT, "revision": NEW, "wave": 1, "pod": f"{of}-before", "boot_id": "boot-1"}
     return NodeRecord(**{**known, "began_s": NOW_S - 60.0, "since_s": NOW_S - 60.0, **said})
 
@@ -68,5 +65,4 @@ def fleet(nodes: Iterable[FleetNode], pods: Iterable[DriverPod] | None = None, *
 
 
 def matching(text: str) -> selectors.Selector:
-    """A selector as it is written."""
     return selectors.parse(text)

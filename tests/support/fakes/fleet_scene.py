@@ -43,6 +43,8 @@ from driver_manager.domain.fleet.state import TASKS
 from driver_manager.domain.fleet.status import FleetReport
 from driver_manager.domain.node import NodeChange
 from driver_manager.sandbox.apiserver import ApiError, ApiServer, Obj, Store, apply_merge_patch, selection
+from tests.support.control_plane.api import wait_until
+from tests.support.control_plane.processes import STARTED, Running
 from tests.support.fakes.builders import PROFILE
 from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.killer import Killed, Killer
@@ -57,7 +59,6 @@ STOP_S, START_S, READY_S = 2.0, 1.0, 20.0
 """Of a driver pod: to leave, until the next one is there, until that one is ready."""
 
 LOOKS_S = 6.0
-"""How long a preflight takes."""
 
 
 @dataclass
@@ -76,7 +77,6 @@ class FleetScene:
     looks: Counter[str] = field(default_factory=Counter)
 
     def add_nodes(self, *names: str, labels: Mapping[str, str] | None = None) -> None:
-        """Ready nodes, with a ready pod of the newest revision where there is one."""
         for name in names:
             conditions = [{"type": "Ready", "status": "True"}]
             status = {"nodeInfo": {"bootID": f"boot-{name}"}, "conditions": conditions}
@@ -113,12 +113,7 @@ class FleetScene:
         self._count()
         return str(known["metadata"]["labels"][REVISION_LABEL])
 
-    def see_template(self) -> None:
-        """The same, of the DaemonSet controller's own accord."""
-        self.observe()
-
     def _owned(self, labels: Mapping[str, str], **name: str) -> Obj:
-        """The metadata of what belongs to the DaemonSet."""
         uid = self.store.get("daemonsets", DRIVER, NAMESPACE)["metadata"]["uid"]
         owner = {"kind": "DaemonSet", "name": DRIVER, "uid": uid, "controller": True}
         return {**name, "namespace": NAMESPACE, "labels": labels, "ownerReferences": [owner]}
@@ -130,55 +125,43 @@ class FleetScene:
         self._set_status("daemonsets", DRIVER, {"observedGeneration": generation, "desiredNumberScheduled": desired})
 
     def revisions(self) -> list[Obj]:
-        """All ControllerRevisions."""
         return self.store.list_objects("controllerrevisions")[0]
 
     def newest(self) -> str:
-        """The hash of the newest."""
         return str(max(self.revisions(), key=lambda one: one["revision"])["metadata"]["labels"][REVISION_LABEL])
 
     def add_rollout(self, name: str = "driver", **spec: Any) -> None:
-        """A DriverRollout of the DaemonSet."""
         body = {"metadata": {"name": name, "namespace": NAMESPACE}, "spec": {"daemonSet": DRIVER, **spec}}
         self.store.create(PLURAL, body)
 
-    def edit_rollout(self, name: str = "driver", **spec: Any) -> None:
-        """Change its spec as `kubectl edit` does."""
-        self._change(PLURAL, name, lambda one: one | {"spec": one["spec"] | spec})
+    def edit_rollout(self, **spec: Any) -> None:
+        self._change(PLURAL, DRIVER, lambda one: one | {"spec": one["spec"] | spec})
 
     def rollout(self, name: str = "driver") -> Obj:
-        """The object."""
         return self.store.get(PLURAL, name, NAMESPACE)
 
     def is_complete(self, revision: str) -> bool:
-        """Whether the object says that the rollout of this revision is complete."""
         status = self.rollout().get("status") or {}
         return status.get("phase") == "Complete" and status["targetRevision"] == revision
 
     def phase(self, name: str = "driver") -> str:
-        """Its phase, "" while it has none."""
         return str((self.rollout(name).get("status") or {}).get("phase", ""))
 
     def node(self, name: str) -> Obj:
-        """A Node."""
         return self.store.get("nodes", name)
 
     def edit_node(self, name: str, patch: Obj) -> None:
-        """Change a Node as somebody else does."""
         self._change("nodes", name, lambda one: apply_merge_patch(one, patch), namespace="")
 
     def upgrades(self) -> dict[str, str]:
-        """The word of each Node's state label, of those that have one."""
         nodes = self.store.list_objects("nodes")[0]
         found = {node["metadata"]["name"]: node["metadata"].get("labels", {}) for node in nodes}
         return {name: labels[KEYS.upgrade_state] for name, labels in found.items() if KEYS.upgrade_state in labels}
 
     def pods(self) -> dict[str, Obj]:
-        """The driver pod of each node that has one."""
         return {pod["spec"]["nodeName"]: pod for pod in self.store.list_objects("pods", labels=f"app={DRIVER}")[0]}
 
     def task_pods(self) -> list[Obj]:
-        """The short-lived pods that there are."""
         return self.store.list_objects("pods", labels=TASKS)[0]
 
     def create_pod(self, body: Obj) -> Obj:
@@ -197,7 +180,6 @@ class FleetScene:
             self._set_status("pods", pod["metadata"]["name"], status)
 
     def serving(self) -> dict[str, str]:
-        """The revision of each node's pod."""
         return {node: pod["metadata"]["labels"][REVISION_LABEL] for node, pod in self.pods().items()}
 
     def delete_pod(self, namespace: str, name: str, uid: str) -> None:
@@ -283,7 +265,6 @@ class StoreFleet:
 
     @property
     def subjects(self) -> frozenset[Subject]:
-        """What is followed."""
         return frozenset(self._since)
 
     def follow(self, subjects: frozenset[Subject]) -> None:
@@ -298,11 +279,9 @@ class StoreFleet:
             self._told.append(Listed(subject, items, str(revision)))
 
     def lose(self, kind: FactKind, why: str = "the API server did not answer") -> None:
-        """A subject cannot be seen any more."""
         self._told += [Lost(subject, why) for subject in self._since if subject.kind is kind]
 
     def find(self, kind: FactKind) -> None:
-        """It can be seen again."""
         self._told += [Found(subject) for subject in self._since if subject.kind is kind]
 
     def changes(self, until_s: float) -> tuple[Change, ...]:
@@ -340,7 +319,7 @@ class StoreFleet:
             return one | {"metadata": metadata, "spec": one["spec"] | {"template": json.loads(template)}}
 
         item = self._patched("set template", FactKind.DAEMON_SETS, name, change)
-        self.scene.clock.after(1.0, self.scene.see_template)
+        self.scene.clock.after(1.0, self.scene.observe)
         return item
 
     def patch_status(self, namespace: str, name: str, change: Mapping[str, Any], resource_version: str) -> Item:
@@ -439,8 +418,6 @@ class FakeLeadership:
 
 @dataclass
 class ControllerRun:
-    """One controller process on a scene."""
-
     scene: FleetScene
     killer: Killer = field(default_factory=Killer)
     leadership: Leadership | None = None
@@ -454,26 +431,21 @@ class ControllerRun:
         self.controller = FleetController(ports, NAMESPACE, PROFILE, advance, self.reports.append)
 
     def turn(self) -> None:
-        """One turn of its loop."""
         self.controller.turn()
 
     def until(self, holds: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
-        """Turns until `holds`. Raises AssertionError after `limit_s` simulated seconds."""
         end_s = self.scene.clock.monotonic() + limit_s
         while not holds():
             assert self.scene.clock.monotonic() < end_s, f"not within {limit_s:g} s: {what}; {self.scene.rollout()}"
             self.turn()
 
     def until_phase(self, phase: str, limit_s: float = LIMIT_S) -> None:
-        """Turns until the object shows this phase."""
         self.until(lambda: self.scene.phase() == phase, f"phase {phase}", limit_s)
 
-    def until_complete(self, revision: str, limit_s: float = LIMIT_S) -> None:
-        """Turns until the object says that the rollout of this revision is complete."""
-        self.until(lambda: self.scene.is_complete(revision), f"{revision} is complete", limit_s)
+    def until_complete(self, revision: str) -> None:
+        self.until(lambda: self.scene.is_complete(revision), f"{revision} is complete")
 
     def idle_for(self, seconds: float) -> None:
-        """Turns for so much simulated time."""
         end_s = self.scene.clock.monotonic() + seconds
         while self.scene.clock.monotonic() < end_s:
             self.turn()
@@ -504,7 +476,6 @@ def killed_again_and_again(scene: FleetScene, at: Callable[[int], tuple[int, boo
 
 
 def check_each_once(scene: FleetScene, revision: str) -> None:
-    """Raise AssertionError unless every node serves the revision, and came to it by one restart."""
     assert set(scene.serving().values()) == {revision}
     assert {node: scene.restarts[node, revision] for node in scene.serving()} == dict.fromkeys(scene.serving(), 1)
 
@@ -514,8 +485,6 @@ WAIT_S = 20.0
 
 @dataclass
 class FleetOverHttp:
-    """What a test looks at: the cluster, the server behind it, and everything that was told so far."""
-
     cluster: KubeFleet
     server: ApiServer
     clock: LoopClock
@@ -523,11 +492,9 @@ class FleetOverHttp:
 
     @property
     def store(self) -> Store:
-        """The server's objects."""
         return self.server.store
 
     def until(self, holds: Callable[[list[Change]], bool], what: str) -> list[Change]:
-        """What was told until `holds`. Raises AssertionError after a while."""
         end_s = time.monotonic() + patient(WAIT_S)
         while not holds(self.told):
             assert time.monotonic() < end_s, f"{what}: {self.told}"
@@ -545,7 +512,6 @@ class FleetOverHttp:
 
 @contextlib.contextmanager
 def over_http(folder: Path, store: Store | None = None) -> Iterator[FleetOverHttp]:
-    """A cluster on a server of its own; at the end nothing is followed any more."""
     with ApiServer(store or Store(), tokens={"token": "controller"}) as server:
         port = urlsplit(server.url).port
         assert port is not None
@@ -565,52 +531,40 @@ def over_http(folder: Path, store: Store | None = None) -> Iterator[FleetOverHtt
             found.cluster._inbox.close()
 
 
-REPOSITORY = Path(__file__).parents[3]
 PROCESS_WAIT_S = 60.0
 
 
 @dataclass
 class Processes:
-    """Controllers on one server. Their logs are JSON lines in files."""
-
     server: ApiServer
     scene: FleetScene
     folder: Path
-    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    started: list[Running] = field(default_factory=list)
 
-    def start(self, *options: str) -> subprocess.Popen[bytes]:
-        """One more; `log` of its number is what it says."""
-        number = len(self.started)
-        kubeconfig = self.folder / "kubeconfig"
+    def start(self, *options: str) -> Running:
+        kubeconfig, last_line = self.folder / "kubeconfig", self.folder / "termination-log"
         kubeconfig.write_text(json.dumps(self.server.kubeconfig()))
+        last_line.touch()
         env = {"PATH": os.environ["PATH"], "KUBECONFIG": str(kubeconfig), "LOG_FORMAT": "json"}
         argv = [sys.executable, "-m", "driver_manager", "rollout", "controller"]
         argv += ["--profile", "rebellions", "--namespace", NAMESPACE, *options]
-        with (self.folder / f"log-{number}").open("wb") as out:
-            process = subprocess.Popen(argv, cwd=REPOSITORY, env=env, stderr=out, stdin=subprocess.DEVNULL)
-        self.started.append(process)
-        return process
-
-    def said(self, number: int) -> list[str]:
-        """What a controller has said so far."""
-        lines = (self.folder / f"log-{number}").read_text().splitlines()
-        return [json.loads(line)["message"] for line in lines if line.endswith("}")]
+        self.started.append(Running(argv, env, last_line, subprocess.DEVNULL))
+        return self.started[-1]
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         """Kubelets do what they have to until `holds`. Raises AssertionError after a while."""
-        end_s = time.monotonic() + patient(PROCESS_WAIT_S)
-        while not holds():
-            assert time.monotonic() < end_s, (what, [self.said(number) for number in range(len(self.started))])
+
+        def is_so() -> bool:
             self.scene.catch_up()
-            time.sleep(0.02)
+            return holds()
+
+        wait_until(is_so, what, patient(PROCESS_WAIT_S))
 
     def holder(self) -> str:
-        """Who has the Lease."""
         found, _ = self.server.store.list_objects("leases")
         return str(found[0]["spec"]["holderIdentity"]) if found else ""
 
     def stop(self) -> None:
-        """End all of them."""
-        for process in self.started:
-            process.kill()
-            process.wait(30)
+        for one in self.started:
+            if one in STARTED:
+                print(one.kill().err)

@@ -1,7 +1,6 @@
 """A simulated fleet: nodes, driver pods, a DaemonSet controller, preflights, pods that clear, and what may happen.
 
-Asserts at every act what must never happen: a pod deleted twice for one revision, a foreign node acted on, limits
-exceeded, waves out of order, a driver pod deleted on a node that is not cleared.
+Asserts at every act what must never happen.
 """
 
 from __future__ import annotations
@@ -86,22 +85,17 @@ class TaskPods:
         self.pods[act.name] = TaskPod(act.namespace, act.name, uid, act.node, revision, self.task, now_s)
 
     def delete(self, act: DeletePod) -> TaskPod | None:
-        """Exactly this pod, if it was there."""
         found = self.pods.get(act.name)
         return self.pods.pop(act.name) if found is not None and found.uid == act.uid else None
 
     def keep(self, nodes: Container[str]) -> None:
-        """Only those on these nodes are left."""
         self.pods = {name: pod for name, pod in self.pods.items() if pod.node in nodes}
 
     def on(self, node: str) -> list[TaskPod]:
-        """Those of a node."""
         return [pod for pod in self.pods.values() if pod.node == node]
 
 
 class Looks(TaskPods):
-    """The preflights."""
-
     def happens(self, event: str, node: str) -> None:
         """One of `LOOK_EVENTS`: what comes of a node's preflight from now on, or what becomes of its pod."""
         match event:
@@ -128,14 +122,15 @@ LABELS = {
 } | {"b": {"pool": "main"}}
 LEAVES_S, COMES_S, LOADS_S, BOOTS_S = 5.0, 3.0, 40.0, 90.0
 WORDS = {state.value: state for state in UpgradeState}
+TAKES_S, CLEARS_S = 5.0, 20.0
+BUSY, AWAY, KILLED = 4, 8, 137
+CLEAR_EVENTS = ("clear-well", "clear-busy", "clear-dies", "clear-away", "clear-never", "clear-lost")
+GIVEN_BACK: dict[str, Any] = {"is_taken_by_run": False, "cleared_by": ""}
 
 
 @dataclass
 class Machine:
-    """A Node, its pod, and how its next runs go: `fate` is good, broken, silent or reboot.
-
-    `is_locked`: the API server refuses every patch of the Node.
-    """
+    """A Node, its pod, and how its next runs go: good, broken, silent, reboot. `is_locked`: no patch succeeds."""
 
     facts: FleetNode
     fate: str = "good"
@@ -148,17 +143,14 @@ class Machine:
 
     @property
     def state(self) -> UpgradeState | None:
-        """The state that its label shows."""
         return WORDS.get(self.facts.upgrade)
 
     @property
     def is_taken(self) -> bool:
-        """Whether it is under way, as everybody can see."""
         return self.state in UNDER_WAY and self.facts.record is not None
 
     @property
     def is_placed(self) -> bool:
-        """Whether the DaemonSet wants a pod on it."""
         return self.facts.labels.get("driver") != "false"
 
 
@@ -166,15 +158,17 @@ class World:
     """The objects and their clocks: `now_s` may jump, `up_s` is what kubelets count by.
 
     `shown` are the revisions that a feed which lags shows, None where it does not. `tick` lets everybody but the
-    rollout act, `act` does what a decision asks for.
+    rollout act, `act` does what a decision asks for. `clears_first`: pods clear a node before its driver restarts.
+    `is_late`: facts may be late, so that what is cleared is not checked.
     """
 
-    def __init__(self, policy: RolloutPolicy) -> None:
+    def __init__(self, policy: RolloutPolicy, *, clears_first: bool = False) -> None:
         """All nodes serve revision r1, and the DaemonSet has r2."""
         self.policy, self.memory, self.wishes = policy, RolloutState(), Requests()
         self.now_s, self.up_s = NOW_S, 0.0
         self.revisions = [Revision("driver-r1", "r1", 1, TEMPLATE), Revision("driver-r2", "r2", 2, TEMPLATE)]
-        self.looks = Looks()
+        self.looks, self.clears = Looks(), TaskPods(Task.CLEAR)
+        self.clears_first, self.is_late = clears_first, False
         self.era = 0
         self.shown: list[Revision] | None = None
         self.machines: dict[str, Machine] = {}
@@ -187,7 +181,6 @@ class World:
 
     @property
     def template(self) -> str:
-        """The revision that new pods get."""
         return max(self.revisions, key=lambda revision: revision.number).hash
 
     def join(self, name: str, revision: str = "") -> None:
@@ -200,8 +193,12 @@ class World:
             self._make_pod(machine, revision, is_ready=True)
 
     def help(self, machine: Machine) -> None:
-        """What an administrator does for a node that has failed."""
+        """A retry; what a run has left taken, and no other is to take, is given back by hand."""
         self.change(machine, wants_retry=True)
+        pods = [pod for pod in self.clears.on(machine.facts.name) if not pod.has_ended]
+        has_target = machine.pod is not None and machine.pod.revision == self.template
+        if machine.facts.is_taken_by_run and has_target and not pods:
+            self._give_back(machine)
 
     def change(self, machine: Machine, **said: object) -> None:
         """Somebody changes the Node: it has a new resourceVersion."""
@@ -209,7 +206,6 @@ class World:
         machine.facts = replace(machine.facts, resource_version=version, **said)
 
     def upgrade_to(self, revision: str) -> None:
-        """Somebody changes the template; one that was there before gets the highest number again."""
         if revision == self.template:
             return
         number = max(one.number for one in self.revisions) + 1
@@ -218,7 +214,6 @@ class World:
         self.era += 1
 
     def fleet(self) -> Fleet:
-        """What the watches show now; records as they are read from their annotations."""
         pods = [machine.pod for machine in self.machines.values() if machine.pod is not None]
         desired = sum(machine.is_placed for machine in self.machines.values())
         gate_pods = [GatePod("npu", name, {"app": "v"}, is_ready=self.gates_open) for name in self.machines]
@@ -234,13 +229,13 @@ class World:
             rivals=self.rivals,
             rollout=ROLLOUT,
             rollout_uid="uid-rollout",
-            task_pods=tuple(self.looks.pods.values()),
+            clears_first=self.clears_first,
+            task_pods=(*self.looks.pods.values(), *self.clears.pods.values()),
             unmade=self.looks.refusal,
             blocked={name: "may not patch nodes" for name, machine in self.machines.items() if machine.is_locked},
         )
 
     def tick(self, seconds: float) -> None:
-        """Time passes, in steps in which pods leave and come, runs end and hosts boot."""
         while seconds > 0:
             step_s = min(seconds, 5.0)
             self.now_s += step_s
@@ -251,6 +246,10 @@ class World:
                 self._live(machine)
 
     def _live(self, machine: Machine) -> None:
+        self.clears.keep(self.machines)
+        for task in self.clears.on(machine.facts.name):
+            if not task.has_ended:
+                self._clear(machine, task)
         pod = machine.pod
         if not machine.is_placed:
             self.restart_by_hand(machine)
@@ -286,6 +285,8 @@ class World:
             case "reboot":
                 self.change(machine, is_ready=True, boot_id=f"boot-{self.now_s:.0f}")
                 machine.fate, machine.due_s = "good", self.up_s + LOADS_S
+        if self.clears_first and machine.pod is not None and machine.pod.is_ready:
+            self.change(machine, **GIVEN_BACK)  # the run goes on from what it finds
 
     def _tell(self, machine: Machine, state: NodeState, **said: object) -> None:
         self.change(machine, driver_state=state, outcome_s=self.clock_of(machine), **said)
@@ -302,7 +303,6 @@ class World:
         machine.due_s = self.up_s + LOADS_S
 
     def restart_by_hand(self, machine: Machine) -> None:
-        """Somebody deletes the pod."""
         if machine.pod is not None and not machine.pod.is_deleting:
             machine.pod = replace(machine.pod, is_deleting=True)
             machine.due_s = self.up_s + LEAVES_S
@@ -325,14 +325,20 @@ class World:
             self.memory = _as_stored(decision.memory)
 
     def act(self, act: Act) -> None:
-        """One act, as an API server does it."""
         match act:
             case MarkNode():
                 self._mark(act)
             case RestartPod():
+                if self.clears_first and not self.is_late:
+                    self._check_cleared(act)
                 self._restart(act)
+            case CreatePod() if act.task is Task.CLEAR:
+                if act.node in self.machines and not self.looks.refusal:
+                    self.clears.create(act, self.now_s)
             case CreatePod():
                 self.looks.create(act, self.now_s)
+            case DeletePod() if act.name in self.clears.pods:
+                self._end_clear(act)
             case DeletePod():
                 self.looks.delete(act)
             case SetTemplate():
@@ -359,6 +365,47 @@ class World:
         assert times <= 1 + machine.retries, f"{act.node}: restarted {times} times for {record.revision}"
         machine.pod, machine.due_s = replace(pod, is_deleting=True), self.up_s + LEAVES_S
 
+    def _end_clear(self, act: DeletePod) -> None:
+        """Told to end, a run gives the node back, unless the driver pod goes."""
+        pod, machine = self.clears.delete(act), self.machines.get(act.node)
+        if pod is None or pod.has_ended or machine is None:
+            return
+        if machine.facts.is_taken_by_run and not _is_going(machine.pod):
+            self._give_back(machine)
+
+    def _check_cleared(self, act: RestartPod) -> None:
+        machine = self.machines.get(act.node)
+        if machine is None or machine.pod is None or machine.pod.uid != act.uid or machine.pod.is_deleting:
+            return
+        pods = self.clears.on(act.node)
+        is_cleared = machine.facts.cleared_by in {pod.uid for pod in pods if not pod.has_ended}
+        assert is_cleared or any(pod.exit_code == 0 for pod in pods), f"{act.node}: restarted and not cleared"
+
+    def _clear(self, machine: Machine, pod: TaskPod) -> None:
+        node, age_s = machine.facts, self.now_s - pod.made_s
+        if _is_going(machine.pod):
+            self._ended(pod, 0)
+        elif not node.is_taken_by_run and age_s >= TAKES_S:
+            cordon = {} if node.unschedulable else {"unschedulable": True, "is_cordoned_by_run": True}
+            self.change(machine, is_taken_by_run=True, driver_state=NodeState.UPGRADING, **cordon)
+        elif age_s >= CLEARS_S and not node.cleared_by:
+            match self.clears.ends.get(node.name, "well"):
+                case "well":
+                    self.change(machine, cleared_by=pod.uid)
+                case "dies":
+                    self._ended(pod, KILLED)
+                case "busy" | "away" as end:
+                    self._give_back(machine)
+                    self._ended(pod, BUSY if end == "busy" else AWAY)
+
+    def _ended(self, pod: TaskPod, code: int) -> None:
+        ended = replace(pod, exit_code=code, has_ended=True, message=f"exit {code}", ended_s=self.now_s)
+        self.clears.pods[pod.name] = ended
+
+    def _give_back(self, machine: Machine) -> None:
+        cordon = {"unschedulable": False, "is_cordoned_by_run": False} if machine.facts.is_cordoned_by_run else {}
+        self.change(machine, driver_state=NodeState.READY, outcome_s=self.clock_of(machine), **cordon, **GIVEN_BACK)
+
     def is_through(self) -> bool:
         """Whether every node that is to be upgraded serves the template's revision, and says so."""
         return all(
@@ -369,6 +416,10 @@ class World:
             for machine in self.machines.values()
             if not machine.facts.is_skipped
         )
+
+
+def _is_going(driver: DriverPod | None) -> bool:
+    return driver is None or driver.is_deleting or not driver.is_ready
 
 
 def _as_read(node: FleetNode) -> FleetNode:
@@ -449,9 +500,7 @@ class Checked:
             assert not done, f"done without knowing the newest template: {done}"
 
     def fit(self) -> None:
-        """Nobody is disturbed on a node that is not to begin, up to the moment when somebody was; a pod that its
-        kubelet cannot end is never deleted.
-        """
+        """No node that is not to begin is disturbed, and no pod deleted that its kubelet cannot end."""
         for act in self.decision.acts:
             if not isinstance(act, MarkNode | RestartPod | CreatePod):
                 continue
@@ -509,7 +558,6 @@ class Checked:
         assert not is_held or not fresh, f"a node begins in phase {self.outlook.phase}"
 
     def _failed(self, name: str) -> bool:
-        """Whether it shows that it has failed for the target, and no operator has it."""
         node = self.nodes[name]
         is_failed = node.upgrade == UpgradeState.FAILED.value and not node.is_operated
         return is_failed and node.record is not None and node.record.revision == self.target
@@ -668,7 +716,6 @@ EVENTS = (*RULES, *ON_NODES, *FATES, *TO_NODES, *TO_ALL, *AROUND, *RIVALS, *CALM
 
 
 def happens(world: World, event: str, name: str) -> None:
-    """Something that the rollout did not do."""
     world.policy = replace(world.policy, **RULES.get(event, {}), **MODES.get(event, {}))
     if world.daemon_set is not None:
         world.daemon_set = replace(world.daemon_set, **AROUND.get(event, {}))
@@ -676,7 +723,7 @@ def happens(world: World, event: str, name: str) -> None:
         world.shown = list(world.revisions) if event == "lag" else None
     if event in LOOK_EVENTS:
         world.looks.happens(event, name)
-    elif event in CLEAR_EVENTS and isinstance(world, ClearingWorld):
+    elif event in CLEAR_EVENTS:
         if event == "clear-lost":
             world.clears.keep(world.machines.keys() - {name})
         else:
@@ -734,7 +781,6 @@ def _to_node(world: World, event: str, name: str) -> None:
 
 
 def calm(world: World) -> None:
-    """Nothing holds all nodes any more but what the rollout itself has found."""
     world.shown = None
     world.gates_open, world.rivals, world.daemon_set = True, (), world.daemon_set_at_first
     rules = world.policy
@@ -745,13 +791,8 @@ def calm(world: World) -> None:
 
 
 def heal(world: World) -> None:
-    """Everything that may keep a node from its upgrade ends, but for what only the rollout can end.
-
-    A node of the canary pool is there again: a wave that matches no node stalls the rollout, as it has to.
-    """
-    world.looks.ends, world.looks.refusal = {}, ""
-    if isinstance(world, ClearingWorld):
-        world.clears.ends = {}
+    """All that may keep a node from its upgrade ends, but what only the rollout can end; a canary is there."""
+    world.looks.ends, world.looks.refusal, world.clears.ends = {}, "", {}
     if not any(machine.facts.labels["pool"] == "canary" for machine in world.machines.values()):
         world.join("d")
     for machine in world.machines.values():
@@ -793,7 +834,6 @@ def bring_to_its_end(world: World) -> None:
 
 
 def live_through(world: World, story: Story) -> World:
-    """All of that happens, and then everybody is done."""
     for event, name, seconds, kill_after in story:
         happens(world, event, name)
         world.decide(kill_after)
@@ -805,110 +845,9 @@ def live_through(world: World, story: Story) -> World:
 
 
 def some_rules(dice: random.Random) -> RolloutPolicy:
-    """A policy as the dice fall."""
     found = {name: dice.choice(choices) for name, choices in CHOICES.items()}
     return replace(USUAL, **found, approves_reboots=dice.random() < 0.5, validation_timeout_s=300.0)
 
 
 def some_story(dice: random.Random) -> Story:
-    """A story as they fall."""
     return [(dice.choice(EVENTS), dice.choice(NAMES), dice.choice(PAUSES_S), dice.choice(KILLS)) for _ in range(30)]
-
-
-TAKES_S, CLEARS_S = 5.0, 20.0
-BUSY, AWAY, KILLED = 4, 8, 137
-CLEAR_EVENTS = ("clear-well", "clear-busy", "clear-dies", "clear-away", "clear-never", "clear-lost")
-GIVEN_BACK: dict[str, Any] = {"is_taken_by_run": False, "cleared_by": ""}
-
-
-class ClearingWorld(World):
-    """A World with the pods that clear a node. `is_late`: facts may be late, so that what is cleared is not checked."""
-
-    def __init__(self, policy: RolloutPolicy) -> None:
-        super().__init__(policy)
-        self.clears = TaskPods(Task.CLEAR)
-        self.is_late = False
-
-    def fleet(self) -> Fleet:
-        """What the watches show now."""
-        found = super().fleet()
-        return replace(found, clears_first=True, task_pods=(*found.task_pods, *self.clears.pods.values()))
-
-    def act(self, act: Act) -> None:
-        """One act, as an API server does it."""
-        match act:
-            case CreatePod() if act.task is Task.CLEAR:
-                if act.node in self.machines and not self.looks.refusal:
-                    self.clears.create(act, self.now_s)
-            case DeletePod() if act.name in self.clears.pods:
-                self._delete(act)
-            case _:
-                if isinstance(act, RestartPod) and not self.is_late:
-                    self._check_cleared(act)
-                super().act(act)
-
-    def _delete(self, act: DeletePod) -> None:
-        """Told to end, a run gives the node back, unless the driver pod goes."""
-        pod, machine = self.clears.delete(act), self.machines.get(act.node)
-        if pod is None or pod.has_ended or machine is None:
-            return
-        if machine.facts.is_taken_by_run and not _is_going(machine.pod):
-            self._give_back(machine)
-
-    def _check_cleared(self, act: RestartPod) -> None:
-        machine = self.machines.get(act.node)
-        if machine is None or machine.pod is None or machine.pod.uid != act.uid or machine.pod.is_deleting:
-            return
-        pods = self.clears.on(act.node)
-        is_cleared = machine.facts.cleared_by in {pod.uid for pod in pods if not pod.has_ended}
-        assert is_cleared or any(pod.exit_code == 0 for pod in pods), f"{act.node}: restarted and not cleared"
-
-    def _live(self, machine: Machine) -> None:
-        self.clears.keep(self.machines)
-        for pod in self.clears.on(machine.facts.name):
-            if not pod.has_ended:
-                self._clear(machine, pod)
-        super()._live(machine)
-
-    def _clear(self, machine: Machine, pod: TaskPod) -> None:
-        node, age_s = machine.facts, self.now_s - pod.made_s
-        if _is_going(machine.pod):
-            self._ended(pod, 0)
-        elif not node.is_taken_by_run and age_s >= TAKES_S:
-            cordon = {} if node.unschedulable else {"unschedulable": True, "is_cordoned_by_run": True}
-            self.change(machine, is_taken_by_run=True, driver_state=NodeState.UPGRADING, **cordon)
-        elif age_s >= CLEARS_S and not node.cleared_by:
-            match self.clears.ends.get(node.name, "well"):
-                case "well":
-                    self.change(machine, cleared_by=pod.uid)
-                case "dies":
-                    self._ended(pod, KILLED)
-                case "busy" | "away" as end:
-                    self._give_back(machine)
-                    self._ended(pod, BUSY if end == "busy" else AWAY)
-
-    def _ended(self, pod: TaskPod, code: int) -> None:
-        ended = replace(pod, exit_code=code, has_ended=True, message=f"exit {code}", ended_s=self.now_s)
-        self.clears.pods[pod.name] = ended
-
-    def _give_back(self, machine: Machine) -> None:
-        cordon = {"unschedulable": False, "is_cordoned_by_run": False} if machine.facts.is_cordoned_by_run else {}
-        self.change(machine, driver_state=NodeState.READY, outcome_s=self.clock_of(machine), **cordon, **GIVEN_BACK)
-
-    def help(self, machine: Machine) -> None:
-        """Beside a retry: what a run has left taken, and no other is to take, is given back by hand."""
-        super().help(machine)
-        pods = [pod for pod in self.clears.on(machine.facts.name) if not pod.has_ended]
-        has_target = machine.pod is not None and machine.pod.revision == self.template
-        if machine.facts.is_taken_by_run and has_target and not pods:
-            self._give_back(machine)
-
-    def _run(self, machine: Machine, pod: DriverPod) -> None:
-        """The next driver pod's run goes on from what it finds, and gives the node back."""
-        super()._run(machine, pod)
-        if machine.pod is not None and machine.pod.is_ready:
-            self.change(machine, **GIVEN_BACK)
-
-
-def _is_going(driver: DriverPod | None) -> bool:
-    return driver is None or driver.is_deleting or not driver.is_ready

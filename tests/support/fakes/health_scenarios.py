@@ -56,15 +56,11 @@ def _mute_host(world: HealthWorld, value: str) -> None:
     world.host_mute_problem = f"the file {INVALID}" if value == "invalid" else ""
 
 
-def _remove_marker(world: HealthWorld, _: str) -> None:
-    world.files.pop(MARKER, None)
-
-
 def _set(name: str, value: object) -> Callable[[HealthWorld, str], None]:
     return lambda world, _: setattr(world, name, value)
 
 
-EVENTS: dict[str, Callable[[HealthWorld, str], None]] = {
+EVENTS: dict[str, Callable[[HealthWorld, str], object]] = {
     "restart": lambda world, _: world.start(),
     "reboot": lambda world, _: world.reboot(),
     "driver-starts": lambda world, _: world.start_driver(),
@@ -79,7 +75,7 @@ EVENTS: dict[str, Callable[[HealthWorld, str], None]] = {
     "withdrawn": lambda world, _: world.files.__setitem__(WITHDRAWN, world.files.pop(READY)),
     "marker": lambda world, value: world.files.__setitem__(MARKER, MARKERS[value]),
     "record-removed": lambda world, _: world.files.__delitem__(RECORD),
-    "marker-removed": _remove_marker,
+    "marker-removed": lambda world, _: world.files.pop(MARKER, None),
     "break": lambda world, value: world.broken.add(value.replace("-", " ")),
     "repair": lambda world, _: world.broken.clear(),
     "mute-node": _mute_node,
@@ -93,7 +89,6 @@ EVENTS: dict[str, Callable[[HealthWorld, str], None]] = {
 
 
 def scripts() -> dict[str, tuple[str, str, str]]:
-    """Properties, script and recorded trace, by title."""
     found = {}
     for block in re.split(r"^## ", GOLDEN.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         title, properties, script, *trace = block.rstrip("\n").split("\n")
@@ -102,7 +97,6 @@ def scripts() -> dict[str, tuple[str, str, str]]:
 
 
 def world_of(properties: str) -> HealthWorld:
-    """A world with these properties."""
     names = set(properties.split()) - {"plain"}
     world = HealthWorld(
         has_ready="no-ready" not in names,
@@ -152,7 +146,6 @@ def _turn(world: HealthWorld, letter: str) -> str:
 
 
 def trace(properties: str, script: str) -> str:
-    """The trace of a script."""
     found: list[list[object]] = []
     for line in play(world_of(properties), script):
         if found and found[-1][0] == line:

@@ -80,7 +80,6 @@ class HealthWorld:
         self.start()
 
     def start(self) -> None:
-        """A new process of health-watch."""
         self.killer.revive()
         keeper = self if self.has_evidence else None
         ports = WatchPorts(self, self, self.clock, self.reporter, self if self.has_node else None, keeper)
@@ -98,13 +97,11 @@ class HealthWorld:
         return True
 
     def turns(self, *said: ProbeResult) -> None:
-        """One turn for each of these samples."""
         for self.chip in said:
             self.turn()
 
     @property
     def state(self) -> str:
-        """What the watch holds of the driver."""
         return self.watch.report.history.name
 
     # the node
@@ -123,11 +120,9 @@ class HealthWorld:
 
     @property
     def has_request(self) -> bool:
-        """Whether a recovery marker of ours and of this boot is there."""
         return self.marker is not None and is_own(self.marker) and self.marker.boot_id == self.boot_id
 
     def start_driver(self) -> None:
-        """What reconcile and the driver container do, from clean-up to ready."""
         for name in (READY, WITHDRAWN):
             self.files.pop(name, None)
         self.is_loaded = True
@@ -137,7 +132,6 @@ class HealthWorld:
             self.files[READY] = READY_TEXT
 
     def reboot(self) -> None:
-        """A fresh kernel: /run is empty, nothing is loaded, the watch starts anew."""
         self.boots += 1
         self.is_loaded = False
         self.is_reconciling = False

@@ -22,7 +22,6 @@ from driver_manager.domain.host import (
     Module,
     ModuleFile,
     ProbeResult,
-    RebootWish,
     decode_marker,
     decode_reboot_wish,
     noted_failure,
@@ -31,7 +30,7 @@ from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, OldDriver, Owner
 from driver_manager.domain.pci import noted_bindings
 from driver_manager.domain.profile import RUN_RECORD, Profile, closure, has_root
-from driver_manager.domain.reboot import state as reboot_record
+from driver_manager.domain.reboot.state import Record, decode_reboot_record
 from tests.support.fakes.killer import Killer
 from tests.support.fakes.pci import FakePci
 from tests.support.fakes.slots import FakeSlots
@@ -46,8 +45,7 @@ class FakeHost:
     """See `driver_manager.core.ports.HostSystem`; `facts` is what an adapter would read.
 
     `offers` is the driver version by root. `needs` names what each module depends on; no root has those in `lacking`.
-    `tunables` are the parameters by version of the driver. Those in `hanging` do not end their exit functions: they
-    stay in `leaving` until a reboot.
+    Modules in `hanging` do not end their exit functions: they stay in `leaving` until a reboot.
     """
 
     killer: Killer
@@ -105,7 +103,6 @@ class FakeHost:
 
     @property
     def root(self) -> str:
-        """The first root module."""
         return self.profile.modules.roots[0]
 
     # the port
@@ -284,7 +281,6 @@ class FakeHost:
     # the world
 
     def reboot(self) -> None:
-        """A fresh kernel: modules, mounts and tmpfs are gone, every service runs."""
         self.boots += 1
         self.loaded, self.leaving, self.mounts = {}, {}, []
         self.foreign, self.firmware_path = set(self.foreign_at_boot), ""
@@ -306,7 +302,6 @@ class FakeHost:
         self.put_driver(self.loaded.get(self.root, version), digest)
 
     def source_of(self, root: str) -> DriverSource | None:
-        """What `root` offers, None where it offers nothing."""
         version = self._version_at(root)
         if version is None:
             return None
@@ -333,6 +328,8 @@ class FakeHost:
         """All facts of the host, as one read. The way back is the journaled driver's, else the loaded one's."""
         with self.killer.call("host"):
             paths = self.profile.paths
+            wish, rebooter = self.files.get(paths.reboot_wish), self.files.get(paths.rebooter_record)
+            granted = decode_reboot_record(rebooter) if rebooter is not None else Record()
             run, left = host_record.parted(self._run_records(), journal.record if journal else "")
             digest = self.files.get(paths.state_file)
             is_loaded = has_root(self._modules(), self.profile.modules)
@@ -358,8 +355,8 @@ class FakeHost:
                 slots=slots,
                 previous_source=sources.before(driver_root, old, self._loaded_root(), digest, version),
                 marker=self._marker(),
-                reboot_wish=self._wish(),
-                granted_reboot=self._granted_reboot(),
+                reboot_wish=decode_reboot_wish(wish) if wish is not None else None,
+                granted_reboot=granted.granted(self.boot_id),
                 active_services=tuple(sorted(name for name, runs in self.services.items() if runs)),
                 permanent=dict(self.permanent),
                 are_modules_frozen=self.are_modules_frozen,
@@ -384,14 +381,6 @@ class FakeHost:
     def _marker(self) -> Marker | None:
         text = self.files.get(self.profile.paths.reboot_marker)
         return decode_marker(text) if text is not None else None
-
-    def _wish(self) -> RebootWish | None:
-        text = self.files.get(self.profile.paths.reboot_wish)
-        return decode_reboot_wish(text) if text is not None else None
-
-    def _granted_reboot(self) -> str:
-        text = self.files.get(self.profile.paths.rebooter_record)
-        return reboot_record.decode_reboot_record(text).granted(self.boot_id) if text is not None else ""
 
     def _modules(self) -> dict[str, Module]:
         return closure(self._all(), self.profile.modules)

@@ -29,7 +29,6 @@ class HostDocument:
 
 
 def roots_of(host: Path) -> HostRoots:
-    """The roots of a host whose tree is at `host`."""
     return HostRoots(root=host, proc=host / "proc", sys=host / "sys", dev=host / "dev")
 
 

@@ -31,8 +31,6 @@ def mountinfo(*points: str) -> str:
 
 
 class Tree:
-    """A host with a kernel, a machine id and nothing loaded."""
-
     def __init__(self, root: Path) -> None:
         self.root = root
         self.roots = HostRoots(root, root / "proc", root / "sys", root / "dev")

@@ -1,7 +1,6 @@
 """The one gate that every call of the fakes passes: it counts, kills, and lets the world change between two calls.
 
-SIGKILL is modelled by `Killed`: once raised, whatever the dead run's code still tries (an `except` clause, a `finally`)
-meets the same exception and changes nothing, until `revive` starts the next process.
+SIGKILL is `Killed`: once raised, all that the dead run's code still tries meets it and changes nothing until `revive`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 Action = Callable[[], object] | Exception
-"""What happens at a call: something is done, or the call fails."""
 
 
 class Killed(BaseException):
@@ -37,7 +35,6 @@ class Killer:
         self._hooks: list[_Hook] = []
 
     def kill_at(self, effect: int, *, after: bool) -> None:
-        """Kill the process right before or right after its effect number `effect`."""
         self._kill = (effect, after)
 
     def at_call(self, number: int, action: Action, *, after: bool = False) -> None:
@@ -49,16 +46,13 @@ class Killer:
         self._hooks += [_Hook(lambda _, called: called == name, after, action) for _ in range(times)]
 
     def die(self) -> None:
-        """Be killed now."""
         self.is_dead = True
         raise Killed
 
     def revive(self) -> None:
-        """The next process begins: nothing is counted yet, no kill is planned."""
         self.calls, self.effects, self.is_dead, self._kill = [], [], False, None
 
     def guard(self) -> None:
-        """Raise Killed for the dead."""
         if self.is_dead:
             raise Killed
 

@@ -13,8 +13,6 @@ from tests.support.fakes.clock import FakeClock
 
 
 class LeaseServer:
-    """The Lease as it is stored."""
-
     def __init__(self) -> None:
         self.lease: dict[str, Any] | None = None
         self.version = 0
@@ -44,14 +42,12 @@ class LeaseServer:
 
 
 def refusal(status: int) -> Answer:
-    """An HTTP status."""
     return Answer(status, "no", (), 0.0, "leases")
 
 
 class LeaseApi:
-    """The KubeApi of one process. `delays` are the seconds that the next requests and answers are under way for.
-
-    `is_lost` says of the next ones whether the answer is lost; `is_away`: no request arrives.
+    """The KubeApi of one process. `delays` are the seconds of the next requests and answers, `is_lost` says which
+    answers are lost; `is_away`: no request arrives.
     """
 
     def __init__(self, clock: FakeClock, server: LeaseServer | None = None) -> None:
@@ -63,7 +59,6 @@ class LeaseApi:
         self.requests: list[str] = []
 
     def call(self, method: str, path: str, what: str, body: Any = None, **_: Any) -> dict[str, Any]:
-        """See `driver_manager.adapters.kube.api.KubeApi`."""
         self.requests.append(method)
         if self.is_away:
             raise ApiUnavailable(f"{what}: no answer", "Wait.")

@@ -22,7 +22,7 @@ from tests.support.fakes.host_folders import load
 
 
 class ModuleHost:
-    """A host whose tools act on a tree. `did` are the words of every rmmod, modprobe and insmod that changed it.
+    """A host whose tools act on a tree. `did` are the calls of rmmod, modprobe and insmod that changed it.
 
     `options` were handed to modprobe for each module, `inserted` to insmod.
     """
@@ -68,7 +68,6 @@ class ModuleHost:
         (folder.parent / "modules.dep").write_text("\n".join(lines) + "\n")
 
     def loaded(self, name: str, *, users: int = 0, holders: Sequence[str] = (), **parameters: str) -> None:
-        """A module that is in the kernel already, with these values of its parameters."""
         folder = self.tree.root / "sys/module" / name
         load(self.tree.root / "sys", name, *holders, refcnt=f"{users + len(holders)}\n")
         for parameter, value in parameters.items():
@@ -77,9 +76,7 @@ class ModuleHost:
 
     @property
     def names(self) -> set[str]:
-        """What the kernel has."""
         return {path.name for path in (self.tree.root / "sys/module").iterdir()}
 
     def facts(self, root: str = "", *, loads: bool = True) -> Host:
-        """As a run would see the host."""
         return read_host(self.roots, self.profile, root, None, loads=loads)

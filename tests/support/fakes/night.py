@@ -1,4 +1,4 @@
-"""What goes wrong at night, and how each of it shows: in the first line of `status`, on the Node, in its Events.
+"""What goes wrong at night, and how it shows in `status`, on the Node and in its Events.
 
 One table for docs/operate.md, the sandbox and the real API server: each plays every row with the real command line.
 """
@@ -27,32 +27,20 @@ BAD_DEVICE = '{"devices": [{"npu": 0, "name": "RBLN-CA12", "status": "abnormal",
 
 
 class Place(Protocol):
-    """A node on which a night is played: an old driver is loaded, another one is wanted."""
-
     @property
-    def tree(self) -> HostTree:
-        """The host."""
-        ...
+    def tree(self) -> HostTree: ...
 
     def run(self, *argv: str, **env: str) -> tuple[int, str]:
         """Run a command as the init container does; its exit code and what it printed on standard output."""
         ...
 
-    def node(self) -> dict[str, Any]:
-        """The Node object."""
-        ...
+    def node(self) -> dict[str, Any]: ...
 
-    def events(self) -> list[tuple[str, str]]:
-        """Reasons and messages of the Node's Events."""
-        ...
+    def events(self) -> list[tuple[str, str]]: ...
 
-    def pin(self, component: str, finalizer: str) -> None:
-        """Keep that operand's pod on the node by a finalizer."""
-        ...
+    def pin(self, component: str, finalizer: str) -> None: ...
 
-    def watch(self, is_over: Callable[[], bool], **env: str) -> None:
-        """Run health-watch until `is_over`, and see to it that the Node is told of what it found."""
-        ...
+    def watch(self, is_over: Callable[[], bool], **env: str) -> None: ...
 
     def without_pods(self) -> dict[str, str]:
         """The environment of an account that may not list pods."""
@@ -79,7 +67,6 @@ class Night:
     profile: str = "rebellions"
 
     def begins(self, text: str) -> bool:
-        """Whether the first line of `text` is the headline."""
         pattern = ".*".join(re.escape(part) for part in self.headline.split("…"))
         return re.match(pattern, text.partition("\n")[0]) is not None
 
@@ -196,13 +183,11 @@ NIGHTS = (
 
 
 def alerts() -> list[dict[str, Any]]:
-    """The shipped alert rules."""
     rules = yaml.safe_load((ROOT / "deploy/components/metrics/rules.yaml").read_text(encoding="utf-8"))
     return [rule for group in rules["groups"] for rule in group["rules"]]
 
 
 def textfile(place: Place) -> Path:
-    """Where the programs on a place write their metrics (METRICS_TEXTFILE)."""
     return place.tree.root / "driver.prom"
 
 

@@ -32,8 +32,6 @@ MOODS = {
 
 
 class StandIn:
-    """The tool in `folder`, which is made."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -44,19 +42,16 @@ class StandIn:
         self.be("healthy")
 
     def be(self, mood: str) -> None:
-        """From its next start on, behave like this."""
         fresh = self.folder / "mood.new"
         fresh.write_text(f'FOLDER="{self.folder}"\n{MOODS[mood]}\n')
         fresh.replace(self.folder / "mood")
 
     @property
     def starts(self) -> list[int]:
-        """The process ids that it had so far."""
         path = self.folder / "starts"
         return [int(line) for line in path.read_text().split()] if path.exists() else []
 
     @property
     def children(self) -> list[int]:
-        """The process ids of what it started and left."""
         path = self.folder / "children"
         return [int(line) for line in path.read_text().split()] if path.exists() else []

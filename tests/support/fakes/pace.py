@@ -31,9 +31,9 @@ def patient(seconds: float) -> float:
 def with_time_enough(
     ask: Callable[[float], T], had_time: Callable[[T], bool], limits_s: tuple[float, ...] = (0.5, 5.0, 20.0)
 ) -> T:
-    """What `ask` found within the first of the limits that this machine was fast enough for, else within the last one.
+    """What `ask` found within the first limit that this machine was fast enough for, else within the last one.
 
-    For what has to begin before a limit ends it: an idle machine waits for the shortest, and no other is too slow.
+    For what has to begin before a limit ends it.
     """
     found = ask(limits_s[0])
     for limit_s in limits_s[1:]:

@@ -36,12 +36,10 @@ class FakePci:
     _had_driver: bool = False
 
     def put(self, *functions: PciFunction) -> None:
-        """These are on the bus."""
         self.at |= {one.address: one for one in functions}
         self._had_driver = self.is_loaded()
 
     def see(self) -> PciBus:
-        """The bus, once the native driver has let go of what it loses, and taken what it may have."""
         there = self.is_loaded()
         for address, one in list(self.at.items()):
             if not there and one.module == self.native:
@@ -52,7 +50,6 @@ class FakePci:
         return PciBus(tuple(self.at[address] for address in sorted(self.at)), self.neighbours)
 
     def reboot(self) -> None:
-        """A fresh kernel: no override, no virtual function, and on vfio only what it binds by its ids."""
         by_ids = {address: one for address, one in self.at.items() if address in self.by_ids}
         self.loaded = {VFIO_MODULE} if by_ids else set()
         self.held = {}

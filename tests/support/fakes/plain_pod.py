@@ -12,7 +12,6 @@ from driver_manager.adapters.kube.transport import AUTHORITY, SERVICE_HOST, SERV
 
 
 def make_account(folder: Path, token: str, authority: bytes = b"of the cluster") -> Path:
-    """The folder that a kubelet mounts."""
     folder.mkdir(exist_ok=True)
     (folder / TOKEN_FILE).write_text(token)
     (folder / AUTHORITY).write_bytes(authority)
@@ -20,7 +19,6 @@ def make_account(folder: Path, token: str, authority: bytes = b"of the cluster")
 
 
 def variables(port: int) -> dict[str, str]:
-    """What a kubelet puts into the environment."""
     return {SERVICE_HOST: "127.0.0.1", SERVICE_PORT: str(port)}
 
 
@@ -36,7 +34,6 @@ class PlainInPod(InPod):
 
 
 def kubeconfig(server: str = "http://127.0.0.1:1", user: Any = None, context: Any = None, **cluster: str) -> str:
-    """The text of a kubeconfig. The user has a token if nothing else is given."""
     return json.dumps(
         {
             "current-context": "c",

@@ -58,12 +58,9 @@ SHORT = {
     "paused": PAUSED,
     "<root>": PROFILE.paths.driver_root,
 }
-"""What is written for long values."""
 
 
 class Row(Struct, frozen=True):
-    """One row: several `facts` that lead to the same `plan`."""
-
     title: str
     facts: tuple[str, ...]
     plan: str
@@ -78,7 +75,6 @@ def rows(path: Path) -> Iterator[Row]:
 
 
 def written(found: list[Row]) -> str:
-    """The text of a file with these rows."""
     return "\n".join(f"== {row.title}\n" + "\nor\n".join(row.facts) + f"\n--\n{row.plan}\n" for row in found)
 
 

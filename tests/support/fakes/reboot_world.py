@@ -35,23 +35,16 @@ from tests.support.fakes.killer import Killed, Killer
 KEYS = ASCEND.keys
 APPROVE = {KEYS.approve_reboot: "true"}
 UPTIME_S = 10_000.0
-"""How long the hosts are up when a test begins."""
 
 
 class Home(Protocol):
-    """What a host needs of the node it belongs to."""
-
     name: str
     killer: Killer
 
     @property
-    def clock(self) -> FakeClock:
-        """The time there."""
-        ...
+    def clock(self) -> FakeClock: ...
 
-    def go_down(self) -> None:
-        """The host reboots. Raises Killed."""
-        ...
+    def go_down(self) -> None: ...
 
 
 @dataclass
@@ -75,7 +68,6 @@ class FakeRebootHost:
 
     @property
     def boot_id(self) -> str:
-        """This boot's id."""
         return f"{self.machine.name}-boot-{self.boots}"
 
     # the port
@@ -138,7 +130,6 @@ class FakeRebootHost:
     # the world
 
     def remembered(self) -> Record:
-        """The record on disk."""
         return decode_reboot_record(self.text) if self.text is not None else Record()
 
     def _told(self, how: str) -> None:
@@ -172,8 +163,6 @@ class FakeSlots:
 
 @dataclass
 class FakeWorkloads:
-    """See `driver_manager.core.ports.NodeDrainer`."""
-
     machine: Machine
     blocking: tuple[str, ...] = ()
     stay: bool = False
@@ -191,8 +180,6 @@ class FakeWorkloads:
 
 
 class Machine:
-    """One node: its Node, its host, the process that runs there."""
-
     def __init__(self, fleet: Fleet, name: str, policy: RebootPolicy) -> None:
         self.fleet, self.name = fleet, name
         self.policy = replace(policy, node=name, keys=KEYS)
@@ -207,17 +194,14 @@ class Machine:
 
     @property
     def clock(self) -> FakeClock:
-        """The fleet's."""
         return self.fleet.clock
 
     @property
     def rebooter(self) -> Rebooter:
-        """A process that was just started."""
         ports = RebootPorts(self.cluster, FakeSlots(self), self.host, self.fleet.clock, self.reporter, self.workloads)
         return Rebooter(ports, self.policy, 30.0)
 
     def request(self, reason: str = "upgrade", *, approved: bool = True, **fields: object) -> Machine:
-        """A marker of this boot appears, and an administrator approves."""
         marker = Marker(reason, self.host.boot_id, node=self.name, written_s=int(self.fleet.clock.wall()))
         self.host.marker = encode_marker(replace(marker, **fields))
         if approved:
@@ -225,11 +209,9 @@ class Machine:
         return self
 
     def round(self) -> RebootDecision | None:
-        """One round of a fresh process; None where it was killed, or the host is down."""
         return self.round_with(lambda _: None)
 
     def round_with(self, prepare: Callable[[Killer], None]) -> RebootDecision | None:
-        """The same, with what `prepare` asks of the killer."""
         if self.host.is_down:
             return None
         self.killer.revive()
@@ -254,7 +236,6 @@ class Machine:
             self.killer = self.cluster.killer = first
 
     def go_down(self) -> None:
-        """The host reboots: nothing runs on it any more."""
         self.fleet.check_reboot(self)
         self.reboots.append(self.host.boot_id)
         self.host.is_down, self.host.serves = True, False
@@ -270,39 +251,31 @@ class Machine:
         self.host.serves = True
 
     def boot(self) -> None:
-        """The kernel is up again, nothing else is."""
         self.host.boots += 1
         self.host.booted_at = self.fleet.clock.now
         self.host.is_down = False
 
     def tell(self, **status: object) -> None:
-        """The Node's status changes."""
         if self.cluster.current is not None:
             self.cluster.version += 1
             changed = replace(self.cluster.current, resource_version=str(self.cluster.version), **status)
             self.cluster.current = changed
 
     def events(self, reason: str) -> list[str]:
-        """Messages of the events called `reason`."""
         return [text for name, text, _ in self.cluster.posted if name == reason]
 
     @property
     def notes(self) -> dict[str, str]:
-        """Labels and annotations that speak of reboots, and the cordon's mark; the driver's state is apart."""
         found = {**self.node.labels, **self.node.annotations}
         return {key: text for key, text in found.items() if key != KEYS.state}
 
     @property
     def node(self) -> Node:
-        """The Node as it is now."""
         assert self.cluster.current is not None
         return self.cluster.current
 
     def check_state(self) -> None:
-        """Raises AssertionError unless the Node shows that a reboot is required as long as it is asked for.
-
-        A Node made anew shows nothing until somebody asks again.
-        """
+        """Raises AssertionError unless the Node shows that a reboot is required as long as it is asked for."""
         current = self.node
         is_anew = current.uid != f"uid-{self.name}" and KEYS.state not in current.labels
         was_shown = not is_anew and any(KEYS.state in patch.labels for patch in self.cluster.patches)
@@ -325,16 +298,13 @@ class Fleet:
 
     @property
     def holders(self) -> list[str]:
-        """Names of the nodes that hold a slot."""
         return [holder.node for holder in decode_slots(self.slots).holders]
 
     def is_there(self, name: str, uid: str) -> bool:
-        """Whether the Node of that name and uid exists."""
         current = next((machine.cluster.current for machine in self.machines if machine.name == name), None)
         return current is not None and current.uid == uid
 
     def check_reboot(self, machine: Machine) -> None:
-        """Raises AssertionError unless `machine` may go down now."""
         down = [
             other.name
             for other in self.machines
@@ -348,10 +318,7 @@ class Fleet:
         assert machine.notes.get(KEYS.pre_reboot_boot_id) == machine.host.boot_id
 
     def settle(self, rounds: int = 60) -> None:
-        """Fair rounds of undisturbed processes until nothing changes for longer than a reboot command may take.
-
-        Hosts that are down come back. Raises AssertionError where there is no end.
-        """
+        """Rounds until nothing changes for longer than a reboot takes; hosts come back. May raise AssertionError."""
         quiet = 0
         for _ in range(rounds):
             before = self._fingerprint()
@@ -378,7 +345,6 @@ def grant_of(machine: Machine) -> dict[str, str]:
 
 
 def unavailable() -> None:
-    """The API server does not answer."""
     raise ApiUnavailable("no answer", "Look at the API server.")
 
 

@@ -13,11 +13,9 @@ import pytest
 
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.cli.main import run
-from driver_manager.domain.settings import HEADINGS
 from driver_manager.sandbox.apiserver import ApiServer
 from tests.support.fakes.fleet_scene import NAMESPACE, ControllerRun, FleetScene, fleet
 from tests.support.fakes.schemas import conforms
-from tests.support.fakes.signals import signals_kept
 
 APPROVED_WAVES = [{"name": "canary", "count": 1, "approval": True}, {"name": "rest"}]
 
@@ -32,33 +30,27 @@ class Laptop:
     capfd: pytest.CaptureFixture[str]
 
     def says(self, *argv: str) -> tuple[int, str, str]:
-        """The exit code of `rollout` with these words, and what it printed on both streams."""
         code = run(["rollout", *argv])
         captured = self.capfd.readouterr()
         return code, captured.out, captured.err
 
     def shows(self, form: str, *argv: str) -> Any:
-        """Its JSON, which is as documented."""
         _, out, _ = self.says(*argv, "-o", "json")
         return conforms(form, out)
 
     @property
     def annotations(self) -> dict[str, str]:
-        """Those of the object."""
         return dict(self.scene.rollout()["metadata"].get("annotations") or {})
 
     def writes(self) -> list[tuple[str, str]]:
-        """Verb and resource of the requests that may change something."""
         return [(one.verb, one.resource) for one in self.server.requests if one.verb not in ("get", "list", "watch")]
 
     def add_lease(self, holder: str, renewed: str) -> None:
-        """The Lease of the controllers."""
         spec = {"holderIdentity": holder, "leaseDurationSeconds": 15, "renewTime": renewed}
         body = {"metadata": {"name": "driver-manager-rollout", "namespace": NAMESPACE}, "spec": spec}
         self.scene.store.create("leases", body)
 
     def add_user(self, node: str, name: str, resource: str = "rebellions.ai/ATOM") -> None:
-        """A user's pod on a node that asks for a device."""
         limits = {"limits": {resource: "1"}}
         spec = {"nodeName": node, "containers": [{"name": "job", "resources": limits}]}
         self.scene.store.create("pods", {"metadata": {"name": name, "namespace": "jobs"}, "spec": spec})
@@ -73,14 +65,11 @@ def laptop(
     namespace: str = NAMESPACE,
     **spec: Any,
 ) -> Generator[Laptop, None, None]:
-    """Such a person; every node of the fleet serves revision r1, and the rollout of it is complete."""
-    for name in (name for _, group in HEADINGS for one in group for name in (one.env, *one.also)):
-        monkeypatch.delenv(name, raising=False)
     scene = fleet(nodes, **spec)
     monkeypatch.setattr(SystemClock, "wall", lambda _: scene.clock.wall())
     controller = ControllerRun(scene)
     controller.until_complete("r1")
-    with ApiServer(scene.store) as server, signals_kept():
+    with ApiServer(scene.store) as server:
         config = server.kubeconfig()
         if namespace:
             config["contexts"][0]["context"]["namespace"] = namespace

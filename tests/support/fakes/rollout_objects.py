@@ -13,8 +13,6 @@ from driver_manager.domain.fleet.spec import APPROVED, GROUP, KIND, RETRY, UNDO,
 Json = dict[str, Any]
 
 SPEC: Json = {"daemonSet": "driver"}
-"""The shortest one."""
-
 FULL: Json = {
     "daemonSet": "driver",
     "paused": True,
@@ -39,18 +37,13 @@ FULL: Json = {
     "approveReboots": True,
     "preflight": "require",
 }
-"""One that says everything."""
-
 BLANK: Json = {"daemonSet": "driver", "windows": "", "paused": None, "waves": [{"name": "rest", "nodeSelector": ""}]}
 """One that says nothing in many words, as templates make them."""
 
 
 @dataclass(frozen=True)
 class Bad:
-    """A spec that is wrong in one point. `reader` is the reader's problem; `server` is in what the API server says.
-
-    `server` is "" where the API server takes it.
-    """
+    """A spec that is wrong in one point: the `reader`'s problem, and what is in the API `server`'s refusal."""
 
     name: str
     spec: Any
@@ -59,7 +52,6 @@ class Bad:
 
 
 def but(**fields: Any) -> Json:
-    """The shortest spec with these fields."""
     return {**copy.deepcopy(SPEC), **fields}
 
 
@@ -221,12 +213,10 @@ BAD_WISHES = (
 
 
 def zones(name: str) -> tzinfo | None:
-    """The time zones that these objects name."""
     return {"UTC": UTC, "Europe/Berlin": ZoneInfo("Europe/Berlin")}.get(name)
 
 
 def rollout(spec: Any, name: str = "drivers", namespace: str = "rbln-system", **annotations: Any) -> Json:
-    """The object as it comes from the API server."""
     metadata: Json = {"name": name, "namespace": namespace}
     if annotations:
         metadata["annotations"] = {f"{GROUP}/{key}": value for key, value in annotations.items()}

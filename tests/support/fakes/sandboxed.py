@@ -24,7 +24,6 @@ class ByHand:
 
     @property
     def kubeconfig(self) -> Path:
-        """Credentials for the sandbox's API server."""
         return self.cluster.kubeconfig
 
     def environment(self, **more: str) -> dict[str, str]:
@@ -41,7 +40,6 @@ class ByHand:
 
 
 def upgradable(tree: HostTree) -> None:
-    """An old driver is loaded, a new one is there."""
     tree.add_driver(OLD_ROOT, OLD)
     tree.load(OLD_ROOT)
     tree.record(OLD_DIGEST, OLD_ROOT, OLD)
@@ -52,7 +50,6 @@ def upgradable(tree: HostTree) -> None:
 def by_hand(
     folder: Path, prepare: Callable[[HostTree], None] = upgradable, vendor: str = "rebellions"
 ) -> Generator[ByHand, None, None]:
-    """The sandbox below `folder`, its host as `prepare` leaves it."""
     profile = builtin()[vendor]
     tree = HostTree(folder / "host", folder / "bin", profile)
     tree.build()

@@ -327,7 +327,6 @@ SCENARIOS: dict[str, Callable[[], World]] = {
 LOADING_ONLY = ("replace_with_safe_load", "first_install_by_manager", "current", "bind_to_vfio")
 RETURNING = ("return_from_vfio", "return_from_vfio_by_manager")
 TAKING = tuple(name for name in SCENARIOS if name not in (*LOADING_ONLY, *RETURNING))
-"""Those that pause labels."""
 
 
 def made(name: str, **changes: Any) -> World:

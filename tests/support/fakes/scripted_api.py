@@ -41,8 +41,6 @@ def transport_to(kind: str, port: int, folder: Path, token: str = SECRET) -> Tra
 
 @dataclass
 class Answer:
-    """One scripted answer; `body` is sent as JSON unless it is bytes. `cut` ends the connection before its end."""
-
     status: int = 200
     body: Any = field(default_factory=lambda: dict(NODE))
     headers: dict[str, str] = field(default_factory=dict)
@@ -50,14 +48,11 @@ class Answer:
 
 
 def status(message: str, **fields: Any) -> dict[str, Any]:
-    """The body of a refusal."""
     return {"kind": "Status", "status": "Failure", "message": message, **fields}
 
 
 @dataclass
 class Request:
-    """One request as it came."""
-
     method: str
     path: str
     query: dict[str, list[str]]
@@ -87,14 +82,10 @@ class Scripted:
             def protocol_version(self) -> str:  # type: ignore[override]  # asked for anew for each request
                 return "HTTP/1.1" if scripted.keeps_connections else "HTTP/1.0"
 
-            def do_GET(self) -> None:
+            def _serve(self) -> None:
                 scripted.serve(self)
 
-            def do_PATCH(self) -> None:
-                scripted.serve(self)
-
-            def do_POST(self) -> None:
-                scripted.serve(self)
+            do_GET = do_PATCH = do_POST = _serve  # noqa: N815  # names that the base class calls
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -137,7 +128,6 @@ class Scripted:
         self.thread.join()
 
     def start_over(self) -> None:
-        """Forget what was asked, answer with the Node again, and talk through a new port."""
         self.keeps_connections = False
         self.requests.clear()
         self.connections.clear()

@@ -30,7 +30,6 @@ NOTHING_SHOWN = Shown()
 
 
 def shown(node: Node, keys: NodeKeys) -> Shown:
-    """What `node` shows of the driver's state."""
     word, outcome = node.labels.get(keys.state), node_state.outcome_on(node, keys)
     return Shown(word, outcome.exit_code if outcome else None, outcome.digest if outcome else None)
 
@@ -38,10 +37,7 @@ def shown(node: Node, keys: NodeKeys) -> Shown:
 def why_wrong(
     outcome: Outcome, before: Node | None, after: Node | None, keys: NodeKeys, *, was_ended: bool, is_reboot_asked: bool
 ) -> str:
-    """How `after`, where a run ended with `outcome`, shows something else than that; "" where it does not.
-
-    A run leaves what the Node shows of a reboot that the host is still asked for. One that fails leaves a wedge.
-    """
+    """How `after`, where a run ended with `outcome`, shows something else than that; "" where it does not."""
     if after is None or before is None or before.uid != after.uid or outcome.exit_code in NOT_TOLD:
         return ""
     now, code = shown(after, keys), outcome.exit_code

@@ -8,7 +8,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 TAKEN = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
-"""Signals that some command takes."""
 
 
 @contextmanager

@@ -39,7 +39,6 @@ class FakeSlots:
     is_fixed: bool = False
 
     def stage(self, digest: str, version: str) -> None:
-        """Let that driver be the next one."""
         self.trees[self.root + NEXT] = (digest, version)
 
     # the port
@@ -75,7 +74,6 @@ class FakeSlots:
     # what an adapter would read
 
     def seen(self, wanted: str) -> StagedSlots | None:
-        """What is to be seen, None while nothing was ever staged."""
         found = tuple(
             StagedSlot(
                 path.rpartition("/")[2],
@@ -95,12 +93,10 @@ class FakeSlots:
         return StagedSlots(self.root, found, name, obstacle=self.obstacle, remedy=remedy)
 
     def version_at(self, path: str) -> str | None:
-        """The version of the driver at `path`, None where this knows of none."""
         return self.trees.get(path, ("", None))[1]
 
     @property
     def state(self) -> dict[str, str]:
-        """The versions by path."""
         return {path: version for path, (_, version) in sorted(self.trees.items())}
 
 

@@ -1,7 +1,6 @@
 """A storm in simulated time: many real clients of an API server that goes, refuses everybody, and comes back.
 
-What the server does depends on the time alone, so the clients are played one after the other, and the moment of every
-request is known exactly. Owns the crowd and the count of its requests; the clients are the product's own.
+The server goes by the time alone, so clients are played one by one, and the moment of every request is exact.
 """
 
 from __future__ import annotations
@@ -36,8 +35,6 @@ class Outage:
 
 
 class RandomClock(FakeClock):
-    """A simulated clock with a client's own random numbers."""
-
     def __init__(self, numbers: Callable[[], float]) -> None:
         super().__init__()
         self._numbers = numbers
@@ -71,10 +68,7 @@ class _Server:
 
 
 def requests_s(outage: Outage, numbers: Iterable[Callable[[], float]]) -> list[list[float]]:
-    """When each client asks, in seconds since the outage began, in which all of them asked at once.
-
-    `numbers` gives each client its random numbers.
-    """
+    """When each client, with its `numbers`, asks: seconds since the outage began, when all asked at once."""
     asked = []
     for draw in numbers:
         clock = RandomClock(draw)
@@ -93,7 +87,6 @@ def own_numbers(clients: int) -> Iterable[Callable[[], float]]:
 
 
 def no_numbers(clients: int) -> Iterable[Callable[[], float]]:
-    """What it were without jitter."""
     return (lambda: 0.5 for _ in range(clients))
 
 

@@ -24,7 +24,6 @@ class Shown:
 
     @property
     def text(self) -> str:
-        """Without styles and movements of the cursor."""
         return CONTROL.sub("", self.raw)
 
 

@@ -14,7 +14,6 @@ from driver_manager.sandbox.cluster import NODE
 from driver_manager.sandbox.host import KERNEL, HostTree, PciTree
 from tests.support.control_plane.kubelet import of_others
 from tests.support.fakes.sandboxed import ByHand, by_hand, upgradable
-from tests.support.fakes.signals import signals_kept
 
 ONE, TWO = "0000:c1:00.0", "0000:c2:00.0"
 WORKLOAD = "rebellions.ai/npu.workload.config"
@@ -29,20 +28,16 @@ DROP_IN = {
 
 
 class Site:
-    """A node with two devices, whose kernel answers."""
-
     def __init__(self, hand: ByHand, bus: PciTree) -> None:
         self.hand = hand
         self.bus = bus
 
     @property
     def drivers(self) -> tuple[str, str]:
-        """The drivers of both devices."""
         return self.bus.driver_of(ONE), self.bus.driver_of(TWO)
 
     @property
     def version(self) -> str:
-        """The Node's resourceVersion."""
         return str(self._node()["metadata"]["resourceVersion"])
 
     def untouched(self) -> Any:
@@ -52,8 +47,6 @@ class Site:
         return labels, notes, spec.get("unschedulable", False)
 
     def label(self, value: str, key: str = WORKLOAD) -> None:
-        """Set a label of the Node: without a `key` the one by which the user says whom the devices serve."""
-
         def change(node: dict[str, Any]) -> dict[str, Any]:
             changed = {**node["metadata"].get("labels", {}), key: value}
             return {**node, "metadata": {**node["metadata"], "labels": changed}}
@@ -66,8 +59,6 @@ class Site:
 
 @contextlib.contextmanager
 def site(folder: Path, monkeypatch: pytest.MonkeyPatch, *, loads: bool) -> Generator[Site, None, None]:
-    """The node; its devices have the native driver, or with nothing loaded none."""
-
     def prepare(tree: HostTree) -> None:
         if loads:
             upgradable(tree)
@@ -78,11 +69,10 @@ def site(folder: Path, monkeypatch: pytest.MonkeyPatch, *, loads: bool) -> Gener
         bus[0].add_vfio(KERNEL)
 
     bus: list[PciTree] = []
-    with by_hand(folder, prepare) as hand, signals_kept(), bus[0].running():
+    with by_hand(folder, prepare) as hand, bus[0].running():
         for name, value in {**hand.environment(NODE_NAME=NODE), **DROP_IN}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("PATH", f"{hand.tree.bin}{os.pathsep}{os.environ['PATH']}")
         monkeypatch.setenv("LOG_FORMAT", "text")
         monkeypatch.setenv("DEVICE_FREE_TIMEOUT", "1s")
-        monkeypatch.delenv("POD_NAME", raising=False)
         yield Site(hand, bus[0])

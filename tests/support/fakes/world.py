@@ -80,7 +80,6 @@ class Place:
 
     @property
     def node(self) -> Node:
-        """The Node as it is now. It must exist."""
         assert self.cluster.current is not None
         return self.cluster.current
 
@@ -88,7 +87,6 @@ class Place:
         return Deadline.after(seconds, self.clock.monotonic)
 
     def calls(self, *names: str) -> list[str]:
-        """The calls of these names, in order."""
         return [name for name in self.killer.calls if name in names]
 
 
@@ -118,7 +116,6 @@ class World(Place):
 
     @property
     def process(self) -> Owner:
-        """The process that runs now, or would."""
         return Owner(pid=self.pid, start_ticks=self.pid, pid_namespace=1, boot_id=self.host.boot_id)
 
     def given(self, **changes: Any) -> Self:
@@ -136,7 +133,6 @@ class World(Place):
         return self
 
     def observe(self) -> Observation:
-        """As the command line would."""
         return observe(
             self.cluster.node(),
             self.cluster.pods(),
@@ -191,7 +187,6 @@ class World(Place):
         return outcome
 
     def again(self, code: ExitCode = ExitCode.DONE, *words: str, remedy: str = "") -> Outcome:
-        """Run as another process, as the kubelet starts the container again."""
         self.next_process()
         return self.ended(code, *words, remedy=remedy)
 
@@ -232,18 +227,15 @@ class World(Place):
 
     @property
     def journal(self) -> Journal:
-        """The journal on the Node."""
         return journals.decode(self.node.annotations[self.profile.keys.journal]).claims
 
     @property
     def is_released(self) -> bool:
-        """True if nothing of a run is left on the Node."""
         state = self.state()
         return state.labels == dict(self.labels) and not state.annotations and not state.unschedulable
 
     @property
     def is_held(self) -> bool:
-        """True if labels are paused and the Node has the journal."""
         state = self.state()
         paused = [value for value in state.labels.values() if value.endswith(self.profile.deploy.paused_value)]
         return bool(paused) and self.profile.keys.journal in state.annotations
@@ -256,19 +248,16 @@ class World(Place):
         return self.killer.effects == ["patch"] and touched == [{keys.state, keys.last_outcome}]
 
     def next_process(self) -> None:
-        """The killed or ended process is followed by another one."""
         self.killer.revive()
         self.clock.forget_the_end()
         self.pid += 1
 
     def reboot(self) -> None:
-        """The host reboots, and its kubelet tells so."""
         self.host.reboot()
         if self.cluster.current is not None:
             self.cluster.current = replace(self.cluster.current, boot_id=self.host.boot_id)
 
     def move_to_new_pod(self) -> None:
-        """The driver pod is deleted and made again by its DaemonSet."""
         self.cluster.remove_pod(self.pod)
         self.pod += "x"
         self.cluster.add_pod(self._own_pod())
@@ -284,7 +273,6 @@ class World(Place):
         return replace(driver_pod(), name=name, uid=name, selector_keys=frozenset({self.gate}), programs=(PROGRAM,))
 
     def state(self) -> State:
-        """What is on the Node and the host now."""
         current, paths = self.node, self.profile.paths
         keys = self.profile.keys
         return State(

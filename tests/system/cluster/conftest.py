@@ -8,9 +8,6 @@ import pytest
 
 from tests.support.control_plane.fixtures import (  # noqa: F401  # fixtures, used by their names
     admin_api,
-    agent,
-    agent_for_workloads,
-    agent_with_events,
     containers,
     control_plane,
     dra,

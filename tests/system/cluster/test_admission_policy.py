@@ -26,7 +26,6 @@ from tests.support.control_plane.runner import (
     PREFIX,
     CommandRunner,
     RunnerFactory,
-    node_of,
     start_and_take,
 )
 from tests.support.control_plane.scene import open_world, watched_node
@@ -75,7 +74,7 @@ def site(control_plane: ControlPlane, admin_api: Api, runner_for: RunnerFactory,
     ) -> CommandRunner:
         who = user(admin_api, account)
         runner = runner_for(labels, profile, user=who, proxy=proxy)
-        bound = node_of(runner).name if of is None else of
+        bound = runner.node.name if of is None else of
         proxy.identity.bind_to_node(who.token, who.name, bound, control_plane.admin.token)
         return runner
 
@@ -91,7 +90,7 @@ def test_a_run_and_both_ways_to_restore_are_never_denied(
     operands: OperandsFactory,
 ) -> None:
     runner = site(AGENT, {f"{PREFIX}device-plugin": "true"})
-    node = node_of(runner)
+    node = runner.node
     operands(node, ("device-plugin",))
     made = workloads(node)
     made.managed(1)
@@ -135,7 +134,7 @@ def test_a_reboot_from_its_request_to_its_end_is_never_denied(
     webhook: Webhook, site: Site, admin_api: Api, control_plane: ControlPlane, proxy: Proxy, workloads: WorkloadsFactory
 ) -> None:
     runner = site(ASCEND, {"openfuyao.com/npu.present": "true"}, "ascend")
-    node = node_of(runner)
+    node = runner.node
     (runner.tree.root / "var/lib/ascend").mkdir()
     workloads(node).managed(1, Shape(resource="huawei.com/Ascend910"))
     asked = runner.reconcile("--no-wait", DRIVER_LOAD="container")
@@ -169,11 +168,11 @@ def test_a_rollout_is_never_denied(webhook: Webhook, rollout_fleet: FleetFactory
 )
 def test_a_token_that_is_not_of_this_node_takes_nothing(webhook: Webhook, site: Site, of: str, said: str) -> None:
     runner = site(AGENT, {f"{PREFIX}device-plugin": "true"}, of=of)
-    before = node_of(runner).read()["metadata"]
+    before = runner.node.read()["metadata"]
     ended = runner.reconcile()
     assert ended.code == 7, ended.err
     assert said in ended.err
-    after = node_of(runner).read()["metadata"]
+    after = runner.node.read()["metadata"]
     assert (after["labels"], after.get("annotations")) == (before["labels"], before.get("annotations"))
 
 

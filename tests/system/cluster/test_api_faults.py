@@ -44,10 +44,9 @@ from tests.support.control_plane.runner import (
     CommandRunner,
     RunnerFactory,
     assert_untouched,
-    node_of,
     start_and_take,
 )
-from tests.support.control_plane.servers import ControlPlane, User, all_certificates
+from tests.support.control_plane.servers import ControlPlane, all_certificates
 from tests.support.fakes.pace import patient
 from tests.support.selection import Share, share
 
@@ -59,11 +58,9 @@ ONLY = "FAULT_CELLS"
 
 
 @pytest.fixture(scope="module")
-def fault_setup(
-    control_plane: ControlPlane, agent_for_workloads: User, dra: None, tmp_path_factory: pytest.TempPathFactory
-) -> FaultSetup:
+def fault_setup(control_plane: ControlPlane, dra: None, tmp_path_factory: pytest.TempPathFactory) -> FaultSetup:
     certificates = all_certificates(control_plane.authority, tmp_path_factory.mktemp("certificates"))
-    admin, agent = control_plane.admin.token, agent_for_workloads.token
+    admin, agent = control_plane.admin.token, control_plane.agent_for_workloads.token
     return FaultSetup(control_plane.url, control_plane.ca, admin, agent, certificates)
 
 
@@ -201,7 +198,7 @@ class Track:
             "shown as ready": driver_node.state() == "ready",
             "not cordoned": "unschedulable" not in node["spec"],
             "no slot kept": self._fleet.holders() == [],
-            "the fault met a request": proxy.fired(fault) > 0,
+            "the fault met a request": proxy.script.fired(fault) > 0,
             "few requests": len(asked) <= MOST_REQUESTS,
         }
         wrong = [what for what, is_so in seen.items() if not is_so]
@@ -234,7 +231,7 @@ def test_every_request_of_the_rebooter_meets_every_fault(
 
 
 @pytest.fixture
-def proxy(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path) -> Iterator[Proxy]:
+def proxy(control_plane: ControlPlane, tmp_path: Path) -> Iterator[Proxy]:
     certificates = all_certificates(control_plane.authority, tmp_path)
     with Proxy(control_plane.url, control_plane.ca, certificates) as running:
         yield running
@@ -243,10 +240,10 @@ def proxy(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path) 
 
 @pytest.fixture
 def command_runner(
-    runner_for: RunnerFactory, proxy: Proxy, agent_with_events: User, operands: OperandsFactory
+    runner_for: RunnerFactory, proxy: Proxy, control_plane: ControlPlane, operands: OperandsFactory
 ) -> CommandRunner:
-    made = runner_for({f"{PREFIX}driver": "true"}, user=agent_with_events, proxy=proxy)
-    operands(node_of(made), ("device-plugin",))
+    made = runner_for({f"{PREFIX}driver": "true"}, user=control_plane.agent_with_events, proxy=proxy)
+    operands(made.node, ("device-plugin",))
     return made
 
 
@@ -254,7 +251,7 @@ def command_runner(
 def test_a_server_that_is_gone_for_3_s_while_pods_are_waited_for_is_back_in_time(
     command_runner: CommandRunner, proxy: Proxy, operands: OperandsFactory
 ) -> None:
-    node = node_of(command_runner)
+    node = command_runner.node
     operands(node, ("metrics-exporter",))
     labels = node.labels()
     for name in ("device-plugin", "metrics-exporter"):
@@ -287,8 +284,8 @@ def test_an_unknown_ca_is_a_configuration_error_at_once(command_runner: CommandR
 def test_a_certificate_that_stays_expired_leaves_the_node_to_the_next_run(
     command_runner: CommandRunner, proxy: Proxy
 ) -> None:
-    node, labels = node_of(command_runner), node_of(command_runner).labels()
-    proxy.add(Fault(Certificate("expired", handshakes=1000), "watch", "pods"))
+    node, labels = command_runner.node, command_runner.node.labels()
+    proxy.script.add(Fault(Certificate("expired", handshakes=1000), "watch", "pods"))
     ended = command_runner.reconcile(API_TIMEOUT="5s")
     assert ended.code == 8, ended.err
     assert "certificate is out of date: certificate has expired" in ended.err
@@ -302,24 +299,24 @@ def test_a_certificate_that_stays_expired_leaves_the_node_to_the_next_run(
 
 
 def test_a_token_is_rotated_while_a_watch_is_open_and_the_run_goes_on_with_the_new_one(
-    command_runner: CommandRunner, proxy: Proxy, control_plane: ControlPlane, agent_with_events: User, tmp_path: Path
+    command_runner: CommandRunner, proxy: Proxy, control_plane: ControlPlane, tmp_path: Path
 ) -> None:
-    node, labels, token = node_of(command_runner), node_of(command_runner).labels(), tmp_path / "token"
-    token.write_text(agent_with_events.token)
+    node, labels, token = command_runner.node, command_runner.node.labels(), tmp_path / "token"
+    token.write_text(control_plane.agent_with_events.token)
     path = control_plane.kubeconfig("", proxy.url)
     config = json.loads(path.read_text())
     config["users"][0]["user"] = {"tokenFile": str(token)}  # as a kubelet's
     path.write_text(json.dumps(config))
     node.kubelet.stop_after("device-plugin", NEVER)
     cut = Fault(Hold(), "patch", "nodes", nth=2)
-    proxy.add(cut)
+    proxy.script.add(cut)
     run = start_and_take(command_runner, KUBECONFIG=str(path))
     wait_until(lambda: proxy.exchanges("watch", "pods"), "the pods are watched")
     token.write_text("rotated")
-    proxy.identity.rotate(agent_with_events.token, "rotated")
+    proxy.identity.rotate(control_plane.agent_with_events.token, "rotated")
     node.kubelet.release("device-plugin")  # said by the watch that the old token has opened
-    proxy.wait_fired(cut)
-    proxy.release()
+    proxy.script.wait_fired(cut)
+    proxy.script.release()
     ended = run.end()
     assert ended.code == 0, ended.err
     assert "the credentials were read again" in ended.err

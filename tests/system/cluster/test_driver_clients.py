@@ -26,7 +26,7 @@ from tests.support.control_plane.scene import (
     open_world,
     watched_node,
 )
-from tests.support.control_plane.servers import AuditRecord, ControlPlane, User
+from tests.support.control_plane.servers import AuditRecord, ControlPlane
 from tests.support.control_plane.workloads import Shape
 
 LABELS = {"role": "exporter"}
@@ -40,8 +40,8 @@ LOAD_S = 0.15
 
 
 @pytest.fixture
-def world(control_plane: ControlPlane, agent_with_events: User, admin_api: Api, tmp_path: Path) -> Iterator[World]:
-    with open_world(control_plane, agent_with_events, admin_api, tmp_path) as made:
+def world(control_plane: ControlPlane, admin_api: Api, tmp_path: Path) -> Iterator[World]:
+    with open_world(control_plane, control_plane.agent_with_events, admin_api, tmp_path) as made:
         yield made
 
 

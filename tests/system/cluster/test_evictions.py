@@ -23,10 +23,9 @@ from tests.support.control_plane.runner import (
     CommandRunner,
     RunnerFactory,
     assert_untouched,
-    node_of,
     start_and_take,
 )
-from tests.support.control_plane.servers import User
+from tests.support.control_plane.servers import ControlPlane
 from tests.support.control_plane.workloads import Shape, Workloads, WorkloadsFactory
 from tests.support.fakes.pace import patient
 
@@ -40,24 +39,24 @@ EVICTION_S = 0.1
 
 
 @pytest.fixture
-def one(runner_for: RunnerFactory, agent_for_workloads: User, proxy: Proxy, dra: None) -> CommandRunner:
-    return runner_for(LABELS, user=agent_for_workloads, proxy=proxy)
+def one(runner_for: RunnerFactory, control_plane: ControlPlane, proxy: Proxy, dra: None) -> CommandRunner:
+    return runner_for(LABELS, user=control_plane.agent_for_workloads, proxy=proxy)
 
 
 @pytest.fixture
 def placed(one: CommandRunner, operands: OperandsFactory) -> Operands:
     """Its operands, running."""
-    return operands(node_of(one), ("device-plugin", "metrics-exporter"))
+    return operands(one.node, ("device-plugin", "metrics-exporter"))
 
 
 @pytest.fixture
 def made(one: CommandRunner, workloads: WorkloadsFactory) -> Workloads:
-    return workloads(node_of(one))
+    return workloads(one.node)
 
 
 def state(one: CommandRunner) -> tuple[Json, set[str]]:
     """What anybody who is disturbed would change: the Node, but for what it shows of runs, and which pods are there."""
-    node = node_of(one)
+    node = one.node
     there = node.read()
     meta = there["metadata"]
     notes = of_others(meta.get("annotations", {}))
@@ -80,7 +79,7 @@ def test_a_process_of_the_host_disturbs_no_pod_in_three_retries(
         assert ended.code == 4, ended.err
         assert "trainer (pid 4242) of trainer.service has /dev/rbln0 open; no pod was disturbed" in ended.last_line
         assert state(one) == before
-        versions.add(node_of(one).read()["metadata"]["resourceVersion"])
+        versions.add(one.node.read()["metadata"]["resourceVersion"])
     assert len(versions) == 1, "the first one shows on the Node how it ended, the others write nothing"
     run = one.start("reconcile-driver-state", DEVICE_FREE_TIMEOUT="4m", **EVICT)
     wait_until(lambda: "before anything is changed" in run.said(), "the run waits")
@@ -134,11 +133,11 @@ def test_after_a_failure_the_next_run_waits_until_it_is_told_to_end_or_a_deploy_
     note.write_text(json.dumps(told | {"attempts": 7}))
     run = one.start("reconcile-driver-state", DEVICE_FREE_TIMEOUT="1s")
     wait_until(lambda: "wait until " in run.said(), "the run waits, for half an hour")
-    node_of(one).set_labels({exporter: "false"})
-    wait_until(lambda: JOURNAL in node_of(one).annotations() or run.has_ended, "it goes on", SOON_S)
+    one.node.set_labels({exporter: "false"})
+    wait_until(lambda: JOURNAL in one.node.annotations() or run.has_ended, "it goes on", SOON_S)
     ended = run.end()
     assert (ended.code, one.tree.driver_version) == (0, NEW), ended.err
-    assert node_of(one).labels()[exporter] == "false"
+    assert one.node.labels()[exporter] == "false"
 
 
 # who is evicted
@@ -194,9 +193,9 @@ def test_the_requests_for_sixty_pods_overlap_and_are_two_each(
     one: CommandRunner, made: Workloads, proxy: Proxy
 ) -> None:
     pods = made.managed(60, Shape(labels={"app": "users"}))
-    node_of(one).kubelet.stop_after("users", 1.0)
+    one.node.kubelet.stop_after("users", 1.0)
     delay_s = patient(EVICTION_S)  # what a request costs beside it grows with it
-    proxy.add(Fault(Delay(delay_s), "create", "pods/eviction", times=ALWAYS))
+    proxy.script.add(Fault(Delay(delay_s), "create", "pods/eviction", times=ALWAYS))
     mark = proxy.mark()
     ended = one.reconcile(**EVICT)
     assert ended.code == 0, ended.err
@@ -209,7 +208,7 @@ def test_the_requests_for_sixty_pods_overlap_and_are_two_each(
     assert 4 <= at_once <= EVICTIONS_AT_ONCE
     span_s = max(ended for _, ended in moments) - min(begun for begun, _ in moments)
     assert span_s < 60 * delay_s / 2
-    window = json.loads(node_of(one).read()["metadata"]["annotations"][LAST_OUTCOME])["window"]
+    window = json.loads(one.node.read()["metadata"]["annotations"][LAST_OUTCOME])["window"]
     assert span_s / 2 < window["parts"]["evict"] < window["seconds"]
     print(f"60 evictions of {delay_s:g} s each took {span_s:.2f} s, {at_once} at once; window: {window}")
     assert_untouched(one, LABELS)
@@ -221,9 +220,9 @@ def test_a_pod_replaced_between_list_and_eviction_is_never_evicted(
 ) -> None:
     (pod,) = made.managed()
     fault = Fault(Answer(503, retry_after_s=1), "create", "pods/eviction", nth=2)  # the first is the dry run
-    proxy.add(fault)
+    proxy.script.add(fault)
     run = one.start("reconcile-driver-state", **EVICT)
-    proxy.wait_fired(fault)
+    proxy.script.wait_fired(fault)
     new = made.replace(pod)
     ended = run.end()
     assert ended.code == 0, ended.err
@@ -252,9 +251,9 @@ def test_sigterm_during_an_eviction_that_hangs_ends_within_five_seconds(
 ) -> None:
     made.managed()
     held = Fault(Hold(), "create", "pods/eviction", nth=2)  # the first is the dry run
-    proxy.add(held)
+    proxy.script.add(held)
     run = start_and_take(one, **EVICT)
-    proxy.wait_fired(held)
+    proxy.script.wait_fired(held)
     began_s = time.monotonic()
     ended = run.terminate()
     assert ended.code == 10, ended.err

@@ -31,9 +31,9 @@ LABELLED = {"metadata": {"labels": {"a": "1"}}}
 
 
 @pytest.fixture
-def through(control_plane: ControlPlane, agent: User, proxy: Proxy) -> Iterator[Api]:
+def through(control_plane: ControlPlane, proxy: Proxy) -> Iterator[Api]:
     """The agent's client, through the proxy."""
-    with Api(proxy.url, control_plane.ca, agent.token) as api:
+    with Api(proxy.url, control_plane.ca, control_plane.agent.token) as api:
         yield api
 
 
@@ -68,16 +68,16 @@ def test_a_component_that_fails_is_reported_and_one_whose_port_was_taken_is_trie
 
 
 def test_the_audit_log_has_each_request_once_and_an_open_watch_without_a_status(
-    control_plane: ControlPlane, agent: User, target: Node
+    control_plane: ControlPlane, target: Node
 ) -> None:
-    with control_plane.api(agent) as api:
+    with control_plane.api(control_plane.agent) as api:
         api.get(target.path)
         since = control_plane.audit_mark()
         api.get(target.path)
         api.patch(target.path, LABELLED)
         assert status_of(lambda: api.delete(target.path)) == 403
         with api.watch(PODS):
-            records = control_plane.audit(agent.name, since)
+            records = control_plane.audit(control_plane.agent.name, since)
     assert [(r.verb, r.resource, r.name, r.code) for r in records] == [
         ("get", "nodes", target.name, 200),
         ("patch", "nodes", target.name, 200),
@@ -119,14 +119,14 @@ def test_a_paused_operand_stays_until_its_kubelet_confirms_and_a_restored_label_
 
 
 def test_answers_and_refusals_pass_unchanged_and_every_request_is_on_record(
-    control_plane: ControlPlane, agent: User, proxy: Proxy, through: Api, target: Node
+    control_plane: ControlPlane, proxy: Proxy, through: Api, target: Node
 ) -> None:
-    with control_plane.api(agent) as straight:
+    with control_plane.api(control_plane.agent) as straight:
         assert through.get(target.path) == straight.get(target.path)
         assert refusal(lambda: through.delete(target.path)).body == refusal(lambda: straight.delete(target.path)).body
     mark = control_plane.audit_mark()
     through.patch(target.path, LABELLED)
-    (record,) = control_plane.audit(agent.name, since=mark)
+    (record,) = control_plane.audit(control_plane.agent.name, since=mark)
     assert (record.verb, record.body) == ("patch", LABELLED)
     with Api(proxy.url, control_plane.ca, "wrong") as stranger:
         assert refusal(lambda: stranger.get(target.path)).status == 401
@@ -137,34 +137,35 @@ def test_answers_and_refusals_pass_unchanged_and_every_request_is_on_record(
 
 
 def test_a_watch_passes_line_by_line_and_ends_at_the_server_where_its_client_hangs_up(
-    control_plane: ControlPlane, agent: User, proxy: Proxy, target: Node
+    control_plane: ControlPlane, proxy: Proxy, target: Node
 ) -> None:
     mark, version = control_plane.audit_mark(), target.read()["metadata"]["resourceVersion"]
     path = f"/api/v1/nodes?watch=1&fieldSelector=metadata.name%3D{target.name}&resourceVersion={version}"
-    with opened(proxy, control_plane, agent, path) as stream:
+    with opened(proxy, control_plane, control_plane.agent, path) as stream:
         for value in ("1", "2"):
             target.set_labels({"a": value})
             line = stream.read1()
             assert f'"a":"{value}"'.encode() in line
             assert line.endswith(b"\n")
-        (record,) = control_plane.audit(agent.name, since=mark)
+        (record,) = control_plane.audit(control_plane.agent.name, since=mark)
         assert record.code is None
-    wait_until(lambda: control_plane.audit(agent.name, since=mark)[0].code == 200, "the server's end of the watch")
+    asked = control_plane.agent.name
+    wait_until(lambda: control_plane.audit(asked, since=mark)[0].code == 200, "the server's end of the watch")
     wait_until(lambda: proxy.exchanges("watch")[0].ended_at_s, "the proxy's end of the watch")
 
 
 def test_a_request_is_held_or_lost_before_or_after_it_is_applied(proxy: Proxy, through: Api, target: Node) -> None:
     for value, applied in (("1", False), ("2", True)):
         hold = Fault(Hold(applied), verb="patch")
-        proxy.add(hold)
+        proxy.script.add(hold)
         with ThreadPoolExecutor(1) as aside:
             patching = aside.submit(through.patch, target.path, {"metadata": {"labels": {"a": value}}})
-            proxy.wait_fired(hold)
+            proxy.script.wait_fired(hold)
             assert (target.labels()["a"] == value) is applied
-            proxy.release(hold)
+            proxy.script.release(hold)
             assert patching.result()["metadata"]["labels"] == {"a": value}
     for applied in (False, True):
-        proxy.add(Fault(Drop(applied), verb="patch", resource="nodes"))
+        proxy.script.add(Fault(Drop(applied), verb="patch", resource="nodes"))
         with pytest.raises(urllib3.exceptions.ProtocolError):
             through.patch(target.path, {"metadata": {"labels": {"a": "3"}}})
         assert (target.labels()["a"] == "3") is applied
@@ -173,41 +174,41 @@ def test_a_request_is_held_or_lost_before_or_after_it_is_applied(proxy: Proxy, t
 
 
 def test_scripted_answers_have_a_status_and_a_time_to_wait(
-    control_plane: ControlPlane, agent: User, proxy: Proxy, through: Api, target: Node
+    control_plane: ControlPlane, proxy: Proxy, through: Api, target: Node
 ) -> None:
     mark = control_plane.audit_mark()
     for status in (401, 409, 422, 503):
-        proxy.add(Fault(Answer(status), verb="get", resource="nodes"))
+        proxy.script.add(Fault(Answer(status), verb="get", resource="nodes"))
         answer = refusal(lambda: through.get(target.path))
         assert (answer.status, answer.body["kind"], answer.body["code"]) == (status, "Status", status)
-    proxy.add(Fault(Answer(429, retry_after_s=7)))
-    with opened(proxy, control_plane, agent, target.path) as limited:
+    proxy.script.add(Fault(Answer(429, retry_after_s=7)))
+    with opened(proxy, control_plane, control_plane.agent, target.path) as limited:
         assert (limited.status, limited.headers.get("Retry-After")) == (429, "7")
-    assert control_plane.audit(agent.name, since=mark) == []
+    assert control_plane.audit(control_plane.agent.name, since=mark) == []
     through.get(target.path)
     assert [exchange.status for exchange in proxy.exchanges()][-2:] == [429, 200]
 
 
 def test_a_watch_is_cut_in_the_middle_of_a_line_or_told_that_its_version_is_too_old(
-    control_plane: ControlPlane, agent: User, proxy: Proxy, through: Api, target: Node
+    control_plane: ControlPlane, proxy: Proxy, through: Api, target: Node
 ) -> None:
-    proxy.add(Fault(CutLine(), "watch"), Fault(CutLine(clean=True), "watch", nth=2))
+    proxy.script.add(Fault(CutLine(), "watch"), Fault(CutLine(clean=True), "watch", nth=2))
     path = f"/api/v1/nodes?watch=1&fieldSelector=metadata.name%3D{target.name}"
-    with opened(proxy, control_plane, agent, path) as stream, pytest.raises(IncompleteRead) as caught:
+    with opened(proxy, control_plane, control_plane.agent, path) as stream, pytest.raises(IncompleteRead) as caught:
         stream.read()
-    with opened(proxy, control_plane, agent, path) as stream:
+    with opened(proxy, control_plane, control_plane.agent, path) as stream:
         whole = stream.read()
     for half in (whole, caught.value.partial):
         assert half.startswith(b'{"type":"ADDED"')
         assert b"\n" not in half
-    proxy.add(Fault(ErrorEvent(), resource="nodes"))
+    proxy.script.add(Fault(ErrorEvent(), resource="nodes"))
     with through.watch("/api/v1/nodes", fieldSelector=f"metadata.name={target.name}") as events:
         ((kind, status),) = list(events)
     assert (kind, status["code"], status["reason"]) == ("ERROR", 410, "Expired")
 
 
 def test_a_server_that_is_gone_refuses_and_is_back_after_its_time(proxy: Proxy, through: Api, target: Node) -> None:
-    proxy.add(Fault(Gone(0.3), verb="patch"))
+    proxy.script.add(Fault(Gone(0.3), verb="patch"))
     began_s = time.monotonic()
     with pytest.raises(urllib3.exceptions.ProtocolError):
         through.patch(target.path, LABELLED)
@@ -236,7 +237,7 @@ def _leave_while_in_use(control_plane: ControlPlane, agent: User) -> None:
             waiting: list[Future[object]] = [aside.submit(api.patch, ABSENT, {}), aside.submit(api.list, PODS)]
             api.answers(ABSENT)
             for fault in (hold, silence, slow):
-                proxy.wait_fired(fault)
+                proxy.script.wait_fired(fault)
             began_s = time.monotonic()
         assert time.monotonic() - began_s < patient(CLOSE_LIMIT_S)
         for done in waiting:
@@ -247,10 +248,8 @@ def _leave_while_in_use(control_plane: ControlPlane, agent: User) -> None:
                 stream.read()
 
 
-def test_leaving_ends_whatever_is_open_within_half_a_second_and_leaks_nothing(
-    control_plane: ControlPlane, agent: User
-) -> None:
+def test_leaving_ends_whatever_is_open_within_half_a_second_and_leaks_nothing(control_plane: ControlPlane) -> None:
     threads, fds = threading.enumerate(), _fds()
-    _leave_while_in_use(control_plane, agent)
+    _leave_while_in_use(control_plane, control_plane.agent)
     assert threading.enumerate() == threads
     assert _fds() == fds

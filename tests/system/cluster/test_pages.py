@@ -23,7 +23,6 @@ from driver_manager.domain.errors import ExitCode
 from driver_manager.profiles import builtin
 from scripts.releasing.kustomize import only, render, render_with_namespace
 from tests.support.control_plane.api import Api, Json, gone, wait_until
-from tests.support.control_plane.fixtures import skip_or_fail
 from tests.support.control_plane.kubelet import NEVER, NodeFactory, OperandsFactory
 from tests.support.control_plane.pod_process import (
     MANAGER,
@@ -46,13 +45,13 @@ from tests.support.control_plane.runner import (
     CommandRunner,
     RunnerFactory,
     assert_untouched,
-    node_of,
     start_and_take,
 )
 from tests.support.control_plane.servers import NAMESPACE, ControlPlane
 from tests.support.deploy.apply import applied, path_of
 from tests.support.docs.console import commands, commands_below, files
 from tests.support.docs.markdown import DOCS
+from tests.support.tiers import skip_or_fail
 
 FILE = "by-hand.kubeconfig"
 ACCOUNT = "rebellions-driver"
@@ -107,7 +106,7 @@ def test_a_token_by_the_page_does_what_the_plugins_kubeconfig_cannot(
 ) -> None:
     view, credentials, context, status, remove = recipe()
     home, runner = tmp_path / "home", runner_for({f"{PREFIX}driver": "true"}, user=control_plane.nobody)
-    mine, node = by_plugin(control_plane, home), node_of(runner)
+    mine, node = by_plugin(control_plane, home), runner.node
     (runner.tree.bin / "driver-manager").symlink_to(Path(sys.executable).parent / "driver-manager")
     pod = runner.environment(DRIVER_PROFILE="rebellions")
     inside = " ".join(f"{name}={pod[name]}" for name in ("PATH", "HOST_ROOT", "TERMINATION_LOG", "DRIVER_PROFILE"))
@@ -297,7 +296,7 @@ def runner(runner_for: RunnerFactory) -> CommandRunner:
 def test_the_run_of_the_former_driver_loads_it_again_where_a_node_is_held(
     runner: CommandRunner, operands: OperandsFactory
 ) -> None:
-    node = node_of(runner)
+    node = runner.node
     operands(node, ("device-plugin",))
     labels = node.labels()
     for root in ("/opt/rbln/bad", OLD_ROOT):
@@ -316,7 +315,7 @@ def test_the_run_of_the_former_driver_loads_it_again_where_a_node_is_held(
 def test_a_node_that_a_killed_run_has_left_is_seen_from_a_laptop_and_released_on_the_node(
     runner: CommandRunner, operands: OperandsFactory, laptop: Laptop
 ) -> None:
-    node = node_of(runner)
+    node = runner.node
     operands(node, ("device-plugin",))
     labels = node.labels()
     taken, look = said_in("The manager")
@@ -404,7 +403,7 @@ def types(laptop: Laptop, admin_api: Api, runner: CommandRunner) -> Iterator[Typ
     """Types a line of the page where its files are; what kubectl prints."""
     for name, content in files(OPERANDS_PAGE).items():
         (laptop.home / name).write_text(content)
-    yield lambda line: laptop.types(line, N=node_of(runner).name)
+    yield lambda line: laptop.types(line, N=runner.node.name)
     gone(partial(admin_api.delete, MADE, grace_s=0))
 
 
@@ -412,7 +411,7 @@ def plugin(runner: CommandRunner) -> str:
     found: list[str] = []
 
     def runs() -> bool:
-        pods = [one for one in node_of(runner).pods() if one["metadata"]["labels"].get("app") == "device-plugin"]
+        pods = [one for one in runner.node.pods() if one["metadata"]["labels"].get("app") == "device-plugin"]
         found[:] = [one["metadata"]["uid"] for one in pods if one["status"].get("phase") == "Running"]
         return len(found) == 1
 
@@ -434,7 +433,7 @@ def test_an_ordinary_plugin_stays_and_the_pages_operand_leaves_and_comes_back(
     types(patch)
     types(rolled)
     wait_until(lambda: plugin(runner) != ordinary, "the operand takes the plugin's place")
-    operand, labels = plugin(runner), node_of(runner).labels()
+    operand, labels = plugin(runner), runner.node.labels()
     assert labels[KEY] == "true"
     promised = re.findall(r"^ +(\d\. .*)$", OPERANDS_PAGE.read_text(), re.MULTILINE)
     assert len(promised) == 2

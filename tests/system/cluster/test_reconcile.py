@@ -30,10 +30,9 @@ from tests.support.control_plane.runner import (
     CommandRunner,
     RunnerFactory,
     assert_untouched,
-    node_of,
     start_and_take,
 )
-from tests.support.control_plane.servers import AuditRecord, ControlPlane, User
+from tests.support.control_plane.servers import AuditRecord, ControlPlane
 from tests.support.fakes.pace import patient
 
 PLUGIN, TOOLKIT = f"{PREFIX}device-plugin", f"{PREFIX}container-toolkit"
@@ -49,16 +48,16 @@ def requests(records: list[AuditRecord]) -> list[str]:
 
 def event_of(one: CommandRunner) -> Json:
     """The Event about the runner's node, which is the only one."""
-    node = node_of(one)
+    node = one.node
     (event,) = [event for event in node.api.list(EVENTS) if event["involvedObject"]["name"] == node.name]
     return event
 
 
 def test_an_upgrade_ends_with_every_label_as_it_was_in_five_requests(
-    runner_for: RunnerFactory, operands: OperandsFactory, control_plane: ControlPlane, agent_with_events: User
+    runner_for: RunnerFactory, operands: OperandsFactory, control_plane: ControlPlane
 ) -> None:
     one = runner_for({**ALL_LABELS, f"{PREFIX}long": "x" * 50})
-    node = node_of(one)
+    node = one.node
     made = operands(node)
     labels, mark = node.labels(), control_plane.audit_mark()
 
@@ -67,7 +66,7 @@ def test_an_upgrade_ends_with_every_label_as_it_was_in_five_requests(
     assert ended.code == 0, ended.err
     assert_untouched(one, labels)
     assert (one.tree.driver_version, one.tree.digest) == (NEW, NEW_DIGEST)
-    records = control_plane.audit(agent_with_events.name, since=mark)
+    records = control_plane.audit(control_plane.agent_with_events.name, since=mark)
     assert requests(records) == ["get nodes", "list pods", "patch nodes", "watch pods", "patch nodes"]
     deletions = node.kubelet.deletions()
     last_gone_s = max(deletion.asked_at_s or 0 for deletion in deletions)
@@ -81,7 +80,8 @@ def test_an_upgrade_ends_with_every_label_as_it_was_in_five_requests(
     version, mark = node.read()["metadata"]["resourceVersion"], control_plane.audit_mark()
     again = one.reconcile()
     assert (again.code, "nothing to do" in again.last_line) == (0, True)
-    found = [f"{one.verb} {one.resource}" for one in control_plane.audit(agent_with_events.name, since=mark)]
+    records = control_plane.audit(control_plane.agent_with_events.name, since=mark)
+    found = [f"{one.verb} {one.resource}" for one in records]
     assert found == ["get nodes", "list pods"], "a current driver costs two reads"
     assert node.read()["metadata"]["resourceVersion"] == version
 
@@ -109,17 +109,17 @@ def test_an_upgrade_in_a_pod_has_at_most_36_mib(
     runner_for: RunnerFactory, operands: OperandsFactory, tmp_path: Path
 ) -> None:
     one = runner_for(ALL_LABELS)
-    operands(node_of(one))
+    operands(one.node)
     one.through = (sys.executable, "-I", "-S", str(PEAK), str(tmp_path / "peak"))
     assert one.reconcile().code == 0
     assert float((tmp_path / "peak").read_text()) <= 36.0
 
 
 def test_plan_and_status_change_nothing(
-    runner_for: RunnerFactory, operands: OperandsFactory, control_plane: ControlPlane, agent_with_events: User
+    runner_for: RunnerFactory, operands: OperandsFactory, control_plane: ControlPlane
 ) -> None:
     one = runner_for(ALL_LABELS)
-    operands(node_of(one), ("device-plugin",))
+    operands(one.node, ("device-plugin",))
     mark = control_plane.audit_mark()
     planned = one.run("plan", "-o", "json")
     dry = one.reconcile("--dry-run", "-o", "json")
@@ -129,21 +129,21 @@ def test_plan_and_status_change_nothing(
     assert (steps[0], steps[-1]) == ("TakeNode", "GiveBack")
     assert [step["step"] for step in json.loads(dry.out)["steps"]] == steps
     assert json.loads(status.out)["next"]["decision"] == "replace"
-    verbs = {record.verb for record in control_plane.audit(agent_with_events.name, since=mark)}
+    verbs = {record.verb for record in control_plane.audit(control_plane.agent_with_events.name, since=mark)}
     assert verbs == {"get", "list"}
     assert one.tree.driver_version == OLD
 
 
 def test_a_driver_for_another_kernel_is_refused_before_anything_changes(
-    runner_for: RunnerFactory, control_plane: ControlPlane, agent_with_events: User
+    runner_for: RunnerFactory, control_plane: ControlPlane
 ) -> None:
     one, mark = runner_for(ALL_LABELS), control_plane.audit_mark()
     ended = one.reconcile(DRIVER_ROOT="/opt/rbln/none")
     assert (ended.code, "has no lib/modules" in ended.last_line) == (6, True)
-    found = requests(control_plane.audit(agent_with_events.name, since=mark))
+    found = requests(control_plane.audit(control_plane.agent_with_events.name, since=mark))
     third = "did another run take it meanwhile"
     assert found == ["get nodes", "list pods", "get nodes", "patch nodes"], f"{third}; then the state is shown"
-    assert node_of(one).shown() == ("failed", 6)
+    assert one.node.shown() == ("failed", 6)
     assert one.tree.driver_version == OLD
 
 
@@ -153,7 +153,7 @@ def test_missing_rights_are_found_before_anything_changes(
     one, reader = runner_for({PLUGIN: "true"}), str(control_plane.kubeconfig(control_plane.reader.token))
     ended = one.reconcile(KUBECONFIG=reader)
     assert (ended.code, "may not patch nodes" in ended.last_line) == (6, True), ended.err
-    assert (node_of(one).labels(), one.tree.driver_version) == ({PLUGIN: "true"}, OLD)
+    assert (one.node.labels(), one.tree.driver_version) == ({PLUGIN: "true"}, OLD)
     checked = one.run("preflight", "-o", "text", KUBECONFIG=reader)
     assert checked.code == 6
     assert "✗ may patch nodes" in checked.out
@@ -176,7 +176,7 @@ def test_what_failed_and_what_to_do_are_two_sentences_in_event_and_termination_m
 
 def test_restore_gives_a_node_back_by_hand(runner_for: RunnerFactory, operands: OperandsFactory) -> None:
     one = runner_for(ALL_LABELS)
-    node = node_of(one)
+    node = one.node
     made = operands(node)
     labels = node.labels()
     node.kubelet.stop_after("device-plugin", NEVER)
@@ -204,8 +204,8 @@ def check_lost_nothing(one: CommandRunner, ended: Ended, word: str, shows: Shown
     assert "what to do: " in ended.err
     assert len([line for line in ended.err.splitlines() if "error" in line]) <= 2
     assert ended.last_line.startswith("exit 2: ")
-    assert node_of(one).labels() == BAD_INPUT_LABELS
-    assert node_of(one).shown() == shows
+    assert one.node.labels() == BAD_INPUT_LABELS
+    assert one.node.shown() == shows
     assert one.tree.driver_version == OLD
 
 
@@ -241,7 +241,7 @@ def test_bad_settings_are_exit_code_2(runner_for: RunnerFactory) -> None:
 @pytest.mark.parametrize(("journal", "word"), [("not json", "cannot be read"), ('{"v":99}', "version 99")])
 def test_an_unreadable_journal_stops_the_run_and_stays(runner_for: RunnerFactory, journal: str, word: str) -> None:
     one = runner_for(BAD_INPUT_LABELS)
-    node = node_of(one)
+    node = one.node
     node.api.patch(node.path, {"metadata": {"annotations": {JOURNAL: journal}}})
     check_lost_nothing(one, one.reconcile(), word, ("held", 2))
     assert node.annotations()[JOURNAL] == journal
@@ -266,7 +266,7 @@ JOURNAL_LABELS = {PLUGIN: "true", f"{PREFIX}custom": "gold"}
 
 def taken(runner: CommandRunner, path: Path) -> dict[str, str]:
     """Make the Node as the version that wrote the journal left it in this boot; its labels before."""
-    node = node_of(runner)
+    node = runner.node
     journal: Json = json.loads(path.read_text())
     node.set_labels(journal["labels"])
     before = node.labels()
@@ -287,7 +287,7 @@ def test_a_run_goes_on_from_every_journal_ever_written(
     runner_for: RunnerFactory, operands: OperandsFactory, path: Path
 ) -> None:
     one = runner_for(JOURNAL_LABELS)
-    operands(node_of(one), ("device-plugin",))
+    operands(one.node, ("device-plugin",))
     labels = taken(one, path)
     ended = one.reconcile()
     assert ended.code == 0, ended.err
@@ -299,11 +299,11 @@ def test_restore_gives_back_what_every_journal_ever_written_names(runner_for: Ru
     one = runner_for(JOURNAL_LABELS)
     for path in GOLDEN:
         labels = taken(one, path)
-        assert JOURNAL in node_of(one).annotations()
+        assert JOURNAL in one.node.annotations()
         ended = one.run("restore")
         assert ended.code == 0, f"{path.stem}: {ended.err}"
         assert one.tree.driver_version == OLD
-        assert_untouched(one, labels, shows=node_of(one).shown())
+        assert_untouched(one, labels, shows=one.node.shown())
 
 
 # services of the host
@@ -342,7 +342,7 @@ def test_a_host_service_is_stopped_for_the_swap_and_runs_after_it_and_after_a_fa
 def test_a_killed_runs_service_is_started_on_its_host_and_from_no_other_machine(
     serving: CommandRunner, by_hand: bool
 ) -> None:
-    tree, node = serving.tree, node_of(serving)
+    tree, node = serving.tree, serving.node
     tree.hold_device()
     run = serving.start("reconcile-driver-state", "--stop-host-services")
     wait_until(lambda: tree.services == ["sshd.service"], "the service is stopped")

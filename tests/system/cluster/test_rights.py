@@ -31,7 +31,6 @@ from tests.support.control_plane.runner import (
     SAFE_LOAD,
     CommandRunner,
     RunnerFactory,
-    node_of,
     start_and_take,
 )
 from tests.support.control_plane.scene import WatchedNode, open_world, watched_node
@@ -141,7 +140,7 @@ class Case:
     def __init__(self, command_runner: CommandRunner, made: Workloads, operands: OperandsFactory) -> None:
         self.command_runner = command_runner
         self.made = made
-        self.node = node_of(command_runner)
+        self.node = command_runner.node
         self.operands = operands
 
     def populate(self) -> list[str]:
@@ -169,7 +168,7 @@ def case(
 
     def build() -> Case:
         runner = runner_for({f"{PREFIX}device-plugin": "true"}, user=user(admin_api, AGENT_ACCOUNT), proxy=proxy)
-        return Case(runner, workloads(node_of(runner)), operands)
+        return Case(runner, workloads(runner.node), operands)
 
     return build
 
@@ -328,7 +327,7 @@ def ascend(
         labels, who = {"openfuyao.com/npu.present": "true"}, user(admin_api, account)
         runner = runner_for(labels, "ascend", user=who, proxy=proxy)
         (runner.tree.root / "var/lib/ascend").mkdir()
-        workloads(node_of(runner)).managed(1, Shape(resource="huawei.com/Ascend910"))
+        workloads(runner.node).managed(1, Shape(resource="huawei.com/Ascend910"))
         return runner
 
     return build
@@ -348,7 +347,7 @@ def rebooted(one: CommandRunner) -> str:
     """An approved reboot with slot and eviction, and what comes after the boot."""
     (one.tree.root / "var/lib/ascend/.reboot-required").write_text("upgrade\n")
     said = approved_reboot(one, {})
-    assert said or not node_of(one).pods(), "the pod is evicted"
+    assert said or not one.node.pods(), "the pod is evicted"
     return said
 
 

@@ -39,7 +39,7 @@ from tests.support.control_plane.rollout_fleet import (
     serve_rollouts,
     writes,
 )
-from tests.support.control_plane.runner import CORDON, JOURNAL, PAUSED, PREFIX, REQUESTED, RunnerFactory, node_of
+from tests.support.control_plane.runner import CORDON, JOURNAL, PAUSED, PREFIX, REQUESTED, RunnerFactory
 from tests.support.control_plane.servers import NAMESPACE, ControlPlane
 from tests.support.deploy.apply import applied, apply
 from tests.support.fakes.rollout_objects import BAD, BLANK, FULL, SPEC, rollout, zones
@@ -104,11 +104,11 @@ def test_a_leader_cut_off_from_its_lease_stops_before_another_begins(
             new = thirty.set_driver("driver:2")
             wait_until(lambda: len(thirty.states()) > 1, "it is under way", 120)
             at_cut = of_first.mark()
-            of_first.add(cut)
+            of_first.script.add(cut)
             second.wait_log("leading")
             wait_until(lambda: effects(of_second), "the second acts", 120)
             took_s = effects(of_second)[0].at_s
-            of_first.lift(cut)
+            of_first.script.lift(cut)
             first.wait_log("standing by")
             at_heal = of_first.mark()
             late = effects(of_first, at_cut)
@@ -171,7 +171,7 @@ def test_the_journal_carries_a_cleared_node_to_the_next_driver_pod_and_a_deleted
 ) -> None:
     serve_rollouts(admin_api)
     runner = runner_for()
-    node, tree = node_of(runner), runner.tree
+    node, tree = runner.node, runner.tree
     (first,) = operands(node, (OPERAND, "driver")).pods()["driver"]
     driver, labels = first["metadata"]["ownerReferences"][0]["name"], node.labels()
     node.kubelet.start_by_hand(f"{ROLLOUT}-clear-", driver)

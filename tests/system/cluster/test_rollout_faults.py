@@ -94,7 +94,7 @@ def test_every_kind_of_request_meets_every_fault_and_the_rollout_ends(
         run = fleet.fork(proxy.url, orders=Orders(attempt_s=ATTEMPT_S if group == "hanging" else None))
         try:
             for fault in faults:
-                proxy.wait_fired(fault, timeout_s=240)
+                proxy.script.wait_fired(fault, limit_s=240)
             wait_until(lambda: fleet.is_complete(good), "the rollout ends", 240, every_s=0.2)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{fleet.status()}\n{run.log}\n{proxy.report()}") from error

@@ -30,7 +30,7 @@ from tests.support.control_plane.foreign_edits import (
 from tests.support.control_plane.processes import EFFECTS, Ended, ForkedCommand, Orders
 from tests.support.control_plane.runner import ASCEND_OLD, ASCEND_ROOT, NEW, NEW_DIGEST, OLD
 from tests.support.control_plane.scene import Left, NodeScene, World, make_stage, open_world
-from tests.support.control_plane.servers import NAMESPACE, ControlPlane, User
+from tests.support.control_plane.servers import NAMESPACE, ControlPlane
 from tests.support.control_plane.workloads import Shape
 from tests.support.selection import Share, share
 
@@ -77,7 +77,7 @@ def test_a_node_that_never_stops_changing_ends_the_run_after_a_bounded_number_of
     with contextlib.ExitStack() as stack:
         scene = make_stage(stack, world, "never-stops-changing")
         wait.reach(scene)
-        world.proxy.add(Fault(Answer(409), "patch", "nodes", path=f"/{scene.node.name}$", times=ALWAYS))
+        world.proxy.script.add(Fault(Answer(409), "patch", "nodes", path=f"/{scene.node.name}$", times=ALWAYS))
         mark = world.proxy.mark()
         wait.end(scene)
         assert scene.current.end().code == 8, scene.current.log
@@ -103,11 +103,11 @@ ROUNDS = 8
 @pytest.fixture(scope="module")
 def world(
     control_plane: ControlPlane,
-    agent_for_workloads: User,
     admin_api: Api,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[World]:
-    with open_world(control_plane, agent_for_workloads, admin_api, tmp_path_factory.mktemp("world")) as made:
+    folder = tmp_path_factory.mktemp("world")
+    with open_world(control_plane, control_plane.agent_for_workloads, admin_api, folder) as made:
         yield made
 
 

@@ -27,7 +27,7 @@ from tests.support.control_plane.scene import (
     open_world,
     watched_node,
 )
-from tests.support.control_plane.servers import ControlPlane, User
+from tests.support.control_plane.servers import ControlPlane
 from tests.support.fakes.pace import patient
 
 ASCEND = builtin()["ascend"]
@@ -38,8 +38,8 @@ GIVES_UP_S = 60.0
 
 
 @pytest.fixture
-def world(control_plane: ControlPlane, agent_for_workloads: User, admin_api: Api, tmp_path: Path) -> Iterator[World]:
-    with open_world(control_plane, agent_for_workloads, admin_api, tmp_path) as made:
+def world(control_plane: ControlPlane, admin_api: Api, tmp_path: Path) -> Iterator[World]:
+    with open_world(control_plane, control_plane.agent_for_workloads, admin_api, tmp_path) as made:
         yield made
 
 
@@ -200,12 +200,12 @@ def test_ended_at_any_request_the_next_one_tells_once(
         loop.says("→ healthy")
         watched.wait_told("recovered")
         hold = Fault(Hold(applied), verb, resource)
-        proxy.add(hold)
+        proxy.script.add(hold)
         watched.fail()
-        proxy.wait_fired(hold)
+        proxy.script.wait_fired(hold)
         loop.process.send_signal(end)
         loop.process.wait(60)
-    proxy.release(hold)
+    proxy.script.release(hold)
     with watched.watch():
         wait_until(lambda: watched.events(WEDGED), "the Event")
         watched.shows("wedged")
@@ -237,7 +237,7 @@ def test_a_server_in_trouble_at_the_transition_hears_of_it(watched: WatchedNode,
     with watched.watch() as loop:
         loop.says("→ healthy")
         watched.wait_told("recovered")
-        proxy.add(Fault(action, "get", "nodes"))
+        proxy.script.add(Fault(action, "get", "nodes"))
         watched.fail()
         watched.shows("wedged")
         wait_until(lambda: watched.events(WEDGED), "the Event")
@@ -252,7 +252,7 @@ def test_a_server_that_does_not_answer_for_long_delays_no_mark_and_no_sample_and
     with watched.watch() as loop:
         loop.says("→ healthy")
         watched.wait_told("recovered")
-        proxy.add(*(Fault(Hold(), verb, resource, times=100) for verb, resource in REQUESTS))
+        proxy.script.add(*(Fault(Hold(), verb, resource, times=100) for verb, resource in REQUESTS))
         watched.fail()
         wait_until(lambda: not watched.ready.exists(), "the ready marker is withdrawn")
         given_up = "DriverWedged was not reported on the Node: "
@@ -261,7 +261,7 @@ def test_a_server_that_does_not_answer_for_long_delays_no_mark_and_no_sample_and
         children = Path(f"/proc/{loop.process.pid}/task/{loop.process.pid}/children").read_text().split()
         assert len(children) <= 1, "no more than a probe"
         assert watched.events(WEDGED) == []
-        proxy.release()
+        proxy.script.release()
         wait_until(lambda: watched.events(WEDGED), "the Event")
         watched.shows("wedged")
         assert len([line for line in loop.lines if "was not reported" in line]) == 1
@@ -309,9 +309,9 @@ def test_a_node_that_cannot_be_asked_delays_the_marks_by_some_seconds_and_no_mor
     proxy = watched.scene.world.proxy
     with watched.watch() as loop:
         watched.wait_told("recovered")
-        proxy.add(Fault(action, "get", "nodes", times=100))
+        proxy.script.add(Fault(action, "get", "nodes", times=100))
         watched.fail()
         loop.says("unknown whether the Node mutes health-watch: ")
         loop.says("→ wedged")
         wait_until(lambda: not watched.ready.exists(), "the ready marker is withdrawn")
-        proxy.release()
+        proxy.script.release()

@@ -9,7 +9,6 @@ import pytest
 
 from tests.support.control_plane.fixtures import (  # noqa: F401  # fixtures, used by their names
     admin_api,
-    agent_with_events,
     control_plane,
     node,
     operands,

@@ -108,19 +108,16 @@ class ImageRig(CommandRunner):
 
 
 @pytest.fixture
-def command_runner(
-    control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, node: NodeFactory, container: Container
-) -> ImageRig:
-    made = ImageRig(control_plane, agent_with_events, tmp_path)
+def command_runner(control_plane: ControlPlane, tmp_path: Path, node: NodeFactory, container: Container) -> ImageRig:
+    made = ImageRig(control_plane, control_plane.agent_with_events, tmp_path)
     made.with_upgrade()
     made.node = node(LABELS, boot_id=made.tree.boot_id)
-    return made.use(container, control_plane, agent_with_events)
+    return made.use(container, control_plane, control_plane.agent_with_events)
 
 
 def test_a_reconcile_from_inside_swaps_the_driver_and_gives_every_label_back(
     command_runner: ImageRig, operands: OperandsFactory
 ) -> None:
-    assert command_runner.node is not None
     made = operands(command_runner.node, ("device-plugin",))
     before = command_runner.node.labels()
     said = command_runner.run_inside("reconcile-driver-state")
@@ -133,17 +130,17 @@ def test_a_reconcile_from_inside_swaps_the_driver_and_gives_every_label_back(
 
 
 def test_every_way_to_the_cluster_works_with_what_is_kept(
-    command_runner: ImageRig, control_plane: ControlPlane, agent_with_events: User
+    command_runner: ImageRig, control_plane: ControlPlane
 ) -> None:
-    plain = json.loads(control_plane.kubeconfig(agent_with_events.token).read_text())
+    plain = json.loads(control_plane.kubeconfig(control_plane.agent_with_events.token).read_text())
     folder = command_runner.tree.root.parent
-    (folder / "token").write_text(agent_with_events.token)
-    status = {"token": agent_with_events.token}
+    (folder / "token").write_text(control_plane.agent_with_events.token)
+    status = {"token": control_plane.agent_with_events.token}
     credential = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}
     (folder / "credential.json").write_text(json.dumps(credential))
     plugin = {"apiVersion": credential["apiVersion"], "command": "cat", "args": [f"{folder}/credential.json"]}
     ways: dict[str, dict[str, Any]] = {
-        "token": {"token": agent_with_events.token},
+        "token": {"token": control_plane.agent_with_events.token},
         "file": {"tokenFile": str(folder / "token")},
         "plugin": {"exec": {**plugin, "interactiveMode": "Never"}},
     }
@@ -153,9 +150,9 @@ def test_every_way_to_the_cluster_works_with_what_is_kept(
 
 
 def test_a_kubeconfig_without_an_authority_trusts_the_public_ones(
-    command_runner: ImageRig, control_plane: ControlPlane, agent_with_events: User
+    command_runner: ImageRig, control_plane: ControlPlane
 ) -> None:
-    config = json.loads(control_plane.kubeconfig(agent_with_events.token).read_text())
+    config = json.loads(control_plane.kubeconfig(control_plane.agent_with_events.token).read_text())
     del config["clusters"][0]["cluster"]["certificate-authority-data"]
     said = _status(command_runner, "public", config)
     assert said.status == 2, "this server's authority is none of them"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import socket
 import time
 import urllib.request
@@ -60,16 +59,14 @@ def test_a_rollout_by_the_real_command_its_http_answers_and_the_takeover_at_its_
         server.store.delete(PLURAL, "driver", namespace=NAMESPACE)
         processes.until(lambda: "rollout_phase{" not in get(port, "/metrics")[1], "what is gone is in no metric")
         second = processes.start()
-        processes.until(lambda: bool(processes.said(1)), "the second is there")
-        assert not any("leading" in line for line in processes.said(1))
-        running.send_signal(signal.SIGTERM)
-        assert running.wait(30) == ExitCode.DONE
-        assert processes.said(0)[-1] == "terminated by SIGTERM"
+        processes.until(lambda: bool(second.lines), "the second is there")
+        assert not any("leading" in line for line in second.lines)
+        assert running.terminate().code == ExitCode.DONE
+        assert running.lines[-1] == "terminated by SIGTERM"
         begun_s = time.monotonic()
-        processes.until(lambda: any("leading" in line for line in processes.said(1)), "the second leads")
+        processes.until(lambda: any("leading" in line for line in second.lines), "the second leads")
         assert time.monotonic() - begun_s < patient(8.0), "without waiting for the Lease to run out"
-        second.send_signal(signal.SIGTERM)
-        assert second.wait(30) == ExitCode.DONE
+        assert second.terminate().code == ExitCode.DONE
         assert processes.holder() == "", "the Lease is given back"
 
 

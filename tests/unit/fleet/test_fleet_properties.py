@@ -7,7 +7,9 @@ without the result of its preflight, no node is restarted uncleared; and in the 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -31,7 +33,6 @@ from tests.support.fakes.fleet_world import (
     PAUSES_S,
     USUAL,
     WAVES,
-    ClearingWorld,
     Story,
     World,
     bring_to_its_end,
@@ -52,7 +53,7 @@ REQUIRE, WARN = PreflightMode.REQUIRE, PreflightMode.WARN
 class Kind:
     """A kind of world: what may happen there, what the policy may be, and how many stories of it are told."""
 
-    world: type[World]
+    world: Callable[[RolloutPolicy], World]
     events: tuple[str, ...]
     choices: dict[str, tuple[Any, ...]]
     stories: int
@@ -80,7 +81,7 @@ PLAIN = Kind(
     100,
 )
 LOOKING = Kind(World, (*EVENTS, *LOOK_EVENTS * 4, *MODES), {**FEWER, "preflight": (REQUIRE, REQUIRE, WARN)}, 60, 40)
-CLEARING = Kind(ClearingWorld, (*EVENTS, *CLEAR_EVENTS * 4), FEWER, 60, 40)
+CLEARING = Kind(partial(World, clears_first=True), (*EVENTS, *CLEAR_EVENTS * 4), FEWER, 60, 40)
 KINDS = {"plain": PLAIN, "preflight": LOOKING, "clearing": CLEARING}
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 slow_to_clear = pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def check_end(world: World) -> None:
     heal(world)
     bring_to_its_end(world)
     assert world.looks.pods == {}
-    assert not isinstance(world, ClearingWorld) or world.clears.pods == {}
+    assert world.clears.pods == {}
     assert not [name for name, one in world.machines.items() if one.facts.is_taken_by_run]
 
 
@@ -119,7 +120,7 @@ def test_the_same_in_stories_that_are_the_same_every_time() -> None:
 def test_a_run_that_is_killed_with_its_node_once_the_rollout_gave_it_up_is_cleaned_up_after() -> None:
     rules = replace(USUAL, max_parallel=0, waves=WAVES[0])
     story: Story = [("clear-dies", "a", 65.0, None), ("back", "a", 40.0, None)]
-    check_end(live_through(ClearingWorld(rules), story))
+    check_end(live_through(World(rules, clears_first=True), story))
 
 
 @pytest.mark.shares(3)
@@ -129,8 +130,7 @@ def test_facts_that_are_late_break_no_promise_either(kind: Kind) -> None:
     @settings(max_examples=examples(kind.late_stories))
     def live(rules: RolloutPolicy, story: Story) -> None:
         world = kind.world(rules)
-        if isinstance(world, ClearingWorld):
-            world.is_late = True
+        world.is_late = True
         for event, name, seconds, kill_after in story:
             decision = advance(world.fleet(), world.now_s)
             happens(world, event, name)

@@ -105,7 +105,7 @@ def test_a_rotated_token_stands_for_the_first_one_and_the_old_ones_are_unknown()
     identity.rotate("first", "second")
     identity.rotate("second", "third")
     assert [identity.is_expired(token) for token in ("first", "second", "third")] == [True, True, False]
-    assert identity.upstream("third") == "first"
+    assert identity.headers("third") == {"Authorization": "Bearer first"}
 
 
 def test_only_todays_evictions_are_translated_and_nothing_but_their_version() -> None:

@@ -25,11 +25,7 @@ _ANY = r"\1.*"
 _OF_ANY_RUN = r"\1(run)"
 
 _TIMED_NAME = re.compile(r"((?:^|/)\.?)[0-9]{9,}(-[a-z]+-[a-z]+\.txt)")
-"""Evidence, whose name begins with its time."""
-
 _RUN_NAME = re.compile(r"(driver-manager\.run-)[0-9a-f]{12}")
-"""Of a run's record on the host."""
-
 _AT_ANY_TIME = r"\1(time)\2"
 
 _HARMLESS = (
@@ -60,8 +56,6 @@ _HARMLESS = (
 )
 _READING = ("modinfo", "rbln-smi", "npu-smi")
 _ASKING = (fcntl.F_GETFD, fcntl.F_GETFL, fcntl.F_GETPIPE_SZ)
-"""Commands of fcntl(2) that only ask."""
-
 _MAKING = {"os.mkdir": os.path.isdir}
 _TAKING_AWAY = ("os.remove", "os.rmdir")
 _FOLDER = {"os.remove": 1, "os.rmdir": 1, "os.mkdir": 2, "os.rename": 2, "os.link": 2, "os.symlink": 2}
@@ -73,10 +67,7 @@ _NOWHERE = ("/dev/null",)
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Where the process is: the `host`'s root and the folder of its `container`, and in it one that is its `own`.
-
-    What it writes to its own is no effect.
-    """
+    """The `host`'s root, the process' `container`, and in it a folder of its `own`: writing there is no effect."""
 
     host: str
     container: str
@@ -108,10 +99,7 @@ def _opened(args: tuple[Any, ...], around: Surroundings) -> str:
 
 
 def _changed(event: str, args: tuple[Any, ...], around: Surroundings) -> str:
-    """A call of the operating system; none where there is nothing that it could change.
-
-    Creating a file with a random name is an effect; setting its mode is none.
-    """
+    """A call of the operating system. Creating a file with a random name is an effect; setting its mode is none."""
     is_descriptor = bool(args) and isinstance(args[0], int) and event in _BY_DESCRIPTOR
     if not is_descriptor and not (args and isinstance(args[0], str | bytes | os.PathLike)):
         return f"{event} {args!r}"
@@ -172,7 +160,6 @@ def _program(argv: list[str], around: Surroundings) -> str:
 
 
 def _library(event: str, args: tuple[Any, ...]) -> str:
-    """Looking a function up is all that shows of calling it: libudev's only listen."""
     if event != "ctypes.dlsym" or str(args[-1]).startswith("udev_"):
         return ""
     return f"{event} {args[-1]}"
@@ -203,7 +190,6 @@ class Recorder:
         self._is_busy = False
 
     def __call__(self, event: str, args: tuple[Any, ...]) -> None:
-        """One audit event, before it happens."""
         if self._is_busy:
             return
         self._is_busy = True

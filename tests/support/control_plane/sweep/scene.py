@@ -13,17 +13,16 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 from pathlib import Path as Folder
-from types import TracebackType
 from typing import Self
 
 from driver_manager.domain.host import NEXT, RECORD, SlotRecord, encode_staged
 from driver_manager.domain.pci import Binding, encode_bindings
 from driver_manager.sandbox import fake_tools
 from driver_manager.sandbox.host import KERNEL, VFIO_DRIVER, VFIO_MODULE, HostTree, PciTree
-from tests.support.control_plane.api import Api, Json, gone, wait_until
+from tests.support.control_plane.api import Api, Json, gone, repeated, wait_until
 from tests.support.control_plane.faults import ALWAYS, Exchange, Fault, Hold
 from tests.support.control_plane.kubelet import Node, create_node, create_operands
-from tests.support.control_plane.processes import STARTED, Ended, ForkedCommand, Orders
+from tests.support.control_plane.processes import Ended, ForkedCommand, Orders
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.runner import (
     ASCEND_OLD,
@@ -82,8 +81,8 @@ class Exporter:
 class Holder:
     """A pod that has the device open on the host of `tree`, while the context lasts.
 
-    The process ends when its pod is gone. The client that evicted the pod gets its answer after that: so the number of
-    attempts to unload is always the same. Its controller makes no other pod before the next boot.
+    Its process ends with it, before the client that evicted it gets an answer: so the number of attempts to unload is
+    always the same. Its controller makes no other pod before the next boot.
     """
 
     def __init__(self, made: Workloads, node: Node, proxy: Proxy, tree: HostTree) -> None:
@@ -108,11 +107,11 @@ class Holder:
         self._tree.hold_device_by(HOLDER_PID, HOLDER)
         slice_name = f"kubepods-pod{self._pod.uid.replace('-', '_')}.slice"
         (self._process / "cgroup").write_text(f"0::/kubepods.slice/{slice_name}/cri-{'0' * 64}.scope\n")
-        self._proxy.add(self._answer)
+        self._proxy.script.add(self._answer)
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end_thread()
         gone(lambda: self._pod.api.delete(self._pod.path, grace_s=0), 409)
 
@@ -142,12 +141,12 @@ class Holder:
             if self._pod.state() == "gone":
                 self._tree.end_process(HOLDER_PID)
                 break
-        self._proxy.release(self._answer)
+        self._proxy.script.release(self._answer)
 
     def _end_thread(self) -> None:
         self._is_over.set()
         self._thread.join()
-        self._proxy.lift(self._answer)
+        self._proxy.script.lift(self._answer)
 
 
 SERVICE = "rbln_daemon.service"
@@ -160,13 +159,11 @@ Layout = Callable[[HostTree], None]
 
 
 def _boot(tree: HostTree) -> None:
-    """What a boot brings back: the driver's tree below /run, from its container, and the host's services."""
     tree.add_driver(NEW_ROOT, NEW)
     tree.start_service(SERVICE)
 
 
 def _loaded(root: str, version: str, digest: str, tree: HostTree) -> None:
-    """This driver is there, loaded and recorded."""
     tree.add_driver(root, version)
     tree.load(root)
     tree.record(digest, root, version)
@@ -243,7 +240,6 @@ _MOUNTED: Layout = HostTree.mount_driver_root
 
 
 def _native(bus: PciTree) -> None:
-    """One device with the driver, one without."""
     bus.add_vfio(KERNEL)
     bus.add(DEVICES[0], group="10", driver="rebellions", module="rebellions")
     bus.add(DEVICES[1], group="11")
@@ -306,16 +302,13 @@ _ASKING = ("selfsubjectaccessreviews",)
 
 
 class Place(Enum):
-    """Where an effect shows."""
-
     API = "api"
     HOST = "host"
 
 
 @dataclass(frozen=True)
 class Effect:
-    """One effect of a run. `number` is its own among the host effects (from 0), or among the requests of its verb and
-    resource (from 1)."""
+    """`number` is its own among the host effects (from 0), or among the requests of its verb and resource (from 1)."""
 
     place: Place
     name: str
@@ -345,7 +338,6 @@ def changes(exchange: Exchange) -> bool:
 
 
 def uncovered(reference: tuple[Effect, ...], seen: tuple[Effect, ...]) -> str:
-    """Where a killed run's effects are not those that the points were taken from; "" where they are."""
     for wanted, there in zip(reference, seen, strict=False):
         if wanted != there:
             return f"expected {wanted}, there was {there}"
@@ -370,8 +362,6 @@ JOB = Shape(labels={"app": "job"})
 
 @dataclass(frozen=True)
 class Kill:
-    """Where a run dies: right before an effect, or right after it."""
-
     effect: Effect
     after: bool
 
@@ -433,11 +423,10 @@ class SweepNode:
                 stack.enter_context(held)
             yield Scene(self, path, command_runner, folder, jobs, held, bus, mutant)
         for job in jobs:
-            gone(lambda job=job: job.api.delete(job.path, grace_s=0), 409)  # type: ignore[misc]
+            gone(partial(job.api.delete, job.path, grace_s=0), 409)
         shutil.rmtree(folder)
 
     def _reset(self, path: SweepPath, boot_id: str) -> None:
-        """The Node as it is at the beginning of `path`, its operand running."""
         found = self.node.read()
         extra = dict.fromkeys(found["metadata"]["labels"].keys() - self.labels.keys())
         annotations = dict.fromkeys(found["metadata"].get("annotations", {}))
@@ -486,9 +475,7 @@ class Scene:
         if kill is not None:
             orders = replace(orders, kill_at=kill.effect.number, after=kill.after)
         argv = [self.path.command, *self.path.words, *words]
-        run = self.sweep_node.plane.fork_server.start(argv, environment, own / "termination-log", orders)
-        STARTED.append(run)
-        return run
+        return self.sweep_node.plane.fork_server.start(argv, environment, own / "termination-log", orders)
 
     def effects(self, run: ForkedCommand) -> tuple[Effect, ...]:
         """Those of a run that has ended, since when no other was begun."""
@@ -502,22 +489,21 @@ class Scene:
         else:
             verb, resource = kill.effect.name.split(" ")
             fault = Fault(Hold(applied=kill.after), verb, resource, nth=kill.effect.number)
-            times = self.sweep_node.proxy.fired(fault) + 1  # the same was scripted in earlier scenes
-            self.sweep_node.proxy.add(fault)
+            times = self.sweep_node.proxy.script.fired(fault) + 1  # the same was scripted in earlier scenes
+            self.sweep_node.proxy.script.add(fault)
             run = self.start()
             try:
-                self.sweep_node.proxy.wait_fired(fault, times)
+                self.sweep_node.proxy.script.wait_fired(fault, times)
             finally:
                 ended = run.kill()
                 # The request of a dead client goes no further.
                 self.sweep_node.proxy.go_away(0.0)
-                self.sweep_node.proxy.release(fault)
+                self.sweep_node.proxy.script.release(fault)
         assert ended.code == -signal.SIGKILL, f"{kill}: it ended with {ended.code}\n{ended.err}"
         self.settle()
         return run
 
     def finished(self) -> Ended:
-        """How a run ends that is left alone."""
         return self.start().end()
 
     def settle(self) -> None:
@@ -526,7 +512,6 @@ class Scene:
             self.bus.settle()
 
     def reboot(self) -> None:
-        """The host reboots, and its kubelet reports the new boot."""
         self.command_runner.tree.reboot()
         if self.bus is not None:
             self.bus.reboot()
@@ -544,30 +529,16 @@ class Scene:
 @contextlib.contextmanager
 def _operator(node: Node, jobs: list[Pod]) -> Generator[None, None, None]:
     """An operator that, once it is asked, moves the jobs and says so; and then is done."""
-    is_over = threading.Event()
-    problems: list[BaseException] = []
+    # One patch, and before the pods go: a later one could make a run's own conflict, or not.
+    told = {"metadata": {"annotations": {REQUESTED: None}, "labels": {STATE: "pod-deletion-required"}}}
 
     def work() -> None:
-        try:
-            while not is_over.wait(POLL_S):
-                if node.annotations().get(REQUESTED) == "true":
-                    # One patch, and before the pods go: a later one could make a run's own conflict, or not.
-                    node.api.patch(
-                        node.path,
-                        {"metadata": {"annotations": {REQUESTED: None}, "labels": {STATE: "pod-deletion-required"}}},
-                    )
-                    for job in jobs:
-                        gone(lambda job=job: job.api.delete(job.path), 409)  # type: ignore[misc]
-                        job.wait_state("gone")
-        except BaseException as error:  # noqa: BLE001  # told by the scene's own thread
-            problems.append(error)
+        if node.annotations().get(REQUESTED) == "true":
+            node.api.patch(node.path, told)
+            for job in jobs:
+                gone(partial(job.api.delete, job.path), 409)
+                job.wait_state("gone")
 
-    thread = threading.Thread(target=work, name=f"operator-{node.name}")
-    thread.start()
-    try:
+    with repeated(work, POLL_S, f"operator-{node.name}"):
         yield
         wait_until(lambda: REQUESTED not in node.annotations(), "the operator is done")
-    finally:
-        is_over.set()
-        thread.join()
-    assert problems == []

@@ -43,11 +43,8 @@ _UNLIKE = ("writer", "time")
 class Outcome:
     """What a run leaves. `files` by path on the host, without what the kernel shows; `evicted` by uid, clients apart.
 
-    `devices`: driver and override of each function on the PCI bus.
-
-    `restarts`: how often each client of the driver was evicted, in each boot; `untold`: those without an Event.
-
-    `shown` is the driver's state on the Node, which is in no other field.
+    `devices`: driver and override of each PCI function. `restarts`: how often each client was evicted, in each boot;
+    `untold`: those without an Event. `shown` is the driver's state on the Node, which is in no other field.
     """
 
     code: int
@@ -101,10 +98,7 @@ def outcome(scene: Scene, code: int) -> Outcome:
 
 
 def after_a_boot(one: Outcome) -> Outcome:
-    """`one` without what a reboot may have made needless: with no driver loaded no pod has to leave.
-
-    What a reboot was asked for is noted beside the marker, by a run that came so far: it stays until it is fulfilled.
-    """
+    """`one` without what a reboot may have made needless, and the note of what it was asked for."""
     labels = {key: value for key, value in one.labels.items() if key != STATE}
     files = {path: text for path, text in one.files.items() if not path.endswith("/.reboot-required.wish")}
     return replace(one, labels=labels, files=files, jobs=())
@@ -123,11 +117,9 @@ def _devices(scene: Scene) -> dict[str, str]:
 
 
 def _files(scene: Scene) -> dict[str, str]:
-    """All files below the host's root but those that the kernel makes; what differs from scene to scene is named.
+    """All files below the host's root but the kernel's; what differs from scene to scene is named.
 
-    The files of the locks say nothing, and the note of who had the node last says something of a living process only:
-    a run that finds nothing to do makes none of them. Evidence is what each run saw, at its own time; figures are what
-    it took. The note of a failure tells when, and how often in a row.
+    Left out: locks, the note of who had the node last, evidence, figures, and the note of a failure, which tells when.
     """
     root, paths = scene.command_runner.tree.root, scene.command_runner.tree.profile.paths
     locks = (paths.work_lock, paths.effect_lock, paths.client_lock)
@@ -167,7 +159,6 @@ def _without_author(text: str) -> str:
 
 
 def _evicted(scene: Scene) -> dict[str, int]:
-    """How often the eviction of each pod that is no client was granted."""
     granted = _granted(scene, scene.boots[0])
     return Counter(uid for uid, name in granted if not _client(scene, name))
 
@@ -189,7 +180,6 @@ def _untold(scene: Scene) -> tuple[str, ...]:
 
 
 def _client(scene: Scene, pod: str) -> str:
-    """Which client the pod of this name is, "" for none."""
     if not scene.path.has_clients:
         return ""
     if scene.holder is not None and pod in scene.holder.names:
@@ -200,8 +190,7 @@ def _client(scene: Scene, pod: str) -> str:
 def _granted(scene: Scene, since: int, until: int | None = None) -> list[tuple[str, str]]:
     """Uid and name for each eviction that the server granted between two marks, even if the answer was lost.
 
-    A run that dies has several requests under way. One that was cut off on its way counts for nothing: it is unknown
-    whether it arrived, and the next run is right to ask again.
+    One that was cut off on its way counts for nothing: the next run is right to ask again.
     """
     found = []
     for exchange in scene.sweep_node.proxy.exchanges("create", "pods/eviction", since=since):
@@ -219,14 +208,10 @@ def _settled(text: str) -> str:
 
 
 Lost = Mapping[str, Sequence[str]]
-"""What was lost, by its kind: lines that say where, none where nothing was."""
 
 
 def judge(wanted: Outcome, got: Outcome, *, edits: Mapping[str, str], uncovered: str, pods: frozenset[str]) -> Lost:
-    """Compare with the undisturbed `wanted`. `edits` are an administrator's, who wins; `pods` may be evicted, by uid.
-
-    `uncovered` says which effect of the killed run was not among the recorded ones.
-    """
+    """Compare with the undisturbed run. `edits` are an administrator's, who wins; `pods` may be evicted, by uid."""
     ours = {key: value for key, value in got.annotations.items() if key in JOURNALS}
     return {
         "lost labels": _differences({**wanted.labels, **edits}, got.labels),
@@ -284,8 +269,6 @@ def _of_the_clients(wanted: Outcome, got: Outcome) -> list[str]:
 
 PATCH = "patch nodes"
 EDIT = {EDITED: "false"}
-"""What an administrator changes between the kill and the next run."""
-
 SHARES = 9
 """A submission kills at one share of the points of every path. It is odd for the reason that `points` gives."""
 
@@ -309,8 +292,6 @@ class Recording:
 
 @dataclass(frozen=True)
 class Point:
-    """One kill, with a reboot between it and the next run or without."""
-
     kill: Kill
     reboots: bool
 
@@ -320,8 +301,6 @@ class Point:
 
 @dataclass(frozen=True)
 class Judged:
-    """What one point was found to leave."""
-
     path: SweepPath
     point: Point
     lost: Lost
@@ -344,7 +323,7 @@ def record(sweep_node: SweepNode, path: SweepPath) -> Recording:
 
 
 def points(recording: Recording, share: Share) -> list[Point]:
-    """The share of all kills. A reboot follows each effect and precedes the first: two effects have one state between.
+    """The share of all kills; reboots follow each effect and precede the first.
 
     With an odd number of shares each of them has kills before effects, and kills after effects.
     """
