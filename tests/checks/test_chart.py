@@ -18,8 +18,6 @@ from scripts.releasing.kustomize import DEPLOY, OVERLAYS, Json, only, render
 from tests.support.deploy.helm import Helm, HelmError, started
 from tests.support.deploy.meaning import meaning
 
-pytestmark = pytest.mark.reads("deploy", "docs/install.md", "requirements/helm.lock")
-
 NAMESPACES = {one: only(render(f"{one}/namespace"), "Namespace")["metadata"]["name"] for one in OVERLAYS}
 OFFERED = {
     vendor: {name: has for name, has in names.items() if not name.startswith(("rollout", "openshift-rollout"))}

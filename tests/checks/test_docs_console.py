@@ -14,12 +14,7 @@ from tests.support.docs.console import EXITS, PAGES, Command, Unknown, commands,
 from tests.support.docs.markdown import ROOT
 from tests.support.fakes.sandboxed import ByHand, by_hand
 
-READS = ("driver_manager", "scripts", "images", "deploy", "docs", "README.md", "requirements")
-pytestmark = [
-    pytest.mark.shares(3),
-    pytest.mark.submission,
-    pytest.mark.reads(*READS, "tests/support", "tests/assurance", tools=["bash"]),
-]
+pytestmark = [pytest.mark.shares(3), pytest.mark.submission]
 
 BROKEN = 'name = "acme"\nstrategy = "in-place"\npci_vendor = "0x1E52"\n'
 REST = """

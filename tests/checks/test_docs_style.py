@@ -12,7 +12,6 @@ from tests.support.docs.style import Text
 
 
 @pytest.mark.submission
-@pytest.mark.reads("driver_manager", "deploy", "docs", "images", "scripts", "README.md", "tests/support/docs")
 def test_no_file_has_more_findings_than_the_list_allows() -> None:
     found, waiting = style.all_findings(), style.waiting()
     counts = Counter(one.place for one in found)

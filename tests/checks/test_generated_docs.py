@@ -34,8 +34,6 @@ from tests.support.docs import (
 )
 from tests.support.docs.markdown import Drift
 
-pytestmark = pytest.mark.reads("driver_manager", "deploy", "docs", "README.md", "tests/support", "tests/assurance")
-
 
 @pytest.mark.shares(3)
 @pytest.mark.parametrize(

@@ -302,7 +302,6 @@ def vendors_in(code: str) -> set[str]:
 
 
 @pytest.mark.submission
-@pytest.mark.reads("driver_manager")
 def test_vendors_are_named_only_where_there_is_a_reason() -> None:
     assert {name for name, text in texts().items() if vendors_in(text)} == NAMES_A_VENDOR.keys()
 

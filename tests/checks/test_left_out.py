@@ -121,7 +121,6 @@ def kept_modules() -> list[str]:
 
 @pytest.mark.shares(3)
 @pytest.mark.submission
-@pytest.mark.reads("driver_manager", "requirements/runtime.lock", "images")
 def test_no_import_of_what_is_kept_leads_to_what_is_left_out() -> None:
     kept = kept_modules()
     assert leading(kept) == set(NEVER_CALLED)

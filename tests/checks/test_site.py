@@ -14,10 +14,7 @@ from tests.support.docs.site import __main__ as site
 from tests.support.docs.site.__main__ import SiteError
 from tests.support.tiers import skip_or_fail
 
-pytestmark = [
-    pytest.mark.reads("docs", "README.md", "tests/support/docs", tools=["npm", "node"]),
-    pytest.mark.shares(3),
-]
+pytestmark = pytest.mark.shares(3)
 
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 README, GLOSSARY = ROOT / "README.md", DOCS / "glossary.md"
