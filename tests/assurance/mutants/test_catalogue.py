@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.assurance.mutants.catalogue import MUTANTS
-from tests.assurance.mutants.equivalents import EQUIVALENTS
-from tests.assurance.mutants.line_mutants import every_line_mutant
+from tests.assurance.mutants.line_mutants import EQUIVALENTS, every_line_mutant
 from tests.assurance.mutants.mutant import Mutant, NoLongerAppliesError
 
 CHECKOUT = Path(__file__).parents[3]
@@ -45,5 +44,5 @@ def test_every_line_that_is_declared_equivalent_is_there_and_has_a_reason() -> N
 
 
 def test_one_that_cannot_is_named() -> None:
-    stale = Mutant("stale", "", "__init__.py", "no such line", "", ())
+    stale = Mutant("", "__init__.py", "no such line", "", (), name="stale")
     assert gone(stale) == "stale: what it replaces is 0 times in driver_manager/__init__.py"

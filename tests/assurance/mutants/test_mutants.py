@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ import pytest
 from tests.assurance.mutants import __main__ as command
 from tests.assurance.mutants.catalogue import MUTANTS
 from tests.assurance.mutants.fork_server import BROKEN
-from tests.assurance.mutants.laboratory import CHECKOUT, FORK_SERVER, SOME_FAILED, End, Laboratory, Verdict, a_bench
+from tests.assurance.mutants.laboratory import CHECKOUT, FORK_SERVER, SOME_FAILED, End, Laboratory, a_bench
 from tests.assurance.mutants.line_mutants import LineMutant
 from tests.assurance.mutants.mutant import PACKAGE, NoLongerAppliesError
 
@@ -31,34 +29,20 @@ def by_rule(first: str) -> LineMutant:
     """The line below the imports of the future, changed, with the tests of FITTING."""
     search = "from __future__ import annotations\n"
     at = (CHECKOUT / PACKAGE / FITTING.path).read_text().index(search)
-    return LineMutant("by-rule", "", FITTING.path, search, first, FITTING.tests, at=at)
+    return LineMutant("", FITTING.path, search, first, FITTING.tests, at=at)
 
 
 @pytest.fixture(scope="module")
-def is_shared(request: pytest.FixtureRequest) -> bool:
-    """Whether other processes take their part of the same tests: each knows all, and is given its own one by one."""
-    return hasattr(request.config, "workerinput")
-
-
-@pytest.fixture(scope="module")
-def laboratory(is_shared: bool) -> Iterator[Laboratory]:
-    """In all as many mutants at a time as there are processors."""
-    with Laboratory(1 if is_shared else os.cpu_count() or 1) as running:
+def laboratory() -> Iterator[Laboratory]:
+    """One mutant at a time: a release has as many processes of pytest as there are processors."""
+    with Laboratory(1) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def begun(request: pytest.FixtureRequest, laboratory: Laboratory, is_shared: bool) -> Mapping[str, Future[Verdict]]:
-    """The mutants whose tests were selected are all begun at once where nobody else could take them too."""
-    chosen = set() if is_shared else {item.name for item in request.session.items}
-    wanted = [mutant for name, mutant in MUTANTS.items() if f"test_a_mutant_is_killed[{name}]" in chosen]
-    return {mutant.name: laboratory.verdict(mutant) for mutant in wanted}
 
 
 @pytest.mark.release
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_is_killed(name: str, begun: Mapping[str, Future[Verdict]], laboratory: Laboratory) -> None:
-    ended = (begun[name] if name in begun else laboratory.verdict(MUTANTS[name])).result()
+def test_a_mutant_is_killed(name: str, laboratory: Laboratory) -> None:
+    ended = laboratory.verdict(MUTANTS[name]).result()
     assert ended.end is End.KILLED, f"{MUTANTS[name].breaks}: {ended.says}"
 
 
@@ -119,7 +103,7 @@ def test_a_mutant_made_by_rule_that_comes_to_no_end_is_killed(laboratory: Labora
 def test_a_mutant_made_by_rule_is_killed_by_a_farther_test(laboratory: Laboratory) -> None:
     at = (CHECKOUT / PACKAGE / FITTING.path).read_text().index(FITTING.search)
     near = ("unit/pods/test_labels.py::test_only_the_forms_that_managers_write_count_as_paused",)
-    mutant = LineMutant("far", "", FITTING.path, FITTING.search, FITTING.replace, near, at=at, farther=FITTING.tests)
+    mutant = LineMutant("", FITTING.path, FITTING.search, FITTING.replace, near, at=at, farther=FITTING.tests)
     assert laboratory.verdict(mutant).result().end is End.KILLED
     assert laboratory.verdict(replace(mutant, farther=())).result().end is End.SURVIVED
 
@@ -182,12 +166,3 @@ def test_what_is_near_the_last_changes_is_killed(
     with capsys.disabled():
         print(f"\n{shown}", file=sys.stderr)  # also from a worker, whose stdout leads nowhere
     assert status == 0, shown
-
-
-@pytest.mark.parametrize(("arguments", "said"), [(["no-such"], "no such mutant"), (["--jobs", "0"], "--jobs")])
-def test_a_name_or_number_that_is_none_is_a_usage_error(
-    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["mutants", *arguments])
-    assert command.main() == 2
-    assert said in capsys.readouterr().err
