@@ -16,7 +16,7 @@ def test_no_file_has_more_findings_than_the_list_allows() -> None:
     found, waiting = style.all_findings(), style.waiting()
     counts = Counter(one.place for one in found)
     assert [str(one) for one in found if counts[one.place] > waiting.get(one.place, 0)] == []
-    assert waiting.keys() <= counts.keys(), "clean files leave the list: python -m tests.support.docs.style --shrink"
+    assert waiting.keys() <= counts.keys(), "clean files leave style-waiting.txt"
 
 
 def test_no_name_and_no_promise_of_a_mutant_has_findings() -> None:

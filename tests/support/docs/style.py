@@ -1,19 +1,17 @@
 """The style checker: the rules of `style.toml` on docs, texts of the program, comments and docstrings.
 
 `python -m tests.support.docs.style FILE…` prints the findings in these files, with line numbers. Without a file it
-prints those in docs and package. `--shrink` writes the list of files that still have findings, `style-waiting.txt`.
+prints those in docs and package. `style-waiting.txt` lists the files that still have findings.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import io
 import re
 import sys
 import tokenize
 import tomllib
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -155,19 +153,9 @@ def _is_command(node: ast.AST) -> bool:
     return bool(made & _SHOWN_BY) and ast.get_docstring(node) is not None  # type: ignore[arg-type]
 
 
-def main(arguments: list[str]) -> int:
-    """Print findings, or write the list; 1 if there are findings."""
-    parser = argparse.ArgumentParser(prog="python -m tests.support.docs.style", description=__doc__.split("\n\n")[1])
-    parser.add_argument("files", nargs="*", metavar="FILE")
-    parser.add_argument("--shrink", action="store_true", help="write the list of files that still have findings")
-    given = parser.parse_args(arguments)
-    if given.shrink:
-        counts = Counter(one.place for one in all_findings())
-        rows = [f"{min(count, waiting().get(path, 0)):4} {path}\n" for path, count in sorted(counts.items())]
-        head = [line for line in WAITING.read_text(encoding="utf-8").splitlines(keepends=True) if line.startswith("#")]
-        WAITING.write_text("".join([*head, *(row for row in rows if int(row.split()[0]))]), encoding="utf-8")
-        return 0
-    paths = [str(Path(one).resolve().relative_to(ROOT)) for one in given.files]
+def main(files: list[str]) -> int:
+    """Print findings; 1 if there are some."""
+    paths = [str(Path(file).resolve().relative_to(ROOT)) for file in files]
     found = [one for path in paths for one in findings_in(path)] if paths else all_findings()
     for one in found:
         print(one)
