@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,6 @@ CHECKOUT = Path(__file__).parents[3]
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "_held", {})
 
 
 def writes(text: str) -> Callable[[Path], object]:
@@ -44,6 +44,22 @@ def test_an_entry_is_made_again_only_without_its_stamp() -> None:
     (place / "rest").touch()
     assert cache.entry("kind", "a", writes("second")) == place
     assert {path.name: path.read_text() for path in place.iterdir() if path.name != cache.STAMP} == {"file": "second"}
+
+
+def test_what_fails_leaves_nothing_that_counts() -> None:
+    with pytest.raises(AssertionError, match="made again"):
+        cache.entry("kind", "a", fails)
+    assert (cache.entry("kind", "a", writes("whole")) / "file").read_text() == "whole"
+
+
+@pytest.mark.parametrize(("days", "size", "kept"), [(13, 1, True), (15, 1, False), (1, 0, False), (0, 0, True)])
+def test_an_entry_goes_that_was_not_used_for_long_or_is_beyond_the_bound(
+    days: int, size: int, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "MAX_BYTES", size * cache.MAX_BYTES)
+    place = cache.entry("kind", "a", writes("x"))
+    cache.prune(time.time() + days * 24 * 3600.0)
+    assert place.exists() is kept
 
 
 @pytest.mark.parametrize(
