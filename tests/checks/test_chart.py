@@ -90,15 +90,6 @@ def test_the_chart_renders_what_the_overlays_are(
     assert found == wanted
 
 
-def test_a_difference_in_meaning_is_seen(helm: Helm, tmp_path: Path) -> None:
-    shutil.copytree(chart.CHART, tmp_path / "chart")
-    file = tmp_path / "chart/templates/base.yaml"
-    file.write_text(file.read_text().replace("mountPath: /host\n              readOnly: true", "mountPath: /host", 1))
-    found = meaning(helm.render({"vendor": "nvidia"}, "gpu-operator", tmp_path / "chart"))
-    wanted = meaning(render("nvidia"))
-    assert [key for key in wanted if found[key] != wanted[key]] == [("DaemonSet", "gpu-operator", "nvidia-driver")]
-
-
 def test_the_chart_in_the_repository_is_what_deploy_makes() -> None:
     assert chart.drifted(chart.templates()) == [], "run scripts/chart"
 
