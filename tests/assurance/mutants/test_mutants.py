@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.assurance.mutants import __main__ as command
 from tests.assurance.mutants.catalogue import MUTANTS
-from tests.assurance.mutants.fork_server import BROKEN
-from tests.assurance.mutants.laboratory import CHECKOUT, FORK_SERVER, SOME_FAILED, End, Laboratory, a_bench
+from tests.assurance.mutants.laboratory import CHECKOUT, SOME_FAILED, End, Laboratory, a_bench
 from tests.assurance.mutants.line_mutants import LineMutant
-from tests.assurance.mutants.mutant import PACKAGE, NoLongerAppliesError
+from tests.assurance.mutants.mutant import PACKAGE
 
 pytestmark = pytest.mark.submission
 
@@ -131,30 +127,6 @@ def test_tests_without_an_end_prove_nothing_unless_the_mutant_hangs_by_design(
 ) -> None:
     ended = laboratory.verdict(replace(HANGING, hangs=hangs)).result()
     assert (ended.end, "no end within" in ended.says) == (end, True), ended.says
-
-
-@pytest.mark.parametrize(("line", "status"), [("assert False", SOME_FAILED), ("pass", BROKEN)])
-def test_what_goes_wrong_after_the_tests_have_failed_hides_no_killed_mutant(
-    line: str, status: int, tmp_path: Path
-) -> None:
-    (tmp_path / "conftest.py").write_text("def pytest_unconfigure():\n    raise RuntimeError('left open')\n")
-    (tmp_path / "test_one.py").write_text(f"def test_one():\n    {line}\n")
-    request = {"root": str(tmp_path), "arguments": ["-q", "-p", "no:cacheprovider", "test_one.py"], "limit_s": 60}
-    said = json.dumps(request) + "\n"
-    done = subprocess.run([sys.executable, FORK_SERVER], input=said, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["status"] == status
-
-
-def test_the_working_tree_is_never_touched(tmp_path: Path) -> None:
-    file = Path(PACKAGE, FITTING.path)
-    before = file.read_text()
-    (tmp_path / file).parent.mkdir(parents=True)
-    (tmp_path / file).write_text(before)
-    FITTING.apply(tmp_path)
-    assert FITTING.replace in (tmp_path / file).read_text()
-    assert file.read_text() == before
-    with pytest.raises(NoLongerAppliesError):
-        FITTING.apply(tmp_path)
 
 
 def test_what_is_near_the_last_changes_is_killed(

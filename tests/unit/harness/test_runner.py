@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -21,7 +18,6 @@ PYTHONS = {"3.12": ".venv-3.12/bin/python", "3.13": ".venv-3.13/bin/python"}
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the parts of a test have their logs."""
     monkeypatch.setattr(runner, "LOGS", tmp_path)
-    monkeypatch.setattr(runner, "RECORD", tmp_path / "release.json")
     monkeypatch.setattr(runner, "CHECKOUT", tmp_path)
     return tmp_path
 
@@ -96,28 +92,6 @@ def test_what_a_test_needs_skips_it_and_fails_it_in_ci(monkeypatch: pytest.Monke
         monkeypatch.setenv("CI", ci)
         with pytest.raises(outcome, match="no cpio"):
             skip_or_fail("no cpio")
-
-
-def in_git(folder: Path, *words: str) -> None:
-    identity = {f"GIT_{who}_{what}": "x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, env={**os.environ, **identity})
-
-
-def test_a_release_goes_on_after_the_parts_that_have_passed_at_this_commit(logs: Path) -> None:
-    in_git(logs, "init", "-q")
-    (logs / ".gitignore").write_text("*.json\n")
-    in_git(logs, "add", ".gitignore")
-    in_git(logs, "commit", "-q", "-m", "one")
-    runner.record([Result("unit", 0, "1 passed in 2.0s", 2.0, 3.0), Result("node", 1)])
-    assert runner.earlier() == {"unit": Result("unit", 0, "1 passed in 2.0s", 2.0, 3.0)}
-    runner.record([Result("node", 0)])
-    assert runner.earlier().keys() == {"unit", "node"}
-    (logs / ".gitignore").write_text("*.json\n# changed\n")
-    assert runner.earlier() == {}
-    in_git(logs, "commit", "-q", "-a", "-m", "two")
-    assert runner.earlier() == {}
-    (logs / "release.json").write_text(json.dumps([])[:1])
-    assert runner.earlier() == {}
 
 
 def test_an_unknown_part_is_refused_with_the_names_that_exist(
