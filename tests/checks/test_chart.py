@@ -27,7 +27,6 @@ OFFERED = {
 
 @pytest.fixture(scope="module")
 def helm() -> Iterator[Helm]:
-    """Helm's own code."""
     with started() as running:
         yield running
 
@@ -37,7 +36,6 @@ def value_of(component: str) -> str:
 
 
 def switched(**components: bool) -> Json:
-    """Values that switch these."""
     return {value_of(name.replace("_", "-")): {"enabled": on} for name, on in components.items()}
 
 
@@ -52,7 +50,6 @@ def sets() -> Iterator[Any]:
 
 
 def named(part: Any) -> str:
-    """For the test's name."""
     return "+".join(part) if isinstance(part, tuple) else str(part)
 
 

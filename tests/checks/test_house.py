@@ -94,7 +94,6 @@ TAKES_OBSERVATIONS = {
 
 @functools.cache
 def texts() -> dict[str, str]:
-    """The text of every module by its path in the package."""
     return {
         path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))
     }
@@ -115,7 +114,6 @@ def room_of(module: str) -> str:
 
 @functools.cache
 def imports(text: str) -> frozenset[str]:
-    """Full names of all modules that a text imports, also inside functions."""
     found = set[str]()
     for node in ast.walk(tree_of(text)):
         if isinstance(node, ast.Import):
@@ -141,7 +139,6 @@ def own_rooms(text: str) -> set[str]:
 
 
 def outside(text: str) -> set[str]:
-    """Packages that a text imports, by their first names."""
     return {name.split(".")[0] for name in imports(text)}
 
 

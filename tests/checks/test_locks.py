@@ -124,7 +124,6 @@ def licence_of(found: PackageMetadata) -> str:
 
 
 def is_allowed(licence: str) -> bool:
-    """True if every part of an expression is."""
     parts = re.split(r"\s+(?:AND|OR)\s+", licence)
     return all(part.strip("() ").lower().startswith(ALLOWED) for part in parts)
 

@@ -54,7 +54,6 @@ def main() -> int:
 
 
 def figures() -> list[Figure]:
-    """All of them, each part said before it begins."""
     with running_plane() as plane:
         found = [*of_reconcile(plane), *of_holders(plane), *of_idle(plane), *of_rollout(plane)]
     with running_plane(UNLIMITED) as plane:
@@ -208,7 +207,6 @@ def measure_demo(*name: str) -> float:
 
 
 def in_a_folder(what: str, measure: Callable[[Path], T]) -> T:
-    """`measure` in a temporary folder of its own."""
     say(what)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         return measure(Path(folder))

@@ -32,7 +32,6 @@ class Figure:
 
     @property
     def is_met(self) -> bool:
-        """Whether the median reaches the target, or that of the multiples theirs."""
         return self.median <= self.target or (bool(self.floors_s) and self.median_floors <= self.target_floors)
 
     @property

@@ -172,8 +172,6 @@ def test_what_does_not_fit_into_the_time_is_not_begun(seconds: int, begun: int) 
 
 
 class Laboratory(Slow):
-    """In the place of the real one."""
-
     def __init__(self, *_: object) -> None:
         super().__init__()
 

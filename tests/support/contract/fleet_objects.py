@@ -30,7 +30,6 @@ class Ground:
     name: str = field(default_factory=lambda: f"driver-{uuid.uuid4().hex[:8]}")
 
     def path(self, plural: str, name: str = "") -> str:
-        """The path of a collection, or of one object in it."""
         folder = {"pods": "/api/v1", PLURAL: f"/apis/{GROUP}/{VERSION}"}.get(plural, "/apis/apps/v1")
         return "/".join(filter(None, (f"{folder}/namespaces/{self.namespace}/{plural}", name)))
 
@@ -60,7 +59,6 @@ class Ground:
         wait_until(lambda: self.daemon_set().facts.is_current, "the template is observed")
 
     def daemon_set(self) -> FollowedDaemonSet:
-        """It, as a rollout reads it."""
         found = as_daemon_set(self.api.get(self.path("daemonsets", self.name))).fact
         assert isinstance(found, FollowedDaemonSet)
         return found
@@ -76,7 +74,6 @@ class Ground:
         return found
 
     def pods(self) -> list[Json]:
-        """Its pods that are there to stay."""
         found = self.api.list(self.path("pods"), labelSelector=f"app={self.name}")
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
@@ -92,7 +89,6 @@ class FleetObjectsContract:
 
     @pytest.fixture
     def site(self, ground: Ground) -> Iterator[Ground]:
-        """The same, cleared afterwards."""
         yield ground
         ground.clear()
 
@@ -181,7 +177,6 @@ class FleetObjectsContract:
 
     @staticmethod
     def body(site: Ground) -> Json:
-        """A rollout of the DaemonSet of that name."""
         return {
             "apiVersion": f"{GROUP}/{VERSION}",
             "kind": KIND,

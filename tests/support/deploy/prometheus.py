@@ -48,7 +48,6 @@ def tool(name: str) -> str:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody has now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -71,12 +70,10 @@ class Prometheus:
         return result
 
     def alerts(self) -> set[str]:
-        """Names of the alerts that are pending or firing."""
         body = json.loads(self._get("/api/v1/alerts"))
         return {one["labels"]["alertname"] for one in body["data"]["alerts"]}
 
     def unhealthy_rules(self) -> list[Any]:
-        """Rules whose last evaluation failed, and targets that could not be scraped are none of these."""
         groups = json.loads(self._get("/api/v1/rules"))["data"]["groups"]
         return [rule for group in groups for rule in group["rules"] if rule["health"] == "err"]
 

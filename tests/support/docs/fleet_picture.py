@@ -126,7 +126,6 @@ def picture() -> str:
 
 
 def obstacle_table() -> str:
-    """Why a node is left out."""
     rows = [
         (kind, _name(one), next(iter(seen().obstacles.get(_name(one), {}).values()), ""))
         for kind, all_of_it in (("always", FOREIGN), ("when it would begin", UNFIT))

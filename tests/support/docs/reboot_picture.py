@@ -30,7 +30,6 @@ class Seen:
     last: dict[str, RebootAct] = field(default_factory=dict)
 
     def decide(self, state: RebootState) -> RebootDecision:
-        """The product's decision, noted."""
         decision = reboot_decision.decide(state)
         guard = next(guard for guard in GUARDS if guard(state) is not None)
         self.by_guard.setdefault(_name(guard), {}).setdefault(decision.act, decision.reason)

@@ -58,8 +58,6 @@ class Text:
 
 @dataclass(frozen=True)
 class Finding:
-    """Words that a rule refuses."""
-
     place: str
     line: int
     words: str
@@ -88,13 +86,11 @@ def findings(text: Text) -> Iterator[Finding]:
 
 
 def findings_in(path: str) -> list[Finding]:
-    """The findings in a file of the repository, by line."""
     source = (ROOT / path).read_text(encoding="utf-8")
     return sorted((one for text in texts_of(path, source) for one in findings(text)), key=lambda one: one.line)
 
 
 def all_findings() -> list[Finding]:
-    """The findings in README.md, docs/ and the folders of the program."""
     paths = {path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()} | set(PAGES)
     names = sorted(str(path.relative_to(ROOT)) for path in paths if "__pycache__" not in path.parts)
     return [finding for name in names for finding in findings_in(name)]
@@ -154,7 +150,6 @@ def _is_command(node: ast.AST) -> bool:
 
 
 def main(files: list[str]) -> int:
-    """Print findings; 1 if there are some."""
     paths = [str(Path(file).resolve().relative_to(ROOT)) for file in files]
     found = [one for path in paths for one in findings_in(path)] if paths else all_findings()
     for one in found:

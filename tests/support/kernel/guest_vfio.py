@@ -58,7 +58,6 @@ class Machine:
     process: subprocess.Popen[str]
 
     def uses(self) -> str:
-        """The vendor id that it reads from its device."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write("\n")
@@ -133,7 +132,6 @@ def bus(guest_kernel: None) -> Iterator[None]:
 
 
 def release() -> None:
-    """Take the devices and the neighbour from their drivers, and the driver from the kernel."""
     if is_loaded(NATIVE):
         assert rmmod(NATIVE).status == 0
     for address in (*DEVICES, NEIGHBOUR):

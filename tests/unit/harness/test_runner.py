@@ -16,7 +16,6 @@ PYTHONS = {"3.12": ".venv-3.12/bin/python", "3.13": ".venv-3.13/bin/python"}
 
 @pytest.fixture
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the parts of a test have their logs."""
     monkeypatch.setattr(runner, "LOGS", tmp_path)
     monkeypatch.setattr(runner, "CHECKOUT", tmp_path)
     return tmp_path
