@@ -81,7 +81,7 @@ def _leaving(event: Event) -> Event:
 
 
 def _host(**facts: object) -> Event:
-    return lambda machine: [setattr(machine.host, name, value) for name, value in facts.items()]
+    return lambda machine: vars(machine.host).update(facts)
 
 
 def _sleeps(seconds: float) -> Event:
