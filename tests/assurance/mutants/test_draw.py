@@ -62,8 +62,8 @@ def commit(root: Path, files: dict[str, str]) -> None:
     git(root, "commit", "--quiet", "--message", "a change")
 
 
-def drawn(root: Path, ref: str = "HEAD~1") -> Draw:
-    return draw(CATALOGUE, root, ref, Share(1, 2))
+def drawn(root: Path) -> Draw:
+    return draw(CATALOGUE, root, "HEAD~1", Share(1, 2))
 
 
 # what has changed
