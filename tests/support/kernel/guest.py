@@ -147,7 +147,7 @@ def run(node_ids: Sequence[str], environment: Mapping[str, str], needed: Sequenc
         files_log = (folder / "view.log").read_text(errors="replace")
         left = {path.name: path.read_text(errors="replace") for path in disk.iterdir() if path.is_file()}
     try:
-        cases = results.parsed(results.unframed(sent))
+        cases = results.parsed(sent)
     except KernelTierError as error:
         said = f"{error}\n{outcome}\nconsole:\n{tools.tail(console, 90)}\nvirtiofsd:\n{tools.tail(files_log, 10)}"
         raise KernelTierError(said) from error

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from driver_manager.adapters.kube.transport import AUTHORITY, SERVICE_HOST, SERVICE_PORT, TOKEN_FILE
 from tests.support.control_plane.api import MERGE_PATCH, Api
-from tests.support.kernel.inside import require_guest
+from tests.support.kernel.guest_fixtures import boot_id
 
 DISK = Path("/disk")
 ASKED, OUTCOME = DISK / "asked.json", DISK / "outcome.json"
@@ -33,11 +33,6 @@ CHANGES = {
     '"/var/lib/ascend/.rebooter.json"': f'"{RECORD}"',
     '"/var/lib/ascend/reboot-evidence"': f'"{DISK}"',
 }
-
-
-def boot_id() -> str:
-    require_guest()
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from driver_manager.adapters.kube.transport import SERVICE_ACCOUNT
 from driver_manager.cli import main, reconcile  # noqa: F401  # the command's imports, for its forks
 from tests.support.control_plane.kubelet import node_body
 from tests.support.kernel.guest_command import EDU_PCI_VENDOR, write_profile
-from tests.support.kernel.guest_fixtures import DriverRoots, is_loaded, modprobe
+from tests.support.kernel.guest_fixtures import DriverRoots, boot_id, is_loaded, modprobe
 from tests.support.kernel.guest_vfio import JOURNAL, LABELS, NATIVE, all_on, drivers, override_of, release
-from tests.support.kernel.reboots import DISK, boot_id, guest_node, lay_account, write_json
+from tests.support.kernel.reboots import DISK, guest_node, lay_account, write_json
 
 ASKED = DISK / "vfio.json"
 PATIENCE_S = 150.0
