@@ -6,14 +6,11 @@ import gc
 
 import pytest
 
-from tests.support import selection, verdicts
+from tests.support import selection
 from tests.support.failures import Failures
 
 UNCOUNTED = ("fuzz", "mutants", "checks")
 """Folders whose tests look at many inputs, or at the repository itself."""
-
-SEEN = verdicts.Seen()
-"""From here on, before any test module is imported."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,7 +22,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the plugins, and read the options before the other conftests ask for a share."""
     config.pluginmanager.register(Failures())
-    config.pluginmanager.register(verdicts.Verdicts(SEEN))
     selection.configure(config)
 
 
@@ -43,5 +39,3 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.stem.endswith("_properties") or item.path.parent.name in UNCOUNTED:
             item.add_marker(pytest.mark.no_cover)
-    if config.getoption("--run") != "release":
-        items[:] = verdicts.unchanged(items)

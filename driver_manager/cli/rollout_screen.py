@@ -118,8 +118,6 @@ def body(shown: Shown, outlook: Outlook, plan: Json | None = None) -> Json:
     """Everything that is shown; `plan` has the fields of `rollout plan`."""
     rollout, fleet = shown.sight.rollout, shown.sight.fleet
     leader = leader_body(shown.leader, shown.now_s)
-    history = rollout.memory.history
-    began_s = history[-1].began_s if history and history[-1].revision == outlook.target else None
     return {
         "schemaVersion": schemas.VERSION,
         "rollout": rollout.key,
@@ -285,7 +283,7 @@ def _one(node: Json, now_s: float) -> str:
 
 def _groups(body: Json, place: NodePhase) -> list[str]:
     found = by_reason((node["node"], node["reason"]) for node in body["nodes"] if node["place"] == place.value)
-    return rows(place.value, [f"{_many(names)}: {why}" for why, names in found])
+    return [f"{_many(names)}: {why}" for why, names in found]
 
 
 def _many(names: Sequence[str]) -> str:

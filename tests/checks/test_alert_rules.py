@@ -11,10 +11,7 @@ import yaml
 
 from tests.support.deploy.prometheus import BOUND_S, COMPONENT, tool
 
-pytestmark = [
-    pytest.mark.submission,
-    pytest.mark.reads("deploy/components/metrics", "tests/support/deploy/alert-tests.yaml", tools=["promtool"]),
-]
+pytestmark = pytest.mark.submission
 
 RULES = yaml.safe_load((COMPONENT / "rules.yaml").read_text())
 UNIT_TESTS = Path(__file__).parents[1] / "support/deploy/alert-tests.yaml"

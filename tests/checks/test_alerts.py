@@ -11,8 +11,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from driver_manager.domain.wire import written_time
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.apiserver import ApiServer
 from scripts.releasing.kustomize import OVERLAYS, only, render
+from tests.support.control_plane.api import wait_until
 from tests.support.deploy.prometheus import BOUND_S, COMPONENT, Prometheus, free_port, prometheus, tool
 from tests.support.docs.markdown import ROOT, anchors
 from tests.support.docs.reference import every_family
@@ -187,22 +187,8 @@ def stuck_rollouts(folder: Path, port: int) -> Iterator[None]:
             controllers.stop()
 
 
-@dataclass(frozen=True)
-class Scraped:
-    """A Prometheus that has scraped a real health-watch and a real controller, and the host of the former."""
-
-    prometheus: Prometheus
-    tree: AscendTree
-
-    def wait(self, check: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + BOUND_S
-        while not check():
-            assert time.monotonic() < end, what
-            time.sleep(0.1)
-
-
 @pytest.fixture(scope="module")
-def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
+def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """A node on which all went wrong: wedged, held by a run that failed thrice, a reboot waits. And a stuck rollout."""
     tool("prometheus")
     folder = tmp_path_factory.mktemp("scraped")
@@ -224,8 +210,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
             "rollout-gone": (free_port(), at_work),
         }
         with stuck_rollouts(folder, status_port), prometheus(folder, targets) as running:
-            found = Scraped(running, tree)
-            found.wait(lambda: bool(running.query('driver_manager_health_state{state="wedged"} == 1')), "the wedge")
+            wait_until(lambda: running.query('driver_manager_health_state{state="wedged"} == 1'), "the wedge", BOUND_S)
             window = Outage(time.time() - 12.5, 12.5, {OutagePart.UNLOAD: 2.0}, is_open=True)
             steps = {"unload modules": 2.0}
             run = RunReport(5, time.time(), 12.5, steps, is_held=True, requests=7, retries=1, window=window)
@@ -235,46 +220,46 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
             asked = RebootRequest("boot-1", "recovery", int(time.time()))
             record = Record(announced=asked, announced_s=int(time.time()) - 5 * 3600)
             tree.put(paths.rebooter_record.lstrip("/"), encode_reboot_record(record.counting(Attempt(1, "upgrade"))))
-            found.wait(lambda: bool(running.query("driver_manager_reboots_total == 1")), "the rebooter's record")
-            yield found
+            wait_until(lambda: running.query("driver_manager_reboots_total == 1"), "the rebooter's record", BOUND_S)
+            yield running
     finally:
         watch.terminate()
         watch.wait(BOUND_S)
 
 
 @pytest.mark.submission
-def test_every_query_of_the_dashboard_has_an_answer(scraped: Scraped) -> None:
+def test_every_query_of_the_dashboard_has_an_answer(scraped: Prometheus) -> None:
     assert len(queries()) > 20
     for title, text in queries():
-        scraped.wait(lambda asked=text: bool(scraped.prometheus.query(asked)), f"{title}: {text}")  # type: ignore[misc]
+        wait_until(lambda asked=text: scraped.query(asked), f"{title}: {text}", BOUND_S)  # type: ignore[misc]
 
 
 @pytest.mark.submission
-def test_the_stats_of_the_dashboard_say_what_is_so(scraped: Scraped) -> None:
+def test_the_stats_of_the_dashboard_say_what_is_so(scraped: Prometheus) -> None:
     def stat(title: str) -> float:
         (expression,) = [text for name, text in queries() if name == title]
-        results = scraped.prometheus.query(expression)  # none where the last scrape of it was too slow
+        results = scraped.query(expression)  # none where the last scrape of it was too slow
         return float(results[0]["value"][1]) if len(results) == 1 else math.nan
 
     wanted = {"Wedged": 1, "Held": 1, "Runs that fail again and again": 1, "Reboots asked for": 1, "Muted": 0}
     wanted |= {"Halted or stalled": 1, "Waiting for approval": 0, "Failed nodes": 0, "Controllers at work": 1}
     wanted["What a node takes"] = 100
     wanted["Watches down"] = 1  # the one that nobody answers for
-    scraped.wait(lambda: {name: stat(name) for name in wanted} == wanted, "the stats")
+    wait_until(lambda: {name: stat(name) for name in wanted} == wanted, "the stats", BOUND_S)
 
 
 @pytest.mark.submission
-def test_every_alert_that_is_due_is_raised_by_a_real_prometheus(scraped: Scraped) -> None:
+def test_every_alert_that_is_due_is_raised_by_a_real_prometheus(scraped: Prometheus) -> None:
     due = ALERTS.keys() - TAKES_TIME
-    scraped.wait(lambda: scraped.prometheus.alerts() == due, "all alerts are pending or firing")
-    assert scraped.prometheus.unhealthy_rules() == []
+    wait_until(lambda: scraped.alerts() == due, "all alerts are pending or firing", BOUND_S)
+    assert scraped.unhealthy_rules() == []
 
 
 @pytest.mark.submission
-def test_every_metric_of_the_reference_is_scraped(scraped: Scraped) -> None:
+def test_every_metric_of_the_reference_is_scraped(scraped: Prometheus) -> None:
     def names() -> set[str]:
-        found: list[Any] = scraped.prometheus.query('{__name__=~"(driver_manager|.+_operator)_.+"}')
+        found: list[Any] = scraped.query('{__name__=~"(driver_manager|.+_operator)_.+"}')
         return {one["metric"]["__name__"] for one in found}
 
-    scraped.wait(lambda: names() >= SCRAPED, f"{SCRAPED} are scraped")
+    wait_until(lambda: names() >= SCRAPED, f"{SCRAPED} are scraped", BOUND_S)
     assert names() <= SCRAPED, "and the reference knows all that there are"

@@ -18,8 +18,6 @@ from scripts.releasing.kustomize import DEPLOY, OVERLAYS, Json, only, render
 from tests.support.deploy.helm import Helm, HelmError, started
 from tests.support.deploy.meaning import meaning
 
-pytestmark = pytest.mark.reads("deploy", "docs/install.md", "requirements/helm.lock")
-
 NAMESPACES = {one: only(render(f"{one}/namespace"), "Namespace")["metadata"]["name"] for one in OVERLAYS}
 OFFERED = {
     vendor: {name: has for name, has in names.items() if not name.startswith(("rollout", "openshift-rollout"))}
@@ -29,7 +27,6 @@ OFFERED = {
 
 @pytest.fixture(scope="module")
 def helm() -> Iterator[Helm]:
-    """Helm's own code."""
     with started() as running:
         yield running
 
@@ -39,7 +36,6 @@ def value_of(component: str) -> str:
 
 
 def switched(**components: bool) -> Json:
-    """Values that switch these."""
     return {value_of(name.replace("_", "-")): {"enabled": on} for name, on in components.items()}
 
 
@@ -54,7 +50,6 @@ def sets() -> Iterator[Any]:
 
 
 def named(part: Any) -> str:
-    """For the test's name."""
     return "+".join(part) if isinstance(part, tuple) else str(part)
 
 
@@ -90,15 +85,6 @@ def test_the_chart_renders_what_the_overlays_are(
         # Helm installs definitions, whatever the values are.
         found = {key: one for key, one in found.items() if key[0] != "CustomResourceDefinition"}
     assert found == wanted
-
-
-def test_a_difference_in_meaning_is_seen(helm: Helm, tmp_path: Path) -> None:
-    shutil.copytree(chart.CHART, tmp_path / "chart")
-    file = tmp_path / "chart/templates/base.yaml"
-    file.write_text(file.read_text().replace("mountPath: /host\n              readOnly: true", "mountPath: /host", 1))
-    found = meaning(helm.render({"vendor": "nvidia"}, "gpu-operator", tmp_path / "chart"))
-    wanted = meaning(render("nvidia"))
-    assert [key for key in wanted if found[key] != wanted[key]] == [("DaemonSet", "gpu-operator", "nvidia-driver")]
 
 
 def test_the_chart_in_the_repository_is_what_deploy_makes() -> None:

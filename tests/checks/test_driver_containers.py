@@ -61,13 +61,11 @@ def ascend(tmp_path: Path) -> EntryProgram:
 
 @pytest.fixture
 def driver(request: pytest.FixtureRequest) -> EntryProgram:
-    """The program whose fixture the case names."""
     found: EntryProgram = request.getfixturevalue(request.param)
     return found
 
 
 def refused(driver: EntryProgram, said: str, *words: str, **env: str) -> None:
-    """The program ends with 1 and says this."""
     done = driver.run(*(words or ("run",)), **env)
     assert (done.returncode, said in done.stderr) == (1, True), done.stderr
 

@@ -84,7 +84,6 @@ def test_overlays_of_ones_own_with_all_components_share_no_name(tmp_path: Path) 
 
 @pytest.mark.shares(3)
 @pytest.mark.submission
-@pytest.mark.reads("deploy", tools=["kubectl"])
 @pytest.mark.parametrize(
     ("overlay", "further"), SETS + FLEETS + SPACES, ids=lambda part: "+".join(part) if part else ""
 )
@@ -100,7 +99,6 @@ def test_what_the_tests_render_is_what_kubectl_renders(overlay: str, further: tu
 
 @pytest.mark.shares(3)
 @pytest.mark.submission
-@pytest.mark.reads("deploy", tools=["kubectl"])
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_what_the_tests_render_of_an_example_is_what_kubectl_renders(example: str) -> None:
     assert canonical(kustomized(DEPLOY / "examples" / example)) == canonical(render_example(example))

@@ -55,47 +55,20 @@ def entries(text: str) -> Iterator[Locked]:
         yield Locked(Requirement(entry["requirement"]), bool(_HASH.search(entry["rest"])), frozenset(by))
 
 
-def faults(text: str) -> list[str]:
-    """Why a lock does not pin everything."""
-    strays = [line for line in _ENTRY.sub("", text).splitlines() if line.strip() and not line.startswith("#")]
-    wrong = [f"{line} is no locked requirement" for line in strays]
-    for one in entries(text):
-        is_one_version = re.fullmatch(r"==[^,*]+", str(one.requirement.specifier))
-        wrong += [f"{one.requirement} is not one version"] if not is_one_version else []
-        wrong += [f"{one.requirement} comes from an address"] if one.requirement.url else []
-        wrong += [f"{one.requirement} has no hash"] if not one.has_hash else []
-    return wrong
-
-
 def locked_in(path: Path) -> dict[str, Locked]:
     return {str(canonicalize_name(one.requirement.name)): one for one in entries(path.read_text())}
 
 
 @pytest.mark.parametrize(("path", "at_least"), [(RUNTIME, 6), (DEVELOPMENT, 6), (HELM, 1)])
-def test_every_requirement_is_one_version_with_its_hashes(path: Path, at_least: int) -> None:
-    assert faults(path.read_text()) == []
-    assert len(locked_in(path)) >= at_least
-    assert "://" not in path.read_text()
-
-
-GOOD = f"click==8.1 \\\n    --hash=sha256:{'a' * 64}\n    # via x\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (GOOD, ""),
-        (GOOD + "requests==2.0\n", "is no locked requirement"),
-        (GOOD.replace("==8.1", "==8.*"), "is not one version"),
-        (GOOD.replace("==8.1", " @ git+ssh://a/b"), "comes from an address"),
-        (GOOD.replace(f"    --hash=sha256:{'a' * 64}\n", "    --hash=md5:abc\n"), "has no hash"),
-        ("--extra-index-url a\n" + GOOD, "is no locked requirement"),
-        ("-e .\n" + GOOD, "is no locked requirement"),
-    ],
-)
-def test_a_lock_that_lets_something_else_in_is_refused(text: str, said: str) -> None:
-    assert said in " ".join(faults(text))
-    assert bool(said) == bool(faults(text))
+def test_every_requirement_is_one_version_with_its_hashes_and_nothing_else_is_there(path: Path, at_least: int) -> None:
+    text = path.read_text()
+    found = list(entries(text))
+    assert len(found) >= at_least
+    assert [
+        one for one in found if not one.has_hash or not re.fullmatch(r"==[^,*]+", str(one.requirement.specifier))
+    ] == []
+    assert [line for line in _ENTRY.sub("", text).splitlines() if line.strip() and not line.startswith("#")] == []
+    assert "://" not in text
 
 
 @pytest.mark.parametrize(
@@ -151,7 +124,6 @@ def licence_of(found: PackageMetadata) -> str:
 
 
 def is_allowed(licence: str) -> bool:
-    """True if every part of an expression is."""
     parts = re.split(r"\s+(?:AND|OR)\s+", licence)
     return all(part.strip("() ").lower().startswith(ALLOWED) for part in parts)
 
@@ -164,8 +136,3 @@ def test_every_part_has_a_licence_that_allows_its_use() -> None:
     assert [name for name, marker in markers.items() if marker is None or marker.evaluate()] == [], "not installed"
     licences = {name: licence_of(found) for name, found in known.items() if found is not None and name not in APART}
     assert {name: licence for name, licence in licences.items() if not is_allowed(licence)} == {}
-
-
-@pytest.mark.parametrize("licence", ["GPL-3.0-only", "MIT AND GPL-2.0-only", "Proprietary", "", "LGPL-2.1-or-later"])
-def test_a_licence_that_was_not_weighed_is_refused(licence: str) -> None:
-    assert not is_allowed(licence)

@@ -46,7 +46,6 @@ def dotted(node: ast.expr) -> str:
 
 
 def faults(source: str, allowed: set[str]) -> Iterator[str]:
-    """What a module does that it must not."""
     if not re.search(r"\b(subprocess|os|pty|communicate)\b", source):
         return  # most modules, which need not be parsed
     for node in ast.walk(ast.parse(source)):
@@ -84,27 +83,6 @@ def test_a_module_starts_only_what_it_may_and_as_it_should() -> None:
     for name, listed in STARTERS.items():
         used = {dotted(node) for node in ast.walk(ast.parse(texts[name])) if isinstance(node, ast.Attribute)}
         assert listed <= used, f"{name} still starts what is listed"
-
-
-@pytest.mark.parametrize(
-    ("source", "fault"),
-    [
-        ("subprocess.run(['a'], timeout=1, env={}, stdin=0)", "uses subprocess.run"),
-        ("os.system('a')", "uses os.system"),
-        ("os.posix_spawn('a', [], {})", "uses os.posix_spawn"),
-        ("from subprocess import Popen", "imports subprocess.Popen by its name"),
-        ("from os import execv", "imports os.execv by its name"),
-        ("import subprocess as s", "renames subprocess"),
-        ("subprocess.Popen('a', shell=True, env={}, stdin=0)", "subprocess.Popen with a word on a shell"),
-        ("subprocess.Popen(['a'], stdin=0)", "subprocess.Popen without its own env"),
-        ("subprocess.Popen(['a'], env={})", "subprocess.Popen without its own stdin"),
-        ("subprocess.run(['a'], env={}, stdin=0)", "run without a timeout"),
-        ("def f(p):\n    p.communicate()", "communicate without a timeout"),
-        ("def f(p):\n    p.communicate(timeout=None)", "communicate without a timeout"),
-    ],
-)
-def test_another_start_is_found(source: str, fault: str) -> None:
-    assert fault in list(faults(source, {"subprocess.Popen"}))
 
 
 def by_commands() -> str:

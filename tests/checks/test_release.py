@@ -20,10 +20,7 @@ from scripts.releasing.kustomize import NAMESPACES, OVERLAYS, POLICIES, ROLLOUTS
 from tests.support.deploy.helm import Helm, started
 from tests.support.deploy.meaning import meaning
 
-pytestmark = [
-    pytest.mark.shares(3),
-    pytest.mark.reads("deploy", "scripts", "CHANGELOG.md", "requirements", tools=["sha256sum", "git", "buildah"]),
-]
+pytestmark = pytest.mark.shares(3)
 
 EPOCH = 1_700_000_000
 VERSION = folder.version()

@@ -14,10 +14,7 @@ from tests.support.docs.site import __main__ as site
 from tests.support.docs.site.__main__ import SiteError
 from tests.support.tiers import skip_or_fail
 
-pytestmark = [
-    pytest.mark.reads("docs", "README.md", "tests/support/docs", tools=["npm", "node"]),
-    pytest.mark.shares(3),
-]
+pytestmark = pytest.mark.shares(3)
 
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 README, GLOSSARY = ROOT / "README.md", DOCS / "glossary.md"
@@ -73,24 +70,3 @@ def test_a_package_that_is_not_the_pinned_one_is_refused_and_not_kept(tmp_path: 
     with pytest.raises(SiteError, match="its hash is another one"):
         site.mermaid(tmp_path)
     assert not kept.exists()
-
-
-def test_links_are_those_of_the_site_and_the_repository_is_only_named() -> None:
-    text = "[a](docs/install.md#rights) [b](deploy) [c](https://example.com) [d](#e)\n```\n[f](deploy)\n```\n"
-    assert site.linked(README, text) == (
-        "[a](install.md#rights) b [c](https://example.com) [d](#e)\n```\n[f](deploy)\n```\n"
-    )
-    assert site.linked(GLOSSARY, "[a](../README.md) [b](../deploy/base)") == "[a](index.md) b"
-
-
-@pytest.mark.parametrize(
-    "tag",
-    [
-        '<script src="https://example.com/x.js">',
-        "<img alt=x src=//example.com/x.png>",
-        '<link rel="stylesheet" href="http://example.com/x.css">',
-        "<link href=https://example.com rel=preconnect crossorigin>",
-    ],
-)
-def test_what_would_be_asked_of_others_is_seen(tag: str) -> None:
-    assert len(site.outside(f'<a href="https://example.com">{tag}<script src="mermaid.js">')) == 1

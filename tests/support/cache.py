@@ -1,7 +1,6 @@
 """Owns the folder that the test runs of all checkouts on a machine share: what takes long to make, by its key.
 
-An entry is a folder that is there whole or not at all. A process that was given an entry holds a shared lock on it
-until the process ends. Only the holder of the exclusive lock makes or removes an entry. Standard library only.
+An entry is a folder that counts once its stamp is there. Only the holder of its lock makes one. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,14 +17,12 @@ from tests.support.tiers import TierError
 
 VARIABLE = "DRIVER_MANAGER_TEST_CACHE"
 STAMP = ".complete"
-"""The last file of an entry, with the entry's bytes."""
+"""The last file of an entry, with the entry's bytes. Its time is that of the last use."""
 
 KEPT_S = 14 * 24 * 3600.0
 MAX_BYTES = 12 * 1024**3
-RECENT_S = 3600.0
-"""The size bound removes no entry that was used in the last hour: a script may use the path that a process printed."""
-
-_held: dict[Path, int] = {}
+RECENT_S = 6 * 3600.0
+"""The size bound removes no entry that was used in the last hours: a run may still work with it."""
 
 
 def folder() -> Path:
@@ -53,109 +50,35 @@ def entry(kind: str, name: str, make: Callable[[Path], object]) -> Path:
     Raises TierError where the cache cannot be written, and what `make` raises.
     """
     place = folder() / f"{kind}-{name}"
-    while True:
-        _release(place)
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            held = _lock(place, fcntl.LOCK_SH)
-        except OSError as error:
-            raise TierError(f"the cache cannot be written: {error}; name another folder with {VARIABLE}") from error
-        os.utime(held)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        lock = place.with_name(f"{place.name}.lock").open("w")
+    except OSError as error:
+        raise TierError(f"the cache cannot be written: {error}; name another folder with {VARIABLE}") from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if (place / STAMP).exists():
-            _held[place] = held
+            os.utime(place / STAMP)
             return place
-        os.close(held)
-        _make(place, make)
-
-
-def prune(now_s: float) -> list[str]:
-    """Remove entries that were not used for long, and the oldest beyond the size bound; none in use. Their names."""
-    removed, kept_bytes = [], 0
-    locks = [(lock.stat().st_mtime, lock) for lock in folder().glob("*.lock")]
-    for used_s, lock in sorted(locks, reverse=True):
-        place = lock.with_suffix("")
-        size = _bytes_of(place)
-        is_over = kept_bytes + size > MAX_BYTES and now_s - used_s > RECENT_S
-        if (is_over or now_s - used_s > KEPT_S) and _remove(place):
-            removed.append(place.name)
-        else:
-            kept_bytes += size
-    return removed
-
-
-def _make(place: Path, make: Callable[[Path], object]) -> None:
-    alone = _lock(place, fcntl.LOCK_EX)
-    try:
-        if (place / STAMP).exists():  # another process was faster
-            return
-        fresh = _fresh(place)
-        _clear(place)
+        fresh = place.with_name(f"{place.name}.fresh")
+        for left in (place, fresh):
+            shutil.rmtree(left, ignore_errors=True)
         fresh.mkdir()
-        try:
-            make(fresh)
-            (fresh / STAMP).write_text(str(sum(path.lstat().st_size for path in fresh.rglob("*"))))
-            fresh.rename(place)
-        except BaseException:
-            _clear(place)
-            raise
-        prune(time.time())
-    finally:
-        os.close(alone)
+        make(fresh)
+        (fresh / STAMP).write_text(str(sum(path.lstat().st_size for path in fresh.rglob("*"))))
+        fresh.rename(place)
+    prune(time.time())
+    return place
 
 
-def _remove(place: Path) -> bool:
-    """Remove an entry with its lock; False if a process uses it or makes it."""
-    try:
-        alone = _lock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    try:
-        # The stamp first: what is left if this process ends here counts as nothing.
-        (place / STAMP).unlink(missing_ok=True)
-        _clear(place)
-        _lock_file(place).unlink()
-    finally:
-        os.close(alone)
-    return True
-
-
-def _clear(place: Path) -> None:
-    for path in (place, _fresh(place)):
-        if path.exists():
-            shutil.rmtree(path)
-
-
-def _lock(place: Path, how: int) -> int:
-    """The descriptor that holds the entry's lock. Raises BlockingIOError with LOCK_NB where another one holds it."""
-    path = _lock_file(place)
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(descriptor, how)
-            # The file may have been removed, with its entry, while this process waited for it.
-            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
-                return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-
-
-def _release(place: Path) -> None:
-    if place in _held:
-        os.close(_held.pop(place))
-
-
-def _bytes_of(place: Path) -> int:
-    try:
-        return int((place / STAMP).read_text() or 0)
-    except (FileNotFoundError, ValueError):
-        return 0
-
-
-def _lock_file(place: Path) -> Path:
-    return place.with_name(f"{place.name}.lock")
-
-
-def _fresh(place: Path) -> Path:
-    return place.with_name(f"{place.name}.fresh")
+def prune(now_s: float) -> None:
+    """Remove the entries that were not used for long, and the oldest beyond the size bound."""
+    kept_bytes = 0
+    with (folder() / "prune.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        used = {stamp: stamp.stat().st_mtime for stamp in folder().glob(f"*/{STAMP}")}
+        for stamp, used_s in sorted(used.items(), key=lambda item: item[1], reverse=True):
+            kept_bytes += int(stamp.read_text() or 0)
+            if now_s - used_s > (RECENT_S if kept_bytes > MAX_BYTES else KEPT_S):
+                stamp.unlink()  # what is left if this process ends here counts as nothing
+                shutil.rmtree(stamp.parent)

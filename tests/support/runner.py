@@ -9,7 +9,6 @@ Standard library only, as it must say what the machine lacks before anything els
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import signal
@@ -21,13 +20,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from tests.support import assets, selection
-from tests.support.git import git
 from tests.support.image import builder
 from tests.support.kernel import tools
 from tests.support.node import machine
@@ -35,7 +33,6 @@ from tests.support.tiers import TierError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LOGS = CHECKOUT / "build/test"
-RECORD = LOGS / "release.json"
 QUICK_CLUSTER = (
     "test_reconcile.py::test_an_upgrade_ends_with_every_label_as_it_was_in_five_requests",
     "test_rollout.py::test_a_rollout_goes_through_its_waves_in_few_writes_and_is_idle_afterwards",
@@ -160,12 +157,9 @@ class Interrupted(Exception):
 class Running:
     """The processes of a run. Each has a process group of its own, so that an interrupt ends all of it."""
 
-    def __init__(
-        self, run: str, passed_on: Sequence[str] = (), keep: Callable[[Sequence[Result]], None] | None = None
-    ) -> None:
+    def __init__(self, run: str, passed_on: Sequence[str] = ()) -> None:
         self._run = run
         self._passed_on = passed_on
-        self._keep = keep
         self._lock = threading.Lock()
         self._started: dict[str, subprocess.Popen[bytes]] = {}
         self._is_over = False
@@ -210,8 +204,6 @@ class Running:
                 usage.ru_utime + usage.ru_stime,
             )
             self.results.append(result)
-            if self._keep:
-                self._keep(self.results)
         say(row(result))
 
     def stop(self) -> None:
@@ -319,7 +311,7 @@ def whole(run: str, names: Sequence[str], share: str | None) -> int:
     absent = lacking()
     for tier in ("cluster", "image", "kernel", "node") if run != QUICK else ("cluster",):
         say(f"tier {tier}: {'does not run, ' + absent[tier] if tier in absent else 'runs'}")
-    running = Running(run, ["--share", share] if share else [], record if run == RELEASE and not share else None)
+    running = Running(run, ["--share", share] if share else [])
     began_s = time.monotonic()
     try:
         with ThreadPoolExecutor(1) as beside:
@@ -334,12 +326,8 @@ def whole(run: str, names: Sequence[str], share: str | None) -> int:
         if os.environ.get("CI") == "true" and impossible:
             print(f"test: CI=true requires every tier, and these cannot run: {', '.join(absent)}", file=sys.stderr)
             return 1
-        passed = earlier() if run == RELEASE and not names and not share else {}
-        for result in passed.values():
-            say(f"{result.part}: passed at this commit before; --part '{result.part}' repeats it")
-        left_out = impossible | passed.keys()
         chosen = [
-            [part for part in lane if part.name not in left_out and (not names or part.name in names)]
+            [part for part in lane if part.name not in impossible and (not names or part.name in names)]
             for lane in planned
         ]
         if not any(result.failed for result in running.results):
@@ -348,7 +336,7 @@ def whole(run: str, names: Sequence[str], share: str | None) -> int:
         running.stop()
         print("test: interrupted", file=sys.stderr)
         return INTERRUPTED
-    return report([*passed.values(), *running.results], time.monotonic() - began_s)
+    return report(running.results, time.monotonic() - began_s)
 
 
 def _unknown(run: str, names: Sequence[str], share: str | None) -> str:
@@ -409,28 +397,6 @@ def report(results: Sequence[Result], took_s: float) -> int:
         say(f"{result.part} failed with status {result.status}")
     print(f"{total['passed']} passed, {total['failed'] + total['error']} failed")
     return 1 if failed or skipped else 0
-
-
-def state() -> str:
-    """The commit, "" where the checkout has changes: a result then holds for nothing that has a name."""
-    is_clean = git(CHECKOUT, "status", "--porcelain") == ""
-    return (git(CHECKOUT, "rev-parse", "HEAD") or "").strip() if is_clean else ""
-
-
-def earlier() -> dict[str, Result]:
-    try:
-        known = json.loads(RECORD.read_text())
-    except (OSError, ValueError):
-        return {}
-    if not state() or known["commit"] != state():
-        return {}
-    return {body["part"]: Result(**body) for body in known["results"]}
-
-
-def record(results: Sequence[Result]) -> None:
-    kept = {**earlier(), **{result.part: result for result in results if not result.failed}}
-    body = {"commit": state(), "results": [asdict(result) for result in kept.values()]}
-    RECORD.write_text(json.dumps(body, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measures every figure that the project promises: one table as text or Markdown, or JSON for machines.
+"""Measures every figure that the project promises, and prints one table in Markdown.
 
 Run by scripts/bench. Figures are taken from outside: the audit log, the end of processes, the record of who plays the
 kubelets, a proxy that counts.
@@ -6,8 +6,6 @@ kubelets, a proxy that counts.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import subprocess
 import sys
@@ -17,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from tests.assurance.bench import figure, reconcile, rollout
-from tests.assurance.bench.figure import Figure, floor_s
+from tests.assurance.bench import reconcile, rollout
+from tests.assurance.bench.figure import Figure, as_markdown, floor_s
 from tests.assurance.bench.reconcile import NODES, UNLIMITED, measure_crowd, measure_holders, measure_storm
 from tests.assurance.bench.watches import measure_rebooter, measure_watch, measure_watch_requests
 from tests.support.control_plane.servers import ControlPlane, plane_with_rights
@@ -36,29 +34,20 @@ T = TypeVar("T")
 
 def main() -> int:
     """Print the table; exit status 1 when a target is missed."""
-    parser = argparse.ArgumentParser(prog="scripts/bench", add_help=True)
-    parser.add_argument("-o", "--output", choices=("text", "markdown", "json"), default="text")
-    output = parser.parse_args().output
-    before = figure.busy()
+    before = os.getloadavg()[0]
     try:
         found = figures()
     except TierError as error:
         raise SystemExit(f"bench: {error}") from error
     noise = (
-        f"Load before: {before:.1f}, after: {figure.busy():.1f}, of {os.cpu_count()} processors; control plane, "
+        f"Load before: {before:.1f}, after: {os.getloadavg()[0]:.1f}, of {os.cpu_count()} processors; control plane, "
         f"clients and stand-ins share them. Floor: an interpreter that imports click and ends, {floor_s():.3f} s now."
     )
-    if output == "json":
-        rows = [one.to_json() for one in found]
-        load = {"before": before, "after": figure.busy(), "processors": os.cpu_count()}
-        print(json.dumps({"figures": rows, "load": load}, indent=2))
-    else:
-        print(figure.as_markdown(found, noise) if output == "markdown" else figure.as_text(found, noise))
+    print(as_markdown(found, noise))
     return 0 if all(one.is_met for one in found) else 1
 
 
 def figures() -> list[Figure]:
-    """All of them, each part said before it begins."""
     with plane_with_rights() as plane:
         found = [*of_reconcile(plane), *of_holders(plane), *of_idle(plane), *of_rollout(plane)]
     with plane_with_rights(UNLIMITED) as plane:
@@ -197,7 +186,6 @@ def measure_demo(*name: str) -> float:
 
 
 def in_a_folder(what: str, measure: Callable[[Path], T]) -> T:
-    """`measure` in a temporary folder of its own."""
     say(what)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         return measure(Path(folder))

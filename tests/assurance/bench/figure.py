@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,6 @@ class Figure:
 
     @property
     def is_met(self) -> bool:
-        """Whether the median reaches the target, or that of the multiples theirs."""
         return self.median <= self.target or (bool(self.floors_s) and self.median_floors <= self.target_floors)
 
     @property
@@ -52,19 +49,8 @@ class Figure:
         text = f"{self.target:g}" if self.target == 0 else f"≤ {self.target:g} {self.unit}".strip()
         return f"{text} or {self.target_floors:g} × floor" if self.floors_s else text
 
-    def to_json(self) -> dict[str, Any]:
-        floors = {"medianFloors": self.median_floors} if self.floors_s else {}
-        return {**vars(self), "median": self.median, "met": self.is_met, **floors}
-
     def _number(self, value: float) -> str:
         return f"{value:.0f}" if value == round(value) else f"{value:.3g}"
-
-
-def as_text(figures: Iterable[Figure], noise: str) -> str:
-    rows = [(one.what, one.wanted(), one.measured() + ("" if one.is_met else "  MISSED"), one.how) for one in figures]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = ["  ".join((*(row[i].ljust(widths[i]) for i in range(3)), row[3])).rstrip() for row in rows]
-    return "\n".join([*lines, "", noise])
 
 
 def as_markdown(figures: Iterable[Figure], noise: str) -> str:
@@ -74,10 +60,6 @@ def as_markdown(figures: Iterable[Figure], noise: str) -> str:
         for one in figures
     )
     return "\n".join([*head, *rows, "", noise])
-
-
-def busy() -> float:
-    return os.getloadavg()[0]
 
 
 ARGV = (sys.executable, "-c", "import click")

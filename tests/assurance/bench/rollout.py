@@ -301,11 +301,11 @@ class Served:
     most_unavailable: int
 
 
-def measure_served(plane: ControlPlane, folder: Path, size: int = MANY) -> Served:
+def measure_served(plane: ControlPlane, folder: Path) -> Served:
     """The default waves, a tenth of the nodes out of service at the most, as somebody sees it who only watches."""
     with plane.api(plane.admin) as api:
         serve_rollouts(api)
-        with RolloutFleet(plane, api, folder, size, weight=NODE_BYTES) as fleet:
+        with RolloutFleet(plane, api, folder, MANY, weight=NODE_BYTES) as fleet:
             (first,) = set(fleet.serving().values())
             controller = fleet.start()
             fleet.make_rollout(maxParallel=0, maxUnavailable="10%")
@@ -320,7 +320,7 @@ def measure_served(plane: ControlPlane, folder: Path, size: int = MANY) -> Serve
             peak = peak_mib(controller.process.pid)
             end(controller)
     return Served(
-        took_s, (sum(found.values()) - found["events"]) / size, len(records) / took_s, peak, witness.most_unavailable()
+        took_s, (sum(found.values()) - found["events"]) / MANY, len(records) / took_s, peak, witness.most_unavailable()
     )
 
 

@@ -9,7 +9,6 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,14 +43,19 @@ class WatchFigures:
     idle_cpu_percent: float
 
 
-def measure_watch(folder: Path) -> WatchFigures:
-    """Figures of one process over 10,000 probes of a stand-in npu-smi that prints a real table at once."""
-    tree = AscendTree(folder)
-    starts = folder / "starts"
+def counting_tree(folder: Path) -> tuple[AscendTree, Path]:
+    """A host whose stand-in npu-smi prints a real table at once, and a file that grows by a byte at each probe."""
+    tree, starts = AscendTree(folder), folder / "starts"
     starts.touch()
     tree.tool.path.write_text(TOOL.format(starts=starts, table=(tree.tool.folder / "table").read_text().rstrip()))
+    return tree, starts
 
-    with watching(tree, port := free_port()) as process:
+
+def measure_watch(folder: Path) -> WatchFigures:
+    """Figures of one process over 10,000 probes."""
+    tree, starts = counting_tree(folder)
+    port = free_port()
+    with watching(tree, "1ms", "--metrics-addr", f"127.0.0.1:{port}") as process:
         early_mib = _highest_mib(process, port, starts, FIRST_PROBES)
         begun_s, begun = cpu_s(process.pid), starts.stat().st_size
         first_mib = _highest_mib(process, port, starts, (FIRST_PROBES + ALL_PROBES) // 2)
@@ -64,10 +68,10 @@ def measure_watch(folder: Path) -> WatchFigures:
 
 
 @contextlib.contextmanager
-def watching(tree: AscendTree, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    argv = [sys.executable, "-m", "driver_manager", "health-watch", *tree.options, "--interval", "1ms"]
-    argv += ["--log-level", "warning", "--metrics-addr", f"127.0.0.1:{port}"]
-    process = subprocess.Popen(argv, env={"PATH": os.environ["PATH"]})
+def watching(tree: AscendTree, interval: str, *options: str, **env: str) -> Iterator[subprocess.Popen[bytes]]:
+    argv = [sys.executable, "-m", "driver_manager", "health-watch", *tree.options, "--interval", interval]
+    argv += ["--log-level", "warning", *options]
+    process = subprocess.Popen(argv, env={"PATH": os.environ["PATH"], **env})
     try:
         yield process
     finally:
@@ -134,26 +138,11 @@ def measure_rebooter(plane: ControlPlane, folder: Path) -> Idle:
 
 def measure_watch_requests(plane: ControlPlane, folder: Path) -> int:
     """How often health-watch asks an API server that it is told of, over some hundred probes."""
-    tree = AscendTree(folder)
-    starts = folder / "starts"
-    starts.touch()
-    tree.tool.path.write_text(TOOL.format(starts=starts, table=(tree.tool.folder / "table").read_text().rstrip()))
+    tree, starts = counting_tree(folder)
     with Proxy.before(plane) as proxy:
-        environment = {"PATH": os.environ["PATH"], "KUBECONFIG": str(plane.kubeconfig(plane.agent.token, proxy.url))}
-        with _watching(tree, environment):
+        with watching(tree, INTERVAL, KUBECONFIG=str(plane.kubeconfig(plane.agent.token, proxy.url))):
             wait_until(lambda: starts.stat().st_size >= 200, "200 probes", 60)
         return len(proxy.exchanges())
-
-
-@contextmanager
-def _watching(tree: AscendTree, environment: dict[str, str]) -> Iterator[None]:
-    argv = [sys.executable, "-m", "driver_manager", "health-watch", *tree.options, "--interval", INTERVAL]
-    process = subprocess.Popen([*argv, "--log-level", "warning"], env=environment)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(150)
 
 
 def _most_mib(pid: int) -> float:

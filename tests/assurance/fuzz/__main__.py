@@ -45,22 +45,21 @@ def main(argv: list[str]) -> int:
         return 0
     chosen = [TARGETS[name] for name in options.target] or list(TARGETS.values())
     if options.replay:
-        return _replay(chosen[0], options.replay)
-    if options.bounded:
-        return _run(chosen, None, BOUNDED_S, 1)
-    return _run(chosen, -1, max(1.0, options.seconds / len(chosen)), options.seed)
+        is_taken = check(chosen[0], Path(options.replay).read_bytes())
+        print(f"{chosen[0].name}: {'taken' if is_taken else 'refused'} as it should be")
+        return 0
+    return _run(chosen, options)
 
 
-def _replay(target: Target, path: str) -> int:
-    is_taken = check(target, Path(path).read_bytes())
-    print(f"{target.name}: {'taken' if is_taken else 'refused'} as it should be")
-    return 0
-
-
-def _run(targets: list[Target], runs: int | None, seconds: float, seed: int) -> int:
+def _run(targets: list[Target], options: argparse.Namespace) -> int:
     findings = 0
     print(f"{'target':<18}{'runs':>10}{'runs/s':>9}{'cover':>7}{'seconds':>9}  findings")
-    for one in guided.campaigns(targets, runs=runs, seconds=seconds, seed=seed):
+    for target in targets:
+        if options.bounded:
+            one = guided.campaign(target, runs=target.runs, seconds=BOUNDED_S, seed=1)
+        else:
+            seconds = max(1.0, options.seconds / len(targets))
+            one = guided.campaign(target, runs=-1, seconds=seconds, seed=options.seed)
         rate = one.runs / max(one.seconds, 0.001)
         names = " ".join(path.name for path in one.saved) or "none"
         print(f"{one.target:<18}{one.runs:>10}{rate:>9.0f}{one.coverage:>7}{one.seconds:>9.1f}  {names}", flush=True)

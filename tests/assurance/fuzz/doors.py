@@ -44,15 +44,8 @@ def answer_request(data: bytes) -> None:
 
 SETTINGS = tuple(
     setting
-    for setting in (
-        *settings.CLUSTER,
-        *settings.HOST,
-        *settings.DRIVER,
-        *settings.WORKLOADS,
-        *settings.HEALTH,
-        *settings.REBOOTER,
-        *settings.LOGGING,
-    )
+    for _, group in settings.HEADINGS
+    for setting in group
     # An existing file of that name would be written: it is what the option is for.
     if setting.name != "termination_log"
 )

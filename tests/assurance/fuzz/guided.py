@@ -16,7 +16,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -194,13 +194,8 @@ def instrument() -> None:
         importlib.import_module("tests.assurance.fuzz.targets")
 
 
-def campaigns(targets: Iterable[Target], *, runs: int | None, seconds: float, seed: int) -> Iterator[Campaign]:
-    """Each target in turn: its own number of runs (`runs` None), at most `seconds` seconds each. Raises OSError."""
-    for target in targets:
-        yield _campaign(target, target.runs if runs is None else runs, seconds, seed)
-
-
-def _campaign(target: Target, runs: int, seconds: float, seed: int) -> Campaign:
+def campaign(target: Target, *, runs: int, seconds: float, seed: int) -> Campaign:
+    """So many runs of a target, in at most `seconds` seconds. Raises OSError."""
     FOUND.mkdir(parents=True, exist_ok=True)
     begun_s = time.monotonic()
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

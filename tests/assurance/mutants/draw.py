@@ -9,18 +9,17 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
-from textwrap import wrap
 
-from tests.assurance.mutants import changes
 from tests.assurance.mutants.laboratory import End, Verdict
-from tests.assurance.mutants.line_mutants import LineMutant, line_mutants
+from tests.assurance.mutants.line_mutants import EQUIVALENTS, LineMutant, every_line_mutant
 from tests.assurance.mutants.mutant import PACKAGE, Mutant
-from tests.support.selection import Share
+from tests.support.git import git
+from tests.support.selection import Selection, Share
 
 BASE = "HEAD~20"
 SECONDS = 90
@@ -28,7 +27,9 @@ MORE_SECONDS = 60
 """For what was begun in time: a mutant by rule that survives the nearest tests meets farther ones, too."""
 
 SHARES = 6
-CATALOGUE = "tests/assurance/mutants/"
+NEW = "\x1b[32m"
+MOVED = ("-c", "color.diff.new=green", "-c", "color.diff.newMoved=blue")
+"""git shows a line that is new in green, and one that has only moved in blue."""
 
 
 @dataclass(frozen=True)
@@ -45,57 +46,50 @@ class Draw:
         near = chain.from_iterable(zip_longest(self.changed, self.lines))
         return [*(mutant for mutant in near if mutant is not None), *self.share]
 
-    def __str__(self) -> str:
-        kinds = {
-            "in the catalogue, by changed modules and tests": self.changed,
-            "by rule, on changed lines": self.lines,
-            "in the catalogue, by share": self.share,
-        }
-        lines = [self.why]
-        for kind, drawn in kinds.items():
-            names = ", ".join(mutant.name for mutant in drawn)
-            lines += [f"  {len(drawn)} {kind}", *(f"    {line}" for line in wrap(names, 116, break_on_hyphens=False))]
-        return "\n".join(lines)
 
-
-def draw(catalogue: Iterable[Mutant], checkout: Path, ref: str, share: Share) -> Draw:
+def draw(catalogue: Iterable[Mutant], checkout: Path, ref: str, share: Share | None = None) -> Draw:
     """What a submission with the checkout's commit tries, with changes since `ref`."""
-    mutants = list(catalogue)
-    head, base = changes.head_commit(checkout), changes.base_commit(checkout, ref)
-    changed = changes.changed_lines(checkout, base) if base else {}
-    shuffled = random.Random(head)  # noqa: S311  # to be repeated
-    written = _written(changed, checkout)
-    near = [mutant for mutant in mutants if mutant.name in written or not changed.keys().isdisjoint(mutant.files())]
+    mutants, share = list(catalogue), share or Selection("submission").share(SHARES)
+    head = (git(checkout, "rev-parse", "HEAD") or "").strip()
+    base = (git(checkout, "merge-base", ref, "HEAD") or "").strip()  # none in a shallow clone, or outside of git
+    changed = changed_lines(checkout, base) if base else {}
+    near = [mutant for mutant in mutants if not changed.keys().isdisjoint(mutant.files())]
     lines = [
         mutant
         for path, numbers in sorted(changed.items())
         if numbers and Path(path).is_relative_to(PACKAGE)
-        for mutant in line_mutants(checkout, Path(path).relative_to(PACKAGE).as_posix())
-        if numbers & mutant.lines
+        for mutant in every_line_mutant(checkout, Path(path).relative_to(PACKAGE).as_posix())
+        if numbers & mutant.lines and mutant.tests and mutant.key() not in EQUIVALENTS
     ]
     rest = share.of([mutant for mutant in mutants if mutant not in near])
+    shuffled = random.Random(head)  # noqa: S311  # to be repeated
     for some in (near, lines, rest):
         shuffled.shuffle(some)
     since = f"changes since {ref}" if base else f"no changes, as {ref} is no commit here (a shallow clone?)"
-    return Draw(f"mutants: {since}, share {share}, seed {head or 'none'}", near, lines, rest)
+    why = f"mutants: {len(near)} of the catalogue and {len(lines)} by rule for {since}, {len(rest)} by share {share}"
+    return Draw(why, near, lines, rest)
 
 
-def _written(changed: Mapping[str, set[int]], checkout: Path) -> set[str]:
-    """What is quoted on changed lines of the catalogue: new mutants are among it."""
-    found = set()
-    for path, numbers in changed.items():
-        if path.startswith(CATALOGUE):
-            lines = (checkout / path).read_text().split("\n")
-            found |= {word for number in numbers for word in re.findall(r'"([^"]*)"', lines[number - 1])}
-    return found
+def changed_lines(checkout: Path, base: str) -> dict[str, set[int]]:
+    """By changed file below `checkout`, the numbers of the lines that are new since the commit `base`.
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """The verdicts on what was begun, and what was not begun in the time."""
-
-    verdicts: Sequence[Verdict]
-    left_out: Sequence[Mutant]
+    Changes that are not committed count too. A line that only moved is not new.
+    """
+    options = ("--unified=0", "-M", "--no-ext-diff", "--dst-prefix=b/", "--color=always", "--color-moved=blocks")
+    moved = "--color-moved-ws=allow-indentation-change"
+    changed: dict[str, set[int]] = {}
+    path, number = "", 0
+    for line in (git(checkout, *MOVED, "diff", *options, moved, base, "--", "*.py") or "").split("\n"):
+        plain = re.sub(r"\x1b\[\d*m", "", line)
+        if plain.startswith("+++ b/"):
+            path = plain.removeprefix("+++ b/").rstrip("\t")
+            changed[path] = set()
+        elif hunk := re.match(r"@@ \S+ \+(\d+)", plain):
+            number = int(hunk[1])
+        elif plain.startswith("+"):
+            changed.get(path, set()).update({number} if line.startswith(NEW) else ())
+            number += 1
+    return changed
 
 
 def try_in_time(
@@ -104,8 +98,8 @@ def try_in_time(
     jobs: int,
     end: float,
     now: Callable[[], float] = time.monotonic,
-) -> Outcome:
-    """Begin as many as fit before `end`, `jobs` at a time, and wait for each that was begun.
+) -> tuple[list[Verdict], list[Mutant]]:
+    """Begin as many as fit before `end`, `jobs` at a time: the verdicts on them, and those that were not begun.
 
     One fits if the longest that was killed so far would end in time.
     """
@@ -115,7 +109,7 @@ def try_in_time(
         while waiting and len(running) < jobs and now() + longest < end:
             running.add(verdict(waiting.pop(0)))
         if not running:
-            return Outcome(ended, waiting)
+            return ended, waiting
         done, running = wait(running, return_when=FIRST_COMPLETED)
         for future in done:
             ended.append(future.result())

@@ -63,6 +63,9 @@ class Verdict:
     seconds: float
     says: str
 
+    def __str__(self) -> str:
+        return f"{self.end.value:<9} {self.seconds:>6.1f} s  {self.mutant:<32} {self.says}"
+
 
 @dataclass(frozen=True)
 class Bench:

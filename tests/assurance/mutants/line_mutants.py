@@ -6,14 +6,13 @@ import ast
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
-from tests.assurance.mutants.equivalents import EQUIVALENTS
 from tests.assurance.mutants.mutant import PACKAGE, Mutant, NoLongerAppliesError
-from tests.support.imports import imported
 
 OPPOSITES = {
     ast.Lt: ("<", "<="),
@@ -29,6 +28,10 @@ OPPOSITES = {
     ast.And: ("and", "or"),
     ast.Or: ("or", "and"),
 }
+EQUIVALENTS: dict[tuple[str, str, str], str] = {}
+"""Changes that no test could notice, each with its reason: module, line and what it becomes, without indentation."""
+
+IMPORT = re.compile(r"^[ \t]*(?:from ([\w.]+) import (\([^)]*\)|[^\n]*)|import ([\w., ]+))", re.MULTILINE)
 LIMIT_S = 60
 FARTHER = 40
 """Files of tests that a mutant has to survive beyond the nearest ones. They take two minutes of a processor."""
@@ -69,8 +72,7 @@ class LineMutant(Mutant):
         return self.path, self.before, self.after
 
 
-@dataclass(frozen=True)
-class Edit:
+class Edit(NamedTuple):
     """The text from offset `start` to `end` becomes `text`."""
 
     start: int
@@ -78,35 +80,27 @@ class Edit:
     text: str
 
 
-def line_mutants(checkout: Path, path: str) -> list[LineMutant]:
-    """All of a module that unit tests reach, by line, without what is declared equivalent. `path` is below the package.
-
-    The name is path, line and a number on this line, such as core/swap/node.py:41:2.
-    """
-    return [one for one in every_line_mutant(checkout, path) if one.tests and one.key() not in EQUIVALENTS]
-
-
 @cache
 def every_line_mutant(checkout: Path, path: str) -> list[LineMutant]:
-    """All of a module, with those that are declared equivalent."""
+    """All of a module below the package, by line, with names such as core/swap/node.py:41:2."""
     source = (checkout / PACKAGE / path).read_text()
     tests, farther = unit_tests_of(checkout, path)
     found: list[LineMutant] = []
     of_line: dict[int, int] = defaultdict(int)
-    for edit in sorted(edits(source), key=lambda edit: (edit.start, edit.end, edit.text)):
+    for edit in sorted(edits(source)):
         start, end = source.rfind("\n", 0, edit.start) + 1, source.find("\n", edit.end)
         line = source.count("\n", 0, start) + 1
         end = len(source) if end < 0 else end
         of_line[line] += 1
         found.append(
             LineMutant(
-                f"{path}:{line}:{of_line[line]}",
                 "a changed line is tested",
                 path,
                 source[edit.start : edit.end],
                 edit.text,
                 tests,
                 LIMIT_S,
+                name=f"{path}:{line}:{of_line[line]}",
                 at=edit.start,
                 line=line,
                 before=source[start:end].strip(),
@@ -212,6 +206,10 @@ def _module(path: Path) -> str:
     return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
 
 
-def _imported(source: str) -> Iterable[str]:
-    """The names that may be modules, also those in tables of what is imported when needed."""
-    return [*re.findall(rf'"({PACKAGE}(?:\.\w+)+)"', source), *imported(source)]
+def _imported(source: str) -> Iterator[str]:
+    """The names that may be modules, also those in tables of what is imported when needed. Parsing would take long."""
+    yield from re.findall(rf'"({PACKAGE}(?:\.\w+)+)"', source)
+    for origin, names, plain in IMPORT.findall(source):
+        yield from re.findall(r"[\w.]+", plain)
+        yield from (f"{origin}.{name}" for name in re.findall(r"\w+", names))
+        yield origin

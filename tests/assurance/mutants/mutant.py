@@ -20,7 +20,6 @@ class Mutant:
     mutant says that it `hangs`; else they show nothing, as the machine may be slow.
     """
 
-    name: str
     breaks: str
     path: str
     search: str
@@ -28,6 +27,7 @@ class Mutant:
     tests: tuple[str, ...]
     limit_s: int = 600
     hangs: bool = False
+    name: str = ""
 
     def files(self) -> set[str]:
         """The files of its module and its tests, below the checkout."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.assurance.mutants.catalogue import MUTANTS
-from tests.assurance.mutants.equivalents import EQUIVALENTS
-from tests.assurance.mutants.line_mutants import every_line_mutant
+from tests.assurance.mutants.line_mutants import EQUIVALENTS, every_line_mutant
 from tests.assurance.mutants.mutant import Mutant, NoLongerAppliesError
 
 CHECKOUT = Path(__file__).parents[3]
@@ -42,8 +41,3 @@ def test_every_mutant_names_a_promise_and_its_tests() -> None:
 def test_every_line_that_is_declared_equivalent_is_there_and_has_a_reason() -> None:
     made = {one.key() for path, _, _ in EQUIVALENTS for one in every_line_mutant(CHECKOUT, path)}
     assert [key for key, reason in EQUIVALENTS.items() if key not in made or not reason] == []
-
-
-def test_one_that_cannot_is_named() -> None:
-    stale = Mutant("stale", "", "__init__.py", "no such line", "", ())
-    assert gone(stale) == "stale: what it replaces is 0 times in driver_manager/__init__.py"

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.assurance.mutants import __main__ as command
 from tests.assurance.mutants.catalogue import MUTANTS
-from tests.assurance.mutants.fork_server import BROKEN
-from tests.assurance.mutants.laboratory import CHECKOUT, FORK_SERVER, SOME_FAILED, End, Laboratory, Verdict, a_bench
+from tests.assurance.mutants.laboratory import CHECKOUT, SOME_FAILED, End, Laboratory, a_bench
 from tests.assurance.mutants.line_mutants import LineMutant
-from tests.assurance.mutants.mutant import PACKAGE, NoLongerAppliesError
+from tests.assurance.mutants.mutant import PACKAGE
 
 pytestmark = pytest.mark.submission
 
@@ -31,34 +25,20 @@ def by_rule(first: str) -> LineMutant:
     """The line below the imports of the future, changed, with the tests of FITTING."""
     search = "from __future__ import annotations\n"
     at = (CHECKOUT / PACKAGE / FITTING.path).read_text().index(search)
-    return LineMutant("by-rule", "", FITTING.path, search, first, FITTING.tests, at=at)
+    return LineMutant("", FITTING.path, search, first, FITTING.tests, at=at)
 
 
 @pytest.fixture(scope="module")
-def is_shared(request: pytest.FixtureRequest) -> bool:
-    """Whether other processes take their part of the same tests: each knows all, and is given its own one by one."""
-    return hasattr(request.config, "workerinput")
-
-
-@pytest.fixture(scope="module")
-def laboratory(is_shared: bool) -> Iterator[Laboratory]:
-    """In all as many mutants at a time as there are processors."""
-    with Laboratory(1 if is_shared else os.cpu_count() or 1) as running:
+def laboratory() -> Iterator[Laboratory]:
+    """One mutant at a time: a release has as many processes of pytest as there are processors."""
+    with Laboratory(1) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def begun(request: pytest.FixtureRequest, laboratory: Laboratory, is_shared: bool) -> Mapping[str, Future[Verdict]]:
-    """The mutants whose tests were selected are all begun at once where nobody else could take them too."""
-    chosen = set() if is_shared else {item.name for item in request.session.items}
-    wanted = [mutant for name, mutant in MUTANTS.items() if f"test_a_mutant_is_killed[{name}]" in chosen]
-    return {mutant.name: laboratory.verdict(mutant) for mutant in wanted}
 
 
 @pytest.mark.release
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_is_killed(name: str, begun: Mapping[str, Future[Verdict]], laboratory: Laboratory) -> None:
-    ended = (begun[name] if name in begun else laboratory.verdict(MUTANTS[name])).result()
+def test_a_mutant_is_killed(name: str, laboratory: Laboratory) -> None:
+    ended = laboratory.verdict(MUTANTS[name]).result()
     assert ended.end is End.KILLED, f"{MUTANTS[name].breaks}: {ended.says}"
 
 
@@ -119,7 +99,7 @@ def test_a_mutant_made_by_rule_that_comes_to_no_end_is_killed(laboratory: Labora
 def test_a_mutant_made_by_rule_is_killed_by_a_farther_test(laboratory: Laboratory) -> None:
     at = (CHECKOUT / PACKAGE / FITTING.path).read_text().index(FITTING.search)
     near = ("unit/pods/test_labels.py::test_only_the_forms_that_managers_write_count_as_paused",)
-    mutant = LineMutant("far", "", FITTING.path, FITTING.search, FITTING.replace, near, at=at, farther=FITTING.tests)
+    mutant = LineMutant("", FITTING.path, FITTING.search, FITTING.replace, near, at=at, farther=FITTING.tests)
     assert laboratory.verdict(mutant).result().end is End.KILLED
     assert laboratory.verdict(replace(mutant, farther=())).result().end is End.SURVIVED
 
@@ -149,30 +129,6 @@ def test_tests_without_an_end_prove_nothing_unless_the_mutant_hangs_by_design(
     assert (ended.end, "no end within" in ended.says) == (end, True), ended.says
 
 
-@pytest.mark.parametrize(("line", "status"), [("assert False", SOME_FAILED), ("pass", BROKEN)])
-def test_what_goes_wrong_after_the_tests_have_failed_hides_no_killed_mutant(
-    line: str, status: int, tmp_path: Path
-) -> None:
-    (tmp_path / "conftest.py").write_text("def pytest_unconfigure():\n    raise RuntimeError('left open')\n")
-    (tmp_path / "test_one.py").write_text(f"def test_one():\n    {line}\n")
-    request = {"root": str(tmp_path), "arguments": ["-q", "-p", "no:cacheprovider", "test_one.py"], "limit_s": 60}
-    said = json.dumps(request) + "\n"
-    done = subprocess.run([sys.executable, FORK_SERVER], input=said, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["status"] == status
-
-
-def test_the_working_tree_is_never_touched(tmp_path: Path) -> None:
-    file = Path(PACKAGE, FITTING.path)
-    before = file.read_text()
-    (tmp_path / file).parent.mkdir(parents=True)
-    (tmp_path / file).write_text(before)
-    FITTING.apply(tmp_path)
-    assert FITTING.replace in (tmp_path / file).read_text()
-    assert file.read_text() == before
-    with pytest.raises(NoLongerAppliesError):
-        FITTING.apply(tmp_path)
-
-
 def test_what_is_near_the_last_changes_is_killed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,12 +138,3 @@ def test_what_is_near_the_last_changes_is_killed(
     with capsys.disabled():
         print(f"\n{shown}", file=sys.stderr)  # also from a worker, whose stdout leads nowhere
     assert status == 0, shown
-
-
-@pytest.mark.parametrize(("arguments", "said"), [(["no-such"], "no such mutant"), (["--jobs", "0"], "--jobs")])
-def test_a_name_or_number_that_is_none_is_a_usage_error(
-    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["mutants", *arguments])
-    assert command.main() == 2
-    assert said in capsys.readouterr().err

@@ -80,7 +80,6 @@ def recordings(grounds: list[SweepNode]) -> Callable[[SweepPath], Recording]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say what was swept."""
     lines = config.stash[_FIGURES].lines()
     if lines:
         terminalreporter.section("kill sweep")

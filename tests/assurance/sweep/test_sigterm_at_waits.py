@@ -98,7 +98,6 @@ def test_a_run_that_waits_for_a_clients_budget_has_given_the_node_back_and_the_n
 
 
 def slow(tree: HostTree, tool: str) -> None:
-    """Make a tool of the host take a second."""
     quick = tree.bin / f"{tool}-quick"
     (tree.bin / tool).rename(quick)
     (tree.bin / tool).write_text(f'#!/bin/sh\nsleep 1\nexec {shlex.quote(str(quick))} "$@"\n')

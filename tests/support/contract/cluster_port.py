@@ -62,7 +62,6 @@ class Target:
         return name
 
     def delete_pod(self, name: str) -> None:
-        """Delete a pod at once."""
         self.api.delete(f"{PODS}/{name}", grace_s=0)
 
 

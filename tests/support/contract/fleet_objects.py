@@ -29,7 +29,6 @@ class Ground:
     name: str = field(default_factory=lambda: f"driver-{uuid.uuid4().hex[:8]}")
 
     def path(self, plural: str, name: str = "") -> str:
-        """The path of a collection, or of one object in it."""
         folder = {"pods": "/api/v1", PLURAL: f"/apis/{GROUP}/{VERSION}"}.get(plural, "/apis/apps/v1")
         return "/".join(filter(None, (f"{folder}/namespaces/{self.namespace}/{plural}", name)))
 
@@ -71,7 +70,6 @@ class Ground:
         return found
 
     def pods(self) -> list[Json]:
-        """Its pods that are there to stay."""
         found = self.api.list(self.path("pods"), labelSelector=f"app={self.name}")
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
@@ -87,7 +85,6 @@ class FleetObjectsContract:
 
     @pytest.fixture
     def site(self, ground: Ground) -> Iterator[Ground]:
-        """The same, cleared afterwards."""
         yield ground
         ground.clear()
 
@@ -175,7 +172,6 @@ class FleetObjectsContract:
 
     @staticmethod
     def body(site: Ground) -> Json:
-        """A rollout of the DaemonSet of that name."""
         return {
             "apiVersion": f"{GROUP}/{VERSION}",
             "kind": KIND,

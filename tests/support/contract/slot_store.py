@@ -38,13 +38,11 @@ class SlotContract:
     """Facts that hold on every API server."""
 
     def store(self, target: Target, *, refused: bool = False) -> LeaseSlots:
-        """A store of its own namespace."""
         namespace = f"slots-{uuid.uuid4().hex[:8]}"
         target.api.post("/api/v1/namespaces", {"metadata": {"name": namespace}})
         return LeaseSlots(target.cluster("any", refused=refused).api, namespace, KEYS)
 
     def lease(self, target: Target, store: LeaseSlots) -> dict[str, Any]:
-        """The Lease as the server has it."""
         return target.api.get(store._lease.path)
 
     def test_without_a_lease_nobody_holds_a_slot_and_the_first_writer_makes_it(self, target: Target) -> None:

@@ -29,7 +29,6 @@ def node_path(name: str) -> str:
 
 
 def only_pod(cluster: KubeCluster) -> Pod:
-    """The one pod of the node."""
     (found,) = cluster.pods().pods
     return found
 

@@ -83,7 +83,6 @@ def rights_of(objects: Iterable[Json], account: Json) -> list[Right]:
 
 
 def rules_of(role: Json) -> list[tuple[str, str, str, str]]:
-    """Group, resource, name and verb of every right in the role."""
     return [
         (group, resource, name, verb)
         for rule in role["rules"]
@@ -95,7 +94,6 @@ def rules_of(role: Json) -> list[tuple[str, str, str, str]]:
 
 
 def may(api: Api, account: Json, right: Right) -> bool:
-    """Whether the API server lets the service account do it."""
     namespace, group, resource, name, verb = right
     plural, _, subresource = resource.partition("/")
     attributes = {"verb": verb, "group": group, "resource": plural, "subresource": subresource, "name": name}

@@ -45,7 +45,6 @@ class Helm:
         return [one for text in texts for one in yaml.load_all(text, _LOADER) if one]
 
     def lint(self, values: Json) -> list[str]:
-        """What `helm lint --strict` has against the chart."""
         said: list[str] = self._ask("lint", {"chart": str(CHART), "values": values})
         return said
 

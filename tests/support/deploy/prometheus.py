@@ -12,13 +12,13 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from scripts.releasing.kustomize import DEPLOY
+from tests.support.control_plane.api import wait_until
 from tests.support.tiers import skip_or_fail
 
 COMPONENT = DEPLOY / "components/metrics"
@@ -48,7 +48,6 @@ def tool(name: str) -> str:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody has now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -71,12 +70,10 @@ class Prometheus:
         return result
 
     def alerts(self) -> set[str]:
-        """Names of the alerts that are pending or firing."""
         body = json.loads(self._get("/api/v1/alerts"))
         return {one["labels"]["alertname"] for one in body["data"]["alerts"]}
 
     def unhealthy_rules(self) -> list[Any]:
-        """Rules whose last evaluation failed, and targets that could not be scraped are none of these."""
         groups = json.loads(self._get("/api/v1/rules"))["data"]["groups"]
         return [rule for group in groups for rule in group["rules"] if rule["health"] == "err"]
 
@@ -91,14 +88,9 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def prometheus(
-    folder: Path, targets: Mapping[str, tuple[int, Mapping[str, str]]], port: int = 0
-) -> Iterator[Prometheus]:
-    """One that scrapes these ports of loopback, each by a job's name with labels, while the context lasts.
-
-    It answers on `port`, on some free one where that is 0.
-    """
-    program, port = tool("prometheus"), port or free_port()
+def prometheus(folder: Path, targets: Mapping[str, tuple[int, Mapping[str, str]]]) -> Iterator[Prometheus]:
+    """One that scrapes these ports of loopback, each by a job's name with labels, while the context lasts."""
+    program, port = tool("prometheus"), free_port()
     config = CONFIG.format(rules=COMPONENT / "rules.yaml")
     for name, (target, labels) in targets.items():
         config += JOB.format(name=name, target=f"127.0.0.1:{target}", labels=json.dumps(dict(labels)))
@@ -119,11 +111,8 @@ def prometheus(
         )
     try:
         running = Prometheus(port)
-        end = time.monotonic() + BOUND_S
-        while not running.is_ready():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < end, log.read_text()
-            time.sleep(0.05)
+        wait_until(lambda: running.is_ready() or process.poll() is not None, f"Prometheus is ready: {log}", BOUND_S)
+        assert process.poll() is None, log.read_text()
         yield running
     finally:
         process.terminate()

@@ -19,14 +19,12 @@ BOUND_KINDS = ("Namespace", "ServiceAccount", "Role", "RoleBinding", "ClusterRol
 
 
 def shown(right: Right) -> str:
-    """For the test's name."""
     _, group, resource, _, verb = right
     return f"{verb}-{resource}{f'.{group}' if group else ''}"
 
 
 @contextmanager
 def without(api: Api, objects: list[Json], account: Json, right: Right) -> Iterator[None]:
-    """The account lacks this one right on the API server."""
     _, group, resource, name, verb = right
     (role,) = [
         one
@@ -55,6 +53,5 @@ def _binds(binding: Json, role: Json) -> bool:
 
 
 def user(api: Api, account: Json) -> User:
-    """Who a token of this service account stands for."""
     namespace, name = account["metadata"]["namespace"], account["metadata"]["name"]
     return User(f"system:serviceaccount:{namespace}:{name}", (), request_token(api, namespace, name))

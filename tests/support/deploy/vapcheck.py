@@ -39,7 +39,6 @@ def program() -> str:
 
 
 def write(objects: Iterable[Json], file: Path) -> Path:
-    """Objects for vapcheck, as a file."""
     file.write_text("".join(f"---\n{json.dumps(one)}\n" for one in objects))
     return file
 
@@ -175,7 +174,6 @@ class Webhook:
     log: Path
 
     def reviews(self) -> list[tuple[Json, Json]]:
-        """Each request so far with its answer."""
         lines = [json.loads(line) for line in self.log.read_text().splitlines()]
         return [(asked["request"], said["response"]) for asked, said in zip(lines[::2], lines[1::2], strict=True)]
 

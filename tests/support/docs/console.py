@@ -83,7 +83,6 @@ PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")))
 
 
 def commands(page: Path) -> Iterator[Command]:
-    """Every command of a page's console blocks."""
     inside, found = False, list[Command]()
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
         fence = FENCE.match(line)

@@ -59,6 +59,5 @@ def acts() -> dict[HealthState, list[MarkChange]]:
 
 
 def marks() -> str:
-    """The same as a table."""
     rows = [(state.value, "; ".join(act.value for act in done) or "nothing") for state, done in acts().items()]
     return table(("state", "what it may do to the marks on the host"), rows)

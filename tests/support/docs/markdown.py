@@ -31,12 +31,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def code(text: str) -> str:
-    """`text` as code, nothing where there is none."""
     return f"`{text}`" if text else ""
 
 
 def codes(texts: Iterable[str]) -> str:
-    """Several of them."""
     return ", ".join(code(text) for text in texts)
 
 

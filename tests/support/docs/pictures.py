@@ -130,7 +130,6 @@ def _parts() -> Iterator[str]:
 
 
 def pages() -> Mapping[Path, str]:
-    """Every page that is made here, with its text."""
     return {DOCS / "states.md": "\n\n".join(part.strip() for part in _parts()) + "\n"}
 
 

@@ -30,7 +30,6 @@ class Seen:
     last: dict[str, RebootAct] = field(default_factory=dict)
 
     def decide(self, state: RebootState) -> RebootDecision:
-        """The product's decision, noted."""
         decision = reboot_decision.decide(state)
         guard = next(guard for guard in GUARDS if guard(state) is not None)
         self.by_guard.setdefault(_name(guard), {}).setdefault(decision.act, decision.reason)
@@ -46,156 +45,103 @@ def _name(guard: Callable[[RebootState], RebootDecision | None]) -> str:
     return guard.__name__.strip("_").replace("_", " ")
 
 
-def _one(policy: RebootPolicy = POLICY, **request: object) -> Machine:
-    """A node that is asked to reboot."""
-    (machine,) = Fleet(1, policy).machines
-    return machine.request(**request)  # type: ignore[arg-type]  # the fields of a marker
+Event = Callable[[Machine], object]
+Story = Callable[[], None]
 
 
-def _lives(machine: Machine, rounds: int = 4) -> None:
-    for _ in range(rounds):
-        if machine.host.is_down:
-            machine.come_back()
-        machine.round()
-        machine.clock.sleep(30.0)
+def _told(*events: Event, policy: RebootPolicy = POLICY, approved: bool = True) -> Story:
+    """What happens to a node that is asked to reboot."""
+
+    def story() -> None:
+        (machine,) = Fleet(1, policy).machines
+        machine.request(approved=approved)
+        for event in events:
+            event(machine)
+
+    return story
 
 
-def _while_workloads_leave(machine: Machine, act: Callable[[], object]) -> None:
-    """Let `act` happen in the middle of a reboot's way, after the grant and before the command."""
-    clear = machine.workloads.clear
-
-    def leave() -> None:
-        act()
-        clear()
-
-    with mock.patch.object(machine.workloads, "clear", leave):
-        machine.round()
-    _lives(machine)
-
-
-def approved() -> None:
-    """From marker to completion."""
-    _lives(_one())
-
-
-def approved_late() -> None:
-    """Approval comes after a while; the kubelet and the driver come back late."""
-    machine = _one(approved=False)
+def _live(machine: Machine) -> None:
+    """A host that went down comes back; one look, and some time."""
+    if machine.host.is_down:
+        machine.come_back()
     machine.round()
-    machine.cluster.edit(annotations=APPROVE)
-    machine.round()
-    machine.boot()
-    machine.round()
-    machine.tell(is_ready=True, boot_id=machine.host.boot_id)
-    machine.host.serves = False
-    machine.round()
-    machine.host.serves = True
-    machine.round()
-    machine.round()
+    machine.clock.sleep(30.0)
 
 
-def withdrawn() -> None:
-    """The chip recovers before anybody approves."""
-    machine = _one(approved=False)
-    machine.round()
-    machine.host.marker = None
-    _lives(machine, 2)
+def _leaving(event: Event) -> Event:
+    """It happens in the middle of a reboot's way, after the grant and before the command."""
+
+    def look(machine: Machine) -> None:
+        clear = machine.workloads.clear
+        with mock.patch.object(machine.workloads, "clear", side_effect=lambda: (event(machine), clear())):
+            machine.round()
+
+    return look
 
 
-def withdrawn_with_a_grant() -> None:
-    """It recovers while workloads leave."""
-    machine = _one()
-    _while_workloads_leave(machine, lambda: setattr(machine.host, "marker", None))
+def _host(**facts: object) -> Event:
+    return lambda machine: vars(machine.host).update(facts)
 
 
-def for_another_reason() -> None:
-    """An upgrade that was granted becomes a recovery."""
-    machine = _one()
-    _while_workloads_leave(machine, lambda: machine.request("recovery", approved=False))
+def _sleeps(seconds: float) -> Event:
+    return lambda machine: machine.clock.sleep(seconds)
 
 
-def outside_its_window() -> None:
-    """The window is not open yet; once it is, it closes while workloads leave."""
-    machine = _one(replace(POLICY, schedule=parse_windows("22:00-23:00")))
-    machine.clock.sleep((12 * 3600 - machine.clock.wall()) % DAY_S)
-    machine.round()
-    machine.clock.sleep(10.5 * 3600)
-    _while_workloads_leave(machine, lambda: machine.clock.sleep(4 * 3600))
+def _blocked(*pods: str) -> Event:
+    return lambda machine: setattr(machine.workloads, "blocking", pods)
 
 
-def too_young() -> None:
-    """The host has just booted."""
-    machine = _one()
-    machine.host.booted_at = machine.clock.now
-    machine.round()
+def _loses_the_lease(machine: Machine) -> None:
+    machine.fleet.slots, machine.fleet.slots_version = encode_slots(Slots()), machine.fleet.slots_version + 1
 
 
-def blocked() -> None:
-    """A pod would not leave; then it would."""
-    machine = _one()
-    machine.workloads.blocking = ("pod a/b: its DaemonSet would recreate it",)
-    machine.round()
-    machine.workloads.blocking = ()
-    _lives(machine)
+def _is_another_hosts(machine: Machine) -> None:
+    there = machine.cluster.current
+    assert there is not None
+    machine.cluster.current = replace(there, machine_id="another", boot_id="another")
 
 
-def one_slot() -> None:
-    """Two nodes, and one may reboot at a time."""
+def _two_nodes() -> None:
+    """One may reboot at a time."""
     fleet = Fleet(2, POLICY)
     for machine in fleet.machines:
         machine.request()
     for _ in range(6):
         for machine in fleet.machines:
-            _lives(machine, 1)
+            _live(machine)
 
 
-def too_often() -> None:
-    """Reboots do not help."""
-    machine = _one(replace(POLICY, max_attempts=1, auto_upgrade=True))
-    _lives(machine)
-    machine.clock.sleep(POLICY.min_uptime_s)
-    machine.request()
-    _lives(machine, 2)
-
-
-def forced() -> None:
-    """The command does nothing, sysrq does."""
-    machine = _one(replace(POLICY, grace_s=20.0))
-    machine.host.obeys = ("sysrq",)
-    _lives(machine, 6)
-
-
-def given_up() -> None:
-    """Nothing takes the host down."""
-    machine = _one(replace(POLICY, grace_s=20.0))
-    machine.host.obeys = ()
-    _lives(machine, 6)
-
-
-def elsewhere() -> None:
-    """The Node is not there, or is another host's."""
-    machine = _one()
-    there = machine.cluster.current
-    assert there is not None
-    machine.cluster.current = replace(there, machine_id="another", boot_id="another")
-    machine.round()
-    machine.cluster.current = None
-    machine.round()
-
-
-def slot_lost() -> None:
-    """Somebody deletes the Lease while workloads leave."""
-    machine = _one()
-
-    def delete() -> None:
-        machine.fleet.slots, machine.fleet.slots_version = encode_slots(Slots()), machine.fleet.slots_version + 1
-
-    _while_workloads_leave(machine, delete)
-
-
-STORIES: tuple[Callable[[], None], ...] = (
-    *(approved, approved_late, withdrawn, withdrawn_with_a_grant, for_another_reason, outside_its_window, too_young),
-    *(blocked, one_slot, too_often, forced, given_up, elsewhere, slot_lost),
+_look, _life, _recovered = Machine.round, [_live] * 4, _host(marker=None)
+_late: tuple[Event, ...] = (
+    *(_look, lambda machine: machine.cluster.edit(annotations=APPROVE), _look, Machine.boot, _look),
+    lambda machine: machine.tell(is_ready=True, boot_id=machine.host.boot_id),
+    *(_host(serves=False), _look, _host(serves=True), _look, _look),
+)
+_hard = replace(POLICY, grace_s=20.0)
+_at_night = replace(POLICY, schedule=parse_windows("22:00-23:00"))
+STORIES: tuple[Story, ...] = (
+    _told(*_life),
+    _told(*_late, approved=False),
+    _told(_look, _recovered, *_life[:2], approved=False),
+    _told(_leaving(_recovered), *_life),
+    _told(_leaving(lambda machine: machine.request("recovery", approved=False)), *_life),
+    _told(
+        *(lambda machine: machine.clock.sleep((12 * 3600 - machine.clock.wall()) % DAY_S), _look),
+        *(_sleeps(10.5 * 3600), _leaving(_sleeps(4 * 3600)), *_life),
+        policy=_at_night,
+    ),
+    _told(lambda machine: setattr(machine.host, "booted_at", machine.clock.now), _look),
+    _told(_blocked("pod a/b: its DaemonSet would recreate it"), _look, _blocked(), *_life),
+    _two_nodes,
+    _told(
+        *(*_life, _sleeps(POLICY.min_uptime_s), Machine.request, *_life[:2]),
+        policy=replace(POLICY, max_attempts=1, auto_upgrade=True),
+    ),
+    _told(_host(obeys=("sysrq",)), *[_live] * 6, policy=_hard),
+    _told(_host(obeys=()), *[_live] * 6, policy=_hard),
+    _told(_is_another_hosts, _look, lambda machine: setattr(machine.cluster, "current", None), _look),
+    _told(_leaving(_loses_the_lease), *_life),
 )
 
 

@@ -94,7 +94,6 @@ def definition() -> Json:
 
 
 def manifest(script: str) -> str:
-    """The same as the file that is deployed."""
     text: str = yaml.safe_dump(definition(), sort_keys=False, width=118, allow_unicode=True)
     return HEAD.format(script=script) + text
 

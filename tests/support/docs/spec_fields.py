@@ -125,7 +125,6 @@ def choices(one: FieldType) -> tuple[str, ...]:
 
 
 def takes(one: FieldType) -> str:
-    """What a field takes, for the reference."""
     if choices(one):
         return " or ".join(map(code, choices(one)))
     noun = {LABEL_KEY: "label key", CONDITION_TYPE: "condition type"}.get(one.rule) or NOUNS.get(one.kind, "object")

@@ -1,19 +1,17 @@
 """The style checker: the rules of `style.toml` on docs, texts of the program, comments and docstrings.
 
 `python -m tests.support.docs.style FILE…` prints the findings in these files, with line numbers. Without a file it
-prints those in docs and package. `--shrink` writes the list of files that still have findings, `style-waiting.txt`.
+prints those in docs and package. `style-waiting.txt` lists the files that still have findings.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import io
 import re
 import sys
 import tokenize
 import tomllib
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -60,8 +58,6 @@ class Text:
 
 @dataclass(frozen=True)
 class Finding:
-    """Words that a rule refuses."""
-
     place: str
     line: int
     words: str
@@ -90,13 +86,11 @@ def findings(text: Text) -> Iterator[Finding]:
 
 
 def findings_in(path: str) -> list[Finding]:
-    """The findings in a file of the repository, by line."""
     source = (ROOT / path).read_text(encoding="utf-8")
     return sorted((one for text in texts_of(path, source) for one in findings(text)), key=lambda one: one.line)
 
 
 def all_findings() -> list[Finding]:
-    """The findings in README.md, docs/ and the folders of the program."""
     paths = {path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()} | set(PAGES)
     names = sorted(str(path.relative_to(ROOT)) for path in paths if "__pycache__" not in path.parts)
     return [finding for name in names for finding in findings_in(name)]
@@ -155,19 +149,8 @@ def _is_command(node: ast.AST) -> bool:
     return bool(made & _SHOWN_BY) and ast.get_docstring(node) is not None  # type: ignore[arg-type]
 
 
-def main(arguments: list[str]) -> int:
-    """Print findings, or write the list; 1 if there are findings."""
-    parser = argparse.ArgumentParser(prog="python -m tests.support.docs.style", description=__doc__.split("\n\n")[1])
-    parser.add_argument("files", nargs="*", metavar="FILE")
-    parser.add_argument("--shrink", action="store_true", help="write the list of files that still have findings")
-    given = parser.parse_args(arguments)
-    if given.shrink:
-        counts = Counter(one.place for one in all_findings())
-        rows = [f"{min(count, waiting().get(path, 0)):4} {path}\n" for path, count in sorted(counts.items())]
-        head = [line for line in WAITING.read_text(encoding="utf-8").splitlines(keepends=True) if line.startswith("#")]
-        WAITING.write_text("".join([*head, *(row for row in rows if int(row.split()[0]))]), encoding="utf-8")
-        return 0
-    paths = [str(Path(one).resolve().relative_to(ROOT)) for one in given.files]
+def main(files: list[str]) -> int:
+    paths = [str(Path(file).resolve().relative_to(ROOT)) for file in files]
     found = [one for path in paths for one in findings_in(path)] if paths else all_findings()
     for one in found:
         print(one)

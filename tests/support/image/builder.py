@@ -61,8 +61,6 @@ class ImageTierError(TierError):
 
 @dataclass(frozen=True)
 class Said:
-    """How a command ended."""
-
     status: int
     out: str
     err: str
@@ -92,7 +90,6 @@ class Image:
 
     @contextmanager
     def container(self) -> Iterator[Container]:
-        """A fresh container, removed at the end."""
         made = Container(_buildah("from", "--pull=never", self.name).strip())
         try:
             yield made
@@ -132,7 +129,6 @@ class Container:
 
 
 def missing() -> list[str]:
-    """What the tier lacks on this machine, one readable line each; empty where it can run."""
     lines = [
         f"{command} (Debian package {package})"
         for command, package in PACKAGE_OF.items()
@@ -201,7 +197,6 @@ def build_driver_container(kind: str, name: str, base: Image, **contexts: Path) 
 
 
 def remove(image: Image) -> None:
-    """Remove an image that was built for one test."""
     _buildah("rmi", "--force", image.name)
 
 
@@ -223,7 +218,6 @@ def mirror() -> str:
 
 
 def checked(argv: Sequence[str], timeout_s: float, folder: Path = CHECKOUT) -> str:
-    """What a command printed, run in `folder`. Raises ImageTierError, also where it fails."""
     said = run(argv, timeout_s=timeout_s, folder=folder)
     if said.status:
         tail = "\n".join(f"{said.out}\n{said.err}".strip().splitlines()[-30:])

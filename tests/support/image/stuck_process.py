@@ -61,7 +61,6 @@ def get_stuck(libc: ctypes.CDLL, device: str, place: str) -> None:
 
 
 def main(device: str, place: str) -> None:
-    """Start the process, say its pid, and be its file's server."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]

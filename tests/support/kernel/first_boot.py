@@ -9,8 +9,8 @@ from pathlib import Path
 from driver_manager.cli import main, rebooter  # noqa: F401  # before the environment is the rebooter's own
 from driver_manager.domain.host import Marker, encode_marker
 from tests.support.kernel import vfio_reboot
-from tests.support.kernel.guest_fixtures import DriverRoots
-from tests.support.kernel.reboots import ASKED, MARKER, OUTCOME, boot_id, environment, guest_node, write_json
+from tests.support.kernel.guest_fixtures import DriverRoots, boot_id
+from tests.support.kernel.reboots import ASKED, MARKER, OUTCOME, environment, guest_node, write_json
 
 
 def ask_for_a_reboot() -> None:

@@ -147,7 +147,7 @@ def run(node_ids: Sequence[str], environment: Mapping[str, str], needed: Sequenc
         files_log = (folder / "view.log").read_text(errors="replace")
         left = {path.name: path.read_text(errors="replace") for path in disk.iterdir() if path.is_file()}
     try:
-        cases = results.parsed(results.unframed(sent))
+        cases = results.parsed(sent)
     except KernelTierError as error:
         said = f"{error}\n{outcome}\nconsole:\n{tools.tail(console, 90)}\nvirtiofsd:\n{tools.tail(files_log, 10)}"
         raise KernelTierError(said) from error
@@ -156,7 +156,12 @@ def run(node_ids: Sequence[str], environment: Mapping[str, str], needed: Sequenc
 
 def _boot(folder: Path, prepared: Prepared, needed: Sequence[Path]) -> tuple[str, str]:
     """One life of the machine, from power on to power off or reset: how it ended, and its console."""
-    with _host_files(folder, needed) as files, _disk(folder) as disk:
+    view, roots = folder / "view", [CHECKOUT, cache.folder(), Path(sys.prefix), Path(sys.base_prefix), *needed]
+    view.mkdir(exist_ok=True)
+    with (
+        _served(view, "cache=always", lambda serve: read_only_view(view, roots, serve)) as files,
+        _served(folder / DISK_TAG, "cache=none", list) as disk,  # which the guest may write and keeps over a reboot
+    ):
         outcome = _qemu(folder, prepared, {"host": files, DISK_TAG: disk})
     return outcome, (folder / "console").read_text(errors="replace")
 
@@ -206,28 +211,8 @@ def _assignments(variables: Mapping[str, str], prefix: str = "") -> str:
 
 
 @contextlib.contextmanager
-def _host_files(folder: Path, needed: Sequence[Path]) -> Iterator[Path]:
-    """Serves a read-only view of / on a socket, as long as the context lasts."""
-    view = folder / "view"
-    view.mkdir(exist_ok=True)
-    with _virtiofsd(view, "cache=always") as (path, serve, run_as):
-        run_as(
-            read_only_view(view, [CHECKOUT, cache.folder(), Path(sys.prefix), Path(sys.base_prefix), *needed], serve)
-        )
-        yield path
-
-
-@contextlib.contextmanager
-def _disk(folder: Path) -> Iterator[Path]:
-    """Serves a folder that the guest may write, and that is still there after it has rebooted."""
-    with _virtiofsd(folder / DISK_TAG, "cache=none") as (path, serve, run_as):
-        run_as(serve)
-        yield path
-
-
-@contextlib.contextmanager
-def _virtiofsd(source: Path, cache: str) -> Iterator[tuple[Path, list[str], Callable[[list[str]], None]]]:
-    """A socket, the command that serves `source` on it, and what starts that command; it ends with the context."""
+def _served(source: Path, cache: str, seen: Callable[[list[str]], list[str]]) -> Iterator[Path]:
+    """The socket on which `source` is served, while the context lasts; `seen` changes the command that serves it."""
     binary = tools.find_virtiofsd()
     if binary is None:
         raise KernelTierError("virtiofsd is not installed")
@@ -237,18 +222,14 @@ def _virtiofsd(source: Path, cache: str) -> Iterator[tuple[Path, list[str], Call
         # Listening before the daemon starts: qemu's connect then needs no waiting for a socket to appear.
         listening.bind(str(path))
         listening.listen(1)
-        started: list[subprocess.Popen[bytes]] = []
-
-        def run_as(argv: list[str]) -> None:
-            with source.with_suffix(".log").open("wb") as log:
-                started.append(subprocess.Popen(argv, pass_fds=[listening.fileno()], stdout=log, stderr=log))
-
+        options = f"source={source},{cache},sandbox=chroot"
+        argv = seen([str(binary), f"--fd={listening.fileno()}", "-o", options])
+        with source.with_suffix(".log").open("wb") as log:
+            process = subprocess.Popen(argv, pass_fds=[listening.fileno()], stdout=log, stderr=log)
         try:
-            options = f"source={source},{cache},sandbox=chroot"
-            yield path, [str(binary), f"--fd={listening.fileno()}", "-o", options], run_as
+            yield path
         finally:
-            for process in started:
-                _stop(process)
+            _stop(process)
 
 
 def _qemu(folder: Path, prepared: Prepared, shared: Mapping[str, Path]) -> str:

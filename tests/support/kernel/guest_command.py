@@ -23,7 +23,7 @@ from driver_manager.cli import health_watch, main, reconcile, status  # noqa: F4
 from tests.support.control_plane.api import Api
 from tests.support.control_plane.kubelet import Node, create_node, shown
 from tests.support.control_plane.sweep.effects import Recorder, Surroundings
-from tests.support.kernel.guest_fixtures import DriverRoots, modprobe
+from tests.support.kernel.guest_fixtures import DriverRoots, boot_id, modprobe
 
 RUN_TIMEOUT_S = 280.0  # below the guest's limit on silence: the test says what it waited for
 
@@ -189,10 +189,6 @@ def old_driver(roots: DriverRoots) -> None:
     (STATE.parent / "driver-manager.json").write_text(json.dumps(note))
 
 
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 def assert_given_back(command: Command) -> None:
     """The node has its labels, no journal and no cordon."""
     node = command.node.read()
@@ -208,7 +204,7 @@ def command(tmp_path: Path) -> Iterator[Command]:
     with contextlib.ExitStack() as stack:
         url, ca, token = (os.environ[name] for name in ("GUEST_API_URL", "GUEST_API_CA", "GUEST_ADMIN_TOKEN"))
         api = stack.enter_context(Api(url, Path(ca), token))
-        node = create_node(stack, api, LABELS, boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        node = create_node(stack, api, LABELS, boot_id=boot_id())
         stack.callback(_empty, STATE.parent)
         yield Command(api, node, tmp_path)
 

@@ -60,6 +60,11 @@ class DriverRoots:
         return self[variant] / f"lib/modules/{os.uname().release}/updates/{module}.ko"
 
 
+def boot_id() -> str:
+    require_guest()
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def run(*argv: str | Path) -> Said:
     """Runs a kmod tool in the guest. Raises RuntimeError on any other machine."""
     require_guest()
@@ -102,30 +107,30 @@ def open_files(pid: int) -> list[Path]:
 
 
 @contextlib.contextmanager
-def holding_open(device: Path = DEVICE) -> Iterator[int]:
-    """The id of a process that has `device` open; it is gone, and waited for, at the end."""
-    with device.open("rb") as opened:
+def holding_open() -> Iterator[int]:
+    """The id of a process that has the device open; it is gone, and waited for, at the end."""
+    with DEVICE.open("rb") as opened:
         process = subprocess.Popen(["sleep", "3600"], stdin=opened)
-    with _ended(process):
+    with ended(process):
         yield process.pid
 
 
 @contextlib.contextmanager
-def holding_mapped(device: Path = DEVICE) -> Iterator[int]:
-    """The id of a process that has `device` mapped and no longer open."""
+def holding_mapped() -> Iterator[int]:
+    """The id of a process that has the device mapped and no longer open."""
     program = "import mmap, os, sys; f = os.open(sys.argv[1], os.O_RDWR); m = mmap.mmap(f, mmap.PAGESIZE); os.close(f)"
     # Without its own copies of the file: Python's mmap keeps a duplicate of the descriptor.
     program += "; os.closerange(3, 64); print('mapped', flush=True); sys.stdin.read()"
-    argv = [sys.executable, "-I", "-S", "-c", program, str(device)]
+    argv = [sys.executable, "-I", "-S", "-c", program, str(DEVICE)]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    with _ended(process):
+    with ended(process):
         assert process.stdout is not None
         assert process.stdout.readline() == "mapped\n"
         yield process.pid
 
 
 @contextlib.contextmanager
-def _ended(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> Iterator[None]:
+def ended(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> Iterator[None]:
     try:
         yield
     finally:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from driver_manager.sandbox.host import CLEARED
-from tests.support.kernel.guest_fixtures import COMMAND_TIMEOUT_S, is_loaded, rmmod
+from tests.support.kernel.guest_fixtures import ended, is_loaded, rmmod
 from tests.support.kernel.inside import require_guest
 
 JOURNAL = "rebellions.ai/npu-driver-manager.journal"
@@ -58,7 +58,6 @@ class Machine:
     process: subprocess.Popen[str]
 
     def uses(self) -> str:
-        """The vendor id that it reads from its device."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write("\n")
@@ -107,13 +106,10 @@ def machine(address: str, name: str) -> Iterator[Machine]:
     """A process with the device at `address`, which says that it runs a virtual machine of this name."""
     argv = [sys.executable, "-I", "-S", "-c", _USER, group_of(address), address, "-name", f"guest={name}"]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
+    with ended(process):
         assert process.stdout is not None
         assert process.stdout.readline() == "open\n", "it does not get its device"
         yield Machine(process.pid, process)
-    finally:
-        process.kill()
-        process.communicate(timeout=COMMAND_TIMEOUT_S)
 
 
 def noted() -> dict[str, str]:
@@ -133,7 +129,6 @@ def bus(guest_kernel: None) -> Iterator[None]:
 
 
 def release() -> None:
-    """Take the devices and the neighbour from their drivers, and the driver from the kernel."""
     if is_loaded(NATIVE):
         assert rmmod(NATIVE).status == 0
     for address in (*DEVICES, NEIGHBOUR):

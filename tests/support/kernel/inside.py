@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.kernel.results import NODE_ID_PROPERTY, framed
+from tests.support.kernel.results import GuestCase, framed
 
 MARKER = "driver_manager.guest=1"
 RESULTS_PORT = Path("/dev/ttyS1")
 REBOOT_VARIABLE = "GUEST_REBOOT"
 SHARE_VARIABLE = "GUEST_SHARE"
 """K/N: the share to run of what the guest's tests divide."""
-JUNIT_FILE = Path("/run/driver-manager-guest.xml")
 
 
 def require_guest(command_line: Path = Path("/proc/cmdline")) -> None:
@@ -27,20 +26,30 @@ def require_guest(command_line: Path = Path("/proc/cmdline")) -> None:
         raise RuntimeError(f"not the test guest: {command_line} has no {MARKER}")
 
 
-class NodeIds:
-    """Puts each test's node id into its JUnit case, so that the host need not guess it from the class name."""
+class Cases:
+    """Keeps how each test ends, by its node id; a test whose teardown fails has failed."""
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        item.user_properties.append((NODE_ID_PROPERTY, item.nodeid))
+    def __init__(self) -> None:
+        self.found: dict[str, GuestCase] = {}
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.found[report.nodeid] = GuestCase(failure=report.longreprtext, is_collected=False)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        case = self.found.setdefault(report.nodeid, GuestCase())
+        case.duration_s += report.duration
+        if report.failed:
+            said = (case.failure, report.longreprtext, report.capstdout, report.capstderr)
+            case.failure = "\n".join(filter(None, said))
+        if report.skipped:
+            case.skipped = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
 
 
 def main(node_ids: list[str]) -> int:
     """pytest's exit status; the results are sent only where pytest came to its end."""
     require_guest()
     options = [
-        f"--junit-xml={JUNIT_FILE}",
-        "--override-ini=junit_logging=all",
         # The host's conftest replays results; here the tests themselves run.
         "--confcutdir=tests/system/kernel/guest_tests",
         "-p",
@@ -55,8 +64,9 @@ def main(node_ids: list[str]) -> int:
         # Names each test on the console before it runs: the last one named is where a guest died.
         "-v",
     ]
-    status = pytest.main([*options, *node_ids], plugins=[NodeIds()]) if node_ids else pytest.ExitCode.OK
-    RESULTS_PORT.write_bytes(framed(JUNIT_FILE.read_bytes() if node_ids else b"<testsuites/>"))
+    cases = Cases()
+    status = pytest.main([*options, *node_ids], plugins=[cases]) if node_ids else pytest.ExitCode.OK
+    RESULTS_PORT.write_bytes(framed(cases.found))
     if REBOOT_VARIABLE in os.environ:
         # Last, and in this process, which has imported everything already: nothing here comes back from it.
         from tests.support.kernel.first_boot import ask_for_a_reboot  # noqa: PLC0415  # with all that the command line imports

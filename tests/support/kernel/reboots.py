@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from driver_manager.adapters.kube.transport import AUTHORITY, SERVICE_HOST, SERVICE_PORT, TOKEN_FILE
 from tests.support.control_plane.api import MERGE_PATCH, Api
-from tests.support.kernel.inside import require_guest
+from tests.support.kernel.guest_fixtures import boot_id
 
 DISK = Path("/disk")
 ASKED, OUTCOME = DISK / "asked.json", DISK / "outcome.json"
@@ -35,15 +35,8 @@ CHANGES = {
 }
 
 
-def boot_id() -> str:
-    require_guest()
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 @dataclass(frozen=True)
 class GuestNode:
-    """The guest as a node of the host's API server."""
-
     name: str
     api: Api
 
@@ -52,14 +45,12 @@ class GuestNode:
         return f"/api/v1/nodes/{self.name}"
 
     def tell_ready(self) -> None:
-        """What a kubelet tells after a boot."""
         info = self.api.get(self.path)["status"]["nodeInfo"] | {"bootID": boot_id()}
         status = {"nodeInfo": info, "conditions": [{"type": "Ready", "status": "True"}]}
         self.api.request("PATCH", f"{self.path}/status", {"status": status}, content_type=MERGE_PATCH)
 
 
 def guest_node(name: str) -> GuestNode:
-    """The node, with an administrator's client."""
     url, ca, token = (os.environ[key] for key in ("GUEST_API_URL", "GUEST_API_CA", "GUEST_ADMIN_TOKEN"))
     return GuestNode(name, Api(url, Path(ca), token))
 

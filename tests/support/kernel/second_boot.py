@@ -29,14 +29,13 @@ from tests.support.fakes.builders import PROFILE, observation
 from tests.support.fakes.clock import RecordingReporter
 from tests.support.fakes.plans import CONTAINER
 from tests.support.kernel import vfio_reboot
-from tests.support.kernel.guest_fixtures import DriverRoots, modprobe, rmmod
+from tests.support.kernel.guest_fixtures import DriverRoots, boot_id, modprobe, rmmod
 from tests.support.kernel.reboots import (
     ASKED,
     DISK,
     MARKER,
     OUTCOME,
     RECORD,
-    boot_id,
     environment,
     guest_node,
     lay_account,

@@ -48,7 +48,6 @@ def find_virtiofsd() -> Path | None:
 
 
 def missing() -> list[str]:
-    """What the tier lacks on this machine, one readable line each; empty where it can run."""
     lines = [
         f"{command} (Debian package {package})"
         for command, package in PACKAGE_OF.items()

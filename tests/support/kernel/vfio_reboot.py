@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import json
 import os
-import signal
+import tempfile
 import time
 import uuid
 from pathlib import Path
 from typing import Any
 
 from driver_manager.adapters.kube.transport import SERVICE_ACCOUNT
-from driver_manager.cli import main, reconcile  # noqa: F401  # the command's imports, for its forks
+from driver_manager.cli import reconcile  # noqa: F401  # the command's imports, for its forks
 from tests.support.control_plane.kubelet import node_body
-from tests.support.kernel.guest_command import EDU_PCI_VENDOR, write_profile
-from tests.support.kernel.guest_fixtures import DriverRoots, is_loaded, modprobe
+from tests.support.kernel.guest_command import EDU_PCI_VENDOR, Forked, write_profile
+from tests.support.kernel.guest_fixtures import DriverRoots, boot_id, is_loaded, modprobe
 from tests.support.kernel.guest_vfio import JOURNAL, LABELS, NATIVE, all_on, drivers, override_of, release
-from tests.support.kernel.reboots import DISK, boot_id, guest_node, lay_account, write_json
+from tests.support.kernel.reboots import DISK, guest_node, lay_account, write_json
 
 ASKED = DISK / "vfio.json"
 PATIENCE_S = 150.0
@@ -33,15 +33,15 @@ def leave_half_done(roots: DriverRoots) -> None:
     node = guest_node(name)
     node.api.post("/api/v1/nodes", node_body(name, LABELS, {}, boot_id()))
     had = drivers()
-    pid = _start(name)
+    run = _started(name)
     end_s = time.monotonic() + PATIENCE_S
     while is_loaded(NATIVE) and time.monotonic() < end_s:
         time.sleep(0.01)
-    os.kill(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0)
+    run.kill()
+    code = run.end().code
     metadata = node.api.get(node.path)["metadata"]
     kept = [override_of(one) for one in had]
-    facts = {"had": had, "code": os.waitstatus_to_exitcode(status), "kept": kept}
+    facts = {"had": had, "code": code, "kept": kept}
     write_json(ASKED, {"node": name, **facts, "isTaken": JOURNAL in metadata.get("annotations", {})})
     release()
 
@@ -52,20 +52,20 @@ def finish() -> dict[str, Any]:
     release()
     node = guest_node(asked["node"])
     node.tell_ready()
-    _, status = os.waitpid(_start(node.name), 0)
+    code = _started(node.name).end().code
     found = node.api.get(node.path)
     labels = {key: found["metadata"]["labels"].get(key) for key in LABELS}
     return {
         "before": asked,
-        "code": os.waitstatus_to_exitcode(status),
+        "code": code,
         "isOnVfio": drivers() == all_on("vfio-pci"),
         "hasLabels": labels == LABELS,
         "isTaken": JOURNAL in found["metadata"].get("annotations", {}) or "unschedulable" in found["spec"],
     }
 
 
-def _start(node: str) -> int:
-    """The pid of `reconcile-vfio-state` for the node."""
+def _started(node: str) -> Forked:
+    """`reconcile-vfio-state` for the node."""
     SERVICE_ACCOUNT.mkdir(parents=True, exist_ok=True)
     server = lay_account(Path(os.environ["GUEST_AGENT_KUBECONFIG"]), SERVICE_ACCOUNT)
     profile = Path("/tmp/vfio-reboot.toml")
@@ -78,13 +78,4 @@ def _start(node: str) -> int:
         "PROFILE_FILE": str(profile),
         "LOG_FORMAT": "text",
     }
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            os.environ.clear()
-            os.environ.update(env)
-            code = main.run(["reconcile-vfio-state"])
-        finally:
-            os._exit(code)
-    return pid
+    return Forked(("reconcile-vfio-state",), env, Path(tempfile.mkdtemp()))

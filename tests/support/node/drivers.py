@@ -233,7 +233,6 @@ class Drivers:
         self.api.patch(f"{_SETS}/{self._set['metadata']['name']}", patch, JSON_PATCH)
 
     def window(self) -> Json | None:
-        """The last window that the Node shows, None without one."""
         text = self.machine.kubelet.node()["metadata"].get("annotations", {}).get(LAST_OUTCOME, "{}")
         found: Json | None = json.loads(text).get("window")
         return found
@@ -242,7 +241,6 @@ class Drivers:
         return next(one for one in TAGS if one != self.version)
 
     def pod(self) -> Seen | None:
-        """The driver's pod that is not on its way out."""
         pods = self.api.list(_PODS, labelSelector="app.kubernetes.io/component=rbln-driver")
         alive = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
         if not alive:
@@ -262,7 +260,6 @@ class Drivers:
         return pod
 
     def replace_pod(self) -> None:
-        """Delete the driver's pod, and wait for its successor."""
         old = self.delete_pod()
 
         def replaced() -> bool:
@@ -334,11 +331,9 @@ class Drivers:
         return [one["metadata"]["name"] for one in sets]
 
     def pods(self, name: str) -> list[Json]:
-        """The pods of a DaemonSet, those on their way out too."""
         return self.api.list(_PODS, labelSelector=f"app={name}")
 
     def running(self, name: str) -> list[Json]:
-        """The pods of a DaemonSet that run and are not on their way out."""
         return running(self.pods(name))
 
     def add_operand(self, name: str, line: str, *, grace_s: int = 30, is_privileged: bool = False) -> None:
@@ -358,7 +353,6 @@ class Drivers:
         self._wait(lambda: bool(self.running(name)), f"{name} runs")
 
     def remove_operands(self) -> None:
-        """All of them and their labels, at once."""
         self.open_gate()
         names = self.operand_names()
         for name in names:
@@ -405,7 +399,6 @@ class Drivers:
         return path
 
     def users(self, name: str) -> list[Json]:
-        """The users' pods that run and are not on their way out."""
         return running(self.api.list("/api/v1/namespaces/default/pods", labelSelector=f"app={name}"))
 
     def remove_users(self) -> None:
@@ -416,12 +409,10 @@ class Drivers:
             self._wait(lambda name=name: not self.users(name), f"no pod of {name} runs")  # type: ignore[misc]
 
     def log(self) -> list[Json]:
-        """What the run of the driver's pod has said, each line with its `time`."""
         said = self.machine.kubectl("logs", "-n", NAMESPACE, self.a_pod().name, "-c", MANAGER).stdout
         return [json.loads(line) for line in said.splitlines()]
 
     def wait_said(self, text: str) -> None:
-        """Wait until the run under way has said so."""
         self._wait(lambda: any(text in line["message"] for line in self.log()), f"the run says {text!r}")
 
     def unloaded_at(self) -> float:
@@ -438,7 +429,6 @@ class Drivers:
         (self.gate() / "open").unlink(missing_ok=True)
 
     def gate(self) -> Path:
-        """The folder, as this process reaches it."""
         return self.machine.namespaces.root / GATE.lstrip("/")
 
     def _wait(self, check: Callable[[], bool], what: str) -> None:
@@ -449,7 +439,6 @@ class Drivers:
         self.machine.place.say(what)
 
     def story(self) -> str:
-        """What there is to see, for a test that failed."""
         lines = [self.machine.kubectl("get", "pods,events", "--all-namespaces").stdout]
         node = self.machine.kubelet.node()
         lines += [f"annotations {node['metadata'].get('annotations')}", f"labels {self.labels()}"]
@@ -482,7 +471,6 @@ class OtherTeam:
         return found[0]
 
     def running(self, name: str) -> list[Json]:
-        """The pods of a DaemonSet that run and are not on their way out."""
         return running(self._drivers.api.list(_PODS, labelSelector=f"app={name}"))
 
     def remove(self) -> None:
@@ -515,7 +503,6 @@ class Rollouts:
         wait_until(lambda: self.is_complete(self.status().get("targetRevision", "-")), "the first revision is complete")
 
     def status(self) -> Json:
-        """The object's, empty while it has none."""
         found: Json = self.api.get(f"{_OBJECTS}/driver").get("status", {})
         return found
 
@@ -532,8 +519,6 @@ class Rollouts:
             raise AssertionError(f"{error}\n{self.status()}\n{said}") from error
 
     def wait_new_target(self, old: str) -> str:
-        """The revision that the object has as its target, once that is another one."""
-
         def target() -> str:
             found = str(self.status().get("targetRevision", old))
             return found if found != old else ""
@@ -541,12 +526,10 @@ class Rollouts:
         return wait_until(target, "another target")
 
     def set_env(self, *words: str) -> None:
-        """`kubectl set env` on the driver's DaemonSet."""
         done = self.machine.kubectl("set", "env", f"daemonset/{DAEMON_SET}", "-n", NAMESPACE, *words)
         assert done.returncode == 0, done.stderr
 
     def shown(self) -> str:
-        """What `kubectl driver-rollout status` prints."""
         path = f"PATH={CHECKOUT / '.venv/bin'}:/usr/sbin:/usr/bin:/sbin:/bin"
         config = f"KUBECONFIG={self.machine.plane.kubeconfig('admin')}"
         words = ("kubectl", "driver-rollout", "status", "driver", "-n", NAMESPACE, "--profile", "rebellions")

@@ -26,8 +26,6 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @dataclass(frozen=True)
 class Link:
-    """A symbolic link in a layer."""
-
     target: str
 
 
@@ -189,12 +187,10 @@ class Laid:
     tags: Mapping[str, str] = field(default_factory=lambda: TAGS)
 
     def key(self) -> str:
-        """Of everything in it, and of how it is laid."""
         return cache.key(repr(self), *SOURCES)
 
 
 def with_stand_ins() -> Laid:
-    """What a node on a kernel of others needs: kmod's tools are stand-ins, and so are the drivers."""
     trees = {version: driver_tree(version) for version in TAGS}
     # Its own /sys is a fresh one, and the host's is not there.
     return Laid("driver", trees, stand_ins(), ("SYS_ROOT=/run/rbln/.stand-ins/sys",))

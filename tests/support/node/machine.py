@@ -80,7 +80,6 @@ class Access:
         self.api = Api(f"https://127.0.0.1:{port}", ca, credentials.tokens["admin"])
 
     def policy(self) -> str:
-        """The API version of disruption budgets and evictions that the server has."""
         return releases.policy_of(self.api.get("/apis/policy"))
 
     def kubeconfig(self, role: str, server: str = f"https://127.0.0.1:{PORT}") -> str:
@@ -243,11 +242,9 @@ class ControlPlane(Access):
         self._doorway.__exit__(None, None, None)
 
     def audit_mark(self) -> int:
-        """A place in the audit log: `requests(since=…)` has what came after it."""
         return self._audit_log.stat().st_size
 
     def requests(self, since: int) -> list[AuditRecord]:
-        """What the driver's pods have asked of the API server, in order."""
         return settled(self._audit_log, None, since, CONTROL_PLANE_READY_S)
 
     def be_gone(self, seconds: float) -> None:
@@ -257,7 +254,6 @@ class ControlPlane(Access):
         self.start_server()
 
     def start_server(self) -> None:
-        """Start it again, and wait until it serves."""
         self.server.start()
         self._wait("kube-apiserver ready", lambda: self.api.answers("/readyz"), self.server)
 
@@ -430,7 +426,6 @@ def own_archives() -> list[Path]:
 
 
 def own_plane(namespaces: Namespaces) -> ControlPlane:
-    """The control plane of a node that is its own master."""
     return ControlPlane(namespaces, Path(os.environ[ASSETS_VARIABLE]))
 
 
@@ -476,7 +471,6 @@ class Machine:
         return self.access
 
     def kubectl(self, *words: str, given: str = "") -> subprocess.CompletedProcess[str]:
-        """kubectl on the node, as an administrator."""
         return self.namespaces.run("kubectl", f"--kubeconfig={self._admin}", *words, given=given)
 
 
@@ -486,7 +480,6 @@ def kubelet_program() -> Path:
 
 
 def missing() -> list[str]:
-    """What the tier lacks on this machine, one readable line each; empty where it can run."""
     lines = [f"{one} (Debian package {name})" for one, name in PACKAGE_OF.items() if shutil.which(one) is None]
     if not is_there():
         lines.append(f"network plugins in {CNI_PROGRAMS} (Debian package containernetworking-plugins)")

@@ -24,19 +24,21 @@ from tests.support.kernel.guest import (
 from tests.support.tiers import skip_or_fail
 
 NODE_ID = "tests/system/kernel/guest_tests/test_x.py::test_it"
-PROPERTY = f'<properties><property name="{results.NODE_ID_PROPERTY}" value="{NODE_ID}"/></properties>'
+PASSED = {NODE_ID: results.GuestCase(1.5)}
+TESTS = """
+import pytest
+@pytest.fixture
+def broken():
+    yield
+    raise ValueError("left loaded")
+def test_it(broken): pass
+def test_passes(): pass
+def test_skipped(): pytest.skip("no device")
+"""
 
 
-def _report(*cases: results.GuestCase) -> GuestReport:
-    return GuestReport({case.node_id: case for case in cases}, console="Kernel panic")
-
-
-def _suite(*testcases: str) -> bytes:
-    return f"<testsuites><testsuite>{''.join(testcases)}</testsuite></testsuites>".encode()
-
-
-def test_a_frame_comes_out_as_it_went_in() -> None:
-    assert results.unframed(b"boot noise" + results.framed(b"<x/>\n")) == b"<x/>\n"
+def test_cases_come_out_as_they_went_in() -> None:
+    assert results.parsed(b"boot noise" + results.framed(PASSED)) == PASSED
 
 
 @pytest.mark.parametrize(
@@ -44,39 +46,40 @@ def test_a_frame_comes_out_as_it_went_in() -> None:
     [
         (b"", "no results"),
         (b"Kernel panic", "no results"),
-        (results.BEGIN + b"<testsuites/>", "no end marker"),
-        (results.framed(b"<testsuites/>")[:-1], "checksum"),
-        (results.framed(b"<testsuites/>").replace(b"<testsuites", b"<testsu"), "checksum"),
+        (results.BEGIN + b"{}", "no end marker"),
+        (results.framed(PASSED)[:-1], "checksum"),
+        (results.framed(PASSED).replace(b"test_it", b"test_in"), "checksum"),
     ],
 )
 def test_results_without_begin_end_or_checksum_are_refused(sent: bytes, said: str) -> None:
     with pytest.raises(tools.KernelTierError, match=said):
-        results.unframed(sent)
+        results.parsed(sent)
 
 
-def test_an_error_in_teardown_fails_the_case_that_passed() -> None:
-    passed = f'<testcase time="1.5">{PROPERTY}</testcase>'
-    errored = f'<testcase time="0.5">{PROPERTY}<error>left loaded</error></testcase>'
-    case = results.parsed(_suite(passed, errored))[NODE_ID]
-    assert case == results.GuestCase(NODE_ID, 2.0, failure="left loaded")
-
-
-def test_a_module_that_the_guest_cannot_import_is_an_error_with_its_text() -> None:
-    with pytest.raises(tools.KernelTierError, match=r"(?s)test_x.*ImportError"):
-        results.parsed(_suite('<testcase classname="test_x"><error>ImportError</error></testcase>'))
+def test_a_case_is_kept_as_it_ends_and_a_module_that_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "test_x.py").write_text(TESTS)
+    (tmp_path / "test_y.py").write_text("import no_such_module")
+    options = ["-p", "no:cacheprovider", "--continue-on-collection-errors", "--rootdir", str(tmp_path)]
+    pytest.main([*options, str(tmp_path)], plugins=[cases := inside.Cases()])
+    teardown, passed, skipped = (cases.found[f"test_x.py::test_{name}"] for name in ("it", "passes", "skipped"))
+    assert ("left loaded" in teardown.failure, passed.failure, "no device" in skipped.skipped) == (True, "", True)
+    with pytest.raises(tools.KernelTierError, match=r"(?s)test_y.*no_such_module"):
+        results.parsed(results.framed(cases.found))
 
 
 @pytest.mark.parametrize(
     ("case", "outcome", "said"),
     [
-        (results.GuestCase(NODE_ID, 1.0, failure="assert 1 == 2"), pytest.fail, "assert 1 == 2"),
-        (results.GuestCase(NODE_ID, 0.0, skipped="no device"), pytest.skip, "no device"),
-        (results.GuestCase("another", 0.0), pytest.fail, r"(?s)did not report.*Kernel panic"),
+        ({NODE_ID: results.GuestCase(1.0, failure="assert 1 == 2")}, pytest.fail, "assert 1 == 2"),
+        ({NODE_ID: results.GuestCase(skipped="no device")}, pytest.skip, "no device"),
+        ({}, pytest.fail, r"(?s)did not report.*Kernel panic"),
     ],
     ids=["failed", "skipped", "not reported"],
 )
-def test_a_case_ends_as_it_did_in_the_guest_and_no_other_does(case: results.GuestCase, outcome: Any, said: str) -> None:
-    report = _report(case, results.GuestCase("other", 1.0))
+def test_a_case_ends_as_it_did_in_the_guest_and_no_other_does(
+    case: dict[str, results.GuestCase], outcome: Any, said: str
+) -> None:
+    report = GuestReport({**case, "other": results.GuestCase(1.0)}, console="Kernel panic")
     replaying("other")(report)
     with pytest.raises(outcome.Exception, match=said):
         replaying(NODE_ID)(report)

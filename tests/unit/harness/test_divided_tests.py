@@ -11,7 +11,7 @@ from tests.support.control_plane.fault_kinds import KINDS, Asked, cells
 from tests.support.control_plane.foreign_edits import HANDS, WAITS, plays
 from tests.support.control_plane.sweep import sweeping
 from tests.support.control_plane.sweep.scene import PATHS, Effect, Place
-from tests.support.control_plane.sweep.sweeping import Figures, Judged, Outcome, Recording, points
+from tests.support.control_plane.sweep.sweeping import Outcome, Recording, points
 from tests.support.selection import Share
 
 ASKED = {
@@ -75,15 +75,3 @@ def test_the_shares_of_the_edits_by_others_are_every_pair_of_wait_and_hand_once(
     parts = [[(wait.name, hand.name) for wait, hands in plays(share) for hand in hands] for share in shares(count)]
     assert sorted(pair for part in parts for pair in part) == sorted(every)
     assert all(parts)
-
-
-def test_figures_count_every_kill_and_name_the_share() -> None:
-    figures = Figures()
-    for recording in recordings():
-        kills = [Judged(recording.path, point, {"lost labels": ["a"]}, 0) for point in points(recording, Share())]
-        figures.add(recording, kills, 0.0)
-    said, lost = figures.lines()
-    assert said.startswith(
-        "share 1/1 of the kills: 354 effects on 15 paths: killed 1077 times, with a reboot after 369"
-    )
-    assert lost == "1077 lost labels"

@@ -1,21 +1,14 @@
-"""The runner of `scripts/test`: every test belongs to one part, a failure is never lost, and an interrupt ends all."""
+"""The runner of `scripts/test`: every test belongs to one part, and no failure and no skipped test is lost."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.support import runner
 from tests.support.runner import QUICK, RELEASE, SUBMISSION, Part, Result, Running
+from tests.support.tiers import skip_or_fail
 
 TESTS = Path(__file__).parents[2]
 PYTHONS = {"3.12": ".venv-3.12/bin/python", "3.13": ".venv-3.13/bin/python"}
@@ -23,16 +16,9 @@ PYTHONS = {"3.12": ".venv-3.12/bin/python", "3.13": ".venv-3.13/bin/python"}
 
 @pytest.fixture
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the parts of a test have their logs."""
     monkeypatch.setattr(runner, "LOGS", tmp_path)
-    monkeypatch.setattr(runner, "RECORD", tmp_path / "release.json")
     monkeypatch.setattr(runner, "CHECKOUT", tmp_path)
     return tmp_path
-
-
-def shell(name: str, script: str) -> Part:
-    """A part that is a line of shell."""
-    return Part(name, argv=("sh", "-c", script))
 
 
 @pytest.mark.parametrize("run", [SUBMISSION, RELEASE])
@@ -77,18 +63,14 @@ def test_the_closing_line_is_counted(text: str, counts: dict[str, int]) -> None:
     assert Result("it", 0, runner.closing_line(text)).counts == counts
 
 
-def test_parts_of_a_lane_follow_each_other_and_lanes_run_at_once(logs: Path) -> None:
-    meet = "touch {0}; for _ in $(seq 600); do [ -e {1} ] && exit 0; sleep 0.1; done; exit 1"
-    running = Running(QUICK)
-    lanes = [[shell("a", meet.format("a", "c")), shell("b", "[ -e a ]")], [shell("c", meet.format("c", "a"))]]
-    runner.together(running, lanes)
-    assert {result.part: result.status for result in running.results} == {"a": 0, "b": 0, "c": 0}
-
-
 def test_a_part_that_fails_or_dies_is_printed_and_decides(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     running = Running(QUICK)
-    bad = shell("bad", "echo it is broken; echo '1 failed, 2 passed in 0.1s'; exit 1")
-    runner.together(running, [[bad, shell("good", "echo 3 passed in 0.1s"), shell("dies", "kill -9 $$")]])
+    scripts = {
+        "bad": "echo it is broken; echo '1 failed, 2 passed in 0.1s'; exit 1",
+        "good": "echo 3 passed in 0.1s",
+        "dies": "kill -9 $$",
+    }
+    runner.together(running, [[Part(name, argv=("sh", "-c", script)) for name, script in scripts.items()]])
     assert runner.report(running.results, 1.0) == runner.report(running.results[2:], 1.0) == 1
     said = capsys.readouterr().out
     assert "it is broken" in said
@@ -104,100 +86,11 @@ def test_a_skipped_test_fails_in_ci(ci: str, status: int, logs: Path, monkeypatc
     assert runner.report([Result("it", 0, "1 passed, 1 skipped in 0.1s")], 1.0) == status
 
 
-def test_an_interrupt_ends_every_process_of_every_part(logs: Path) -> None:
-    running = Running(QUICK)
-    parts = [[shell(name, f"sleep 600 & echo $! >{name}.pid; wait"), shell("never", "true")] for name in "ab"]
-    threads = [threading.Thread(target=running.lane, args=(lane,)) for lane in parts]
-    for thread in threads:
-        thread.start()
-    files = [logs / "a.pid", logs / "b.pid"]
-    while not all(file.exists() and file.read_text().endswith("\n") for file in files):
-        time.sleep(0.01)
-    pids = [int(file.read_text()) for file in files]
-    running.stop()
-    for thread in threads:
-        thread.join()
-    assert running.results == []
-    assert not [pid for pid in pids if is_running(pid)]
-
-
-def is_running(pid: int) -> bool:
-    """True if the process exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-@pytest.mark.submission
-def test_an_interrupted_run_says_so_and_leaves_nothing(logs: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from tests.support import runner\n"
-        f"runner.LOGS = runner.CHECKOUT = Path({str(logs)!r})\n"
-        "runner.lacking = dict\n"
-        "runner.LINT = runner.Part('sleep', argv=('sh', '-c', 'echo $$ >pid; exec sleep 600'))\n"
-        "sys.exit(runner.whole('quick', [], None))\n"
-    )
-    argv = [sys.executable, "-c", code]
-    with subprocess.Popen(argv, cwd=TESTS.parent, stderr=subprocess.PIPE, text=True) as process:
-        while process.poll() is None and not ((logs / "pid").exists() and (logs / "pid").read_text()):
-            time.sleep(0.01)
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate()
-    assert (process.returncode, said) == (runner.INTERRUPTED, "test: interrupted\n")
-    assert not is_running(int((logs / "pid").read_text()))
-
-
-def in_git(folder: Path, *words: str) -> None:
-    identity = {f"GIT_{who}_{what}": "x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, env={**os.environ, **identity})
-
-
-def test_a_release_goes_on_after_the_parts_that_have_passed_at_this_commit(logs: Path) -> None:
-    in_git(logs, "init", "-q")
-    (logs / ".gitignore").write_text("*.json\n")
-    in_git(logs, "add", ".gitignore")
-    in_git(logs, "commit", "-q", "-m", "one")
-    runner.record([Result("unit", 0, "1 passed in 2.0s", 2.0, 3.0), Result("node", 1)])
-    assert runner.earlier() == {"unit": Result("unit", 0, "1 passed in 2.0s", 2.0, 3.0)}
-    runner.record([Result("node", 0)])
-    assert runner.earlier().keys() == {"unit", "node"}
-    (logs / ".gitignore").write_text("*.json\n# changed\n")
-    assert runner.earlier() == {}
-    in_git(logs, "commit", "-q", "-a", "-m", "two")
-    assert runner.earlier() == {}
-    (logs / "release.json").write_text(json.dumps([])[:1])
-    assert runner.earlier() == {}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "wanted"),
-    [
-        ("", ("quick", [], None)),
-        ("--all", ("submission", [], None)),
-        ("--release", ("release", [], None)),
-        ("--part sweep --share 1/3", ("release", ["sweep"], "1/3")),
-        ("--all --share 2/3", ("submission", [], "2/3")),
-    ],
-)
-def test_the_arguments_name_a_run(
-    arguments: str, wanted: tuple[str, list[str], str | None], logs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[object] = []
-
-    def whole(*words: object) -> int:
-        asked.append(words)
-        return 0
-
-    monkeypatch.setattr(runner, "whole", whole)
-    assert runner.main(arguments.split()) == 0
-    assert asked == [wanted]
-
-
-@pytest.mark.parametrize("arguments", [["--all", "tests/unit"], ["--all", "--release"], ["--release", "-x"]])
-def test_a_whole_run_takes_no_tests(arguments: Sequence[str], logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert runner.main(arguments) == 2
-    assert capsys.readouterr().err
+def test_what_a_test_needs_skips_it_and_fails_it_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    for ci, outcome in (("", pytest.skip.Exception), ("true", pytest.fail.Exception)):
+        monkeypatch.setenv("CI", ci)
+        with pytest.raises(outcome, match="no cpio"):
+            skip_or_fail("no cpio")
 
 
 def test_an_unknown_part_is_refused_with_the_names_that_exist(

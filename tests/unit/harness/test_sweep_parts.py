@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from driver_manager.profiles import builtin
-from driver_manager.sandbox.host import HostTree
 from tests.support.control_plane.faults import ApiRequest, Exchange
-from tests.support.control_plane.runner import JOURNAL, NEW_ROOT, lighten
+from tests.support.control_plane.runner import JOURNAL
 from tests.support.control_plane.sweep.effects import Surroundings, effect_of
 from tests.support.control_plane.sweep.scene import Effect, Place, recorded, uncovered
 from tests.support.control_plane.sweep.sweeping import Outcome, judge
@@ -65,68 +59,6 @@ WRITE, READ = os.O_WRONLY | os.O_CREAT, os.O_RDONLY
 )
 def test_what_is_not_known_to_change_nothing_is_an_effect(event: str, args: tuple[Any, ...], effect: str) -> None:
     assert effect_of(event, args, AROUND) == effect
-
-
-@pytest.mark.parametrize(
-    ("argv", "effect"), [([], ""), (["/bin/sleep", "60"], "os.kill ({pid}, 9)")], ids=["a copy of us", "a tool"]
-)
-def test_the_end_of_our_own_copy_is_no_effect_and_that_of_a_tool_is(argv: list[str], effect: str) -> None:
-    pid = os.fork()
-    if pid == 0:
-        if argv:
-            os.execv(argv[0], argv)  # noqa: S606  # a tool in the place of the copy
-        signal.pause()
-    words = b"".join(os.fsencode(word) + b"\0" for word in argv) or Path("/proc/self/cmdline").read_bytes()
-    try:
-        while Path(f"/proc/{pid}/cmdline").read_bytes() != words:  # none at all while it becomes the tool
-            pass
-        assert effect_of("os.kill", (pid, 9), AROUND) == effect.format(pid=pid)
-        assert effect_of("os.killpg", (pid, 9), AROUND) == effect.format(pid=pid).replace("kill", "killpg")
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        ended = [effect_of(event, (pid, 9), AROUND) for event in ("os.kill", "os.killpg")]
-        os.waitpid(pid, 0)
-    assert ended == ["", ""], "nothing is left to be changed"
-
-
-THREE_WRITES = """
-import os, sys
-from driver_manager.adapters.process.forked import lines_within
-from tests.support.control_plane.sweep.effects import Recorder, Surroundings
-
-def write(name):
-    os.close(os.open(name, os.O_WRONLY | os.O_CREAT))
-    return [name]
-
-host, kill_at, after = sys.argv[1:]
-own = f"{host}-own"
-recorder = Recorder(Surroundings(host, own, own), f"{own}/effects", int(kill_at), after=bool(after))
-sys.addaudithook(recorder)
-write(f"{host}/a")
-lines_within(60.0, lambda: write(f"{host}/b"))
-write(f"{host}/c")
-recorder.end()
-"""
-"""The second of its writes is done by a copy of the process, which closes whatever it has inherited."""
-
-
-@pytest.mark.parametrize(
-    ("kill_at", "after", "done"),
-    [(-1, "", "abc"), (0, "yes", "a"), (1, "", "a"), (1, "yes", "ab"), (2, "", "ab"), (2, "yes", "abc")],
-)
-def test_what_a_copy_of_the_process_does_is_an_effect_and_both_die_there(
-    tmp_path: Path, kill_at: int, after: str, done: str
-) -> None:
-    host, own = tmp_path / "host", tmp_path / "host-own"
-    host.mkdir()
-    own.mkdir()
-    argv = [sys.executable, "-c", THREE_WRITES, str(host), str(kill_at), after]
-    ended = subprocess.run(argv, capture_output=True, text=True, timeout=150, check=False)
-    assert ended.returncode == (0 if kill_at < 0 else -signal.SIGKILL), ended.stderr
-    assert "".join(sorted(path.name for path in host.iterdir())) == done
-    noted = [json.loads(line)[1] for line in (own / "effects").read_text().splitlines()]
-    assert noted == [f"write /{name}" for name in done]
 
 
 def test_a_name_in_an_open_folder_and_the_name_of_an_open_file_are_found(tmp_path: Path) -> None:
@@ -246,40 +178,3 @@ def test_an_administrators_edit_wins_and_an_uncovered_effect_is_a_failure() -> N
 def test_a_client_is_restarted_once_for_the_driver_of_each_boot() -> None:
     for restarts in ((0, 1), (1, 1)):
         assert found(SOUND, replace(SOUND, restarts={"exporter": restarts})) == []
-
-
-def said(tree: HostTree, *argv: str) -> tuple[int, str, str]:
-    path = f"{tree.bin}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(argv, env={"PATH": path}, capture_output=True, text=True, timeout=150, check=False)
-    return done.returncode, done.stdout, done.stderr
-
-
-@pytest.mark.submission
-def test_the_light_tools_say_what_the_sandboxs_say(tmp_path: Path) -> None:
-    tree = HostTree(tmp_path / "host", tmp_path / "bin", builtin()["rebellions"])
-    tree.build()
-    tree.add_driver(NEW_ROOT, "2.0.1")
-    root = tree.root / NEW_ROOT.lstrip("/")
-    module = str(next(root.rglob("rebellions.ko")))
-    core = module.replace("rebellions.ko", "rebellions_core.ko")
-    depends = ("modprobe", "--show-depends", "--dirname", str(root), "--set-version", "6.1.0-sandbox", "--")
-    asked = (
-        *(("modinfo", path) for path in (module, core)),
-        (*depends, "absent"),
-        ("modprobe", "--dump-modversions", module),
-        (str(root / "usr/bin/rbln-smi"), "-j"),
-    )
-    empty = [said(tree, *argv) for argv in asked]
-    tree.load(NEW_ROOT)
-    loaded = [said(tree, *argv) for argv in asked]
-    lighten(tree)
-    lighten(tree)
-    assert [said(tree, *argv) for argv in asked] == loaded
-    assert said(tree, *depends, "rebellions") == (0, "", "")
-    assert said(tree, "modinfo", "/absent")[0] == 1
-    assert said(tree, "rmmod", "rebellions")[0] == 0
-    assert [said(tree, *argv) for argv in asked] == empty
-    assert said(tree, "modprobe", "--dirname", str(root), "--set-version", "6.1.0-sandbox", "rebellions")[0] == 0
-    assert tree.driver_version == "2.0.1"
-    tree.add_driver(NEW_ROOT, "2.0.2", modules={"rebellions": ("rebellions_core", "rebellions_bus")})
-    assert said(tree, "modinfo", module) == said(tree, "modinfo-itself", module)

@@ -72,7 +72,6 @@ def _outside_of_fences(text: str, change: Callable[[str], str]) -> str:
 
 
 def listed(nav: Any) -> Iterator[str]:
-    """The pages that a navigation names."""
     if isinstance(nav, str):
         yield nav
     elif isinstance(nav, Mapping):
@@ -112,7 +111,6 @@ def _ran(*argv: str) -> str:
 
 
 def integrity(package: bytes) -> str:
-    """The hash of a package as npm writes it."""
     return "sha512-" + base64.b64encode(hashlib.sha512(package).digest()).decode()
 
 

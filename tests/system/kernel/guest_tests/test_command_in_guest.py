@@ -24,10 +24,16 @@ from tests.support.kernel.guest_command import (
     VIRTIO_PCI_VENDOR,
     Command,
     assert_given_back,
-    boot_id,
     old_driver,
 )
-from tests.support.kernel.guest_fixtures import DriverRoots, holding_mapped, holding_open, is_loaded, module_fact
+from tests.support.kernel.guest_fixtures import (
+    DriverRoots,
+    boot_id,
+    holding_mapped,
+    holding_open,
+    is_loaded,
+    module_fact,
+)
 
 pytestmark = [pytest.mark.usefixtures("guest_kernel"), pytest.mark.release]
 

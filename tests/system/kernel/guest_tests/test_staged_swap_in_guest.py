@@ -14,8 +14,8 @@ import pytest
 from driver_manager.domain.host import RECORD, decode_staged
 from tests.support.control_plane.kubelet import create_operands
 from tests.support.kernel.driver_roots import NEW_VERSION, OLD_VERSION
-from tests.support.kernel.guest_command import STATE, Command, assert_given_back, boot_id
-from tests.support.kernel.guest_fixtures import DriverRoots, modprobe, module_fact, say
+from tests.support.kernel.guest_command import STATE, Command, assert_given_back
+from tests.support.kernel.guest_fixtures import DriverRoots, boot_id, modprobe, module_fact, say
 from tests.support.kernel.inside import SHARE_VARIABLE
 from tests.support.selection import Share, parsed
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.kernel.guest_command import Command, boot_id
-from tests.support.kernel.guest_fixtures import DriverRoots, is_loaded, modprobe, module_fact, rmmod, run
+from tests.support.kernel.guest_command import Command
+from tests.support.kernel.guest_fixtures import DriverRoots, boot_id, is_loaded, modprobe, module_fact, rmmod, run
 
 pytestmark = pytest.mark.usefixtures("guest_kernel")
 
