@@ -7,6 +7,7 @@ from enum import Enum
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from driver_manager.domain.baseline import Baseline
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.host import Holder, Host
@@ -38,8 +39,8 @@ class Observation(Struct, frozen=True):
     cgroup our process is, "" if unknown. `has_unread_claims`: pods hold claims that the program may not read; a run
     evicts no pod because of them. `at` is the time of the reading. `group_holders` have an IOMMU group open that a run
     is about to give to virtual machines or to take back. `refused` are the fields of the node's journal that `journal`
-    omits. `left` are host records of ended runs that the node's journal does not name; `journal` includes what they
-    have to undo.
+    omits. `baseline` is what the new driver will be compared with, None if no driver is replaced. `left` are host
+    records of ended runs that the node's journal does not name; `journal` includes what they have to undo.
     """
 
     node: Node
@@ -60,6 +61,7 @@ class Observation(Struct, frozen=True):
     group_holders: tuple[Holder, ...] = ()
     refused: tuple[Refused, ...] = ()
     left: tuple[HostRecord, ...] = ()
+    baseline: Baseline | None = None
 
     @property
     def is_resumed(self) -> bool:

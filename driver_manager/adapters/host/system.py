@@ -41,13 +41,14 @@ from driver_manager.adapters.host.modules import (
     set_firmware_path,
     unload_module,
 )
-from driver_manager.adapters.host.notes import read_marker, remove_marker
+from driver_manager.adapters.host.notes import read_baseline, read_marker, remove_marker
 from driver_manager.adapters.host.pci import DeviceEvents, pci_devices, read_bus
-from driver_manager.adapters.host.probe import probe_command
+from driver_manager.adapters.host.probe import probe_command, with_devices
 from driver_manager.adapters.host.slots import look, may_have_slots, warm
 from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, run
 from driver_manager.core.ports_base import Clock
 from driver_manager.domain import host_record
+from driver_manager.domain.baseline import Baseline
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ManagerError, ModuleFailed, ModuleStuck, OwnedElsewhere
 from driver_manager.domain.health.parsers import parse
@@ -594,13 +595,19 @@ class LinuxHost:
 
     def probe(self, root: str, deadline: Deadline) -> ProbeResult:
         probe = self._profile.probe
-        if probe is None:
-            return ProbeResult(Health.UNKNOWN, "the profile has no probe")
-        command = probe_command(self._files, probe, root)
-        if command is None:
-            return ProbeResult(Health.UNKNOWN, f"{probe.tool} is not in {root}")
-        result = run(command.argv, timeout_s=deadline.bound(probe.timeout_s), env=command.env)
-        return parse(probe.parser, result.status, result.out, result.last_line, err=result.err)
+        command = probe_command(self._files, probe, root) if probe is not None else None
+        if probe is None or command is None:
+            why = f"{probe.tool} is not in {root}" if probe is not None else "the profile has no probe"
+            return with_devices(self._roots, self._profile, lambda _: ProbeResult(Health.UNKNOWN, why))
+        ran = run(command.argv, timeout_s=max(probe.timeout_s, deadline.left()), env=command.env)
+        return with_devices(
+            self._roots,
+            self._profile,
+            lambda present: parse(probe, ran.status, ran.out, ran.last_line, present, err=ran.err),
+        )
+
+    def baseline(self) -> Baseline | None:
+        return read_baseline(self._files, self._profile.paths, boot_id(self._roots))
 
     def unmount(self, mount_point: str, deadline: Deadline) -> None:
         """See the port. Detaches a busy mount lazily: only the processes that use it keep the old view."""

@@ -13,9 +13,10 @@ from typing import assert_never
 from driver_manager.core.pods import Evictor, progress_logged
 from driver_manager.core.swap.node import RunContext
 from driver_manager.domain import events
+from driver_manager.domain.baseline import AS_BEFORE, of_new_driver
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import DriverBusy, ManagerError, ModuleBusy, ModuleFailed, ModuleStuck, OwnedElsewhere
-from driver_manager.domain.host import UNREAD, DriverSource, Health, Module, process_blocker
+from driver_manager.domain.host import UNREAD, DriverSource, Health, Module, ProbeResult, process_blocker
 from driver_manager.domain.node import Pod
 from driver_manager.domain.outage import OutagePart
 from driver_manager.domain.pci import Binding, PciFunction, encode_bindings, is_vfio
@@ -341,8 +342,8 @@ UNLOAD_S = 90.0
 LOAD_S = 600.0
 """Seconds for a whole tree, in which each module may take long."""
 
-PROBE_MORE_S = 30.0
-"""What a probe's end may take beyond its own timeout."""
+SLOW_POLL_S = 2.0
+"""Seconds between two samples of a device that is not ready yet."""
 
 PARAMETERS_S = 10.0
 EVIDENCE_S = 10.0
@@ -422,7 +423,7 @@ class DriverSwap:
             return ()
         loaded_from = self._slots.old_source
         root = loaded_from.root if loaded_from is not None else situation.profile.paths.driver_root
-        return self._context.ports.host.probe(root, self._context.soon(PROBE_MORE_S + probe.timeout_s)).busy
+        return self._context.ports.host.probe(root, self._context.soon(probe.timeout_s)).busy
 
     def _until_unused(self, free_by: Deadline, apart: frozenset[str]) -> None:
         ports, said = self._context.ports, ""
@@ -568,16 +569,33 @@ class DriverSwap:
                 f"driver {source.version} is loaded, but no device node appeared within {DEVICE_NODES_S:g} s",
                 "Look at the kernel log (dmesg) for what the driver reports about the device.",
             )
-        probe = self._context.situation.profile.probe
-        result = host.probe(source.root, self._context.soon(PROBE_MORE_S + (probe.timeout_s if probe else 0.0)))
+        result = self._settled(source.root)
         if result.health is Health.UNHEALTHY:
             raise ModuleFailed(
                 f"driver {source.version} is loaded, but its probe reports: {result.reason}",
                 "Look at the kernel log (dmesg) and run the vendor's tool by hand.",
             )
+        for device in result.devices:
+            if AS_BEFORE in device.reason:
+                self._context.ports.reporter.warn(f"{device.name} is {device.reason}")
         note = "" if result.health is Health.HEALTHY else f"; not probed: {result.reason}"
         self._context.ports.reporter.info(f"driver {source.version or '(no version)'} is loaded{note}")
         self._has_loaded = True
+
+    def _settled(self, root: str) -> ProbeResult:
+        """The probe of the driver that was just loaded, compared with the baseline, once its devices are ready.
+
+        A device that is still not ready after the profile's `settle_s` is unhealthy.
+        """
+        situation, host, clock = self._context.situation, self._context.ports.host, self._context.ports.clock
+        before = situation.obs.baseline or host.baseline()
+        settled_by = self._context.soon(situation.profile.probe.settle_s if situation.profile.probe else 0.0)
+        while True:
+            result = of_new_driver(host.probe(root, settled_by), before)
+            if not result.is_slow or settled_by.is_over:
+                return result
+            self._context.ports.reporter.info(f"not ready yet: {result.reason}; at most {settled_by.left():.0f} s more")
+            clock.sleep(settled_by.bound(SLOW_POLL_S))
 
     def afterwards(self) -> None:
         """After the release, warn of parameters that the new driver lacks or sets otherwise."""

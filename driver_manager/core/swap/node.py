@@ -15,6 +15,7 @@ from driver_manager.core.node import patch_until_current
 from driver_manager.core.ports import HostSystem, PciDevices, Ports
 from driver_manager.core.ports_base import Clock, Reporter
 from driver_manager.domain import events, host_record, node_state
+from driver_manager.domain.baseline import encode as encode_baseline
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import (
     ApiUnavailable,
@@ -648,6 +649,7 @@ class NodeSteps:
         journal, change = self._with_step(step.journal, step.change, step)
         try:
             with self._context.fence.taking(journal.owner):
+                self._record_baseline()
                 lock.record(journal)
                 # Before it is done: a patch whose answer is lost may have been applied.
                 lock.acquired(journal)
@@ -658,6 +660,12 @@ class NodeSteps:
         except (Conflict, OwnedElsewhere):  # the node turns out to be another run's, or to have changed
             ports.log.disturbed_nothing()
             raise
+
+    def _record_baseline(self) -> None:
+        """Write the baseline of this swap before anything is changed; a run that resumes keeps what is there."""
+        obs, paths = self._context.situation.obs, self._context.situation.profile.paths
+        if obs.baseline is not None and not obs.is_resumed:
+            self._context.ports.host.write_text(paths.baseline, encode_baseline(obs.baseline), is_secret=True)
 
     def rewrite(self, step: Step, longer: Callable[[Node, Journal], tuple[Journal, NodeChange]]) -> Node | None:
         """The Node with a longer journal, None if it is not longer. Raises OwnedElsewhere, and as a patch does."""

@@ -17,6 +17,7 @@ from driver_manager.core.swap.driver import DeviceSteps, DriverRoot, DriverSlots
 from driver_manager.core.swap.node import Fence, NodeLock, NodeSteps, RebootRequests, RunContext, StateWriter
 from driver_manager.core.swap.pods import Handoff, PodEviction, Then, Waits
 from driver_manager.domain import events
+from driver_manager.domain.baseline import Baseline
 from driver_manager.domain.deadline import Deadline, Moment
 from driver_manager.domain.errors import (
     ApiRefused,
@@ -33,7 +34,7 @@ from driver_manager.domain.errors import (
     StandingDown,
     Terminated,
 )
-from driver_manager.domain.host import UNREAD, Holder, Host, encode_failure, pod_blocker
+from driver_manager.domain.host import UNREAD, Holder, Host, Module, encode_failure, pod_blocker
 from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, Owner, Refused
 from driver_manager.domain.node import Claim, Node, Pod, PodList, is_this_host
@@ -48,7 +49,7 @@ from driver_manager.domain.pods.journal_check import (
     without_commands,
 )
 from driver_manager.domain.pods.workloads import PodAction, named, names_of_claims, namespaces_with_claims, with_action
-from driver_manager.domain.profile import Profile, users_of
+from driver_manager.domain.profile import Profile, driver_version, has_root, users, users_of
 from driver_manager.domain.swap.eviction import HOLDERS, STUCK
 from driver_manager.domain.swap.node_patches import decoded_journal
 from driver_manager.domain.swap.planner import plan, wants_users
@@ -348,7 +349,42 @@ def read_holders(situation: Situation, ports: Ports) -> Situation:
     for holder in holders:
         if holder.how == UNREAD:
             ports.reporter.warn(str(holder))
-    return replace(situation, obs=replace(obs, claims=claims or (), holders=holders, has_unread_claims=claims is None))
+    obs = replace(obs, claims=claims or (), holders=holders, has_unread_claims=claims is None)
+    return _with_baseline(replace(situation, obs=obs), ports)
+
+
+def _with_baseline(situation: Situation, ports: Ports) -> Situation:
+    """With what the new driver will be compared with: the record of an earlier run that this one resumes, or a look.
+
+    The look takes as long as the vendor's tool.
+    """
+    obs, host, profile = situation.obs, situation.host, situation.profile
+    if situation.policy.mode is Mode.VFIO:
+        return situation
+    found = ports.host.baseline() if obs.is_resumed else None
+    if found is None and obs.baseline is None and has_root(host.modules, profile.modules):
+        root = host.previous_source.root if host.previous_source is not None else profile.paths.driver_root
+        probe_s = profile.probe.timeout_s if profile.probe is not None else 0.0
+        result = ports.host.probe(root, Deadline.after(probe_s, ports.clock.monotonic))
+        found = Baseline(
+            host.boot_id,
+            driver_version(host.modules),
+            result.health,
+            result.reason,
+            result.devices,
+            result.served,
+            result.on_bus or {},
+            host.parameters,
+            host.active_services,
+            {name: _users(module, obs.holders) for name, module in host.modules.items() if users(module)},
+        )
+    return replace(situation, obs=replace(obs, baseline=found or obs.baseline))
+
+
+def _users(module: Module, holders: Iterable[Holder]) -> str:
+    """The users of a module, as text: their number and the processes that are known."""
+    known = several(map(str, holders), "; ")
+    return f"{users(module)} user(s)" + (f": {known}" if known else "")
 
 
 def observe(  # noqa: PLR0913  # the facts that become one value here
