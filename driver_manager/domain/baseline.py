@@ -93,6 +93,10 @@ def of_new_driver(result: ProbeResult, before: Baseline | None) -> ProbeResult:
         ]
     is_unknown = before.health is Health.UNKNOWN and not before.devices
     compared = _without_excused(result, before, (), excuses_all=is_unknown)
+    # Without a bad device the tool itself failed, which it may have done before as well.
+    had_failed = before.health is Health.UNHEALTHY and not any(map(_rank, before.devices))
+    if compared.health is Health.UNHEALTHY and not any(map(_rank, compared.devices)) and had_failed:
+        compared = replace(compared, health=Health.HEALTHY, reason=f"{result.reason}, {AS_BEFORE}", is_slow=False)
     return _with_lost(compared, (*lost, *_left_bus(result, before.served)))
 
 
@@ -144,17 +148,10 @@ def _without_excused(
         return replace(one, health=Health.HEALTHY, reason=f"{one.reason}, {why}")
 
     devices = tuple(map(excused, result.devices))
-    was_bad = any(one.health is Health.UNHEALTHY for one in result.devices)
-    is_bad = any(one.health is Health.UNHEALTHY for one in devices)
-    if result.health is not Health.UNHEALTHY or is_bad:
+    if not any(map(_rank, result.devices)) or any(map(_rank, devices)):
         return replace(result, devices=devices)
-    # No device is worse. Without a bad device the tool itself failed, which it may have done before as well.
-    had_failed = before.health is Health.UNHEALTHY and not any(map(_rank, before.devices))
-    if not was_bad and not (had_failed and not served):
-        return result
     remarks = [f"{new.name} is {new.reason}" for new, old in zip(devices, result.devices, strict=True) if new != old]
-    reason = "; ".join(remarks) or f"{result.reason}, {AS_BEFORE}"
-    return replace(result, health=Health.HEALTHY, reason=reason, devices=devices, is_slow=False)
+    return replace(result, health=Health.HEALTHY, reason="; ".join(remarks), devices=devices, is_slow=False)
 
 
 def _with_lost(result: ProbeResult, lost: Iterable[DeviceVerdict]) -> ProbeResult:

@@ -39,7 +39,7 @@ class Observation(Struct, frozen=True):
     cgroup our process is, "" if unknown. `has_unread_claims`: pods hold claims that the program may not read; a run
     evicts no pod because of them. `at` is the time of the reading. `group_holders` have an IOMMU group open that a run
     is about to give to virtual machines or to take back. `refused` are the fields of the node's journal that `journal`
-    omits. `baseline` is what the new driver will be compared with, None if no driver is replaced. `left` are host
+    omits. `baseline` is what the new driver will be compared with, None unless this run begins a swap. `left` are host
     records of ended runs that the node's journal does not name; `journal` includes what they have to undo.
     """
 

@@ -662,9 +662,9 @@ class NodeSteps:
             raise
 
     def _record_baseline(self) -> None:
-        """Write the baseline of this swap before anything is changed; a run that resumes keeps what is there."""
+        """Write the baseline of this swap before anything is changed; a run that resumes has none, and keeps it."""
         obs, paths = self._context.situation.obs, self._context.situation.profile.paths
-        if obs.baseline is not None and not obs.is_resumed:
+        if obs.baseline is not None:
             self._context.ports.host.write_text(paths.baseline, encode_baseline(obs.baseline), is_secret=True)
 
     def rewrite(self, step: Step, longer: Callable[[Node, Journal], tuple[Journal, NodeChange]]) -> Node | None:

@@ -49,7 +49,7 @@ from driver_manager.domain.pods.journal_check import (
     without_commands,
 )
 from driver_manager.domain.pods.workloads import PodAction, named, names_of_claims, namespaces_with_claims, with_action
-from driver_manager.domain.profile import Profile, driver_version, has_root, users, users_of
+from driver_manager.domain.profile import Profile, driver_version, users, users_of
 from driver_manager.domain.swap.eviction import HOLDERS, STUCK
 from driver_manager.domain.swap.node_patches import decoded_journal
 from driver_manager.domain.swap.planner import plan, wants_users
@@ -350,35 +350,27 @@ def read_holders(situation: Situation, ports: Ports) -> Situation:
         if holder.how == UNREAD:
             ports.reporter.warn(str(holder))
     obs = replace(obs, claims=claims or (), holders=holders, has_unread_claims=claims is None)
-    return _with_baseline(replace(situation, obs=obs), ports)
+    return replace(situation, obs=obs)
 
 
-def _with_baseline(situation: Situation, ports: Ports) -> Situation:
-    """With what the new driver will be compared with: the record of an earlier run that this one resumes, or a look.
-
-    The look takes as long as the vendor's tool.
-    """
-    obs, host, profile = situation.obs, situation.host, situation.profile
-    if situation.policy.mode is Mode.VFIO:
-        return situation
-    found = ports.host.baseline() if obs.is_resumed else None
-    if found is None and obs.baseline is None and has_root(host.modules, profile.modules):
-        root = host.previous_source.root if host.previous_source is not None else profile.paths.driver_root
-        probe_s = profile.probe.timeout_s if profile.probe is not None else 0.0
-        result = ports.host.probe(root, Deadline.after(probe_s, ports.clock.monotonic))
-        found = Baseline(
-            host.boot_id,
-            driver_version(host.modules),
-            result.health,
-            result.reason,
-            result.devices,
-            result.served,
-            result.on_bus or {},
-            host.parameters,
-            host.active_services,
-            {name: _users(module, obs.holders) for name, module in host.modules.items() if users(module)},
-        )
-    return replace(situation, obs=replace(obs, baseline=found or obs.baseline))
+def _baseline(situation: Situation, ports: Ports) -> Baseline:
+    """The host before the driver is replaced. Takes as long as the vendor's tool."""
+    host, profile = situation.host, situation.profile
+    root = host.previous_source.root if host.previous_source is not None else profile.paths.driver_root
+    probe_s = profile.probe.timeout_s if profile.probe is not None else 0.0
+    result = ports.host.probe(root, Deadline.after(probe_s, ports.clock.monotonic))
+    return Baseline(
+        host.boot_id,
+        driver_version(host.modules),
+        result.health,
+        result.reason,
+        result.devices,
+        result.served,
+        result.on_bus or {},
+        host.parameters,
+        host.active_services,
+        {name: _users(module, situation.obs.holders) for name, module in host.modules.items() if users(module)},
+    )
 
 
 def _users(module: Module, holders: Iterable[Holder]) -> str:
@@ -566,7 +558,15 @@ def decide(
     Raises ConfigError away from the node, ApiRefused, and as `plan`.
     """
     now = read_holders(Situation.of(obs, profile, policy, waited), ports)
-    return now, plan(now)
+    decided = plan(now)
+    begins = any(isinstance(step, TakeNode) for step in decided.steps)
+    if not begins or decided.decision not in (Decision.REPLACE, Decision.CLEAR) or obs.is_resumed:
+        return now, decided
+    if any(isinstance(step, PlanAgain) for step in decided.steps):
+        return now, decided
+    before = _baseline(now, ports)
+    now = replace(now, obs=replace(now.obs, baseline=before))
+    return now, replace(decided, warnings=(*decided.warnings, *before.remarks))
 
 
 def rehearsed(ports: Ports, decided: Plan) -> Plan:

@@ -84,7 +84,8 @@ def parse(  # noqa: PLR0913  # the whole result of a tool's run
         return result
     if result.health is Health.UNKNOWN:  # a remark is one only beside devices that can be read
         return replace(result, health=Health.UNHEALTHY, reason=failure)
-    return replace(result, reason=f"{result.reason}; {whole.text or last_line}")
+    remark = "" if answers.by_device else f"; {whole.text or last_line}"
+    return replace(result, reason=result.reason + remark)
 
 
 def _not_run(probe: Probe, status: int, last_line: str, err: str) -> ProbeResult | None:
@@ -310,6 +311,8 @@ def _csv_rows(out: str) -> tuple[list[list[str]], int]:
             rows.append(row)
         elif row[0].isdecimal() or (line.strip() and not line.endswith("\n")):
             unread += 1
+    if not rows and not unread and out.strip():
+        raise ValueError("no row")
     return rows, unread
 
 
@@ -440,7 +443,7 @@ def nvidia_smi_query(out: str, _count: int) -> Listing:
     """The query's output. A GPU is bad if a field has a remark such as `[GPU requires reset]` or `ERR!`."""
     rows, unread = _csv_rows(out)
     if not rows and not unread:
-        raise ValueError("not a row")
+        raise ValueError("no row")
     return Listing(tuple(map(_nvidia_gpu, rows)), unread)
 
 

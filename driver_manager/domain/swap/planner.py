@@ -263,8 +263,6 @@ def plan(situation: Situation) -> Plan:
     """
     decided = plan_vfio(situation) if situation.policy.mode is Mode.VFIO else _plan_driver(situation)
     _refuse_before_a_reboot(situation, decided)
-    if decided.decision in (Decision.REPLACE, Decision.CLEAR) and situation.obs.baseline is not None:
-        decided = replace(decided, warnings=(*decided.warnings, *situation.obs.baseline.remarks))
     return wait_first(situation, decided)
 
 

@@ -145,7 +145,7 @@ class HealthWorld:
 
     # the Prober port
 
-    def sample(self) -> ProbeResult:
+    def sample(self, *, is_first: bool = False) -> ProbeResult:
         with self.killer.call("sample"):
             self.probes += 1
             self.clock.sleep(self.probe_s)

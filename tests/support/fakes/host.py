@@ -11,6 +11,7 @@ from typing import cast
 from driver_manager.adapters.host.modules import ModuleTrees
 from driver_manager.adapters.host.system import Sources
 from driver_manager.domain import host_record
+from driver_manager.domain.baseline import Baseline, baseline_of_boot
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleBusy, ModuleFailed, ModuleStuck, OwnedElsewhere
 from driver_manager.domain.host import (
@@ -187,10 +188,14 @@ class FakeHost:
             return self.has_device_nodes
 
     def probe(self, root: str, deadline: Deadline) -> ProbeResult:
-        with self.killer.call("probe"):
+        has_loaded = any(call.startswith(("load ", "reload ")) for call in self.killer.calls)
+        with self.killer.call("probe" if has_loaded else "first probe"):
             version = self.loaded.get(self.root, "")
             health = Health.UNHEALTHY if version in self.sick else Health.HEALTHY
             return ProbeResult(health, f"{self.root} {version} is {health.value}", busy=self.work)
+
+    def baseline(self) -> Baseline | None:
+        return baseline_of_boot(self.files.get(self.profile.paths.baseline, ""), self.boot_id)
 
     def unmount(self, mount_point: str, deadline: Deadline) -> None:
         with self.killer.call(f"unmount {mount_point}", effect=True):
