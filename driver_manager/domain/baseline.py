@@ -148,8 +148,10 @@ def _without_excused(
         return replace(one, health=Health.HEALTHY, reason=f"{one.reason}, {why}")
 
     devices = tuple(map(excused, result.devices))
-    if not any(map(_rank, result.devices)) or any(map(_rank, devices)):
-        return replace(result, devices=devices)
+    if devices == result.devices:
+        return result
+    if bad := _bad(devices):
+        return replace(result, devices=devices, reason=bad)
     remarks = [f"{new.name} is {new.reason}" for new, old in zip(devices, result.devices, strict=True) if new != old]
     return replace(result, health=Health.HEALTHY, reason="; ".join(remarks), devices=devices, is_slow=False)
 
@@ -160,8 +162,11 @@ def _with_lost(result: ProbeResult, lost: Iterable[DeviceVerdict]) -> ProbeResul
         return result
     gone = {_key(one) for one in lost}
     devices = (*(one for one in result.devices if _key(one) not in gone), *lost)
-    bad = [f"{one.name} is {one.reason}" for one in devices if one.health is Health.UNHEALTHY]
-    return replace(result, health=Health.UNHEALTHY, reason="; ".join(bad), devices=devices, is_slow=False)
+    return replace(result, health=Health.UNHEALTHY, reason=_bad(devices), devices=devices, is_slow=False)
+
+
+def _bad(devices: Iterable[DeviceVerdict]) -> str:
+    return "; ".join(f"{one.name} is {one.reason}" for one in devices if one.health is Health.UNHEALTHY)
 
 
 def _key(device: DeviceVerdict) -> str:
