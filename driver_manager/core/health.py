@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from driver_manager.core.ports_base import Clock, EvidenceKeeper, HealthMarks, NodeNotifier, Prober, Reporter
-from driver_manager.domain.baseline import Baseline, in_service, served_by
+from driver_manager.domain.baseline import Baseline, in_service
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.health.metrics import HealthReport
 from driver_manager.domain.health.watch import (
@@ -341,7 +341,7 @@ class HealthWatch:
     def _judged(self, result: ProbeResult, seen: Surroundings, begun: float) -> History:
         """The history after `result`. A mute, also one that began during the probe, replaces the result."""
         muted, is_muted_by_hand = self._mute_reason(seen)
-        served = () if muted else served_by(result, ())
+        served = () if muted else result.served
         sample = Sample(result.health, result.reason, begun, self._clock.wall(), muted, is_muted_by_hand, served)
         before, policy = self._history or History(), self._policy
         return judge_sample(before, sample, seen, policy.failures, policy.interval_s / 2)

@@ -104,20 +104,20 @@ def in_service(result: ProbeResult, before: Baseline | None, served: Collection[
     """`result` of a driver in service. `served` are the addresses of devices that were healthy since it was loaded.
 
     A device that served and has left the bus is lost. A device that was bad before the swap does not count until it
-    has been healthy once.
+    has been healthy once. `served` of the result are the addresses of the devices that are healthy now.
     """
     compared = _without_excused(result, before, served) if before is not None else result
-    return _with_lost(compared, _left_bus(result, {*served, *(before.served if before is not None else ())}))
+    expected = {*served, *(before.served if before is not None else ())}
+    return replace(_with_lost(compared, _left_bus(result, expected)), served=_healthy(result))
 
 
-def served_by(result: ProbeResult, served: Iterable[str]) -> tuple[str, ...]:
-    """`served` and the addresses of the physical functions that are healthy in `result`."""
-    has_addresses = any(one.address for one in result.devices)
-    good = {one.address for one in result.devices if one.health is Health.HEALTHY}
+def _healthy(result: ProbeResult) -> tuple[str, ...]:
+    """The addresses of the physical functions that are healthy: all or none if the tool prints no addresses."""
+    if not any(one.address for one in result.devices):
+        return result.served if result.health is Health.HEALTHY else ()
     bad = {one.address for one in result.devices if one.health is not Health.HEALTHY}
-    if not has_addresses and result.health is not Health.HEALTHY:
-        return tuple(sorted({*served}))
-    return tuple(sorted({*served, *(one for one in result.served if not has_addresses or one in good - bad)}))
+    good = {one.address for one in result.devices} - bad
+    return tuple(one for one in result.served if one in good)
 
 
 def _left_bus(result: ProbeResult, served: Collection[str]) -> list[DeviceVerdict]:

@@ -232,7 +232,7 @@ VENDOR_SCENARIOS = (
         "Furiosa: the NPU is at work though no process has it open; the swap waits until it is idle",
         ExitCode.DONE,
         NEW,
-        _old_and_new("furiosa", FURIOSA, samples=1),
+        _old_and_new("furiosa", FURIOSA, samples=2),
         profile="furiosa",
         env=_manager("furiosa"),
         kernel=(

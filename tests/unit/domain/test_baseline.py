@@ -13,7 +13,6 @@ from driver_manager.domain.baseline import (
     encode,
     in_service,
     of_new_driver,
-    served_by,
 )
 from driver_manager.domain.host import DeviceVerdict, Health, ProbeResult
 
@@ -136,8 +135,7 @@ def test_a_lost_device_is_listed_once_with_its_address() -> None:
     ],
 )
 def test_what_serves_is_a_healthy_physical_function(now: ProbeResult, served: tuple[str, ...]) -> None:
-    assert served_by(now, ()) == served
-    assert served_by(now, ("0000:ff:00.0",)) == tuple(sorted((*served, "0000:ff:00.0")))
+    assert in_service(now, None, ()).served == served
 
 
 WORDS = st.sampled_from(["normal", "error", "missing", "unclear"])
