@@ -504,3 +504,29 @@ def test_a_chip_without_a_bus_id_among_chips_with_one_is_no_chip(word: str, heal
 def test_chips_without_a_readable_bus_id_are_not_counted(name: str) -> None:
     blind = re.sub(r"[0-9A-F]{4}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-7]", "NA          ", golden(name))
     check(table(blind, functions(name)), UNCLEAR, "no device has a PCI address that can be read")
+
+
+# the table of answers in docs/profiles.md
+
+ROWS = re.compile(r"^\| (\w+) \| (\w+) \| (?:(\d+): `(.*)`|no answer) \| [^|]* \|$", re.MULTILINE)
+DOCUMENTED = ROWS.findall((Path(__file__).parents[3] / "docs/profiles.md").read_text())
+KINDS = {"healthy": GOOD, "remark": GOOD, "sick": BAD, "lost": BAD, "slow": BAD, "unknown": UNCLEAR}
+
+
+@pytest.mark.parametrize(("vendor", "kind", "status", "sample"), DOCUMENTED)
+def test_an_answer_means_what_the_documentation_says(vendor: str, kind: str, status: str, sample: str) -> None:
+    probe = PROFILES[vendor].probe
+    assert probe is not None
+    out = "".join(f"{line}\n" for line in sample.replace("¦", "|").split(" ⏎ "))
+    if not status:
+        result = parsers.parse(probe, TIMED_OUT, "", "timed out after 20 s", BOTH[:1])
+    else:
+        result = parsers.parse(probe, int(status), out, out.splitlines()[-1], BOTH[:1])
+    assert (result.health, result.is_slow) == (KINDS[kind], kind == "slow"), result
+
+
+def test_every_vendor_has_each_kind_of_answer_in_the_documentation() -> None:
+    text = (Path(__file__).parents[3] / "docs/profiles.md").read_text()
+    named = re.findall(r"^\| (\w+) \| ([\w, ]+) \| (?:\d+: `|no )", text, re.MULTILINE)
+    for vendor in PROFILES:
+        assert {kind for name, kinds in named if name == vendor for kind in kinds.split(", ")} == {*KINDS}, vendor
