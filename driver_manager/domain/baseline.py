@@ -63,10 +63,15 @@ def encode(baseline: Baseline) -> str:
     return FORM.write(body_of(replace(baseline, devices=baseline.devices[:MAX_DEVICES]))) + "\n"
 
 
+def decode(text: str) -> Baseline:
+    """The baseline in `text`. Raises BaselineUnreadable for garbage and for newer versions."""
+    return FORM.read(text).record(Baseline)
+
+
 def baseline_of_boot(text: str, boot_id: str) -> Baseline | None:
     """The baseline in `text`; None for no text, for garbage and for another boot."""
     try:
-        found = FORM.read(text).record(Baseline) if text else None
+        found = decode(text) if text else None
     except BaselineUnreadable:
         return None
     return found if found is not None and found.boot_id == boot_id else None

@@ -390,11 +390,11 @@ class Modules(Struct, frozen=True):
 
 
 ADDRESS = "{address}"
-"""In `Answer.message`: the PCI address of the device that the message is about."""
+"""In `ToolAnswer.message`: the PCI address of the device that the message is about."""
 
 
 class Meaning(Enum):
-    """What an answer of a vendor's tool says about a device.
+    """What an answer of a vendor's tool means for a device.
 
     REMARK: the device works, and the tool has something to say about it. LOST: the device does not answer any more, and
     the others may work. SLOW: it is not ready yet. UNKNOWN: the answer is not about the device.
@@ -407,7 +407,7 @@ class Meaning(Enum):
     UNKNOWN = "unknown"
 
 
-class Answer(Struct, frozen=True):
+class ToolAnswer(Struct, frozen=True):
     """An answer of the tool: a line with `message` in its output, or the exit status `status` without such a line.
 
     `{address}` in a message stands for the PCI address of the device that it is about. `text` is the reason to show,
@@ -423,8 +423,8 @@ class Answer(Struct, frozen=True):
 class Probe(Struct, frozen=True):
     """A command, inside the driver root, that reports whether the driver serves its devices.
 
-    `settle_s` is how long a device may be slow after a load. `answers` are the exit statuses and messages that mean
-    something else than "failed". `stays_ready_with` are paths, in the driver root or on the host, one of which exists
+    `settle_s` is how long a device may be slow after a load. `answers` are the exit statuses and messages
+    that do not mean "failed". `stays_ready_with` are paths, in the driver root or on the host, one of which exists
     while devices stay initialised between two probes; without it each probe may be slow. A device whose file
     `excluded_in` (below /proc, with `{address}`) has the line `excluded_line` is not listed on purpose.
     `lists_virtual`: the tool lists the driver's SR-IOV virtual functions too. `tells_idle`: it reports which devices
@@ -439,7 +439,7 @@ class Probe(Struct, frozen=True):
     timeout_s: Timeout = 20.0
     settle_s: Timeout = 30.0
     parser: str = "exit-status"
-    answers: tuple[Answer, ...] = ()
+    answers: tuple[ToolAnswer, ...] = ()
     stays_ready_with: tuple[Path, ...] = ()
     excluded_in: OptionalPath = ""
     excluded_line: str = ""

@@ -1,6 +1,6 @@
 """Parsers of the vendors' tools: what a tool printed, and its exit status, as one verdict per device.
 
-A profile's `probe.answers` says what an exit status or a message means. To add a tool, write a function of the type
+A profile's `probe.answers` gives the meaning of exit statuses and messages. To add a tool, write a function of the type
 `Parser`, or one that reads decoded JSON, and a line in `PARSERS`, the table at the end.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any
@@ -17,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from driver_manager.domain.host import NO_TOOL, TIMED_OUT, DeviceVerdict, Health, ProbeResult, loader_failure
-from driver_manager.domain.profile import ADDRESS, Answer, Meaning, Probe
+from driver_manager.domain.profile import ADDRESS, Meaning, Probe, ToolAnswer
 from driver_manager.domain.text import shortened, writable
 
 # From a tool's output to one result, compared with the devices on the PCI bus.
@@ -28,7 +27,7 @@ ENDED_FROM_OUTSIDE = (-9, -15)
 LAST_LINE_CHARS = 300
 REASON_CHARS = 200
 
-MANY = sys.maxsize
+MANY = 2**31
 """`Listing.unread` of output that was cut: any number of devices may be in the rest."""
 
 _ADDRESS = re.compile(r"(?:([0-9A-Fa-f]{4,8}):)?([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.([0-7])")
@@ -64,7 +63,7 @@ def parse(  # noqa: PLR0913  # the whole result of a tool's run
     """
     failure = f"{probe.tool} failed with exit status {status}: {last_line}"
     answers = _Answers.of(probe, status, out, err)
-    whole = answers.whole or Answer(Meaning.REMARK)
+    whole = answers.whole or ToolAnswer(Meaning.REMARK)
     unread = _not_run(probe, status, last_line, err)
     if unread is not None or whole.means in (Meaning.UNKNOWN, Meaning.SLOW):
         health = Health.UNKNOWN if whole.means is Meaning.UNKNOWN else Health.UNHEALTHY
@@ -110,14 +109,14 @@ class _Answers(Struct, frozen=True):
     reports no failure; `rest` is the output without the lines of the answers.
     """
 
-    by_device: Mapping[str, Answer]
-    whole: Answer | None
+    by_device: Mapping[str, ToolAnswer]
+    whole: ToolAnswer | None
     rest: str
 
     @classmethod
     def of(cls, probe: Probe, status: int, out: str, err: str) -> _Answers:
-        by_device: dict[str, Answer] = {}
-        whole: Answer | None = None
+        by_device: dict[str, ToolAnswer] = {}
+        whole: ToolAnswer | None = None
         rest: list[str] = []
         for lines, others in ((out.splitlines(keepends=True), rest), (err.splitlines(), [])):
             for line in lines:
@@ -131,11 +130,11 @@ class _Answers(Struct, frozen=True):
                 else:
                     whole = answer
         if whole is None and status:
-            whole = next((one for one in probe.answers if one.status == status), Answer(Meaning.SICK))
+            whole = next((one for one in probe.answers if one.status == status), ToolAnswer(Meaning.SICK))
         return cls(by_device, whole, "".join(rest))
 
 
-def _message(answers: Iterable[Answer], line: str) -> tuple[Answer | None, str]:
+def _message(answers: Iterable[ToolAnswer], line: str) -> tuple[ToolAnswer | None, str]:
     """The answer whose message is in `line`, with the address of the device that it names, "" for none."""
     for answer in answers:
         before, placeholder, after = answer.message.partition(ADDRESS)
@@ -150,7 +149,7 @@ def _message(answers: Iterable[Answer], line: str) -> tuple[Answer | None, str]:
     return None, ""
 
 
-def _with_answers(devices: tuple[DeviceVerdict, ...], by_device: Mapping[str, Answer]) -> tuple[DeviceVerdict, ...]:
+def _with_answers(devices: tuple[DeviceVerdict, ...], by_device: Mapping[str, ToolAnswer]) -> tuple[DeviceVerdict, ...]:
     """The devices, each with the verdict of the answer about it; those that only an answer names come last."""
     known = {one.address for one in devices}
     unlisted = (DeviceVerdict(address, Health.UNKNOWN, "", address) for address in by_device if address not in known)
@@ -159,7 +158,7 @@ def _with_answers(devices: tuple[DeviceVerdict, ...], by_device: Mapping[str, An
     )
 
 
-def _answered(device: DeviceVerdict, answer: Answer) -> DeviceVerdict:
+def _answered(device: DeviceVerdict, answer: ToolAnswer) -> DeviceVerdict:
     if answer.means is Meaning.REMARK:
         is_good = device.health is Health.HEALTHY
         return replace(device, reason=answer.text) if is_good else device
@@ -168,7 +167,7 @@ def _answered(device: DeviceVerdict, answer: Answer) -> DeviceVerdict:
     return replace(device, health=Health.UNHEALTHY, reason=answer.text, is_lost=answer.means is Meaning.LOST)
 
 
-def judge(listing: Listing, present: tuple[str, ...], by_device: Mapping[str, Answer], tool: str) -> ProbeResult:
+def judge(listing: Listing, present: tuple[str, ...], by_device: Mapping[str, ToolAnswer], tool: str) -> ProbeResult:
     """The result of `listing`; `present` are the PCI functions that the driver should serve.
 
     Each function must be among the devices, by its address: the number of devices does not show it, as a function may

@@ -101,7 +101,7 @@ MEANINGS = {
     "probe.library_dirs": "folders below the driver root for `LD_LIBRARY_PATH`",
     "probe.timeout_s": "seconds after which a probe has failed",
     "probe.settle_s": "seconds for which a device may be slow after a load; slow is not a failure before",
-    "probe.answers[].means": "what this answer says: `remark` (the device works), `sick`, `lost`, `slow` or `unknown`",
+    "probe.answers[].means": "what this answer means: `remark` (the device works), `sick`, `lost`, `slow` or `unknown`",
     "probe.answers[].status": "exit status of the tool; it counts if the output has no message of any answer",
     "probe.answers[].message": "text of a line that it prints; `{address}` stands for the device's PCI address",
     "probe.answers[].text": "reason to show for it; the tool's own line if empty",

@@ -361,7 +361,9 @@ def test_a_device_that_was_bad_before_the_swap_counts_once_it_was_healthy() -> N
     before = Baseline("boot-1", health=SICK.health, devices=SICK.devices, served=SICK.served)
     world = HealthWorld(baseline=before)
     world.turns(SICK, SICK)
-    assert (world.state, world.watch.report.result.reason) == ("healthy", "rbln1 is error, as before the swap")
+    result = world.watch.report.result
+    assert result is not None
+    assert (world.state, result.reason) == ("healthy", "rbln1 is error, as before the swap")
     world.turns(BOTH, SICK)
     assert world.state == "suspect(1)"
     lost = HealthWorld(baseline=before)
