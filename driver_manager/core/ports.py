@@ -228,6 +228,9 @@ class HostSystem(Protocol):
     def stop_service(self, name: str, deadline: Deadline) -> None:
         """Stop a service of the host. Raises ModuleFailed."""
 
+    def is_active(self, name: str) -> bool:
+        """True if the host service `name` has processes."""
+
     def start_service(self, name: str, deadline: Deadline) -> None:
         """Start a service of the host. Raises ModuleFailed."""
 

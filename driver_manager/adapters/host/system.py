@@ -654,6 +654,9 @@ class LinuxHost:
     def stop_service(self, name: str, deadline: Deadline) -> None:
         stop_service(self._roots, name, self._clock, deadline)
 
+    def is_active(self, name: str) -> bool:
+        return bool(active_services(self._roots.sys, [name]))
+
     def start_service(self, name: str, deadline: Deadline) -> None:
         start_service(self._roots, name, self._clock, deadline)
 

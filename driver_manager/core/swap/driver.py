@@ -348,6 +348,8 @@ SLOW_POLL_S = 2.0
 PARAMETERS_S = 10.0
 EVIDENCE_S = 10.0
 SERVICE_S = 90.0
+SERVICE_SETTLE_S = 5.0
+"""Seconds after which a started service is looked at: nvidia-fabricmanager of another version ends after two."""
 
 
 class DriverSwap:
@@ -551,6 +553,7 @@ class DriverSwap:
             # A part of it could not be unloaded without a reboot. A run that is killed here leaves the journal.
             with self._context.ports.clock.shielded() if never_unloaded else contextlib.nullcontext():
                 self._load_and_verify(step.source, step.also)
+                self._start_services()
             self._context.lock.driver_is_loaded()
         except ModuleStuck:
             raise
@@ -597,6 +600,21 @@ class DriverSwap:
             self._context.ports.reporter.info(f"not ready yet: {result.reason}; at most {settled_by.left():.0f} s more")
             clock.sleep(settled_by.bound(SLOW_POLL_S))
 
+    def _start_services(self) -> None:
+        """Start the host services again and look at them after a moment. Raises ModuleFailed for one that has ended."""
+        context = self._context
+        with context.effect():
+            names = context.lock.start_services()
+        if not names:
+            return
+        context.ports.clock.sleep(SERVICE_SETTLE_S)
+        ended = [name for name in names if not context.ports.host.is_active(name)]
+        if ended:
+            raise ModuleFailed(
+                f"host service {several(ended)} was active before the swap and ended after its start",
+                "Look at `journalctl -u NAME`: it may need the version that belongs to this driver.",
+            )
+
     def afterwards(self) -> None:
         """After the release, warn of parameters that the new driver lacks or sets otherwise."""
         if not self._has_loaded:
@@ -639,6 +657,7 @@ class DriverSwap:
             # SIGTERM waits: the node has no driver now, and the way back is short.
             with self._context.ports.clock.shielded():
                 self._free_by = self._context.soon(ROLLBACK_UNLOAD_S)
+                self._context.lock.stop_services()
                 self._unload_all(step.source)
                 self._slots.go_back()
                 self._load_and_verify(previous, step.also)

@@ -472,6 +472,18 @@ class NodeLock:
             self._reporter.warn("the journal was removed meanwhile: this node was already released")
         return self.state.ending(node, release(node, journal, self._profile))
 
+    def start_services(self) -> tuple[str, ...]:
+        """Start the host services that were stopped for this swap; their names. Logs one that fails to start."""
+        if self.journal is None:
+            return ()
+        self._start_services(self.journal)
+        return self.journal.services
+
+    def stop_services(self) -> None:
+        """Stop the services again that `start_services` started. Raises ModuleFailed."""
+        while self._started:
+            self._host.stop_service(self._started.pop(), Deadline.after(SERVICE_S, self._clock.monotonic))
+
     def _start_services_of_ours(self, journal: Journal) -> None:
         """Start the services on a held node, unless another run has acquired it meanwhile."""
         if not journal.services:

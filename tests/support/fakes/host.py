@@ -47,9 +47,9 @@ TMPFS = "/run/"
 class FakeHost:
     """See `driver_manager.core.ports.HostSystem`; `facts` is what an adapter would read.
 
-    `offers` is the driver version by root. `needs` names what each module depends on; no root has those in `lacking`.
-    `tunables` are the parameters by version of the driver. Those in `hanging` do not end their exit functions: they
-    stay in `leaving` until a reboot.
+    `offers` is the driver version by root. `dying_services` end soon after their start with these versions. `needs`
+    names what each module depends on; no root has those in `lacking`. `tunables` are the parameters by version of the
+    driver. Those in `hanging` do not end their exit functions: they stay in `leaving` until a reboot.
     """
 
     killer: Killer
@@ -76,6 +76,7 @@ class FakeHost:
     known_holders: tuple[Holder, ...] = ()
     services: dict[str, bool] = field(default_factory=dict)
     broken_services: set[str] = field(default_factory=set)
+    dying_services: dict[str, set[str]] = field(default_factory=dict)
     lacking: set[str] = field(default_factory=set)
     awaited_s: list[float] = field(default_factory=list)
     is_at_work: bool = False
@@ -217,6 +218,12 @@ class FakeHost:
             if name in self.broken_services:
                 raise ModuleFailed(f"cannot stop host service {name}", "Stop it by hand.")
             self.services[name] = False
+
+    def is_active(self, name: str) -> bool:
+        with self.killer.call(f"is {name} active"):
+            if self.loaded.get(self.root, "") in self.dying_services.get(name, ()):
+                self.services[name] = False
+            return self.services[name]
 
     def start_service(self, name: str, deadline: Deadline) -> None:
         with self.killer.call(f"start {name}", effect=True):
