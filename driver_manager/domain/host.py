@@ -317,12 +317,16 @@ class StagedSlots(Struct, frozen=True):
 
 
 class Module(Struct, frozen=True):
-    """A loaded kernel module. `refcount` counts users and holders; None if the kernel does not show it."""
+    """A loaded kernel module. `refcount` counts users and holders; None if the kernel does not show it.
+
+    `is_coming`: its init function has not returned, so the kernel has a reference to it and does not unload it.
+    """
 
     name: str
     version: str = ""
     refcount: int | None = None
     holders: tuple[str, ...] = ()
+    is_coming: bool = False
 
 
 class ModuleFile(Struct, frozen=True):

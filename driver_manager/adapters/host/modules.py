@@ -248,8 +248,8 @@ KMOD_TOOLS = ("rmmod", "modprobe", "insmod")
 
 NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
-GOING = "going"
-"""`initstate` while a module's exit function runs (kernel/module/sysfs.c, show_initstate)."""
+COMING, GOING = "coming", "going"
+"""`initstate` while a module's init or exit function runs (kernel/module/sysfs.c, show_initstate)."""
 
 GOING_POLL_S = 0.2
 
@@ -314,7 +314,8 @@ def permanent_modules(proc: Path, names: Iterable[str]) -> dict[str, str]:
 def _module(folder: Path) -> Module | None:
     """The module at `folder`; None if it is gone, is being unloaded, or is built in (then it has no `initstate`)."""
     # A module whose exit function runs is no longer in use, even if the function never returns.
-    if _line(folder / "initstate") in (None, GOING):
+    state = _line(folder / "initstate")
+    if state in (None, GOING):
         return None
     count = _line(folder / "refcnt") or ""
     try:
@@ -326,6 +327,7 @@ def _module(folder: Path) -> Module | None:
         version=_line(folder / "version") or "",
         refcount=int(count) if count.isascii() and count.isdigit() else None,
         holders=holders,
+        is_coming=state == COMING,
     )
 
 

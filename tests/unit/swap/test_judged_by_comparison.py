@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from driver_manager.sandbox import fake_tools
-from driver_manager.sandbox.host import HostTree
+from driver_manager.sandbox.host import KERNEL, HostTree
 from driver_manager.sandbox.scenarios import NEW, NEW_DIGEST, OLD, OLD_DIGEST
 from tests.support.fakes.sandboxed import ByHand, by_hand
 
@@ -249,3 +249,24 @@ def test_a_device_that_leaves_bus_and_tool_is_lost(tmp_path: Path) -> None:
         assert any("wedged" in line and "0000:c2:00.0 is lost" in line for line in lines), lines
         assert not is_ready(node)
         assert "0000:c2:00.0" in said
+
+
+def test_a_module_whose_init_function_does_not_return_disturbs_no_pod(tmp_path: Path) -> None:
+    """open-gpu-kernel-modules#968: `modprobe nvidia-drm` never returns, and no process has the device open."""
+    modules = {"nvidia": (), "nvidia_modeset": ("nvidia",), "nvidia_drm": ("nvidia_modeset",)}
+
+    def prepare(tree: HostTree) -> None:
+        tree.add_driver(OLD_ROOT, OLD, modules=modules)
+        argv = ["--dirname", str(tree.root / OLD_ROOT.lstrip("/")), "--set-version", KERNEL, "nvidia_drm"]
+        assert fake_tools.modprobe(tree.root, argv) == 0
+        tree.record(OLD_DIGEST, OLD_ROOT, OLD)
+        (tree.root / "sys/module/nvidia_drm/initstate").write_text("coming\n")
+        fake_tools.count(tree.root / "sys/module/nvidia_drm", 1)
+
+    with by_hand(tmp_path, prepare, "nvidia") as node:
+        node.cluster.add_workload("train-0", app="train", resource="")
+        pods = set(node.cluster.pods())
+        options = {"DEVICE_FREE_TIMEOUT": "2s", "ENABLE_GPU_POD_EVICTION": "true", "DRIVER_LOAD": "container"}
+        code, said = call(node, "uninstall_driver", **options)
+        assert (code, set(node.cluster.pods()), is_paused(node)) == (4, pods, False), said
+        assert "module nvidia_drm is still being loaded: its init function has not returned" in said
