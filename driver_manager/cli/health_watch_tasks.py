@@ -17,6 +17,7 @@ from msgspec.structs import asdict
 from driver_manager.adapters.host.evidence import EvidenceFolder, holders_within, with_surroundings
 from driver_manager.adapters.host.files import HostRoots
 from driver_manager.adapters.host.holders import whose
+from driver_manager.adapters.host.modules import driver_nodes
 from driver_manager.adapters.host.notes import HostClientNotes
 from driver_manager.adapters.kube.node import KubeCluster
 from driver_manager.adapters.kube.transport import SERVICE_HOST, SERVICE_PORT, InPod
@@ -119,7 +120,7 @@ _TASKS = {"clients": _clients, "mute": _mute, "report": _report, "window": _wind
 def _evidence(document: Mapping[str, Any], _: LogForm) -> dict[str, Any]:
     profile = decode_profile(document["profile"])
     roots = HostRoots.from_document(document["roots"])
-    holders = holders_within(roots, profile.paths.device_nodes, HOLDERS_S)
+    holders = holders_within(roots, driver_nodes(roots, profile), HOLDERS_S)
     folder = EvidenceFolder(roots.files(), profile.paths.evidence)
     name = f"{document['since_s']}-{profile.name}-wedge"
     return {"path": folder.save(name, with_surroundings(document["lines"], holders, roots))}

@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import lzma
 import os
+import re
 import stat
 import struct
 import zlib
@@ -18,7 +19,7 @@ from typing import BinaryIO
 
 from msgspec.structs import replace
 
-from driver_manager.adapters.host.files import HostFiles
+from driver_manager.adapters.host.files import HostFiles, HostRoots
 from driver_manager.adapters.process.forked import lines_within
 from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, run
 from driver_manager.adapters.process.tools import Result
@@ -26,7 +27,7 @@ from driver_manager.core.ports_base import Clock
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ModuleBusy, ModuleFailed, ModuleStuck
 from driver_manager.domain.host import DriverSource, MissingFirmware, Module, ModuleFile
-from driver_manager.domain.profile import LoadScope, Modules, RootsNeeded, closure, is_own
+from driver_manager.domain.profile import LoadScope, Modules, Profile, RootsNeeded, closure, is_own
 
 # ELF symbol table of a module file. A kernel module is a relocatable ELF file of the kernel's word size and byte order.
 # Source: elf(5).
@@ -329,6 +330,53 @@ def _module(folder: Path) -> Module | None:
         holders=holders,
         is_coming=state == COMING,
     )
+
+
+_NODE_NAME = re.compile(r"[A-Za-z0-9_.:-]+(/[A-Za-z0-9_.:-]+)*")
+
+
+def driver_nodes(roots: HostRoots, profile: Profile) -> tuple[str, ...]:
+    """Patterns of the device nodes below /dev that lead to the driver: the profile's, and those that the kernel shows.
+
+    The kernel shows the driver of each character device with a class, and the names of the others' majors: an NVIDIA
+    GPU also has /dev/dri/card1 and /dev/nvidia-uvm. Sources: Documentation/ABI/testing/sysfs-dev, proc(5).
+    """
+    try:
+        modules = driver_modules(roots.sys, profile.modules)
+    except ConfigError:
+        modules = {}
+    folder = roots.sys / "dev/char"
+    found = [*profile.paths.device_nodes]
+    for number in _entries(folder):
+        if _target(folder / number / "device/driver/module") in modules:
+            uevent = (_line(folder / number / "uevent") or "").splitlines()
+            found += (f"/dev/{line.removeprefix('DEVNAME=')}" for line in uevent if line.startswith("DEVNAME="))
+    for line in (_line(roots.proc / "devices") or "").partition("Block devices:")[0].splitlines():
+        name = line.strip().partition(" ")[2].strip()
+        module = name.replace("-", "_")
+        if module in modules or module.startswith(tuple(one for one in profile.modules.roots if one in modules)):
+            found += (f"/dev/{name}*", f"/dev/{name}/*")
+    return tuple(dict.fromkeys(one for one in found if one in profile.paths.device_nodes or _is_node(one)))
+
+
+def _is_node(pattern: str) -> bool:
+    """True if `pattern`, whose name is the kernel's, has no part that leads out of /dev."""
+    name = pattern.removeprefix("/dev/").removesuffix("*").removesuffix("/")
+    return _NODE_NAME.fullmatch(name) is not None and ".." not in name
+
+
+def _target(link: Path) -> str:
+    try:
+        return link.readlink().name
+    except OSError:
+        return ""
+
+
+def _entries(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208  # hundreds of names, no Path for each
+    except OSError:
+        return []
 
 
 def _is_going(folder: Path) -> bool:

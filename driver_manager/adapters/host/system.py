@@ -32,6 +32,7 @@ from driver_manager.adapters.host.modules import (
     ModuleTrees,
     custom_firmware_path,
     driver_modules,
+    driver_nodes,
     leaving_modules,
     load_module,
     load_modules,
@@ -642,7 +643,7 @@ class LinuxHost:
         return tuple(dict.fromkeys(pod_uid for _, pod_uid in bound_to(self._roots.proc, file_systems, looks)))
 
     def holders(self, deadline: Deadline, enough: int | None = None) -> tuple[Holder, ...]:
-        nodes = self._profile.paths.device_nodes
+        nodes = driver_nodes(self._roots, self._profile)
         return find_holders(
             self._roots.proc, self._roots.dev, nodes, enough=enough, looks=self._looks(deadline.bound(LOOK_S))
         )
@@ -674,7 +675,7 @@ class LinuxHost:
         if not paths.evidence:
             return ""
         is_used = any(users(module) for module in self.modules().values())
-        nodes, timeout_s = paths.device_nodes, deadline.bound(EVIDENCE_HOLDERS_S)
+        nodes, timeout_s = driver_nodes(roots, self._profile), deadline.bound(EVIDENCE_HOLDERS_S)
         holders = holders_within(roots, nodes, timeout_s) if is_used else ["none: no module of the driver has a user"]
         kept = with_surroundings((*lines, "", "health-watch's last samples:", *self._samples()), holders, roots)
         folder = EvidenceFolder(self._files, paths.evidence)

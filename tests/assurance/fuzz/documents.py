@@ -308,7 +308,7 @@ GENERATIONS = kept(decode_generation, encode_generation, Generation)
 TARGETS = (
     Target("profile", read_profile, tuple(path.read_bytes() for path in sorted(SHIPPED.glob("*.toml")))),
     Target("journal", read_journal, golden("journal-*.json"), Form.JSON),
-    Target("baseline", read_baseline, (BASELINE,), Form.JSON),
+    Target("baseline", read_baseline, (BASELINE.encode(),), Form.JSON),
     Target("host-record", read_host_record, golden("host-record-*.json"), Form.JSON),
     Target("failure-note", read_failure, golden("failure-*.json"), Form.JSON),
     Target("marker", read_marker, (*golden("marker-*.json"), b"driver upgrade needs a reboot\n"), Form.JSON),

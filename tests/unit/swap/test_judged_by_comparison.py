@@ -270,3 +270,63 @@ def test_a_module_whose_init_function_does_not_return_disturbs_no_pod(tmp_path: 
         code, said = call(node, "uninstall_driver", **options)
         assert (code, set(node.cluster.pods()), is_paused(node)) == (4, pods, False), said
         assert "module nvidia_drm is still being loaded: its init function has not returned" in said
+
+
+DRM = {"nvidia": (), "nvidia_modeset": ("nvidia",), "nvidia_drm": ("nvidia_modeset",), "nvidia_uvm": ("nvidia",)}
+
+
+@pytest.mark.parametrize(
+    ("node_name", "module", "process"),
+    [
+        ("dri/card1", "nvidia_drm", "gnome-shell"),
+        ("nvidia-uvm", "nvidia_uvm", "python3"),
+        ("nvidia-nvswitchctl", "nvidia", "nv-fabricmanage"),
+        ("nvidia-caps/nvidia-cap1", "nvidia", "nvidia-mig"),
+    ],
+)
+def test_a_process_is_found_by_any_device_node_of_the_driver(
+    tmp_path: Path, node_name: str, module: str, process: str
+) -> None:
+    """optimus-manager#354, Bumblebee#1075: a desktop has the driver through DRM, and no /dev/nvidia0."""
+
+    def prepare(tree: HostTree) -> None:
+        tree.add_driver(OLD_ROOT, OLD, modules=DRM)
+        for name in ("nvidia_drm", "nvidia_uvm"):
+            argv = ["--dirname", str(tree.root / OLD_ROOT.lstrip("/")), "--set-version", KERNEL, name]
+            assert fake_tools.modprobe(tree.root, argv) == 0
+        tree.record(OLD_DIGEST, OLD_ROOT, OLD)
+        shown_by_the_kernel(tree, node_name)
+        running = tree.root / "proc/2211"
+        (running / "fd").mkdir(parents=True)
+        (running / "fd/3").symlink_to(f"/dev/{node_name}")
+        (running / "stat").write_text(f"2211 ({process}) S 1 {'0 ' * 40}\n")
+        (running / "status").write_text(f"Name:\t{process}\n")
+        (running / "cgroup").write_text("0::/user.slice/user-1000.slice/session-3.scope\n")
+        fake_tools.count(tree.root / "sys/module" / module, 1)
+
+    with by_hand(tmp_path, prepare, "nvidia") as node:
+        node.cluster.add_workload("train-0", app="train", resource="")
+        pods = set(node.cluster.pods())
+        assert f"/dev/{node_name}" in call(node, "holders")[1]
+        options = {"DEVICE_FREE_TIMEOUT": "2s", "ENABLE_GPU_POD_EVICTION": "true", "DRIVER_LOAD": "container"}
+        code, said = call(node, "uninstall_driver", **options)
+        assert (code, set(node.cluster.pods()), is_paused(node)) == (4, pods, False), said
+        assert f"{process} (pid 2211)" in said
+
+
+def shown_by_the_kernel(tree: HostTree, node_name: str) -> None:
+    """The device node, as sysfs shows one with a class, and /proc/devices the majors without one."""
+    node = tree.root / "dev" / node_name
+    node.parent.mkdir(parents=True, exist_ok=True)
+    node.touch()
+    majors = "195 nvidia\n235 nvidia-caps\n237 nvidia-nvswitch\n509 nvidia-uvm\n"
+    (tree.root / "proc/devices").write_text(f"Character devices:\n  1 mem\n{majors}\nBlock devices:\n  8 sd\n")
+    device = tree.root / "sys/bus/pci/devices/0000:c1:00.0"
+    driver = tree.root / "sys/bus/pci/drivers/nvidia"
+    driver.mkdir(parents=True)
+    (driver / "module").symlink_to("../../../../module/nvidia")
+    (device / "driver").symlink_to(driver)
+    shown = tree.root / "sys/dev/char/226:1"
+    shown.mkdir(parents=True)
+    (shown / "device").symlink_to(device)
+    (shown / "uevent").write_text("MAJOR=226\nMINOR=1\nDEVNAME=dri/card1\n")
